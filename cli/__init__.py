@@ -1,0 +1,61 @@
+"""The command line: parse, call the library, print. One file per command.
+
+Exit status: 0 fine, 1 findings, 2 it could not be done, 3 (``sanitize``) the workload itself failed. ``run`` exits with
+the workload's own status.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from cudatool.errors import CudatoolError
+
+__all__ = ["main"]
+
+_COMMANDS = {
+    # name -> first line of its help; the command is the function of that name in cudatool.cli.<name>
+    "devices": "List the devices that programs can use here.",
+    "run": "Run a Python program and record what it does on the device.",
+    "sanitize": "Find unsynchronized accesses in a program or a recorded trace.",
+    "snapshot": "Show where the memory went.",
+}
+
+
+class _LazyGroup(click.Group):
+    """Imports a command's module when the command is used, so that help and completion stay quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command = getattr(importlib.import_module(f"cudatool.cli.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="cudatool")
+def _group() -> None:
+    """Profiling and memory diagnostics for CUDA programs in Python, with and without a GPU."""
+
+
+def main() -> None:
+    """Run the command line; the one place where errors are printed."""
+    try:
+        _group(prog_name="cudatool")
+    except CudatoolError as error:
+        sys.stderr.write(f"cudatool: error: {error}\n")
+        sys.exit(2)
+    except BrokenPipeError:
+        # The reader of our output went away, as `| head` does.
+        sys.stderr.close()
+        sys.exit(2)

@@ -1,0 +1,56 @@
+"""``cudatool devices``: what programs can use here."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from cudatool.cli._options import device_option
+
+__all__ = ["devices"]
+
+
+@click.command()
+@device_option
+@click.option("--json", "as_json", is_flag=True, help='Print JSON ("schema": "cudatool.devices/1").')
+def devices(device: str | None, as_json: bool) -> None:
+    """List the devices that programs can use here."""
+    import cudatool
+    from cudatool import _driver
+    from cudatool.units import format_bytes
+
+    _driver.choose(device)
+    choice = _driver.initialize()
+    rows = []
+    for index in range(cudatool.device_count()):
+        properties = cudatool.get_device_properties(index)
+        rows.append(
+            {
+                "device": index,
+                "kind": choice.kind,
+                "name": properties.name,
+                "compute_capability": f"{properties.major}.{properties.minor}",
+                "multiprocessors": properties.multi_processor_count,
+                "total_memory": properties.total_memory,
+            }
+        )
+    if as_json:
+        click.echo(
+            json.dumps({"schema": "cudatool.devices/1", "device": choice.description, "devices": rows}, indent=2)
+        )
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("Device", "Kind", "Name", "Capability", "Multiprocessors", "Memory", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(
+            str(row["device"]),
+            str(row["kind"]),
+            str(row["name"]),
+            str(row["compute_capability"]),
+            str(row["multiprocessors"]),
+            format_bytes(int(str(row["total_memory"]))),
+        )
+    Console(highlight=False).print(table)

@@ -1,0 +1,73 @@
+"""``cudatool sanitize``: unsynchronized accesses, in a program or a trace."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+
+import click
+
+from cudatool.cli._options import device_option, split_workload, workload_arguments
+
+__all__ = ["sanitize"]
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@device_option
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Of the report."
+)
+@click.option("--json", "form", flag_value="json", help="Short for --format json.")
+@click.option(
+    "--error-exitcode", type=click.IntRange(0, 255), default=1, show_default=True, help="Exit status for findings."
+)
+@workload_arguments
+def sanitize(device: str | None, form: str, error_exitcode: int, module: str | None, workload: tuple[str, ...]) -> None:
+    """Find unsynchronized accesses in a program or a recorded trace.
+
+    Two accesses to the same bytes, at least one of them a write, that CUDA's rules leave in no order are reported
+    with both stacks, whatever order they happened to run in. On the software device the bytes that kernels touch are
+    measured; on a GPU copies, fills and matrix products are checked, and the report says what was not.
+
+    Exit status: 0 clean, 1 findings (or --error-exitcode), 2 usage, 3 the workload itself failed.
+    """
+    from cudatool.errors import UsageError
+    from cudatool.recording import record
+    from cudatool.sanitize import check, render_json, render_text
+    from cudatool.trace import reader
+    from cudatool.workload import Workload
+
+    target, arguments, is_module = split_workload(module, workload)
+    status = 0
+    if not is_module and os.path.isfile(target) and reader.is_trace(target):
+        if arguments:
+            raise UsageError("a trace takes no arguments")
+        trace = reader.read(target)
+    else:
+        if target.endswith(".ctrace"):
+            reader.read(target)  # says what is wrong with it
+        program = Workload(target, arguments, is_module)
+        program.check()
+        # Not a TemporaryDirectory: the workload's exit handlers run inside and would remove it.
+        folder = tempfile.mkdtemp(prefix="cudatool-")
+        try:
+            path = os.path.join(folder, "sanitize.ctrace")
+            with record(path, device=device, measure_accesses=True):
+                status = program.run()
+            trace = reader.read(path)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    report = check(trace)
+    if form == "json":
+        click.echo(render_json(report))
+    else:
+        color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        width = min(os.get_terminal_size().columns, 120) if sys.stdout.isatty() else 100
+        click.echo(render_text(report, color=color, width=width))
+    if status:
+        click.echo(f"cudatool: the workload itself failed with exit status {status}", err=True)
+        sys.exit(3)
+    if report.findings:
+        sys.exit(error_exitcode)

@@ -1,0 +1,105 @@
+"""NVIDIA's bindings for the rest of the runtime: loaded at first use, with their errors turned into ours.
+
+``_cuda.driver`` is :mod:`cuda.bindings.driver`, ``_cuda.core`` is :mod:`cuda.core`. The first look at either chooses
+the device (:func:`cudatool._driver.initialize`). No other module knows how NVIDIA's packages report errors.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from cudatool import _driver
+from cudatool.errors import CompileError, CudaError, OutOfMemoryError
+from cudatool.trace import hooks
+
+if TYPE_CHECKING:
+    core: Any
+    driver: Any
+
+__all__ = ["check", "core", "driver", "operation"]
+
+_ADVICE = {
+    "CUDA_ERROR_ILLEGAL_ADDRESS": "a kernel or copy touched memory it must not; `cudatool sanitize` can say which",
+    "CUDA_ERROR_NOT_READY": "the work it asks about has not completed; synchronize first",
+    "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": "the NVIDIA driver is older than the installed NVRTC; update the driver",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("core", "driver"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _driver.initialize()  # before anything loads libcuda
+    from cuda import core
+    from cuda.bindings import driver
+
+    check(driver.cuInit(0))
+    globals().update(core=core, driver=driver)
+    return globals()[name]
+
+
+def check(result: tuple[Any, ...]) -> Any:
+    """Return what a function of :mod:`cuda.bindings.driver` returned beside its status.
+
+    Raises
+    ------
+    CudaError
+        The status is not CUDA_SUCCESS.
+    """
+    status, *values = result
+    if status:
+        raise _error(status.name)
+    return values[0] if len(values) == 1 else tuple(values) or None
+
+
+def _error(name: str, text: str = "") -> CudaError:
+    if not text:
+        from cuda.bindings import driver
+
+        status, description = driver.cuGetErrorString(driver.CUresult[name])
+        text = description.decode() if not status and description else "the driver gives no description"
+    if name in _ADVICE:
+        text = f"{text}; {_ADVICE[name]}"
+    return OutOfMemoryError(text) if name == "CUDA_ERROR_OUT_OF_MEMORY" else CudaError(text, name)
+
+
+class operation:  # noqa: N801 - reads as a statement
+    """One operation of the runtime, from the hooks' view; also turns the bindings' errors into ours.
+
+    ::
+
+        with operation() as correlation:    # 0 when nobody listens
+            driver call
+        if correlation:
+            hooks.emit(...)
+
+    An event that must come before the work's own (:data:`~cudatool.trace.events.Kind.EXECUTION`) is emitted inside,
+    before the call, if the call may do the work at once.
+    """
+
+    __slots__ = ("_correlation",)
+
+    def __enter__(self) -> int:
+        self._correlation = hooks.begin() if hooks.active else 0
+        return self._correlation
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._correlation:
+            hooks.end()
+        if error is not None:
+            _translate(error)
+
+
+def _translate(error: BaseException) -> None:
+    """Raise our error for one of cuda.core's; do nothing for any other."""
+    # Private in cuda.core (1.2), which has no public name for them.
+    from cuda.core._utils.cuda_utils import CUDAError, NVRTCError
+
+    if isinstance(error, NVRTCError):
+        message, _, log = str(error).partition("\n")
+        raise CompileError(message, log) from error
+    if isinstance(error, CUDAError):
+        name, _, text = str(error).partition(": ")
+        raise _error(name, text) from error

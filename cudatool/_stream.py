@@ -1,0 +1,291 @@
+"""Streams: queues of work on a device, and which one is current."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from cudatool import _cuda
+from cudatool._cuda import check, operation
+from cudatool._device import DeviceLike, current_device, device_index, set_device
+from cudatool._device import device as on_device
+from cudatool._event import Event
+from cudatool.errors import CudaError
+from cudatool.trace import hooks
+from cudatool.trace.events import Kind, StreamFlag
+
+__all__ = [
+    "ExternalStream",
+    "Stream",
+    "StreamContext",
+    "current_stream",
+    "default_stream",
+    "set_stream",
+    "stream",
+]
+
+
+class _Pool:
+    """The driver's streams of one device and priority, which are used again rather than destroyed.
+
+    Cached memory belongs to the stream that it was freed on, so a stream must outlive the :class:`Stream` that used
+    it (PyTorch's streams live for ever too). The first 32 are new, so that programs that make few streams never
+    see two that are secretly one.
+    """
+
+    FRESH = 32
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.idle: deque[Any] = deque()
+
+
+_pools: dict[tuple[int, int], _Pool] = {}
+
+
+class Stream:
+    """A new stream, which runs at the same time as others, also as the default stream.
+
+    Streams are context managers: inside, the stream is current, and so is its device.
+
+    Parameters
+    ----------
+    device
+        Default: the current device.
+    priority
+        0 is the lowest, -1 and below are higher; the driver cuts what is out of its range.
+    """
+
+    def __init__(self, device: DeviceLike = None, priority: int = 0) -> None:
+        index = device_index(device)
+        with on_device(index), operation():
+            lowest, highest = check(_cuda.driver.cuCtxGetStreamPriorityRange())
+            priority = max(highest, min(lowest, priority))
+            pool = _pools.setdefault((index, priority), _Pool())
+            if pool.idle and pool.made >= pool.FRESH:
+                found = pool.idle.popleft()
+            else:
+                options = _cuda.core.StreamOptions(nonblocking=True, priority=priority)
+                found = _cuda.core.Device(index).create_stream(options=options)
+                pool.made += 1
+        self._set(found, index, int(found.handle), priority)
+        hooks.stream_id(index, self._handle, flags=StreamFlag.NON_BLOCKING, priority=priority)
+        self._pool: _Pool | None = pool
+
+    def _set(self, core: Any, device: int, handle: int, priority: int) -> None:
+        self._core = core
+        self._handle = handle
+        self._pool = None
+        self._contexts: list[StreamContext] = []
+        self.device_index = device
+        self.priority = priority
+
+    @classmethod
+    def from_handle(cls, handle: int, device: DeviceLike = None) -> ExternalStream:
+        """Return the stream that the driver knows as `handle`; its maker keeps it alive and destroys it."""
+        return ExternalStream(handle, device)
+
+    def close(self) -> None:
+        """Give the stream up. What is on it still runs; nothing more can be enqueued through this object."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.idle.append(self._core)
+        self._core = None
+
+    def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
+        if getattr(self, "_pool", None) is not None and not _finalizing():
+            self.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._core is None
+
+    @property
+    def core(self) -> Any:
+        """The :class:`cuda.core.Stream`.
+
+        Raises
+        ------
+        CudaError
+            The stream was closed.
+        """
+        if self._core is None:
+            raise CudaError(f"the stream {self._handle:#x} was closed", "CUDA_ERROR_INVALID_HANDLE")
+        return self._core
+
+    @property
+    def cuda_stream(self) -> int:
+        """The driver's handle; 0 is the legacy default stream."""
+        return self._handle if self.core is not None else 0
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.cuda_stream
+
+    def query(self) -> bool:
+        """Return whether everything enqueued so far has completed."""
+        handle = self.cuda_stream
+        with on_device(self.device_index), operation() as correlation:
+            (status,) = _cuda.driver.cuStreamQuery(handle)
+            done = status != _cuda.driver.CUresult.CUDA_ERROR_NOT_READY
+            if done:
+                check((status,))
+        if correlation:
+            self._emit(Kind.STREAM_QUERY, aux1=int(done))
+        return done
+
+    def synchronize(self) -> None:
+        """Wait for everything enqueued so far."""
+        handle = self.cuda_stream
+        with on_device(self.device_index), operation() as correlation:
+            check(_cuda.driver.cuStreamSynchronize(handle))
+        if correlation:
+            self._emit(Kind.STREAM_SYNCHRONIZE)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Record `event`, by default a new one, and return it."""
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def wait_event(self, event: Event) -> None:
+        """Let everything enqueued from now on wait for `event`; one that was never recorded changes nothing."""
+        if not event.cuda_event:
+            return
+        with on_device(self.device_index), operation() as correlation:
+            self.core.wait(event.core)
+        if correlation:
+            self._emit(Kind.STREAM_WAIT_EVENT, aux0=hooks.event_id(event.cuda_event), correlation=correlation)
+
+    def wait_stream(self, stream: Stream) -> None:
+        """Let everything enqueued from now on wait for what has been enqueued on `stream` so far."""
+        self.wait_event(stream.record_event())
+
+    def trace_id(self) -> int:
+        """Return the stream's id in traces."""
+        return hooks.stream_id(self.device_index, self._handle)
+
+    def _emit(self, kind: Kind, *, aux0: int = 0, aux1: int = 0, correlation: int = 0) -> None:
+        hooks.emit(
+            kind, device=self.device_index, stream=self.trace_id(), aux0=aux0, aux1=aux1, correlation=correlation
+        )
+
+    def __enter__(self) -> Stream:
+        context = StreamContext(self)
+        context.__enter__()
+        self._contexts.append(context)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._contexts.pop().__exit__(kind, error, traceback)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Stream):
+            return NotImplemented
+        return (self.device_index, self._handle) == (other.device_index, other._handle)
+
+    def __hash__(self) -> int:
+        return hash((self.device_index, self._handle))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} device={self.device_index} cuda_stream={self._handle:#x}>"
+
+
+class ExternalStream(Stream):
+    """A stream that somebody else made and destroys.
+
+    Parameters
+    ----------
+    stream_ptr
+        The driver's handle; 0 and 1 are the legacy default stream, 2 the per-thread default stream.
+    device
+        The stream's device; default: the current one.
+    """
+
+    def __init__(self, stream_ptr: int, device: DeviceLike = None) -> None:
+        index = device_index(device)
+        with on_device(index), operation():
+            # cuda.core takes 0 for "no stream"; the driver knows the legacy default stream as 1 too.
+            found = _cuda.core.Stream.from_handle(stream_ptr or 1)
+        self._set(found, index, stream_ptr, 0)
+
+
+class _Current(threading.local):
+    """The calling thread's current stream of each device, where it is not the default stream."""
+
+    def __init__(self) -> None:
+        self.streams: dict[int, Stream] = {}
+
+
+_current = _Current()
+_defaults: dict[int, Stream] = {}
+
+
+def default_stream(device: DeviceLike = None) -> Stream:
+    """Return the legacy default stream of a device: it waits for all blocking streams, and they for it."""
+    index = device_index(device)
+    found = _defaults.get(index)
+    return _defaults.setdefault(index, ExternalStream(0, index)) if found is None else found
+
+
+def current_stream(device: DeviceLike = None) -> Stream:
+    """Return the stream of a device on which the calling thread enqueues."""
+    index = current_device() if device is None else device_index(device)
+    found = _current.streams.get(index)
+    return default_stream(index) if found is None else found
+
+
+def set_stream(stream: Stream) -> None:
+    """Make `stream` current, and its device. Prefer the :class:`stream` context manager."""
+    if stream.core is not None:
+        set_device(stream.device_index)
+        _current.streams[stream.device_index] = stream
+
+
+class _Saved(NamedTuple):
+    device: on_device
+    stream: Stream | None
+
+
+class StreamContext:
+    """Context manager that makes a stream and its device current, and afterwards those that were.
+
+    Parameters
+    ----------
+    stream
+        None changes nothing.
+    """
+
+    def __init__(self, stream: Stream | None) -> None:
+        self.stream = stream
+        self._saved: _Saved | None = None
+
+    def __enter__(self) -> None:
+        if self.stream is None:
+            return
+        index = self.stream.device_index
+        device = on_device(index)
+        self._saved = _Saved(device, _current.streams.get(index))
+        device.__enter__()
+        set_stream(self.stream)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.stream is None or self._saved is None:
+            return
+        device, previous = self._saved
+        if previous is None:
+            _current.streams.pop(self.stream.device_index, None)
+        else:
+            _current.streams[self.stream.device_index] = previous
+        device.__exit__(kind, error, traceback)
+
+
+stream = StreamContext
+"""``with cudatool.stream(s):``, as in torch.cuda."""

@@ -1,0 +1,154 @@
+"""What ran on which stream, from when to when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from cudatool.analyze.lifetimes import Ints
+from cudatool.trace.events import CopyFlag, Kind, StreamFlag
+from cudatool.trace.model import Trace
+
+__all__ = ["Copies", "Kernel", "Operations", "Stream", "copies", "kernels", "operations", "streams"]
+
+_WORK: Final = (Kind.KERNEL_LAUNCH, Kind.MEMCPY, Kind.MEMSET, Kind.GEMM, Kind.HOST_FUNCTION, Kind.GRAPH_LAUNCH)
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """Columns, one row for each execution interval, by start.
+
+    Attributes
+    ----------
+    call
+        Record of the call that enqueued it, -1 if that was not recorded.
+    device, stream
+        As in the records.
+    start, end
+        ns on the device's clock.
+    """
+
+    call: Ints
+    device: Ints
+    stream: Ints
+    start: Ints
+    end: Ints
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+def operations(trace: Trace) -> Operations:
+    """Return what the device executed, each tied to the call that enqueued it."""
+    records = trace.records
+    ran = trace.of_kind(Kind.EXECUTION)
+    ran = ran[np.argsort(ran["aux0"], kind="stable")]
+    calls = np.flatnonzero(np.isin(records["kind"], _WORK))
+    calls = calls[np.argsort(records["correlation"][calls], kind="stable")]
+    correlation = records["correlation"][calls]
+    call = np.full(len(ran), -1, np.int64)
+    if len(calls):
+        at = np.minimum(np.searchsorted(correlation, ran["correlation"]), len(calls) - 1)
+        found = (correlation[at] == ran["correlation"]) & (ran["correlation"] > 0)
+        call[found] = calls[at[found]]
+    start, end = ran["aux0"].astype(np.int64), ran["aux1"].astype(np.int64)
+    return Operations(
+        call, ran["device"].astype(np.int64), ran["stream"].astype(np.int64), start, np.maximum(start, end)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """All launches of one kernel or cuBLAS routine; `time` is their execution time in ns, None if not recorded."""
+
+    name: str
+    launches: int
+    time: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """All copies (or fills) in one direction; `time` is their execution time in ns, None if not recorded."""
+
+    direction: str
+    count: int
+    size: int
+    time: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One stream: what it is called, how much it ran and for how long in all (ns)."""
+
+    device: int
+    id: int
+    label: str
+    operations: int
+    busy: int
+
+
+def kernels(trace: Trace, ran: Operations) -> tuple[Kernel, ...]:
+    """Return kernels by execution time (by launches where that is unknown), the largest first."""
+    time, seen = _time_by_call(trace, ran)
+    calls = np.flatnonzero(np.isin(trace.records["kind"], (Kind.KERNEL_LAUNCH, Kind.GEMM)))
+    rows = []
+    for name in np.unique(trace.records["name"][calls]).tolist():
+        own = calls[trace.records["name"][calls] == name]
+        rows.append(Kernel(trace.names[name], len(own), int(time[own].sum()) if seen[own].any() else None))
+    return tuple(sorted(rows, key=lambda row: (-(row.time or 0), -row.launches, row.name)))
+
+
+def copies(trace: Trace, ran: Operations) -> tuple[Copies, ...]:
+    """Return copies and fills by direction, the most bytes first."""
+    time, seen = _time_by_call(trace, ran)
+    records = trace.records
+    calls = np.flatnonzero(np.isin(records["kind"], (Kind.MEMCPY, Kind.MEMSET)))
+    ends = records["flags"][calls] & int(CopyFlag.SOURCE_DEVICE | CopyFlag.DESTINATION_DEVICE)
+    ends = np.where(records["kind"][calls] == Kind.MEMSET, 16, ends)
+    rows = []
+    for end in np.unique(ends).tolist():
+        own = calls[ends == end]
+        if end == 16:
+            direction = "fill"
+        else:
+            source = "device" if end & CopyFlag.SOURCE_DEVICE else "host"
+            direction = f"{source} to {'device' if end & CopyFlag.DESTINATION_DEVICE else 'host'}"
+        size = int(records["size"][own].sum())
+        rows.append(Copies(direction, len(own), size, int(time[own].sum()) if seen[own].any() else None))
+    return tuple(sorted(rows, key=lambda row: -row.size))
+
+
+def streams(trace: Trace, ran: Operations) -> tuple[Stream, ...]:
+    """Return every stream that the trace names, by id."""
+    rows = []
+    for record in trace.of_kind(Kind.STREAM_CREATE):
+        own = ran.stream == record["stream"]
+        if record["flags"] & StreamFlag.LEGACY_DEFAULT:
+            label = "default stream"
+        elif record["flags"] & StreamFlag.PER_THREAD_DEFAULT:
+            label = "per-thread default stream"
+        else:
+            label = f"stream {int(record['address']):#x}"
+        number = int(record["stream"])
+        rows.append(Stream(int(record["device"]), number, label, int(own.sum()), _union(ran.start[own], ran.end[own])))
+    return tuple(sorted(rows, key=lambda row: row.id))
+
+
+def _time_by_call(trace: Trace, ran: Operations) -> tuple[Ints, Ints]:
+    """Return execution time and number of executions for each record."""
+    time, count = np.zeros(len(trace.records), np.int64), np.zeros(len(trace.records), np.int64)
+    known = ran.call >= 0
+    np.add.at(time, ran.call[known], (ran.end - ran.start)[known])
+    np.add.at(count, ran.call[known], 1)
+    return time, count
+
+
+def _union(start: Ints, end: Ints) -> int:
+    """Return the length of the union of intervals sorted by start."""
+    if not len(start):
+        return 0
+    covered = np.maximum.accumulate(end)
+    begin = np.maximum(start[1:], covered[:-1])
+    return int((end[0] - start[0]) + np.maximum(end[1:] - begin, 0).sum())

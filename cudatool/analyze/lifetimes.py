@@ -1,0 +1,189 @@
+"""What was in memory from when to when: a row for each block and for each segment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cudatool.trace.events import Kind
+from cudatool.trace.model import Trace
+
+__all__ = ["Lifetimes", "blocks", "segments"]
+
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetimes:
+    """Columns, one row for each block or segment, in the order of allocation.
+
+    Attributes
+    ----------
+    address, size, requested
+        In bytes. `size` is what is occupied, `requested` what the program asked for.
+    start, freed, end
+        Indices of the trace's records: allocated, free requested, free completed. What is never freed has the
+        number of records. Between `freed` and `end` a block waits for streams that may still use it.
+    device, stream, pool, stack
+        As in the records.
+    small, expandable
+        For segments: of the small pool; mapped piece by piece.
+    """
+
+    address: Ints
+    size: Ints
+    requested: Ints
+    start: Ints
+    freed: Ints
+    end: Ints
+    device: Ints
+    stream: Ints
+    pool: Ints
+    stack: Ints
+    small: Mask
+    expandable: Mask
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def __getitem__(self, rows: Mask | Ints) -> Lifetimes:
+        return Lifetimes(*(getattr(self, f.name)[rows] for f in fields(self)))
+
+    def of_device(self, device: int) -> Lifetimes:
+        """Return the rows of one device."""
+        return self[self.device == device]
+
+    def at(self, index: int) -> Lifetimes:
+        """Return the rows that occupy memory right after record `index`."""
+        return self[(self.start <= index) & (index < self.end)]
+
+
+_BORN: Final = 1
+_FREED: Final = 2
+_ENDED: Final = 4
+
+
+def blocks(trace: Trace) -> Lifetimes:
+    """Return every block that the caching allocator handed out, and every allocation a program took from the driver."""
+    roles = {
+        Kind.BLOCK_ALLOC: _BORN,
+        Kind.BLOCK_FREE_REQUESTED: _FREED,
+        Kind.BLOCK_FREE_COMPLETED: _ENDED,
+        Kind.MEM_ALLOC: _BORN,
+        Kind.MEM_FREE: _FREED | _ENDED,
+    }
+    return _paired(trace, roles)
+
+
+def segments(trace: Trace) -> Lifetimes:
+    """Return what was reserved: the caching allocator's segments and allocations a program took from the driver.
+
+    An expandable segment has a row for every run of pages that was mapped at once and unmapped at once.
+    """
+    whole = _paired(
+        trace,
+        {
+            Kind.SEGMENT_ALLOC: _BORN,
+            Kind.SEGMENT_FREE: _FREED | _ENDED,
+            Kind.MEM_ALLOC: _BORN,
+            Kind.MEM_FREE: _FREED | _ENDED,
+        },
+    )
+    mapped = _mapped(trace)
+    if not len(mapped):
+        return whole
+    both = Lifetimes(*(np.concatenate([getattr(whole, f.name), getattr(mapped, f.name)]) for f in fields(whole)))
+    return both[np.argsort(both.start, kind="stable")]
+
+
+def _paired(trace: Trace, roles: dict[Kind, int]) -> Lifetimes:
+    """Join each birth with the first free, and the first end, of its address that come before its next birth."""
+    records, count = trace.records, len(trace.records)
+    role_of_kind = np.zeros(256, np.int64)
+    for kind, role in roles.items():
+        role_of_kind[kind] = role
+    index = np.flatnonzero(role_of_kind[records["kind"]])
+    address, device = records["address"][index].astype(np.int64), records["device"][index]
+    order = np.lexsort((index, address, device))
+    index, address, device = index[order], address[order], device[order]
+    role = role_of_kind[records["kind"][index]]
+
+    here = np.arange(len(index))
+    none = len(index)
+    changes = np.ones(len(index), np.bool_)
+    changes[1:] = (address[1:] != address[:-1]) | (device[1:] != device[:-1])
+    born = np.flatnonzero(role & _BORN)
+    limit = _next(here, changes | (role & _BORN > 0), none)[born + 1]
+    free = _next(here, role & _FREED > 0, none)[born]
+    end = _next(here, role & _ENDED > 0, none)[born]
+    # Where the end was not recorded, but the address was handed out again, the first ended there at the latest.
+    index_or_never = np.append(index, count)
+    reused = np.append(~changes, False)[limit]
+    latest = np.where(reused, index_or_never[limit], count)
+    ends = np.where(end < limit, index_or_never[end], latest)
+    freed = np.where(free < limit, index_or_never[free], ends)
+    by_time = np.argsort(index[born], kind="stable")
+    start, freed, ends = index[born][by_time], freed[by_time], ends[by_time]
+    return _rows(trace, start, records["size"][start].astype(np.int64), freed, np.maximum(freed, ends))
+
+
+def _next(here: Ints, wanted: Mask, none: int) -> Ints:
+    """Return for each position, and for the one past the last, the first wanted position that is not before it."""
+    position = np.append(np.where(wanted, here, none), none)
+    result: Ints = np.minimum.accumulate(position[::-1])[::-1]
+    return result
+
+
+def _rows(trace: Trace, start: Ints, size: Ints, freed: Ints, end: Ints, address: Ints | None = None) -> Lifetimes:
+    """Return lifetimes whose other columns are those of the record that begins them."""
+    first = trace.records[start]
+    requested = np.where(first["kind"] == Kind.BLOCK_ALLOC, first["aux0"].astype(np.int64), size)
+    segment = np.isin(first["kind"], (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP))
+    return Lifetimes(
+        address=first["address"].astype(np.int64) if address is None else address,
+        size=size,
+        requested=requested,
+        start=start.astype(np.int64),
+        freed=freed.astype(np.int64),
+        end=end.astype(np.int64),
+        device=first["device"].astype(np.int64),
+        stream=first["stream"].astype(np.int64),
+        pool=first["aux1"].astype(np.int64),
+        stack=first["stack"].astype(np.int64),
+        small=segment & (first["flags"] == 1),
+        expandable=first["kind"] == Kind.SEGMENT_MAP,
+    )
+
+
+def _mapped(trace: Trace) -> Lifetimes:
+    """Return the runs of mapped pages. An unmap may cut a run in two, or take parts of several."""
+    records, never = trace.records, len(trace.records)
+    index = np.flatnonzero(np.isin(records["kind"], (Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)))
+    runs: dict[tuple[int, int], tuple[int, int]] = {}  # (device, address) -> (end address, index of the map)
+    rows: list[tuple[int, int, int, int]] = []  # start, address, size, end
+    for i, record in zip(index.tolist(), _tuples(records[index], "kind", "device", "address", "size"), strict=True):
+        kind, device, begin, size = record
+        stop = begin + size
+        if kind == Kind.SEGMENT_MAP:
+            runs[device, begin] = (stop, i)
+            continue
+        cut = [(key, run) for key, run in runs.items() if key[0] == device and key[1] < stop and begin < run[0]]
+        for key, (run_stop, mapped) in cut:
+            del runs[key]
+            rows.append((mapped, max(key[1], begin), min(run_stop, stop) - max(key[1], begin), i))
+            if key[1] < begin:
+                runs[key] = (begin, mapped)
+            if stop < run_stop:
+                runs[device, stop] = (run_stop, mapped)
+    rows += [(mapped, begin, stop - begin, never) for (_, begin), (stop, mapped) in runs.items()]
+    start, address, size_, end = np.array(sorted(rows), np.int64).reshape(-1, 4).T
+    return _rows(trace, start, size_, end, end, address)
+
+
+def _tuples(records: npt.NDArray[np.void], *columns: str) -> Iterable[tuple[Any, ...]]:
+    return zip(*(records[column].tolist() for column in columns), strict=True)

@@ -1,0 +1,177 @@
+"""One trace in numbers: what ``cudatool snapshot`` prints and what its page shows in the tiles."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from cudatool.analyze import execution, lifetimes, memory
+from cudatool.analyze.lifetimes import Lifetimes
+from cudatool.analyze.memory import CallSite, Timeline
+from cudatool.analyze.execution import Copies, Kernel, Operations, Stream
+from cudatool.trace.events import Kind
+from cudatool.trace.model import Trace
+
+__all__ = ["DeviceMemory", "Moment", "Report", "Summary", "report"]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Memory right after one record.
+
+    Attributes
+    ----------
+    index, time
+        The record, and its time in ns.
+    allocated, active, reserved, requested
+        Bytes; `requested` is what the program asked for in the blocks it holds.
+    largest_free
+        The largest hole inside a segment, in bytes: more than this needs a new segment.
+    """
+
+    index: int
+    time: int
+    allocated: int
+    active: int
+    reserved: int
+    requested: int
+    largest_free: int
+
+    @property
+    def fragmentation(self) -> float:
+        """The share of the reserved bytes that no block occupies, 0 to 1."""
+        return 1 - self.active / self.reserved if self.reserved else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """The memory of one device.
+
+    Attributes
+    ----------
+    device
+        Its ordinal.
+    allocations
+        How many blocks were handed out, those before the recording's start included.
+    peak, now
+        At the first moment with the most bytes allocated, and after the last record.
+    peak_active, peak_reserved
+        The most bytes there ever were of these; not always at the same moment.
+    ooms
+        How often an allocation found no memory at first.
+    at_peak, still_live
+        By call site, the largest first: what was allocated at the peak, and what was never freed.
+    """
+
+    device: int
+    allocations: int
+    peak: Moment
+    now: Moment
+    peak_active: int
+    peak_reserved: int
+    ooms: int
+    at_peak: tuple[CallSite, ...]
+    still_live: tuple[CallSite, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A trace in numbers; `duration` in ns."""
+
+    source: str
+    events: int
+    duration: int
+    devices: tuple[DeviceMemory, ...]
+    kernels: tuple[Kernel, ...]
+    copies: tuple[Copies, ...]
+    streams: tuple[Stream, ...]
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain dicts and lists; sizes in bytes, times in ns."""
+        result = asdict(self)
+        for plain, device in zip(result["devices"], self.devices, strict=True):
+            plain["peak"]["fragmentation"] = device.peak.fragmentation
+            plain["now"]["fragmentation"] = device.now.fragmentation
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that the page draws: the summary and the columns that it was made from.
+
+    `timelines` has an entry for each of the summary's devices.
+    """
+
+    trace: Trace
+    summary: Summary
+    blocks: Lifetimes
+    segments: Lifetimes
+    timelines: tuple[Timeline, ...]
+    operations: Operations
+
+
+def report(trace: Trace) -> Report:
+    """Analyze a trace."""
+    blocks, segments, ran = lifetimes.blocks(trace), lifetimes.segments(trace), execution.operations(trace)
+    ooms = trace.of_kind(Kind.OOM)["device"]
+    devices, timelines = [], []
+    for device in np.unique(np.concatenate([blocks.device, segments.device, ooms])).tolist():
+        own, reserved = blocks.of_device(device), segments.of_device(device)
+        curve = memory.timeline(trace, own, reserved)
+        timelines.append(curve)
+        devices.append(_device(trace, device, own, reserved, curve, int(np.count_nonzero(ooms == device))))
+    summary = Summary(
+        source=trace.source,
+        events=len(trace.records),
+        duration=trace.duration if trace.header.get("time_axis") != "index" else 0,
+        devices=tuple(devices),
+        kernels=execution.kernels(trace, ran),
+        copies=execution.copies(trace, ran),
+        streams=execution.streams(trace, ran),
+        notes=tuple(trace.notes),
+    )
+    return Report(trace, summary, blocks, segments, tuple(timelines), ran)
+
+
+def _device(
+    trace: Trace, device: int, blocks: Lifetimes, segments: Lifetimes, curve: Timeline, ooms: int
+) -> DeviceMemory:
+    peak = _moment(blocks, segments, curve, curve.peak())
+    now = _moment(blocks, segments, curve, len(curve.index) - 1)
+    held = blocks[(blocks.start <= peak.index) & (peak.index < blocks.freed)]
+    return DeviceMemory(
+        device=device,
+        allocations=len(blocks),
+        peak=peak,
+        now=now,
+        peak_active=int(curve.active.max(initial=0)),
+        peak_reserved=int(curve.reserved.max(initial=0)),
+        ooms=ooms,
+        at_peak=memory.by_call_site(trace, held),
+        still_live=memory.by_call_site(trace, blocks[blocks.freed == len(trace.records)]),
+    )
+
+
+def _moment(blocks: Lifetimes, segments: Lifetimes, curve: Timeline, row: int) -> Moment:
+    if row < 0:
+        return Moment(-1, 0, 0, 0, 0, 0, 0)
+    index = int(curve.index[row])
+    held = (blocks.start <= index) & (index < blocks.freed)
+    holes = (
+        block.size
+        for segment in memory.segments_at(blocks, segments, index)
+        for block in segment.blocks
+        if block.state == "inactive"
+    )
+    return Moment(
+        index=index,
+        time=int(curve.time[row]),
+        allocated=int(curve.allocated[row]),
+        active=int(curve.active[row]),
+        reserved=int(curve.reserved[row]),
+        requested=int(blocks.requested[held].sum()),
+        largest_free=max(holes, default=0),
+    )

@@ -1,0 +1,1 @@
+"""Matrix products: cuBLAS on a GPU, NumPy on the software device."""

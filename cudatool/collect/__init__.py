@@ -1,0 +1,1 @@
+"""Sources of events that are not our runtime, one file each."""

@@ -1,0 +1,342 @@
+"""Events from the software driver's calls: what any cuda.core or cuda.bindings program does.
+
+Calls that our runtime makes are left out (it emits its own events); what the device reports about them, execution times
+and accesses, is tied to the runtime's operation. CUPTI on a GPU is the same shape and fits beside this module.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cudatool.trace import hooks
+from cudatool.trace.events import AccessFlag, CopyFlag, Kind, StreamFlag, pack_dims
+
+if TYPE_CHECKING:
+    from cudatool.sim import Entry, Machine, Operation, Result
+
+__all__ = ["SimDriverCollector"]
+
+_WORK = frozenset(["kernel", "memcpy", "memset", "host"])
+# Programs ask these to find out, so a "no" is an answer and not worth a warning.
+_QUESTIONS = ("cuPointerGet", "cuDeviceGet", "cuGetError", "cuCtxGet")
+
+
+class _Thread(threading.local):
+    operation: Any = None  # the last operation that the call in progress enqueued
+    later: list[Any] | None = None  # operations executed during the call, reported after the call itself
+    size = 0  # of the allocation that the call is about to free
+
+
+class SimDriverCollector:
+    """Turns driver calls into events. Pass it to :func:`cudatool.sim.subscribe` while somebody subscribes to hooks."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._thread = _Thread()
+        self._owners: dict[int, tuple[int, int]] = {}  # operation -> correlation, stream id
+        self._report: dict[str, Callable[[dict[str, Any], str], None]] = {
+            "cuStreamCreateWithPriority": self._stream_create,
+            "cuStreamCreate": self._stream_create,
+            "cuStreamDestroy": self._stream_destroy,
+            "cuStreamSynchronize": self._stream_synchronize,
+            "cuStreamWaitEvent": self._stream_wait_event,
+            "cuCtxSynchronize": self._device_synchronize,
+            "cuEventCreate": self._event_create,
+            "cuEventDestroy": self._event_destroy,
+            "cuEventRecord": self._event_record,
+            "cuEventRecordWithFlags": self._event_record,
+            "cuEventSynchronize": self._event_synchronize,
+            "cuMemAlloc": self._mem_alloc,
+            "cuMemAllocPitch": self._mem_alloc,
+            "cuMemAllocAsync": self._mem_alloc,
+            "cuMemAllocFromPoolAsync": self._mem_alloc,
+            "cuMemFree": self._mem_free,
+            "cuMemFreeAsync": self._mem_free,
+            "cuMemAllocHost": self._host_alloc,
+            "cuMemHostAlloc": self._host_alloc,
+            "cuMemFreeHost": self._host_free,
+            "cuLaunchKernel": self._launch,
+            "cuLaunchKernelEx": self._launch_ex,
+            "cuLaunchHostFunc": self._host_function,
+            "cuStreamAddCallback": self._host_function,
+            "cuLibraryLoadData": self._module_load,
+            "cuModuleLoadData": self._module_load,
+            "cuModuleLoadDataEx": self._module_load,
+        }
+
+    # ---- what the driver calls (cudatool.sim.Subscriber) ----
+
+    def enter(self, entry: Entry, arguments: tuple[Any, ...], correlation: int) -> None:
+        """Remember what the call destroys, while it is still there."""
+        thread = self._thread
+        thread.operation = None
+        thread.later = None if hooks.current_operation() else []
+        thread.size = 0
+        if entry.name.startswith("cuMemFree"):
+            found = self._machine.allocations.at(arguments[0])
+            thread.size = found.size if found else 0
+
+    def enqueued(self, operation: Operation) -> None:
+        """Tie the operation to whoever enqueued it."""
+        stream = operation.stream
+        ordinal = stream.context.device.ordinal
+        flags = StreamFlag.NON_BLOCKING if stream.flags & 1 else StreamFlag(0)
+        stream_id = hooks.stream_id(ordinal, stream.handle, flags=flags, priority=stream.priority)
+        self._owners[operation.sequence] = hooks.current_operation() or hooks.new_correlation(), stream_id
+        self._thread.operation = operation
+
+    def executed(self, operation: Operation) -> None:
+        """Report when the operation ran and what it touched, after the call in progress if there is one."""
+        if self._thread.later is not None:
+            self._thread.later.append(operation)
+        else:
+            self._execution(operation)
+
+    def leave(self, entry: Entry, arguments: tuple[Any, ...], correlation: int, result: Result) -> None:
+        """Emit the event that the call stands for."""
+        thread = self._thread
+        later, thread.later = thread.later, None
+        if later is None:
+            return  # our runtime's own call
+        name = entry.name
+        if result == 0 or (name.endswith("Query") and result.name == "NOT_READY"):
+            values = dict(zip(entry.parameters, arguments, strict=True))
+            report = self._report.get(name)
+            if report is not None:
+                report(values, name)
+            elif name.startswith("cuMemcpy"):
+                self._copy(values, name)
+            elif name.startswith("cuMemset"):
+                self._memset(values, name)
+            elif name in ("cuStreamQuery", "cuEventQuery"):
+                self._query(values, done=result == 0)
+        elif not name.startswith(_QUESTIONS) and result.name != "NOT_READY":
+            hooks.emit(Kind.WARNING, name=f"{name} returned {result.c_name}")
+        for operation in later:
+            self._execution(operation)
+
+    # ---- helpers ----
+
+    @property
+    def _device(self) -> int:
+        stack = self._machine.thread.contexts
+        return stack[-1].device.ordinal if stack else 0
+
+    def _stream(self, handle: int) -> tuple[int, int]:
+        """Return device and stream id for a handle that a program passed."""
+        found = self._machine.objects.get(handle)
+        ordinal = found.context.device.ordinal if found is not None else self._device
+        return ordinal, hooks.stream_id(ordinal, handle)
+
+    def _owner(self) -> tuple[int, int, int]:
+        """Return correlation, device and stream id of what the call enqueued; zeros if it enqueued nothing."""
+        operation = self._thread.operation
+        if operation is None:
+            return 0, self._device, 0
+        correlation, stream = self._owners[operation.sequence]
+        return correlation, operation.stream.context.device.ordinal, stream
+
+    def _execution(self, operation: Operation) -> None:
+        correlation, stream = self._owners.pop(operation.sequence, (0, 0))
+        if operation.kind not in _WORK or not correlation:
+            return
+        ordinal = operation.stream.context.device.ordinal
+        for address, size, flags in operation.footprint:
+            hooks.emit(
+                Kind.ACCESS,
+                device=ordinal,
+                stream=stream,
+                correlation=correlation,
+                address=address,
+                size=size,
+                flags=flags,
+                stack=0,
+            )
+        hooks.emit(
+            Kind.EXECUTION,
+            device=ordinal,
+            stream=stream,
+            correlation=correlation,
+            name=operation.name,
+            aux0=operation.start,
+            aux1=operation.end,
+            stack=0,
+        )
+
+    # ---- one method per kind of call ----
+
+    def _stream_create(self, values: dict[str, Any], name: str) -> None:
+        handle = _pointed(values["phStream"])
+        flags = StreamFlag.NON_BLOCKING if values.get("flags", values.get("Flags", 0)) & 1 else StreamFlag(0)
+        hooks.stream_id(self._device, handle, flags=flags, priority=values.get("priority", 0))
+
+    def _stream_destroy(self, values: dict[str, Any], name: str) -> None:
+        stream = hooks.close_stream(self._device, values["hStream"])
+        if stream:
+            hooks.emit(Kind.STREAM_DESTROY, device=self._device, stream=stream)
+
+    def _stream_synchronize(self, values: dict[str, Any], name: str) -> None:
+        device, stream = self._stream(values["hStream"])
+        hooks.emit(Kind.STREAM_SYNCHRONIZE, device=device, stream=stream)
+
+    def _stream_wait_event(self, values: dict[str, Any], name: str) -> None:
+        device, stream = self._stream(values["hStream"])
+        event = hooks.event_id(values["hEvent"])
+        hooks.emit(Kind.STREAM_WAIT_EVENT, device=device, stream=stream, aux0=event, correlation=self._owner()[0])
+
+    def _device_synchronize(self, values: dict[str, Any], name: str) -> None:
+        hooks.emit(Kind.DEVICE_SYNCHRONIZE, device=self._device)
+
+    def _event_create(self, values: dict[str, Any], name: str) -> None:
+        handle = _pointed(values["phEvent"])
+        timed = not values["Flags"] & 2
+        hooks.emit(
+            Kind.EVENT_CREATE, device=self._device, aux0=hooks.event_id(handle), address=handle, flags=int(timed)
+        )
+
+    def _event_destroy(self, values: dict[str, Any], name: str) -> None:
+        event = hooks.close_event(values["hEvent"])
+        if event:
+            hooks.emit(Kind.EVENT_DESTROY, device=self._device, aux0=event)
+
+    def _event_record(self, values: dict[str, Any], name: str) -> None:
+        correlation, device, stream = self._owner()
+        event = hooks.event_id(values["hEvent"])
+        hooks.emit(Kind.EVENT_RECORD, device=device, stream=stream, aux0=event, correlation=correlation)
+
+    def _event_synchronize(self, values: dict[str, Any], name: str) -> None:
+        hooks.emit(Kind.EVENT_SYNCHRONIZE, device=self._device, aux0=hooks.event_id(values["hEvent"]))
+
+    def _query(self, values: dict[str, Any], *, done: bool) -> None:
+        if "hEvent" in values:
+            event = hooks.event_id(values["hEvent"])
+            hooks.emit(Kind.EVENT_QUERY, device=self._device, aux0=event, aux1=int(done))
+        else:
+            device, stream = self._stream(values["hStream"])
+            hooks.emit(Kind.STREAM_QUERY, device=device, stream=stream, aux1=int(done))
+
+    def _mem_alloc(self, values: dict[str, Any], name: str) -> None:
+        address = _pointed(values["dptr"])
+        found = self._machine.allocations.at(address)
+        _, device, stream = self._owner()
+        size = found.size if found else 0
+        hooks.emit(Kind.MEM_ALLOC, device=device, stream=stream, address=address, size=size, name=name)
+
+    def _mem_free(self, values: dict[str, Any], name: str) -> None:
+        if values["dptr"]:
+            _, device, stream = self._owner()
+            size = self._thread.size
+            hooks.emit(Kind.MEM_FREE, device=device, stream=stream, address=values["dptr"], size=size, name=name)
+
+    def _host_alloc(self, values: dict[str, Any], name: str) -> None:
+        hooks.emit(Kind.HOST_ALLOC, address=_pointed(values["pp"]), size=values["bytesize"], name=name)
+
+    def _host_free(self, values: dict[str, Any], name: str) -> None:
+        hooks.emit(Kind.HOST_FREE, address=values["p"], size=self._thread.size, name=name)
+
+    def _launch(self, values: dict[str, Any], name: str) -> None:
+        grid = tuple(values[f"gridDim{axis}"] for axis in "XYZ")
+        block = tuple(values[f"blockDim{axis}"] for axis in "XYZ")
+        self._kernel(grid, block, values["sharedMemBytes"])
+
+    def _launch_ex(self, values: dict[str, Any], name: str) -> None:
+        words = (ctypes.c_uint * 7).from_address(values["config"])
+        self._kernel(tuple(words[0:3]), tuple(words[3:6]), words[6])
+
+    def _kernel(self, grid: tuple[int, ...], block: tuple[int, ...], shared: int) -> None:
+        correlation, device, stream = self._owner()
+        hooks.emit(
+            Kind.KERNEL_LAUNCH,
+            device=device,
+            stream=stream,
+            correlation=correlation,
+            name=self._thread.operation.name,
+            size=shared,
+            aux0=pack_dims(*grid),
+            aux1=pack_dims(*block),
+        )
+
+    def _host_function(self, values: dict[str, Any], name: str) -> None:
+        correlation, device, stream = self._owner()
+        hooks.emit(Kind.HOST_FUNCTION, device=device, stream=stream, correlation=correlation, name=name)
+
+    def _module_load(self, values: dict[str, Any], name: str) -> None:
+        handle = _pointed(values.get("library") or values["module"])
+        library = self._machine.objects[handle]
+        hooks.emit(Kind.MODULE_LOAD, device=self._device, name=", ".join(library.names), size=len(library.image))
+
+    def _copy(self, values: dict[str, Any], name: str) -> None:
+        to = values.get("dst") or values.get("dstDevice") or values.get("dstHost") or 0
+        source = values.get("src") or values.get("srcDevice") or values.get("srcHost") or 0
+        size = values.get("ByteCount", values.get("size", 0))
+        correlation, device, stream = self._owner()
+        if not correlation:
+            return  # nothing to copy
+        target, origin = self._machine.allocations.holding(to), self._machine.allocations.holding(source)
+        flags = CopyFlag.ASYNC if "hStream" in values else CopyFlag(0)
+        if target is None:
+            flags |= CopyFlag.DESTINATION_PAGEABLE
+        elif target.device >= 0:
+            flags |= CopyFlag.DESTINATION_DEVICE
+        if origin is None:
+            flags |= CopyFlag.SOURCE_PAGEABLE
+        elif origin.device >= 0:
+            flags |= CopyFlag.SOURCE_DEVICE
+        hooks.emit(
+            Kind.MEMCPY,
+            device=device,
+            stream=stream,
+            correlation=correlation,
+            address=to,
+            size=size,
+            aux0=source,
+            flags=flags,
+            name=name,
+        )
+        self._access(correlation, device, stream, source, size, AccessFlag.READ, "source")
+        self._access(correlation, device, stream, to, size, AccessFlag.WRITE, "destination")
+
+    def _memset(self, values: dict[str, Any], name: str) -> None:
+        width = {"cuMemsetD8": 1, "cuMemsetD16": 2, "cuMemsetD32": 4}[name.removesuffix("Async")]
+        value = next(values[key] for key in ("uc", "us", "ui") if key in values)
+        correlation, device, stream = self._owner()
+        if not correlation:
+            return
+        hooks.emit(
+            Kind.MEMSET,
+            device=device,
+            stream=stream,
+            correlation=correlation,
+            address=values["dstDevice"],
+            size=values["N"] * width,
+            aux0=value,
+            aux1=width,
+            flags=CopyFlag.DESTINATION_DEVICE | (CopyFlag.ASYNC if "hStream" in values else 0),
+            name=name,
+        )
+        size = values["N"] * width
+        self._access(correlation, device, stream, values["dstDevice"], size, AccessFlag.WRITE, "destination")
+
+    @staticmethod
+    def _access(
+        correlation: int, device: int, stream: int, address: int, size: int, flags: AccessFlag, name: str
+    ) -> None:
+        hooks.emit(
+            Kind.ACCESS,
+            device=device,
+            stream=stream,
+            correlation=correlation,
+            address=address,
+            size=size,
+            flags=flags,
+            name=name,
+            stack=0,
+        )
+
+
+def _pointed(address: int) -> int:
+    """Return the 64-bit word that a call stored through an output pointer."""
+    return ctypes.c_uint64.from_address(address).value

@@ -1,0 +1,550 @@
+"""PyTorch's memory snapshots, in and out.
+
+``torch.cuda.memory._dump_snapshot(FILE)`` writes a pickle with the allocator's *final state* (segments and their
+blocks) and, where memory history was recorded, a *ring* of its last events for each device. Reading turns the ring
+into the records of an ordinary trace; what was there before the ring began is inferred from the events and the
+final state, and stands at the start of the trace as if it had just been allocated.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cudatool.collect import plain_pickle
+from cudatool.errors import OutputError, SnapshotFormatError
+from cudatool.trace.events import RECORD, Kind, StreamFlag
+from cudatool.trace.model import Frame, Trace
+
+__all__ = ["MemorySnapshot", "is_snapshot", "read", "write"]
+
+_ACTIONS: Final = {
+    "alloc": Kind.BLOCK_ALLOC,
+    "free_requested": Kind.BLOCK_FREE_REQUESTED,
+    "free_completed": Kind.BLOCK_FREE_COMPLETED,
+    "segment_alloc": Kind.SEGMENT_ALLOC,
+    "segment_free": Kind.SEGMENT_FREE,
+    "segment_map": Kind.SEGMENT_MAP,
+    "segment_unmap": Kind.SEGMENT_UNMAP,
+    "oom": Kind.OOM,
+}
+_ACTION_OF_KIND: Final[dict[Kind, tuple[str, ...]]] = {kind: (action,) for action, kind in _ACTIONS.items()}
+_BLOCK_KINDS: Final = (Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_REQUESTED, Kind.BLOCK_FREE_COMPLETED)
+_SEGMENT_KINDS: Final = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE)
+_MAP_KINDS: Final = (Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)
+
+_MIN_BLOCK: Final = 512
+_PAGE: Final = 2 << 20  # expandable segments are mapped in multiples of this
+_SMALL_SEGMENT: Final = 2 << 20
+_LARGE_SEGMENT: Final = 20 << 20
+_LARGE_REMAINDER: Final = 1 << 20  # small requests are up to this, and large blocks are split if more than this remains
+_MAX_SIZE: Final = 1 << 48  # more than any card's address space
+_MAX_PAGES: Final = 1 << 24
+
+_Ints = npt.NDArray[np.int64]
+
+
+@dataclass
+class MemorySnapshot(Trace):
+    """A trace read from a PyTorch snapshot.
+
+    Attributes
+    ----------
+    segments
+        The final state in PyTorch's own schema: plain dicts, each block with its address.
+    settings
+        The allocator's settings as the snapshot states them; empty for old files.
+    """
+
+    segments: list[dict[str, Any]] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def is_snapshot(path: str | Path) -> bool:
+    """Say whether a file looks like a pickle (or a compressed one), without reading more than its first bytes."""
+    with open(path, "rb") as file:
+        head = file.read(6)
+    return head.startswith((b"\xfd7zXZ\x00", b"\x1f\x8b", b"\x80", b"(d", b"}", b"]", b"(l"))
+
+
+def read(path: str | Path) -> MemorySnapshot:
+    """Return the trace and the final state in a PyTorch memory snapshot.
+
+    Reads every pickle protocol and every version of the schema, also compressed with xz or gzip, and runs nothing
+    that the file contains.
+
+    Raises
+    ------
+    SnapshotFormatError
+        The file is not a snapshot, is damaged, or would import something when loaded.
+    OSError
+        The file cannot be read.
+    """
+    path = str(path)
+    data = plain_pickle.load(path)
+    if isinstance(data, list):  # torch.cuda.memory_snapshot(): the segments alone
+        data = {"segments": data}
+    if not isinstance(data, dict) or not ("segments" in data or "device_traces" in data):
+        raise SnapshotFormatError(path, "a pickle, but not a PyTorch memory snapshot (no segments, no device_traces)")
+    try:
+        return _Reader(data).snapshot(path)
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise SnapshotFormatError(path, f"not a valid PyTorch memory snapshot ({what})") from error
+
+
+def write(path: str | Path, trace: Trace, segments: Sequence[Mapping[str, Any]]) -> None:
+    """Write a trace as a PyTorch memory snapshot, which PyTorch's own viewer reads.
+
+    Parameters
+    ----------
+    path
+        Written under a temporary name beside it first, then renamed; replaced if it exists.
+    trace
+        Its allocator events become ``device_traces``. Memory that a program took from the driver itself becomes a
+        segment with one block.
+    segments
+        The final state as :func:`cudatool.analyze.torch_segments` returns it.
+
+    Raises
+    ------
+    OutputError
+        The file cannot be written.
+    """
+    streams = trace.of_kind(Kind.STREAM_CREATE)
+    handles = dict(zip(streams["stream"].tolist(), streams["address"].tolist(), strict=True))
+    pools = [tuple(pool) for pool in trace.header.get("pools", ())]
+
+    def pool_id(number: int) -> tuple[int, int]:
+        return pools[number] if number < len(pools) else (number, 0)
+
+    frames = [{"filename": frame.file, "name": frame.function, "line": frame.line} for frame in trace.frames]
+    stacks = [[frames[i] for i in stack] for stack in trace.stacks]  # shared, so that the pickle holds each once
+    actions = _ACTION_OF_KIND | {
+        Kind.MEM_ALLOC: ("segment_alloc", "alloc"),
+        Kind.MEM_FREE: ("free_requested", "free_completed", "segment_free"),
+    }
+    events = trace.of_kind(*actions)
+    traces: list[list[dict[str, Any]]] = [[] for _ in range(int(events["device"].max(initial=-1)) + 1)]
+    columns = ("kind", "device", "time", "stream", "stack", "name", "address", "size", "aux0", "aux1")
+    for kind, device, time, stream, stack, name, address, size, aux0, aux1 in events[list(columns)].tolist():
+        for action in actions[kind]:
+            is_block = kind in _BLOCK_KINDS
+            entry = {
+                "action": action,
+                "addr": address,
+                "size": aux0 if is_block else size,
+                "stream": handles.get(stream, 0),
+                "time_us": time // 1000,
+                "compile_context": "N/A",
+                "user_metadata": trace.names[name] if is_block else "",
+                "pool_id": pool_id(aux1),
+                "frames": stacks[stack],
+            }
+            if kind == Kind.OOM:
+                entry["device_free"] = aux0
+                del entry["addr"]
+            traces[device].append(entry)
+    spelled = [
+        {**s, "stream": handles.get(s["stream"], 0), "segment_pool_id": pool_id(s["segment_pool_id"])} for s in segments
+    ]
+    snapshot = {"segments": spelled, "device_traces": traces, "external_annotations": []}
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        with open(temporary, "wb") as file:
+            pickle.dump(snapshot, file, protocol=4)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+class _Reader:
+    """The tables that records point into, while they grow."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.data = data
+        self.names: dict[str, int] = {"": 0}
+        self.stacks: dict[tuple[int, ...], int] = {(): 0}
+        self.frames: dict[Frame, int] = {}
+        self.streams: dict[tuple[int, int], int] = {}
+        self.pools: dict[tuple[int, int], int] = {(0, 0): 0}
+        self.notes: list[str] = []
+        # Frames are shared objects in the pickle: look each one up by identity once. `data` keeps them alive.
+        self._frame_by_id: dict[int, int] = {}
+        self._stack_by_ids: dict[tuple[int, ...], int] = {(): 0}
+
+    def snapshot(self, path: str) -> MemorySnapshot:
+        segments = [_with_addresses(segment) for segment in _list(self.data, "segments")]
+        traces = [_checked(trace, list, "a device's trace") for trace in _list(self.data, "device_traces")]
+        devices = sorted({int(s.get("device", 0)) for s in segments} | set(range(len(traces))))
+        parts, prior = [], 0
+        for device in devices:
+            events = self._events(traces[device] if device < len(traces) else [], device)
+            own = [s for s in segments if int(s.get("device", 0)) == device]
+            self._set_pools(events, own)
+            before = self._prior_state(events, own, device)
+            prior += int(np.count_nonzero(before["kind"] == Kind.BLOCK_ALLOC))
+            whole = np.concatenate([before, events])
+            _add_unsplit_tails(whole, self.data.get("allocator_settings") or {})
+            parts.append(whole)
+        annotations = self._annotations(_list(self.data, "external_annotations"))
+        records = np.concatenate([np.zeros(0, RECORD), *parts, annotations])
+        timed = all("time_us" in entry for trace in traces for entry in trace[:1]) and any(traces)
+        if timed:
+            records = self._in_order_of_time(records, len(annotations))
+        else:
+            records = records[: len(records) - len(annotations)]
+            records["time"] = np.arange(len(records))
+        streams = self._stream_records(records)
+        if prior and any(traces):
+            self.notes.append(
+                f"recording began with {prior} blocks already allocated: they are shown from its start, without stacks"
+            )
+        if not any(traces):
+            self.notes.append("no history was recorded: only the final state is known")
+        return MemorySnapshot(
+            np.concatenate([streams, records]),
+            names=list(self.names),
+            stacks=list(self.stacks),
+            frames=list(self.frames),
+            header={
+                "format": "pytorch-snapshot",
+                "time_axis": "clock" if timed else "index",
+                "pools": [list(pool) for pool in self.pools],
+            },
+            notes=self.notes,
+            source=path,
+            segments=segments,
+            settings=dict(self.data.get("allocator_settings") or {}),
+        )
+
+    def _events(self, entries: list[Any], device: int) -> npt.NDArray[np.void]:
+        """Return one device's ring as records. Sizes of blocks are what PyTorch's rules make of the request."""
+        actions = [entry["action"] for entry in entries]
+        unknown = sorted({str(action)[:40] for action in actions if action not in _ACTIONS and action != "free"})
+        if dropped := [name for name in unknown if name not in ("snapshot", "annotate")]:
+            self.notes.append(f"events of unknown kinds were left out: {', '.join(dropped)}")
+        if unknown:
+            entries = [entry for entry in entries if entry["action"] in _ACTIONS or entry["action"] == "free"]
+        if "free" in actions:  # old files: one event for what are two now
+            pairs = [("free_requested", "free_completed") if e["action"] == "free" else (e["action"],) for e in entries]
+            entries = [{**e, "action": a} for e, names in zip(entries, pairs, strict=True) for a in names]
+        records = np.zeros(len(entries), RECORD)
+        records["kind"] = [_ACTIONS[entry["action"]] for entry in entries]
+        records["device"] = device
+        records["address"] = [entry.get("addr") or 0 for entry in entries]
+        size = np.array([entry["size"] for entry in entries], np.uint64)
+        if len(size) and int(size.max()) >= _MAX_SIZE:
+            raise ValueError(f"an event of {int(size.max())} bytes")
+        records["size"] = size
+        records["stream"] = [self._stream(device, entry.get("stream") or 0) for entry in entries]
+        if entries and "time_us" in entries[0]:
+            records["time"] = np.array([entry["time_us"] for entry in entries], np.int64) * 1000
+        if any("frames" in entry for entry in entries[:1]):
+            records["stack"] = [self._stack(entry.get("frames") or ()) for entry in entries]
+        records["name"] = [self._name(entry.get("user_metadata") or "") for entry in entries]
+
+        blocks = np.isin(records["kind"], _BLOCK_KINDS)
+        records["aux0"][blocks] = records["size"][blocks]
+        records["size"][blocks] = _round_size(records["size"][blocks], self.data.get("allocator_settings") or {})
+        ooms = np.flatnonzero(records["kind"] == Kind.OOM)
+        records["aux0"][ooms] = [entries[i].get("device_free") or 0 for i in ooms]
+        segments = np.isin(records["kind"], _SEGMENT_KINDS)
+        # Large segments have at least 20 MiB, or are larger than 10 MiB; mapped pages have 2 or 20 MiB.
+        records["flags"][segments] = records["size"][segments] == _SMALL_SEGMENT
+        mapped = np.isin(records["kind"], _MAP_KINDS)
+        records["flags"][mapped] = records["size"][mapped] < _LARGE_SEGMENT
+        if any("pool_id" in entry for entry in entries[:1]):
+            records["aux1"][~(records["kind"] == Kind.OOM)] = [
+                self._pool(entry.get("pool_id") or (0, 0)) for entry in entries if entry["action"] != "oom"
+            ]
+        return records
+
+    def _set_pools(self, events: npt.NDArray[np.void], segments: list[dict[str, Any]]) -> None:
+        """Write the pools that the final state names: a segment has been in its pool since it was last allocated."""
+        begun = np.flatnonzero(events["kind"] == Kind.SEGMENT_ALLOC)
+        last_begun = dict(zip(events["address"][begun].tolist(), begun.tolist(), strict=True))
+        for segment in segments:
+            pool = self._pool(segment.get("segment_pool_id") or (0, 0))
+            if pool:
+                start, size = segment["address"], segment["total_size"]
+                since = events[last_begun.get(start, 0) :]
+                since["aux1"][(since["address"] >= start) & (since["address"] < start + size)] = pool
+
+    def _prior_state(
+        self, events: npt.NDArray[np.void], segments: list[dict[str, Any]], device: int
+    ) -> npt.NDArray[np.void]:
+        """Return records that allocate what was there before the ring began.
+
+        That is whatever is freed before it is allocated, and whatever is there at the end without an event.
+        """
+        final_blocks = {b["address"]: b for s in segments for b in s["blocks"] if _is_live(b)}
+        segment_of = {b["address"]: s for s in segments for b in s["blocks"]}
+        whole = {s["address"]: s for s in segments if not s.get("is_expandable")}
+        rows: list[tuple[Kind, int, int, int, int, int, int, int]] = []
+
+        def add(kind: Kind, address: int, size: int, requested: int, stream: int, pool: int, flags: int, stack: int) -> None:
+            rows.append((kind, address, size, requested, stream, pool, flags, stack))
+
+        def of(segment: Mapping[str, Any]) -> tuple[int, int, int]:
+            """Stream, pool and flags of a segment."""
+            pool = self._pool(segment.get("segment_pool_id") or (0, 0))
+            return self._stream(device, segment.get("stream") or 0), pool, int(segment.get("segment_type") == "small")
+
+        first, untouched = _prior(events, Kind.SEGMENT_ALLOC, (Kind.SEGMENT_FREE,), whole)
+        for event in events[first]:
+            add(Kind.SEGMENT_ALLOC, *_ints(event, "address", "size", "aux0", "stream", "aux1", "flags"), 0)
+        for address in untouched:
+            segment = whole[address]
+            stack = self._stack(segment.get("frames") or ())
+            add(Kind.SEGMENT_ALLOC, address, segment["total_size"], 0, *of(segment), stack)
+        for segment in self._prior_mapped(events, segments):
+            add(Kind.SEGMENT_MAP, segment["address"], segment["total_size"], 0, *of(segment), 0)
+
+        freed = (Kind.BLOCK_FREE_REQUESTED, Kind.BLOCK_FREE_COMPLETED)
+        first, untouched = _prior(events, Kind.BLOCK_ALLOC, freed, final_blocks)
+        for event in events[first]:
+            add(Kind.BLOCK_ALLOC, *_ints(event, "address", "size", "aux0", "stream", "aux1"), 0, 0)
+            if event["kind"] == Kind.BLOCK_FREE_COMPLETED:
+                add(Kind.BLOCK_FREE_REQUESTED, *_ints(event, "address", "size", "aux0", "stream", "aux1"), 0, 0)
+        for address in untouched:
+            block = final_blocks[address]
+            stream, pool, _ = of(segment_of[address])
+            requested = block.get("requested_size", block["size"])
+            stack = self._stack(block.get("frames") or ())
+            add(Kind.BLOCK_ALLOC, address, block["size"], requested, stream, pool, 0, stack)
+            if block["state"] != "active_allocated":
+                add(Kind.BLOCK_FREE_REQUESTED, address, block["size"], requested, stream, pool, 0, 0)
+
+        records = np.zeros(len(rows), RECORD)
+        columns = ("kind", "address", "size", "aux0", "stream", "aux1", "flags", "stack")
+        for column, values in zip(columns, zip(*rows, strict=True), strict=False):
+            records[column] = values
+        records["device"] = device
+        records["time"] = events["time"][0] if len(events) else 0
+        return records
+
+    def _prior_mapped(
+        self, events: npt.NDArray[np.void], segments: list[dict[str, Any]]
+    ) -> Iterable[dict[str, Any]]:
+        """Return the runs of expandable segments that were mapped before the ring began, as segments."""
+        expandable = [s for s in segments if s.get("is_expandable")]
+        changes = events[np.isin(events["kind"], _MAP_KINDS)]
+        page, change = _pages(changes["address"], changes["size"])
+        paged = changes[change]
+        paged["address"] = page
+        final_page, owner = _pages([s["address"] for s in expandable], [s["total_size"] for s in expandable])
+        final = dict(zip(final_page.tolist(), owner.tolist(), strict=True))
+        first, untouched = _prior(paged, Kind.SEGMENT_MAP, (Kind.SEGMENT_UNMAP,), final)
+        prior = {int(p): paged[i] for p, i in zip(paged["address"][first], first, strict=True)}
+        handles = {number: handle for (_, handle), number in self.streams.items()}
+        run: dict[str, Any] | None = None
+        for number in sorted([*prior, *untouched]):
+            if number in prior:
+                event = prior[number]
+                kind = "small" if event["flags"] else "large"
+                like = {"stream": handles[int(event["stream"])], "segment_type": kind}
+            else:
+                segment = expandable[final[number]]
+                like = {key: segment.get(key) for key in ("stream", "segment_type", "segment_pool_id")}
+            if run and run["address"] + run["total_size"] == number * _PAGE and run["like"] == like:
+                run["total_size"] += _PAGE
+                continue
+            if run:
+                yield run
+            run = {**like, "like": like, "address": number * _PAGE, "total_size": _PAGE}
+        if run:
+            yield run
+
+    def _annotations(self, annotations: list[Any]) -> npt.NDArray[np.void]:
+        """Return ``external_annotations`` (the profiler's ranges) as RANGE_PUSH and RANGE_POP."""
+        records = np.zeros(len(annotations), RECORD)
+        for record, annotation in zip(records, annotations, strict=True):
+            starts = annotation["stage"] == "START"
+            record["kind"] = Kind.RANGE_PUSH if starts else Kind.RANGE_POP
+            record["name"] = self._name(annotation["name"]) if starts else 0
+            record["device"] = annotation["device"]
+            record["time"] = annotation["time_us"] * 1000
+        return records
+
+    def _in_order_of_time(self, records: npt.NDArray[np.void], annotations: int) -> npt.NDArray[np.void]:
+        """Merge devices and annotations by time. One device alone keeps its order: that is the allocator's."""
+        memory = len(records) - annotations
+        if len(np.unique(records["device"][:memory])) == 1 and not annotations:
+            return records
+        # Clocks are read outside of the allocator's lock: within a device, the ring's order is the true one.
+        clock = records["time"].copy()
+        for device in np.unique(records["device"][:memory]):
+            own = np.flatnonzero(records["device"][:memory] == device)
+            clock[own] = np.maximum.accumulate(clock[own])
+        return records[np.argsort(clock, kind="stable")]
+
+    def _stream_records(self, records: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+        """Return the STREAM_CREATE record of every stream that was met."""
+        created = np.zeros(len(self.streams), RECORD)
+        for record, ((device, handle), number) in zip(created, self.streams.items(), strict=True):
+            record["kind"], record["device"], record["stream"], record["address"] = (
+                Kind.STREAM_CREATE,
+                device,
+                number,
+                handle,
+            )
+            record["flags"] = StreamFlag.LEGACY_DEFAULT if handle == 0 else StreamFlag.NON_BLOCKING
+        created["time"] = records["time"][0] if len(records) else 0
+        return created
+
+    def _stream(self, device: int, handle: int) -> int:
+        return self.streams.setdefault((device, handle), len(self.streams) + 1)
+
+    def _pool(self, pool_id: Sequence[int]) -> int:
+        first, second = pool_id
+        return self.pools.setdefault((int(first), int(second)), len(self.pools))
+
+    def _name(self, text: str) -> int:
+        return self.names.setdefault(text if type(text) is str else str(text)[:200], len(self.names))
+
+    def _stack(self, frames: Sequence[Any]) -> int:
+        ids = tuple(map(id, frames))
+        found = self._stack_by_ids.get(ids)
+        if found is None:
+            stack = tuple(self._frame(frame) for frame in frames)
+            found = self._stack_by_ids[ids] = self.stacks.setdefault(stack, len(self.stacks))
+        return found
+
+    def _frame(self, frame: Mapping[str, Any]) -> int:
+        found = self._frame_by_id.get(id(frame))
+        if found is None:
+            value = Frame(str(frame["filename"]), str(frame["name"]), int(frame["line"]))
+            found = self._frame_by_id[id(frame)] = self.frames.setdefault(value, len(self.frames))
+        return found
+
+
+def _checked(value: Any, kind: type, what: str) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{what} is a {type(value).__name__}")
+    return value
+
+
+def _list(data: dict[str, Any], key: str) -> list[Any]:
+    return list(_checked(data.get(key) or [], list, key))
+
+
+def _is_live(block: Mapping[str, Any]) -> bool:
+    return block["state"] != "inactive"
+
+
+def _with_addresses(segment: Any) -> dict[str, Any]:
+    """Return a segment whose blocks have addresses; in old files they follow from the sizes, and frames from history."""
+    _checked(segment, dict, "a segment")
+    address, total = _checked(segment["address"], int, "an address"), _checked(segment["total_size"], int, "a size")
+    if not (0 <= address < 1 << 63 and 0 <= total < _MAX_SIZE):
+        raise ValueError(f"a segment of {total} bytes at address {address}")
+    blocks = []
+    for block in _list(segment, "blocks"):
+        size = _checked(block["size"], int, "a size")
+        if not 0 <= size <= total:
+            raise ValueError(f"a block of {size} bytes in a segment of {total}")
+        filled = {"address": address, **block}
+        if history := block.get("history"):
+            filled.setdefault("frames", history[-1].get("frames") or [])
+            filled.setdefault("requested_size", history[-1].get("real_size", size))
+        blocks.append(filled)
+        address += size
+    return {**segment, "blocks": blocks}
+
+
+def _round_size(size: npt.NDArray[np.uint64], settings: Mapping[str, Any]) -> npt.NDArray[np.uint64]:
+    """Return the block sizes that requests of `size` bytes are rounded to (notes: c10's ``round_size``)."""
+    rounded = np.maximum((size + np.uint64(_MIN_BLOCK - 1)) // np.uint64(_MIN_BLOCK), 1) * np.uint64(_MIN_BLOCK)
+    divisions_by_class = settings.get("roundup_power2_divisions") or {}
+    if not any(divisions_by_class.values()):
+        return rounded
+    table = [0] * 16  # by the power of two of MiB: below 2 MiB, below 4 MiB, ... 32 GiB and more
+    for mebibytes, divisions in divisions_by_class.items():
+        table[min(max(int(mebibytes).bit_length() - 1, 0), 15)] = int(divisions)
+    safe = np.maximum(size, 1)
+    floor_log2 = np.frexp(safe.astype(np.float64))[1].astype(np.int64) - 1  # sizes are below 2**48: exact
+    divisions = np.array(table, np.uint64)[np.clip(floor_log2 - 20, 0, 15)]
+    applies = (divisions > 1) & (size > np.uint64(_MIN_BLOCK) * divisions)
+    power = np.uint64(1) << floor_log2.astype(np.uint64)
+    step = power // np.maximum(divisions, 1)
+    return np.where(applies, (size + step - np.uint64(1)) // np.maximum(step, 1) * step, rounded)
+
+
+def _add_unsplit_tails(records: npt.NDArray[np.void], settings: Mapping[str, Any]) -> None:
+    """Correct the sizes of large blocks that were handed out whole because what was left over was too small.
+
+    A snapshot records only what was requested. But free neighbours are always merged, so the free block that an
+    address was taken from reached up to the next live block or the segment's end; PyTorch splits it only if more
+    than 1 MiB remains and the request is below ``max_split_size``. (Small and expandable segments always split.)
+    """
+    limit = settings.get("max_split_size") or -1
+    limit = limit if limit > 0 else _MAX_SIZE
+    kind = records["kind"]
+    blocks = np.isin(kind, _BLOCK_KINDS) & (records["size"] > _LARGE_REMAINDER)
+    index = np.flatnonzero(blocks | (np.isin(kind, _SEGMENT_KINDS) & (records["flags"] == 0)))
+    starts: list[int] = []  # of live blocks, sorted
+    sizes: dict[int, int] = {}
+    segment_starts: list[int] = []
+    segment_ends: dict[int, int] = {}
+    corrected = records["size"][index].tolist()
+    columns = zip(kind[index].tolist(), records["address"][index].tolist(), corrected, strict=True)
+    for i, (what, address, size) in enumerate(columns):
+        if what == Kind.BLOCK_ALLOC:
+            segment = bisect_right(segment_starts, address) - 1
+            end = segment_ends[segment_starts[segment]] if segment >= 0 else 0
+            at = bisect_right(starts, address)
+            if address < end:
+                free = min(end, starts[at] if at < len(starts) else end) - address
+                if free > size and not (size < limit and free - size > _LARGE_REMAINDER):
+                    corrected[i] = size = free
+            if address not in sizes:
+                starts.insert(at, address)
+            sizes[address] = size
+        elif what == Kind.BLOCK_FREE_REQUESTED:
+            corrected[i] = sizes.get(address, size)
+        elif what == Kind.BLOCK_FREE_COMPLETED:
+            if address in sizes:
+                corrected[i] = sizes.pop(address)
+                del starts[bisect_left(starts, address)]
+        elif what == Kind.SEGMENT_ALLOC:
+            if address not in segment_ends:
+                insort(segment_starts, address)
+            segment_ends[address] = address + size
+        elif segment_ends.pop(address, None) is not None:
+            del segment_starts[bisect_left(segment_starts, address)]
+    records["size"][index] = corrected
+
+
+def _prior(
+    events: npt.NDArray[np.void], born: Kind, died: Sequence[Kind], final: Mapping[int, Any]
+) -> tuple[_Ints, list[int]]:
+    """Return what existed before `events`: indices of deaths without a birth, and keys of `final` without any event."""
+    index = np.flatnonzero(np.isin(events["kind"], [born, *died]))
+    address, first = np.unique(events["address"][index], return_index=True)
+    first = index[first]
+    return np.sort(first[events["kind"][first] != born]), sorted(set(final) - set(address.tolist()))
+
+
+def _pages(address: npt.ArrayLike, size: npt.ArrayLike) -> tuple[_Ints, _Ints]:
+    """Return the number of every 2 MiB page in the ranges, and which range each belongs to."""
+    begin = np.asarray(address, np.int64) // _PAGE
+    count = -(-np.asarray(size, np.int64) // _PAGE)
+    if count.sum() > _MAX_PAGES:
+        raise ValueError("more memory mapped than any card has")
+    owner = np.repeat(np.arange(len(count)), count)
+    return begin[owner] + np.arange(len(owner)) - (np.cumsum(count) - count)[owner], owner
+
+
+def _ints(record: Any, *columns: str) -> tuple[Any, ...]:
+    return tuple(int(record[column]) for column in columns)

@@ -1,0 +1,138 @@
+"""Every error that cudatool raises, as one tree.
+
+::
+
+    CudatoolError
+    ├── UsageError                 an argument, option or setting is wrong
+    │   └── ConfigError            a setting string or environment variable cannot be read (also a ValueError)
+    ├── DeviceUnavailableError     the device asked for does not exist on this machine
+    ├── CudaError                  a CUDA driver call failed; ``.name`` is the CUDA error's name (also a RuntimeError)
+    │   └── OutOfMemoryError       no memory could be had even after cached blocks were given back
+    ├── CompileError               NVRTC refused a kernel; ``.log`` is what it said
+    ├── FileFormatError            a file is not what it should be; ``.path`` names it
+    │   ├── TraceFormatError       not a cudatool trace, or of an unknown version
+    │   └── SnapshotFormatError    not a PyTorch memory snapshot, or an unsafe one
+    └── OutputError                a result could not be written
+
+The command line prints any of them as one line and exits with status 2.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CudatoolError",
+    "UsageError",
+    "ConfigError",
+    "DeviceUnavailableError",
+    "CudaError",
+    "OutOfMemoryError",
+    "CompileError",
+    "FileFormatError",
+    "TraceFormatError",
+    "SnapshotFormatError",
+    "OutputError",
+]
+
+
+class CudatoolError(Exception):
+    """Base of every error raised by cudatool."""
+
+
+class UsageError(CudatoolError):
+    """An argument, option or setting is wrong."""
+
+
+class ConfigError(UsageError, ValueError):
+    """A setting string or environment variable cannot be read."""
+
+
+class DeviceUnavailableError(CudatoolError):
+    """The device asked for does not exist on this machine."""
+
+
+class CudaError(CudatoolError, RuntimeError):
+    """A CUDA driver call failed.
+
+    Parameters
+    ----------
+    message
+        What happened and what to do about it.
+    name
+        The CUDA error's name, for example ``"CUDA_ERROR_INVALID_VALUE"``.
+    """
+
+    def __init__(self, message: str, name: str = "CUDA_ERROR_UNKNOWN") -> None:
+        super().__init__(message, name)  # both in args, so that the error survives pickling
+        self.name = name
+
+    def __str__(self) -> str:
+        message: str = self.args[0]
+        return message if self.name in message else f"{self.name}: {message}"
+
+
+class OutOfMemoryError(CudaError):
+    """No device memory could be had, even after cached blocks were given back.
+
+    Attributes
+    ----------
+    wanted, allowed, total, free, allocated, reserved
+        Bytes, as far as whoever raised it knows them, else 0: of the segment that was asked for; that may be
+        reserved; of the device; of the device that are free; in use by the program; held by the allocator.
+    """
+
+    wanted = allowed = total = free = allocated = reserved = 0
+
+    def __init__(self, message: str, name: str = "CUDA_ERROR_OUT_OF_MEMORY") -> None:
+        super().__init__(message, name)
+
+
+class CompileError(CudatoolError):
+    """NVRTC refused a kernel's source.
+
+    Parameters
+    ----------
+    message
+        One line that says which program failed.
+    log
+        NVRTC's own messages, with file names and line numbers.
+    """
+
+    def __init__(self, message: str, log: str = "") -> None:
+        super().__init__(message, log)
+        self.log = log
+
+    def __str__(self) -> str:
+        message: str = self.args[0]
+        return f"{message}\n{self.log}" if self.log else message
+
+
+class FileFormatError(CudatoolError):
+    """A file is not what it should be.
+
+    Parameters
+    ----------
+    path
+        The file.
+    reason
+        What is wrong with it.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+class TraceFormatError(FileFormatError):
+    """Not a cudatool trace, or one of an unknown version."""
+
+
+class SnapshotFormatError(FileFormatError):
+    """Not a PyTorch memory snapshot, or one that would run code when loaded."""
+
+
+class OutputError(CudatoolError):
+    """A result could not be written."""

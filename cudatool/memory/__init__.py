@@ -1,0 +1,8 @@
+"""The caching allocator: PyTorch's policy over any source of segments, its settings, statistics and snapshots."""
+
+from cudatool.memory.policy import CachingAllocator
+from cudatool.memory.provider import SegmentProvider
+from cudatool.memory.settings import Settings
+from cudatool.memory.summary import memory_summary
+
+__all__ = ["CachingAllocator", "SegmentProvider", "Settings", "memory_summary"]

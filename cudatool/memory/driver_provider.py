@@ -1,0 +1,114 @@
+"""Segments from the CUDA driver: of a GPU, or of the software device, which has the same interface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cudatool.errors import CudaError, OutOfMemoryError
+from cudatool.trace import hooks
+
+__all__ = ["DriverProvider"]
+
+
+class DriverProvider:
+    """Allocates with cuMemAlloc in a device's primary context.
+
+    Calls may come from any thread, also from finalizers on threads without a context, so each makes the context
+    current for its own duration. Driver-level sources of events are told that the calls are ours.
+
+    Parameters
+    ----------
+    device
+        Ordinal of the device. The driver must have been loaded and initialized.
+
+    Raises
+    ------
+    CudaError
+        The driver refused; also from every method.
+    """
+
+    def __init__(self, device: int) -> None:
+        # Loads the driver's library; which one that is must have been decided before.
+        from cuda.bindings import driver
+
+        self._driver = driver
+        self._device = _check("cuDeviceGet", driver.cuDeviceGet(device))
+        self._context: Any = _check("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(self._device))
+        self._idle_events: list[Any] = []
+
+    def allocate(self, size: int, stream: int) -> int:
+        """Return the address of `size` new bytes; the stream does not matter to the driver."""
+        with self._call() as driver:
+            return int(_check(f"cuMemAlloc of {size} bytes", driver.cuMemAlloc(size)))
+
+    def free(self, address: int) -> None:
+        """Give back a segment. The driver waits for all work on the device first."""
+        with self._call() as driver:
+            _check("cuMemFree", driver.cuMemFree(address))
+
+    def record_event(self, stream: int) -> Any:
+        """Return an event recorded on the stream with this handle."""
+        with self._call() as driver:
+            if self._idle_events:
+                event = self._idle_events.pop()
+            else:
+                flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
+                event = _check("cuEventCreate", driver.cuEventCreate(flags))
+            _check("cuEventRecord", driver.cuEventRecord(event, stream))
+            return event
+
+    def event_passed(self, token: Any) -> bool:
+        """Return whether an event has passed."""
+        with self._call() as driver:
+            (result,) = driver.cuEventQuery(token)
+            if result == driver.CUresult.CUDA_ERROR_NOT_READY:
+                return False
+            _check("cuEventQuery", (result,))
+            self._idle_events.append(token)
+            return True
+
+    def synchronize_event(self, token: Any) -> None:
+        """Wait for an event."""
+        with self._call() as driver:
+            _check("cuEventSynchronize", driver.cuEventSynchronize(token))
+            self._idle_events.append(token)
+
+    def memory_info(self) -> tuple[int, int]:
+        """Return free and total bytes of the device."""
+        with self._call() as driver:
+            free, total = _check("cuMemGetInfo", driver.cuMemGetInfo())
+            return int(free), int(total)
+
+    def close(self) -> None:
+        """Destroy the events and let go of the context. Segments must have been freed."""
+        if self._context is None:
+            return
+        with self._call() as driver:
+            while self._idle_events:
+                _check("cuEventDestroy", driver.cuEventDestroy(self._idle_events.pop()))
+        _check("cuDevicePrimaryCtxRelease", self._driver.cuDevicePrimaryCtxRelease(self._device))
+        self._context = None
+
+    @contextmanager
+    def _call(self) -> Iterator[Any]:
+        driver = self._driver
+        hooks.begin()
+        try:
+            _check("cuCtxPushCurrent", driver.cuCtxPushCurrent(self._context))
+            try:
+                yield driver
+            finally:
+                _check("cuCtxPopCurrent", driver.cuCtxPopCurrent())
+        finally:
+            hooks.end()
+
+
+def _check(what: str, result: tuple[Any, ...]) -> Any:
+    """Return what a driver call returned after its status: nothing, one value, or a tuple."""
+    status, *values = result
+    if status != 0:
+        error = OutOfMemoryError if status.name == "CUDA_ERROR_OUT_OF_MEMORY" else CudaError
+        raise error(f"{what} failed", status.name)
+    return values[0] if len(values) == 1 else tuple(values)

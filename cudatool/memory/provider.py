@@ -1,0 +1,38 @@
+"""Where segments come from: the one thing the allocator's policy does not know."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+__all__ = ["SegmentProvider"]
+
+
+class SegmentProvider(Protocol):
+    """Gives the allocator of one device its segments, and says when streams have caught up.
+
+    A driver, a recording and a model can all be providers. Streams are opaque integers to the policy.
+    """
+
+    def allocate(self, size: int, stream: int) -> int:
+        """Return the address of `size` new bytes.
+
+        Raises
+        ------
+        OutOfMemoryError
+            There are not that many. Any other error ends the allocation.
+        """
+
+    def free(self, address: int) -> None:
+        """Give back a segment. No stream uses it any more, except the one it was allocated for."""
+
+    def record_event(self, stream: int) -> Any:
+        """Return a token for everything enqueued on `stream` so far."""
+
+    def event_passed(self, token: Any) -> bool:
+        """Return whether the work before `token` is done. A token that has passed is not asked about again."""
+
+    def synchronize_event(self, token: Any) -> None:
+        """Wait until the work before `token` is done. The token is not used again."""
+
+    def memory_info(self) -> tuple[int, int]:
+        """Return the device's free and total bytes."""

@@ -1,0 +1,227 @@
+"""Settings of the caching allocator, in PyTorch's syntax.
+
+A settings string is a comma-separated list of ``key:value``, for example
+``max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2,>:8]``. The keys and what they accept are those of
+PyTorch's AcceleratorAllocatorConfig and CUDAAllocatorConfig (version 2.11).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from cudatool.errors import ConfigError
+
+__all__ = ["ENVIRONMENT_VARIABLES", "UNLIMITED", "Settings"]
+
+ENVIRONMENT_VARIABLES: Final = ("CUDATOOL_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Where settings come from; the first that is set is taken."""
+
+UNLIMITED: Final = 2**64 - 1
+"""``max_split_size`` when none is set: every block may be split."""
+
+_MIB = 1024 * 1024
+_SIZE_CLASSES = 16  # below 2 MiB, 2 to 4 MiB, ..., 32 GiB and above
+_SMALLEST_SPLIT_LIMIT_MIB = 20  # the size of a large segment
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the allocator can be told. The defaults are PyTorch's.
+
+    Attributes
+    ----------
+    max_split_size
+        Blocks of this many bytes or more are never split.
+    max_non_split_rounding_size
+        How many bytes an unsplittable block may be larger than the request it serves.
+    garbage_collection_threshold
+        Share of the allowed memory above which old cached segments are given back early; 0 is never.
+        Has an effect only together with a memory fraction.
+    roundup_power2_divisions
+        For each of 16 size classes (below 2 MiB, then by powers of two up to 32 GiB and above): into how many steps
+        the way from one power of two to the next is divided. 0 and 1 round to multiples of 512 bytes instead.
+    per_process_memory_fraction
+        Share of the device's memory that may be reserved; None is no limit.
+    text
+        The string these settings were parsed from.
+    """
+
+    max_split_size: int = UNLIMITED
+    max_non_split_rounding_size: int = _SMALLEST_SPLIT_LIMIT_MIB * _MIB
+    garbage_collection_threshold: float = 0.0
+    roundup_power2_divisions: tuple[int, ...] = (0,) * _SIZE_CLASSES
+    per_process_memory_fraction: float | None = None
+    expandable_segments: bool = False
+    backend: str = "native"
+    release_lock_on_cudamalloc: bool = False
+    graph_capture_record_stream_reuse: bool = False
+    pinned_use_cuda_host_register: bool = False
+    pinned_num_register_threads: int = 1
+    pinned_use_background_threads: bool = False
+    pinned_reserve_segment_size_mb: int = 0
+    text: str = field(default="", compare=False)
+
+    @classmethod
+    def parse(cls, text: str) -> Settings:
+        """Return the settings that `text` describes.
+
+        Raises
+        ------
+        ConfigError
+            An unknown key, or a value that its key does not accept.
+        """
+        settings = cls(text=text)
+        for key, value in _pairs(text):
+            if key not in _PARSERS:
+                raise ConfigError(f"unknown allocator setting {key!r}; known are {', '.join(sorted(_PARSERS))}")
+            attribute, parse = _PARSERS[key]
+            try:
+                settings = replace(settings, **{attribute: parse(value)})
+            except ValueError as error:
+                raise ConfigError(f"allocator setting {key}:{value}: {error}") from None
+        return settings
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Return the settings named by the first of :data:`ENVIRONMENT_VARIABLES` that is set, else the defaults.
+
+        Raises
+        ------
+        ConfigError
+            The variable cannot be read; the message names it.
+        """
+        environ = os.environ if environ is None else environ
+        for variable in ENVIRONMENT_VARIABLES:
+            if variable in environ:
+                try:
+                    return cls.parse(environ[variable])
+                except ConfigError as error:
+                    raise ConfigError(f"{variable}: {error}") from None
+        return cls()
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    """Split ``a:1,b:[1:2,3:4]`` at the commas outside brackets, then each part at its first colon."""
+    text = text.replace(" ", "")
+    if not text:
+        return
+    for part in re.split(r",(?![^\[]*\])", text):
+        key, colon, value = part.partition(":")
+        if not (key and colon and value):
+            raise ConfigError(f"allocator setting {part!r} is not of the form key:value")
+        yield key, value
+
+
+def _boolean(value: str) -> bool:
+    if value not in ("True", "False"):
+        raise ValueError("expected True or False")
+    return value == "True"
+
+
+def _integer(value: str) -> int:
+    if not value.isdecimal():
+        raise ValueError("expected a whole number")
+    return int(value)
+
+
+def _number(value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError("expected a number") from None
+
+
+def _split_limit(value: str) -> int:
+    size = _integer(value)
+    if size < _SMALLEST_SPLIT_LIMIT_MIB:
+        raise ValueError(f"must be at least {_SMALLEST_SPLIT_LIMIT_MIB}")
+    return min(size, UNLIMITED // _MIB) * _MIB
+
+
+def _threshold(value: str) -> float:
+    share = _number(value)
+    if not 0.0 < share < 1.0:
+        raise ValueError("must lie between 0 and 1, both excluded")
+    return share
+
+
+def _fraction(value: str) -> float:
+    share = _number(value)
+    if not 0.0 <= share <= 1.0:
+        raise ValueError("must lie between 0 and 1")
+    return share
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
+
+
+def _divisions(value: str) -> tuple[int, ...]:
+    """Parse one number for all size classes, or ``[256:1,512:2,>:8]``: the class from 256 MiB, from 512 MiB, above."""
+    if not value.startswith("["):
+        number = _integer(value)
+        if not _is_power_of_two(number):
+            raise ValueError("must be a power of two")
+        return (number,) * _SIZE_CLASSES
+    divisions = [0] * _SIZE_CLASSES
+    last: int | None = None
+    for part in value.strip("[]").split(","):
+        size, _, text = part.partition(":")
+        number = _integer(text)
+        if number and not _is_power_of_two(number):
+            raise ValueError("divisions must be powers of two, or 0")
+        if size == ">":
+            start = 0 if last is None else last
+            divisions[start + 1 :] = [number] * (_SIZE_CLASSES - start - 1)
+            continue
+        megabytes = _integer(size)
+        if not _is_power_of_two(megabytes):
+            raise ValueError("sizes must be powers of two")
+        index = min(megabytes.bit_length() - 1, _SIZE_CLASSES - 1)
+        if last is None:  # the first size named also stands for all that are smaller
+            divisions[:index] = [number] * index
+        divisions[index] = number
+        last = index
+    return tuple(divisions)
+
+
+def _backend(value: str) -> str:
+    if value not in ("native", "cudaMallocAsync"):
+        raise ValueError("known are native and cudaMallocAsync")
+    return value
+
+
+def _threads(value: str) -> int:
+    number = _integer(value)
+    if not _is_power_of_two(number) or number > 128:
+        raise ValueError("must be a power of two of at most 128")
+    return number
+
+
+def _megabytes(value: str) -> int:
+    number = _integer(value)
+    if number == 0:
+        raise ValueError("must be greater than 0")
+    return number
+
+
+_PARSERS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
+    # key in the string -> attribute of Settings, parser of its value
+    "max_split_size_mb": ("max_split_size", _split_limit),
+    "max_non_split_rounding_mb": ("max_non_split_rounding_size", _split_limit),
+    "garbage_collection_threshold": ("garbage_collection_threshold", _threshold),
+    "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
+    "per_process_memory_fraction": ("per_process_memory_fraction", _fraction),
+    "expandable_segments": ("expandable_segments", _boolean),
+    "backend": ("backend", _backend),
+    "release_lock_on_cudamalloc": ("release_lock_on_cudamalloc", _boolean),
+    "graph_capture_record_stream_reuse": ("graph_capture_record_stream_reuse", _boolean),
+    "pinned_use_cuda_host_register": ("pinned_use_cuda_host_register", _boolean),
+    "pinned_num_register_threads": ("pinned_num_register_threads", _threads),
+    "pinned_use_background_threads": ("pinned_use_background_threads", _boolean),
+    "pinned_reserve_segment_size_mb": ("pinned_reserve_segment_size_mb", _megabytes),
+}

@@ -1,0 +1,84 @@
+"""Recording a program: the device, the sources of events that it needs, and the trace file, in one context manager."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from cudatool import _driver
+
+if TYPE_CHECKING:
+    from cudatool.trace.recorder import Recorder
+
+__all__ = ["record"]
+
+
+@contextmanager
+def record(
+    path: str | os.PathLike[str],
+    *,
+    device: str | None = None,
+    with_stacks: bool = True,
+    measure_accesses: bool = False,
+    force: bool = False,
+) -> Iterator[Recorder]:
+    """Record everything that happens on the device inside the ``with`` block to the trace file `path`.
+
+    Our runtime's events are recorded on any device. On the software device, also the driver calls of any cuda.core or
+    cuda.bindings program, when its operations ran, and on request which bytes its kernels touched.
+
+    Parameters
+    ----------
+    path
+        The ``.ctrace`` file to write.
+    device
+        ``"auto"``, ``"cuda"`` or ``"sim[:OPTIONS]"``; default: ``CUDATOOL_DEVICE``, else ``auto``. Like every choice
+        of a device it is made once in a process.
+    with_stacks
+        Record the Python stack of each event.
+    measure_accesses
+        Measure which bytes each kernel reads and writes (software device only; kernels run slower).
+    force
+        Replace an existing file.
+
+    Raises
+    ------
+    OutputError
+        The file exists and `force` is not set, or it cannot be written.
+    ConfigError, DeviceUnavailableError
+        See :mod:`cudatool._driver`.
+    """
+    from cudatool.trace import stacks
+    from cudatool.trace.recorder import Recorder
+
+    _driver.choose(device, measure_accesses=measure_accesses)
+    choice = _driver.initialize()
+    header = {
+        "device": choice.description,
+        "device_kind": choice.kind,
+        "argv": sys.argv,
+        "accesses": bool(measure_accesses and choice.machine is not None),
+    }
+    recorder = Recorder(path, header=header, force=force)
+    stacks.enable(with_stacks)
+    collector = None
+    if choice.machine is not None:
+        from cudatool import sim
+        from cudatool.collect.sim_driver import SimDriverCollector
+
+        collector = SimDriverCollector(choice.machine)
+        sim.subscribe(collector)
+    try:
+        with recorder:
+            try:
+                yield recorder
+            finally:
+                if choice.machine is not None:
+                    sim.drain()  # what was enqueued and never waited for still runs, and is part of the program
+    finally:
+        stacks.enable(True)
+        if collector is not None:
+            sim.unsubscribe(collector)

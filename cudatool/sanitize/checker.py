@@ -1,0 +1,192 @@
+"""From a trace to a report: run the engine, try the repairs, and put what it found into words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from cudatool.sanitize.engine import Defect, Engine, Key, Repairs, Side
+from cudatool.sanitize.findings import AccessSite, BufferSite, Finding, FindingKind, Report, fingerprint, location
+from cudatool.trace.events import Kind
+from cudatool.trace.model import Frame, Trace
+
+__all__ = ["check"]
+
+
+def check(trace: Trace) -> Report:
+    """Return every access of `trace` that CUDA's rules leave in no order with another one or with its memory's life.
+
+    The findings are independent of each other: what would vanish with an earlier one's repair is only counted.
+    The repairs have been applied to the trace and the check repeated: a repair is named only if its finding was gone.
+    Nothing depends on the order in which the work happened to run.
+    """
+    engine = Engine(trace)
+    engine.run()
+    independent: dict[Key, Defect] = {}
+    cured: set[Key] = set()
+    if engine.defects:
+        pruned = Engine(trace, go_on_repaired=True)
+        pruned.run()
+        independent = {key: engine.defects[key] for key in pruned.defects}
+        repaired = Engine(trace, repairs=_plan(engine, independent.values()))
+        repaired.run()
+        cured = independent.keys() - repaired.defects.keys()
+
+    words = _Words(trace, engine)
+    certain: list[Finding] = []
+    possible: list[Finding] = []
+    for key, defect in independent.items():
+        finding = words.finding(defect, repaired=key in cured)
+        (certain if defect.first.exact and defect.second.exact else possible).append(finding)
+    return Report(
+        findings=tuple(certain),
+        possible=tuple(possible),
+        device=str(trace.header.get("device", "")),
+        operations=engine.operations,
+        unchecked_launches=engine.unchecked,
+        edges=dict(sorted(engine.ordering.edges.items())),
+        notes=(*trace.notes, *_notes(trace, engine, len(independent))),
+    )
+
+
+def _notes(trace: Trace, engine: Engine, reported: int) -> list[str]:
+    notes = []
+    if more := len(engine.defects) - reported:
+        notes.append(f"{_count(more, 'more pair')} of call sites in no order, all of which follow from the findings")
+    if engine.unchecked:
+        notes.append(f"{_count(engine.unchecked, 'launch', 'launches')} not checked: what they access is not known")
+    if engine.unknown_streams:
+        notes.append(f"{_count(engine.unknown_streams, 'operation')} not checked: their stream is not known")
+    if empty := engine.ordering.empty_waits:
+        notes.append(f"{_count(empty, 'stream wait')} did nothing: the event had not been recorded")
+    if engine.threads > 1:
+        # How threads hand work to each other is not in the trace: say how much rests on it, do not guess.
+        apart = Engine(trace, one_host=False)
+        apart.run()
+        if more := len(apart.defects.keys() - engine.defects.keys()):
+            notes.append(
+                f"{_count(more, 'pair')} of accesses ordered only if the host threads that made them are; "
+                "the trace cannot tell"
+            )
+    return notes
+
+
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def _plan(engine: Engine, defects: Iterable[Defect]) -> Repairs:
+    """One change of the program for each defect that a change of order can cure."""
+    repairs = Repairs()
+    for defect in defects:
+        first, second = defect.first, defect.second
+        if first.mode == "free":
+            continue
+        if (owner := _forgotten(defect)) is not None:
+            stack = int(engine.records["stack"][owner])
+            repairs.record_streams.setdefault(stack, set()).add(first.operation.agent)
+        else:
+            stack = int(engine.records["stack"][second.operation.record])
+            repairs.waits.setdefault((stack, second.operation.agent), set()).add(first.operation.agent)
+    return repairs
+
+
+def _forgotten(defect: Defect) -> int | None:
+    """The record of the allocation on which record_stream is missing, if that is what is wrong."""
+    owner = defect.first.owner
+    if defect.kind is FindingKind.REUSE and owner is not None and owner.agent != defect.first.operation.agent:
+        return owner.record
+    return None
+
+
+class _Words:
+    """Turns records into sentences."""
+
+    def __init__(self, trace: Trace, engine: Engine) -> None:
+        self._trace = trace
+        self._engine = engine
+        self._seen: Counter[str] = Counter()
+
+    def finding(self, defect: Defect, *, repaired: bool) -> Finding:
+        first, second = self._site(defect.first), self._site(defect.second)
+        buffer = None
+        if defect.buffer is not None:
+            owned = defect.buffer
+            buffer = BufferSite(owned.start, owned.stop - owned.start, self._stack(owned.record))
+        identity = fingerprint(defect.kind, first, second, buffer)
+        self._seen[identity] += 1
+        if self._seen[identity] > 1:  # the same functions and operations on other lines
+            identity += f"-{self._seen[identity]}"
+        return Finding(
+            kind=defect.kind,
+            first=first,
+            second=second,
+            start=defect.start,
+            size=defect.size,
+            buffer=buffer,
+            reason=self._reason(defect),
+            repair=self._repair(defect) if repaired else "",
+            count=defect.count,
+            fingerprint=identity,
+        )
+
+    def _site(self, side: Side) -> AccessSite:
+        record = side.operation.record
+        return AccessSite(
+            operation=self._operation(record),
+            agent=self._engine.agents[side.operation.agent].label,
+            mode=side.mode,
+            argument=self._trace.names[side.name],
+            stack=self._stack(record),
+            record=record,
+            exact=side.exact,
+        )
+
+    def _stack(self, record: int) -> tuple[Frame, ...]:
+        return self._trace.stack(int(self._trace.records["stack"][record]))
+
+    def _operation(self, record: int) -> str:
+        row = self._trace.records[record]
+        kind, name = Kind(int(row["kind"])), self._trace.names[int(row["name"])]
+        if kind is Kind.KERNEL_LAUNCH:
+            return f"kernel {name}" if name else "a kernel"
+        return name or kind.name.lower().replace("_", " ")
+
+    def _at(self, record: int) -> str:
+        return f"{self._operation(record)} ({location(self._stack(record))})"
+
+    def _reason(self, defect: Defect) -> str:
+        first, second = defect.first.operation, defect.second.operation
+        earlier, later = (self._engine.agents[side.agent] for side in (first, second))
+        if defect.first.mode == "free":
+            return f"The memory was already given back at {location(self._stack(first.record))}."
+        if defect.common:
+            met = self._at(earlier.records[defect.common - 1])
+            order = f"{later.label} is ordered after {earlier.label} only up to {met}"
+        else:
+            order = f"nothing makes {later.label} wait for {earlier.label}"
+        order = order[0].upper() + order[1:] + "."
+        owner = defect.first.owner
+        if defect.kind is FindingKind.REUSE and owner is not None:
+            freed = f", was freed at {location(self._stack(owner.freed.record))}" if owner.freed else ""
+            return (
+                f"The block was allocated at {location(self._stack(owner.record))} for "
+                f"{self._engine.agents[owner.agent].label}{freed} and was then given to a new owner. {order}"
+            )
+        return order
+
+    def _repair(self, defect: Defect) -> str:
+        first, second = defect.first.operation, defect.second.operation
+        earlier, later = (self._engine.agents[side.agent] for side in (first, second))
+        here = f"{self._operation(second.record)} at {location(self._stack(second.record))}"
+        if (owner := _forgotten(defect)) is not None:
+            return (
+                f"Before the block allocated at {location(self._stack(owner))} is freed, call "
+                f"`record_stream` on it for {earlier.label}."
+            )
+        if later.is_host:
+            return f"Before {here}, synchronize {earlier.label}: `stream.synchronize()`."
+        return (
+            f"Before {here}, make {later.label} wait for {earlier.label}: `consumer.wait_stream(producer)`, or "
+            f"`consumer.wait_event(event)` with the event recorded after {self._at(first.record)}."
+        )

@@ -1,0 +1,626 @@
+"""The happens-before check of a recorded trace.
+
+::
+
+    for each record, in the order of emission:
+        move the clocks by CUDA's ordering rules          (ordering.py)
+        keep track of who owns which memory               (lifetimes.py)
+        for each byte range that an operation touches:
+            is the memory alive for it?                   -> use-after-free, use-before-alloc
+            is every kept access of those bytes that it conflicts with ordered before it?   (intervals.py)
+                                                          -> race, reuse
+
+A defect is reported once for each pair of call sites.
+
+Records of what a kernel accessed may come later in the file than its launch: they are tied by correlation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cudatool.sanitize.findings import FindingKind
+from cudatool.sanitize.intervals import ATOMIC, READ, WRITE, Access, History, Operation, overlap
+from cudatool.sanitize.lifetimes import Buffer, Buffers
+from cudatool.sanitize.ordering import Agent, Ordering, join
+from cudatool.trace.events import AccessFlag, CopyFlag, Kind, StreamFlag
+from cudatool.trace.model import Trace
+
+__all__ = ["Defect", "Engine", "Key", "Repairs", "Side"]
+
+Key = tuple[Any, ...]
+"""What makes two defects the same: kind, certainty, both call sites and the allocation's."""
+
+_CHUNK = 1 << 16  # records turned into Python objects at a time
+_WORK = (Kind.KERNEL_LAUNCH, Kind.MEMCPY, Kind.MEMSET, Kind.GEMM, Kind.HOST_FUNCTION, Kind.GRAPH_LAUNCH)
+_LAUNCHES = (Kind.KERNEL_LAUNCH, Kind.GEMM, Kind.GRAPH_LAUNCH)  # whose accesses only ACCESS records can tell
+
+
+class Side(NamedTuple):
+    """One of the two operations of a defect and what it does to the memory."""
+
+    operation: Operation
+    mode: str
+    name: int = 0
+    exact: bool = True
+    owner: Buffer | None = None
+
+
+@dataclass(slots=True)
+class Defect:
+    """The first of a series of equal findings.
+
+    Attributes
+    ----------
+    kind, first, second
+        What is wrong, with the two sides in record order.
+    start, size
+        The bytes.
+    buffer
+        Their owner when the second side came; None if not seen.
+    common
+        The epoch of the first side's agent up to which the second side is ordered after it; 0 for none.
+    count, last
+        Length of the series, and the records of its latest pair.
+    """
+
+    kind: FindingKind
+    first: Side
+    second: Side
+    start: int
+    size: int
+    buffer: Buffer | None
+    common: int
+    count: int = 1
+    last: tuple[int, int] = (-1, -1)
+
+
+@dataclass(slots=True)
+class Repairs:
+    """Changes of the program, to be tried on the trace.
+
+    Attributes
+    ----------
+    waits
+        (stack, agent) -> agents: before whatever it does at that call site, the agent waits for these.
+    record_streams
+        Stack of an allocation -> agents: ``record_stream`` is called on such blocks for these.
+    """
+
+    waits: dict[tuple[int, int], set[int]] = field(default_factory=dict)
+    record_streams: dict[int, set[int]] = field(default_factory=dict)
+
+
+class _Row(NamedTuple):
+    """One record, and where its accesses are in the chunk: ``[first:last]``, -1 if another record tells them."""
+
+    record: int
+    kind: int
+    device: int
+    flags: int
+    thread: int
+    stream: int
+    stack: int
+    address: int
+    size: int
+    aux0: int
+    aux1: int
+    first: int
+    last: int
+
+
+class _Bytes(NamedTuple):
+    """One byte range or strided set as :class:`Access` takes it."""
+
+    start: int
+    stop: int
+    mode: int
+    row: int = 0
+    stride: int = 0
+    name: int = 0
+    exact: bool = True
+
+
+class Engine:
+    """One pass over a trace.
+
+    Parameters
+    ----------
+    trace
+        What to check.
+    one_host
+        Take all host threads for one, in record order. The trace does not show how threads hand work to each
+        other; this assumes that they always do it properly, so that nothing is reported that they may have ordered.
+    go_on_repaired
+        Having met two accesses in no order, go on as if the second one had waited for the first. What is still found
+        then are the independent defects: one missing wait does not show again at everything that follows from it.
+    repairs
+        Orderings to add, to see which defects they remove.
+
+    Attributes
+    ----------
+    defects
+        What was found, by call sites, in order of appearance.
+    operations, unchecked, unknown_streams, threads
+        Numbers of operations on streams; of launches whose accesses are not known; of operations that name no stream;
+        of host threads that use the device.
+    """
+
+    def __init__(
+        self, trace: Trace, *, one_host: bool = True, go_on_repaired: bool = False, repairs: Repairs | None = None
+    ) -> None:
+        self.defects: dict[Key, Defect] = {}
+        self.operations = 0
+        self.unchecked = 0
+        self.unknown_streams = 0
+        self.records = trace.records
+        self._repairs = repairs
+        self._go_on_repaired = go_on_repaired
+        self._make_agents(trace, one_host)
+        self.ordering = Ordering(list(self._streams.values()))
+        self._history = History()
+        self._buffers = Buffers()
+        self._capturing: dict[int, int] = {}  # stream -> the stream whose capture it takes part in
+        self._captured_events: dict[int, int] = {}  # event -> likewise
+        self._accesses: list[_Bytes] = []
+        self._handlers: dict[int, Callable[[_Row], None]] = {
+            **dict.fromkeys(_WORK, self._work),
+            Kind.MEMCPY: self._copy,
+            Kind.MEMSET: self._fill,
+            Kind.EVENT_RECORD: self._record_event,
+            Kind.STREAM_WAIT_EVENT: self._wait_event,
+            Kind.EVENT_SYNCHRONIZE: self._synchronize_event,
+            Kind.EVENT_QUERY: self._query_event,
+            Kind.STREAM_SYNCHRONIZE: self._synchronize_stream,
+            Kind.STREAM_QUERY: self._query_stream,
+            Kind.DEVICE_SYNCHRONIZE: self._synchronize_device,
+            Kind.HOST_ACCESS: self._host_access,
+            Kind.MEM_ALLOC: self._memory_alloc,
+            Kind.MEM_FREE: self._memory_free,
+            Kind.HOST_ALLOC: self._memory_alloc,
+            Kind.HOST_FREE: self._host_free,
+            Kind.BLOCK_ALLOC: self._block_alloc,
+            Kind.BLOCK_RECORD_STREAM: self._block_record_stream,
+            Kind.BLOCK_FREE_REQUESTED: self._block_free_requested,
+            Kind.BLOCK_FREE_COMPLETED: self._block_free_completed,
+            Kind.SEGMENT_ALLOC: self._unmap,
+            Kind.SEGMENT_MAP: self._unmap,
+            Kind.SEGMENT_UNMAP: self._unmap,
+            Kind.SEGMENT_FREE: self._segment_free,
+            Kind.GRAPH_CAPTURE_BEGIN: self._capture_begin,
+            Kind.GRAPH_CAPTURE_END: self._capture_end,
+        }
+
+    def run(self) -> None:
+        """Read the whole trace."""
+        handlers = self._handlers
+        for row in self._rows():
+            handlers[row.kind](row)
+        for buffer in self._buffers:
+            self._report_suspect(buffer)
+
+    # Reading the trace ------------------------------------------------------------------------------------------
+
+    def _make_agents(self, trace: Trace, one_host: bool) -> None:
+        records = trace.records
+        host_kinds = [*_WORK, Kind.HOST_ACCESS, Kind.MEM_FREE]
+        self.threads = len(np.unique(records["thread"][np.isin(records["kind"], host_kinds)]))
+        threads = np.unique(records["thread"]).tolist()
+        streams = [stream for stream in np.unique(records["stream"]).tolist() if stream]
+        created = records[records["kind"] == Kind.STREAM_CREATE]
+        facts = {int(row["stream"]): (int(row["device"]), int(row["flags"])) for row in created}
+        several_devices = len({device for device, _ in facts.values()}) > 1
+
+        hosts = 1 if one_host else len(threads)
+        total = hosts + len(streams)
+        host_agents = [
+            Agent(i, total, "the host" if one_host else f"host thread {trace.threads[threads[i]]}", is_host=True)
+            for i in range(hosts)
+        ]
+        self._hosts = {thread: host_agents[0 if one_host else i] for i, thread in enumerate(threads)}
+        self._streams: dict[int, Agent] = {}
+        legacy: dict[int, Agent] = {}
+        blocking: dict[int, list[Agent]] = {}
+        for index, stream in enumerate(streams, hosts):
+            device, flags = facts.get(stream, (-1, 0))
+            label = f"stream {stream}"
+            if flags & StreamFlag.LEGACY_DEFAULT:
+                label = f"the legacy default stream ({label})"
+            elif flags & StreamFlag.PER_THREAD_DEFAULT:
+                label = f"the per-thread default stream ({label})"
+            if several_devices:
+                label += f" of device {device}"
+            agent = self._streams[stream] = Agent(index, total, label, device=device)
+            if flags & StreamFlag.LEGACY_DEFAULT:
+                legacy[device] = agent
+            elif not flags & StreamFlag.NON_BLOCKING:
+                blocking.setdefault(device, []).append(agent)
+        for device, stream_agent in legacy.items():
+            stream_agent.peers = tuple(blocking.get(device, ()))
+            for peer in stream_agent.peers:
+                peer.peers = (stream_agent,)
+        self.agents = [*host_agents, *self._streams.values()]
+
+    def _rows(self) -> Iterator[_Row]:
+        """The records that matter, with `_accesses` holding what theirs touch."""
+        records = self.records
+        kinds = records["kind"]
+        tells = np.flatnonzero(kinds == Kind.ACCESS)
+        correlations = records["correlation"][tells]
+        order = np.argsort(correlations, kind="stable")
+        tells, correlations = tells[order], correlations[order]
+
+        # Several records of one operation may share its correlation: its accesses belong to the first.
+        work = np.flatnonzero(np.isin(kinds, _WORK))
+        _, firsts = np.unique(records["correlation"][work], return_index=True)
+        later = np.ones(len(records), bool)
+        later[work[firsts]] = False
+
+        rows = np.flatnonzero(np.isin(kinds, list(self._handlers)))
+        for begin in range(0, len(rows), _CHUNK):
+            index = rows[begin : begin + _CHUNK]
+            chunk = records[index]
+            wanted = chunk["correlation"]
+            low = np.searchsorted(correlations, wanted, "left")
+            count = np.searchsorted(correlations, wanted, "right") - low
+            elsewhere = (count > 0) & (wanted > 0) & later[index]
+            count[(wanted == 0) | elsewhere] = 0
+            last = np.cumsum(count)
+            first = last - count
+            taken = tells[np.repeat(low - first, count) + np.arange(count.sum())]
+            self._accesses = _byte_sets(records[taken])
+            first[elsewhere] = -1
+            columns = [chunk[name].tolist() for name in _Row._fields[1:-2]]
+            yield from map(_Row, index.tolist(), *columns, first.tolist(), last.tolist())
+
+    # Work on streams --------------------------------------------------------------------------------------------
+
+    def _work(self, row: _Row) -> None:
+        """A kernel launch, matrix product, host function or graph launch: one operation in stream order.
+
+        Host functions run in stream order (cuLaunchHostFunc); a graph runs between the stream's earlier and later
+        work (cuGraphLaunch).
+        """
+        self._enqueue_work(row, ())
+
+    def _copy(self, row: _Row) -> None:
+        """API synchronization behavior, "Memcpy"."""
+        flags = row.flags
+        # Nothing is known of when the driver reads or writes pageable host memory of a copy: it is staged.
+        touched = []
+        if not flags & CopyFlag.SOURCE_PAGEABLE:
+            touched.append(_Bytes(row.aux0, row.aux0 + row.size, READ))
+        if not flags & CopyFlag.DESTINATION_PAGEABLE:
+            touched.append(_Bytes(row.address, row.address + row.size, WRITE))
+
+        stream = self._streams.get(row.stream)
+        if stream is None or row.stream in self._capturing or flags & CopyFlag.ASYNC:
+            # Asynchronous 1: between device and pageable memory it "might be synchronous": no edge.
+            self._enqueue_work(row, touched)
+            return
+        host = self._hosts[row.thread]
+        if flags & CopyFlag.SOURCE_PAGEABLE and flags & CopyFlag.DESTINATION_DEVICE:
+            # Synchronous 1: "a stream sync is performed before the copy is initiated"; it returns once staged.
+            self.ordering.stream_done(host, stream, "synchronous copy")
+            self._enqueue_work(row, touched)
+            return
+        self._enqueue_work(row, touched)
+        # Synchronous 2, 3, 5: blocks until done. 4: between device memories "no host-side synchronization".
+        if not (flags & CopyFlag.SOURCE_DEVICE and flags & CopyFlag.DESTINATION_DEVICE):
+            self.ordering.stream_done(host, stream, "synchronous copy")
+
+    def _fill(self, row: _Row) -> None:
+        """API synchronization behavior, "Memset": asynchronous, except for a target in pinned host memory."""
+        self._enqueue_work(row, (_Bytes(row.address, row.address + row.size, WRITE),))
+        stream = self._streams.get(row.stream)
+        if stream is not None and not row.flags & (CopyFlag.ASYNC | CopyFlag.DESTINATION_DEVICE):
+            self.ordering.stream_done(self._hosts[row.thread], stream, "synchronous fill")
+
+    def _enqueue_work(self, row: _Row, known: Sequence[_Bytes]) -> None:
+        """Append an operation that touches what its ACCESS records say, or else what its own fields say."""
+        if row.stream in self._capturing:
+            return  # captured work does not execute now (cuStreamBeginCapture)
+        stream = self._streams.get(row.stream)
+        if stream is None:
+            self.unknown_streams += 1
+            return
+        if self._repairs is not None:
+            self._repair(row, stream)
+        self.operations += 1
+        self.ordering.enqueue(self._hosts[row.thread], stream, row.record)
+        if row.first != row.last:
+            if row.first < 0:
+                return
+            known = self._accesses[row.first : row.last]
+        elif row.kind in _LAUNCHES:
+            self.unchecked += 1
+        if known:
+            operation = Operation(stream.index, stream.count, stream.clock, row.record)
+            for touched in known:
+                self._access(operation, touched)
+
+    def _host_access(self, row: _Row) -> None:
+        """The host itself reads or writes memory that the device can reach."""
+        host = self._hosts[row.thread]
+        if self._repairs is not None:
+            self._repair(row, host)
+        self.ordering.host_step(host, row.record)
+        mode = row.flags & (READ | WRITE)
+        touched = _Bytes(row.address, row.address + row.size, mode, exact=not row.flags & AccessFlag.INEXACT)
+        self._access(Operation(host.index, host.count, host.clock, row.record), touched)
+
+    def _access(self, operation: Operation, touched: _Bytes) -> None:
+        """Check one byte range of `operation` against the life of its memory and the accesses before it."""
+        start, stop, mode, row, stride, name, exact = touched
+        if start >= stop or not mode:
+            return
+        buffer = self._buffers.find(start)
+        if buffer is not None:
+            if buffer.freed is not None:
+                side = Side(operation, _mode(mode), name, exact)
+                self._report(FindingKind.USE_AFTER_FREE, Side(buffer.freed, "free"), side, start, stop - start)
+                return
+            buffer.suspect = None
+            if buffer.born is not None and not buffer.born.before(operation.agent, operation.clock):
+                # cuMemAllocAsync: "the allocation must not be accessed until the allocation operation completes".
+                side = Side(operation, _mode(mode), name, exact)
+                self._report(FindingKind.USE_BEFORE_ALLOC, Side(buffer.born, "allocate"), side, start, stop - start)
+        self._history.touch(Access(operation, start, stop, mode, row, stride, name, exact, buffer), self._conflict)
+
+    # Synchronization --------------------------------------------------------------------------------------------
+
+    def _record_event(self, row: _Row) -> None:
+        origin = self._capturing.get(row.stream)
+        if origin is not None:
+            self._captured_events[row.aux0] = origin
+            return
+        self._captured_events.pop(row.aux0, None)
+        stream = self._streams.get(row.stream)
+        if stream is not None:
+            self.ordering.record_event(self._hosts[row.thread], stream, row.aux0, row.record)
+
+    def _wait_event(self, row: _Row) -> None:
+        if row.aux0 in self._captured_events:
+            # Waiting for a captured event takes the stream into the capture ("Stream Management", stream capture).
+            self._capturing[row.stream] = self._captured_events[row.aux0]
+        stream = self._streams.get(row.stream)
+        if stream is not None and row.stream not in self._capturing:
+            self.ordering.wait_event(self._hosts[row.thread], stream, row.aux0, row.record)
+
+    def _synchronize_event(self, row: _Row) -> None:
+        self.ordering.event_done(self._hosts[row.thread], row.aux0, "event synchronize")
+
+    def _query_event(self, row: _Row) -> None:
+        if row.aux1:
+            self.ordering.event_done(self._hosts[row.thread], row.aux0, "event query")
+
+    def _synchronize_stream(self, row: _Row) -> None:
+        stream = self._streams.get(row.stream)
+        if stream is not None:
+            self.ordering.stream_done(self._hosts[row.thread], stream, "stream synchronize")
+
+    def _query_stream(self, row: _Row) -> None:
+        stream = self._streams.get(row.stream)
+        if row.aux1 and stream is not None:
+            self.ordering.stream_done(self._hosts[row.thread], stream, "stream query")
+
+    def _synchronize_device(self, row: _Row) -> None:
+        self.ordering.device_done(self._hosts[row.thread], row.device)
+
+    def _capture_begin(self, row: _Row) -> None:
+        self._capturing[row.stream] = row.stream
+
+    def _capture_end(self, row: _Row) -> None:
+        self._capturing = {stream: origin for stream, origin in self._capturing.items() if origin != row.stream}
+        self._captured_events = {e: origin for e, origin in self._captured_events.items() if origin != row.stream}
+
+    # Lifetimes --------------------------------------------------------------------------------------------------
+
+    def _memory_alloc(self, row: _Row) -> None:
+        """cuMemAlloc and the like; cuMemAllocAsync if on a stream.
+
+        What was at these addresses before is over: the driver gives memory out again only when that is in order
+        (for a pool, cuMemPoolSetAttribute's three REUSE attributes). A use that was not was reported at the free.
+        """
+        stop = row.address + row.size
+        self._history.forget(row.address, stop)
+        buffer = Buffer(row.address, stop, row.record)
+        stream = self._streams.get(row.stream)
+        if stream is not None and row.stream not in self._capturing:
+            self.ordering.enqueue(self._hosts[row.thread], stream, row.record)
+            buffer.agent = stream.index
+            buffer.born = Operation(stream.index, stream.count, stream.clock, row.record)
+        self._own(buffer)
+
+    def _memory_free(self, row: _Row) -> None:
+        """cuMemFree, or cuMemFreeAsync if on a stream."""
+        if row.stream in self._capturing:
+            return
+        host = self._hosts[row.thread]
+        buffer = self._buffers.find(row.address)
+        if buffer is None or buffer.start != row.address:  # allocated before the trace began
+            if not row.size:
+                return
+            buffer = Buffer(row.address, row.address + row.size, row.record)
+            self._own(buffer)
+        stream = self._streams.get(row.stream)
+        if stream is None and buffer.born is None:
+            self._wait_for_users(host, buffer.start, buffer.stop)
+        agent = host if stream is None else stream
+        if self._repairs is not None:
+            self._repair(row, agent)
+        if stream is None:
+            self.ordering.host_step(host, row.record)
+        else:
+            self.ordering.enqueue(host, stream, row.record)
+        operation = Operation(agent.index, agent.count, agent.clock, row.record)
+        if stream is not None or buffer.born is not None:
+            # cuMemFreeAsync: "the allocation must not be accessed after stream execution reaches the free".
+            # cuMemFree of stream-ordered memory does not wait: "callers must ensure that all accesses have completed".
+            for access in list(self._history.within(buffer.start, buffer.stop)):
+                if not access.operation.before(operation.agent, operation.clock):
+                    start, stop = max(access.start, buffer.start), min(access.stop, buffer.stop)
+                    sides = _side(access), Side(operation, "free")
+                    self._report(FindingKind.USE_AFTER_FREE, *sides, start, stop - start)
+        buffer.freed = operation
+        self._history.forget(buffer.start, buffer.stop)
+
+    def _host_free(self, row: _Row) -> None:
+        """cuMemFreeHost: whether it waits is not said, and the addresses may soon be pageable: forget them."""
+        buffer = self._buffers.find(row.address)
+        if buffer is not None:
+            self._history.forget(buffer.start, buffer.stop)
+            self._buffers.remove(buffer.start, buffer.stop)
+
+    def _unmap(self, row: _Row) -> None:
+        """Addresses that stand for other memory from now on."""
+        self._history.forget(row.address, row.address + row.size)
+        for buffer in self._buffers.remove(row.address, row.address + row.size):
+            self._report_suspect(buffer)
+
+    def _segment_free(self, row: _Row) -> None:
+        self._wait_for_users(self._hosts[row.thread], row.address, row.address + row.size)
+        self._history.forget(row.address, row.address + row.size)
+
+    def _wait_for_users(self, host: Agent, start: int, stop: int) -> None:
+        """cuMemFree "may perform implicit synchronization", and does for memory in use: the host is after its users."""
+        for access in self._history.within(start, stop):
+            if not access.operation.before(host.index, host.clock):
+                host.clock = join(host.clock, access.operation.after)
+                self.ordering.edges["free of memory in use"] += 1
+
+    def _block_alloc(self, row: _Row) -> None:
+        """The caching allocator hands out a block, for use on a stream (torch.cuda.caching_allocator_alloc).
+
+        The old owner's accesses stay in the history: only their order against the new owner's can tell a race.
+        """
+        buffer = Buffer(row.address, row.address + row.size, row.record)
+        stream = self._streams.get(row.stream)
+        if stream is not None:
+            buffer.agent = stream.index
+            clock = join(self.ordering.position(stream), self._hosts[row.thread].clock)
+            handing_out = Operation(stream.index, stream.count, clock, row.record)
+            for old in self._history.within(buffer.start, buffer.stop):
+                if not old.operation.before(stream.index, clock):
+                    buffer.suspect = old, handing_out
+                    break
+        self._own(buffer)
+
+    def _block_record_stream(self, row: _Row) -> None:
+        buffer = self._buffers.find(row.address)
+        stream = self._streams.get(row.stream)
+        if buffer is not None and stream is not None:
+            buffer.other_streams.add(stream.index)
+
+    def _block_free_requested(self, row: _Row) -> None:
+        """The owner gave the block back. The allocator records an event on each stream named by record_stream."""
+        buffer = self._buffers.find(row.address)
+        if buffer is None:
+            buffer = Buffer(row.address, row.address + row.size, row.record)
+            self._own(buffer)
+        others = set(buffer.other_streams)
+        if self._repairs is not None:
+            others |= self._repairs.record_streams.get(int(self.records["stack"][buffer.record]), set())
+        buffer.releases = [self.ordering.position(self.agents[other]) for other in sorted(others)]
+        host = self._hosts[row.thread]
+        self.ordering.host_step(host, row.record)
+        buffer.freed = Operation(host.index, host.count, host.clock, row.record)
+
+    def _block_free_completed(self, row: _Row) -> None:
+        """Those events have passed: the allocator has seen it by queries, so the host is after them."""
+        buffer = self._buffers.find(row.address)
+        if buffer is not None:
+            host = self._hosts[row.thread]
+            for clock in buffer.releases:
+                host.clock = join(host.clock, clock)
+                self.ordering.edges["record_stream"] += 1
+            buffer.releases = []
+
+    def _own(self, buffer: Buffer) -> None:
+        for replaced in self._buffers.add(buffer):
+            self._report_suspect(replaced)
+
+    # Reporting --------------------------------------------------------------------------------------------------
+
+    def _conflict(self, old: Access, new: Access) -> None:
+        """Two accesses in no order, one of which writes."""
+        found = overlap(old, new)
+        assert found is not None
+        buffer = self._buffers.find(found[0])
+        if self.agents[old.operation.agent].is_host or self.agents[new.operation.agent].is_host:
+            kind = FindingKind.RACE_HOST
+        elif buffer is not None and buffer.record > old.operation.record:
+            kind = FindingKind.REUSE
+        elif old.mode & (WRITE | ATOMIC) and new.mode & (READ | ATOMIC):
+            kind = FindingKind.RACE_RAW
+        elif old.mode & (WRITE | ATOMIC):
+            kind = FindingKind.RACE_WAW
+        else:
+            kind = FindingKind.RACE_WAR
+        self._report(kind, _side(old), _side(new), *found)
+
+    def _report_suspect(self, buffer: Buffer) -> None:
+        """A block was handed out too early, and no known access of the new owner shows that it did no harm."""
+        if buffer.suspect is not None:
+            old, handing_out = buffer.suspect
+            buffer.suspect = None
+            start, stop = max(old.start, buffer.start), min(old.stop, buffer.stop)
+            self._report(FindingKind.REUSE, _side(old), Side(handing_out, "allocate"), start, stop - start, buffer)
+
+    def _report(
+        self, kind: FindingKind, first: Side, second: Side, start: int, size: int, buffer: Buffer | None = None
+    ) -> None:
+        """Add a defect, or count it if its call sites are known."""
+        buffer = buffer or self._buffers.find(start)
+        certain = first.exact and second.exact
+        earlier, later = first.operation, second.operation
+        sites = self.records[[earlier.record, later.record]][["kind", "name", "stack"]].tolist()
+        key = (kind, certain, *sites, self._stack(buffer))
+        defect = self.defects.get(key)
+        if defect is None:
+            common = later.clock[earlier.agent]
+            self.defects[key] = Defect(kind, first, second, start, size, buffer, common)
+        elif defect.last != (earlier.record, later.record):
+            defect.count += 1
+        self.defects[key].last = earlier.record, later.record
+        if self._go_on_repaired and certain and first.mode != "free":
+            agent = self.agents[later.agent]
+            agent.clock = join(agent.clock, earlier.after)
+            later.clock = join(later.clock, earlier.after)
+
+    def _stack(self, buffer: Buffer | None) -> int:
+        return int(self.records["stack"][buffer.record]) if buffer else 0
+
+    def _repair(self, row: _Row, agent: Agent) -> None:
+        """Let `agent` wait for what the repairs say it should wait for at this call site."""
+        assert self._repairs is not None
+        for other in self._repairs.waits.get((row.stack, agent.index), ()):
+            agent.clock = join(agent.clock, self.ordering.position(self.agents[other]))
+
+
+def _mode(mode: int) -> str:
+    return {READ: "read", WRITE: "write", READ | WRITE: "read and write"}.get(mode, "atomic")
+
+
+def _side(access: Access) -> Side:
+    return Side(access.operation, _mode(access.mode), access.name, access.exact, access.owner)
+
+
+def _byte_sets(records: npt.NDArray[np.void]) -> list[_Bytes]:
+    """Return what ACCESS records describe, with every strided set brought to ascending rows that do not touch."""
+    start, size = records["address"].astype(np.int64), records["size"].astype(np.int64)
+    stride, rows = records["aux0"].astype(np.int64), np.maximum(records["aux1"].astype(np.int64), 1)
+    flags = records["flags"]
+    start = start + np.where(stride < 0, stride * (rows - 1), 0)
+    stride = np.abs(stride)
+    stop = np.where(size > 0, start + stride * (rows - 1) + size, start)
+    stride = np.where((rows > 1) & (stride > size), stride, 0)
+    mode = np.where(flags & AccessFlag.ATOMIC, ATOMIC, flags & (READ | WRITE))
+    exact = (flags & AccessFlag.INEXACT) == 0
+    columns = (start, stop, mode, size, stride, records["name"], exact)
+    return list(map(_Bytes, *(column.tolist() for column in columns)))

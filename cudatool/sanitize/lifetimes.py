@@ -1,0 +1,87 @@
+"""Which memory belongs to whom: allocations and the places where freed ones were."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from cudatool.sanitize.intervals import Access, Operation
+from cudatool.sanitize.ordering import Clock
+
+__all__ = ["Buffer", "Buffers"]
+
+
+@dataclass(slots=True, eq=False)
+class Buffer:
+    """One allocation from its birth until its addresses are given out again.
+
+    Attributes
+    ----------
+    start, stop
+        First byte and one past the last.
+    record
+        The trace record of the allocation.
+    agent
+        The stream that a caching allocator gave it to, or that a stream-ordered allocation runs on; -1 for neither.
+    born
+        The stream-ordered allocation: only what is ordered after it may use the memory. None if usable at once.
+    freed
+        The operation that gave it back; None while it lives.
+    other_streams
+        Streams that ``record_stream`` named.
+    releases
+        Clocks of those streams when the block was freed: it becomes free again after them.
+    suspect
+        An access for the previous owner, and the handing out that nothing orders after it; until this owner's own
+        accesses can tell whether it did harm.
+    """
+
+    start: int
+    stop: int
+    record: int
+    agent: int = -1
+    born: Operation | None = None
+    freed: Operation | None = None
+    other_streams: set[int] = field(default_factory=set)
+    releases: list[Clock] = field(default_factory=list)
+    suspect: tuple[Access, Operation] | None = None
+
+
+class Buffers:
+    """Live and freed allocations by address. A new allocation replaces whatever was at its addresses."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._buffers: list[Buffer] = []
+
+    def add(self, buffer: Buffer) -> list[Buffer]:
+        """Enter `buffer` and return those that it replaces."""
+        low, high = self._range(buffer.start, buffer.stop)
+        replaced = self._buffers[low:high]
+        self._starts[low:high] = [buffer.start]
+        self._buffers[low:high] = [buffer]
+        return replaced
+
+    def remove(self, start: int, stop: int) -> list[Buffer]:
+        """Forget and return every allocation that has a byte in [start, stop)."""
+        low, high = self._range(start, stop)
+        removed = self._buffers[low:high]
+        del self._starts[low:high], self._buffers[low:high]
+        return removed
+
+    def find(self, address: int) -> Buffer | None:
+        """Return the allocation, live or freed, that holds `address`."""
+        index = bisect_right(self._starts, address) - 1
+        if index >= 0 and address < self._buffers[index].stop:
+            return self._buffers[index]
+        return None
+
+    def __iter__(self) -> Iterator[Buffer]:
+        return iter(self._buffers)
+
+    def _range(self, start: int, stop: int) -> tuple[int, int]:
+        low = bisect_right(self._starts, start) - 1
+        if low < 0 or self._buffers[low].stop <= start:
+            low += 1
+        return low, max(low, bisect_left(self._starts, stop))

@@ -1,0 +1,130 @@
+"""A report as text for a terminal and as JSON for a program."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import linecache
+import textwrap
+from typing import Any
+
+from cudatool.sanitize.findings import AccessSite, Finding, FindingKind, Report
+from cudatool.trace.model import Frame
+from cudatool.units import format_bytes
+
+__all__ = ["SCHEMA", "render_json", "render_text"]
+
+SCHEMA = "cudatool.sanitize/1"
+_FRAMES = 8  # of a stack, in the text report
+
+_TITLES = {
+    FindingKind.RACE_RAW: "race: a read that may come before the write",
+    FindingKind.RACE_WAR: "race: a write that may come before the read",
+    FindingKind.RACE_WAW: "race: two writes in no order",
+    FindingKind.RACE_HOST: "race: the host and the device, in no order",
+    FindingKind.REUSE: "memory given to a new owner while a stream may still use it",
+    FindingKind.USE_AFTER_FREE: "use of memory after it was freed",
+    FindingKind.USE_BEFORE_ALLOC: "use of memory before its stream-ordered allocation",
+}
+
+
+def render_json(report: Report) -> str:
+    """Return the report as one JSON object, schema ``cudatool.sanitize/1``: raw bytes, addresses as numbers."""
+    payload: dict[str, Any] = {"schema": SCHEMA, **_plain(report)}
+    return json.dumps(payload, indent=2, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses, frames and tuples as objects and lists."""
+    if isinstance(value, Frame):
+        return value._asdict()
+    if dataclasses.is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def render_text(report: Report, *, color: bool = False, width: int = 80) -> str:
+    """Return the report for a terminal of `width` columns; `color` adds ANSI colours, and nothing depends on them.
+
+    Ends with a newline. Source lines are quoted where their files can be read.
+    """
+    style = _Style(color, max(width, 40))
+    blocks = [style.finding(finding, number) for number, finding in enumerate(report.findings, 1)]
+    if report.possible:
+        blocks.append(style.wrap("Possible: an operation below may touch less than it is said to.", ""))
+        blocks += [
+            style.finding(finding, number) for number, finding in enumerate(report.possible, len(report.findings) + 1)
+        ]
+    blocks.append(style.summary(report))
+    return "\n\n".join(blocks) + "\n"
+
+
+class _Style:
+    def __init__(self, color: bool, width: int) -> None:
+        self._color = color
+        self._width = width
+
+    def paint(self, code: str, text: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self._color else text
+
+    def wrap(self, text: str, indent: str) -> str:
+        return textwrap.fill(text, self._width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+
+    def finding(self, finding: Finding, number: int) -> str:
+        title = f"{number}. {_TITLES[finding.kind]} [{finding.kind}]"
+        if finding.count > 1:
+            title += f", {finding.count:,} times"
+        lines = [self.paint("1;31", self.wrap(title, ""))]
+        for side in (finding.first, finding.second):
+            lines += self._side(side)
+        end = finding.start + finding.size - 1
+        lines.append(self.wrap(f"bytes: {format_bytes(finding.size)} at 0x{finding.start:x} to 0x{end:x}", "   "))
+        if finding.buffer is not None:
+            offset = finding.start - finding.buffer.address
+            where = f"at its byte {offset:,}" if offset >= 0 else "from before its start"
+            lines.append(
+                self.wrap(
+                    f"in: a buffer of {format_bytes(finding.buffer.size)} at 0x{finding.buffer.address:x}, {where}, "
+                    "allocated at" + ("" if finding.buffer.stack else " an unknown line"),
+                    "   ",
+                )
+            )
+            lines += self._stack(finding.buffer.stack)
+        lines.append(self.wrap(f"why: {finding.reason}", "   "))
+        if finding.repair:
+            lines.append(self.paint("32", self.wrap(f"repair: {finding.repair}", "   ")))
+        lines.append(self.paint("2", f"   fingerprint: {finding.fingerprint}"))
+        return "\n".join(lines)
+
+    def _side(self, side: AccessSite) -> list[str]:
+        argument = f" through {side.argument}" if side.argument else ""
+        inexact = "" if side.exact else " at most"
+        text = f"{side.mode}{inexact} by {side.operation}{argument} on {side.agent}"
+        if side.operation == "host access":
+            text = f"{side.mode}{inexact} by {side.agent}"
+        return [self.paint("1", self.wrap(text, "   ")), *self._stack(side.stack)]
+
+    def _stack(self, stack: tuple[Frame, ...]) -> list[str]:
+        lines = []
+        for frame in stack[:_FRAMES]:
+            lines.append(f"     {frame.file}:{frame.line} in {frame.function}")
+            if source := linecache.getline(frame.file, frame.line).strip():
+                lines.append(self.paint("2", "       " + textwrap.shorten(source, self._width - 7, placeholder=" ...")))
+        if len(stack) > _FRAMES:
+            lines.append(f"     ... and {len(stack) - _FRAMES} more")
+        return lines
+
+    def summary(self, report: Report) -> str:
+        found = len(report.findings)
+        verdict = "no findings" if not found else "1 finding" if found == 1 else f"{found:,} findings"
+        if report.possible:
+            verdict += f", {len(report.possible):,} possible"
+        lines = [self.paint("1;31" if found else "1;32", f"cudatool sanitize: {verdict}")]
+        device = f" on {report.device}" if report.device else ""
+        edges = ", ".join(f"{count:,} {rule}" for rule, count in report.edges.items())
+        lines.append(self.wrap(f"checked {report.operations:,} operations{device}", "  "))
+        lines.append(self.wrap(f"ordering seen: {edges or 'stream order only'}", "  "))
+        lines += [self.wrap(f"note: {note}", "  ") for note in report.notes]
+        return "\n".join(lines)

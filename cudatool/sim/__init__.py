@@ -1,0 +1,105 @@
+"""The software CUDA device: a libcuda.so.1 whose entry points are Python.
+
+:func:`load` puts it in the place of NVIDIA's driver, for this process. It imports nothing of cudatool but
+:mod:`cudatool.ptx`: it is a driver, and knows its users only through the driver API.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import importlib.util
+import os
+from pathlib import Path
+
+from cudatool.sim.abi import Entry, Subscriber, subscribe, unsubscribe
+from cudatool.sim.machine import Machine, Options
+from cudatool.sim.queue import Operation, Schedule
+from cudatool.sim.results import Result
+
+__all__ = [
+    "Entry",
+    "Machine",
+    "Operation",
+    "Options",
+    "Result",
+    "Schedule",
+    "Subscriber",
+    "drain",
+    "load",
+    "subscribe",
+    "unsubscribe",
+]
+
+_PER_THREAD = 2  # CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM
+_NOT_FOUND, _SUCCESS = 500, 0
+_loaded: Machine | None = None
+
+
+def load(options: Options | None = None) -> Machine:
+    """Make the software device this process's CUDA driver. Must come before anything loads libcuda.
+
+    A second call returns the machine that is there.
+    """
+    global _loaded
+    if _loaded is not None:
+        return _loaded
+    from cudatool.sim import abi, api_device, api_memory, api_module, api_stream, machine
+
+    del api_device, api_memory, api_module, api_stream  # imported for what they register
+    library = _load_library("cudatool.sim._libcuda")
+    prototype = ctypes.CFUNCTYPE(
+        ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint64, ctypes.c_size_t
+    )
+
+    library.cudatool_thunk.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    library.cudatool_thunk.restype = ctypes.c_void_p
+    ctypes.pythonapi.Py_AtExit(library.cudatool_close)
+
+    @prototype
+    def resolve(symbol: bytes, function: int, version: int, flags: int, status: int) -> int:
+        try:
+            address = abi.function_pointer(
+                symbol.decode(), library.cudatool_thunk, per_thread=bool(flags & _PER_THREAD)
+            )
+            if symbol in (b"cuGetProcAddress", b"cuGetProcAddress_v2"):
+                address = ctypes.cast(library.cuGetProcAddress_v2, ctypes.c_void_p).value or 0
+            ctypes.c_size_t.from_address(function).value = address
+            if status:  # CU_GET_PROC_ADDRESS_SUCCESS or _SYMBOL_NOT_FOUND
+                ctypes.c_int.from_address(status).value = 0 if address else 1
+            return _SUCCESS if address else _NOT_FOUND
+        except BaseException:
+            return _NOT_FOUND
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(resolve))
+    library.cudatool_set_resolver(resolve)
+    _load_nvrtc()
+    _loaded = machine.create(options or Options())
+    atexit.register(drain)
+    return _loaded
+
+
+def _load_library(module: str) -> ctypes.CDLL:
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ImportError(f"{module} was not built; install cudatool with a C compiler present")
+    return ctypes.CDLL(spec.origin, mode=ctypes.RTLD_GLOBAL)
+
+
+def _load_nvrtc() -> None:
+    """Put the NVRTC stand-in before the real one, where that is installed as a wheel."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        real = Path(folder, "cu13", "lib", "libnvrtc.so.13")
+        if real.exists():
+            _load_library("cudatool.sim._libnvrtc").cudatool_nvrtc_open(os.fsencode(real))
+            return
+
+
+def drain() -> None:
+    """Execute everything that is still pending, as the end of a process does."""
+    from cudatool.sim import abi
+
+    if _loaded is not None:
+        with abi.lock:
+            _loaded.scheduler.drain()

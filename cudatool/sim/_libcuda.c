@@ -1,0 +1,123 @@
+/* libcuda.so.1 of the software CUDA device.
+ *
+ * cuda.bindings opens libcuda.so.1 by name and asks it for every entry point through cuGetProcAddress. This library
+ * answers with what a resolver in Python gives it (cudatool/sim/driver.py), so it knows no entry point itself.
+ *
+ * It also holds the one thing that Python cannot do: run native kernel code so that a bad memory access ends the
+ * kernel, as on a GPU, and not the process.
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef int (*resolver_t)(const char *symbol, void **function, int version, uint64_t flags, int *status);
+
+static resolver_t resolver;
+
+void cudatool_set_resolver(resolver_t r) { resolver = r; }
+
+int cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status) {
+    if (function) *function = NULL;
+    if (!resolver) return 3; /* CUDA_ERROR_NOT_INITIALIZED */
+    return resolver(symbol, function, version, flags, status);
+}
+
+int cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags) {
+    int status;
+    return cuGetProcAddress_v2(symbol, function, version, flags, &status);
+}
+
+/* ---- thunks ----------------------------------------------------------------------------------------------------
+ *
+ * Programs hold pointers to entry points until the process ends, and cuda.core destroys handles from C++ when the
+ * interpreter is gone. So what is handed out is never a Python callback but a slot here, which stops calling Python
+ * when told that there is none any more.
+ *
+ * No entry point has more than twelve arguments, and all of them are integers or pointers: twelve machine words pass
+ * them on unchanged in the calling conventions of x86-64 and AArch64.
+ */
+typedef int (*entry_t)(long, long, long, long, long, long, long, long, long, long, long, long);
+
+enum { SLOTS = 512, CUDA_ERROR_DEINITIALIZED = 4 };
+static entry_t targets[SLOTS];
+static volatile int closed;
+
+#define SLOT(n)                                                                                                        \
+    static int slot_##n(long a, long b, long c, long d, long e, long f, long g, long h, long i, long j, long k,        \
+                        long l) {                                                                                      \
+        return closed ? CUDA_ERROR_DEINITIALIZED : targets[0x##n](a, b, c, d, e, f, g, h, i, j, k, l);                 \
+    }
+#define SLOT_NAME(n) slot_##n,
+#define DIGITS(M, n) M(n##0) M(n##1) M(n##2) M(n##3) M(n##4) M(n##5) M(n##6) M(n##7)                                   \
+    M(n##8) M(n##9) M(n##a) M(n##b) M(n##c) M(n##d) M(n##e) M(n##f)
+#define PAGE(M, n) DIGITS(M, n##0) DIGITS(M, n##1) DIGITS(M, n##2) DIGITS(M, n##3) DIGITS(M, n##4) DIGITS(M, n##5)     \
+    DIGITS(M, n##6) DIGITS(M, n##7) DIGITS(M, n##8) DIGITS(M, n##9) DIGITS(M, n##a) DIGITS(M, n##b) DIGITS(M, n##c)    \
+    DIGITS(M, n##d) DIGITS(M, n##e) DIGITS(M, n##f)
+PAGE(SLOT, 0)
+PAGE(SLOT, 1)
+static const entry_t slots[SLOTS] = {PAGE(SLOT_NAME, 0) PAGE(SLOT_NAME, 1)};
+
+/* Return the C function that calls `target`, through slot number `index`; NULL if there are not so many. */
+entry_t cudatool_thunk(int index, entry_t target) {
+    if (index < 0 || index >= SLOTS) return NULL;
+    targets[index] = target;
+    return slots[index];
+}
+
+/* From now on every entry point returns CUDA_ERROR_DEINITIALIZED. Registered with Py_AtExit. */
+void cudatool_close(void) { closed = 1; }
+
+/* ---- guarded calls ------------------------------------------------------------------------------------------- */
+
+static __thread sigjmp_buf *landing;
+static __thread volatile uintptr_t fault_address;
+static struct sigaction previous_segv, previous_bus, previous_fpe;
+static pthread_once_t installed = PTHREAD_ONCE_INIT;
+
+static void on_fault(int number, siginfo_t *info, void *context) {
+    if (landing) {
+        fault_address = (uintptr_t)info->si_addr;
+        siglongjmp(*landing, number);
+    }
+    /* Not ours: hand it to whoever was there before (faulthandler, or the default action). */
+    struct sigaction *previous =
+        number == SIGSEGV ? &previous_segv : number == SIGBUS ? &previous_bus : &previous_fpe;
+    if (previous->sa_flags & SA_SIGINFO) {
+        previous->sa_sigaction(number, info, context);
+    } else if (previous->sa_handler != SIG_DFL && previous->sa_handler != SIG_IGN) {
+        previous->sa_handler(number);
+    } else {
+        signal(number, SIG_DFL);
+        raise(number);
+    }
+}
+
+static void install(void) {
+    struct sigaction action = {0};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGSEGV, &action, &previous_segv);
+    sigaction(SIGBUS, &action, &previous_bus);
+    sigaction(SIGFPE, &action, &previous_fpe);
+}
+
+/* Call function(argument). Returns 0, or the number of the signal (SIGSEGV, SIGBUS, SIGFPE) that ended it, with the
+ * faulting address in *address. The function must own nothing that needs unwinding. */
+int cudatool_guarded_call(void (*function)(void *), void *argument, uintptr_t *address) {
+    sigjmp_buf here;
+    sigjmp_buf *outer = landing;
+    pthread_once(&installed, install);
+    int number = sigsetjmp(here, 1);
+    if (number == 0) {
+        landing = &here;
+        function(argument);
+    } else if (address) {
+        *address = fault_address;
+    }
+    landing = outer;
+    return number;
+}

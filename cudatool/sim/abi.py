@@ -1,0 +1,276 @@
+"""From a Python function to a C entry point, and back.
+
+An entry point is declared by its C prototype, as NVIDIA's reference prints it::
+
+    @entry("cuMemAlloc(CUdeviceptr *dptr, size_t bytesize)")
+    def cuMemAlloc(dptr: int, bytesize: int) -> None: ...
+
+Every argument arrives as an int (pointers as addresses, NULL as 0; floats as float). A handler returns None for
+success or raises :class:`~cudatool.sim.results.DriverError`; whatever else escapes becomes CUDA_ERROR_UNKNOWN and is
+logged, because an exception must never cross into C.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import logging
+import re
+import threading
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from cudatool.sim.results import DriverError, Result
+
+__all__ = [
+    "ENTRIES",
+    "Entry",
+    "Subscriber",
+    "call",
+    "entry",
+    "function_pointer",
+    "lock",
+    "log_message",
+    "read_string",
+    "subscribe",
+    "unsubscribe",
+    "write",
+]
+
+log: Final = logging.getLogger("cudatool.sim")
+
+Handler = Callable[..., None]
+
+# C types by the words of a parameter declaration. Anything with a star, and every handle, is an address.
+_SCALARS: Final[dict[str, Any]] = {
+    "int": ctypes.c_int,
+    "unsigned int": ctypes.c_uint,
+    "unsigned short": ctypes.c_ushort,
+    "unsigned char": ctypes.c_ubyte,
+    "size_t": ctypes.c_size_t,
+    "float": ctypes.c_float,
+    "unsigned long long": ctypes.c_uint64,
+    "cuuint32_t": ctypes.c_uint32,
+    "cuuint64_t": ctypes.c_uint64,
+    "CUdevice": ctypes.c_int,
+    "CUdeviceptr": ctypes.c_uint64,
+    # enumerations
+    "CUdevice_attribute": ctypes.c_int,
+    "CUfunc_cache": ctypes.c_int,
+    "CUfunction_attribute": ctypes.c_int,
+    "CUlimit": ctypes.c_int,
+    "CUmemAllocationType": ctypes.c_int,
+    "CUmemPool_attribute": ctypes.c_int,
+    "CUpointer_attribute": ctypes.c_int,
+    "CUresult": ctypes.c_int,
+}
+_HANDLES: Final = frozenset(
+    [
+        "CUcontext",
+        "CUevent",
+        "CUfunction",
+        "CUhostFn",
+        "CUkernel",
+        "CUlibrary",
+        "CUmemoryPool",
+        "CUmodule",
+        "CUstream",
+        "CUstreamCallback",
+    ]
+)
+
+
+class Entry:
+    """One driver entry point: its name, its C parameters, and the handler."""
+
+    __slots__ = ("handler", "name", "parameters", "prototype", "types")
+
+    def __init__(self, prototype: str, handler: Handler) -> None:
+        match = re.fullmatch(r"(\w+)\((.*)\)", prototype, re.DOTALL)
+        assert match, prototype
+        self.prototype = prototype
+        self.name = match[1]
+        self.handler = handler
+        self.parameters: tuple[str, ...] = ()
+        self.types: tuple[Any, ...] = ()
+        for declaration in filter(None, (part.strip() for part in match[2].split(","))):
+            words = re.fullmatch(r"(?:const )?(.*?)\s*(\**)(\w+)(\[\])?", declaration)
+            assert words, declaration
+            base, stars, name, array = words.groups()
+            pointer = stars or array or "*" in base or base in _HANDLES
+            self.parameters += (name,)
+            self.types += (ctypes.c_size_t if pointer else _SCALARS[base],)
+
+
+ENTRIES: Final[dict[str, Entry]] = {}
+"""Every entry point that the software driver has, by the name that cuGetProcAddress is asked for."""
+
+
+def entry(prototype: str) -> Callable[[Handler], Handler]:
+    """Register the decorated handler as the driver entry point with this C prototype."""
+
+    def register(handler: Handler) -> Handler:
+        new = Entry(prototype, handler)
+        assert new.name == handler.__name__ and new.name not in ENTRIES, prototype
+        ENTRIES[new.name] = new
+        return handler
+
+    return register
+
+
+# ---- callbacks: who watches the driver, as CUPTI's callback API does on a GPU --------------------------------------
+
+
+class Subscriber(Protocol):
+    """What a driver-level observer implements. Calls come on the thread that made the driver call."""
+
+    def enter(self, entry: Entry, arguments: tuple[Any, ...], correlation: int) -> None:
+        """A driver call begins; work it enqueues will carry `correlation`."""
+
+    def leave(self, entry: Entry, arguments: tuple[Any, ...], correlation: int, result: Result) -> None:
+        """The call is about to return `result`."""
+
+    def enqueued(self, operation: Any) -> None:
+        """The call in progress put a :class:`cudatool.sim.queue.Operation` into its stream."""
+
+    def executed(self, operation: Any) -> None:
+        """An operation has run. May come during any call that waits."""
+
+
+subscribers: tuple[Subscriber, ...] = ()
+
+
+def subscribe(subscriber: Subscriber) -> None:
+    """Report every driver call and every finished operation to `subscriber`."""
+    global subscribers
+    if subscriber not in subscribers:
+        subscribers = (*subscribers, subscriber)
+
+
+def unsubscribe(subscriber: Subscriber) -> None:
+    """Stop reporting to `subscriber`."""
+    global subscribers
+    subscribers = tuple(s for s in subscribers if s is not subscriber)
+
+
+class _Call(threading.local):
+    """The driver call in progress on this thread."""
+
+    depth = 0
+    correlation = 0
+    null_stream = 1  # what stream handle 0 means: CU_STREAM_LEGACY, or CU_STREAM_PER_THREAD if compiled so
+
+
+call: Final = _Call()
+lock: Final = threading.Condition(threading.RLock())
+"""Guards all state of the driver. Held by every entry point, released while an operation runs."""
+_correlations = itertools.count(1)
+
+# A garbage collection can start inside a handler and destroy handles, which calls the driver again on the same
+# thread, in the middle of a change of its state. Such calls return at once and are carried out when the outer one ends.
+_DEFERRABLE: Final = frozenset(
+    [
+        "cuDevicePrimaryCtxRelease",
+        "cuEventDestroy",
+        "cuLibraryUnload",
+        "cuMemFree",
+        "cuMemFreeAsync",
+        "cuMemFreeHost",
+        "cuMemPoolDestroy",
+        "cuModuleUnload",
+        "cuStreamDestroy",
+    ]
+)
+_deferred: list[tuple[Entry, tuple[Any, ...], int]] = []
+
+
+def _invoke(entry: Entry, arguments: tuple[Any, ...], null_stream: int) -> int:
+    if call.depth and entry.name in _DEFERRABLE:
+        _deferred.append((entry, arguments, null_stream))
+        return 0
+    outer = call.correlation, call.null_stream
+    correlation = next(_correlations)
+    call.correlation, call.null_stream = correlation, null_stream
+    call.depth += 1
+    watchers = subscribers
+    try:
+        for watcher in watchers:
+            watcher.enter(entry, arguments, correlation)
+        try:
+            with lock:
+                entry.handler(*arguments)
+            result = Result.SUCCESS
+        except DriverError as error:
+            result = error.result
+            if error.args[0] != result.text:
+                log_message(f"{entry.name}: {result.c_name}: {error}")
+        for watcher in reversed(watchers):
+            watcher.leave(entry, arguments, correlation, result)
+    finally:
+        call.depth -= 1
+        call.correlation, call.null_stream = outer
+    while _deferred and not call.depth:
+        _invoke(*_deferred.pop(0))
+    return int(result)
+
+
+def log_message(text: str) -> None:
+    """Say `text` where NVIDIA's driver would with ``CUDA_LOG_FILE=stderr``: as a warning of ``cudatool.sim``."""
+    log.warning("%s", text)
+
+
+_pointers: dict[tuple[str, int], int] = {}
+_error = int(Result.UNKNOWN)
+
+
+def function_pointer(name: str, thunk: Callable[[int, int | None], int], *, per_thread: bool = False) -> int:
+    """Return the address of a C function for entry point `name`, 0 if there is none.
+
+    `thunk` wraps the n-th callback for C (``cudatool_thunk`` of _libcuda.c). `per_thread` gives the variant in which
+    stream handle 0 means the per-thread default stream.
+    """
+    found = ENTRIES.get(name)
+    if found is None:
+        return 0
+    null_stream = 2 if per_thread else 1
+    key = (name, null_stream)
+    if key not in _pointers:
+
+        def trampoline(
+            *arguments: Any,
+            # Bound here, because module globals may be gone when handles are destroyed at interpreter shutdown.
+            entry: Entry = found,
+            null_stream: int = null_stream,
+            invoke: Callable[..., int] = _invoke,
+            error: int = _error,
+            logger: logging.Logger = log,
+        ) -> int:
+            try:
+                return invoke(entry, arguments, null_stream)
+            except BaseException:
+                try:
+                    logger.exception("%s failed inside the software driver", entry.name)
+                except BaseException:
+                    pass  # the interpreter is going down; the caller still gets an error code
+                return error
+
+        function = ctypes.CFUNCTYPE(ctypes.c_int, *found.types)(trampoline)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))  # must outlive this module's own end
+        address = thunk(len(_pointers), ctypes.cast(function, ctypes.c_void_p).value)
+        assert address, "more entry points than the stub library has slots"
+        _pointers[key] = address
+    return _pointers[key]
+
+
+def write(address: int, ctype: Any, value: Any) -> None:
+    """Store `value` as C type `ctype` at `address`; NULL is CUDA_ERROR_INVALID_VALUE."""
+    if not address:
+        raise DriverError(Result.INVALID_VALUE)
+    ctype.from_address(address).value = value
+
+
+def read_string(address: int) -> bytes:
+    """Return the NUL-terminated bytes at `address`; NULL is CUDA_ERROR_INVALID_VALUE."""
+    if not address:
+        raise DriverError(Result.INVALID_VALUE)
+    return ctypes.string_at(address)

@@ -1,0 +1,330 @@
+"""Driver entry points: error handling, initialization, version, devices, primary contexts, contexts.
+
+Grouped as in the CUDA driver API reference; each handler stands under its C prototype.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_char_p, c_int, c_size_t, c_uint, c_uint64
+
+from cudatool.sim import machine as state
+from cudatool.sim import profile
+from cudatool.sim.abi import entry, write
+from cudatool.sim.machine import Context, current_context
+from cudatool.sim.results import DriverError, Result
+
+_strings: dict[int, bytes] = {}  # what C callers hold pointers to
+
+
+def _result_string(error: int, address: int, *, name: bool) -> None:
+    if error not in Result._value2member_map_:
+        if address:
+            write(address, c_size_t, 0)
+        raise DriverError(Result.INVALID_VALUE)
+    result = Result(error)
+    key = error * 2 + name
+    text = _strings.setdefault(key, (result.c_name if name else result.text).encode())
+    write(address, c_size_t, ctypes.cast(c_char_p(text), ctypes.c_void_p).value or 0)
+
+
+# ---- Error handling ----
+
+
+@entry("cuGetErrorString(CUresult error, const char **pStr)")
+def cuGetErrorString(error: int, pStr: int) -> None:
+    _result_string(error, pStr, name=False)
+
+
+@entry("cuGetErrorName(CUresult error, const char **pStr)")
+def cuGetErrorName(error: int, pStr: int) -> None:
+    _result_string(error, pStr, name=True)
+
+
+# ---- Initialization, version ----
+
+
+@entry("cuInit(unsigned int Flags)")
+def cuInit(Flags: int) -> None:
+    if Flags:
+        raise DriverError(Result.INVALID_VALUE)
+    state.machine.initialized = True
+
+
+@entry("cuDriverGetVersion(int *driverVersion)")
+def cuDriverGetVersion(driverVersion: int) -> None:
+    write(driverVersion, c_int, profile.DRIVER_VERSION)
+
+
+# ---- Devices ----
+
+
+@entry("cuDeviceGet(CUdevice *device, int ordinal)")
+def cuDeviceGet(device: int, ordinal: int) -> None:
+    write(device, c_int, state.machine.device(ordinal).ordinal)
+
+
+@entry("cuDeviceGetCount(int *count)")
+def cuDeviceGetCount(count: int) -> None:
+    if not state.machine.initialized:
+        raise DriverError(Result.NOT_INITIALIZED)
+    write(count, c_int, len(state.machine.devices))
+
+
+@entry("cuDeviceGetName(char *name, int len, CUdevice dev)")
+def cuDeviceGetName(name: int, len: int, dev: int) -> None:
+    state.machine.device(dev)
+    if not name or len <= 0:
+        raise DriverError(Result.INVALID_VALUE)
+    text = profile.NAME.encode()[: len - 1] + b"\0"
+    ctypes.memmove(name, text, text.__len__())
+
+
+@entry("cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)")
+def cuDeviceGetUuid(uuid: int, dev: int) -> None:
+    state.machine.device(dev)
+    if not uuid:
+        raise DriverError(Result.INVALID_VALUE)
+    ctypes.memmove(uuid, b"cudatool-sim\0\0\0" + bytes([dev & 0xFF]), 16)
+
+
+@entry("cuDeviceTotalMem(size_t *bytes, CUdevice dev)")
+def cuDeviceTotalMem(bytes: int, dev: int) -> None:
+    write(bytes, c_size_t, state.machine.device(dev).memory.size)
+
+
+@entry("cuDeviceGetAttribute(int *pi, CUdevice_attribute attrib, CUdevice dev)")
+def cuDeviceGetAttribute(pi: int, attrib: int, dev: int) -> None:
+    device = state.machine.device(dev)
+    if not 1 <= attrib <= 161:
+        raise DriverError(Result.INVALID_VALUE)
+    value = profile.ATTRIBUTES.get(attrib, 0)
+    write(pi, c_int, value + device.ordinal if attrib == 33 else value)
+
+
+@entry("cuDeviceComputeCapability(int *major, int *minor, CUdevice dev)")
+def cuDeviceComputeCapability(major: int, minor: int, dev: int) -> None:
+    state.machine.device(dev)
+    write(major, c_int, profile.COMPUTE_CAPABILITY[0])
+    write(minor, c_int, profile.COMPUTE_CAPABILITY[1])
+
+
+@entry("cuDeviceGetPCIBusId(char *pciBusId, int len, CUdevice dev)")
+def cuDeviceGetPCIBusId(pciBusId: int, len: int, dev: int) -> None:
+    state.machine.device(dev)
+    text = b"0000:%02X:00.0\0" % (dev + 1)
+    if not pciBusId or len < text.__len__():
+        raise DriverError(Result.INVALID_VALUE)
+    ctypes.memmove(pciBusId, text, text.__len__())
+
+
+@entry("cuDeviceCanAccessPeer(int *canAccessPeer, CUdevice dev, CUdevice peerDev)")
+def cuDeviceCanAccessPeer(canAccessPeer: int, dev: int, peerDev: int) -> None:
+    one, other = state.machine.device(dev), state.machine.device(peerDev)
+    write(canAccessPeer, c_int, int(one is not other))
+
+
+# ---- Primary contexts ----
+
+
+@entry("cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)")
+def cuDevicePrimaryCtxRetain(pctx: int, dev: int) -> None:
+    device = state.machine.device(dev)
+    if device.primary is None:
+        device.primary = state.machine.new_context(device, device.primary_flags)
+    device.primary_references += 1
+    write(pctx, c_size_t, device.primary.handle)
+
+
+@entry("cuDevicePrimaryCtxRelease(CUdevice dev)")
+def cuDevicePrimaryCtxRelease(dev: int) -> None:
+    device = state.machine.device(dev)
+    if device.primary is None or not device.primary_references:
+        raise DriverError(Result.INVALID_CONTEXT)
+    device.primary_references -= 1
+    if not device.primary_references:
+        state.machine.destroy_context(device.primary)
+        device.primary = None
+
+
+@entry("cuDevicePrimaryCtxReset(CUdevice dev)")
+def cuDevicePrimaryCtxReset(dev: int) -> None:
+    device = state.machine.device(dev)
+    if device.primary is not None:
+        state.machine.destroy_context(device.primary)
+        device.primary, device.primary_references = None, 0
+
+
+@entry("cuDevicePrimaryCtxSetFlags(CUdevice dev, unsigned int flags)")
+def cuDevicePrimaryCtxSetFlags(dev: int, flags: int) -> None:
+    state.machine.device(dev).primary_flags = flags
+
+
+@entry("cuDevicePrimaryCtxGetState(CUdevice dev, unsigned int *flags, int *active)")
+def cuDevicePrimaryCtxGetState(dev: int, flags: int, active: int) -> None:
+    device = state.machine.device(dev)
+    write(flags, c_uint, device.primary_flags)
+    write(active, c_int, int(device.primary is not None))
+
+
+# ---- Contexts ----
+
+
+def _context(handle: int) -> Context:
+    """Return the context behind `handle`, the current one for NULL."""
+    if not handle:
+        return current_context()
+    found = state.machine.objects.get(handle)
+    if not isinstance(found, Context):
+        raise DriverError(Result.INVALID_CONTEXT)
+    return found
+
+
+@entry("cuCtxCreate(CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags, CUdevice dev)")
+def cuCtxCreate(pctx: int, ctxCreateParams: int, flags: int, dev: int) -> None:
+    if ctxCreateParams:
+        raise DriverError(Result.NOT_SUPPORTED, "the software device has no execution affinity and no CIG contexts")
+    context = state.machine.new_context(state.machine.device(dev), flags)
+    write(pctx, c_size_t, context.handle)
+    state.machine.thread.contexts.append(context)
+
+
+@entry("cuCtxDestroy(CUcontext ctx)")
+def cuCtxDestroy(ctx: int) -> None:
+    context = state.machine.objects.get(ctx)
+    if not isinstance(context, Context) or context is context.device.primary:
+        raise DriverError(Result.INVALID_CONTEXT)
+    state.machine.destroy_context(context)
+    stack = state.machine.thread.contexts
+    if stack and stack[-1] is context:
+        stack.pop()
+
+
+@entry("cuCtxPushCurrent(CUcontext ctx)")
+def cuCtxPushCurrent(ctx: int) -> None:
+    context = state.machine.objects.get(ctx)
+    if not isinstance(context, Context):
+        raise DriverError(Result.INVALID_CONTEXT)
+    state.machine.thread.contexts.append(context)
+
+
+@entry("cuCtxPopCurrent(CUcontext *pctx)")
+def cuCtxPopCurrent(pctx: int) -> None:
+    stack = state.machine.thread.contexts
+    if not stack:
+        raise DriverError(Result.INVALID_CONTEXT)
+    context = stack.pop()
+    if pctx:
+        write(pctx, c_size_t, context.handle)
+
+
+@entry("cuCtxSetCurrent(CUcontext ctx)")
+def cuCtxSetCurrent(ctx: int) -> None:
+    if not state.machine.initialized:
+        raise DriverError(Result.NOT_INITIALIZED)
+    stack = state.machine.thread.contexts
+    if not ctx:
+        del stack[-1:]
+        return
+    context = state.machine.objects.get(ctx)
+    if not isinstance(context, Context):
+        raise DriverError(Result.INVALID_CONTEXT)
+    stack[-1:] = [context]
+
+
+@entry("cuCtxGetCurrent(CUcontext *pctx)")
+def cuCtxGetCurrent(pctx: int) -> None:
+    if not state.machine.initialized:
+        raise DriverError(Result.NOT_INITIALIZED)
+    stack = state.machine.thread.contexts
+    write(pctx, c_size_t, stack[-1].handle if stack else 0)
+
+
+@entry("cuCtxGetDevice(CUdevice *device)")
+def cuCtxGetDevice(device: int) -> None:
+    write(device, c_int, current_context().device.ordinal)
+
+
+@entry("cuCtxGetFlags(unsigned int *flags)")
+def cuCtxGetFlags(flags: int) -> None:
+    write(flags, c_uint, current_context().flags)
+
+
+@entry("cuCtxGetId(CUcontext ctx, unsigned long long *ctxId)")
+def cuCtxGetId(ctx: int, ctxId: int) -> None:
+    write(ctxId, c_uint64, _context(ctx).serial)
+
+
+@entry("cuCtxGetApiVersion(CUcontext ctx, unsigned int *version)")
+def cuCtxGetApiVersion(ctx: int, version: int) -> None:
+    _context(ctx)
+    write(version, c_uint, 3020)
+
+
+@entry("cuCtxSynchronize()")
+def cuCtxSynchronize() -> None:
+    context = current_context()
+    state.machine.scheduler.wait_context(context)
+    state.machine.scheduler.check(context)
+
+
+@entry("cuCtxGetStreamPriorityRange(int *leastPriority, int *greatestPriority)")
+def cuCtxGetStreamPriorityRange(leastPriority: int, greatestPriority: int) -> None:
+    current_context()
+    if leastPriority:
+        write(leastPriority, c_int, 0)
+    if greatestPriority:
+        write(greatestPriority, c_int, -5)
+
+
+@entry("cuCtxGetCacheConfig(CUfunc_cache *pconfig)")
+def cuCtxGetCacheConfig(pconfig: int) -> None:
+    current_context()
+    write(pconfig, c_int, 0)
+
+
+@entry("cuCtxSetCacheConfig(CUfunc_cache config)")
+def cuCtxSetCacheConfig(config: int) -> None:
+    current_context()
+
+
+_LIMITS = {0: 1024, 1: 1 << 20, 2: 8 << 20, 3: 2, 4: 2048, 5: 64, 6: 0}  # CUlimit -> default
+
+
+@entry("cuCtxGetLimit(size_t *pvalue, CUlimit limit)")
+def cuCtxGetLimit(pvalue: int, limit: int) -> None:
+    context = current_context()
+    if limit not in _LIMITS:
+        raise DriverError(Result.UNSUPPORTED_LIMIT)
+    write(pvalue, c_size_t, context.limits.get(limit, _LIMITS[limit]))
+
+
+@entry("cuCtxSetLimit(CUlimit limit, size_t value)")
+def cuCtxSetLimit(limit: int, value: int) -> None:
+    context = current_context()
+    if limit not in _LIMITS:
+        raise DriverError(Result.UNSUPPORTED_LIMIT)
+    context.limits[limit] = value
+
+
+@entry("cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)")
+def cuCtxEnablePeerAccess(peerContext: int, Flags: int) -> None:
+    context = current_context()
+    peer = state.machine.objects.get(peerContext)
+    if not isinstance(peer, Context) or peer.device is context.device:
+        raise DriverError(Result.INVALID_CONTEXT)
+    if Flags:
+        raise DriverError(Result.INVALID_VALUE)
+    if peerContext in context.peers:
+        raise DriverError(Result.PEER_ACCESS_ALREADY_ENABLED)
+    context.peers.add(peerContext)
+
+
+@entry("cuCtxDisablePeerAccess(CUcontext peerContext)")
+def cuCtxDisablePeerAccess(peerContext: int) -> None:
+    context = current_context()
+    if not isinstance(state.machine.objects.get(peerContext), Context):
+        raise DriverError(Result.INVALID_CONTEXT)
+    if peerContext not in context.peers:
+        raise DriverError(Result.PEER_ACCESS_NOT_ENABLED)
+    context.peers.remove(peerContext)

@@ -1,0 +1,591 @@
+"""Driver entry points: memory management, stream-ordered allocation, copies, memset, pointer attributes.
+
+Grouped as in the CUDA driver API reference. What "synchronous" means is in its section "API synchronization
+behavior"; each rule stands beside the code that follows it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int, c_size_t, c_uint, c_uint64
+
+from cudatool.sim import abi, profile
+from cudatool.sim import machine as state
+from cudatool.sim.abi import entry, write
+from cudatool.sim.machine import Context, Pool, current_context, stream_of
+from cudatool.sim.memory import Allocation
+from cudatool.sim.queue import Operation, StreamState
+from cudatool.sim.results import DriverError, Result
+
+# ---- Memory management ----
+
+
+@entry("cuMemGetInfo(size_t *free, size_t *total)")
+def cuMemGetInfo(free: int, total: int) -> None:
+    memory = current_context().device.memory
+    write(free, c_size_t, memory.size - memory.used)
+    write(total, c_size_t, memory.size)
+
+
+@entry("cuMemAlloc(CUdeviceptr *dptr, size_t bytesize)")
+def cuMemAlloc(dptr: int, bytesize: int) -> None:
+    context = current_context()
+    if not bytesize or not dptr:
+        raise DriverError(Result.INVALID_VALUE)
+    allocation = state.machine.allocate(context.device, bytesize, "device", context=context)
+    write(dptr, c_uint64, allocation.address)
+
+
+@entry(
+    "cuMemAllocPitch(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height, "
+    "unsigned int ElementSizeBytes)"
+)
+def cuMemAllocPitch(dptr: int, pPitch: int, WidthInBytes: int, Height: int, ElementSizeBytes: int) -> None:
+    if ElementSizeBytes not in (4, 8, 16) or not WidthInBytes or not Height:
+        raise DriverError(Result.INVALID_VALUE)
+    pitch = -(-WidthInBytes // 512) * 512
+    write(pPitch, c_size_t, pitch)
+    cuMemAlloc(dptr, pitch * Height)
+
+
+@entry("cuMemFree(CUdeviceptr dptr)")
+def cuMemFree(dptr: int) -> None:
+    context = current_context()
+    if not dptr:
+        return  # freeing NULL is allowed (cuMemFree)
+    allocation = state.machine.allocations.at(dptr)
+    if allocation is None or allocation.kind not in ("device", "pool"):
+        raise DriverError(Result.INVALID_VALUE, f"{dptr:#x} is not the start of a live device allocation")
+    # "Note that this function may implicitly synchronize"; memory in use is waited for.
+    state.machine.scheduler.wait_device(state.machine.devices[allocation.device])
+    _release(allocation)
+    state.machine.scheduler.check(context)
+
+
+@entry("cuMemGetAddressRange(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)")
+def cuMemGetAddressRange(pbase: int, psize: int, dptr: int) -> None:
+    current_context()
+    allocation = state.machine.allocations.holding(dptr)
+    if allocation is None or allocation.kind in ("host", "registered"):
+        raise DriverError(Result.NOT_FOUND)
+    if pbase:
+        write(pbase, c_uint64, allocation.address)
+    if psize:
+        write(psize, c_size_t, allocation.size)
+
+
+@entry("cuMemAllocHost(void **pp, size_t bytesize)")
+def cuMemAllocHost(pp: int, bytesize: int) -> None:
+    cuMemHostAlloc(pp, bytesize, 0)
+
+
+@entry("cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags)")
+def cuMemHostAlloc(pp: int, bytesize: int, Flags: int) -> None:
+    context = current_context()
+    if not pp or not bytesize or Flags > 7:
+        raise DriverError(Result.INVALID_VALUE)
+    machine = state.machine
+    address = machine.host.allocate(bytesize)
+    machine.allocations.add(
+        Allocation(address, bytesize, "host", -1, context.handle, machine.new_serial(), flags=Flags)
+    )
+    write(pp, c_size_t, address)
+
+
+@entry("cuMemFreeHost(void *p)")
+def cuMemFreeHost(p: int) -> None:
+    context = current_context()
+    allocation = state.machine.allocations.at(p)
+    if allocation is None or allocation.kind != "host":
+        raise DriverError(Result.INVALID_VALUE, f"{p:#x} is not the start of a live host allocation")
+    state.machine.scheduler.wait_context(context)  # a pending copy must not touch unmapped pages
+    state.machine.release(allocation)
+
+
+@entry("cuMemHostRegister(void *p, size_t bytesize, unsigned int Flags)")
+def cuMemHostRegister(p: int, bytesize: int, Flags: int) -> None:
+    context = current_context()
+    if not p or not bytesize:
+        raise DriverError(Result.INVALID_VALUE)
+    machine = state.machine
+    if machine.allocations.holding(p):
+        raise DriverError(Result.HOST_MEMORY_ALREADY_REGISTERED)
+    machine.allocations.add(
+        Allocation(p, bytesize, "registered", -1, context.handle, machine.new_serial(), flags=Flags)
+    )
+
+
+@entry("cuMemHostUnregister(void *p)")
+def cuMemHostUnregister(p: int) -> None:
+    context = current_context()
+    allocation = state.machine.allocations.at(p)
+    if allocation is None or allocation.kind != "registered":
+        raise DriverError(Result.HOST_MEMORY_NOT_REGISTERED)
+    state.machine.scheduler.wait_context(context)
+    state.machine.release(allocation)
+
+
+@entry("cuMemHostGetDevicePointer(CUdeviceptr *pdptr, void *p, unsigned int Flags)")
+def cuMemHostGetDevicePointer(pdptr: int, p: int, Flags: int) -> None:
+    current_context()
+    allocation = state.machine.allocations.holding(p)
+    if allocation is None or allocation.kind not in ("host", "registered") or Flags:
+        raise DriverError(Result.INVALID_VALUE)
+    write(pdptr, c_uint64, p)
+
+
+@entry("cuMemHostGetFlags(unsigned int *pFlags, void *p)")
+def cuMemHostGetFlags(pFlags: int, p: int) -> None:
+    current_context()
+    allocation = state.machine.allocations.holding(p)
+    if allocation is None or allocation.kind not in ("host", "registered"):
+        raise DriverError(Result.INVALID_VALUE)
+    write(pFlags, c_uint, allocation.flags)
+
+
+# ---- Stream-ordered allocation ----
+
+
+def _release(allocation: Allocation) -> None:
+    if allocation.pool:
+        pool = state.machine.objects.get(allocation.pool)
+        if isinstance(pool, Pool):
+            pool.used -= allocation.size
+    state.machine.release(allocation)
+
+
+def _allocate_async(dptr: int, bytesize: int, pool: Pool, stream: StreamState) -> None:
+    if not dptr or not bytesize:
+        raise DriverError(Result.INVALID_VALUE)
+    machine = state.machine
+    if pool.max_size and pool.used + bytesize > pool.max_size:
+        raise DriverError(Result.OUT_OF_MEMORY)
+    device = machine.devices[pool.device]
+    try:
+        allocation = machine.allocate(device, bytesize, "pool", context=stream.context, pool=pool.handle)
+    except DriverError as error:
+        if error.result is not Result.OUT_OF_MEMORY:
+            raise
+        # The driver waits for pending frees before it gives up.
+        machine.scheduler.wait_device(device)
+        allocation = machine.allocate(device, bytesize, "pool", context=stream.context, pool=pool.handle)
+    pool.used += bytesize
+    pool.used_high = max(pool.used_high, pool.used)
+    write(dptr, c_uint64, allocation.address)
+    operation = Operation(stream, "alloc", "cuMemAllocAsync", abi.call.correlation)
+    machine.scheduler.enqueue(operation, cost=0)
+
+
+@entry("cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)")
+def cuMemAllocAsync(dptr: int, bytesize: int, hStream: int) -> None:
+    stream = stream_of(hStream)
+    _allocate_async(dptr, bytesize, stream.context.device.pool, stream)
+
+
+@entry("cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream)")
+def cuMemAllocFromPoolAsync(dptr: int, bytesize: int, pool: int, hStream: int) -> None:
+    _allocate_async(dptr, bytesize, state.machine.get(pool, Pool), stream_of(hStream))
+
+
+@entry("cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)")
+def cuMemFreeAsync(dptr: int, hStream: int) -> None:
+    stream = stream_of(hStream)
+    allocation = state.machine.allocations.at(dptr)
+    if allocation is None or allocation.kind not in ("pool", "device"):
+        raise DriverError(Result.INVALID_VALUE, f"{dptr:#x} is not the start of a live device allocation")
+    if allocation.kind == "device":
+        raise DriverError(Result.INVALID_VALUE, f"{dptr:#x} was allocated with cuMemAlloc; free it with cuMemFree")
+    operation = Operation(stream, "free", "cuMemFreeAsync", abi.call.correlation)
+
+    def run(_: Operation) -> None:
+        with abi.lock:
+            # Freed twice in stream order: the second finds nothing, as on a GPU the pool ignores it.
+            if state.machine.allocations.at(allocation.address) is allocation:
+                _release(allocation)
+
+    operation.run = run
+    state.machine.scheduler.enqueue(operation, cost=0)
+
+
+class _PoolProps(ctypes.Structure):
+    _fields_ = (
+        ("allocType", c_int),
+        ("handleTypes", c_int),
+        ("location_type", c_int),
+        ("location_id", c_int),
+        ("win32SecurityAttributes", c_size_t),
+        ("maxSize", c_size_t),
+        ("usage", ctypes.c_ushort),
+        ("reserved", ctypes.c_ubyte * 54),
+    )
+
+
+_LOCATION_DEVICE = 1
+
+
+@entry("cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps)")
+def cuMemPoolCreate(pool: int, poolProps: int) -> None:
+    current_context()
+    if not poolProps:
+        raise DriverError(Result.INVALID_VALUE)
+    props = _PoolProps.from_address(poolProps)
+    if props.location_type != _LOCATION_DEVICE or props.allocType != 1:
+        raise DriverError(Result.NOT_SUPPORTED, "the software device has pools of device memory only")
+    if props.handleTypes:
+        raise DriverError(Result.NOT_SUPPORTED, "the software device cannot share pools between processes")
+    new = Pool(state.machine.new_handle(), state.machine.device(props.location_id).ordinal)
+    new.max_size = props.maxSize
+    write(pool, c_size_t, new.handle)
+    state.machine.objects[new.handle] = new
+
+
+@entry("cuMemPoolDestroy(CUmemoryPool pool)")
+def cuMemPoolDestroy(pool: int) -> None:
+    found = state.machine.get(pool, Pool)
+    if found is state.machine.devices[found.device].default_pool:
+        raise DriverError(Result.INVALID_VALUE)
+    del state.machine.objects[pool]
+
+
+def _pool_of(dev: int) -> Pool:
+    return state.machine.device(dev).pool
+
+
+@entry("cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice dev)")
+def cuDeviceGetDefaultMemPool(pool_out: int, dev: int) -> None:
+    write(pool_out, c_size_t, state.machine.device(dev).default_pool.handle)
+
+
+@entry("cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev)")
+def cuDeviceGetMemPool(pool: int, dev: int) -> None:
+    write(pool, c_size_t, _pool_of(dev).handle)
+
+
+@entry("cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)")
+def cuDeviceSetMemPool(dev: int, pool: int) -> None:
+    found = state.machine.get(pool, Pool)
+    if found.device != dev:
+        raise DriverError(Result.INVALID_VALUE)
+    state.machine.device(dev).pool = found
+
+
+@entry("cuMemGetDefaultMemPool(CUmemoryPool *pool_out, CUmemLocation *location, CUmemAllocationType type)")
+def cuMemGetDefaultMemPool(pool_out: int, location: int, type: int) -> None:
+    kind, ordinal = (c_int * 2).from_address(location)
+    if kind != _LOCATION_DEVICE or type != 1:
+        raise DriverError(Result.NOT_SUPPORTED, "the software device has pools of device memory only")
+    write(pool_out, c_size_t, state.machine.device(ordinal).default_pool.handle)
+
+
+@entry("cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)")
+def cuMemGetMemPool(pool: int, location: int, type: int) -> None:
+    kind, ordinal = (c_int * 2).from_address(location)
+    if kind != _LOCATION_DEVICE or type != 1:
+        raise DriverError(Result.NOT_SUPPORTED, "the software device has pools of device memory only")
+    write(pool, c_size_t, _pool_of(ordinal).handle)
+
+
+@entry("cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep)")
+def cuMemPoolTrimTo(pool: int, minBytesToKeep: int) -> None:
+    state.machine.get(pool, Pool)  # freed memory goes back at once here, so there is nothing to trim
+
+
+@entry("cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)")
+def cuMemPoolGetAttribute(pool: int, attr: int, value: int) -> None:
+    found = state.machine.get(pool, Pool)
+    if attr in (1, 2, 3):
+        write(value, c_int, found.attributes[attr])
+    elif attr == 4:
+        write(value, c_uint64, found.attributes[4])
+    elif attr in (5, 7):  # reserved and used bytes; nothing is reserved that is not used
+        write(value, c_uint64, found.used)
+    elif attr in (6, 8):
+        write(value, c_uint64, found.used_high)
+    else:
+        raise DriverError(Result.INVALID_VALUE)
+
+
+@entry("cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)")
+def cuMemPoolSetAttribute(pool: int, attr: int, value: int) -> None:
+    found = state.machine.get(pool, Pool)
+    if not value:
+        raise DriverError(Result.INVALID_VALUE)
+    if attr in (1, 2, 3):
+        found.attributes[attr] = c_int.from_address(value).value
+    elif attr == 4:
+        found.attributes[4] = c_uint64.from_address(value).value
+    elif attr in (6, 8):
+        if c_uint64.from_address(value).value:  # a high-water mark can only be reset to zero
+            raise DriverError(Result.INVALID_VALUE)
+        found.used_high = found.used
+    else:
+        raise DriverError(Result.INVALID_VALUE)
+
+
+@entry("cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count)")
+def cuMemPoolSetAccess(pool: int, map: int, count: int) -> None:
+    state.machine.get(pool, Pool)  # every device of the machine can reach all of its memory
+
+
+@entry("cuMemPoolGetAccess(int *flags, CUmemoryPool memPool, CUmemLocation *location)")
+def cuMemPoolGetAccess(flags: int, memPool: int, location: int) -> None:
+    state.machine.get(memPool, Pool)
+    write(flags, c_int, 3)  # CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+
+
+# ---- Copies ----
+
+
+def _copy(dst: int, src: int, size: int, hStream: int | None, name: str) -> None:
+    """Enqueue a copy. `hStream` None is a synchronous call on the default stream."""
+    machine = state.machine
+    stream = stream_of(hStream or 0)
+    if not size:
+        return
+    if not dst or not src:
+        raise DriverError(Result.INVALID_VALUE)
+    to, source = machine.locate(dst, size), machine.locate(src, size)
+    to_device = to is not None and to.device >= 0
+    from_device = source is not None and source.device >= 0
+    operation = Operation(stream, "memcpy", name, abi.call.correlation)
+    engine = "" if to_device == from_device else "h2d" if to_device else "d2h"
+    staged = b""
+    if hStream is not None and source is None:
+        # Pageable memory is staged before the call returns: later changes to it are not seen.
+        staged = ctypes.string_at(src, size)
+    elif hStream is not None and to is not None and from_device and not to_device:
+        # Until the copy runs, its destination holds neither the old nor the new bytes.
+        ctypes.memset(dst, 0xA5, size)
+
+    def run(_: Operation) -> None:
+        if (to is not None and machine.allocations.at(to.address) is not to) or (
+            source is not None and machine.allocations.at(source.address) is not source
+        ):
+            raise DriverError(Result.ILLEGAL_ADDRESS, f"{name} touches memory freed before it ran")
+        ctypes.memmove(dst, staged or src, size)
+
+    operation.run = run
+    machine.scheduler.enqueue(
+        operation, cost=profile.copy_cost(size, on_device=to_device and from_device), engine=engine
+    )
+    # Synchronous calls return when done, except device to device ("Memcpy", synchronous). An asynchronous one to
+    # pageable memory waits too, as the driver may, and as this one must: it cannot know how long that memory lives.
+    if (hStream is None and not (to_device and from_device)) or to is None:
+        machine.scheduler.wait(operation)
+        machine.scheduler.check(stream.context)
+
+
+def _need_device(address: int, size: int) -> None:
+    if size:
+        found = state.machine.locate(address, size)
+        if found is None:
+            raise DriverError(Result.INVALID_VALUE, f"{address:#x} is not a device address")
+
+
+@entry("cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount)")
+def cuMemcpy(dst: int, src: int, ByteCount: int) -> None:
+    _copy(dst, src, ByteCount, None, "cuMemcpy")
+
+
+@entry("cuMemcpyHtoD(CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount)")
+def cuMemcpyHtoD(dstDevice: int, srcHost: int, ByteCount: int) -> None:
+    current_context()
+    _need_device(dstDevice, ByteCount)
+    _copy(dstDevice, srcHost, ByteCount, None, "cuMemcpyHtoD")
+
+
+@entry("cuMemcpyDtoH(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount)")
+def cuMemcpyDtoH(dstHost: int, srcDevice: int, ByteCount: int) -> None:
+    current_context()
+    _need_device(srcDevice, ByteCount)
+    _copy(dstHost, srcDevice, ByteCount, None, "cuMemcpyDtoH")
+
+
+@entry("cuMemcpyDtoD(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount)")
+def cuMemcpyDtoD(dstDevice: int, srcDevice: int, ByteCount: int) -> None:
+    current_context()
+    _need_device(dstDevice, ByteCount)
+    _need_device(srcDevice, ByteCount)
+    _copy(dstDevice, srcDevice, ByteCount, None, "cuMemcpyDtoD")
+
+
+@entry("cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream)")
+def cuMemcpyAsync(dst: int, src: int, ByteCount: int, hStream: int) -> None:
+    _copy(dst, src, ByteCount, hStream, "cuMemcpyAsync")
+
+
+@entry("cuMemcpyHtoDAsync(CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount, CUstream hStream)")
+def cuMemcpyHtoDAsync(dstDevice: int, srcHost: int, ByteCount: int, hStream: int) -> None:
+    stream_of(hStream)
+    _need_device(dstDevice, ByteCount)
+    _copy(dstDevice, srcHost, ByteCount, hStream, "cuMemcpyHtoDAsync")
+
+
+@entry("cuMemcpyDtoHAsync(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream)")
+def cuMemcpyDtoHAsync(dstHost: int, srcDevice: int, ByteCount: int, hStream: int) -> None:
+    stream_of(hStream)
+    _need_device(srcDevice, ByteCount)
+    _copy(dstHost, srcDevice, ByteCount, hStream, "cuMemcpyDtoHAsync")
+
+
+@entry("cuMemcpyDtoDAsync(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream)")
+def cuMemcpyDtoDAsync(dstDevice: int, srcDevice: int, ByteCount: int, hStream: int) -> None:
+    stream_of(hStream)
+    _need_device(dstDevice, ByteCount)
+    _need_device(srcDevice, ByteCount)
+    _copy(dstDevice, srcDevice, ByteCount, hStream, "cuMemcpyDtoDAsync")
+
+
+@entry(
+    "cuMemcpyWithAttributesAsync(CUdeviceptr dst, CUdeviceptr src, size_t size, CUmemcpyAttributes *attr, "
+    "CUstream hStream)"
+)
+def cuMemcpyWithAttributesAsync(dst: int, src: int, size: int, attr: int, hStream: int) -> None:
+    _copy(dst, src, size, hStream, "cuMemcpyWithAttributesAsync")
+
+
+# ---- Memset ----
+
+
+def _set(dst: int, value: int, count: int, width: int, hStream: int | None, name: str) -> None:
+    stream = stream_of(hStream or 0)
+    size = count * width
+    if not size:
+        return
+    if dst % width:
+        raise DriverError(Result.INVALID_VALUE, f"{dst:#x} is not aligned to {width} bytes")
+    _need_device(dst, size)
+    operation = Operation(stream, "memset", name, abi.call.correlation)
+    machine = state.machine
+    target = machine.locate(dst, size)
+
+    def run(_: Operation) -> None:
+        if target is not None and machine.allocations.at(target.address) is not target:
+            raise DriverError(Result.ILLEGAL_ADDRESS, f"{name} touches memory freed before it ran")
+        pattern = value.to_bytes(width, "little")
+        if len(set(pattern)) == 1:
+            ctypes.memset(dst, pattern[0], size)
+            return
+        # Fill by doubling: each copy moves what was filled so far.
+        ctypes.memmove(dst, pattern, width)
+        filled = width
+        while filled < size:
+            step = min(filled, size - filled)
+            ctypes.memmove(dst + filled, dst, step)
+            filled += step
+
+    operation.run = run
+    # Asynchronous with respect to the host when the target is device memory ("Memset").
+    machine.scheduler.enqueue(operation, cost=profile.memset_cost(size))
+    if hStream is None and target is not None and target.device < 0:
+        machine.scheduler.wait(operation)
+
+
+@entry("cuMemsetD8(CUdeviceptr dstDevice, unsigned char uc, size_t N)")
+def cuMemsetD8(dstDevice: int, uc: int, N: int) -> None:
+    _set(dstDevice, uc, N, 1, None, "cuMemsetD8")
+
+
+@entry("cuMemsetD16(CUdeviceptr dstDevice, unsigned short us, size_t N)")
+def cuMemsetD16(dstDevice: int, us: int, N: int) -> None:
+    _set(dstDevice, us, N, 2, None, "cuMemsetD16")
+
+
+@entry("cuMemsetD32(CUdeviceptr dstDevice, unsigned int ui, size_t N)")
+def cuMemsetD32(dstDevice: int, ui: int, N: int) -> None:
+    _set(dstDevice, ui, N, 4, None, "cuMemsetD32")
+
+
+@entry("cuMemsetD8Async(CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream)")
+def cuMemsetD8Async(dstDevice: int, uc: int, N: int, hStream: int) -> None:
+    _set(dstDevice, uc, N, 1, hStream, "cuMemsetD8Async")
+
+
+@entry("cuMemsetD16Async(CUdeviceptr dstDevice, unsigned short us, size_t N, CUstream hStream)")
+def cuMemsetD16Async(dstDevice: int, us: int, N: int, hStream: int) -> None:
+    _set(dstDevice, us, N, 2, hStream, "cuMemsetD16Async")
+
+
+@entry("cuMemsetD32Async(CUdeviceptr dstDevice, unsigned int ui, size_t N, CUstream hStream)")
+def cuMemsetD32Async(dstDevice: int, ui: int, N: int, hStream: int) -> None:
+    _set(dstDevice, ui, N, 4, hStream, "cuMemsetD32Async")
+
+
+# ---- Unified addressing ----
+
+_POINTER_TYPES = {
+    # CUpointer_attribute -> C type of its value
+    1: c_size_t,  # CONTEXT
+    2: c_uint,  # MEMORY_TYPE
+    3: c_uint64,  # DEVICE_POINTER
+    4: c_size_t,  # HOST_POINTER
+    6: ctypes.c_uint,  # SYNC_MEMOPS
+    7: c_uint64,  # BUFFER_ID
+    8: c_uint,  # IS_MANAGED
+    9: c_int,  # DEVICE_ORDINAL
+    10: c_uint,  # IS_LEGACY_CUDA_IPC_CAPABLE
+    11: c_uint64,  # RANGE_START_ADDR
+    12: c_size_t,  # RANGE_SIZE
+    13: c_uint,  # MAPPED
+    14: c_uint64,  # ALLOWED_HANDLE_TYPES
+    15: c_uint,  # IS_GPU_DIRECT_RDMA_CAPABLE
+    16: c_uint,  # ACCESS_FLAGS
+    17: c_size_t,  # MEMPOOL_HANDLE
+}
+
+
+def _pointer_attribute(attribute: int, address: int) -> int | None:
+    """Return the value of an attribute of the allocation that holds `address`, None if no allocation does."""
+    found = state.machine.allocations.holding(address)
+    if found is None:
+        return None
+    on_host = found.device < 0
+    context = state.machine.objects.get(found.context)
+    ordinal = found.device if not on_host else context.device.ordinal if isinstance(context, Context) else 0
+    values = {
+        1: found.context,
+        2: 1 if on_host else 2,  # CU_MEMORYTYPE_HOST, _DEVICE
+        3: address,
+        4: address if on_host else None,
+        7: found.serial,
+        9: ordinal,
+        11: found.address,
+        12: found.size,
+        13: 1,
+        16: 3,
+        17: found.pool,
+    }
+    return values.get(attribute, 0)
+
+
+@entry("cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)")
+def cuPointerGetAttribute(data: int, attribute: int, ptr: int) -> None:
+    current_context()
+    if attribute not in _POINTER_TYPES:
+        raise DriverError(Result.INVALID_VALUE)
+    value = _pointer_attribute(attribute, ptr)
+    if value is None:
+        raise DriverError(Result.INVALID_VALUE)
+    write(data, _POINTER_TYPES[attribute], value)
+
+
+@entry(
+    "cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute *attributes, void **data, CUdeviceptr ptr)"
+)
+def cuPointerGetAttributes(numAttributes: int, attributes: int, data: int, ptr: int) -> None:
+    # A pointer that CUDA does not know is no error here: values are zero, the ordinal is -2 (cuPointerGetAttributes).
+    current_context()
+    kinds = (c_int * numAttributes).from_address(attributes)
+    targets = (c_size_t * numAttributes).from_address(data)
+    for kind, target in zip(kinds, targets, strict=True):
+        if kind not in _POINTER_TYPES:
+            raise DriverError(Result.INVALID_VALUE)
+        value = _pointer_attribute(kind, ptr)
+        write(target, _POINTER_TYPES[kind], value if value is not None else -2 if kind == 9 else 0)
+
+
+@entry("cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr ptr)")
+def cuPointerSetAttribute(value: int, attribute: int, ptr: int) -> None:
+    current_context()
+    if attribute != 6 or state.machine.allocations.holding(ptr) is None:  # only SYNC_MEMOPS can be set
+        raise DriverError(Result.INVALID_VALUE)

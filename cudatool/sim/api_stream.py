@@ -1,0 +1,209 @@
+"""Driver entry points: streams, events, host functions. Grouped as in the CUDA driver API reference."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int, c_size_t, c_uint, c_uint64
+
+from cudatool.sim import abi
+from cudatool.sim import machine as state
+from cudatool.sim.abi import entry, write
+from cudatool.sim.machine import current_context, stream_of
+from cudatool.sim.queue import EventState, Operation, StreamState
+from cudatool.sim.results import DriverError, Result
+
+# ---- Streams ----
+
+
+@entry("cuStreamCreate(CUstream *phStream, unsigned int Flags)")
+def cuStreamCreate(phStream: int, Flags: int) -> None:
+    cuStreamCreateWithPriority(phStream, Flags, 0)
+
+
+@entry("cuStreamCreateWithPriority(CUstream *phStream, unsigned int flags, int priority)")
+def cuStreamCreateWithPriority(phStream: int, flags: int, priority: int) -> None:
+    context = current_context()
+    if flags > 1:
+        raise DriverError(Result.INVALID_VALUE)
+    machine = state.machine
+    # Priorities out of range are clamped (cuStreamCreateWithPriority).
+    stream = StreamState(context, machine.new_handle(), flags, max(-5, min(0, priority)), machine.new_serial())
+    write(phStream, c_size_t, stream.handle)
+    machine.objects[stream.handle] = context.streams[stream.handle] = stream
+
+
+@entry("cuStreamDestroy(CUstream hStream)")
+def cuStreamDestroy(hStream: int) -> None:
+    if hStream in (0, state.LEGACY_STREAM, state.PER_THREAD_STREAM):
+        raise DriverError(Result.INVALID_HANDLE)
+    stream = stream_of(hStream)
+    # Returns at once; what is enqueued still completes (cuStreamDestroy).
+    del state.machine.objects[hStream], stream.context.streams[hStream]
+    if stream.last is not None and not stream.last.done and stream.blocking:
+        # The legacy default stream must still wait for that work though the stream is gone.
+        legacy = stream.context.legacy_stream
+        marker = Operation(legacy, "wait", "cuStreamDestroy", abi.call.correlation)
+        state.machine.scheduler.enqueue(marker, cost=0, after=[stream.last])
+
+
+@entry("cuStreamSynchronize(CUstream hStream)")
+def cuStreamSynchronize(hStream: int) -> None:
+    stream = stream_of(hStream)
+    scheduler = state.machine.scheduler
+    if stream is stream.context.legacy_stream:
+        # Work in the legacy stream is behind all blocking streams, so is a wait for it.
+        scheduler.wait_all([stream.last, *(s.last for s in stream.context.streams.values() if s.blocking)])
+    else:
+        scheduler.wait(stream.last)
+    scheduler.check(stream.context)
+
+
+@entry("cuStreamQuery(CUstream hStream)")
+def cuStreamQuery(hStream: int) -> None:
+    stream = stream_of(hStream)
+    done = state.machine.scheduler.query(stream.last)
+    state.machine.scheduler.check(stream.context)
+    if not done:
+        raise DriverError(Result.NOT_READY)
+
+
+@entry("cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)")
+def cuStreamWaitEvent(hStream: int, hEvent: int, Flags: int) -> None:
+    stream = stream_of(hStream)
+    event = state.machine.get(hEvent, EventState)
+    if Flags > 1:
+        raise DriverError(Result.INVALID_VALUE)
+    if event.recorded is None:
+        return  # an event that was never recorded counts as complete
+    wait = Operation(stream, "wait", "cuStreamWaitEvent", abi.call.correlation)
+    state.machine.scheduler.enqueue(wait, cost=0, after=[event.recorded])
+
+
+@entry("cuStreamGetPriority(CUstream hStream, int *priority)")
+def cuStreamGetPriority(hStream: int, priority: int) -> None:
+    write(priority, c_int, stream_of(hStream).priority)
+
+
+@entry("cuStreamGetFlags(CUstream hStream, unsigned int *flags)")
+def cuStreamGetFlags(hStream: int, flags: int) -> None:
+    write(flags, c_uint, stream_of(hStream).flags)
+
+
+@entry("cuStreamGetId(CUstream hStream, unsigned long long *streamId)")
+def cuStreamGetId(hStream: int, streamId: int) -> None:
+    write(streamId, c_uint64, stream_of(hStream).serial)
+
+
+@entry("cuStreamGetCtx(CUstream hStream, CUcontext *pctx)")
+def cuStreamGetCtx(hStream: int, pctx: int) -> None:
+    write(pctx, c_size_t, stream_of(hStream).context.handle)
+
+
+@entry("cuStreamGetDevice(CUstream hStream, CUdevice *device)")
+def cuStreamGetDevice(hStream: int, device: int) -> None:
+    write(device, c_int, stream_of(hStream).context.device.ordinal)
+
+
+@entry("cuStreamIsCapturing(CUstream hStream, int *captureStatus)")
+def cuStreamIsCapturing(hStream: int, captureStatus: int) -> None:
+    stream_of(hStream)
+    write(captureStatus, c_int, 0)  # CU_STREAM_CAPTURE_STATUS_NONE: there is no capture on this device
+
+
+@entry("cuThreadExchangeStreamCaptureMode(int *mode)")
+def cuThreadExchangeStreamCaptureMode(mode: int) -> None:
+    write(mode, c_int, 0)  # no capture, so nothing to protect from: the mode stays global
+
+
+# ---- Host functions ----
+
+_HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_StreamCallback = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
+
+
+@entry("cuLaunchHostFunc(CUstream hStream, CUhostFn fn, void *userData)")
+def cuLaunchHostFunc(hStream: int, fn: int, userData: int) -> None:
+    stream = stream_of(hStream)
+    if not fn:
+        raise DriverError(Result.INVALID_VALUE)
+    function = _HostFunction(fn)
+    operation = Operation(stream, "host", "cuLaunchHostFunc", abi.call.correlation)
+    operation.run = lambda _: function(userData)
+    state.machine.scheduler.enqueue(operation, cost=5_000)
+
+
+@entry("cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, void *userData, unsigned int flags)")
+def cuStreamAddCallback(hStream: int, callback: int, userData: int, flags: int) -> None:
+    stream = stream_of(hStream)
+    if not callback or flags:
+        raise DriverError(Result.INVALID_VALUE)
+    function = _StreamCallback(callback)
+    operation = Operation(stream, "host", "cuStreamAddCallback", abi.call.correlation)
+    operation.run = lambda _: function(hStream, 0, userData)
+    state.machine.scheduler.enqueue(operation, cost=5_000)
+
+
+# ---- Events ----
+
+
+@entry("cuEventCreate(CUevent *phEvent, unsigned int Flags)")
+def cuEventCreate(phEvent: int, Flags: int) -> None:
+    context = current_context()
+    if Flags & ~7:
+        raise DriverError(Result.INVALID_VALUE)
+    if Flags & 4:
+        raise DriverError(Result.NOT_SUPPORTED, "the software device has no interprocess events")
+    event = EventState(context, state.machine.new_handle(), Flags)
+    write(phEvent, c_size_t, event.handle)
+    state.machine.objects[event.handle] = event
+
+
+@entry("cuEventDestroy(CUevent hEvent)")
+def cuEventDestroy(hEvent: int) -> None:
+    del state.machine.objects[state.machine.get(hEvent, EventState).handle]
+
+
+@entry("cuEventRecord(CUevent hEvent, CUstream hStream)")
+def cuEventRecord(hEvent: int, hStream: int) -> None:
+    stream = stream_of(hStream)
+    event = state.machine.get(hEvent, EventState)
+    if event.context is not stream.context:
+        raise DriverError(Result.INVALID_HANDLE)  # event and stream must be of one context (cuEventRecord)
+    record = Operation(stream, "record", "cuEventRecord", abi.call.correlation)
+    state.machine.scheduler.enqueue(record, cost=0)
+    event.recorded = record
+
+
+@entry("cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int flags)")
+def cuEventRecordWithFlags(hEvent: int, hStream: int, flags: int) -> None:
+    if flags > 1:
+        raise DriverError(Result.INVALID_VALUE)
+    cuEventRecord(hEvent, hStream)
+
+
+@entry("cuEventQuery(CUevent hEvent)")
+def cuEventQuery(hEvent: int) -> None:
+    event = state.machine.get(hEvent, EventState)
+    done = state.machine.scheduler.query(event.recorded)
+    state.machine.scheduler.check(event.context)
+    if not done:
+        raise DriverError(Result.NOT_READY)
+
+
+@entry("cuEventSynchronize(CUevent hEvent)")
+def cuEventSynchronize(hEvent: int) -> None:
+    event = state.machine.get(hEvent, EventState)
+    state.machine.scheduler.wait(event.recorded)
+    state.machine.scheduler.check(event.context)
+
+
+@entry("cuEventElapsedTime(float *pMilliseconds, CUevent hStart, CUevent hEnd)")
+def cuEventElapsedTime(pMilliseconds: int, hStart: int, hEnd: int) -> None:
+    start, end = state.machine.get(hStart, EventState), state.machine.get(hEnd, EventState)
+    if not (start.timed and end.timed) or start.recorded is None or end.recorded is None:
+        raise DriverError(Result.INVALID_HANDLE)
+    if start.context is not end.context:
+        raise DriverError(Result.INVALID_HANDLE)
+    if not (start.recorded.done and end.recorded.done):
+        raise DriverError(Result.NOT_READY)
+    write(pMilliseconds, c_float, (end.recorded.end - start.recorded.end) / 1e6)

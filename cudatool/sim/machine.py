@@ -1,0 +1,243 @@
+"""The machine that the software driver drives: devices, contexts, handles, and the options that shape them."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from cudatool.sim import abi
+from cudatool.sim.memory import Allocation, Arena, DeviceMemory, HostMemory, Ranges
+from cudatool.sim.queue import EventState, Schedule, Scheduler, StreamState
+from cudatool.sim.results import DriverError, Result
+
+__all__ = ["Context", "Device", "Machine", "Options", "Pool", "create", "current_context", "machine", "stream_of"]
+
+_T = TypeVar("_T")
+
+LEGACY_STREAM: Final = 1
+PER_THREAD_STREAM: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the software machine looks like.
+
+    Attributes
+    ----------
+    memory
+        Bytes of memory of each device.
+    count
+        Number of devices.
+    seed
+        Of the ``random`` schedule.
+    schedule
+        In which legal order deferred work executes.
+    threads
+        Host threads that run the blocks of a kernel. 1 makes also the order of atomics reproducible.
+    accesses
+        Measure which bytes each kernel reads, writes and updates.
+    """
+
+    memory: int = 8 << 30
+    count: int = 1
+    seed: int = 0
+    schedule: Schedule = Schedule.FIFO
+    threads: int = 1
+    accesses: bool = False
+
+
+class Pool:
+    """A stream-ordered memory pool. Attribute numbers are those of CUmemPool_attribute."""
+
+    def __init__(self, handle: int, device: int) -> None:
+        self.handle = handle
+        self.device = device
+        self.used = 0
+        self.used_high = 0
+        self.attributes: dict[int, int] = {1: 1, 2: 1, 3: 1, 4: 0}
+        self.max_size = 0
+
+
+class Device:
+    """One software GPU."""
+
+    def __init__(self, ordinal: int, base: int, memory: int, pool: Pool) -> None:
+        self.ordinal = ordinal
+        self.memory = DeviceMemory(base, memory)
+        self.default_pool = pool
+        self.pool = pool
+        self.primary: Context | None = None
+        self.primary_references = 0
+        self.primary_flags = 0
+
+
+@dataclass(eq=False)
+class Context:
+    """A context: the streams that synchronize with each other, and the error that ends it."""
+
+    device: Device
+    handle: int
+    serial: int
+    flags: int = 0
+    error: DriverError | None = None
+    streams: dict[int, StreamState] = field(default_factory=dict)
+    limits: dict[int, int] = field(default_factory=dict)
+    peers: set[int] = field(default_factory=set)
+    legacy_stream: StreamState = field(init=False)
+    per_thread: dict[int, StreamState] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.legacy_stream = StreamState(self, LEGACY_STREAM, 0, 0, 1)
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.contexts: list[Context] = []  # the thread's stack of current contexts
+
+
+class Machine:
+    """All state of the software driver in this process."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.initialized = False
+        self.scheduler = Scheduler(options.schedule, options.seed)
+        # Handles look like pointers and are never used twice, so that a stale one is recognized.
+        self._handles = itertools.count(0x5100_0000_0000, 0x40)
+        self._serials = itertools.count(3)
+        self.objects: dict[int, Any] = {}
+        self.allocations = Ranges()
+        self.host = HostMemory()
+        span = -(-2 * options.memory // (2 << 20)) * (2 << 20)
+        self.arena = Arena(span * options.count)
+        self.devices: list[Device] = []
+        for ordinal in range(options.count):
+            pool = Pool(self.new_handle(), ordinal)
+            self.objects[pool.handle] = pool
+            self.devices.append(Device(ordinal, self.arena.base + ordinal * span, options.memory, pool))
+        self.thread = _Thread()
+
+    def new_handle(self) -> int:
+        """Return a handle value that was never used before."""
+        return next(self._handles)
+
+    def new_serial(self) -> int:
+        """Return a number unique to an object of this process (stream, context and buffer ids)."""
+        return next(self._serials)
+
+    def get(self, handle: int, kind: type[_T]) -> _T:
+        """Return the live object behind `handle`, else fail with CUDA_ERROR_INVALID_HANDLE."""
+        found = self.objects.get(handle)
+        if not isinstance(found, kind):
+            raise DriverError(Result.INVALID_HANDLE)
+        return found
+
+    def device(self, ordinal: int) -> Device:
+        """Return a device, else fail with CUDA_ERROR_INVALID_DEVICE."""
+        if not self.initialized:
+            raise DriverError(Result.NOT_INITIALIZED)
+        if not 0 <= ordinal < len(self.devices):
+            raise DriverError(Result.INVALID_DEVICE)
+        return self.devices[ordinal]
+
+    def new_context(self, device: Device, flags: int) -> Context:
+        """Make a context and register its handle."""
+        context = Context(device, self.new_handle(), self.new_serial(), flags)
+        self.objects[context.handle] = context
+        return context
+
+    def destroy_context(self, context: Context) -> None:
+        """Run what is pending, then drop the context with everything in it."""
+        self.scheduler.wait_context(context)
+        for allocation in list(self.allocations):
+            if allocation.context == context.handle and allocation.kind in ("device", "module"):
+                self.release(allocation)
+        for handle, item in list(self.objects.items()):
+            if isinstance(item, StreamState | EventState) and item.context is context:
+                del self.objects[handle]
+        self.objects.pop(context.handle, None)
+
+    # ---- memory ----
+
+    def allocate(self, device: Device, size: int, kind: str, *, context: Context | None, pool: int = 0) -> Allocation:
+        """Take device memory. Fails with CUDA_ERROR_OUT_OF_MEMORY."""
+        address = device.memory.allocate(size)
+        handle = context.handle if context else 0
+        allocation = Allocation(address, size, kind, device.ordinal, handle, self.new_serial(), pool)
+        self.allocations.add(allocation)
+        return allocation
+
+    def release(self, allocation: Allocation) -> None:
+        """Give an allocation's memory back at once."""
+        self.allocations.remove(allocation)
+        if allocation.kind == "host":
+            self.host.free(allocation.address)
+        elif allocation.kind != "registered":
+            self.devices[allocation.device].memory.free(allocation.address, allocation.size)
+
+    def locate(self, address: int, size: int) -> Allocation | None:
+        """Return the allocation that holds the range. Inside device address space there must be one.
+
+        Raises
+        ------
+        DriverError
+            CUDA_ERROR_INVALID_VALUE if the range starts in device memory but is not all allocated.
+        """
+        found = self.allocations.holding(address, size)
+        if found is None and self.arena.base <= address < self.arena.base + self.arena.size:
+            raise DriverError(Result.INVALID_VALUE, f"{size} bytes at {address:#x} are not inside one allocation")
+        return found
+
+
+machine: Machine = None  # type: ignore[assignment]  # set once by create(), before any entry point can be called
+
+
+def create(options: Options) -> Machine:
+    """Make the machine of this process."""
+    global machine
+    machine = Machine(options)
+    return machine
+
+
+def current_context() -> Context:
+    """Return this thread's current context.
+
+    Raises
+    ------
+    DriverError
+        NOT_INITIALIZED before cuInit; INVALID_CONTEXT if none is current; CONTEXT_IS_DESTROYED; or the sticky error
+        that an earlier kernel left, which ends the context as on a GPU.
+    """
+    if not machine.initialized:
+        raise DriverError(Result.NOT_INITIALIZED)
+    stack = machine.thread.contexts
+    if not stack:
+        raise DriverError(Result.INVALID_CONTEXT)
+    context = stack[-1]
+    if context.handle not in machine.objects:
+        raise DriverError(Result.CONTEXT_IS_DESTROYED)
+    machine.scheduler.check(context)
+    return context
+
+
+def stream_of(handle: int, context: Context | None = None) -> StreamState:
+    """Return the stream that `handle` means in the current (or given) context, default streams included."""
+    if handle == 0:
+        handle = abi.call.null_stream
+    if handle == LEGACY_STREAM:
+        return (context or current_context()).legacy_stream
+    if handle == PER_THREAD_STREAM:
+        context = context or current_context()
+        thread = threading.get_ident()
+        found = context.per_thread.get(thread)
+        if found is None:
+            found = StreamState(context, PER_THREAD_STREAM, 0, 0, machine.new_serial())
+            context.per_thread[thread] = context.streams[-thread] = found
+        return found
+    if not machine.initialized:
+        raise DriverError(Result.NOT_INITIALIZED)
+    stream = machine.get(handle, StreamState)
+    machine.scheduler.check(stream.context)
+    return stream

@@ -1,0 +1,214 @@
+"""Device memory: one reserved arena per machine, in which a device address is a host address.
+
+Pages that belong to no allocation are inaccessible, so a stray kernel access faults as it does on a GPU.
+Small requests share 2 MiB slabs at 512-byte granularity, larger ones get whole 2 MiB pages, as NVIDIA's driver does.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from cudatool.sim.results import DriverError, Result
+
+__all__ = ["PAGE", "Allocation", "Arena", "DeviceMemory", "HostMemory", "Ranges"]
+
+PAGE: Final = 2 << 20
+"""Bytes per device page."""
+_ALIGNMENT: Final = 512
+_SLAB_LIMIT: Final = 1 << 20
+_HOST_PAGE: Final = mmap.PAGESIZE
+_PROT_NONE, _PROT_RW = 0, 1 | 2
+_MAP_PRIVATE, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x02, 0x20, 0x4000
+_MADV_DONTNEED = 4
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int64,
+]
+_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+@dataclass(slots=True, eq=False)
+class Allocation:
+    """One live range of memory that the driver handed out."""
+
+    address: int
+    size: int
+    kind: str  # "device", "pool" (stream-ordered), "host" (pinned), "registered", "module"
+    device: int  # -1 for host memory
+    context: int  # handle of the context it belongs to, 0 if none
+    serial: int
+    pool: int = 0  # handle of the memory pool, 0 if none
+    flags: int = 0
+
+
+class Ranges:
+    """Live allocations ordered by address, so that the one holding an address is found in O(log n)."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._items: list[Allocation] = []
+
+    def __iter__(self) -> Iterator[Allocation]:
+        return iter(list(self._items))
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add(self, allocation: Allocation) -> None:
+        index = bisect.bisect_left(self._starts, allocation.address)
+        self._starts.insert(index, allocation.address)
+        self._items.insert(index, allocation)
+
+    def remove(self, allocation: Allocation) -> None:
+        index = bisect.bisect_left(self._starts, allocation.address)
+        del self._starts[index], self._items[index]
+
+    def at(self, address: int) -> Allocation | None:
+        """Return the allocation that begins exactly at `address`."""
+        index = bisect.bisect_left(self._starts, address)
+        if index < len(self._starts) and self._starts[index] == address:
+            return self._items[index]
+        return None
+
+    def holding(self, address: int, size: int = 1) -> Allocation | None:
+        """Return the allocation that holds the whole range, if one does."""
+        index = bisect.bisect_right(self._starts, address) - 1
+        if index < 0:
+            return None
+        item = self._items[index]
+        return item if address + size <= item.address + item.size else None
+
+
+class _FreeList:
+    """First fit by address over free intervals, merged when they touch."""
+
+    def __init__(self) -> None:
+        self._free: list[list[int]] = []  # [start, end), ordered
+
+    def give(self, start: int, end: int) -> tuple[int, int]:
+        """Return an interval to the list and return the merged free interval it is now part of."""
+        index = bisect.bisect_left(self._free, [start, 0])
+        if index and self._free[index - 1][1] == start:
+            index -= 1
+            self._free[index][1] = end
+        else:
+            self._free.insert(index, [start, end])
+        if index + 1 < len(self._free) and self._free[index + 1][0] == end:
+            self._free[index][1] = self._free.pop(index + 1)[1]
+        return self._free[index][0], self._free[index][1]
+
+    def take(self, size: int) -> int | None:
+        for index, interval in enumerate(self._free):
+            if interval[1] - interval[0] >= size:
+                start = interval[0]
+                interval[0] += size
+                if interval[0] == interval[1]:
+                    del self._free[index]
+                return start
+        return None
+
+    def remove(self, start: int, end: int) -> None:
+        """Take exactly [start, end), which must be free."""
+        index = bisect.bisect_right(self._free, [start, 1 << 63]) - 1
+        low, high = self._free.pop(index)
+        if end < high:
+            self._free.insert(index, [end, high])
+        if low < start:
+            self._free.insert(index, [low, start])
+
+
+class Arena:
+    """The address space that all devices of the machine share, reserved but not accessible."""
+
+    def __init__(self, size: int) -> None:
+        reserved = _libc.mmap(None, size + PAGE, _PROT_NONE, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0)
+        if reserved in (None, ctypes.c_void_p(-1).value):
+            raise DriverError(Result.OUT_OF_MEMORY, f"cannot reserve {size} bytes of address space")
+        self.base: int = -(-reserved // PAGE) * PAGE
+        self.size = size
+
+
+class DeviceMemory:
+    """The memory of one device: `size` bytes at `base` inside the arena."""
+
+    def __init__(self, base: int, size: int) -> None:
+        self.base = base
+        self.size = size
+        self.used = 0
+        """Bytes of pages in use, what cuMemGetInfo subtracts."""
+        # Address space twice the size of the memory: page-level fragmentation does not exist on a GPU, whose pages
+        # are mapped anywhere, and must not make an allocation fail here either.
+        self._pages = _FreeList()
+        self._pages.give(base, base + 2 * size)
+        self._small = _FreeList()
+
+    def allocate(self, size: int) -> int:
+        """Return the address of `size` accessible bytes, aligned to 512 (2 MiB from 1 MiB on)."""
+        if size < _SLAB_LIMIT:
+            rounded = -(-size // _ALIGNMENT) * _ALIGNMENT
+            address = self._small.take(rounded)
+            if address is None:
+                slab = self._take_pages(PAGE)
+                self._small.give(slab, slab + PAGE)
+                address = self._small.take(rounded)
+                assert address is not None
+            return address
+        return self._take_pages(-(-size // PAGE) * PAGE)
+
+    def free(self, address: int, size: int) -> None:
+        """Take back what :meth:`allocate` gave for `size`."""
+        if size >= _SLAB_LIMIT:
+            self._give_pages(address, -(-size // PAGE) * PAGE)
+            return
+        low, high = self._small.give(address, address + -(-size // _ALIGNMENT) * _ALIGNMENT)
+        slab = address // PAGE * PAGE
+        if low <= slab and slab + PAGE <= high:
+            self._small.remove(slab, slab + PAGE)
+            self._give_pages(slab, PAGE)
+
+    def _take_pages(self, size: int) -> int:
+        address = self._pages.take(size) if self.used + size <= self.size else None
+        if address is None:
+            raise DriverError(Result.OUT_OF_MEMORY)
+        if _libc.mprotect(address, size, _PROT_RW):
+            self._pages.give(address, address + size)
+            raise DriverError(Result.OUT_OF_MEMORY, "the host has no memory left for the software device")
+        self.used += size
+        return address
+
+    def _give_pages(self, address: int, size: int) -> None:
+        _libc.madvise(address, size, _MADV_DONTNEED)
+        _libc.mprotect(address, size, _PROT_NONE)
+        self._pages.give(address, address + size)
+        self.used -= size
+
+
+class HostMemory:
+    """Pinned host memory: ordinary pages that the driver knows."""
+
+    def __init__(self) -> None:
+        self._maps: dict[int, mmap.mmap] = {}
+
+    def allocate(self, size: int) -> int:
+        """Return the address of `size` page-aligned, zeroed bytes."""
+        mapping = mmap.mmap(-1, -(-size // _HOST_PAGE) * _HOST_PAGE)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+        self._maps[address] = mapping
+        return address
+
+    def free(self, address: int) -> None:
+        """Give the pages at `address` back. As on a GPU, views of it dangle from then on."""
+        del self._maps[address]

@@ -1,0 +1,274 @@
+"""Streams, events and the scheduler: enqueuing only records, observing executes.
+
+Two orders are kept apart on purpose:
+
+* **Virtual time** is computed when an operation is enqueued, from its dependencies, a cost and the host's clock. It
+  depends on nothing else, so timelines are identical on every run, whatever the schedule.
+* **Execution** happens when somebody observes a result, in an order that the dependencies allow and a seeded
+  :class:`Schedule` chooses. A dependency that the program forgot is one the scheduler does not know either, so the
+  program can see the wrong result that it could see on a GPU.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from typing import Any
+
+from cudatool.sim import abi
+from cudatool.sim.abi import lock, log_message
+from cudatool.sim.results import DriverError
+
+__all__ = ["EventState", "Operation", "Schedule", "Scheduler", "StreamState"]
+
+
+class Schedule(StrEnum):
+    """Which of the operations that may run next is chosen."""
+
+    FIFO = "fifo"
+    """In the order of enqueuing, everything that was enqueued before what is waited for."""
+    LIFO = "lifo"
+    """The one enqueued last."""
+    LATE = "late"
+    """As late as possible: only what the observed operation depends on, and nothing else."""
+    RANDOM = "random"
+    """Any, by the seed."""
+
+
+class Operation:
+    """One piece of work on a stream.
+
+    Attributes
+    ----------
+    correlation
+        Of the driver call that enqueued it.
+    kind, name
+        ``"kernel"``, ``"memcpy"``, ``"memset"``, ``"host"``, ``"alloc"``, ``"free"``, ``"record"``, ``"wait"``; and
+        the kernel's or API's name.
+    start, end
+        Virtual time in ns on the device's clock.
+    run
+        Does the work; None for pure ordering. An error it raises becomes the context's.
+    footprint
+        ``(address, size, flags)`` ranges that a kernel touched, where they were measured.
+    """
+
+    __slots__ = (
+        "correlation",
+        "dependents",
+        "done",
+        "end",
+        "footprint",
+        "kind",
+        "missing",
+        "name",
+        "predecessors",
+        "run",
+        "sequence",
+        "start",
+        "stream",
+    )
+
+    def __init__(self, stream: StreamState, kind: str, name: str, correlation: int) -> None:
+        self.stream = stream
+        self.kind = kind
+        self.name = name
+        self.correlation = correlation
+        self.predecessors: list[Operation] = []  # unfinished when it was enqueued
+        self.dependents: list[Operation] = []
+        self.missing = 0  # predecessors that are not done
+        self.done = False
+        self.sequence = 0
+        self.start = self.end = 0
+        self.run: Callable[[Operation], None] | None = None
+        self.footprint: list[tuple[int, int, int]] = []
+
+
+class StreamState:
+    """A stream of one context: its last operation is all that ordering needs."""
+
+    def __init__(self, context: Any, handle: int, flags: int, priority: int, serial: int) -> None:
+        self.context = context
+        self.handle = handle
+        self.flags = flags
+        self.priority = priority
+        self.serial = serial
+        self.last: Operation | None = None
+
+    @property
+    def blocking(self) -> bool:
+        """Whether it synchronizes with the legacy default stream (CU_STREAM_NON_BLOCKING not given)."""
+        return not self.flags & 1
+
+
+class EventState:
+    """An event: the operation that its latest record enqueued, None before the first."""
+
+    def __init__(self, context: Any, handle: int, flags: int) -> None:
+        self.context = context
+        self.handle = handle
+        self.flags = flags
+        self.recorded: Operation | None = None
+
+    @property
+    def timed(self) -> bool:
+        """Whether it records times (CU_EVENT_DISABLE_TIMING not given)."""
+        return not self.flags & 2
+
+
+class Scheduler:
+    """Everything that is enqueued and not yet executed, on all devices of the machine."""
+
+    def __init__(self, schedule: Schedule, seed: int) -> None:
+        self.schedule = schedule
+        self.host_time = 0
+        """Virtual ns on the host's clock: advances with driver calls and jumps forward when the host waits."""
+        self._random = random.Random(seed)
+        self._pending: dict[int, Operation] = {}  # by sequence number, so ordered by enqueuing
+        self._ready: dict[int, Operation] = {}  # those of them that wait for nothing and do not run yet
+        self._sequence = itertools.count(1)
+        self._engines: dict[tuple[int, str], int] = {}  # when each copy engine is free
+
+    # ---- enqueuing ----
+
+    def enqueue(self, operation: Operation, *, cost: int, engine: str = "", after: Iterable[Operation] = ()) -> None:
+        """Put `operation` at the end of its stream, `cost` ns long, after the operations in `after` too.
+
+        Operations that name the same `engine` of a device do not overlap in virtual time.
+        """
+        stream = operation.stream
+        dependencies = [stream.last, *self._default_stream_order(stream), *after]
+        operation.predecessors = [d for d in dependencies if d is not None and not d.done]
+        operation.missing = len(operation.predecessors)
+        for predecessor in operation.predecessors:
+            predecessor.dependents.append(operation)
+        operation.sequence = next(self._sequence)
+        self.host_time += 1000
+        operation.start = max([self.host_time, *(d.end for d in dependencies if d is not None)])
+        if engine:
+            key = (stream.context.device.ordinal, engine)
+            operation.start = max(operation.start, self._engines.get(key, 0))
+            self._engines[key] = operation.start + cost
+        operation.end = operation.start + cost
+        self._pending[operation.sequence] = operation
+        if not operation.missing:
+            self._ready[operation.sequence] = operation
+        stream.last = operation
+        for watcher in abi.subscribers:
+            watcher.enqueued(operation)
+
+    @staticmethod
+    def _default_stream_order(stream: StreamState) -> list[Operation | None]:
+        """Return what the legacy default stream adds (CUDA driver API, "Stream synchronization behavior").
+
+        Work in the legacy stream waits for all blocking streams of the context, and they wait for it.
+        """
+        legacy = stream.context.legacy_stream
+        if stream is legacy:
+            return [other.last for other in stream.context.streams.values() if other.blocking]
+        return [legacy.last] if stream.blocking else []
+
+    # ---- observing ----
+
+    def wait(self, operation: Operation | None) -> None:
+        """Execute until `operation` is done, and let the host's clock wait for it."""
+        self.wait_all([operation])
+
+    def wait_all(self, operations: Iterable[Operation | None]) -> None:
+        """Execute until all of `operations` are done, and let the host's clock wait for them."""
+        targets = [o for o in operations if o is not None]
+        unfinished = [o for o in targets if not o.done]
+        needed = self._ancestors(unfinished) if self.schedule is Schedule.LATE else None
+        for target in sorted(unfinished, key=lambda o: o.sequence):
+            while not target.done:
+                chosen = self._choose(target, needed)
+                if chosen is None:
+                    lock.wait(timeout=60)  # another host thread runs what we need; it notifies when done
+                else:
+                    self._run(chosen)
+        for target in targets:
+            self.host_time = max(self.host_time, target.end)
+
+    def query(self, operation: Operation | None) -> bool:
+        """Tell whether `operation` has completed by the host's clock, and let that clock move on.
+
+        Asking again and again ends: each time, the clock goes half the way to the operation's end, at least 1 us.
+        """
+        self.host_time += 200
+        if operation is None or operation.done:
+            return True
+        if operation.end > self.host_time:
+            self.host_time += max(1000, (operation.end - self.host_time) // 2)
+            return False
+        self.wait(operation)
+        return True
+
+    def wait_context(self, context: Any) -> None:
+        """Execute everything that is pending in `context`."""
+        self.wait_all([o for o in list(self._pending.values()) if o.stream.context is context])
+
+    def wait_device(self, device: Any) -> None:
+        """Execute everything that is pending on `device`."""
+        self.wait_all([o for o in list(self._pending.values()) if o.stream.context.device is device])
+
+    def drain(self) -> None:
+        """Execute everything."""
+        self.wait_all(list(self._pending.values()))
+
+    # ---- choosing and running ----
+
+    def _choose(self, target: Operation, needed: set[int] | None) -> Operation | None:
+        """Return the operation to run next on the way to `target`, None if all that help are running already."""
+        ready = self._ready
+        if self.schedule is Schedule.FIFO:
+            first = min(ready, default=None)
+            return ready[first] if first is not None and first <= target.sequence else None
+        if needed is not None:
+            # Latest first among what is needed: work that others would overtake runs last.
+            return ready.get(max((s for s in ready if s in needed), default=0))
+        if not ready:
+            return None
+        return ready[self._random.choice(sorted(ready)) if self.schedule is Schedule.RANDOM else max(ready)]
+
+    @staticmethod
+    def _ancestors(operations: list[Operation]) -> set[int]:
+        """Return the sequence numbers of `operations` and of everything that they wait for."""
+        found: set[int] = set()
+        stack = list(operations)
+        while stack:
+            operation = stack.pop()
+            if not operation.done and operation.sequence not in found:
+                found.add(operation.sequence)
+                stack.extend(operation.predecessors)
+        return found
+
+    def _run(self, operation: Operation) -> None:
+        context = operation.stream.context
+        del self._ready[operation.sequence]
+        lock.release()  # kernels and host functions run without it: other threads may enqueue meanwhile
+        try:
+            if operation.run is not None and context.error is None:
+                operation.run(operation)
+        except DriverError as error:
+            log_message(f"{operation.name}: {error.result.c_name}: {error}")
+            context.error = context.error or error
+        finally:
+            lock.acquire()
+            operation.done = True
+            operation.predecessors, operation.run = [], None
+            for dependent in operation.dependents:
+                dependent.missing -= 1
+                if not dependent.missing:
+                    self._ready[dependent.sequence] = dependent
+            operation.dependents = []
+            del self._pending[operation.sequence]
+            lock.notify_all()
+        for watcher in abi.subscribers:
+            watcher.executed(operation)
+
+    def check(self, context: Any) -> None:
+        """Raise the error that a kernel left in `context`. It stays there: such a context cannot be used again."""
+        if context.error is not None:
+            raise DriverError(context.error.result)

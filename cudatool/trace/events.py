@@ -1,0 +1,205 @@
+"""The event schema: one fixed-size record, one row per kind.
+
+Everything that can happen is an :class:`Event` on its way through the hooks and one 64-byte :data:`RECORD`
+in a file or a column array. Names and stacks are interned; a record holds their index (0 = none).
+
+Streams and CUDA events are named by ids that are unique in a trace, not by their handles, which the driver
+reuses (:func:`cudatool.trace.hooks.stream_id`). Id 0 means "no stream"; the ``STREAM_CREATE`` record of an id
+says what the stream is, also for the default streams, which nobody creates.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag
+from typing import Final, NamedTuple
+
+import numpy as np
+
+__all__ = [
+    "RECORD",
+    "RECORD_STRUCT",
+    "AccessFlag",
+    "CopyFlag",
+    "Event",
+    "FIELDS",
+    "Kind",
+    "StreamFlag",
+    "pack_dims",
+    "unpack_dims",
+]
+
+
+class Kind(IntEnum):
+    """What happened. Numbers are part of the file format: add, never renumber."""
+
+    # The caching allocator: blocks are what it hands out, segments what it gets from the driver.
+    BLOCK_ALLOC = 1
+    BLOCK_FREE_REQUESTED = 2
+    BLOCK_FREE_COMPLETED = 3
+    BLOCK_RECORD_STREAM = 4
+    SEGMENT_ALLOC = 5
+    SEGMENT_FREE = 6
+    SEGMENT_MAP = 7
+    SEGMENT_UNMAP = 8
+    OOM = 9
+    # Memory that a program takes from the driver itself.
+    MEM_ALLOC = 10
+    MEM_FREE = 11
+    HOST_ALLOC = 12
+    HOST_FREE = 13
+    # Streams and events.
+    STREAM_CREATE = 20
+    STREAM_DESTROY = 21
+    STREAM_WAIT_EVENT = 22
+    STREAM_SYNCHRONIZE = 23
+    STREAM_QUERY = 24
+    EVENT_CREATE = 25
+    EVENT_DESTROY = 26
+    EVENT_RECORD = 27
+    EVENT_SYNCHRONIZE = 28
+    EVENT_QUERY = 29
+    DEVICE_SYNCHRONIZE = 30
+    # Work on a stream. `correlation` names the operation.
+    KERNEL_LAUNCH = 40
+    MEMCPY = 41
+    MEMSET = 42
+    GEMM = 43
+    HOST_FUNCTION = 44
+    GRAPH_CAPTURE_BEGIN = 45
+    GRAPH_CAPTURE_END = 46
+    GRAPH_LAUNCH = 47
+    # What an operation touched, and when it ran.
+    ACCESS = 60
+    HOST_ACCESS = 61
+    EXECUTION = 62
+    # Everything else.
+    RANGE_PUSH = 70
+    RANGE_POP = 71
+    MODULE_LOAD = 72
+    WARNING = 73
+
+
+FIELDS: Final[dict[Kind, str]] = {
+    # What the fields mean for each kind. Where a field is not named it is 0.
+    Kind.BLOCK_ALLOC: "address, size=rounded block, aux0=requested bytes, aux1=pool (0 default), stream, stack",
+    Kind.BLOCK_FREE_REQUESTED: "address, size=rounded block, aux0=requested bytes, aux1=pool, stream, stack",
+    Kind.BLOCK_FREE_COMPLETED: "address, size=rounded block, aux0=requested bytes, aux1=pool, stream",
+    Kind.BLOCK_RECORD_STREAM: "address=block, size, stream=the other stream, stack",
+    Kind.SEGMENT_ALLOC: "address, size, aux1=pool, stream, flags=1 small pool, stack",
+    Kind.SEGMENT_FREE: "address, size, aux1=pool, stream, flags=1 small pool, stack",
+    Kind.SEGMENT_MAP: "address, size, aux1=pool, stream, flags=1 small pool, stack",
+    Kind.SEGMENT_UNMAP: "address, size, aux1=pool, stream, flags=1 small pool, stack",
+    Kind.OOM: "size=rounded block, aux0=free bytes on the device, aux1=pool, stream, stack",
+    Kind.MEM_ALLOC: "address, size, stream (0 for cuMemAlloc, which is not stream-ordered), name=API, stack",
+    Kind.MEM_FREE: "address, size, stream (0 for cuMemFree), name=API, stack",
+    Kind.HOST_ALLOC: "address, size, name=API, stack",
+    Kind.HOST_FREE: "address, size, name=API, stack",
+    Kind.STREAM_CREATE: "stream, flags=StreamFlag, address=handle, aux0=priority (two's complement), stack",
+    Kind.STREAM_DESTROY: "stream, stack",
+    Kind.STREAM_WAIT_EVENT: "stream, aux0=event, correlation, stack",
+    Kind.STREAM_SYNCHRONIZE: "stream, stack",
+    Kind.STREAM_QUERY: "stream, aux1=1 if all its work had completed, stack",
+    Kind.EVENT_CREATE: "aux0=event, address=handle, flags=1 timing enabled, stack",
+    Kind.EVENT_DESTROY: "aux0=event, stack",
+    Kind.EVENT_RECORD: "stream, aux0=event, correlation, stack",
+    Kind.EVENT_SYNCHRONIZE: "aux0=event, stack",
+    Kind.EVENT_QUERY: "aux0=event, aux1=1 if it had completed, stack",
+    Kind.DEVICE_SYNCHRONIZE: "device, stack (cuCtxSynchronize and torch.cuda's synchronize)",
+    Kind.KERNEL_LAUNCH: "stream, correlation, name=kernel, aux0=pack_dims(grid), aux1=pack_dims(block), "
+    "size=shared bytes, stack",
+    Kind.MEMCPY: "stream, correlation, address=destination, size, aux0=source, flags=CopyFlag, name=API, stack",
+    Kind.MEMSET: "stream, correlation, address, size, aux0=value, aux1=bytes per element, flags=CopyFlag, name=API, "
+    "stack",
+    Kind.GEMM: "stream, correlation, name=routine, address=C, size=bytes of C, aux0=pack_dims(m, n, k), stack",
+    Kind.HOST_FUNCTION: "stream, correlation, name, stack",
+    Kind.GRAPH_CAPTURE_BEGIN: "stream, stack",
+    Kind.GRAPH_CAPTURE_END: "stream, aux0=graph, stack",
+    Kind.GRAPH_LAUNCH: "stream, correlation, aux0=graph, stack",
+    Kind.ACCESS: "correlation=the operation, address, size, flags=AccessFlag, name=argument or source line; "
+    "a strided set has aux0=distance between rows, aux1=number of rows, and size=bytes per row",
+    Kind.HOST_ACCESS: "address, size, flags=AccessFlag, stack",
+    Kind.EXECUTION: "correlation, stream, device, aux0=start, aux1=end, both ns on the device's clock",
+    Kind.RANGE_PUSH: "name",
+    Kind.RANGE_POP: "",
+    Kind.MODULE_LOAD: "name, size=bytes of the image, stack",
+    Kind.WARNING: "name=the text",
+}
+
+
+class StreamFlag(IntFlag):
+    """Flags of ``STREAM_CREATE``: how the stream is ordered against the legacy default stream."""
+
+    NON_BLOCKING = 1
+    LEGACY_DEFAULT = 2
+    PER_THREAD_DEFAULT = 4
+
+
+class CopyFlag(IntFlag):
+    """Flags of ``MEMCPY`` and ``MEMSET``: the kinds of memory, and whether the call was an asynchronous one."""
+
+    SOURCE_DEVICE = 1
+    DESTINATION_DEVICE = 2
+    SOURCE_PAGEABLE = 4
+    DESTINATION_PAGEABLE = 8
+    ASYNC = 16
+
+
+class AccessFlag(IntFlag):
+    """Flags of ``ACCESS`` and ``HOST_ACCESS``."""
+
+    READ = 1
+    WRITE = 2
+    ATOMIC = 4
+    """A read-modify-write that does not race with another atomic."""
+    INEXACT = 8
+    """A conservative range: the operation may touch less."""
+
+
+class Event(NamedTuple):
+    """One event as subscribers receive it; the same facts as a :data:`RECORD`, with the name spelled out."""
+
+    time: int  # ns, CLOCK_MONOTONIC
+    kind: Kind
+    device: int  # ordinal, -1 = none
+    flags: int
+    thread: int  # hooks.thread_id(): unlike threading.get_ident(), never reused
+    stream: int
+    correlation: int
+    stack: int  # index into the process-wide stack table, 0 = none
+    name: str
+    address: int
+    size: int
+    aux0: int
+    aux1: int
+
+
+RECORD: Final = np.dtype(
+    [
+        ("time", "<i8"),
+        ("kind", "u1"),
+        ("device", "i1"),
+        ("flags", "<u2"),
+        ("thread", "<u2"),  # index into the trace's thread table
+        ("reserved", "<u2"),
+        ("stream", "<u4"),
+        ("correlation", "<u4"),
+        ("stack", "<u4"),
+        ("name", "<u4"),
+        ("address", "<u8"),
+        ("size", "<u8"),
+        ("aux0", "<u8"),
+        ("aux1", "<u8"),
+    ]
+)
+RECORD_STRUCT: Final = "<qBbHHHIIIIQQQQ"
+assert RECORD.itemsize == 64
+
+
+def pack_dims(x: int, y: int = 1, z: int = 1) -> int:
+    """Pack three extents into one word: 32 bits for `x`, 16 each for `y` and `z` (CUDA's own limits fit)."""
+    return x & 0xFFFFFFFF | (y & 0xFFFF) << 32 | (z & 0xFFFF) << 48
+
+
+def unpack_dims(word: int) -> tuple[int, int, int]:
+    """Return the three extents that :func:`pack_dims` packed."""
+    return word & 0xFFFFFFFF, word >> 32 & 0xFFFF, word >> 48 & 0xFFFF

@@ -1,0 +1,150 @@
+"""The layout of a ``.ctrace`` file, shared by the recorder and the reader. Everything is little-endian.
+
+::
+
+    file    = header, chunk, chunk, ...          # the header and each chunk start at a multiple of 64 bytes
+    header  = MAGIC, version, length, crc, JSON  # facts about the recording
+    chunk   = CHUNK_HEADER, payload, unused      # the next chunk starts after `capacity` bytes of payload
+    RECORDS = array of events.RECORD
+    TABLES  = ENTRY, data, ENTRY, data, ...      # additions to the tables that records point into
+    FACTS   = JSON                               # merged into the header's facts
+    END     = number of records                  # the recording was closed
+
+A chunk that is being filled lies in a shared mapping of the file, so that what was written is the kernel's to keep
+even if the process is killed. `length` is written last and says how much is valid. A full chunk is sealed: its CRC-32
+then covers its header's first 24 bytes and its payload. One RECORDS and one TABLES chunk are open at a time.
+
+A table entry names its index, which is at most the table's length: writing one again replaces the last one. So an
+exception (a KeyboardInterrupt, say) between an entry and the recorder's own book-keeping does no harm.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from enum import IntEnum
+from struct import Struct
+from typing import Final
+from zlib import crc32
+
+__all__ = [
+    "ALIGNMENT",
+    "CHUNK_HEADER",
+    "CHUNK_MAGIC",
+    "Chunk",
+    "ENTRY",
+    "FILE_HEADER",
+    "FRAME",
+    "MAGIC",
+    "OpenChunk",
+    "RECORD_COUNT",
+    "SEALED_BYTES",
+    "Table",
+    "VERSION",
+    "aligned",
+    "sealed_chunk",
+]
+
+MAGIC: Final = b"\x89CTRACE\n"  # a byte that no text has, and a line end that a careless transfer would change
+VERSION: Final = 1
+ALIGNMENT: Final = 64
+
+FILE_HEADER: Final = Struct("<8sIII")  # magic, version, bytes of JSON, its CRC-32
+CHUNK_HEADER: Final = Struct("<4sIQQII32x")  # magic, Chunk, capacity, length, CRC-32, 1 if sealed
+CHUNK_MAGIC: Final = b"CHNK"
+SEALED_BYTES: Final = 24  # of the chunk header, under its checksum: magic, kind, capacity, length
+ENTRY: Final = Struct("<BxxxII")  # Table, index, bytes of data
+FRAME: Final = Struct("<III")  # index of the file's name, index of the function's name, line
+RECORD_COUNT: Final = Struct("<Q")
+
+
+class Chunk(IntEnum):
+    """What a chunk holds."""
+
+    RECORDS = 1
+    TABLES = 2
+    FACTS = 3
+    END = 4
+
+
+class Table(IntEnum):
+    """What a table entry adds to."""
+
+    NAMES = 1  # UTF-8
+    FRAMES = 2  # FRAME
+    STACKS = 3  # u32 indices of frames, innermost first
+    THREADS = 4  # UTF-8
+
+
+def aligned(size: int) -> int:
+    """Return `size` rounded up to the alignment of chunks."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def sealed_chunk(kind: Chunk, payload: bytes) -> bytes:
+    """Return the bytes of a whole, sealed chunk."""
+    capacity = aligned(len(payload))
+    header = CHUNK_HEADER.pack(CHUNK_MAGIC, kind, capacity, len(payload), 0, 0)
+    checksum = crc32(payload, crc32(header[:SEALED_BYTES]))
+    header = CHUNK_HEADER.pack(CHUNK_MAGIC, kind, capacity, len(payload), checksum, 1)
+    return header + payload.ljust(capacity, b"\0")
+
+
+class OpenChunk:
+    """A chunk that is being filled, in a shared mapping of the file.
+
+    Attributes
+    ----------
+    map, start
+        The mapping, and where the payload starts in it.
+    used, capacity
+        Bytes of payload that are valid, and that there is room for.
+
+    Raises
+    ------
+    OSError
+        The file system has no room for the chunk. (It is asked now: a write into a mapping without
+        room behind it would end the process.)
+    """
+
+    def __init__(self, descriptor: int, offset: int, kind: Chunk, capacity: int) -> None:
+        os.posix_fallocate(descriptor, offset, CHUNK_HEADER.size + capacity)
+        before = offset % mmap.ALLOCATIONGRANULARITY  # a mapping starts at a page
+        self.map = mmap.mmap(descriptor, before + CHUNK_HEADER.size + capacity, offset=offset - before)
+        self.start = before + CHUNK_HEADER.size
+        self.offset, self.kind, self.capacity, self.used = offset, kind, capacity, 0
+        self.map[before : self.start] = CHUNK_HEADER.pack(CHUNK_MAGIC, kind, capacity, 0, 0, 0)
+        # The header as 8-byte words (1: capacity, 2: length, 3: checksum and seal), each stored whole or not at all.
+        self._words = memoryview(self.map)[before : self.start].cast("Q")
+
+    @property
+    def end(self) -> int:
+        """Where the next chunk starts in the file."""
+        return self.offset + CHUNK_HEADER.size + self.capacity
+
+    def commit(self, used: int) -> None:
+        """Declare the first `used` bytes of the payload valid."""
+        self._words[2] = used
+        self.used = used
+
+    def append(self, data: bytes) -> None:
+        """Add `data`, for which there must be room."""
+        at = self.start + self.used
+        self.map[at : at + len(data)] = data
+        self.commit(self.used + len(data))
+
+    def seal(self, *, shrink: bool = False) -> None:
+        """Write the checksum and let go of the mapping; `shrink` gives unused room back to what follows."""
+        if shrink:
+            self.capacity = aligned(self.used)
+            self._words[1] = self.capacity
+        header = CHUNK_HEADER.pack(CHUNK_MAGIC, self.kind, self.capacity, self.used, 0, 0)
+        with memoryview(self.map)[self.start : self.start + self.used] as payload:
+            checksum = crc32(payload, crc32(header[:SEALED_BYTES]))
+        self._words[3] = 1 << 32 | checksum
+        self.release()
+
+    def release(self) -> None:
+        """Let go of the mapping without touching the file."""
+        self._words.release()
+        self.map.close()

@@ -1,0 +1,307 @@
+"""The one module through which everything emits events.
+
+Contract, as pseudo-code of an instrumented call::
+
+    if hooks.active:                      # the whole cost when nobody listens
+        correlation = hooks.begin()       # driver calls made from here on belong to us: sources below stay silent
+        try:
+            driver call
+        finally:
+            hooks.end()
+        hooks.emit(Kind.X, correlation=correlation, ...)   # subscribers run in the order they were added
+
+Subscribers are process-wide. A subscriber's exception never reaches the workload: the subscriber is dropped and
+the failure is logged once with its name (``strict=True`` raises instead, for tests).
+
+What a subscriber does itself is not part of the program: events emitted from inside a subscriber are left out.
+A finalizer that the garbage collector happens to run there is part of it: its events follow the current one.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Callable
+from time import monotonic_ns
+from typing import Any
+
+from cudatool.trace import stacks
+from cudatool.trace.events import FIELDS, Event, Kind, StreamFlag
+
+__all__ = [
+    "Subscriber",
+    "active",
+    "begin",
+    "close_stream",
+    "close_event",
+    "current_operation",
+    "emit",
+    "emitting",
+    "end",
+    "event_id",
+    "new_correlation",
+    "reset",
+    "stream_id",
+    "strict",
+    "subscribe",
+    "thread_id",
+    "thread_name",
+    "unsubscribe",
+]
+
+Subscriber = Callable[[Event], None]
+
+active: bool = False
+"""True while anybody subscribes. Test this before building an event."""
+
+strict: bool = False
+"""Raise a subscriber's exception instead of dropping the subscriber (tests)."""
+
+_WITH_STACK = frozenset(kind for kind, fields in FIELDS.items() if "stack" in fields)
+
+_subscribers: tuple[Subscriber, ...] = ()
+_lock = threading.RLock()
+_correlations = itertools.count(1)
+_log = logging.getLogger("cudatool.trace")
+
+_thread_counter = itertools.count(1)
+_thread_names: dict[int, str] = {}
+
+
+class _Thread(threading.local):
+    """What this module knows about the running thread; made when a thread first comes here."""
+
+    def __init__(self) -> None:
+        self.id = next(_thread_counter)
+        self.depth = 0
+        self.correlation = 0
+        self.emitting = False
+        self.collecting = False  # the garbage collector is running finalizers
+        self.pending: list[Event] = []
+        _thread_names[self.id] = threading.current_thread().name
+
+
+_thread = _Thread()
+
+
+def thread_id() -> int:
+    """Return the running thread's id in events."""
+    return _thread.id
+
+
+def thread_name(thread: int) -> str:
+    """Return the name of the thread with this id, empty if there is none."""
+    return _thread_names.get(thread, "")
+
+
+def subscribe(subscriber: Subscriber) -> None:
+    """Call `subscriber` with every :class:`Event` from now on. Adding it a second time changes nothing.
+
+    It first receives the ``STREAM_CREATE`` of each stream that is already known.
+    """
+    global _subscribers, active
+    with _lock:
+        if subscriber in _subscribers:
+            return
+        if _on_collection not in gc.callbacks:
+            gc.callbacks.append(_on_collection)
+        _subscribers = (*_subscribers, subscriber)
+        active = True
+        known = list(_streams.values())
+    for fields in known:
+        _deliver(_event(Kind.STREAM_CREATE, **fields), (subscriber,))
+
+
+def unsubscribe(subscriber: Subscriber) -> None:
+    """Stop calling `subscriber`. Removing one that is not there changes nothing."""
+    global _subscribers, active
+    with _lock:
+        _subscribers = tuple(s for s in _subscribers if s != subscriber)
+        active = bool(_subscribers)
+
+
+def begin() -> int:
+    """Open an operation of our runtime on this thread and return its correlation id.
+
+    Until the matching :func:`end`, driver-level sources record none of this thread's calls, and tie what the
+    device reports (execution times, accesses) to this id. Nested calls belong to the outermost operation.
+    """
+    thread = _thread
+    thread.depth += 1
+    if thread.depth == 1:
+        thread.correlation = next(_correlations)
+    return thread.correlation
+
+
+def end() -> None:
+    """Close the operation opened by :func:`begin`."""
+    thread = _thread
+    thread.depth -= 1
+    if thread.depth == 0:
+        thread.correlation = 0
+
+
+def current_operation() -> int:
+    """Return the correlation id of the runtime operation open on this thread, 0 if none."""
+    return _thread.correlation
+
+
+def new_correlation() -> int:
+    """Return a correlation id that was not used before (for sources below the runtime)."""
+    return next(_correlations)
+
+
+def emit(
+    kind: Kind,
+    *,
+    device: int = -1,
+    stream: int = 0,
+    correlation: int = 0,
+    name: str = "",
+    address: int = 0,
+    size: int = 0,
+    flags: int = 0,
+    aux0: int = 0,
+    aux1: int = 0,
+    stack: int | None = None,
+) -> None:
+    """Send one event to every subscriber. Call it only if :data:`active`.
+
+    Parameters
+    ----------
+    kind, device, stream, correlation, name, address, size, flags, aux0, aux1
+        See :data:`cudatool.trace.events.FIELDS` for what each means for `kind`.
+    stack
+        A stack captured earlier; default: the Python stack of the caller, without cudatool's own frames, where
+        the kind has one.
+    """
+    thread = _thread
+    if thread.emitting and not thread.collecting:
+        return
+    outermost, thread.emitting = not thread.emitting, True
+    try:
+        if stack is None:
+            stack = stacks.capture() if kind in _WITH_STACK else 0
+        event = Event(
+            monotonic_ns(), kind, device, flags, thread.id, stream, correlation, stack, name, address, size, aux0, aux1
+        )
+        thread.pending.append(event)
+        while outermost and thread.pending:
+            _deliver(thread.pending.pop(0), _subscribers)
+    finally:
+        if outermost:
+            thread.emitting = False
+
+
+def _deliver(event: Event, subscribers: tuple[Subscriber, ...]) -> None:
+    for subscriber in subscribers:
+        try:
+            subscriber(event)
+        except Exception:
+            if strict:
+                raise
+            unsubscribe(subscriber)
+            _log.exception("trace subscriber %r failed and was removed", subscriber)
+            # The others hear of it, after this event.
+            _thread.pending.append(_event(Kind.WARNING, name=f"trace subscriber {subscriber!r} failed and was removed"))
+
+
+def _event(
+    kind: Kind,
+    *,
+    device: int = -1,
+    flags: int = 0,
+    stream: int = 0,
+    name: str = "",
+    address: int = 0,
+    aux0: int = 0,
+) -> Event:
+    """Return an event that is this module's own, not the program's: it has no stack."""
+    return Event(monotonic_ns(), kind, device, flags, _thread.id, stream, 0, 0, name, address, 0, aux0, 0)
+
+
+def _on_collection(phase: str, info: dict[str, Any]) -> None:
+    _thread.collecting = phase == "start"
+
+
+def emitting() -> bool:
+    """Return whether a subscriber is running on this thread."""
+    return _thread.emitting
+
+
+# Handles are reused by the driver; ids are not. These tables are the one place that knows both.
+_stream_ids: dict[tuple[int, int, int], int] = {}
+_streams: dict[int, dict[str, Any]] = {}  # what STREAM_CREATE says of each id
+_event_ids: dict[int, int] = {}
+_stream_counter = itertools.count(1)
+_event_counter = itertools.count(1)
+_LEGACY, _PER_THREAD = 1, 2  # CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
+_BLOCKING = StreamFlag(0)
+
+
+def stream_id(device: int, handle: int, *, flags: StreamFlag = _BLOCKING, priority: int = 0) -> int:
+    """Return the id of the stream with this driver handle, emitting ``STREAM_CREATE`` when it is first seen.
+
+    Handle 0 is taken for the legacy default stream (as the driver does unless compiled otherwise), 1 is
+    ``CU_STREAM_LEGACY``, 2 ``CU_STREAM_PER_THREAD`` (one stream for each host thread).
+    """
+    handle = handle or _LEGACY
+    key = (device, handle, _thread.id if handle == _PER_THREAD else 0)
+    found = _stream_ids.get(key)
+    if found is not None:
+        return found
+    # No lock, here and in event_id: a finalizer may come here in the middle of it, on the same thread.
+    new = next(_stream_counter)
+    found = _stream_ids.setdefault(key, new)
+    if found != new:
+        return found
+    if handle == _LEGACY:
+        flags |= StreamFlag.LEGACY_DEFAULT
+    elif handle == _PER_THREAD:
+        flags |= StreamFlag.PER_THREAD_DEFAULT
+    aux0 = priority & 0xFFFFFFFFFFFFFFFF
+    _streams[new] = {"device": device, "stream": new, "address": handle, "flags": flags, "aux0": aux0}
+    if active:
+        emit(Kind.STREAM_CREATE, **_streams[new])
+    return new
+
+
+def close_stream(device: int, handle: int) -> int:
+    """Forget a destroyed stream's handle and return the id it had (0 if never seen)."""
+    stream = _stream_ids.pop((device, handle, 0), 0)
+    _streams.pop(stream, None)
+    return stream
+
+
+def event_id(handle: int) -> int:
+    """Return the id of the CUDA event with this driver handle."""
+    found = _event_ids.get(handle)
+    return _event_ids.setdefault(handle, next(_event_counter)) if found is None else found
+
+
+def close_event(handle: int) -> int:
+    """Forget a destroyed event's handle and return the id it had (0 if never seen)."""
+    return _event_ids.pop(handle, 0)
+
+
+def reset() -> None:
+    """Drop every subscriber and every id (tests)."""
+    global _subscribers, active, strict, _stream_counter, _event_counter, _correlations
+    with _lock:
+        _subscribers, active, strict = (), False, False
+        _stream_ids.clear()
+        _streams.clear()
+        _event_ids.clear()
+        _stream_counter, _event_counter, _correlations = itertools.count(1), itertools.count(1), itertools.count(1)
+
+
+def _renew_lock() -> None:
+    """In a forked child: another thread of the parent may have held it."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)

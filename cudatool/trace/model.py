@@ -1,0 +1,67 @@
+"""A trace in memory: columns, not objects. What every analysis takes, wherever the events came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cudatool.trace.events import Kind
+
+__all__ = ["Frame", "Trace"]
+
+
+class Frame(NamedTuple):
+    """One Python frame of a stack."""
+
+    file: str
+    function: str
+    line: int
+
+
+@dataclass
+class Trace:
+    """Events with the tables that their indices point into.
+
+    Attributes
+    ----------
+    records
+        Structured array of dtype :data:`cudatool.trace.events.RECORD`, in the order of emission.
+    names
+        Index 0 is the empty string.
+    stacks
+        Tuples of indices into `frames`, innermost frame first; index 0 is the empty stack.
+    frames, threads
+        Tables that stacks and records point into; a thread's entry is its name.
+    header
+        Facts about the recording: ``device`` ("cuda"/"sim" and its description), ``argv``, ``start_time`` ...
+    notes
+        What the reader has to say about completeness, one sentence each. Empty for a complete trace.
+    source
+        Where it was read from, for messages.
+    """
+
+    records: npt.NDArray[np.void]
+    names: list[str] = field(default_factory=lambda: [""])
+    stacks: list[tuple[int, ...]] = field(default_factory=lambda: [()])
+    frames: list[Frame] = field(default_factory=list)
+    threads: list[str] = field(default_factory=lambda: ["main"])
+    header: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    source: str = ""
+
+    def stack(self, index: int) -> tuple[Frame, ...]:
+        """Return the frames of stack `index`, innermost first."""
+        return tuple(self.frames[i] for i in self.stacks[index])
+
+    def of_kind(self, *kinds: Kind) -> npt.NDArray[np.void]:
+        """Return the records of these kinds, in order."""
+        return self.records[np.isin(self.records["kind"], [int(k) for k in kinds])]
+
+    @cached_property
+    def duration(self) -> int:
+        """Nanoseconds between the first and the last event."""
+        return int(self.records["time"][-1] - self.records["time"][0]) if len(self.records) else 0

@@ -1,0 +1,132 @@
+"""Interned Python stacks: capturing one costs a dictionary look-up a frame and gives an integer.
+
+As pseudo-code of :func:`capture`::
+
+    for each frame, innermost first:
+        place = places[where the frame stands]     # one small integer per (file, function, line)
+        HIDDEN: skip it        BOUNDARY: stop      otherwise: keep it
+    return stacks[the places kept]                 # one integer per distinct tuple
+
+The tables are process-wide, only grow, and need no lock: each write is one ``dict.setdefault``. A lock would not
+do here, because the garbage collector may run a finalizer, which captures a stack, in the middle of a capture.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os.path
+import sys
+from functools import cache
+from importlib.util import find_spec
+from types import CodeType, FrameType
+
+from cudatool.trace.model import Frame
+
+__all__ = ["capture", "enable", "frames"]
+
+_HIDDEN, _BOUNDARY = 0, -1
+_MAX_DEPTH = 256  # of runaway recursion, the innermost frames say enough
+
+_enabled = True
+
+# A code object's bytecode lies inside the object (CPython >= 3.11), so that its address plus the offset of the
+# running instruction is a number that no other place of the program has, as long as the object lives.
+_places: dict[int, int] = {}
+_alive: list[CodeType] = []
+_place_counter = itertools.count(1)
+_place_ids: dict[Frame, int] = {}
+_frames: dict[int, Frame] = {}
+_stack_counter = itertools.count(1)
+_stack_ids: dict[tuple[int, ...], int] = {(): 0}
+_stacks: dict[int, tuple[int, ...]] = {0: ()}
+
+
+def enable(on: bool) -> None:
+    """Capture stacks (the default), or let every :func:`capture` return the empty stack."""
+    global _enabled
+    _enabled = on
+
+
+def capture(skip: int = 0) -> int:
+    """Return the id of the caller's Python stack; equal stacks have equal ids, 0 is the empty stack.
+
+    Left out are frames of cudatool itself, of ``runpy`` and of the import system, and everything outside the
+    program that ``cudatool run`` started. At most 256 frames are kept, the innermost ones.
+
+    Parameters
+    ----------
+    skip
+        Number of innermost frames to leave out, on top of those.
+    """
+    if not _enabled:
+        return 0
+    kept: list[int] = []
+    frame: FrameType | None = sys._getframe(skip + 1)
+    while frame is not None:
+        place = _places.get(id(frame.f_code) + frame.f_lasti)
+        if place is None:
+            place = _add_place(frame)
+        if place > 0:
+            kept.append(place)
+        elif place < 0:
+            break
+        frame = frame.f_back
+    stack = tuple(kept)
+    found = _stack_ids.get(stack)
+    return _add_stack(stack) if found is None else found
+
+
+def frames(stack: int) -> tuple[Frame, ...]:
+    """Return the frames of a captured stack, innermost first.
+
+    Raises
+    ------
+    KeyError
+        No stack has this id.
+    """
+    return tuple(_frames[place] for place in _stacks[stack])
+
+
+def _add_stack(stack: tuple[int, ...]) -> int:
+    if len(stack) > _MAX_DEPTH:
+        stack = stack[:_MAX_DEPTH]
+        if stack in _stack_ids:
+            return _stack_ids[stack]
+    new = next(_stack_counter)
+    _stacks[new] = stack  # before the id can be found
+    return _stack_ids.setdefault(stack, new)
+
+
+def _add_place(frame: FrameType) -> int:
+    code = frame.f_code
+    place = _role(code.co_filename)
+    if place > 0:
+        named = Frame(code.co_filename, code.co_qualname, frame.f_lineno or 0)
+        place = next(_place_counter)
+        _frames[place] = named
+        place = _place_ids.setdefault(named, place)
+    _alive.append(code)
+    return _places.setdefault(id(code) + frame.f_lasti, place)
+
+
+@cache
+def _role(file: str) -> int:
+    """Return what frames of `file` are to a stack: a place of their own (1), hidden, or its outer end."""
+    if file.startswith("<"):  # not a file: frozen into the interpreter, or typed in
+        return _HIDDEN if file.startswith(("<frozen runpy", "<frozen importlib")) else 1
+    path = os.path.realpath(file)
+    command_line, rest = _own_directories()
+    if path.startswith(command_line):
+        return _BOUNDARY
+    return _HIDDEN if path.startswith(rest) else 1
+
+
+@cache
+def _own_directories() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return where the command line lies, and the rest of cudatool; an editable install has them apart."""
+
+    def directories(*packages: str) -> tuple[str, ...]:
+        origins = [spec.origin for spec in map(find_spec, packages) if spec is not None and spec.origin is not None]
+        return tuple(os.path.join(os.path.dirname(os.path.realpath(origin)), "") for origin in origins)
+
+    return directories("cudatool.cli"), directories("cudatool", "cudatool.viz")

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import types
+from typing import Any
+
+import pytest
+
+from cudatool.trace import hooks
+from cudatool.trace.events import Event, Kind, StreamFlag
+
+
+def collect_into(events: list[Event]) -> hooks.Subscriber:
+    def subscriber(event: Event) -> None:
+        events.append(event)
+
+    return subscriber
+
+
+def instrumented_call() -> None:
+    """The shape that the contract asks of an instrumented call."""
+    if hooks.active:
+        correlation = hooks.begin()
+        hooks.end()
+        hooks.emit(Kind.RANGE_PUSH, correlation=correlation)
+
+
+def test_call_without_subscribers_reads_one_attribute_and_never_emits(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    class CountingModule(types.ModuleType):
+        def __getattribute__(self, name: str) -> Any:
+            read.append(name)
+            return super().__getattribute__(name)
+
+    monkeypatch.setattr(hooks, "__class__", CountingModule)
+    read.clear()
+    instrumented_call()
+    seen = list(read)
+    monkeypatch.undo()
+    assert seen == ["active"]
+
+
+def test_stream_id_without_subscribers_never_emits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(kind: Kind, **fields: Any) -> None:
+        raise AssertionError(f"emitted {kind}")
+
+    monkeypatch.setattr(hooks, "emit", refuse)
+    assert hooks.stream_id(0, 0xABC) == 1
+
+
+def test_subscribers_run_in_the_order_they_were_added() -> None:
+    order: list[str] = []
+    hooks.subscribe(lambda event: order.append("first"))
+    hooks.subscribe(lambda event: order.append("second"))
+    instrumented_call()
+    assert order == ["first", "second"]
+
+
+def test_subscribing_twice_delivers_once() -> None:
+    events: list[Event] = []
+    hooks.subscribe(events.append)
+    hooks.subscribe(events.append)  # a bound method is a new object each time it is named
+    instrumented_call()
+    assert len(events) == 1
+
+
+def test_active_is_true_exactly_while_somebody_subscribes() -> None:
+    events: list[Event] = []
+    seen = [hooks.active]
+    hooks.subscribe(events.append)
+    seen.append(hooks.active)
+    hooks.unsubscribe(events.append)
+    seen.append(hooks.active)
+    hooks.unsubscribe(events.append)  # not there any more: nothing happens
+    seen.append(hooks.active)
+    assert seen == [False, True, False, False]
+
+
+def test_failing_subscriber_is_dropped_logged_once_and_said_to_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    events: list[Event] = []
+
+    def broken(event: Event) -> None:
+        raise ValueError("no good")
+
+    hooks.subscribe(broken)
+    hooks.subscribe(events.append)
+    with caplog.at_level(logging.ERROR, logger="cudatool.trace"):
+        instrumented_call()
+        instrumented_call()
+    assert [event.kind for event in events] == [Kind.RANGE_PUSH, Kind.WARNING, Kind.RANGE_PUSH]
+    assert "broken" in events[1].name
+    (record,) = caplog.records
+    assert "broken" in record.getMessage()
+
+
+def test_strict_raises_a_subscribers_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(event: Event) -> None:
+        raise ValueError("no good")
+
+    monkeypatch.setattr(hooks, "strict", True)
+    hooks.subscribe(broken)
+    with pytest.raises(ValueError, match="no good"):
+        instrumented_call()
+
+
+def test_events_of_a_subscribers_own_work_are_left_out() -> None:
+    events: list[Event] = []
+
+    def busy(event: Event) -> None:
+        events.append(event)
+        hooks.emit(Kind.WARNING, name="from the subscriber")
+
+    hooks.subscribe(busy)
+    hooks.emit(Kind.RANGE_PUSH, name="from the program")
+    hooks.emit(Kind.RANGE_POP)
+    assert [event.kind for event in events] == [Kind.RANGE_PUSH, Kind.RANGE_POP]
+
+
+def test_finalizer_run_by_the_collector_inside_a_subscriber_is_part_of_the_program() -> None:
+    class Buffer:
+        def __init__(self) -> None:
+            self.cycle = self
+
+        def __del__(self) -> None:
+            hooks.emit(Kind.MEM_FREE, address=0x100)
+
+    events: list[Event] = []
+
+    def subscriber(event: Event) -> None:
+        if event.kind == Kind.MEM_ALLOC:
+            gc.collect()
+        events.append(event)
+
+    hooks.subscribe(subscriber)
+    Buffer()
+    hooks.emit(Kind.MEM_ALLOC, address=0x200)
+    assert [(event.kind, event.address) for event in events] == [(Kind.MEM_ALLOC, 0x200), (Kind.MEM_FREE, 0x100)]
+
+
+def test_stack_is_captured_only_for_kinds_that_have_one() -> None:
+    events: list[Event] = []
+    hooks.subscribe(events.append)
+    hooks.emit(Kind.MEM_ALLOC)
+    hooks.emit(Kind.ACCESS)
+    hooks.emit(Kind.MEM_ALLOC, stack=0)
+    assert [event.stack != 0 for event in events] == [True, False, False]
+
+
+def test_nested_operations_belong_to_the_outermost() -> None:
+    outer = hooks.begin()
+    inner = hooks.begin()
+    during = hooks.current_operation()
+    hooks.end()
+    still = hooks.current_operation()
+    hooks.end()
+    assert (inner, during, still, hooks.current_operation()) == (outer, outer, outer, 0)
+
+
+def test_operation_of_one_thread_is_not_seen_by_another() -> None:
+    seen: list[int] = []
+    hooks.begin()
+    thread = threading.Thread(target=lambda: seen.append(hooks.current_operation()))
+    thread.start()
+    thread.join()
+    hooks.end()
+    assert seen == [0]
+
+
+def test_threads_that_share_a_native_ident_have_different_ids() -> None:
+    ids: list[int] = []
+    for name in ("one", "two", "three"):  # one after the other, so that the system may reuse the ident
+        thread = threading.Thread(target=lambda: ids.append(hooks.thread_id()), name=name)
+        thread.start()
+        thread.join()
+    assert len(set(ids)) == 3
+    assert [hooks.thread_name(i) for i in ids] == ["one", "two", "three"]
+
+
+def test_reused_stream_handle_gets_a_new_id() -> None:
+    first = hooks.stream_id(0, 0xABC)
+    assert hooks.stream_id(0, 0xABC) == first
+    assert hooks.close_stream(0, 0xABC) == first
+    assert hooks.stream_id(0, 0xABC) != first
+    assert hooks.close_stream(0, 0xDEF) == 0
+
+
+def test_reused_event_handle_gets_a_new_id() -> None:
+    first = hooks.event_id(0xABC)
+    assert hooks.event_id(0xABC) == first
+    assert hooks.close_event(0xABC) == first
+    assert hooks.event_id(0xABC) != first
+
+
+def test_null_handle_is_the_legacy_default_stream() -> None:
+    events: list[Event] = []
+    hooks.subscribe(events.append)
+    assert hooks.stream_id(0, 0) == hooks.stream_id(0, 1)
+    (created,) = events
+    assert (created.kind, created.flags) == (Kind.STREAM_CREATE, StreamFlag.LEGACY_DEFAULT)
+
+
+def test_per_thread_default_stream_differs_between_threads() -> None:
+    ids = [hooks.stream_id(0, 2)]
+    thread = threading.Thread(target=lambda: ids.append(hooks.stream_id(0, 2)))
+    thread.start()
+    thread.join()
+    assert len(set(ids)) == 2
+
+
+def test_late_subscriber_learns_of_the_streams_that_exist() -> None:
+    kept = hooks.stream_id(0, 0xABC, flags=StreamFlag.NON_BLOCKING, priority=-1)
+    hooks.stream_id(0, 0xDEF)
+    hooks.close_stream(0, 0xDEF)
+    events: list[Event] = []
+    hooks.subscribe(events.append)
+    (created,) = events
+    assert (created.kind, created.stream, created.flags, created.aux0) == (
+        Kind.STREAM_CREATE,
+        kept,
+        StreamFlag.NON_BLOCKING,
+        2**64 - 1,
+    )

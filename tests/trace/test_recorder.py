@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cudatool.errors import OutputError
+from cudatool.trace import Recorder, Trace, hooks, read, stacks
+from cudatool.trace.events import RECORD, Event, Kind
+
+
+def emit_numbered(numbers: Sequence[int]) -> None:
+    for number in numbers:
+        hooks.emit(Kind.MEM_ALLOC, address=number, size=512, name=f"name {number % 7}")
+
+
+def addresses(trace: Trace) -> list[int]:
+    found: list[int] = trace.records["address"].tolist()
+    return found
+
+
+def some_stacks() -> list[int]:
+    def nested(depth: int) -> int:
+        return nested(depth - 1) if depth else stacks.capture()
+
+    return [0, stacks.capture(), *(nested(depth) for depth in range(4))]
+
+
+def event_of(**fields: Any) -> Event:
+    zero = dict.fromkeys(Event._fields, 0)
+    return Event(**{**zero, "kind": Kind.MEMCPY, "name": "", **fields})
+
+
+def unsigned(bits: int) -> st.SearchStrategy[int]:
+    return st.integers(0, 2**bits - 1)
+
+
+events = st.builds(
+    Event,
+    time=st.integers(0, 2**63 - 1),
+    kind=st.sampled_from(Kind),
+    device=st.integers(-1, 127),
+    flags=unsigned(16),
+    thread=st.integers(1, 5),
+    stream=unsigned(32),
+    correlation=unsigned(32),
+    stack=st.sampled_from(some_stacks()),
+    name=st.text(st.characters(exclude_categories=["Cs"]), max_size=200),
+    address=unsigned(64),
+    size=unsigned(64),
+    aux0=unsigned(64),
+    aux1=unsigned(64),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(written=st.lists(events, max_size=30))
+def test_what_is_recorded_is_read_back(written: list[Event], tmp_path: Path, small_chunks: None) -> None:
+    path = tmp_path / "trace.ctrace"
+    with Recorder(path, header={}, force=True) as recorder:
+        for event in written:
+            recorder(event)
+    trace = read(path)
+    plain = [field for field in Event._fields if field not in ("name", "stack", "thread")]
+    assert trace.notes == []
+    assert [tuple(row) for row in trace.records[plain].tolist()] == [
+        tuple(int(getattr(event, field)) for field in plain) for event in written
+    ]
+    assert [trace.names[i] for i in trace.records["name"]] == [event.name for event in written]
+    assert [trace.stack(i) for i in trace.records["stack"]] == [stacks.frames(event.stack) for event in written]
+    order = list(dict.fromkeys(event.thread for event in written))
+    assert [order[i] for i in trace.records["thread"]] == [event.thread for event in written]
+
+
+def test_events_cross_chunks_of_the_real_size(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "trace.ctrace", header={}):
+        for number in range(10_000):
+            hooks.emit(Kind.MEM_ALLOC, address=number, name=f"{number}{'.' * 20}", stack=0)
+    trace = read(tmp_path / "trace.ctrace")
+    assert addresses(trace) == list(range(10_000))
+    assert trace.names[trace.records["name"][9_999]] == "9999" + "." * 20
+
+
+def test_name_larger_than_a_chunk_of_tables_is_kept(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "trace.ctrace", header={}):
+        hooks.emit(Kind.WARNING, name="w" * 100_000)
+        hooks.emit(Kind.WARNING, name="short")
+    trace = read(tmp_path / "trace.ctrace")
+    assert [trace.names[i] for i in trace.records["name"]] == ["w" * 100_000, "short"]
+
+
+def test_name_that_is_not_unicode_is_written_readably(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "trace.ctrace", header={}):
+        hooks.emit(Kind.WARNING, name="bad \udcff byte")
+    assert read(tmp_path / "trace.ctrace").names[1] == "bad \\udcff byte"
+
+
+def test_value_too_wide_for_its_field_is_cut_and_the_event_kept(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "trace.ctrace", header={}) as recorder:
+        recorder(event_of(address=-1, flags=0x1_0002, device=200, stream=2**32 + 3))
+    (record,) = read(tmp_path / "trace.ctrace").records
+    assert [record[field].item() for field in ("address", "flags", "device", "stream")] == [2**64 - 1, 2, 200 - 256, 3]
+
+
+def test_entering_subscribes_and_leaving_unsubscribes(tmp_path: Path) -> None:
+    emit_numbered([1])
+    with Recorder(tmp_path / "trace.ctrace", header={}) as recorder:
+        hooks.subscribe(recorder)  # once is enough, twice is the same
+        emit_numbered([2, 3])
+        assert (recorder.recorded, recorder.is_closed) == (2, False)
+    emit_numbered([4])
+    assert recorder.is_closed
+    assert not hooks.active
+    assert addresses(read(tmp_path / "trace.ctrace")) == [2, 3]
+
+
+def test_closing_twice_and_events_after_closing_change_nothing(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "trace.ctrace", header={})
+    recorder.close()
+    before = (tmp_path / "trace.ctrace").read_bytes()
+    recorder(event_of())
+    recorder.add_facts({"late": True})
+    recorder.close()
+    assert (tmp_path / "trace.ctrace").read_bytes() == before
+
+
+def test_header_has_the_given_facts_and_the_recorders_own(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "trace.ctrace", header={"argv": ["a.py"], "device": "sim"}):
+        pass
+    header = read(tmp_path / "trace.ctrace").header
+    assert (header["argv"], header["device"], header["pid"]) == (["a.py"], "sim", os.getpid())
+    assert {"cudatool", "python", "start_time", "start_time_ns", "end_time"} < header.keys()
+
+
+def test_added_facts_amend_the_header_and_are_there_at_once(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "trace.ctrace", header={"exit_status": None}) as recorder:
+        emit_numbered([1])
+        recorder.add_facts({"exit_status": 3})
+        emit_numbered([2])
+        running = read(tmp_path / "trace.ctrace")
+        recorder.add_facts({"warnings": ["w"]})
+    closed = read(tmp_path / "trace.ctrace")
+    assert (running.header["exit_status"], addresses(running)) == (3, [1, 2])
+    assert (closed.header["exit_status"], closed.header["warnings"]) == (3, ["w"])
+
+
+def test_running_recording_can_be_read(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "trace.ctrace", header={}):
+        emit_numbered(range(5))
+        trace = read(tmp_path / "trace.ctrace")
+    assert addresses(trace) == list(range(5))
+    assert [note.split(":")[0] for note in trace.notes] == ["The recording was not closed"]
+
+
+def test_short_recording_makes_a_small_file(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "trace.ctrace", header={}):
+        emit_numbered(range(5))
+    assert (tmp_path / "trace.ctrace").stat().st_size < 64 * 1024
+
+
+def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "trace.ctrace"
+    path.write_text("precious")
+    with pytest.raises(OutputError, match="exists already"):
+        Recorder(path, header={})
+    assert path.read_text() == "precious"
+
+
+def test_existing_file_is_replaced_on_request(tmp_path: Path) -> None:
+    path = tmp_path / "trace.ctrace"
+    path.write_text("worthless")
+    with Recorder(path, header={}, force=True):
+        emit_numbered([1])
+    assert addresses(read(path)) == [1]
+
+
+def test_what_is_not_a_regular_file_is_never_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (tmp_path, pipe):
+        with pytest.raises(OutputError, match="not a regular file"):
+            Recorder(path, header={}, force=True)
+    assert pipe.is_fifo()
+
+
+def test_unwritable_place_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="No such file or directory"):
+        Recorder(tmp_path / "missing" / "trace.ctrace", header={})
+
+
+def test_threads_emit_at_once_and_no_event_is_lost_or_reordered(tmp_path: Path) -> None:
+    def work(first: int) -> None:
+        emit_numbered(range(first, first + 3000))
+
+    with Recorder(tmp_path / "trace.ctrace", header={}):
+        threads = [threading.Thread(target=work, args=(n * 3000,), name=f"worker {n}") for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    trace = read(tmp_path / "trace.ctrace")
+    assert sorted(addresses(trace)) == list(range(12_000))
+    assert sorted(trace.threads) == [f"worker {n}" for n in range(4)]
+    for index, name in enumerate(trace.threads):
+        own = trace.records["address"][trace.records["thread"] == index]
+        first = 3000 * int(name.split()[1])
+        assert own.tolist() == list(range(first, first + 3000))
+
+
+def test_forked_child_does_not_write_into_its_parents_file(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "trace.ctrace", header={}) as recorder:
+        emit_numbered([1])
+        child = os.fork()
+        if child == 0:
+            emit_numbered(range(100, 5100))
+            recorder.close()
+            os._exit(int(hooks.active))
+        _, status = os.waitpid(child, 0)
+        emit_numbered([2])
+    trace = read(tmp_path / "trace.ctrace")
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert (addresses(trace), trace.notes) == ([1, 2], [])
+
+
+def test_full_disk_stops_the_recording_and_not_the_program(tmp_path: Path, small_chunks: None) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Recorder(tmp_path / "trace.ctrace", header={}) as recorder:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(recorder.path) + 20_000, hard))
+        try:
+            emit_numbered(range(200))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert not hooks.active
+    trace = read(tmp_path / "trace.ctrace")
+    assert 3 < len(trace.records) < 200
+    assert addresses(trace) == list(range(len(trace.records)))
+    assert [note.split(":")[0] for note in trace.notes] == ["The recording stopped early"]
+
+
+EMIT_FOREVER = """
+import itertools, os, sys
+from cudatool.trace import Kind, Recorder, hooks
+
+with Recorder(sys.argv[1], header={}):
+    for number in itertools.count():
+        hooks.emit(Kind.MEM_ALLOC, address=number, size=512, name=f"name {number % 1000}")
+        os.write(1, b"%d\\n" % number)
+"""
+
+
+@pytest.mark.parametrize("attempt", range(10))
+def test_killed_process_loses_no_event_that_was_emitted(attempt: int, tmp_path: Path) -> None:
+    path = tmp_path / "trace.ctrace"
+    until = random.Random(attempt).randrange(1, 15_000)
+    with subprocess.Popen([sys.executable, "-c", EMIT_FOREVER, path], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        acknowledged = [int(line) for line in itertools.islice(process.stdout, until)]
+        process.kill()
+        acknowledged += [int(line) for line in process.stdout if line.endswith(b"\n")]
+    trace = read(path)
+    assert len(trace.records) >= len(acknowledged) >= until
+    assert addresses(trace) == list(range(len(trace.records)))
+    names = [trace.names[i] for i in trace.records["name"]]
+    assert names == [f"name {number % 1000}" for number in range(len(names))]
+    assert [note.split(":")[0] for note in trace.notes] == ["The recording was not closed"]
+
+
+def test_record_layout_is_the_one_documented() -> None:
+    assert RECORD.itemsize == 64
+    packed = np.zeros(1, RECORD)
+    packed["aux1"] = 1
+    assert packed.tobytes()[56:] == (1).to_bytes(8, "little")
+
+
+def test_facts_that_json_cannot_hold_are_written_as_text(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "trace.ctrace", header={"output": tmp_path}):
+        pass
+    assert json.dumps(read(tmp_path / "trace.ctrace").header["output"]) == json.dumps(str(tmp_path))

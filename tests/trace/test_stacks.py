@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+import cudatool
+import cudatool.cli
+import cudatool.viz
+from cudatool.trace import stacks
+from cudatool.trace.model import Frame
+
+
+def here() -> Frame:
+    frame: FrameType = sys._getframe(1)
+    return Frame(__file__, frame.f_code.co_qualname, frame.f_lineno)
+
+
+def function_in(file: str) -> Callable[[Callable[[], int]], int]:
+    """Return a function that calls its argument and whose code says that it is from `file`."""
+    namespace: dict[str, Callable[[Callable[[], int]], int]] = {}
+    exec(compile("def through(target):\n    return target()\n", file, "exec"), namespace)
+    return namespace["through"]
+
+
+def test_frames_are_innermost_first_with_file_function_and_line() -> None:
+    def inner() -> tuple[int, Frame]:
+        return stacks.capture(), here()
+
+    (stack, place), caller = inner(), here()
+    assert stacks.frames(stack)[:2] == (place, caller)
+
+
+def test_equal_stacks_have_equal_ids() -> None:
+    captured = [stacks.capture() for _ in range(3)]
+    assert len(set(captured)) == 1
+
+
+def test_stacks_from_different_lines_differ() -> None:
+    first = stacks.capture()
+    second = stacks.capture()
+    assert first != second
+
+
+def test_two_captures_on_one_line_are_the_same_stack() -> None:
+    first, second = stacks.capture(), stacks.capture()
+    assert first == second
+
+
+def test_code_compiled_again_gives_the_same_stack() -> None:
+    captured = {function_in("<generated>")(stacks.capture) for _ in range(50)}
+    assert len(captured) == 1
+
+
+def test_skip_leaves_out_the_innermost_frames() -> None:
+    def inner() -> int:
+        return stacks.capture(1)
+
+    stack, caller = inner(), here()
+    assert stacks.frames(stack)[0] == caller
+
+
+@pytest.mark.parametrize("package", [cudatool, cudatool.viz])
+def test_cudatools_own_frames_are_left_out(package: object) -> None:
+    path = os.path.join(os.path.dirname(package.__file__), "somewhere.py")  # type: ignore[attr-defined]
+    stack, caller = function_in(path)(stacks.capture), here()
+    assert stacks.frames(stack)[0] == caller
+
+
+def test_stack_ends_where_the_command_line_started_the_program() -> None:
+    launcher = function_in(os.path.join(os.path.dirname(cudatool.cli.__file__), "run.py"))
+    program = function_in("program.py")
+    stack = launcher(lambda: program(stacks.capture))
+    assert [frame.file for frame in stacks.frames(stack)] == ["program.py", __file__]
+
+
+def test_a_directory_whose_name_starts_like_ours_is_not_ours() -> None:
+    path = os.path.dirname(cudatool.__file__) + "_users/model.py"
+    assert stacks.frames(function_in(path)(stacks.capture))[0].file == path
+
+
+def test_frames_of_runpy_and_of_the_import_system_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "stacks_probe.py").write_text("from cudatool.trace import stacks\nstack = stacks.capture()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    stack = runpy.run_path(str(tmp_path / "stacks_probe.py"))["stack"]
+    import stacks_probe  # type: ignore[import-not-found]
+
+    files = {frame.file for number in (stack, stacks_probe.stack) for frame in stacks.frames(number)}
+    assert str(tmp_path / "stacks_probe.py") in files
+    assert not [file for file in files if file.startswith("<frozen")]
+
+
+def test_disabled_capture_returns_the_empty_stack() -> None:
+    stacks.enable(False)
+    assert stacks.capture() == 0
+    assert stacks.frames(0) == ()
+
+
+def test_runaway_recursion_keeps_the_innermost_frames() -> None:
+    def descend(depth: int) -> int:
+        return descend(depth - 1) if depth else stacks.capture()
+
+    captured = stacks.frames(descend(400))
+    assert len(captured) == 256
+    assert {frame.function.rpartition(".")[2] for frame in captured} == {"descend"}
+    assert descend(401) == descend(402)
+
+
+def test_unknown_id_is_refused() -> None:
+    with pytest.raises(KeyError):
+        stacks.frames(10**9)

@@ -1,0 +1,75 @@
+"""The page: a template, styles, scripts and one JSON document in a single file that needs no network."""
+
+from __future__ import annotations
+
+import html
+import importlib.util
+import json
+import os
+import re
+from importlib import resources
+from pathlib import Path
+
+from cudatool import analyze
+from cudatool.analyze import Report
+from cudatool.errors import OutputError
+from cudatool.trace.model import Trace
+from cudatool.viz.payload import payload
+
+__all__ = ["page", "write_page", "write_report"]
+
+_SCRIPTS = ("payload.js", "canvas.js", "memory.js", "moment.js", "streams.js", "page.js")
+
+
+def page(report: Report) -> str:
+    """Return the page for an analyzed trace.
+
+    What comes from the trace stands in a JSON document that no markup can end (every ``<`` is escaped), and the
+    scripts show it as text only. A content security policy forbids everything from elsewhere.
+    """
+    document = json.dumps(payload(report), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    parts = {
+        "title": html.escape(f"{report.summary.source.rsplit('/', 1)[-1]} - cudatool"),
+        "style": _asset("page.css"),
+        "payload": document,
+        "plotly": _plotly() if report.summary.devices else "",
+        "script": "\n".join(_asset(name) for name in _SCRIPTS),
+    }
+    # In one pass: nothing that was put in is looked at again.
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
+
+
+def write_report(report: Report, path: str | Path) -> None:
+    """Write the page for an analyzed trace, under a temporary name first.
+
+    Raises
+    ------
+    OutputError
+        The file cannot be written.
+    """
+    text = page(report)
+    temporary = Path(f"{path}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_page(trace: Trace, path: str | Path) -> None:
+    """Analyze a trace and write its page; see :func:`write_report`."""
+    write_report(analyze.report(trace), path)
+
+
+def _asset(name: str) -> str:
+    return resources.files("cudatool.viz").joinpath(name).read_text(encoding="utf-8")
+
+
+def _plotly() -> str:
+    """Return plotly.js as the plotly package ships it, without importing the package (which takes a while)."""
+    spec = importlib.util.find_spec("plotly")
+    assert spec is not None and spec.submodule_search_locations is not None  # a dependency of cudatool
+    directory = Path(next(iter(spec.submodule_search_locations)))
+    return (directory / "package_data" / "plotly.min.js").read_text(encoding="utf-8")

@@ -1,0 +1,85 @@
+// Streams over time, with what ran on them.
+
+const LANE = 34;
+const COPY = 41, FILL = 42; // Kind.MEMCPY, Kind.MEMSET
+
+class StreamsView {
+  constructor(shared, data) {
+    this.shared = shared;
+    const ran = decodeColumns(data.operations);
+    this.ran = ran;
+    const used = new Set(ran.stream);
+    this.streams = data.streams.filter((stream) => used.has(stream.id));
+    const known = new Set(this.streams.map((stream) => stream.id));
+    for (const id of used) if (!known.has(id)) this.streams.push({ id, label: `stream ${id}`, busy: 0, device: 0 });
+    const lane = new Map(this.streams.map((stream, row) => [stream.id, row]));
+    this.lanes = this.streams.map(() => []);
+    for (let i = 0; i < ran.start.length; i++) this.lanes[lane.get(ran.stream[i])].push(i); // each sorted by start
+    this.end = ran.end.reduce((latest, end) => Math.max(latest, end), 1);
+    const canvas = byId("streams");
+    canvas.style.height = `${this.streams.length * LANE + TICK_HEIGHT}px`;
+    const bounds = { x0: 0, x1: this.end, y0: 0, y1: this.streams.length };
+    this.plane = new Plane(canvas, { bounds, left: 150, draw: (plane) => this.draw(plane), describe: (x, y) => this.describe(x, y) });
+    byId("streams-whole").addEventListener("click", () => this.plane.setView(bounds));
+    dark.addEventListener("change", () => this.plane.draw());
+  }
+
+  colour(i) {
+    const kind = this.ran.kind[i];
+    if (kind === COPY) return "#f28e2b";
+    if (kind === FILL) return "#edc948";
+    return ["#4e79a7", "#59a14f", "#b07aa1", "#76b7b2", "#5b8ff9", "#9c755f", "#8c6bb1", "#86bc4b"][this.ran.name[i] % 8];
+  }
+
+  draw(plane) {
+    const { ran } = this;
+    const { view, ratio } = plane;
+    plane.beginRaster(pixel(styleOf("--card")));
+    const lane = pixel(styleOf("--unused"));
+    const texts = [];
+    this.lanes.forEach((operations, row) => {
+      plane.rectangle(view.x0, view.x1, row + 0.12, row + 0.88, mix(lane, pixel(styleOf("--card")), 0.5), false);
+      for (const i of operations) {
+        if (ran.start[i] > view.x1) break;
+        if (ran.end[i] < view.x0) continue;
+        plane.rectangle(ran.start[i], ran.end[i], row + 0.12, row + 0.88, pixel(this.colour(i)), true);
+        const wide = (Math.min(ran.end[i], view.x1) - Math.max(ran.start[i], view.x0)) * plane.scaleX;
+        if (wide > 46 * ratio && texts.length < 400) texts.push([i, row, wide]);
+      }
+    });
+    plane.endRaster();
+    const { context } = plane;
+    plane.axis(formatTime);
+    context.textAlign = "left";
+    context.textBaseline = "middle";
+    context.fillStyle = "#ffffff";
+    for (const [i, row, wide] of texts) {
+      const x = plane.inset + (Math.max(ran.start[i], view.x0) - view.x0) * plane.scaleX + 5 * ratio;
+      const y = (row + 0.5 - view.y0) * plane.scaleY;
+      let name = ran.names[ran.name[i]];
+      const fits = Math.floor((wide - 8 * ratio) / (6.2 * ratio));
+      if (name.length > fits) name = `${name.slice(0, Math.max(1, fits - 1))}…`;
+      context.fillText(name, x, y);
+    }
+    context.fillStyle = styleOf("--text");
+    this.streams.forEach((stream, row) => {
+      const y = (row + 0.5 - view.y0) * plane.scaleY;
+      if (y > 0 && y < plane.height) context.fillText(stream.label.slice(0, 22), 2 * ratio, y, plane.inset - 8 * ratio);
+    });
+  }
+
+  describe(x, y) {
+    const row = Math.floor(y);
+    if (!this.lanes[row]) return null;
+    const { ran } = this;
+    const reach = 1.5 / this.plane.scaleX; // what is thinner than a pixel can be hit, too
+    const found = this.lanes[row].find((i) => ran.start[i] - reach <= x && x < ran.end[i] + reach);
+    if (found === undefined) return this.streams[row].label;
+    const size = ran.size[found] ? `, ${formatBytes(ran.size[found])}` : "";
+    return [
+      `${ran.names[ran.name[found]]}${size}`,
+      `${formatTime(ran.end[found] - ran.start[found])}, from ${formatTime(ran.start[found])}, ${this.streams[row].label}`,
+      ...this.shared.stacks.lines(ran.stack[found]).slice(0, 8),
+    ].join("\n");
+  }
+}
