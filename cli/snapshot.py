@@ -45,6 +45,8 @@ def snapshot(source: Path | None, html: str | None, as_json: bool, torch: Path |
     from cudatool.errors import UsageError
     from cudatool.units import format_bytes
 
+    if source is None and html and html != _BESIDE and not html.lower().endswith((".html", ".htm")):
+        source, html = Path(html), _BESIDE  # `cudatool snapshot --html SOURCE`: the option took the argument
     if source is None:
         from cudatool.trace.reader import newest_trace
 
@@ -69,6 +71,7 @@ def snapshot(source: Path | None, html: str | None, as_json: bool, torch: Path |
 
         viz.write_report(report, page)
         messages.print(f"Wrote {page} ({format_bytes(page.stat().st_size)})", markup=False)
+        messages.print("Next: open it in a browser; it needs no network", markup=False)
     if torch is not None:
         from cudatool.collect import torch_snapshot
 
@@ -76,7 +79,7 @@ def snapshot(source: Path | None, html: str | None, as_json: bool, torch: Path |
         torch_snapshot.write(torch, report.trace, analyze.torch_segments(report.trace, state))
         messages.print(f"Wrote {torch} ({format_bytes(torch.stat().st_size)})", markup=False)
         messages.print("Next: drop it on https://pytorch.org/memory_viz", markup=False)
-    elif page is None and not as_json:
+    if page is None and torch is None and not as_json:
         messages.print(f"Next: cudatool snapshot {source} --html", markup=False)
 
 

@@ -179,7 +179,7 @@ def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
             L2_cache_size=properties.l2_cache_size,
             is_integrated=bool(properties.integrated),
             uuid=found.uuid,
-            pci_bus_id=found.pci_bus_id,
+            pci_bus_id=check(_cuda.driver.cuDeviceGetPCIBusId(16, index)).decode().rstrip("\0"),
         )
 
 

@@ -61,7 +61,8 @@ class Workload:
         except SystemExit as leaving:
             status = _exit_status(leaving.code)
         except BaseException as error:
-            sys.excepthook(type(error), error, _user_frames(error.__traceback__))
+            error.__traceback__ = _user_frames(error.__traceback__)
+            sys.excepthook(type(error), error, error.__traceback__)
             status = 130 if isinstance(error, KeyboardInterrupt) else 1
         # What the interpreter does at its own end, early enough to be recorded.
         for thread in threading.enumerate():
@@ -76,14 +77,15 @@ class Workload:
         return status
 
     def _run_script(self) -> None:
+        file = os.path.abspath(self.target)
         main = ModuleType("__main__")
-        main.__dict__.update(__file__=self.target, __builtins__=__builtins__, __cached__=None)
+        main.__dict__.update(__file__=file, __builtins__=__builtins__, __cached__=None)
         sys.modules["__main__"] = main
         sys.argv = [self.target, *self.arguments]
         # As plain Python: the directory of the script, links resolved, in front of the path.
         sys.path[0] = os.path.dirname(os.path.realpath(self.target))
-        with open(self.target, "rb") as file:
-            code: CodeType = compile(file.read(), self.target, "exec", dont_inherit=True)
+        with open(file, "rb") as source:
+            code: CodeType = compile(source.read(), file, "exec", dont_inherit=True)
         exec(code, main.__dict__)
 
     def _run_module(self) -> None:
@@ -106,7 +108,7 @@ def _exit_status(code: object) -> int:
 
 
 def _user_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from where our frames end; all of it if nothing else is left."""
+    """Return the traceback from where our frames end, None if nothing else is left."""
     while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
         traceback = traceback.tb_next
     return traceback

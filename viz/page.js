@@ -43,9 +43,8 @@ class Shared {
     const swatch = element("span", { className: "swatch" });
     swatch.style.background = colour;
     const lines = this.stacks.lines(stack);
-    const innermost = lines.length && !lines[0].includes(name.split(" (")[0]) ? `via ${lines[0]}, ` : "";
     const parts = [
-      swatch, element("span", { className: "name", title: name }, name, " ", element("small", {}, innermost + detail)),
+      swatch, element("span", { className: "name", title: name }, name, " ", element("small", {}, detail)),
       element("span", { className: "numbers" }, numbers),
     ];
     if (!lines.length) return element("div", { className: "row" }, element("div", {}, ...parts));

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from cudatool.analyze.execution import Copies, Kernel, Operations, Stream, copies, kernels, operations, streams
 from cudatool.analyze.lifetimes import Lifetimes, blocks, segments
 from cudatool.analyze.memory import (
     Block,
@@ -18,7 +19,6 @@ from cudatool.analyze.memory import (
     timeline,
     torch_segments,
 )
-from cudatool.analyze.execution import Copies, Kernel, Operations, Stream, copies, kernels, operations, streams
 from cudatool.analyze.summary import DeviceMemory, Moment, Report, Summary, report
 
 __all__ = [

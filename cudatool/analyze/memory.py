@@ -111,13 +111,19 @@ _LIBRARIES = ("site-packages/", "dist-packages/", "torch/", "<frozen ", "/lib/py
 def call_site(stack: tuple[Frame, ...]) -> str:
     """Return the innermost frame of the user's own code, as ``"train.py:12 (step)"``.
 
-    Frames of installed packages and of C++ are passed over as long as there is any other.
+    Where that is not the innermost of all, the library's is added: ``"train.py:12 (step) via adam.py:178 (init)"``.
+    Frames of C++ are passed over as long as there is any other.
     """
     python = [frame for frame in stack if frame.line > 0 and not frame.file.endswith((".cpp", ".cc", ".h", ".c"))]
-    own = [frame for frame in python if not any(library in frame.file for library in _LIBRARIES)]
-    for frame in [*own, *python, *stack]:
-        return f"{frame.file.rsplit('/', 1)[-1]}:{frame.line} ({frame.function})"
-    return "(no stack recorded)"
+    innermost = next(iter([*python, *stack]), None)
+    if innermost is None:
+        return "(no stack recorded)"
+    own = next((f for f in python if not any(library in f.file for library in _LIBRARIES)), innermost)
+    return _frame(own) if own == innermost else f"{_frame(own)} via {_frame(innermost)}"
+
+
+def _frame(frame: Frame) -> str:
+    return f"{frame.file.rsplit('/', 1)[-1]}:{frame.line} ({frame.function})"
 
 
 @dataclass(frozen=True, slots=True)

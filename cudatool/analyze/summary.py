@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from cudatool.analyze import execution, lifetimes, memory
+from cudatool.analyze.execution import Copies, Kernel, Operations, Stream
 from cudatool.analyze.lifetimes import Lifetimes
 from cudatool.analyze.memory import CallSite, Timeline
-from cudatool.analyze.execution import Copies, Kernel, Operations, Stream
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 

@@ -82,7 +82,8 @@ class _PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise SnapshotFormatError(
-            self._path, f"tries to import {module[:80]}.{name[:80]} when loaded; a memory snapshot holds plain data only"
+            self._path,
+            f"tries to import {module[:80]}.{name[:80]} when loaded; a memory snapshot holds plain data only",
         )
 
     def persistent_load(self, pid: Any) -> NoReturn:

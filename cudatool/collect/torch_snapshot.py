@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import pickle
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -288,83 +288,76 @@ class _Reader:
 
         That is whatever is freed before it is allocated, and whatever is there at the end without an event.
         """
-        final_blocks = {b["address"]: b for s in segments for b in s["blocks"] if _is_live(b)}
-        segment_of = {b["address"]: s for s in segments for b in s["blocks"]}
         whole = {s["address"]: s for s in segments if not s.get("is_expandable")}
-        rows: list[tuple[Kind, int, int, int, int, int, int, int]] = []
+        live = {b["address"]: (s, b) for s in segments for b in s["blocks"] if _is_live(b)}
+        freed, kept = _prior(events, Kind.SEGMENT_ALLOC, (Kind.SEGMENT_FREE,), whole)
+        segments_freed = _as_kind(Kind.SEGMENT_ALLOC, events[freed])
+        segments_kept = [self._row(Kind.SEGMENT_ALLOC, device, whole[address]) for address in kept]
 
-        def add(kind: Kind, address: int, size: int, requested: int, stream: int, pool: int, flags: int, stack: int) -> None:
-            rows.append((kind, address, size, requested, stream, pool, flags, stack))
-
-        def of(segment: Mapping[str, Any]) -> tuple[int, int, int]:
-            """Stream, pool and flags of a segment."""
-            pool = self._pool(segment.get("segment_pool_id") or (0, 0))
-            return self._stream(device, segment.get("stream") or 0), pool, int(segment.get("segment_type") == "small")
-
-        first, untouched = _prior(events, Kind.SEGMENT_ALLOC, (Kind.SEGMENT_FREE,), whole)
-        for event in events[first]:
-            add(Kind.SEGMENT_ALLOC, *_ints(event, "address", "size", "aux0", "stream", "aux1", "flags"), 0)
-        for address in untouched:
-            segment = whole[address]
-            stack = self._stack(segment.get("frames") or ())
-            add(Kind.SEGMENT_ALLOC, address, segment["total_size"], 0, *of(segment), stack)
-        for segment in self._prior_mapped(events, segments):
-            add(Kind.SEGMENT_MAP, segment["address"], segment["total_size"], 0, *of(segment), 0)
-
-        freed = (Kind.BLOCK_FREE_REQUESTED, Kind.BLOCK_FREE_COMPLETED)
-        first, untouched = _prior(events, Kind.BLOCK_ALLOC, freed, final_blocks)
-        for event in events[first]:
-            add(Kind.BLOCK_ALLOC, *_ints(event, "address", "size", "aux0", "stream", "aux1"), 0, 0)
-            if event["kind"] == Kind.BLOCK_FREE_COMPLETED:
-                add(Kind.BLOCK_FREE_REQUESTED, *_ints(event, "address", "size", "aux0", "stream", "aux1"), 0, 0)
-        for address in untouched:
-            block = final_blocks[address]
-            stream, pool, _ = of(segment_of[address])
-            requested = block.get("requested_size", block["size"])
-            stack = self._stack(block.get("frames") or ())
-            add(Kind.BLOCK_ALLOC, address, block["size"], requested, stream, pool, 0, stack)
-            if block["state"] != "active_allocated":
-                add(Kind.BLOCK_FREE_REQUESTED, address, block["size"], requested, stream, pool, 0, 0)
-
-        records = np.zeros(len(rows), RECORD)
-        columns = ("kind", "address", "size", "aux0", "stream", "aux1", "flags", "stack")
-        for column, values in zip(columns, zip(*rows, strict=True), strict=False):
-            records[column] = values
-        records["device"] = device
+        freed, kept = _prior(events, Kind.BLOCK_ALLOC, (Kind.BLOCK_FREE_REQUESTED, Kind.BLOCK_FREE_COMPLETED), live)
+        blocks_freed = events[freed]
+        waiting = blocks_freed[blocks_freed["kind"] == Kind.BLOCK_FREE_COMPLETED]
+        blocks_kept = [self._row(Kind.BLOCK_ALLOC, device, *live[address]) for address in kept]
+        allocs = np.concatenate([_as_kind(Kind.BLOCK_ALLOC, blocks_freed), np.array(blocks_kept, RECORD)])
+        allocs = allocs[np.argsort(allocs["address"])[::-1]]  # each after what limits it: see _add_unsplit_tails
+        pending = [
+            self._row(Kind.BLOCK_FREE_REQUESTED, device, *live[address])
+            for address in kept
+            if live[address][1]["state"] == "active_pending_free"
+        ]
+        records = np.concatenate(
+            [
+                segments_freed,
+                np.array(segments_kept, RECORD),
+                self._prior_mapped(events, segments, device),
+                allocs,
+                _as_kind(Kind.BLOCK_FREE_REQUESTED, waiting),
+                np.array(pending, RECORD),
+            ]
+        )
         records["time"] = events["time"][0] if len(events) else 0
         return records
 
     def _prior_mapped(
-        self, events: npt.NDArray[np.void], segments: list[dict[str, Any]]
-    ) -> Iterable[dict[str, Any]]:
-        """Return the runs of expandable segments that were mapped before the ring began, as segments."""
+        self, events: npt.NDArray[np.void], segments: list[dict[str, Any]], device: int
+    ) -> npt.NDArray[np.void]:
+        """Return records that map what was mapped of expandable segments before the ring began."""
         expandable = [s for s in segments if s.get("is_expandable")]
         changes = events[np.isin(events["kind"], _MAP_KINDS)]
         page, change = _pages(changes["address"], changes["size"])
         paged = changes[change]
         paged["address"] = page
-        final_page, owner = _pages([s["address"] for s in expandable], [s["total_size"] for s in expandable])
-        final = dict(zip(final_page.tolist(), owner.tolist(), strict=True))
-        first, untouched = _prior(paged, Kind.SEGMENT_MAP, (Kind.SEGMENT_UNMAP,), final)
-        prior = {int(p): paged[i] for p, i in zip(paged["address"][first], first, strict=True)}
-        handles = {number: handle for (_, handle), number in self.streams.items()}
-        run: dict[str, Any] | None = None
-        for number in sorted([*prior, *untouched]):
-            if number in prior:
-                event = prior[number]
-                kind = "small" if event["flags"] else "large"
-                like = {"stream": handles[int(event["stream"])], "segment_type": kind}
-            else:
-                segment = expandable[final[number]]
-                like = {key: segment.get(key) for key in ("stream", "segment_type", "segment_pool_id")}
-            if run and run["address"] + run["total_size"] == number * _PAGE and run["like"] == like:
-                run["total_size"] += _PAGE
-                continue
-            if run:
-                yield run
-            run = {**like, "like": like, "address": number * _PAGE, "total_size": _PAGE}
-        if run:
-            yield run
+        page, owner = _pages([s["address"] for s in expandable], [s["total_size"] for s in expandable])
+        final = {p: expandable[i] for p, i in zip(page.tolist(), owner.tolist(), strict=True)}
+        unmapped, kept = _prior(paged, Kind.SEGMENT_MAP, (Kind.SEGMENT_UNMAP,), final)
+        rows = [self._row(Kind.SEGMENT_MAP, device, {**final[number], "address": number}) for number in kept]
+        pages = np.concatenate([_as_kind(Kind.SEGMENT_MAP, paged[unmapped]), np.array(rows, RECORD)])
+        pages = pages[np.argsort(pages["address"])]
+        # Join neighbours that differ in nothing but their address.
+        joined = np.diff(pages["address"]) == 1
+        for column in ("stream", "aux1", "flags"):
+            joined &= pages[column][1:] == pages[column][:-1]
+        begin = np.flatnonzero(~np.concatenate([np.zeros(min(len(pages), 1), np.bool_), joined]))
+        runs = pages[begin]
+        runs["size"] = np.diff(np.append(begin, len(pages))) * _PAGE
+        runs["address"] *= _PAGE
+        return runs
+
+    def _row(
+        self, kind: Kind, device: int, segment: Mapping[str, Any], block: Mapping[str, Any] | None = None
+    ) -> tuple[Any, ...]:
+        """Return the record of an event on a segment of the final state, or on one of its blocks."""
+        what = segment if block is None else block
+        record = np.zeros((), RECORD)
+        record["kind"], record["device"], record["address"] = kind, device, what["address"]
+        record["stream"] = self._stream(device, segment.get("stream") or 0)
+        record["aux1"] = self._pool(segment.get("segment_pool_id") or (0, 0))
+        record["stack"] = self._stack(what.get("frames") or ())
+        if block is None:
+            record["size"], record["flags"] = segment["total_size"], segment.get("segment_type") == "small"
+        else:
+            record["size"], record["aux0"] = block["size"], block.get("requested_size", block["size"])
+        return tuple(record.item())
 
     def _annotations(self, annotations: list[Any]) -> npt.NDArray[np.void]:
         """Return ``external_annotations`` (the profiler's ranges) as RANGE_PUSH and RANGE_POP."""
@@ -440,11 +433,11 @@ def _list(data: dict[str, Any], key: str) -> list[Any]:
 
 
 def _is_live(block: Mapping[str, Any]) -> bool:
-    return block["state"] != "inactive"
+    return bool(block["state"] != "inactive")
 
 
 def _with_addresses(segment: Any) -> dict[str, Any]:
-    """Return a segment whose blocks have addresses; in old files they follow from the sizes, and frames from history."""
+    """Return a segment whose blocks have addresses and frames; old files have them in other places."""
     _checked(segment, dict, "a segment")
     address, total = _checked(segment["address"], int, "an address"), _checked(segment["total_size"], int, "a size")
     if not (0 <= address < 1 << 63 and 0 <= total < _MAX_SIZE):
@@ -465,7 +458,9 @@ def _with_addresses(segment: Any) -> dict[str, Any]:
 
 def _round_size(size: npt.NDArray[np.uint64], settings: Mapping[str, Any]) -> npt.NDArray[np.uint64]:
     """Return the block sizes that requests of `size` bytes are rounded to (notes: c10's ``round_size``)."""
-    rounded = np.maximum((size + np.uint64(_MIN_BLOCK - 1)) // np.uint64(_MIN_BLOCK), 1) * np.uint64(_MIN_BLOCK)
+    rounded: npt.NDArray[np.uint64] = np.maximum(
+        (size + np.uint64(_MIN_BLOCK - 1)) // np.uint64(_MIN_BLOCK), 1
+    ) * np.uint64(_MIN_BLOCK)
     divisions_by_class = settings.get("roundup_power2_divisions") or {}
     if not any(divisions_by_class.values()):
         return rounded
@@ -478,7 +473,10 @@ def _round_size(size: npt.NDArray[np.uint64], settings: Mapping[str, Any]) -> np
     applies = (divisions > 1) & (size > np.uint64(_MIN_BLOCK) * divisions)
     power = np.uint64(1) << floor_log2.astype(np.uint64)
     step = power // np.maximum(divisions, 1)
-    return np.where(applies, (size + step - np.uint64(1)) // np.maximum(step, 1) * step, rounded)
+    result: npt.NDArray[np.uint64] = np.where(
+        applies, (size + step - np.uint64(1)) // np.maximum(step, 1) * step, rounded
+    )
+    return result
 
 
 def _add_unsplit_tails(records: npt.NDArray[np.void], settings: Mapping[str, Any]) -> None:
@@ -536,6 +534,13 @@ def _prior(
     return np.sort(first[events["kind"][first] != born]), sorted(set(final) - set(address.tolist()))
 
 
+def _as_kind(kind: Kind, records: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+    """Return copies of records as events of another kind, whose stack and name are not known."""
+    records = records.copy()
+    records["kind"], records["stack"], records["name"] = kind, 0, 0
+    return records
+
+
 def _pages(address: npt.ArrayLike, size: npt.ArrayLike) -> tuple[_Ints, _Ints]:
     """Return the number of every 2 MiB page in the ranges, and which range each belongs to."""
     begin = np.asarray(address, np.int64) // _PAGE
@@ -544,7 +549,3 @@ def _pages(address: npt.ArrayLike, size: npt.ArrayLike) -> tuple[_Ints, _Ints]:
         raise ValueError("more memory mapped than any card has")
     owner = np.repeat(np.arange(len(count)), count)
     return begin[owner] + np.arange(len(owner)) - (np.cumsum(count) - count)[owner], owner
-
-
-def _ints(record: Any, *columns: str) -> tuple[Any, ...]:
-    return tuple(int(record[column]) for column in columns)

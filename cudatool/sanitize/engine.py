@@ -114,18 +114,6 @@ class _Row(NamedTuple):
     last: int
 
 
-class _Bytes(NamedTuple):
-    """One byte range or strided set as :class:`Access` takes it."""
-
-    start: int
-    stop: int
-    mode: int
-    row: int = 0
-    stride: int = 0
-    name: int = 0
-    exact: bool = True
-
-
 class Engine:
     """One pass over a trace.
 
@@ -159,6 +147,7 @@ class Engine:
         self.unchecked = 0
         self.unknown_streams = 0
         self.records = trace.records
+        self._sites = trace.records[["kind", "name", "stack"]]
         self._repairs = repairs
         self._go_on_repaired = go_on_repaired
         self._make_agents(trace, one_host)
@@ -167,7 +156,7 @@ class Engine:
         self._buffers = Buffers()
         self._capturing: dict[int, int] = {}  # stream -> the stream whose capture it takes part in
         self._captured_events: dict[int, int] = {}  # event -> likewise
-        self._accesses: list[_Bytes] = []
+        self._accesses: list[Access] = []
         self._handlers: dict[int, Callable[[_Row], None]] = {
             **dict.fromkeys(_WORK, self._work),
             Kind.MEMCPY: self._copy,
@@ -224,8 +213,8 @@ class Engine:
         ]
         self._hosts = {thread: host_agents[0 if one_host else i] for i, thread in enumerate(threads)}
         self._streams: dict[int, Agent] = {}
-        legacy: dict[int, Agent] = {}
-        blocking: dict[int, list[Agent]] = {}
+        legacy: list[Agent] = []
+        blocking: list[Agent] = []
         for index, stream in enumerate(streams, hosts):
             device, flags = facts.get(stream, (-1, 0))
             label = f"stream {stream}"
@@ -237,13 +226,14 @@ class Engine:
                 label += f" of device {device}"
             agent = self._streams[stream] = Agent(index, total, label, device=device)
             if flags & StreamFlag.LEGACY_DEFAULT:
-                legacy[device] = agent
+                legacy.append(agent)
             elif not flags & StreamFlag.NON_BLOCKING:
-                blocking.setdefault(device, []).append(agent)
-        for device, stream_agent in legacy.items():
-            stream_agent.peers = tuple(blocking.get(device, ()))
-            for peer in stream_agent.peers:
-                peer.peers = (stream_agent,)
+                blocking.append(agent)
+        for default in legacy:
+            # A stream whose creation was not seen may be of any device.
+            default.peers = tuple(s for s in blocking if s.device in (default.device, -1))
+            for peer in default.peers:
+                peer.peers += (default,)
         self.agents = [*host_agents, *self._streams.values()]
 
     def _rows(self) -> Iterator[_Row]:
@@ -294,9 +284,9 @@ class Engine:
         # Nothing is known of when the driver reads or writes pageable host memory of a copy: it is staged.
         touched = []
         if not flags & CopyFlag.SOURCE_PAGEABLE:
-            touched.append(_Bytes(row.aux0, row.aux0 + row.size, READ))
+            touched.append(Access(row.aux0, row.aux0 + row.size, READ))
         if not flags & CopyFlag.DESTINATION_PAGEABLE:
-            touched.append(_Bytes(row.address, row.address + row.size, WRITE))
+            touched.append(Access(row.address, row.address + row.size, WRITE))
 
         stream = self._streams.get(row.stream)
         if stream is None or row.stream in self._capturing or flags & CopyFlag.ASYNC:
@@ -316,12 +306,12 @@ class Engine:
 
     def _fill(self, row: _Row) -> None:
         """API synchronization behavior, "Memset": asynchronous, except for a target in pinned host memory."""
-        self._enqueue_work(row, (_Bytes(row.address, row.address + row.size, WRITE),))
+        self._enqueue_work(row, (Access(row.address, row.address + row.size, WRITE),))
         stream = self._streams.get(row.stream)
         if stream is not None and not row.flags & (CopyFlag.ASYNC | CopyFlag.DESTINATION_DEVICE):
             self.ordering.stream_done(self._hosts[row.thread], stream, "synchronous fill")
 
-    def _enqueue_work(self, row: _Row, known: Sequence[_Bytes]) -> None:
+    def _enqueue_work(self, row: _Row, known: Sequence[Access]) -> None:
         """Append an operation that touches what its ACCESS records say, or else what its own fields say."""
         if row.stream in self._capturing:
             return  # captured work does not execute now (cuStreamBeginCapture)
@@ -351,26 +341,24 @@ class Engine:
             self._repair(row, host)
         self.ordering.host_step(host, row.record)
         mode = row.flags & (READ | WRITE)
-        touched = _Bytes(row.address, row.address + row.size, mode, exact=not row.flags & AccessFlag.INEXACT)
+        touched = Access(row.address, row.address + row.size, mode, exact=not row.flags & AccessFlag.INEXACT)
         self._access(Operation(host.index, host.count, host.clock, row.record), touched)
 
-    def _access(self, operation: Operation, touched: _Bytes) -> None:
+    def _access(self, operation: Operation, touched: Access) -> None:
         """Check one byte range of `operation` against the life of its memory and the accesses before it."""
-        start, stop, mode, row, stride, name, exact = touched
-        if start >= stop or not mode:
+        if touched.start >= touched.stop or not touched.mode:
             return
-        buffer = self._buffers.find(start)
+        touched.operation = operation
+        touched.owner = buffer = self._buffers.find(touched.start)
         if buffer is not None:
             if buffer.freed is not None:
-                side = Side(operation, _mode(mode), name, exact)
-                self._report(FindingKind.USE_AFTER_FREE, Side(buffer.freed, "free"), side, start, stop - start)
+                self._misuse(FindingKind.USE_AFTER_FREE, Side(buffer.freed, "free"), touched)
                 return
             buffer.suspect = None
             if buffer.born is not None and not buffer.born.before(operation.agent, operation.clock):
-                # cuMemAllocAsync: "the allocation must not be accessed until the allocation operation completes".
-                side = Side(operation, _mode(mode), name, exact)
-                self._report(FindingKind.USE_BEFORE_ALLOC, Side(buffer.born, "allocate"), side, start, stop - start)
-        self._history.touch(Access(operation, start, stop, mode, row, stride, name, exact, buffer), self._conflict)
+                # cuMemAllocAsync: the memory may be used only in stream order after the allocation.
+                self._misuse(FindingKind.USE_BEFORE_ALLOC, Side(buffer.born, "allocate"), touched)
+        self._history.touch(touched, self._conflict)
 
     # Synchronization --------------------------------------------------------------------------------------------
 
@@ -564,6 +552,10 @@ class Engine:
             kind = FindingKind.RACE_WAR
         self._report(kind, _side(old), _side(new), *found)
 
+    def _misuse(self, kind: FindingKind, first: Side, touched: Access) -> None:
+        """An access at a time at which its memory is not there for it."""
+        self._report(kind, first, _side(touched), touched.start, touched.stop - touched.start)
+
     def _report_suspect(self, buffer: Buffer) -> None:
         """A block was handed out too early, and no known access of the new owner shows that it did no harm."""
         if buffer.suspect is not None:
@@ -579,7 +571,7 @@ class Engine:
         buffer = buffer or self._buffers.find(start)
         certain = first.exact and second.exact
         earlier, later = first.operation, second.operation
-        sites = self.records[[earlier.record, later.record]][["kind", "name", "stack"]].tolist()
+        sites = self._sites[earlier.record].item(), self._sites[later.record].item()
         key = (kind, certain, *sites, self._stack(buffer))
         defect = self.defects.get(key)
         if defect is None:
@@ -611,7 +603,7 @@ def _side(access: Access) -> Side:
     return Side(access.operation, _mode(access.mode), access.name, access.exact, access.owner)
 
 
-def _byte_sets(records: npt.NDArray[np.void]) -> list[_Bytes]:
+def _byte_sets(records: npt.NDArray[np.void]) -> list[Access]:
     """Return what ACCESS records describe, with every strided set brought to ascending rows that do not touch."""
     start, size = records["address"].astype(np.int64), records["size"].astype(np.int64)
     stride, rows = records["aux0"].astype(np.int64), np.maximum(records["aux1"].astype(np.int64), 1)
@@ -623,4 +615,4 @@ def _byte_sets(records: npt.NDArray[np.void]) -> list[_Bytes]:
     mode = np.where(flags & AccessFlag.ATOMIC, ATOMIC, flags & (READ | WRITE))
     exact = (flags & AccessFlag.INEXACT) == 0
     columns = (start, stop, mode, size, stride, records["name"], exact)
-    return list(map(_Bytes, *(column.tolist() for column in columns)))
+    return list(map(Access, *(column.tolist() for column in columns)))

@@ -38,14 +38,15 @@ class Operation:
         return self.agent == agent or clock[self.agent] >= self.epoch
 
 
+_NOBODY = Operation(0, 0, (), -1)
+
+
 @dataclass(slots=True, eq=False)
 class Access:
     """A set of bytes that one operation touches: one run, or rows at equal distances.
 
     Attributes
     ----------
-    operation
-        Who touches them.
     start, stop
         First byte and one past the last one.
     mode
@@ -56,11 +57,10 @@ class Access:
         Index of the argument's or source line's name.
     exact
         False if the operation may touch less.
-    owner
-        The allocation that the first byte lay in.
+    operation, owner
+        Who touches them, and the allocation that the first byte lay in. Known when the operation is reached.
     """
 
-    operation: Operation
     start: int
     stop: int
     mode: int
@@ -68,6 +68,7 @@ class Access:
     stride: int = 0
     name: int = 0
     exact: bool = True
+    operation: Operation = _NOBODY
     owner: Buffer | None = None
 
 
@@ -155,6 +156,7 @@ class History:
         agent = operation.agent
         low, high = self._cut(new.start, new.stop)
         alone = high - low > 1
+        covers_all = new.exact and not new.stride
         for index in range(low, high):
             kept = []
             for old in self._accesses[index]:
@@ -163,7 +165,7 @@ class History:
                 if not ordered and ((old.mode | mode) & WRITE or (old.mode ^ mode) & ATOMIC) and overlap(old, new):
                     conflict(old, new)
                     ordered = operation.clock[earlier.agent] >= earlier.epoch  # `conflict` may have repaired it
-                if not (ordered and (mode & WRITE or mode == old.mode) and _covers(new, old)):
+                if not (ordered and (mode & WRITE or mode == old.mode) and (covers_all or _covers(new, old))):
                     kept.append(old)
             alone = alone and not kept
             kept.append(new)

@@ -122,16 +122,12 @@ class OpenChunk:
         """Where the next chunk starts in the file."""
         return self.offset + CHUNK_HEADER.size + self.capacity
 
-    def commit(self, used: int) -> None:
-        """Declare the first `used` bytes of the payload valid."""
-        self._words[2] = used
-        self.used = used
-
     def append(self, data: bytes) -> None:
         """Add `data`, for which there must be room."""
-        at = self.start + self.used
+        at, used = self.start + self.used, self.used + len(data)
         self.map[at : at + len(data)] = data
-        self.commit(self.used + len(data))
+        self._words[2] = used  # from here on it is in the file
+        self.used = used
 
     def seal(self, *, shrink: bool = False) -> None:
         """Write the checksum and let go of the mapping; `shrink` gives unused room back to what follows."""

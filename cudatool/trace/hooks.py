@@ -62,6 +62,8 @@ strict: bool = False
 
 _WITH_STACK = frozenset(kind for kind, fields in FIELDS.items() if "stack" in fields)
 
+_new_event = tuple.__new__  # what Event(...) ends in, without its argument handling: half the time
+
 _subscribers: tuple[Subscriber, ...] = ()
 _lock = threading.RLock()
 _correlations = itertools.count(1)
@@ -71,8 +73,10 @@ _thread_counter = itertools.count(1)
 _thread_names: dict[int, str] = {}
 
 
-class _Thread(threading.local):
-    """What this module knows about the running thread; made when a thread first comes here."""
+class _Thread:
+    """What this module knows about one thread."""
+
+    __slots__ = ("collecting", "correlation", "depth", "emitting", "id", "pending")
 
     def __init__(self) -> None:
         self.id = next(_thread_counter)
@@ -84,12 +88,17 @@ class _Thread(threading.local):
         _thread_names[self.id] = threading.current_thread().name
 
 
-_thread = _Thread()
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.thread = _Thread()
+
+
+_local = _Local()
 
 
 def thread_id() -> int:
     """Return the running thread's id in events."""
-    return _thread.id
+    return _local.thread.id
 
 
 def thread_name(thread: int) -> str:
@@ -129,7 +138,7 @@ def begin() -> int:
     Until the matching :func:`end`, driver-level sources record none of this thread's calls, and tie what the
     device reports (execution times, accesses) to this id. Nested calls belong to the outermost operation.
     """
-    thread = _thread
+    thread = _local.thread
     thread.depth += 1
     if thread.depth == 1:
         thread.correlation = next(_correlations)
@@ -138,7 +147,7 @@ def begin() -> int:
 
 def end() -> None:
     """Close the operation opened by :func:`begin`."""
-    thread = _thread
+    thread = _local.thread
     thread.depth -= 1
     if thread.depth == 0:
         thread.correlation = 0
@@ -146,7 +155,7 @@ def end() -> None:
 
 def current_operation() -> int:
     """Return the correlation id of the runtime operation open on this thread, 0 if none."""
-    return _thread.correlation
+    return _local.thread.correlation
 
 
 def new_correlation() -> int:
@@ -178,16 +187,17 @@ def emit(
         A stack captured earlier; default: the Python stack of the caller, without cudatool's own frames, where
         the kind has one.
     """
-    thread = _thread
+    thread = _local.thread
     if thread.emitting and not thread.collecting:
         return
     outermost, thread.emitting = not thread.emitting, True
     try:
         if stack is None:
             stack = stacks.capture() if kind in _WITH_STACK else 0
-        event = Event(
-            monotonic_ns(), kind, device, flags, thread.id, stream, correlation, stack, name, address, size, aux0, aux1
-        )
+        # fmt: off
+        event = _new_event(Event, (monotonic_ns(), kind, device, flags, thread.id, stream, correlation, stack, name,
+                                   address, size, aux0, aux1))
+        # fmt: on
         thread.pending.append(event)
         while outermost and thread.pending:
             _deliver(thread.pending.pop(0), _subscribers)
@@ -206,7 +216,9 @@ def _deliver(event: Event, subscribers: tuple[Subscriber, ...]) -> None:
             unsubscribe(subscriber)
             _log.exception("trace subscriber %r failed and was removed", subscriber)
             # The others hear of it, after this event.
-            _thread.pending.append(_event(Kind.WARNING, name=f"trace subscriber {subscriber!r} failed and was removed"))
+            _local.thread.pending.append(
+                _event(Kind.WARNING, name=f"trace subscriber {subscriber!r} failed and was removed")
+            )
 
 
 def _event(
@@ -220,16 +232,16 @@ def _event(
     aux0: int = 0,
 ) -> Event:
     """Return an event that is this module's own, not the program's: it has no stack."""
-    return Event(monotonic_ns(), kind, device, flags, _thread.id, stream, 0, 0, name, address, 0, aux0, 0)
+    return Event(monotonic_ns(), kind, device, flags, thread_id(), stream, 0, 0, name, address, 0, aux0, 0)
 
 
 def _on_collection(phase: str, info: dict[str, Any]) -> None:
-    _thread.collecting = phase == "start"
+    _local.thread.collecting = phase == "start"
 
 
 def emitting() -> bool:
     """Return whether a subscriber is running on this thread."""
-    return _thread.emitting
+    return _local.thread.emitting
 
 
 # Handles are reused by the driver; ids are not. These tables are the one place that knows both.
@@ -249,7 +261,7 @@ def stream_id(device: int, handle: int, *, flags: StreamFlag = _BLOCKING, priori
     ``CU_STREAM_LEGACY``, 2 ``CU_STREAM_PER_THREAD`` (one stream for each host thread).
     """
     handle = handle or _LEGACY
-    key = (device, handle, _thread.id if handle == _PER_THREAD else 0)
+    key = (device, handle, thread_id() if handle == _PER_THREAD else 0)
     found = _stream_ids.get(key)
     if found is not None:
         return found

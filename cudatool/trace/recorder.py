@@ -136,12 +136,9 @@ class Recorder:
                 thread_index = self._threads.get(thread)
                 if thread_index is None:
                     thread_index = self._add_thread(thread)
-                chunk = self._records
-                used = chunk.used
-                if used == chunk.capacity:
-                    chunk, used = self._open_chunk(Chunk.RECORDS, _RECORDS_CAPACITY), 0
-                    self._records.seal()
-                    self._records = chunk
+                if self._records.used == self._records.capacity:
+                    full, self._records = self._records, self._open_chunk(Chunk.RECORDS, _RECORDS_CAPACITY)
+                    full.seal()
             except OSError as error:
                 self._failure = str(error)
                 raise
@@ -150,10 +147,10 @@ class Recorder:
                      address, size, aux0, aux1)
             # fmt: on
             try:
-                _RECORD.pack_into(chunk.map, chunk.start + used, *words)
+                data = _RECORD.pack(*words)
             except struct.error:  # a value too wide for its field: better cut than lost
-                _RECORD.pack_into(chunk.map, chunk.start + used, *_cut(words))
-            chunk.commit(used + _RECORD.size)
+                data = _RECORD.pack(*_cut(words))
+            self._records.append(data)
             self._recorded += 1
 
     def add_facts(self, facts: dict[str, Any]) -> None:
@@ -243,9 +240,9 @@ class Recorder:
     def _add_entry(self, table: Table, index: int, data: bytes) -> None:
         entry = ENTRY.pack(table, index, len(data)) + data
         if self._tables.used + len(entry) > self._tables.capacity:
-            chunk = self._open_chunk(Chunk.TABLES, max(_TABLES_CAPACITY, aligned(len(entry))))
-            self._tables.seal()
-            self._tables = chunk
+            capacity = max(_TABLES_CAPACITY, aligned(len(entry)))
+            full, self._tables = self._tables, self._open_chunk(Chunk.TABLES, capacity)
+            full.seal()
         self._tables.append(entry)
 
     def _add_name(self, name: str) -> int:

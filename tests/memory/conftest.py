@@ -1,62 +1,15 @@
-"""Providers of segments for the allocator's tests."""
+"""Allocators over a fake device, and what they emit."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
+from fake_provider import FakeProvider
 
-from cudatool.errors import OutOfMemoryError
 from cudatool.memory import CachingAllocator, Settings
 from cudatool.trace import hooks
 from cudatool.trace.events import Event
-
-
-class FakeProvider:
-    """A device of `total` bytes whose streams are done when the test says so. Refuses what it did not give."""
-
-    def __init__(self, total: int = 1 << 40) -> None:
-        self.total = total
-        self.segments: dict[int, int] = {}
-        self.next_address = 0x7000_0000_0000
-        self.tokens: dict[int, int] = {}  # token -> stream
-        self.passed: set[int] = set()
-        self.synchronized: list[int] = []
-        self.next_token = 1
-
-    def allocate(self, size: int, stream: int) -> int:
-        if size > self.memory_info()[0]:
-            raise OutOfMemoryError(f"{size} bytes")
-        address, self.next_address = self.next_address, self.next_address + size + (2 << 20)
-        self.segments[address] = size
-        return address
-
-    def free(self, address: int) -> None:
-        del self.segments[address]
-
-    def record_event(self, stream: int) -> int:
-        token, self.next_token = self.next_token, self.next_token + 1
-        self.tokens[token] = stream
-        return token
-
-    def event_passed(self, token: int) -> bool:
-        passed = self.tokens[token] in self.passed
-        if passed:
-            del self.tokens[token]
-        return passed
-
-    def synchronize_event(self, token: int) -> None:
-        self.synchronized.append(self.tokens.pop(token))
-
-    def memory_info(self) -> tuple[int, int]:
-        return self.total - sum(self.segments.values()), self.total
-
-
-class Recorded(list[Event]):
-    """Events by name."""
-
-    def kinds(self) -> list[str]:
-        return [event.kind.name for event in self]
 
 
 @pytest.fixture
@@ -65,12 +18,7 @@ def provider() -> FakeProvider:
 
 
 @pytest.fixture
-def allocator(provider: FakeProvider) -> CachingAllocator:
-    return CachingAllocator(provider, device=0, settings=Settings())
-
-
-@pytest.fixture
-def make(provider: FakeProvider) -> Any:
+def make(provider: FakeProvider) -> Callable[..., CachingAllocator]:
     """Make an allocator from a settings string, on a device of so many bytes."""
 
     def make(conf: str = "", total: int | None = None) -> CachingAllocator:
@@ -82,8 +30,15 @@ def make(provider: FakeProvider) -> Any:
 
 
 @pytest.fixture
-def events() -> Any:
-    recorded = Recorded()
+def allocator(make: Callable[..., CachingAllocator]) -> CachingAllocator:
+    return make()
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Event]]:
+    """What is emitted during the test."""
+    monkeypatch.setattr(hooks, "strict", True)
+    recorded: list[Event] = []
     hooks.subscribe(recorded.append)
     yield recorded
     hooks.reset()

@@ -15,7 +15,7 @@ from cudatool.memory import CachingAllocator, Settings
 from cudatool.trace import hooks
 from cudatool.trace.events import Event, Kind
 
-LOCAL = Path(__file__).parents[1] / "data" / "torch_snapshots"
+LOCAL = Path(__file__).parents[1] / "data"
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "torch_snapshots"
 
 ACTIONS = {
@@ -76,25 +76,23 @@ def entry_of_event(event: Event) -> Entry:
 
 
 def operations(entries: list[Entry]) -> Iterator[tuple[Entry | None, list[Entry]]]:
-    """Group the entries by the call that made them: the entry that names the call (None: empty_cache), all entries.
+    """Group the entries by the call that made them; yield the entry that names the call (None: empty_cache) and all.
 
     What comes before an ``alloc`` or ``oom`` belongs to it, except that no recording has a retry that succeeded: where
-    segments were freed before an ``alloc``, the cache had been emptied.
+    segments were freed before an ``alloc``, somebody had emptied the cache.
     """
     group: list[Entry] = []
-    late = False  # the completions in `group` are of blocks freed earlier
     index = 0
     while index < len(entries):
         entry = entries[index]
         index += 1
         group.append(entry)
         if entry[0] == "free_requested":
-            following = entries[index : index + 1]
             if group[:-1]:
                 yield None, group[:-1]
             group = [entry]
-            if following and following[0][:2] == ("free_completed", entry[1]):
-                group.append(following[0])
+            if entries[index : index + 1] == [("free_completed", *entry[1:])]:
+                group.append(entries[index])
                 index += 1
             yield entry, group
             group = []
@@ -105,13 +103,12 @@ def operations(entries: list[Entry]) -> Iterator[tuple[Entry | None, list[Entry]
                 group = group[freed[-1] + 1 :]
             yield entry, group
             group = []
-    assert not late
     if group:
         yield None, group
 
 
-def replay(snapshot: dict[str, Any], facts: dict[str, Any]) -> tuple[CachingAllocator, int]:
-    """Run a recording's requests through the allocator, comparing event by event; return it and the number of OOMs."""
+def replay(snapshot: dict[str, Any], facts: dict[str, Any]) -> CachingAllocator:
+    """Run a recording's requests through the allocator, comparing entry by entry, and return it."""
     entries = [entry_of(recorded) for recorded in snapshot["device_traces"][0]]
     provider = ReplayProvider(entries, facts["device_total_bytes"])
     conf = facts["conf"]

@@ -29,8 +29,8 @@ class Program:
 
     # Everything ends here.
     def emit(self, kind: Kind, *, line: int | None = None, name: str = "", **fields: Any) -> None:
-        self._line += 1
-        line = line or self._line
+        if line is None:
+            line = self._line = self._line + 1
         if line not in self._lines:
             self._lines.append(line)
         if name and name not in self._names:
@@ -55,6 +55,10 @@ class Program:
         stacks = [(), *((index,) for index in range(len(frames)))]
         threads = [f"thread {index}" for index in range(4)]
         return Trace(records, self._names, stacks, frames, threads, self.header, self.notes)
+
+    def __len__(self) -> int:
+        """Number of records so far."""
+        return len(self._rows)
 
     def on_thread(self, thread: int) -> Program:
         self._thread = thread
@@ -111,7 +115,7 @@ class Program:
                 size=size,
                 aux0=stride % 2**64,
                 aux1=count,
-                line=self._line,
+                line=line or self._line,
             )
 
     def copy(self, stream: int, to: int, source: int, size: int, flags: int = 0) -> None:

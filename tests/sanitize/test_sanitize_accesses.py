@@ -134,7 +134,7 @@ def test_racing_read_of_another_stream_is_remembered_beside_later_reads() -> Non
 
 
 def access(start: int, stop: int, row: int = 0, stride: int = 0, *, agent: int = 0, epoch: int = 1) -> Access:
-    return Access(Operation(agent, epoch, (0, 0), 0), start, stop, WRITE, row, stride)
+    return Access(start, stop, WRITE, row, stride, operation=Operation(agent, epoch, (0, 0), 0))
 
 
 def never(old: Access, new: Access) -> None:

@@ -223,3 +223,11 @@ def test_late_subscriber_learns_of_the_streams_that_exist() -> None:
         StreamFlag.NON_BLOCKING,
         2**64 - 1,
     )
+
+
+def test_emitting_is_true_exactly_while_a_subscriber_runs_on_this_thread() -> None:
+    seen = [hooks.emitting()]
+    hooks.subscribe(lambda event: seen.append(hooks.emitting()))
+    instrumented_call()
+    seen.append(hooks.emitting())
+    assert seen == [False, True, False]

@@ -1,0 +1,43 @@
+# What a fresh machine needs: make, a C compiler, and python3 (3.11 or newer). All else goes into .venv.
+
+VENV   := .venv
+PYTHON := $(VENV)/bin/python
+SAMPLE := samples/mlp.py
+TYPES  := build/typecheck
+BUILT  := pyproject.toml $(wildcard cudatool/sim/*.c)
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/installed
+	@mkdir -p demo
+	$(VENV)/bin/cudatool run --force -o demo/mlp.ctrace --html demo/mlp.html $(SAMPLE)
+	@echo
+	@echo "Trace:  $(CURDIR)/demo/mlp.ctrace"
+	@echo "Page:   $(CURDIR)/demo/mlp.html   (open it in a browser)"
+
+test: $(VENV)/installed-dev
+	$(PYTHON) -m pytest -q
+
+lint: $(VENV)/installed-dev
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	@# cli/ and viz/ install as cudatool.cli and cudatool.viz, which mypy sees only where they lie so.
+	@rm -rf $(TYPES)/cudatool && mkdir -p $(TYPES)/cudatool
+	@ln -s $(addprefix $(CURDIR)/,$(wildcard cudatool/*) cli viz) $(TYPES)/cudatool/
+	cd $(TYPES) && $(CURDIR)/$(VENV)/bin/mypy --config-file $(CURDIR)/pyproject.toml --strict -p cudatool
+
+clean:
+	rm -rf $(VENV) build demo *.egg-info cudatool/sim/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(PYTHON):
+	@python3 -c 'import sys; sys.exit("cudatool needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
+	python3 -m venv $(VENV)
+
+# Stamps: installing again is needed only if what is installed, or the C that is built, has changed.
+$(VENV)/installed: $(BUILT) | $(PYTHON)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/installed-dev: $(BUILT) | $(PYTHON)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@ $(VENV)/installed

@@ -1,0 +1,157 @@
+"""Control flow and liveness of one function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from cudatool.ptx.model import Address, Function, Instruction, Operand, Pair, PtxError, Register, Symbol, VectorOperand
+
+__all__ = ["Block", "Flow", "reads", "writes"]
+
+# Instructions that read their first operand too, or have no destination.
+_NO_DESTINATION = frozenset(
+    "st red bra brx ret exit trap brkpt bar barrier membar fence prefetch prefetchu nanosleep call discard applypriority "
+    "pmevent griddepcontrol setmaxnreg".split()
+)
+
+
+def _registers(operand: Operand) -> Iterator[str]:
+    if isinstance(operand, Register):
+        yield operand.name
+    elif isinstance(operand, Address):
+        if isinstance(operand.base, Register):
+            yield operand.base.name
+    elif isinstance(operand, VectorOperand):
+        for element in operand.elements:
+            yield from _registers(element)
+    elif isinstance(operand, Pair):
+        yield operand.first.name
+        yield operand.second.name
+
+
+def _has_destination(instruction: Instruction) -> bool:
+    if instruction.opcode in ("bar", "barrier"):
+        return "red" in instruction.modifiers
+    return instruction.opcode not in _NO_DESTINATION
+
+
+def writes(instruction: Instruction) -> list[str]:
+    """Return the registers that an instruction sets."""
+    if not instruction.operands or not _has_destination(instruction):
+        return []
+    if isinstance(instruction.operands[0], Address):
+        return []
+    return list(_registers(instruction.operands[0]))
+
+
+def reads(instruction: Instruction) -> list[str]:
+    """Return the registers that an instruction uses, its guard included."""
+    operands = instruction.operands
+    if operands and _has_destination(instruction) and not isinstance(operands[0], Address):
+        operands = operands[1:]
+    found = [name for operand in operands for name in _registers(operand)]
+    if instruction.guard is not None:
+        found.append(instruction.guard.name)
+    return found
+
+
+@dataclass(slots=True)
+class Block:
+    """A basic block: instructions ``[start, stop)``, and the blocks that may follow, by number.
+
+    `jump` is where its branch goes, `fall` what follows otherwise; None is the end of the function.
+    """
+
+    start: int
+    stop: int
+    successors: list[int] = field(default_factory=list)
+    live_in: frozenset[str] = frozenset()
+    live_out: frozenset[str] = frozenset()
+
+
+class Flow:
+    """The control-flow graph of `function`.
+
+    Parameters
+    ----------
+    split
+        Instructions (by index) that begin a block of their own.
+
+    Attributes
+    ----------
+    blocks
+        In text order. A block ends after ``bra``, ``brx``, ``ret`` and ``exit``.
+    at
+        Number of the block that begins at each instruction index; the end of the function is a block too.
+    """
+
+    def __init__(self, function: Function, split: frozenset[int] = frozenset()) -> None:
+        self.function = function
+        code = function.instructions
+        starts = {0, len(code), *function.labels.values(), *split}
+        starts.update(i + 1 for i, one in enumerate(code) if one.opcode in ("bra", "brx", "ret", "exit", "trap"))
+        ordered = sorted(starts)
+        self.blocks = [Block(a, b) for a, b in zip(ordered, [*ordered[1:], len(code)], strict=True)]
+        self.at = {block.start: number for number, block in enumerate(self.blocks)}
+        for number, block in enumerate(self.blocks):
+            block.successors = self._successors(number, block)
+        self._liveness()
+
+    def target(self, instruction: Instruction, label: str) -> int:
+        """Return the block at `label`."""
+        if label not in self.function.labels:
+            raise PtxError(f"branch to an unknown label {label!r}", instruction.line)
+        return self.at[self.function.labels[label]]
+
+    def _successors(self, number: int, block: Block) -> list[int]:
+        if block.start == block.stop:
+            return [number + 1] if number + 1 < len(self.blocks) else []
+        last = self.function.instructions[block.stop - 1]
+        targets: list[int] = []
+        if last.opcode == "bra":
+            operand = last.operands[0]
+            assert isinstance(operand, Symbol)
+            targets.append(self.target(last, operand.name))
+        elif last.opcode == "brx":
+            table = last.operands[1]
+            assert isinstance(table, Symbol)
+            targets.extend(self.target(last, name) for name in self.function.branch_targets.get(table.name, ()))
+        ends = last.opcode in ("bra", "brx", "ret", "exit", "trap") and last.guard is None
+        if not ends and number + 1 < len(self.blocks):
+            targets.append(number + 1)
+        return list(dict.fromkeys(targets))
+
+    def _liveness(self) -> None:
+        code = self.function.instructions
+        uses, kills = [], []
+        for block in self.blocks:
+            used: set[str] = set()
+            killed: set[str] = set()
+            for instruction in code[block.start : block.stop]:
+                used.update(name for name in reads(instruction) if name not in killed)
+                if instruction.guard is None:
+                    killed.update(writes(instruction))
+                else:
+                    # A guarded write keeps the old value where the guard is off: the old value is needed too.
+                    used.update(name for name in writes(instruction) if name not in killed)
+            uses.append(used & self.function.registers.keys())
+            kills.append(killed)
+        live = [frozenset[str]()] * len(self.blocks)
+        pending = list(range(len(self.blocks)))
+        predecessors: list[list[int]] = [[] for _ in self.blocks]
+        for number, block in enumerate(self.blocks):
+            for successor in block.successors:
+                predecessors[successor].append(number)
+        while pending:
+            number = pending.pop()
+            block = self.blocks[number]
+            out = frozenset[str]().union(*(live[s] for s in block.successors))
+            block.live_out = out
+            inside = frozenset(uses[number] | (out - kills[number]))
+            if inside != live[number]:
+                live[number] = inside
+                pending.extend(predecessors[number])
+        for number, block in enumerate(self.blocks):
+            block.live_in = live[number]
+            block.live_out = frozenset[str]().union(*(live[s] for s in block.successors))

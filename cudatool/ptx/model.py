@@ -1,0 +1,242 @@
+"""What a PTX module consists of: plain data, as the parser found it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cudatool.errors import CudatoolError
+
+__all__ = [
+    "Address",
+    "Function",
+    "Immediate",
+    "Instruction",
+    "Location",
+    "Module",
+    "Operand",
+    "Pair",
+    "PtxError",
+    "Register",
+    "Relocation",
+    "Symbol",
+    "Variable",
+    "VectorOperand",
+    "type_bytes",
+]
+
+
+class PtxError(CudatoolError):
+    """PTX text that cannot be read or used.
+
+    Parameters
+    ----------
+    message
+        What is wrong.
+    line
+        Line of the PTX text, from 1; 0 if no single line is to blame.
+    """
+
+    def __init__(self, message: str, line: int = 0) -> None:
+        super().__init__(message, line)
+        self.line = line
+
+    def __str__(self) -> str:
+        message: str = self.args[0]
+        return f"{message} (PTX line {self.line})" if self.line else message
+
+
+def type_bytes(name: str) -> int:
+    """Return the size of a fundamental type such as ``"f32"`` or ``"b8"``.
+
+    >>> type_bytes("u64")
+    8
+    """
+    if name == "pred":
+        return 1
+    if name in ("f16x2", "bf16x2", "tf32"):
+        return 4
+    return int(name.lstrip("subf")) // 8
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A place in the CUDA source, from ``.loc``."""
+
+    file: int
+    line: int
+    column: int
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """A register, declared or special (``%tid.x``), or the sink ``_``. `negated` is the ``!`` of a predicate."""
+
+    name: str
+    negated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Immediate:
+    """A literal. `bits` is the pattern of a hexadecimal float literal, whose width `width` is 32 or 64."""
+
+    value: int | float
+    width: int = 0
+    bits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """The address of a variable or parameter, a label or a function."""
+
+    name: str
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """``[base+offset]``. `base` is None for an absolute address."""
+
+    base: Register | Symbol | None
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class VectorOperand:
+    """``{a, b, c, d}``."""
+
+    elements: tuple[Operand, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """``d|p``: two destinations."""
+
+    first: Register
+    second: Register
+
+
+Operand = Register | Immediate | Symbol | Address | VectorOperand | Pair
+
+
+@dataclass(slots=True)
+class Instruction:
+    """One instruction.
+
+    Attributes
+    ----------
+    opcode
+        The first word: ``"ld"``.
+    modifiers
+        The rest, in order: ``("global", "nc", "f32")``. Most are a set; where order counts (``cvt``) it is kept.
+    guard
+        The predicate of ``@p`` or ``@!p``.
+    line, location
+        Where it stands in the PTX text, and in the CUDA source if the PTX says so.
+    """
+
+    opcode: str
+    modifiers: tuple[str, ...]
+    operands: tuple[Operand, ...]
+    guard: Register | None
+    line: int
+    location: Location | None
+
+    @property
+    def name(self) -> str:
+        """The instruction as PTX spells it: ``"ld.global.nc.f32"``."""
+        return ".".join((self.opcode, *self.modifiers))
+
+
+@dataclass(frozen=True, slots=True)
+class Relocation:
+    """8 bytes at `offset` of a variable hold the address of `symbol` plus `addend`."""
+
+    offset: int
+    symbol: str
+    addend: int
+
+
+@dataclass(slots=True)
+class Variable:
+    """A variable or parameter.
+
+    Attributes
+    ----------
+    space
+        ``"global"``, ``"const"``, ``"shared"``, ``"local"`` or ``"param"``.
+    size
+        Bytes; 0 for ``[]``, an array whose size the launch decides.
+    initial
+        Its first bytes; the rest is zero.
+    pointer
+        Whether a parameter is declared ``.ptr``.
+    """
+
+    name: str
+    space: str
+    type: str
+    size: int
+    align: int
+    initial: bytes = b""
+    relocations: tuple[Relocation, ...] = ()
+    external: bool = False
+    pointer: bool = False
+    managed: bool = False
+
+
+@dataclass(slots=True)
+class Function:
+    """A kernel (``.entry``) or device function (``.func``).
+
+    Attributes
+    ----------
+    registers
+        Type of each register. A name that an inner scope declares again is made unique.
+    variables
+        Shared, local and call-parameter variables declared inside.
+    labels
+        Index into `instructions` at which each label stands.
+    directives
+        Performance directives: ``{"maxntid": (256, 1, 1)}``.
+    text
+        Its PTX text, to key caches with.
+    """
+
+    name: str
+    is_kernel: bool
+    params: tuple[Variable, ...]
+    returns: tuple[Variable, ...]
+    line: int
+    registers: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, Variable] = field(default_factory=dict)
+    instructions: list[Instruction] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
+    branch_targets: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    text: str = ""
+    has_body: bool = True
+
+
+@dataclass(slots=True)
+class Module:
+    """A PTX file.
+
+    Attributes
+    ----------
+    files
+        Path of each number that a :class:`Location` may name.
+    preamble
+        The text outside of all function bodies, to key caches with.
+    """
+
+    version: tuple[int, int] = (0, 0)
+    target: str = ""
+    variables: dict[str, Variable] = field(default_factory=dict)
+    functions: dict[str, Function] = field(default_factory=dict)
+    files: dict[int, str] = field(default_factory=dict)
+    preamble: str = ""
+
+    @property
+    def kernels(self) -> dict[str, Function]:
+        """The ``.entry`` functions."""
+        return {name: function for name, function in self.functions.items() if function.is_kernel}

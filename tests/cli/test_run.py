@@ -1,0 +1,154 @@
+"""`cudatool run` runs a program as plain Python does, and leaves a trace of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from cudatool.trace.reader import read
+
+_FACTS = """
+import sys, os, __main__
+print(sys.argv)
+print(__name__, __file__ if '__file__' in globals() else None, __main__.__dict__ is globals())
+print(sys.path[0] == os.path.realpath(os.path.dirname(__file__)), __builtins__ is not None)
+"""
+
+
+def _own_lines(stderr: str) -> str:
+    """What is left of stderr without what cudatool says itself, which comes before and after the program."""
+    return stderr.split("cudatool: using", 1)[1].split("\n", 1)[1].split("\nDevice  ", 1)[0].rstrip("\n")
+
+
+def test_script_sees_what_plain_python_shows_it(run_command, plain_python, tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "facts.py").write_text(_FACTS)
+    ours = run_command("run", "sub/facts.py", "--flag", "-o", "x y")
+    plain = plain_python("sub/facts.py", "--flag", "-o", "x y")
+    assert ours.returncode == 0
+    assert ours.stdout == plain.stdout
+
+
+def test_module_sees_what_plain_python_shows_it(run_command, plain_python, tmp_path):
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__init__.py").write_text("")
+    (tmp_path / "pkg" / "__main__.py").write_text("import sys\nprint(sys.argv, __name__, __package__, __file__)\n")
+    ours = run_command("run", "-m", "pkg", "1", "--two")
+    assert ours.stdout == plain_python("-m", "pkg", "1", "--two").stdout
+    assert ours.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f():\n    raise ValueError('no')\nf()\n",
+        "x = (1 +\n",
+        "import sys\nsys.exit(7)\n",
+        "import sys\nsys.exit('a message')\n",
+        "import sys\nsys.exit()\n",
+        "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('outer') from e\n",
+        "import sys\nsys.excepthook = lambda *a: print('hooked', a[0].__name__, file=sys.stderr)\n1 / 0\n",
+        "import atexit\natexit.register(print, 'at exit')\n",
+        "import threading, time\n"
+        "threading.Thread(target=lambda: (time.sleep(0.2), print('thread done'))).start()\n"
+        "print('main done')\n",
+    ],
+)
+def test_status_and_messages_are_those_of_plain_python(run_command, plain_python, tmp_path, source):
+    (tmp_path / "program.py").write_text(source)
+    ours, plain = run_command("run", "program.py"), plain_python("program.py")
+    assert ours.returncode == plain.returncode
+    assert ours.stdout == plain.stdout
+    assert _own_lines(ours.stderr) == plain.stderr.rstrip("\n")
+
+
+def test_trace_of_a_failed_program_is_kept_and_says_so(run_command, tmp_path):
+    (tmp_path / "program.py").write_text("raise SystemExit(5)")
+    assert run_command("run", "-o", "t.ctrace", "program.py").returncode == 5
+    assert read(tmp_path / "t.ctrace").header["exit_status"] == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run"], "name a Python program"),
+        (["run", "missing.py"], "missing.py does not exist"),
+        (["run", "."], ". is a directory"),
+        (["run", "-m", "no.such.module"], "there is no module"),
+        (["run", "--device", "tpu", "ok.py"], "'tpu' is not a device"),
+        (["run", "--device", "sim:speed=9", "ok.py"], "not an option of sim"),
+        (["run", "--device", "sim:memory=lots", "ok.py"], "'lots' is not a size"),
+        (["run", "--device", "sim:schedule=eager", "ok.py"], "not a schedule"),
+        (["run", "--no-such-option", "ok.py"], "No such option"),
+        (["run", "-o", "no/such/dir/t.ctrace", "ok.py"], "no/such/dir/t.ctrace"),
+        (["run", "--html", "no/such/dir/p.html", "ok.py"], "no/such/dir/p.html"),
+        (["no-such-command"], "No such command"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_status_2(run_command, tmp_path, arguments, message):
+    (tmp_path / "ok.py").write_text("print('must not run')")
+    done = run_command(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_existing_files_are_not_overwritten_without_force(run_command, tmp_path):
+    (tmp_path / "ok.py").write_text("")
+    for name in ("precious.ctrace", "precious.html"):
+        (tmp_path / name).write_text("precious")
+    for arguments in (["-o", "precious.ctrace"], ["--html", "precious.html"]):
+        done = run_command("run", *arguments, "ok.py")
+        assert done.returncode == 2
+        assert "exists" in done.stderr
+    assert (tmp_path / "precious.ctrace").read_text() == "precious"
+    assert (tmp_path / "precious.html").read_text() == "precious"
+    assert run_command("run", "-f", "-o", "precious.ctrace", "ok.py").returncode == 0
+    assert read(tmp_path / "precious.ctrace").header["exit_status"] == 0
+
+
+def test_program_of_cuda_core_leaves_its_driver_calls_in_the_trace(run_command, tmp_path):
+    (tmp_path / "program.py").write_text(
+        "from cuda.core import Device\n"
+        "device = Device(); device.set_current()\n"
+        "stream = device.create_stream()\n"
+        "buffer = device.memory_resource.allocate(1 << 20, stream=stream)\n"
+        "buffer.fill(b'x', stream=stream)\n"
+        "stream.sync()\n"
+        "buffer.close()\n"
+    )
+    done = run_command("run", "-o", "t.ctrace", "--html", "p.html", "program.py")
+    assert done.returncode == 0
+    trace = read(tmp_path / "t.ctrace")
+    kinds = [int(kind) for kind in trace.records["kind"]]
+    from cudatool.trace.events import Kind
+
+    wanted = [Kind.STREAM_CREATE, Kind.MEM_ALLOC, Kind.MEMSET, Kind.STREAM_SYNCHRONIZE, Kind.EXECUTION, Kind.MEM_FREE]
+    positions = [kinds.index(kind) for kind in wanted]
+    assert positions == sorted(positions)
+    fill = trace.of_kind(Kind.MEMSET)[0]
+    assert int(fill["size"]) == 1 << 20
+    assert [(frame.function, frame.line) for frame in trace.stack(int(fill["stack"]))] == [("<module>", 5)]
+    assert "peak 1 MiB allocated" in " ".join(done.stderr.split())
+    assert (tmp_path / "p.html").read_text().lstrip().lower().startswith("<!doctype html>")
+
+
+def test_no_stacks_records_none(run_command, tmp_path):
+    (tmp_path / "program.py").write_text(
+        "from cuda.core import Device\nDevice().set_current()\nDevice().create_stream()\n"
+    )
+    assert run_command("run", "--no-stacks", "-o", "t.ctrace", "program.py").returncode == 0
+    assert set(read(tmp_path / "t.ctrace").records["stack"].tolist()) == {0}
+
+
+def test_what_is_never_waited_for_still_runs_and_is_recorded(run_command, tmp_path):
+    (tmp_path / "program.py").write_text(
+        "from cuda.core import Device\n"
+        "device = Device(); device.set_current()\n"
+        "buffer = device.memory_resource.allocate(64, stream=device.default_stream)\n"
+        "buffer.fill(b'x', stream=device.default_stream)\n"
+    )
+    from cudatool.trace.events import Kind
+
+    assert run_command("run", "-o", "t.ctrace", "program.py").returncode == 0
+    assert len(read(tmp_path / "t.ctrace").of_kind(Kind.EXECUTION)) == 1

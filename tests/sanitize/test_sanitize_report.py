@@ -1,0 +1,163 @@
+"""What a report says, as data, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sanitize_program import Program, R, W
+
+import cudatool.sanitize
+from cudatool.sanitize import Report, check, render_json, render_text
+from cudatool.trace.events import RECORD, Kind
+from cudatool.trace.model import Frame, Trace
+
+BUFFER, SIZE = 0x10000, 1024
+
+
+def racy(*, first_line: int = 10, iterations: int = 3) -> Trace:
+    program = Program()
+    a, b = program.stream(), program.stream()
+    program.alloc(BUFFER, SIZE)
+    for _ in range(iterations):
+        program.kernel(a, (W, BUFFER, SIZE), name="scale", line=first_line)
+        program.kernel(b, (R, BUFFER + 100, 8), name="sum", line=first_line + 1)
+        program.order(b, a)
+    return program.trace()
+
+
+def test_repeated_race_is_one_finding_with_a_count() -> None:
+    (finding,) = check(racy()).findings
+    assert finding.count == 3
+
+
+def test_finding_names_both_sides_the_buffer_the_reason_and_the_repair() -> None:
+    (finding,) = check(racy(iterations=1)).findings
+    assert (finding.first.operation, finding.first.agent, finding.first.mode) == ("kernel scale", "stream 1", "write")
+    assert (finding.second.operation, finding.second.agent, finding.second.mode) == ("kernel sum", "stream 2", "read")
+    assert finding.first.stack == (Frame("program.py", "main", 10),)
+    assert finding.buffer is not None
+    assert (finding.buffer.address, finding.buffer.size) == (BUFFER, SIZE)
+    assert (finding.start, finding.size) == (BUFFER + 100, 8)
+    assert finding.reason == "Nothing makes stream 2 wait for stream 1."
+    assert finding.repair == (
+        "Before kernel sum at program.py:11, make stream 2 wait for stream 1: `consumer.wait_stream(producer)`, or "
+        "`consumer.wait_event(event)` with the event recorded after kernel scale (program.py:10)."
+    )
+
+
+def test_reason_names_the_last_common_point() -> None:
+    program = Program()
+    a, b = program.stream(), program.stream()
+    program.kernel(a, (W, BUFFER, SIZE), name="early")
+    program.order(a, b)
+    program.kernel(a, (W, BUFFER, SIZE), name="late")
+    program.kernel(b, (R, BUFFER, SIZE))
+    (finding,) = check(program.trace()).findings
+    assert finding.reason == "Stream 2 is ordered after stream 1 only up to event record (program.py:5)."
+
+
+def test_what_follows_from_a_finding_is_counted_not_listed() -> None:
+    program = Program()
+    a, b = program.stream(), program.stream()
+    program.kernel(a, (W, BUFFER, SIZE))
+    for _ in range(4):
+        program.kernel(b, (R, BUFFER, SIZE))
+    report = check(program.trace())
+    assert len(report.findings) == 1
+    assert "3 more pairs of call sites in no order, all of which follow from the findings" in report.notes
+
+
+def test_two_missing_waits_are_two_findings() -> None:
+    program = Program()
+    a, b = program.stream(), program.stream()
+    for buffer in (BUFFER, BUFFER + SIZE):
+        program.kernel(a, (W, buffer, SIZE))
+        program.kernel(b, (R, buffer, SIZE))
+    assert len(check(program.trace()).findings) == 2
+
+
+def test_fingerprint_survives_a_shift_of_lines() -> None:
+    (before,), (after,) = check(racy()).findings, check(racy(first_line=70)).findings
+    assert before.fingerprint == after.fingerprint
+
+
+def test_fingerprint_tells_operations_apart() -> None:
+    program = Program()
+    a, b = program.stream(), program.stream()
+    for buffer, name in ((BUFFER, "sum"), (BUFFER + SIZE, "max")):
+        program.kernel(a, (W, buffer, SIZE))
+        program.kernel(b, (R, buffer, SIZE), name=name)
+    first, second = check(program.trace()).findings
+    assert first.fingerprint != second.fingerprint
+
+
+def test_report_states_what_it_rests_on() -> None:
+    trace = racy()
+    trace.notes.append("the last chunk is missing")
+    report = check(trace)
+    assert report.device == "sim: cudatool software device"
+    assert (report.operations, report.unchecked_launches) == (6, 0)
+    assert report.edges == {"event wait": 3}
+    assert report.notes == ("the last chunk is missing",)
+
+
+def test_empty_trace_has_no_findings() -> None:
+    assert check(Trace(np.zeros(0, RECORD))) == Report(findings=())
+
+
+def test_operation_on_an_unknown_stream_is_a_note() -> None:
+    program = Program()
+    program.emit(Kind.KERNEL_LAUNCH, stream=0, correlation=1, name="k")
+    assert check(program.trace()).notes == ("1 operation not checked: their stream is not known",)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_text_fits_the_width(width: int) -> None:
+    text = render_text(check(racy()), width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert text.endswith("\n")
+
+
+def test_text_quotes_source_lines_that_can_be_read(tmp_path: Path) -> None:
+    source = tmp_path / "pipeline.py"
+    source.write_text("\n" * 9 + "launch(producer, scale)\nlaunch(consumer, sum)\n")
+    trace = racy()
+    trace.frames = [frame._replace(file=str(source)) for frame in trace.frames]
+    text = render_text(check(trace))
+    assert "launch(producer, scale)" in text
+    assert "launch(consumer, sum)" in text
+
+
+def test_colour_adds_nothing_but_colour() -> None:
+    report = check(racy())
+    assert re.sub(r"\x1b\[[0-9;]*m", "", render_text(report, color=True)) == render_text(report, color=False)
+
+
+def test_text_of_a_clean_report_says_so() -> None:
+    program = Program()
+    program.kernel(program.stream(), (W, BUFFER, SIZE))
+    assert render_text(check(program.trace())) == (
+        "cudatool sanitize: no findings\n"
+        "  checked 1 operations on sim: cudatool software device\n"
+        "  ordering seen: stream order only\n"
+    )
+
+
+def test_json_carries_the_schema_and_every_fact() -> None:
+    payload = json.loads(render_json(check(racy())))
+    assert payload["schema"] == "cudatool.sanitize/1"
+    assert payload["operations"] == 6
+    (finding,) = payload["findings"]
+    assert finding["kind"] == "race-raw"
+    assert finding["count"] == 3
+    assert finding["first"]["stack"] == [{"file": "program.py", "function": "main", "line": 10}]
+    assert finding["buffer"]["address"] == BUFFER
+
+
+def test_exported_names_are_documented() -> None:
+    for name in cudatool.sanitize.__all__:
+        assert getattr(cudatool.sanitize, name).__doc__

@@ -1,0 +1,157 @@
+"""Misuse gives the error code that the driver API reference documents."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+
+
+def test_calls_without_a_context_say_so(driver, ok):
+    current = ok(driver.cuCtxGetCurrent())
+    ok(driver.cuCtxPopCurrent())
+    try:
+        assert driver.cuMemAlloc(16)[0].name == "CUDA_ERROR_INVALID_CONTEXT"
+        assert driver.cuStreamCreate(0)[0].name == "CUDA_ERROR_INVALID_CONTEXT"
+    finally:
+        ok(driver.cuCtxPushCurrent(current))
+
+
+def test_destroyed_context_is_recognized(driver, ok):
+    context = ok(driver.cuCtxCreate(None, 0, 0))
+    ok(driver.cuCtxPushCurrent(context))
+    ok(driver.cuCtxDestroy(context))
+    assert driver.cuMemAlloc(16)[0].name == "CUDA_ERROR_CONTEXT_IS_DESTROYED"
+    ok(driver.cuCtxPopCurrent())
+    assert driver.cuCtxSetCurrent(context)[0].name == "CUDA_ERROR_INVALID_CONTEXT"
+
+
+@pytest.mark.parametrize("ordinal", [-1, 99])
+def test_device_that_is_not_there(driver, ordinal):
+    assert driver.cuDeviceGet(ordinal)[0].name == "CUDA_ERROR_INVALID_DEVICE"
+
+
+def test_destroyed_stream_is_an_invalid_handle(driver, ok):
+    stream = ok(driver.cuStreamCreate(0))
+    ok(driver.cuStreamDestroy(stream))
+    assert driver.cuStreamSynchronize(stream)[0].name == "CUDA_ERROR_INVALID_HANDLE"
+    assert driver.cuStreamDestroy(stream)[0].name == "CUDA_ERROR_INVALID_HANDLE"
+
+
+def test_default_streams_cannot_be_destroyed(driver):
+    assert driver.cuStreamDestroy(1)[0].name == "CUDA_ERROR_INVALID_HANDLE"
+
+
+def test_destroyed_event_is_an_invalid_handle(driver, ok):
+    event = ok(driver.cuEventCreate(0))
+    ok(driver.cuEventDestroy(event))
+    assert driver.cuEventQuery(event)[0].name == "CUDA_ERROR_INVALID_HANDLE"
+
+
+def test_a_stream_handle_is_no_event(driver, ok):
+    stream = ok(driver.cuStreamCreate(0))
+    assert driver.cuEventQuery(int(stream))[0].name == "CUDA_ERROR_INVALID_HANDLE"
+    ok(driver.cuStreamDestroy(stream))
+
+
+def test_event_of_another_context_cannot_be_recorded(driver, ok):
+    event = ok(driver.cuEventCreate(0))
+    other = ok(driver.cuCtxCreate(None, 0, 0))
+    stream = ok(driver.cuStreamCreate(0))
+    assert driver.cuEventRecord(event, stream)[0].name == "CUDA_ERROR_INVALID_HANDLE"
+    ok(driver.cuCtxDestroy(other))
+    ok(driver.cuEventDestroy(event))
+
+
+def test_allocating_nothing_is_invalid(driver):
+    assert driver.cuMemAlloc(0)[0].name == "CUDA_ERROR_INVALID_VALUE"
+
+
+def test_allocating_more_than_there_is_runs_out_of_memory_and_takes_nothing(driver, ok):
+    free, total = ok(driver.cuMemGetInfo())
+    assert driver.cuMemAlloc(total + 1)[0].name == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert driver.cuMemAllocAsync(total + 1, 0)[0].name == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert ok(driver.cuMemGetInfo())[0] == free
+
+
+def test_freeing_twice_is_invalid(driver, ok):
+    address = ok(driver.cuMemAlloc(16))
+    ok(driver.cuMemFree(address))
+    assert driver.cuMemFree(address)[0].name == "CUDA_ERROR_INVALID_VALUE"
+
+
+def test_freeing_the_middle_of_an_allocation_is_invalid(driver, ok):
+    address = ok(driver.cuMemAlloc(4096))
+    assert driver.cuMemFree(int(address) + 512)[0].name == "CUDA_ERROR_INVALID_VALUE"
+    ok(driver.cuMemFree(address))
+
+
+def test_freeing_null_is_allowed(driver, ok):
+    ok(driver.cuMemFree(0))
+
+
+def test_copy_past_the_end_of_an_allocation_is_invalid(driver, ok):
+    address = ok(driver.cuMemAlloc(100))
+    host = ctypes.create_string_buffer(200)
+    assert driver.cuMemcpyDtoH(ctypes.addressof(host), address, 101)[0].name == "CUDA_ERROR_INVALID_VALUE"
+    ok(driver.cuMemcpyDtoH(ctypes.addressof(host), address, 100))
+    ok(driver.cuMemFree(address))
+
+
+def test_host_memory_is_not_a_device_address(driver):
+    host = ctypes.create_string_buffer(16)
+    assert driver.cuMemsetD8(ctypes.addressof(host), 0, 16)[0].name == "CUDA_ERROR_INVALID_VALUE"
+
+
+def test_memset_wants_an_aligned_address(driver, ok):
+    address = ok(driver.cuMemAlloc(16))
+    assert driver.cuMemsetD32(int(address) + 2, 0, 1)[0].name == "CUDA_ERROR_INVALID_VALUE"
+    ok(driver.cuMemFree(address))
+
+
+def test_elapsed_time_needs_recorded_and_finished_events(driver, ok):
+    start, end = ok(driver.cuEventCreate(0)), ok(driver.cuEventCreate(0))
+    untimed = ok(driver.cuEventCreate(2))
+    assert driver.cuEventElapsedTime(start, end)[0].name == "CUDA_ERROR_INVALID_HANDLE"
+    for event in (start, end, untimed):
+        ok(driver.cuEventRecord(event, 0))
+    assert driver.cuEventElapsedTime(start, end)[0].name == "CUDA_ERROR_NOT_READY"
+    ok(driver.cuEventSynchronize(untimed))
+    assert ok(driver.cuEventElapsedTime(start, end)) >= 0
+    assert driver.cuEventElapsedTime(start, untimed)[0].name == "CUDA_ERROR_INVALID_HANDLE"
+    for event in (start, end, untimed):
+        ok(driver.cuEventDestroy(event))
+
+
+@pytest.mark.parametrize(
+    ("image", "error"),
+    [
+        (b"\x7fELF" + bytes(60), "CUDA_ERROR_NO_BINARY_FOR_GPU"),
+        (b"this is no image", "CUDA_ERROR_INVALID_IMAGE"),
+        (b".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry broken(", "CUDA_ERROR_INVALID_PTX"),
+    ],
+)
+def test_images_that_cannot_be_loaded(driver, image, error):
+    assert driver.cuModuleLoadData(image + b"\0")[0].name == error
+
+
+def test_every_code_has_a_name_and_a_text(driver, ok):
+    for code in driver.CUresult:
+        assert ok(driver.cuGetErrorName(code)) == code.name.encode()
+        assert ok(driver.cuGetErrorString(code))
+
+
+def test_code_that_does_not_exist(machine):
+    from cudatool.sim.api_device import cuGetErrorName
+    from cudatool.sim.results import DriverError
+
+    target = ctypes.c_size_t(1)
+    with pytest.raises(DriverError, match="invalid argument"):
+        cuGetErrorName(12345, ctypes.addressof(target))
+    assert target.value == 0
+
+
+def test_missing_entry_point_is_named(driver):
+    with pytest.raises(Exception, match="cuGraphCreate") as error:
+        driver.cuGraphCreate(0)
+    assert type(error.value).__name__ == "FunctionNotFoundError"

@@ -1,0 +1,209 @@
+"""Streams, events, host functions and virtual time."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import threading
+
+import pytest
+
+HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class Log:
+    """Host functions that note their name in the order in which they run."""
+
+    def __init__(self, driver, ok):
+        self.order = []
+        self._driver, self._ok, self._keep = driver, ok, []
+
+    def enqueue(self, stream, name):
+        function = HostFunction(lambda _: self.order.append(name))
+        self._keep.append(function)
+        pointer = ctypes.cast(function, ctypes.c_void_p).value
+        self._ok(self._driver.cuLaunchHostFunc(stream, self._driver.CUhostFn(pointer), 0))
+
+
+@pytest.fixture
+def log(driver, ok):
+    return Log(driver, ok)
+
+
+@pytest.fixture
+def streams(driver, ok):
+    made = [ok(driver.cuStreamCreate(1)) for _ in range(2)]
+    yield made
+    for stream in made:
+        ok(driver.cuStreamDestroy(stream))
+
+
+def test_nothing_runs_before_it_is_observed(driver, ok, log, streams):
+    log.enqueue(streams[0], "a")
+    assert log.order == []
+    ok(driver.cuStreamSynchronize(streams[0]))
+    assert log.order == ["a"]
+
+
+def test_work_of_one_stream_runs_in_order(driver, ok, log, streams):
+    for name in "abc":
+        log.enqueue(streams[0], name)
+    ok(driver.cuCtxSynchronize())
+    assert log.order == ["a", "b", "c"]
+
+
+def test_query_becomes_done_after_finitely_many_calls(driver, ok, log, streams):
+    ok(driver.cuStreamSynchronize(streams[0]))
+    assert driver.cuStreamQuery(streams[0])[0].name == "CUDA_SUCCESS"
+    log.enqueue(streams[0], "a")
+    answers = []
+    while not answers or answers[-1] != "CUDA_SUCCESS":
+        answers.append(driver.cuStreamQuery(streams[0])[0].name)
+        assert len(answers) < 100
+    assert answers[0] == "CUDA_ERROR_NOT_READY"
+    assert log.order == ["a"]
+
+
+def test_wait_on_an_event_never_recorded_is_no_wait(driver, ok, log, streams):
+    event = ok(driver.cuEventCreate(0))
+    ok(driver.cuStreamWaitEvent(streams[0], event, 0))
+    assert driver.cuEventQuery(event)[0].name == "CUDA_SUCCESS"
+    ok(driver.cuEventDestroy(event))
+
+
+def test_wait_keeps_the_record_it_saw_when_the_event_is_recorded_again(driver, ok, log, streams):
+    event = ok(driver.cuEventCreate(2))
+    log.enqueue(streams[0], "first")
+    ok(driver.cuEventRecord(event, streams[0]))
+    ok(driver.cuStreamWaitEvent(streams[1], event, 0))
+    log.enqueue(streams[0], "second")
+    ok(driver.cuEventRecord(event, streams[0]))
+    ok(driver.cuEventDestroy(event))  # destroying undoes no wait
+    log.enqueue(streams[1], "waiter")
+    ok(driver.cuStreamSynchronize(streams[1]))
+    assert log.order.index("first") < log.order.index("waiter")
+
+
+def test_event_times_cover_the_work_between_them(driver, ok, streams):
+    stream = streams[0]
+    start, end = ok(driver.cuEventCreate(0)), ok(driver.cuEventCreate(0))
+    address = ok(driver.cuMemAlloc(64 << 20))
+    ok(driver.cuEventRecord(start, stream))
+    ok(driver.cuMemsetD8Async(address, 0, 64 << 20, stream))
+    ok(driver.cuEventRecord(end, stream))
+    ok(driver.cuEventSynchronize(end))
+    milliseconds = ok(driver.cuEventElapsedTime(start, end))
+    assert 0.03 < milliseconds < 0.1  # 64 MiB at 2 TB/s and a latency, in virtual time
+    for event in (start, end):
+        ok(driver.cuEventDestroy(event))
+    ok(driver.cuMemFree(address))
+
+
+def test_priorities_are_clamped(driver, ok):
+    stream = ok(driver.cuStreamCreateWithPriority(1, -100))
+    assert ok(driver.cuStreamGetPriority(stream)) == -5
+    assert ok(driver.cuCtxGetStreamPriorityRange()) == (0, -5)
+    ok(driver.cuStreamDestroy(stream))
+
+
+def test_each_host_thread_has_its_own_per_thread_default_stream(driver, ok):
+    context = ok(driver.cuCtxGetCurrent())
+    ids = [ok(driver.cuStreamGetId(2))]
+
+    def other():
+        ok(driver.cuCtxSetCurrent(context))
+        ids.append(ok(driver.cuStreamGetId(2)))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert ids[0] != ids[1]
+    assert ok(driver.cuStreamGetId(2)) == ids[0]
+
+
+def test_host_function_may_wait_for_another_thread_that_uses_the_driver(driver, ok, streams):
+    context = ok(driver.cuCtxGetCurrent())
+    entered, released = threading.Event(), threading.Event()
+
+    def wait(_):
+        entered.set()
+        assert released.wait(30)
+
+    function = HostFunction(wait)
+    pointer = ctypes.cast(function, ctypes.c_void_p).value
+    ok(driver.cuLaunchHostFunc(streams[0], driver.CUhostFn(pointer), 0))
+
+    def other():
+        ok(driver.cuCtxSetCurrent(context))
+        assert entered.wait(30)
+        ok(driver.cuMemGetInfo())  # must not block on the running host function
+        released.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    ok(driver.cuStreamSynchronize(streams[0]))
+    thread.join()
+    assert released.is_set()
+
+
+_ORDER = """
+import ctypes, sys
+from cudatool import _driver
+_driver.choose(sys.argv[1])
+_driver.initialize()
+from cuda.bindings import driver
+def ok(result):
+    assert result[0] == 0, result
+    return result[1] if len(result) == 2 else None
+ok(driver.cuInit(0))
+ok(driver.cuCtxCreate(None, 0, 0))
+T = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+keep = []
+def enqueue(stream, name):
+    f = T(lambda _: print(name, end=" "))
+    keep.append(f)
+    ok(driver.cuLaunchHostFunc(stream, driver.CUhostFn(ctypes.cast(f, ctypes.c_void_p).value), 0))
+flags = int(sys.argv[2])
+a, b = ok(driver.cuStreamCreate(flags)), ok(driver.cuStreamCreate(flags))
+enqueue(a, "a1"); enqueue(b, "b1"); enqueue(0, "legacy"); enqueue(a, "a2"); enqueue(b, "b2")
+ok(driver.cuCtxSynchronize())
+"""
+
+
+def _order(device, flags):
+    done = subprocess.run(
+        [sys.executable, "-c", _ORDER, device, str(flags)], capture_output=True, text=True, check=True, timeout=120
+    )
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("schedule", ["fifo", "lifo", "late", "random"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_legacy_stream_orders_blocking_streams_under_every_schedule(schedule, seed):
+    order = _order(f"sim:schedule={schedule},seed={seed}", 0)
+    assert sorted(order[:2]) == ["a1", "b1"]
+    assert order[2] == "legacy"
+    assert sorted(order[3:]) == ["a2", "b2"]
+
+
+def test_legacy_stream_does_not_order_non_blocking_streams():
+    assert _order("sim:schedule=fifo", 1) == ["a1", "b1", "legacy", "a2", "b2"]
+    assert _order("sim:schedule=lifo", 1) == ["legacy", "b1", "b2", "a1", "a2"]
+
+
+def test_the_same_seed_gives_the_same_order():
+    assert _order("sim:schedule=random,seed=5", 1) == _order("sim:schedule=random,seed=5", 1)
+
+
+def test_process_that_leaves_everything_open_ends_cleanly():
+    source = (
+        "from cudatool import _driver; _driver.choose('sim'); _driver.initialize()\n"
+        "from cuda.core import Device\n"
+        "d = Device(); d.set_current(); s = d.create_stream(); e = s.record()\n"
+        "b = d.memory_resource.allocate(1 << 20, stream=s); b.fill(b'x', stream=s)\n"
+        "import sys; sys.modules['keep'] = (d, s, e, b)\n"
+    )
+    done = subprocess.run([sys.executable, "-X", "dev", "-c", source], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
