@@ -2,7 +2,7 @@
 
 Three programs: one stream; a producer and a consumer stream with an event wait each way for every pair; and the
 same with the waits left out, which makes it report. Each operation reads one buffer and writes another, out of
-1,000 buffers. Prints seconds, operations per second and the peak of memory beside that of the trace itself.
+1,000 buffers. Prints seconds, operations per second, and the process's peak memory so far beside the size of the trace.
 
     python benchmarks/bench_sanitize.py [OPERATIONS]
 """
@@ -57,9 +57,8 @@ def make_trace(operations: int, *, streams: int, waits: bool) -> Trace:
 
 def main() -> None:
     operations = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
-    print(
-        f"{'program':32}{'records':>12}{'findings':>10}{'seconds':>9}{'operations/s':>14}{'peak memory':>13}{'trace':>11}"
-    )
+    heads = ("program", "records", "findings", "seconds", "operations/s", "peak memory", "trace")
+    print("{:28}{:>12}{:>10}{:>9}{:>14}{:>13}{:>11}".format(*heads))
     for name, streams, waits in (
         ("one stream", 1, False),
         ("two streams, event waits", 2, True),
@@ -72,7 +71,7 @@ def main() -> None:
         seconds = time.perf_counter() - begin
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         print(
-            f"{name:32}{len(trace.records):12,}{len(report.findings):10,}{seconds:9.2f}{operations / seconds:14,.0f}"
+            f"{name:28}{len(trace.records):12,}{len(report.findings):10,}{seconds:9.2f}{operations / seconds:14,.0f}"
             f"{format_bytes(peak):>13}{format_bytes(trace.records.nbytes):>11}"
         )
 

@@ -6,6 +6,8 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
 
@@ -31,6 +33,8 @@ def sanitize(device: str | None, form: str, error_exitcode: int, module: str | N
     with both stacks, whatever order they happened to run in. On the software device the bytes that kernels touch are
     measured; on a GPU copies, fills and matrix products are checked, and the report says what was not.
 
+    What the program prints goes to stderr: stdout has the report alone.
+
     Exit status: 0 clean, 1 findings (or --error-exitcode), 2 usage, 3 the workload itself failed.
     """
     from cudatool.errors import UsageError
@@ -54,7 +58,7 @@ def sanitize(device: str | None, form: str, error_exitcode: int, module: str | N
         folder = tempfile.mkdtemp(prefix="cudatool-")
         try:
             path = os.path.join(folder, "sanitize.ctrace")
-            with record(path, device=device, measure_accesses=True):
+            with _stdout_for_the_report(), record(path, device=device, measure_accesses=True):
                 status = program.run()
             trace = reader.read(path)
         finally:
@@ -71,3 +75,17 @@ def sanitize(device: str | None, form: str, error_exitcode: int, module: str | N
         sys.exit(3)
     if report.findings:
         sys.exit(error_exitcode)
+
+
+@contextmanager
+def _stdout_for_the_report() -> Iterator[None]:
+    """Send to stderr what this process and its children write to stdout."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(saved, 1)
+        os.close(saved)

@@ -116,7 +116,8 @@ def _print(console: Console, summary: Summary) -> None:
     from cudatool.units import format_bytes, format_time
 
     took = f", {format_time(summary.duration)}" if summary.duration else ""
-    console.print(f"{summary.source}: {summary.events:,} events{took}", markup=False)
+    device = f", {summary.recorded_on}" if summary.recorded_on else ""
+    console.print(f"{summary.source}: {summary.events:,} events{took}{device}", markup=False)
     for note in summary.notes:
         console.print(f"note: {note}", markup=False)
     if not summary.devices:
@@ -147,8 +148,8 @@ def _print_device(console: Console, device: DeviceMemory) -> None:
 
     from cudatool.units import format_bytes
 
-    retried = f", {device.ooms} found no memory at first" if device.ooms else ""
-    console.print(f"\nDevice {device.device}: {device.allocations:,} allocations{retried}", style="bold")
+    failed = f", {device.ooms} failed: out of memory" if device.ooms else ""
+    console.print(f"\nDevice {device.device}: {device.allocations:,} allocations{failed}", style="bold")
     table = Table("", box=None, pad_edge=False)
     table.add_column("At the peak", justify="right")
     table.add_column("At the end", justify="right")

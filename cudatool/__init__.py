@@ -1,1 +1,155 @@
-"""CUDA runtime with trace hooks."""
+"""Profiling and memory diagnostics for CUDA programs in Python, with and without a GPU.
+
+``import cudatool`` is shaped like ``torch.cuda``: devices, streams, events, a caching allocator and its statistics;
+and adds arrays, kernels from CUDA C++ and :func:`matmul`. Nothing is loaded before it is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cuda.core import LaunchConfig, ProgramOptions
+
+    from cudatool._allocator import (
+        caching_allocator_alloc,
+        caching_allocator_delete,
+        empty_cache,
+        max_memory_allocated,
+        max_memory_reserved,
+        mem_get_info,
+        memory_allocated,
+        memory_reserved,
+        memory_snapshot,
+        memory_stats,
+        memory_summary,
+        reset_peak_memory_stats,
+    )
+    from cudatool._array import DeviceArray, asarray, empty, from_dlpack, full, ones, zeros
+    from cudatool._device import (
+        can_device_access_peer,
+        current_device,
+        device,
+        device_count,
+        get_device_capability,
+        get_device_name,
+        get_device_properties,
+        init,
+        is_available,
+        is_initialized,
+        set_device,
+        synchronize,
+    )
+    from cudatool._event import Event
+    from cudatool._kernel import Kernel, compile, launch
+    from cudatool._pinned import empty_pinned, pin_memory
+    from cudatool._ranges import range
+    from cudatool._stream import (
+        ExternalStream,
+        Stream,
+        StreamContext,
+        current_stream,
+        default_stream,
+        set_stream,
+        stream,
+    )
+    from cudatool.blas import matmul
+    from cudatool.errors import CompileError, CudaError, CudatoolError, OutOfMemoryError
+
+__version__ = "0.1.0"
+
+__all__ = [
+    # devices
+    "can_device_access_peer",
+    "current_device",
+    "device",
+    "device_count",
+    "get_device_capability",
+    "get_device_name",
+    "get_device_properties",
+    "init",
+    "is_available",
+    "is_initialized",
+    "set_device",
+    "synchronize",
+    # streams and events
+    "Event",
+    "ExternalStream",
+    "Stream",
+    "StreamContext",
+    "current_stream",
+    "default_stream",
+    "set_stream",
+    "stream",
+    # memory
+    "caching_allocator_alloc",
+    "caching_allocator_delete",
+    "empty_cache",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_snapshot",
+    "memory_stats",
+    "memory_summary",
+    "reset_peak_memory_stats",
+    # arrays
+    "DeviceArray",
+    "asarray",
+    "empty",
+    "empty_pinned",
+    "from_dlpack",
+    "full",
+    "matmul",
+    "ones",
+    "pin_memory",
+    "zeros",
+    # kernels
+    "Kernel",
+    "LaunchConfig",
+    "ProgramOptions",
+    "compile",
+    "launch",
+    # traces
+    "range",
+    # errors
+    "CompileError",
+    "CudaError",
+    "CudatoolError",
+    "OutOfMemoryError",
+]
+
+# Where the names live, what loads least first.
+_HOMES = (
+    "errors",
+    "_ranges",
+    "_device",
+    "_event",
+    "_stream",
+    "_allocator",
+    "_pinned",
+    "_kernel",
+    "_array",
+    "blas",
+)
+_CUDA_CORE = ("LaunchConfig", "ProgramOptions")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'cudatool' has no attribute {name!r}")
+    if name in _CUDA_CORE:
+        from cudatool import _cuda
+
+        found = getattr(_cuda.core, name)
+    else:
+        modules = (import_module(f"cudatool.{home}") for home in _HOMES)
+        found = next(getattr(module, name) for module in modules if name in module.__all__)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

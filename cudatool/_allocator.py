@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import sys
 import threading
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
 
 from cudatool import _cuda
 from cudatool._cuda import check, operation
@@ -18,8 +24,12 @@ from cudatool.memory.snapshot import SegmentInfo
 from cudatool.trace import hooks
 
 __all__ = [
+    "Layout",
     "Memory",
+    "Shape",
+    "allocate",
     "allocator",
+    "array_interface",
     "caching_allocator_alloc",
     "caching_allocator_delete",
     "empty_cache",
@@ -33,6 +43,11 @@ __all__ = [
     "memory_summary",
     "reset_peak_memory_stats",
 ]
+
+Shape = SupportsIndex | Iterable[SupportsIndex]
+
+Layout = npt.NDArray[Any]
+"""A NumPy array that lies at device addresses: shape, strides and owner of device memory. It is never read."""
 
 _allocators: dict[int, CachingAllocator] = {}
 _lock = threading.Lock()
@@ -94,6 +109,24 @@ class Memory:
 def array_interface(address: int, size: int) -> dict[str, Any]:
     """Return bytes in the form of NumPy's array interface."""
     return {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, False)}
+
+
+def allocate(shape: Shape, dtype: npt.DTypeLike, stream: Stream) -> tuple[Layout, Memory]:
+    """Return new device memory for use on `stream`, and the same as a layout in C order, which keeps it alive.
+
+    Raises
+    ------
+    OutOfMemoryError
+        There is not that much.
+    UsageError
+        Elements of `dtype` are Python objects.
+    """
+    dtype = np.dtype(dtype)
+    if dtype.hasobject:
+        raise UsageError(f"an array of {dtype} cannot be in device memory: its elements are Python objects")
+    extents = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
+    memory = Memory(math.prod(extents) * dtype.itemsize, stream)
+    return np.asarray(memory).view(dtype).reshape(extents), memory
 
 
 def caching_allocator_alloc(size: int, device: DeviceLike = None, stream: Stream | None = None) -> int:

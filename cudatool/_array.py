@@ -2,58 +2,46 @@
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Iterable
 from types import EllipsisType
-from typing import Any, SupportsIndex
+from typing import Any, NoReturn, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
 from cudatool import _interop, _transfer
-from cudatool._allocator import Memory
+from cudatool._allocator import Layout, Memory, Shape, allocate
 from cudatool._device import DeviceLike, device_index
 from cudatool._stream import Stream, current_stream
 from cudatool.errors import UsageError
 
-__all__ = [
-    "DeviceArray",
-    "Shape",
-    "asarray",
-    "empty",
-    "from_dlpack",
-    "full",
-    "ones",
-    "zeros",
-]
+__all__ = ["DeviceArray", "asarray", "empty", "from_dlpack", "full", "ones", "zeros"]
 
-Shape = SupportsIndex | Iterable[SupportsIndex]
-Index = SupportsIndex | slice | EllipsisType | None
+_Index = SupportsIndex | slice | EllipsisType | None
 
 
 class DeviceArray:
     """An n-dimensional array in device memory; made by :func:`empty`, :func:`asarray` and the like.
 
     Shapes, strides and views are NumPy's, because a NumPy array holds them: `layout` lies at the device's
-    addresses and is never read. It also keeps the memory alive, as long as any view of it exists.
+    addresses and is never read. It also keeps the memory, as long as any view of it exists.
 
-    Everything is enqueued on the current stream of the array's device. An array that is used on another stream than
-    the one it was made on must say so (:meth:`record_stream`) before it is dropped.
+    Everything is enqueued on the current stream of the array's device. If another stream than the one that was
+    current when the array was made uses it, say so (:meth:`record_stream`) before the array is dropped.
 
     Parameters
     ----------
     layout
         Shape, dtype, strides and address.
     memory
-        Whose ``record_stream`` is told of other streams; None if the memory is not the allocator's.
+        The block it is part of; None if the memory is not our allocator's.
     device
         Ordinal of the device that the addresses belong to.
     """
 
-    __slots__ = ("_memory", "device", "layout")
+    __slots__ = ("__weakref__", "_memory", "device", "layout")
 
-    def __init__(self, layout: npt.NDArray[Any], memory: Memory | None, device: int) -> None:
+    def __init__(self, layout: Layout, memory: Memory | None, device: int) -> None:
         self.layout = layout
         self.device = device
         self._memory = memory
@@ -90,9 +78,8 @@ class DeviceArray:
         """Bytes of all elements."""
         return self.layout.nbytes
 
-    @property
     def is_contiguous(self) -> bool:
-        """Whether the elements lie one after the other in C order."""
+        """Return whether the elements lie one after the other, in C order."""
         return self.layout.flags.c_contiguous
 
     def data_ptr(self) -> int:
@@ -107,40 +94,252 @@ class DeviceArray:
 
     # Views.
 
-    def __getitem__(self, index: Index | tuple[Index, ...]) -> DeviceArray:
+    def __getitem__(self, index: _Index | tuple[_Index, ...]) -> DeviceArray:
         """Return a view by integers, slices, ``...`` and None; the view of one element has no dimensions."""
         return self._view(self.layout[_basic(index)])
 
-    def __setitem__(self, index: Index | tuple[Index, ...], value: Any) -> None:
-        """Copy a scalar or an array into a part, broadcasting it."""
-        part = self[index]
-        if np.ndim(value) == 0 and not isinstance(value, DeviceArray):
-            part.fill_(value)
-        else:
-            part.copy_(value, non_blocking=True)
-
     def reshape(self, *shape: Any) -> DeviceArray:
-        """Return the elements in another shape: a view if that is possible, else a copy."""
-        wanted = shape[0] if len(shape) == 1 else shape
+        """Return the elements in another shape: a view where that is possible, else a copy.
+
+        Raises
+        ------
+        ValueError
+            The shape has another number of elements.
+        """
         try:
-            return self._view(self.layout.reshape(wanted, copy=False))
+            return self._view(self.layout.reshape(*shape, copy=False))
         except ValueError:
-            return self.contiguous()._view(np.empty_like(self.layout, order="C", shape=0)) if False else _reshaped(
-                self, wanted
-            )
+            if self.is_contiguous():
+                raise
+            return self.contiguous().reshape(*shape)
 
     def ravel(self) -> DeviceArray:
-        """Return the elements in one dimension: a view if that is possible, else a copy."""
+        """Return the elements in one dimension: a view where that is possible, else a copy."""
         return self.reshape(-1)
 
     def transpose(self, *axes: Any) -> DeviceArray:
-        """Return a view with the dimensions in another order, by default reversed."""
+        """Return a view with the dimensions in another order, by default the reverse."""
         return self._view(self.layout.transpose(*axes))
 
     @property
-    def T(self) -> DeviceArray:  # noqa: N802
-        """The transposed view."""
+    def T(self) -> DeviceArray:
+        """The view with the dimensions reversed."""
         return self.transpose()
 
-    def _view(self, layout: npt.NDArray[Any]) -> DeviceArray:
+    def _view(self, layout: Layout) -> DeviceArray:
         return DeviceArray(layout, self._memory, self.device)
+
+    # Copies.
+
+    def contiguous(self) -> DeviceArray:
+        """Return the array itself if it is contiguous, else a copy that is."""
+        return self if self.is_contiguous() else self.clone()
+
+    def clone(self) -> DeviceArray:
+        """Return a contiguous copy on the same device."""
+        return empty(self.shape, self.dtype, device=self.device).copy_(self)
+
+    def copy_(self, source: Any, non_blocking: bool = False) -> DeviceArray:
+        """Copy `source` into this array, broadcast to its shape and cast to its dtype, and return this array.
+
+        Parameters
+        ----------
+        source
+            A device array, on any device, or anything that NumPy takes for an array.
+        non_blocking
+            Do not wait for a copy from pinned host memory. That memory must not be changed before the stream has
+            reached the copy. Copies between devices never wait.
+
+        Raises
+        ------
+        ValueError
+            The shapes do not fit.
+        UsageError
+            This array is read-only, or the device cannot cast between the dtypes.
+        """
+        if not self.layout.flags.writeable:
+            raise UsageError("this array is read-only: its owner exported it so")
+        stream = current_stream(self.device)
+        if not isinstance(source, DeviceArray):
+            _transfer.copy_to_device(self.layout, np.asarray(source), stream)
+            if not non_blocking:
+                stream.synchronize()
+        elif source.device == self.device:
+            _transfer.copy_on_device(self.layout, source.layout, stream)
+        else:
+            self._copy_from_peer(source, stream)
+        return self
+
+    def _copy_from_peer(self, source: DeviceArray, stream: Stream) -> None:
+        # One contiguous copy between the devices, in order with both current streams, as torch does it.
+        packed = source.contiguous()
+        landing = empty(source.shape, source.dtype, device=self.device)
+        other = current_stream(source.device)
+        stream.wait_stream(other)
+        _transfer.copy_on_device(landing.layout, packed.layout, stream)
+        other.wait_stream(stream)
+        _transfer.copy_on_device(self.layout, landing.layout, stream)
+
+    def fill_(self, value: Any) -> DeviceArray:
+        """Set every element to `value`, cast to the array's dtype, and return the array."""
+        if not self.layout.flags.writeable:
+            raise UsageError("this array is read-only: its owner exported it so")
+        _transfer.fill(self.layout, value, current_stream(self.device))
+        return self
+
+    def __setitem__(self, index: _Index | tuple[_Index, ...], value: Any) -> None:
+        """Copy a scalar or an array into a part, broadcast and cast."""
+        if isinstance(value, DeviceArray) or np.ndim(value):
+            self[index].copy_(value)
+        else:
+            self[index].fill_(value)
+
+    def get(self, out: npt.NDArray[Any] | None = None, blocking: bool = True) -> npt.NDArray[Any]:
+        """Return the elements as a NumPy array.
+
+        Parameters
+        ----------
+        out
+            Where to put them: same shape and dtype, in C order. Default: a new array.
+        blocking
+            Wait for the copy. If not, `out` should be pinned (:func:`cudatool.empty_pinned`) and must not be read
+            before the stream has reached the copy.
+
+        Raises
+        ------
+        UsageError
+            `out` does not fit.
+        """
+        stream = current_stream(self.device)
+        if out is None:
+            out = np.empty(self.shape, self.dtype)
+        elif (out.shape, out.dtype) != (self.shape, self.dtype) or not out.flags.c_contiguous:
+            raise UsageError(
+                f"out must have shape {self.shape} and dtype {self.dtype}, in C order; "
+                f"it has {out.shape} and {out.dtype}"
+            )
+        _transfer.copy_to_host(out, self.contiguous().layout, stream)
+        if blocking:
+            stream.synchronize()
+        return out
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError("a DeviceArray is not converted to a NumPy array by itself; call its get()")
+
+    # Streams and other libraries.
+
+    def record_stream(self, stream: Stream) -> None:
+        """Let the memory rest, once freed, until what is on `stream` by then has completed.
+
+        Does nothing for another library's memory.
+        """
+        if self._memory is not None:
+            self._memory.record_stream(stream)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return _interop.cuda_array_interface(self)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _interop.CUDA, self.device
+
+    def __dlpack__(self, *, stream: int | None = None, copy: bool | None = None, **options: Any) -> Any:
+        return _interop.dlpack(self.clone() if copy else self, stream, **options)
+
+
+def _basic(index: _Index | tuple[_Index, ...]) -> tuple[_Index, ...]:
+    """Return an index that gives a view of NumPy's, never an element or a copy: both would read device memory."""
+    parts = index if isinstance(index, tuple) else (index,)
+    for part in parts:
+        if isinstance(part, bool | np.bool) or not (
+            part is None or isinstance(part, slice | EllipsisType) or hasattr(part, "__index__")
+        ):
+            raise UsageError(f"cannot index with {type(part).__name__}; only integers, slices, ... and None")
+    basic = tuple(
+        part if part is None or isinstance(part, slice | EllipsisType) else operator.index(part) for part in parts
+    )
+    return basic if Ellipsis in basic else (*basic, Ellipsis)
+
+
+def empty(shape: Shape, dtype: npt.DTypeLike = np.float32, *, device: DeviceLike = None) -> DeviceArray:
+    """Return a new array, whose elements are anything, for use on the current stream.
+
+    Parameters
+    ----------
+    device
+        Default: the current device.
+
+    Raises
+    ------
+    OutOfMemoryError
+        There is not that much.
+    """
+    stream = current_stream(device)
+    layout, memory = allocate(shape, dtype, stream)
+    return DeviceArray(layout, memory, stream.device_index)
+
+
+def full(shape: Shape, value: Any, dtype: npt.DTypeLike = np.float32, *, device: DeviceLike = None) -> DeviceArray:
+    """Return a new array with every element `value`."""
+    return empty(shape, dtype, device=device).fill_(value)
+
+
+def zeros(shape: Shape, dtype: npt.DTypeLike = np.float32, *, device: DeviceLike = None) -> DeviceArray:
+    """Return a new array of zeros."""
+    return full(shape, 0, dtype, device=device)
+
+
+def ones(shape: Shape, dtype: npt.DTypeLike = np.float32, *, device: DeviceLike = None) -> DeviceArray:
+    """Return a new array of ones."""
+    return full(shape, 1, dtype, device=device)
+
+
+def asarray(source: Any, dtype: npt.DTypeLike | None = None, *, device: DeviceLike = None) -> DeviceArray:
+    """Return `source` as a device array.
+
+    Parameters
+    ----------
+    source
+        A device array, also of another library, is not copied if dtype and device are right; else anything that
+        NumPy takes for an array.
+    """
+    if isinstance(source, DeviceArray):
+        found = source
+    elif hasattr(source, "__cuda_array_interface__"):
+        found = _import(source)
+    elif hasattr(source, "__dlpack_device__") and not isinstance(source, np.ndarray):
+        found = from_dlpack(source, device=device)
+    else:
+        host = np.asarray(source, dtype)
+        return empty(host.shape, host.dtype, device=device).copy_(host)
+    wanted = found.dtype if dtype is None else np.dtype(dtype)
+    index = found.device if device is None else device_index(device)
+    if (wanted, index) == (found.dtype, found.device):
+        return found
+    return empty(found.shape, wanted, device=index).copy_(found)
+
+
+def from_dlpack(source: Any, *, device: DeviceLike = None) -> DeviceArray:
+    """Return any array with ``__dlpack__`` as a device array; one that is on a device already is not copied.
+
+    Parameters
+    ----------
+    device
+        Where a host array is copied to; default: the current device.
+
+    Raises
+    ------
+    UsageError
+        It is on something that is neither host nor CUDA, or its dtype is one that NumPy does not have.
+    """
+    kind, _ = source.__dlpack_device__()
+    if kind in _interop.CPU:
+        return asarray(np.from_dlpack(source), device=device)
+    if kind not in _interop.CUDA_KINDS:
+        raise UsageError(f"DLPack device type {kind} is neither host nor CUDA")
+    return _import(source)
+
+
+def _import(source: Any) -> DeviceArray:
+    layout, device = _interop.import_array(source)
+    return DeviceArray(layout, None, device)

@@ -98,8 +98,8 @@ def _translate(error: BaseException) -> None:
     from cuda.core._utils.cuda_utils import CUDAError, NVRTCError
 
     if isinstance(error, NVRTCError):
-        message, _, log = str(error).partition("\n")
-        raise CompileError(message, log) from error
+        reason, _, log = str(error).partition(", compilation log:")
+        raise CompileError(f"the program does not compile ({reason})", log.strip()) from error
     if isinstance(error, CUDAError):
         name, _, text = str(error).partition(": ")
         raise _error(name, text) from error

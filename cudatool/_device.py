@@ -179,7 +179,7 @@ def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
             L2_cache_size=properties.l2_cache_size,
             is_integrated=bool(properties.integrated),
             uuid=found.uuid,
-            pci_bus_id=check(_cuda.driver.cuDeviceGetPCIBusId(16, index)).decode().rstrip("\0"),
+            pci_bus_id=check(_cuda.driver.cuDeviceGetPCIBusId(16, index)).partition(b"\0")[0].decode(),
         )
 
 

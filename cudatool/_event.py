@@ -74,7 +74,7 @@ class Event:
             return True
         with on_device(self.device_index), operation() as correlation:
             (status,) = _cuda.driver.cuEventQuery(self.cuda_event)
-            done = status != _cuda.driver.CUresult.CUDA_ERROR_NOT_READY
+            done = bool(status != _cuda.driver.CUresult.CUDA_ERROR_NOT_READY)
             if done:
                 check((status,))
         if correlation:
@@ -103,9 +103,7 @@ class Event:
         if not (self.enable_timing and end_event.enable_timing):
             raise CudaError("both events must be created with enable_timing=True", "CUDA_ERROR_INVALID_HANDLE")
         if not (self.cuda_event and end_event.cuda_event):
-            raise CudaError(
-                "both events must be recorded before calculating elapsed time", "CUDA_ERROR_INVALID_HANDLE"
-            )
+            raise CudaError("both events must be recorded before calculating elapsed time", "CUDA_ERROR_INVALID_HANDLE")
         with on_device(self.device_index), operation():
             return float(check(_cuda.driver.cuEventElapsedTime(self.cuda_event, end_event.cuda_event)))
 

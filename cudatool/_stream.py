@@ -130,7 +130,7 @@ class Stream:
         handle = self.cuda_stream
         with on_device(self.device_index), operation() as correlation:
             (status,) = _cuda.driver.cuStreamQuery(handle)
-            done = status != _cuda.driver.CUresult.CUDA_ERROR_NOT_READY
+            done = bool(status != _cuda.driver.CUresult.CUDA_ERROR_NOT_READY)
             if done:
                 check((status,))
         if correlation:
@@ -212,7 +212,9 @@ class ExternalStream(Stream):
         with on_device(index), operation():
             # cuda.core takes 0 for "no stream"; the driver knows the legacy default stream as 1 too.
             found = _cuda.core.Stream.from_handle(stream_ptr or 1)
-        self._set(found, index, stream_ptr, 0)
+            flags = StreamFlag.NON_BLOCKING if found.is_nonblocking else StreamFlag(0)
+            self._set(found, index, stream_ptr, found.priority)
+        hooks.stream_id(index, stream_ptr, flags=flags, priority=self.priority)
 
 
 class _Current(threading.local):

@@ -27,6 +27,7 @@ ALLOWED = {
     "sanitize": LEAVES | {"trace", "ptx"},
     "collect": LEAVES | {"trace", "ptx"},
     "viz": LEAVES | {"trace", "analyze", "sanitize"},
+    "__main__": {"cli"},
     "_driver": LEAVES | {"sim"},
     "recording": LEAVES | {"_driver", "sim", "collect", "trace"},
 }

@@ -29,28 +29,28 @@ class DeviceMemory {
 
   /** Give every block and segment its place: address ranges that were ever used lie below one another. */
   layOut() {
-    const ranges = [];
-    for (const table of [this.segments, this.blocks]) {
-      const order = Array.from(table.address.keys()).sort((a, b) => table.address[a] - table.address[b]);
-      for (const i of order) ranges.push([table.address[i], table.address[i] + table.size[i]]);
+    const range = (table, i) => ({ begin: table.address[i], end: table.address[i] + table.size[i], y: 0 });
+    const indices = (table) => Array.from(table.address.keys());
+    const inside = (regions, begins) => (i) => {
+      const region = regions[upperBound(begins, this.blocks.address[i]) - 1];
+      return region !== undefined && this.blocks.address[i] + this.blocks.size[i] <= region.end;
+    };
+    let regions = merged(indices(this.segments).map((i) => range(this.segments, i)));
+    let begins = regions.map((region) => region.begin);
+    const known = inside(regions, begins);
+    const strays = indices(this.blocks).filter((i) => !known(i)); // of segments that the recording does not show
+    if (strays.length) {
+      regions = merged([...regions, ...strays.map((i) => range(this.blocks, i))]);
+      begins = regions.map((region) => region.begin);
     }
-    ranges.sort((a, b) => a[0] - b[0]);
-    this.regions = [];
-    for (const [begin, end] of ranges) {
-      const last = this.regions[this.regions.length - 1];
-      if (last && begin <= last.end) last.end = Math.max(last.end, end);
-      else this.regions.push({ begin, end, y: 0 });
+    this.extent = 0;
+    for (const region of regions) {
+      region.y = this.extent;
+      this.extent += region.end - region.begin;
     }
-    let y = 0;
-    for (const region of this.regions) {
-      region.y = y;
-      y += region.end - region.begin;
-    }
-    this.extent = Math.max(y, 1);
-    const begins = this.regions.map((region) => region.begin);
     for (const table of [this.segments, this.blocks]) {
       table.y = Float64Array.from(table.address, (address) => {
-        const region = this.regions[upperBound(begins, address) - 1];
+        const region = regions[upperBound(begins, address) - 1];
         return region.y + (address - region.begin);
       });
     }
@@ -65,10 +65,17 @@ class DeviceMemory {
     return x;
   }
 
-  /** Return the row whose state holds at position `at`. */
-  rowAt(x, at) {
-    return Math.max(0, Math.min(upperBound(x, at, this.rows) - 1, this.rows - 1));
+}
+
+/** Return the union of ranges as ranges that do not touch, by address. */
+function merged(ranges) {
+  const result = [];
+  for (const range of ranges.sort((a, b) => a.begin - b.begin)) {
+    const last = result[result.length - 1];
+    if (last && range.begin <= last.end) last.end = Math.max(last.end, range.end);
+    else result.push(range);
   }
+  return result;
 }
 
 /** Return points of a step curve that look the same as all of them: first, least, most and last of each pixel. */
@@ -95,12 +102,11 @@ class MemoryView {
     this.shared = shared;
     this.plot = byId("timeline");
     this.moment = new MomentView(shared, this);
-    this.colours = new Map();
     byId("axis").addEventListener("change", () => this.show(this.device, this.row));
     byId("whole").addEventListener("click", () => this.setRange(this.x[0], this.x[this.device.rows]));
-    byId("colour").addEventListener("change", () => this.recolour());
-    byId("search").addEventListener("input", () => this.find());
-    dark.addEventListener("change", () => { this.recolour(); this.restyle(); });
+    byId("colour").addEventListener("change", () => { this.recolour(); this.redraw(); });
+    byId("search").addEventListener("input", () => { this.find(); this.recolour(); this.redraw(); });
+    dark.addEventListener("change", () => { this.recolour(); this.redraw(); this.drawTimeline(); });
   }
 
   show(device, row = device.peak.row) {
@@ -114,13 +120,19 @@ class MemoryView {
     else {
       this.map = new Plane(byId("map"), {
         bounds, left: PLOT_LEFT, right: PLOT_RIGHT, draw: (plane) => this.drawMap(plane), describe: (x, y) => this.describe(x, y),
-        onView: () => this.setRange(this.map.view.x0, this.map.view.x1), onPick: (x) => this.pick(device_row(this, x)),
+        onView: () => this.setRange(this.map.view.x0, this.map.view.x1), onPick: (x) => this.pick(this.rowAt(x)),
       });
     }
     this.find();
     this.recolour();
-    this.drawTimeline();
     this.moment.show(device, this.x, row);
+    this.map.draw();
+    this.drawTimeline();
+  }
+
+  /** Return the row whose state holds at a position of the horizontal axis. */
+  rowAt(position) {
+    return Math.max(0, upperBound(this.x, position, this.device.rows) - 1);
   }
 
   formatX(value) {
@@ -132,7 +144,7 @@ class MemoryView {
     this.row = row;
     this.map.draw();
     this.moment.show(this.device, this.x, row);
-    Plotly.relayout(this.plot, { shapes: this.shapes() });
+    if (window.Plotly) Plotly.relayout(this.plot, { shapes: this.shapes() });
   }
 
   /** Show a part of the recording in the curves and in the map. */
@@ -153,6 +165,7 @@ class MemoryView {
   }
 
   drawTimeline() {
+    if (!window.Plotly) return; // it has yet to start (page.js)
     const { device, x } = this;
     const trace = (name, y, extra) => {
       const keep = decimate(x, y, device.rows, this.from, this.to);
@@ -201,12 +214,12 @@ class MemoryView {
     this.plot.addEventListener("click", (event) => { // anywhere in the plot, not only on a curve
       const { xaxis } = this.plot._fullLayout;
       const at = event.clientX - this.plot.getBoundingClientRect().left - xaxis._offset;
-      if (at >= 0 && at <= xaxis._length) this.pick(device_row(this, xaxis.p2d(at)));
+      if (at >= 0 && at <= xaxis._length) this.pick(this.rowAt(xaxis.p2d(at)));
     });
   }
 
-  restyle() {
-    this.drawTimeline();
+  redraw() {
+    this.map.draw();
     this.moment.draw();
   }
 
@@ -231,10 +244,9 @@ class MemoryView {
         pair = [colour, mix(colour, page, 0.55)];
         made.set(name, pair);
       }
-      [this.full[i], this.pale[i]] = pair;
+      this.full[i] = pair[0];
+      this.pale[i] = pair[1];
     }
-    this.map.draw();
-    this.moment.draw();
   }
 
   css(block) {
@@ -254,7 +266,6 @@ class MemoryView {
       for (const stack of this.device.blocks.stack) count += this.match[stack];
       byId("found").textContent = `${formatCount(count)} allocations`;
     }
-    if (this.full) this.recolour();
   }
 
   drawMap(plane) {
@@ -311,7 +322,7 @@ class MemoryView {
   describe(at, y) {
     const { device, x } = this;
     const { blocks, segments } = device;
-    const last = upperBound(x, at, device.rows) - 1;
+    const last = this.rowAt(at);
     for (let i = 0; i < blocks.start.length && blocks.start[i] <= last; i++) {
       if (blocks.y[i] <= y && y < blocks.y[i] + blocks.size[i] && last < blocks.end[i]) return this.describeBlock(i, last);
     }
@@ -339,8 +350,6 @@ class MemoryView {
     return lines.join("\n");
   }
 }
-
-const device_row = (memory, at) => memory.device.rowAt(memory.x, at);
 
 // One colour every four doublings, from 512 B to 32 GiB; what lies between is mixed.
 const SIZE_COLOURS = ["#9ccc65", "#26a69a", "#29b6f6", "#5c6bc0", "#ab47bc", "#ff8a65", "#fdd835"].map(pixel);

@@ -63,13 +63,12 @@ class MomentView {
   }
 
   draw() {
-    if (!this.device || !this.memory.full) return;
     this.drawSegments();
     this.drawTables();
   }
 
   drawSegments() {
-    if (!this.bars) return;
+    if (!this.bars) return; // the observer may come first
     const shown = this.bars.slice(0, MAX_SEGMENTS);
     byId("segment-count").textContent = `${formatCount(this.bars.length)}${shown.length < this.bars.length ? `, the largest ${MAX_SEGMENTS} shown` : ""}`;
     const { canvas } = this;

@@ -75,13 +75,15 @@ function showTiles(device) {
     tile(formatShare(peak.fragmentation), "fragmentation at the peak", `${formatShare(unusedNow)} at the end`),
     tile(formatBytes(at(device.allocated, last)), "allocated at the end", `${formatBytes(reservedNow)} reserved`),
     tile(formatCount(device.allocations), "allocations", `${formatBytes(device.still_live)} never freed`),
-    device.ooms ? tile(formatCount(device.ooms), "times out of memory", "at first; then retried or raised") : null,
+    device.ooms ? tile(formatCount(device.ooms), "out of memory", "marked in red above the curves") : null,
   ].filter(Boolean));
 }
 
 function showPage(data) {
   byId("source").textContent = data.source || "cudatool";
-  byId("subtitle").textContent = `${formatCount(data.events)} events${data.duration ? `, ${formatTime(data.duration)}` : ""}`;
+  byId("subtitle").textContent = [
+    `${formatCount(data.events)} events`, data.duration ? formatTime(data.duration) : "", data.recorded_on,
+  ].filter(Boolean).join(", ");
   byId("notes").hidden = !data.notes.length;
   byId("notes").replaceChildren(...data.notes.map((note) => element("li", {}, note)));
   const shared = new Shared(data);
@@ -101,6 +103,14 @@ function showPage(data) {
     byId("device-choice").hidden = devices.length < 2;
     choice.addEventListener("change", () => show(devices[Number(choice.value)]));
     show(devices[0]);
+    // Plotly takes longer to start than all the rest: first the picture without it, then the curves.
+    window.addEventListener("load", () => requestAnimationFrame(() => setTimeout(() => {
+      document.head.append(element("script", {}, byId("plotly").textContent));
+      view.drawTimeline();
+      document.documentElement.dataset.ready = "true";
+    })));
+  } else {
+    document.documentElement.dataset.ready = "true";
   }
 
   if (data.kernels.length || data.copies.length || data.operations.start.n) {
@@ -113,7 +123,6 @@ function showPage(data) {
     fill(byId("copies"), null, data.copies, (c) => shared.row({
       name: c.name, detail: `${formatCount(c.count)}, ${time(c.time)}`, numbers: formatBytes(c.size) }));
   }
-  document.documentElement.dataset.ready = "true";
 }
 
 showPage(JSON.parse(byId("payload").textContent));

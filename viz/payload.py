@@ -46,6 +46,7 @@ def payload(report: Report) -> dict[str, Any]:
         )
     return {
         "source": summary.source.rsplit("/", 1)[-1],
+        "recorded_on": summary.recorded_on,
         "events": summary.events,
         "duration": summary.duration,
         "clock": report.trace.header.get("time_axis", "clock"),

@@ -60,7 +60,7 @@ class DeviceMemory:
     peak_active, peak_reserved
         The most bytes there ever were of these; not always at the same moment.
     ooms
-        How often an allocation found no memory at first.
+        How often an allocation failed, even after cached blocks were given back.
     at_peak, still_live
         By call site, the largest first: what was allocated at the peak, and what was never freed.
     """
@@ -78,9 +78,10 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A trace in numbers; `duration` in ns."""
+    """A trace in numbers; `duration` in ns, `recorded_on` the kind of device in words ("" if unknown)."""
 
     source: str
+    recorded_on: str
     events: int
     duration: int
     devices: tuple[DeviceMemory, ...]
@@ -125,6 +126,7 @@ def report(trace: Trace) -> Report:
         devices.append(_device(trace, device, own, reserved, curve, int(np.count_nonzero(ooms == device))))
     summary = Summary(
         source=trace.source,
+        recorded_on=str(trace.header.get("device", "")),
         events=len(trace.records),
         duration=trace.duration if trace.header.get("time_axis") != "index" else 0,
         devices=tuple(devices),

@@ -1,1 +1,5 @@
-"""Matrix products: cuBLAS on a GPU, NumPy on the software device."""
+"""Dense linear algebra: cuBLAS on a GPU, NumPy in stream order on the software device."""
+
+from cudatool.blas._matmul import matmul
+
+__all__ = ["matmul"]

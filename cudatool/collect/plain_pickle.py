@@ -21,7 +21,7 @@ import pickle
 import re
 import zlib
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, BinaryIO, Final, NoReturn
 
 from cudatool.errors import SnapshotFormatError
 
@@ -30,7 +30,16 @@ __all__ = ["MAX_BYTES", "load"]
 MAX_BYTES: Final = 4 << 30
 """A file that unpacks to more than this is refused: some 60 million recorded events."""
 
+_PIECE: Final = 8 << 20
 _XZ, _GZIP = b"\xfd7zXZ\x00", b"\x1f\x8b"
+
+_IMPORTS: Final = (pickle.GLOBAL, pickle.INST, pickle.STACK_GLOBAL)
+
+# What unpickling damaged plain data raises.
+_DAMAGE: Final = (
+    *(pickle.UnpicklingError, EOFError, MemoryError),
+    *(AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError),
+)
 
 # Opcodes with a byte count in front of their bytes, where the count may be too large for an alternative each in
 # the expression: opcode -> (bytes of the count, little-endian).
@@ -57,24 +66,25 @@ def load(path: str | Path) -> Any:
     path = str(path)
     data = _read(path)
     end = _plain_prefix(data)
+    if data[end : end + 1] not in (pickle.STOP, *_IMPORTS):
+        raise SnapshotFormatError(path, _reason(data, end))
     collecting = gc.isenabled()
     gc.disable()  # a million new dicts that all stay: looking for garbage among them doubles the time
     try:
-        # The reader below also sees the first opcode that is not plain, to say what it is.
-        return _PlainUnpickler(path, io.BufferedReader(io.BytesIO(data[: end + 1]))).load()
+        # It ends at the first import at the latest, and says what was to be imported.
+        return _PlainUnpickler(path, io.BufferedReader(io.BytesIO(data))).load()
     except SnapshotFormatError:
         raise
-    except (EOFError, pickle.UnpicklingError) as error:
-        raise SnapshotFormatError(path, _reason(data, end)) from error
-    except (AttributeError, IndexError, KeyError, MemoryError, OverflowError, TypeError, ValueError) as error:
-        raise SnapshotFormatError(path, f"not a pickle of plain data ({error})") from error
+    except _DAMAGE as error:
+        reason = " ".join(str(error).split())[:200]
+        raise SnapshotFormatError(path, f"damaged pickle ({reason or type(error).__name__})") from error
     finally:
         if collecting:
             gc.enable()
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Refuses every import and every reference to something outside of the file."""
+    """Refuses every import."""
 
     def __init__(self, path: str, file: io.BufferedReader) -> None:
         super().__init__(file)
@@ -85,9 +95,6 @@ class _PlainUnpickler(pickle.Unpickler):
             self._path,
             f"tries to import {module[:80]}.{name[:80]} when loaded; a memory snapshot holds plain data only",
         )
-
-    def persistent_load(self, pid: Any) -> NoReturn:
-        raise SnapshotFormatError(self._path, "refers to data outside of the file; a memory snapshot does not")
 
 
 def _reason(data: bytes, end: int) -> str:
@@ -108,17 +115,26 @@ def _read(path: str) -> bytes:
         try:
             if head == _XZ:
                 with lzma.open(file) as unpacked:
-                    data = unpacked.read(MAX_BYTES + 1)
+                    data = _read_all(unpacked, path)
             elif head.startswith(_GZIP):
                 with gzip.open(file) as unpacked:
-                    data = unpacked.read(MAX_BYTES + 1)
+                    data = _read_all(unpacked, path)
             else:
-                data = file.read(MAX_BYTES + 1)
+                data = _read_all(file, path)
         except (lzma.LZMAError, gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise SnapshotFormatError(path, f"damaged or truncated compressed file ({error})") from error
-    if len(data) > MAX_BYTES:
-        raise SnapshotFormatError(path, f"unpacks to more than {MAX_BYTES >> 30} GiB")
     return data
+
+
+def _read_all(file: BinaryIO | lzma.LZMAFile | gzip.GzipFile, path: str) -> bytes:
+    """Read to the end, in pieces: asked for the most at once, Python would reserve that much first."""
+    pieces, size = [], 0
+    while piece := file.read(_PIECE):
+        size += len(piece)
+        if size > MAX_BYTES:
+            raise SnapshotFormatError(path, f"holds more than {MAX_BYTES >> 30} GiB")
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 def _plain_prefix(data: bytes) -> int:
@@ -152,8 +168,8 @@ def _tokens(size: int) -> re.Pattern[bytes]:
     number = b"|".join(
         [
             rb"K.|M..|J....",  # BININT1, BININT2, BININT
-            counted(pickle.LONG1, 1, 10),  # to 72 bits: addresses and times take 64
-            rb"[IL]-?[0-9]{1,24}L?\n|I0[01]\n|F[-+.0-9a-z]{1,32}\n|G.{8}",
+            counted(pickle.LONG1, 1, 17),  # to 128 bits
+            rb"[IL]-?[0-9]{1,40}L?\n|I0[01]\n|F[-+.0-9a-z]{1,32}\n|G.{8}",
             rb"N|\x88|\x89",  # None, True, False
         ]
     )
@@ -164,7 +180,8 @@ def _tokens(size: int) -> re.Pattern[bytes]:
             rb"\x94|q.|p" + digits + b"|r" + slot,  # to the memo
             rb"\(" + number + b"*+t",  # a tuple of numbers
             rb"[()}\]sua0eld]",  # MARK, the empty tuple, dicts and lists and what fills them
-            number + rb"(?:\x85|" + number + rb"(?:\x86|" + number + rb"\x87)?)?",  # numbers, or a tuple of them
+            # Numbers; and where there are enough of them, TUPLE1, TUPLE2 or TUPLE3 of the last ones.
+            number + rb"(?:\x85|" + number + rb"(?:[\x85\x86]|" + number + rb"++[\x85-\x87]?)?)?",
             counted(pickle.SHORT_BINUNICODE, 1, 256),
             counted(pickle.BINUNICODE, 4, 256),
             counted(pickle.SHORT_BINBYTES, 1, 256),

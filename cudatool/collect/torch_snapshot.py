@@ -208,7 +208,7 @@ class _Reader:
         streams = self._stream_records(records)
         if prior and any(traces):
             self.notes.append(
-                f"recording began with {prior} blocks already allocated: they are shown from its start, without stacks"
+                f"recording began with {prior} blocks already allocated: they are shown from its start on"
             )
         if not any(traces):
             self.notes.append("no history was recorded: only the final state is known")

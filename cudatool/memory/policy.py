@@ -135,19 +135,19 @@ class CachingAllocator:
 
     # The program's side.
 
-    def malloc(self, requested_size: int, stream: int) -> int:
-        """Return the address of `requested_size` bytes for use on `stream`. 0 bytes have the address 0.
+    def malloc(self, size: int, stream: int) -> int:
+        """Return the address of `size` bytes for use on `stream`. 0 bytes have the address 0.
 
         Raises
         ------
         OutOfMemoryError
             There is no such block, and none can be made. Everything cached has been given back by then.
         UsageError
-            `requested_size` is negative.
+            `size` is negative.
         """
-        if requested_size <= 0:
-            if requested_size < 0:
-                raise UsageError(f"cannot allocate {requested_size} bytes")
+        if size <= 0:
+            if size < 0:
+                raise UsageError(f"cannot allocate {size} bytes")
             return 0
         out_of_memory: OutOfMemoryError | None = None
         with self._lock:
@@ -159,21 +159,18 @@ class CachingAllocator:
                     self._start_tracing()
                 if self._pending:
                     self._free_passed_blocks()
-                if self._rounds_to_minimum:
-                    size = (requested_size + _ROUND) & ~_ROUND
-                else:
-                    size = round_size(requested_size, self.settings)
-                pool = self._small if size <= SMALL_LIMIT else self._large
-                block = pool.take(size, stream) or self._take_otherwise(pool, size, stream)
-                rest = block.size - size
-                if rest > pool.max_unsplit_rest and size < pool.max_split_size:
-                    self._split(block, size)
+                rounded = (size + _ROUND) & ~_ROUND if self._rounds_to_minimum else round_size(size, self.settings)
+                pool = self._small if rounded <= SMALL_LIMIT else self._large
+                block = pool.take(rounded, stream) or self._take_otherwise(pool, rounded, stream)
+                rest = block.size - rounded
+                if rest > pool.max_unsplit_rest and rounded < pool.max_split_size:
+                    self._split(block, rounded)
                 elif block.previous is not None or block.next is not None:
                     self.statistics.inactive_split_changed(pool.levels, -1, -block.size)
                 block.state = ALLOCATED
-                block.requested_size = requested_size
+                block.requested_size = size
                 block.stack = self._stack
-                self.statistics.block_allocated(pool.levels, block.size, requested_size)
+                self.statistics.block_allocated(pool.levels, block.size, size)
                 if self._tracing:
                     self._block_event(Kind.BLOCK_ALLOC, block, self._stack)
                 return block.address
@@ -188,7 +185,10 @@ class CachingAllocator:
                 observer(self.device, out_of_memory.wanted, out_of_memory.allowed, out_of_memory.free)
             except Exception:
                 _log.exception("out-of-memory observer %r failed", observer)
-        raise out_of_memory
+        try:
+            raise out_of_memory
+        finally:
+            del out_of_memory  # else it and this frame would keep each other, and the caller's arrays, alive
 
     def free(self, address: int) -> None:
         """Give a block back. Freeing address 0 does nothing.

@@ -97,7 +97,7 @@ class Repairs:
 
 
 class _Row(NamedTuple):
-    """One record, and where its accesses are in the chunk: ``[first:last]``, -1 if another record tells them."""
+    """One record, and where its accesses are in the chunk: ``[first:last]``; -1 if it has none of its own."""
 
     record: int
     kind: int
@@ -134,6 +134,8 @@ class Engine:
     ----------
     defects
         What was found, by call sites, in order of appearance.
+    history
+        The accesses that still mattered at the end.
     operations, unchecked, unknown_streams, threads
         Numbers of operations on streams; of launches whose accesses are not known; of operations that name no stream;
         of host threads that use the device.
@@ -148,11 +150,12 @@ class Engine:
         self.unknown_streams = 0
         self.records = trace.records
         self._sites = trace.records[["kind", "name", "stack"]]
+        self._measured = bool(trace.header.get("accesses"))
         self._repairs = repairs
         self._go_on_repaired = go_on_repaired
         self._make_agents(trace, one_host)
         self.ordering = Ordering(list(self._streams.values()))
-        self._history = History()
+        self.history = History()
         self._buffers = Buffers()
         self._capturing: dict[int, int] = {}  # stream -> the stream whose capture it takes part in
         self._captured_events: dict[int, int] = {}  # event -> likewise
@@ -251,6 +254,9 @@ class Engine:
         later = np.ones(len(records), bool)
         later[work[firsts]] = False
 
+        # Where accesses were measured, a kernel that ran and has none touched nothing.
+        measured = records["correlation"][(kinds == Kind.EXECUTION) & self._measured]
+
         rows = np.flatnonzero(np.isin(kinds, list(self._handlers)))
         for begin in range(0, len(rows), _CHUNK):
             index = rows[begin : begin + _CHUNK]
@@ -264,7 +270,8 @@ class Engine:
             first = last - count
             taken = tells[np.repeat(low - first, count) + np.arange(count.sum())]
             self._accesses = _byte_sets(records[taken])
-            first[elsewhere] = -1
+            idle = (count == 0) & np.isin(chunk["kind"], _LAUNCHES) & np.isin(wanted, measured)
+            first[elsewhere | idle] = -1
             columns = [chunk[name].tolist() for name in _Row._fields[1:-2]]
             yield from map(_Row, index.tolist(), *columns, first.tolist(), last.tolist())
 
@@ -281,25 +288,26 @@ class Engine:
     def _copy(self, row: _Row) -> None:
         """API synchronization behavior, "Memcpy"."""
         flags = row.flags
-        # Nothing is known of when the driver reads or writes pageable host memory of a copy: it is staged.
-        touched = []
-        if not flags & CopyFlag.SOURCE_PAGEABLE:
-            touched.append(Access(row.aux0, row.aux0 + row.size, READ))
-        if not flags & CopyFlag.DESTINATION_PAGEABLE:
-            touched.append(Access(row.address, row.address + row.size, WRITE))
-
+        touched = (
+            Access(row.aux0, row.aux0 + row.size, READ),
+            Access(row.address, row.address + row.size, WRITE),
+        )
+        # When the driver reads or writes the pageable memory of a copy is not promised, because it may be staged.
+        staged = (READ if flags & CopyFlag.SOURCE_PAGEABLE else 0) | (
+            WRITE if flags & CopyFlag.DESTINATION_PAGEABLE else 0
+        )
         stream = self._streams.get(row.stream)
         if stream is None or row.stream in self._capturing or flags & CopyFlag.ASYNC:
             # Asynchronous 1: between device and pageable memory it "might be synchronous": no edge.
-            self._enqueue_work(row, touched)
+            self._enqueue_work(row, touched, staged)
             return
         host = self._hosts[row.thread]
         if flags & CopyFlag.SOURCE_PAGEABLE and flags & CopyFlag.DESTINATION_DEVICE:
             # Synchronous 1: "a stream sync is performed before the copy is initiated"; it returns once staged.
             self.ordering.stream_done(host, stream, "synchronous copy")
-            self._enqueue_work(row, touched)
+            self._enqueue_work(row, touched, staged)
             return
-        self._enqueue_work(row, touched)
+        self._enqueue_work(row, touched, staged)
         # Synchronous 2, 3, 5: blocks until done. 4: between device memories "no host-side synchronization".
         if not (flags & CopyFlag.SOURCE_DEVICE and flags & CopyFlag.DESTINATION_DEVICE):
             self.ordering.stream_done(host, stream, "synchronous copy")
@@ -311,8 +319,8 @@ class Engine:
         if stream is not None and not row.flags & (CopyFlag.ASYNC | CopyFlag.DESTINATION_DEVICE):
             self.ordering.stream_done(self._hosts[row.thread], stream, "synchronous fill")
 
-    def _enqueue_work(self, row: _Row, known: Sequence[Access]) -> None:
-        """Append an operation that touches what its ACCESS records say, or else what its own fields say."""
+    def _enqueue_work(self, row: _Row, known: Sequence[Access], ignored: int = 0) -> None:
+        """Append an operation. It touches what its ACCESS records say, or else `known`, except in mode `ignored`."""
         if row.stream in self._capturing:
             return  # captured work does not execute now (cuStreamBeginCapture)
         stream = self._streams.get(row.stream)
@@ -332,7 +340,8 @@ class Engine:
         if known:
             operation = Operation(stream.index, stream.count, stream.clock, row.record)
             for touched in known:
-                self._access(operation, touched)
+                if not touched.mode & ignored:
+                    self._access(operation, touched)
 
     def _host_access(self, row: _Row) -> None:
         """The host itself reads or writes memory that the device can reach."""
@@ -358,7 +367,7 @@ class Engine:
             if buffer.born is not None and not buffer.born.before(operation.agent, operation.clock):
                 # cuMemAllocAsync: the memory may be used only in stream order after the allocation.
                 self._misuse(FindingKind.USE_BEFORE_ALLOC, Side(buffer.born, "allocate"), touched)
-        self._history.touch(touched, self._conflict)
+        self.history.touch(touched, self._conflict)
 
     # Synchronization --------------------------------------------------------------------------------------------
 
@@ -416,7 +425,7 @@ class Engine:
         (for a pool, cuMemPoolSetAttribute's three REUSE attributes). A use that was not was reported at the free.
         """
         stop = row.address + row.size
-        self._history.forget(row.address, stop)
+        self.history.forget(row.address, stop)
         buffer = Buffer(row.address, stop, row.record)
         stream = self._streams.get(row.stream)
         if stream is not None and row.stream not in self._capturing:
@@ -430,12 +439,7 @@ class Engine:
         if row.stream in self._capturing:
             return
         host = self._hosts[row.thread]
-        buffer = self._buffers.find(row.address)
-        if buffer is None or buffer.start != row.address:  # allocated before the trace began
-            if not row.size:
-                return
-            buffer = Buffer(row.address, row.address + row.size, row.record)
-            self._own(buffer)
+        buffer = self._freed_buffer(row)
         stream = self._streams.get(row.stream)
         if stream is None and buffer.born is None:
             self._wait_for_users(host, buffer.start, buffer.stop)
@@ -450,34 +454,34 @@ class Engine:
         if stream is not None or buffer.born is not None:
             # cuMemFreeAsync: "the allocation must not be accessed after stream execution reaches the free".
             # cuMemFree of stream-ordered memory does not wait: "callers must ensure that all accesses have completed".
-            for access in list(self._history.within(buffer.start, buffer.stop)):
+            for access in list(self.history.within(buffer.start, buffer.stop)):
                 if not access.operation.before(operation.agent, operation.clock):
                     start, stop = max(access.start, buffer.start), min(access.stop, buffer.stop)
                     sides = _side(access), Side(operation, "free")
                     self._report(FindingKind.USE_AFTER_FREE, *sides, start, stop - start)
         buffer.freed = operation
-        self._history.forget(buffer.start, buffer.stop)
+        self.history.forget(buffer.start, buffer.stop)
 
     def _host_free(self, row: _Row) -> None:
         """cuMemFreeHost: whether it waits is not said, and the addresses may soon be pageable: forget them."""
         buffer = self._buffers.find(row.address)
         if buffer is not None:
-            self._history.forget(buffer.start, buffer.stop)
+            self.history.forget(buffer.start, buffer.stop)
             self._buffers.remove(buffer.start, buffer.stop)
 
     def _unmap(self, row: _Row) -> None:
         """Addresses that stand for other memory from now on."""
-        self._history.forget(row.address, row.address + row.size)
+        self.history.forget(row.address, row.address + row.size)
         for buffer in self._buffers.remove(row.address, row.address + row.size):
             self._report_suspect(buffer)
 
     def _segment_free(self, row: _Row) -> None:
         self._wait_for_users(self._hosts[row.thread], row.address, row.address + row.size)
-        self._history.forget(row.address, row.address + row.size)
+        self.history.forget(row.address, row.address + row.size)
 
     def _wait_for_users(self, host: Agent, start: int, stop: int) -> None:
         """cuMemFree "may perform implicit synchronization", and does for memory in use: the host is after its users."""
-        for access in self._history.within(start, stop):
+        for access in self.history.within(start, stop):
             if not access.operation.before(host.index, host.clock):
                 host.clock = join(host.clock, access.operation.after)
                 self.ordering.edges["free of memory in use"] += 1
@@ -493,7 +497,7 @@ class Engine:
             buffer.agent = stream.index
             clock = join(self.ordering.position(stream), self._hosts[row.thread].clock)
             handing_out = Operation(stream.index, stream.count, clock, row.record)
-            for old in self._history.within(buffer.start, buffer.stop):
+            for old in self.history.within(buffer.start, buffer.stop):
                 if not old.operation.before(stream.index, clock):
                     buffer.suspect = old, handing_out
                     break
@@ -507,10 +511,7 @@ class Engine:
 
     def _block_free_requested(self, row: _Row) -> None:
         """The owner gave the block back. The allocator records an event on each stream named by record_stream."""
-        buffer = self._buffers.find(row.address)
-        if buffer is None:
-            buffer = Buffer(row.address, row.address + row.size, row.record)
-            self._own(buffer)
+        buffer = self._freed_buffer(row)
         others = set(buffer.other_streams)
         if self._repairs is not None:
             others |= self._repairs.record_streams.get(int(self.records["stack"][buffer.record]), set())
@@ -528,6 +529,14 @@ class Engine:
                 host.clock = join(host.clock, clock)
                 self.ordering.edges["record_stream"] += 1
             buffer.releases = []
+
+    def _freed_buffer(self, row: _Row) -> Buffer:
+        """What the record frees, entered now if it was allocated before the trace began."""
+        buffer = self._buffers.find(row.address)
+        if buffer is None or buffer.start != row.address:
+            buffer = Buffer(row.address, row.address + row.size, row.record)
+            self._own(buffer)
+        return buffer
 
     def _own(self, buffer: Buffer) -> None:
         for replaced in self._buffers.add(buffer):

@@ -134,9 +134,9 @@ def _same_stride(first: Access, second: Access) -> tuple[int, int] | None:
 class History:
     """The accesses to every byte that a later one could still race with.
 
-    Memory is cut into disjoint segments at the bounds of accesses; each keeps a short list. An access is dropped
-    when a later one dominates it: whoever races with the dropped one then also races with the later one, or is
-    ordered after both. So a segment holds at most a few accesses for each agent, however long the program runs.
+    Memory is cut into disjoint segments at the bounds of accesses; each keeps a short list, newest first. An access
+    is dropped when a later one dominates it: whoever races with the dropped one then also races with the later one,
+    or is ordered after both. So a segment holds a few accesses for each agent, however long the program runs.
 
     A strided set lies on the segments of its hull; its rows are compared only when its hull collides.
     """
@@ -158,7 +158,7 @@ class History:
         alone = high - low > 1
         covers_all = new.exact and not new.stride
         for index in range(low, high):
-            kept = []
+            kept = [new]
             for old in self._accesses[index]:
                 earlier = old.operation
                 ordered = earlier.agent == agent or operation.clock[earlier.agent] >= earlier.epoch
@@ -167,8 +167,7 @@ class History:
                     ordered = operation.clock[earlier.agent] >= earlier.epoch  # `conflict` may have repaired it
                 if not (ordered and (mode & WRITE or mode == old.mode) and (covers_all or _covers(new, old))):
                     kept.append(old)
-            alone = alone and not kept
-            kept.append(new)
+            alone = alone and len(kept) == 1
             self._accesses[index] = kept
         if alone:  # every one of these segments now says the same
             self._starts[low:high] = [new.start]
@@ -176,7 +175,7 @@ class History:
             self._accesses[low:high] = [[new]]
 
     def within(self, start: int, stop: int) -> Iterator[Access]:
-        """The accesses kept for any byte of [start, stop), oldest first in each segment."""
+        """The accesses kept for any byte of [start, stop), the newest first in each segment."""
         seen = set()
         for index in range(bisect_right(self._stops, start), bisect_left(self._starts, stop)):
             for access in self._accesses[index]:

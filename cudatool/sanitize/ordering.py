@@ -11,6 +11,7 @@ Where CUDA promises nothing there is no edge. Quotations are from the CUDA Drive
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 
@@ -50,7 +51,7 @@ class Agent:
         self.peers: tuple[Agent, ...] = ()
         self.count = 0
         self.clock: Clock = (0,) * agents
-        self.records: list[int] = []
+        self.records = array("q")
         self.seen_host: Clock | None = None
 
     @property

@@ -48,7 +48,7 @@ def _plain(value: Any) -> Any:
 def render_text(report: Report, *, color: bool = False, width: int = 80) -> str:
     """Return the report for a terminal of `width` columns; `color` adds ANSI colours, and nothing depends on them.
 
-    Ends with a newline. Source lines are quoted where their files can be read.
+    Source lines are quoted where their files can be read.
     """
     style = _Style(color, max(width, 40))
     blocks = [style.finding(finding, number) for number, finding in enumerate(report.findings, 1)]
@@ -58,7 +58,7 @@ def render_text(report: Report, *, color: bool = False, width: int = 80) -> str:
             style.finding(finding, number) for number, finding in enumerate(report.possible, len(report.findings) + 1)
         ]
     blocks.append(style.summary(report))
-    return "\n\n".join(blocks) + "\n"
+    return "\n\n".join(blocks)
 
 
 class _Style:
@@ -124,7 +124,9 @@ class _Style:
         lines = [self.paint("1;31" if found else "1;32", f"cudatool sanitize: {verdict}")]
         device = f" on {report.device}" if report.device else ""
         edges = ", ".join(f"{count:,} {rule}" for rule, count in report.edges.items())
-        lines.append(self.wrap(f"checked {report.operations:,} operations{device}", "  "))
+        lines.append(
+            self.wrap(f"checked {report.operations:,} operation{'' if report.operations == 1 else 's'}{device}", "  ")
+        )
         lines.append(self.wrap(f"ordering seen: {edges or 'stream order only'}", "  "))
         lines += [self.wrap(f"note: {note}", "  ") for note in report.notes]
         return "\n".join(lines)

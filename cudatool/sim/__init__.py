@@ -44,7 +44,7 @@ def load(options: Options | None = None) -> Machine:
     global _loaded
     if _loaded is not None:
         return _loaded
-    from cudatool.sim import abi, api_device, api_memory, api_module, api_stream, machine
+    from cudatool.sim import abi, api_device, api_memory, api_module, api_stream, machine, runtime_api
 
     del api_device, api_memory, api_module, api_stream  # imported for what they register
     library = _load_library("cudatool.sim._libcuda")
@@ -74,6 +74,7 @@ def load(options: Options | None = None) -> Machine:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(resolve))
     library.cudatool_set_resolver(resolve)
     _load_nvrtc()
+    runtime_api.install()
     _loaded = machine.create(options or Options())
     atexit.register(drain)
     return _loaded

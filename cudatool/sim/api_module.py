@@ -8,7 +8,7 @@ from ctypes import c_int, c_size_t, c_uint
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cudatool.ptx import PtxError
+from cudatool.ptx import PtxError, parse
 from cudatool.sim import abi, profile
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, read_string, write
@@ -31,7 +31,8 @@ class Library:
         self.modules: dict[int, JitModule] = {}
         self.globals: dict[tuple[int, str], tuple[int, int]] = {}
         self.kernels: dict[str, Function] = {}
-        self.names = tuple(_translator().load(image).kernels)
+        self.parsed = parse(image)
+        self.names = tuple(self.parsed.kernels)
 
     def module(self, device: Device) -> JitModule:
         """Return the module on `device`, with its global variables allocated and initialized."""
@@ -464,8 +465,7 @@ def _launch(
     kernel = _prepare(function, stream.context.device)
     operation = Operation(stream, "kernel", function.name, abi.call.correlation)
     operation.run = partial(_execute, kernel, grid, block, shared, _pack(kernel, params, extra))
-    blocks = grid[0] * grid[1] * grid[2]
-    cost = profile.kernel_cost(blocks * threads, kernel.instructions, kernel.bytes_moved)
+    cost = profile.kernel_cost(function.library.parsed.kernels[function.name], grid[0] * grid[1] * grid[2] * threads)
     machine.scheduler.enqueue(operation, cost=cost)
 
 

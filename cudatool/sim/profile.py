@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from cudatool.ptx import Function, Symbol, type_bytes
+
 __all__ = [
     "ATTRIBUTES",
     "COMPUTE_CAPABILITY",
@@ -80,7 +82,8 @@ _COPY_LATENCY_NS: Final = 1_500
 _KERNEL_LATENCY_NS: Final = 2_500
 _LINK_BYTES_PER_NS: Final = 25  # host link, one direction
 _MEMORY_BYTES_PER_NS: Final = 2_000
-_THREADS_PER_NS: Final = 500  # threads of a short kernel retired in one nanosecond on the whole device
+_INSTRUCTIONS_PER_NS: Final = 30_000  # of all threads on the whole device
+_LOOP_COUNT: Final = 8
 
 
 def copy_cost(size: int, *, on_device: bool) -> int:
@@ -93,7 +96,22 @@ def memset_cost(size: int) -> int:
     return _COPY_LATENCY_NS + size // _MEMORY_BYTES_PER_NS
 
 
-def kernel_cost(threads: int, instructions: int, bytes_per_thread: int) -> int:
-    """Return the virtual ns of a kernel from its size and what one thread executes and moves (a static estimate)."""
-    work = max(threads * instructions / (_THREADS_PER_NS * 100), threads * bytes_per_thread / _MEMORY_BYTES_PER_NS)
+def kernel_cost(function: Function, threads: int) -> int:
+    """Return the virtual ns of a kernel run by `threads` threads.
+
+    A static estimate from its PTX: what a thread executes and moves, each loop taken to run 8 times.
+    """
+    weights = [1] * len(function.instructions)
+    for index, instruction in enumerate(function.instructions):
+        if instruction.opcode == "bra" and isinstance(target := instruction.operands[0], Symbol):
+            start = function.labels.get(target.name, index + 1)
+            for inside in range(start, index + 1):  # empty unless the branch goes back
+                weights[inside] = min(weights[inside] * _LOOP_COUNT, _LOOP_COUNT**4)
+    moved = 0
+    for weight, instruction in zip(weights, function.instructions, strict=True):
+        if instruction.opcode in ("ld", "st", "atom", "red") and "global" in instruction.modifiers:
+            lanes = next((int(m[1]) for m in instruction.modifiers if m in ("v2", "v4")), 1)
+            moved += weight * lanes * type_bytes(instruction.modifiers[-1])
+    instructions = sum(weights)
+    work = max(threads * instructions / _INSTRUCTIONS_PER_NS, threads * moved / _MEMORY_BYTES_PER_NS)
     return _KERNEL_LATENCY_NS + int(work)

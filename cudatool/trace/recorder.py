@@ -79,10 +79,12 @@ class Recorder:
         self._stacks = {0: 0}
         self._frames: dict[Frame, int] = {}
         self._threads: dict[int, int] = {}
-        self._descriptor = _create(self.path, force=force)
         self._closed = False
+        self._end = 0
+        head = _header(header)
+        self._descriptor = _create(self.path, force=force)
         try:
-            self._end = self._write_header(header)
+            self._append(head)
             self._tables = self._open_chunk(Chunk.TABLES, _TABLES_CAPACITY)
             self._records = self._open_chunk(Chunk.RECORDS, _RECORDS_CAPACITY)
         except OSError as error:
@@ -140,7 +142,7 @@ class Recorder:
                     full, self._records = self._records, self._open_chunk(Chunk.RECORDS, _RECORDS_CAPACITY)
                     full.seal()
             except OSError as error:
-                self._failure = str(error)
+                self._failure = error.strerror or str(error)
                 raise
             # fmt: off
             words = (moment, kind, device, flags, thread_index, 0, stream, correlation, stack_index, name_index,
@@ -208,22 +210,6 @@ class Recorder:
         self._records.release()
         os.close(self._descriptor)
 
-    def _write_header(self, header: dict[str, Any]) -> int:
-        from importlib.metadata import version  # slow to import, and not needed to emit
-
-        facts = {
-            "cudatool": version("cudatool"),
-            "python": sys.version.split()[0],
-            "pid": os.getpid(),
-            "start_time": _now(),
-            "start_time_ns": time.monotonic_ns(),
-        }
-        payload = _json(facts | header)
-        head = FILE_HEADER.pack(MAGIC, VERSION, len(payload), crc32(payload)) + payload
-        self._end = 0
-        self._append(head.ljust(aligned(len(head)), b"\0"))
-        return self._end
-
     def _open_chunk(self, kind: Chunk, capacity: int) -> OpenChunk:
         chunk = OpenChunk(self._descriptor, self._end, kind, capacity)
         self._end = chunk.end
@@ -278,6 +264,21 @@ class Recorder:
         self._add_entry(Table.THREADS, index, _utf8(name))
         self._threads[thread] = index
         return index
+
+
+def _header(given: dict[str, Any]) -> bytes:
+    from importlib.metadata import version  # slow to import, and not needed to emit
+
+    facts = {
+        "cudatool": version("cudatool"),
+        "python": sys.version.split()[0],
+        "pid": os.getpid(),
+        "start_time": _now(),
+        "start_time_ns": time.monotonic_ns(),
+    }
+    payload = _json(facts | given)
+    head = FILE_HEADER.pack(MAGIC, VERSION, len(payload), crc32(payload)) + payload
+    return head.ljust(aligned(len(head)), b"\0")
 
 
 def _create(path: str, *, force: bool) -> int:

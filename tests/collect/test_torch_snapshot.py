@@ -46,7 +46,7 @@ def test_a_recording_gives_the_bytes_that_pytorch_counted(path: Path) -> None:
     assert stats["active_bytes.all.current"] == device.now.active
     assert stats["reserved_bytes.all.current"] == device.now.reserved
     assert stats["active.all.allocated"] == device.allocations
-    assert stats["num_ooms"] <= device.ooms
+    assert stats["num_ooms"] == device.ooms
     assert final(snapshot) == live(snapshot)
 
 
@@ -137,7 +137,10 @@ def test_old_list_of_segments_reads_with_frames_from_history(tmp_path: Path) -> 
 
 
 def test_devices_are_merged_by_time(tmp_path: Path) -> None:
-    traces = [[event("alloc", BASE, 512, time_us=t) for t in (1, 4)], [event("alloc", BASE, 512, time_us=t) for t in (2, 3)]]
+    traces = [
+        [event("alloc", BASE, 512, time_us=t) for t in (1, 4)],
+        [event("alloc", BASE, 512, time_us=t) for t in (2, 3)],
+    ]
     snapshot = torch_snapshot.read(dump({"segments": [], "device_traces": traces}, tmp_path / "x"))
     assert [0, 1, 1, 0] == snapshot.of_kind(Kind.BLOCK_ALLOC)["device"].tolist()
 
@@ -199,7 +202,14 @@ def test_an_unsplit_tail_belongs_to_its_block(tmp_path: Path, request_bytes: int
 
 @pytest.mark.parametrize(
     ("divisions", "request_bytes", "size"),
-    [(0, 1, 512), (0, 513, 1024), (4, 1200, 1536), (4, 3 * MIB - 1, 3 * MIB), (4, 5 * MIB + 1, 6 * MIB), (4, 4 * MIB, 4 * MIB)],
+    [
+        (0, 1, 512),
+        (0, 513, 1024),
+        (4, 1200, 1536),
+        (4, 3 * MIB - 1, 3 * MIB),
+        (4, 5 * MIB + 1, 6 * MIB),
+        (4, 4 * MIB, 4 * MIB),
+    ],
 )
 def test_sizes_are_rounded_as_the_settings_say(tmp_path: Path, divisions: int, request_bytes: int, size: int) -> None:
     settings = {"roundup_power2_divisions": {str(1 << i): divisions for i in range(16)}}

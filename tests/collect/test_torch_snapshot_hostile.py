@@ -75,7 +75,7 @@ def test_a_small_file_cannot_reserve_much_memory(tmp_path: Path, program: bytes)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 16 << 20
+    assert peak < 32 << 20
 
 
 def test_tuples_whose_hash_takes_forever_are_refused(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_lists_that_would_be_endless_if_copied_are_harmless(tmp_path: Path) -> N
 def test_a_bomb_of_compressed_bytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain_pickle, "MAX_BYTES", 1 << 20)
     (tmp_path / "x").write_bytes(lzma.compress(bytes(2 << 20)))
-    with pytest.raises(SnapshotFormatError, match="unpacks to more than"):
+    with pytest.raises(SnapshotFormatError, match="holds more than"):
         plain_pickle.load(tmp_path / "x")
 
 

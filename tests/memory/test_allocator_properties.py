@@ -8,7 +8,7 @@ import pytest
 from fake_provider import FakeProvider
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cudatool.errors import OutOfMemoryError, UsageError
 from cudatool.memory import CachingAllocator, Settings
@@ -27,25 +27,19 @@ STREAMS = st.integers(0, 2)
 class AllocatorMachine(RuleBasedStateMachine):
     """A small device, so that memory runs out now and then."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    @initialize(conf=st.sampled_from(CONFS))
+    def start(self, conf: str) -> None:
         self.provider = FakeProvider(total=200 * MIB)
-        self.allocator: CachingAllocator | None = None
+        self.allocator = CachingAllocator(self.provider, device=0, settings=Settings.parse(conf))
         self.live: dict[int, int] = {}  # address -> requested bytes
         self.highest = 0
 
-    def start(self, conf: str) -> CachingAllocator:
-        if self.allocator is None:
-            self.allocator = CachingAllocator(self.provider, device=0, settings=Settings.parse(conf))
-        return self.allocator
-
-    @rule(conf=st.sampled_from(CONFS), size=SIZES, stream=STREAMS)
-    def malloc(self, conf: str, size: int, stream: int) -> None:
-        allocator = self.start(conf)
+    @rule(size=SIZES, stream=STREAMS)
+    def malloc(self, size: int, stream: int) -> None:
         try:
-            address = allocator.malloc(size, stream)
+            address = self.allocator.malloc(size, stream)
         except OutOfMemoryError:
-            assert not any(len(s["blocks"]) == 1 and s["active_size"] == 0 for s in allocator.snapshot_segments())
+            assert [] == [s for s in self.allocator.snapshot_segments() if s["active_size"] == 0]
             return
         assert address not in self.live
         self.live[address] = size
@@ -53,7 +47,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
-        if self.live and self.allocator:
+        if self.live:
             address = data.draw(st.sampled_from(sorted(self.live)))
             del self.live[address]
             self.allocator.free(address)
@@ -62,7 +56,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), stream=STREAMS)
     def record_stream(self, data: st.DataObject, stream: int) -> None:
-        if self.live and self.allocator:
+        if self.live:
             self.allocator.record_stream(data.draw(st.sampled_from(sorted(self.live))), stream)
 
     @rule(passed=st.sets(STREAMS))
@@ -71,20 +65,17 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @rule()
     def empty_cache(self) -> None:
-        if self.allocator:
-            self.allocator.empty_cache()
-            for segment in self.allocator.snapshot_segments():
-                assert segment["active_size"] > 0
+        self.allocator.empty_cache()
+        assert [] == [s for s in self.allocator.snapshot_segments() if s["active_size"] == 0]
 
     @invariant()
     def segments_are_exactly_those_of_the_provider(self) -> None:
-        if self.allocator:
-            segments = self.allocator.snapshot_segments()
-            assert self.provider.segments == {s["address"]: s["total_size"] for s in segments}
+        segments = self.allocator.snapshot_segments()
+        assert self.provider.segments == {s["address"]: s["total_size"] for s in segments}
 
     @invariant()
     def blocks_tile_their_segment_and_free_neighbours_are_merged(self) -> None:
-        for segment in self.allocator.snapshot_segments() if self.allocator else []:
+        for segment in self.allocator.snapshot_segments():
             end = segment["address"]
             previous = ""
             for block in segment["blocks"]:
@@ -96,16 +87,13 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @invariant()
     def live_blocks_are_those_handed_out(self) -> None:
-        if self.allocator:
-            blocks = [block for segment in self.allocator.snapshot_segments() for block in segment["blocks"]]
-            allocated = [block for block in blocks if block["state"] == "active_allocated"]
-            assert self.live == {block["address"]: block["requested_size"] for block in allocated}
-            assert all(block["size"] >= block["requested_size"] for block in allocated)
+        blocks = [block for segment in self.allocator.snapshot_segments() for block in segment["blocks"]]
+        allocated = [block for block in blocks if block["state"] == "active_allocated"]
+        assert self.live == {block["address"]: block["requested_size"] for block in allocated}
+        assert all(block["size"] >= block["requested_size"] for block in allocated)
 
     @invariant()
     def statistics_agree_with_the_state(self) -> None:
-        if not self.allocator:
-            return
         stats = self.allocator.stats()
         expected: Counter[str] = Counter()
         for segment in self.allocator.snapshot_segments():

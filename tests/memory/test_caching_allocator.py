@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import pickle
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -294,6 +296,26 @@ def test_out_of_memory_has_the_numbers_and_leaves_the_allocator_usable(provider:
     allocator.free(held)
     allocator.malloc(33 * MIB, 0)
     assert (1, 2) == (allocator.stats()["num_ooms"], allocator.stats()["num_alloc_retries"])
+
+
+def test_out_of_memory_keeps_nothing_of_its_caller_alive(make: Make) -> None:
+    class Array:
+        pass
+
+    def program() -> None:
+        array = Array()
+        alive.append(weakref.ref(array))
+        allocator.malloc(2 * MIB, 0)
+
+    alive: list[weakref.ref[Array]] = []
+    allocator = make(total=MIB)
+    gc.disable()
+    try:
+        with contextlib.suppress(OutOfMemoryError):
+            program()
+        assert None is alive[0]()
+    finally:
+        gc.enable()
 
 
 def test_out_of_memory_says_when_memory_lies_in_pieces(make: Make) -> None:

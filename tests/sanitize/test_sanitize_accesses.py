@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from sanitize_program import ATOMIC, Program, R, W
 
 from cudatool.sanitize import check
+from cudatool.sanitize.engine import Engine
 from cudatool.sanitize.intervals import WRITE, Access, History, Operation, overlap
-from cudatool.trace.events import AccessFlag, Kind
+from cudatool.trace.events import AccessFlag, CopyFlag, Kind
 
 BUFFER = 0x10000
 
@@ -79,6 +80,28 @@ def test_launch_without_access_records_is_counted_as_unchecked() -> None:
     assert report.notes == ("1 launch not checked: what they access is not known",)
 
 
+@pytest.mark.parametrize(("measured", "unchecked"), [(True, 0), (False, 1)])
+def test_executed_launch_that_touched_nothing_is_checked_if_accesses_were_measured(
+    measured: bool, unchecked: int
+) -> None:
+    program = Program()
+    program.header["accesses"] = measured
+    program.kernel(program.stream())
+    program.emit(Kind.EXECUTION, stream=1, correlation=1)
+    assert check(program.trace()).unchecked_launches == unchecked
+
+
+def test_executed_copy_touches_its_own_range_even_if_accesses_were_measured() -> None:
+    program = Program()
+    program.header["accesses"] = True
+    a, b = program.stream(), program.stream()
+    program.fill(a, BUFFER, 64)
+    program.fill(b, BUFFER, 64)
+    program.emit(Kind.EXECUTION, stream=a, correlation=1)
+    program.emit(Kind.EXECUTION, stream=b, correlation=2)
+    assert count(program) == 1
+
+
 def test_launch_said_to_touch_nothing_is_checked() -> None:
     program = Program()
     program.kernel(program.stream(), (R, BUFFER, 0))
@@ -92,6 +115,18 @@ def test_access_records_of_a_copy_replace_its_own_range() -> None:
     program.emit(Kind.ACCESS, correlation=1, flags=W, address=BUFFER, size=4, aux0=16, aux1=4)
     program.kernel(b, (W, BUFFER + 4, 4))
     assert count(program) == 0
+
+
+@pytest.mark.parametrize("pageable", [True, False])
+def test_pageable_side_of_a_copy_is_ignored_even_if_the_trace_tells_it(pageable: bool) -> None:
+    program = Program()
+    a, b = program.stream(), program.stream()
+    host, flags = 0x900000, CopyFlag.SOURCE_PAGEABLE if pageable else CopyFlag(0)
+    program.copy(a, BUFFER, host, 64, CopyFlag.DESTINATION_DEVICE | CopyFlag.ASYNC | flags)
+    program.emit(Kind.ACCESS, correlation=1, flags=R, address=host, size=64)
+    program.emit(Kind.ACCESS, correlation=1, flags=W, address=BUFFER, size=64)
+    program.copy(b, host, BUFFER + 64, 64, CopyFlag.SOURCE_DEVICE | CopyFlag.ASYNC)
+    assert count(program) == int(not pageable)
 
 
 def test_second_record_of_one_correlation_neither_repeats_nor_lacks_its_accesses() -> None:
@@ -113,6 +148,37 @@ def test_conservative_range_gives_a_possible_finding_only() -> None:
     assert [finding.first.exact for finding in report.possible] == [False]
 
 
+def test_possible_finding_does_not_hide_a_certain_one() -> None:
+    program = Program()
+    a, b = program.stream(), program.stream()
+    program.kernel(a, (W, BUFFER, 64))
+    program.kernel(a, (W | AccessFlag.INEXACT, BUFFER + 64, 64))
+    program.kernel(b, (R, BUFFER + 64, 4))
+    program.kernel(b, (R, BUFFER, 4))
+    report = check(program.trace())
+    assert (len(report.findings), len(report.possible)) == (1, 1)
+
+
+def test_pair_that_meets_in_two_places_counts_once() -> None:
+    program = Program()
+    a, b = program.stream(), program.stream()
+    program.kernel(a, (W, BUFFER, 64))
+    program.kernel(a, (R, BUFFER, 32))
+    program.kernel(b, (W, BUFFER, 64))
+    engine = Engine(program.trace())
+    engine.run()
+    assert [defect.count for defect in engine.defects.values()] == [1, 1]
+
+
+def test_finding_names_the_latest_of_several_accesses_that_one_wait_would_order() -> None:
+    program = Program()
+    a, b = program.stream(), program.stream()
+    program.kernel(a, (W, BUFFER, 64), name="first")
+    program.kernel(a, (R, BUFFER, 64), name="last")
+    program.kernel(b, (W, BUFFER, 64))
+    assert [finding.first.operation for finding in check(program.trace()).findings] == ["kernel last"]
+
+
 def test_conservative_write_does_not_hide_the_exact_one_before_it() -> None:
     program = Program()
     a, b = program.stream(), program.stream()
@@ -131,6 +197,18 @@ def test_racing_read_of_another_stream_is_remembered_beside_later_reads() -> Non
     program.kernel(c, (W, BUFFER, 4))
     (finding,) = check(program.trace()).findings
     assert (finding.kind.value, finding.first.agent) == ("race-war", "stream 1")
+
+
+def test_engine_forgets_the_accesses_of_freed_memory() -> None:
+    program = Program()
+    a = program.stream()
+    program.alloc(BUFFER, 64)
+    program.kernel(a, (W, BUFFER, 64), (W, BUFFER + 64, 64))
+    program.free(BUFFER, 64)
+    program.emit(Kind.SEGMENT_FREE, address=BUFFER + 64, size=64)
+    engine = Engine(program.trace())
+    engine.run()
+    assert len(engine.history) == 0
 
 
 def access(start: int, stop: int, row: int = 0, stride: int = 0, *, agent: int = 0, epoch: int = 1) -> Access:

@@ -121,6 +121,19 @@ def test_block_handed_out_too_early_and_not_seen_in_use_is_found(program: Progra
     assert (finding.kind.value, finding.second.mode) == ("reuse", "allocate")
 
 
+@pytest.mark.parametrize("kind", [Kind.BLOCK_ALLOC, Kind.SEGMENT_ALLOC])
+def test_block_handed_out_too_early_is_found_when_its_addresses_go_on(program: Program, kind: Kind) -> None:
+    a, b = program.stream(), program.stream()
+    program.block(BUFFER, SIZE, a)
+    program.kernel(b, (R, BUFFER, SIZE))
+    program.free_block(BUFFER, SIZE, a)
+    program.block(BUFFER, SIZE, a, line=50)
+    program.free_block(BUFFER, SIZE, a)
+    program.order(b, a)
+    program.emit(kind, address=BUFFER, size=SIZE, stream=a)
+    assert [finding.second.stack[0].line for finding in findings(program)] == [50]
+
+
 def test_split_of_a_block_that_the_other_stream_does_not_touch_is_clean(program: Program) -> None:
     a, b = program.stream(), program.stream()
     program.block(BUFFER, SIZE, a)
@@ -139,6 +152,19 @@ def test_block_used_after_its_free_request_is_found(program: Program) -> None:
     (finding,) = findings(program)
     assert (finding.kind.value, finding.first.mode, finding.repair) == ("use-after-free", "free", "")
     assert finding.reason == "The memory was already given back at program.py:3."
+
+
+@pytest.mark.parametrize("block", [True, False])
+def test_memory_allocated_before_the_trace_began_is_found_when_used_after_its_free(
+    program: Program, block: bool
+) -> None:
+    a = program.stream()
+    if block:
+        program.free_block(BUFFER, SIZE, a)
+    else:
+        program.free(BUFFER, SIZE)
+    program.kernel(a, (R, BUFFER, SIZE))
+    assert kinds(program) == ["use-after-free"]
 
 
 def test_fresh_block_used_on_another_stream_is_clean(program: Program) -> None:

@@ -328,6 +328,13 @@ def test_legacy_default_stream_is_ordered_with_blocking_streams_only(
     assert kinds(program) == expected
 
 
+def test_stream_whose_creation_was_not_seen_is_taken_for_a_blocking_one(program: Program) -> None:
+    legacy = program.stream(StreamFlag.LEGACY_DEFAULT)
+    write(program, legacy)
+    read(program, 99)
+    assert kinds(program) == []
+
+
 def test_legacy_default_stream_of_another_device_orders_nothing(program: Program) -> None:
     legacy, other = program.stream(StreamFlag.LEGACY_DEFAULT, device=1), program.stream(BLOCKING, device=0)
     write(program, legacy)
@@ -387,7 +394,7 @@ def test_host_function_runs_in_stream_order(program: Program) -> None:
 
 
 def test_captured_work_does_not_execute_at_capture(program: Program) -> None:
-    a, b, event = program.stream(), program.stream(), program.event()
+    a, b = program.stream(), program.stream()
     program.kernel(a, (W, BUFFER, SIZE))
     program.emit(Kind.GRAPH_CAPTURE_BEGIN, stream=b)
     read(program, b)
@@ -395,7 +402,6 @@ def test_captured_work_does_not_execute_at_capture(program: Program) -> None:
     assert kinds(program) == []
     read(program, b)
     assert kinds(program) == ["race-raw"]
-    program.record(event, b)
 
 
 def test_stream_that_waits_for_a_captured_event_joins_the_capture(program: Program) -> None:
@@ -407,6 +413,17 @@ def test_stream_that_waits_for_a_captured_event_joins_the_capture(program: Progr
     read(program, c)
     program.emit(Kind.GRAPH_CAPTURE_END, stream=b, aux0=1)
     assert kinds(program) == []
+    read(program, c)
+    assert kinds(program) == ["race-raw"]
+
+
+def test_event_recorded_again_outside_the_capture_takes_nobody_into_it(program: Program) -> None:
+    a, b, c, event = program.stream(), program.stream(), program.stream(), program.event()
+    program.emit(Kind.GRAPH_CAPTURE_BEGIN, stream=b)
+    program.record(event, b)
+    program.record(event, a)
+    program.wait(c, event)
+    write(program, a)
     read(program, c)
     assert kinds(program) == ["race-raw"]
 

@@ -207,3 +207,14 @@ def test_process_that_leaves_everything_open_ends_cleanly():
     done = subprocess.run([sys.executable, "-X", "dev", "-c", source], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0
     assert "Traceback" not in done.stderr
+
+
+def test_runtime_functions_that_cuda_core_uses_are_answered(driver, ok, log, streams):
+    from cuda.bindings import runtime
+
+    log.enqueue(streams[0], "a")
+    assert runtime.cudaDeviceSynchronize() == (runtime.cudaError_t.cudaSuccess,)
+    assert log.order == ["a"]
+    assert runtime.cudaDeviceGetPCIBusId(13, 0) == (runtime.cudaError_t.cudaSuccess, b"0000:01:00.0\0")
+    assert runtime.cudaGetDeviceCount()[1] == 1
+    assert runtime.cudaDeviceGetPCIBusId(13, 7)[0] == runtime.cudaError_t.cudaErrorInvalidDevice

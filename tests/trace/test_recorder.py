@@ -171,6 +171,13 @@ def test_short_recording_makes_a_small_file(tmp_path: Path) -> None:
     assert (tmp_path / "trace.ctrace").stat().st_size < 64 * 1024
 
 
+def test_room_for_a_chunk_is_there_before_it_is_used(tmp_path: Path) -> None:
+    # A write into a mapping of a file without room behind it would kill the program with SIGBUS.
+    with Recorder(tmp_path / "trace.ctrace", header={}) as recorder:
+        status = os.stat(recorder.path)
+        assert status.st_blocks * 512 >= status.st_size > 4096 * RECORD.itemsize
+
+
 def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "trace.ctrace"
     path.write_text("precious")
@@ -201,6 +208,29 @@ def test_unwritable_place_is_one_clear_error(tmp_path: Path) -> None:
         Recorder(tmp_path / "missing" / "trace.ctrace", header={})
 
 
+def test_recording_that_cannot_start_leaves_no_file(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(OutputError, match="cannot be written: File too large"):
+            Recorder(tmp_path / "trace.ctrace", header={})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_threads_beyond_what_a_record_can_tell_apart_share_an_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cudatool.trace.recorder._MAX_THREAD", 2)
+    with Recorder(tmp_path / "trace.ctrace", header={}) as recorder:
+        for thread in (11, 12, 13, 14, 11):
+            recorder(event_of(thread=thread))
+    trace = read(tmp_path / "trace.ctrace")
+    assert trace.records["thread"].tolist() == [0, 1, 2, 2, 0]
+    assert trace.threads == ["", "", "other threads"]
+
+
 def test_threads_emit_at_once_and_no_event_is_lost_or_reordered(tmp_path: Path) -> None:
     def work(first: int) -> None:
         emit_numbered(range(first, first + 3000))
@@ -229,6 +259,7 @@ def test_forked_child_does_not_write_into_its_parents_file(tmp_path: Path) -> No
             recorder.close()
             os._exit(int(hooks.active))
         _, status = os.waitpid(child, 0)
+        assert addresses(read(tmp_path / "trace.ctrace")) == [1]
         emit_numbered([2])
     trace = read(tmp_path / "trace.ctrace")
     assert os.waitstatus_to_exitcode(status) == 0
@@ -247,7 +278,7 @@ def test_full_disk_stops_the_recording_and_not_the_program(tmp_path: Path, small
     trace = read(tmp_path / "trace.ctrace")
     assert 3 < len(trace.records) < 200
     assert addresses(trace) == list(range(len(trace.records)))
-    assert [note.split(":")[0] for note in trace.notes] == ["The recording stopped early"]
+    assert trace.notes == ["The recording stopped early: File too large."]
 
 
 EMIT_FOREVER = """

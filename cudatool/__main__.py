@@ -1,0 +1,5 @@
+"""``python -m cudatool`` is the ``cudatool`` command."""
+
+from cudatool.cli import main
+
+main()

@@ -1,0 +1,294 @@
+"""Kernels: CUDA C++ source in, a launch out, with cuda.core's conventions."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from cudatool import _cuda, _driver
+from cudatool._cuda import check, operation
+from cudatool._device import current_device
+from cudatool._device import device as on_device
+from cudatool._stream import ExternalStream, Stream, current_stream
+from cudatool.errors import UsageError
+from cudatool.trace import hooks
+from cudatool.trace.events import Kind, pack_dims
+
+__all__ = ["Kernel", "compile", "launch"]
+
+
+class Kernel:
+    """A kernel that is loaded; made by :func:`compile`.
+
+    ``kernel[config](*arguments)`` launches it on the current stream, where `config` is a
+    :class:`cuda.core.LaunchConfig` or ``(grid, block)``; see :func:`launch` for the arguments.
+
+    Attributes
+    ----------
+    name
+        As given to :func:`compile`.
+    core
+        The :class:`cuda.core.Kernel`, with its ``attributes`` and ``occupancy``.
+    parameters
+        Offset and size in bytes of each parameter.
+    """
+
+    def __init__(self, core: Any, name: str) -> None:
+        self.core = core
+        self.name = name
+        with operation():
+            self.handle = int(core.handle)
+            self.parameters = [(int(info.offset), int(info.size)) for info in core.arguments_info]
+        end = max((offset + size for offset, size in self.parameters), default=0)
+        self._block_type = ctypes.c_char * max(end, 1)
+        self._pointers_type = ctypes.c_void_p * len(self.parameters)
+
+    def __getitem__(self, config: Any) -> Callable[..., None]:
+        if isinstance(config, tuple):
+            if len(config) != 2:
+                raise UsageError(f"kernel[{config}]: pass (grid, block) or a LaunchConfig")
+            config = _cuda.core.LaunchConfig(grid=config[0], block=config[1])
+        return functools.partial(launch, None, config, self)
+
+    def pack(self, arguments: tuple[Any, ...]) -> ctypes.Array[ctypes.c_void_p]:
+        """Return the addresses of the arguments, converted to what the kernel's parameters are.
+
+        Raises
+        ------
+        UsageError
+            There are too many or too few, or one does not fit its parameter.
+        """
+        if len(arguments) != len(self.parameters):
+            raise UsageError(f"{self.name} takes {len(self.parameters)} arguments, not {len(arguments)}")
+        block = self._block_type()
+        base = ctypes.addressof(block)
+        pointers = self._pointers_type()
+        for index, (argument, (offset, size)) in enumerate(zip(arguments, self.parameters, strict=True)):
+            try:
+                value = _to_bytes(argument, size)
+            except (OverflowError, TypeError) as error:
+                raise UsageError(f"argument {index} of {self.name}: {error}") from None
+            ctypes.memmove(base + offset, value, size)
+            pointers[index] = base + offset
+        pointers.block = block  # type: ignore[attr-defined] # keeps it alive
+        return pointers
+
+    def __repr__(self) -> str:
+        return f"<Kernel {self.name}>"
+
+
+_FLOAT_FORMATS: Final = {2: "<e", 4: "<f", 8: "<d"}
+
+
+def _to_bytes(argument: Any, size: int) -> bytes:
+    """Return the `size` bytes that stand for an argument."""
+    from cudatool._array import DeviceArray  # arrays are copied by kernels, too
+
+    if isinstance(argument, DeviceArray):
+        value = np.uint64(argument.data_ptr()).tobytes()
+    elif isinstance(argument, _cuda.core.Buffer):
+        value = np.uint64(int(argument.handle)).tobytes()
+    elif isinstance(argument, np.generic) or (isinstance(argument, np.ndarray) and not argument.ndim):
+        value = argument.tobytes()
+    elif isinstance(argument, np.ndarray):
+        raise TypeError("a NumPy array is host memory; copy it with cudatool.asarray")
+    elif isinstance(argument, int):
+        try:
+            value = argument.to_bytes(size, "little", signed=argument < 0)
+        except OverflowError:
+            raise OverflowError(f"{argument} does not fit in {size} bytes") from None
+    elif isinstance(argument, float):
+        if size not in _FLOAT_FORMATS:
+            raise TypeError(f"a float was passed for a parameter of {size} bytes")
+        value = struct.pack(_FLOAT_FORMATS[size], argument)
+    else:
+        raise TypeError(f"cannot pass {type(argument).__name__}; foreign arrays go through cudatool.asarray")
+    if len(value) != size:
+        raise TypeError(f"{type(argument).__name__} has {len(value)} bytes, the parameter {size}")
+    return value
+
+
+def launch(stream: Any, config: Any, kernel: Kernel, *arguments: Any) -> None:
+    """Enqueue a kernel.
+
+    Parameters
+    ----------
+    stream
+        A :class:`Stream`, anything with ``__cuda_stream__``, or None for the current stream.
+    config
+        A :class:`cuda.core.LaunchConfig`: grid, block, shared memory in bytes.
+    arguments
+        One for each parameter. A :class:`DeviceArray` or :class:`cuda.core.Buffer` is passed as its address; a NumPy
+        scalar or structured element as it is; a Python bool or int as an integer, a Python float as a floating-point
+        number of the parameter's size. A driver knows the size of a parameter, not its type: pass ``2.0`` or
+        ``np.float32(2)``, not ``2``, to a parameter that is a float.
+
+    Raises
+    ------
+    UsageError
+        The arguments do not fit the parameters.
+    CudaError
+        The driver refused the launch.
+    """
+    stream = _as_stream(stream)
+    pointers = kernel.pack(arguments)
+    native = _native_config(config, stream.cuda_stream)
+    with on_device(stream.device_index), operation() as correlation:
+        check(_cuda.driver.cuLaunchKernelEx(native, kernel.handle, ctypes.addressof(pointers), 0))
+    if correlation:
+        hooks.emit(
+            Kind.KERNEL_LAUNCH,
+            device=stream.device_index,
+            stream=stream.trace_id(),
+            correlation=correlation,
+            name=kernel.name,
+            aux0=pack_dims(native.gridDimX, native.gridDimY, native.gridDimZ),
+            aux1=pack_dims(*config.block),
+            size=config.shmem_size,
+        )
+
+
+def _as_stream(stream: Any) -> Stream:
+    if stream is None:
+        return current_stream()
+    if isinstance(stream, Stream):
+        return stream
+    try:
+        _, handle = stream.__cuda_stream__()
+    except AttributeError:
+        raise UsageError(f"{type(stream).__name__} is not a stream: it has no __cuda_stream__") from None
+    return ExternalStream(handle)
+
+
+def _native_config(config: Any, stream: int) -> Any:
+    """Return cuda.core's LaunchConfig as the driver's; a grid of clusters becomes one of blocks."""
+    driver = _cuda.driver
+    kinds = driver.CUlaunchAttributeID
+    native = driver.CUlaunchConfig()
+    cluster = config.cluster or (1, 1, 1)
+    native.gridDimX, native.gridDimY, native.gridDimZ = (g * c for g, c in zip(config.grid, cluster, strict=True))
+    native.blockDimX, native.blockDimY, native.blockDimZ = config.block
+    native.sharedMemBytes = config.shmem_size
+    native.hStream = stream
+    attributes = []
+    if config.cluster:
+        dimension = driver.CUlaunchAttribute()
+        dimension.id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        dimension.value.clusterDim.x, dimension.value.clusterDim.y, dimension.value.clusterDim.z = cluster
+        attributes.append(dimension)
+    if config.is_cooperative:
+        cooperative = driver.CUlaunchAttribute()
+        cooperative.id = kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        cooperative.value.cooperative = 1
+        attributes.append(cooperative)
+    if config.programmatic_stream_serialization:
+        overlap = driver.CUlaunchAttribute()
+        overlap.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        overlap.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(overlap)
+    native.attrs, native.numAttrs = attributes, len(attributes)
+    return native
+
+
+def compile(source: str, name: str, *, options: Any = None) -> Kernel:
+    """Compile CUDA C++ for the current device, load it, and return one of its kernels.
+
+    What was compiled before, in any process, comes from a cache on disk.
+
+    Parameters
+    ----------
+    source
+        CUDA C++; the headers of CUDA and CCCL can be included.
+    name
+        The kernel's, as C++ says it: ``"scale"``, ``"ns::scale<float>"``.
+    options
+        A :class:`cuda.core.ProgramOptions`. With include paths of its own nothing is cached: headers may change.
+
+    Raises
+    ------
+    CompileError
+        NVRTC refused the source; the error's ``log`` has its messages.
+    """
+    index = current_device()
+    with operation() as correlation:
+        code = _object_code(source, name, options)
+        kernel = Kernel(code.get_kernel(name), name)
+    if correlation:
+        hooks.emit(Kind.MODULE_LOAD, device=index, name=name, size=len(code.code))
+    return kernel
+
+
+_HEADER_WHEELS: Final = ("nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-cuda-cccl")
+
+
+@functools.cache
+def _include_paths() -> list[str]:
+    """Return where CUDA's and CCCL's headers were installed."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = spec.submodule_search_locations if spec is not None else None
+    candidates = [os.path.join(root, "cu13", sub) for root in roots or () for sub in ("include", "include/cccl")]
+    return [path for path in candidates if os.path.isdir(path)]
+
+
+@functools.cache
+def _headers_digest() -> bytes:
+    """Return what changes when the installed headers do."""
+    versions = []
+    for wheel in _HEADER_WHEELS:
+        try:
+            versions.append(importlib.metadata.version(wheel))
+        except importlib.metadata.PackageNotFoundError:
+            versions.append("")
+    return hashlib.sha256(repr((versions, _include_paths())).encode()).digest()
+
+
+@functools.cache
+def _cache() -> Any:
+    from cuda.core.utils import FileStreamProgramCache
+
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return FileStreamProgramCache(Path(root) / "cudatool" / "programs")
+
+
+def _object_code(source: str, name: str, options: Any) -> Any:
+    """Return the compiled program; a cache entry is the kernel's mangled name, a zero byte, and the code."""
+    core = _cuda.core
+    given = core.ProgramOptions(name=name, lineinfo=True) if options is None else options
+    own_paths = [given.include_path] if isinstance(given.include_path, str) else list(given.include_path or ())
+    complete = dataclasses.replace(given, include_path=[*own_paths, *_include_paths()])
+    # The software device cannot run machine code.
+    target = "ptx" if _driver.initialize().kind == "sim" else "cubin"
+    if own_paths:
+        return core.Program(source, "c++", complete).compile(target, name_expressions=(name,))
+
+    from cuda.core.utils import make_program_cache_key
+
+    key = make_program_cache_key(
+        code=source,
+        code_type="c++",
+        options=complete,
+        target_type=target,
+        name_expressions=(name,),
+        extra_digest=_headers_digest(),
+    )
+    found = _cache().get(key)
+    if found is None:
+        compiled = core.Program(source, "c++", complete).compile(target, name_expressions=(name,))
+        mangled = compiled.symbol_mapping[name]
+        mangled = mangled if isinstance(mangled, bytes) else mangled.encode()
+        _cache()[key] = mangled + b"\0" + bytes(compiled.code)
+        return compiled
+    mangled, _, code = found.partition(b"\0")
+    load = core.ObjectCode.from_ptx if target == "ptx" else core.ObjectCode.from_cubin
+    return load(code, name=complete.name, symbol_mapping={name: mangled.decode()})

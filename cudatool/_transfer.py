@@ -1,0 +1,234 @@
+"""Copies and fills, enqueued on a stream.
+
+Device memory comes as :data:`~cudatool._allocator.Layout`. Whole ranges are the driver's copies and memsets; anything
+with gaps, another order of dimensions or another dtype is one kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cudatool import _cuda, _kernel
+from cudatool._allocator import Layout, allocate
+from cudatool._cuda import check, operation
+from cudatool._device import device as on_device
+from cudatool._stream import Stream
+from cudatool.errors import UsageError
+from cudatool.trace import hooks
+from cudatool.trace.events import AccessFlag, CopyFlag, Kind
+
+__all__ = ["copy_on_device", "copy_to_device", "copy_to_host", "fill"]
+
+
+def copy_to_device(target: Layout, source: npt.NDArray[Any], stream: Stream) -> None:
+    """Enqueue a copy of a host array, broadcast to the target's shape and cast to its dtype.
+
+    Memory that is not pinned has been read when this returns; pinned memory is read when the stream gets there.
+
+    Raises
+    ------
+    ValueError
+        The shapes do not fit.
+    """
+    np.broadcast_to(source, target.shape)
+    source = np.asarray(source, target.dtype, order="C")
+    if source.shape == target.shape and target.flags.c_contiguous:
+        _copy("cuMemcpyHtoDAsync", target.ctypes.data, source.ctypes.data, source.nbytes, stream)
+    else:
+        staged, _ = allocate(source.shape, source.dtype, stream)
+        copy_to_device(staged, source, stream)
+        copy_on_device(target, staged, stream)
+
+
+def copy_to_host(target: npt.NDArray[Any], source: Layout, stream: Stream) -> None:
+    """Enqueue a copy to a host array of the same shape and dtype, both in C order."""
+    _copy("cuMemcpyDtoHAsync", target.ctypes.data, source.ctypes.data, source.nbytes, stream)
+
+
+def copy_on_device(target: Layout, source: Layout, stream: Stream) -> None:
+    """Enqueue a copy in device memory, broadcast to the target's shape and cast to its dtype.
+
+    Raises
+    ------
+    ValueError
+        The shapes do not fit.
+    UsageError
+        The dtypes differ, and the device cannot cast one to the other.
+    """
+    source = np.broadcast_to(source, target.shape)
+    same_place = target.ctypes.data == source.ctypes.data and target.strides == source.strides
+    if not same_place and np.may_share_memory(target, source):  # by bounds: nothing is read
+        apart, _ = allocate(source.shape, source.dtype, stream)
+        copy_on_device(apart, source, stream)
+        source = apart
+    if target.dtype == source.dtype and target.flags.c_contiguous and source.flags.c_contiguous:
+        _copy("cuMemcpyDtoDAsync", target.ctypes.data, source.ctypes.data, target.nbytes, stream)
+    elif target.size:
+        _strided_copy(target, source, stream)
+
+
+def fill(target: Layout, value: Any, stream: Stream) -> None:
+    """Enqueue the setting of every element to `value`."""
+    element = np.asarray(value).astype(target.dtype)
+    pattern = element.tobytes()
+    for width, bits in ((1, 8), (2, 16), (4, 32)):
+        if target.flags.c_contiguous and pattern[:width] * (len(pattern) // width) == pattern:
+            _memset(bits, target.ctypes.data, int.from_bytes(pattern[:width], "little"), target.nbytes, stream)
+            return
+    copy_to_device(target, element, stream)
+
+
+def _is_pinned(address: int) -> bool:
+    """Return whether CUDA knows this host memory."""
+    attribute = _cuda.driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+    status, _ = _cuda.driver.cuPointerGetAttribute(attribute, address)
+    return not status
+
+
+_DIRECTIONS: Final = {
+    # API -> what is device memory
+    "cuMemcpyHtoDAsync": CopyFlag.DESTINATION_DEVICE,
+    "cuMemcpyDtoHAsync": CopyFlag.SOURCE_DEVICE,
+    "cuMemcpyDtoDAsync": CopyFlag.DESTINATION_DEVICE | CopyFlag.SOURCE_DEVICE,
+}
+
+
+def _copy(name: str, target: int, source: int, size: int, stream: Stream) -> None:
+    if not size:
+        return
+    handle = stream.cuda_stream
+    with on_device(stream.device_index), operation() as correlation:
+        if correlation:  # before the call: one to pageable memory returns when the work is done
+            _emit_copy(name, target, source, size, stream, correlation)
+        check(getattr(_cuda.driver, name)(target, source, size, handle))
+
+
+def _emit_copy(name: str, target: int, source: int, size: int, stream: Stream, correlation: int) -> None:
+    flags = CopyFlag.ASYNC | _DIRECTIONS[name]
+    if CopyFlag.SOURCE_DEVICE not in flags and not _is_pinned(source):
+        flags |= CopyFlag.SOURCE_PAGEABLE
+    if CopyFlag.DESTINATION_DEVICE not in flags and not _is_pinned(target):
+        flags |= CopyFlag.DESTINATION_PAGEABLE
+    device = stream.device_index
+    hooks.emit(
+        Kind.MEMCPY,
+        device=device,
+        stream=stream.trace_id(),
+        correlation=correlation,
+        name=name,
+        address=target,
+        size=size,
+        aux0=source,
+        flags=flags,
+    )
+    # Pageable memory is the host's business: it is read or written before the call returns.
+    if CopyFlag.SOURCE_PAGEABLE not in flags:
+        hooks.emit(
+            Kind.ACCESS, device=device, correlation=correlation, address=source, size=size, flags=AccessFlag.READ
+        )
+    if CopyFlag.DESTINATION_PAGEABLE not in flags:
+        hooks.emit(
+            Kind.ACCESS, device=device, correlation=correlation, address=target, size=size, flags=AccessFlag.WRITE
+        )
+
+
+def _memset(bits: int, address: int, value: int, size: int, stream: Stream) -> None:
+    if not size:
+        return
+    name, width, handle = f"cuMemsetD{bits}Async", bits // 8, stream.cuda_stream
+    with on_device(stream.device_index), operation() as correlation:
+        check(getattr(_cuda.driver, name)(address, value, size // width, handle))
+    if correlation:
+        device = stream.device_index
+        hooks.emit(
+            Kind.MEMSET,
+            device=device,
+            stream=stream.trace_id(),
+            correlation=correlation,
+            name=name,
+            address=address,
+            size=size,
+            aux0=value,
+            aux1=width,
+            flags=CopyFlag.ASYNC | CopyFlag.DESTINATION_DEVICE,
+        )
+        hooks.emit(
+            Kind.ACCESS, device=device, correlation=correlation, address=address, size=size, flags=AccessFlag.WRITE
+        )
+
+
+# The copy that is a kernel.
+
+_SOURCE: Final = """
+template <int N> struct Layout { long long shape[N], target[N], source[N]; };
+
+template <typename Target, typename Source, int N>
+__global__ void strided_copy(char *target, const char *source, Layout<N> layout, long long size) {
+    long long step = (long long)gridDim.x * blockDim.x;
+    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < size; i += step) {
+        long long rest = i, to = 0, from = 0;
+        #pragma unroll
+        for (int d = N - 1; d >= 0; --d) {
+            long long at = rest % layout.shape[d];
+            rest /= layout.shape[d];
+            to += at * layout.target[d];
+            from += at * layout.source[d];
+        }
+        *(Target *)(target + to) = (Target)*(const Source *)(source + from);
+    }
+}
+"""
+_BITS: Final = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
+_C_TYPES: Final = {
+    # np.dtype.char -> what the device can cast
+    "?": "bool",
+    "b": "signed char",
+    "B": "unsigned char",
+    "h": "short",
+    "H": "unsigned short",
+    "i": "int",
+    "I": "unsigned int",
+    "l": "long long",
+    "L": "unsigned long long",
+    "q": "long long",
+    "Q": "unsigned long long",
+    "f": "float",
+    "d": "double",
+}
+_THREADS: Final = 256
+_MOST_BLOCKS: Final = 8192
+
+
+@functools.cache
+def _copy_kernel(target: str, source: str, ndim: int, device: int) -> _kernel.Kernel:
+    with on_device(device):
+        return _kernel.compile(_SOURCE, f"strided_copy<{target}, {source}, {ndim}>")
+
+
+def _strided_copy(target: Layout, source: Layout, stream: Stream) -> None:
+    shape, to, from_ = list(target.shape), list(target.strides), list(source.strides)
+    if target.dtype == source.dtype:
+        # Copy words, the largest that fit the elements and their addresses; an element may be several words.
+        addresses = (target.ctypes.data, source.ctypes.data)
+        width = math.gcd(8, target.itemsize, *to, *from_, *addresses)
+        target_type = source_type = _BITS[width]
+        if width != target.itemsize:
+            shape, to, from_ = [*shape, target.itemsize // width], [*to, width], [*from_, width]
+    elif target.dtype.char in _C_TYPES and source.dtype.char in _C_TYPES:
+        target_type, source_type = _C_TYPES[target.dtype.char], _C_TYPES[source.dtype.char]
+    else:
+        raise UsageError(f"cannot cast {source.dtype} to {target.dtype} on the device; copy by way of the host")
+    ndim, size = max(len(shape), 1), math.prod(shape)
+    layout = np.array(
+        (shape or [1], to or [0], from_ or [0]),
+        [("shape", "<i8", ndim), ("target", "<i8", ndim), ("source", "<i8", ndim)],
+    )
+    kernel = _copy_kernel(target_type, source_type, ndim, stream.device_index)
+    config = _cuda.core.LaunchConfig(grid=min(-(-size // _THREADS), _MOST_BLOCKS), block=_THREADS)
+    arguments = (np.uint64(target.ctypes.data), np.uint64(source.ctypes.data), layout[()], size)
+    _kernel.launch(stream, config, kernel, *arguments)

@@ -1,0 +1,701 @@
+"""Arithmetic, logic, comparison and selection. Semantics: PTX ISA, chapter 9.7.1 to 9.7.8."""
+
+from __future__ import annotations
+
+from cudatool.ptx import Immediate, Instruction, Operand, Pair, Register, Symbol, VectorOperand, type_bytes
+from cudatool.sim.jit.emit import Emitter, llvm_type
+from cudatool.sim.jit.table import lowers, types_of
+
+__all__: list[str] = []
+
+_FLOATS = frozenset({"f16", "bf16", "f16x2", "bf16x2", "f32", "f64"})
+_SUFFIX = {"float": "f32", "double": "f64", "half": "f16", "<2 x half>": "v2f16", "<2 x float>": "v2f32"}
+_DIRECTED = frozenset({"rz", "rm", "rp"})
+
+
+def _suffix(kind: str) -> str:
+    return _SUFFIX.get(kind, kind)
+
+
+def intrinsic(e: Emitter, name: str, kind: str, *values: str, extra: str = "") -> str:
+    """Call ``llvm.name`` on values of one type."""
+    arguments = [f"{kind} {value}" for value in values] + ([extra] if extra else [])
+    return e.call(kind, f"llvm.{name}.{_suffix(kind)}", *arguments)
+
+
+def _zero(kind: str) -> str:
+    return "zeroinitializer" if kind[0] == "<" else "0.0"
+
+
+def flush(e: Emitter, value: str, kind: str) -> str:
+    """Return a float value with subnormals replaced by zero of the same sign (``.ftz``)."""
+    magnitude = intrinsic(e, "fabs", kind, value)
+    limit = "0x3810000000000000" if kind == "float" else "0xH0400"
+    if kind[0] == "<":
+        limit = f"splat ({'half 0xH0400' if 'half' in kind else 'float 0x3810000000000000'})"
+    tiny = e.op(f"fcmp olt {kind} {magnitude}, {limit}")
+    zero = intrinsic(e, "copysign", kind, _zero(kind), value)
+    flag = f"<2 x i1> {tiny}" if kind[0] == "<" else f"i1 {tiny}"
+    return e.op(f"select {flag}, {kind} {zero}, {kind} {value}")
+
+
+def saturate(e: Emitter, value: str, kind: str) -> str:
+    """Return a float value clamped to [0, 1]; NaN becomes 0 (``.sat``)."""
+    zero, one = "0.0", "1.0"
+    if kind[0] == "<":
+        scalar = "half" if "half" in kind else "float"
+        zero, one = f"splat ({scalar} 0.0)", f"splat ({scalar} 1.0)"
+    return intrinsic(e, "minimumnum", kind, intrinsic(e, "maximumnum", kind, value, zero), one)
+
+
+def _inputs(e: Emitter, i: Instruction, t: str, start: int = 1) -> list[str]:
+    values = [e.get(operand, t) for operand in i.operands[start:]]
+    if "ftz" in i.modifiers and t in ("f32", "f16", "f16x2"):
+        values = [flush(e, value, llvm_type(t)) for value in values]
+    return values
+
+
+def _result(e: Emitter, i: Instruction, t: str, value: str) -> None:
+    kind = llvm_type(t)
+    if t in _FLOATS:
+        if "ftz" in i.modifiers and t in ("f32", "f16", "f16x2"):
+            value = flush(e, value, kind)
+        if "sat" in i.modifiers:
+            value = saturate(e, value, kind)
+        if "relu" in i.modifiers:
+            value = _relu(e, value, kind)
+    e.set(i.operands[0], value, t)
+
+
+def _relu(e: Emitter, value: str, kind: str) -> str:
+    return intrinsic(e, "maximum", kind, value, _zero(kind))
+
+
+def directed(e: Emitter, i: Instruction, kind: str, rounded: str, error: str) -> str:
+    """Correct a result rounded to nearest to the rounding that `i` asks for.
+
+    `error` is the exact result minus `rounded`, of which only the sign matters. One step of the last place in the
+    wanted direction is one step of the bit pattern.
+    """
+    mode = next(m for m in i.modifiers if m in _DIRECTED)
+    bits = "i32" if kind == "float" else "i64"
+    above = e.op(f"fcmp ogt {kind} {error}, 0.0")  # the exact value lies above
+    below = e.op(f"fcmp olt {kind} {error}, 0.0")
+    pattern = e.op(f"bitcast {kind} {rounded} to {bits}")
+    negative = e.op(f"icmp slt {bits} {pattern}, 0")
+    up = {"rp": above, "rm": "false", "rz": ""}[mode] or e.op(f"and i1 {above}, {negative}")
+    positive = e.op(f"xor i1 {negative}, true")
+    down = {"rm": below, "rp": "false", "rz": ""}[mode] or e.op(f"and i1 {below}, {positive}")
+    # Away from zero the pattern grows.
+    grow = e.op(f"xor i1 {up}, {negative}")
+    moved = e.op(f"or i1 {up}, {down}")
+    grow_step = e.op(f"select i1 {grow}, {bits} 1, {bits} -1")
+    step = e.op(f"select i1 {moved}, {bits} {grow_step}, {bits} 0")
+    zero = e.op(f"fcmp oeq {kind} {rounded}, 0.0")
+    smallest = e.op(f"select i1 {down}, {bits} {-(2**31) + 1 if kind == 'float' else -(2**63) + 1}, {bits} 1")
+    kept = e.op(f"select i1 {moved}, {bits} {smallest}, {bits} {pattern}")
+    stepped = e.op(f"add {bits} {pattern}, {step}")
+    return e.op(f"bitcast {bits} {e.op(f'select i1 {zero}, {bits} {kept}, {bits} {stepped}')} to {kind}")
+
+
+def _is_directed(e: Emitter, i: Instruction, t: str) -> bool:
+    if not _DIRECTED.intersection(i.modifiers):
+        return False
+    if t not in ("f32", "f64"):
+        raise e.unsupported("rounding")
+    return True
+
+
+def _sum_error(e: Emitter, kind: str, a: str, b: str, total: str) -> str:
+    """Return a + b - total exactly (Knuth's TwoSum)."""
+    bb = e.op(f"fsub {kind} {total}, {a}")
+    aa = e.op(f"fsub {kind} {total}, {bb}")
+    return e.op(f"fadd {kind} {e.op(f'fsub {kind} {a}, {aa}')}, {e.op(f'fsub {kind} {b}, {bb}')}")
+
+
+# ---- integer and floating-point ----
+
+
+@lowers("add sub")
+def _add(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    kind = llvm_type(t)
+    a, b = _inputs(e, i, t)
+    if t in _FLOATS:
+        value = e.op(f"f{i.opcode} {kind} {a}, {b}")
+        if _is_directed(e, i, t):
+            other = b if i.opcode == "add" else e.op(f"fneg {kind} {b}")
+            value = directed(e, i, kind, value, _sum_error(e, kind, a, other, value))
+        _result(e, i, t, value)
+    elif "sat" in i.modifiers:
+        e.set(i.operands[0], intrinsic(e, f"s{i.opcode}.sat", kind, a, b), t)
+    else:
+        value = e.op(f"{i.opcode} {kind} {a}, {b}")
+        if "cc" in i.modifiers:
+            _set_carry(e, e.op(f"icmp ult {kind} {value if i.opcode == 'add' else a}, {a if i.opcode == 'add' else b}"))
+        e.set(i.operands[0], value, t)
+
+
+CARRY = "%CC"  # the condition code register, declared like any other when a kernel uses it
+
+
+def _set_carry(e: Emitter, value: str) -> None:
+    e.function.registers.setdefault(CARRY, "pred")
+    e.write(CARRY, value, "i1")
+
+
+def _carry(e: Emitter, kind: str) -> str:
+    e.function.registers.setdefault(CARRY, "pred")
+    return e.op(f"zext i1 {e.read(CARRY)[0]} to {kind}")
+
+
+@lowers("addc subc")
+def _addc(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    kind, wide = llvm_type(t), f"i{16 * type_bytes(t)}"
+    a, b = (e.op(f"zext {kind} {value} to {wide}") for value in _inputs(e, i, t))
+    operation = i.opcode[:3]
+    value = e.op(f"{operation} {wide} {e.op(f'{operation} {wide} {a}, {b}')}, {_carry(e, wide)}")
+    _finish_carry(e, i, t, value, wide)
+
+
+def _finish_carry(e: Emitter, i: Instruction, t: str, value: str, wide: str) -> None:
+    """Write the low half of a double-width result, and carry or borrow if asked for."""
+    kind = llvm_type(t)
+    if "cc" in i.modifiers:
+        high = e.op(f"lshr {wide} {value}, {8 * type_bytes(t)}")
+        _set_carry(e, e.op(f"trunc {wide} {high} to i1"))
+    e.set(i.operands[0], e.op(f"trunc {wide} {value} to {kind}"), t)
+
+
+def _product(e: Emitter, i: Instruction, t: str, a: str, b: str) -> tuple[str, str]:
+    """Return the product that ``.lo``, ``.hi`` or ``.wide`` asks for, and its type."""
+    kind, bits = llvm_type(t), 8 * type_bytes(t)
+    if "lo" in i.modifiers:
+        return e.op(f"mul {kind} {a}, {b}"), t
+    wide, extend = f"i{2 * bits}", "sext" if t[0] == "s" else "zext"
+    a, b = (e.op(f"{extend} {kind} {value} to {wide}") for value in (a, b))
+    value = e.op(f"mul {'nsw' if t[0] == 's' else 'nuw'} {wide} {a}, {b}")
+    if "wide" in i.modifiers:
+        return value, f"{t[0]}{2 * bits}"
+    return e.op(f"trunc {wide} {e.op(f'lshr {wide} {value}, {bits}')} to {kind}"), t
+
+
+@lowers("mul")
+def _mul(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    kind = llvm_type(t)
+    a, b = _inputs(e, i, t)
+    if t in _FLOATS:
+        value = e.op(f"fmul {kind} {a}, {b}")
+        if _is_directed(e, i, t):
+            value = directed(e, i, kind, value, intrinsic(e, "fma", kind, a, b, e.op(f"fneg {kind} {value}")))
+        _result(e, i, t, value)
+    else:
+        e.set(i.operands[0], *_product(e, i, t, a, b))
+
+
+@lowers("mad madc")
+def _mad(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    if t in _FLOATS:
+        return _fma(e, i)
+    a, b = (e.get(operand, t) for operand in i.operands[1:3])
+    product, wide = _product(e, i, t, a, b)
+    c = e.get(i.operands[3], wide)
+    kind = llvm_type(wide)
+    if "sat" in i.modifiers:
+        e.set(i.operands[0], intrinsic(e, "sadd.sat", kind, product, c), wide)
+    elif "cc" in i.modifiers or i.opcode == "madc":
+        double = f"i{16 * type_bytes(wide)}"
+        value = e.op(
+            f"add {double} {e.op(f'zext {kind} {product} to {double}')}, {e.op(f'zext {kind} {c} to {double}')}"
+        )
+        if i.opcode == "madc":
+            value = e.op(f"add {double} {value}, {_carry(e, double)}")
+        _finish_carry(e, i, wide, value, double)
+    else:
+        e.set(i.operands[0], e.op(f"add {kind} {product}, {c}"), wide)
+    return None
+
+
+@lowers("fma")
+def _fma(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    kind = llvm_type(t)
+    a, b, c = _inputs(e, i, t)
+    value = intrinsic(e, "fma", kind, a, b, c)
+    if _is_directed(e, i, t):
+        if t != "f32":
+            raise e.unsupported("rounding")
+        a, b, c, result = (e.op(f"fpext float {x} to double") for x in (a, b, c, value))
+        product = e.op(f"fmul double {a}, {b}")  # exact in double
+        total = e.op(f"fadd double {product}, {c}")
+        # exact = total + rest, where `total - result` is exact unless `total` is far off, and then decides alone
+        rest = _sum_error(e, "double", product, c, total)
+        error = e.op(f"fadd double {e.op(f'fsub double {total}, {result}')}, {rest}")
+        sign = intrinsic(e, "copysign", "float", "1.0", e.op(f"fptrunc double {error} to float"))
+        zero = e.op(f"fcmp oeq double {error}, 0.0")
+        value = directed(e, i, kind, value, e.op(f"select i1 {zero}, float 0.0, float {sign}"))
+    _result(e, i, t, value)
+
+
+@lowers("mul24 mad24")
+def _mul24(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    shift = "ashr" if t[0] == "s" else "lshr"
+    factors = []
+    for operand in i.operands[1:3]:
+        wide = e.op(f"shl i32 {e.get(operand, t)}, 8")
+        extend = "sext" if t[0] == "s" else "zext"
+        factors.append(e.op(f"{extend} i32 {e.op(f'{shift} i32 {wide}, 8')} to i64"))
+    value = e.op(f"mul i64 {factors[0]}, {factors[1]}")
+    if "hi" in i.modifiers:  # bits 16 to 47
+        value = e.op(f"lshr i64 {value}, 16")
+    value = e.op(f"trunc i64 {value} to i32")
+    if i.opcode == "mad24":
+        value = e.op(f"add i32 {value}, {e.get(i.operands[3], t)}")
+    e.set(i.operands[0], value, t)
+
+
+@lowers("sad")
+def _sad(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    kind = llvm_type(t)
+    a, b, c = _inputs(e, i, t)
+    high, low = (intrinsic(e, f"{t[0].replace('u', 'u')}{which}", kind, a, b) for which in ("max", "min"))
+    e.set(i.operands[0], e.op(f"add {kind} {e.op(f'sub {kind} {high}, {low}')}, {c}"), t)
+
+
+@lowers("div rem")
+def _div(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    kind = llvm_type(t)
+    a, b = _inputs(e, i, t)
+    if t in _FLOATS:
+        value = e.op(f"fdiv {kind} {a}, {b}")
+        if _is_directed(e, i, t):
+            value = directed(e, i, kind, value, _quotient_error(e, kind, a, b, value))
+        return _result(e, i, t, value)
+    # A zero divisor gives all ones, and the dividend as the remainder; neither may trap on the host.
+    zero = e.op(f"icmp eq {kind} {b}, 0")
+    unsafe = zero
+    if t[0] == "s":  # the smallest number by -1 overflows: dividing by -1 is negation
+        minus = e.op(f"icmp eq {kind} {b}, -1")
+        unsafe = e.op(f"or i1 {zero}, {minus}")
+    divisor = e.op(f"select i1 {unsafe}, {kind} 1, {kind} {b}")
+    value = e.op(f"{t[0]}{i.opcode} {kind} {a}, {divisor}")
+    if t[0] == "s" and i.opcode == "div":
+        value = e.op(f"select i1 {minus}, {kind} {e.op(f'sub {kind} 0, {a}')}, {kind} {value}")
+    value = e.op(f"select i1 {zero}, {kind} {'-1' if i.opcode == 'div' else a}, {kind} {value}")
+    e.set(i.operands[0], value, t)
+    return None
+
+
+def _quotient_error(e: Emitter, kind: str, a: str, b: str, quotient: str) -> str:
+    """Return a number with the sign of a / b - quotient."""
+    rest = intrinsic(e, "fma", kind, e.op(f"fneg {kind} {quotient}"), b, a)
+    flipped = e.op(f"fneg {kind} {rest}")
+    return e.op(f"select i1 {e.op(f'fcmp olt {kind} {b}, 0.0')}, {kind} {flipped}, {kind} {rest}")
+
+
+@lowers("abs neg")
+def _abs(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    kind = llvm_type(t)
+    (a,) = _inputs(e, i, t)
+    if t in _FLOATS:
+        _result(e, i, t, intrinsic(e, "fabs", kind, a) if i.opcode == "abs" else e.op(f"fneg {kind} {a}"))
+    else:
+        negative = e.op(f"sub {kind} 0, {a}")
+        if i.opcode == "abs":
+            negative = e.op(f"select i1 {e.op(f'icmp slt {kind} {a}, 0')}, {kind} {negative}, {kind} {a}")
+        e.set(i.operands[0], negative, t)
+
+
+@lowers("min max")
+def _min(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    kind = llvm_type(t)
+    values = _inputs(e, i, t)
+    if t in _FLOATS:
+        name = f"{i.opcode}imum" if "NaN" in i.modifiers else f"{i.opcode}imumnum"
+        if "xorsign" in i.modifiers:
+            raise e.unsupported("xorsign")
+    else:
+        name = f"{t[0]}{i.opcode}"
+    value = values[0]
+    for other in values[1:]:
+        value = intrinsic(e, name, kind, value, other)
+    if "relu" in i.modifiers and t not in _FLOATS:
+        value = intrinsic(e, "smax", kind, value, "0")
+    _result(e, i, t, value)
+
+
+@lowers("rcp")
+def _rcp(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    kind = llvm_type(t)
+    (a,) = _inputs(e, i, t)
+    value = e.op(f"fdiv {kind} 1.0, {a}")
+    if _is_directed(e, i, t):
+        value = directed(e, i, kind, value, _quotient_error(e, kind, "1.0", a, value))
+    _result(e, i, t, value)
+
+
+@lowers("sqrt")
+def _sqrt(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    kind = llvm_type(t)
+    (a,) = _inputs(e, i, t)
+    value = intrinsic(e, "sqrt", kind, a)
+    if _is_directed(e, i, t):
+        error = intrinsic(e, "fma", kind, e.op(f"fneg {kind} {value}"), value, a)
+        value = directed(e, i, kind, value, error)
+    _result(e, i, t, value)
+
+
+@lowers("rsqrt")
+def _rsqrt(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    kind = llvm_type(t)
+    (a,) = _inputs(e, i, t)
+    _result(e, i, t, e.op(f"fdiv {kind} 1.0, {intrinsic(e, 'sqrt', kind, a)}"))
+
+
+@lowers("ex2 lg2 sin cos tanh")
+def _approximate(e: Emitter, i: Instruction) -> None:
+    """These are approximate on a GPU; here they are as exact as the host's library."""
+    t = types_of(i)[-1]
+    name = {"ex2": "exp2", "lg2": "log2"}.get(i.opcode, i.opcode)
+    (a,) = _inputs(e, i, t)
+    if t not in ("f32", "f16", "bf16"):
+        raise e.unsupported()
+    wide = e.op(f"fpext half {a} to float") if t == "f16" else a
+    value = e.call("float", "tanhf" if name == "tanh" else f"llvm.{name}.f32", f"float {wide}")
+    _result(e, i, t, e.op(f"fptrunc float {value} to half") if t == "f16" else value)
+
+
+@lowers("copysign")
+def _copysign(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    a, b = _inputs(e, i, t)
+    e.set(i.operands[0], intrinsic(e, "copysign", llvm_type(t), b, a), t)  # PTX names the sign first
+
+
+_CLASSES = {"finite": 504, "infinite": 516, "number": 1020, "notanumber": 3, "normal": 264, "subnormal": 144}
+
+
+@lowers("testp")
+def _testp(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    kind = llvm_type(t)
+    mask = next(_CLASSES[m] for m in i.modifiers if m in _CLASSES)
+    (a,) = _inputs(e, i, t)
+    e.set(i.operands[0], e.call("i1", f"llvm.is.fpclass.{_suffix(kind)}", f"{kind} {a}", f"i32 {mask}"), "pred")
+
+
+# ---- bits ----
+
+
+@lowers("and or xor")
+def _logic(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    a, b = _inputs(e, i, t)
+    e.set(i.operands[0], e.op(f"{i.opcode} {llvm_type(t)} {a}, {b}"), t)
+
+
+@lowers("not")
+def _not(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    (a,) = _inputs(e, i, t)
+    e.set(i.operands[0], e.op(f"xor {llvm_type(t)} {a}, {'true' if t == 'pred' else -1}"), t)
+
+
+@lowers("cnot")
+def _cnot(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    (a,) = _inputs(e, i, t)
+    e.set(i.operands[0], e.op(f"zext i1 {e.op(f'icmp eq {llvm_type(t)} {a}, 0')} to {llvm_type(t)}"), t)
+
+
+@lowers("shl shr")
+def _shift(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    kind, bits = llvm_type(t), 8 * type_bytes(t)
+    a = e.get(i.operands[1], t)
+    operation = "shl" if i.opcode == "shl" else "ashr" if t[0] == "s" else "lshr"
+    count = e.constant(i.operands[2])
+    if count is not None and 0 <= count < bits:
+        return e.set(i.operands[0], e.op(f"{operation} {kind} {a}, {count}"), t)
+    # Counts beyond the width are clamped to it.
+    count_value = e.get(i.operands[2], "u32")
+    if operation == "ashr":
+        amount = e.call("i32", "llvm.umin.i32", f"i32 {count_value}", f"i32 {bits - 1}")
+        return e.set(i.operands[0], e.op(f"ashr {kind} {a}, {e.convert(amount, 'i32', kind)}"), t)
+    inside = e.op(f"icmp ult i32 {count_value}, {bits}")
+    amount = e.convert(e.op(f"and i32 {count_value}, {bits - 1}"), "i32", kind)
+    value = e.op(f"{operation} {kind} {a}, {amount}")
+    return e.set(i.operands[0], e.op(f"select i1 {inside}, {kind} {value}, {kind} 0"), t)
+
+
+@lowers("shf")
+def _funnel(e: Emitter, i: Instruction) -> None:
+    low, high, count = (e.get(operand, "b32") for operand in i.operands[1:])
+    both = e.op(f"or i64 {e.op(f'shl i64 {e.convert(high, 'i32', 'i64')}, 32')}, {e.convert(low, 'i32', 'i64')}")
+    if "clamp" in i.modifiers:
+        amount = e.call("i32", "llvm.umin.i32", f"i32 {count}", "i32 32")
+    else:
+        amount = e.op(f"and i32 {count}, 31")
+    amount = e.convert(amount, "i32", "i64")
+    if "l" in i.modifiers:
+        value = e.op(f"lshr i64 {e.op(f'shl i64 {both}, {amount}')}, 32")
+    else:
+        value = e.op(f"lshr i64 {both}, {amount}")
+    e.set(i.operands[0], e.op(f"trunc i64 {value} to i32"), "b32")
+
+
+@lowers("popc clz")
+def _count(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    kind = llvm_type(t)
+    (a,) = _inputs(e, i, t)
+    if i.opcode == "popc":
+        value = intrinsic(e, "ctpop", kind, a)
+    else:
+        value = intrinsic(e, "ctlz", kind, a, extra="i1 false")
+    e.set(i.operands[0], e.convert(value, kind, "i32"), "u32")
+
+
+@lowers("brev")
+def _brev(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    (a,) = _inputs(e, i, t)
+    e.set(i.operands[0], intrinsic(e, "bitreverse", llvm_type(t), a), t)
+
+
+@lowers("bfind")
+def _bfind(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    kind, bits = llvm_type(t), 8 * type_bytes(t)
+    (a,) = _inputs(e, i, t)
+    if t[0] == "s":  # of a negative number the highest zero
+        a = e.op(f"xor {kind} {a}, {e.op(f'ashr {kind} {a}, {bits - 1}')}")
+    leading = e.convert(intrinsic(e, "ctlz", kind, a, extra="i1 false"), kind, "i32")
+    value = leading if "shiftamt" in i.modifiers else e.op(f"sub i32 {bits - 1}, {leading}")
+    none = e.op(f"icmp eq {kind} {a}, 0")
+    e.set(i.operands[0], e.op(f"select i1 {none}, i32 -1, i32 {value}"), "u32")
+
+
+def _field_mask(e: Emitter, length: str, kind: str, bits: int) -> str:
+    """Return `length` (i32) low ones; all ones from the width on."""
+    inside = e.op(f"icmp ult i32 {length}, {bits}")
+    amount = e.convert(e.op(f"and i32 {length}, {bits - 1}"), "i32", kind)
+    ones = e.op(f"sub {kind} {e.op(f'shl {kind} 1, {amount}')}, 1")
+    return e.op(f"select i1 {inside}, {kind} {ones}, {kind} -1")
+
+
+def _shifted(e: Emitter, operation: str, value: str, count: str, kind: str, bits: int) -> str:
+    """Return `value` shifted by `count` (i32); 0 from the width on."""
+    inside = e.op(f"icmp ult i32 {count}, {bits}")
+    amount = e.convert(e.op(f"and i32 {count}, {bits - 1}"), "i32", kind)
+    shifted = e.op(f"{operation} {kind} {value}, {amount}")
+    return e.op(f"select i1 {inside}, {kind} {shifted}, {kind} 0")
+
+
+@lowers("bfe")
+def _bfe(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    kind, bits = llvm_type(t), 8 * type_bytes(t)
+    a = e.get(i.operands[1], t)
+    position, length = (e.op(f"and i32 {e.get(operand, 'u32')}, 255") for operand in i.operands[2:])
+    mask = _field_mask(e, length, kind, bits)
+    value = e.op(f"and {kind} {_shifted(e, 'lshr', a, position, kind, bits)}, {mask}")
+    if t[0] == "s":
+        # The sign is bit min(position + length - 1, width - 1); a field of no length is 0.
+        top = e.op(f"sub i32 {e.op(f'add i32 {position}, {length}')}, 1")
+        top = e.call("i32", "llvm.umin.i32", f"i32 {top}", f"i32 {bits - 1}")
+        sign = e.op(f"trunc {kind} {e.op(f'lshr {kind} {a}, {e.convert(top, "i32", kind)}')} to i1")
+        sign = e.op(f"and i1 {sign}, {e.op(f'icmp ne i32 {length}, 0')}")
+        filled = e.op(f"or {kind} {value}, {e.op(f'xor {kind} {mask}, -1')}")
+        room = e.call("i32", "llvm.usub.sat.i32", f"i32 {bits}", f"i32 {position}")
+        above = e.op(f"xor {kind} {_field_mask(e, room, kind, bits)}, -1")
+        filled = e.op(f"or {kind} {filled}, {above}")
+        value = e.op(f"select i1 {sign}, {kind} {filled}, {kind} {value}")
+    e.set(i.operands[0], value, t)
+
+
+@lowers("bfi")
+def _bfi(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    kind, bits = llvm_type(t), 8 * type_bytes(t)
+    a, b = (e.get(operand, t) for operand in i.operands[1:3])
+    position, length = (e.op(f"and i32 {e.get(operand, 'u32')}, 255") for operand in i.operands[3:])
+    mask = _shifted(e, "shl", _field_mask(e, length, kind, bits), position, kind, bits)
+    inserted = e.op(f"and {kind} {_shifted(e, 'shl', a, position, kind, bits)}, {mask}")
+    kept = e.op(f"and {kind} {b}, {e.op(f'xor {kind} {mask}, -1')}")
+    e.set(i.operands[0], e.op(f"or {kind} {inserted}, {kept}"), t)
+
+
+@lowers("bmsk")
+def _bmsk(e: Emitter, i: Instruction) -> None:
+    position, length = (e.get(operand, "u32") for operand in i.operands[1:])
+    if "wrap" in i.modifiers:
+        position, length = (e.op(f"and i32 {value}, 31") for value in (position, length))
+    mask = _field_mask(e, length, "i32", 32)
+    e.set(i.operands[0], _shifted(e, "shl", mask, position, "i32", 32), "b32")
+
+
+@lowers("prmt")
+def _prmt(e: Emitter, i: Instruction) -> None:
+    a, b = (e.get(operand, "b32") for operand in i.operands[1:3])
+    both = e.op(f"or i64 {e.op(f'shl i64 {e.convert(b, 'i32', 'i64')}, 32')}, {e.convert(a, 'i32', 'i64')}")
+    mode = next((m for m in i.modifiers if m in _PRMT_MODES), "")
+    selector = e.get(i.operands[3], "b32")
+    if mode:
+        low = e.op(f"and i32 {selector}, 3")
+        table = sum(_PRMT_MODES[mode](n) << 16 * n for n in range(4))
+        shift = e.convert(e.op(f"shl i32 {low}, 4"), "i32", "i64")
+        selector = e.op(f"trunc i64 {e.op(f'lshr i64 {table}, {shift}')} to i32")
+    result = "0"
+    for byte in range(4):
+        nibble = e.op(f"lshr i32 {selector}, {4 * byte}") if byte else selector
+        shift = e.convert(e.op(f"shl i32 {e.op(f'and i32 {nibble}, 7')}, 3"), "i32", "i64")
+        picked = e.op(f"trunc i64 {e.op(f'lshr i64 {both}, {shift}')} to i8")
+        replicate = e.op(f"icmp ne i32 {e.op(f'and i32 {nibble}, 8')}, 0")
+        picked = e.op(f"select i1 {replicate}, i8 {e.op(f'ashr i8 {picked}, 7')}, i8 {picked}")
+        wide = e.op(f"zext i8 {picked} to i32")
+        result = e.op(f"or i32 {result}, {e.op(f'shl i32 {wide}, {8 * byte}')}")
+    e.set(i.operands[0], result, "b32")
+
+
+def _nibbles(*bytes_: int) -> int:
+    return sum(byte << 4 * n for n, byte in enumerate(bytes_))
+
+
+# The selector that each mode stands for, given the two low bits of its third operand.
+_PRMT_MODES = {
+    "f4e": lambda n: _nibbles(*(n + k for k in range(4))),
+    "b4e": lambda n: _nibbles(*((n - k) % 8 for k in range(4))),
+    "rc8": lambda n: _nibbles(n, n, n, n),
+    "ecl": lambda n: _nibbles(*(max(n, k) for k in range(4))),
+    "ecr": lambda n: _nibbles(*(min(n, k) for k in range(4))),
+    "rc16": lambda n: _nibbles(*(2 * (n & 1) + (k & 1) for k in range(4))),
+}
+
+
+@lowers("lop3")
+def _lop3(e: Emitter, i: Instruction) -> None:
+    table = e.constant(i.operands[4])
+    if table is None or "BoolOp" in i.modifiers:
+        raise e.unsupported()
+    values = [e.get(operand, "b32") for operand in i.operands[1:4]]
+    inverse = [e.op(f"xor i32 {value}, -1") for value in values]
+    result = "0"
+    for row in range(8):
+        if table >> row & 1:
+            a, b, c = (values[n] if row >> 2 - n & 1 else inverse[n] for n in range(3))
+            result = e.op(f"or i32 {result}, {e.op(f'and i32 {e.op(f"and i32 {a}, {b}")}, {c}')}")
+    e.set(i.operands[0], result, "b32")
+
+
+# ---- comparison and selection ----
+
+_ORDERED = {"eq": "oeq", "ne": "one", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
+_UNORDERED = {"equ": "ueq", "neu": "une", "ltu": "ult", "leu": "ule", "gtu": "ugt", "geu": "uge"}
+_FLOAT_COMPARE = {**_ORDERED, **_UNORDERED, "num": "ord", "nan": "uno"}
+_UNSIGNED_NAMES = {"lo": "ult", "ls": "ule", "hi": "ugt", "hs": "uge"}
+_COMPARE = frozenset({*_FLOAT_COMPARE, *_UNSIGNED_NAMES})
+
+
+def _compare(e: Emitter, i: Instruction, t: str) -> str:
+    how = next(m for m in i.modifiers if m in _COMPARE)
+    kind = llvm_type(t)
+    values = [e.get(operand, t) for operand in i.operands[1:3]]
+    if t in _FLOATS:
+        if "ftz" in i.modifiers and t == "f32":
+            values = [flush(e, value, kind) for value in values]
+        return e.op(f"fcmp {_FLOAT_COMPARE[how]} {kind} {values[0]}, {values[1]}")
+    if how not in ("eq", "ne"):
+        how = _UNSIGNED_NAMES.get(how) or f"{'s' if t[0] == 's' else 'u'}{how}"
+    return e.op(f"icmp {how} {kind} {values[0]}, {values[1]}")
+
+
+def _combined(e: Emitter, i: Instruction, value: str) -> str:
+    """Return a comparison combined with the predicate that ``.and``, ``.or`` or ``.xor`` names."""
+    how = next((m for m in i.modifiers if m in ("and", "or", "xor")), None)
+    return value if how is None else e.op(f"{how} i1 {value}, {e.get(i.operands[3], 'pred')}")
+
+
+@lowers("setp")
+def _setp(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    if t.endswith("x2"):
+        raise e.unsupported()
+    value = _compare(e, i, t)
+    target = i.operands[0]
+    if isinstance(target, Pair):
+        inverse = _combined(e, i, e.op(f"xor i1 {value}, true"))
+        value = _combined(e, i, value)
+        e.set(target.first, value, "pred")
+        e.set(target.second, inverse, "pred")
+    else:
+        e.set(target, _combined(e, i, value), "pred")
+
+
+@lowers("set")
+def _set(e: Emitter, i: Instruction) -> None:
+    target, source = types_of(i)[-2:]
+    if source.endswith("x2"):
+        raise e.unsupported()
+    value = _combined(e, i, _compare(e, i, source))
+    kind = llvm_type(target)
+    if target in _FLOATS:
+        e.set(i.operands[0], e.op(f"select i1 {value}, {kind} 1.0, {kind} 0.0"), target)
+    else:
+        e.set(i.operands[0], e.op(f"sext i1 {value} to {kind}"), target)
+
+
+@lowers("selp")
+def _selp(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    kind = llvm_type(t)
+    a, b = (e.get(operand, t) for operand in i.operands[1:3])
+    e.set(i.operands[0], e.op(f"select i1 {e.get(i.operands[3], 'pred')}, {kind} {a}, {kind} {b}"), t)
+
+
+@lowers("slct")
+def _slct(e: Emitter, i: Instruction) -> None:
+    t, sign = types_of(i)[-2:]
+    kind = llvm_type(t)
+    a, b = (e.get(operand, t) for operand in i.operands[1:3])
+    c = e.get(i.operands[3], sign)
+    test = e.op(f"fcmp oge float {c}, 0.0" if sign == "f32" else f"icmp sge i32 {c}, 0")
+    e.set(i.operands[0], e.op(f"select i1 {test}, {kind} {a}, {kind} {b}"), t)
+
+
+@lowers("mov")
+def _mov(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    target, source = i.operands
+    if isinstance(source, VectorOperand):  # pack
+        part = f"i{8 * type_bytes(t) // len(source.elements)}"
+        values = [e.get(element, f"b{part[1:]}") for element in source.elements]
+        e.set(target, e.pack(values, part), f"b{8 * type_bytes(t)}")
+    elif isinstance(target, VectorOperand):  # unpack
+        count = len(target.elements)
+        part = f"i{8 * type_bytes(t) // count}"
+        vector = e.op(f"bitcast i{8 * type_bytes(t)} {e.get(source, f'b{8 * type_bytes(t)}')} to <{count} x {part}>")
+        for index, element in enumerate(target.elements):
+            value = e.op(f"extractelement <{count} x {part}> {vector}, i32 {index}")
+            e.set(element, value, f"b{part[1:]}")
+    else:
+        _copy(e, target, source, t)
+
+
+def _copy(e: Emitter, target: Operand, source: Operand, t: str) -> None:
+    # As bits: a conversion would change the NaNs of narrow floats.
+    bits = t if t in ("pred", "f32", "f64") or isinstance(source, Immediate | Symbol) else f"b{8 * type_bytes(t)}"
+    if isinstance(source, Register) and source.name not in e.function.registers:
+        bits = f"u{8 * type_bytes(t)}" if t != "pred" else t
+    e.set(target, e.get(source, bits), bits)

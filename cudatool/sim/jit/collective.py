@@ -1,0 +1,315 @@
+"""What threads do together: barriers and warp collectives.
+
+A *suspension* is an instruction at which a thread waits for others. Before it, each thread leaves its operands in the
+argument arrays (one i32 per thread); when all that take part are there, one function does the operation for a whole
+warp with 32-lane vectors and leaves the results in the result arrays, where each thread finds its own when it goes on.
+
+A row of :data:`SUSPENSIONS` says, per instruction, what the threads leave, how a warp combines it, and what a thread
+reads back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cudatool.ptx import Instruction, Operand, Pair
+from cudatool.sim.jit.context import MAX_THREADS
+from cudatool.sim.jit.emit import Emitter
+from cudatool.sim.jit.table import types_of
+
+__all__ = [
+    "ARGUMENT_ARRAYS",
+    "Kind",
+    "NEXT_OFFSET",
+    "ROW",
+    "SUSPENSIONS",
+    "Suspension",
+    "array_offset",
+    "suspension_of",
+]
+
+ROW = MAX_THREADS + 32  # entries of a per-thread array: a partial warp may be read as a whole
+NEXT_OFFSET = 0  # the array that says where each thread waits is the first
+ARGUMENT_ARRAYS = ("mask", "a", "b", "c", "result", "predicate")
+
+
+def array_offset(name: str) -> int:
+    """Return where in the slots an argument or result array begins."""
+    return 4 * ROW * (1 + ARGUMENT_ARRAYS.index(name))
+
+
+class Kind:
+    """How the scheduler treats a suspension."""
+
+    WARP = 1  # ready when the lanes in its mask are there
+    BARRIER = 2  # "a" is the barrier's number, "b" how many threads it waits for (0: all)
+    BARRIER_REDUCE = 3  # a barrier whose predicates, in "c", are combined
+    PRESENT = 4  # never waits: whoever is there takes part (activemask)
+
+
+Combine = Callable[[Emitter, Instruction], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Suspension:
+    """A row of the table.
+
+    Attributes
+    ----------
+    kind
+        One of :class:`Kind`.
+    leave
+        Given the instruction: what goes to which argument array, as (array, operand, type).
+    combine
+        Emits the body of the warp function, from ``%warp`` and ``%lanes`` (a bit for each lane that takes part).
+    resume
+        Emits what a thread does when it goes on.
+    """
+
+    kind: int
+    leave: Callable[[Instruction], list[tuple[str, Operand, str]]]
+    combine: Combine
+    resume: Callable[[Emitter, Instruction], None]
+
+
+# ---- vectors of a warp ----
+
+_V = "<32 x i32>"
+_IOTA = "<" + ", ".join(f"i32 {lane}" for lane in range(32)) + ">"
+
+
+def _row(e: Emitter, name: str) -> str:
+    """Return a pointer to this warp's part of an array."""
+    first = e.op("shl i64 %warp, 7")
+    pointer = e.op(f"getelementptr i8, ptr %slots, i64 {array_offset(name)}")
+    return e.op(f"getelementptr i8, ptr {pointer}, i64 {first}")
+
+
+def _load(e: Emitter, name: str) -> str:
+    return e.op(f"load {_V}, ptr {_row(e, name)}, align 4")
+
+
+def _splat(e: Emitter, value: str) -> str:
+    first = e.op(f"insertelement {_V} poison, i32 {value}, i32 0")
+    return e.op(f"shufflevector {_V} {first}, {_V} poison, {_V} zeroinitializer")
+
+
+def _leave_result(e: Emitter, name: str, value: str) -> None:
+    """Store a vector of results for the lanes that take part."""
+    lanes = e.op("bitcast i32 %lanes to <32 x i1>")
+    e.emit(f"call void @llvm.masked.store.v32i32.p0({_V} {value}, ptr {_row(e, name)}, i32 4, <32 x i1> {lanes})")
+
+
+def _ballot(e: Emitter, name: str) -> str:
+    bits = e.op(f"icmp ne {_V} {_load(e, name)}, zeroinitializer")
+    return e.op(f"and i32 {e.op(f'bitcast <32 x i1> {bits} to i32')}, %lanes")
+
+
+def _operand_vector(e: Emitter, i: Instruction, index: int, name: str) -> str:
+    value = e.constant(i.operands[index])
+    return f"splat (i32 {value & 0xFFFFFFFF})" if value is not None else _load(e, name)
+
+
+# ---- what a thread reads back ----
+
+
+def _read_array(e: Emitter, name: str) -> str:
+    pointer = e.op(f"getelementptr i8, ptr %slots, i64 {array_offset(name)}")
+    own = e.op(f"getelementptr i32, ptr {pointer}, i64 %slot")
+    return e.op(f"load i32, ptr {own}, align 4, !llvm.access.group !1")
+
+
+def _take_value(e: Emitter, i: Instruction) -> None:
+    target = i.operands[0]
+    if isinstance(target, Pair):
+        e.set(target.second, e.op(f"icmp ne i32 {_read_array(e, 'predicate')}, 0"), "pred")
+        target = target.first
+    e.set(target, _read_array(e, "result"), "b32")
+
+
+def _take_predicate(e: Emitter, i: Instruction) -> None:
+    e.set(i.operands[0], e.op(f"icmp ne i32 {_read_array(e, 'result')}, 0"), "pred")
+
+
+def _take_nothing(e: Emitter, i: Instruction) -> None:
+    pass
+
+
+# ---- rows ----
+
+
+def _combine_nothing(e: Emitter, i: Instruction) -> None:
+    pass
+
+
+def _mask_last(*arrays: tuple[str, int, str]) -> Callable[[Instruction], list[tuple[str, Operand, str]]]:
+    """Leave the operands named by position, and the member mask, which is the last operand."""
+    return lambda i: [("mask", i.operands[-1], "b32"), *((name, i.operands[n], t) for name, n, t in arrays)]
+
+
+def _combine_shuffle(e: Emitter, i: Instruction) -> None:
+    mode = next(m for m in i.modifiers if m in ("up", "down", "bfly", "idx"))
+    b = e.op(f"and {_V} {_operand_vector(e, i, 2, 'b')}, splat (i32 31)")
+    c = _operand_vector(e, i, 3, "c")
+    clamp = e.op(f"and {_V} {c}, splat (i32 31)")
+    segment = e.op(f"and {_V} {e.op(f'lshr {_V} {c}, splat (i32 8)')}, splat (i32 31)")
+    outside = e.op(f"xor {_V} {segment}, splat (i32 -1)")
+    lowest = e.op(f"and {_V} {_IOTA}, {segment}")
+    limit = e.op(f"or {_V} {lowest}, {e.op(f'and {_V} {clamp}, {outside}')}")
+    if mode == "idx":
+        source = e.op(f"or {_V} {lowest}, {e.op(f'and {_V} {b}, {outside}')}")
+    else:
+        source = e.op(f"{ {'up': 'sub', 'down': 'add', 'bfly': 'xor'}[mode] } {_V} {_IOTA}, {b}")
+    inside = e.op(f"icmp {'sge' if mode == 'up' else 'sle'} {_V} {source}, {limit}")
+    source = e.op(f"select <32 x i1> {inside}, {_V} {source}, {_V} {_IOTA}")
+    pointers = e.op(f"getelementptr i32, ptr {_row(e, 'a')}, {_V} {source}")
+    lanes = "splat (i1 true)"
+    value = e.op(
+        f"call {_V} @llvm.masked.gather.v32i32.v32p0(<32 x ptr> {pointers}, i32 4, <32 x i1> {lanes}, {_V} poison)"
+    )
+    _leave_result(e, "result", value)
+    if isinstance(i.operands[0], Pair):
+        _leave_result(e, "predicate", e.op(f"zext <32 x i1> {inside} to {_V}"))
+
+
+def _combine_vote(e: Emitter, i: Instruction) -> None:
+    ballot = _ballot(e, "a")
+    if "ballot" in i.modifiers:
+        result = ballot
+    else:
+        every = e.op(f"icmp eq i32 {ballot}, %lanes")
+        none = e.op(f"icmp eq i32 {ballot}, 0")
+        if "all" in i.modifiers:
+            flag = every
+        elif "any" in i.modifiers:
+            flag = e.op(f"xor i1 {none}, true")
+        else:
+            flag = e.op(f"or i1 {every}, {none}")
+        result = e.op(f"zext i1 {flag} to i32")
+    _leave_result(e, "result", _splat(e, result))
+
+
+_IDENTITY = {"add": 0, "or": 0, "xor": 0, "and": -1, "umin": -1, "umax": 0, "smin": 2**31 - 1, "smax": -(2**31)}
+
+
+def _combine_redux(e: Emitter, i: Instruction) -> None:
+    operation = next(m for m in i.modifiers if m in ("add", "min", "max", "and", "or", "xor"))
+    t = types_of(i)[-1]
+    if t[0] == "f":
+        raise e.unsupported()
+    if operation in ("min", "max"):
+        operation = ("s" if t[0] == "s" else "u") + operation
+    lanes = e.op("bitcast i32 %lanes to <32 x i1>")
+    value = e.op(f"select <32 x i1> {lanes}, {_V} {_load(e, 'a')}, {_V} splat (i32 {_IDENTITY[operation]})")
+    _leave_result(e, "result", _splat(e, e.call("i32", f"llvm.vector.reduce.{operation}.v32i32", f"{_V} {value}")))
+
+
+def _combine_match(e: Emitter, i: Instruction) -> None:
+    low = _load(e, "a")
+    high = _load(e, "b") if types_of(i)[-1] == "b64" else None
+    leaders = ["0"] * 32
+    if "all" in i.modifiers:
+        leader = e.call("i32", "llvm.cttz.i32", "i32 %lanes", "i1 true")
+        same = _same(e, low, high, leader)
+        alike = e.op(f"icmp eq i32 {e.op(f'and i32 {same}, %lanes')}, %lanes")
+        _leave_result(e, "result", _splat(e, e.op(f"select i1 {alike}, i32 %lanes, i32 0")))
+        _leave_result(e, "predicate", _splat(e, e.op(f"zext i1 {alike} to i32")))
+        return
+    result = "zeroinitializer"
+    for lane in range(len(leaders)):
+        same = e.op(f"and i32 {_same(e, low, high, str(lane))}, %lanes")
+        result = e.op(f"insertelement {_V} {result}, i32 {same}, i32 {lane}")
+    _leave_result(e, "result", result)
+
+
+def _same(e: Emitter, low: str, high: str | None, lane: str) -> str:
+    """Return the lanes whose value is that of `lane`."""
+    bits = e.op(f"icmp eq {_V} {low}, {_splat(e, e.op(f'extractelement {_V} {low}, i32 {lane}'))}")
+    if high is not None:
+        more = e.op(f"icmp eq {_V} {high}, {_splat(e, e.op(f'extractelement {_V} {high}, i32 {lane}'))}")
+        bits = e.op(f"and <32 x i1> {bits}, {more}")
+    return e.op(f"bitcast <32 x i1> {bits} to i32")
+
+
+def _combine_present(e: Emitter, i: Instruction) -> None:
+    _leave_result(e, "result", _splat(e, "%lanes"))
+
+
+def _combine_elect(e: Emitter, i: Instruction) -> None:
+    leader = e.call("i32", "llvm.cttz.i32", "i32 %lanes", "i1 true")
+    _leave_result(e, "result", _splat(e, leader))
+    mine = e.op(f"icmp eq {_V} {_IOTA}, {_splat(e, leader)}")
+    _leave_result(e, "predicate", e.op(f"zext <32 x i1> {mine} to {_V}"))
+
+
+def _leave_barrier(i: Instruction) -> list[tuple[str, Operand, str]]:
+    from cudatool.ptx import Immediate
+
+    operands = [operand for operand in i.operands if not _is_predicate_position(i, operand)]
+    if not operands:
+        operands = [Immediate(0)]
+    count: Operand = operands[1] if len(operands) > 1 else Immediate(0)
+    return [("a", operands[0], "b32"), ("b", count, "b32")]
+
+
+def _is_predicate_position(i: Instruction, operand: Operand) -> bool:
+    """Whether an operand of ``bar.red`` is its destination or its predicate: first and last."""
+    return "red" in i.modifiers and (operand is i.operands[0] or operand is i.operands[-1])
+
+
+def _leave_reducing_barrier(i: Instruction) -> list[tuple[str, Operand, str]]:
+    return [*_leave_barrier(i), ("c", i.operands[-1], "pred")]
+
+
+def _combine_barrier(e: Emitter, i: Instruction) -> None:
+    """Combine a warp's predicates with those of the warps before it, in the block's accumulator ``%accumulator``."""
+    ballot = _ballot(e, "c")
+    count = e.call("i32", "llvm.ctpop.i32", f"i32 {ballot}")
+    total = e.op("load i32, ptr %accumulator")
+    if "and" in i.modifiers:  # counts the predicates that are false
+        count = e.op(f"sub i32 {e.call('i32', 'llvm.ctpop.i32', 'i32 %lanes')}, {count}")
+    e.emit(f"store i32 {e.op(f'add i32 {total}, {count}')}, ptr %accumulator")
+
+
+def _take_barrier(e: Emitter, i: Instruction) -> None:
+    pointer = e.op(f"getelementptr i8, ptr %slots, i64 {array_offset('result')}")
+    total = e.op(f"load i32, ptr {pointer}, align 4, !llvm.access.group !1")
+    if "popc" in i.modifiers:
+        e.set(i.operands[0], total, "u32")
+    else:
+        e.set(i.operands[0], e.op(f"icmp {'eq' if 'and' in i.modifiers else 'ne'} i32 {total}, 0"), "pred")
+
+
+_BARRIER = Suspension(Kind.BARRIER, _leave_barrier, _combine_nothing, _take_nothing)
+_VOTE = Suspension(Kind.WARP, _mask_last(("a", 1, "pred")), _combine_vote, _take_predicate)
+
+# (opcode, modifier that picks the form) -> row; the first that fits.
+SUSPENSIONS: list[tuple[str, str, Suspension]] = [
+    ("bar", "warp", Suspension(Kind.WARP, lambda i: [("mask", i.operands[0], "b32")], _combine_nothing, _take_nothing)),
+    ("bar", "red", Suspension(Kind.BARRIER_REDUCE, _leave_reducing_barrier, _combine_barrier, _take_barrier)),
+    ("barrier", "red", Suspension(Kind.BARRIER_REDUCE, _leave_reducing_barrier, _combine_barrier, _take_barrier)),
+    ("bar", "sync", _BARRIER),
+    ("barrier", "sync", _BARRIER),
+    (
+        "shfl",
+        "sync",
+        Suspension(
+            Kind.WARP, _mask_last(("a", 1, "b32"), ("b", 2, "b32"), ("c", 3, "b32")), _combine_shuffle, _take_value
+        ),
+    ),
+    ("vote", "ballot", Suspension(Kind.WARP, _mask_last(("a", 1, "pred")), _combine_vote, _take_value)),
+    ("vote", "sync", _VOTE),
+    ("match", "sync", Suspension(Kind.WARP, _mask_last(("a", 1, "match")), _combine_match, _take_value)),
+    ("redux", "sync", Suspension(Kind.WARP, _mask_last(("a", 1, "b32")), _combine_redux, _take_value)),
+    ("elect", "sync", Suspension(Kind.WARP, _mask_last(), _combine_elect, _take_value)),
+    ("activemask", "b32", Suspension(Kind.PRESENT, lambda i: [], _combine_present, _take_value)),
+]
+
+
+def suspension_of(instruction: Instruction) -> Suspension | None:
+    """Return the row of an instruction at which a thread waits, else None."""
+    for opcode, modifier, row in SUSPENSIONS:
+        if instruction.opcode == opcode and modifier in instruction.modifiers:
+            return row
+    return None

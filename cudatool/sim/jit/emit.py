@@ -1,0 +1,484 @@
+"""Emission of one LLVM function: PTX registers, operands, addresses. What instructions do is in the tables.
+
+Every PTX register is an ``alloca``; LLVM makes SSA values of them. A register is read as the type that the instruction
+names, whatever type it was declared with, as PTX allows.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cudatool.ptx import (
+    Address,
+    Function,
+    Immediate,
+    Instruction,
+    Operand,
+    PtxError,
+    Register,
+    Symbol,
+    Variable,
+    type_bytes,
+)
+from cudatool.sim.jit.context import Context
+
+__all__ = ["ENVIRONMENT", "ARGUMENTS", "Emitter", "Layout", "UnsupportedInstruction", "llvm_type", "SPECIAL"]
+
+# What every generated function gets: %zero is a null pointer that the optimizer does not know to be null. Global
+# addresses are offsets from it, which lets loops over threads be vectorized.
+ENVIRONMENT = "ptr %context, ptr %zero, ptr %shared, ptr %params, ptr %slots, ptr %locals, i32 %bx, i32 %by, i32 %bz"
+ARGUMENTS = ENVIRONMENT
+
+READ, WRITE, ATOMIC = "shadow_read", "shadow_write", "shadow_atomic"
+
+
+class UnsupportedInstruction(PtxError):
+    """A kernel uses something that the software device cannot run; names it, the kernel and the source line.
+
+    Parameters
+    ----------
+    instruction
+        As PTX spells it.
+    kernel
+        Its name.
+    source
+        ``file:line`` of the CUDA source where known, else empty.
+    line
+        PTX line.
+    """
+
+    def __init__(self, instruction: str, kernel: str, source: str, line: int) -> None:
+        where = source or f"PTX line {line}"
+        super().__init__(f"{kernel}: the software device does not support {instruction} ({where})", line)
+        self.args = (instruction, kernel, source, line)
+        self.instruction, self.kernel, self.source = instruction, kernel, source
+
+    def __str__(self) -> str:
+        where = self.source or f"PTX line {self.line}"
+        return f"{self.kernel}: the software device does not support {self.instruction} ({where})"
+
+
+_LLVM = {
+    "pred": "i1",
+    "f16": "half",
+    "f32": "float",
+    "f64": "double",
+    "bf16": "float",
+    "f16x2": "<2 x half>",
+    "bf16x2": "<2 x float>",
+    "tf32": "float",
+}
+
+
+def llvm_type(name: str) -> str:
+    """Return the LLVM type in which values of a PTX type are computed (bf16 as float, as no host computes in it)."""
+    return _LLVM.get(name) or f"i{8 * type_bytes(name)}"
+
+
+def storage_type(name: str) -> str:
+    """Return the LLVM type of a register declared as `name`."""
+    return _LLVM[name] if name in ("pred", "f32", "f64") else f"i{8 * type_bytes(name)}"
+
+
+def _align(offset: int, alignment: int) -> int:
+    return -(-offset // alignment) * alignment
+
+
+@dataclass(slots=True)
+class Layout:
+    """Where the variables of a kernel lie: offsets in its shared, local and parameter windows; table slots of globals."""
+
+    params: dict[str, Variable] = field(default_factory=dict)
+    param_offsets: dict[str, int] = field(default_factory=dict)
+    param_bytes: int = 0
+    shared: dict[str, int] = field(default_factory=dict)
+    static_shared: int = 0
+    local: dict[str, int] = field(default_factory=dict)
+    local_bytes: int = 0
+    globals: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, function: Function, module_variables: dict[str, Variable], globals_: dict[str, int]) -> Layout:
+        """Lay out the variables of `function` (calls inlined)."""
+        layout = cls(globals=globals_)
+        for parameter in function.params:
+            layout.param_bytes = _align(layout.param_bytes, parameter.align)
+            layout.params[parameter.name] = parameter
+            layout.param_offsets[parameter.name] = layout.param_bytes
+            layout.param_bytes += parameter.size
+        used = {name for instruction in function.instructions for name in _symbols(instruction)}
+        variables = [v for v in (*module_variables.values(), *function.variables.values()) if v.name in used]
+        dynamic = []
+        for variable in variables:
+            if variable.space == "shared" and not variable.size:
+                dynamic.append(variable)
+            elif variable.space == "shared":
+                layout.static_shared = _align(layout.static_shared, variable.align)
+                layout.shared[variable.name] = layout.static_shared
+                layout.static_shared += variable.size
+            elif variable.space in ("local", "param"):  # parameters of calls are local variables
+                layout.local_bytes = _align(layout.local_bytes, max(variable.align, 8))
+                layout.local[variable.name] = layout.local_bytes
+                layout.local_bytes += variable.size
+        layout.local_bytes = _align(layout.local_bytes, 16)
+        for variable in dynamic:  # all of them name the same memory, after the rest
+            layout.shared[variable.name] = _align(layout.static_shared, 16)
+        return layout
+
+    @property
+    def dynamic_offset(self) -> int:
+        """Where dynamic shared memory begins."""
+        return _align(self.static_shared, 16)
+
+
+def _symbols(instruction: Instruction) -> list[str]:
+    found = []
+    pending = list(instruction.operands)
+    while pending:
+        operand = pending.pop()
+        if isinstance(operand, Symbol):
+            found.append(operand.name)
+        elif isinstance(operand, Address) and isinstance(operand.base, Symbol):
+            found.append(operand.base.name)
+        else:
+            pending.extend(getattr(operand, "elements", ()))
+    return found
+
+
+class Emitter:
+    """Builds the text of one LLVM function.
+
+    Parameters
+    ----------
+    function
+        The kernel, calls inlined.
+    layout
+        Where its variables lie.
+    footprint
+        Whether global accesses are recorded.
+    """
+
+    def __init__(self, function: Function, layout: Layout, *, footprint: bool, parallel_generic: bool) -> None:
+        self.function = function
+        self.layout = layout
+        self.footprint = footprint
+        self.parallel_generic = parallel_generic
+        self.lines: list[str] = []
+        self.used: dict[str, str] = {}
+        self.count = 0
+        self.instruction: Instruction | None = None
+
+    # ---- text ----
+
+    def emit(self, line: str) -> None:
+        self.lines.append("  " + line)
+
+    def name(self) -> str:
+        self.count += 1
+        return f"%v{self.count}"
+
+    def op(self, text: str) -> str:
+        """Emit ``%v = text`` and return ``%v``."""
+        name = self.name()
+        self.lines.append(f"  {name} = {text}")
+        return name
+
+    def call(self, result: str, function: str, *arguments: str) -> str:
+        """Emit a call; arguments are ``"type value"``."""
+        return self.op(f"call {result} @{function}({', '.join(arguments)})")
+
+    def label(self, name: str) -> None:
+        self.lines.append(f"{name}:")
+
+    def new_label(self) -> str:
+        self.count += 1
+        return f"l{self.count}"
+
+    def unsupported(self, what: str = "") -> UnsupportedInstruction:
+        instruction = self.instruction
+        assert instruction is not None
+        text = f"{instruction.name} ({what})" if what else instruction.name
+        return UnsupportedInstruction(text, self.function.name, "", instruction.line)
+
+    # ---- registers ----
+
+    def variable(self, register: str) -> tuple[str, str]:
+        """Return the alloca and LLVM type of a declared register."""
+        declared = self.function.registers.get(register)
+        if declared is None:
+            raise self.unsupported(f"register {register}")
+        slot = self.used.get(register)
+        if slot is None:
+            slot = self.used[register] = f'%"{register}"'
+        return slot, storage_type(declared)
+
+    def read(self, register: str) -> tuple[str, str]:
+        slot, kind = self.variable(register)
+        return self.op(f"load {kind}, ptr {slot}"), kind
+
+    def write(self, register: str, value: str, kind: str, *, signed: bool = False) -> None:
+        """Store `value` of LLVM type `kind` in a register of any width."""
+        if register == "_":
+            return
+        slot, wanted = self.variable(register)
+        self.emit(f"store {wanted} {self.convert(value, kind, wanted, signed=signed)}, ptr {slot}")
+
+    def convert(self, value: str, have: str, want: str, *, signed: bool = False) -> str:
+        """Reinterpret bits; widths that differ are truncated or extended."""
+        if have == want:
+            return value
+        integers = []
+        for kind in (have, want):
+            integers.append(kind if kind[0] == "i" else f"i{_BITS[kind]}")
+        if have != integers[0]:
+            value = self.op(f"bitcast {have} {value} to {integers[0]}")
+        a, b = (int(kind[1:]) for kind in integers)
+        if a > b:
+            value = self.op(f"trunc i{a} {value} to i{b}")
+        elif a < b:
+            value = self.op(f"{'sext' if signed else 'zext'} i{a} {value} to i{b}")
+        if want != integers[1]:
+            value = self.op(f"bitcast {integers[1]} {value} to {want}")
+        return value
+
+    # ---- operands ----
+
+    def get(self, operand: Operand, type_name: str) -> str:
+        """Return the value of `operand` read as PTX type `type_name`, in its :func:`llvm_type`."""
+        if type_name == "bf16":
+            raw = self.op(f"zext i16 {self.get(operand, 'b16')} to i32")
+            return self.op(f"bitcast i32 {self.op(f'shl i32 {raw}, 16')} to float")
+        if type_name == "bf16x2":
+            pair = self.op(f"bitcast i32 {self.get(operand, 'b32')} to <2 x i16>")
+            wide = self.op(f"zext <2 x i16> {pair} to <2 x i32>")
+            return self.op(f"bitcast <2 x i32> {self.op(f'shl <2 x i32> {wide}, splat (i32 16)')} to <2 x float>")
+        kind = llvm_type(type_name)
+        if isinstance(operand, Immediate):
+            return self.literal(operand, type_name)
+        if isinstance(operand, Symbol):
+            return self.convert(self.address_of(operand), "i64", kind)
+        if not isinstance(operand, Register):
+            raise self.unsupported("operand")
+        if operand.name in self.function.registers:
+            value, have = self.read(operand.name)
+            value = self.convert(value, have, kind, signed=type_name[0] == "s")
+        else:
+            special = SPECIAL.get(operand.name)
+            if special is None:
+                raise self.unsupported(operand.name)
+            value, have = special(self)
+            value = self.convert(value, have, kind)
+        return self.op(f"xor i1 {value}, true") if operand.negated else value
+
+    def literal(self, literal: Immediate, type_name: str) -> str:
+        if type_name == "pred":
+            return "true" if literal.value else "false"
+        bits = 8 * type_bytes(type_name)
+        if type_name in ("f32", "f64"):
+            if literal.width == bits:
+                pattern = literal.bits
+            else:
+                pattern = int.from_bytes(struct.pack("<f" if bits == 32 else "<d", literal.value), "little")
+            return f"bitcast (i{bits} {pattern} to {_LLVM[type_name]})"
+        value = literal.bits if literal.width else int(literal.value)
+        value &= (1 << bits) - 1
+        if type_name in ("f16", "f16x2"):
+            return f"bitcast (i{bits} {value} to {_LLVM[type_name]})"
+        return str(value)
+
+    def constant(self, operand: Operand) -> int | None:
+        """Return the value of an integer literal, else None."""
+        return int(operand.value) if isinstance(operand, Immediate) and not operand.width else None
+
+    def set(self, operand: Operand, value: str, type_name: str) -> None:
+        """Write a value of PTX type `type_name` to a destination register."""
+        if not isinstance(operand, Register):
+            raise self.unsupported("destination")
+        if type_name == "bf16":
+            self.write(operand.name, self.call("i16", "bf16_round", f"float {value}"), "i16")
+        elif type_name == "bf16x2":
+            halves = [
+                self.call("i16", "bf16_round", f"float {self.op(f'extractelement <2 x float> {value}, i32 {i}')}")
+                for i in (0, 1)
+            ]
+            self.write(operand.name, self.pack(halves, "i16"), "i32")
+        else:
+            self.write(operand.name, value, llvm_type(type_name), signed=type_name[0] == "s")
+
+    def pack(self, values: list[str], kind: str) -> str:
+        """Return the integer whose parts, least significant first, are `values`."""
+        vector = "poison"
+        shape = f"<{len(values)} x {kind}>"
+        for index, value in enumerate(values):
+            vector = self.op(f"insertelement {shape} {vector}, {kind} {value}, i32 {index}")
+        return self.op(f"bitcast {shape} {vector} to i{len(values) * int(kind[1:])}")
+
+    # ---- addresses ----
+
+    def field(self, name: str) -> str:
+        """Return a field of the context; it does not change during a launch."""
+        member = getattr(Context, name)
+        kind = f"i{8 * member.size}"
+        pointer = self.op(f"getelementptr i8, ptr %context, i64 {member.offset}")
+        limits = ", !range !2" if name in ("block_x", "block_y", "block_z", "threads") else ""
+        return self.op(f"load {kind}, ptr {pointer}, !invariant.load !0{limits}")
+
+    def put_field(self, name: str, value: str) -> None:
+        member = getattr(Context, name)
+        pointer = self.op(f"getelementptr i8, ptr %context, i64 {member.offset}")
+        self.emit(f"store i{8 * member.size} {value}, ptr {pointer}")
+
+    def symbol_space(self, name: str) -> str:
+        """Return the state space in which a symbol lies, ``"entry"`` for a kernel parameter."""
+        layout = self.layout
+        if name in layout.param_offsets:
+            return "entry"
+        if name in layout.local:
+            return "local"
+        if name in layout.shared:
+            return "shared"
+        if name in layout.globals:
+            return "global"
+        raise self.unsupported(f"symbol {name}")
+
+    def address_of(self, symbol: Symbol) -> str:
+        """Return the i64 address of a symbol within its own state space."""
+        space = self.symbol_space(symbol.name)
+        if space == "entry":
+            base = self.op("ptrtoint ptr %params to i64")
+            return self.op(f"add i64 {base}, {self.layout.param_offsets[symbol.name] + symbol.offset}")
+        if space == "local":
+            return str(self.layout.local[symbol.name] + symbol.offset)
+        if space == "shared":
+            return str(self.layout.shared[symbol.name] + symbol.offset)
+        table = self.op(f"inttoptr i64 {self.field('globals')} to ptr")
+        entry = self.op(f"getelementptr i64, ptr {table}, i64 {self.layout.globals[symbol.name]}")
+        value = self.op(f"load i64, ptr {entry}, !invariant.load !0")
+        return self.op(f"add i64 {value}, {symbol.offset}") if symbol.offset else value
+
+    def pointer(self, space: str, address: Operand) -> tuple[str, str]:
+        """Return the state space that ``[address]`` really is in, and a native pointer to it."""
+        if not isinstance(address, Address):
+            raise self.unsupported("address")
+        base, offset = address.base, address.offset
+        if isinstance(base, Symbol):
+            own = self.symbol_space(base.name)
+            if own == "entry":
+                at = self.layout.param_offsets[base.name] + base.offset + offset
+                return "entry", self.op(f"getelementptr i8, ptr %params, i64 {at}")
+            space = own
+            value = self.address_of(base)
+        elif base is None:
+            value = "0"
+        else:
+            value = self.get(base, "u64")
+        if space == "generic":
+            if offset:
+                value = self.op(f"add i64 {value}, {offset}")
+            return space, self.op(f"inttoptr i64 {value} to ptr")
+        start = {"shared": "%shared", "local": "%local"}.get(space, "%zero")
+        pointer = self.op(f"getelementptr i8, ptr {start}, i64 {value}")
+        if offset:
+            pointer = self.op(f"getelementptr i8, ptr {pointer}, i64 {offset}")
+        return space, pointer
+
+    def group(self, space: str) -> str:
+        """Return the metadata of an access that is independent of other threads' until they synchronize."""
+        if space == "local" or (space == "generic" and not self.parallel_generic):
+            return ""
+        return ", !llvm.access.group !1"
+
+    def guarded(self, space: str, pointer: str, size: int, kind: str, site: Instruction) -> None:
+        """Observe an access before it is made: the one place where checkers and recorders see memory.
+
+        Parameters
+        ----------
+        space
+            State space; ``"generic"`` if unknown.
+        pointer, size
+            What is accessed, bytes.
+        kind
+            :data:`READ`, :data:`WRITE` or :data:`ATOMIC`.
+        site
+            The instruction.
+        """
+        if not self.footprint or space not in ("global", "const", "generic"):
+            return
+        address = self.op(f"ptrtoint ptr {pointer} to i64")
+        offset = self.op(f"sub i64 {address}, {self.field('arena_base')}")
+        inside = self.op(f"icmp ult i64 {offset}, {self.field('arena_bytes')}")
+        mark, after = self.new_label(), self.new_label()
+        self.emit(f"br i1 {inside}, label %{mark}, label %{after}")
+        self.label(mark)
+        group = self.group(space)
+        shadow = self.op(f"inttoptr i64 {self.field(kind)} to ptr")
+        cell = self.op(f"getelementptr i8, ptr {shadow}, i64 {offset}")
+        self.emit(f"store i{8 * size} {int.from_bytes(bytes([1]) * size, 'little')}, ptr {cell}, align 1{group}")
+        page = self.op(f"lshr i64 {offset}, 12")
+        pages = self.op(f"inttoptr i64 {self.field('shadow_pages')} to ptr")
+        cell = self.op(f"getelementptr i8, ptr {pages}, i64 {page}")
+        self.emit(f"store i8 1, ptr {cell}{group}")
+        self.emit(f"br label %{after}")
+        self.label(after)
+
+
+_BITS = {"float": 32, "double": 64, "half": 16, "<2 x half>": 32}
+
+# ---- special registers: PTX name -> (value, LLVM type) ----
+
+SPECIAL: dict[str, Callable[[Emitter], tuple[str, str]]] = {
+    "%tid": lambda e: ("%tx", "i32"),
+    "%tid.x": lambda e: ("%tx", "i32"),
+    "%tid.y": lambda e: ("%ty", "i32"),
+    "%tid.z": lambda e: ("%tz", "i32"),
+    "%ctaid.x": lambda e: ("%bx", "i32"),
+    "%ctaid.y": lambda e: ("%by", "i32"),
+    "%ctaid.z": lambda e: ("%bz", "i32"),
+    "%laneid": lambda e: (e.op("and i32 %t, 31"), "i32"),
+    "%warpid": lambda e: (e.op("lshr i32 %t, 5"), "i32"),
+    "%nwarpid": lambda e: ("32", "i32"),
+    "%smid": lambda e: ("0", "i32"),
+    "%nsmid": lambda e: ("1", "i32"),
+    "%gridid": lambda e: ("1", "i64"),
+    "WARP_SZ": lambda e: ("32", "i32"),
+    "%total_smem_size": lambda e: (e.field("shared_bytes"), "i64"),
+    "%dynamic_smem_size": lambda e: (e.field("dynamic_shared"), "i32"),
+    "%clock": lambda e: (e.call("i64", "llvm.readcyclecounter"), "i64"),
+    "%clock_hi": lambda e: (e.op(f"lshr i64 {e.call('i64', 'llvm.readcyclecounter')}, 32"), "i64"),
+    "%clock64": lambda e: (e.call("i64", "llvm.readcyclecounter"), "i64"),
+    "%globaltimer": lambda e: (e.call("i64", "llvm.readcyclecounter"), "i64"),
+    "%globaltimer_lo": lambda e: (e.call("i64", "llvm.readcyclecounter"), "i64"),
+    "%lanemask_eq": lambda e: (e.op(f"shl i32 1, {e.op('and i32 %t, 31')}"), "i32"),
+    "%lanemask_lt": lambda e: (_below(e), "i32"),
+    "%lanemask_ge": lambda e: (e.op(f"xor i32 {_below(e)}, -1"), "i32"),
+    "%lanemask_le": lambda e: (_up_to(e), "i32"),
+    "%lanemask_gt": lambda e: (e.op(f"xor i32 {_up_to(e)}, -1"), "i32"),
+    "%is_explicit_cluster": lambda e: ("false", "i1"),
+    "%cluster_ctarank": lambda e: ("0", "i32"),
+    "%cluster_nctarank": lambda e: ("1", "i32"),
+}
+
+
+def _special_field(name: str) -> Callable[[Emitter], tuple[str, str]]:
+    return lambda e: (e.field(name), "i32")
+
+
+for _axis in "xyz":
+    SPECIAL[f"%ntid.{_axis}"] = _special_field(f"block_{_axis}")
+    SPECIAL[f"%nctaid.{_axis}"] = _special_field(f"grid_{_axis}")
+    SPECIAL[f"%nclusterid.{_axis}"] = SPECIAL[f"%nctaid.{_axis}"]
+    SPECIAL[f"%clusterid.{_axis}"] = SPECIAL[f"%ctaid.{_axis}"]
+    SPECIAL[f"%cluster_ctaid.{_axis}"] = SPECIAL["%cluster_ctarank"]
+    SPECIAL[f"%cluster_nctaid.{_axis}"] = SPECIAL["%cluster_nctarank"]
+
+
+def _below(e: Emitter) -> str:
+    bit = e.op(f"shl i32 1, {e.op('and i32 %t, 31')}")
+    return e.op(f"sub i32 {bit}, 1")
+
+
+def _up_to(e: Emitter) -> str:
+    bit = e.op(f"shl i32 2, {e.op('and i32 %t, 31')}")
+    return e.op(f"sub i32 {bit}, 1")

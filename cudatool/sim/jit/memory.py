@@ -1,0 +1,174 @@
+"""Loads, stores, atomics and fences."""
+
+from __future__ import annotations
+
+from cudatool.ptx import Instruction, Operand, Register, VectorOperand, type_bytes
+from cudatool.sim.jit.emit import ATOMIC, READ, WRITE, Emitter, llvm_type
+from cudatool.sim.jit.table import lowers, types_of
+
+__all__: list[str] = []
+
+_SPACES = {
+    "global": "global",
+    "const": "const",
+    "local": "local",
+    "shared": "shared",
+    "shared::cta": "shared",
+    "shared::cluster": "shared",
+    "param": "param",
+    "param::entry": "param",
+    "param::func": "param",
+}
+_STRONG = frozenset({"volatile", "acquire", "release", "relaxed", "mmio"})
+
+
+def _space(i: Instruction) -> str:
+    return next((_SPACES[m] for m in i.modifiers if m in _SPACES), "generic")
+
+
+def _elements(operand: Operand) -> tuple[Operand, ...]:
+    return operand.elements if isinstance(operand, VectorOperand) else (operand,)
+
+
+def _memory_type(t: str) -> str:
+    """Return the type in which memory is accessed: floats only where LLVM computes with that very format."""
+    return t if t in ("f32", "f64") or t[0] in "us" else f"b{8 * type_bytes(t)}"
+
+
+@lowers("ld ldu")
+def _load(e: Emitter, i: Instruction) -> None:
+    t = _memory_type(types_of(i)[-1])
+    kind, size = llvm_type(t), type_bytes(t)
+    targets = _elements(i.operands[0])
+    space, pointer = e.pointer(_space(i), i.operands[1])
+    e.guarded(space, pointer, size * len(targets), READ, i)
+    strong = "volatile " if _STRONG.intersection(i.modifiers) and space != "local" else ""
+    for index, target in enumerate(targets):
+        at = e.op(f"getelementptr i8, ptr {pointer}, i64 {size * index}") if index else pointer
+        if space == "entry":
+            value = e.op(f"load {kind}, ptr {at}, align 1, !invariant.load !0")
+        else:
+            value = e.op(f"load {strong}{kind}, ptr {at}, align {min(size, 8)}{'' if strong else e.group(space)}")
+        e.set(target, value, t)
+
+
+@lowers("st")
+def _store(e: Emitter, i: Instruction) -> None:
+    t = _memory_type(types_of(i)[-1])
+    kind, size = llvm_type(t), type_bytes(t)
+    sources = _elements(i.operands[1])
+    space, pointer = e.pointer(_space(i), i.operands[0])
+    e.guarded(space, pointer, size * len(sources), WRITE, i)
+    strong = "volatile " if _STRONG.intersection(i.modifiers) and space != "local" else ""
+    for index, source in enumerate(sources):
+        value = e.get(source, t)
+        at = e.op(f"getelementptr i8, ptr {pointer}, i64 {size * index}") if index else pointer
+        group = "" if strong else e.group(space)
+        e.emit(f"store {strong}{kind} {value}, ptr {at}, align {min(size, 8)}{group}")
+
+
+# PTX operation -> atomicrmw operation by class of type.
+_RMW = {
+    "add": {"u": "add", "s": "add", "f": "fadd", "b": "add"},
+    "min": {"u": "umin", "s": "min", "f": "fmin"},
+    "max": {"u": "umax", "s": "max", "f": "fmax"},
+    "and": {"b": "and", "u": "and", "s": "and"},
+    "or": {"b": "or", "u": "or", "s": "or"},
+    "xor": {"b": "xor", "u": "xor", "s": "xor"},
+    "exch": {"b": "xchg", "u": "xchg", "s": "xchg", "f": "xchg"},
+    "inc": {"u": "uinc_wrap"},
+    "dec": {"u": "udec_wrap"},
+}
+# The same for shared memory, which one host thread owns while it runs a block: plain loads and stores are atomic there.
+_PLAIN = {
+    "add": "add {k} {a}, {b}",
+    "fadd": "fadd {k} {a}, {b}",
+    "umin": "call {k} @llvm.umin.{k}({k} {a}, {k} {b})",
+    "umax": "call {k} @llvm.umax.{k}({k} {a}, {k} {b})",
+    "min": "call {k} @llvm.smin.{k}({k} {a}, {k} {b})",
+    "max": "call {k} @llvm.smax.{k}({k} {a}, {k} {b})",
+    "and": "and {k} {a}, {b}",
+    "or": "or {k} {a}, {b}",
+    "xor": "xor {k} {a}, {b}",
+}
+
+
+@lowers("atom red")
+def _atomic(e: Emitter, i: Instruction) -> None:
+    t = types_of(i)[-1]
+    operands = list(i.operands)
+    target = operands.pop(0) if i.opcode == "atom" else None
+    space, pointer = e.pointer(_space(i), operands[0])
+    if isinstance(operands[1], VectorOperand) or t in ("bf16", "bf16x2", "f16x2", "b128"):
+        raise e.unsupported()
+    size = type_bytes(t)
+    operation = next((m for m in i.modifiers if m in _RMW or m == "cas"), "")
+    if operation == "cas":
+        kind = f"i{8 * size}"
+        expected, new = (e.get(operand, f"b{8 * size}") for operand in operands[1:3])
+        e.guarded(space, pointer, size, ATOMIC, i)
+        pair = e.op(f"cmpxchg ptr {pointer}, {kind} {expected}, {kind} {new} seq_cst seq_cst, align {size}")
+        old, t = e.op(f"extractvalue {{ {kind}, i1 }} {pair}, 0"), f"b{8 * size}"
+    else:
+        name = _RMW.get(operation, {}).get("f" if t in ("f16", "f32", "f64") else t[0])
+        if name is None:
+            raise e.unsupported()
+        kind = llvm_type(t)
+        value = e.get(operands[1], t)
+        e.guarded(space, pointer, size, ATOMIC, i)
+        if space == "shared" and name in _PLAIN:
+            old = e.op(f"load {kind}, ptr {pointer}, align {size}")
+            new = e.op(_PLAIN[name].format(k=kind, a=old, b=value))
+            e.emit(f"store {kind} {new}, ptr {pointer}, align {size}")
+        else:
+            old = e.op(f"atomicrmw {name} ptr {pointer}, {kind} {value} monotonic, align {size}")
+    if isinstance(target, Register):
+        e.set(target, old, t)
+
+
+@lowers("membar fence")
+def _fence(e: Emitter, i: Instruction) -> None:
+    e.emit("fence seq_cst")
+
+
+@lowers("prefetch prefetchu applypriority discard griddepcontrol pmevent setmaxnreg nanosleep")
+def _hint(e: Emitter, i: Instruction) -> None:
+    """Hints: nothing to do."""
+
+
+# ---- the functions that CUDA's compiler expects of the system ----
+
+
+@lowers("call")
+def _call(e: Emitter, i: Instruction) -> None:
+    operands = list(i.operands)
+    if operands and isinstance(operands[0], VectorOperand):
+        operands.pop(0)
+    name = getattr(operands[0], "name", "")
+    if name != "__assertfail":
+        raise e.unsupported(name)
+    arguments = _elements(operands[1])
+    for field, argument, kind in zip(
+        ("assert_message", "assert_file", "assert_line", "assert_function"), arguments, "qqiq", strict=False
+    ):
+        width = "i64" if kind == "q" else "i32"
+        _, pointer = e.pointer("param", _whole(argument))
+        e.put_field(field, e.op(f"load {width}, ptr {pointer}, align 1"))
+    e.stop("ASSERT")
+
+
+def _whole(argument: Operand) -> Operand:
+    from cudatool.ptx import Address, Symbol
+
+    assert isinstance(argument, Symbol)
+    return Address(argument)
+
+
+@lowers("trap")
+def _trap(e: Emitter, i: Instruction) -> None:
+    e.stop("TRAP")
+
+
+@lowers("brkpt")
+def _breakpoint(e: Emitter, i: Instruction) -> None:
+    """Nothing to stop for without a debugger."""

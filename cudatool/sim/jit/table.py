@@ -1,0 +1,35 @@
+"""The instruction table: opcode -> what emits it. A new instruction is a new row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cudatool.ptx import Instruction
+from cudatool.sim.jit.emit import Emitter
+
+__all__ = ["TABLE", "Lowering", "lowers", "types_of"]
+
+Lowering = Callable[[Emitter, Instruction], None]
+
+TABLE: dict[str, Lowering] = {}
+
+_TYPES = frozenset(
+    [f"{kind}{bits}" for kind in "usb" for bits in (8, 16, 32, 64)]
+    + ["b128", "f16", "bf16", "f16x2", "bf16x2", "f32", "f64", "tf32", "pred"]
+)
+
+
+def lowers(opcodes: str) -> Callable[[Lowering], Lowering]:
+    """Enter a function in :data:`TABLE` for each of the opcodes named."""
+
+    def enter(function: Lowering) -> Lowering:
+        for opcode in opcodes.split():
+            TABLE[opcode] = function
+        return function
+
+    return enter
+
+
+def types_of(instruction: Instruction) -> list[str]:
+    """Return the types among an instruction's modifiers, in order."""
+    return [modifier for modifier in instruction.modifiers if modifier in _TYPES]

@@ -1,0 +1,14 @@
+# Look for: "Never freed" names the line that keeps every batch's loss, and the timeline never comes down.
+"""A training loop that keeps what it meant to drop."""
+
+import numpy as np
+
+import cudatool as ct
+
+history = []
+for step in range(50):
+    activations = ct.zeros((256, 1024), np.float32)
+    loss = activations[:1]  # a small view, but it keeps the whole array alive
+    history.append(loss)
+
+print(f"{ct.memory_allocated() / 2**20:.0f} MiB still allocated for {len(history)} numbers")

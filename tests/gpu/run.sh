@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# The whole check on a machine with an NVIDIA GPU. Everything cudatool needs must be importable by $PYTHON (default:
+# python3) except cudatool itself, which is built from this checkout.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+python=${PYTHON:-python3}
+
+site=$(mktemp -d)
+trap 'rm -rf "$site"' EXIT
+"$python" -m pip install --quiet --no-deps --no-build-isolation --no-index --target "$site" .
+export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}" CUDATOOL_DEVICE=cuda
+cd tests  # so that the installed package is tested, not the checkout
+
+"$python" -m cudatool devices
+# The runtime's own tests, on the GPU; then what only a GPU can show; then the samples on both devices, compared.
+"$python" -m pytest -q -c ../pyproject.toml --rootdir .. -p no:cacheprovider -p no:randomly runtime gpu "$@"

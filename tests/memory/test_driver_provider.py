@@ -1,0 +1,97 @@
+"""Segments from the driver of whatever device this machine has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cudatool import _driver
+from cudatool.errors import CudaError, OutOfMemoryError
+from cudatool.memory import CachingAllocator, Settings
+from cudatool.memory.driver_provider import DriverProvider
+from cudatool.trace import hooks
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def driver_provider() -> Iterator[DriverProvider]:
+    _driver.initialize()
+    from cuda.bindings import driver
+
+    assert driver.cuInit(0) == (driver.CUresult.CUDA_SUCCESS,)
+    provider = DriverProvider(0)
+    yield provider
+    provider.close()
+
+
+@pytest.fixture
+def stream(driver_provider: DriverProvider) -> Iterator[int]:
+    with driver_provider._call() as driver:
+        status, stream = driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        assert status == driver.CUresult.CUDA_SUCCESS
+    yield int(stream)
+    with driver_provider._call() as driver:
+        assert driver.cuStreamDestroy(stream) == (driver.CUresult.CUDA_SUCCESS,)
+
+
+def test_segment_comes_from_the_driver_and_goes_back(driver_provider: DriverProvider) -> None:
+    allocator = CachingAllocator(driver_provider, device=0, settings=Settings())
+    before, total = driver_provider.memory_info()
+    address = allocator.malloc(30 * MIB, 0)
+    assert before - 30 * MIB >= driver_provider.memory_info()[0]
+    allocator.free(address)
+    allocator.empty_cache()
+    assert (before, total) == driver_provider.memory_info()
+
+
+def test_block_used_on_another_stream_is_free_after_its_event(driver_provider: DriverProvider, stream: int) -> None:
+    allocator = CachingAllocator(driver_provider, device=0, settings=Settings())
+    addresses = []
+    for _ in range(3):
+        address = allocator.malloc(100, 0)
+        addresses.append(address)
+        allocator.record_stream(address, stream)
+        allocator.free(address)
+        with driver_provider._call() as driver:
+            driver.cuStreamSynchronize(stream)
+    allocator.empty_cache()
+    assert 1 == len(set(addresses))
+    assert 1 == len(driver_provider._idle_events)  # one event was enough for all
+    assert [] == allocator.snapshot_segments()
+
+
+def test_too_large_a_request_is_out_of_memory(driver_provider: DriverProvider) -> None:
+    allocator = CachingAllocator(driver_provider, device=0, settings=Settings())
+    free, total = driver_provider.memory_info()
+    with pytest.raises(OutOfMemoryError) as caught:
+        allocator.malloc(free + 2 * MIB, 0)
+    assert total == caught.value.total
+    assert free == caught.value.free
+
+
+def test_other_failures_have_the_drivers_name(driver_provider: DriverProvider) -> None:
+    with pytest.raises(CudaError, match="cuMemFree failed") as caught:
+        driver_provider.free(0x1234)
+    assert "CUDA_ERROR_INVALID_VALUE" == caught.value.name
+
+
+def test_calls_work_without_a_current_context_and_are_marked_as_ours(driver_provider: DriverProvider) -> None:
+    class Spy:
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("cuMem"):
+                operations.append(hooks.current_operation())
+            return getattr(driver, name)
+
+    operations: list[int] = []
+    driver, driver_provider._driver = driver_provider._driver, Spy()
+    try:
+        driver_provider.free(driver_provider.allocate(2 * MIB, 0))
+        driver_provider.memory_info()
+    finally:
+        driver_provider._driver = driver
+    assert 3 == len(operations)
+    assert 0 not in operations
+    assert 0 == hooks.current_operation()

@@ -1,0 +1,43 @@
+"""The runtime on whatever device this process has: CUDATOOL_DEVICE, else a GPU, else the software device."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+import cudatool
+from cudatool import _driver
+from cudatool.trace import hooks
+from cudatool.trace.events import Event
+
+
+@pytest.fixture(scope="session", autouse=True)
+def device() -> str:
+    """The kind of the device: ``"cuda"`` or ``"sim"``."""
+    return _driver.initialize().kind
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks(device: str) -> Iterator[None]:
+    gc.collect()
+    before = cudatool.memory_allocated()
+    yield
+    cudatool.synchronize()
+    gc.collect()
+    assert cudatool.memory_allocated() == before
+    assert cudatool.current_stream() == cudatool.default_stream()
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Event]]:
+    """What is emitted during the test."""
+    cudatool.synchronize()
+    monkeypatch.setattr(hooks, "strict", True)
+    recorded: list[Event] = []
+    hooks.subscribe(recorded.append)
+    cudatool.default_stream().trace_id()
+    recorded.clear()  # the streams that were there already
+    yield recorded
+    hooks.unsubscribe(recorded.append)

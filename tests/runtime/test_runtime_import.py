@@ -1,0 +1,59 @@
+"""What ``import cudatool`` gives, and what it does not load."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import cudatool
+
+
+def test_import_loads_nothing_heavy() -> None:
+    program = "import sys, cudatool; print(*{'cuda', 'numpy', 'llvmlite', 'pynvml'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("name", cudatool.__all__)
+def test_every_public_name_exists(name: str) -> None:
+    assert getattr(cudatool, name) is not None
+    assert name in dir(cudatool)
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = cudatool.no_such_name  # type: ignore[attr-defined]
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    import ast
+    import inspect
+
+    tree = ast.parse(inspect.getsource(cudatool))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    names = [alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    assert sorted(names) == sorted(cudatool.__all__)
+
+
+def test_device_is_chosen_at_first_use() -> None:
+    program = (
+        "import os, cudatool; from cudatool import _driver; assert not cudatool.is_initialized();"
+        "os.environ['CUDATOOL_DEVICE'] = 'sim:memory=64MiB'; print(cudatool.mem_get_info()[1] >> 20);"
+        "assert cudatool.is_initialized()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["64"]
+
+
+def test_device_that_is_not_there_is_not_available() -> None:
+    program = (
+        "import os; os.environ.update(CUDATOOL_DEVICE='cuda', CUDA_VISIBLE_DEVICES=''); import cudatool;"
+        "print(cudatool.is_available(), cudatool.device_count())\n"
+        "try: cudatool.empty(1)\n"
+        "except cudatool.CudatoolError as error: print(type(error).__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "0", "DeviceUnavailableError"]

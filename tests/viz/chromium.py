@@ -1,0 +1,131 @@
+"""A headless Chromium, driven through a pipe with nothing but the standard library."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+EXECUTABLE = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+_FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --remote-debugging-pipe --window-size=1400,2200"
+)
+
+
+class Page:
+    """One page: what it logged as an error, what it tried to load, and how to ask it something."""
+
+    def __init__(self, path: Path, *, dark: bool = False) -> None:
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        self._count = 0
+        self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        to_browser, self._write = os.pipe()
+        self._read, from_browser = os.pipe()
+
+        def in_child() -> None:  # Chromium speaks on the descriptors 3 and 4
+            first, second = os.dup(to_browser), os.dup(from_browser)
+            os.dup2(first, 3)
+            os.dup2(second, 4)
+
+        assert EXECUTABLE is not None
+        self._process = subprocess.Popen(
+            [EXECUTABLE, *_FLAGS.split(), f"--user-data-dir={self._profile.name}", "about:blank"],
+            preexec_fn=in_child,
+            close_fds=False,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(to_browser)
+        os.close(from_browser)
+        self._buffer = b""
+        target = self._call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self._call(f"{domain}.enable")
+        if dark:
+            self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+        self._call("Page.navigate", url=path.as_uri())
+        self.wait_for("document.documentElement?.dataset.ready === 'true'")
+        self.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+    def __enter__(self) -> Page:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._write)
+        os.close(self._read)
+        self._process.terminate()
+        self._process.wait()
+        self._profile.cleanup()
+
+    def evaluate(self, expression: str) -> Any:
+        """Return the value of a JavaScript expression, of a promise its result."""
+        answer = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def wait_for(self, condition: str, seconds: float = 30) -> None:
+        """Wait until a JavaScript condition holds."""
+        end = time.monotonic() + seconds
+        while not self.evaluate(condition):
+            assert time.monotonic() < end, f"never true: {condition}; errors: {self.errors}"
+            time.sleep(0.05)
+
+    def key(self, name: str, selector: str) -> None:
+        """Press a key while an element has the focus."""
+        self.evaluate(f"document.querySelector({selector!r}).focus()")
+        self._call("Input.dispatchKeyEvent", type="keyDown", key=name)
+        self._call("Input.dispatchKeyEvent", type="keyUp", key=name)
+
+    def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
+        """Send a mouse event, such as "mouseMoved", at a point of the window."""
+        self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
+
+    def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self._count += 1
+        number = self._count
+        message = {"id": number, "method": method, "params": parameters}
+        if hasattr(self, "_session"):
+            message["sessionId"] = self._session
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._receive()
+            if answer.get("id") == number:
+                assert "error" not in answer, answer
+                result: dict[str, Any] = answer["result"]
+                return result
+            self._note(answer.get("method"), answer.get("params", {}))
+
+    def _note(self, method: str | None, parameters: dict[str, Any]) -> None:
+        if method == "Runtime.exceptionThrown":
+            details = parameters["exceptionDetails"]
+            self.errors.append(str(details.get("exception", {}).get("description", details["text"])))
+        elif method == "Runtime.consoleAPICalled" and parameters["type"] in ("error", "warning", "assert"):
+            self.errors.append(str([a.get("value", a.get("description")) for a in parameters["args"]]))
+        elif method == "Log.entryAdded" and parameters["entry"]["level"] in ("error", "warning"):
+            self.errors.append(parameters["entry"]["text"])
+        elif method == "Network.requestWillBeSent":
+            self.requests.append(parameters["request"]["url"][:200])
+
+    def _receive(self, seconds: float = 30) -> dict[str, Any]:
+        while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self._read], [], [], seconds)
+            assert ready, "Chromium does not answer"
+            piece = os.read(self._read, 1 << 16)
+            assert piece, "Chromium has gone"
+            self._buffer += piece
+        message, self._buffer = self._buffer.split(b"\0", 1)
+        answer: dict[str, Any] = json.loads(message)
+        return answer

@@ -1,0 +1,46 @@
+"""Traces for tests of the page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cudatool.trace.events import RECORD, CopyFlag, Kind, StreamFlag
+from cudatool.trace.model import Frame, Trace
+
+HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>{{payload}}"
+
+
+def program(name: str = "kernel", *, repeat: int = 20) -> Trace:
+    """A program of the driver API on two streams, with `name` wherever a file could put a name."""
+    rows: list[dict[str, Any]] = [
+        {"kind": Kind.STREAM_CREATE, "stream": 1, "address": 1, "flags": StreamFlag.LEGACY_DEFAULT},
+        {"kind": Kind.STREAM_CREATE, "stream": 2, "address": 0xABC0, "flags": StreamFlag.NON_BLOCKING},
+    ]
+    flags = CopyFlag.DESTINATION_DEVICE
+    for i in range(repeat):
+        address, size, now = (1 << 40) + i * (1 << 22), (1 + i % 3) << 20, 1000 + 100 * i
+        work = {"stream": 1 + i % 2, "stack": 1, "name": 1}
+        rows += [
+            {"kind": Kind.MEM_ALLOC, "address": address, "size": size, "stack": 1, "name": 1},
+            {"kind": Kind.MEMCPY, "correlation": 2 * i + 1, "address": address, "size": size, "flags": flags, **work},
+            {"kind": Kind.KERNEL_LAUNCH, "correlation": 2 * i + 2, **work},
+            {"kind": Kind.EXECUTION, "correlation": 2 * i + 1, "stream": 1 + i % 2, "aux0": now, "aux1": now + 40},
+            {"kind": Kind.EXECUTION, "correlation": 2 * i + 2, "stream": 1 + i % 2, "aux0": now + 40, "aux1": now + 90},
+        ]
+        if i % 4:
+            rows.append({"kind": Kind.MEM_FREE, "address": address, "size": size, "stack": 1})
+    records = np.zeros(len(rows), RECORD)
+    for i, row in enumerate(rows):
+        records[i]["time"] = 1000 * i
+        for field, value in row.items():
+            records[i][field] = value
+    return Trace(
+        records,
+        names=["", name],
+        stacks=[(), (0, 1)],
+        frames=[Frame(f"/home/{name}.py", name, 3), Frame("/home/u/main.py", "<module>", 9)],
+        notes=[f"a note about {name}"],
+        source=f"/tmp/{name}.ctrace" if name == "kernel" else name,
+    )
