@@ -117,9 +117,9 @@ def _print(console: Console, summary: Summary) -> None:
 
     took = f", {format_time(summary.duration)}" if summary.duration else ""
     device = f", {summary.recorded_on}" if summary.recorded_on else ""
-    console.print(f"{summary.source}: {summary.events:,} events{took}{device}", markup=False)
+    console.print(f"{summary.source}: {summary.events:,} events{took}{device}", markup=False, soft_wrap=True)
     for note in summary.notes:
-        console.print(f"note: {note}", markup=False)
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
     if not summary.devices:
         console.print("no device memory was allocated")
     for device in summary.devices:

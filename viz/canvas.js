@@ -24,6 +24,7 @@ function mix(one, other, share) {
 }
 
 const TICK_HEIGHT = 22;
+const TICK_WIDTH = 110;
 const PLOT_LEFT = 74; // the curves and the map below them share one horizontal axis
 const PLOT_RIGHT = 12;
 
@@ -104,7 +105,7 @@ class Plane {
     context.fillStyle = styleOf("--quiet");
     context.textBaseline = "middle";
     context.textAlign = "center";
-    for (const value of ticks(view.x0, view.x1, this.width / (110 * ratio))) {
+    for (const value of ticks(view.x0, view.x1, this.width / (TICK_WIDTH * ratio))) {
       const at = this.inset + (value - view.x0) * this.scaleX;
       const half = context.measureText(format(value)).width / 2;
       const inside = Math.min(Math.max(at, this.inset + half), this.inset + this.width - half);

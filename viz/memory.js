@@ -193,7 +193,7 @@ class MemoryView {
     }
     const top = Math.max(device.peak_reserved, 1) * 1.12;
     const yTicks = ticks(0, top, 6, 2);
-    const xTicks = ticks(this.from, this.to, 9);
+    const xTicks = ticks(this.from, this.to, (this.plot.clientWidth - PLOT_LEFT - PLOT_RIGHT) / TICK_WIDTH);
     const grid = styleOf("--line");
     const axis = { gridcolor: grid, zeroline: false, linecolor: grid };
     const layout = {

@@ -123,6 +123,7 @@ function showPage(data) {
     fill(byId("copies"), null, data.copies, (c) => shared.row({
       name: c.name, detail: `${formatCount(c.count)}, ${time(c.time)}`, numbers: formatBytes(c.size) }));
   }
+  byId("nothing").hidden = !(byId("memory").hidden && byId("work").hidden);
 }
 
 showPage(JSON.parse(byId("payload").textContent));

@@ -28,6 +28,7 @@ class _Thread(threading.local):
     operation: Any = None  # the last operation that the call in progress enqueued
     later: list[Any] | None = None  # operations executed during the call, reported after the call itself
     size = 0  # of the allocation that the call is about to free
+    on_host = False  # whether that is host memory
 
 
 class SimDriverCollector:
@@ -78,6 +79,7 @@ class SimDriverCollector:
         if entry.name.startswith("cuMemFree"):
             found = self._machine.allocations.at(arguments[0])
             thread.size = found.size if found else 0
+            thread.on_host = found is not None and found.device < 0
 
     def enqueued(self, operation: Operation) -> None:
         """Tie the operation to whoever enqueued it."""
@@ -223,12 +225,18 @@ class SimDriverCollector:
         found = self._machine.allocations.at(address)
         _, device, stream = self._owner()
         size = found.size if found else 0
+        if found is not None and found.device < 0:  # from a pool of pinned memory
+            hooks.emit(Kind.HOST_ALLOC, address=address, size=size, name=name)
+            return
         hooks.emit(Kind.MEM_ALLOC, device=device, stream=stream, address=address, size=size, name=name)
 
     def _mem_free(self, values: dict[str, Any], name: str) -> None:
         if values["dptr"]:
             _, device, stream = self._owner()
             size = self._thread.size
+            if self._thread.on_host:
+                hooks.emit(Kind.HOST_FREE, address=values["dptr"], size=size, name=name)
+                return
             hooks.emit(Kind.MEM_FREE, device=device, stream=stream, address=values["dptr"], size=size, name=name)
 
     def _host_alloc(self, values: dict[str, Any], name: str) -> None:

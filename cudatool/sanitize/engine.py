@@ -17,17 +17,17 @@ Records of what a kernel accessed may come later in the file than its launch: th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from cudatool.sanitize.findings import FindingKind
 from cudatool.sanitize.intervals import ATOMIC, READ, WRITE, Access, History, Operation, overlap
 from cudatool.sanitize.lifetimes import Buffer, Buffers
 from cudatool.sanitize.ordering import Agent, Ordering, join
+from cudatool.sanitize.rows import LAUNCHES, WORK, Row, read_rows
 from cudatool.trace.events import AccessFlag, CopyFlag, Kind, StreamFlag
 from cudatool.trace.model import Trace
 
@@ -35,10 +35,6 @@ __all__ = ["Defect", "Engine", "Key", "Repairs", "Side"]
 
 Key = tuple[Any, ...]
 """What makes two defects the same: kind, certainty, both call sites and the allocation's."""
-
-_CHUNK = 1 << 16  # records turned into Python objects at a time
-_WORK = (Kind.KERNEL_LAUNCH, Kind.MEMCPY, Kind.MEMSET, Kind.GEMM, Kind.HOST_FUNCTION, Kind.GRAPH_LAUNCH)
-_LAUNCHES = (Kind.KERNEL_LAUNCH, Kind.GEMM, Kind.GRAPH_LAUNCH)  # whose accesses only ACCESS records can tell
 
 
 class Side(NamedTuple):
@@ -96,24 +92,6 @@ class Repairs:
     record_streams: dict[int, set[int]] = field(default_factory=dict)
 
 
-class _Row(NamedTuple):
-    """One record, and where its accesses are in the chunk: ``[first:last]``; -1 if it has none of its own."""
-
-    record: int
-    kind: int
-    device: int
-    flags: int
-    thread: int
-    stream: int
-    stack: int
-    address: int
-    size: int
-    aux0: int
-    aux1: int
-    first: int
-    last: int
-
-
 class Engine:
     """One pass over a trace.
 
@@ -149,8 +127,8 @@ class Engine:
         self.unchecked = 0
         self.unknown_streams = 0
         self.records = trace.records
+        self._trace = trace
         self._sites = trace.records[["kind", "name", "stack"]]
-        self._measured = bool(trace.header.get("accesses"))
         self._repairs = repairs
         self._go_on_repaired = go_on_repaired
         self._make_agents(trace, one_host)
@@ -159,9 +137,8 @@ class Engine:
         self._buffers = Buffers()
         self._capturing: dict[int, int] = {}  # stream -> the stream whose capture it takes part in
         self._captured_events: dict[int, int] = {}  # event -> likewise
-        self._accesses: list[Access] = []
-        self._handlers: dict[int, Callable[[_Row], None]] = {
-            **dict.fromkeys(_WORK, self._work),
+        self._handlers: dict[int, Callable[[Row], None]] = {
+            **dict.fromkeys(WORK, self._work),
             Kind.MEMCPY: self._copy,
             Kind.MEMSET: self._fill,
             Kind.EVENT_RECORD: self._record_event,
@@ -191,16 +168,14 @@ class Engine:
     def run(self) -> None:
         """Read the whole trace."""
         handlers = self._handlers
-        for row in self._rows():
+        for row in read_rows(self._trace, handlers.keys()):
             handlers[row.kind](row)
         for buffer in self._buffers:
             self._report_suspect(buffer)
 
-    # Reading the trace ------------------------------------------------------------------------------------------
-
     def _make_agents(self, trace: Trace, one_host: bool) -> None:
         records = trace.records
-        host_kinds = [*_WORK, Kind.HOST_ACCESS, Kind.MEM_FREE]
+        host_kinds = [*WORK, Kind.HOST_ACCESS, Kind.MEM_FREE]
         self.threads = len(np.unique(records["thread"][np.isin(records["kind"], host_kinds)]))
         threads = np.unique(records["thread"]).tolist()
         streams = [stream for stream in np.unique(records["stream"]).tolist() if stream]
@@ -239,45 +214,9 @@ class Engine:
                 peer.peers += (default,)
         self.agents = [*host_agents, *self._streams.values()]
 
-    def _rows(self) -> Iterator[_Row]:
-        """The records that matter, with `_accesses` holding what theirs touch."""
-        records = self.records
-        kinds = records["kind"]
-        tells = np.flatnonzero(kinds == Kind.ACCESS)
-        correlations = records["correlation"][tells]
-        order = np.argsort(correlations, kind="stable")
-        tells, correlations = tells[order], correlations[order]
-
-        # Several records of one operation may share its correlation: its accesses belong to the first.
-        work = np.flatnonzero(np.isin(kinds, _WORK))
-        _, firsts = np.unique(records["correlation"][work], return_index=True)
-        later = np.ones(len(records), bool)
-        later[work[firsts]] = False
-
-        # Where accesses were measured, a kernel that ran and has none touched nothing.
-        measured = records["correlation"][(kinds == Kind.EXECUTION) & self._measured]
-
-        rows = np.flatnonzero(np.isin(kinds, list(self._handlers)))
-        for begin in range(0, len(rows), _CHUNK):
-            index = rows[begin : begin + _CHUNK]
-            chunk = records[index]
-            wanted = chunk["correlation"]
-            low = np.searchsorted(correlations, wanted, "left")
-            count = np.searchsorted(correlations, wanted, "right") - low
-            elsewhere = (count > 0) & (wanted > 0) & later[index]
-            count[(wanted == 0) | elsewhere] = 0
-            last = np.cumsum(count)
-            first = last - count
-            taken = tells[np.repeat(low - first, count) + np.arange(count.sum())]
-            self._accesses = _byte_sets(records[taken])
-            idle = (count == 0) & np.isin(chunk["kind"], _LAUNCHES) & np.isin(wanted, measured)
-            first[elsewhere | idle] = -1
-            columns = [chunk[name].tolist() for name in _Row._fields[1:-2]]
-            yield from map(_Row, index.tolist(), *columns, first.tolist(), last.tolist())
-
     # Work on streams --------------------------------------------------------------------------------------------
 
-    def _work(self, row: _Row) -> None:
+    def _work(self, row: Row) -> None:
         """A kernel launch, matrix product, host function or graph launch: one operation in stream order.
 
         Host functions run in stream order (cuLaunchHostFunc); a graph runs between the stream's earlier and later
@@ -285,7 +224,7 @@ class Engine:
         """
         self._enqueue_work(row, ())
 
-    def _copy(self, row: _Row) -> None:
+    def _copy(self, row: Row) -> None:
         """API synchronization behavior, "Memcpy"."""
         flags = row.flags
         touched = (
@@ -312,14 +251,14 @@ class Engine:
         if not (flags & CopyFlag.SOURCE_DEVICE and flags & CopyFlag.DESTINATION_DEVICE):
             self.ordering.stream_done(host, stream, "synchronous copy")
 
-    def _fill(self, row: _Row) -> None:
+    def _fill(self, row: Row) -> None:
         """API synchronization behavior, "Memset": asynchronous, except for a target in pinned host memory."""
         self._enqueue_work(row, (Access(row.address, row.address + row.size, WRITE),))
         stream = self._streams.get(row.stream)
         if stream is not None and not row.flags & (CopyFlag.ASYNC | CopyFlag.DESTINATION_DEVICE):
             self.ordering.stream_done(self._hosts[row.thread], stream, "synchronous fill")
 
-    def _enqueue_work(self, row: _Row, known: Sequence[Access], ignored: int = 0) -> None:
+    def _enqueue_work(self, row: Row, known: Sequence[Access], ignored: int = 0) -> None:
         """Append an operation. It touches what its ACCESS records say, or else `known`, except in mode `ignored`."""
         if row.stream in self._capturing:
             return  # captured work does not execute now (cuStreamBeginCapture)
@@ -331,11 +270,9 @@ class Engine:
             self._repair(row, stream)
         self.operations += 1
         self.ordering.enqueue(self._hosts[row.thread], stream, row.record)
-        if row.first != row.last:
-            if row.first < 0:
-                return
-            known = self._accesses[row.first : row.last]
-        elif row.kind in _LAUNCHES:
+        if row.accesses is not None:
+            known = row.accesses
+        elif row.kind in LAUNCHES:
             self.unchecked += 1
         if known:
             operation = Operation(stream.index, stream.count, stream.clock, row.record)
@@ -343,7 +280,7 @@ class Engine:
                 if not touched.mode & ignored:
                     self._access(operation, touched)
 
-    def _host_access(self, row: _Row) -> None:
+    def _host_access(self, row: Row) -> None:
         """The host itself reads or writes memory that the device can reach."""
         host = self._hosts[row.thread]
         if self._repairs is not None:
@@ -371,7 +308,7 @@ class Engine:
 
     # Synchronization --------------------------------------------------------------------------------------------
 
-    def _record_event(self, row: _Row) -> None:
+    def _record_event(self, row: Row) -> None:
         origin = self._capturing.get(row.stream)
         if origin is not None:
             self._captured_events[row.aux0] = origin
@@ -381,7 +318,7 @@ class Engine:
         if stream is not None:
             self.ordering.record_event(self._hosts[row.thread], stream, row.aux0, row.record)
 
-    def _wait_event(self, row: _Row) -> None:
+    def _wait_event(self, row: Row) -> None:
         if row.aux0 in self._captured_events:
             # Waiting for a captured event takes the stream into the capture ("Stream Management", stream capture).
             self._capturing[row.stream] = self._captured_events[row.aux0]
@@ -389,36 +326,36 @@ class Engine:
         if stream is not None and row.stream not in self._capturing:
             self.ordering.wait_event(self._hosts[row.thread], stream, row.aux0, row.record)
 
-    def _synchronize_event(self, row: _Row) -> None:
+    def _synchronize_event(self, row: Row) -> None:
         self.ordering.event_done(self._hosts[row.thread], row.aux0, "event synchronize")
 
-    def _query_event(self, row: _Row) -> None:
+    def _query_event(self, row: Row) -> None:
         if row.aux1:
             self.ordering.event_done(self._hosts[row.thread], row.aux0, "event query")
 
-    def _synchronize_stream(self, row: _Row) -> None:
+    def _synchronize_stream(self, row: Row) -> None:
         stream = self._streams.get(row.stream)
         if stream is not None:
             self.ordering.stream_done(self._hosts[row.thread], stream, "stream synchronize")
 
-    def _query_stream(self, row: _Row) -> None:
+    def _query_stream(self, row: Row) -> None:
         stream = self._streams.get(row.stream)
         if row.aux1 and stream is not None:
             self.ordering.stream_done(self._hosts[row.thread], stream, "stream query")
 
-    def _synchronize_device(self, row: _Row) -> None:
+    def _synchronize_device(self, row: Row) -> None:
         self.ordering.device_done(self._hosts[row.thread], row.device)
 
-    def _capture_begin(self, row: _Row) -> None:
+    def _capture_begin(self, row: Row) -> None:
         self._capturing[row.stream] = row.stream
 
-    def _capture_end(self, row: _Row) -> None:
+    def _capture_end(self, row: Row) -> None:
         self._capturing = {stream: origin for stream, origin in self._capturing.items() if origin != row.stream}
         self._captured_events = {e: origin for e, origin in self._captured_events.items() if origin != row.stream}
 
     # Lifetimes --------------------------------------------------------------------------------------------------
 
-    def _memory_alloc(self, row: _Row) -> None:
+    def _memory_alloc(self, row: Row) -> None:
         """cuMemAlloc and the like; cuMemAllocAsync if on a stream.
 
         What was at these addresses before is over: the driver gives memory out again only when that is in order
@@ -434,7 +371,7 @@ class Engine:
             buffer.born = Operation(stream.index, stream.count, stream.clock, row.record)
         self._own(buffer)
 
-    def _memory_free(self, row: _Row) -> None:
+    def _memory_free(self, row: Row) -> None:
         """cuMemFree, or cuMemFreeAsync if on a stream."""
         if row.stream in self._capturing:
             return
@@ -462,20 +399,20 @@ class Engine:
         buffer.freed = operation
         self.history.forget(buffer.start, buffer.stop)
 
-    def _host_free(self, row: _Row) -> None:
+    def _host_free(self, row: Row) -> None:
         """cuMemFreeHost: whether it waits is not said, and the addresses may soon be pageable: forget them."""
         buffer = self._buffers.find(row.address)
         if buffer is not None:
             self.history.forget(buffer.start, buffer.stop)
             self._buffers.remove(buffer.start, buffer.stop)
 
-    def _unmap(self, row: _Row) -> None:
+    def _unmap(self, row: Row) -> None:
         """Addresses that stand for other memory from now on."""
         self.history.forget(row.address, row.address + row.size)
         for buffer in self._buffers.remove(row.address, row.address + row.size):
             self._report_suspect(buffer)
 
-    def _segment_free(self, row: _Row) -> None:
+    def _segment_free(self, row: Row) -> None:
         self._wait_for_users(self._hosts[row.thread], row.address, row.address + row.size)
         self.history.forget(row.address, row.address + row.size)
 
@@ -486,7 +423,7 @@ class Engine:
                 host.clock = join(host.clock, access.operation.after)
                 self.ordering.edges["free of memory in use"] += 1
 
-    def _block_alloc(self, row: _Row) -> None:
+    def _block_alloc(self, row: Row) -> None:
         """The caching allocator hands out a block, for use on a stream (torch.cuda.caching_allocator_alloc).
 
         The old owner's accesses stay in the history: only their order against the new owner's can tell a race.
@@ -503,13 +440,13 @@ class Engine:
                     break
         self._own(buffer)
 
-    def _block_record_stream(self, row: _Row) -> None:
+    def _block_record_stream(self, row: Row) -> None:
         buffer = self._buffers.find(row.address)
         stream = self._streams.get(row.stream)
         if buffer is not None and stream is not None:
             buffer.other_streams.add(stream.index)
 
-    def _block_free_requested(self, row: _Row) -> None:
+    def _block_free_requested(self, row: Row) -> None:
         """The owner gave the block back. The allocator records an event on each stream named by record_stream."""
         buffer = self._freed_buffer(row)
         others = set(buffer.other_streams)
@@ -520,7 +457,7 @@ class Engine:
         self.ordering.host_step(host, row.record)
         buffer.freed = Operation(host.index, host.count, host.clock, row.record)
 
-    def _block_free_completed(self, row: _Row) -> None:
+    def _block_free_completed(self, row: Row) -> None:
         """Those events have passed: the allocator has seen it by queries, so the host is after them."""
         buffer = self._buffers.find(row.address)
         if buffer is not None:
@@ -530,7 +467,7 @@ class Engine:
                 self.ordering.edges["record_stream"] += 1
             buffer.releases = []
 
-    def _freed_buffer(self, row: _Row) -> Buffer:
+    def _freed_buffer(self, row: Row) -> Buffer:
         """What the record frees, entered now if it was allocated before the trace began."""
         buffer = self._buffers.find(row.address)
         if buffer is None or buffer.start != row.address:
@@ -597,7 +534,7 @@ class Engine:
     def _stack(self, buffer: Buffer | None) -> int:
         return int(self.records["stack"][buffer.record]) if buffer else 0
 
-    def _repair(self, row: _Row, agent: Agent) -> None:
+    def _repair(self, row: Row, agent: Agent) -> None:
         """Let `agent` wait for what the repairs say it should wait for at this call site."""
         assert self._repairs is not None
         for other in self._repairs.waits.get((row.stack, agent.index), ()):
@@ -610,18 +547,3 @@ def _mode(mode: int) -> str:
 
 def _side(access: Access) -> Side:
     return Side(access.operation, _mode(access.mode), access.name, access.exact, access.owner)
-
-
-def _byte_sets(records: npt.NDArray[np.void]) -> list[Access]:
-    """Return what ACCESS records describe, with every strided set brought to ascending rows that do not touch."""
-    start, size = records["address"].astype(np.int64), records["size"].astype(np.int64)
-    stride, rows = records["aux0"].astype(np.int64), np.maximum(records["aux1"].astype(np.int64), 1)
-    flags = records["flags"]
-    start = start + np.where(stride < 0, stride * (rows - 1), 0)
-    stride = np.abs(stride)
-    stop = np.where(size > 0, start + stride * (rows - 1) + size, start)
-    stride = np.where((rows > 1) & (stride > size), stride, 0)
-    mode = np.where(flags & AccessFlag.ATOMIC, ATOMIC, flags & (READ | WRITE))
-    exact = (flags & AccessFlag.INEXACT) == 0
-    columns = (start, stop, mode, size, stride, records["name"], exact)
-    return list(map(Access, *(column.tolist() for column in columns)))

@@ -56,7 +56,6 @@ def load(options: Options | None = None) -> Machine:
     library.cudatool_thunk.restype = ctypes.c_void_p
     ctypes.pythonapi.Py_AtExit(library.cudatool_close)
 
-    @prototype
     def resolve(symbol: bytes, function: int, version: int, flags: int, status: int) -> int:
         try:
             address = abi.function_pointer(
@@ -71,8 +70,9 @@ def load(options: Options | None = None) -> Machine:
         except BaseException:
             return _NOT_FOUND
 
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(resolve))
-    library.cudatool_set_resolver(resolve)
+    callback = prototype(resolve)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))  # C may call it until the process ends
+    library.cudatool_set_resolver(callback)
     _load_nvrtc()
     runtime_api.install()
     _loaded = machine.create(options or Options())

@@ -84,12 +84,7 @@ def cuMemHostAlloc(pp: int, bytesize: int, Flags: int) -> None:
     context = current_context()
     if not pp or not bytesize or Flags > 7:
         raise DriverError(Result.INVALID_VALUE)
-    machine = state.machine
-    address = machine.host.allocate(bytesize)
-    machine.allocations.add(
-        Allocation(address, bytesize, "host", -1, context.handle, machine.new_serial(), flags=Flags)
-    )
-    write(pp, c_size_t, address)
+    write(pp, c_size_t, state.machine.allocate_host(bytesize, context=context, flags=Flags).address)
 
 
 @entry("cuMemFreeHost(void *p)")
@@ -160,15 +155,18 @@ def _allocate_async(dptr: int, bytesize: int, pool: Pool, stream: StreamState) -
     machine = state.machine
     if pool.max_size and pool.used + bytesize > pool.max_size:
         raise DriverError(Result.OUT_OF_MEMORY)
-    device = machine.devices[pool.device]
-    try:
-        allocation = machine.allocate(device, bytesize, "pool", context=stream.context, pool=pool.handle)
-    except DriverError as error:
-        if error.result is not Result.OUT_OF_MEMORY:
-            raise
-        # The driver waits for pending frees before it gives up.
-        machine.scheduler.wait_device(device)
-        allocation = machine.allocate(device, bytesize, "pool", context=stream.context, pool=pool.handle)
+    if pool.device < 0:
+        allocation = machine.allocate_host(bytesize, context=stream.context, pool=pool.handle)
+    else:
+        device = machine.devices[pool.device]
+        try:
+            allocation = machine.allocate(device, bytesize, "pool", context=stream.context, pool=pool.handle)
+        except DriverError as error:
+            if error.result is not Result.OUT_OF_MEMORY:
+                raise
+            # The driver waits for pending frees before it gives up.
+            machine.scheduler.wait_device(device)
+            allocation = machine.allocate(device, bytesize, "pool", context=stream.context, pool=pool.handle)
     pool.used += bytesize
     pool.used_high = max(pool.used_high, pool.used)
     write(dptr, c_uint64, allocation.address)
@@ -191,10 +189,8 @@ def cuMemAllocFromPoolAsync(dptr: int, bytesize: int, pool: int, hStream: int) -
 def cuMemFreeAsync(dptr: int, hStream: int) -> None:
     stream = stream_of(hStream)
     allocation = state.machine.allocations.at(dptr)
-    if allocation is None or allocation.kind not in ("pool", "device"):
-        raise DriverError(Result.INVALID_VALUE, f"{dptr:#x} is not the start of a live device allocation")
-    if allocation.kind == "device":
-        raise DriverError(Result.INVALID_VALUE, f"{dptr:#x} was allocated with cuMemAlloc; free it with cuMemFree")
+    if allocation is None or not allocation.pool:
+        raise DriverError(Result.INVALID_VALUE, f"{dptr:#x} is not the start of live memory from a pool")
     operation = Operation(stream, "free", "cuMemFreeAsync", abi.call.correlation)
 
     def run(_: Operation) -> None:
@@ -220,7 +216,7 @@ class _PoolProps(ctypes.Structure):
     )
 
 
-_LOCATION_DEVICE = 1
+_LOCATION_DEVICE, _LOCATION_HOST = 1, (2, 3)  # CU_MEM_LOCATION_TYPE_HOST, _HOST_NUMA
 
 
 @entry("cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps)")
@@ -229,11 +225,10 @@ def cuMemPoolCreate(pool: int, poolProps: int) -> None:
     if not poolProps:
         raise DriverError(Result.INVALID_VALUE)
     props = _PoolProps.from_address(poolProps)
-    if props.location_type != _LOCATION_DEVICE or props.allocType != 1:
-        raise DriverError(Result.NOT_SUPPORTED, "the software device has pools of device memory only")
     if props.handleTypes:
         raise DriverError(Result.NOT_SUPPORTED, "the software device cannot share pools between processes")
-    new = Pool(state.machine.new_handle(), state.machine.device(props.location_id).ordinal)
+    place = _existing_pool(props.location_type, props.location_id, props.allocType)
+    new = Pool(state.machine.new_handle(), place.device)
     new.max_size = props.maxSize
     write(pool, c_size_t, new.handle)
     state.machine.objects[new.handle] = new
@@ -242,7 +237,7 @@ def cuMemPoolCreate(pool: int, poolProps: int) -> None:
 @entry("cuMemPoolDestroy(CUmemoryPool pool)")
 def cuMemPoolDestroy(pool: int) -> None:
     found = state.machine.get(pool, Pool)
-    if found is state.machine.devices[found.device].default_pool:
+    if found is state.machine.host_pool or found is state.machine.devices[found.device].default_pool:
         raise DriverError(Result.INVALID_VALUE)
     del state.machine.objects[pool]
 
@@ -271,18 +266,26 @@ def cuDeviceSetMemPool(dev: int, pool: int) -> None:
 
 @entry("cuMemGetDefaultMemPool(CUmemoryPool *pool_out, CUmemLocation *location, CUmemAllocationType type)")
 def cuMemGetDefaultMemPool(pool_out: int, location: int, type: int) -> None:
-    kind, ordinal = (c_int * 2).from_address(location)
-    if kind != _LOCATION_DEVICE or type != 1:
-        raise DriverError(Result.NOT_SUPPORTED, "the software device has pools of device memory only")
-    write(pool_out, c_size_t, state.machine.device(ordinal).default_pool.handle)
+    pool = _existing_pool(*(c_int * 2).from_address(location), type)
+    write(
+        pool_out, c_size_t, pool.handle if pool.device < 0 else state.machine.devices[pool.device].default_pool.handle
+    )
 
 
 @entry("cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)")
 def cuMemGetMemPool(pool: int, location: int, type: int) -> None:
-    kind, ordinal = (c_int * 2).from_address(location)
-    if kind != _LOCATION_DEVICE or type != 1:
-        raise DriverError(Result.NOT_SUPPORTED, "the software device has pools of device memory only")
-    write(pool, c_size_t, _pool_of(ordinal).handle)
+    write(pool, c_size_t, _existing_pool(*(c_int * 2).from_address(location), type).handle)
+
+
+def _existing_pool(location_type: int, location_id: int, allocation_type: int) -> Pool:
+    """Return the pool in use for a location."""
+    if allocation_type != 1:  # CU_MEM_ALLOCATION_TYPE_PINNED
+        raise DriverError(Result.NOT_SUPPORTED, "the software device has no managed memory")
+    if location_type == _LOCATION_DEVICE:
+        return _pool_of(location_id)
+    if location_type in _LOCATION_HOST:
+        return state.machine.host_pool
+    raise DriverError(Result.INVALID_VALUE)
 
 
 @entry("cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep)")

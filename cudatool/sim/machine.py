@@ -49,7 +49,10 @@ class Options:
 
 
 class Pool:
-    """A stream-ordered memory pool. Attribute numbers are those of CUmemPool_attribute."""
+    """A stream-ordered memory pool, of pinned host memory if `device` is -1.
+
+    Attribute numbers are those of CUmemPool_attribute.
+    """
 
     def __init__(self, handle: int, device: int) -> None:
         self.handle = handle
@@ -112,6 +115,8 @@ class Machine:
         self.host = HostMemory()
         span = -(-2 * options.memory // (2 << 20)) * (2 << 20)
         self.arena = Arena(span * options.count)
+        self.host_pool = Pool(self.new_handle(), -1)
+        self.objects[self.host_pool.handle] = self.host_pool
         self.devices: list[Device] = []
         for ordinal in range(options.count):
             pool = Pool(self.new_handle(), ordinal)
@@ -166,6 +171,13 @@ class Machine:
         address = device.memory.allocate(size)
         handle = context.handle if context else 0
         allocation = Allocation(address, size, kind, device.ordinal, handle, self.new_serial(), pool)
+        self.allocations.add(allocation)
+        return allocation
+
+    def allocate_host(self, size: int, *, context: Context, flags: int = 0, pool: int = 0) -> Allocation:
+        """Take pinned host memory."""
+        address = self.host.allocate(size)
+        allocation = Allocation(address, size, "host", -1, context.handle, self.new_serial(), pool, flags)
         self.allocations.add(allocation)
         return allocation
 

@@ -127,5 +127,12 @@ def test_streams_show_kernels_and_copies(hostile_page: Page) -> None:
     assert "40 ns" in hostile_page.evaluate("byId('tip').textContent")
 
 
+def test_an_empty_recording_says_so(tmp_path: Path) -> None:
+    viz.write_page(program(repeat=0), tmp_path / "empty.html")
+    with Page(tmp_path / "empty.html") as page:
+        assert page.evaluate("!byId('nothing').hidden && byId('memory').hidden && byId('work').hidden")
+        assert [] == page.errors
+
+
 def test_dark_mode_is_dark(hostile_page: Page) -> None:
     assert "rgb(17, 21, 28)" == hostile_page.evaluate("getComputedStyle(document.body).backgroundColor")

@@ -515,7 +515,8 @@ def _bfe(e: Emitter, i: Instruction) -> None:
         # The sign is bit min(position + length - 1, width - 1); a field of no length is 0.
         top = e.op(f"sub i32 {e.op(f'add i32 {position}, {length}')}, 1")
         top = e.call("i32", "llvm.umin.i32", f"i32 {top}", f"i32 {bits - 1}")
-        sign = e.op(f"trunc {kind} {e.op(f'lshr {kind} {a}, {e.convert(top, "i32", kind)}')} to i1")
+        top = e.convert(top, "i32", kind)
+        sign = e.op(f"trunc {kind} {e.op(f'lshr {kind} {a}, {top}')} to i1")
         sign = e.op(f"and i1 {sign}, {e.op(f'icmp ne i32 {length}, 0')}")
         filled = e.op(f"or {kind} {value}, {e.op(f'xor {kind} {mask}, -1')}")
         room = e.call("i32", "llvm.usub.sat.i32", f"i32 {bits}", f"i32 {position}")
@@ -595,7 +596,8 @@ def _lop3(e: Emitter, i: Instruction) -> None:
     for row in range(8):
         if table >> row & 1:
             a, b, c = (values[n] if row >> 2 - n & 1 else inverse[n] for n in range(3))
-            result = e.op(f"or i32 {result}, {e.op(f'and i32 {e.op(f"and i32 {a}, {b}")}, {c}')}")
+            both = e.op(f"and i32 {a}, {b}")
+            result = e.op(f"or i32 {result}, {e.op(f'and i32 {both}, {c}')}")
     e.set(i.operands[0], result, "b32")
 
 

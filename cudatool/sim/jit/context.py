@@ -72,6 +72,6 @@ class Context(ctypes.Structure):
         ("assert_file", ctypes.c_uint64),
         ("assert_function", ctypes.c_uint64),
         ("assert_line", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
-        ("print", ctypes.c_uint64),
+        ("padding", ctypes.c_uint32),
+        ("zero", ctypes.c_uint64),
     )

@@ -185,7 +185,8 @@ def _isspacep(e: Emitter, i: Instruction) -> None:
     value = e.get(i.operands[1], "u64")
 
     def within(window: str, size: str) -> str:
-        return e.op(f"icmp ult i64 {e.op(f'sub i64 {value}, {e.op(f"ptrtoint ptr {window} to i64")}')}, {size}")
+        base = e.op(f"ptrtoint ptr {window} to i64")
+        return e.op(f"icmp ult i64 {e.op(f'sub i64 {value}, {base}')}, {size}")
 
     shared, local = within("%shared", e.field("shared_bytes")), within("%local", str(e.layout.local_bytes))
     if "local" in i.modifiers:

@@ -22,7 +22,7 @@ from cudatool.ptx import (
     Variable,
     type_bytes,
 )
-from cudatool.sim.jit.context import Context
+from cudatool.sim.jit.context import EXIT, Context, Stop
 
 __all__ = ["ENVIRONMENT", "ARGUMENTS", "Emitter", "Layout", "UnsupportedInstruction", "llvm_type", "SPECIAL"]
 
@@ -166,6 +166,7 @@ class Emitter:
         self.footprint = footprint
         self.parallel_generic = parallel_generic
         self.lines: list[str] = []
+        self.declarations: set[str] = set()
         self.used: dict[str, str] = {}
         self.count = 0
         self.instruction: Instruction | None = None
@@ -187,6 +188,11 @@ class Emitter:
 
     def call(self, result: str, function: str, *arguments: str) -> str:
         """Emit a call; arguments are ``"type value"``."""
+        types = (
+            argument[: argument.index(">") + 1] if argument[0] == "<" else argument.split(" ", 1)[0]
+            for argument in arguments
+        )
+        self.declarations.add(f"declare {result} @{function}({', '.join(types)})")
         return self.op(f"call {result} @{function}({', '.join(arguments)})")
 
     def label(self, name: str) -> None:
@@ -383,6 +389,15 @@ class Emitter:
         if offset:
             pointer = self.op(f"getelementptr i8, ptr {pointer}, i64 {offset}")
         return space, pointer
+
+    def stop(self, reason: str) -> None:
+        """End the launch: record why and where, and end the thread."""
+        self.put_field("status", str(getattr(Stop, reason)))
+        for name, value in (("at_x", "%bx"), ("at_y", "%by"), ("at_z", "%bz"), ("at_thread", "%t")):
+            self.put_field(name, value)
+        self.put_field("site", str(self.instruction.line if self.instruction else 0))
+        self.emit(f"ret i32 {EXIT}")
+        self.label(self.new_label())
 
     def group(self, space: str) -> str:
         """Return the metadata of an access that is independent of other threads' until they synchronize."""

@@ -1,0 +1,97 @@
+"""A trace's records as Python objects, each with the accesses that other records tell of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cudatool.sanitize.intervals import ATOMIC, READ, WRITE, Access
+from cudatool.trace.events import AccessFlag, Kind
+from cudatool.trace.model import Trace
+
+__all__ = ["LAUNCHES", "WORK", "Row", "read_rows"]
+
+WORK = (Kind.KERNEL_LAUNCH, Kind.MEMCPY, Kind.MEMSET, Kind.GEMM, Kind.HOST_FUNCTION, Kind.GRAPH_LAUNCH)
+LAUNCHES = (Kind.KERNEL_LAUNCH, Kind.GEMM, Kind.GRAPH_LAUNCH)
+"""The work whose accesses only ACCESS records can tell."""
+
+_CHUNK = 1 << 14  # records turned into Python objects at a time
+
+
+class Row(NamedTuple):
+    """One record. `accesses` is what it touches, None if no ACCESS record tells."""
+
+    record: int
+    kind: int
+    device: int
+    flags: int
+    thread: int
+    stream: int
+    stack: int
+    address: int
+    size: int
+    aux0: int
+    aux1: int
+    accesses: list[Access] | None
+
+
+def read_rows(trace: Trace, kinds: Collection[int]) -> Iterator[Row]:
+    """Yield the records of these kinds in order, a chunk in memory at a time.
+
+    ACCESS records are tied to their operation by correlation, and may stand anywhere in the trace.
+    """
+    records = trace.records
+    tells = np.flatnonzero(records["kind"] == Kind.ACCESS)
+    correlations = records["correlation"][tells]
+    order = np.argsort(correlations, kind="stable")
+    tells, correlations = tells[order], correlations[order]
+
+    # Several records of one operation may share its correlation: its accesses belong to the first.
+    work = np.flatnonzero(np.isin(records["kind"], WORK))
+    _, firsts = np.unique(records["correlation"][work], return_index=True)
+    later = np.ones(len(records), bool)
+    later[work[firsts]] = False
+
+    # Where accesses were measured, a kernel that ran and has none touched nothing.
+    measured = bool(trace.header.get("accesses"))
+    executed = records["correlation"][(records["kind"] == Kind.EXECUTION) & measured]
+
+    rows = np.flatnonzero(np.isin(records["kind"], list(kinds)))
+    for begin in range(0, len(rows), _CHUNK):
+        index = rows[begin : begin + _CHUNK]
+        chunk = records[index]
+        wanted = chunk["correlation"]
+        low = np.searchsorted(correlations, wanted, "left")
+        count = np.searchsorted(correlations, wanted, "right") - low
+        count[wanted == 0] = 0
+        elsewhere = (count > 0) & later[index]
+        count[elsewhere] = 0
+        last = np.cumsum(count)
+        taken = tells[np.repeat(low - last + count, count) + np.arange(count.sum())]
+        accesses = _byte_sets(records[taken])
+
+        idle = (count == 0) & np.isin(chunk["kind"], LAUNCHES) & np.isin(wanted, executed)
+        told = [
+            accesses[stop - length : stop] if length else [] if nothing else None
+            for stop, length, nothing in zip(last.tolist(), count.tolist(), (elsewhere | idle).tolist(), strict=True)
+        ]
+        columns = (chunk[name].tolist() for name in Row._fields[1:-1])
+        yield from map(Row, index.tolist(), *columns, told)
+
+
+def _byte_sets(records: npt.NDArray[np.void]) -> list[Access]:
+    """Return what ACCESS records describe, with every strided set brought to ascending rows that do not touch."""
+    start, size = records["address"].astype(np.int64), records["size"].astype(np.int64)
+    stride, rows = records["aux0"].astype(np.int64), np.maximum(records["aux1"].astype(np.int64), 1)
+    flags = records["flags"]
+    start = start + np.where(stride < 0, stride * (rows - 1), 0)
+    stride = np.abs(stride)
+    stop = np.where(size > 0, start + stride * (rows - 1) + size, start)
+    stride = np.where((rows > 1) & (stride > size), stride, 0)
+    mode = np.where(flags & AccessFlag.ATOMIC, ATOMIC, flags & (READ | WRITE))
+    exact = (flags & AccessFlag.INEXACT) == 0
+    columns = (start, stop, mode, size, stride, records["name"], exact)
+    return list(map(Access, *(column.tolist() for column in columns)))

@@ -1,0 +1,364 @@
+"""From a kernel to the text of an LLVM module.
+
+The kernel's code is cut at its suspensions (barriers and warp collectives) into *regions*: region 0 begins at the
+top, region k goes on after suspension k. For each region there is
+
+- ``thread_k``: one thread's way through the region; returns the next suspension, or EXIT;
+- ``all_k``: a loop of that over the threads of a block, which LLVM vectorizes where it can;
+- ``combine_k``, ``warps_k``: the collective operation of suspension k, for a warp and for the block.
+
+``block`` runs regions as long as all threads agree on the next one (:mod:`.scheduler` for when they do not), and
+``grid`` takes blocks until there are none. A kernel without suspensions is one region.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from cudatool.ptx import Flow, Function, Immediate, Instruction, Operand, Register, Symbol, type_bytes
+from cudatool.ptx.flow import reads, writes
+from cudatool.sim.jit import arithmetic, conversion, memory, scheduler
+from cudatool.sim.jit.collective import ARGUMENT_ARRAYS, ROW, Kind, Suspension, array_offset, suspension_of
+from cudatool.sim.jit.context import EXIT
+from cudatool.sim.jit.emit import ARGUMENTS, ENVIRONMENT, SPECIAL, Emitter, Layout, storage_type
+from cudatool.sim.jit.table import TABLE, types_of
+
+__all__ = ["Native", "generate"]
+
+del arithmetic, conversion, memory  # imported for the rows they enter
+
+_VOLATILE = frozenset({"%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo"})
+# Instructions whose value depends on their operands alone, and is cheap: computed again rather than kept.
+_PURE = frozenset("mov add sub mul mad shl shr and or xor not cvt cvta bfe min max neg selp setp".split())
+
+
+@dataclass(slots=True)
+class Native:
+    """Generated code.
+
+    Attributes
+    ----------
+    text
+        LLVM IR; its entry point is ``grid(ptr context)``.
+    slot_bytes
+        What a worker must provide at :attr:`Context.slots`.
+    sites
+        The instruction of each suspension, by region number.
+    """
+
+    text: str
+    slot_bytes: int
+    sites: dict[int, Instruction]
+
+
+def generate(function: Function, layout: Layout, *, footprint: bool) -> Native:
+    """Translate a kernel whose calls are inlined.
+
+    Raises
+    ------
+    UnsupportedInstruction
+        Names the instruction.
+    """
+    return _Kernel(function, layout, footprint).generate()
+
+
+class _Kernel:
+    def __init__(self, function: Function, layout: Layout, footprint: bool) -> None:
+        self.function = function
+        self.layout = layout
+        self.footprint = footprint
+        self.code = function.instructions
+        self.definitions = self._single_definitions()
+        self.rows: dict[int, Suspension] = {}
+        for index, instruction in enumerate(self.code):
+            row = suspension_of(instruction)
+            if row is not None:
+                self.rows[index] = row
+                self.code[index] = self._with_constants(instruction)
+        self.region_of = {index: number for number, index in enumerate(self.rows, 1)}
+        split = frozenset(self.rows) | frozenset(index + 1 for index in self.rows)
+        self.flow = Flow(function, split)
+        self.repeatable = self._repeatable()
+        self.slots: dict[str, int] = {}
+        self.slot_bytes = 4 * ROW * (1 + len(ARGUMENT_ARRAYS))
+        escapes = any(i.opcode == "cvta" and "local" in i.modifiers and "to" not in i.modifiers for i in self.code)
+        self.parallel_generic = not escapes
+        self.declarations: set[str] = set()
+        self.parts: list[str] = []
+
+    def _emitter(self) -> Emitter:
+        return Emitter(self.function, self.layout, footprint=self.footprint, parallel_generic=self.parallel_generic)
+
+    def _finish(self, e: Emitter) -> None:
+        self.declarations |= e.declarations
+
+    # ---- what need not be kept ----
+
+    def _single_definitions(self) -> dict[str, int]:
+        """Return where each register that one unguarded instruction sets is set."""
+        found: dict[str, int] = {}
+        several: set[str] = set()
+        for index, instruction in enumerate(self.code):
+            for name in writes(instruction):
+                if name in found or instruction.guard is not None:
+                    several.add(name)
+                found[name] = index
+        return {name: index for name, index in found.items() if name not in several}
+
+    def _with_constants(self, instruction: Instruction) -> Instruction:
+        """Return a suspension with the operands replaced that are known to be constants."""
+        operands = []
+        for position, operand in enumerate(instruction.operands):
+            if position and isinstance(operand, Register) and operand.name in self.definitions:
+                source = self.code[self.definitions[operand.name]]
+                if (
+                    source.opcode == "mov"
+                    and isinstance(source.operands[1], Immediate)
+                    and "pred" not in source.modifiers
+                ):
+                    operand = source.operands[1]
+            operands.append(operand)
+        return replace(instruction, operands=tuple(operands))
+
+    def _repeatable(self) -> set[str]:
+        """Return the registers that depend on special registers, parameters and constants alone."""
+        found: set[str] = set()
+        for index, instruction in enumerate(self.code):  # text order: a definition stands before its uses
+            names = writes(instruction)
+            if len(names) != 1 or self.definitions.get(names[0]) != index:
+                continue
+            if instruction.opcode == "ld":
+                source = instruction.operands[1]
+                base = getattr(source, "base", None)
+                pure = isinstance(base, Symbol) and base.name in self.layout.param_offsets
+            else:
+                pure = instruction.opcode in _PURE and "cc" not in instruction.modifiers
+            if pure and all(self._is_repeatable(name, found) for name in reads(instruction)):
+                found.add(names[0])
+        return found
+
+    def _is_repeatable(self, name: str, found: set[str]) -> bool:
+        if name in self.function.registers:
+            return name in found
+        return name in SPECIAL and name not in _VOLATILE
+
+    def _repeat(self, names: Iterable[str]) -> list[Instruction]:
+        """Return the instructions that compute `names` anew, in order."""
+        needed: set[int] = set()
+        pending = [name for name in names if name in self.repeatable]
+        while pending:
+            index = self.definitions[pending.pop()]
+            if index not in needed:
+                needed.add(index)
+                pending.extend(name for name in reads(self.code[index]) if name in self.repeatable)
+        return [self.code[index] for index in sorted(needed)]
+
+    def _kept(self, index: int) -> list[str]:
+        """Return the registers that must survive the suspension at `index`."""
+        block = self.flow.blocks[self.flow.at[index]]
+        names = set(block.live_out) - set(writes(self.code[index])) - self.repeatable
+        return sorted(names & self.function.registers.keys())
+
+    def _slot(self, register: str) -> tuple[int, str]:
+        kind = storage_type(self.function.registers[register])
+        if register not in self.slots:
+            self.slots[register] = self.slot_bytes
+            self.slot_bytes += ROW * type_bytes(self.function.registers[register])
+        return self.slots[register], kind
+
+    # ---- the module ----
+
+    def generate(self) -> Native:
+        successors = {0: self._thread(0, None)}
+        for index, number in self.region_of.items():
+            successors[number] = self._thread(number, index)
+        diverges = any(len(after) > 1 for after in successors.values())
+        for number, after in successors.items():
+            self.parts.append(scheduler.all_threads(number, next(iter(after)) if len(after) == 1 else None))
+        for index, number in self.region_of.items():
+            diverges |= self._collective(number, index)
+        kinds = {number: self.rows[index].kind for index, number in self.region_of.items()}
+        self.parts.append(scheduler.block(kinds))
+        if diverges:
+            self.parts.append(scheduler.divergent(kinds))
+        if self.rows:
+            self.parts.append(scheduler.AGREED)
+        self.parts.append(scheduler.GRID)
+        text = "\n".join([*sorted(self.declarations - scheduler.OWN), scheduler.PRELUDE, *self.parts])
+        sites = {number: self.code[index] for index, number in self.region_of.items()}
+        return Native(text, self.slot_bytes, sites)
+
+    def _thread(self, number: int, index: int | None) -> set[int]:
+        """Emit ``thread_<number>``; return the suspensions (or EXIT) that can come next."""
+        e = self._emitter()
+        following: set[int] = set()
+        first = 0
+        if index is not None:
+            instruction = e.instruction = self.code[index]
+            for register in self._kept(index):
+                offset, kind = self._slot(register)
+                at = self._own_slot(e, offset, kind)
+                stored = "i8" if kind == "i1" else kind
+                value = e.op(f"load {stored}, ptr {at}, !llvm.access.group !1")
+                e.write(register, e.op(f"trunc i8 {value} to i1") if kind == "i1" else value, kind)
+            block = self.flow.blocks[self.flow.at[index]]
+            for repeated in self._repeat(block.live_out):
+                self._instruction(e, repeated)
+            e.instruction = instruction
+            self.rows[index].resume(e, instruction)
+            first = self.flow.at[index + 1]
+        e.emit(f"br label %b{first}")
+        done: set[int] = set()
+        pending = [first]
+        while pending:
+            block_number = pending.pop()
+            if block_number not in done:
+                done.add(block_number)
+                pending.extend(self._block(e, block_number, following))
+        self._finish(e)
+        local = f"alloca [{max(self.layout.local_bytes, 1)} x i8], align 16"
+        if self.rows:
+            local = f"getelementptr i8, ptr %locals, i64 %local_offset"
+        header = [
+            f"define internal i32 @thread_{number}({ENVIRONMENT}, i32 %tx, i32 %ty, i32 %tz, i32 %t) #0 {{",
+            "entry:",
+            "  %slot = zext i32 %t to i64",
+            f"  %local_offset = mul i64 %slot, {self.layout.local_bytes}",
+            f"  %local = {local}",
+            *(f"  {slot} = alloca {storage_type(self.function.registers[name])}" for name, slot in e.used.items()),
+        ]
+        self.parts.append("\n".join([*header, *e.lines, "}"]))
+        if any(i.opcode in ("trap", "call") for i in self.code):
+            following.add(EXIT)
+        return following
+
+    def _own_slot(self, e: Emitter, offset: int, kind: str) -> str:
+        pointer = e.op(f"getelementptr i8, ptr %slots, i64 {offset}")
+        return e.op(f"getelementptr {'i8' if kind == 'i1' else kind}, ptr {pointer}, i64 %slot")
+
+    def _block(self, e: Emitter, number: int, following: set[int]) -> list[int]:
+        """Emit a basic block; return the blocks that it leads to."""
+        block = self.flow.blocks[number]
+        e.label(f"b{number}")
+        if number + 1 == len(self.flow.blocks) and block.start == block.stop:
+            following.add(EXIT)
+            e.emit(f"ret i32 {EXIT}")
+            return []
+        leads = list(block.successors)
+        for index in range(block.start, block.stop):
+            instruction = e.instruction = self.code[index]
+            opcode = instruction.opcode
+            if index in self.rows:
+                following.add(self.region_of[index])
+                self._suspend(e, index, number)
+                return [number + 1] if instruction.guard is not None else []
+            if opcode in ("bra", "brx", "ret", "exit"):
+                self._branch(e, instruction, number, following)
+                return leads
+            self._instruction(e, instruction)
+        e.emit(f"br label %b{number + 1}")
+        return leads
+
+    def _instruction(self, e: Emitter, instruction: Instruction) -> None:
+        e.instruction = instruction
+        row = TABLE.get(instruction.opcode)
+        if row is None:
+            raise e.unsupported()
+        if instruction.guard is None:
+            row(e, instruction)
+            return
+        do, skip = e.new_label(), e.new_label()
+        e.emit(f"br i1 {e.get(instruction.guard, 'pred')}, label %{do}, label %{skip}")
+        e.label(do)
+        row(e, instruction)
+        e.emit(f"br label %{skip}")
+        e.label(skip)
+
+    def _branch(self, e: Emitter, instruction: Instruction, number: int, following: set[int]) -> None:
+        guard = instruction.guard
+        if instruction.opcode == "bra":
+            target = instruction.operands[0]
+            assert isinstance(target, Symbol)
+            there = f"label %b{self.flow.target(instruction, target.name)}"
+            if guard is None:
+                e.emit(f"br {there}")
+            else:
+                e.emit(f"br i1 {e.get(guard, 'pred')}, {there}, label %b{number + 1}")
+            return
+        if guard is not None:
+            do = e.new_label()
+            e.emit(f"br i1 {e.get(guard, 'pred')}, label %{do}, label %b{number + 1}")
+            e.label(do)
+        if instruction.opcode == "brx":
+            index, table = instruction.operands
+            assert isinstance(table, Symbol)
+            targets = [self.flow.target(instruction, name) for name in self.function.branch_targets[table.name]]
+            cases = " ".join(f"i32 {value}, label %b{block}" for value, block in enumerate(targets))
+            e.emit(f"switch i32 {e.get(index, 'u32')}, label %b{targets[0]} [ {cases} ]")
+        else:
+            following.add(EXIT)
+            e.emit(f"ret i32 {EXIT}")
+
+    def _suspend(self, e: Emitter, index: int, number: int) -> None:
+        instruction = self.code[index]
+        if instruction.guard is not None:
+            do = e.new_label()
+            e.emit(f"br i1 {e.get(instruction.guard, 'pred')}, label %{do}, label %b{number + 1}")
+            e.label(do)
+        for name, operand, type_name in self.rows[index].leave(instruction):
+            self._leave(e, instruction, name, operand, type_name)
+        for register in self._kept(index):
+            offset, kind = self._slot(register)
+            value, _ = e.read(register)
+            if kind == "i1":
+                value, kind = e.op(f"zext i1 {value} to i8"), "i8"
+            e.emit(f"store {kind} {value}, ptr {self._own_slot(e, offset, kind)}, !llvm.access.group !1")
+        e.emit(f"ret i32 {self.region_of[index]}")
+
+    def _leave(self, e: Emitter, instruction: Instruction, name: str, operand: Operand, type_name: str) -> None:
+        values = (
+            [(name, e.get(operand, "b32"))]
+            if type_name in ("b32", "match") and not _is_wide(instruction, type_name)
+            else []
+        )
+        if type_name == "pred":
+            values = [(name, e.op(f"zext i1 {e.get(operand, 'pred')} to i32"))]
+        elif not values:
+            wide = e.get(operand, "b64")
+            values = [
+                ("a", e.convert(wide, "i64", "i32")),
+                ("b", e.convert(e.op(f"lshr i64 {wide}, 32"), "i64", "i32")),
+            ]
+        for array, value in values:
+            at = self._own_slot(e, array_offset(array), "i32")
+            e.emit(f"store i32 {value}, ptr {at}, align 4, !llvm.access.group !1")
+
+    def _collective(self, number: int, index: int) -> bool:
+        """Emit what combines suspension `number`; return whether its member masks may split a warp."""
+        instruction, row = self.code[index], self.rows[index]
+        e = self._emitter()
+        e.instruction = instruction
+        row.combine(e, instruction)
+        self._finish(e)
+        self.parts.append(
+            "\n".join(
+                [
+                    f"define internal void @combine_{number}({ARGUMENTS}, i64 %warp, i32 %lanes, ptr %accumulator) #0 {{",
+                    "entry:",
+                    *e.lines,
+                    "  ret void",
+                    "}",
+                ]
+            )
+        )
+        checked = False
+        if row.kind == Kind.WARP:
+            mask = instruction.operands[0 if instruction.opcode == "bar" else -1]
+            checked = not (isinstance(mask, Immediate) and int(mask.value) & 0xFFFFFFFF == 0xFFFFFFFF)
+        self.parts.append(scheduler.whole_block(number, row.kind, check_masks=checked))
+        return checked
+
+
+def _is_wide(instruction: Instruction, type_name: str) -> bool:
+    return type_name == "match" and types_of(instruction)[-1] == "b64"
