@@ -116,8 +116,8 @@ def _print(console: Console, summary: Summary) -> None:
     from cudatool.units import format_bytes, format_time
 
     took = f", {format_time(summary.duration)}" if summary.duration else ""
-    device = f", {summary.recorded_on}" if summary.recorded_on else ""
-    console.print(f"{summary.source}: {summary.events:,} events{took}{device}", markup=False, soft_wrap=True)
+    where = f", {summary.recorded_on}" if summary.recorded_on else ""
+    console.print(f"{summary.source}: {summary.events:,} events{took}{where}", markup=False, soft_wrap=True)
     for note in summary.notes:
         console.print(f"note: {note}", markup=False, soft_wrap=True)
     if not summary.devices:

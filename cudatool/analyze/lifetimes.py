@@ -12,7 +12,7 @@ import numpy.typing as npt
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
-__all__ = ["Lifetimes", "blocks", "segments"]
+__all__ = ["Ints", "Lifetimes", "Mask", "blocks", "segments"]
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]

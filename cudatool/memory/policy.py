@@ -499,13 +499,12 @@ class CachingAllocator:
         limit = self.settings.max_split_size
         if limit == UNLIMITED:
             return False
-        wanted = max(size, limit)
-        block = pool.smallest(wanted, stream)
+        block = pool.smallest(size, stream)  # did not fit, so it is oversize
         if block is not None:
             self._release_segment(block)
             return True
         released = 0
-        while released < wanted:
+        while released < size:
             block = pool.largest(stream)
             if block is None or block.size < limit:
                 return False

@@ -41,7 +41,7 @@ class AccessSite:
     operation
         ``"kernel scale"``, ``"cuMemcpyDtoHAsync"``, ``"host access"``, ``"free"`` ...
     agent
-        Who carries it out: ``"stream 7"``, ``"the legacy default stream"``, ``"host thread main"``.
+        Who carries it out: ``"stream 7"``, ``"the legacy default stream (stream 1)"``, ``"the host"``.
     mode
         ``"read"``, ``"write"``, ``"read and write"``, ``"atomic"``, ``"allocate"`` or ``"free"``.
     argument

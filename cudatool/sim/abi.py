@@ -25,14 +25,17 @@ from cudatool.sim.results import DriverError, Result
 __all__ = [
     "ENTRIES",
     "Entry",
+    "Handler",
     "Subscriber",
     "call",
     "entry",
     "function_pointer",
     "lock",
+    "log",
     "log_message",
     "read_string",
     "subscribe",
+    "subscribers",
     "unsubscribe",
     "write",
 ]

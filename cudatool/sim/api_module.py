@@ -13,6 +13,7 @@ from cudatool.sim import abi, profile
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, read_string, write
 from cudatool.sim.machine import Context, Device, current_context, stream_of
+from cudatool.sim.memory import Allocation
 from cudatool.sim.queue import Operation
 from cudatool.sim.results import DriverError, Result
 
@@ -30,6 +31,7 @@ class Library:
         self.context = context  # set for a module, which belongs to one; a library belongs to none
         self.modules: dict[int, JitModule] = {}
         self.globals: dict[tuple[int, str], tuple[int, int]] = {}
+        self.blocks: list[Allocation] = []
         self.kernels: dict[str, Function] = {}
         self.parsed = parse(image)
         self.names = tuple(self.parsed.kernels)
@@ -40,11 +42,17 @@ class Library:
         if found is not None:
             return found
         module = _translator().load(self.image)
-        addresses = {}
+        offsets, end = {}, 0
         for name, variable in module.globals.items():
-            allocation = state.machine.allocate(device, max(variable.size, 1), "module", context=self.context)
-            addresses[name] = allocation.address
-            self.globals[device.ordinal, name] = (allocation.address, variable.size)
+            offsets[name] = -(-end // variable.align) * variable.align
+            end = offsets[name] + max(variable.size, 1)
+        addresses = {}
+        if offsets:
+            block = state.machine.allocate(device, end, "module", context=self.context)
+            self.blocks.append(block)
+            addresses = {name: block.address + offset for name, offset in offsets.items()}
+        for name, variable in module.globals.items():
+            self.globals[device.ordinal, name] = (addresses[name], variable.size)
         for name, variable in module.globals.items():
             ctypes.memmove(addresses[name], variable.initial, len(variable.initial))
             for offset, symbol, addend in variable.relocations:
@@ -72,10 +80,9 @@ class Library:
 
     def unload(self) -> None:
         state.machine.scheduler.drain()
-        for address, _ in self.globals.values():
-            allocation = state.machine.allocations.at(address)
-            if allocation is not None:
-                state.machine.release(allocation)
+        for block in self.blocks:
+            if state.machine.allocations.at(block.address) is block:  # its context may have ended before
+                state.machine.release(block)
         for function in self.kernels.values():
             state.machine.objects.pop(function.handle, None)
         del state.machine.objects[self.handle]

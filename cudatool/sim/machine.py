@@ -8,11 +8,23 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from cudatool.sim import abi
-from cudatool.sim.memory import Allocation, Arena, DeviceMemory, HostMemory, Ranges
+from cudatool.sim.memory import PAGE, Allocation, Arena, DeviceMemory, HostMemory, Ranges
 from cudatool.sim.queue import EventState, Schedule, Scheduler, StreamState
 from cudatool.sim.results import DriverError, Result
 
-__all__ = ["Context", "Device", "Machine", "Options", "Pool", "create", "current_context", "machine", "stream_of"]
+__all__ = [
+    "LEGACY_STREAM",
+    "PER_THREAD_STREAM",
+    "Context",
+    "Device",
+    "Machine",
+    "Options",
+    "Pool",
+    "create",
+    "current_context",
+    "machine",
+    "stream_of",
+]
 
 _T = TypeVar("_T")
 
@@ -113,7 +125,7 @@ class Machine:
         self.objects: dict[int, Any] = {}
         self.allocations = Ranges()
         self.host = HostMemory()
-        span = -(-2 * options.memory // (2 << 20)) * (2 << 20)
+        span = -(-3 * options.memory // PAGE) * PAGE
         self.arena = Arena(span * options.count)
         self.host_pool = Pool(self.new_handle(), -1)
         self.objects[self.host_pool.handle] = self.host_pool
@@ -168,7 +180,7 @@ class Machine:
 
     def allocate(self, device: Device, size: int, kind: str, *, context: Context | None, pool: int = 0) -> Allocation:
         """Take device memory. Fails with CUDA_ERROR_OUT_OF_MEMORY."""
-        address = device.memory.allocate(size)
+        address = device.memory.allocate_for_module(size) if kind == "module" else device.memory.allocate(size)
         handle = context.handle if context else 0
         allocation = Allocation(address, size, kind, device.ordinal, handle, self.new_serial(), pool)
         self.allocations.add(allocation)
@@ -186,6 +198,8 @@ class Machine:
         self.allocations.remove(allocation)
         if allocation.kind == "host":
             self.host.free(allocation.address)
+        elif allocation.kind == "module":
+            self.devices[allocation.device].memory.free_of_module(allocation.address, allocation.size)
         elif allocation.kind != "registered":
             self.devices[allocation.device].memory.free(allocation.address, allocation.size)
 

@@ -142,7 +142,7 @@ class Arena:
 
 
 class DeviceMemory:
-    """The memory of one device: `size` bytes at `base` inside the arena."""
+    """The memory of one device: `size` bytes, somewhere in the 3 * `size` of address space at `base`."""
 
     def __init__(self, base: int, size: int) -> None:
         self.base = base
@@ -154,6 +154,7 @@ class DeviceMemory:
         self._pages = _FreeList()
         self._pages.give(base, base + 2 * size)
         self._small = _FreeList()
+        self._next_module = base + 2 * size
 
     def allocate(self, size: int) -> int:
         """Return the address of `size` accessible bytes, aligned to 512 (2 MiB from 1 MiB on)."""
@@ -167,6 +168,27 @@ class DeviceMemory:
                 assert address is not None
             return address
         return self._take_pages(-(-size // PAGE) * PAGE)
+
+    def allocate_for_module(self, size: int) -> int:
+        """Return the address of `size` accessible bytes that nothing else will ever get.
+
+        Loading a module is no allocation that a program makes, so it must not look like reuse of freed memory.
+        """
+        rounded = -(-size // PAGE) * PAGE
+        if self.used + rounded > self.size or self._next_module + rounded > self.base + 3 * self.size:
+            raise DriverError(Result.OUT_OF_MEMORY)
+        address = self._next_module
+        _libc.mprotect(address, rounded, _PROT_RW)
+        self._next_module += rounded
+        self.used += rounded
+        return address
+
+    def free_of_module(self, address: int, size: int) -> None:
+        """Take back what :meth:`allocate_for_module` gave for `size`."""
+        rounded = -(-size // PAGE) * PAGE
+        _libc.madvise(address, rounded, _MADV_DONTNEED)
+        _libc.mprotect(address, rounded, _PROT_NONE)
+        self.used -= rounded
 
     def free(self, address: int, size: int) -> None:
         """Take back what :meth:`allocate` gave for `size`."""

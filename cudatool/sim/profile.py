@@ -16,6 +16,7 @@ __all__ = [
     "COMPUTE_CAPABILITY",
     "DRIVER_VERSION",
     "MAX_GRID",
+    "MAX_SHARED",
     "MAX_SHARED_OPTIN",
     "NAME",
     "copy_cost",

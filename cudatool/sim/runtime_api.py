@@ -20,46 +20,46 @@ __all__ = ["FUNCTIONS", "install"]
 _NAME = "cuda.bindings.runtime"
 _INVALID_CONTEXT = 201
 
-Driver = Any
+_Driver = Any
 FUNCTIONS: dict[str, Callable[..., tuple[Any, ...]]] = {}
 """Replacements by name. Each takes the driver bindings and the function's arguments, and returns a driver's answer."""
 
 
 def _replacement(function: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-    FUNCTIONS[function.__name__] = function
+    FUNCTIONS[function.__name__.removeprefix("_")] = function
     return function
 
 
 @_replacement
-def cudaDeviceSynchronize(driver: Driver) -> tuple[Any, ...]:
+def _cudaDeviceSynchronize(driver: _Driver) -> tuple[Any, ...]:
     result: tuple[Any, ...] = driver.cuCtxSynchronize()
     if int(result[0]) == _INVALID_CONTEXT:  # the runtime uses device 0's primary context by itself
-        cudaSetDevice(driver, 0)
+        _cudaSetDevice(driver, 0)
         result = driver.cuCtxSynchronize()
     return result
 
 
 @_replacement
-def cudaDeviceGetPCIBusId(driver: Driver, length: int, device: int) -> tuple[Any, ...]:
+def _cudaDeviceGetPCIBusId(driver: _Driver, length: int, device: int) -> tuple[Any, ...]:
     result: tuple[Any, ...] = driver.cuDeviceGetPCIBusId(length, device)
     return result
 
 
 @_replacement
-def cudaGetDeviceCount(driver: Driver) -> tuple[Any, ...]:
+def _cudaGetDeviceCount(driver: _Driver) -> tuple[Any, ...]:
     driver.cuInit(0)
     result: tuple[Any, ...] = driver.cuDeviceGetCount()
     return result
 
 
 @_replacement
-def cudaGetDevice(driver: Driver) -> tuple[Any, ...]:
+def _cudaGetDevice(driver: _Driver) -> tuple[Any, ...]:
     result: tuple[Any, ...] = driver.cuCtxGetDevice()
     return (type(result[0])(0), 0) if int(result[0]) == _INVALID_CONTEXT else (result[0], int(result[1]))
 
 
 @_replacement
-def cudaSetDevice(driver: Driver, device: int) -> tuple[Any, ...]:
+def _cudaSetDevice(driver: _Driver, device: int) -> tuple[Any, ...]:
     driver.cuInit(0)
     status, context = driver.cuDevicePrimaryCtxRetain(device)
     result: tuple[Any, ...] = (status,) if int(status) else driver.cuCtxSetCurrent(context)
@@ -107,7 +107,7 @@ def _replace(runtime: ModuleType) -> None:
             status, *values = function(driver, *arguments)
             return runtime.cudaError_t(int(status)), *values  # both APIs number their errors alike
 
-        call.__name__ = function.__name__
+        call.__name__ = function.__name__.removeprefix("_")
         return call
 
     for name, function in FUNCTIONS.items():

@@ -274,6 +274,22 @@ def test_oversize_blocks_are_released_first_and_only_as_many_as_needed(provider:
     assert 0 == allocator.stats()["num_alloc_retries"]
 
 
+def test_no_more_oversize_blocks_are_released_once_there_is_enough(provider: FakeProvider, make: Make) -> None:
+    allocator = make("max_split_size_mb:20", total=72 * MIB)
+    for address in [allocator.malloc(size * MIB, 0) for size in (22, 24, 26)]:
+        allocator.free(address)
+    allocator.malloc(50 * MIB, 0)
+    assert [22 * MIB, 50 * MIB] == list(provider.segments.values())
+
+
+def test_blocks_that_may_be_split_are_not_released_with_the_oversize_ones(make: Make) -> None:
+    allocator = make("max_split_size_mb:20", total=60 * MIB)
+    for address in [allocator.malloc(size * MIB, 0) for size in (18, 22)]:
+        allocator.free(address)
+    allocator.malloc(38 * MIB, 0)
+    assert 1 == allocator.stats()["num_alloc_retries"]  # so that the 18 MiB went with the rest of the cache
+
+
 def test_smallest_sufficient_oversize_block_is_released(provider: FakeProvider, make: Make) -> None:
     allocator = make("max_split_size_mb:20", total=150 * MIB)
     addresses = [allocator.malloc(size * MIB, 0) for size in (80, 60)]
@@ -383,6 +399,20 @@ def test_free_memory_callback_runs_before_a_segment_is_allocated(
     assert 1 == len(provider.segments)
 
 
+def test_operation_is_traced_to_its_end_after_a_callback(allocator: CachingAllocator, events: list[Event]) -> None:
+    held = allocator.malloc(100, 0)
+
+    def release() -> bool:
+        allocator.free(held)
+        return True
+
+    allocator.add_free_memory_callback(release)
+    events.clear()
+    allocator.malloc(30 * MIB, 0)
+    assert ["BLOCK_FREE_REQUESTED", "BLOCK_FREE_COMPLETED", "SEGMENT_ALLOC", "BLOCK_ALLOC"] == names(events)
+    assert 0 not in [event.stack for event in events if event.kind is not Kind.BLOCK_FREE_COMPLETED]
+
+
 def test_out_of_memory_observer_is_called_without_the_lock(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     allocator = make("per_process_memory_fraction:0.5", total=64 * MIB)
     seen: list[tuple[int, ...]] = []
@@ -440,9 +470,21 @@ def test_reset_accumulated_starts_totals_at_zero(allocator: CachingAllocator) ->
 def test_oversize_counters_need_a_limit(make: Make) -> None:
     for conf, expected in (("", 0), ("max_split_size_mb:32", 1)):
         allocator = make(conf)
-        allocator.malloc(32 * MIB, 0)
+        address = allocator.malloc(32 * MIB, 0)
         stats = allocator.stats()
         assert expected == stats["oversize_allocations.current"] == stats["oversize_segments.current"]
+        allocator.free(address)
+        allocator.empty_cache()
+        stats = allocator.stats()
+        assert expected == stats["oversize_allocations.freed"] == stats["oversize_segments.freed"]
+
+
+def test_waiting_for_all_streams_is_counted(make: Make) -> None:
+    allocator = make(total=MIB)
+    allocator.empty_cache()
+    with pytest.raises(OutOfMemoryError):
+        allocator.malloc(100, 0)
+    assert 2 == allocator.stats()["num_sync_all_streams"]
 
 
 # Events.

@@ -72,6 +72,15 @@ def test_accesses_may_come_later_in_the_file_than_their_operation() -> None:
     assert (report.operations, report.unchecked_launches) == (2, 0)
 
 
+def test_accesses_without_a_correlation_belong_to_nobody() -> None:
+    program = Program()
+    for stream in (program.stream(), program.stream()):
+        program.emit(Kind.KERNEL_LAUNCH, stream=stream, name="k")
+    program.emit(Kind.ACCESS, flags=W, address=BUFFER, size=4)
+    report = check(program.trace())
+    assert (report.findings, report.unchecked_launches) == ((), 2)
+
+
 def test_launch_without_access_records_is_counted_as_unchecked() -> None:
     program = Program()
     program.kernel(program.stream())

@@ -167,6 +167,14 @@ def test_memory_allocated_before_the_trace_began_is_found_when_used_after_its_fr
     assert kinds(program) == ["use-after-free"]
 
 
+def test_free_of_a_block_inside_a_larger_allocation_frees_the_block_alone(program: Program) -> None:
+    a = program.stream()
+    program.alloc(BUFFER, 4 * SIZE)
+    program.free_block(BUFFER + SIZE, SIZE, a)
+    program.kernel(a, (W, BUFFER, SIZE))
+    assert kinds(program) == []
+
+
 def test_fresh_block_used_on_another_stream_is_clean(program: Program) -> None:
     a, b = program.stream(), program.stream()
     program.emit(Kind.SEGMENT_ALLOC, address=BUFFER, size=1 << 21, stream=a)

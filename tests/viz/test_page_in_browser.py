@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from chromium import EXECUTABLE, Page
 from pages import HOSTILE, program
 
 from cudatool import viz
 from cudatool.collect import torch_snapshot
+from cudatool.trace.events import Kind
 
 pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium on this machine")
 
@@ -125,6 +127,18 @@ def test_streams_show_kernels_and_copies(hostile_page: Page) -> None:
     )
     hostile_page.mouse("mouseMoved", box["x"] + 152, box["y"] + 17)
     assert "40 ns" in hostile_page.evaluate("byId('tip').textContent")
+
+
+def test_each_device_has_its_own_view(tmp_path: Path) -> None:
+    trace = program()
+    trace.records["device"] = np.where(trace.records["kind"] == Kind.MEM_ALLOC, np.arange(len(trace.records)) % 2, 0)
+    viz.write_page(trace, tmp_path / "two.html")
+    with Page(tmp_path / "two.html") as page:
+        tiles = "[...document.querySelectorAll('.tile')].map((tile) => tile.textContent).join()"
+        first = page.evaluate(tiles)
+        page.evaluate("byId('device').value = 1; byId('device').dispatchEvent(new Event('change'))")
+        assert first != page.evaluate(tiles)
+        assert [] == page.errors
 
 
 def test_an_empty_recording_says_so(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""`cudatool devices`, and how a device is chosen."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def test_table_names_the_software_device(run_command):
+    done = run_command("devices")
+    assert done.returncode == 0
+    assert "cudatool software device" in done.stdout
+
+
+def test_json_has_a_row_for_each_device(run_command):
+    done = run_command("devices", "--json", "--device", "sim:count=2,memory=1GiB")
+    listing = json.loads(done.stdout)
+    assert listing["schema"] == "cudatool.devices/1"
+    assert [row["device"] for row in listing["devices"]] == [0, 1]
+    assert {row["total_memory"] for row in listing["devices"]} == {1 << 30}
+
+
+def test_choice_is_said_once_on_stderr(run_command):
+    done = run_command("devices")
+    assert done.stderr.count("cudatool: using") == 1
+
+
+def _python(source, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", source],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_importing_cudatool_chooses_nothing():
+    done = _python(
+        "import cudatool, sys; from cudatool import _driver\n"
+        "assert _driver.chosen() is None\n"
+        "assert not {'numpy', 'llvmlite', 'cuda.core', 'cuda.bindings'} & set(sys.modules)",
+        CUDATOOL_DEVICE="nonsense",
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_choice_cannot_change_after_first_use():
+    done = _python(
+        "from cudatool import _driver, errors\n"
+        "_driver.choose('sim'); _driver.initialize()\n"
+        "try: _driver.choose('cuda')\n"
+        "except errors.DeviceUnavailableError as error: print(error)"
+    )
+    assert "choose the device earlier" in done.stdout
+
+
+def test_asking_for_a_gpu_where_there_is_none_says_what_to_do(run_command):
+    from cudatool import _driver
+
+    if _driver.gpu_count():
+        pytest.skip("this machine has a GPU")
+    done = run_command("devices", "--device", "cuda")
+    assert done.returncode == 2
+    assert "--device sim" in done.stderr
+
+
+def test_hidden_gpus_do_not_count():
+    source = "from cudatool import _driver; print(_driver.gpu_count())"
+    assert _python(source, CUDA_VISIBLE_DEVICES="").stdout == "0\n"
+    assert _python(source, CUDA_VISIBLE_DEVICES="-1").stdout == "0\n"
+
+
+@pytest.mark.parametrize("spec", ["sim:count=0", "sim:count=99", "sim:seed=x", "sim:memory=1B", "cuda:1", "sim:memory"])
+def test_specifications_that_are_refused(run_command, spec):
+    done = run_command("devices", "--device", spec)
+    assert done.returncode == 2
+    assert done.stderr.startswith("cudatool: error: ")
+    assert done.stderr.count("\n") == 1
