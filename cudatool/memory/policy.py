@@ -65,8 +65,8 @@ class CachingAllocator:
     Safe to use from several threads. :meth:`free` may also be called from finalizers and trace subscribers, which run
     at any time: inside one of the allocator's own operations it is put off to that operation's end.
 
-    While :data:`cudatool.trace.hooks.active`, each operation emits its events when it is done, in the order of the
-    allocator's state changes.
+    While :data:`cudatool.trace.hooks.active`, each operation emits its events when it is done. The lock is still held
+    then, so that the order of events is the order of what happened, whichever threads were at it.
 
     Parameters
     ----------

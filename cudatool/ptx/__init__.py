@@ -1,6 +1,7 @@
 """PTX parsed: what the software device and static analysis both start from."""
 
 from cudatool.ptx.flow import Block, Flow
+from cudatool.ptx.inline import inline_calls
 from cudatool.ptx.model import (
     Address,
     Function,
@@ -22,6 +23,7 @@ from cudatool.ptx.parser import parse
 
 __all__ = [
     "parse",
+    "inline_calls",
     "Module",
     "Function",
     "Variable",

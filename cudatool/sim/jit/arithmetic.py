@@ -442,7 +442,7 @@ def _shift(e: Emitter, i: Instruction) -> None:
 @lowers("shf")
 def _funnel(e: Emitter, i: Instruction) -> None:
     low, high, count = (e.get(operand, "b32") for operand in i.operands[1:])
-    both = e.op(f"or i64 {e.op(f'shl i64 {e.convert(high, 'i32', 'i64')}, 32')}, {e.convert(low, 'i32', 'i64')}")
+    both = e.pack([low, high], "i32")
     if "clamp" in i.modifiers:
         amount = e.call("i32", "llvm.umin.i32", f"i32 {count}", "i32 32")
     else:
@@ -550,7 +550,7 @@ def _bmsk(e: Emitter, i: Instruction) -> None:
 @lowers("prmt")
 def _prmt(e: Emitter, i: Instruction) -> None:
     a, b = (e.get(operand, "b32") for operand in i.operands[1:3])
-    both = e.op(f"or i64 {e.op(f'shl i64 {e.convert(b, 'i32', 'i64')}, 32')}, {e.convert(a, 'i32', 'i64')}")
+    both = e.pack([a, b], "i32")
     mode = next((m for m in i.modifiers if m in _PRMT_MODES), "")
     selector = e.get(i.operands[3], "b32")
     if mode:

@@ -21,7 +21,7 @@ from cudatool.ptx.flow import reads, writes
 from cudatool.sim.jit import arithmetic, conversion, memory, scheduler
 from cudatool.sim.jit.collective import ARGUMENT_ARRAYS, ROW, Kind, Suspension, array_offset, suspension_of
 from cudatool.sim.jit.context import EXIT
-from cudatool.sim.jit.emit import ARGUMENTS, ENVIRONMENT, SPECIAL, Emitter, Layout, storage_type
+from cudatool.sim.jit.emit import ENVIRONMENT, SPECIAL, Emitter, Layout, storage_type
 from cudatool.sim.jit.table import TABLE, types_of
 
 __all__ = ["Native", "generate"]
@@ -43,13 +43,10 @@ class Native:
         LLVM IR; its entry point is ``grid(ptr context)``.
     slot_bytes
         What a worker must provide at :attr:`Context.slots`.
-    sites
-        The instruction of each suspension, by region number.
     """
 
     text: str
     slot_bytes: int
-    sites: dict[int, Instruction]
 
 
 def generate(function: Function, layout: Layout, *, footprint: bool) -> Native:
@@ -175,19 +172,19 @@ class _Kernel:
             successors[number] = self._thread(number, index)
         diverges = any(len(after) > 1 for after in successors.values())
         for number, after in successors.items():
-            self.parts.append(scheduler.all_threads(number, next(iter(after)) if len(after) == 1 else None))
+            only = next(iter(after)) if len(after) == 1 else None if self.rows else EXIT
+            self.parts.append(scheduler.all_threads(number, only))
         for index, number in self.region_of.items():
             diverges |= self._collective(number, index)
         kinds = {number: self.rows[index].kind for index, number in self.region_of.items()}
-        self.parts.append(scheduler.block(kinds))
+        self.parts.append(scheduler.block(kinds, diverges=diverges))
         if diverges:
-            self.parts.append(scheduler.divergent(kinds))
+            self.parts.append(scheduler.divergent(kinds, {number: self.code[index].line for index, number in self.region_of.items()}))
         if self.rows:
             self.parts.append(scheduler.AGREED)
         self.parts.append(scheduler.GRID)
         text = "\n".join([*sorted(self.declarations - scheduler.OWN), scheduler.PRELUDE, *self.parts])
-        sites = {number: self.code[index] for index, number in self.region_of.items()}
-        return Native(text, self.slot_bytes, sites)
+        return Native(text, self.slot_bytes)
 
     def _thread(self, number: int, index: int | None) -> set[int]:
         """Emit ``thread_<number>``; return the suspensions (or EXIT) that can come next."""
@@ -344,7 +341,7 @@ class _Kernel:
         self.parts.append(
             "\n".join(
                 [
-                    f"define internal void @combine_{number}({ARGUMENTS}, i64 %warp, i32 %lanes, ptr %accumulator) #0 {{",
+                    f"define internal void @combine_{number}({ENVIRONMENT}, i64 %warp, i32 %lanes, ptr %accumulator) #0 {{",
                     "entry:",
                     *e.lines,
                     "  ret void",

@@ -30,7 +30,6 @@ __all__ = [
 ]
 
 ROW = MAX_THREADS + 32  # entries of a per-thread array: a partial warp may be read as a whole
-NEXT_OFFSET = 0  # the array that says where each thread waits is the first
 ARGUMENT_ARRAYS = ("mask", "a", "b", "c", "result", "predicate")
 
 

@@ -32,8 +32,8 @@ class Context(ctypes.Structure):
         Where the threads of the block keep what they need after a suspension.
     shadow_read, shadow_write, shadow_atomic, shadow_pages
         Footprint maps, biased so that byte ``arena_base`` is at index 0 (:mod:`.footprint`).
-    status, site, block_*, thread
-        Why and where execution stopped; `site` is a region, or for an assertion unused.
+    status, site, at_*
+        Why and where execution stopped; `site` is a line of the PTX.
     """
 
     _fields_ = (

@@ -24,12 +24,11 @@ from cudatool.ptx import (
 )
 from cudatool.sim.jit.context import EXIT, Context, Stop
 
-__all__ = ["ENVIRONMENT", "ARGUMENTS", "Emitter", "Layout", "UnsupportedInstruction", "llvm_type", "SPECIAL"]
+__all__ = ["ENVIRONMENT", "Emitter", "Layout", "UnsupportedInstruction", "llvm_type", "SPECIAL"]
 
 # What every generated function gets: %zero is a null pointer that the optimizer does not know to be null. Global
 # addresses are offsets from it, which lets loops over threads be vectorized.
 ENVIRONMENT = "ptr %context, ptr %zero, ptr %shared, ptr %params, ptr %slots, ptr %locals, i32 %bx, i32 %by, i32 %bz"
-ARGUMENTS = ENVIRONMENT
 
 READ, WRITE, ATOMIC = "shadow_read", "shadow_write", "shadow_atomic"
 
@@ -90,7 +89,6 @@ def _align(offset: int, alignment: int) -> int:
 class Layout:
     """Where the variables of a kernel lie: offsets in its shared, local and parameter windows; table slots of globals."""
 
-    params: dict[str, Variable] = field(default_factory=dict)
     param_offsets: dict[str, int] = field(default_factory=dict)
     param_bytes: int = 0
     shared: dict[str, int] = field(default_factory=dict)
@@ -100,14 +98,20 @@ class Layout:
     globals: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, function: Function, module_variables: dict[str, Variable], globals_: dict[str, int]) -> Layout:
-        """Lay out the variables of `function` (calls inlined)."""
-        layout = cls(globals=globals_)
+    def of_params(cls, function: Function) -> Layout:
+        """Lay out the parameters only."""
+        layout = cls()
         for parameter in function.params:
             layout.param_bytes = _align(layout.param_bytes, parameter.align)
-            layout.params[parameter.name] = parameter
             layout.param_offsets[parameter.name] = layout.param_bytes
             layout.param_bytes += parameter.size
+        return layout
+
+    @classmethod
+    def of(cls, function: Function, module_variables: dict[str, Variable], globals_: dict[str, int]) -> Layout:
+        """Lay out the variables of `function` (calls inlined)."""
+        layout = cls.of_params(function)
+        layout.globals = globals_
         used = {name for instruction in function.instructions for name in _symbols(instruction)}
         variables = [v for v in (*module_variables.values(), *function.variables.values()) if v.name in used]
         dynamic = []

@@ -14,9 +14,9 @@ all threads. Divergent case, in ``divergent``::
 
 from __future__ import annotations
 
-from cudatool.sim.jit.collective import NEXT_OFFSET, ROW, Kind, array_offset
+from cudatool.sim.jit.collective import Kind, array_offset
 from cudatool.sim.jit.context import EXIT, Context, Stop
-from cudatool.sim.jit.emit import ARGUMENTS, ENVIRONMENT
+from cudatool.sim.jit.emit import ENVIRONMENT
 
 __all__ = ["AGREED", "GRID", "OWN", "PRELUDE", "all_threads", "block", "divergent", "whole_block"]
 
@@ -217,7 +217,7 @@ end:{body}
 """
 
 
-def block(kinds: dict[int, int]) -> str:
+def block(kinds: dict[int, int], *, diverges: bool) -> str:
     """Return ``block``: runs regions of one block as long as its threads agree. `kinds` is per suspension."""
     if not kinds:
         return f"""
@@ -226,8 +226,11 @@ define internal void @block({ENVIRONMENT}) #0 {{
   ret void
 }}
 """
-    cases = [f"i32 0, label %run0", f"i32 {DIVERGED}, label %diverged"]
-    code, joins = [], ["[ 0, %entry ]", "[ %n0, %run0 ]", "[ %nd, %diverged ]"]
+    cases, joins, code = ["i32 0, label %run0"], ["[ 0, %entry ]", "[ %n0, %run0 ]"], []
+    if diverges:
+        cases.append(f"i32 {DIVERGED}, label %diverged")
+        joins.append("[ %nd, %diverged ]")
+        code.append(f"diverged:\n  %nd = call i32 @divergent({_VALUES})\n  br label %next")
     for number in kinds:
         cases.append(f"i32 {number}, label %do{number}")
         joins += [f"[ {DIVERGED}, %do{number} ]", f"[ %n{number}, %run{number} ]"]
@@ -239,8 +242,8 @@ run{number}:
   %n{number} = call i32 @all_{number}({_VALUES})
   br label %next"""
         )
+    lines = "\n".join(code)
     return f"""
-declare i32 @divergent({ENVIRONMENT.replace("%", "%")})
 define internal void @block({ENVIRONMENT}) #0 {{
 entry:
   br label %next
@@ -254,20 +257,18 @@ go:
 run0:
   %n0 = call i32 @all_0({_VALUES})
   br label %next
-{chr(10).join(code)}
-diverged:
-  %nd = call i32 @divergent({_VALUES})
-  br label %next
+{lines}
 end:
   ret void
 }}
 """
 
 
-def divergent(kinds: dict[int, int]) -> str:
+def divergent(kinds: dict[int, int], lines: dict[int, int]) -> str:
     """Return ``divergent``: schedules warps, lanes and barriers one by one until the threads of a block agree."""
     count = max(kinds, default=0) + 1
     table = ", ".join(f"i8 {kinds.get(number, 0)}" for number in range(count))
+    places = ", ".join(f"i32 {lines.get(number, 0)}" for number in range(count))
     resume = " ".join(f"i32 {number}, label %r{number}" for number in kinds)
     combine = " ".join(f"i32 {number}, label %c{number}" for number in kinds)
     resumes = "\n".join(
@@ -284,6 +285,7 @@ def divergent(kinds: dict[int, int]) -> str:
     )
     return f"""
 @kinds = internal constant [{count} x i8] [{table}]
+@lines = internal constant [{count} x i32] [{places}]
 
 define internal void @resume({ENVIRONMENT}, i32 %region, i32 %t) noinline #0 {{
 {_field("block_x", "nx")}
@@ -546,8 +548,11 @@ deadlock:
   %st.x = zext i32 %st to i64
   %ss.p = getelementptr i32, ptr %slots, i64 %st.x
   %ss = load i32, ptr %ss.p, align 4
+  %ss.x = zext i32 %ss to i64
+  %line.p = getelementptr i32, ptr @lines, i64 %ss.x
+  %line = load i32, ptr %line.p
 {_put("status", str(Stop.DEADLOCK), "f1")}
-{_put("site", "%ss", "f2")}
+{_put("site", "%line", "f2")}
 {_put("at_thread", "%st", "f3")}
 {_put("at_x", "%bx", "f4")}
 {_put("at_y", "%by", "f5")}
@@ -620,5 +625,3 @@ end:
   ret void
 }}
 """
-
-del ARGUMENTS, NEXT_OFFSET, ROW

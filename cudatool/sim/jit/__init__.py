@@ -1,0 +1,25 @@
+"""Kernels: PTX to native code, and running it over a grid.
+
+:func:`load` reads a module; a :class:`Kernel` is translated when it is first prepared or launched. Device addresses
+are host addresses.
+"""
+
+from cudatool.sim.jit.emit import UnsupportedInstruction
+from cudatool.sim.jit.footprint import Footprint
+from cudatool.sim.jit.launch import KernelAssert, KernelDeadlock, KernelError, KernelFault, KernelTrap
+from cudatool.sim.jit.module import GlobalVariable, JitModule, Kernel, Param, load
+
+__all__ = [
+    "load",
+    "JitModule",
+    "Kernel",
+    "Param",
+    "GlobalVariable",
+    "Footprint",
+    "KernelError",
+    "KernelFault",
+    "KernelTrap",
+    "KernelAssert",
+    "KernelDeadlock",
+    "UnsupportedInstruction",
+]

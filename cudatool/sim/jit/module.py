@@ -1,0 +1,309 @@
+"""A PTX module as something that can be launched."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cudatool.ptx import Function, Instruction, Module, inline_calls, parse, type_bytes
+from cudatool.sim.jit import native
+from cudatool.sim.jit.codegen import generate
+from cudatool.sim.jit.context import MAX_THREADS, Context, Stop
+from cudatool.sim.jit.emit import Layout, UnsupportedInstruction
+from cudatool.sim.jit.footprint import Footprint
+from cudatool.sim.jit.launch import KernelAssert, KernelDeadlock, KernelTrap, Launch, run
+from cudatool.sim.jit.table import types_of
+
+__all__ = ["GlobalVariable", "JitModule", "Kernel", "Param", "load"]
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A kernel parameter: where it lies in the packed buffer, bytes. `is_pointer` is what ``.ptr`` says, a hint."""
+
+    offset: int
+    size: int
+    align: int
+    is_pointer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalVariable:
+    """A variable that the driver must place in device memory.
+
+    Attributes
+    ----------
+    initial
+        Its first bytes; the rest is zero.
+    relocations
+        ``(offset, symbol, addend)``: the 8 bytes at `offset` hold the address of `symbol` plus `addend`.
+    """
+
+    name: str
+    size: int
+    align: int
+    initial: bytes
+    relocations: list[tuple[int, str, int]]
+    constant: bool
+
+
+def load(ptx: bytes, *, cache_dir: Path | None = None) -> JitModule:
+    """Read a PTX module. Nothing is translated before :meth:`Kernel.prepare`.
+
+    Parameters
+    ----------
+    ptx
+        The text, with or without a terminating NUL.
+    cache_dir
+        Where native code is kept between processes; None keeps none.
+
+    Raises
+    ------
+    PtxError
+        The text is not PTX.
+    """
+    return JitModule(parse(ptx), cache_dir)
+
+
+class JitModule:
+    """A loaded module.
+
+    Attributes
+    ----------
+    kernels
+        By name, as PTX spells it.
+    globals
+        ``.global`` and ``.const`` variables that the module defines.
+    """
+
+    def __init__(self, module: Module, cache_dir: Path | None) -> None:
+        self._module = module
+        self.cache_dir = cache_dir
+        self.globals: dict[str, GlobalVariable] = {
+            variable.name: GlobalVariable(
+                variable.name,
+                variable.size,
+                variable.align,
+                variable.initial,
+                [(r.offset, r.symbol, r.addend) for r in variable.relocations],
+                variable.space == "const",
+            )
+            for variable in module.variables.values()
+            if variable.space in ("global", "const")
+        }
+        self.table = (ctypes.c_uint64 * max(len(self.globals), 1))()
+        self.kernels: Mapping[str, Kernel] = {
+            name: Kernel(self, function) for name, function in module.kernels.items() if function.has_body
+        }
+
+    def bind(self, addresses: Mapping[str, int]) -> None:
+        """Say where the module's global variables lie."""
+        for index, name in enumerate(self.globals):
+            if name in addresses:
+                self.table[index] = addresses[name]
+
+
+class _Translated:
+    """Native code of one variant of a kernel."""
+
+    def __init__(self, code: native.Code, slot_bytes: int) -> None:
+        self.code = code
+        self.slot_bytes = slot_bytes
+
+
+class Kernel:
+    """A kernel of a :class:`JitModule`.
+
+    Attributes
+    ----------
+    name
+        As PTX spells it.
+    params, param_bytes
+        Its parameters and the size of the packed buffer that holds them.
+    max_threads
+        Of a block.
+    source_file
+        The CUDA source, where known (``-lineinfo``), else empty.
+    """
+
+    def __init__(self, module: JitModule, function: Function) -> None:
+        self._owner = module
+        self._declared = function
+        self._inlined: Function | None = None
+        self._layout: Layout | None = None
+        self._variants: dict[bool, _Translated] = {}
+        self.name = function.name
+        layout = Layout.of_params(function)
+        self.params = tuple(
+            Param(layout.param_offsets[p.name], p.size, p.align, p.pointer) for p in function.params
+        )
+        self.param_bytes = layout.param_bytes
+        limits = function.directives.get("maxntid") or function.directives.get("reqntid")
+        self.max_threads = MAX_THREADS
+        if limits:
+            self.max_threads = 1
+            for limit in limits:
+                self.max_threads *= limit
+
+    # ---- what is known without translating ----
+
+    @property
+    def _function(self) -> Function:
+        if self._inlined is None:
+            self._inlined = inline_calls(self._owner._module, self._declared)
+        return self._inlined
+
+    @property
+    def layout(self) -> Layout:
+        """Where the kernel's variables lie."""
+        if self._layout is None:
+            names = {name: index for index, name in enumerate(self._owner.globals)}
+            self._layout = Layout.of(self._function, self._owner._module.variables, names)
+        return self._layout
+
+    @property
+    def static_shared(self) -> int:
+        """Bytes of shared memory that the kernel declares."""
+        return self.layout.static_shared
+
+    @property
+    def local_bytes(self) -> int:
+        """Bytes of local memory of a thread."""
+        return self.layout.local_bytes
+
+    @property
+    def source_file(self) -> str:
+        """The CUDA source file, empty if the PTX does not say."""
+        location = next((i.location for i in self._declared.instructions if i.location), None)
+        return self._owner._module.files.get(location.file, "") if location else ""
+
+    @property
+    def instructions(self) -> int:
+        """Number of PTX instructions, calls inlined: what a cost model may go by."""
+        return len(self._function.instructions)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that the kernel's global loads, stores and atomics move if each is executed once."""
+        total = 0
+        for i in self._function.instructions:
+            if i.opcode in ("ld", "st", "atom", "red") and not {"shared", "local", "param"} & set(i.modifiers):
+                lanes = 4 if "v4" in i.modifiers else 2 if "v2" in i.modifiers else 1
+                total += lanes * type_bytes(types_of(i)[-1])
+        return total
+
+    def where(self, instruction: Instruction) -> str:
+        """Return ``file:line`` of an instruction in the CUDA source, empty if the PTX does not say."""
+        location = instruction.location
+        if location is None:
+            return ""
+        return f"{self._owner._module.files.get(location.file, '?')}:{location.line}"
+
+    # ---- translating ----
+
+    def prepare(self, footprint: bool = False) -> None:
+        """Translate the kernel, or fetch its native code from the cache.
+
+        Parameters
+        ----------
+        footprint
+            Prepare the variant that records which memory it accesses.
+
+        Raises
+        ------
+        UnsupportedInstruction
+            The kernel uses an instruction that the software device does not have.
+        PtxError
+            The kernel cannot be translated for another reason.
+        """
+        if footprint in self._variants:
+            return
+        module = self._owner._module
+        called = [f.text for name, f in module.functions.items() if not f.is_kernel and name in module.functions]
+        key = native.cache_key(module.preamble, self._declared.text, *called, f"footprint={footprint}")
+        cached = native.read_cached(self._owner.cache_dir, key)
+        if cached is None:
+            try:
+                made = generate(self._function, self.layout, footprint=footprint)
+            except UnsupportedInstruction as error:
+                raise self._located(error) from None
+            data = native.compile_text(made.text)
+            cached = made.slot_bytes.to_bytes(8, "little") + data
+            native.write_cached(self._owner.cache_dir, key, cached)
+        slot_bytes = int.from_bytes(cached[:8], "little")
+        self._variants[footprint] = _Translated(native.load_object(cached[8:]), slot_bytes)
+
+    def _located(self, error: UnsupportedInstruction) -> UnsupportedInstruction:
+        at = next((i for i in self._function.instructions if i.line == error.line), None)
+        return UnsupportedInstruction(error.instruction, self.name, self.where(at) if at else "", error.line)
+
+    # ---- running ----
+
+    def launch(
+        self,
+        *,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        params: int,
+        threads: int = 1,
+        seed: int | None = None,
+        call: native.Call | None = None,
+        footprint: Footprint | None = None,
+    ) -> None:
+        """Run the kernel to its end.
+
+        Parameters
+        ----------
+        shared_bytes
+            Dynamic shared memory.
+        params
+            Address of the packed parameters, in the device's layout.
+        threads
+            Host threads that run blocks. One gives the same order of everything each time.
+        seed
+            Permutes the order in which blocks run.
+        call
+            Replaces :func:`~cudatool.sim.jit.native.guarded_call`: runs native code, returns the signal that ended it.
+        footprint
+            Filled with what the kernel accesses.
+
+        Raises
+        ------
+        KernelFault, KernelTrap, KernelAssert, KernelDeadlock
+            The kernel did not run to its end; memory holds what it wrote until then.
+        """
+        self.prepare(footprint is not None)
+        translated = self._variants[footprint is not None]
+        launch = Launch(
+            entry=translated.code.entry,
+            grid=grid,
+            block=block,
+            params=params,
+            table=ctypes.addressof(self._owner.table),
+            shared_bytes=self.layout.dynamic_offset + shared_bytes,
+            dynamic_bytes=shared_bytes,
+            local_bytes=self.layout.local_bytes,
+            slot_bytes=translated.slot_bytes,
+        )
+        stopped = run(launch, threads, seed, call or native.guarded_call, footprint)
+        if stopped is not None:
+            raise self._explain(stopped)
+
+    def _explain(self, stopped: Context) -> KernelTrap | KernelDeadlock:
+        who = f"{self.name}: block ({stopped.at_x}, {stopped.at_y}, {stopped.at_z}), thread {stopped.at_thread}"
+        if stopped.status == Stop.ASSERT:
+            message, file, function = (
+                ctypes.string_at(address).decode("utf-8", "replace") if address else "?"
+                for address in (stopped.assert_message, stopped.assert_file, stopped.assert_function)
+            )
+            return KernelAssert(f"{who}: {file}:{stopped.assert_line}: {function}: assertion `{message}` failed")
+        at = next((i for i in self._function.instructions if i.line == stopped.site), None)
+        place = (self.where(at) if at else "") or f"PTX line {stopped.site}"
+        if stopped.status == Stop.DEADLOCK:
+            name = at.name if at else "a barrier"
+            return KernelDeadlock(f"{who} waits at {name} ({place}), and no thread of the block can go on")
+        return KernelTrap(f"{who}: trap at {place}")
+

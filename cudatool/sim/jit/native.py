@@ -1,0 +1,138 @@
+"""LLVM: text to native code, kept on disk; and calling it so that a fault ends the call, not the process."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+
+__all__ = ["Call", "Code", "cache_key", "compile_text", "compiled", "guarded_call", "load_object"]
+
+Call = Callable[[int, int], int]
+
+compiled = 0  # kernels that went through LLVM in this process, rather than come from the cache
+_lock = threading.Lock()
+
+
+@cache
+def _machine() -> Any:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=_features(), opt=3, reloc="pic", codemodel="jitdefault", jit=True
+    )
+
+
+def _features() -> str:
+    return str(llvm.get_host_cpu_features().flatten())
+
+
+@cache
+def _source_digest() -> bytes:
+    """Return a digest of the translator's own source: native code made by another version is not used."""
+    digest = hashlib.sha256()
+    for folder in (Path(__file__).parent, Path(__file__).parents[2] / "ptx"):
+        for path in sorted(folder.glob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.digest()
+
+
+def cache_key(*parts: str) -> str:
+    """Return the name under which native code is kept: depends on `parts`, the host CPU, LLVM and the translator."""
+    digest = hashlib.sha256(_source_digest())
+    for part in (*parts, llvm.get_host_cpu_name(), _features(), str(llvm.llvm_version_info)):
+        digest.update(part.encode() + b"\0")
+    return digest.hexdigest()
+
+
+def compile_text(text: str) -> bytes:
+    """Return the object code of an LLVM module."""
+    global compiled
+    with _lock:
+        compiled += 1
+        machine = _machine()
+        module = llvm.parse_assembly(text)
+        module.triple = machine.triple
+        module.data_layout = str(machine.target_data)
+        options = llvm.create_pipeline_tuning_options(speed_level=3, size_level=0)
+        options.loop_vectorization = True
+        options.slp_vectorization = False  # threads are the vectors
+        builder = llvm.create_pass_builder(machine, options)
+        builder.getModulePassManager().run(module, builder)
+        return bytes(machine.emit_object(module))
+
+
+def read_cached(folder: Path | None, key: str) -> bytes | None:
+    """Return what is kept under `key`, if anything."""
+    if folder is None:
+        return None
+    try:
+        return (folder / key[:2] / f"{key}.o").read_bytes()
+    except OSError:
+        return None
+
+
+def write_cached(folder: Path | None, key: str, data: bytes) -> None:
+    """Keep `data` under `key`. A cache that cannot be written is no error."""
+    if folder is None:
+        return
+    target = folder / key[:2] / f"{key}.o"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=target.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(temporary, target)
+    except OSError:
+        return
+
+
+class Code:
+    """Native code in memory; `entry` is the address of its function ``grid``."""
+
+    def __init__(self, engine: Any, entry: int) -> None:
+        self._engine = engine  # owns the memory
+        self.entry = entry
+
+
+def load_object(data: bytes) -> Code:
+    """Link object code into this process."""
+    with _lock:
+        _machine()
+        empty = llvm.parse_assembly("")
+        empty.triple = _machine().triple
+        engine = llvm.create_mcjit_compiler(empty, llvm.Target.from_default_triple().create_target_machine(jit=True))
+        engine.add_object_file(llvm.ObjectFileRef.from_data(data))
+        engine.finalize_object()
+        return Code(engine, engine.get_function_address("grid"))
+
+
+class _Guard:
+    def __init__(self) -> None:
+        spec = importlib.util.find_spec("cudatool.sim._libcuda")
+        if spec is None or spec.origin is None:
+            raise ImportError("cudatool.sim._libcuda was not built; install cudatool with a C compiler present")
+        function = ctypes.CDLL(spec.origin).cudatool_guarded_call
+        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+        function.restype = ctypes.c_int
+        self.function = function
+
+
+@cache
+def _guard() -> _Guard:
+    return _Guard()
+
+
+def guarded_call(function: int, argument: int, address: int = 0) -> int:
+    """Run native code; return 0 or the signal that ended it, with the faulting address in the 8 bytes at `address`."""
+    return int(_guard().function(function, argument, address))
