@@ -18,6 +18,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cudatool.config import cache_directory
 from cudatool.errors import ConfigError, DeviceUnavailableError
 from cudatool.units import format_bytes, parse_bytes
 
@@ -152,7 +153,9 @@ def _initialize() -> Choice:
     from cudatool.sim import Options, Schedule, load
 
     schedule = Schedule(options.pop("schedule", "fifo"))
-    settings: Options = Options(schedule=schedule, accesses=_measure_accesses, **options)
+    settings: Options = Options(
+        schedule=schedule, accesses=_measure_accesses, cache_dir=cache_directory() / "native", **options
+    )
     machine = load(settings)
     count = "the software device" if settings.count == 1 else f"{settings.count} software devices"
     description = f"{count} ({format_bytes(settings.memory)}, schedule {settings.schedule}, seed {settings.seed})"

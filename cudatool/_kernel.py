@@ -11,7 +11,6 @@ import importlib.util
 import os
 import struct
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +20,7 @@ from cudatool._cuda import check, operation
 from cudatool._device import current_device
 from cudatool._device import device as on_device
 from cudatool._stream import ExternalStream, Stream, current_stream
+from cudatool.config import cache_directory
 from cudatool.errors import UsageError
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind, pack_dims
@@ -257,8 +257,7 @@ def _headers_digest() -> bytes:
 def _cache() -> Any:
     from cuda.core.utils import FileStreamProgramCache
 
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return FileStreamProgramCache(Path(root) / "cudatool" / "programs")
+    return FileStreamProgramCache(cache_directory() / "programs")
 
 
 def _object_code(source: str, name: str, options: Any) -> Any:
@@ -291,4 +290,4 @@ def _object_code(source: str, name: str, options: Any) -> Any:
         return compiled
     mangled, _, code = found.partition(b"\0")
     load = core.ObjectCode.from_ptx if target == "ptx" else core.ObjectCode.from_cubin
-    return load(code, name=complete.name, symbol_mapping={name: mangled.decode()})
+    return load(code, name=complete.name, symbol_mapping={name: mangled})

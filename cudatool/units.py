@@ -25,13 +25,12 @@ def format_bytes(size: float) -> str:
 def format_time(time_ns: float) -> str:
     """Return a duration given in nanoseconds with a readable unit: ``"1.5 ms"``."""
     sign, value = ("-" if time_ns < 0 else ""), abs(float(time_ns))
-    for unit, scale in (("ns", 1.0), ("us", 1e3), ("ms", 1e6)):
-        if round(value / scale, 2) < 1000:
-            break
-    else:
-        unit, scale = "s", 1e9
-    text = f"{value / scale:.2f}".rstrip("0").rstrip(".")
-    return f"{sign}{text} {unit}"
+    units = ["ns", "us", "ms", "s"]
+    while round(value, 2) >= 1000 and len(units) > 1:
+        value /= 1000
+        del units[0]
+    text = f"{value:.2f}".rstrip("0").rstrip(".")
+    return f"{sign}{text} {units[0]}"
 
 
 def parse_bytes(text: str) -> int:

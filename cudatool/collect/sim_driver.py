@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from cudatool.collect.kernel_names import kernel_name
 from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, CopyFlag, Kind, StreamFlag, pack_dims
 
@@ -162,7 +163,7 @@ class SimDriverCollector:
             device=ordinal,
             stream=stream,
             correlation=correlation,
-            name=operation.name,
+            name=kernel_name(operation.name) if operation.kind == "kernel" else operation.name,
             aux0=operation.start,
             aux1=operation.end,
             stack=0,
@@ -261,7 +262,7 @@ class SimDriverCollector:
             device=device,
             stream=stream,
             correlation=correlation,
-            name=self._thread.operation.name,
+            name=kernel_name(self._thread.operation.name),
             size=shared,
             aux0=pack_dims(*grid),
             aux1=pack_dims(*block),
@@ -274,7 +275,7 @@ class SimDriverCollector:
     def _module_load(self, values: dict[str, Any], name: str) -> None:
         handle = _pointed(values.get("library") or values["module"])
         library = self._machine.objects[handle]
-        hooks.emit(Kind.MODULE_LOAD, device=self._device, name=", ".join(library.names), size=len(library.image))
+        hooks.emit(Kind.MODULE_LOAD, device=self._device, name=", ".join(map(kernel_name, library.names)), size=len(library.image))
 
     def _copy(self, values: dict[str, Any], name: str) -> None:
         to = values.get("dst") or values.get("dstDevice") or values.get("dstHost") or 0

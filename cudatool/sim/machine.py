@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from cudatool.sim import abi
@@ -50,6 +51,8 @@ class Options:
         Host threads that run the blocks of a kernel. 1 makes also the order of atomics reproducible.
     accesses
         Measure which bytes each kernel reads, writes and updates.
+    cache_dir
+        Where native code of kernels is kept between processes; None keeps none.
     """
 
     memory: int = 8 << 30
@@ -58,6 +61,7 @@ class Options:
     schedule: Schedule = Schedule.FIFO
     threads: int = 1
     accesses: bool = False
+    cache_dir: Path | None = None
 
 
 class Pool:

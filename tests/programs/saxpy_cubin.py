@@ -22,7 +22,6 @@ module = Program(SOURCE, code_type="c++", options=options).compile(
 for dtype, name in ((np.float32, "saxpy<float>"), (np.float64, "saxpy<double>")):
     kernel = module.get_kernel(name)
     n = 4096
-    pinned = device.memory_resource  # only for its size rules; the data goes through from_handle below
     x = np.arange(n, dtype=dtype)
     y = np.ones(n, dtype=dtype)
     from cuda.bindings import driver
@@ -32,8 +31,9 @@ for dtype, name in ((np.float32, "saxpy<float>"), (np.float64, "saxpy<double>"))
         return result[1] if len(result) == 2 else None
 
     dx, dy, out = (int(ok(driver.cuMemAlloc(x.nbytes))) for _ in range(3))
-    ok(driver.cuMemcpyHtoD(dx, x.ctypes.data, x.nbytes))
-    ok(driver.cuMemcpyHtoD(dy, y.ctypes.data, y.nbytes))
+    # In the stream: a synchronous copy from pageable memory may return before the data has arrived.
+    ok(driver.cuMemcpyHtoDAsync(dx, x.ctypes.data, x.nbytes, stream.handle))
+    ok(driver.cuMemcpyHtoDAsync(dy, y.ctypes.data, y.nbytes, stream.handle))
     start = stream.record(options=EventOptions(timing_enabled=True))
     launch(stream, LaunchConfig(grid=32, block=128), kernel, dtype(2), dx, dy, out, np.uint64(n))
     end = stream.record(options=EventOptions(timing_enabled=True))

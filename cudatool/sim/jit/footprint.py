@@ -10,11 +10,13 @@ import ctypes
 import mmap
 
 import numpy as np
+import numpy.typing as npt
 
-__all__ = ["ATOMIC", "PAGE", "READ", "WRITE", "Footprint"]
+__all__ = ["ATOMIC", "MAP_NORESERVE", "PAGE", "READ", "WRITE", "Footprint"]
 
 READ, WRITE, ATOMIC = 1, 2, 4
 PAGE = 4096
+MAP_NORESERVE = 0x4000  # on Linux; Python names it from 3.13 on
 
 
 class Footprint:
@@ -29,43 +31,62 @@ class Footprint:
     def __init__(self, base: int, size: int) -> None:
         self.base = base
         self.size = size
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE
-        # One page more: an access may begin at the last byte.
-        self._maps = tuple(mmap.mmap(-1, length, flags=flags) for length in (size + PAGE,) * 3 + (size // PAGE + 2,))
-        self._views = [np.frombuffer(m, np.uint8) for m in self._maps]
-        self.addresses = tuple(ctypes.addressof(ctypes.c_char.from_buffer(m)) for m in self._maps)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+        count = -(-size // PAGE) + 2  # an access may begin at the last byte
+        maps = [mmap.mmap(-1, length, flags=flags) for length in (count * PAGE, count * PAGE, count * PAGE, count)]
+        for shadow in maps[:3]:
+            shadow.madvise(mmap.MADV_HUGEPAGE)  # dense accesses are the common case
+        *self._views, self._pages = (np.frombuffer(one, np.uint8) for one in maps)
+        self.addresses = tuple(ctypes.addressof(ctypes.c_char.from_buffer(one)) for one in maps)
 
-    def _touched(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Return the numbers of pages that were marked, and of those after them: an access may cross over."""
-        # The page map is itself sparse: look where the kernel has put memory for it.
-        pages = np.flatnonzero(self._views[3])
+    def _touched(self) -> npt.NDArray[np.int64]:
+        """Return the numbers of the pages that were marked, and of those after them: an access may cross over."""
+        pages = np.flatnonzero(self._pages)
         return np.union1d(pages, pages + 1)
 
     def ranges(self) -> list[tuple[int, int, int]]:
         """Return ``(address, size, flags)`` of each maximal run of bytes accessed in the same ways, by address."""
         pages = self._touched()
-        found: list[tuple[int, int, int]] = []
         if not len(pages):
-            return found
-        breaks = np.flatnonzero(np.diff(pages) != 1) + 1
-        for run in np.split(pages, breaks):
-            first, stop = int(run[0]) * PAGE, min((int(run[-1]) + 1) * PAGE, self.size)
-            read, write, atomic = (view[first:stop] for view in self._views[:3])
-            flags = read | write << 1 | atomic << 2
-            edges = np.flatnonzero(np.diff(flags)) + 1
-            starts = np.concatenate(([0], edges))
-            sizes = np.diff(np.concatenate((starts, [len(flags)])))
-            kinds = flags[starts]
-            kept = kinds != 0
-            for start, size, kind in zip(
-                starts[kept].tolist(), sizes[kept].tolist(), kinds[kept].tolist(), strict=True
-            ):
-                found.append((self.base + first + start, size, kind))
-        return found
+            return []
+        runs = np.split(pages, np.flatnonzero(np.diff(pages) != 1) + 1)
+        pieces = [piece for run in runs for piece in self._run(int(run[0]), int(run[-1]) + 1)]
+        starts = np.concatenate([piece[0] for piece in pieces])
+        flags = np.concatenate([piece[1] for piece in pieces])
+        order = np.argsort(starts)
+        starts, flags = starts[order], flags[order]
+        changed = np.concatenate(([True], flags[1:] != flags[:-1]))
+        starts, flags = starts[changed], flags[changed]
+        sizes = np.diff(np.append(starts, self.size))
+        kept = flags != 0
+        columns = (starts[kept] + self.base, sizes[kept], flags[kept])
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+
+    def _run(self, first: int, stop: int) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]]:
+        """Return where the flags may change in pages ``[first, stop)``, and the flags from there on.
+
+        Most pages are accessed in one way as a whole, or not at all; the others are looked at byte by byte.
+        """
+        flags = np.zeros(stop - first, np.uint8)
+        mixed = np.zeros(stop - first, bool)
+        for view, flag in zip(self._views, (READ, WRITE, ATOMIC), strict=True):
+            words = view[first * PAGE : stop * PAGE].view(np.uint64).reshape(-1, PAGE // 8)
+            low, high = words.min(axis=1), words.max(axis=1)
+            flags |= np.where(high != 0, flag, 0).astype(np.uint8)
+            mixed |= low != high
+        whole = np.flatnonzero(~mixed)
+        ends = np.array([stop]), np.zeros(1, np.uint8)  # nothing is known to follow
+        pieces = [((whole + first) * PAGE, flags[whole]), (ends[0] * PAGE, ends[1])]
+        for page in (np.flatnonzero(mixed) + first).tolist():
+            read, write, atomic = (view[page * PAGE : (page + 1) * PAGE] for view in self._views)
+            bytes_ = read | write << 1 | atomic << 2
+            edges = np.concatenate(([0], np.flatnonzero(np.diff(bytes_)) + 1))
+            pieces.append((edges + page * PAGE, bytes_[edges]))
+        return pieces
 
     def clear(self) -> None:
         """Forget everything."""
         for page in self._touched().tolist():
-            for view in self._views[:3]:
+            for view in self._views:
                 view[page * PAGE : (page + 1) * PAGE] = 0
-            self._views[3][page : page + 1] = 0
+            self._pages[page : page + 1] = 0

@@ -14,7 +14,7 @@ from functools import cache
 from cudatool.errors import CudatoolError
 from cudatool.sim.jit.collective import ROW
 from cudatool.sim.jit.context import EXIT, MAX_THREADS, Context
-from cudatool.sim.jit.footprint import PAGE, Footprint
+from cudatool.sim.jit.footprint import MAP_NORESERVE, PAGE, Footprint
 from cudatool.sim.jit.native import Call
 
 __all__ = [
@@ -115,7 +115,7 @@ class _Region:
             return False
         total = max(size + PAGE, self.reserve)
         if self._map is None or not self.reserve:
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
             self._map = mmap.mmap(-1, total, flags=flags, prot=_PROT_READ_WRITE)
             self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         if self.reserve:
@@ -149,7 +149,6 @@ class _Worker:
         if self.slots.need(launch.slot_bytes + 64):
             # Threads that a partial warp lacks have ended.
             (ctypes.c_uint32 * ROW).from_address(self.slots.address)[:] = [EXIT] * ROW
-            self._dirty = 0
 
 
 @cache

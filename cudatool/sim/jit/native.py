@@ -64,7 +64,7 @@ def compile_text(text: str) -> bytes:
         module = llvm.parse_assembly(text)
         module.triple = machine.triple
         module.data_layout = str(machine.target_data)
-        options = llvm.create_pipeline_tuning_options(speed_level=3, size_level=0)
+        options = llvm.create_pipeline_tuning_options(speed_level=3)
         options.loop_vectorization = True
         options.slp_vectorization = False  # threads are the vectors
         builder = llvm.create_pass_builder(machine, options)

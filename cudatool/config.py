@@ -1,0 +1,19 @@
+"""Settings that come from the environment and that more than one module reads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["cache_directory"]
+
+
+def cache_directory() -> Path:
+    """Return where compiled code is kept between processes.
+
+    ``CUDATOOL_CACHE_DIR``, else ``cudatool`` in ``XDG_CACHE_HOME``, else in ``~/.cache``.
+    """
+    chosen = os.environ.get("CUDATOOL_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cudatool"
