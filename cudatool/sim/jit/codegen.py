@@ -179,7 +179,9 @@ class _Kernel:
         kinds = {number: self.rows[index].kind for index, number in self.region_of.items()}
         self.parts.append(scheduler.block(kinds, diverges=diverges))
         if diverges:
-            self.parts.append(scheduler.divergent(kinds, {number: self.code[index].line for index, number in self.region_of.items()}))
+            self.parts.append(
+                scheduler.divergent(kinds, {number: self.code[index].line for index, number in self.region_of.items()})
+            )
         if self.rows:
             self.parts.append(scheduler.AGREED)
         self.parts.append(scheduler.GRID)

@@ -212,9 +212,7 @@ def run(launch: Launch, threads: int, seed: int | None, call: Call, footprint: F
         (ctypes.c_uint32 * tail).from_address(first)[:] = [EXIT] * tail
         if footprint is not None:
             context.arena_base, context.arena_bytes = footprint.base, footprint.size
-            context.shadow_read, context.shadow_write, context.shadow_atomic, context.shadow_pages = (
-                footprint.addresses
-            )
+            context.shadow_read, context.shadow_write, context.shadow_atomic, context.shadow_pages = footprint.addresses
     if threads == 1:
         signals = [_run_worker(workers[0], launch.entry, call, counter, blocks)]
     else:

@@ -136,9 +136,7 @@ class Kernel:
         self._variants: dict[bool, _Translated] = {}
         self.name = function.name
         layout = Layout.of_params(function)
-        self.params = tuple(
-            Param(layout.param_offsets[p.name], p.size, p.align, p.pointer) for p in function.params
-        )
+        self.params = tuple(Param(layout.param_offsets[p.name], p.size, p.align, p.pointer) for p in function.params)
         self.param_bytes = layout.param_bytes
         limits = function.directives.get("maxntid") or function.directives.get("reqntid")
         self.max_threads = MAX_THREADS
@@ -306,4 +304,3 @@ class Kernel:
             name = at.name if at else "a barrier"
             return KernelDeadlock(f"{who} waits at {name} ({place}), and no thread of the block can go on")
         return KernelTrap(f"{who}: trap at {place}")
-
