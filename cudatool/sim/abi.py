@@ -12,6 +12,7 @@ logged, because an exception must never cross into C.
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import itertools
 import logging
@@ -247,9 +248,13 @@ def function_pointer(name: str, thunk: Callable[[int, int | None], int], *, per_
             invoke: Callable[..., int] = _invoke,
             error: int = _error,
             logger: logging.Logger = log,
+            interrupt: Callable[[], None] = _thread.interrupt_main,
         ) -> int:
             try:
                 return invoke(entry, arguments, null_stream)
+            except KeyboardInterrupt:
+                interrupt()  # again, as soon as the caller is back in Python
+                return error
             except BaseException:
                 try:
                     logger.exception("%s failed inside the software driver", entry.name)

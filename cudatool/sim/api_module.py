@@ -96,6 +96,7 @@ class Function:
         self.name = name
         self.handle = handle
         self.max_dynamic_shared: int | None = None
+        self.work = profile.work_of_a_thread(library.parsed.kernels[name])
 
     def on(self, device: Device) -> JitKernel:
         return self.library.module(device).kernels[self.name]
@@ -472,7 +473,7 @@ def _launch(
     kernel = _prepare(function, stream.context.device)
     operation = Operation(stream, "kernel", function.name, abi.call.correlation)
     operation.run = partial(_execute, kernel, grid, block, shared, _pack(kernel, params, extra))
-    cost = profile.kernel_cost(function.library.parsed.kernels[function.name], grid[0] * grid[1] * grid[2] * threads)
+    cost = profile.kernel_cost(grid[0] * grid[1] * grid[2] * threads, *function.work)
     machine.scheduler.enqueue(operation, cost=cost)
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "copy_cost",
     "kernel_cost",
     "memset_cost",
+    "work_of_a_thread",
 ]
 
 NAME: Final = "cudatool software device"
@@ -98,10 +99,10 @@ def memset_cost(size: int) -> int:
     return _COPY_LATENCY_NS + size // _MEMORY_BYTES_PER_NS
 
 
-def kernel_cost(function: Function, threads: int) -> int:
-    """Return the virtual ns of a kernel run by `threads` threads.
+def work_of_a_thread(function: Function) -> tuple[int, int]:
+    """Return how many instructions a thread of a kernel executes and how many bytes it moves.
 
-    A static estimate from its PTX: what a thread executes and moves, each loop taken to run 8 times.
+    A static estimate from its PTX, each loop taken to run 8 times.
     """
     weights = [1] * len(function.instructions)
     for index, instruction in enumerate(function.instructions):
@@ -114,6 +115,10 @@ def kernel_cost(function: Function, threads: int) -> int:
         if instruction.opcode in ("ld", "st", "atom", "red") and "global" in instruction.modifiers:
             lanes = next((int(m[1]) for m in instruction.modifiers if m in ("v2", "v4")), 1)
             moved += weight * lanes * type_bytes(instruction.modifiers[-1])
-    instructions = sum(weights)
+    return sum(weights), moved
+
+
+def kernel_cost(threads: int, instructions: int, moved: int) -> int:
+    """Return the virtual ns of a kernel of `threads` threads that execute and move so much each."""
     work = max(threads * instructions / _INSTRUCTIONS_PER_NS, threads * moved / _MEMORY_BYTES_PER_NS)
     return _KERNEL_LATENCY_NS + int(work)

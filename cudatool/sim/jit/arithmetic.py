@@ -6,7 +6,7 @@ from cudatool.ptx import Immediate, Instruction, Operand, Pair, Register, Symbol
 from cudatool.sim.jit.emit import Emitter, llvm_type
 from cudatool.sim.jit.table import lowers, types_of
 
-__all__: list[str] = []
+__all__ = ["directed", "flush", "intrinsic", "saturate", "sum_error"]
 
 _FLOATS = frozenset({"f16", "bf16", "f16x2", "bf16x2", "f32", "f64"})
 _SUFFIX = {"float": "f32", "double": "f64", "half": "f16", "<2 x half>": "v2f16", "<2 x float>": "v2f32"}
@@ -106,7 +106,7 @@ def _is_directed(e: Emitter, i: Instruction, t: str) -> bool:
     return True
 
 
-def _sum_error(e: Emitter, kind: str, a: str, b: str, total: str) -> str:
+def sum_error(e: Emitter, kind: str, a: str, b: str, total: str) -> str:
     """Return a + b - total exactly (Knuth's TwoSum)."""
     bb = e.op(f"fsub {kind} {total}, {a}")
     aa = e.op(f"fsub {kind} {total}, {bb}")
@@ -125,7 +125,7 @@ def _add(e: Emitter, i: Instruction) -> None:
         value = e.op(f"f{i.opcode} {kind} {a}, {b}")
         if _is_directed(e, i, t):
             other = b if i.opcode == "add" else e.op(f"fneg {kind} {b}")
-            value = directed(e, i, kind, value, _sum_error(e, kind, a, other, value))
+            value = directed(e, i, kind, value, sum_error(e, kind, a, other, value))
         _result(e, i, t, value)
     elif "sat" in i.modifiers:
         e.set(i.operands[0], intrinsic(e, f"s{i.opcode}.sat", kind, a, b), t)
@@ -232,7 +232,7 @@ def _fma(e: Emitter, i: Instruction) -> None:
         product = e.op(f"fmul double {a}, {b}")  # exact in double
         total = e.op(f"fadd double {product}, {c}")
         # exact = total + rest, where `total - result` is exact unless `total` is far off, and then decides alone
-        rest = _sum_error(e, "double", product, c, total)
+        rest = sum_error(e, "double", product, c, total)
         error = e.op(f"fadd double {e.op(f'fsub double {total}, {result}')}, {rest}")
         sign = intrinsic(e, "copysign", "float", "1.0", e.op(f"fptrunc double {error} to float"))
         zero = e.op(f"fcmp oeq double {error}, 0.0")

@@ -31,6 +31,7 @@ del arithmetic, conversion, memory  # imported for the rows they enter
 _VOLATILE = frozenset({"%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo"})
 # Instructions whose value depends on their operands alone, and is cheap: computed again rather than kept.
 _PURE = frozenset("mov add sub mul mad shl shr and or xor not cvt cvta bfe min max neg selp setp".split())
+_MAX_STACK = 16384  # local memory beyond this is not put on the host's stack
 
 
 @dataclass(slots=True)
@@ -217,8 +218,8 @@ class _Kernel:
                 pending.extend(self._block(e, block_number, following))
         self._finish(e)
         local = f"alloca [{max(self.layout.local_bytes, 1)} x i8], align 16"
-        if self.rows:
-            local = f"getelementptr i8, ptr %locals, i64 %local_offset"
+        if self.rows or self.layout.local_bytes > _MAX_STACK:
+            local = "getelementptr i8, ptr %locals, i64 %local_offset"
         header = [
             f"define internal i32 @thread_{number}({ENVIRONMENT}, i32 %tx, i32 %ty, i32 %tz, i32 %t) #0 {{",
             "entry:",

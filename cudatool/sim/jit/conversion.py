@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cudatool.ptx import Instruction, type_bytes
-from cudatool.sim.jit.arithmetic import flush, intrinsic, saturate
+from cudatool.sim.jit.arithmetic import directed, flush, intrinsic, saturate, sum_error
 from cudatool.sim.jit.emit import Emitter, llvm_type
 from cudatool.sim.jit.table import lowers, types_of
 
@@ -114,39 +114,41 @@ def _integer_to_float(e: Emitter, i: Instruction, source: str, target: str) -> N
     have, want = llvm_type(source), llvm_type(target)
     how = "sitofp" if source[0] == "s" else "uitofp"
     value = e.get(i.operands[1], source)
-    mode = {"rz", "rm", "rp"}.intersection(i.modifiers)
-    if mode and want != "double" and type_bytes(source) <= 4:
-        value = _narrow(e, i, e.op(f"{how} {have} {value} to double"), "double", want)
-    elif mode and type_bytes(source) > 4:
-        value = _directed_from_wide(e, i, value, have, want, how)
-    else:
+    if not {"rz", "rm", "rp"}.intersection(i.modifiers):
         value = e.op(f"{how} {have} {value} to {want}")
+    elif want == "double":
+        value = _directed_double(e, i, value, have, how)
+    else:
+        if have == "i64":
+            value = _fit_double(e, value, how)
+        value = _narrow(e, i, e.op(f"{how} {have} {value} to double"), "double", want)
     if "sat" in i.modifiers:
         value = saturate(e, value, want)
     e.set(i.operands[0], value, target)
 
 
-def _directed_from_wide(e: Emitter, i: Instruction, value: str, have: str, want: str, how: str) -> str:
-    """Return a 64-bit integer as a float rounded as `i` says, by rounding to nearest and stepping back."""
-    if want not in ("float", "double"):
-        raise e.unsupported("rounding")
-    bits = "i32" if want == "float" else "i64"
-    mode = next(m for m in i.modifiers if m in ("rz", "rm", "rp"))
-    rounded = e.op(f"{how} i64 {value} to {want}")
-    extend = "sext" if how == "sitofp" else "zext"
-    exact = e.op(f"{extend} i64 {value} to i128")
-    back = e.op(f"{'fptosi' if how == 'sitofp' else 'fptoui'} {want} {rounded} to i128")
-    pattern = e.op(f"bitcast {want} {rounded} to {bits}")
-    negative = e.op(f"icmp slt {bits} {pattern}, 0")
-    positive = e.op(f"xor i1 {negative}, true")
-    too_high, too_low = e.op(f"icmp sgt i128 {back}, {exact}"), e.op(f"icmp slt i128 {back}, {exact}")
-    down = {"rm": too_high, "rp": "false", "rz": e.op(f"and i1 {too_high}, {positive}")}[mode]
-    up = {"rp": too_low, "rm": "false", "rz": e.op(f"and i1 {too_low}, {negative}")}[mode]
-    moved = e.op(f"or i1 {up}, {down}")
-    grow = e.op(f"xor i1 {up}, {negative}")
-    step = e.op(f"select i1 {grow}, {bits} 1, {bits} -1")
-    step = e.op(f"select i1 {moved}, {bits} {step}, {bits} 0")
-    return e.op(f"bitcast {bits} {e.op(f'add {bits} {pattern}, {step}')} to {want}")
+def _directed_double(e: Emitter, i: Instruction, value: str, have: str, how: str) -> str:
+    """Return an integer as a double rounded as `i` says: the sum of two exact halves, and its error."""
+    wide = e.convert(value, have, "i64", signed=how == "sitofp")
+    shift = "ashr" if how == "sitofp" else "lshr"
+    upper = e.op(f"{shift} i64 {wide}, 32")
+    high = e.op(f"fmul double {e.op(f'{how} i64 {upper} to double')}, 4294967296.0")
+    low = e.op(f"uitofp i64 {e.op(f'and i64 {wide}, 4294967295')} to double")
+    total = e.op(f"fadd double {high}, {low}")
+    return directed(e, i, "double", total, sum_error(e, "double", high, low, total))
+
+
+def _fit_double(e: Emitter, value: str, how: str) -> str:
+    """Return a number that a double holds exactly and that a float rounds as it would round `value`.
+
+    Of large numbers the low bits are replaced by one that says whether any of them was set.
+    """
+    low = e.op(f"and i64 {value}, 2047")
+    sticky = e.op(f"zext i1 {e.op(f'icmp ne i64 {low}, 0')} to i64")
+    short = e.op(f"or i64 {e.op(f'and i64 {value}, -2048')}, {e.op(f'shl i64 {sticky}, 10')}")
+    magnitude = e.call("i64", "llvm.abs.i64", f"i64 {value}", "i1 false") if how == "sitofp" else value
+    fits = e.op(f"icmp ult i64 {magnitude}, {2**53}")
+    return e.op(f"select i1 {fits}, i64 {value}, i64 {short}")
 
 
 def _integer_to_integer(e: Emitter, i: Instruction, source: str, target: str) -> None:

@@ -15,7 +15,7 @@ from cudatool.errors import CudatoolError
 from cudatool.sim.jit.collective import ROW
 from cudatool.sim.jit.context import EXIT, MAX_THREADS, Context
 from cudatool.sim.jit.footprint import MAP_NORESERVE, PAGE, Footprint
-from cudatool.sim.jit.native import Call
+from cudatool.sim.jit.native import guarded_call
 
 __all__ = [
     "KernelAssert",
@@ -177,7 +177,7 @@ def _order(blocks: int, seed: int | None) -> tuple[int, int]:
     return multiplier, generator.randrange(blocks)
 
 
-def run(launch: Launch, threads: int, seed: int | None, call: Call, footprint: Footprint | None) -> Context | None:
+def run(launch: Launch, threads: int, seed: int | None, footprint: Footprint | None) -> Context | None:
     """Run all blocks; return the context of the worker that was stopped, if one was.
 
     Raises
@@ -214,10 +214,10 @@ def run(launch: Launch, threads: int, seed: int | None, call: Call, footprint: F
             context.arena_base, context.arena_bytes = footprint.base, footprint.size
             context.shadow_read, context.shadow_write, context.shadow_atomic, context.shadow_pages = footprint.addresses
     if threads == 1:
-        signals = [_run_worker(workers[0], launch.entry, call, counter, blocks)]
+        signals = [_run_worker(workers[0], launch.entry, counter, blocks)]
     else:
-        jobs = [_pool().submit(_run_worker, w, launch.entry, call, counter, blocks) for w in workers[1:]]
-        signals = [_run_worker(workers[0], launch.entry, call, counter, blocks), *(job.result() for job in jobs)]
+        jobs = [_pool().submit(_run_worker, w, launch.entry, counter, blocks) for w in workers[1:]]
+        signals = [_run_worker(workers[0], launch.entry, counter, blocks), *(job.result() for job in jobs)]
     try:
         for worker, signal in zip(workers, signals, strict=True):
             if signal:
@@ -228,8 +228,8 @@ def run(launch: Launch, threads: int, seed: int | None, call: Call, footprint: F
             _workers.extend(workers)
 
 
-def _run_worker(worker: _Worker, entry: int, call: Call, counter: ctypes.c_uint64, blocks: int) -> int:
-    signal = call(entry, ctypes.addressof(worker.context))
+def _run_worker(worker: _Worker, entry: int, counter: ctypes.c_uint64, blocks: int) -> int:
+    signal = guarded_call(entry, ctypes.addressof(worker.context), ctypes.addressof(worker.fault))
     if signal:
         counter.value = blocks  # the others stop, too
     return signal

@@ -248,7 +248,6 @@ class Kernel:
         params: int,
         threads: int = 1,
         seed: int | None = None,
-        call: native.Call | None = None,
         footprint: Footprint | None = None,
     ) -> None:
         """Run the kernel to its end.
@@ -263,8 +262,6 @@ class Kernel:
             Host threads that run blocks. One gives the same order of everything each time.
         seed
             Permutes the order in which blocks run.
-        call
-            Replaces :func:`~cudatool.sim.jit.native.guarded_call`: runs native code, returns the signal that ended it.
         footprint
             Filled with what the kernel accesses.
 
@@ -286,7 +283,7 @@ class Kernel:
             local_bytes=self.layout.local_bytes,
             slot_bytes=translated.slot_bytes,
         )
-        stopped = run(launch, threads, seed, call or native.guarded_call, footprint)
+        stopped = run(launch, threads, seed, footprint)
         if stopped is not None:
             raise self._explain(stopped)
 

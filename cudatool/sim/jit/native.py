@@ -8,16 +8,13 @@ import importlib.util
 import os
 import tempfile
 import threading
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
 
-__all__ = ["Call", "Code", "cache_key", "compile_text", "compiled", "guarded_call", "load_object"]
-
-Call = Callable[[int, int], int]
+__all__ = ["Code", "cache_key", "compile_text", "compiled", "guarded_call", "load_object", "read_cached", "write_cached"]
 
 compiled = 0  # kernels that went through LLVM in this process, rather than come from the cache
 _lock = threading.Lock()
@@ -117,22 +114,17 @@ def load_object(data: bytes) -> Code:
         return Code(engine, engine.get_function_address("grid"))
 
 
-class _Guard:
-    def __init__(self) -> None:
-        spec = importlib.util.find_spec("cudatool.sim._libcuda")
-        if spec is None or spec.origin is None:
-            raise ImportError("cudatool.sim._libcuda was not built; install cudatool with a C compiler present")
-        function = ctypes.CDLL(spec.origin).cudatool_guarded_call
-        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-        function.restype = ctypes.c_int
-        self.function = function
-
-
 @cache
-def _guard() -> _Guard:
-    return _Guard()
+def _guard() -> Any:
+    spec = importlib.util.find_spec("cudatool.sim._libcuda")
+    if spec is None or spec.origin is None:
+        raise ImportError("cudatool.sim._libcuda was not built; install cudatool with a C compiler present")
+    function = ctypes.CDLL(spec.origin).cudatool_guarded_call
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    function.restype = ctypes.c_int
+    return function
 
 
-def guarded_call(function: int, argument: int, address: int = 0) -> int:
+def guarded_call(function: int, argument: int, address: int) -> int:
     """Run native code; return 0 or the signal that ended it, with the faulting address in the 8 bytes at `address`."""
-    return int(_guard().function(function, argument, address))
+    return int(_guard()(function, argument, address))
