@@ -189,7 +189,11 @@ def main() -> None:
     print()
     for which, ours, size in zip(("vecadd", "matmul"), map(float, small), ("16,384", "64x64"), strict=True):
         peer = with_simulator(which)
-        said = f"numba's simulator {peer:.0f} ms, {peer / (ours * 1e3):,.0f} times ours" if peer else "numba: not installed"
+        said = (
+            f"numba's simulator {peer:.0f} ms, {peer / (ours * 1e3):,.0f} times ours"
+            if peer
+            else "numba: not installed"
+        )
         print(f"{which} {size}: {ours * 1e3:.3f} ms; {said}")
 
 

@@ -275,7 +275,12 @@ class SimDriverCollector:
     def _module_load(self, values: dict[str, Any], name: str) -> None:
         handle = _pointed(values.get("library") or values["module"])
         library = self._machine.objects[handle]
-        hooks.emit(Kind.MODULE_LOAD, device=self._device, name=", ".join(map(kernel_name, library.names)), size=len(library.image))
+        hooks.emit(
+            Kind.MODULE_LOAD,
+            device=self._device,
+            name=", ".join(map(kernel_name, library.names)),
+            size=len(library.image),
+        )
 
     def _copy(self, values: dict[str, Any], name: str) -> None:
         to = values.get("dst") or values.get("dstDevice") or values.get("dstHost") or 0

@@ -266,7 +266,7 @@ def cuDeviceSetMemPool(dev: int, pool: int) -> None:
 
 @entry("cuMemGetDefaultMemPool(CUmemoryPool *pool_out, CUmemLocation *location, CUmemAllocationType type)")
 def cuMemGetDefaultMemPool(pool_out: int, location: int, type: int) -> None:
-    pool = _existing_pool(*(c_int * 2).from_address(location), type)
+    pool = _existing_pool(*_location(location), type)
     write(
         pool_out, c_size_t, pool.handle if pool.device < 0 else state.machine.devices[pool.device].default_pool.handle
     )
@@ -274,7 +274,13 @@ def cuMemGetDefaultMemPool(pool_out: int, location: int, type: int) -> None:
 
 @entry("cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)")
 def cuMemGetMemPool(pool: int, location: int, type: int) -> None:
-    write(pool, c_size_t, _existing_pool(*(c_int * 2).from_address(location), type).handle)
+    write(pool, c_size_t, _existing_pool(*_location(location), type).handle)
+
+
+def _location(address: int) -> tuple[int, int]:
+    """Return type and id of a CUmemLocation."""
+    kind, ordinal = (c_int * 2).from_address(address)
+    return kind, ordinal
 
 
 def _existing_pool(location_type: int, location_id: int, allocation_type: int) -> Pool:

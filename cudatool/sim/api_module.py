@@ -41,7 +41,7 @@ class Library:
         found = self.modules.get(device.ordinal)
         if found is not None:
             return found
-        module = _translator().load(self.image, cache_dir=state.machine.options.cache_dir)
+        module: JitModule = _translator().load(self.image, cache_dir=state.machine.options.cache_dir)
         offsets, end = {}, 0
         for name, variable in module.globals.items():
             offsets[name] = -(-end // variable.align) * variable.align

@@ -193,7 +193,9 @@ def test_integer_division_and_remainder_of_every_width(device, rng):
         q, r = ct.zeros(500, dtype), ct.zeros(500, dtype)
         _launch(source, f"divide<{name}>", 4, 128, ct.asarray(a), ct.asarray(b), q, r, 500)
         exact = [divmod(abs(int(x)), abs(int(y))) for x, y in zip(a, b, strict=True)]
-        signs = [(1 if (x < 0) == (y < 0) else -1, -1 if x < 0 else 1) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
+        signs = [
+            (1 if (x < 0) == (y < 0) else -1, -1 if x < 0 else 1) for x, y in zip(a.tolist(), b.tolist(), strict=True)
+        ]
         assert q.get().tolist() == [s * v for (v, _), (s, _) in zip(exact, signs, strict=True)]
         assert r.get().tolist() == [s * v for (_, v), (_, s) in zip(exact, signs, strict=True)]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cudatool.ptx import Function, Instruction, Module, inline_calls, parse, type_bytes
+from cudatool.ptx import Function, Instruction, Module, PtxError, inline_calls, parse, type_bytes
 from cudatool.sim.jit import native
 from cudatool.sim.jit.codegen import generate
 from cudatool.sim.jit.context import MAX_THREADS, Context, Stop
@@ -150,7 +150,10 @@ class Kernel:
     @property
     def _function(self) -> Function:
         if self._inlined is None:
-            self._inlined = inline_calls(self._owner._module, self._declared)
+            try:
+                self._inlined = inline_calls(self._owner._module, self._declared)
+            except PtxError as error:
+                raise UnsupportedInstruction(f"call ({error.args[0]})", self.name, "", error.line) from None
         return self._inlined
 
     @property

@@ -14,7 +14,16 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-__all__ = ["Code", "cache_key", "compile_text", "compiled", "guarded_call", "load_object", "read_cached", "write_cached"]
+__all__ = [
+    "Code",
+    "cache_key",
+    "compile_text",
+    "compiled",
+    "guarded_call",
+    "load_object",
+    "read_cached",
+    "write_cached",
+]
 
 compiled = 0  # kernels that went through LLVM in this process, rather than come from the cache
 _lock = threading.Lock()
@@ -70,13 +79,15 @@ def compile_text(text: str) -> bytes:
 
 
 def read_cached(folder: Path | None, key: str) -> bytes | None:
-    """Return what is kept under `key`, if anything."""
+    """Return what is kept under `key`, if anything. A damaged entry counts as none: LLVM would crash on it."""
     if folder is None:
         return None
     try:
-        return (folder / key[:2] / f"{key}.o").read_bytes()
+        content = (folder / key[:2] / f"{key}.o").read_bytes()
     except OSError:
         return None
+    digest, data = content[:32], content[32:]
+    return data if hashlib.sha256(data).digest() == digest else None
 
 
 def write_cached(folder: Path | None, key: str, data: bytes) -> None:
@@ -88,7 +99,7 @@ def write_cached(folder: Path | None, key: str, data: bytes) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=target.parent)
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.write(hashlib.sha256(data).digest() + data)
         os.replace(temporary, target)
     except OSError:
         return

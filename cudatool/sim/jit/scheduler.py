@@ -23,15 +23,6 @@ __all__ = ["AGREED", "GRID", "OWN", "PRELUDE", "all_threads", "block", "divergen
 DIVERGED = -2
 _VALUES = "ptr %context, ptr %zero, ptr %shared, ptr %params, ptr %slots, ptr %locals, i32 %bx, i32 %by, i32 %bz"
 
-# Functions that the prelude defines or declares: emitters must not declare them again.
-OWN = frozenset(
-    {
-        "declare i16 @bf16_round(float)",
-        "declare i32 @llvm.cttz.i32(i32, i1)",
-        "declare i32 @llvm.ctpop.i32(i32)",
-    }
-)
-
 PRELUDE = """
 declare i32 @llvm.cttz.i32(i32, i1)
 declare i32 @llvm.ctpop.i32(i32)
@@ -60,6 +51,9 @@ attributes #0 = { null_pointer_is_valid nounwind "no-trapping-math"="true" }
 attributes #1 = { alwaysinline }
 attributes #2 = { noinline }
 """
+
+# What emitters must not declare again.
+OWN = frozenset({*PRELUDE.splitlines(), "declare i16 @bf16_round(float)"})
 
 
 def _field(name: str, result: str, *, volatile: bool = False, kind: str = "") -> str:
