@@ -6,7 +6,7 @@ import numpy as np
 import cudatool as ct
 
 history = []
-for step in range(50):
+for _ in range(50):
     activations = ct.zeros((256, 1024), np.float32)
     loss = activations[:1]  # a small view, but it keeps the whole array alive
     history.append(loss)

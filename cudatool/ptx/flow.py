@@ -9,10 +9,13 @@ from cudatool.ptx.model import Address, Function, Instruction, Operand, Pair, Pt
 
 __all__ = ["Block", "Flow", "reads", "writes"]
 
-# Instructions that read their first operand too, or have no destination.
+# Instructions that write no register.
 _NO_DESTINATION = frozenset(
-    "st red bra brx ret exit trap brkpt bar barrier membar fence prefetch prefetchu nanosleep call discard applypriority "
-    "pmevent griddepcontrol setmaxnreg".split()
+    [
+        *("st", "red", "membar", "fence", "prefetch", "prefetchu", "discard", "applypriority"),
+        *("bra", "brx", "call", "ret", "exit", "trap", "brkpt", "bar", "barrier"),
+        *("nanosleep", "pmevent", "griddepcontrol", "setmaxnreg"),
+    ]
 )
 
 

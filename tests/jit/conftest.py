@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,29 @@ def elementwise(
     text = HEADER + "\n".join([*lines, *body, code, *after, "ret;", "}"])
     launch(jit.load(text.encode()).kernels["k"], 1, count, *arrays.values())
     return results
+
+
+def place_variables(module: jit.JitModule) -> dict[str, ctypes.Array[ctypes.c_char]]:
+    """Give a module's global variables memory, as the driver does."""
+    memory = {name: ctypes.create_string_buffer(v.initial, max(v.size, 1)) for name, v in module.globals.items()}
+    addresses = {name: ctypes.addressof(buffer) for name, buffer in memory.items()}
+    for name, variable in module.globals.items():
+        for offset, symbol, addend in variable.relocations:
+            ctypes.c_uint64.from_buffer(memory[name], offset).value = addresses[symbol] + addend
+    module.bind(addresses)
+    return memory
+
+
+@pytest.fixture(name="place_variables")
+def place_variables_fixture() -> Iterator[Callable[..., dict[str, ctypes.Array[ctypes.c_char]]]]:
+    kept = []
+
+    def place(module: jit.JitModule) -> dict[str, ctypes.Array[ctypes.c_char]]:
+        kept.append(place_variables(module))
+        return kept[-1]
+
+    yield place
+    kept.clear()
 
 
 @pytest.fixture(name="elementwise")

@@ -77,14 +77,16 @@ MATH = {
 }
 
 
-def test_math_functions(launch):
+def test_math_functions(launch, place_variables):
     """libdevice arrives as plain PTX: exponentials, range reduction with local arrays, doubles."""
     body = "".join(
         f'extern "C" __global__ void k_{name}(const {kind} *x, {kind} *y) {{ y[threadIdx.x] = {name}(x[threadIdx.x]); }}\n'
         for name in MATH
         for kind in ["float" if name.endswith("f") or name.startswith("__") else "double"]
     )
-    kernels = jit.load(compiled(body)).kernels
+    module = jit.load(compiled(body))
+    place_variables(module)
+    kernels = module.kernels
     for name, reference in MATH.items():
         dtype = np.float32 if name.endswith("f") or name.startswith("__") else np.float64
         x = np.array([0.01, 0.5, 0.9, 1.0, 0.3333, 0.7071], dtype)
@@ -96,12 +98,14 @@ def test_math_functions(launch):
         np.testing.assert_allclose(expected, y, rtol=2e-6 if dtype == np.float32 else 1e-14, atol=1e-7, err_msg=name)
 
 
-def test_powers_and_remainders(launch):
+def test_powers_and_remainders(launch, place_variables):
     source = """extern "C" __global__ void k(const double *x, const double *y, double *p, double *r, float *f) {
         int i = threadIdx.x; p[i] = pow(x[i], y[i]); r[i] = fmod(x[i], y[i]); f[i] = powf(x[i], y[i]); }"""
     x, y = np.array([2.0, 10.0, 0.5, 7.25, 1e10]), np.array([0.5, -3.0, 20.0, 2.5, 3.0])
     p, r, f = np.zeros(5), np.zeros(5), np.zeros(5, np.float32)
-    launch(jit.load(compiled(source)).kernels["k"], 1, 5, x, y, p, r, f)
+    module = jit.load(compiled(source))
+    place_variables(module)
+    launch(module.kernels["k"], 1, 5, x, y, p, r, f)
     np.testing.assert_allclose(x**y, p, rtol=1e-14)
     np.testing.assert_array_equal(np.fmod(x, y), r)
     np.testing.assert_allclose(x**y, f, rtol=1e-6)
@@ -130,16 +134,9 @@ extern "C" __global__ void __launch_bounds__(128) k(const float *in, float *out,
 """
 
 
-def test_a_bit_of_everything(launch):
+def test_a_bit_of_everything(place_variables):
     module = jit.load(compiled(KITCHEN_SINK, "-lineinfo"))
-    memory = {}
-    for name, variable in module.globals.items():
-        memory[name] = ctypes.create_string_buffer(variable.initial, variable.size)
-    addresses = {name: ctypes.addressof(buffer) for name, buffer in memory.items()}
-    for name, variable in module.globals.items():
-        for offset, symbol, addend in variable.relocations:
-            ctypes.c_uint64.from_buffer(memory[name], offset).value = addresses[symbol] + addend
-    module.bind(addresses)
+    memory = place_variables(module)
     kernel = module.kernels["k"]
     assert (128, 4) == (kernel.max_threads, len(kernel.params))
     assert kernel.source_file.endswith("kernel.cu")
@@ -162,14 +159,13 @@ def test_a_bit_of_everything(launch):
     assert 3 * n == ctypes.c_int.from_buffer(memory[next(m for m in memory if "counter" in m)]).value
 
 
-def test_a_failed_assert_says_what_and_where(launch):
+def test_a_failed_assert_says_what_and_where(launch, place_variables):
     source = """extern "C" __device__ void __assertfail(const char *, const char *, unsigned, const char *, size_t);
     extern "C" __global__ void k(const int *x) {
         if (x[threadIdx.x] < 0) __assertfail("x >= 0", "kernel.cu", 7, "k", 1);
     }"""
     module = jit.load(compiled(source))
-    buffers = {n: ctypes.create_string_buffer(v.initial, v.size) for n, v in module.globals.items()}
-    module.bind({name: ctypes.addressof(buffer) for name, buffer in buffers.items()})
+    place_variables(module)
     launch(module.kernels["k"], 1, 4, np.array([1, 2, 3, 4], "i4"))
     with pytest.raises(jit.KernelAssert, match=r"thread 2: kernel\.cu:7: k: assertion `x >= 0` failed"):
         launch(module.kernels["k"], 1, 4, np.array([1, 2, -3, 4], "i4"))

@@ -122,7 +122,7 @@ def test_signs(elementwise, kind):
 
 @pytest.mark.parametrize("kind", DTYPES)
 def test_reciprocal_and_roots(elementwise, kind):
-    a = np.array(EDGES + [2.0, 10.0, 1e-10], DTYPES[kind])
+    a = np.array([*EDGES, 2.0, 10.0, 1e-10], DTYPES[kind])
     code = f"rcp.rn.{kind} %d, %a; sqrt.rn.{kind} %e, %a; rsqrt.approx.{kind} %f, %a;"
     found = elementwise(code, {"a": a}, dict.fromkeys("def", a.dtype))
     with np.errstate(all="ignore"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 
 import numpy as np
@@ -125,7 +124,7 @@ VARIABLES = """
 """
 
 
-def test_variables_carry_initial_values_and_relocations(ptx_kernel, launch):
+def test_variables_carry_initial_values_and_relocations(ptx_kernel, launch, place_variables):
     body = f""".reg .f32 %f; .reg .b64 %d; {HEAD} ld.global.u64 %b, [pointer]; ld.u32 %x, [%b];
     and.b32 %y, %t, 3; mov.u64 %d, table; mad.wide.u32 %d, %y, 4, %d; ld.const.u32 %y, [%d]; add.u32 %x, %x, %y;
     ld.global.f32 %f, [scale]; cvt.rn.f32.u32 %f, %x; ld.global.u8 %y, [text+1]; add.u32 %x, %x, %y;
@@ -136,14 +135,10 @@ def test_variables_carry_initial_values_and_relocations(ptx_kernel, launch):
     assert (16, True, 12) == (table.size, table.constant, len(table.initial))
     assert ([(0, "table", 8)], False) == (pointer.relocations, pointer.constant)
     assert (3, b"Hi\0") == (module.globals["text"].size, module.globals["text"].initial)
-    memory = {
-        name: ctypes.create_string_buffer(variable.initial, variable.size) for name, variable in module.globals.items()
-    }
-    addresses = {name: ctypes.addressof(buffer) for name, buffer in memory.items()}
-    ctypes.c_uint64.from_buffer(memory["pointer"]).value = addresses["table"] + 8
-    module.bind(addresses)
+    memory = place_variables(module)
     data = np.zeros(4, "u4")
     launch(kernel, 1, 4, data)
+    assert 4 == len(memory)
     assert [30 + c + ord("i") for c in (10, 20, 30, 0)] == data.tolist()
 
 

@@ -47,7 +47,7 @@ def test_terminating_nul_is_ignored():
     [
         ("not ptx", "unexpected 'not'", 1),
         ("", "not a PTX module", 0),
-        (HEADER + ".visible .entry k() { add.u32 %r1", "ends in the middle", 4),
+        (HEADER + ".visible .entry k() { add.u32 %r1", "expected ';', found 'the end'", 4),
         (HEADER + ".visible .entry k()\n{\nbra NOWHERE; }", "unknown label 'NOWHERE'", 6),
         (HEADER + "\n.global .u33 x;", "unexpected '.u33'", 5),
         (HEADER + "\n\x01", "unexpected character", 5),

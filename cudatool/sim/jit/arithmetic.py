@@ -1,4 +1,4 @@
-"""Arithmetic, logic, comparison and selection. Semantics: PTX ISA, chapter 9.7.1 to 9.7.8."""
+"""Arithmetic, comparison and selection. Semantics: PTX ISA, chapters 9.7.1 to 9.7.6."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from cudatool.ptx import Immediate, Instruction, Operand, Pair, Register, Symbol
 from cudatool.sim.jit.emit import Emitter, llvm_type
 from cudatool.sim.jit.table import lowers, types_of
 
-__all__ = ["directed", "flush", "intrinsic", "saturate", "sum_error"]
+__all__ = ["directed", "flush", "inputs", "intrinsic", "saturate", "sum_error"]
 
-_FLOATS = frozenset({"f16", "bf16", "f16x2", "bf16x2", "f32", "f64"})
+FLOATS = frozenset({"f16", "bf16", "f16x2", "bf16x2", "f32", "f64"})
 _SUFFIX = {"float": "f32", "double": "f64", "half": "f16", "<2 x half>": "v2f16", "<2 x float>": "v2f32"}
 _DIRECTED = frozenset({"rz", "rm", "rp"})
 
 
-def _suffix(kind: str) -> str:
+def suffix(kind: str) -> str:
     return _SUFFIX.get(kind, kind)
 
 
 def intrinsic(e: Emitter, name: str, kind: str, *values: str, extra: str = "") -> str:
     """Call ``llvm.name`` on values of one type."""
     arguments = [f"{kind} {value}" for value in values] + ([extra] if extra else [])
-    return e.call(kind, f"llvm.{name}.{_suffix(kind)}", *arguments)
+    return e.call(kind, f"llvm.{name}.{suffix(kind)}", *arguments)
 
 
 def _zero(kind: str) -> str:
@@ -48,16 +48,16 @@ def saturate(e: Emitter, value: str, kind: str) -> str:
     return intrinsic(e, "minimumnum", kind, intrinsic(e, "maximumnum", kind, value, zero), one)
 
 
-def _inputs(e: Emitter, i: Instruction, t: str, start: int = 1) -> list[str]:
+def inputs(e: Emitter, i: Instruction, t: str, start: int = 1) -> list[str]:
     values = [e.get(operand, t) for operand in i.operands[start:]]
     if "ftz" in i.modifiers and t in ("f32", "f16", "f16x2"):
         values = [flush(e, value, llvm_type(t)) for value in values]
     return values
 
 
-def _result(e: Emitter, i: Instruction, t: str, value: str) -> None:
+def put_result(e: Emitter, i: Instruction, t: str, value: str) -> None:
     kind = llvm_type(t)
-    if t in _FLOATS:
+    if t in FLOATS:
         if "ftz" in i.modifiers and t in ("f32", "f16", "f16x2"):
             value = flush(e, value, kind)
         if "sat" in i.modifiers:
@@ -120,13 +120,13 @@ def sum_error(e: Emitter, kind: str, a: str, b: str, total: str) -> str:
 def _add(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind = llvm_type(t)
-    a, b = _inputs(e, i, t)
-    if t in _FLOATS:
+    a, b = inputs(e, i, t)
+    if t in FLOATS:
         value = e.op(f"f{i.opcode} {kind} {a}, {b}")
         if _is_directed(e, i, t):
             other = b if i.opcode == "add" else e.op(f"fneg {kind} {b}")
             value = directed(e, i, kind, value, sum_error(e, kind, a, other, value))
-        _result(e, i, t, value)
+        put_result(e, i, t, value)
     elif "sat" in i.modifiers:
         e.set(i.operands[0], intrinsic(e, f"s{i.opcode}.sat", kind, a, b), t)
     else:
@@ -153,7 +153,7 @@ def _carry(e: Emitter, kind: str) -> str:
 def _addc(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind, wide = llvm_type(t), f"i{16 * type_bytes(t)}"
-    a, b = (e.op(f"zext {kind} {value} to {wide}") for value in _inputs(e, i, t))
+    a, b = (e.op(f"zext {kind} {value} to {wide}") for value in inputs(e, i, t))
     operation = i.opcode[:3]
     value = e.op(f"{operation} {wide} {e.op(f'{operation} {wide} {a}, {b}')}, {_carry(e, wide)}")
     _finish_carry(e, i, t, value, wide)
@@ -185,12 +185,12 @@ def _product(e: Emitter, i: Instruction, t: str, a: str, b: str) -> tuple[str, s
 def _mul(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind = llvm_type(t)
-    a, b = _inputs(e, i, t)
-    if t in _FLOATS:
+    a, b = inputs(e, i, t)
+    if t in FLOATS:
         value = e.op(f"fmul {kind} {a}, {b}")
         if _is_directed(e, i, t):
             value = directed(e, i, kind, value, intrinsic(e, "fma", kind, a, b, e.op(f"fneg {kind} {value}")))
-        _result(e, i, t, value)
+        put_result(e, i, t, value)
     else:
         e.set(i.operands[0], *_product(e, i, t, a, b))
 
@@ -198,7 +198,7 @@ def _mul(e: Emitter, i: Instruction) -> None:
 @lowers("mad madc")
 def _mad(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
-    if t in _FLOATS:
+    if t in FLOATS:
         return _fma(e, i)
     a, b = (e.get(operand, t) for operand in i.operands[1:3])
     product, wide = _product(e, i, t, a, b)
@@ -215,15 +215,28 @@ def _mad(e: Emitter, i: Instruction) -> None:
             value = e.op(f"add {double} {value}, {_carry(e, double)}")
         _finish_carry(e, i, wide, value, double)
     else:
-        e.set(i.operands[0], e.op(f"add {kind} {product}, {c}"), wide)
+        exact = " nuw nsw" if _is_thread_index(e, i) else ""
+        e.set(i.operands[0], e.op(f"add{exact} {kind} {product}, {c}"), wide)
     return None
+
+
+def _is_thread_index(e: Emitter, i: Instruction) -> bool:
+    """Whether `i` computes ``ctaid * ntid + tid``, which does not overflow unless the grid is large.
+
+    Loops over threads are vectorized only where addresses are known not to wrap around.
+    """
+    sources = [e.indices.get(operand.name, "") for operand in i.operands[1:] if isinstance(operand, Register)]
+    if len(sources) != 3 or "lo" not in i.modifiers:
+        return False
+    axis = sources[2][-2:]
+    return sources[2] == f"%tid{axis}" and {*sources[:2]} == {f"%ctaid{axis}", f"%ntid{axis}"}
 
 
 @lowers("fma")
 def _fma(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind = llvm_type(t)
-    a, b, c = _inputs(e, i, t)
+    a, b, c = inputs(e, i, t)
     value = intrinsic(e, "fma", kind, a, b, c)
     if _is_directed(e, i, t):
         if t != "f32":
@@ -237,7 +250,7 @@ def _fma(e: Emitter, i: Instruction) -> None:
         sign = intrinsic(e, "copysign", "float", "1.0", e.op(f"fptrunc double {error} to float"))
         zero = e.op(f"fcmp oeq double {error}, 0.0")
         value = directed(e, i, kind, value, e.op(f"select i1 {zero}, float 0.0, float {sign}"))
-    _result(e, i, t, value)
+    put_result(e, i, t, value)
 
 
 @lowers("mul24 mad24")
@@ -262,7 +275,7 @@ def _mul24(e: Emitter, i: Instruction) -> None:
 def _sad(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind = llvm_type(t)
-    a, b, c = _inputs(e, i, t)
+    a, b, c = inputs(e, i, t)
     high, low = (intrinsic(e, f"{t[0].replace('u', 'u')}{which}", kind, a, b) for which in ("max", "min"))
     e.set(i.operands[0], e.op(f"add {kind} {e.op(f'sub {kind} {high}, {low}')}, {c}"), t)
 
@@ -271,12 +284,12 @@ def _sad(e: Emitter, i: Instruction) -> None:
 def _div(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind = llvm_type(t)
-    a, b = _inputs(e, i, t)
-    if t in _FLOATS:
+    a, b = inputs(e, i, t)
+    if t in FLOATS:
         value = e.op(f"fdiv {kind} {a}, {b}")
         if _is_directed(e, i, t):
             value = directed(e, i, kind, value, _quotient_error(e, kind, a, b, value))
-        return _result(e, i, t, value)
+        return put_result(e, i, t, value)
     # A zero divisor gives all ones, and the dividend as the remainder; neither may trap on the host.
     zero = e.op(f"icmp eq {kind} {b}, 0")
     unsafe = zero
@@ -303,9 +316,9 @@ def _quotient_error(e: Emitter, kind: str, a: str, b: str, quotient: str) -> str
 def _abs(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind = llvm_type(t)
-    (a,) = _inputs(e, i, t)
-    if t in _FLOATS:
-        _result(e, i, t, intrinsic(e, "fabs", kind, a) if i.opcode == "abs" else e.op(f"fneg {kind} {a}"))
+    (a,) = inputs(e, i, t)
+    if t in FLOATS:
+        put_result(e, i, t, intrinsic(e, "fabs", kind, a) if i.opcode == "abs" else e.op(f"fneg {kind} {a}"))
     else:
         negative = e.op(f"sub {kind} 0, {a}")
         if i.opcode == "abs":
@@ -317,8 +330,8 @@ def _abs(e: Emitter, i: Instruction) -> None:
 def _min(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind = llvm_type(t)
-    values = _inputs(e, i, t)
-    if t in _FLOATS:
+    values = inputs(e, i, t)
+    if t in FLOATS:
         name = f"{i.opcode}imum" if "NaN" in i.modifiers else f"{i.opcode}imumnum"
         if "xorsign" in i.modifiers:
             raise e.unsupported("xorsign")
@@ -327,40 +340,40 @@ def _min(e: Emitter, i: Instruction) -> None:
     value = values[0]
     for other in values[1:]:
         value = intrinsic(e, name, kind, value, other)
-    if "relu" in i.modifiers and t not in _FLOATS:
+    if "relu" in i.modifiers and t not in FLOATS:
         value = intrinsic(e, "smax", kind, value, "0")
-    _result(e, i, t, value)
+    put_result(e, i, t, value)
 
 
 @lowers("rcp")
 def _rcp(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind = llvm_type(t)
-    (a,) = _inputs(e, i, t)
+    (a,) = inputs(e, i, t)
     value = e.op(f"fdiv {kind} 1.0, {a}")
     if _is_directed(e, i, t):
         value = directed(e, i, kind, value, _quotient_error(e, kind, "1.0", a, value))
-    _result(e, i, t, value)
+    put_result(e, i, t, value)
 
 
 @lowers("sqrt")
 def _sqrt(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind = llvm_type(t)
-    (a,) = _inputs(e, i, t)
+    (a,) = inputs(e, i, t)
     value = intrinsic(e, "sqrt", kind, a)
     if _is_directed(e, i, t):
         error = intrinsic(e, "fma", kind, e.op(f"fneg {kind} {value}"), value, a)
         value = directed(e, i, kind, value, error)
-    _result(e, i, t, value)
+    put_result(e, i, t, value)
 
 
 @lowers("rsqrt")
 def _rsqrt(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind = llvm_type(t)
-    (a,) = _inputs(e, i, t)
-    _result(e, i, t, e.op(f"fdiv {kind} 1.0, {intrinsic(e, 'sqrt', kind, a)}"))
+    (a,) = inputs(e, i, t)
+    put_result(e, i, t, e.op(f"fdiv {kind} 1.0, {intrinsic(e, 'sqrt', kind, a)}"))
 
 
 @lowers("ex2 lg2 sin cos tanh")
@@ -368,18 +381,18 @@ def _approximate(e: Emitter, i: Instruction) -> None:
     """These are approximate on a GPU; here they are as exact as the host's library."""
     t = types_of(i)[-1]
     name = {"ex2": "exp2", "lg2": "log2"}.get(i.opcode, i.opcode)
-    (a,) = _inputs(e, i, t)
+    (a,) = inputs(e, i, t)
     if t not in ("f32", "f16", "bf16"):
         raise e.unsupported()
     wide = e.op(f"fpext half {a} to float") if t == "f16" else a
     value = e.call("float", "tanhf" if name == "tanh" else f"llvm.{name}.f32", f"float {wide}")
-    _result(e, i, t, e.op(f"fptrunc float {value} to half") if t == "f16" else value)
+    put_result(e, i, t, e.op(f"fptrunc float {value} to half") if t == "f16" else value)
 
 
 @lowers("copysign")
 def _copysign(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
-    a, b = _inputs(e, i, t)
+    a, b = inputs(e, i, t)
     e.set(i.operands[0], intrinsic(e, "copysign", llvm_type(t), b, a), t)  # PTX names the sign first
 
 
@@ -391,214 +404,8 @@ def _testp(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind = llvm_type(t)
     mask = next(_CLASSES[m] for m in i.modifiers if m in _CLASSES)
-    (a,) = _inputs(e, i, t)
-    e.set(i.operands[0], e.call("i1", f"llvm.is.fpclass.{_suffix(kind)}", f"{kind} {a}", f"i32 {mask}"), "pred")
-
-
-# ---- bits ----
-
-
-@lowers("and or xor")
-def _logic(e: Emitter, i: Instruction) -> None:
-    t = types_of(i)[-1]
-    a, b = _inputs(e, i, t)
-    e.set(i.operands[0], e.op(f"{i.opcode} {llvm_type(t)} {a}, {b}"), t)
-
-
-@lowers("not")
-def _not(e: Emitter, i: Instruction) -> None:
-    t = types_of(i)[-1]
-    (a,) = _inputs(e, i, t)
-    e.set(i.operands[0], e.op(f"xor {llvm_type(t)} {a}, {'true' if t == 'pred' else -1}"), t)
-
-
-@lowers("cnot")
-def _cnot(e: Emitter, i: Instruction) -> None:
-    t = types_of(i)[-1]
-    (a,) = _inputs(e, i, t)
-    e.set(i.operands[0], e.op(f"zext i1 {e.op(f'icmp eq {llvm_type(t)} {a}, 0')} to {llvm_type(t)}"), t)
-
-
-@lowers("shl shr")
-def _shift(e: Emitter, i: Instruction) -> None:
-    t = types_of(i)[-1]
-    kind, bits = llvm_type(t), 8 * type_bytes(t)
-    a = e.get(i.operands[1], t)
-    operation = "shl" if i.opcode == "shl" else "ashr" if t[0] == "s" else "lshr"
-    count = e.constant(i.operands[2])
-    if count is not None and 0 <= count < bits:
-        return e.set(i.operands[0], e.op(f"{operation} {kind} {a}, {count}"), t)
-    # Counts beyond the width are clamped to it.
-    count_value = e.get(i.operands[2], "u32")
-    if operation == "ashr":
-        amount = e.call("i32", "llvm.umin.i32", f"i32 {count_value}", f"i32 {bits - 1}")
-        return e.set(i.operands[0], e.op(f"ashr {kind} {a}, {e.convert(amount, 'i32', kind)}"), t)
-    inside = e.op(f"icmp ult i32 {count_value}, {bits}")
-    amount = e.convert(e.op(f"and i32 {count_value}, {bits - 1}"), "i32", kind)
-    value = e.op(f"{operation} {kind} {a}, {amount}")
-    return e.set(i.operands[0], e.op(f"select i1 {inside}, {kind} {value}, {kind} 0"), t)
-
-
-@lowers("shf")
-def _funnel(e: Emitter, i: Instruction) -> None:
-    low, high, count = (e.get(operand, "b32") for operand in i.operands[1:])
-    both = e.pack([low, high], "i32")
-    if "clamp" in i.modifiers:
-        amount = e.call("i32", "llvm.umin.i32", f"i32 {count}", "i32 32")
-    else:
-        amount = e.op(f"and i32 {count}, 31")
-    amount = e.convert(amount, "i32", "i64")
-    if "l" in i.modifiers:
-        value = e.op(f"lshr i64 {e.op(f'shl i64 {both}, {amount}')}, 32")
-    else:
-        value = e.op(f"lshr i64 {both}, {amount}")
-    e.set(i.operands[0], e.op(f"trunc i64 {value} to i32"), "b32")
-
-
-@lowers("popc clz")
-def _count(e: Emitter, i: Instruction) -> None:
-    t = types_of(i)[-1]
-    kind = llvm_type(t)
-    (a,) = _inputs(e, i, t)
-    if i.opcode == "popc":
-        value = intrinsic(e, "ctpop", kind, a)
-    else:
-        value = intrinsic(e, "ctlz", kind, a, extra="i1 false")
-    e.set(i.operands[0], e.convert(value, kind, "i32"), "u32")
-
-
-@lowers("brev")
-def _brev(e: Emitter, i: Instruction) -> None:
-    t = types_of(i)[-1]
-    (a,) = _inputs(e, i, t)
-    e.set(i.operands[0], intrinsic(e, "bitreverse", llvm_type(t), a), t)
-
-
-@lowers("bfind")
-def _bfind(e: Emitter, i: Instruction) -> None:
-    t = types_of(i)[-1]
-    kind, bits = llvm_type(t), 8 * type_bytes(t)
-    (a,) = _inputs(e, i, t)
-    if t[0] == "s":  # of a negative number the highest zero
-        a = e.op(f"xor {kind} {a}, {e.op(f'ashr {kind} {a}, {bits - 1}')}")
-    leading = e.convert(intrinsic(e, "ctlz", kind, a, extra="i1 false"), kind, "i32")
-    value = leading if "shiftamt" in i.modifiers else e.op(f"sub i32 {bits - 1}, {leading}")
-    none = e.op(f"icmp eq {kind} {a}, 0")
-    e.set(i.operands[0], e.op(f"select i1 {none}, i32 -1, i32 {value}"), "u32")
-
-
-def _field_mask(e: Emitter, length: str, kind: str, bits: int) -> str:
-    """Return `length` (i32) low ones; all ones from the width on."""
-    inside = e.op(f"icmp ult i32 {length}, {bits}")
-    amount = e.convert(e.op(f"and i32 {length}, {bits - 1}"), "i32", kind)
-    ones = e.op(f"sub {kind} {e.op(f'shl {kind} 1, {amount}')}, 1")
-    return e.op(f"select i1 {inside}, {kind} {ones}, {kind} -1")
-
-
-def _shifted(e: Emitter, operation: str, value: str, count: str, kind: str, bits: int) -> str:
-    """Return `value` shifted by `count` (i32); 0 from the width on."""
-    inside = e.op(f"icmp ult i32 {count}, {bits}")
-    amount = e.convert(e.op(f"and i32 {count}, {bits - 1}"), "i32", kind)
-    shifted = e.op(f"{operation} {kind} {value}, {amount}")
-    return e.op(f"select i1 {inside}, {kind} {shifted}, {kind} 0")
-
-
-@lowers("bfe")
-def _bfe(e: Emitter, i: Instruction) -> None:
-    t = types_of(i)[-1]
-    kind, bits = llvm_type(t), 8 * type_bytes(t)
-    a = e.get(i.operands[1], t)
-    position, length = (e.op(f"and i32 {e.get(operand, 'u32')}, 255") for operand in i.operands[2:])
-    mask = _field_mask(e, length, kind, bits)
-    value = e.op(f"and {kind} {_shifted(e, 'lshr', a, position, kind, bits)}, {mask}")
-    if t[0] == "s":
-        # The sign is bit min(position + length - 1, width - 1); a field of no length is 0.
-        top = e.op(f"sub i32 {e.op(f'add i32 {position}, {length}')}, 1")
-        top = e.call("i32", "llvm.umin.i32", f"i32 {top}", f"i32 {bits - 1}")
-        top = e.convert(top, "i32", kind)
-        sign = e.op(f"trunc {kind} {e.op(f'lshr {kind} {a}, {top}')} to i1")
-        sign = e.op(f"and i1 {sign}, {e.op(f'icmp ne i32 {length}, 0')}")
-        filled = e.op(f"or {kind} {value}, {e.op(f'xor {kind} {mask}, -1')}")
-        room = e.call("i32", "llvm.usub.sat.i32", f"i32 {bits}", f"i32 {position}")
-        above = e.op(f"xor {kind} {_field_mask(e, room, kind, bits)}, -1")
-        filled = e.op(f"or {kind} {filled}, {above}")
-        value = e.op(f"select i1 {sign}, {kind} {filled}, {kind} {value}")
-    e.set(i.operands[0], value, t)
-
-
-@lowers("bfi")
-def _bfi(e: Emitter, i: Instruction) -> None:
-    t = types_of(i)[-1]
-    kind, bits = llvm_type(t), 8 * type_bytes(t)
-    a, b = (e.get(operand, t) for operand in i.operands[1:3])
-    position, length = (e.op(f"and i32 {e.get(operand, 'u32')}, 255") for operand in i.operands[3:])
-    mask = _shifted(e, "shl", _field_mask(e, length, kind, bits), position, kind, bits)
-    inserted = e.op(f"and {kind} {_shifted(e, 'shl', a, position, kind, bits)}, {mask}")
-    kept = e.op(f"and {kind} {b}, {e.op(f'xor {kind} {mask}, -1')}")
-    e.set(i.operands[0], e.op(f"or {kind} {inserted}, {kept}"), t)
-
-
-@lowers("bmsk")
-def _bmsk(e: Emitter, i: Instruction) -> None:
-    position, length = (e.get(operand, "u32") for operand in i.operands[1:])
-    if "wrap" in i.modifiers:
-        position, length = (e.op(f"and i32 {value}, 31") for value in (position, length))
-    mask = _field_mask(e, length, "i32", 32)
-    e.set(i.operands[0], _shifted(e, "shl", mask, position, "i32", 32), "b32")
-
-
-@lowers("prmt")
-def _prmt(e: Emitter, i: Instruction) -> None:
-    a, b = (e.get(operand, "b32") for operand in i.operands[1:3])
-    both = e.pack([a, b], "i32")
-    mode = next((m for m in i.modifiers if m in _PRMT_MODES), "")
-    selector = e.get(i.operands[3], "b32")
-    if mode:
-        low = e.op(f"and i32 {selector}, 3")
-        table = sum(_PRMT_MODES[mode](n) << 16 * n for n in range(4))
-        shift = e.convert(e.op(f"shl i32 {low}, 4"), "i32", "i64")
-        selector = e.op(f"trunc i64 {e.op(f'lshr i64 {table}, {shift}')} to i32")
-    result = "0"
-    for byte in range(4):
-        nibble = e.op(f"lshr i32 {selector}, {4 * byte}") if byte else selector
-        shift = e.convert(e.op(f"shl i32 {e.op(f'and i32 {nibble}, 7')}, 3"), "i32", "i64")
-        picked = e.op(f"trunc i64 {e.op(f'lshr i64 {both}, {shift}')} to i8")
-        replicate = e.op(f"icmp ne i32 {e.op(f'and i32 {nibble}, 8')}, 0")
-        picked = e.op(f"select i1 {replicate}, i8 {e.op(f'ashr i8 {picked}, 7')}, i8 {picked}")
-        wide = e.op(f"zext i8 {picked} to i32")
-        result = e.op(f"or i32 {result}, {e.op(f'shl i32 {wide}, {8 * byte}')}")
-    e.set(i.operands[0], result, "b32")
-
-
-def _nibbles(*bytes_: int) -> int:
-    return sum(byte << 4 * n for n, byte in enumerate(bytes_))
-
-
-# The selector that each mode stands for, given the two low bits of its third operand.
-_PRMT_MODES = {
-    "f4e": lambda n: _nibbles(*(n + k for k in range(4))),
-    "b4e": lambda n: _nibbles(*((n - k) % 8 for k in range(4))),
-    "rc8": lambda n: _nibbles(n, n, n, n),
-    "ecl": lambda n: _nibbles(*(max(n, k) for k in range(4))),
-    "ecr": lambda n: _nibbles(*(min(n, k) for k in range(4))),
-    "rc16": lambda n: _nibbles(*(2 * (n & 1) + (k & 1) for k in range(4))),
-}
-
-
-@lowers("lop3")
-def _lop3(e: Emitter, i: Instruction) -> None:
-    table = e.constant(i.operands[4])
-    if table is None or "BoolOp" in i.modifiers:
-        raise e.unsupported()
-    values = [e.get(operand, "b32") for operand in i.operands[1:4]]
-    inverse = [e.op(f"xor i32 {value}, -1") for value in values]
-    result = "0"
-    for row in range(8):
-        if table >> row & 1:
-            a, b, c = (values[n] if row >> 2 - n & 1 else inverse[n] for n in range(3))
-            both = e.op(f"and i32 {a}, {b}")
-            result = e.op(f"or i32 {result}, {e.op(f'and i32 {both}, {c}')}")
-    e.set(i.operands[0], result, "b32")
+    (a,) = inputs(e, i, t)
+    e.set(i.operands[0], e.call("i1", f"llvm.is.fpclass.{suffix(kind)}", f"{kind} {a}", f"i32 {mask}"), "pred")
 
 
 # ---- comparison and selection ----
@@ -614,7 +421,7 @@ def _compare(e: Emitter, i: Instruction, t: str) -> str:
     how = next(m for m in i.modifiers if m in _COMPARE)
     kind = llvm_type(t)
     values = [e.get(operand, t) for operand in i.operands[1:3]]
-    if t in _FLOATS:
+    if t in FLOATS:
         if "ftz" in i.modifiers and t == "f32":
             values = [flush(e, value, kind) for value in values]
         return e.op(f"fcmp {_FLOAT_COMPARE[how]} {kind} {values[0]}, {values[1]}")
@@ -652,7 +459,7 @@ def _set(e: Emitter, i: Instruction) -> None:
         raise e.unsupported()
     value = _combined(e, i, _compare(e, i, source))
     kind = llvm_type(target)
-    if target in _FLOATS:
+    if target in FLOATS:
         e.set(i.operands[0], e.op(f"select i1 {value}, {kind} 1.0, {kind} 0.0"), target)
     else:
         e.set(i.operands[0], e.op(f"sext i1 {value} to {kind}"), target)

@@ -18,19 +18,25 @@ from dataclasses import dataclass, replace
 
 from cudatool.ptx import Flow, Function, Immediate, Instruction, Operand, Register, Symbol, type_bytes
 from cudatool.ptx.flow import reads, writes
-from cudatool.sim.jit import arithmetic, conversion, memory, scheduler
+from cudatool.sim.jit import arithmetic, bits, conversion, memory, scheduler
 from cudatool.sim.jit.collective import ARGUMENT_ARRAYS, ROW, Kind, Suspension, array_offset, suspension_of
 from cudatool.sim.jit.context import EXIT
+from cudatool.sim.jit.divergence import divergent
 from cudatool.sim.jit.emit import ENVIRONMENT, SPECIAL, Emitter, Layout, storage_type
-from cudatool.sim.jit.table import TABLE, types_of
+from cudatool.sim.jit.table import TABLE
 
 __all__ = ["Native", "generate"]
 
-del arithmetic, conversion, memory  # imported for the rows they enter
+del arithmetic, bits, conversion, memory  # imported for the rows they enter
 
 _VOLATILE = frozenset({"%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo"})
 # Instructions whose value depends on their operands alone, and is cheap: computed again rather than kept.
-_PURE = frozenset("mov add sub mul mad shl shr and or xor not cvt cvta bfe min max neg selp setp".split())
+_PURE = frozenset(
+    [
+        *("mov", "cvt", "cvta", "add", "sub", "mul", "mad", "neg", "min", "max"),
+        *("shl", "shr", "and", "or", "xor", "not", "bfe", "setp", "selp"),
+    ]
+)
 _MAX_STACK = 16384  # local memory beyond this is not put on the host's stack
 
 
@@ -50,24 +56,32 @@ class Native:
     slot_bytes: int
 
 
-def generate(function: Function, layout: Layout, *, footprint: bool) -> Native:
+def generate(function: Function, layout: Layout, *, footprint: bool, large_grid: bool) -> Native:
     """Translate a kernel whose calls are inlined.
+
+    Parameters
+    ----------
+    footprint
+        Record which memory is accessed.
+    large_grid
+        Allow for more than 2**31 threads along an axis, which makes the code slower.
 
     Raises
     ------
     UnsupportedInstruction
         Names the instruction.
     """
-    return _Kernel(function, layout, footprint).generate()
+    return _Kernel(function, layout, footprint, large_grid).generate()
 
 
 class _Kernel:
-    def __init__(self, function: Function, layout: Layout, footprint: bool) -> None:
+    def __init__(self, function: Function, layout: Layout, footprint: bool, large_grid: bool) -> None:
         self.function = function
         self.layout = layout
         self.footprint = footprint
         self.code = function.instructions
         self.definitions = self._single_definitions()
+        self.indices = {} if large_grid else self._copies_of_special_registers()
         self.rows: dict[int, Suspension] = {}
         for index, instruction in enumerate(self.code):
             row = suspension_of(instruction)
@@ -86,7 +100,13 @@ class _Kernel:
         self.parts: list[str] = []
 
     def _emitter(self) -> Emitter:
-        return Emitter(self.function, self.layout, footprint=self.footprint, parallel_generic=self.parallel_generic)
+        return Emitter(
+            self.function,
+            self.layout,
+            footprint=self.footprint,
+            parallel_generic=self.parallel_generic,
+            indices=self.indices,
+        )
 
     def _finish(self, e: Emitter) -> None:
         self.declarations |= e.declarations
@@ -103,6 +123,15 @@ class _Kernel:
                     several.add(name)
                 found[name] = index
         return {name: index for name, index in found.items() if name not in several}
+
+    def _copies_of_special_registers(self) -> dict[str, str]:
+        """Return the registers that only ever hold a special register, and which."""
+        found = {}
+        for name, index in self.definitions.items():
+            source = self.code[index].operands[-1]
+            if self.code[index].opcode == "mov" and isinstance(source, Register) and source.name in SPECIAL:
+                found[name] = source.name
+        return found
 
     def _with_constants(self, instruction: Instruction) -> Instruction:
         """Return a suspension with the operands replaced that are known to be constants."""
@@ -181,7 +210,7 @@ class _Kernel:
         self.parts.append(scheduler.block(kinds, diverges=diverges))
         if diverges:
             self.parts.append(
-                scheduler.divergent(kinds, {number: self.code[index].line for index, number in self.region_of.items()})
+                divergent(kinds, {number: self.code[index].line for index, number in self.region_of.items()})
             )
         if self.rows:
             self.parts.append(scheduler.AGREED)
@@ -307,7 +336,7 @@ class _Kernel:
             e.emit(f"br i1 {e.get(instruction.guard, 'pred')}, label %{do}, label %b{number + 1}")
             e.label(do)
         for name, operand, type_name in self.rows[index].leave(instruction):
-            self._leave(e, instruction, name, operand, type_name)
+            self._leave(e, name, operand, type_name)
         for register in self._kept(index):
             offset, kind = self._slot(register)
             value, _ = e.read(register)
@@ -316,23 +345,21 @@ class _Kernel:
             e.emit(f"store {kind} {value}, ptr {self._own_slot(e, offset, kind)}, !llvm.access.group !1")
         e.emit(f"ret i32 {self.region_of[index]}")
 
-    def _leave(self, e: Emitter, instruction: Instruction, name: str, operand: Operand, type_name: str) -> None:
-        values = (
-            [(name, e.get(operand, "b32"))]
-            if type_name in ("b32", "match") and not _is_wide(instruction, type_name)
-            else []
-        )
+    def _leave(self, e: Emitter, name: str, operand: Operand, type_name: str) -> None:
+        """Store an operand of a suspension in this thread's entry of an argument array."""
+        value = e.get(operand, type_name)
         if type_name == "pred":
-            values = [(name, e.op(f"zext i1 {e.get(operand, 'pred')} to i32"))]
-        elif not values:
-            wide = e.get(operand, "b64")
-            values = [
-                ("a", e.convert(wide, "i64", "i32")),
-                ("b", e.convert(e.op(f"lshr i64 {wide}, 32"), "i64", "i32")),
-            ]
-        for array, value in values:
-            at = self._own_slot(e, array_offset(array), "i32")
-            e.emit(f"store i32 {value}, ptr {at}, align 4, !llvm.access.group !1")
+            value = e.op(f"zext i1 {value} to i32")
+        elif type_name == "b64":
+            following = ARGUMENT_ARRAYS[ARGUMENT_ARRAYS.index(name) + 1]
+            high = e.op(f"lshr i64 {value}, 32")
+            self._store_argument(e, following, e.convert(high, "i64", "i32"))
+            value = e.convert(value, "i64", "i32")
+        self._store_argument(e, name, value)
+
+    def _store_argument(self, e: Emitter, name: str, value: str) -> None:
+        at = self._own_slot(e, array_offset(name), "i32")
+        e.emit(f"store i32 {value}, ptr {at}, align 4, !llvm.access.group !1")
 
     def _collective(self, number: int, index: int) -> bool:
         """Emit what combines suspension `number`; return whether its member masks may split a warp."""
@@ -358,7 +385,3 @@ class _Kernel:
             checked = not (isinstance(mask, Immediate) and int(mask.value) & 0xFFFFFFFF == 0xFFFFFFFF)
         self.parts.append(scheduler.whole_block(number, row.kind, check_masks=checked))
         return checked
-
-
-def _is_wide(instruction: Instruction, type_name: str) -> bool:
-    return type_name == "match" and types_of(instruction)[-1] == "b64"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cudatool.ptx import Instruction, Operand, Pair
+from cudatool.ptx import Immediate, Instruction, Operand, Pair
 from cudatool.sim.jit.context import MAX_THREADS
 from cudatool.sim.jit.emit import Emitter
 from cudatool.sim.jit.table import types_of
@@ -21,7 +21,6 @@ from cudatool.sim.jit.table import types_of
 __all__ = [
     "ARGUMENT_ARRAYS",
     "Kind",
-    "NEXT_OFFSET",
     "ROW",
     "SUSPENSIONS",
     "Suspension",
@@ -59,7 +58,8 @@ class Suspension:
     kind
         One of :class:`Kind`.
     leave
-        Given the instruction: what goes to which argument array, as (array, operand, type).
+        Given the instruction: what goes to which argument array, as (array, operand, type). The upper half of a b64
+        goes to the array after the one named.
     combine
         Emits the body of the warp function, from ``%warp`` and ``%lanes`` (a bit for each lane that takes part).
     resume
@@ -242,9 +242,11 @@ def _combine_elect(e: Emitter, i: Instruction) -> None:
     _leave_result(e, "predicate", e.op(f"zext <32 x i1> {mine} to {_V}"))
 
 
-def _leave_barrier(i: Instruction) -> list[tuple[str, Operand, str]]:
-    from cudatool.ptx import Immediate
+def _leave_match(i: Instruction) -> list[tuple[str, Operand, str]]:
+    return [("mask", i.operands[-1], "b32"), ("a", i.operands[1], types_of(i)[-1])]
 
+
+def _leave_barrier(i: Instruction) -> list[tuple[str, Operand, str]]:
     operands = [operand for operand in i.operands if not _is_predicate_position(i, operand)]
     if not operands:
         operands = [Immediate(0)]
@@ -299,7 +301,7 @@ SUSPENSIONS: list[tuple[str, str, Suspension]] = [
     ),
     ("vote", "ballot", Suspension(Kind.WARP, _mask_last(("a", 1, "pred")), _combine_vote, _take_value)),
     ("vote", "sync", _VOTE),
-    ("match", "sync", Suspension(Kind.WARP, _mask_last(("a", 1, "match")), _combine_match, _take_value)),
+    ("match", "sync", Suspension(Kind.WARP, _leave_match, _combine_match, _take_value)),
     ("redux", "sync", Suspension(Kind.WARP, _mask_last(("a", 1, "b32")), _combine_redux, _take_value)),
     ("elect", "sync", Suspension(Kind.WARP, _mask_last(), _combine_elect, _take_value)),
     ("activemask", "b32", Suspension(Kind.PRESENT, lambda i: [], _combine_present, _take_value)),

@@ -87,7 +87,7 @@ def _align(offset: int, alignment: int) -> int:
 
 @dataclass(slots=True)
 class Layout:
-    """Where the variables of a kernel lie: offsets in its shared, local and parameter windows; table slots of globals."""
+    """Where a kernel's variables lie: offsets in its shared, local and parameter windows, table slots of globals."""
 
     param_offsets: dict[str, int] = field(default_factory=dict)
     param_bytes: int = 0
@@ -162,13 +162,26 @@ class Emitter:
         Where its variables lie.
     footprint
         Whether global accesses are recorded.
+    parallel_generic
+        Whether generic addresses never reach local memory, which the threads of a loop share one after the other.
+    indices
+        The registers that hold a special register, and which: what tells a thread's index from other sums.
     """
 
-    def __init__(self, function: Function, layout: Layout, *, footprint: bool, parallel_generic: bool) -> None:
+    def __init__(
+        self,
+        function: Function,
+        layout: Layout,
+        *,
+        footprint: bool,
+        parallel_generic: bool,
+        indices: dict[str, str],
+    ) -> None:
         self.function = function
         self.layout = layout
         self.footprint = footprint
         self.parallel_generic = parallel_generic
+        self.indices = indices
         self.lines: list[str] = []
         self.declarations: set[str] = set()
         self.used: dict[str, str] = {}

@@ -75,13 +75,15 @@ class Footprint:
             flags |= np.where(high != 0, flag, 0).astype(np.uint8)
             mixed |= low != high
         whole = np.flatnonzero(~mixed)
-        ends = np.array([stop]), np.zeros(1, np.uint8)  # nothing is known to follow
-        pieces = [((whole + first) * PAGE, flags[whole]), (ends[0] * PAGE, ends[1])]
+        pieces = [
+            ((whole + first) * PAGE, flags[whole]),
+            (np.array([stop * PAGE]), np.zeros(1, np.uint8)),  # the pages after the run
+        ]
         for page in (np.flatnonzero(mixed) + first).tolist():
             read, write, atomic = (view[page * PAGE : (page + 1) * PAGE] for view in self._views)
             bytes_ = read | write << 1 | atomic << 2
             edges = np.concatenate(([0], np.flatnonzero(np.diff(bytes_)) + 1))
-            pieces.append((edges + page * PAGE, bytes_[edges]))
+            pieces.append((edges + page * PAGE, bytes_[edges].astype(np.uint8)))
         return pieces
 
     def clear(self) -> None:

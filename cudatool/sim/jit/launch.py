@@ -7,7 +7,7 @@ import math
 import mmap
 import random
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 
@@ -213,11 +213,8 @@ def run(launch: Launch, threads: int, seed: int | None, footprint: Footprint | N
         if footprint is not None:
             context.arena_base, context.arena_bytes = footprint.base, footprint.size
             context.shadow_read, context.shadow_write, context.shadow_atomic, context.shadow_pages = footprint.addresses
-    if threads == 1:
-        signals = [_run_worker(workers[0], launch.entry, counter, blocks)]
-    else:
-        jobs = [_pool().submit(_run_worker, w, launch.entry, counter, blocks) for w in workers[1:]]
-        signals = [_run_worker(workers[0], launch.entry, counter, blocks), *(job.result() for job in jobs)]
+    jobs = [_start(worker, launch.entry, counter, blocks) for worker in workers[1:]]
+    signals = [_run_worker(workers[0], launch.entry, counter, blocks), *(job.result() if job else 0 for job in jobs)]
     try:
         for worker, signal in zip(workers, signals, strict=True):
             if signal:
@@ -226,6 +223,13 @@ def run(launch: Launch, threads: int, seed: int | None, footprint: Footprint | N
     finally:
         with _workers_lock:
             _workers.extend(workers)
+
+
+def _start(worker: _Worker, entry: int, counter: ctypes.c_uint64, blocks: int) -> Future[int] | None:
+    try:
+        return _pool().submit(_run_worker, worker, entry, counter, blocks)
+    except RuntimeError:  # the interpreter is ending and starts nothing: the calling thread runs all blocks
+        return None
 
 
 def _run_worker(worker: _Worker, entry: int, counter: ctypes.c_uint64, blocks: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cudatool.ptx import Instruction, Operand, Register, VectorOperand, type_bytes
+from cudatool.ptx import Address, Instruction, Operand, Register, Symbol, VectorOperand, type_bytes
 from cudatool.sim.jit.emit import ATOMIC, READ, WRITE, Emitter, llvm_type
 from cudatool.sim.jit.table import lowers, types_of
 
@@ -151,17 +151,11 @@ def _call(e: Emitter, i: Instruction) -> None:
     for field, argument, kind in zip(
         ("assert_message", "assert_file", "assert_line", "assert_function"), arguments, "qqiq", strict=False
     ):
+        assert isinstance(argument, Symbol)
         width = "i64" if kind == "q" else "i32"
-        _, pointer = e.pointer("param", _whole(argument))
+        _, pointer = e.pointer("param", Address(argument))
         e.put_field(field, e.op(f"load {width}, ptr {pointer}, align 1"))
     e.stop("ASSERT")
-
-
-def _whole(argument: Operand) -> Operand:
-    from cudatool.ptx import Address, Symbol
-
-    assert isinstance(argument, Symbol)
-    return Address(argument)
 
 
 @lowers("trap")

@@ -105,12 +105,12 @@ class JitModule:
                 self.table[index] = addresses[name]
 
 
+@dataclass(frozen=True, slots=True)
 class _Translated:
-    """Native code of one variant of a kernel."""
+    """Native code of one variant of a kernel, and what it keeps across suspensions, bytes."""
 
-    def __init__(self, code: native.Code, slot_bytes: int) -> None:
-        self.code = code
-        self.slot_bytes = slot_bytes
+    code: native.Code
+    slot_bytes: int
 
 
 class Kernel:
@@ -133,7 +133,7 @@ class Kernel:
         self._declared = function
         self._inlined: Function | None = None
         self._layout: Layout | None = None
-        self._variants: dict[bool, _Translated] = {}
+        self._variants: dict[tuple[bool, bool], _Translated] = {}
         self.name = function.name
         layout = Layout.of_params(function)
         self.params = tuple(Param(layout.param_offsets[p.name], p.size, p.align, p.pointer) for p in function.params)
@@ -219,22 +219,27 @@ class Kernel:
         PtxError
             The kernel cannot be translated for another reason.
         """
-        if footprint in self._variants:
-            return
+        self._translate(footprint, large_grid=False)
+
+    def _translate(self, footprint: bool, large_grid: bool) -> _Translated:
+        found = self._variants.get((footprint, large_grid))
+        if found is not None:
+            return found
         module = self._owner._module
-        called = [f.text for name, f in module.functions.items() if not f.is_kernel and name in module.functions]
-        key = native.cache_key(module.preamble, self._declared.text, *called, f"footprint={footprint}")
-        cached = native.read_cached(self._owner.cache_dir, key)
-        if cached is None:
+        called = [function.text for function in module.functions.values() if not function.is_kernel]
+        variant = f"footprint={footprint}, large_grid={large_grid}"
+        key = native.cache_key(module.preamble, self._declared.text, *called, variant)
+        data = native.read_cached(self._owner.cache_dir, key)
+        if data is None:
             try:
-                made = generate(self._function, self.layout, footprint=footprint)
+                made = generate(self._function, self.layout, footprint=footprint, large_grid=large_grid)
             except UnsupportedInstruction as error:
                 raise self._located(error) from None
-            data = native.compile_text(made.text)
-            cached = made.slot_bytes.to_bytes(8, "little") + data
-            native.write_cached(self._owner.cache_dir, key, cached)
-        slot_bytes = int.from_bytes(cached[:8], "little")
-        self._variants[footprint] = _Translated(native.load_object(cached[8:]), slot_bytes)
+            data = made.slot_bytes.to_bytes(8, "little") + native.compile_text(made.text)
+            native.write_cached(self._owner.cache_dir, key, data)
+        translated = _Translated(native.load_object(data[8:]), int.from_bytes(data[:8], "little"))
+        self._variants[footprint, large_grid] = translated
+        return translated
 
     def _located(self, error: UnsupportedInstruction) -> UnsupportedInstruction:
         at = next((i for i in self._function.instructions if i.line == error.line), None)
@@ -273,8 +278,8 @@ class Kernel:
         KernelFault, KernelTrap, KernelAssert, KernelDeadlock
             The kernel did not run to its end; memory holds what it wrote until then.
         """
-        self.prepare(footprint is not None)
-        translated = self._variants[footprint is not None]
+        large = any(blocks * threads > 2**31 for blocks, threads in zip(grid, block, strict=True))
+        translated = self._translate(footprint is not None, large)
         launch = Launch(
             entry=translated.code.entry,
             grid=grid,

@@ -1,0 +1,333 @@
+"""The scheduler when threads of a block disagree, as LLVM IR.
+
+``divergent`` runs threads one by one::
+
+    repeat:
+        for each warp, as long as one of its suspensions is ready:
+            ready: every live lane of its member mask waits there
+            combine it for those lanes; run each of them to its next suspension
+        for each barrier number that enough threads wait at: run those threads to their next suspension
+        none ready: everyone ended, or nobody can go on (deadlock)
+    until all threads agree again
+
+Of several ready suspensions the first in the text is taken, so that lanes meet again after a branch.
+"""
+
+from __future__ import annotations
+
+from cudatool.sim.jit.collective import Kind, array_offset
+from cudatool.sim.jit.context import EXIT, Context, Stop
+from cudatool.sim.jit.emit import ENVIRONMENT
+from cudatool.sim.jit.scheduler import DIVERGED, VALUES, field
+
+__all__ = ["divergent"]
+
+
+def _put(name: str, value: str, temporary: str) -> str:
+    offset = getattr(Context, name).offset
+    return (
+        f"  %{temporary} = getelementptr i8, ptr %context, i64 {offset}\n  store volatile i32 {value}, ptr %{temporary}"
+    )
+
+
+def divergent(kinds: dict[int, int], lines: dict[int, int]) -> str:
+    """Return ``divergent``: schedules warps, lanes and barriers one by one until the threads of a block agree."""
+    count = max(kinds, default=0) + 1
+    table = ", ".join(f"i8 {kinds.get(number, 0)}" for number in range(count))
+    places = ", ".join(f"i32 {lines.get(number, 0)}" for number in range(count))
+    resume = " ".join(f"i32 {number}, label %r{number}" for number in kinds)
+    combine = " ".join(f"i32 {number}, label %c{number}" for number in kinds)
+    resumes = "\n".join(
+        f"r{n}:\n  %x{n} = call i32 @thread_{n}({VALUES}, i32 %tx, i32 %ty, i32 %tz, i32 %t) #2\n"
+        f"  store i32 %x{n}, ptr %mine, align 4\n  ret void"
+        for n in kinds
+    )
+    combines = "\n".join(
+        f"c{n}:\n  call void @combine_{n}({VALUES}, i64 %warp, i32 %lanes, ptr %accumulator) #2\n  ret void"
+        for n in kinds
+    )
+    reducing = "\n".join(
+        f"  call void @reduce({VALUES}, i32 {number})" for number, kind in kinds.items() if kind == Kind.BARRIER_REDUCE
+    )
+    return f"""
+@kinds = internal constant [{count} x i8] [{table}]
+@lines = internal constant [{count} x i32] [{places}]
+
+define internal void @resume({ENVIRONMENT}, i32 %region, i32 %t) noinline #0 {{
+{field("block_x", "nx")}
+{field("block_y", "ny")}
+  %tx = urem i32 %t, %nx
+  %rows = udiv i32 %t, %nx
+  %ty = urem i32 %rows, %ny
+  %tz = udiv i32 %rows, %ny
+  %index = zext i32 %t to i64
+  %mine = getelementptr i32, ptr %slots, i64 %index
+  switch i32 %region, label %none [ {resume} ]
+{resumes}
+none:
+  ret void
+}}
+
+define internal void @combine({ENVIRONMENT}, i32 %region, i64 %warp, i32 %lanes, ptr %accumulator) noinline #0 {{
+  switch i32 %region, label %none [ {combine} ]
+{combines}
+none:
+  ret void
+}}
+
+define internal i32 @waiting(ptr %slots, i64 %warp, i32 %region) #0 {{
+  %first = shl i64 %warp, 7
+  %p = getelementptr i8, ptr %slots, i64 %first
+  %v = load <32 x i32>, ptr %p, align 4
+  %r0 = insertelement <32 x i32> poison, i32 %region, i32 0
+  %r = shufflevector <32 x i32> %r0, <32 x i32> poison, <32 x i32> zeroinitializer
+  %same = icmp eq <32 x i32> %v, %r
+  %bits = bitcast <32 x i1> %same to i32
+  ret i32 %bits
+}}
+
+define internal void @reduce({ENVIRONMENT}, i32 %region) noinline #0 {{
+entry:
+  %accumulator = alloca i32
+  store i32 0, ptr %accumulator
+{field("threads", "n")}
+  %n31 = add i32 %n, 31
+  %warps.i = lshr i32 %n31, 5
+  %warps = zext i32 %warps.i to i64
+  br label %loop
+loop:
+  %warp = phi i64 [ 0, %entry ], [ %warp.next, %loop ]
+  %lanes = call i32 @waiting(ptr %slots, i64 %warp, i32 %region)
+  call void @combine({VALUES}, i32 %region, i64 %warp, i32 %lanes, ptr %accumulator)
+  %warp.next = add i64 %warp, 1
+  %done = icmp eq i64 %warp.next, %warps
+  br i1 %done, label %end, label %loop
+end:
+  %p = getelementptr i8, ptr %slots, i64 {array_offset("result")}
+  %total = load i32, ptr %accumulator
+  store i32 %total, ptr %p, align 4
+  ret void
+}}
+
+define internal i32 @divergent({ENVIRONMENT}) noinline #0 {{
+entry:
+  %best = alloca i32
+  %best.lanes = alloca i32
+  %unused = alloca i32
+  %wait = alloca [16 x i32]
+  %need = alloca [16 x i32]
+  %alive = alloca i32
+  %stuck = alloca i32
+{field("threads", "n")}
+  %n31 = add i32 %n, 31
+  %warps.i = lshr i32 %n31, 5
+  %warps = zext i32 %warps.i to i64
+  %masks = getelementptr i8, ptr %slots, i64 {array_offset("mask")}
+  %numbers = getelementptr i8, ptr %slots, i64 {array_offset("a")}
+  %counts = getelementptr i8, ptr %slots, i64 {array_offset("b")}
+  br label %again
+
+again:
+  br label %warp.start
+warp.start:
+  %warp = phi i64 [ 0, %again ], [ %warp.next, %warp.end ]
+  %t0 = shl i64 %warp, 5
+  br label %warp.step
+warp.step:
+  %row = getelementptr i32, ptr %slots, i64 %t0
+  %v = load <32 x i32>, ptr %row, align 4
+  %ended = call i32 @waiting(ptr %slots, i64 %warp, i32 {EXIT})
+  %live = xor i32 %ended, -1
+  %none.live = icmp eq i32 %live, 0
+  br i1 %none.live, label %warp.end, label %search
+search:
+  %least = call i32 @llvm.vector.reduce.umin.v32i32(<32 x i32> %v)
+  store i32 {EXIT}, ptr %best
+  br label %leader
+leader:
+  %lane = phi i64 [ 0, %search ], [ %lane.next, %leader.end ]
+  %lt = add i64 %t0, %lane
+  %s.p = getelementptr i32, ptr %slots, i64 %lt
+  %s = load i32, ptr %s.p, align 4
+  %is.end = icmp eq i32 %s, {EXIT}
+  br i1 %is.end, label %leader.end, label %look
+look:
+  %s.x = zext i32 %s to i64
+  %k.p = getelementptr i8, ptr @kinds, i64 %s.x
+  %k = load i8, ptr %k.p
+  %there = call i32 @waiting(ptr %slots, i64 %warp, i32 %s)
+  switch i8 %k, label %leader.end [ i8 {Kind.WARP}, label %masked  i8 {Kind.PRESENT}, label %ready ]
+masked:
+  %m.p = getelementptr i32, ptr %masks, i64 %lt
+  %m = load i32, ptr %m.p, align 4
+  %wanted = and i32 %m, %live
+  %missing.a = xor i32 %there, -1
+  %missing = and i32 %wanted, %missing.a
+  %complete = icmp eq i32 %missing, 0
+  %some = icmp ne i32 %wanted, 0
+  %go = and i1 %complete, %some
+  br i1 %go, label %ready, label %leader.end
+ready:
+  %who = phi i32 [ %there, %look ], [ %wanted, %masked ]
+  %so.far = load i32, ptr %best
+  %earlier = icmp ult i32 %s, %so.far
+  br i1 %earlier, label %take, label %leader.end
+take:
+  store i32 %s, ptr %best
+  store i32 %who, ptr %best.lanes
+  %is.least = icmp eq i32 %s, %least
+  br i1 %is.least, label %chosen, label %leader.end
+leader.end:
+  %lane.next = add i64 %lane, 1
+  %lanes.done = icmp eq i64 %lane.next, 32
+  br i1 %lanes.done, label %chosen, label %leader
+chosen:
+  %region = load i32, ptr %best
+  %nothing = icmp eq i32 %region, {EXIT}
+  br i1 %nothing, label %warp.end, label %collective
+collective:
+  %chosen.lanes = load i32, ptr %best.lanes
+  call void @combine({VALUES}, i32 %region, i64 %warp, i32 %chosen.lanes, ptr %unused)
+  br label %run
+run:
+  %bits = phi i32 [ %chosen.lanes, %collective ], [ %bits.next, %run ]
+  %one = call i32 @llvm.cttz.i32(i32 %bits, i1 true)
+  %t0.i = trunc i64 %t0 to i32
+  %t = add i32 %t0.i, %one
+  call void @resume({VALUES}, i32 %region, i32 %t)
+  %bits.1 = sub i32 %bits, 1
+  %bits.next = and i32 %bits, %bits.1
+  %ran = icmp eq i32 %bits.next, 0
+  br i1 %ran, label %warp.again, label %run
+warp.again:
+{field("status", "status", volatile=True)}
+  %stopped = icmp ne i32 %status, 0
+  br i1 %stopped, label %quit, label %warp.step
+warp.end:
+  %warp.next = add i64 %warp, 1
+  %warps.done = icmp eq i64 %warp.next, %warps
+  br i1 %warps.done, label %barriers, label %warp.start
+
+barriers:
+  store [16 x i32] zeroinitializer, ptr %wait
+  store [16 x i32] zeroinitializer, ptr %need
+  store i32 0, ptr %alive
+  br label %count
+count:
+  %ct = phi i32 [ 0, %barriers ], [ %ct.next, %count.end ]
+  %ct.x = zext i32 %ct to i64
+  %cs.p = getelementptr i32, ptr %slots, i64 %ct.x
+  %cs = load i32, ptr %cs.p, align 4
+  %c.end = icmp eq i32 %cs, {EXIT}
+  br i1 %c.end, label %count.end, label %count.live
+count.live:
+  store i32 %ct, ptr %stuck
+  %a0 = load i32, ptr %alive
+  %a1 = add i32 %a0, 1
+  store i32 %a1, ptr %alive
+  %cs.x = zext i32 %cs to i64
+  %ck.p = getelementptr i8, ptr @kinds, i64 %cs.x
+  %ck = load i8, ptr %ck.p
+  switch i8 %ck, label %count.end [ i8 {Kind.BARRIER}, label %at  i8 {Kind.BARRIER_REDUCE}, label %at ]
+at:
+  %id.p = getelementptr i32, ptr %numbers, i64 %ct.x
+  %id.0 = load i32, ptr %id.p, align 4
+  %id = and i32 %id.0, 15
+  %id.x = zext i32 %id to i64
+  %w.p = getelementptr i32, ptr %wait, i64 %id.x
+  %w.0 = load i32, ptr %w.p
+  %w.1 = add i32 %w.0, 1
+  store i32 %w.1, ptr %w.p
+  %nd.s = getelementptr i32, ptr %counts, i64 %ct.x
+  %nd.0 = load i32, ptr %nd.s, align 4
+  %nd.p = getelementptr i32, ptr %need, i64 %id.x
+  store i32 %nd.0, ptr %nd.p
+  br label %count.end
+count.end:
+  %ct.next = add i32 %ct, 1
+  %counted = icmp eq i32 %ct.next, %n
+  br i1 %counted, label %decide, label %count
+decide:
+  %living = load i32, ptr %alive
+  %finished = icmp eq i32 %living, 0
+  br i1 %finished, label %quit, label %judge
+judge:
+  %j = phi i64 [ 0, %decide ], [ %j.next, %judge ]
+  %any = phi i32 [ 0, %decide ], [ %any.next, %judge ]
+  %jw.p = getelementptr i32, ptr %wait, i64 %j
+  %jw = load i32, ptr %jw.p
+  %jn.p = getelementptr i32, ptr %need, i64 %j
+  %jn = load i32, ptr %jn.p
+  %all = icmp eq i32 %jn, 0
+  %goal = select i1 %all, i32 %living, i32 %jn
+  %enough = icmp uge i32 %jw, %goal
+  %used = icmp ne i32 %jw, 0
+  %open = and i1 %enough, %used
+  %open.i = zext i1 %open to i32
+  store i32 %open.i, ptr %jw.p
+  %any.next = or i32 %any, %open.i
+  %j.next = add i64 %j, 1
+  %judged = icmp eq i64 %j.next, 16
+  br i1 %judged, label %verdict, label %judge
+verdict:
+  %progress = icmp ne i32 %any.next, 0
+  br i1 %progress, label %open.up, label %deadlock
+open.up:
+{reducing}
+  br label %release
+release:
+  %rt = phi i32 [ 0, %open.up ], [ %rt.next, %release.end ]
+  %rt.x = zext i32 %rt to i64
+  %rs.p = getelementptr i32, ptr %slots, i64 %rt.x
+  %rs = load i32, ptr %rs.p, align 4
+  %r.end = icmp eq i32 %rs, {EXIT}
+  br i1 %r.end, label %release.end, label %release.live
+release.live:
+  %rs.x = zext i32 %rs to i64
+  %rk.p = getelementptr i8, ptr @kinds, i64 %rs.x
+  %rk = load i8, ptr %rk.p
+  %rk.barrier = icmp eq i8 %rk, {Kind.BARRIER}
+  %rk.reduce = icmp eq i8 %rk, {Kind.BARRIER_REDUCE}
+  %rk.any = or i1 %rk.barrier, %rk.reduce
+  br i1 %rk.any, label %open.check, label %release.end
+open.check:
+  %rid.p = getelementptr i32, ptr %numbers, i64 %rt.x
+  %rid.0 = load i32, ptr %rid.p, align 4
+  %rid = and i32 %rid.0, 15
+  %rid.x = zext i32 %rid to i64
+  %ro.p = getelementptr i32, ptr %wait, i64 %rid.x
+  %ro = load i32, ptr %ro.p
+  %is.open = icmp ne i32 %ro, 0
+  br i1 %is.open, label %let, label %release.end
+let:
+  call void @resume({VALUES}, i32 %rs, i32 %rt)
+  br label %release.end
+release.end:
+  %rt.next = add i32 %rt, 1
+  %released = icmp eq i32 %rt.next, %n
+  br i1 %released, label %check, label %release
+check:
+  %agreed = call i32 @agreed(ptr %context, ptr %slots)
+  %apart = icmp eq i32 %agreed, {DIVERGED}
+  br i1 %apart, label %again, label %together
+together:
+  ret i32 %agreed
+deadlock:
+  %st = load i32, ptr %stuck
+  %st.x = zext i32 %st to i64
+  %ss.p = getelementptr i32, ptr %slots, i64 %st.x
+  %ss = load i32, ptr %ss.p, align 4
+  %ss.x = zext i32 %ss to i64
+  %line.p = getelementptr i32, ptr @lines, i64 %ss.x
+  %line = load i32, ptr %line.p
+{_put("status", str(Stop.DEADLOCK), "f1")}
+{_put("site", "%line", "f2")}
+{_put("at_thread", "%st", "f3")}
+{_put("at_x", "%bx", "f4")}
+{_put("at_y", "%by", "f5")}
+{_put("at_z", "%bz", "f6")}
+  br label %quit
+quit:
+  ret i32 {EXIT}
+}}
+"""
