@@ -355,7 +355,7 @@ def cuFuncGetParamCount(func: int, paramCount: int) -> None:
 
 
 def _function_attribute(function: Function, attribute: int, device: Device) -> int:
-    kernel = function.on(device)
+    kernel = _prepare(function, device)
     values = {
         0: kernel.max_threads,
         1: kernel.static_shared,
@@ -398,7 +398,8 @@ def cuFuncSetAttribute(hfunc: int, attrib: int, value: int) -> None:
 def cuKernelSetAttribute(attrib: int, val: int, kernel: int, dev: int) -> None:
     function = state.machine.get(kernel, Function)
     if attrib == 8:
-        if not 0 <= val <= profile.MAX_SHARED_OPTIN - function.on(state.machine.device(dev)).static_shared:
+        static = _prepare(function, state.machine.device(dev)).static_shared
+        if not 0 <= val <= profile.MAX_SHARED_OPTIN - static:
             raise DriverError(Result.INVALID_VALUE)
         function.max_dynamic_shared = val
     elif attrib != 9:  # the carve-out is a hint
@@ -451,7 +452,7 @@ def _launch(
     machine = state.machine
     stream = stream_of(hStream)
     function = machine.get(f, Function)
-    kernel = function.on(stream.context.device)
+    kernel = _prepare(function, stream.context.device)
     threads = block[0] * block[1] * block[2]
     limits = (1024, 1024, 64)
     if not all(0 < g <= limit for g, limit in zip(grid, profile.MAX_GRID, strict=True)):
@@ -470,7 +471,6 @@ def _launch(
             f"{function.name}: {shared} bytes of dynamic shared memory; "
             f"{_max_dynamic_shared(function, kernel)} are allowed (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)",
         )
-    kernel = _prepare(function, stream.context.device)
     operation = Operation(stream, "kernel", function.name, abi.call.correlation)
     operation.run = partial(_execute, kernel, grid, block, shared, _pack(kernel, params, extra))
     cost = profile.kernel_cost(grid[0] * grid[1] * grid[2] * threads, *function.work)
@@ -574,7 +574,7 @@ def _active_blocks(function: Function, block: int, dynamic: int) -> int:
     attributes = profile.ATTRIBUTES
     if block <= 0:
         raise DriverError(Result.INVALID_VALUE)
-    shared = function.on(device).static_shared + dynamic
+    shared = _prepare(function, device).static_shared + dynamic
     blocks = min(attributes[106], attributes[39] // (-(-block // 32) * 32))
     return min(blocks, attributes[81] // (shared + 1024)) if block <= 1024 else 0
 

@@ -350,8 +350,8 @@ def test_blocks_of_three_dimensions(ptx_kernel, launch):
 def test_every_block_runs_once(ptx_kernel, launch, threads, seed):
     body = TID + "mov.u32 %x, %ctaid.x; mad.wide.u32 %b, %x, 4, %a; atom.global.add.u32 %y, [%b], 1; ret;"
     data = np.zeros(1000, "u4")
-    launch(ptx_kernel(".param .u64 p", body), 1000, 2, data, threads=threads, seed=seed)
-    assert [2] * 1000 == data.tolist()
+    launch(ptx_kernel(".param .u64 p", body), 1000, 3, data, threads=threads, seed=seed)
+    assert [3] * 1000 == data.tolist()
 
 
 def test_seed_permutes_the_order_of_blocks(ptx_kernel, launch):

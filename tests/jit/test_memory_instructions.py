@@ -160,7 +160,7 @@ def test_a_wild_store_raises_and_the_process_lives(ptx_kernel, launch):
     kernel = ptx_kernel("", ".reg .b64 %a; mov.u64 %a, 64; st.global.u32 [%a], 1; ret;")
     for threads in (1, 2):
         with pytest.raises(jit.KernelFault) as fault:
-            launch(kernel, 100, 32, threads=threads)
+            launch(kernel, 100, 64, threads=threads)
         assert 64 == fault.value.address
 
 

@@ -8,19 +8,19 @@ from cudatool.sim.jit.table import lowers, types_of
 
 __all__ = ["directed", "flush", "inputs", "intrinsic", "saturate", "sum_error"]
 
-FLOATS = frozenset({"f16", "bf16", "f16x2", "bf16x2", "f32", "f64"})
+_FLOATS = frozenset({"f16", "bf16", "f16x2", "bf16x2", "f32", "f64"})
 _SUFFIX = {"float": "f32", "double": "f64", "half": "f16", "<2 x half>": "v2f16", "<2 x float>": "v2f32"}
 _DIRECTED = frozenset({"rz", "rm", "rp"})
 
 
-def suffix(kind: str) -> str:
+def _suffix(kind: str) -> str:
     return _SUFFIX.get(kind, kind)
 
 
 def intrinsic(e: Emitter, name: str, kind: str, *values: str, extra: str = "") -> str:
     """Call ``llvm.name`` on values of one type."""
     arguments = [f"{kind} {value}" for value in values] + ([extra] if extra else [])
-    return e.call(kind, f"llvm.{name}.{suffix(kind)}", *arguments)
+    return e.call(kind, f"llvm.{name}.{_suffix(kind)}", *arguments)
 
 
 def _zero(kind: str) -> str:
@@ -55,9 +55,9 @@ def inputs(e: Emitter, i: Instruction, t: str, start: int = 1) -> list[str]:
     return values
 
 
-def put_result(e: Emitter, i: Instruction, t: str, value: str) -> None:
+def _put_result(e: Emitter, i: Instruction, t: str, value: str) -> None:
     kind = llvm_type(t)
-    if t in FLOATS:
+    if t in _FLOATS:
         if "ftz" in i.modifiers and t in ("f32", "f16", "f16x2"):
             value = flush(e, value, kind)
         if "sat" in i.modifiers:
@@ -121,12 +121,12 @@ def _add(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind = llvm_type(t)
     a, b = inputs(e, i, t)
-    if t in FLOATS:
+    if t in _FLOATS:
         value = e.op(f"f{i.opcode} {kind} {a}, {b}")
         if _is_directed(e, i, t):
             other = b if i.opcode == "add" else e.op(f"fneg {kind} {b}")
             value = directed(e, i, kind, value, sum_error(e, kind, a, other, value))
-        put_result(e, i, t, value)
+        _put_result(e, i, t, value)
     elif "sat" in i.modifiers:
         e.set(i.operands[0], intrinsic(e, f"s{i.opcode}.sat", kind, a, b), t)
     else:
@@ -136,17 +136,17 @@ def _add(e: Emitter, i: Instruction) -> None:
         e.set(i.operands[0], value, t)
 
 
-CARRY = "%CC"  # the condition code register, declared like any other when a kernel uses it
+_CARRY = "%CC"  # the condition code register, declared like any other when a kernel uses it
 
 
 def _set_carry(e: Emitter, value: str) -> None:
-    e.function.registers.setdefault(CARRY, "pred")
-    e.write(CARRY, value, "i1")
+    e.function.registers.setdefault(_CARRY, "pred")
+    e.write(_CARRY, value, "i1")
 
 
 def _carry(e: Emitter, kind: str) -> str:
-    e.function.registers.setdefault(CARRY, "pred")
-    return e.op(f"zext i1 {e.read(CARRY)[0]} to {kind}")
+    e.function.registers.setdefault(_CARRY, "pred")
+    return e.op(f"zext i1 {e.read(_CARRY)[0]} to {kind}")
 
 
 @lowers("addc subc")
@@ -186,11 +186,11 @@ def _mul(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind = llvm_type(t)
     a, b = inputs(e, i, t)
-    if t in FLOATS:
+    if t in _FLOATS:
         value = e.op(f"fmul {kind} {a}, {b}")
         if _is_directed(e, i, t):
             value = directed(e, i, kind, value, intrinsic(e, "fma", kind, a, b, e.op(f"fneg {kind} {value}")))
-        put_result(e, i, t, value)
+        _put_result(e, i, t, value)
     else:
         e.set(i.operands[0], *_product(e, i, t, a, b))
 
@@ -198,7 +198,7 @@ def _mul(e: Emitter, i: Instruction) -> None:
 @lowers("mad madc")
 def _mad(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
-    if t in FLOATS:
+    if t in _FLOATS:
         return _fma(e, i)
     a, b = (e.get(operand, t) for operand in i.operands[1:3])
     product, wide = _product(e, i, t, a, b)
@@ -250,7 +250,7 @@ def _fma(e: Emitter, i: Instruction) -> None:
         sign = intrinsic(e, "copysign", "float", "1.0", e.op(f"fptrunc double {error} to float"))
         zero = e.op(f"fcmp oeq double {error}, 0.0")
         value = directed(e, i, kind, value, e.op(f"select i1 {zero}, float 0.0, float {sign}"))
-    put_result(e, i, t, value)
+    _put_result(e, i, t, value)
 
 
 @lowers("mul24 mad24")
@@ -276,7 +276,7 @@ def _sad(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind = llvm_type(t)
     a, b, c = inputs(e, i, t)
-    high, low = (intrinsic(e, f"{t[0].replace('u', 'u')}{which}", kind, a, b) for which in ("max", "min"))
+    high, low = (intrinsic(e, f"{t[0]}{which}", kind, a, b) for which in ("max", "min"))
     e.set(i.operands[0], e.op(f"add {kind} {e.op(f'sub {kind} {high}, {low}')}, {c}"), t)
 
 
@@ -285,11 +285,11 @@ def _div(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind = llvm_type(t)
     a, b = inputs(e, i, t)
-    if t in FLOATS:
+    if t in _FLOATS:
         value = e.op(f"fdiv {kind} {a}, {b}")
         if _is_directed(e, i, t):
             value = directed(e, i, kind, value, _quotient_error(e, kind, a, b, value))
-        return put_result(e, i, t, value)
+        return _put_result(e, i, t, value)
     # A zero divisor gives all ones, and the dividend as the remainder; neither may trap on the host.
     zero = e.op(f"icmp eq {kind} {b}, 0")
     unsafe = zero
@@ -317,8 +317,8 @@ def _abs(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind = llvm_type(t)
     (a,) = inputs(e, i, t)
-    if t in FLOATS:
-        put_result(e, i, t, intrinsic(e, "fabs", kind, a) if i.opcode == "abs" else e.op(f"fneg {kind} {a}"))
+    if t in _FLOATS:
+        _put_result(e, i, t, intrinsic(e, "fabs", kind, a) if i.opcode == "abs" else e.op(f"fneg {kind} {a}"))
     else:
         negative = e.op(f"sub {kind} 0, {a}")
         if i.opcode == "abs":
@@ -331,7 +331,7 @@ def _min(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind = llvm_type(t)
     values = inputs(e, i, t)
-    if t in FLOATS:
+    if t in _FLOATS:
         name = f"{i.opcode}imum" if "NaN" in i.modifiers else f"{i.opcode}imumnum"
         if "xorsign" in i.modifiers:
             raise e.unsupported("xorsign")
@@ -340,9 +340,9 @@ def _min(e: Emitter, i: Instruction) -> None:
     value = values[0]
     for other in values[1:]:
         value = intrinsic(e, name, kind, value, other)
-    if "relu" in i.modifiers and t not in FLOATS:
+    if "relu" in i.modifiers and t not in _FLOATS:
         value = intrinsic(e, "smax", kind, value, "0")
-    put_result(e, i, t, value)
+    _put_result(e, i, t, value)
 
 
 @lowers("rcp")
@@ -353,7 +353,7 @@ def _rcp(e: Emitter, i: Instruction) -> None:
     value = e.op(f"fdiv {kind} 1.0, {a}")
     if _is_directed(e, i, t):
         value = directed(e, i, kind, value, _quotient_error(e, kind, "1.0", a, value))
-    put_result(e, i, t, value)
+    _put_result(e, i, t, value)
 
 
 @lowers("sqrt")
@@ -365,7 +365,7 @@ def _sqrt(e: Emitter, i: Instruction) -> None:
     if _is_directed(e, i, t):
         error = intrinsic(e, "fma", kind, e.op(f"fneg {kind} {value}"), value, a)
         value = directed(e, i, kind, value, error)
-    put_result(e, i, t, value)
+    _put_result(e, i, t, value)
 
 
 @lowers("rsqrt")
@@ -373,7 +373,7 @@ def _rsqrt(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind = llvm_type(t)
     (a,) = inputs(e, i, t)
-    put_result(e, i, t, e.op(f"fdiv {kind} 1.0, {intrinsic(e, 'sqrt', kind, a)}"))
+    _put_result(e, i, t, e.op(f"fdiv {kind} 1.0, {intrinsic(e, 'sqrt', kind, a)}"))
 
 
 @lowers("ex2 lg2 sin cos tanh")
@@ -386,7 +386,7 @@ def _approximate(e: Emitter, i: Instruction) -> None:
         raise e.unsupported()
     wide = e.op(f"fpext half {a} to float") if t == "f16" else a
     value = e.call("float", "tanhf" if name == "tanh" else f"llvm.{name}.f32", f"float {wide}")
-    put_result(e, i, t, e.op(f"fptrunc float {value} to half") if t == "f16" else value)
+    _put_result(e, i, t, e.op(f"fptrunc float {value} to half") if t == "f16" else value)
 
 
 @lowers("copysign")
@@ -405,7 +405,7 @@ def _testp(e: Emitter, i: Instruction) -> None:
     kind = llvm_type(t)
     mask = next(_CLASSES[m] for m in i.modifiers if m in _CLASSES)
     (a,) = inputs(e, i, t)
-    e.set(i.operands[0], e.call("i1", f"llvm.is.fpclass.{suffix(kind)}", f"{kind} {a}", f"i32 {mask}"), "pred")
+    e.set(i.operands[0], e.call("i1", f"llvm.is.fpclass.{_suffix(kind)}", f"{kind} {a}", f"i32 {mask}"), "pred")
 
 
 # ---- comparison and selection ----
@@ -421,7 +421,7 @@ def _compare(e: Emitter, i: Instruction, t: str) -> str:
     how = next(m for m in i.modifiers if m in _COMPARE)
     kind = llvm_type(t)
     values = [e.get(operand, t) for operand in i.operands[1:3]]
-    if t in FLOATS:
+    if t in _FLOATS:
         if "ftz" in i.modifiers and t == "f32":
             values = [flush(e, value, kind) for value in values]
         return e.op(f"fcmp {_FLOAT_COMPARE[how]} {kind} {values[0]}, {values[1]}")
@@ -459,7 +459,7 @@ def _set(e: Emitter, i: Instruction) -> None:
         raise e.unsupported()
     value = _combined(e, i, _compare(e, i, source))
     kind = llvm_type(target)
-    if target in FLOATS:
+    if target in _FLOATS:
         e.set(i.operands[0], e.op(f"select i1 {value}, {kind} 1.0, {kind} 0.0"), target)
     else:
         e.set(i.operands[0], e.op(f"sext i1 {value} to {kind}"), target)

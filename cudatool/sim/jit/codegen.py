@@ -76,10 +76,11 @@ def generate(function: Function, layout: Layout, *, footprint: bool, large_grid:
 
 class _Kernel:
     def __init__(self, function: Function, layout: Layout, footprint: bool, large_grid: bool) -> None:
-        self.function = function
+        # A copy: operands are replaced below, and the condition code becomes a register where it is used.
+        self.code = list(function.instructions)
+        self.function = replace(function, instructions=self.code, registers=dict(function.registers))
         self.layout = layout
         self.footprint = footprint
-        self.code = function.instructions
         self.definitions = self._single_definitions()
         self.indices = {} if large_grid else self._copies_of_special_registers()
         self.rows: dict[int, Suspension] = {}
@@ -90,7 +91,7 @@ class _Kernel:
                 self.code[index] = self._with_constants(instruction)
         self.region_of = {index: number for number, index in enumerate(self.rows, 1)}
         split = frozenset(self.rows) | frozenset(index + 1 for index in self.rows)
-        self.flow = Flow(function, split)
+        self.flow = Flow(self.function, split)
         self.repeatable = self._repeatable()
         self.slots: dict[str, int] = {}
         self.slot_bytes = 4 * ROW * (1 + len(ARGUMENT_ARRAYS))
@@ -214,7 +215,7 @@ class _Kernel:
             )
         if self.rows:
             self.parts.append(scheduler.AGREED)
-        self.parts.append(scheduler.GRID)
+        self.parts.append(scheduler.grid(self.layout.param_bytes))
         text = "\n".join([*sorted(self.declarations - scheduler.OWN), scheduler.PRELUDE, *self.parts])
         return Native(text, self.slot_bytes)
 
@@ -371,7 +372,8 @@ class _Kernel:
         self.parts.append(
             "\n".join(
                 [
-                    f"define internal void @combine_{number}({ENVIRONMENT}, i64 %warp, i32 %lanes, ptr %accumulator) #0 {{",
+                    f"define internal void @combine_{number}(",
+                    f"    {ENVIRONMENT}, i64 %warp, i32 %lanes, ptr %accumulator) #0 {{",
                     "entry:",
                     *e.lines,
                     "  ret void",

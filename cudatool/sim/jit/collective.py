@@ -46,7 +46,7 @@ class Kind:
     PRESENT = 4  # never waits: whoever is there takes part (activemask)
 
 
-Combine = Callable[[Emitter, Instruction], None]
+_Combine = Callable[[Emitter, Instruction], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Suspension:
 
     kind: int
     leave: Callable[[Instruction], list[tuple[str, Operand, str]]]
-    combine: Combine
+    combine: _Combine
     resume: Callable[[Emitter, Instruction], None]
 
 
@@ -264,7 +264,7 @@ def _leave_reducing_barrier(i: Instruction) -> list[tuple[str, Operand, str]]:
 
 
 def _combine_barrier(e: Emitter, i: Instruction) -> None:
-    """Combine a warp's predicates with those of the warps before it, in the block's accumulator ``%accumulator``."""
+    """_Combine a warp's predicates with those of the warps before it, in the block's accumulator ``%accumulator``."""
     ballot = _ballot(e, "c")
     count = e.call("i32", "llvm.ctpop.i32", f"i32 {ballot}")
     total = e.op("load i32, ptr %accumulator")

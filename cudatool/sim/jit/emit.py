@@ -24,7 +24,18 @@ from cudatool.ptx import (
 )
 from cudatool.sim.jit.context import EXIT, Context, Stop
 
-__all__ = ["ENVIRONMENT", "Emitter", "Layout", "UnsupportedInstruction", "llvm_type", "SPECIAL"]
+__all__ = [
+    "ATOMIC",
+    "ENVIRONMENT",
+    "READ",
+    "SPECIAL",
+    "WRITE",
+    "Emitter",
+    "Layout",
+    "UnsupportedInstruction",
+    "llvm_type",
+    "storage_type",
+]
 
 # What every generated function gets: %zero is a null pointer that the optimizer does not know to be null. Global
 # addresses are offsets from it, which lets loops over threads be vectorized.

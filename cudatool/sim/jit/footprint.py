@@ -32,16 +32,18 @@ class Footprint:
         self.base = base
         self.size = size
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-        count = -(-size // PAGE) + 2  # an access may begin at the last byte
+        count = -(-(size // PAGE + 2) // 8) * 8  # an access may begin at the last byte
         maps = [mmap.mmap(-1, length, flags=flags) for length in (count * PAGE, count * PAGE, count * PAGE, count)]
-        for shadow in maps[:3]:
+        for shadow in maps:
             shadow.madvise(mmap.MADV_HUGEPAGE)  # dense accesses are the common case
         *self._views, self._pages = (np.frombuffer(one, np.uint8) for one in maps)
         self.addresses = tuple(ctypes.addressof(ctypes.c_char.from_buffer(one)) for one in maps)
 
     def _touched(self) -> npt.NDArray[np.int64]:
         """Return the numbers of the pages that were marked, and of those after them: an access may cross over."""
-        pages = np.flatnonzero(self._pages)
+        marked = np.flatnonzero(self._pages.view(np.uint64))  # eight at a time: the map is long and nearly empty
+        near = (marked[:, None] * 8 + np.arange(8)).ravel()
+        pages = near[self._pages[near] != 0]
         return np.union1d(pages, pages + 1)
 
     def ranges(self) -> list[tuple[int, int, int]]:

@@ -11,7 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 
-from cudatool.errors import CudatoolError
 from cudatool.sim.jit.collective import ROW
 from cudatool.sim.jit.context import EXIT, MAX_THREADS, Context
 from cudatool.sim.jit.footprint import MAP_NORESERVE, PAGE, Footprint
@@ -28,10 +27,11 @@ __all__ = [
 ]
 
 _WINDOW = 1 << 32  # of shared memory: what a 32-bit offset can reach, so that no such access leaves it
+_WORTH_SHARING = 2048  # threads of a grid; for less, waking another host thread takes longer than running them
 _PROT_NONE, _PROT_READ_WRITE = 0, mmap.PROT_READ | mmap.PROT_WRITE
 
 
-class KernelError(CudatoolError):
+class KernelError(Exception):
     """A kernel did not run to its end."""
 
 
@@ -186,11 +186,11 @@ def run(launch: Launch, threads: int, seed: int | None, footprint: Footprint | N
         The code touched memory that does not exist.
     """
     blocks = math.prod(launch.grid)
-    threads = max(1, min(threads, blocks))
+    block_threads = math.prod(launch.block)
+    threads = max(1, min(threads, blocks)) if blocks * block_threads >= _WORTH_SHARING else 1
     workers = _take_workers(threads)
     counter = ctypes.c_uint64(0)
     multiplier, offset = _order(blocks, seed)
-    block_threads = math.prod(launch.block)
     for worker in workers:
         worker.prepare(launch)
         context = worker.context

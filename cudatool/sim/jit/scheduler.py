@@ -6,11 +6,13 @@ all threads. When they do not, :mod:`.divergence` takes over.
 
 from __future__ import annotations
 
+import ctypes
+
 from cudatool.sim.jit.collective import Kind, array_offset
 from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.emit import ENVIRONMENT
 
-__all__ = ["AGREED", "DIVERGED", "GRID", "OWN", "PRELUDE", "VALUES", "all_threads", "block", "field", "whole_block"]
+__all__ = ["AGREED", "DIVERGED", "grid", "OWN", "PRELUDE", "VALUES", "all_threads", "block", "field", "whole_block"]
 
 DIVERGED = -2  # in the place of a region number: threads do not agree on one
 VALUES = "ptr %context, ptr %zero, ptr %shared, ptr %params, ptr %slots, ptr %locals, i32 %bx, i32 %by, i32 %bz"
@@ -251,12 +253,17 @@ end:
 """
 
 
-GRID = f"""
-define void @grid(ptr %context) #0 {{
+def grid(param_bytes: int) -> str:
+    """Return ``grid``, the entry point: takes blocks until there are none.
+
+    Parameters are declared dereferenceable, so that loading them can move out of the loop over threads.
+    """
+    return f"""
+define void @grid(ptr align 8 dereferenceable({ctypes.sizeof(Context)}) %context) #0 {{
 entry:
 {field("zero", "zero", volatile=True, kind="ptr")}
 {field("shared", "shared", kind="ptr")}
-{field("params", "params", kind="ptr")}
+{field("params", "params", kind="ptr")}, !noundef !0, !dereferenceable !3
 {field("slots", "slots", kind="ptr")}
 {field("local", "locals", kind="ptr")}
 {field("grid_x", "gx")}
@@ -304,4 +311,5 @@ stop:
 end:
   ret void
 }}
+!3 = !{{i64 {max(param_bytes, 1)}}}
 """
