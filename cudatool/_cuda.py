@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["check", "core", "driver", "operation"]
 
 _ADVICE = {
-    "CUDA_ERROR_ILLEGAL_ADDRESS": "a kernel or copy touched memory it must not; `cudatool sanitize` can say which",
+    "CUDA_ERROR_ILLEGAL_ADDRESS": "the context cannot be used again; mend the access and start the program anew",
     "CUDA_ERROR_NOT_READY": "the work it asks about has not completed; synchronize first",
     "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": "the NVIDIA driver is older than the installed NVRTC; update the driver",
 }
@@ -48,7 +48,7 @@ def check(result: tuple[Any, ...]) -> Any:
     """
     status, *values = result
     if status:
-        raise _error(status.name)
+        raise _error(status.name, _driver.last_message())
     return values[0] if len(values) == 1 else tuple(values) or None
 
 
@@ -56,7 +56,7 @@ def _error(name: str, text: str = "") -> CudaError:
     if not text:
         from cuda.bindings import driver
 
-        status, description = driver.cuGetErrorString(driver.CUresult[name])
+        status, description = driver.cuGetErrorString(getattr(driver.CUresult, name))
         text = description.decode() if not status and description else "the driver gives no description"
     if name in _ADVICE:
         text = f"{text}; {_ADVICE[name]}"

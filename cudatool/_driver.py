@@ -25,7 +25,7 @@ from cudatool.units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from cudatool.sim import Machine, Options
 
-__all__ = ["Choice", "choose", "chosen", "gpu_count", "initialize"]
+__all__ = ["Choice", "choose", "chosen", "gpu_count", "initialize", "last_message"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,15 @@ def initialize() -> Choice:
             if _choice is None:
                 _choice = _initialize()
     return _choice
+
+
+def last_message() -> str:
+    """Return what the driver in use says about this thread's last failed call beyond its error code; often nothing."""
+    if _choice is None or _choice.machine is None:
+        return ""
+    from cudatool import sim
+
+    return sim.last_message()
 
 
 def gpu_count() -> int:

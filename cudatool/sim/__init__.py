@@ -26,6 +26,7 @@ __all__ = [
     "Schedule",
     "Subscriber",
     "drain",
+    "last_message",
     "load",
     "subscribe",
     "unsubscribe",
@@ -78,6 +79,13 @@ def load(options: Options | None = None) -> Machine:
     _loaded = machine.create(options or Options())
     atexit.register(drain)
     return _loaded
+
+
+def last_message() -> str:
+    """Return why this thread's last driver call failed, where more is known than its error code says."""
+    from cudatool.sim import abi
+
+    return abi.call.message
 
 
 def _load_library(module: str) -> ctypes.CDLL:

@@ -253,7 +253,9 @@ class Scheduler:
                 operation.run(operation)
         except DriverError as error:
             log_message(f"{operation.name}: {error.result.c_name}: {error}")
-            context.error = context.error or error
+            if context.error is None:
+                context.error = DriverError(error.result, f"{operation.name}: {error}")
+                context.error.logged = True
         finally:
             lock.acquire()
             operation.done = True
@@ -271,4 +273,4 @@ class Scheduler:
     def check(self, context: Any) -> None:
         """Raise the error that a kernel left in `context`. It stays there: such a context cannot be used again."""
         if context.error is not None:
-            raise DriverError(context.error.result)
+            raise context.error

@@ -160,3 +160,4 @@ class DriverError(Exception):
     def __init__(self, result: Result, message: str = "") -> None:
         super().__init__(message or result.text)
         self.result = result
+        self.logged = False

@@ -157,3 +157,64 @@ def test_missing_entry_point_is_named(driver):
     with pytest.raises(Exception, match="cuGraphCreate") as error:
         driver.cuGraphCreate(0)
     assert type(error.value).__name__ == "FunctionNotFoundError"
+
+
+_STRAY = rb"""
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry stray(.param .u64 p) {
+    .reg .b64 %a;
+    ld.param.u64 %a, [p];
+    st.global.u32 [%a], 1;
+    ret;
+}
+.visible .entry unknown() {
+    wmma.load.a.sync.aligned.row.m16n16k16.f16 {%r1}, [%rd1];
+    ret;
+}
+"""
+
+
+def test_stray_kernel_ends_its_context_and_not_the_process(driver, ok, machine):
+    context = ok(driver.cuCtxCreate(None, 0, 0))
+    module = ok(driver.cuModuleLoadData(_STRAY + b"\0"))
+    function = ok(driver.cuModuleGetFunction(module, b"stray"))
+    argument = ctypes.c_uint64(machine.arena.base + 64)  # reserved, but nobody's
+    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
+    ok(driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, 0, ctypes.addressof(pointers), 0))
+    for _ in range(2):  # and again: the error stays
+        assert driver.cuCtxSynchronize()[0].name == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    assert driver.cuMemAlloc(16)[0].name == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    ok(driver.cuCtxDestroy(context))
+    ok(driver.cuMemFree(ok(driver.cuMemAlloc(16))))  # other contexts go on
+
+
+def test_instruction_that_is_not_there_is_named_with_kernel_and_line(driver, ok, caplog):
+    module = ok(driver.cuModuleLoadData(_STRAY + b"\0"))
+    function = ok(driver.cuModuleGetFunction(module, b"unknown"))
+    refused = driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)
+    assert refused[0].name == "CUDA_ERROR_NOT_SUPPORTED"
+    for word in ("wmma.load", "unknown", "12"):
+        assert word in caplog.text
+    ok(driver.cuModuleUnload(module))
+
+
+def test_launches_out_of_limits(driver, ok):
+    module = ok(driver.cuModuleLoadData(_STRAY + b"\0"))
+    function = ok(driver.cuModuleGetFunction(module, b"stray"))
+    argument = ctypes.c_uint64(0)
+    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
+
+    def launch(grid=(1, 1, 1), block=(1, 1, 1), shared=0, parameters=ctypes.addressof(pointers)):
+        return driver.cuLaunchKernel(function, *grid, *block, shared, 0, parameters, 0)[0].name
+
+    assert launch(grid=(0, 1, 1)) == "CUDA_ERROR_INVALID_VALUE"
+    assert launch(grid=(1, 70_000, 1)) == "CUDA_ERROR_INVALID_VALUE"
+    assert launch(block=(1025, 1, 1)) == "CUDA_ERROR_INVALID_VALUE"
+    assert launch(block=(1, 1, 65)) == "CUDA_ERROR_INVALID_VALUE"
+    assert launch(shared=48 * 1024 + 1) == "CUDA_ERROR_INVALID_VALUE"
+    assert launch(parameters=0) == "CUDA_ERROR_INVALID_VALUE"
+    assert driver.cuModuleGetFunction(module, b"missing")[0].name == "CUDA_ERROR_NOT_FOUND"
+    ok(driver.cuModuleUnload(module))
+    assert driver.cuModuleGetFunction(module, b"stray")[0].name == "CUDA_ERROR_INVALID_HANDLE"
