@@ -89,6 +89,7 @@ def peers() -> list[tuple[str, float]]:
     else:
         if torch.cuda.is_available():
             alloc, delete = torch._C._cuda_cudaCachingAllocator_raw_alloc, torch.cuda.caching_allocator_delete
+            torch.cuda.init()
             delete(alloc(100, 0))
             rows.append(("PyTorch, raw alloc and delete", best_ns(lambda: delete(alloc(100, 0)))))
     try:

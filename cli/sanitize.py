@@ -70,6 +70,8 @@ def sanitize(device: str | None, form: str, error_exitcode: int, module: str | N
         color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         width = min(os.get_terminal_size().columns, 120) if sys.stdout.isatty() else 100
         click.echo(render_text(report, color=color, width=width))
+    if report.unchecked_launches and trace.header.get("device_kind") == "cuda":
+        click.echo("Next: the same with --device sim, which measures what kernels access", err=True)
     if status:
         click.echo(f"cudatool: the workload itself failed with exit status {status}", err=True)
         sys.exit(3)

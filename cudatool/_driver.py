@@ -25,7 +25,7 @@ from cudatool.units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from cudatool.sim import Machine, Options
 
-__all__ = ["Choice", "choose", "chosen", "gpu_count", "initialize", "last_message"]
+__all__ = ["Choice", "choose", "chosen", "gpu_names", "initialize", "last_message"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +98,20 @@ def last_message() -> str:
     return sim.last_message()
 
 
-def gpu_count() -> int:
-    """Return the number of NVIDIA GPUs that this process may use, without loading their driver."""
+def gpu_names() -> list[str]:
+    """Return the names of the NVIDIA GPUs that this process may use, without loading their driver."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and visible.strip() in ("", "-1"):
-        return 0
+        return []
     import pynvml
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return 0
+        return []
     try:
-        return int(pynvml.nvmlDeviceGetCount())
+        count = pynvml.nvmlDeviceGetCount()
+        return [str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index))) for index in range(count)]
     finally:
         pynvml.nvmlShutdown()
 
@@ -149,11 +150,11 @@ def _parse(spec: str) -> tuple[str, dict[str, Any]]:
 def _initialize() -> Choice:
     spec = _spec or os.environ.get("CUDATOOL_DEVICE") or "auto"
     kind, options = _parse(spec)
-    gpus = gpu_count() if kind in ("auto", "cuda") else 0
+    gpus = gpu_names() if kind in ("auto", "cuda") else []
     if kind == "cuda" and not gpus:
         raise DeviceUnavailableError("no NVIDIA GPU answers on this machine; use --device sim for the software device")
     if gpus:
-        return Choice("cuda", "an NVIDIA GPU" if gpus == 1 else f"{gpus} NVIDIA GPUs")
+        return Choice("cuda", gpus[0] if len(gpus) == 1 else f"{len(gpus)} GPUs ({', '.join(dict.fromkeys(gpus))})")
     if _is_loaded("libcuda.so.1"):
         raise DeviceUnavailableError(
             "NVIDIA's libcuda is loaded in this process already, so the software device cannot take its place; "

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cudatool._driver import gpu_count
+from cudatool._driver import gpu_names
 from cudatool.trace.events import Kind
 from cudatool.trace.reader import read
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpu_count(), reason="no NVIDIA GPU answers")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpu_names(), reason="no NVIDIA GPU answers")]
 
 _SAMPLES = Path(__file__).parents[2] / "samples"
 

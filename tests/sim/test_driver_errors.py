@@ -206,7 +206,9 @@ def test_launches_out_of_limits(driver, ok):
     argument = ctypes.c_uint64(0)
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
 
-    def launch(grid=(1, 1, 1), block=(1, 1, 1), shared=0, parameters=ctypes.addressof(pointers)):
+    right = ctypes.addressof(pointers)
+
+    def launch(grid=(1, 1, 1), block=(1, 1, 1), shared=0, parameters=right):
         return driver.cuLaunchKernel(function, *grid, *block, shared, 0, parameters, 0)[0].name
 
     assert launch(grid=(0, 1, 1)) == "CUDA_ERROR_INVALID_VALUE"
