@@ -249,16 +249,20 @@ class DeviceArray:
 
 def _basic(index: _Index | tuple[_Index, ...]) -> tuple[_Index, ...]:
     """Return an index that gives a view of NumPy's, never an element or a copy: both would read device memory."""
-    parts = index if isinstance(index, tuple) else (index,)
-    for part in parts:
-        if isinstance(part, bool | np.bool) or not (
-            part is None or isinstance(part, slice | EllipsisType) or hasattr(part, "__index__")
-        ):
+    basic: list[_Index] = []
+    for part in index if isinstance(index, tuple) else (index,):
+        if part is None or isinstance(part, slice | EllipsisType):
+            basic.append(part)
+        elif isinstance(part, bool | np.bool) or np.ndim(part):  # NumPy takes these for masks and lists of indices
             raise UsageError(f"cannot index with {type(part).__name__}; only integers, slices, ... and None")
-    basic = tuple(
-        part if part is None or isinstance(part, slice | EllipsisType) else operator.index(part) for part in parts
-    )
-    return basic if Ellipsis in basic else (*basic, Ellipsis)
+        else:
+            try:
+                basic.append(operator.index(part))
+            except TypeError:
+                raise UsageError(
+                    f"cannot index with {type(part).__name__}; only integers, slices, ... and None"
+                ) from None
+    return tuple(basic) if Ellipsis in basic else (*basic, Ellipsis)
 
 
 def empty(shape: Shape, dtype: npt.DTypeLike = np.float32, *, device: DeviceLike = None) -> DeviceArray:

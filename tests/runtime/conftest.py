@@ -26,7 +26,7 @@ def nothing_leaks(device: str) -> Iterator[None]:
     yield
     cudatool.synchronize()
     gc.collect()
-    assert cudatool.memory_allocated() == before
+    assert cudatool.memory_allocated() <= before  # less, where a test that failed before has let go
     assert cudatool.current_stream() == cudatool.default_stream()
 
 

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cudatool
+from cudatool.errors import CompileError, CudaError, UsageError
+from cudatool.trace.events import Event, Kind, unpack_dims
+
+SCALE = """
+template <typename T> __global__ void scale(T *x, T factor, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) x[i] *= factor;
+}
+"""
+STORE = 'extern "C" __global__ void store(%s *out, %s value) { *out = value; }'
+
+
+@pytest.fixture
+def scale() -> cudatool.Kernel:
+    return cudatool.compile(SCALE, "scale<float>")
+
+
+def test_kernel_runs_with_grid_and_block(scale: cudatool.Kernel) -> None:
+    array = cudatool.asarray(np.arange(1000, dtype=np.float32))
+    scale[4, 256](array, 3.0, 1000)
+    np.testing.assert_array_equal(array.get(), 3 * np.arange(1000, dtype=np.float32))
+
+
+def test_kernel_runs_on_the_stream_it_is_given(scale: cudatool.Kernel, events: list[Event]) -> None:
+    stream, array = cudatool.Stream(), cudatool.ones(10)
+    stream.wait_stream(cudatool.current_stream())
+    cudatool.launch(stream, cudatool.LaunchConfig(grid=1, block=32), scale, array, np.float32(2), np.int32(10))
+    stream.synchronize()
+    assert array.get().tolist() == [2] * 10
+    assert [event.stream for event in events if event.kind is Kind.KERNEL_LAUNCH] == [stream.trace_id()]
+
+
+def test_any_object_with_cuda_stream_is_a_stream(scale: cudatool.Kernel) -> None:
+    class Other:
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return 0, stream.cuda_stream
+
+    stream = cudatool.Stream()
+    with stream:
+        array = cudatool.ones(10)
+    cudatool.launch(Other(), cudatool.LaunchConfig(grid=1, block=32), scale, array, 2.0, 10)
+    with stream:
+        assert array.get().tolist() == [2] * 10
+    with pytest.raises(UsageError, match="is not a stream"):
+        cudatool.launch("s", cudatool.LaunchConfig(grid=1, block=32), scale, array, 2.0, 10)
+
+
+@pytest.mark.parametrize(
+    ("c_type", "dtype", "value"),
+    [
+        ("bool", "?", True),
+        ("signed char", "i1", -100),
+        ("unsigned char", "u1", 200),
+        ("short", "i2", -30000),
+        ("int", "i4", -(2**31)),
+        ("unsigned int", "u4", 2**32 - 1),
+        ("long long", "i8", -(2**63)),
+        ("unsigned long long", "u8", 2**64 - 1),
+        ("float", "f4", 1.5),
+        ("float", "f4", np.float32(0.1)),
+        ("double", "f8", 0.1),
+        ("double", "f8", np.float64(-2.5)),
+        ("int", "i4", np.int32(7)),
+        ("short", "i2", np.array(-5, np.int16)),
+    ],
+)
+def test_scalar_arrives_as_it_was_passed(c_type: str, dtype: str, value: Any) -> None:
+    out = cudatool.zeros(1, dtype)
+    cudatool.compile(STORE % (c_type, c_type), "store")[1, 1](out, value)
+    assert out.get()[0] == np.array(value).astype(dtype)
+
+
+def test_structure_is_passed_by_value() -> None:
+    source = """
+    struct Point { char tag; double x; int y[3]; };
+    extern "C" __global__ void store(double *out, int before, Point p, float after) {
+        out[0] = before; out[1] = p.tag; out[2] = p.x; out[3] = p.y[2]; out[4] = after;
+    }"""
+    point = np.zeros((), np.dtype([("tag", "i1"), ("x", "f8"), ("y", "i4", 3)], align=True))
+    point["tag"], point["x"], point["y"] = 3, 2.5, [7, 8, 9]
+    out = cudatool.zeros(5, np.float64)
+    cudatool.compile(source, "store")[1, 1](out, 1, point[()], 4.5)
+    assert out.get().tolist() == [1, 3, 2.5, 9, 4.5]
+
+
+def test_buffer_of_cuda_core_is_passed_as_its_address(scale: cudatool.Kernel) -> None:
+    from cuda.core import Buffer
+
+    array = cudatool.ones(10)
+    scale[1, 32](Buffer.from_handle(array.data_ptr(), array.nbytes, owner=array), 2.0, 10)
+    assert array.get().tolist() == [2] * 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((None,), "takes 3 arguments, not 1"),
+        (("x", 1.0, 2**31 + 2**31), "argument 2 .* does not fit in 4 bytes"),
+        (("x", np.float64(1), 1), "argument 1 .* float64 has 8 bytes, the parameter 4"),
+        ((np.ones(3), 1.0, 1), "argument 0 .* cudatool.asarray"),
+        ((1.0, np.int64(1), 1), "argument 1"),
+        (("x", 1.0, "n"), "argument 2 .* cannot pass str"),
+        (("x", 1e300, 1), "argument 1"),
+        (("x", 1j, 1), "argument 1 .* cannot pass complex"),
+    ],
+)
+def test_argument_that_does_not_fit_is_refused(scale: cudatool.Kernel, arguments: Any, message: str) -> None:
+    array = cudatool.ones(3)
+    with pytest.raises(UsageError, match=message):
+        scale[1, 1](*(array if isinstance(argument, str) and argument == "x" else argument for argument in arguments))
+
+
+def test_shared_memory_comes_from_the_configuration() -> None:
+    source = """
+    extern "C" __global__ void reverse(int *x) {
+        extern __shared__ int s[];
+        s[threadIdx.x] = x[threadIdx.x];
+        __syncthreads();
+        x[threadIdx.x] = s[blockDim.x - 1 - threadIdx.x];
+    }"""
+    array = cudatool.asarray(np.arange(64, dtype=np.int32))
+    cudatool.compile(source, "reverse")[cudatool.LaunchConfig(grid=1, block=64, shmem_size=256)](array)
+    assert array.get().tolist() == list(range(63, -1, -1))
+
+
+def test_launch_that_the_driver_refuses_names_its_error(scale: cudatool.Kernel) -> None:
+    with pytest.raises(CudaError) as caught:
+        scale[1, 2048](cudatool.ones(3), 1.0, 3)
+    assert caught.value.name == "CUDA_ERROR_INVALID_VALUE"
+
+
+def test_configuration_of_three_is_refused(scale: cudatool.Kernel) -> None:
+    with pytest.raises(UsageError, match="grid, block"):
+        scale[1, 2, 3]
+
+
+def test_compile_error_has_the_compilers_log() -> None:
+    with pytest.raises(CompileError) as caught:
+        cudatool.compile('extern "C" __global__ void f(int *p) { *p = missing; }', "f")
+    assert "missing" in caught.value.log
+    assert "NVRTC_ERROR_COMPILATION" in caught.value.args[0]
+
+
+def test_kernel_that_is_not_in_the_source_is_an_error() -> None:
+    with pytest.raises(CompileError) as caught:
+        cudatool.compile(SCALE, "missing")
+    assert "missing" in caught.value.log
+
+
+def test_headers_of_cuda_and_cccl_can_be_included() -> None:
+    source = """
+    #include <cuda_fp16.h>
+    #include <cuda/std/cstdint>
+    extern "C" __global__ void f(cuda::std::uint16_t *out) { *out = __half_as_ushort(__float2half(1.0f)); }
+    """
+    out = cudatool.zeros(1, np.uint16)
+    cudatool.compile(source, "f")[1, 1](out)
+    assert out.get().view(np.float16)[0] == 1
+
+
+def test_options_reach_the_compiler_and_nothing_is_cached_for_headers_of_ones_own(tmp_path: Any) -> None:
+    source = '#include "value.h"\nextern "C" __global__ void f(int *out) { *out = VALUE + EXTRA; }'
+    options = cudatool.ProgramOptions(include_path=str(tmp_path), define_macro=("EXTRA", "100"))
+    out = cudatool.zeros(1, np.int32)
+    for value in (1, 2):
+        (tmp_path / "value.h").write_text(f"#define VALUE {value}\n")
+        cudatool.compile(source, "f", options=options)[1, 1](out)
+        assert out.get()[0] == value + 100
+
+
+def test_compiled_program_is_found_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    from cudatool import _cuda, _kernel
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    _kernel._cache.cache_clear()
+    try:
+        first = cudatool.compile(SCALE, "scale<double>")
+        monkeypatch.setattr(_cuda.core, "Program", None)  # a second compilation would fail
+        second = cudatool.compile(SCALE, "scale<double>")
+        assert first.parameters == second.parameters
+        array = cudatool.asarray([1.0, 2.0, 3.0])
+        second[1, 32](array, 2.0, 3)
+        assert array.get().tolist() == [2, 4, 6]
+    finally:
+        _kernel._cache.cache_clear()
+
+
+def test_launch_and_load_are_recorded(events: list[Event]) -> None:
+    kernel, array = cudatool.compile(SCALE, "scale<float>"), cudatool.ones(100)
+    events.clear()
+    kernel[cudatool.LaunchConfig(grid=(2, 3, 4), block=(8, 4, 2), shmem_size=64)](array, 2.0, 0)
+    (launched,) = [event for event in events if event.kind is Kind.KERNEL_LAUNCH]
+    assert launched.name == "scale<float>"
+    assert (unpack_dims(launched.aux0), unpack_dims(launched.aux1)) == ((2, 3, 4), (8, 4, 2))
+    assert launched.size == 64
+    assert launched.correlation != 0
+    assert launched.stream == cudatool.default_stream().trace_id()
+
+
+def test_load_of_a_module_is_recorded(events: list[Event]) -> None:
+    cudatool.compile(SCALE, "scale<int>")
+    (loaded,) = [event for event in events if event.kind is Kind.MODULE_LOAD]
+    assert loaded.name == "scale<int>"
+    assert loaded.size > 0

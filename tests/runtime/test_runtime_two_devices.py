@@ -1,0 +1,104 @@
+"""What needs two devices. Where there is one, the first test runs the others on two software devices."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import cudatool
+from cudatool.errors import CudaError
+from cudatool.trace.events import Event, Kind
+
+
+@pytest.fixture
+def second() -> int:
+    if cudatool.device_count() < 2:
+        pytest.skip("there is one device; the first test runs this one on two")
+    return 1
+
+
+def test_these_tests_pass_on_two_software_devices(device: str) -> None:
+    if cudatool.device_count() > 1 or device != "sim":
+        pytest.skip("this process has its own devices")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    environment = {**os.environ, "CUDATOOL_DEVICE": "sim:count=2"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout
+    assert "1 skipped" in done.stdout  # this one
+
+
+def test_device_context_switches_and_restores(second: int) -> None:
+    with cudatool.device(second):
+        assert cudatool.current_device() == second
+        with cudatool.device(0):
+            assert cudatool.current_device() == 0
+        with cudatool.device(None):
+            assert cudatool.current_device() == second
+        assert cudatool.zeros(1).device == second
+    assert cudatool.current_device() == 0
+
+
+def test_stream_context_switches_the_device(second: int) -> None:
+    stream = cudatool.Stream(second)
+    with cudatool.stream(stream):
+        assert cudatool.current_device() == second
+        assert cudatool.current_stream() is stream
+        assert cudatool.current_stream(0) == cudatool.default_stream(0)
+    assert cudatool.current_device() == 0
+
+
+def test_each_device_has_its_own_memory(second: int) -> None:
+    before = cudatool.memory_allocated(0), cudatool.memory_allocated(second)
+    array = cudatool.empty(1000, device=second)
+    assert (cudatool.memory_allocated(0), cudatool.memory_allocated(second)) == (before[0], before[1] + 4096)
+    del array
+    assert (cudatool.memory_allocated(0), cudatool.memory_allocated(second)) == before
+
+
+def test_array_is_used_on_its_own_device(second: int) -> None:
+    array = cudatool.asarray(np.arange(12.0).reshape(3, 4), device=second)
+    np.testing.assert_array_equal(array.T.get(), np.arange(12.0).reshape(3, 4).T)
+    np.testing.assert_array_equal(cudatool.matmul(array, array.T).get(), array.get() @ array.get().T)
+
+
+@pytest.mark.parametrize("view", [lambda a: a, lambda a: a.T, lambda a: a[::2]])
+def test_copy_between_devices_is_in_order_with_both(second: int, view: object) -> None:
+    expected = np.arange(36, dtype=np.float32).reshape(6, 6)
+    with cudatool.stream(cudatool.Stream(second)), cudatool.stream(cudatool.Stream(0)):
+        source = cudatool.asarray(expected)
+        target = cudatool.zeros((6, 6), device=second)
+        view(target).copy_(view(source))  # type: ignore[operator]
+        source.fill_(-1)
+        wanted = np.zeros_like(expected)
+        view(wanted)[...] = view(expected)  # type: ignore[operator]
+        np.testing.assert_array_equal(target.get(), wanted)
+
+
+def test_asarray_moves_to_the_device_it_is_given(second: int) -> None:
+    array = cudatool.ones(3)
+    moved = cudatool.asarray(array, device=second)
+    assert (moved.device, moved.get().tolist()) == (second, [1, 1, 1])
+
+
+def test_event_of_one_device_can_be_waited_for_on_the_other(second: int, events: list[Event]) -> None:
+    event = cudatool.Stream(0).record_event()
+    waiting = cudatool.Stream(second)
+    waiting.wait_event(event)
+    waiting.synchronize()
+    assert event.query()
+    (wait,) = [found for found in events if found.kind is Kind.STREAM_WAIT_EVENT]
+    assert (wait.device, wait.stream) == (second, waiting.trace_id())
+
+
+def test_event_cannot_be_recorded_on_another_device(second: int) -> None:
+    event = cudatool.Stream(0).record_event()
+    with pytest.raises(CudaError):
+        event.record(cudatool.Stream(second))
+
+
+def test_peer_access_is_known(second: int) -> None:
+    assert isinstance(cudatool.can_device_access_peer(0, second), bool)
