@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     )
     from cudatool.blas import matmul
     from cudatool.errors import CompileError, CudaError, CudatoolError, OutOfMemoryError
+    from cudatool.recording import record
 
 __version__ = "0.1.0"
 
@@ -114,6 +115,7 @@ __all__ = [
     "launch",
     # traces
     "range",
+    "record",
     # errors
     "CompileError",
     "CudaError",
@@ -133,6 +135,7 @@ _HOMES = (
     "_kernel",
     "_array",
     "blas",
+    "recording",
 )
 _CUDA_CORE = ("LaunchConfig", "ProgramOptions")
 

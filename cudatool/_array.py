@@ -145,7 +145,7 @@ class DeviceArray:
         Parameters
         ----------
         source
-            A device array, on any device, or anything that NumPy takes for an array.
+            A device array, on any device and of any library, or anything that NumPy takes for an array.
         non_blocking
             Do not wait for a copy from pinned host memory. That memory must not be changed before the stream has
             reached the copy. Copies between devices never wait.
@@ -160,6 +160,8 @@ class DeviceArray:
         if not self.layout.flags.writeable:
             raise UsageError("this array is read-only: its owner exported it so")
         stream = current_stream(self.device)
+        if hasattr(source, "__cuda_array_interface__") and not isinstance(source, DeviceArray):
+            source = _import(source)
         if not isinstance(source, DeviceArray):
             _transfer.copy_to_device(self.layout, np.asarray(source), stream)
             if not non_blocking:
@@ -173,12 +175,14 @@ class DeviceArray:
     def _copy_from_peer(self, source: DeviceArray, stream: Stream) -> None:
         # One contiguous copy between the devices, in order with both current streams, as torch does it.
         packed = source.contiguous()
-        landing = empty(source.shape, source.dtype, device=self.device)
+        fits = self.is_contiguous() and (self.shape, self.dtype) == (source.shape, source.dtype)
+        landing = self if fits else empty(source.shape, source.dtype, device=self.device)
         other = current_stream(source.device)
         stream.wait_stream(other)
         _transfer.copy_on_device(landing.layout, packed.layout, stream)
         other.wait_stream(stream)
-        _transfer.copy_on_device(self.layout, landing.layout, stream)
+        if landing is not self:
+            _transfer.copy_on_device(self.layout, landing.layout, stream)
 
     def fill_(self, value: Any) -> DeviceArray:
         """Set every element to `value`, cast to the array's dtype, and return the array."""
@@ -249,20 +253,18 @@ class DeviceArray:
 
 def _basic(index: _Index | tuple[_Index, ...]) -> tuple[_Index, ...]:
     """Return an index that gives a view of NumPy's, never an element or a copy: both would read device memory."""
-    basic: list[_Index] = []
-    for part in index if isinstance(index, tuple) else (index,):
-        if part is None or isinstance(part, slice | EllipsisType):
-            basic.append(part)
-        elif isinstance(part, bool | np.bool) or np.ndim(part):  # NumPy takes these for masks and lists of indices
-            raise UsageError(f"cannot index with {type(part).__name__}; only integers, slices, ... and None")
-        else:
-            try:
-                basic.append(operator.index(part))
-            except TypeError:
-                raise UsageError(
-                    f"cannot index with {type(part).__name__}; only integers, slices, ... and None"
-                ) from None
-    return tuple(basic) if Ellipsis in basic else (*basic, Ellipsis)
+    parts = index if isinstance(index, tuple) else (index,)
+    basic = tuple(part if part is None or isinstance(part, slice | EllipsisType) else _integer(part) for part in parts)
+    return basic if Ellipsis in basic else (*basic, Ellipsis)
+
+
+def _integer(part: SupportsIndex) -> int:
+    try:
+        if not isinstance(part, bool | np.bool):  # for NumPy, a mask
+            return operator.index(part)
+    except TypeError:
+        pass
+    raise UsageError(f"cannot index with {type(part).__name__}; only integers, slices, ... and None")
 
 
 def empty(shape: Shape, dtype: npt.DTypeLike = np.float32, *, device: DeviceLike = None) -> DeviceArray:

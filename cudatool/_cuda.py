@@ -99,7 +99,7 @@ def _translate(error: BaseException) -> None:
 
     if isinstance(error, NVRTCError):
         reason, _, log = str(error).partition(", compilation log:")
-        raise CompileError(f"the program does not compile ({reason})", log.strip()) from error
+        raise CompileError(f"the program does not compile ({reason})", log.strip(" \n\0")) from error
     if isinstance(error, CUDAError):
         name, _, text = str(error).partition(": ")
         raise _error(name, text) from error

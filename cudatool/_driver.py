@@ -39,15 +39,12 @@ class Choice:
 
 
 _spec: str | None = None
-_measure_accesses = False
 _choice: Choice | None = None
 _lock = threading.Lock()
 
 
-def choose(spec: str | None, *, measure_accesses: bool = False) -> None:
+def choose(spec: str | None) -> None:
     """Set what :func:`initialize` will choose; `spec` None leaves it to the environment.
-
-    `measure_accesses` makes the software device measure which bytes each kernel touches.
 
     Raises
     ------
@@ -56,14 +53,12 @@ def choose(spec: str | None, *, measure_accesses: bool = False) -> None:
     DeviceUnavailableError
         A different driver is in use already.
     """
-    global _spec, _measure_accesses
+    global _spec
     if spec is not None:
-        kind, options = _parse(spec)
+        kind, _ = _parse(spec)
         if _choice is not None and kind not in ("auto", _choice.kind):
             raise DeviceUnavailableError(f"the process uses {_choice.description} already; choose the device earlier")
         _spec = spec
-        del options
-    _measure_accesses = measure_accesses
 
 
 def chosen() -> Choice | None:
@@ -163,9 +158,7 @@ def _initialize() -> Choice:
     from cudatool.sim import Options, Schedule, load
 
     schedule = Schedule(options.pop("schedule", "fifo"))
-    settings: Options = Options(
-        schedule=schedule, accesses=_measure_accesses, cache_dir=cache_directory() / "native", **options
-    )
+    settings: Options = Options(schedule=schedule, cache_dir=cache_directory() / "native", **options)
     machine = load(settings)
     count = "the software device" if settings.count == 1 else f"{settings.count} software devices"
     description = f"{count} ({format_bytes(settings.memory)}, schedule {settings.schedule}, seed {settings.seed})"

@@ -143,7 +143,7 @@ def launch(stream: Any, config: Any, kernel: Kernel, *arguments: Any) -> None:
     """
     stream = _as_stream(stream)
     pointers = kernel.pack(arguments)
-    native = _native_config(config, stream.cuda_stream)
+    native = _native_config(config, stream.core.handle)
     with on_device(stream.device_index), operation() as correlation:
         check(_cuda.driver.cuLaunchKernelEx(native, kernel.handle, ctypes.addressof(pointers), 0))
     if correlation:
@@ -171,7 +171,7 @@ def _as_stream(stream: Any) -> Stream:
     return ExternalStream(handle)
 
 
-def _native_config(config: Any, stream: int) -> Any:
+def _native_config(config: Any, stream: Any) -> Any:
     """Return cuda.core's LaunchConfig as the driver's; a grid of clusters becomes one of blocks."""
     driver = _cuda.driver
     kinds = driver.CUlaunchAttributeID

@@ -42,6 +42,16 @@ class _Pool:
         self.made = 0
         self.idle: deque[Any] = deque()
 
+    def take(self) -> Any:
+        """Return a stream to use again, None if a new one is to be made."""
+        try:
+            if self.made >= self.FRESH:
+                return self.idle.popleft()
+        except IndexError:
+            pass
+        self.made += 1
+        return None
+
 
 _pools: dict[tuple[int, int], _Pool] = {}
 
@@ -65,12 +75,10 @@ class Stream:
             lowest, highest = check(_cuda.driver.cuCtxGetStreamPriorityRange())
             priority = max(highest, min(lowest, priority))
             pool = _pools.setdefault((index, priority), _Pool())
-            if pool.idle and pool.made >= pool.FRESH:
-                found = pool.idle.popleft()
-            else:
+            found = pool.take()
+            if found is None:
                 options = _cuda.core.StreamOptions(nonblocking=True, priority=priority)
                 found = _cuda.core.Device(index).create_stream(options=options)
-                pool.made += 1
         self._set(found, index, int(found.handle), priority)
         hooks.stream_id(index, self._handle, flags=StreamFlag.NON_BLOCKING, priority=priority)
         self._pool: _Pool | None = pool
@@ -106,7 +114,7 @@ class Stream:
 
     @property
     def core(self) -> Any:
-        """The :class:`cuda.core.Stream`.
+        """The :class:`cuda.core.Stream`; its ``handle`` is never 0, which could mean either default stream.
 
         Raises
         ------
@@ -127,7 +135,7 @@ class Stream:
 
     def query(self) -> bool:
         """Return whether everything enqueued so far has completed."""
-        handle = self.cuda_stream
+        handle = self.core.handle
         with on_device(self.device_index), operation() as correlation:
             (status,) = _cuda.driver.cuStreamQuery(handle)
             done = bool(status != _cuda.driver.CUresult.CUDA_ERROR_NOT_READY)
@@ -139,7 +147,7 @@ class Stream:
 
     def synchronize(self) -> None:
         """Wait for everything enqueued so far."""
-        handle = self.cuda_stream
+        handle = self.core.handle
         with on_device(self.device_index), operation() as correlation:
             check(_cuda.driver.cuStreamSynchronize(handle))
         if correlation:
@@ -232,7 +240,9 @@ def default_stream(device: DeviceLike = None) -> Stream:
     """Return the legacy default stream of a device: it waits for all blocking streams, and they for it."""
     index = device_index(device)
     found = _defaults.get(index)
-    return _defaults.setdefault(index, ExternalStream(0, index)) if found is None else found
+    if found is None or found.is_closed:
+        found = _defaults[index] = ExternalStream(0, index)
+    return found
 
 
 def current_stream(device: DeviceLike = None) -> Stream:

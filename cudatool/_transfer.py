@@ -73,7 +73,15 @@ def copy_on_device(target: Layout, source: Layout, stream: Stream) -> None:
 
 
 def fill(target: Layout, value: Any, stream: Stream) -> None:
-    """Enqueue the setting of every element to `value`."""
+    """Enqueue the setting of every element to `value`.
+
+    Raises
+    ------
+    UsageError
+        `value` is an array.
+    """
+    if np.ndim(value):
+        raise UsageError(f"fill_ takes one value, not {np.size(value)}; use copy_")
     element = np.asarray(value).astype(target.dtype)
     pattern = element.tobytes()
     for width, bits in ((1, 8), (2, 16), (4, 32)):
@@ -101,7 +109,7 @@ _DIRECTIONS: Final = {
 def _copy(name: str, target: int, source: int, size: int, stream: Stream) -> None:
     if not size:
         return
-    handle = stream.cuda_stream
+    handle = stream.core.handle
     with on_device(stream.device_index), operation() as correlation:
         if correlation:  # before the call: one to pageable memory returns when the work is done
             _emit_copy(name, target, source, size, stream, correlation)
@@ -140,7 +148,7 @@ def _emit_copy(name: str, target: int, source: int, size: int, stream: Stream, c
 def _memset(bits: int, address: int, value: int, size: int, stream: Stream) -> None:
     if not size:
         return
-    name, width, handle = f"cuMemsetD{bits}Async", bits // 8, stream.cuda_stream
+    name, width, handle = f"cuMemsetD{bits}Async", bits // 8, stream.core.handle
     with on_device(stream.device_index), operation() as correlation:
         check(getattr(_cuda.driver, name)(address, value, size // width, handle))
     if correlation:

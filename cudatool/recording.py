@@ -54,7 +54,7 @@ def record(
     from cudatool.trace import stacks
     from cudatool.trace.recorder import Recorder
 
-    _driver.choose(device, measure_accesses=measure_accesses)
+    _driver.choose(device)
     choice = _driver.initialize()
     header = {
         "device": choice.description,
@@ -71,6 +71,7 @@ def record(
 
         collector = SimDriverCollector(choice.machine)
         sim.subscribe(collector)
+        choice.machine.measure_accesses = measure_accesses
     try:
         with recorder:
             try:
@@ -80,5 +81,6 @@ def record(
                     sim.drain()  # what was enqueued and never waited for still runs, and is part of the program
     finally:
         stacks.enable(True)
-        if collector is not None:
+        if collector is not None and choice.machine is not None:
+            choice.machine.measure_accesses = False
             sim.unsubscribe(collector)

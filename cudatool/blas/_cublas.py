@@ -49,7 +49,7 @@ def gemm(a: Layout, b: Layout, c: Layout, stream: Stream) -> None:
         handle = _handles.by_device.get(stream.device_index)
         if handle is None:
             handle = _handles.by_device[stream.device_index] = cublas.create()
-        cublas.set_stream(handle, stream.cuda_stream)
+        cublas.set_stream(handle, int(stream.core.handle))
         cublas.gemm_strided_batched_ex(
             handle,
             op_b,

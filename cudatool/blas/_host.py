@@ -30,7 +30,7 @@ def gemm(a: Layout, b: Layout, c: Layout, stream: Stream) -> None:
     """Enqueue ``c = a @ b``."""
     # The addresses only: an operand that is dropped goes back to the allocator at once, as it does on a GPU.
     a, b, c = (_unowned(layout) for layout in (a, b, c))
-    handle, key = stream.cuda_stream, next(_keys)
+    handle, key = stream.core.handle, next(_keys)
     _pending[key] = lambda: np.matmul(a, b, out=c)
     check(_cuda.driver.cuLaunchHostFunc(handle, _address, key))
 

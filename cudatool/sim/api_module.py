@@ -417,7 +417,7 @@ def cuFuncSetCacheConfig(hfunc: int, config: int) -> None:
 def _prepare(function: Function, device: Device) -> JitKernel:
     kernel = function.on(device)
     try:
-        kernel.prepare(footprint=state.machine.options.accesses)
+        kernel.prepare(footprint=state.machine.measure_accesses)
     except PtxError as error:
         raise DriverError(Result.NOT_SUPPORTED, str(error)) from error
     return kernel
@@ -488,7 +488,7 @@ def _execute(
     jit = _translator()
     machine = state.machine
     footprint = None
-    if machine.options.accesses:
+    if machine.measure_accesses:
         footprint = jit.Footprint(machine.arena.base, machine.arena.size)
     try:
         kernel.launch(

@@ -49,8 +49,6 @@ class Options:
         In which legal order deferred work executes.
     threads
         Host threads that run the blocks of a kernel. 1 makes also the order of atomics reproducible.
-    accesses
-        Measure which bytes each kernel reads, writes and updates.
     cache_dir
         Where native code of kernels is kept between processes; None keeps none.
     """
@@ -60,7 +58,6 @@ class Options:
     seed: int = 0
     schedule: Schedule = Schedule.FIFO
     threads: int = 1
-    accesses: bool = False
     cache_dir: Path | None = None
 
 
@@ -122,6 +119,8 @@ class Machine:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.initialized = False
+        self.measure_accesses = False
+        """Whether kernels that run from now on are measured: which bytes each reads, writes and updates."""
         self.scheduler = Scheduler(options.schedule, options.seed)
         # Handles look like pointers and are never used twice, so that a stale one is recognized.
         self._handles = itertools.count(0x5100_0000_0000, 0x40)

@@ -209,6 +209,11 @@ def test_fill_of_a_view_leaves_the_rest() -> None:
     np.testing.assert_array_equal(array.get(), expected)
 
 
+def test_fill_with_an_array_is_refused() -> None:
+    with pytest.raises(UsageError, match="one value"):
+        cudatool.zeros(3).fill_([1, 2, 3])
+
+
 def test_get_fills_an_array_that_fits() -> None:
     array = cudatool.asarray(host(3, 4))
     out = np.empty((3, 4), np.float32)

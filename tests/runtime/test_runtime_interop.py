@@ -112,6 +112,11 @@ def test_host_arrays_come_over_dlpack_too() -> None:
     assert found.get().tolist() == [0, 1, 2, 3, 4]
 
 
+def test_foreign_array_can_be_copied_from() -> None:
+    source = Foreign(cudatool.asarray(np.arange(6.0)))
+    assert cudatool.zeros(6, np.float32).copy_(source).get().tolist() == [0, 1, 2, 3, 4, 5]
+
+
 def test_array_of_an_unknown_device_is_refused() -> None:
     class Elsewhere:
         def __dlpack_device__(self) -> tuple[int, int]:

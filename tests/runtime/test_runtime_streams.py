@@ -131,6 +131,17 @@ def test_external_stream_is_the_same_queue() -> None:
     assert external.query()
 
 
+def test_closed_default_stream_is_made_anew() -> None:
+    cudatool.default_stream().close()
+    assert cudatool.default_stream().query()
+
+
+def test_default_stream_is_the_legacy_one_whatever_the_bindings_take_0_for() -> None:
+    from cuda.bindings import driver
+
+    assert int(cudatool.default_stream().core.handle) == driver.CU_STREAM_LEGACY
+
+
 def test_streams_of_cuda_core_work() -> None:
     from cuda.core import Device
 
