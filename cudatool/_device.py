@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from dataclasses import dataclass
 from types import TracebackType
@@ -81,9 +82,14 @@ def is_available() -> bool:
 def device_count() -> int:
     """Return the number of devices, 0 if the one asked for is not there."""
     try:
-        return int(check(_cuda.driver.cuDeviceGetCount()))
+        return _count()
     except DeviceUnavailableError:
         return 0
+
+
+@functools.cache
+def _count() -> int:
+    return int(check(_cuda.driver.cuDeviceGetCount()))
 
 
 def current_device() -> int:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from cudatool import _cuda, _driver
+from cudatool._array import DeviceArray
 from cudatool._cuda import check, operation
 from cudatool._device import current_device
 from cudatool._device import device as on_device
@@ -50,8 +51,8 @@ class Kernel:
         with operation():
             self.handle = int(core.handle)
             self.parameters = [(int(info.offset), int(info.size)) for info in core.arguments_info]
-        end = max((offset + size for offset, size in self.parameters), default=0)
-        self._block_type = ctypes.c_char * max(end, 1)
+        self._size = max((offset + size for offset, size in self.parameters), default=0)
+        self._block_type = ctypes.c_char * self._size
         self._pointers_type = ctypes.c_void_p * len(self.parameters)
 
     def __getitem__(self, config: Any) -> Callable[..., None]:
@@ -71,16 +72,15 @@ class Kernel:
         """
         if len(arguments) != len(self.parameters):
             raise UsageError(f"{self.name} takes {len(self.parameters)} arguments, not {len(arguments)}")
-        block = self._block_type()
-        base = ctypes.addressof(block)
-        pointers = self._pointers_type()
+        values = bytearray(self._size)
         for index, (argument, (offset, size)) in enumerate(zip(arguments, self.parameters, strict=True)):
             try:
-                value = _to_bytes(argument, size)
+                values[offset : offset + size] = _to_bytes(argument, size)
             except (OverflowError, TypeError) as error:
                 raise UsageError(f"argument {index} of {self.name}: {error}") from None
-            ctypes.memmove(base + offset, value, size)
-            pointers[index] = base + offset
+        block = self._block_type.from_buffer(values)
+        base = ctypes.addressof(block)
+        pointers = self._pointers_type(*[base + offset for offset, _ in self.parameters])
         pointers.block = block  # type: ignore[attr-defined] # keeps it alive
         return pointers
 
@@ -93,12 +93,10 @@ _FLOAT_FORMATS: Final = {2: "<e", 4: "<f", 8: "<d"}
 
 def _to_bytes(argument: Any, size: int) -> bytes:
     """Return the `size` bytes that stand for an argument."""
-    from cudatool._array import DeviceArray  # arrays are copied by kernels, too
-
     if isinstance(argument, DeviceArray):
-        value = np.uint64(argument.data_ptr()).tobytes()
+        value = argument.data_ptr().to_bytes(8, "little")
     elif isinstance(argument, _cuda.core.Buffer):
-        value = np.uint64(int(argument.handle)).tobytes()
+        value = int(argument.handle).to_bytes(8, "little")
     elif isinstance(argument, np.generic) or (isinstance(argument, np.ndarray) and not argument.ndim):
         value = argument.tobytes()
     elif isinstance(argument, np.ndarray):

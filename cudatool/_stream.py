@@ -256,7 +256,10 @@ def set_stream(stream: Stream) -> None:
     """Make `stream` current, and its device. Prefer the :class:`stream` context manager."""
     if stream.core is not None:
         set_device(stream.device_index)
-        _current.streams[stream.device_index] = stream
+        if stream == default_stream(stream.device_index):
+            _current.streams.pop(stream.device_index, None)
+        else:
+            _current.streams[stream.device_index] = stream
 
 
 class _Saved(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from cudatool import _cuda, _kernel
+from cudatool import _cuda
 from cudatool._allocator import Layout, allocate
 from cudatool._cuda import check, operation
 from cudatool._device import device as on_device
@@ -213,12 +213,16 @@ _MOST_BLOCKS: Final = 8192
 
 
 @functools.cache
-def _copy_kernel(target: str, source: str, ndim: int, device: int) -> _kernel.Kernel:
+def _copy_kernel(target: str, source: str, ndim: int, device: int) -> Any:
+    from cudatool._kernel import compile
+
     with on_device(device):
-        return _kernel.compile(_SOURCE, f"strided_copy<{target}, {source}, {ndim}>")
+        return compile(_SOURCE, f"strided_copy<{target}, {source}, {ndim}>")
 
 
 def _strided_copy(target: Layout, source: Layout, stream: Stream) -> None:
+    from cudatool._kernel import launch  # kernels take arrays, which are copied here
+
     shape, to, from_ = list(target.shape), list(target.strides), list(source.strides)
     if target.dtype == source.dtype:
         # Copy words, the largest that fit the elements and their addresses; an element may be several words.
@@ -239,4 +243,4 @@ def _strided_copy(target: Layout, source: Layout, stream: Stream) -> None:
     kernel = _copy_kernel(target_type, source_type, ndim, stream.device_index)
     config = _cuda.core.LaunchConfig(grid=min(-(-size // _THREADS), _MOST_BLOCKS), block=_THREADS)
     arguments = (np.uint64(target.ctypes.data), np.uint64(source.ctypes.data), layout[()], size)
-    _kernel.launch(stream, config, kernel, *arguments)
+    launch(stream, config, kernel, *arguments)

@@ -137,6 +137,11 @@ def test_launch_that_the_driver_refuses_names_its_error(scale: cudatool.Kernel) 
     assert caught.value.name == "CUDA_ERROR_INVALID_VALUE"
 
 
+def test_kernel_may_have_no_parameters() -> None:
+    cudatool.compile('extern "C" __global__ void nothing() {}', "nothing")[1, 1]()
+    cudatool.synchronize()
+
+
 def test_configuration_of_three_is_refused(scale: cudatool.Kernel) -> None:
     with pytest.raises(UsageError, match="grid, block"):
         scale[1, 2, 3]

@@ -132,7 +132,9 @@ def test_external_stream_is_the_same_queue() -> None:
 
 
 def test_closed_default_stream_is_made_anew() -> None:
+    cudatool.set_stream(cudatool.default_stream())
     cudatool.default_stream().close()
+    assert cudatool.current_stream().query()
     assert cudatool.default_stream().query()
 
 
