@@ -30,6 +30,7 @@ class _Thread(threading.local):
     later: list[Any] | None = None  # operations executed during the call, reported after the call itself
     size = 0  # of the allocation that the call is about to free
     on_host = False  # whether that is host memory
+    device = 0  # of the stream that the call is about to destroy
 
 
 class SimDriverCollector:
@@ -81,6 +82,8 @@ class SimDriverCollector:
             found = self._machine.allocations.at(arguments[0])
             thread.size = found.size if found else 0
             thread.on_host = found is not None and found.device < 0
+        elif entry.name == "cuStreamDestroy" and arguments[0] in self._machine.objects:
+            thread.device = self._stream(arguments[0])[0]
 
     def enqueued(self, operation: Operation) -> None:
         """Tie the operation to whoever enqueued it."""
@@ -130,6 +133,7 @@ class SimDriverCollector:
 
     def _stream(self, handle: int) -> tuple[int, int]:
         """Return device and stream id for a handle that a program passed."""
+        handle = handle or self._machine.null_stream
         found = self._machine.objects.get(handle)
         ordinal = found.context.device.ordinal if found is not None else self._device
         return ordinal, hooks.stream_id(ordinal, handle)
@@ -177,9 +181,10 @@ class SimDriverCollector:
         hooks.stream_id(self._device, handle, flags=flags, priority=values.get("priority", 0))
 
     def _stream_destroy(self, values: dict[str, Any], name: str) -> None:
-        stream = hooks.close_stream(self._device, values["hStream"])
+        device = self._thread.device
+        stream = hooks.close_stream(device, values["hStream"])
         if stream:
-            hooks.emit(Kind.STREAM_DESTROY, device=self._device, stream=stream)
+            hooks.emit(Kind.STREAM_DESTROY, device=device, stream=stream)
 
     def _stream_synchronize(self, values: dict[str, Any], name: str) -> None:
         device, stream = self._stream(values["hStream"])

@@ -139,6 +139,11 @@ class Machine:
             self.devices.append(Device(ordinal, self.arena.base + ordinal * span, options.memory, pool))
         self.thread = _Thread()
 
+    @property
+    def null_stream(self) -> int:
+        """What stream handle 0 means in the call in progress: one of the two default streams' own handles."""
+        return abi.call.null_stream
+
     def new_handle(self) -> int:
         """Return a handle value that was never used before."""
         return next(self._handles)
