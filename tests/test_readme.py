@@ -75,6 +75,8 @@ def test_python_example_runs(folder):
     done = _run(folder, sys.executable, "example.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("[2. 3. 4.]")
+    checked = _run(folder, sys.executable, "-m", "cudatool", "sanitize", "example.py")
+    assert checked.returncode == 0, checked.stdout
 
 
 def test_every_sample_is_in_the_table():

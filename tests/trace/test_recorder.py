@@ -225,7 +225,7 @@ def test_threads_beyond_what_a_record_can_tell_apart_share_an_entry(
     monkeypatch.setattr("cudatool.trace.recorder._MAX_THREAD", 2)
     with Recorder(tmp_path / "trace.ctrace", header={}) as recorder:
         for thread in (11, 12, 13, 14, 11):
-            recorder(event_of(thread=thread))
+            recorder(event_of(thread=thread + 10**9))  # no thread of this process ever had such an id
     trace = read(tmp_path / "trace.ctrace")
     assert trace.records["thread"].tolist() == [0, 1, 2, 2, 0]
     assert trace.threads == ["", "", "other threads"]
