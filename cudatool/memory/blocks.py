@@ -10,17 +10,23 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Final
 
-from cudatool.memory.settings import Settings
+from cudatool.memory.provider import SegmentProvider
+from cudatool.memory.settings import UNLIMITED, Settings
 from cudatool.memory.statistics import PoolStatistics
 
 __all__ = [
     "ALLOCATED",
     "FREE",
+    "LARGE_PAGE",
     "MIN_BLOCK_SIZE",
     "PENDING",
     "SMALL_LIMIT",
+    "SMALL_PAGE",
+    "UNMAPPED",
     "Block",
     "BlockPool",
+    "ExpandableSegment",
+    "PoolId",
     "State",
     "round_size",
     "segment_size",
@@ -30,13 +36,16 @@ MIN_BLOCK_SIZE: Final = 512
 """Every block is a multiple of this many bytes."""
 SMALL_LIMIT: Final = 1024 * 1024
 """Blocks up to this size live in the small pool."""
-_SMALL_SEGMENT: Final = 2 * 1024 * 1024
-_LARGE_SEGMENT: Final = 20 * 1024 * 1024
-_LARGE_SEGMENT_LIMIT: Final = 10 * 1024 * 1024  # larger requests get a segment of their own size
+SMALL_PAGE: Final = 2 * 1024 * 1024
+"""Segments of the small pool, and the pages of its expandable segments."""
+LARGE_PAGE: Final = 20 * 1024 * 1024
+"""Segments of the large pool for small requests, and the pages of its expandable segments."""
+_LARGE_PAGE_LIMIT: Final = 10 * 1024 * 1024  # larger requests get a segment of their own size
 _SEGMENT_STEP: Final = 2 * 1024 * 1024
+_FEW: Final = 8  # sizes without blocks that a search may pass before it clears them away
 
-_ADDRESS_BITS: Final = 64
-_ADDRESS_MASK: Final = (1 << _ADDRESS_BITS) - 1
+PoolId = tuple[int, int]
+"""Names a pool: ``(0, 0)`` is the default one, ``(n, 0)`` and ``(0, n)`` are private."""
 
 
 def round_size(size: int, settings: Settings) -> int:
@@ -54,9 +63,9 @@ def round_size(size: int, settings: Settings) -> int:
 def segment_size(size: int) -> int:
     """Return the size of the segment that is allocated for a block of `size` bytes."""
     if size <= SMALL_LIMIT:
-        return _SMALL_SEGMENT
-    if size < _LARGE_SEGMENT_LIMIT:
-        return _LARGE_SEGMENT
+        return SMALL_PAGE
+    if size < _LARGE_PAGE_LIMIT:
+        return LARGE_PAGE
     return -(-size // _SEGMENT_STEP) * _SEGMENT_STEP
 
 
@@ -66,6 +75,7 @@ class State(Enum):
     FREE = "inactive"
     ALLOCATED = "active_allocated"
     PENDING = "active_pending_free"
+    UNMAPPED = "unmapped"
 
 
 # Plain names, because looking a member up in its enumeration takes as long as the rest of a comparison.
@@ -75,6 +85,30 @@ ALLOCATED: Final = State.ALLOCATED
 """The program uses it."""
 PENDING: Final = State.PENDING
 """Freed by the program, but another stream may still be using it."""
+UNMAPPED: Final = State.UNMAPPED
+"""Addresses of an expandable segment that have no memory behind them."""
+
+
+class ExpandableSegment:
+    """A range of addresses, larger than the device's memory, that gets memory page by page.
+
+    Attributes
+    ----------
+    address, size
+        The whole range.
+    page_size
+        Memory comes and goes in pages of this many bytes.
+    stack
+        Where its first page was mapped.
+    """
+
+    __slots__ = ("address", "page_size", "size", "stack")
+
+    def __init__(self, address: int, size: int, page_size: int, stack: int) -> None:
+        self.address = address
+        self.size = size
+        self.page_size = page_size
+        self.stack = stack
 
 
 class Block:
@@ -82,7 +116,7 @@ class Block:
 
     __slots__ = (
         "address",
-        "key",
+        "expandable",
         "next",
         "outstanding_events",
         "pool",
@@ -96,103 +130,228 @@ class Block:
         "stream_uses",
     )
 
-    state: State
-    outstanding_events: int  # while pending: how many must pass
-    stack: int  # while allocated or pending: where it was allocated
-    key: int  # while free: its place among the free ones
-    pool_clock: int  # while free: the pool's clock when it became so
-
-    def __init__(self, address: int, size: int, stream: int, pool: BlockPool, requested_size: int = 0) -> None:
+    def __init__(
+        self,
+        address: int,
+        size: int,
+        stream: int,
+        pool: BlockPool,
+        requested_size: int = 0,
+        expandable: ExpandableSegment | None = None,
+    ) -> None:
         self.address = address
         self.size = size
         self.stream = stream
         self.pool = pool
         self.requested_size = requested_size  # of its last allocation, also once it is free
+        self.expandable = expandable
+        self.state = FREE
         self.previous: Block | None = None
         self.next: Block | None = None
-        self.stream_uses: dict[int, None] | None = None  # other streams that use it, in the order they were recorded
+        self.stream_uses: dict[int, bool] | None = None  # other streams, as recorded; true: only while capturing
+        self.outstanding_events = 0  # while pending: how many must pass
+        self.stack = 0  # while allocated or pending: where it was allocated
+        self.pool_clock = 0  # while free: the pool's clock when it became so
+
+
+class _FreeBlocks:
+    """The free blocks of one stream: addresses by size. Sizes without blocks stay until a search stumbles on them."""
+
+    __slots__ = ("by_size", "sizes")
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []  # sorted
+        self.by_size: dict[int, list[int]] = {}  # each list sorted
 
 
 class BlockPool:
-    """The free blocks of one size range, found by stream and best fit.
+    """The blocks of one size range, and the free ones among them by stream and best fit.
 
-    Free blocks are kept for each stream as one sorted list of integers, size in the upper half and address in the
-    lower: the first entry not below ``size << 64`` is the smallest block that fits, at the lowest address.
+    The best fit is the smallest free block of the stream that is large enough, at the lowest address. In steady state
+    programs ask for sizes they have used before, so that it is found without a search.
+
+    Attributes
+    ----------
+    id
+        The pool it is a part of.
+    provider
+        Where its segments come from.
+    expandable
+        Whether they are expandable.
+    splits
+        Whether blocks may be split at all.
+    reserved
+        Bytes that it has from the provider.
     """
 
     __slots__ = (
         "blocks",
         "clock",
         "collects_garbage",
+        "expandable",
         "free",
+        "id",
         "is_small",
         "levels",
         "max_split_size",
         "max_unsplit_rest",
         "max_unsplit_waste",
+        "provider",
+        "reserved",
+        "split_limit",
+        "splits",
+        "unmapped",
     )
 
     def __init__(
-        self, *, is_small: bool, levels: tuple[PoolStatistics, ...], blocks: dict[int, Block], settings: Settings
+        self,
+        id: PoolId,
+        provider: SegmentProvider,
+        *,
+        is_small: bool,
+        expandable: bool,
+        splits: bool = True,
+        levels: tuple[PoolStatistics, PoolStatistics],
+        blocks: dict[int, Block],
+        settings: Settings,
     ) -> None:
+        self.id = id
+        self.provider = provider
         self.is_small = is_small
+        self.expandable = expandable
+        self.splits = splits
         self.levels = levels  # the statistics that count its blocks
         self.blocks = blocks  # all blocks of the allocator by address
-        self.free: dict[int, list[int]] = {}
+        self.free: dict[int, _FreeBlocks] = {}
+        self.unmapped: dict[int, list[int]] = {}  # addresses of unmapped blocks by stream, sorted
+        self.reserved = 0
         self.collects_garbage = False
         self.clock = 0  # look-ups since garbage is collected: how long a block has been free is measured in these
         self.max_split_size = settings.max_split_size
-        self.max_unsplit_rest = MIN_BLOCK_SIZE - 1 if is_small else SMALL_LIMIT  # what may be left on a block
+        # A block is split if more than this remains, and if the request is below the limit.
+        self.max_unsplit_rest = MIN_BLOCK_SIZE - 1 if is_small or expandable else SMALL_LIMIT
+        self.split_limit = 0 if not splits else UNLIMITED if is_small or expandable else settings.max_split_size
         self.max_unsplit_waste = settings.max_non_split_rounding_size  # the same for blocks too large to be split
 
     def add(self, block: Block) -> None:
         """Put a block among the free ones."""
         block.state = FREE
         block.pool_clock = self.clock
-        block.key = key = block.size << _ADDRESS_BITS | block.address
-        keys = self.free.get(block.stream)
-        if keys is None:
-            self.free[block.stream] = [key]
+        size, address = block.size, block.address
+        free = self.free.get(block.stream)
+        if free is None:
+            free = self.free[block.stream] = _FreeBlocks()
+        addresses = free.by_size.get(size)
+        if addresses is None:
+            free.by_size[size] = [address]
+            insort(free.sizes, size)
+        elif not addresses or address > addresses[-1]:
+            addresses.append(address)
         else:
-            insort(keys, key)
+            insort(addresses, address)
 
     def remove(self, block: Block) -> None:
         """Take a certain block out of the free ones."""
-        keys = self.free[block.stream]
-        del keys[bisect_left(keys, block.key)]
+        addresses = self.free[block.stream].by_size[block.size]
+        if len(addresses) == 1:
+            addresses.pop()
+        else:
+            del addresses[bisect_left(addresses, block.address)]
 
     def take(self, size: int, stream: int) -> Block | None:
         """Take out the smallest free block of `stream` with at least `size` bytes, unless its own size forbids it."""
         if self.collects_garbage:
             self.clock += 1
-        keys = self.free.get(stream)
-        if not keys:
+        free = self.free.get(stream)
+        if free is None:
             return None
-        index = bisect_left(keys, size << _ADDRESS_BITS)
-        if index == len(keys):
-            return None
-        block = self.blocks[keys[index] & _ADDRESS_MASK]
+        addresses = free.by_size.get(size)
+        if not addresses or self.expandable:
+            block = self._fit(size, stream)
+            if block is None:
+                return None
+            addresses = free.by_size[block.size]
+        else:
+            block = self.blocks[addresses[0]]
         limit = self.max_split_size
         if block.size >= limit and (size < limit or block.size >= size + self.max_unsplit_waste):
             return None  # it may not be split, and too much of it would be wasted
-        del keys[index]
+        if len(addresses) == 1:
+            addresses.pop()
+        else:
+            del addresses[bisect_left(addresses, block.address)]
         return block
+
+    def _fit(self, size: int, stream: int) -> Block | None:
+        """Return the best fit. In expandable segments, the size of a block is what it can grow to."""
+        if not self.expandable:
+            return self.smallest(size, stream)
+        best: Block | None = None
+        best_size = 0
+        for block in self._from(size, stream):
+            grown = block.size
+            if block.next is not None and block.next.state is UNMAPPED:
+                grown += block.next.size
+            if best is not None and grown >= best_size:
+                break
+            best, best_size = block, grown
+        return best
+
+    def _from(self, size: int, stream: int) -> Iterator[Block]:
+        """Yield the free blocks of `stream` with at least `size` bytes, by size and address."""
+        free = self.free.get(stream)
+        if free is not None:
+            for larger in free.sizes[bisect_left(free.sizes, size) :]:
+                for address in free.by_size[larger]:
+                    yield self.blocks[address]
 
     def smallest(self, size: int, stream: int) -> Block | None:
         """Return the smallest free block of `stream` with at least `size` bytes."""
-        keys = self.free.get(stream, [])
-        index = bisect_left(keys, size << _ADDRESS_BITS)
-        return self.blocks[keys[index] & _ADDRESS_MASK] if index < len(keys) else None
+        free = self.free.get(stream)
+        if free is None:
+            return None
+        sizes = free.sizes
+        start = index = bisect_left(sizes, size)
+        found: Block | None = None
+        while index < len(sizes):
+            addresses = free.by_size[sizes[index]]
+            if addresses:
+                found = self.blocks[addresses[0]]
+                break
+            index += 1
+        if index - start > _FEW:
+            for empty in sizes[start:index]:
+                del free.by_size[empty]
+            del sizes[start:index]
+        return found
 
     def largest(self, stream: int) -> Block | None:
-        """Return the largest free block of `stream`."""
-        keys = self.free.get(stream)
-        return self.blocks[keys[-1] & _ADDRESS_MASK] if keys else None
+        """Return the largest free block of `stream`, at the highest address."""
+        free = self.free.get(stream)
+        if free is not None:
+            for size in reversed(free.sizes):
+                if free.by_size[size]:
+                    return self.blocks[free.by_size[size][-1]]
+        return None
 
-    def whole_segments(self) -> Iterator[Block]:
-        """Yield the free blocks that are whole segments, by stream, size, address. They may be released meanwhile."""
-        for stream in sorted(self.free):
-            for key in self.free[stream].copy():
-                block = self.blocks[key & _ADDRESS_MASK]
-                if block.previous is None and block.next is None:
-                    yield block
+    def free_blocks(self) -> list[Block]:
+        """Return the free blocks by stream, size, address."""
+        return [block for stream in sorted(self.free) for block in self._from(0, stream)]
+
+    def whole_segments(self) -> list[Block]:
+        """Return the free blocks that are whole segments, by stream, size, address."""
+        return [
+            block
+            for block in self.free_blocks()
+            if block.previous is None and block.next is None and block.expandable is None
+        ]
+
+    def add_unmapped(self, block: Block) -> None:
+        """Put a block among those that have no memory."""
+        block.state = UNMAPPED
+        insort(self.unmapped.setdefault(block.stream, []), block.address)
+
+    def remove_unmapped(self, block: Block) -> None:
+        """Take a block out of those that have no memory."""
+        addresses = self.unmapped[block.stream]
+        del addresses[bisect_left(addresses, block.address)]

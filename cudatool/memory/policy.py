@@ -6,15 +6,19 @@ Segments come from a provider and are cut into blocks. How a request is served::
         free the pending blocks whose events have passed
         best fit among the stream's free blocks
         or free-memory callbacks, then best fit again
-        or garbage collection, then a new segment
-        or release oversize cached blocks, then a new segment
-        or wait for all pending blocks, release every whole cached segment, then a new segment
+        or garbage collection, then new memory
+        or a free block of a private pool that is there for such cases
+        or release oversize cached blocks, then new memory
+        or wait for all pending blocks, release everything that is cached, then new memory
         or out of memory
         split off the rest if it is worth it
 
     free(address):
         if other streams use the block: record an event on each, free it when all have passed
         else merge it with its free neighbours
+
+While requests are redirected to a private pool, as they are while a CUDA graph is captured, no event may be recorded
+or waited for: pending blocks wait until that is over, and the last step but one is left out.
 """
 
 from __future__ import annotations
@@ -34,17 +38,22 @@ from cudatool.memory.blocks import (
     MIN_BLOCK_SIZE,
     PENDING,
     SMALL_LIMIT,
+    UNMAPPED,
     Block,
     BlockPool,
+    PoolId,
     round_size,
     segment_size,
 )
+from cudatool.memory.journal import Journal
+from cudatool.memory.oom import out_of_memory_error
+from cudatool.memory.pools import BlockState, PoolState, PrivatePool, RestoreResult, blocks_of
 from cudatool.memory.provider import SegmentProvider
-from cudatool.memory.settings import UNLIMITED, Settings
+from cudatool.memory.segments import Segments
+from cudatool.memory.settings import Settings
 from cudatool.memory.statistics import AllocatorStatistics
-from cudatool.trace import hooks, stacks
+from cudatool.trace import hooks
 from cudatool.trace.events import Kind
-from cudatool.units import format_bytes
 
 __all__ = ["CachingAllocator", "FreeMemoryCallback", "OutOfMemoryObserver"]
 
@@ -54,9 +63,9 @@ FreeMemoryCallback = Callable[[], bool]
 OutOfMemoryObserver = Callable[[int, int, int, int], None]
 """Called before an out-of-memory error with device, bytes of the segment asked for, bytes allowed, bytes free."""
 
-_log = logging.getLogger("cudatool.memory")
+_DEFAULT_POOL: PoolId = (0, 0)
 _ROUND = MIN_BLOCK_SIZE - 1
-_SMALL_POOL_FLAG = 1  # of SEGMENT_ALLOC and SEGMENT_FREE
+_log = logging.getLogger("cudatool.memory")
 
 
 class CachingAllocator:
@@ -97,36 +106,34 @@ class CachingAllocator:
         total_memory: int | None = None,
     ) -> None:
         settings = Settings.from_environment() if settings is None else settings
-        _refuse_unsupported(settings)
+        if settings.backend != "native":
+            raise ConfigError(
+                f"allocator setting backend:{settings.backend} is not supported by cudatool; use backend:native"
+            )
         self.provider = provider
         self.device = device
         self.settings = settings
         self.statistics = AllocatorStatistics(settings.max_split_size)
-        self._stream_id = stream_id
-        self._total_memory = total_memory
-        self._allowed_memory: int | None = None  # set by a memory fraction
+        self._total_memory = provider.memory_info()[1] if total_memory is None else total_memory
         self._blocks: dict[int, Block] = {}  # every block, free or not, by address
-        self._segments: dict[int, int] = {}  # address of every segment -> stack of its allocation
-        self._small = BlockPool(
-            is_small=True,
-            levels=(self.statistics.small_pool, self.statistics.all),
+        self._journal = Journal(device, stream_id)
+        self._segments = Segments(
             blocks=self._blocks,
             settings=settings,
+            statistics=self.statistics,
+            journal=self._journal,
+            total_memory=self._total_memory,
+            unlocked=self._unlocked,
         )
-        self._large = BlockPool(
-            is_small=False,
-            levels=(self.statistics.large_pool, self.statistics.all),
-            blocks=self._blocks,
-            settings=settings,
-        )
+        self._small, self._large = self._block_pools(_DEFAULT_POOL, provider, settings.expandable_segments, True)
+        self._private: dict[PoolId, PrivatePool] = {}
+        self._redirections: list[tuple[PrivatePool, Callable[[int], bool]]] = []
         # By stream: events of pending blocks, oldest first. A stream's events pass in order.
         self._pending: dict[int, deque[tuple[Any, Block]]] = {}
+        self._deferred: list[Block] = []  # pending blocks whose events could not be recorded yet
         self._lock = threading.RLock()
         self._busy = False  # between two consistent states
         self._late_frees: deque[int] = deque()
-        self._events: list[tuple[Kind, int, int, int, int, int, int, int]] = []
-        self._tracing = False
-        self._stack = 0
         self._rounds_to_minimum = not any(divisions > 1 for divisions in settings.roundup_power2_divisions)
         self._free_memory_callbacks: list[FreeMemoryCallback] = []
         self._out_of_memory_observers: list[OutOfMemoryObserver] = []
@@ -154,33 +161,26 @@ class CachingAllocator:
             if self._busy:
                 raise _reentered()
             self._busy = True
+            journal = self._journal
             try:
                 if hooks.active:
-                    self._start_tracing()
-                if self._pending:
-                    self._free_passed_blocks()
+                    journal.start()
                 rounded = (size + _ROUND) & ~_ROUND if self._rounds_to_minimum else round_size(size, self.settings)
-                pool = self._small if rounded <= SMALL_LIMIT else self._large
+                if self._redirections:
+                    pool = self._redirected(rounded, stream)
+                else:
+                    if self._pending or self._deferred:
+                        self._free_passed_blocks()
+                    pool = self._small if rounded <= SMALL_LIMIT else self._large
                 block = pool.take(rounded, stream) or self._take_otherwise(pool, rounded, stream)
-                rest = block.size - rounded
-                if rest > pool.max_unsplit_rest and rounded < pool.max_split_size:
-                    self._split(block, rounded)
-                elif block.previous is not None or block.next is not None:
-                    self.statistics.inactive_split_changed(pool.levels, -1, -block.size)
-                block.state = ALLOCATED
-                block.requested_size = size
-                block.stack = self._stack
-                self.statistics.block_allocated(pool.levels, block.size, size)
-                if self._tracing:
-                    self._block_event(Kind.BLOCK_ALLOC, block, self._stack)
-                return block.address
+                return self._hand_out(block, rounded, size)
             except OutOfMemoryError as error:
                 out_of_memory = error
             finally:
                 self._busy = False
-                if self._tracing or self._late_frees:
+                if journal.active or self._late_frees:
                     self._settle()
-        for observer in self._out_of_memory_observers:
+        for observer in list(self._out_of_memory_observers):
             try:
                 observer(self.device, out_of_memory.wanted, out_of_memory.allowed, out_of_memory.free)
             except Exception:
@@ -209,13 +209,14 @@ class CachingAllocator:
                 self._late_frees.append(address)
                 return
             self._busy = True
+            journal = self._journal
             try:
                 if hooks.active:
-                    self._start_tracing()
+                    journal.start()
                 self._free(address)
             finally:
                 self._busy = False
-                if self._tracing or self._late_frees:
+                if journal.active or self._late_frees:
                     self._settle()
 
     def record_stream(self, address: int, stream: int) -> None:
@@ -234,14 +235,27 @@ class CachingAllocator:
                 return
             if block.stream_uses is None:
                 block.stream_uses = {}
-            block.stream_uses[stream] = None
-            if self._tracing:
-                self._events.append((Kind.BLOCK_RECORD_STREAM, stream, address, block.size, 0, 0, 0, self._stack))
+            # What a stream does while it is captured is over when the capture is.
+            block.stream_uses.setdefault(stream, bool(self._redirections))
+            if self._journal.active:
+                self._journal.stream_use(block, stream)
 
-    def empty_cache(self) -> None:
-        """Wait for pending blocks, then give every segment that is wholly free back to the provider."""
+    def empty_cache(self, pool: PoolId = _DEFAULT_POOL) -> None:
+        """Wait for pending blocks, then give everything that is wholly free back to the provider.
+
+        Of private pools, only those that nobody uses any more give their memory back. For the default pool that is
+        all such pools beside the default one; and while a private pool is in use for new allocations, only them.
+        """
         with self._operation():
-            self._release_cached_segments()
+            self._release_cached(pool)
+
+    def trim(self, bytes_to_keep: int) -> None:
+        """Like :meth:`empty_cache`, but stop as soon as no more than `bytes_to_keep` are reserved.
+
+        The name and the rule are those of cuMemPoolTrimTo.
+        """
+        with self._operation():
+            self._release_cached(_DEFAULT_POOL, bytes_to_keep)
 
     def set_memory_fraction(self, fraction: float) -> None:
         """Reserve no more than this share of the device's memory from now on.
@@ -254,11 +268,14 @@ class CachingAllocator:
         if not 0.0 <= fraction <= 1.0:
             raise UsageError(f"a memory fraction lies between 0 and 1, not {fraction}")
         with self._operation():
-            total = self.provider.memory_info()[1] if self._total_memory is None else self._total_memory
-            self._allowed_memory = int(fraction * total)
-            self._small.collects_garbage = self._large.collects_garbage = (
-                self.settings.garbage_collection_threshold > 0.0
-            )
+            self._segments.allowed = int(fraction * self._total_memory) if fraction < 1.0 else None
+            for pool in self._all_pools():
+                self._set_garbage_collection(pool)
+
+    def memory_fraction(self) -> float:
+        """Return the share of the device's memory that may be reserved."""
+        allowed = self._segments.allowed
+        return 1.0 if allowed is None else allowed / self._total_memory
 
     def add_free_memory_callback(self, callback: FreeMemoryCallback) -> None:
         """Call `callback` whenever no cached block fits. It may free blocks, but not allocate."""
@@ -267,6 +284,138 @@ class CachingAllocator:
     def add_out_of_memory_observer(self, observer: OutOfMemoryObserver) -> None:
         """Call `observer` before an out-of-memory error is raised, with no lock held."""
         self._out_of_memory_observers.append(observer)
+
+    # Private pools.
+
+    def create_or_incref_pool(
+        self,
+        pool: PoolId,
+        *,
+        provider: SegmentProvider | None = None,
+        use_on_oom: bool = False,
+        splits: bool = True,
+    ) -> None:
+        """Make a private pool, or count one more user of it.
+
+        Parameters
+        ----------
+        provider
+            Where its segments come from; by default where all do. With one of its own they are not expandable.
+        use_on_oom
+            Its free blocks may serve requests that would find no memory otherwise.
+        splits
+            Whether its blocks may be split.
+
+        Raises
+        ------
+        UsageError
+            `pool` is the default pool, or it exists and has no user any more.
+        """
+        with self._operation():
+            self._pool_for_use(pool, provider, use_on_oom, splits)
+
+    def begin_allocate_to_pool(self, pool: PoolId, applies_to: Callable[[int], bool]) -> None:
+        """Serve requests from a private pool from now on, if ``applies_to(stream)``. Counts as one more user.
+
+        Raises
+        ------
+        UsageError
+            This pool is being allocated to already.
+        """
+        with self._operation():
+            if any(private.id == pool for private, _ in self._redirections):
+                raise UsageError(f"pool {pool} is being allocated to already")
+            self._redirections.append((self._pool_for_use(pool, None, False, True), applies_to))
+
+    def end_allocate_to_pool(self, pool: PoolId) -> None:
+        """Undo :meth:`begin_allocate_to_pool`, except that the pool keeps its user until :meth:`release_pool`.
+
+        Raises
+        ------
+        UsageError
+            This pool is not being allocated to.
+        """
+        with self._operation():
+            for index, (private, _) in enumerate(self._redirections):
+                if private.id == pool:
+                    del self._redirections[index]
+                    return
+            raise UsageError(f"pool {pool} is not being allocated to")
+
+    def release_pool(self, pool: PoolId) -> None:
+        """Count one user less. Without users, a pool gives its free memory back when the cache is emptied.
+
+        Raises
+        ------
+        UsageError
+            There is no such pool, or it has no user.
+        """
+        with self._operation():
+            private = self._private_pool(pool)
+            if private.use_count == 0:
+                raise UsageError(f"pool {pool} has no user any more")
+            private.use_count -= 1
+            if private.use_count == 0 and private.reserved == 0:
+                del self._private[pool]
+
+    def pool_use_count(self, pool: PoolId) -> int:
+        """Return how many users a private pool has.
+
+        Raises
+        ------
+        UsageError
+            There is no such pool.
+        """
+        with self._lock:
+            return self._private_pool(pool).use_count
+
+    def checkpoint_pool(self, pool: PoolId) -> PoolState:
+        """Return how a private pool is cut into blocks, for :meth:`restore_pool`.
+
+        Raises
+        ------
+        UsageError
+            There is no such pool, or it has no user any more.
+        """
+        with self._operation():
+            private = self._private_pool(pool)
+            if private.use_count == 0:
+                raise UsageError(f"pool {pool} has no user any more")
+            return PoolState(
+                pool,
+                tuple(
+                    tuple(
+                        BlockState(b.address, b.size, b.state is ALLOCATED) for b in blocks if b.state is not UNMAPPED
+                    )
+                    for blocks in self._runs(private)
+                ),
+            )
+
+    def restore_pool(self, pool: PoolId, state: PoolState) -> RestoreResult:
+        """Cut a private pool into the blocks that it had at a checkpoint, in use or free as they were.
+
+        What was allocated since is freed. Segments that are new since stay, free.
+
+        Raises
+        ------
+        UsageError
+            `state` is another pool's, a segment has gone since, or a block is still in use by another stream.
+        """
+        with self._operation():
+            private = self._private_pool(pool)
+            if private.use_count == 0 or state.id != pool:
+                raise UsageError(f"the checkpoint of pool {state.id} does not fit pool {pool}")
+            runs = list(self._runs(private))
+            if any(block.state is PENDING for blocks in runs for block in blocks):
+                raise UsageError(f"pool {pool} has blocks that another stream still uses; synchronize before")
+            freed = tuple(block.address for blocks in runs for block in blocks if block.state is ALLOCATED)
+            for address in freed:
+                self._blocks[address].stream_uses = None
+                self._free(address)
+            allocated: list[int] = []
+            for blocks in state.segments:
+                allocated += self._restore_segment(pool, blocks)
+            return RestoreResult(freed, tuple(allocated))
 
     # What it looks like inside.
 
@@ -285,19 +434,43 @@ class CachingAllocator:
         with self._lock:
             self.statistics.reset_accumulated()
 
-    def snapshot_segments(self, frames: snapshot.FrameLookup | None = None) -> list[snapshot.SegmentInfo]:
+    def snapshot_segments(
+        self, frames: snapshot.FrameLookup | None = None, *, pool: PoolId | None = None
+    ) -> list[snapshot.SegmentInfo]:
         """Return all segments with their blocks, by address, in the schema of PyTorch's memory snapshots.
 
         Parameters
         ----------
         frames
             Gives the frames of a stack id. Without it no stacks are included.
+        pool
+            Return the segments of this pool alone.
         """
         with self._operation():
             return [
-                snapshot.segment(self._blocks[address], self.device, stack, frames)
-                for address, stack in sorted(self._segments.items())
+                snapshot.segment(head, self.device, stack, frames)
+                for head, stack in self._segments.heads()
+                if pool is None or head.pool.id == pool
             ]
+
+    def segment_of(self, address: int) -> tuple[int, int, bool]:
+        """Return address and size of the segment that a block in use lies in, and whether it is expandable.
+
+        Raises
+        ------
+        UsageError
+            `address` is not a block in use.
+        """
+        with self._operation():
+            block = self._blocks.get(address)
+            if block is None or block.state is not ALLOCATED:
+                raise self._not_in_use(address)
+            while block.previous is not None:
+                block = block.previous
+            expandable = block.expandable
+            if expandable is not None:
+                return expandable.address, expandable.size, True
+            return block.address, sum(part.size for part in blocks_of(block)), False
 
     # One operation. `malloc` and `free` have this written out: calls are a third of what they cost.
 
@@ -309,36 +482,33 @@ class CachingAllocator:
             self._busy = True
             try:
                 if hooks.active:
-                    self._start_tracing()
+                    self._journal.start()
                 yield
             finally:
                 self._busy = False
-                if self._tracing or self._late_frees:
+                if self._journal.active or self._late_frees:
                     self._settle()
 
-    def _start_tracing(self) -> None:
-        self._tracing = True
-        self._stack = stacks.capture()
+    @contextmanager
+    def _unlocked(self) -> Iterator[None]:
+        """Let other threads in, in the middle of an operation; its state must be consistent, and may change."""
+        journal = self._journal
+        active, stack = journal.active, journal.stack
+        self._busy = False
+        self._lock.release()
+        try:
+            yield
+        finally:
+            self._lock.acquire()
+            self._busy, journal.active, journal.stack = True, active, stack
 
     def _settle(self) -> None:
         """Emit the operation's events and do the frees that came in its way."""
         while True:
-            events, self._events, self._tracing, self._stack = self._events, [], False, 0
-            for kind, stream, address, size, flags, aux0, aux1, stack in events:
-                hooks.emit(
-                    kind,
-                    device=self.device,
-                    stream=self._stream_id(stream) if self._stream_id else stream,
-                    address=address,
-                    size=size,
-                    flags=flags,
-                    aux0=aux0,
-                    aux1=aux1,
-                    stack=stack,
-                )
+            self._journal.emit()
             if not self._late_frees:
                 return
-            self._busy, self._tracing = True, hooks.active
+            self._busy, self._journal.active = True, hooks.active
             try:
                 self._free(self._late_frees.popleft())
             finally:
@@ -346,30 +516,64 @@ class CachingAllocator:
 
     # The policy.
 
+    def _redirected(self, size: int, stream: int) -> BlockPool:
+        """Return the pool for a request while some are redirected; the last redirection that applies counts."""
+        for private, applies_to in reversed(self._redirections):
+            if applies_to(stream):
+                return private.small if size <= SMALL_LIMIT else private.large
+        return self._small if size <= SMALL_LIMIT else self._large
+
     def _take_otherwise(self, pool: BlockPool, size: int, stream: int) -> Block:
         """Return a block that is in no list, when no cached one fits."""
+        segments = self._segments
         block = None
         if self._free_memory_callbacks and self._call_free_memory_callbacks():
             block = pool.take(size, stream)
         if block is None:
             if pool.collects_garbage:
-                self._collect_garbage()
-            block = self._new_segment(pool, size, stream)
-        if block is None and self._release_oversize_segments(pool, size, stream):
-            block = self._new_segment(pool, size, stream)
-        if block is None:
-            self._release_cached_segments()
+                segments.collect_garbage(self._large)
+            block = segments.new(pool, size, stream)
+        if block is None and pool.id == _DEFAULT_POOL:
+            block = self._take_from_spare_pool(size, stream)
+        if block is None and segments.release_oversize(pool, size, stream):
+            block = segments.new(pool, size, stream)
+        if block is None and not self._redirections:
+            self._release_cached(_DEFAULT_POOL)
             self.statistics.num_alloc_retries += 1
-            block = self._new_segment(pool, size, stream)
+            block = segments.new(pool, size, stream)
         if block is None:
-            raise self._out_of_memory(size, stream)
+            raise self._out_of_memory(pool, size, stream)
         return block
+
+    def _take_from_spare_pool(self, size: int, stream: int) -> Block | None:
+        for private in self._private.values():
+            if private.use_on_oom:
+                block = (private.small if size <= SMALL_LIMIT else private.large).take(size, stream)
+                if block is not None:
+                    return block
+        return None
+
+    def _hand_out(self, block: Block, size: int, requested_size: int, *, exactly: bool = False) -> int:
+        """Make a block that is in no list the program's, cut to `size` bytes if the rest is worth it, or `exactly`."""
+        pool = block.pool
+        rest = block.size - size
+        if (rest > pool.max_unsplit_rest and size < pool.split_limit) or (exactly and rest > 0):
+            self._split(block, size)
+        elif (block.previous is not None or block.next is not None) and not pool.expandable:
+            self.statistics.inactive_split_changed(pool.levels, -1, -block.size)
+        block.state = ALLOCATED
+        block.requested_size = requested_size
+        block.stack = self._journal.stack
+        self.statistics.block_allocated(pool.levels, block.size, requested_size)
+        if self._journal.active:
+            self._journal.block(Kind.BLOCK_ALLOC, block, block.stack)
+        return block.address
 
     def _split(self, block: Block, size: int) -> None:
         """Cut a block that is in no list to `size` bytes; the rest is free."""
         pool, rest, following = block.pool, block.size - size, block.next
         # Like PyTorch, show free memory with the requested size of whoever had it last.
-        tail = Block(block.address + size, rest, block.stream, pool, block.requested_size)
+        tail = Block(block.address + size, rest, block.stream, pool, block.requested_size, block.expandable)
         was_split = block.previous is not None or following is not None
         tail.previous, tail.next = block, following
         if following is not None:
@@ -378,6 +582,8 @@ class CachingAllocator:
         block.size = size
         self._blocks[tail.address] = tail
         pool.add(tail)
+        if pool.expandable:
+            return
         if was_split:
             self.statistics.inactive_split_changed(pool.levels, 0, -size)
         else:
@@ -390,49 +596,75 @@ class CachingAllocator:
         block = self._blocks.get(address)
         if block is None or block.state is not ALLOCATED:
             raise self._not_in_use(address)
-        if self._tracing:
-            self._block_event(Kind.BLOCK_FREE_REQUESTED, block, self._stack)
+        if self._journal.active:
+            self._journal.block(Kind.BLOCK_FREE_REQUESTED, block, self._journal.stack)
         if block.stream_uses is None:
             self.statistics.block_freed(block.pool.levels, block.size, block.requested_size)
             self._merge(block)
-        else:
-            self.statistics.block_freed_later(block.pool.levels, block.size)
-            self._wait_for_other_streams(block, list(block.stream_uses))
-
-    def _wait_for_other_streams(self, block: Block, streams: list[int]) -> None:
+            return
+        self.statistics.block_freed_later(block.pool.levels, block.size)
         block.state = PENDING
+        if self._redirections:
+            self._deferred.append(block)
+        else:
+            self._record_events(block, list(block.stream_uses))
+
+    def _record_events(self, block: Block, streams: list[int]) -> None:
         block.stream_uses = None
         block.outstanding_events = len(streams)
         for stream in streams:
             token = self.provider.record_event(stream)
             self._pending.setdefault(stream, deque()).append((token, block))
 
+    def _record_deferred_events(self) -> None:
+        deferred, self._deferred = self._deferred, []
+        for block in deferred:
+            assert block.stream_uses is not None
+            streams = [stream for stream, while_captured in block.stream_uses.items() if not while_captured]
+            self._record_events(block, streams)
+            if not streams:
+                self._nobody_uses(block)
+
     def _free_passed_blocks(self) -> None:
+        if self._deferred:
+            self._record_deferred_events()
         for stream, queue in list(self._pending.items()):
             while queue and self.provider.event_passed(queue[0][0]):
                 self._event_over(queue.popleft()[1])
             if not queue:
                 del self._pending[stream]
 
-    def _free_pending_blocks(self) -> None:
-        """Wait until no other stream uses a freed block."""
+    def _free_pending_blocks(self, pool: PoolId | None = None) -> None:
+        """Wait until no other stream uses a freed block (of one pool)."""
         self.statistics.num_sync_all_streams += 1
+        self._record_deferred_events()
         for stream, queue in list(self._pending.items()):
+            others: deque[tuple[Any, Block]] = deque()
             while queue:
-                self.provider.synchronize_event(queue[0][0])
-                self._event_over(queue.popleft()[1])
-            del self._pending[stream]
+                token, block = queue.popleft()
+                if pool is not None and block.pool.id != pool:
+                    others.append((token, block))
+                    continue
+                self.provider.synchronize_event(token)
+                self._event_over(block)
+            if others:
+                self._pending[stream] = others
+            else:
+                del self._pending[stream]
 
     def _event_over(self, block: Block) -> None:
         block.outstanding_events -= 1
         if block.outstanding_events == 0:
-            self.statistics.pending_block_freed(block.pool.levels, block.size, block.requested_size)
-            self._merge(block)
+            self._nobody_uses(block)
+
+    def _nobody_uses(self, block: Block) -> None:
+        self.statistics.pending_block_freed(block.pool.levels, block.size, block.requested_size)
+        self._merge(block)
 
     def _merge(self, block: Block) -> None:
         """Put a block that nobody uses among the free ones, as one with its free neighbours."""
-        if self._tracing:
-            self._block_event(Kind.BLOCK_FREE_COMPLETED, block, 0)
+        if self._journal.active:
+            self._journal.block(Kind.BLOCK_FREE_COMPLETED, block, 0)
         pool = block.pool
         blocks_merged = bytes_merged = 0
         before, after = block.previous, block.next
@@ -455,140 +687,128 @@ class CachingAllocator:
             if block.next is not None:
                 block.next.previous = block
         pool.add(block)
+        if pool.expandable:
+            return
         if block.previous is not None or block.next is not None:
             self.statistics.inactive_split_changed(pool.levels, 1 - blocks_merged, block.size - bytes_merged)
         elif blocks_merged:
             self.statistics.inactive_split_changed(pool.levels, -blocks_merged, -bytes_merged)
 
-    # Segments.
-
-    def _new_segment(self, pool: BlockPool, size: int, stream: int) -> Block | None:
-        bytes_wanted = segment_size(size)
-        reserved = self.statistics.all.reserved_bytes.current
-        if self._allowed_memory is not None and reserved + bytes_wanted > self._allowed_memory:
-            return None
-        try:
-            address = self.provider.allocate(bytes_wanted, stream)
-        except OutOfMemoryError:
-            return None
-        block = self._blocks[address] = Block(address, bytes_wanted, stream, pool)
-        self._segments[address] = self._stack
-        self.statistics.segment_allocated(pool.levels, bytes_wanted)
-        if self._tracing:
-            self._segment_event(Kind.SEGMENT_ALLOC, block)
-        return block
-
-    def _release_segment(self, block: Block) -> None:
-        """Give a free block that is a whole segment back to the provider."""
-        self.provider.free(block.address)
-        block.pool.remove(block)
-        del self._blocks[block.address]
-        del self._segments[block.address]
-        self.statistics.segment_freed(block.pool.levels, block.size)
-        if self._tracing:
-            self._segment_event(Kind.SEGMENT_FREE, block)
-
-    def _release_cached_segments(self) -> None:
-        self._free_pending_blocks()
-        for pool in (self._large, self._small):
-            for block in pool.whole_segments():
-                self._release_segment(block)
-
-    def _release_oversize_segments(self, pool: BlockPool, size: int, stream: int) -> bool:
-        """Release cached segments that may not be split, until `size` bytes are; return whether there were so many."""
-        limit = self.settings.max_split_size
-        if limit == UNLIMITED:
-            return False
-        block = pool.smallest(size, stream)  # did not fit, so it is oversize
-        if block is not None:
-            self._release_segment(block)
-            return True
-        released = 0
-        while released < size:
-            block = pool.largest(stream)
-            if block is None or block.size < limit:
-                return False
-            released += block.size
-            self._release_segment(block)
-        return True
-
-    def _collect_garbage(self) -> None:
-        """Release large segments that have been idle for longer than the average, until enough is free."""
-        assert self._allowed_memory is not None
-        threshold = int(self.settings.garbage_collection_threshold * self._allowed_memory)
-        excess = self.statistics.all.reserved_bytes.current - threshold
-        if excess <= 0:
-            return
-        clock = self._large.clock
-        ages = {block: clock - block.pool_clock for block in self._large.whole_segments()}
-        while excess > 0 and ages:
-            # The oldest is at least of average age, so that every round releases something.
-            average = sum(ages.values()) / len(ages)
-            for block in [block for block, age in ages.items() if age >= average]:
-                excess -= block.size
-                del ages[block]
-                self._release_segment(block)
+    def _release_cached(self, pool: PoolId, keep: int = 0) -> None:
+        segments = self._segments
+        if pool == _DEFAULT_POOL and not self._redirections:
+            self._free_pending_blocks()
+            segments.release_free(self._large, keep)
+            segments.release_free(self._small, keep)
+        for private in [p for p in self._private.values() if p.use_count == 0 and pool in (_DEFAULT_POOL, p.id)]:
+            if pool != _DEFAULT_POOL:
+                self._free_pending_blocks(pool)
+            segments.release_free(private.small, keep)
+            segments.release_free(private.large, keep)
+            if private.reserved == 0:
+                del self._private[private.id]
 
     def _call_free_memory_callbacks(self) -> bool:
         """Call them all, between two consistent states: they free blocks of this very allocator."""
-        tracing, stack = self._tracing, self._stack
+        journal = self._journal
+        active, stack = journal.active, journal.stack
         self._busy = False
         try:
             return any([callback() for callback in self._free_memory_callbacks])
         finally:
-            self._busy, self._tracing, self._stack = True, tracing, stack
+            self._busy, journal.active, journal.stack = True, active, stack
 
-    def _out_of_memory(self, size: int, stream: int) -> OutOfMemoryError:
+    def _out_of_memory(self, pool: BlockPool, size: int, stream: int) -> OutOfMemoryError:
         free, total = self.provider.memory_info()
         self.statistics.num_ooms += 1
-        if self._tracing:
-            self._events.append((Kind.OOM, stream, 0, size, 0, free, 0, self._stack))
-        wanted = segment_size(size)
-        allocated = self.statistics.all.allocated_bytes.current
-        reserved = self.statistics.all.reserved_bytes.current
-        text = (
-            f"tried to allocate {format_bytes(wanted)} on device {self.device}, which has {format_bytes(total)}, "
-            f"of which {format_bytes(free)} are free. "
+        if self._journal.active:
+            self._journal.out_of_memory(size, stream, pool, free)
+        return out_of_memory_error(
+            wanted=segment_size(size),
+            device=self.device,
+            free=free,
+            total=total,
+            allowed=self._segments.allowed,
+            statistics=self.statistics,
+            settings=self.settings,
+            pool=pool,
+            stream=stream,
+            blocks=self._blocks.values(),
         )
-        if self._allowed_memory is not None:
-            text += f"The memory fraction allows {format_bytes(self._allowed_memory)}. "
-        text += (
-            f"This allocator has {format_bytes(reserved)} reserved: {format_bytes(allocated)} allocated by the "
-            f"program, {format_bytes(reserved - allocated)} reserved but unallocated. "
-        )
-        if reserved - allocated >= wanted:
-            text += (
-                "What is unallocated lies in pieces between allocated blocks, or belongs to other streams: "
-                "CUDATOOL_ALLOC_CONF=max_split_size_mb:N or roundup_power2_divisions:N may keep it whole."
+
+    # Pools.
+
+    def _block_pools(
+        self, id: PoolId, provider: SegmentProvider, expandable: bool, splits: bool
+    ) -> tuple[BlockPool, BlockPool]:
+        pools = [
+            BlockPool(
+                id,
+                provider,
+                is_small=level is self.statistics.small_pool,
+                expandable=expandable,
+                splits=splits,
+                levels=(level, self.statistics.all),
+                blocks=self._blocks,
+                settings=self.settings,
             )
+            for level in (self.statistics.small_pool, self.statistics.large_pool)
+        ]
+        for pool in pools:
+            self._set_garbage_collection(pool)
+        return pools[0], pools[1]
+
+    def _set_garbage_collection(self, pool: BlockPool) -> None:
+        pool.collects_garbage = self._segments.allowed is not None and self.settings.garbage_collection_threshold > 0.0
+
+    def _all_pools(self) -> list[BlockPool]:
+        return [self._small, self._large, *(pool for p in self._private.values() for pool in (p.small, p.large))]
+
+    def _pool_for_use(
+        self, pool: PoolId, provider: SegmentProvider | None, use_on_oom: bool, splits: bool
+    ) -> PrivatePool:
+        private = self._private.get(pool)
+        if private is None:
+            if pool == _DEFAULT_POOL:
+                raise UsageError("pool (0, 0) is the default pool, not a private one")
+            expandable = self.settings.expandable_segments and provider is None
+            small, large = self._block_pools(pool, provider or self.provider, expandable, splits)
+            private = self._private[pool] = PrivatePool(pool, small, large, use_on_oom=use_on_oom)
+        elif private.use_count == 0:
+            raise UsageError(f"pool {pool} has no user any more and is being given back; use another id")
         else:
-            text += "Free arrays that are not needed, or work on less at a time; cudatool snapshot shows what holds it."
-        error = OutOfMemoryError(text)
-        error.wanted, error.total, error.free = wanted, total, free
-        error.allowed = total if self._allowed_memory is None else self._allowed_memory
-        error.allocated, error.reserved = allocated, reserved
-        return error
+            private.use_count += 1
+        return private
 
-    # Events.
+    def _private_pool(self, pool: PoolId) -> PrivatePool:
+        private = self._private.get(pool)
+        if private is None:
+            raise UsageError(f"there is no private pool {pool} on device {self.device}")
+        return private
 
-    def _block_event(self, kind: Kind, block: Block, stack: int) -> None:
-        self._events.append((kind, block.stream, block.address, block.size, 0, block.requested_size, 0, stack))
+    def _runs(self, private: PrivatePool) -> Iterator[list[Block]]:
+        """Yield the blocks of each segment, or of each run of mapped pages, of a private pool."""
+        for head, _ in self._segments.heads():
+            if head.pool is private.small or head.pool is private.large:
+                blocks = blocks_of(head)
+                ends = [index for index, block in enumerate(blocks) if block.state is UNMAPPED]
+                yield blocks[: ends[0]] if ends else blocks
 
-    def _segment_event(self, kind: Kind, block: Block) -> None:
-        flags = _SMALL_POOL_FLAG if block.pool.is_small else 0
-        self._events.append((kind, block.stream, block.address, block.size, flags, 0, 0, self._stack))
+    def _restore_segment(self, pool: PoolId, states: tuple[BlockState, ...]) -> list[int]:
+        """Cut a segment that is wholly free; return the addresses that are in use then."""
+        block = self._blocks.get(states[0].address)
+        if block is None or block.state is not FREE or block.size < sum(state.size for state in states):
+            raise UsageError(f"the segment at {states[0].address:#x} of pool {pool} has changed since the checkpoint")
+        for state in states:
+            assert block is not None
+            block.pool.remove(block)
+            self._hand_out(block, state.size, state.size, exactly=True)
+            block = block.next
+        for state in states:
+            if not state.allocated:
+                self._free(state.address)
+        return [state.address for state in states if state.allocated]
 
 
 def _reentered() -> RuntimeError:
     return RuntimeError("the allocator was called from within one of its own operations")
-
-
-def _refuse_unsupported(settings: Settings) -> None:
-    """Raise ConfigError for what would change the result and is not there. Pinned memory is not this allocator's."""
-    for key, value, supported in (
-        ("expandable_segments", settings.expandable_segments, False),
-        ("backend", settings.backend, "native"),
-        ("release_lock_on_cudamalloc", settings.release_lock_on_cudamalloc, False),
-    ):
-        if value != supported:
-            raise ConfigError(f"allocator setting {key}:{value} is not supported by cudatool; use {key}:{supported}")

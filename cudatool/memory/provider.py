@@ -10,7 +10,8 @@ __all__ = ["SegmentProvider"]
 class SegmentProvider(Protocol):
     """Gives the allocator of one device its segments, and says when streams have caught up.
 
-    A driver, a recording and a model can all be providers. Streams are opaque integers to the policy.
+    A driver, a recording and a model can all be providers. Streams are opaque integers to the policy. The methods
+    from `reserve` to `unmap` are called only where segments are expandable.
     """
 
     def allocate(self, size: int, stream: int) -> int:
@@ -24,6 +25,24 @@ class SegmentProvider(Protocol):
 
     def free(self, address: int) -> None:
         """Give back a segment. No stream uses it any more, except the one it was allocated for."""
+
+    def reserve(self, size: int, stream: int) -> int:
+        """Return the start of `size` addresses that nothing else uses, without memory behind them."""
+
+    def unreserve(self, address: int, size: int) -> None:
+        """Give back a range of addresses; all of it is unmapped."""
+
+    def map(self, address: int, size: int, page_size: int) -> None:
+        """Put memory behind a part of a reserved range, in pages that can be unmapped one by one.
+
+        Raises
+        ------
+        OutOfMemoryError
+            There is not that much; then none is mapped.
+        """
+
+    def unmap(self, address: int, size: int, page_size: int) -> None:
+        """Give back the memory of whole pages. No stream uses it any more, except the one it was mapped for."""
 
     def record_event(self, stream: int) -> Any:
         """Return a token for everything enqueued on `stream` so far."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, NotRequired, TypedDict
 
-from cudatool.memory.blocks import ALLOCATED, FREE, Block
+from cudatool.memory.blocks import ALLOCATED, FREE, UNMAPPED, Block
 from cudatool.memory.settings import UNLIMITED, Settings
 
 __all__ = [
@@ -96,16 +96,16 @@ FrameLookup = Callable[[int], list[FrameInfo]]
 
 
 def segment(head: Block, device: int, stack: int, frames: FrameLookup | None) -> SegmentInfo:
-    """Return the segment whose first block is `head`, allocated from stack `stack`."""
+    """Return the segment, or the run of mapped pages, whose first block is `head`, allocated from stack `stack`."""
     blocks: list[BlockInfo] = []
     total_size = allocated_size = active_size = requested_size = 0
     block: Block | None = head
-    while block is not None:
+    while block is not None and block.state is not UNMAPPED:
         info: BlockInfo = {
             "address": block.address,
             "size": block.size,
             "requested_size": block.requested_size,
-            "state": block.state.value,
+            "state": block.state.value,  # never "unmapped" here
         }
         if frames is not None:
             info["frames"] = [] if block.state is FREE else frames(block.stack)
@@ -126,8 +126,8 @@ def segment(head: Block, device: int, stack: int, frames: FrameLookup | None) ->
         "requested_size": requested_size,
         "stream": head.stream,
         "segment_type": "small" if head.pool.is_small else "large",
-        "segment_pool_id": (0, 0),
-        "is_expandable": False,
+        "segment_pool_id": head.pool.id,
+        "is_expandable": head.expandable is not None,
         "blocks": blocks,
     }
     if frames is not None:

@@ -138,7 +138,7 @@ class AllocatorStatistics:
         self.num_device_free = 0
         self.max_split_size = max_split_size
 
-    def block_allocated(self, levels: tuple[PoolStatistics, ...], size: int, requested_size: int) -> None:
+    def block_allocated(self, levels: tuple[PoolStatistics, PoolStatistics], size: int, requested_size: int) -> None:
         """Count a block handed out. Written out rather than called, because every allocation comes by."""
         if size >= self.max_split_size:
             self.oversize_allocations.increase(1)
@@ -164,7 +164,7 @@ class AllocatorStatistics:
                     level.active_bytes_peak, level.allocated_bytes.current + level.pending_bytes
                 )
 
-    def block_freed(self, levels: tuple[PoolStatistics, ...], size: int, requested_size: int) -> None:
+    def block_freed(self, levels: tuple[PoolStatistics, PoolStatistics], size: int, requested_size: int) -> None:
         """Count a block that is free at once."""
         if size >= self.max_split_size:
             self.oversize_allocations.decrease(1)
@@ -173,7 +173,7 @@ class AllocatorStatistics:
             level.allocated_bytes.current -= size
             level.requested_bytes.current -= requested_size
 
-    def block_freed_later(self, levels: tuple[PoolStatistics, ...], size: int) -> None:
+    def block_freed_later(self, levels: tuple[PoolStatistics, PoolStatistics], size: int) -> None:
         """Count a block that the program has freed while another stream may be using it."""
         if size >= self.max_split_size:
             self.oversize_allocations.decrease(1)
@@ -184,7 +184,7 @@ class AllocatorStatistics:
             level.pending_bytes += size
 
     @staticmethod
-    def pending_block_freed(levels: tuple[PoolStatistics, ...], size: int, requested_size: int) -> None:
+    def pending_block_freed(levels: tuple[PoolStatistics, PoolStatistics], size: int, requested_size: int) -> None:
         """Count a pending block that no stream uses any more."""
         for level in levels:
             level.pending -= 1
@@ -192,7 +192,7 @@ class AllocatorStatistics:
             level.requested_bytes.current -= requested_size
 
     @staticmethod
-    def inactive_split_changed(levels: tuple[PoolStatistics, ...], blocks: int, size: int) -> None:
+    def inactive_split_changed(levels: tuple[PoolStatistics, PoolStatistics], blocks: int, size: int) -> None:
         """Count a change in the free blocks that cannot be given back because they are parts of a segment."""
         for level in levels:
             counter = level.inactive_split
@@ -208,7 +208,7 @@ class AllocatorStatistics:
                 if current > counter.peak:
                     counter.peak = current
 
-    def segment_allocated(self, levels: tuple[PoolStatistics, ...], size: int) -> None:
+    def segment_allocated(self, levels: tuple[PoolStatistics, PoolStatistics], size: int) -> None:
         for level in levels:
             level.segment.increase(1)
             level.reserved_bytes.increase(size)
@@ -216,12 +216,23 @@ class AllocatorStatistics:
             self.oversize_segments.increase(1)
         self.num_device_alloc += 1
 
-    def segment_freed(self, levels: tuple[PoolStatistics, ...], size: int) -> None:
+    def segment_freed(self, levels: tuple[PoolStatistics, PoolStatistics], size: int) -> None:
         for level in levels:
             level.segment.decrease(1)
             level.reserved_bytes.decrease(size)
         if size >= self.max_split_size:
             self.oversize_segments.decrease(1)
+        self.num_device_free += 1
+
+    def pages_mapped(self, levels: tuple[PoolStatistics, PoolStatistics], size: int) -> None:
+        """Count pages of an expandable segment, which is no segment to PyTorch's statistics."""
+        for level in levels:
+            level.reserved_bytes.increase(size)
+        self.num_device_alloc += 1
+
+    def pages_unmapped(self, levels: tuple[PoolStatistics, PoolStatistics], size: int) -> None:
+        for level in levels:
+            level.reserved_bytes.decrease(size)
         self.num_device_free += 1
 
     def reset_peak(self) -> None:

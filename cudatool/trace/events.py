@@ -25,7 +25,9 @@ __all__ = [
     "Kind",
     "StreamFlag",
     "pack_dims",
+    "pack_pool",
     "unpack_dims",
+    "unpack_pool",
 ]
 
 
@@ -81,7 +83,7 @@ class Kind(IntEnum):
 
 FIELDS: Final[dict[Kind, str]] = {
     # What the fields mean for each kind. Where a field is not named it is 0.
-    Kind.BLOCK_ALLOC: "address, size=rounded block, aux0=requested bytes, aux1=pool (0 default), stream, stack",
+    Kind.BLOCK_ALLOC: "address, size=rounded block, aux0=requested bytes, aux1=pack_pool (0 default), stream, stack",
     Kind.BLOCK_FREE_REQUESTED: "address, size=rounded block, aux0=requested bytes, aux1=pool, stream, stack",
     Kind.BLOCK_FREE_COMPLETED: "address, size=rounded block, aux0=requested bytes, aux1=pool, stream",
     Kind.BLOCK_RECORD_STREAM: "address=block, size, stream=the other stream, stack",
@@ -203,3 +205,13 @@ def pack_dims(x: int, y: int = 1, z: int = 1) -> int:
 def unpack_dims(word: int) -> tuple[int, int, int]:
     """Return the three extents that :func:`pack_dims` packed."""
     return word & 0xFFFFFFFF, word >> 32 & 0xFFFF, word >> 48 & 0xFFFF
+
+
+def pack_pool(pool: tuple[int, int]) -> int:
+    """Pack the two parts of a memory pool's id into one word."""
+    return pool[0] & 0xFFFFFFFF | (pool[1] & 0xFFFFFFFF) << 32
+
+
+def unpack_pool(word: int) -> tuple[int, int]:
+    """Return the id that :func:`pack_pool` packed."""
+    return word & 0xFFFFFFFF, word >> 32 & 0xFFFFFFFF

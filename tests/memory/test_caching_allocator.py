@@ -221,12 +221,9 @@ def test_double_free_is_refused_also_while_pending(allocator: CachingAllocator) 
         allocator.free(address)
 
 
-@pytest.mark.parametrize(
-    "conf", ["expandable_segments:True", "backend:cudaMallocAsync", "release_lock_on_cudamalloc:True"]
-)
-def test_setting_that_is_not_supported_is_refused(make: Make, conf: str) -> None:
-    with pytest.raises(ConfigError, match=f"{conf} is not supported"):
-        make(conf)
+def test_setting_that_is_not_supported_is_refused(make: Make) -> None:
+    with pytest.raises(ConfigError, match="backend:cudaMallocAsync is not supported"):
+        make("backend:cudaMallocAsync")
 
 
 # Giving memory back, and running out of it.
@@ -339,7 +336,9 @@ def test_out_of_memory_says_when_memory_lies_in_pieces(make: Make) -> None:
     addresses = [allocator.malloc(5 * MIB, 0) for _ in range(4)]
     allocator.free(addresses[0])
     allocator.free(addresses[2])
-    with pytest.raises(OutOfMemoryError, match=r"10 MiB reserved but unallocated\. What is unallocated lies in pieces"):
+    with pytest.raises(
+        OutOfMemoryError, match=r"10 MiB reserved but unallocated\. .*What is unallocated lies in pieces"
+    ):
         allocator.malloc(10 * MIB, 0)
 
 
@@ -366,7 +365,7 @@ def test_memory_fraction_outside_its_range_is_refused(allocator: CachingAllocato
 def test_garbage_collection_releases_the_longest_idle_until_the_threshold_is_met(
     provider: FakeProvider, make: Make, threshold: float, kept: list[int]
 ) -> None:
-    allocator = make(f"per_process_memory_fraction:1.0,garbage_collection_threshold:{threshold}", total=200 * MIB)
+    allocator = make(f"per_process_memory_fraction:0.5,garbage_collection_threshold:{threshold}", total=400 * MIB)
     first, second, third = (allocator.malloc(size * MIB, 0) for size in (12, 14, 16))
     allocator.free(first)
     allocator.malloc(30 * MIB, 0)

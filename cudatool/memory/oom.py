@@ -1,0 +1,114 @@
+"""What to say when there is no memory: the numbers, who holds it, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cudatool.errors import OutOfMemoryError
+from cudatool.memory.blocks import ALLOCATED, FREE, Block, BlockPool
+from cudatool.memory.settings import Settings
+from cudatool.memory.statistics import AllocatorStatistics
+from cudatool.trace import stacks
+from cudatool.units import format_bytes
+
+__all__ = ["out_of_memory_error"]
+
+_HOLDERS = 3  # how many are named
+
+
+def out_of_memory_error(
+    *,
+    wanted: int,
+    device: int,
+    free: int,
+    total: int,
+    allowed: int | None,
+    statistics: AllocatorStatistics,
+    settings: Settings,
+    pool: BlockPool,
+    stream: int,
+    blocks: Iterable[Block],
+) -> OutOfMemoryError:
+    """Return the error for a segment of `wanted` bytes for `pool` and `stream` that could not be had.
+
+    Parameters
+    ----------
+    free, total
+        Bytes of the device.
+    allowed
+        Bytes that may be reserved, if a memory fraction limits them.
+    blocks
+        All of the allocator.
+    """
+    allocated = statistics.all.allocated_bytes.current
+    reserved = statistics.all.reserved_bytes.current
+    pending = statistics.all.pending_bytes
+    private = elsewhere = 0
+    live: list[Block] = []
+    for block in blocks:
+        if block.state is ALLOCATED:
+            live.append(block)
+        elif block.state is FREE and block.pool.id != pool.id:
+            private += block.size
+        elif block.state is FREE and (block.stream != stream or block.pool is not pool):
+            elsewhere += block.size
+    text = [
+        f"tried to allocate {format_bytes(wanted)} on device {device}, which has {format_bytes(total)}, "
+        f"of which {format_bytes(free)} are free."
+    ]
+    if allowed is not None:
+        text.append(f"The memory fraction allows {format_bytes(allowed)}.")
+    text.append(
+        f"This allocator has {format_bytes(reserved)} reserved: {format_bytes(allocated)} allocated by the program, "
+        f"{format_bytes(reserved - allocated)} reserved but unallocated{_where(pending, private, elsewhere)}."
+    )
+    if live:
+        text.append(f"Most is held by {_holders(live)}.")
+    if reserved - allocated >= wanted and not settings.expandable_segments:
+        text.append(
+            "What is unallocated lies in pieces between allocated blocks, or belongs to other streams or pools: "
+            "CUDATOOL_ALLOC_CONF=expandable_segments:True may keep it in one piece."
+        )
+    else:
+        text.append(
+            "Free arrays that are not needed, or work on less at a time; cudatool snapshot shows what holds it."
+        )
+    error = OutOfMemoryError(" ".join(text))
+    error.wanted, error.total, error.free = wanted, total, free
+    error.allowed = total if allowed is None else allowed
+    error.allocated, error.reserved = allocated, reserved
+    return error
+
+
+def _where(pending: int, private: int, elsewhere: int) -> str:
+    parts = [
+        f"{format_bytes(size)} {what}"
+        for size, what in (
+            (pending, "freed but still in use by another stream"),
+            (private, "cached in other memory pools"),
+            (elsewhere, "cached for other streams or sizes"),
+        )
+        if size
+    ]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _holders(live: list[Block]) -> str:
+    """Name the places that allocated most; without stacks, the sizes that take most."""
+    by_place: dict[str, tuple[int, int]] = {}
+    for block in live:
+        frames = stacks.frames(block.stack)
+        if frames:
+            place = f"{frames[0].file.rsplit('/', 1)[-1]}:{frames[0].line} ({frames[0].function})"
+        else:
+            place = f"blocks of {format_bytes(block.size)}"
+        count, size = by_place.get(place, (0, 0))
+        by_place[place] = (count + 1, size + block.size)
+    largest = sorted(by_place.items(), key=_bytes_held, reverse=True)[:_HOLDERS]
+    return ", ".join(
+        f"{place}: {format_bytes(size)} in {count} block{'s' if count > 1 else ''}" for place, (count, size) in largest
+    )
+
+
+def _bytes_held(item: tuple[str, tuple[int, int]]) -> int:
+    return item[1][1]

@@ -1,0 +1,292 @@
+"""The memory that the allocator holds: segments of a fixed size, and expandable ones.
+
+An expandable segment is one range of addresses for each stream and pool, larger than the device's memory. A request
+that finds no free block maps pages at the lowest free addresses where it fits, so that what is free at the end of the
+range grows instead of a new segment being made. Its blocks are free, in use, or unmapped; neighbours of the same kind
+are one.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+from cudatool.errors import OutOfMemoryError
+from cudatool.memory.blocks import (
+    FREE,
+    LARGE_PAGE,
+    SMALL_PAGE,
+    UNMAPPED,
+    Block,
+    BlockPool,
+    ExpandableSegment,
+    segment_size,
+)
+from cudatool.memory.journal import Journal
+from cudatool.memory.settings import UNLIMITED, Settings
+from cudatool.memory.statistics import AllocatorStatistics
+from cudatool.trace.events import Kind
+
+__all__ = ["Segments"]
+
+
+class Segments:
+    """What was had from the providers, for all pools of one device.
+
+    Parameters
+    ----------
+    total_memory
+        The device's memory in bytes. It bounds the addresses of an expandable segment.
+    unlocked
+        Lets other threads use the allocator meanwhile; around a provider's ``allocate``, if the settings want that.
+    """
+
+    def __init__(
+        self,
+        *,
+        blocks: dict[int, Block],
+        settings: Settings,
+        statistics: AllocatorStatistics,
+        journal: Journal,
+        total_memory: int,
+        unlocked: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._blocks = blocks  # every block of the allocator, by address
+        self._settings = settings
+        self._statistics = statistics
+        self._journal = journal
+        self._total_memory = total_memory
+        self._around_allocate = unlocked if settings.release_lock_on_cudamalloc else nullcontext
+        self._fixed: dict[int, int] = {}  # address -> stack of its allocation
+        self._expandable: list[ExpandableSegment] = []  # by address
+        self.allowed: int | None = None  # bytes that may be reserved, if that is limited
+
+    def new(self, pool: BlockPool, size: int, stream: int) -> Block | None:
+        """Return a block of at least `size` bytes in new memory, which is in no list; None if there is not enough."""
+        wanted = segment_size(size)
+        if self.allowed is not None and self._statistics.all.reserved_bytes.current + wanted > self.allowed:
+            return None
+        if pool.expandable:
+            return self._expand(pool, size, stream)
+        try:
+            with self._around_allocate():
+                address = pool.provider.allocate(wanted, stream)
+        except OutOfMemoryError:
+            return None
+        block = self._blocks[address] = Block(address, wanted, stream, pool)
+        self._fixed[address] = self._journal.stack
+        pool.reserved += wanted
+        self._statistics.segment_allocated(pool.levels, wanted)
+        if self._journal.active:
+            self._journal.segment(Kind.SEGMENT_ALLOC, address, wanted, stream, pool)
+        return block
+
+    def release(self, block: Block) -> None:
+        """Give a free block that is a whole segment back to its provider."""
+        pool = block.pool
+        pool.provider.free(block.address)
+        pool.remove(block)
+        del self._blocks[block.address]
+        del self._fixed[block.address]
+        pool.reserved -= block.size
+        self._statistics.segment_freed(pool.levels, block.size)
+        if self._journal.active:
+            self._journal.segment(Kind.SEGMENT_FREE, block.address, block.size, block.stream, pool)
+
+    def release_free(self, pool: BlockPool, keep: int = 0) -> None:
+        """Give back whatever of a pool is wholly free: segments and pages. Stop when only `keep` bytes are reserved."""
+        reserved = self._statistics.all.reserved_bytes
+        for block in pool.free_blocks():
+            if reserved.current <= keep:
+                return
+            if block.expandable is not None:
+                self._unmap(block)
+            elif block.previous is None and block.next is None:
+                self.release(block)
+
+    def release_oversize(self, pool: BlockPool, size: int, stream: int) -> bool:
+        """Release free segments that may not be split, until `size` bytes are; return whether there were so many."""
+        limit = self._settings.max_split_size
+        if limit == UNLIMITED or pool.expandable:
+            return False
+        block = pool.smallest(size, stream)  # did not fit, so it is oversize
+        if block is not None:
+            self.release(block)
+            return True
+        released = 0
+        while released < size:
+            block = pool.largest(stream)
+            if block is None or block.size < limit:
+                return False
+            released += block.size
+            self.release(block)
+        return True
+
+    def collect_garbage(self, pool: BlockPool) -> None:
+        """Release segments of a pool that have been idle for longer than the average, until enough is free."""
+        assert self.allowed is not None
+        threshold = int(self._settings.garbage_collection_threshold * self.allowed)
+        excess = self._statistics.all.reserved_bytes.current - threshold
+        if excess <= 0:
+            return
+        ages = {block: pool.clock - block.pool_clock for block in pool.whole_segments()}
+        while excess > 0 and ages:
+            # The oldest is at least of average age, so that every round releases something.
+            average = sum(ages.values()) / len(ages)
+            for block in [block for block, age in ages.items() if age >= average]:
+                excess -= block.size
+                del ages[block]
+                self.release(block)
+
+    def heads(self) -> Iterator[tuple[Block, int]]:
+        """Yield the first block of every segment, or of every run of mapped pages, by address; and its stack."""
+        found = [(address, stack) for address, stack in self._fixed.items()]
+        for segment in self._expandable:
+            block: Block | None = self._blocks[segment.address]
+            stack = segment.stack
+            while block is not None:
+                if block.state is not UNMAPPED and (block.previous is None or block.previous.state is UNMAPPED):
+                    found.append((block.address, stack))
+                    stack = 0  # like PyTorch, which knows it for the first run only
+                block = block.next
+        for address, stack in sorted(found):
+            yield self._blocks[address], stack
+
+    # Expandable segments.
+
+    def _expand(self, pool: BlockPool, size: int, stream: int) -> Block | None:
+        block = self._room(pool, size, stream)
+        if block.state is UNMAPPED and not self._map(block, min(block.size, size)):
+            return None
+        while block.size < size:
+            following = block.next
+            assert following is not None
+            # Mapping makes one block of both.
+            if not self._map(following, min(size - block.size, following.size)):
+                return None
+            block = following
+        pool.remove(block)
+        return block
+
+    def _room(self, pool: BlockPool, size: int, stream: int) -> Block:
+        """Return the first of some neighbours, free or unmapped, that have `size` bytes at the lowest addresses."""
+        for address in pool.unmapped.get(stream, ()):
+            block = self._blocks[address]
+            if block.previous is not None and block.previous.state is FREE:
+                block = block.previous
+            room, part = 0, block
+            while part.state is FREE or part.state is UNMAPPED:
+                room += part.size
+                if room >= size:
+                    return block
+                if part.next is None:
+                    break
+                part = part.next
+        page = SMALL_PAGE if pool.is_small else LARGE_PAGE
+        # More than there is memory, so that a range can end in pages that were unmapped earlier in it.
+        total = -(-(self._total_memory + self._total_memory // 8) // page) * page
+        start = pool.provider.reserve(total, stream)
+        segment = ExpandableSegment(start, total, page, 0)
+        insort(self._expandable, segment, key=_address)
+        block = self._blocks[start] = Block(start, total, stream, pool, 0, segment)
+        pool.add_unmapped(block)
+        return block
+
+    def _map(self, block: Block, size: int) -> bool:
+        """Map pages for the first `size` bytes of an unmapped block, which becomes one with its free neighbours."""
+        segment, pool = block.expandable, block.pool
+        assert segment is not None
+        size = -(-size // segment.page_size) * segment.page_size
+        address = block.address
+        try:
+            pool.provider.map(address, size, segment.page_size)
+        except OutOfMemoryError:
+            return False
+        pool.remove_unmapped(block)
+        block.state = FREE
+        if size < block.size:
+            rest = Block(address + size, block.size - size, block.stream, pool, 0, segment)
+            self._insert_after(block, rest)
+            pool.add_unmapped(rest)
+            block.size = size
+        self._absorb_neighbours(block)
+        pool.add(block)
+        pool.reserved += size
+        self._statistics.pages_mapped(pool.levels, size)
+        if self._journal.active:
+            self._journal.segment(Kind.SEGMENT_MAP, address, size, block.stream, pool)
+        if block.previous is None and not segment.stack:
+            segment.stack = self._journal.stack
+        return True
+
+    def _unmap(self, block: Block) -> None:
+        """Unmap the whole pages of a free block, and give its segment back if that was all."""
+        segment, pool = block.expandable, block.pool
+        assert segment is not None
+        page = segment.page_size
+        start = segment.address + -(-(block.address - segment.address) // page) * page
+        end = segment.address + (block.address + block.size - segment.address) // page * page
+        if start >= end:
+            return
+        pool.provider.unmap(start, end - start, page)
+        pool.remove(block)
+        if start > block.address:
+            before = Block(block.address, start - block.address, block.stream, pool, 0, segment)
+            before.previous, before.next = block.previous, block
+            if before.previous is not None:
+                before.previous.next = before
+            block.previous = before
+            self._blocks[before.address] = before
+            pool.add(before)
+        if end < block.address + block.size:
+            after = Block(end, block.address + block.size - end, block.stream, pool, 0, segment)
+            self._insert_after(block, after)
+            pool.add(after)
+        block.address, block.size, block.state = start, end - start, UNMAPPED
+        self._blocks[start] = block
+        self._absorb_neighbours(block)
+        pool.add_unmapped(block)
+        pool.reserved -= end - start
+        self._statistics.pages_unmapped(pool.levels, end - start)
+        if self._journal.active:
+            self._journal.segment(Kind.SEGMENT_UNMAP, start, end - start, block.stream, pool)
+        if block.size == segment.size:
+            pool.provider.unreserve(segment.address, segment.size)
+            pool.remove_unmapped(block)
+            del self._blocks[block.address]
+            self._expandable.remove(segment)
+
+    def _insert_after(self, block: Block, new: Block) -> None:
+        new.previous, new.next = block, block.next
+        if block.next is not None:
+            block.next.previous = new
+        block.next = new
+        self._blocks[new.address] = new
+
+    def _absorb_neighbours(self, block: Block) -> None:
+        """Make one block of it and of its neighbours in the same state, FREE or UNMAPPED. It is in no list."""
+        for neighbour in (block.previous, block.next):
+            if neighbour is None or neighbour.state is not block.state:
+                continue
+            if neighbour.state is FREE:
+                neighbour.pool.remove(neighbour)
+            else:
+                neighbour.pool.remove_unmapped(neighbour)
+            block.size += neighbour.size
+            if neighbour is block.previous:
+                del self._blocks[block.address]
+                block.address = neighbour.address
+                self._blocks[block.address] = block
+                block.previous = neighbour.previous
+                if block.previous is not None:
+                    block.previous.next = block
+            else:
+                del self._blocks[neighbour.address]
+                block.next = neighbour.next
+                if block.next is not None:
+                    block.next.previous = block
+
+
+def _address(segment: ExpandableSegment) -> int:
+    return segment.address
