@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cudatool.memory.blocks import Block, BlockPool, PoolId
 
-__all__ = ["BlockState", "PoolState", "PrivatePool", "RestoreResult"]
+__all__ = ["BlockState", "PoolState", "PrivatePool", "RestoreResult", "blocks_of"]
 
 
 class PrivatePool:
