@@ -1,6 +1,6 @@
 """The caching allocator: PyTorch's policy over any source of segments, its settings, statistics and snapshots."""
 
-from cudatool.memory.policy import CachingAllocator
+from cudatool.memory.allocator import CachingAllocator
 from cudatool.memory.provider import SegmentProvider
 from cudatool.memory.settings import Settings
 from cudatool.memory.summary import memory_summary

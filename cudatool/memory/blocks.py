@@ -117,6 +117,7 @@ class Block:
     __slots__ = (
         "address",
         "expandable",
+        "home",
         "next",
         "outstanding_events",
         "pool",
@@ -151,17 +152,85 @@ class Block:
         self.stream_uses: dict[int, bool] | None = None  # other streams, as recorded; true: only while capturing
         self.outstanding_events = 0  # while pending: how many must pass
         self.stack = 0  # while allocated or pending: where it was allocated
+        self.home: _SameSize | None = None  # while free: the list it is in
         self.pool_clock = 0  # while free: the pool's clock when it became so
 
 
+class _SameSize:
+    """Free blocks of one stream and size, by address."""
+
+    __slots__ = ("addresses", "blocks")
+
+    def __init__(self, block: Block) -> None:
+        self.addresses = [block.address]
+        self.blocks = [block]
+
+    def add(self, block: Block) -> None:
+        address = block.address
+        if not self.addresses or address > self.addresses[-1]:
+            self.addresses.append(address)
+            self.blocks.append(block)
+        else:
+            index = bisect_left(self.addresses, address)
+            self.addresses.insert(index, address)
+            self.blocks.insert(index, block)
+
+    def remove(self, block: Block) -> None:
+        if len(self.blocks) == 1:
+            self.addresses.pop()
+            self.blocks.pop()
+        else:
+            index = bisect_left(self.addresses, block.address)
+            del self.addresses[index]
+            del self.blocks[index]
+
+
 class _FreeBlocks:
-    """The free blocks of one stream: addresses by size. Sizes without blocks stay until a search stumbles on them."""
+    """The free blocks of one stream, by size. Sizes that have run out stay until a search stumbles on them."""
 
     __slots__ = ("by_size", "sizes")
 
     def __init__(self) -> None:
         self.sizes: list[int] = []  # sorted
-        self.by_size: dict[int, list[int]] = {}  # each list sorted
+        self.by_size: dict[int, _SameSize] = {}
+
+    def smallest(self, size: int) -> Block | None:
+        """Return the smallest block with at least `size` bytes, at the lowest address."""
+        sizes = self.sizes
+        start = index = bisect_left(sizes, size)
+        found: Block | None = None
+        while index < len(sizes):
+            blocks = self.by_size[sizes[index]].blocks
+            if blocks:
+                found = blocks[0]
+                break
+            index += 1
+        if index - start > _FEW:
+            for empty in sizes[start:index]:
+                del self.by_size[empty]
+            del sizes[start:index]
+        return found
+
+    def least_room(self, size: int, best: Block) -> Block:
+        """Return the best fit in expandable segments, where a block counts with what it can grow by.
+
+        The search begins at `best`, the smallest block with at least `size` bytes, and ends at the first larger block
+        that has no less room.
+        """
+        room = _room(best)
+        for index in range(bisect_left(self.sizes, best.size), len(self.sizes)):
+            for block in self.by_size[self.sizes[index]].blocks:
+                if block is not best:
+                    larger = _room(block)
+                    if larger >= room:
+                        return best
+                    best, room = block, larger
+        return best
+
+    def at_least(self, size: int) -> Iterator[Block]:
+        """Yield the blocks with at least `size` bytes, by size and address."""
+        for larger in self.sizes[bisect_left(self.sizes, size) :]:
+            yield from self.by_size[larger].blocks
 
 
 class BlockPool:
@@ -178,28 +247,26 @@ class BlockPool:
         Where its segments come from.
     expandable
         Whether they are expandable.
-    splits
-        Whether blocks may be split at all.
+    level
+        The statistics that count its blocks.
     reserved
         Bytes that it has from the provider.
     """
 
     __slots__ = (
-        "blocks",
         "clock",
         "collects_garbage",
         "expandable",
         "free",
         "id",
         "is_small",
-        "levels",
+        "level",
         "max_split_size",
         "max_unsplit_rest",
         "max_unsplit_waste",
         "provider",
         "reserved",
         "split_limit",
-        "splits",
         "unmapped",
     )
 
@@ -211,19 +278,16 @@ class BlockPool:
         is_small: bool,
         expandable: bool,
         splits: bool = True,
-        levels: tuple[PoolStatistics, PoolStatistics],
-        blocks: dict[int, Block],
+        level: PoolStatistics,
         settings: Settings,
     ) -> None:
         self.id = id
         self.provider = provider
         self.is_small = is_small
         self.expandable = expandable
-        self.splits = splits
-        self.levels = levels  # the statistics that count its blocks
-        self.blocks = blocks  # all blocks of the allocator by address
+        self.level = level
         self.free: dict[int, _FreeBlocks] = {}
-        self.unmapped: dict[int, list[int]] = {}  # addresses of unmapped blocks by stream, sorted
+        self.unmapped: dict[int, list[Block]] = {}  # by stream, in the order of their addresses
         self.reserved = 0
         self.collects_garbage = False
         self.clock = 0  # look-ups since garbage is collected: how long a block has been free is measured in these
@@ -237,26 +301,22 @@ class BlockPool:
         """Put a block among the free ones."""
         block.state = FREE
         block.pool_clock = self.clock
-        size, address = block.size, block.address
         free = self.free.get(block.stream)
         if free is None:
             free = self.free[block.stream] = _FreeBlocks()
-        addresses = free.by_size.get(size)
-        if addresses is None:
-            free.by_size[size] = [address]
-            insort(free.sizes, size)
-        elif not addresses or address > addresses[-1]:
-            addresses.append(address)
+        home = free.by_size.get(block.size)
+        if home is None:
+            home = free.by_size[block.size] = _SameSize(block)
+            insort(free.sizes, block.size)
         else:
-            insort(addresses, address)
+            home.add(block)
+        block.home = home
 
     def remove(self, block: Block) -> None:
         """Take a certain block out of the free ones."""
-        addresses = self.free[block.stream].by_size[block.size]
-        if len(addresses) == 1:
-            addresses.pop()
-        else:
-            del addresses[bisect_left(addresses, block.address)]
+        assert block.home is not None
+        block.home.remove(block)
+        block.home = None
 
     def take(self, size: int, stream: int) -> Block | None:
         """Take out the smallest free block of `stream` with at least `size` bytes, unless its own size forbids it."""
@@ -265,78 +325,36 @@ class BlockPool:
         free = self.free.get(stream)
         if free is None:
             return None
-        addresses = free.by_size.get(size)
-        if not addresses or self.expandable:
-            block = self._fit(size, stream)
-            if block is None:
-                return None
-            addresses = free.by_size[block.size]
-        else:
-            block = self.blocks[addresses[0]]
+        same = free.by_size.get(size)
+        block = same.blocks[0] if same is not None and same.blocks else free.smallest(size)
+        if block is None:
+            return None
+        if self.expandable:
+            block = free.least_room(size, block)
         limit = self.max_split_size
         if block.size >= limit and (size < limit or block.size >= size + self.max_unsplit_waste):
             return None  # it may not be split, and too much of it would be wasted
-        if len(addresses) == 1:
-            addresses.pop()
-        else:
-            del addresses[bisect_left(addresses, block.address)]
+        self.remove(block)
         return block
-
-    def _fit(self, size: int, stream: int) -> Block | None:
-        """Return the best fit. In expandable segments, the size of a block is what it can grow to."""
-        if not self.expandable:
-            return self.smallest(size, stream)
-        best: Block | None = None
-        best_size = 0
-        for block in self._from(size, stream):
-            grown = block.size
-            if block.next is not None and block.next.state is UNMAPPED:
-                grown += block.next.size
-            if best is not None and grown >= best_size:
-                break
-            best, best_size = block, grown
-        return best
-
-    def _from(self, size: int, stream: int) -> Iterator[Block]:
-        """Yield the free blocks of `stream` with at least `size` bytes, by size and address."""
-        free = self.free.get(stream)
-        if free is not None:
-            for larger in free.sizes[bisect_left(free.sizes, size) :]:
-                for address in free.by_size[larger]:
-                    yield self.blocks[address]
 
     def smallest(self, size: int, stream: int) -> Block | None:
         """Return the smallest free block of `stream` with at least `size` bytes."""
         free = self.free.get(stream)
-        if free is None:
-            return None
-        sizes = free.sizes
-        start = index = bisect_left(sizes, size)
-        found: Block | None = None
-        while index < len(sizes):
-            addresses = free.by_size[sizes[index]]
-            if addresses:
-                found = self.blocks[addresses[0]]
-                break
-            index += 1
-        if index - start > _FEW:
-            for empty in sizes[start:index]:
-                del free.by_size[empty]
-            del sizes[start:index]
-        return found
+        return None if free is None else free.smallest(size)
 
     def largest(self, stream: int) -> Block | None:
         """Return the largest free block of `stream`, at the highest address."""
         free = self.free.get(stream)
         if free is not None:
             for size in reversed(free.sizes):
-                if free.by_size[size]:
-                    return self.blocks[free.by_size[size][-1]]
+                blocks = free.by_size[size].blocks
+                if blocks:
+                    return blocks[-1]
         return None
 
     def free_blocks(self) -> list[Block]:
         """Return the free blocks by stream, size, address."""
-        return [block for stream in sorted(self.free) for block in self._from(0, stream)]
+        return [block for stream in sorted(self.free) for block in self.free[stream].at_least(0)]
 
     def whole_segments(self) -> list[Block]:
         """Return the free blocks that are whole segments, by stream, size, address."""
@@ -349,9 +367,17 @@ class BlockPool:
     def add_unmapped(self, block: Block) -> None:
         """Put a block among those that have no memory."""
         block.state = UNMAPPED
-        insort(self.unmapped.setdefault(block.stream, []), block.address)
+        insort(self.unmapped.setdefault(block.stream, []), block, key=_address)
 
     def remove_unmapped(self, block: Block) -> None:
         """Take a block out of those that have no memory."""
-        addresses = self.unmapped[block.stream]
-        del addresses[bisect_left(addresses, block.address)]
+        self.unmapped[block.stream].remove(block)
+
+
+def _address(block: Block) -> int:
+    return block.address
+
+
+def _room(block: Block) -> int:
+    after = block.next
+    return block.size + (after.size if after is not None and after.state is UNMAPPED else 0)

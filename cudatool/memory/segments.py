@@ -8,7 +8,6 @@ are one.
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
@@ -38,28 +37,29 @@ class Segments:
     ----------
     total_memory
         The device's memory in bytes. It bounds the addresses of an expandable segment.
-    unlocked
-        Lets other threads use the allocator meanwhile; around a provider's ``allocate``, if the settings want that.
+    outside
+        Lets other threads use the allocator; around a provider's ``allocate``, if the settings want that.
     """
 
     def __init__(
         self,
         *,
-        blocks: dict[int, Block],
+        active: dict[int, Block],
+        pools: Callable[[], list[BlockPool]],
         settings: Settings,
         statistics: AllocatorStatistics,
         journal: Journal,
         total_memory: int,
-        unlocked: Callable[[], AbstractContextManager[None]],
+        outside: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self._blocks = blocks  # every block of the allocator, by address
+        self._active = active  # every block in use, by address
+        self._pools = pools
         self._settings = settings
         self._statistics = statistics
         self._journal = journal
         self._total_memory = total_memory
-        self._around_allocate = unlocked if settings.release_lock_on_cudamalloc else nullcontext
+        self._around_allocate = outside if settings.release_lock_on_cudamalloc else nullcontext
         self._fixed: dict[int, int] = {}  # address -> stack of its allocation
-        self._expandable: list[ExpandableSegment] = []  # by address
         self.allowed: int | None = None  # bytes that may be reserved, if that is limited
 
     def new(self, pool: BlockPool, size: int, stream: int) -> Block | None:
@@ -74,10 +74,10 @@ class Segments:
                 address = pool.provider.allocate(wanted, stream)
         except OutOfMemoryError:
             return None
-        block = self._blocks[address] = Block(address, wanted, stream, pool)
+        block = Block(address, wanted, stream, pool)
         self._fixed[address] = self._journal.stack
         pool.reserved += wanted
-        self._statistics.segment_allocated(pool.levels, wanted)
+        self._statistics.segment_allocated(pool.level, wanted)
         if self._journal.active:
             self._journal.segment(Kind.SEGMENT_ALLOC, address, wanted, stream, pool)
         return block
@@ -87,10 +87,9 @@ class Segments:
         pool = block.pool
         pool.provider.free(block.address)
         pool.remove(block)
-        del self._blocks[block.address]
         del self._fixed[block.address]
         pool.reserved -= block.size
-        self._statistics.segment_freed(pool.levels, block.size)
+        self._statistics.segment_freed(pool.level, block.size)
         if self._journal.active:
             self._journal.segment(Kind.SEGMENT_FREE, block.address, block.size, block.stream, pool)
 
@@ -139,19 +138,22 @@ class Segments:
                 del ages[block]
                 self.release(block)
 
-    def heads(self) -> Iterator[tuple[Block, int]]:
-        """Yield the first block of every segment, or of every run of mapped pages, by address; and its stack."""
-        found = [(address, stack) for address, stack in self._fixed.items()]
-        for segment in self._expandable:
-            block: Block | None = self._blocks[segment.address]
-            stack = segment.stack
-            while block is not None:
-                if block.state is not UNMAPPED and (block.previous is None or block.previous.state is UNMAPPED):
-                    found.append((block.address, stack))
-                    stack = 0  # like PyTorch, which knows it for the first run only
-                block = block.next
-        for address, stack in sorted(found):
-            yield self._blocks[address], stack
+    def blocks(self) -> Iterator[Block]:
+        """Yield all blocks that have memory."""
+        yield from self._active.values()
+        for pool in self._pools():
+            yield from pool.free_blocks()
+
+    def heads(self) -> list[Block]:
+        """Return the first block of every segment, or of every run of mapped pages, by address."""
+        found = [block for block in self.blocks() if block.previous is None or block.previous.state is UNMAPPED]
+        return sorted(found, key=_block_address)
+
+    def stack_of(self, head: Block) -> int:
+        """Return where a segment was allocated. Like PyTorch, know that of the first run of pages only."""
+        if head.expandable is None:
+            return self._fixed[head.address]
+        return head.expandable.stack if head.previous is None else 0
 
     # Expandable segments.
 
@@ -171,15 +173,15 @@ class Segments:
 
     def _room(self, pool: BlockPool, size: int, stream: int) -> Block:
         """Return the first of some neighbours, free or unmapped, that have `size` bytes at the lowest addresses."""
-        for address in pool.unmapped.get(stream, ()):
-            block = self._blocks[address]
+        for block in pool.unmapped.get(stream, ()):
+            first = block
             if block.previous is not None and block.previous.state is FREE:
-                block = block.previous
-            room, part = 0, block
+                first = block.previous
+            room, part = 0, first
             while part.state is FREE or part.state is UNMAPPED:
                 room += part.size
                 if room >= size:
-                    return block
+                    return first
                 if part.next is None:
                     break
                 part = part.next
@@ -188,10 +190,9 @@ class Segments:
         total = -(-(self._total_memory + self._total_memory // 8) // page) * page
         start = pool.provider.reserve(total, stream)
         segment = ExpandableSegment(start, total, page, 0)
-        insort(self._expandable, segment, key=_address)
-        block = self._blocks[start] = Block(start, total, stream, pool, 0, segment)
-        pool.add_unmapped(block)
-        return block
+        whole = Block(start, total, stream, pool, 0, segment)
+        pool.add_unmapped(whole)
+        return whole
 
     def _map(self, block: Block, size: int) -> bool:
         """Map pages for the first `size` bytes of an unmapped block, which becomes one with its free neighbours."""
@@ -207,13 +208,13 @@ class Segments:
         block.state = FREE
         if size < block.size:
             rest = Block(address + size, block.size - size, block.stream, pool, 0, segment)
-            self._insert_after(block, rest)
+            _insert_after(block, rest)
             pool.add_unmapped(rest)
             block.size = size
-        self._absorb_neighbours(block)
+        _absorb_neighbours(block)
         pool.add(block)
         pool.reserved += size
-        self._statistics.pages_mapped(pool.levels, size)
+        self._statistics.pages_mapped(pool.level, size)
         if self._journal.active:
             self._journal.segment(Kind.SEGMENT_MAP, address, size, block.stream, pool)
         if block.previous is None and not segment.stack:
@@ -237,56 +238,50 @@ class Segments:
             if before.previous is not None:
                 before.previous.next = before
             block.previous = before
-            self._blocks[before.address] = before
             pool.add(before)
         if end < block.address + block.size:
             after = Block(end, block.address + block.size - end, block.stream, pool, 0, segment)
-            self._insert_after(block, after)
+            _insert_after(block, after)
             pool.add(after)
         block.address, block.size, block.state = start, end - start, UNMAPPED
-        self._blocks[start] = block
-        self._absorb_neighbours(block)
+        _absorb_neighbours(block)
         pool.add_unmapped(block)
         pool.reserved -= end - start
-        self._statistics.pages_unmapped(pool.levels, end - start)
+        self._statistics.pages_unmapped(pool.level, end - start)
         if self._journal.active:
             self._journal.segment(Kind.SEGMENT_UNMAP, start, end - start, block.stream, pool)
         if block.size == segment.size:
             pool.provider.unreserve(segment.address, segment.size)
             pool.remove_unmapped(block)
-            del self._blocks[block.address]
-            self._expandable.remove(segment)
-
-    def _insert_after(self, block: Block, new: Block) -> None:
-        new.previous, new.next = block, block.next
-        if block.next is not None:
-            block.next.previous = new
-        block.next = new
-        self._blocks[new.address] = new
-
-    def _absorb_neighbours(self, block: Block) -> None:
-        """Make one block of it and of its neighbours in the same state, FREE or UNMAPPED. It is in no list."""
-        for neighbour in (block.previous, block.next):
-            if neighbour is None or neighbour.state is not block.state:
-                continue
-            if neighbour.state is FREE:
-                neighbour.pool.remove(neighbour)
-            else:
-                neighbour.pool.remove_unmapped(neighbour)
-            block.size += neighbour.size
-            if neighbour is block.previous:
-                del self._blocks[block.address]
-                block.address = neighbour.address
-                self._blocks[block.address] = block
-                block.previous = neighbour.previous
-                if block.previous is not None:
-                    block.previous.next = block
-            else:
-                del self._blocks[neighbour.address]
-                block.next = neighbour.next
-                if block.next is not None:
-                    block.next.previous = block
 
 
-def _address(segment: ExpandableSegment) -> int:
-    return segment.address
+def _insert_after(block: Block, new: Block) -> None:
+    new.previous, new.next = block, block.next
+    if block.next is not None:
+        block.next.previous = new
+    block.next = new
+
+
+def _absorb_neighbours(block: Block) -> None:
+    """Make one block of it and of its neighbours in the same state, FREE or UNMAPPED. It is in no list."""
+    for neighbour in (block.previous, block.next):
+        if neighbour is None or neighbour.state is not block.state:
+            continue
+        if neighbour.state is FREE:
+            neighbour.pool.remove(neighbour)
+        else:
+            neighbour.pool.remove_unmapped(neighbour)
+        block.size += neighbour.size
+        if neighbour is block.previous:
+            block.address = neighbour.address
+            block.previous = neighbour.previous
+            if block.previous is not None:
+                block.previous.next = block
+        else:
+            block.next = neighbour.next
+            if block.next is not None:
+                block.next.previous = block
+
+
+def _block_address(block: Block) -> int:
+    return block.address

@@ -85,6 +85,63 @@ class PoolStatistics:
         """Return the bytes of active blocks."""
         return _with_pending(self.allocated_bytes, self.pending_bytes, self.active_bytes_peak, self.active_bytes_base)
 
+    # What every allocation comes by is written out rather than left to the counters.
+
+    def block_allocated(self, size: int, requested_size: int) -> None:
+        """Count a block handed out."""
+        counter = self.allocation
+        counter.allocated += 1
+        counter.current += 1
+        if counter.current > counter.peak:
+            counter.peak = counter.current
+        counter = self.allocated_bytes
+        counter.allocated += size
+        counter.current += size
+        if counter.current > counter.peak:
+            counter.peak = counter.current
+        counter = self.requested_bytes
+        counter.allocated += requested_size
+        counter.current += requested_size
+        if counter.current > counter.peak:
+            counter.peak = counter.current
+        if self.pending:
+            self.active_peak = max(self.active_peak, self.allocation.current + self.pending)
+            self.active_bytes_peak = max(self.active_bytes_peak, self.allocated_bytes.current + self.pending_bytes)
+
+    def block_freed(self, size: int, requested_size: int) -> None:
+        """Count a block that is free at once."""
+        self.allocation.current -= 1
+        self.allocated_bytes.current -= size
+        self.requested_bytes.current -= requested_size
+
+    def block_freed_later(self, size: int) -> None:
+        """Count a block that the program has freed while another stream may be using it."""
+        self.allocation.current -= 1
+        self.allocated_bytes.current -= size
+        self.pending += 1
+        self.pending_bytes += size
+
+    def pending_block_freed(self, size: int, requested_size: int) -> None:
+        """Count a pending block that no stream uses any more."""
+        self.pending -= 1
+        self.pending_bytes -= size
+        self.requested_bytes.current -= requested_size
+
+    def inactive_split_changed(self, blocks: int, size: int) -> None:
+        """Count a change in the free blocks that cannot be given back because they are parts of a segment."""
+        counter = self.inactive_split
+        counter.current += blocks
+        if blocks > 0:
+            counter.allocated += blocks
+            if counter.current > counter.peak:
+                counter.peak = counter.current
+        counter = self.inactive_split_bytes
+        counter.current += size
+        if size > 0:
+            counter.allocated += size
+            if counter.current > counter.peak:
+                counter.peak = counter.current
+
     def counters(self) -> Iterator[tuple[str, Counter]]:
         """Yield the counters under PyTorch's names."""
         yield "allocation", self.allocation
@@ -122,7 +179,7 @@ def _with_pending(allocated: Counter, pending: int, peak: int, base: int) -> Cou
 class AllocatorStatistics:
     """All counters of one device's allocator.
 
-    The methods that count take the statistics that a block belongs to: its pool's and those of all pools.
+    The methods that count take the statistics of the pool that a block belongs to.
     """
 
     def __init__(self, max_split_size: int) -> None:
@@ -138,101 +195,62 @@ class AllocatorStatistics:
         self.num_device_free = 0
         self.max_split_size = max_split_size
 
-    def block_allocated(self, levels: tuple[PoolStatistics, PoolStatistics], size: int, requested_size: int) -> None:
-        """Count a block handed out. Written out rather than called, because every allocation comes by."""
+    def block_allocated(self, level: PoolStatistics, size: int, requested_size: int) -> None:
+        """Count a block handed out."""
         if size >= self.max_split_size:
             self.oversize_allocations.increase(1)
-        for level in levels:
-            counter = level.allocation
-            counter.allocated += 1
-            counter.current = current = counter.current + 1
-            if current > counter.peak:
-                counter.peak = current
-            counter = level.allocated_bytes
-            counter.allocated += size
-            counter.current = current = counter.current + size
-            if current > counter.peak:
-                counter.peak = current
-            counter = level.requested_bytes
-            counter.allocated += requested_size
-            counter.current = current = counter.current + requested_size
-            if current > counter.peak:
-                counter.peak = current
-            if level.pending:
-                level.active_peak = max(level.active_peak, level.allocation.current + level.pending)
-                level.active_bytes_peak = max(
-                    level.active_bytes_peak, level.allocated_bytes.current + level.pending_bytes
-                )
+        level.block_allocated(size, requested_size)
+        self.all.block_allocated(size, requested_size)
 
-    def block_freed(self, levels: tuple[PoolStatistics, PoolStatistics], size: int, requested_size: int) -> None:
+    def block_freed(self, level: PoolStatistics, size: int, requested_size: int) -> None:
         """Count a block that is free at once."""
         if size >= self.max_split_size:
             self.oversize_allocations.decrease(1)
-        for level in levels:
-            level.allocation.current -= 1
-            level.allocated_bytes.current -= size
-            level.requested_bytes.current -= requested_size
+        level.block_freed(size, requested_size)
+        self.all.block_freed(size, requested_size)
 
-    def block_freed_later(self, levels: tuple[PoolStatistics, PoolStatistics], size: int) -> None:
+    def block_freed_later(self, level: PoolStatistics, size: int) -> None:
         """Count a block that the program has freed while another stream may be using it."""
         if size >= self.max_split_size:
             self.oversize_allocations.decrease(1)
-        for level in levels:
-            level.allocation.current -= 1
-            level.allocated_bytes.current -= size
-            level.pending += 1
-            level.pending_bytes += size
+        level.block_freed_later(size)
+        self.all.block_freed_later(size)
 
-    @staticmethod
-    def pending_block_freed(levels: tuple[PoolStatistics, PoolStatistics], size: int, requested_size: int) -> None:
+    def pending_block_freed(self, level: PoolStatistics, size: int, requested_size: int) -> None:
         """Count a pending block that no stream uses any more."""
-        for level in levels:
-            level.pending -= 1
-            level.pending_bytes -= size
-            level.requested_bytes.current -= requested_size
+        level.pending_block_freed(size, requested_size)
+        self.all.pending_block_freed(size, requested_size)
 
-    @staticmethod
-    def inactive_split_changed(levels: tuple[PoolStatistics, PoolStatistics], blocks: int, size: int) -> None:
+    def inactive_split_changed(self, level: PoolStatistics, blocks: int, size: int) -> None:
         """Count a change in the free blocks that cannot be given back because they are parts of a segment."""
-        for level in levels:
-            counter = level.inactive_split
-            counter.current = current = counter.current + blocks
-            if blocks > 0:
-                counter.allocated += blocks
-                if current > counter.peak:
-                    counter.peak = current
-            counter = level.inactive_split_bytes
-            counter.current = current = counter.current + size
-            if size > 0:
-                counter.allocated += size
-                if current > counter.peak:
-                    counter.peak = current
+        level.inactive_split_changed(blocks, size)
+        self.all.inactive_split_changed(blocks, size)
 
-    def segment_allocated(self, levels: tuple[PoolStatistics, PoolStatistics], size: int) -> None:
-        for level in levels:
-            level.segment.increase(1)
-            level.reserved_bytes.increase(size)
+    def segment_allocated(self, level: PoolStatistics, size: int) -> None:
+        for counted in (level, self.all):
+            counted.segment.increase(1)
+            counted.reserved_bytes.increase(size)
         if size >= self.max_split_size:
             self.oversize_segments.increase(1)
         self.num_device_alloc += 1
 
-    def segment_freed(self, levels: tuple[PoolStatistics, PoolStatistics], size: int) -> None:
-        for level in levels:
-            level.segment.decrease(1)
-            level.reserved_bytes.decrease(size)
+    def segment_freed(self, level: PoolStatistics, size: int) -> None:
+        for counted in (level, self.all):
+            counted.segment.decrease(1)
+            counted.reserved_bytes.decrease(size)
         if size >= self.max_split_size:
             self.oversize_segments.decrease(1)
         self.num_device_free += 1
 
-    def pages_mapped(self, levels: tuple[PoolStatistics, PoolStatistics], size: int) -> None:
+    def pages_mapped(self, level: PoolStatistics, size: int) -> None:
         """Count pages of an expandable segment, which is no segment to PyTorch's statistics."""
-        for level in levels:
-            level.reserved_bytes.increase(size)
+        for counted in (level, self.all):
+            counted.reserved_bytes.increase(size)
         self.num_device_alloc += 1
 
-    def pages_unmapped(self, levels: tuple[PoolStatistics, PoolStatistics], size: int) -> None:
-        for level in levels:
-            level.reserved_bytes.decrease(size)
+    def pages_unmapped(self, level: PoolStatistics, size: int) -> None:
+        for counted in (level, self.all):
+            counted.reserved_bytes.decrease(size)
         self.num_device_free += 1
 
     def reset_peak(self) -> None:
