@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from cudatool._allocator import (
         caching_allocator_alloc,
         caching_allocator_delete,
+        caching_allocator_disabled,
+        caching_allocator_enable,
+        change_current_allocator,
         empty_cache,
+        get_allocator_backend,
+        get_per_process_memory_fraction,
+        list_gpu_processes,
         max_memory_allocated,
         max_memory_reserved,
         mem_get_info,
@@ -23,8 +29,11 @@ if TYPE_CHECKING:
         memory_reserved,
         memory_snapshot,
         memory_stats,
+        memory_stats_as_nested_dict,
         memory_summary,
+        reset_accumulated_memory_stats,
         reset_peak_memory_stats,
+        set_per_process_memory_fraction,
     )
     from cudatool._array import DeviceArray, asarray, empty, from_dlpack, full, ones, zeros
     from cudatool._device import (
@@ -43,7 +52,16 @@ if TYPE_CHECKING:
     )
     from cudatool._event import Event
     from cudatool._kernel import Kernel, compile, launch
-    from cudatool._pinned import empty_pinned, pin_memory
+    from cudatool._mempool import MemPool, graph_pool_handle, use_mem_pool
+    from cudatool._pinned import (
+        empty_host_cache,
+        empty_pinned,
+        host_memory_stats,
+        host_memory_stats_as_nested_dict,
+        pin_memory,
+        reset_accumulated_host_memory_stats,
+        reset_peak_host_memory_stats,
+    )
     from cudatool._ranges import range
     from cudatool._stream import (
         ExternalStream,
@@ -56,6 +74,7 @@ if TYPE_CHECKING:
     )
     from cudatool.blas import matmul
     from cudatool.errors import CompileError, CudaError, CudatoolError, OutOfMemoryError
+    from cudatool.memory.pluggable import CUDAPluggableAllocator
     from cudatool.recording import record
 
 __version__ = "0.1.0"
@@ -86,7 +105,15 @@ __all__ = [
     # memory
     "caching_allocator_alloc",
     "caching_allocator_delete",
+    "caching_allocator_disabled",
+    "caching_allocator_enable",
+    "change_current_allocator",
+    "CUDAPluggableAllocator",
     "empty_cache",
+    "get_allocator_backend",
+    "get_per_process_memory_fraction",
+    "graph_pool_handle",
+    "list_gpu_processes",
     "max_memory_allocated",
     "max_memory_reserved",
     "mem_get_info",
@@ -94,18 +121,29 @@ __all__ = [
     "memory_reserved",
     "memory_snapshot",
     "memory_stats",
+    "memory_stats_as_nested_dict",
     "memory_summary",
+    "MemPool",
+    "reset_accumulated_memory_stats",
     "reset_peak_memory_stats",
+    "set_per_process_memory_fraction",
+    "use_mem_pool",
+    # pinned memory
+    "empty_host_cache",
+    "empty_pinned",
+    "host_memory_stats",
+    "host_memory_stats_as_nested_dict",
+    "pin_memory",
+    "reset_accumulated_host_memory_stats",
+    "reset_peak_host_memory_stats",
     # arrays
     "DeviceArray",
     "asarray",
     "empty",
-    "empty_pinned",
     "from_dlpack",
     "full",
     "matmul",
     "ones",
-    "pin_memory",
     "zeros",
     # kernels
     "Kernel",
@@ -131,7 +169,9 @@ _HOMES = (
     "_event",
     "_stream",
     "_allocator",
+    "_mempool",
     "_pinned",
+    "memory.pluggable",
     "_kernel",
     "_array",
     "blas",

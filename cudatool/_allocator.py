@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
-from cudatool import _cuda
+from cudatool import _cuda, _driver
 from cudatool._cuda import check, operation
-from cudatool._device import DeviceLike, device_count, device_index
+from cudatool._device import DeviceLike, device_count, device_index, get_device_properties
 from cudatool._device import device as on_device
 from cudatool._stream import Stream, current_stream
 from cudatool.errors import UsageError
 from cudatool.memory import CachingAllocator
 from cudatool.memory import memory_summary as _table
+from cudatool.memory.pluggable import CUDAPluggableAllocator, UncachedAllocator
 from cudatool.memory.snapshot import SegmentInfo
 from cudatool.trace import hooks
+from cudatool.units import format_bytes
 
 __all__ = [
     "Layout",
@@ -32,7 +36,14 @@ __all__ = [
     "array_interface",
     "caching_allocator_alloc",
     "caching_allocator_delete",
+    "caching_allocator_disabled",
+    "caching_allocator_enable",
+    "change_current_allocator",
+    "current_allocator",
     "empty_cache",
+    "get_allocator_backend",
+    "get_per_process_memory_fraction",
+    "list_gpu_processes",
     "max_memory_allocated",
     "max_memory_reserved",
     "mem_get_info",
@@ -40,8 +51,12 @@ __all__ = [
     "memory_reserved",
     "memory_snapshot",
     "memory_stats",
+    "memory_stats_as_nested_dict",
     "memory_summary",
+    "nested",
+    "reset_accumulated_memory_stats",
     "reset_peak_memory_stats",
+    "set_per_process_memory_fraction",
 ]
 
 Shape = SupportsIndex | Iterable[SupportsIndex]
@@ -50,19 +65,99 @@ Layout = npt.NDArray[Any]
 """A NumPy array that lies at device addresses: shape, strides and owner of device memory. It is never read."""
 
 _allocators: dict[int, CachingAllocator] = {}
+_own: CUDAPluggableAllocator | None = None  # takes their place
+_caching = True
+_uncached: dict[int, UncachedAllocator] = {}  # of the program's own allocator, or of the driver
 _lock = threading.Lock()
-_by_address: dict[int, int] = {}  # device of what caching_allocator_alloc gave
+_by_address: dict[int, CachingAllocator | UncachedAllocator] = {}  # what caching_allocator_alloc gave, and from where
 
 
 def allocator(device: int) -> CachingAllocator:
-    """Return the allocator of the device with this ordinal, which is made at first use."""
+    """Return the caching allocator of the device with this ordinal, which is made at first use.
+
+    Raises
+    ------
+    UsageError
+        The program has its own allocator (:func:`change_current_allocator`).
+    """
     found = _allocators.get(device)
     if found is None:
         with _lock:
+            if _own is not None:
+                raise UsageError(
+                    f"the program's own allocator {_own.name} is in use, which has no statistics, snapshots, limits "
+                    "or pools; give it to a MemPool instead of change_current_allocator"
+                )
             found = _allocators.get(device)
             if found is None:
                 found = _allocators[device] = _make(device)
     return found
+
+
+def current_allocator(device: int) -> CachingAllocator | UncachedAllocator:
+    """Return what allocates on the device with this ordinal: usually its caching allocator."""
+    if _caching and _own is None:
+        return _allocators.get(device) or allocator(device)
+    found = _uncached.get(device)
+    if found is None:
+        functions = _driver_functions(device) if _own is None else _own
+        found = _uncached.setdefault(device, UncachedAllocator(functions, device, guard=on_device))
+    return found
+
+
+def _driver_functions(device: int) -> CUDAPluggableAllocator:
+    provider = allocator(device).provider
+
+    def cuMemAlloc(size: int, device: int, stream: int) -> int:
+        return provider.allocate(size, stream)
+
+    def cuMemFree(address: int, size: int, device: int, stream: int) -> None:
+        provider.free(address)
+
+    return CUDAPluggableAllocator.from_functions(cuMemAlloc, cuMemFree)
+
+
+def caching_allocator_enable(value: bool = True) -> None:
+    """Choose whether memory is cached from now on. If not, every allocation and every free is the driver's.
+
+    For finding errors: an access to memory that was freed is one to memory that nobody has.
+    """
+    global _caching
+    _caching = value
+
+
+@contextmanager
+def caching_allocator_disabled() -> Iterator[None]:
+    """Do not cache what is allocated inside."""
+    before = _caching
+    caching_allocator_enable(False)
+    try:
+        yield
+    finally:
+        caching_allocator_enable(before)
+
+
+def change_current_allocator(allocator: CUDAPluggableAllocator) -> None:
+    """Let the program's own allocator serve every request, without caching, in the place of the caching allocator.
+
+    Raises
+    ------
+    UsageError
+        Memory was allocated already, or the allocator was changed before.
+    """
+    global _own
+    with _lock:
+        if _allocators or _own is not None:
+            raise UsageError(
+                "the allocator has been used already and cannot be changed; call change_current_allocator once, "
+                "before anything allocates memory or asks for its statistics"
+            )
+        _own = allocator.allocator()
+
+
+def get_allocator_backend() -> str:
+    """Return ``"native"``, which is the caching allocator, or ``"pluggable"``, which is the program's own."""
+    return "native" if _own is None else "pluggable"
 
 
 def _make(device: int) -> CachingAllocator:
@@ -92,7 +187,7 @@ class Memory:
     __slots__ = ("__array_interface__", "_allocator", "address")
 
     def __init__(self, size: int, stream: Stream) -> None:
-        self._allocator = allocator(stream.device_index)
+        self._allocator = current_allocator(stream.device_index)
         self.address = self._allocator.malloc(size, stream.cuda_stream)
         self.__array_interface__ = array_interface(self.address, size)
 
@@ -129,18 +224,28 @@ def allocate(shape: Shape, dtype: npt.DTypeLike, stream: Stream) -> tuple[Layout
     return np.asarray(memory).view(dtype).reshape(extents), memory
 
 
-def caching_allocator_alloc(size: int, device: DeviceLike = None, stream: Stream | None = None) -> int:
+def caching_allocator_alloc(size: int, device: DeviceLike = None, stream: Stream | int | None = None) -> int:
     """Return the address of `size` bytes for use on `stream`, by default the device's current one.
+
+    Parameters
+    ----------
+    stream
+        Also the driver's handle of one.
 
     Raises
     ------
     OutOfMemoryError
         There is not that much.
     """
-    index = device_index(device) if stream is None else stream.device_index
-    stream = current_stream(index) if stream is None else stream
-    address = allocator(index).malloc(size, stream.cuda_stream)
-    _by_address[address] = index
+    if stream is None:
+        stream = current_stream(device)
+    if isinstance(stream, Stream):
+        index, handle = stream.device_index, stream.cuda_stream
+    else:
+        index, handle = device_index(device), stream
+    source = current_allocator(index)
+    address = source.malloc(size, handle)
+    _by_address[address] = source
     return address
 
 
@@ -152,15 +257,32 @@ def caching_allocator_delete(mem_ptr: int) -> None:
     UsageError
         It did not return `mem_ptr`, or that was freed before.
     """
-    index = _by_address.pop(mem_ptr, None)
-    if index is None:
+    source = _by_address.pop(mem_ptr, None)
+    if source is None:
         raise UsageError(f"{mem_ptr:#x} was not returned by caching_allocator_alloc, or was freed before")
-    allocator(index).free(mem_ptr)
+    source.free(mem_ptr)
 
 
 def memory_stats(device: DeviceLike = None) -> dict[str, int]:
     """Return the allocator's counters, under the names of ``torch.cuda.memory_stats``. Sizes are in bytes."""
     return allocator(device_index(device)).stats()
+
+
+def memory_stats_as_nested_dict(device: DeviceLike = None) -> dict[str, Any]:
+    """Return the counters of :func:`memory_stats`, one dictionary in another."""
+    return nested(memory_stats(device))
+
+
+def nested(flat: Mapping[str, int]) -> dict[str, Any]:
+    """Return what is under ``"a.b"`` as the ``"b"`` of the dictionary ``"a"``."""
+    result: dict[str, Any] = {}
+    for path, value in flat.items():
+        *outer, name = path.split(".")
+        inner = result
+        for key in outer:
+            inner = inner.setdefault(key, {})
+        inner[name] = value
+    return result
 
 
 def memory_allocated(device: DeviceLike = None) -> int:
@@ -188,6 +310,27 @@ def reset_peak_memory_stats(device: DeviceLike = None) -> None:
     allocator(device_index(device)).reset_peak_stats()
 
 
+def reset_accumulated_memory_stats(device: DeviceLike = None) -> None:
+    """Set every total and every number of events to 0."""
+    allocator(device_index(device)).reset_accumulated_stats()
+
+
+def set_per_process_memory_fraction(fraction: float, device: DeviceLike = None) -> None:
+    """Reserve no more than this share of a device's memory from now on: what goes beyond is out of memory.
+
+    Raises
+    ------
+    UsageError
+        `fraction` does not lie between 0 and 1.
+    """
+    allocator(device_index(device)).set_memory_fraction(fraction)
+
+
+def get_per_process_memory_fraction(device: DeviceLike = None) -> float:
+    """Return the share of a device's memory that may be reserved."""
+    return allocator(device_index(device)).memory_fraction()
+
+
 def empty_cache() -> None:
     """Give all memory that is reserved but not in use back to the driver, on all devices."""
     for found in list(_allocators.values()):
@@ -201,12 +344,43 @@ def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
     return int(free), int(total)
 
 
-def memory_snapshot() -> list[SegmentInfo]:
-    """Return all segments of all devices with their blocks, in PyTorch's schema."""
-    return [segment for index in range(device_count()) for segment in allocator(index).snapshot_segments()]
+def memory_snapshot(mempool_id: tuple[int, int] | None = None, include_traces: bool = True) -> list[SegmentInfo]:
+    """Return all segments of all devices with their blocks, in PyTorch's schema.
+
+    Parameters
+    ----------
+    mempool_id
+        Return the segments of this pool alone; ``(0, 0)`` is none in particular, as in torch.
+    include_traces
+        Changes nothing: traces are recorded by :func:`cudatool.record`.
+    """
+    pool = None if mempool_id in (None, (0, 0)) else mempool_id
+    return [segment for index in range(device_count()) for segment in allocator(index).snapshot_segments(pool=pool)]
 
 
 def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
     """Return the allocator's counters as a table for people."""
     index = device_index(device)
     return _table(memory_stats(index), device=index, abbreviated=abbreviated)
+
+
+def list_gpu_processes(device: DeviceLike = None) -> str:
+    """Return the processes that use a device and their memory, one a line, as NVML knows them.
+
+    Nobody but this process uses its software device.
+
+    Raises
+    ------
+    UsageError
+        NVML refuses; for instance the container hides other processes.
+    """
+    index = device_index(device)
+    choice = _driver.chosen()
+    assert choice is not None  # or there would be no index
+    if choice.kind == "sim":
+        free, total = mem_get_info(index)
+        used = [(os.getpid(), total - free)]
+    else:
+        used = _driver.gpu_processes(get_device_properties(index).uuid)
+    lines = [f"process {pid}: {format_bytes(size)}" for pid, size in used]
+    return "\n".join([f"GPU:{index}", *(lines or ["no process is running"])])

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cudatool.config import cache_directory
-from cudatool.errors import ConfigError, DeviceUnavailableError
+from cudatool.errors import ConfigError, DeviceUnavailableError, UsageError
 from cudatool.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from cudatool.sim import Machine, Options
 
-__all__ = ["Choice", "choose", "chosen", "gpu_names", "initialize", "last_message"]
+__all__ = ["Choice", "choose", "chosen", "gpu_names", "gpu_processes", "initialize", "last_message"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,28 @@ def gpu_names() -> list[str]:
         return [str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index))) for index in range(count)]
     finally:
         pynvml.nvmlShutdown()
+
+
+def gpu_processes(uuid: str) -> list[tuple[int, int]]:
+    """Return the id of each process that computes on an NVIDIA GPU, and its bytes of device memory, 0 if unknown.
+
+    Raises
+    ------
+    UsageError
+        NVML refuses to say.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
+            running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        raise UsageError(f"NVML does not list the processes of GPU {uuid}: {error}") from error
+    return [(int(process.pid), int(process.usedGpuMemory or 0)) for process in running]
 
 
 def _parse(spec: str) -> tuple[str, dict[str, Any]]:

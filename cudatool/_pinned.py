@@ -1,51 +1,159 @@
-"""Pinned host memory: what the device can copy while the program goes on."""
+"""Pinned host memory: what the device can copy while the program goes on; and what torch.cuda says about it."""
 
 from __future__ import annotations
 
 import math
+import mmap
 import operator
 import sys
+import threading
 from collections.abc import Iterable
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from cudatool import _cuda
-from cudatool._allocator import Shape, array_interface
+from cudatool._allocator import Shape, array_interface, nested
 from cudatool._cuda import check, operation
 from cudatool._device import current_device
 from cudatool._device import device as on_device
+from cudatool._stream import Stream
+from cudatool.memory import Settings
+from cudatool.memory.driver_provider import DriverProvider
+from cudatool.memory.host import CachingHostAllocator
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind
 
-__all__ = ["empty_pinned", "pin_memory"]
+__all__ = [
+    "empty_host_cache",
+    "empty_pinned",
+    "host_memory_stats",
+    "host_memory_stats_as_nested_dict",
+    "note_use",
+    "pin_memory",
+    "reset_accumulated_host_memory_stats",
+    "reset_peak_host_memory_stats",
+]
+
+_PAGE: Final = 4096
+
+
+class _Allocation(NamedTuple):
+    device: int  # in whose context it was pinned
+    size: int
+    pages: mmap.mmap | None  # ordinary memory that was registered
+
+
+class _DriverMemory:
+    """Pinned memory and events from the CUDA driver. A stream is a device's ordinal and the stream's handle."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._register = settings.pinned_use_cuda_host_register
+        self._threads = settings.pinned_num_register_threads
+        self._allocations: dict[int, _Allocation] = {}
+        self._devices: dict[int, DriverProvider] = {}  # for their events
+
+    def allocate(self, size: int) -> int:
+        device = current_device()
+        pages = _touched_pages(size, self._threads) if self._register else None
+        with operation() as correlation:
+            if pages is None:
+                name, address = "cuMemHostAlloc", int(check(_cuda.driver.cuMemHostAlloc(size, 0)))
+            else:
+                name, address = "cuMemHostRegister", np.frombuffer(pages, np.uint8).ctypes.data
+                check(_cuda.driver.cuMemHostRegister(address, size, 0))
+        self._allocations[address] = _Allocation(device, size, pages)
+        if correlation:
+            hooks.emit(Kind.HOST_ALLOC, device=device, name=name, address=address, size=size)
+        return address
+
+    def free(self, address: int) -> None:
+        found = self._allocations[address]
+        name = "cuMemFreeHost" if found.pages is None else "cuMemHostUnregister"
+        with on_device(found.device), operation() as correlation:
+            check(getattr(_cuda.driver, name)(address))
+        del self._allocations[address]
+        if correlation:
+            hooks.emit(Kind.HOST_FREE, device=found.device, name=name, address=address, size=found.size)
+
+    def record_event(self, stream: tuple[int, int]) -> tuple[int, Any]:
+        device, handle = stream
+        if device not in self._devices:
+            self._devices[device] = DriverProvider(device)
+        return device, self._devices[device].record_event(handle)
+
+    def event_passed(self, token: tuple[int, Any]) -> bool:
+        device, event = token
+        return self._devices[device].event_passed(event)
+
+
+def _touched_pages(size: int, threads: int) -> mmap.mmap:
+    """Return new memory whose pages all exist, which takes most of the time of pinning them."""
+    memory = mmap.mmap(-1, size)
+    pages = np.frombuffer(memory, np.uint8)[::_PAGE]
+    if threads > 1 and size >= threads * _PAGE:
+        with ThreadPoolExecutor(threads) as pool:
+            for part in np.array_split(pages, threads):
+                pool.submit(part.fill, 0)
+    else:
+        pages.fill(0)
+    return memory
+
+
+_allocator: CachingHostAllocator | None = None
+_lock = threading.Lock()
+
+
+def _host_allocator() -> CachingHostAllocator:
+    """Return the allocator of pinned memory, one for all devices, which is made at first use."""
+    global _allocator
+    if _allocator is None:
+        with _lock:
+            if _allocator is None:
+                _ = _cuda.driver
+                settings = Settings.from_environment()
+                _allocator = CachingHostAllocator(_DriverMemory(settings), settings=settings)
+    return _allocator
+
+
+def note_use(address: int, stream: Stream) -> None:
+    """Say that work on `stream` uses the memory at `address`, pinned or not: it rests, once freed, until that is over.
+
+    The copies of this package do so by themselves.
+    """
+    if _allocator is not None:
+        _allocator.record_event(address, (stream.device_index, stream.cuda_stream))
 
 
 class _PinnedMemory:
     """Pinned memory, freed when the last NumPy array in it is gone."""
 
-    __slots__ = ("__array_interface__", "address", "device", "size")
+    __slots__ = ("__array_interface__", "_allocator", "address")
 
     def __init__(self, size: int) -> None:
-        self.device, self.size = current_device(), size
-        with operation() as correlation:
-            self.address = int(check(_cuda.driver.cuMemHostAlloc(max(size, 1), 0)))
+        self._allocator = _host_allocator()
+        self.address = self._allocator.allocate(size)
         self.__array_interface__ = array_interface(self.address, size)
-        if correlation:
-            hooks.emit(Kind.HOST_ALLOC, device=self.device, name="cuMemHostAlloc", address=self.address, size=self.size)
 
     def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
-        if not hasattr(self, "address") or _finalizing():
-            return
-        with on_device(self.device), operation() as correlation:
-            check(_cuda.driver.cuMemFreeHost(self.address))
-        if correlation:
-            hooks.emit(Kind.HOST_FREE, device=self.device, name="cuMemFreeHost", address=self.address, size=self.size)
+        if hasattr(self, "address") and not _finalizing():
+            self._allocator.free(self.address)
 
 
 def empty_pinned(shape: Shape, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
-    """Return a new NumPy array in pinned memory, for copies that do not block; its elements are anything."""
+    """Return a new NumPy array in pinned memory, for copies that do not block; its elements are anything.
+
+    When the last view of it is gone, the memory is kept for the next array of its size, rounded up to a power of
+    two, once the copies that used it are done. That holds for the copies of this package: keep the array until others,
+    of cuda.core for instance, are done.
+
+    Raises
+    ------
+    CudaError
+        The host has not that much memory to pin.
+    """
     dtype = np.dtype(dtype)
     extents = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
     memory = _PinnedMemory(math.prod(extents) * dtype.itemsize)
@@ -58,3 +166,33 @@ def pin_memory(array: npt.ArrayLike) -> npt.NDArray[Any]:
     pinned = empty_pinned(source.shape, source.dtype)
     pinned[...] = source
     return pinned
+
+
+def empty_host_cache() -> None:
+    """Give all pinned memory that is not in use back to the driver; as in torch, `empty_cache` does not."""
+    if _allocator is not None:
+        _allocator.empty_cache()
+
+
+def host_memory_stats() -> dict[str, int]:
+    """Return the pinned-memory allocator's counters, under the names of ``torch.cuda.host_memory_stats``.
+
+    Sizes are in bytes and count whole blocks, times are in microseconds. ``allocations`` and ``allocated_bytes`` are
+    what the allocator holds, in use or not; ``active_requests`` and ``active_bytes`` what the program or a copy uses.
+    """
+    return _host_allocator().stats()
+
+
+def host_memory_stats_as_nested_dict() -> dict[str, Any]:
+    """Return the counters of :func:`host_memory_stats`, one dictionary in another."""
+    return nested(host_memory_stats())
+
+
+def reset_peak_host_memory_stats() -> None:
+    """Set every peak to the present level."""
+    _host_allocator().reset_peak_stats()
+
+
+def reset_accumulated_host_memory_stats() -> None:
+    """Set every total to 0."""
+    _host_allocator().reset_accumulated_stats()

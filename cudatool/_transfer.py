@@ -17,6 +17,7 @@ from cudatool import _cuda
 from cudatool._allocator import Layout, allocate
 from cudatool._cuda import check, operation
 from cudatool._device import device as on_device
+from cudatool._pinned import note_use
 from cudatool._stream import Stream
 from cudatool.errors import UsageError
 from cudatool.trace import hooks
@@ -114,6 +115,8 @@ def _copy(name: str, target: int, source: int, size: int, stream: Stream) -> Non
         if correlation:  # before the call: one to pageable memory returns when the work is done
             _emit_copy(name, target, source, size, stream, correlation)
         check(getattr(_cuda.driver, name)(target, source, size, handle))
+    if name != "cuMemcpyDtoDAsync":
+        note_use(target if name == "cuMemcpyDtoHAsync" else source, stream)
 
 
 def _emit_copy(name: str, target: int, source: int, size: int, stream: Stream, correlation: int) -> None:

@@ -17,7 +17,6 @@ from cudatool.memory.statistics import PoolStatistics
 __all__ = [
     "ALLOCATED",
     "FREE",
-    "LARGE_PAGE",
     "MIN_BLOCK_SIZE",
     "PENDING",
     "SMALL_LIMIT",
@@ -38,9 +37,7 @@ SMALL_LIMIT: Final = 1024 * 1024
 """Blocks up to this size live in the small pool."""
 SMALL_PAGE: Final = 2 * 1024 * 1024
 """Segments of the small pool, and the pages of its expandable segments."""
-LARGE_PAGE: Final = 20 * 1024 * 1024
-"""Segments of the large pool for small requests, and the pages of its expandable segments."""
-_LARGE_PAGE_LIMIT: Final = 10 * 1024 * 1024  # larger requests get a segment of their own size
+_LARGE_SEGMENT_LIMIT: Final = 10 * 1024 * 1024  # larger requests get a segment of their own size
 _SEGMENT_STEP: Final = 2 * 1024 * 1024
 _FEW: Final = 8  # sizes without blocks that a search may pass before it clears them away
 
@@ -60,12 +57,12 @@ def round_size(size: int, settings: Settings) -> int:
     return -(-size // MIN_BLOCK_SIZE) * MIN_BLOCK_SIZE
 
 
-def segment_size(size: int) -> int:
+def segment_size(size: int, settings: Settings) -> int:
     """Return the size of the segment that is allocated for a block of `size` bytes."""
     if size <= SMALL_LIMIT:
         return SMALL_PAGE
-    if size < _LARGE_PAGE_LIMIT:
-        return LARGE_PAGE
+    if size < _LARGE_SEGMENT_LIMIT:
+        return settings.large_segment_size
     return -(-size // _SEGMENT_STEP) * _SEGMENT_STEP
 
 

@@ -24,7 +24,7 @@ or waited for: pending blocks wait until that is over, and the last step but one
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -129,7 +129,7 @@ class Policy:
             pool = self._redirected(rounded, stream)
         else:
             if self._pending or self._deferred:
-                self._free_passed_blocks()
+                self.free_passed_blocks()
             pool = self._small if rounded <= SMALL_LIMIT else self._large
         block = pool.take(rounded, stream)
         if block is None:
@@ -323,6 +323,51 @@ class Policy:
                 self.free(state.address)
         return [state.address for state in states if state.allocated]
 
+    # A state that came about elsewhere, for replaying what happened after it.
+
+    def pool_for(self, id: PoolId, *, is_small: bool) -> BlockPool:
+        """Return a pool, which is made if it does not exist."""
+        if id == DEFAULT_POOL:
+            return self._small if is_small else self._large
+        private = self._private.get(id) or self.use_pool(id)
+        return private.small if is_small else private.large
+
+    def carve(self, block: Block, live: Sequence[tuple[int, int, int]]) -> None:
+        """Cut a free block so that some blocks in it are in use.
+
+        Parameters
+        ----------
+        live
+            Address, size and requested size of each, by address, inside of `block` and apart from each other.
+        """
+        rest: Block | None = block
+        for address, size, requested_size in live:
+            assert rest is not None
+            rest = self._take_at(rest, address, size, requested_size, exactly=True).next
+
+    def allocate_at(self, address: int, size: int, requested_size: int) -> bool:
+        """Hand out the block at an address, if that is free and has `size` bytes; return whether it is."""
+        for pool in self._all_pools():
+            for block in pool.free_blocks():
+                if block.address <= address and address + size <= block.address + block.size:
+                    self._take_at(block, address, size, requested_size, exactly=False)
+                    return True
+        return False
+
+    def _take_at(self, block: Block, address: int, size: int, requested_size: int, *, exactly: bool) -> Block:
+        block.pool.remove(block)
+        if block.address < address:
+            self._split(block, address - block.address)
+            front, after = block, block.next
+            assert after is not None
+            block.pool.remove(after)
+            front.pool.add(front)
+            if not front.pool.expandable:
+                self.statistics.inactive_split_changed(front.pool.level, 1, front.size)
+            block = after
+        self._hand_out(block, size, requested_size, exactly=exactly)
+        return block
+
     # How it is done.
 
     def _redirected(self, size: int, stream: int) -> BlockPool:
@@ -418,7 +463,8 @@ class Policy:
             if not streams:
                 self._nobody_uses(block)
 
-    def _free_passed_blocks(self) -> None:
+    def free_passed_blocks(self) -> None:
+        """Free the pending blocks whose events have passed."""
         if self._deferred:
             self._record_deferred_events()
         for stream, queue in list(self._pending.items()):
@@ -491,7 +537,7 @@ class Policy:
         if self._journal.active:
             self._journal.out_of_memory(size, stream, pool, free)
         return out_of_memory_error(
-            wanted=segment_size(size),
+            wanted=segment_size(size, self._settings),
             device=self._device,
             free=free,
             total=total,

@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, nullcontext
 from cudatool.errors import OutOfMemoryError
 from cudatool.memory.blocks import (
     FREE,
-    LARGE_PAGE,
     SMALL_PAGE,
     UNMAPPED,
     Block,
@@ -64,7 +63,7 @@ class Segments:
 
     def new(self, pool: BlockPool, size: int, stream: int) -> Block | None:
         """Return a block of at least `size` bytes in new memory, which is in no list; None if there is not enough."""
-        wanted = segment_size(size)
+        wanted = segment_size(size, self._settings)
         if self.allowed is not None and self._statistics.all.reserved_bytes.current + wanted > self.allowed:
             return None
         if pool.expandable:
@@ -75,12 +74,41 @@ class Segments:
         except OutOfMemoryError:
             return None
         block = Block(address, wanted, stream, pool)
-        self._fixed[address] = self._journal.stack
-        pool.reserved += wanted
-        self._statistics.segment_allocated(pool.level, wanted)
-        if self._journal.active:
-            self._journal.segment(Kind.SEGMENT_ALLOC, address, wanted, stream, pool)
+        self._add(block)
         return block
+
+    def _add(self, block: Block) -> None:
+        pool = block.pool
+        self._fixed[block.address] = self._journal.stack
+        pool.reserved += block.size
+        self._statistics.segment_allocated(pool.level, block.size)
+        if self._journal.active:
+            self._journal.segment(Kind.SEGMENT_ALLOC, block.address, block.size, block.stream, pool)
+
+    def adopt(self, pool: BlockPool, address: int, size: int, stream: int) -> Block:
+        """Take over a segment that exists; return it as a free block."""
+        block = Block(address, size, stream, pool)
+        self._add(block)
+        pool.add(block)
+        return block
+
+    def adopt_range(self, pool: BlockPool, address: int, size: int, stream: int) -> None:
+        """Take over the addresses of an expandable segment that exists."""
+        page = SMALL_PAGE if pool.is_small else self._settings.large_segment_size
+        pool.add_unmapped(Block(address, size, stream, pool, 0, ExpandableSegment(address, size, page, 0)))
+
+    def adopt_pages(self, pool: BlockPool, address: int, size: int, stream: int) -> Block | None:
+        """Take over mapped pages; return the free block they are in, or None if no expandable segment has them."""
+        for block in pool.unmapped.get(stream, ()):
+            if block.address <= address and address + size <= block.address + block.size:
+                if block.address < address:
+                    rest = Block(address, block.address + block.size - address, stream, pool, 0, block.expandable)
+                    _insert_after(block, rest)
+                    block.size = address - block.address
+                    pool.add_unmapped(rest)
+                    block = rest
+                return block if self._map(block, size) else None
+        return None
 
     def release(self, block: Block) -> None:
         """Give a free block that is a whole segment back to its provider."""
@@ -185,7 +213,7 @@ class Segments:
                 if part.next is None:
                     break
                 part = part.next
-        page = SMALL_PAGE if pool.is_small else LARGE_PAGE
+        page = SMALL_PAGE if pool.is_small else self._settings.large_segment_size
         # More than there is memory, so that a range can end in pages that were unmapped earlier in it.
         total = -(-(self._total_memory + self._total_memory // 8) // page) * page
         start = pool.provider.reserve(total, stream)

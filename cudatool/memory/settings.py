@@ -2,7 +2,9 @@
 
 A settings string is a comma-separated list of ``key:value``, for example
 ``max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2,>:8]``. The keys and what they accept are those of
-PyTorch's AcceleratorAllocatorConfig and CUDAAllocatorConfig (version 2.11).
+PyTorch's AcceleratorAllocatorConfig and CUDAAllocatorConfig (version 2.11, and the keys that came later). White space
+means nothing, a comma at the end is allowed, and numbers are read as C reads them: ``64MB`` is 64, and a negative
+whole number is a huge one. Unlike PyTorch, this parser insists on the colons and commas.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any, Final
 
 from cudatool.errors import ConfigError
@@ -36,6 +39,9 @@ class Settings:
     ----------
     max_split_size
         Blocks of this many bytes or more are never split.
+    large_segment_size
+        Bytes of the segments that requests from 1 to 10 MiB are cut from, and of the pages of expandable segments
+        (PyTorch after 2.11).
     max_non_split_rounding_size
         How many bytes an unsplittable block may be larger than the request it serves.
     garbage_collection_threshold
@@ -46,11 +52,21 @@ class Settings:
         the way from one power of two to the next is divided. 0 and 1 round to multiples of 512 bytes instead.
     per_process_memory_fraction
         Share of the device's memory that may be reserved; None is no limit.
+    pinned_use_cuda_host_register
+        Pin ordinary memory (cuMemHostRegister), touched first by `pinned_num_register_threads` threads, instead of
+        asking the driver for pinned memory (cuMemHostAlloc).
+    pinned_use_background_threads
+        Let a thread find out which freed pinned blocks the device has done with, instead of each request.
+    pinned_reserve_segment_size_mb
+        Pin so much at the first request, and cut blocks from that before anything else.
+    pinned_free_catch_all
+        Log errors in freeing pinned memory instead of raising them.
     text
         The string these settings were parsed from.
     """
 
     max_split_size: int = UNLIMITED
+    large_segment_size: int = 20 * _MIB
     max_non_split_rounding_size: int = _SMALLEST_SPLIT_LIMIT_MIB * _MIB
     garbage_collection_threshold: float = 0.0
     roundup_power2_divisions: tuple[int, ...] = (0,) * _SIZE_CLASSES
@@ -63,6 +79,7 @@ class Settings:
     pinned_num_register_threads: int = 1
     pinned_use_background_threads: bool = False
     pinned_reserve_segment_size_mb: int = 0
+    pinned_free_catch_all: bool = False
     text: str = field(default="", compare=False)
 
     @classmethod
@@ -72,17 +89,23 @@ class Settings:
         Raises
         ------
         ConfigError
-            An unknown key, or a value that its key does not accept.
+            An unknown key, a value that its key does not accept, or something that only PyTorch can do.
         """
         settings = cls(text=text)
         for key, value in _pairs(text):
+            if key in _UNSUPPORTED:
+                if value != "False":  # which is what they are anyway
+                    raise ConfigError(f"allocator setting {key} is not supported by cudatool; leave it out")
+                continue
             if key not in _PARSERS:
-                raise ConfigError(f"unknown allocator setting {key!r}; known are {', '.join(sorted(_PARSERS))}")
+                similar = get_close_matches(key, _PARSERS, n=1)
+                advice = f"did you mean {similar[0]}?" if similar else f"known are {', '.join(sorted(_PARSERS))}"
+                raise ConfigError(f"unknown allocator setting {key[:60]!r}; {advice}")
             attribute, parse = _PARSERS[key]
             try:
                 settings = replace(settings, **{attribute: parse(value)})
             except ValueError as error:
-                raise ConfigError(f"allocator setting {key}:{value}: {error}") from None
+                raise ConfigError(f"allocator setting {key}:{value[:60]}: {error}") from None
         return settings
 
     @classmethod
@@ -106,39 +129,60 @@ class Settings:
 
 def _pairs(text: str) -> Iterator[tuple[str, str]]:
     """Split ``a:1,b:[1:2,3:4]`` at the commas outside brackets, then each part at its first colon."""
-    text = text.replace(" ", "")
-    if not text:
-        return
-    for part in re.split(r",(?![^\[]*\])", text):
-        key, colon, value = part.partition(":")
-        if not (key and colon and value):
-            raise ConfigError(f"allocator setting {part!r} is not of the form key:value")
-        yield key, value
+    text = "".join(text.split()).removesuffix(",")
+    pieces: list[str] = []  # of a part
+    inside = False
+    for piece in text.split(",") if text else []:
+        pieces.append(piece)
+        inside = (inside or "[" in piece) and "]" not in piece
+        if not inside:
+            yield _pair(",".join(pieces))
+            pieces = []
+    if pieces:
+        yield _pair(",".join(pieces))
+
+
+def _pair(part: str) -> tuple[str, str]:
+    key, colon, value = part.partition(":")
+    if not (key and colon and value):
+        raise ConfigError(f"allocator setting {part[:60]!r} is not of the form key:value")
+    return key, value
 
 
 def _boolean(value: str) -> bool:
     if value not in ("True", "False"):
-        raise ValueError("expected True or False")
+        raise ValueError("expected True or False, spelled so")
     return value == "True"
 
 
 def _integer(value: str) -> int:
-    if not value.isdecimal():
+    found = re.match(r"[+-]?[0-9]+", value)
+    if not found:
         raise ValueError("expected a whole number")
-    return int(value)
+    number = int(found[0])
+    if abs(number) >= 2**64:
+        raise ValueError("the number is too large")
+    return number % 2**64
 
 
 def _number(value: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        raise ValueError("expected a number") from None
+    found = re.match(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", value)
+    if not found:
+        raise ValueError("expected a number")
+    return float(found[0])
 
 
 def _split_limit(value: str) -> int:
     size = _integer(value)
     if size < _SMALLEST_SPLIT_LIMIT_MIB:
-        raise ValueError(f"must be at least {_SMALLEST_SPLIT_LIMIT_MIB}")
+        raise ValueError(f"must be at least {_SMALLEST_SPLIT_LIMIT_MIB} (MiB), the size of a large segment")
+    return min(size, UNLIMITED // _MIB) * _MIB
+
+
+def _segment_size(value: str) -> int:
+    size = _integer(value)
+    if size <= 10:
+        raise ValueError("must be greater than 10 (MiB), the largest request that is cut from such a segment")
     return min(size, UNLIMITED // _MIB) * _MIB
 
 
@@ -167,9 +211,12 @@ def _divisions(value: str) -> tuple[int, ...]:
         if not _is_power_of_two(number):
             raise ValueError("must be a power of two")
         return (number,) * _SIZE_CLASSES
+    if not value.endswith("]"):
+        raise ValueError("the closing bracket is missing")
     divisions = [0] * _SIZE_CLASSES
     last: int | None = None
-    for part in value.strip("[]").split(","):
+    parts = value[1:-1].removesuffix(",")
+    for part in parts.split(",") if parts else []:
         size, _, text = part.partition(":")
         number = _integer(text)
         if number and not _is_power_of_two(number):
@@ -212,6 +259,7 @@ def _megabytes(value: str) -> int:
 _PARSERS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     # key in the string -> attribute of Settings, parser of its value
     "max_split_size_mb": ("max_split_size", _split_limit),
+    "large_segment_size_mb": ("large_segment_size", _segment_size),
     "max_non_split_rounding_mb": ("max_non_split_rounding_size", _split_limit),
     "garbage_collection_threshold": ("garbage_collection_threshold", _threshold),
     "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
@@ -224,4 +272,14 @@ _PARSERS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "pinned_num_register_threads": ("pinned_num_register_threads", _threads),
     "pinned_use_background_threads": ("pinned_use_background_threads", _boolean),
     "pinned_reserve_segment_size_mb": ("pinned_reserve_segment_size_mb", _megabytes),
+    "pinned_free_catch_all": ("pinned_free_catch_all", _boolean),
+    # PyTorch takes the names for AMD's devices on any.
+    "release_lock_on_hipmalloc": ("release_lock_on_cudamalloc", _boolean),
+    "pinned_use_hip_host_register": ("pinned_use_cuda_host_register", _boolean),
 }
+
+_UNSUPPORTED: Final = (
+    "throw_on_cudamalloc_oom",
+    "expandable_segments_reserve",
+    "expandable_segments_reserve_by_class",
+)

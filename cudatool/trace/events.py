@@ -94,8 +94,9 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.OOM: "size=rounded block, aux0=free bytes on the device, aux1=pool, stream, stack",
     Kind.MEM_ALLOC: "address, size, stream (0 for cuMemAlloc, which is not stream-ordered), name=API, stack",
     Kind.MEM_FREE: "address, size, stream (0 for cuMemFree), name=API, stack",
-    Kind.HOST_ALLOC: "address, size, name=API, stack",
-    Kind.HOST_FREE: "address, size, name=API, stack",
+    Kind.HOST_ALLOC: "address, size, flags=0 from the driver: name=API; "
+    "flags=1 a block that the caching allocator hands out: aux0=its rounded size; stack",
+    Kind.HOST_FREE: "address, size, flags as of HOST_ALLOC: name=API, or aux0=rounded size of the block; stack",
     Kind.STREAM_CREATE: "stream, flags=StreamFlag, address=handle, aux0=priority (two's complement), stack",
     Kind.STREAM_DESTROY: "stream, stack",
     Kind.STREAM_WAIT_EVENT: "stream, aux0=event, correlation, stack",

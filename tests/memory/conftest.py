@@ -40,5 +40,6 @@ def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Event]]:
     monkeypatch.setattr(hooks, "strict", True)
     recorded: list[Event] = []
     hooks.subscribe(recorded.append)
+    recorded.clear()  # the streams of tests on a device, if some ran before
     yield recorded
     hooks.reset()

@@ -145,6 +145,15 @@ def test_memory_fraction_limits_pages(make: Make) -> None:
         allocator.malloc(2 * MIB, 0)
 
 
+def test_large_segment_size_is_that_of_pages_and_of_segments_for_middling_requests(
+    provider: FakeProvider, make: Make
+) -> None:
+    make("expandable_segments:True,large_segment_size_mb:12").malloc(2 * MIB, 0)
+    assert [12 * MIB] == list(provider.pages.values())
+    make("large_segment_size_mb:12").malloc(2 * MIB, 0)
+    assert [12 * MIB] == list(provider.segments.values())
+
+
 def test_mapping_and_unmapping_are_events(allocator: CachingAllocator, events: list[Event]) -> None:
     address = allocator.malloc(30 * MIB, 3)
     allocator.free(address)
