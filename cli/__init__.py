@@ -18,6 +18,9 @@ __all__ = ["main"]
 _COMMANDS = {
     # name -> first line of its help; the command is the function of that name in cudatool.cli.<name>
     "devices": "List the devices that programs can use here.",
+    "diff": "Compare what two traces or snapshots hold at their peaks.",
+    "leaks": "Find call sites that hold more memory after every step.",
+    "replay": "Run recorded requests through the allocator again: a check, or a what-if.",
     "run": "Run a Python program and record what it does on the device.",
     "sanitize": "Find unsynchronized accesses in a program or a recorded trace.",
     "snapshot": "Show where the memory went.",

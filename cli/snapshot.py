@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from collections.abc import Sequence
 
-    from cudatool.analyze import DeviceMemory, Moment, Summary
-    from cudatool.trace.model import Trace
+    from cudatool.analyze import Report
+    from cudatool.collect.nvml import Card
 
 __all__ = ["snapshot"]
 
+_MOST_DEVICES = 128  # a record's device is a signed byte
 _BESIDE = "\0beside"  # --html without a value: no file can have this name
-_MOST = 8  # rows of each table
 
 
 @click.command()
@@ -32,9 +33,17 @@ _MOST = 8  # rows of each table
 )
 @click.option("--json", "as_json", is_flag=True, help='Print JSON ("schema": "cudatool.snapshot/1"); bytes and ns.')
 @click.option("--torch", type=click.Path(path_type=Path), metavar="FILE", help="Write a pickle for PyTorch's viewer.")
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    help="Memory of the card, such as 80GiB, where the file does not say: impossible totals and what lies beside the "
+    "allocator show only then.",
+)
 @click.option("-f", "--force", is_flag=True, help="Overwrite files that exist.")
-def snapshot(source: Path | None, html: str | None, as_json: bool, torch: Path | None, force: bool) -> None:
-    """Show where the memory went.
+def snapshot(
+    source: Path | None, html: str | None, as_json: bool, torch: Path | None, memory: str | None, force: bool
+) -> None:
+    """Show where the memory went: who holds it at the peak, why so much more is reserved, and what to do.
 
     SOURCE is a trace that `cudatool run` wrote, or a pickle from torch.cuda.memory._dump_snapshot(), also
     compressed with xz or gzip. Default: the newest trace in this directory.
@@ -42,28 +51,28 @@ def snapshot(source: Path | None, html: str | None, as_json: bool, torch: Path |
     from rich.console import Console
 
     from cudatool import analyze
+    from cudatool.cli._snapshot_text import print_report
+    from cudatool.cli._sources import newest, read_trace
     from cudatool.errors import UsageError
-    from cudatool.units import format_bytes
+    from cudatool.units import format_bytes, parse_bytes
 
     if source is None and html and html != _BESIDE and not html.lower().endswith((".html", ".htm")):
         source, html = Path(html), _BESIDE  # `cudatool snapshot --html SOURCE`: the option took the argument
-    if source is None:
-        from cudatool.trace.reader import newest_trace
-
-        source = newest_trace(Path())
-        if source is None:
-            raise UsageError("no trace (*.ctrace) in this directory; make one with `cudatool run WORKLOAD.py`")
+    source = source or newest()
     page = _page_path(source, html)
     for path in (page, torch):
         if path is not None and path.exists() and not force:
             raise UsageError(f"{path} exists; add -f to overwrite it")
 
-    report = analyze.report(_read(source))
+    trace = read_trace(source)
+    size = parse_bytes(memory) if memory else None
+    report = analyze.report(trace, total=dict.fromkeys(range(_MOST_DEVICES), size))
+    cards = _cards(report)
     if as_json:
-        document = {"schema": "cudatool.snapshot/1", **report.summary.as_dict()}
+        document = {"schema": "cudatool.snapshot/1", **report.as_dict(), "cards": [asdict(card) for card in cards]}
         click.echo(json.dumps(document, indent=2))
     else:
-        _print(Console(highlight=False), report.summary)
+        print_report(Console(highlight=False), report, cards)
 
     messages = Console(stderr=True, highlight=False, soft_wrap=True)
     if page is not None:
@@ -94,102 +103,10 @@ def _page_path(source: Path, html: str | None) -> Path | None:
     return source.with_name(f"{name}.html")
 
 
-def _read(source: Path) -> Trace:
-    """Return the trace in a file of either kind."""
-    from cudatool.collect import torch_snapshot
-    from cudatool.errors import FileFormatError, UsageError
-    from cudatool.trace import reader
+def _cards(report: Report) -> Sequence[Card]:
+    """Return who uses this machine's cards now, unless the trace is of none."""
+    if report.trace.header.get("device_kind") == "sim":
+        return ()
+    from cudatool.collect import nvml
 
-    try:
-        if reader.is_trace(source):
-            return reader.read(source)
-        if torch_snapshot.is_snapshot(source):
-            return torch_snapshot.read(source)
-    except OSError as error:
-        raise UsageError(f"cannot read {source}: {error.strerror}") from error
-    raise FileFormatError(str(source), "neither a cudatool trace nor a PyTorch memory snapshot")
-
-
-def _print(console: Console, summary: Summary) -> None:
-    from rich.table import Table
-
-    from cudatool.units import format_bytes, format_time
-
-    took = f", {format_time(summary.duration)}" if summary.duration else ""
-    where = f", {summary.recorded_on}" if summary.recorded_on else ""
-    console.print(f"{summary.source}: {summary.events:,} events{took}{where}", markup=False, soft_wrap=True)
-    for note in summary.notes:
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
-    if not summary.devices:
-        console.print("no device memory was allocated")
-    for device in summary.devices:
-        _print_device(console, device)
-    if summary.kernels:
-        table = Table("Kernel", title="Kernels", title_justify="left", box=None, pad_edge=False)
-        table.add_column("Launches", justify="right")
-        table.add_column("Device time", justify="right")
-        for kernel in summary.kernels[:_MOST]:
-            time = "not recorded" if kernel.time is None else format_time(kernel.time)
-            table.add_row(_text(kernel.name), f"{kernel.launches:,}", time)
-        console.print("", table, sep="\n")
-        _print_rest(console, len(summary.kernels), "kernels")
-    if summary.copies:
-        table = Table("Copy", title="Copies", title_justify="left", box=None, pad_edge=False)
-        for column in ("Count", "Bytes", "Device time"):
-            table.add_column(column, justify="right")
-        for copies in summary.copies:
-            time = "not recorded" if copies.time is None else format_time(copies.time)
-            table.add_row(copies.direction, f"{copies.count:,}", format_bytes(copies.size), time)
-        console.print("", table, sep="\n")
-
-
-def _print_device(console: Console, device: DeviceMemory) -> None:
-    from rich.table import Table
-
-    from cudatool.units import format_bytes
-
-    failed = f", {device.ooms} failed: out of memory" if device.ooms else ""
-    console.print(f"\nDevice {device.device}: {device.allocations:,} allocations{failed}", style="bold")
-    table = Table("", box=None, pad_edge=False)
-    table.add_column("At the peak", justify="right")
-    table.add_column("At the end", justify="right")
-    table.add_column("Highest", justify="right")
-
-    def row(name: str, attribute: str, highest: int | None) -> None:
-        at = [format_bytes(getattr(moment, attribute)) for moment in (device.peak, device.now)]
-        table.add_row(name, *at, "" if highest is None else format_bytes(highest))
-
-    row("Allocated", "allocated", device.peak.allocated)
-    row("  of it requested", "requested", None)
-    row("Active", "active", device.peak_active)
-    row("Reserved", "reserved", device.peak_reserved)
-    row("Largest free block", "largest_free", None)
-
-    def share(moment: Moment) -> str:
-        return f"{moment.fragmentation:.1%}"
-
-    table.add_row("Fragmentation", share(device.peak), share(device.now), "")
-    console.print(table)
-    for title, sites in (("Held at the peak", device.at_peak), ("Never freed", device.still_live)):
-        if not sites:
-            continue
-        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-        table.add_column("Call site", overflow="fold")
-        table.add_column("Blocks", justify="right")
-        table.add_column("Bytes", justify="right")
-        for site in sites[:_MOST]:
-            table.add_row(_text(site.label), f"{site.count:,}", format_bytes(site.size))
-        console.print("", table, sep="\n")
-        _print_rest(console, len(sites), "call sites")
-
-
-def _print_rest(console: Console, count: int, what: str) -> None:
-    if count > _MOST:
-        console.print(f"... and {count - _MOST} more {what} (--json has all)")
-
-
-def _text(name: str) -> str:
-    """Return a name from a file as plain text: no markup, no control characters."""
-    from rich.markup import escape
-
-    return escape("".join(c if c.isprintable() else "?" for c in name))
+    return nvml.cards()

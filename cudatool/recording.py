@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cudatool import _driver
 
@@ -51,17 +51,23 @@ def record(
     ConfigError, DeviceUnavailableError
         See :mod:`cudatool._driver`.
     """
+    from cudatool.memory.settings import conf_in_environment
     from cudatool.trace import stacks
     from cudatool.trace.recorder import Recorder
 
     _driver.choose(device)
     choice = _driver.initialize()
-    header = {
+    header: dict[str, Any] = {
         "device": choice.description,
         "device_kind": choice.kind,
         "argv": sys.argv,
+        "pid": os.getpid(),
         "accesses": bool(measure_accesses and choice.machine is not None),
     }
+    if conf := conf_in_environment():
+        header["allocator_conf"] = conf[1]
+    if choice.machine is not None:  # asking a GPU would start its driver before the program does
+        header["total_memory"] = [choice.machine.options.memory] * choice.machine.options.count
     recorder = Recorder(path, header=header, force=force)
     stacks.enable(with_stacks)
     collector = None

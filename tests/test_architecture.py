@@ -29,7 +29,7 @@ ALLOWED = {
     "viz": LEAVES | {"trace", "analyze", "sanitize"},
     "__main__": {"cli"},
     "_driver": LEAVES | {"sim"},
-    "recording": LEAVES | {"_driver", "sim", "collect", "trace"},
+    "recording": LEAVES | {"_driver", "sim", "collect", "memory", "trace"},
 }
 BEYOND_THE_RUNTIME = {"sim", "collect", "analyze", "sanitize", "viz", "cli"}  # for every area not named above
 ONLY_NUMPY = {"errors", "units", "ptx", "trace", "memory", "analyze", "sanitize"}

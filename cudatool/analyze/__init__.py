@@ -5,47 +5,137 @@
 
 from __future__ import annotations
 
+from cudatool.analyze.categories import RULES, Categories, Category, CategoryShare, Rule, categorize
+from cudatool.analyze.diagnosis import Diagnosis, advice, diagnose
+from cudatool.analyze.diff import Diff, DiffRow, Match, diff
 from cudatool.analyze.execution import Copies, Kernel, Operations, Stream, copies, kernels, operations, streams
+from cudatool.analyze.fragmentation import (
+    Cause,
+    CauseShare,
+    Fragmentation,
+    Hole,
+    Pin,
+    Wanted,
+    fragmentation,
+    fragmentation_at,
+)
+from cudatool.analyze.leaks import Leak, Leaks, leaks, leaks_of
 from cudatool.analyze.lifetimes import Lifetimes, blocks, segments
+from cudatool.analyze.lint import LintFinding, Severity, lint
 from cudatool.analyze.memory import (
     Block,
     CallSite,
+    Layout,
     Segment,
     Timeline,
     by_call_site,
     call_site,
     index_at,
+    layout_at,
     segments_at,
+    site_keys,
+    site_label,
     timeline,
     torch_segments,
 )
+from cudatool.analyze.outside import CardUse, FreeReading, Outside, card_use, outside
+from cudatool.analyze.recorded import recorded_settings
+from cudatool.analyze.replay import Check, Divergence, check
+from cudatool.analyze.requests import Call, Change, Requests, Verb, requests
+from cudatool.analyze.sites import Grouping, SiteTree, range_at, site_tree
+from cudatool.analyze.steps import Confidence, Steps, find_steps
 from cudatool.analyze.summary import DeviceMemory, Moment, Report, Summary, report
+from cudatool.analyze.usage import Usage, pool_label, stream_label, usage_by_pool, usage_by_stream
+from cudatool.analyze.whatif import Advice, Outcome, OutOfMemory, advise, what_if
 
 __all__ = [
+    "Advice",
     "Block",
+    "Call",
     "CallSite",
+    "CardUse",
+    "Categories",
+    "Category",
+    "CategoryShare",
+    "Cause",
+    "CauseShare",
+    "Change",
+    "Check",
+    "Confidence",
     "Copies",
     "DeviceMemory",
+    "Diagnosis",
+    "Diff",
+    "DiffRow",
+    "Divergence",
+    "Fragmentation",
+    "FreeReading",
+    "Grouping",
+    "Hole",
     "Kernel",
+    "Layout",
+    "Leak",
+    "Leaks",
     "Lifetimes",
+    "LintFinding",
+    "Match",
     "Moment",
     "Operations",
+    "OutOfMemory",
+    "Outcome",
+    "Outside",
+    "Pin",
+    "RULES",
     "Report",
+    "Requests",
+    "Rule",
     "Segment",
+    "Severity",
+    "SiteTree",
+    "Steps",
     "Stream",
     "Summary",
     "Timeline",
+    "Usage",
+    "Verb",
+    "Wanted",
+    "advice",
+    "advise",
     "blocks",
     "by_call_site",
     "call_site",
+    "card_use",
+    "categorize",
+    "check",
     "copies",
+    "diagnose",
+    "diff",
+    "find_steps",
+    "fragmentation",
+    "fragmentation_at",
     "index_at",
     "kernels",
+    "layout_at",
+    "leaks",
+    "leaks_of",
+    "lint",
     "operations",
+    "outside",
+    "pool_label",
+    "range_at",
+    "recorded_settings",
     "report",
+    "requests",
     "segments",
     "segments_at",
+    "site_keys",
+    "site_label",
+    "site_tree",
+    "stream_label",
     "streams",
     "timeline",
     "torch_segments",
+    "usage_by_pool",
+    "usage_by_stream",
+    "what_if",
 ]

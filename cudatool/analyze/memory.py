@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from cudatool.analyze.lifetimes import Ints, Lifetimes
 from cudatool.trace.model import Frame, Trace
+from cudatool.units import format_bytes
 
 __all__ = [
     "Block",
     "CallSite",
+    "Layout",
     "Segment",
     "Timeline",
     "by_call_site",
     "call_site",
     "index_at",
+    "layout_at",
     "segments_at",
+    "site_keys",
+    "site_label",
     "timeline",
     "torch_segments",
 ]
@@ -47,8 +52,8 @@ class Timeline:
     reserved: Ints
 
     def peak(self) -> int:
-        """Return the row of the first moment with the most bytes allocated, -1 if nothing ever was."""
-        return int(np.argmax(self.allocated)) if len(self.index) else -1
+        """Return the row of the first moment with the most bytes active, -1 if nothing ever was."""
+        return int(np.argmax(self.active)) if len(self.index) else -1
 
 
 def timeline(trace: Trace, blocks: Lifetimes, segments: Lifetimes) -> Timeline:
@@ -75,12 +80,14 @@ def index_at(trace: Trace, time: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CallSite:
-    """What one stack holds.
+    """What one call site holds.
 
     Attributes
     ----------
     stack
-        Index into the trace's stacks.
+        Index into the trace's stacks, 0 where none was recorded.
+    requested
+        Bytes that each block was asked for with; sites without a stack are told apart by it. 0 for others.
     label
         The frame to look at first, as :func:`call_site` chooses it.
     size, count
@@ -88,19 +95,34 @@ class CallSite:
     """
 
     stack: int
+    requested: int
     label: str
     size: int
     count: int
 
 
+def site_keys(blocks: Lifetimes) -> tuple[Ints, Ints]:
+    """Return the call sites of `blocks`, a row (stack, requested) each, and the number of each block's site."""
+    keys = np.stack([blocks.stack, np.where(blocks.stack == 0, blocks.requested, 0)], axis=1)
+    unique, inverse = np.unique(keys, axis=0, return_inverse=True)
+    return unique, inverse.reshape(-1)
+
+
+def site_label(stack: tuple[Frame, ...], requested: int) -> str:
+    """Return a call site in words; without a stack, with the size of its blocks."""
+    label = call_site(stack)
+    return label if stack else f"{label}, {format_bytes(requested)} each"
+
+
 def by_call_site(trace: Trace, blocks: Lifetimes) -> tuple[CallSite, ...]:
-    """Return the bytes in `blocks` by stack, the largest first."""
-    stacks, inverse, count = np.unique(blocks.stack, return_inverse=True, return_counts=True)
-    size = np.zeros(len(stacks), np.int64)
-    np.add.at(size, inverse, blocks.size)
+    """Return the bytes in `blocks` by call site, the largest first."""
+    keys, site = site_keys(blocks)
+    size = np.zeros(len(keys), np.int64)
+    np.add.at(size, site, blocks.size)
+    count = np.bincount(site, minlength=len(keys))
     sites = (
-        CallSite(int(stack), call_site(trace.stack(int(stack))), int(s), int(n))
-        for stack, s, n in zip(stacks, size, count, strict=True)
+        CallSite(stack, requested, site_label(trace.stack(stack), requested), own, number)
+        for (stack, requested), own, number in zip(keys.tolist(), size.tolist(), count.tolist(), strict=True)
     )
     return tuple(sorted(sites, key=lambda site: -site.size))
 
@@ -124,6 +146,82 @@ def call_site(stack: tuple[Frame, ...]) -> str:
 
 def _frame(frame: Frame) -> str:
     return f"{frame.file.rsplit('/', 1)[-1]}:{frame.line} ({frame.function})"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Segments, and the pieces that fill them from the first byte to the last. Columns.
+
+    Attributes
+    ----------
+    segments
+        A row for each segment, by device and address. Neighbouring runs of mapped pages are joined.
+    segment
+        For each piece, by device and address: its row in `segments`.
+    address, size
+        Of each piece.
+    block
+        The row of the piece's block in the lifetimes that the layout was made from, -1 if the piece is free.
+    """
+
+    segments: Lifetimes
+    segment: Ints
+    address: Ints
+    size: Ints
+    block: Ints
+
+
+def layout_at(blocks: Lifetimes, segments: Lifetimes, index: int) -> Layout:
+    """Return how memory lay right after record `index`. Blocks outside of every segment are left out."""
+    here = _joined_runs(segments.at(index))
+    live = np.flatnonzero((blocks.start <= index) & (index < blocks.end))
+    live = live[np.lexsort((blocks.address[live], blocks.device[live]))]
+    parts = []
+    for device in np.unique(here.device).tolist():
+        own = np.flatnonzero(here.device == device)
+        parts.append(_pieces(blocks, live[blocks.device[live] == device], here, own))
+    segment, address, size, block = np.concatenate([np.zeros((4, 0), np.int64), *parts], axis=1)
+    return Layout(here, segment, address, size, block)
+
+
+def _joined_runs(segments: Lifetimes) -> Lifetimes:
+    """Return segments by device and address, those that are mapped piece by piece joined where they touch."""
+    segments = segments[np.lexsort((segments.address, segments.device))]
+    touch = segments.address[1:] == segments.address[:-1] + segments.size[:-1]
+    for column in (segments.device, segments.stream, segments.pool, segments.small):
+        touch &= column[1:] == column[:-1]
+    first = np.flatnonzero(np.append(True, ~(touch & segments.expandable[1:] & segments.expandable[:-1])))
+    if not len(segments):
+        return segments
+    return replace(segments[first], size=np.add.reduceat(segments.size, first))
+
+
+def _pieces(blocks: Lifetimes, live: Ints, segments: Lifetimes, own: Ints) -> Ints:
+    """Return segment, address, size and block of the pieces of one device's segments `own`, by address."""
+    begin = segments.address[own]
+    end = begin + segments.size[own]
+    owner = np.searchsorted(begin, blocks.address[live], side="right") - 1
+    inside = (owner >= 0) & (blocks.address[live] < end[owner])
+    live, owner = live[inside], owner[inside]
+    address, size = blocks.address[live], blocks.size[live]
+    covered = np.maximum.accumulate(np.minimum(address + size, end[owner]))  # up to where, block by block
+    before = np.maximum(np.append(0, covered)[:-1], begin[owner])
+    # Free pieces: in front of each block, and after the last one of each segment.
+    last = np.searchsorted(owner, np.arange(len(own)), side="right")
+    tail = np.maximum(np.append(0, covered)[last], begin)
+    free_owner = np.concatenate([owner, np.arange(len(own))])
+    free_address = np.concatenate([before, tail])
+    free_size = np.concatenate([address - before, end - tail])
+    free = free_size > 0
+    pieces = np.concatenate(
+        [
+            np.stack([own[owner], address, size, live]),
+            np.stack([own[free_owner[free]], free_address[free], free_size[free], np.full(free.sum(), -1)]),
+        ],
+        axis=1,
+    )
+    result: Ints = pieces[:, np.argsort(pieces[1], kind="stable")]
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,55 +252,24 @@ class Segment:
 
 def segments_at(blocks: Lifetimes, segments: Lifetimes, index: int) -> tuple[Segment, ...]:
     """Return the segments right after record `index`, by device and address; runs of mapped pages are joined."""
-    live, reserved = blocks.at(index), segments.at(index)
-    live = live[np.lexsort((live.address, live.device))]
-    reserved = reserved[np.lexsort((reserved.address, reserved.device))]
-    runs: list[tuple[int, int]] = []  # first row of `reserved`, size
-    for row in range(len(reserved)):
-        if runs and reserved.expandable[row]:
-            first, size = runs[-1]
-            if (
-                reserved.expandable[first]
-                and reserved.device[first] == reserved.device[row]
-                and reserved.address[first] + size == reserved.address[row]
-            ):
-                runs[-1] = first, size + int(reserved.size[row])
-                continue
-        runs.append((row, int(reserved.size[row])))
-    result = []
-    for row, size in runs:
-        own = live.of_device(int(reserved.device[row]))
-        begin = int(reserved.address[row])
-        first, last = np.searchsorted(own.address, [begin, begin + size])
-        result.append(
-            Segment(
-                device=int(reserved.device[row]),
-                address=begin,
-                size=size,
-                stream=int(reserved.stream[row]),
-                pool=int(reserved.pool[row]),
-                small=bool(reserved.small[row]),
-                expandable=bool(reserved.expandable[row]),
-                stack=int(reserved.stack[row]),
-                blocks=_filled(own[np.arange(first, last)], begin, size, index),
-            )
-        )
-    return tuple(result)
-
-
-def _filled(live: Lifetimes, begin: int, size: int, index: int) -> tuple[Block, ...]:
-    """Return the live blocks with the free ones between them."""
-    result, here = [], begin
-    for row in range(len(live)):
-        address = int(live.address[row])
-        if here < address:
-            result.append(Block(here, address - here, 0, "inactive", 0))
-        state = "active_allocated" if index < live.freed[row] else "active_pending_free"
-        result.append(Block(address, int(live.size[row]), int(live.requested[row]), state, int(live.stack[row])))
-        here = max(here, address + int(live.size[row]))
-    if here < begin + size:
-        result.append(Block(here, begin + size - here, 0, "inactive", 0))
-    return tuple(result)
+    layout = layout_at(blocks, segments, index)
+    here = layout.segments
+    held = layout.block >= 0
+    own = blocks[layout.block[held]]
+    requested, stack = np.zeros((2, len(held)), np.int64)
+    requested[held], stack[held] = own.requested, own.stack
+    state = np.full(len(held), "inactive", "<U19")
+    state[held] = np.where(index < own.freed, "active_allocated", "active_pending_free")
+    filled: list[list[Block]] = [[] for _ in range(len(here))]
+    columns = (layout.segment, layout.address, layout.size, requested, state, stack)
+    for row, *block in zip(*(column.tolist() for column in columns), strict=True):
+        filled[row].append(Block(*block))
+    names = ("device", "address", "size", "stream", "pool", "small", "expandable", "stack")
+    rows = zip(*(getattr(here, name).tolist() for name in names), strict=True)
+    return tuple(
+        Segment(**dict(zip(names, row, strict=True)), blocks=tuple(pieces))
+        for row, pieces in zip(rows, filled, strict=True)
+    )
 
 
 def torch_segments(trace: Trace, segments: tuple[Segment, ...]) -> list[dict[str, Any]]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from cudatool.analyze import execution, lifetimes, memory
+from cudatool.analyze.diagnosis import Diagnosis, diagnose
 from cudatool.analyze.execution import Copies, Kernel, Operations, Stream
 from cudatool.analyze.lifetimes import Lifetimes
+from cudatool.analyze.lint import LintFinding, lint
 from cudatool.analyze.memory import CallSite, Timeline
+from cudatool.errors import ConfigError
+from cudatool.memory.settings import Settings
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
@@ -56,19 +61,20 @@ class DeviceMemory:
     allocations
         How many blocks were handed out, those before the recording's start included.
     peak, now
-        At the first moment with the most bytes allocated, and after the last record.
-    peak_active, peak_reserved
+        At the first moment with the most bytes active, and after the last record.
+    peak_allocated, peak_active, peak_reserved
         The most bytes there ever were of these; not always at the same moment.
     ooms
         How often an allocation failed, even after cached blocks were given back.
     at_peak, still_live
-        By call site, the largest first: what was allocated at the peak, and what was never freed.
+        By call site, the largest first: what was active at the peak, and what was never freed.
     """
 
     device: int
     allocations: int
     peak: Moment
     now: Moment
+    peak_allocated: int
     peak_active: int
     peak_reserved: int
     ooms: int
@@ -103,7 +109,8 @@ class Summary:
 class Report:
     """Everything that the page draws: the summary and the columns that it was made from.
 
-    `timelines` has an entry for each of the summary's devices.
+    `timelines` and `diagnoses` have an entry for each of the summary's devices. `findings` is what is wrong with the
+    file itself.
     """
 
     trace: Trace
@@ -112,18 +119,37 @@ class Report:
     segments: Lifetimes
     timelines: tuple[Timeline, ...]
     operations: Operations
+    diagnoses: tuple[Diagnosis, ...]
+    findings: tuple[LintFinding, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the summary, each device's diagnosis and the findings as plain data; sizes in bytes, times in ns."""
+        result = self.summary.as_dict()
+        for plain, diagnosis in zip(result["devices"], self.diagnoses, strict=True):
+            plain["diagnosis"] = diagnosis.as_dict()
+        result["findings"] = [asdict(finding) for finding in self.findings]
+        return result
 
 
-def report(trace: Trace) -> Report:
-    """Analyze a trace."""
+def report(trace: Trace, *, total: Mapping[int, int | None] | None = None) -> Report:
+    """Analyze a trace.
+
+    Parameters
+    ----------
+    total
+        Bytes of each device's card, for those that the caller knows.
+    """
+    total = total or {}
+    settings = _settings(trace)
     blocks, segments, ran = lifetimes.blocks(trace), lifetimes.segments(trace), execution.operations(trace)
     ooms = trace.of_kind(Kind.OOM)["device"]
-    devices, timelines = [], []
+    devices, timelines, diagnoses = [], [], []
     for device in np.unique(np.concatenate([blocks.device, segments.device, ooms])).tolist():
         own, reserved = blocks.of_device(device), segments.of_device(device)
         curve = memory.timeline(trace, own, reserved)
         timelines.append(curve)
         devices.append(_device(trace, device, own, reserved, curve, int(np.count_nonzero(ooms == device))))
+        diagnoses.append(diagnose(trace, own, reserved, curve, device, settings=settings, total=total.get(device)))
     summary = Summary(
         source=trace.source,
         recorded_on=str(trace.header.get("device", "")),
@@ -135,7 +161,20 @@ def report(trace: Trace) -> Report:
         streams=execution.streams(trace, ran),
         notes=tuple(trace.notes),
     )
-    return Report(trace, summary, blocks, segments, tuple(timelines), ran)
+    curves = {device.device: curve for device, curve in zip(devices, timelines, strict=True)}
+    cards = {diagnosis.device: diagnosis.outside.total for diagnosis in diagnoses}
+    state = getattr(trace, "segments", ())  # a snapshot's, the only kind of trace that states one
+    findings = lint(trace, blocks, segments, curves, final_state=state, total=cards)
+    return Report(trace, summary, blocks, segments, tuple(timelines), ran, tuple(diagnoses), findings)
+
+
+def _settings(trace: Trace) -> Settings:
+    """Return the allocator's settings as a snapshot states them, the defaults where it says nothing readable."""
+    stated = getattr(trace, "settings", {}).get("PYTORCH_CUDA_ALLOC_CONF")
+    try:
+        return Settings.parse(stated) if isinstance(stated, str) else Settings()
+    except ConfigError:  # of another version of PyTorch
+        return Settings()
 
 
 def _device(
@@ -143,16 +182,16 @@ def _device(
 ) -> DeviceMemory:
     peak = _moment(blocks, segments, curve, curve.peak())
     now = _moment(blocks, segments, curve, len(curve.index) - 1)
-    held = blocks[(blocks.start <= peak.index) & (peak.index < blocks.freed)]
     return DeviceMemory(
         device=device,
         allocations=len(blocks),
         peak=peak,
         now=now,
+        peak_allocated=int(curve.allocated.max(initial=0)),
         peak_active=int(curve.active.max(initial=0)),
         peak_reserved=int(curve.reserved.max(initial=0)),
         ooms=ooms,
-        at_peak=memory.by_call_site(trace, held),
+        at_peak=memory.by_call_site(trace, blocks.at(peak.index)),
         still_live=memory.by_call_site(trace, blocks[blocks.freed == len(trace.records)]),
     )
 
@@ -162,12 +201,7 @@ def _moment(blocks: Lifetimes, segments: Lifetimes, curve: Timeline, row: int) -
         return Moment(-1, 0, 0, 0, 0, 0, 0)
     index = int(curve.index[row])
     held = (blocks.start <= index) & (index < blocks.freed)
-    holes = (
-        block.size
-        for segment in memory.segments_at(blocks, segments, index)
-        for block in segment.blocks
-        if block.state == "inactive"
-    )
+    layout = memory.layout_at(blocks, segments, index)
     return Moment(
         index=index,
         time=int(curve.time[row]),
@@ -175,5 +209,5 @@ def _moment(blocks: Lifetimes, segments: Lifetimes, curve: Timeline, row: int) -
         active=int(curve.active[row]),
         reserved=int(curve.reserved[row]),
         requested=int(blocks.requested[held].sum()),
-        largest_free=max(holes, default=0),
+        largest_free=int(layout.size[layout.block < 0].max(initial=0)),
     )

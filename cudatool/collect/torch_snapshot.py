@@ -187,12 +187,13 @@ class _Reader:
         segments = [_with_addresses(segment) for segment in _list(self.data, "segments")]
         traces = [_checked(trace, list, "a device's trace") for trace in _list(self.data, "device_traces")]
         devices = sorted({int(s.get("device", 0)) for s in segments} | set(range(len(traces))))
-        parts, prior = [], 0
+        parts, prior, prior_records = [], 0, {}
         for device in devices:
             events = self._events(traces[device] if device < len(traces) else [], device)
             own = [s for s in segments if int(s.get("device", 0)) == device]
             self._set_pools(events, own)
             before = self._prior_state(events, own, device)
+            prior_records[device] = len(before)
             prior += int(np.count_nonzero(before["kind"] == Kind.BLOCK_ALLOC))
             whole = np.concatenate([before, events])
             _add_unsplit_tails(whole, self.data.get("allocator_settings") or {})
@@ -221,6 +222,7 @@ class _Reader:
                 "format": "pytorch-snapshot",
                 "time_axis": "clock" if timed else "index",
                 "pools": [list(pool) for pool in self.pools],
+                "prior_records": prior_records,  # how many of a device's first records are inferred
             },
             notes=self.notes,
             source=path,

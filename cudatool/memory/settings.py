@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from cudatool.errors import ConfigError
 
-__all__ = ["ENVIRONMENT_VARIABLES", "UNLIMITED", "Settings"]
+__all__ = ["ENVIRONMENT_VARIABLES", "UNLIMITED", "Settings", "conf_in_environment"]
 
 ENVIRONMENT_VARIABLES: Final = ("CUDATOOL_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Where settings come from; the first that is set is taken."""
@@ -117,14 +117,20 @@ class Settings:
         ConfigError
             The variable cannot be read; the message names it.
         """
-        environ = os.environ if environ is None else environ
-        for variable in ENVIRONMENT_VARIABLES:
-            if variable in environ:
-                try:
-                    return cls.parse(environ[variable])
-                except ConfigError as error:
-                    raise ConfigError(f"{variable}: {error}") from None
-        return cls()
+        found = conf_in_environment(environ)
+        if found is None:
+            return cls()
+        variable, text = found
+        try:
+            return cls.parse(text)
+        except ConfigError as error:
+            raise ConfigError(f"{variable}: {error}") from None
+
+
+def conf_in_environment(environ: Mapping[str, str] | None = None) -> tuple[str, str] | None:
+    """Return the first of :data:`ENVIRONMENT_VARIABLES` that is set, and the settings string in it."""
+    environ = os.environ if environ is None else environ
+    return next(((name, environ[name]) for name in ENVIRONMENT_VARIABLES if name in environ), None)
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,211 @@
+"""What ``cudatool snapshot`` prints: what matters first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cudatool.cli._text import new_table, plain, print_rest
+from cudatool.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cudatool.analyze import (
+        CallSite,
+        DeviceMemory,
+        Diagnosis,
+        Fragmentation,
+        LintFinding,
+        Moment,
+        Report,
+        Summary,
+        Usage,
+    )
+    from cudatool.collect.nvml import Card
+
+__all__ = ["print_report"]
+
+_MOST = 8  # rows of each table
+_MOST_HOLES = 3
+
+
+def print_report(console: Console, report: Report, cards: Sequence[Card] = ()) -> None:
+    """Print a report at the console's width."""
+    summary = report.summary
+    took = f", {format_time(summary.duration)}" if summary.duration else ""
+    where = f", {summary.recorded_on}" if summary.recorded_on else ""
+    console.print(f"{summary.source}: {summary.events:,} events{took}{where}", markup=False, soft_wrap=True)
+    for finding in report.findings:
+        _print_finding(console, finding, several=len(summary.devices) > 1)
+    if not summary.devices:
+        console.print("no device memory was allocated")
+    for device, diagnosis in zip(summary.devices, report.diagnoses, strict=True):
+        _print_device(console, device, diagnosis)
+    _print_work(console, summary)
+    for card in cards:
+        _print_card(console, card, report)
+
+
+def _print_finding(console: Console, finding: LintFinding, several: bool) -> None:
+    device = f"device {finding.device}: " if several and finding.device >= 0 else ""
+    doubt = "" if finding.confidence == "high" else f" (confidence {finding.confidence})"
+    console.print(f"{finding.severity}: {device}{finding.message}{doubt}", markup=False, soft_wrap=True)
+
+
+def _print_device(console: Console, device: DeviceMemory, diagnosis: Diagnosis) -> None:
+    failed = f", {device.ooms} failed: out of memory" if device.ooms else ""
+    console.print(f"\nDevice {device.device}: {device.allocations:,} allocations{failed}", style="bold")
+    _print_moments(console, device)
+    _print_advice(console, diagnosis)
+    _print_sites(console, "Held at the peak", device.at_peak)
+    _print_categories(console, diagnosis)
+    split = diagnosis.fragmentation
+    for moment in [*split[:1], *(m for m in split[-1:] if len(split) > 1)]:
+        _print_fragmentation(console, moment)
+    for title, usage in (("By stream", diagnosis.by_stream), ("By pool", diagnosis.by_pool)):
+        if len(usage) > 1:
+            _print_usage(console, title, usage)
+    _print_outside(console, diagnosis)
+    _print_sites(console, "Never freed", device.still_live)
+
+
+def _print_moments(console: Console, device: DeviceMemory) -> None:
+    table = new_table("", "", numbers=("At the peak", "At the end", "Highest"))
+
+    def row(name: str, attribute: str, highest: int | None) -> None:
+        at = [format_bytes(getattr(moment, attribute)) for moment in (device.peak, device.now)]
+        table.add_row(name, *at, "" if highest is None else format_bytes(highest))
+
+    row("Allocated", "allocated", device.peak_allocated)
+    row("  of it requested", "requested", None)
+    row("Active", "active", device.peak_active)
+    row("Reserved", "reserved", device.peak_reserved)
+    row("Largest free block", "largest_free", None)
+
+    def share(moment: Moment) -> str:
+        return f"{moment.fragmentation:.1%}"
+
+    table.add_row("Fragmentation", share(device.peak), share(device.now), "")
+    console.print(table)
+
+
+def _print_advice(console: Console, diagnosis: Diagnosis) -> None:
+    if diagnosis.advice:
+        console.print("\nWhat to do", style="bold")
+    for line in diagnosis.advice:
+        console.print(f"- {line}", markup=False)
+
+
+def _print_sites(console: Console, title: str, sites: Sequence[CallSite]) -> None:
+    if not sites:
+        return
+    table = new_table(title, "Call site", numbers=("Blocks", "Bytes"))
+    for site in sites[:_MOST]:
+        table.add_row(plain(site.label), f"{site.count:,}", format_bytes(site.size))
+    console.print("", table, sep="\n")
+    print_rest(console, len(sites), _MOST, "call sites")
+
+
+def _print_categories(console: Console, diagnosis: Diagnosis) -> None:
+    shares = [share for share in diagnosis.categories.at_peak if share.size]
+    if all(share.rule.category == "unknown" for share in shares):
+        return
+    table = new_table("Held at the peak, by purpose (inferred)", "Purpose", "Because", numbers=("Sure", "Bytes"))
+    for share in shares[:_MOST]:
+        rule = share.rule
+        table.add_row(str(rule.category), rule.reason, str(rule.confidence), format_bytes(share.size))
+    console.print("", table, sep="\n")
+    print_rest(console, len(shares), _MOST, "rows")
+
+
+def _print_fragmentation(console: Console, moment: Fragmentation) -> None:
+    lost = moment.reserved - moment.requested
+    title = f"Reserved but not asked for, at the {moment.moment}"
+    if moment.moment == "out of memory":
+        title = "Reserved but not asked for, when memory ran out"
+    table = new_table(title, "Cause", numbers=("Pieces", "Bytes", "Of reserved"))
+    for share in moment.causes:
+        if share.size:
+            part = f"{share.size / moment.reserved:.1%}"
+            table.add_row(str(share.cause), f"{share.count:,}", format_bytes(share.size), part)
+    part = f"{lost / moment.reserved:.1%}" if moment.reserved else ""
+    table.add_row("in all", "", format_bytes(lost), part)
+    console.print("", table, sep="\n")
+    if moment.wanted is not None:
+        text = f"{format_bytes(moment.wanted.size)} were wanted; the largest free piece for it had "
+        text += format_bytes(moment.largest_usable)
+        console.print(text, markup=False)
+    for hole in moment.holes[:_MOST_HOLES]:
+        pin = hole.pins[0] if hole.pins else None
+        text = f"a hole of {format_bytes(hole.size)} in a segment of {format_bytes(hole.segment_size)}"
+        if pin is not None:
+            age = f", {format_time(pin.lived)} old" if pin.lived is not None else ""
+            more = f" and {hole.pinned_by - 1:,} more" if hole.pinned_by > 1 else ""
+            text += f": pinned by {format_bytes(pin.size)} of {pin.label}{age}{more}"
+        console.print(f"- {''.join(c if c.isprintable() else '?' for c in text)}", markup=False)
+
+
+def _print_usage(console: Console, title: str, usage: Sequence[Usage]) -> None:
+    table = new_table(title, "", numbers=("At the peak", "Highest", "Reserved", "Highest"))
+    for row in usage[:_MOST]:
+        sizes = (row.at_peak, row.peak, row.reserved_at_peak, row.reserved_peak)
+        table.add_row(plain(row.label), *map(format_bytes, sizes))
+    console.print("", table, sep="\n")
+    print_rest(console, len(usage), _MOST, "rows")
+
+
+def _print_outside(console: Console, diagnosis: Diagnosis) -> None:
+    beside = diagnosis.outside
+    if beside.taken_peak:
+        console.print(f"\n{format_bytes(beside.taken_peak)} at most were taken from the driver by the program itself")
+    for reading in beside.readings[-1:]:
+        text = f"When an allocation failed last, the driver had {format_bytes(reading.free)} free"
+        if reading.outside is None:
+            text += " (with --memory SIZE of the card: how much others held)"
+        else:
+            text += f"; {format_bytes(reading.outside)} were neither free nor reserved here: contexts, libraries, "
+            text += "other processes"
+        console.print(f"\n{text}", markup=False)
+
+
+def _print_work(console: Console, summary: Summary) -> None:
+    def took(time: int | None) -> str:
+        return "not recorded" if time is None else format_time(time)
+
+    if summary.kernels:
+        table = new_table("Kernels", "Kernel", numbers=("Launches", "Device time"))
+        for kernel in summary.kernels[:_MOST]:
+            table.add_row(plain(kernel.name), f"{kernel.launches:,}", took(kernel.time))
+        console.print("", table, sep="\n")
+        print_rest(console, len(summary.kernels), _MOST, "kernels")
+    if summary.copies:
+        table = new_table("Copies", "Copy", numbers=("Count", "Bytes", "Device time"))
+        for copies in summary.copies:
+            table.add_row(copies.direction, f"{copies.count:,}", format_bytes(copies.size), took(copies.time))
+        console.print("", table, sep="\n")
+
+
+def _print_card(console: Console, card: Card, report: Report) -> None:
+    """Print who uses a card of this machine now; split up for the program of the trace, if it is still running."""
+    from cudatool import analyze
+
+    console.print(f"\nOn this machine now, card {card.index}: {plain(card.name)}", style="bold")
+    console.print(f"{format_bytes(card.used)} of {format_bytes(card.total)} are used", markup=False)
+    process = report.trace.header.get("pid")
+    if process in card.processes:
+        reserved = sum(device.now.reserved for device in report.summary.devices if device.device == card.index)
+        use = analyze.card_use(card.used, card.processes, process, reserved)
+        rows = {
+            "reserved by this program's allocator": use.allocator,
+            "this program beside it: context, kernels, libraries": use.beside_allocator,
+            "other processes": use.other_processes,
+            "the driver itself, and what it does not show": use.unexplained,
+        }
+    else:
+        rows = {f"process {pid}": size for pid, size in sorted(card.processes.items(), key=lambda item: -item[1])}
+        rows["the driver itself, and what it does not show"] = card.used - sum(card.processes.values())
+    table = new_table("", "", numbers=("Bytes",))
+    for name, size in rows.items():
+        table.add_row(name, format_bytes(size))
+    console.print(table)

@@ -1,0 +1,77 @@
+"""``cudatool diff``: what two peaks differ in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cudatool.analyze import Diff
+
+__all__ = ["diff"]
+
+_MOST = 20  # rows of the table
+
+
+@click.command()
+@click.argument("before", type=click.Path(path_type=Path))
+@click.argument("after", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help='Print JSON ("schema": "cudatool.diff/1"); bytes.')
+def diff(before: Path, after: Path, as_json: bool) -> None:
+    """Compare what two traces or snapshots hold at their peaks, by call site.
+
+    Each is taken at the moment when it had the most bytes active. A call site keeps its place when only line numbers
+    or folders change; JSON says by what each was matched.
+    """
+    from rich.console import Console
+
+    from cudatool import analyze
+    from cudatool.cli._sources import read_trace
+
+    old, new = read_trace(before), read_trace(after)
+    found = analyze.diff(old, new)
+    if as_json:
+        document = {"schema": "cudatool.diff/1", "before": old.source, "after": new.source}
+        click.echo(json.dumps({**document, "devices": [one.as_dict() for one in found]}, indent=2))
+        return
+    console = Console(highlight=False)
+    for one in found:
+        _print(console, one)
+    if not found:
+        console.print("no device memory was allocated in either")
+
+
+def _print(console: Console, found: Diff) -> None:
+    from cudatool.cli._text import new_table, plain, print_rest
+    from cudatool.units import format_bytes
+
+    console.print(f"Device {found.device}", style="bold")
+    table = new_table("", "At the peak", numbers=("Before", "After", "Change", "Blocks"))
+    table.add_row(
+        "Active", format_bytes(found.before), format_bytes(found.after), _signed(found.after - found.before), ""
+    )
+    reserved = found.reserved_after - found.reserved_before
+    table.add_row(
+        "Reserved, at most", format_bytes(found.reserved_before), format_bytes(found.reserved_after), _signed(reserved)
+    )
+    table.add_section()
+    differing = [row for row in found.rows if row.change or row.count_before != row.count_after]
+    for row in differing[:_MOST]:
+        blocks = f"{row.count_before:,} → {row.count_after:,}"
+        table.add_row(plain(row.label), format_bytes(row.before), format_bytes(row.after), _signed(row.change), blocks)
+    console.print(table)
+    print_rest(console, len(differing), _MOST, "call sites that differ")
+    same = len(found.rows) - len(differing)
+    if same:
+        console.print(f"{same:,} call sites hold the same in both")
+
+
+def _signed(size: int) -> str:
+    from cudatool.units import format_bytes
+
+    return f"+{format_bytes(size)}" if size > 0 else format_bytes(size)

@@ -1,0 +1,198 @@
+"""Two traces side by side: what each call site holds at the peak of one, and of the other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import numpy as np
+
+from cudatool.analyze import lifetimes, memory
+from cudatool.trace.model import Frame, Trace
+
+__all__ = ["Diff", "DiffRow", "Match", "diff"]
+
+
+class Match(StrEnum):
+    """What a row's call sites have in common."""
+
+    FUNCTIONS = "functions"
+    """Files and functions of the whole stack. Lines tell sites within one function apart, by their order."""
+    NAMES = "names"
+    """The same, but of files only the name, not the folder."""
+    FUNCTION = "function"
+    """Files' names and functions of two frames: the innermost of the user's own, and the innermost of all."""
+    SIZE = "size"
+    """The size asked for: neither has a stack."""
+    NONE = "only in one"
+
+
+@dataclass(frozen=True, slots=True)
+class DiffRow:
+    """One call site in both traces.
+
+    Attributes
+    ----------
+    label
+        The site in words, as the second trace spells it where it is there.
+    matched_by
+        What the two have in common.
+    before, after
+        Bytes at each one's peak.
+    count_before, count_after
+        Blocks at each one's peak.
+    """
+
+    label: str
+    matched_by: Match
+    before: int
+    after: int
+    count_before: int
+    count_after: int
+
+    @property
+    def change(self) -> int:
+        """Bytes gained, negative if lost."""
+        return self.after - self.before
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """Two peaks of active bytes, by call site.
+
+    Attributes
+    ----------
+    device
+        Whose memory.
+    before, after
+        Bytes active at each one's peak.
+    reserved_before, reserved_after
+        The most bytes that each had reserved; not always at the same moment.
+    rows
+        The largest difference first. Those of `before` and `after` add up to the peaks.
+    """
+
+    device: int
+    before: int
+    after: int
+    reserved_before: int
+    reserved_after: int
+    rows: tuple[DiffRow, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data; bytes."""
+        result = asdict(self)
+        for plain, row in zip(result["rows"], self.rows, strict=True):
+            plain["change"] = row.change
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """What one call site holds at the peak."""
+
+    stack: tuple[Frame, ...]
+    requested: int
+    label: str
+    size: int
+    count: int
+
+
+def diff(before: Trace, after: Trace) -> tuple[Diff, ...]:
+    """Return the difference between the peaks of two traces, for each device that either has.
+
+    Call sites are matched by the first of :class:`Match` that finds a partner, so that a changed line number or
+    folder does not make two sites of one.
+    """
+    sides = [_peaks(trace) for trace in (before, after)]
+    nothing = _Peak(0, 0, [])
+    result = []
+    for device in sorted(sides[0].keys() | sides[1].keys()):
+        old, new = (side.get(device, nothing) for side in sides)
+        rows = sorted(_rows(old.sites, new.sites), key=lambda row: (-abs(row.change), -row.after))
+        result.append(Diff(device, old.active, new.active, old.reserved, new.reserved, tuple(rows)))
+    return tuple(result)
+
+
+@dataclass(frozen=True, slots=True)
+class _Peak:
+    active: int
+    reserved: int
+    sites: list[_Site]
+
+
+def _peaks(trace: Trace) -> dict[int, _Peak]:
+    blocks, segments = lifetimes.blocks(trace), lifetimes.segments(trace)
+    result = {}
+    for device in np.unique(np.concatenate([blocks.device, segments.device])).tolist():
+        own, reserved = blocks.of_device(device), segments.of_device(device)
+        curve = memory.timeline(trace, own, reserved)
+        row = curve.peak()
+        sites = [
+            _Site(trace.stack(site.stack), site.requested, site.label, site.size, site.count)
+            for site in memory.by_call_site(trace, own.at(int(curve.index[row])))
+        ]
+        result[device] = _Peak(int(curve.active[row]), int(curve.reserved.max()), sites)
+    return result
+
+
+def _functions(site: _Site) -> Hashable:
+    return tuple((frame.file, frame.function) for frame in site.stack) or None
+
+
+def _names(site: _Site) -> Hashable:
+    return tuple((frame.file.rsplit("/", 1)[-1], frame.function) for frame in site.stack) or None
+
+
+def _function(site: _Site) -> Hashable:
+    return re.sub(r":\d+ \(", " (", site.label) if site.stack else None
+
+
+def _size(site: _Site) -> Hashable:
+    return None if site.stack else site.requested
+
+
+_KEYS: Final[tuple[tuple[Match, Callable[[_Site], Hashable]], ...]] = (
+    (Match.FUNCTIONS, _functions),
+    (Match.NAMES, _names),
+    (Match.FUNCTION, _function),
+    (Match.SIZE, _size),
+)
+
+
+def _rows(old: list[_Site], new: list[_Site]) -> list[DiffRow]:
+    rows = []
+    for match, key in _KEYS:
+        groups: dict[Hashable, tuple[list[_Site], list[_Site]]] = {}
+        for side, sites in enumerate((old, new)):
+            for site in sites:
+                if (common := key(site)) is not None:
+                    groups.setdefault(common, ([], []))[side].append(site)
+        both = {common: sides for common, sides in groups.items() if all(sides)}
+        rows += [_row(match, *pair) for sides in both.values() for pair in _pairs(*sides)]
+        old, new = ([site for site in sites if key(site) not in both] for sites in (old, new))
+    rows += [_row(Match.NONE, [site], []) for site in old]
+    rows += [_row(Match.NONE, [], [site]) for site in new]
+    return rows
+
+
+def _pairs(olds: list[_Site], news: list[_Site]) -> list[tuple[list[_Site], list[_Site]]]:
+    """Tell sites of the same functions apart by the order of their lines; together if there are more of one."""
+    if len(olds) != len(news):
+        return [(olds, news)]
+    by_line = [sorted(sites, key=lambda site: [frame.line for frame in site.stack]) for sites in (olds, news)]
+    return [([a], [b]) for a, b in zip(*by_line, strict=True)]
+
+
+def _row(match: Match, olds: list[_Site], news: list[_Site]) -> DiffRow:
+    return DiffRow(
+        label=(news or olds)[0].label,
+        matched_by=match,
+        before=sum(site.size for site in olds),
+        after=sum(site.size for site in news),
+        count_before=sum(site.count for site in olds),
+        count_after=sum(site.count for site in news),
+    )

@@ -1,0 +1,337 @@
+"""Why more is reserved than was asked for: causes that add up, and the blocks that pin each hole."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import numpy as np
+
+from cudatool.analyze.lifetimes import Ints, Lifetimes, recorded_from
+from cudatool.analyze.memory import Layout, Timeline, layout_at, site_label
+from cudatool.memory.blocks import round_size
+from cudatool.memory.settings import Settings
+from cudatool.trace.events import Kind
+from cudatool.trace.model import Trace
+
+__all__ = ["Cause", "CauseShare", "Fragmentation", "Hole", "Pin", "Wanted", "fragmentation", "fragmentation_at"]
+
+
+class Cause(StrEnum):
+    """Where bytes are that are reserved and that the program did not ask for. Each such byte has one cause."""
+
+    ROUNDING = "rounding"
+    """In blocks that the program holds: requests are rounded up."""
+    UNSPLIT = "unsplit remainder"
+    """In blocks that the program holds: what was left of the free block was too small to be split off."""
+    PENDING = "held by stream use"
+    """Blocks that the program freed and another stream may still use."""
+    OTHER_POOL = "cached in another pool"
+    """Free, but in another pool than the request that had to allocate, such as that of a graph."""
+    OTHER_STREAM = "cached on another stream"
+    """Free, but of another stream than the request that had to allocate."""
+    OTHER_SIZE = "cached for other sizes"
+    """Free, but in segments for small blocks while the request was a large one, or the other way round."""
+    HOLE = "stranded holes"
+    """Free, in segments that live blocks keep from being given back."""
+    WHOLE_SEGMENT = "whole free segments"
+    """Free segments: ``empty_cache`` would give them back."""
+
+
+@dataclass(frozen=True, slots=True)
+class CauseShare:
+    """Bytes of one cause, and in how many blocks or free pieces they lie."""
+
+    cause: Cause
+    size: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A live block that keeps a segment from being given back.
+
+    Attributes
+    ----------
+    address, size
+        Of the block, in bytes.
+    stack, label
+        Where it was allocated: index into the trace's stacks, and in words.
+    lived
+        ns since it was allocated; None where the trace has no clock.
+    events
+        Number of records since it was allocated.
+    """
+
+    address: int
+    size: int
+    stack: int
+    label: str
+    lived: int | None
+    events: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """A free piece of a segment that has live blocks.
+
+    Attributes
+    ----------
+    address, size, cause
+        Of the piece.
+    segment_address, segment_size, stream, pool
+        Of its segment. `pool` as in the records.
+    pinned_by
+        How many live blocks the segment has.
+    pins
+        Those that have lived longest. Of an expandable segment, which gives back single pages, only the hole's
+        neighbours.
+    """
+
+    address: int
+    size: int
+    cause: Cause
+    segment_address: int
+    segment_size: int
+    stream: int
+    pool: int
+    pinned_by: int
+    pins: tuple[Pin, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The request that made the allocator ask the driver for memory.
+
+    Attributes
+    ----------
+    size, stream, pool
+        Of its block; bytes, and as in the records.
+    index
+        The record after which the request came.
+    """
+
+    size: int
+    stream: int
+    pool: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fragmentation:
+    """Reserved memory at one moment, split up.
+
+    ``reserved == requested + sum(share.size for share in causes)``, exactly.
+
+    Attributes
+    ----------
+    device, index, time
+        Whose memory, right after which record, at what time (ns).
+    moment
+        ``"peak of reserved"`` or ``"out of memory"``.
+    reserved, active, requested
+        Bytes: of all segments; of blocks not yet given back (with rounding); what the program asked for in the
+        blocks that it holds.
+    wanted
+        The request that had to allocate, None if it was not recorded: then nothing counts as cached elsewhere.
+    largest_usable
+        The largest free piece that the request could have had, by pool and stream; 0 if none, or not known.
+    causes
+        One for each :class:`Cause`, in that order.
+    holes
+        The largest holes, the largest first.
+    """
+
+    device: int
+    index: int
+    time: int
+    moment: str
+    reserved: int
+    active: int
+    requested: int
+    wanted: Wanted | None
+    largest_usable: int
+    causes: tuple[CauseShare, ...]
+    holes: tuple[Hole, ...]
+
+    def size_of(self, cause: Cause) -> int:
+        """Return the bytes of one cause."""
+        return next(share.size for share in self.causes if share.cause == cause)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data; bytes and ns."""
+        return asdict(self)
+
+
+_PEAK: Final = "peak of reserved"
+_OOM: Final = "out of memory"
+_GROWTH: Final = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
+_MOST_OOMS = 8
+_MOST_HOLES = 20
+_MOST_PINS = 8
+_SMALL_REQUEST = 1 << 20  # blocks of at most this come from the pool of small segments (c10's kSmallSize)
+
+
+def fragmentation(
+    trace: Trace, blocks: Lifetimes, segments: Lifetimes, curve: Timeline, device: int, settings: Settings
+) -> tuple[Fragmentation, ...]:
+    """Return the split at the peak of reserved, then at the last 8 failed allocations; nothing without segments.
+
+    Parameters
+    ----------
+    blocks, segments, curve
+        Of this device.
+    settings
+        How requests were rounded.
+    """
+    if not curve.reserved.max(initial=0):
+        return ()
+    # What a reader put in front of the recording came in no true order: its last record is the first moment.
+    first = max(int(np.searchsorted(curve.index, recorded_from(trace, device))) - 1, 0)
+    peak = int(curve.index[first + np.argmax(curve.reserved[first:])])
+    own = np.flatnonzero(trace.records["device"] == device)
+    after = own[np.searchsorted(own, peak, side="right") :][:1]
+    wanted = None
+    if peak > curve.index[first] - (first == 0) and len(after) and trace.records["kind"][after[0]] == Kind.BLOCK_ALLOC:
+        peak = int(after[0])  # the new memory is for this block: it is not a hole
+        before = np.searchsorted(own, peak) - 1
+        while before >= 0 and trace.records["kind"][own[before]] in _GROWTH:
+            before -= 1
+        wanted = _wanted(trace, peak, int(own[before]) if before >= 0 else -1)
+    found = [fragmentation_at(trace, blocks, segments, device, peak, settings, moment=_PEAK, wanted=wanted)]
+    failed = own[trace.records["kind"][own] == Kind.OOM]
+    for index in failed[-_MOST_OOMS:].tolist():
+        wanted = _wanted(trace, index, index)
+        found.append(fragmentation_at(trace, blocks, segments, device, index, settings, moment=_OOM, wanted=wanted))
+    return tuple(found)
+
+
+def _wanted(trace: Trace, request: int, index: int) -> Wanted:
+    record = trace.records[request]
+    return Wanted(int(record["size"]), int(record["stream"]), int(record["aux1"]), index)
+
+
+def fragmentation_at(
+    trace: Trace,
+    blocks: Lifetimes,
+    segments: Lifetimes,
+    device: int,
+    index: int,
+    settings: Settings,
+    *,
+    moment: str,
+    wanted: Wanted | None,
+) -> Fragmentation:
+    """Return the split of one device's memory right after record `index`; see :func:`fragmentation`."""
+    layout = layout_at(blocks, segments, index)
+    here = layout.segments
+    is_block = layout.block >= 0
+    live = blocks[layout.block[is_block]]
+    held = index < live.freed
+    rounded = _rounded(live.requested, settings)
+    rounded = np.minimum(rounded, live.size)  # never more than the block has, whatever the settings were
+    free = ~is_block
+    size, segment = layout.size[free], layout.segment[free]
+    live_blocks = np.bincount(layout.segment[is_block], minlength=len(here))
+    cause_of_piece = _causes(here, live_blocks, wanted)[segment]
+
+    shares = [
+        _share(Cause.ROUNDING, (rounded - live.requested)[held]),
+        _share(Cause.UNSPLIT, (live.size - rounded)[held]),
+        _share(Cause.PENDING, live.size[~held]),
+        *(_share(cause, size[cause_of_piece == i]) for i, cause in enumerate(_FREE)),
+    ]
+    return Fragmentation(
+        device=device,
+        index=index,
+        time=int(trace.records["time"][index]),
+        moment=moment,
+        reserved=int(here.size.sum()),
+        active=int(live.size.sum()),
+        requested=int(live.requested[held].sum()),
+        wanted=wanted,
+        largest_usable=_largest_usable(layout_at(blocks, segments, wanted.index), wanted) if wanted else 0,
+        causes=tuple(shares),
+        holes=_holes(trace, blocks, layout, live_blocks, cause_of_piece, index),
+    )
+
+
+def _share(cause: Cause, sizes: Ints) -> CauseShare:
+    return CauseShare(cause, int(sizes.sum()), int(np.count_nonzero(sizes)))
+
+
+def _rounded(requested: Ints, settings: Settings) -> Ints:
+    """Return the block size of each request, before any remainder that was not split off."""
+    sizes, inverse = np.unique(requested, return_inverse=True)
+    rounded = np.array([round_size(size, settings) for size in sizes.tolist()], np.int64)
+    result: Ints = rounded[inverse.reshape(-1)]
+    return result
+
+
+_FREE: Final = (Cause.OTHER_POOL, Cause.OTHER_STREAM, Cause.OTHER_SIZE, Cause.HOLE, Cause.WHOLE_SEGMENT)
+
+
+def _causes(here: Lifetimes, live_blocks: Ints, wanted: Wanted | None) -> Ints:
+    """Return for each segment which of `_FREE` its free pieces are."""
+    own = np.where(live_blocks == 0, _FREE.index(Cause.WHOLE_SEGMENT), _FREE.index(Cause.HOLE))
+    if wanted is None:
+        return own
+    elsewhere = [
+        here.pool != wanted.pool,
+        here.stream != wanted.stream,
+        here.small != (wanted.size <= _SMALL_REQUEST),
+    ]
+    return np.select(elsewhere, range(len(elsewhere)), default=own)
+
+
+def _largest_usable(layout: Layout, wanted: Wanted) -> int:
+    here = layout.segments
+    usable = (here.pool == wanted.pool) & (here.stream == wanted.stream)
+    usable &= here.small == (wanted.size <= _SMALL_REQUEST)
+    free = (layout.block < 0) & usable[layout.segment]
+    return int(layout.size[free].max(initial=0))
+
+
+def _holes(
+    trace: Trace, blocks: Lifetimes, layout: Layout, live_blocks: Ints, cause_of_piece: Ints, index: int
+) -> tuple[Hole, ...]:
+    """Return the largest free pieces of segments that have live blocks."""
+    pieces = np.flatnonzero(layout.block < 0)
+    pinned = live_blocks[layout.segment[pieces]] > 0
+    pieces, causes = pieces[pinned], cause_of_piece[pinned]
+    largest = np.argsort(-layout.size[pieces], kind="stable")[:_MOST_HOLES]
+    clock = trace.header.get("time_axis") != "index"
+    labels: dict[tuple[int, int], str] = {}
+
+    def pin(row: int) -> Pin:
+        stack, start = int(blocks.stack[row]), int(blocks.start[row])
+        site = stack, 0 if stack else int(blocks.requested[row])
+        if site not in labels:
+            labels[site] = site_label(trace.stack(stack), site[1])
+        lived = int(trace.records["time"][index] - trace.records["time"][start]) if clock else None
+        return Pin(int(blocks.address[row]), int(blocks.size[row]), stack, labels[site], lived, index - start)
+
+    found = []
+    for piece, cause in zip(pieces[largest].tolist(), causes[largest].tolist(), strict=True):
+        segment = int(layout.segment[piece])
+        first, last = np.searchsorted(layout.segment, [segment, segment + 1])
+        if layout.segments.expandable[segment]:
+            first, last = max(first, piece - 1), min(last, piece + 2)
+        rows = layout.block[first:last]
+        rows = rows[rows >= 0]
+        oldest = rows[np.argsort(blocks.start[rows], kind="stable")][:_MOST_PINS]
+        found.append(
+            Hole(
+                address=int(layout.address[piece]),
+                size=int(layout.size[piece]),
+                cause=_FREE[cause],
+                segment_address=int(layout.segments.address[segment]),
+                segment_size=int(layout.segments.size[segment]),
+                stream=int(layout.segments.stream[segment]),
+                pool=int(layout.segments.pool[segment]),
+                pinned_by=int(live_blocks[segment]),
+                pins=tuple(pin(row) for row in oldest.tolist()),
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,234 @@
+"""What is wrong with a file itself: findings that make its other numbers doubtful."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import numpy as np
+
+from cudatool.analyze.lifetimes import Lifetimes
+from cudatool.analyze.memory import Timeline
+from cudatool.analyze.steps import Confidence
+from cudatool.trace.events import Kind
+from cudatool.trace.model import Trace
+from cudatool.units import format_bytes, format_time
+
+__all__ = ["LintFinding", "Severity", "lint"]
+
+
+class Severity(StrEnum):
+    """What a finding means for the rest of the report."""
+
+    ERROR = "error"
+    """Numbers are wrong."""
+    WARNING = "warning"
+    """Numbers are incomplete."""
+    INFO = "info"
+    """Worth knowing; numbers hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class LintFinding:
+    """Something wrong with a file.
+
+    Attributes
+    ----------
+    rule
+        A name for programs, such as ``"free-without-alloc"``.
+    severity, confidence
+        What it means, and how sure it is.
+    device
+        Whose events, -1 for the whole file.
+    count
+        How often.
+    index
+        The first record that shows it, -1 if none does.
+    message
+        One sentence with the numbers.
+    """
+
+    rule: str
+    severity: Severity
+    confidence: Confidence
+    device: int
+    count: int
+    index: int
+    message: str
+
+
+_LARGEST_CARD: Final = 288 << 30  # more than any single device had when this was written (B300, MI355X)
+
+
+def lint(
+    trace: Trace,
+    blocks: Lifetimes,
+    segments: Lifetimes,
+    curves: Mapping[int, Timeline],
+    *,
+    final_state: Sequence[Mapping[str, Any]] = (),
+    total: Mapping[int, int | None] | None = None,
+) -> tuple[LintFinding, ...]:
+    """Return what is wrong with a trace, errors first.
+
+    Parameters
+    ----------
+    curves
+        The timeline of each device.
+    final_state
+        The segments that a snapshot states, in PyTorch's schema: they must agree with its events.
+    total
+        Bytes of each device's card, where known.
+    """
+    found = [*_incomplete(trace), *_times(trace)]
+    for device, curve in curves.items():
+        own, reserved = blocks.of_device(device), segments.of_device(device)
+        found += _totals(device, curve, (total or {}).get(device))
+        found += _unmatched_frees(trace, own, device)
+        found += _overlaps(trace, own, device, "block", "allocated", (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC))
+        found += _overlaps(trace, reserved, device, "segment", "taken from the driver", (Kind.SEGMENT_ALLOC,))
+        found += _outside_segments(own, reserved, device)
+        found += _final_state(device, curve, [s for s in final_state if int(s.get("device", 0)) == device])
+    order = list(Severity)
+    return tuple(sorted(found, key=lambda finding: (order.index(finding.severity), finding.device)))
+
+
+def _incomplete(trace: Trace) -> Iterator[LintFinding]:
+    """Yield what the reader had to say: a ring that lost its start, a file cut short, no history."""
+    for note in trace.notes:
+        yield LintFinding("incomplete", Severity.WARNING, Confidence.HIGH, -1, 1, -1, note)
+
+
+def _times(trace: Trace) -> Iterator[LintFinding]:
+    if trace.header.get("time_axis") == "index":
+        return
+    for device in np.unique(trace.records["device"]).tolist():
+        index = np.flatnonzero(trace.records["device"] == device)
+        step = np.diff(trace.records["time"][index])
+        back = np.flatnonzero(step < 0)
+        if len(back):
+            most = -int(step.min())
+            # Threads read the clock before they take the allocator's lock: a little is normal.
+            severity = Severity.INFO if most < 10_000_000 else Severity.WARNING
+            message = f"times go backwards {len(back):,} times, by up to {format_time(most)}"
+            first = int(index[back[0] + 1])
+            yield LintFinding("time-goes-backwards", severity, Confidence.HIGH, device, len(back), first, message)
+
+
+def _totals(device: int, curve: Timeline, total: int | None) -> Iterator[LintFinding]:
+    limit, confidence = (total, Confidence.HIGH) if total else (_LARGEST_CARD, Confidence.MEDIUM)
+    for name, column in (("reserved", curve.reserved), ("active", curve.active)):
+        above = np.flatnonzero(column > limit)
+        if len(above):
+            card = "the card" if total else "any card"
+            message = f"{format_bytes(int(column.max()))} {name} is more than {card} has ({format_bytes(limit)})"
+            first = int(curve.index[above[0]])
+            yield LintFinding("impossible-total", Severity.ERROR, confidence, device, len(above), first, message)
+    if len(curve.index) and curve.reserved.any():
+        above = np.flatnonzero(curve.active > curve.reserved)
+        if len(above):
+            most = int((curve.active - curve.reserved).max())
+            message = f"up to {format_bytes(most)} more is active than reserved: segments are missing"
+            first = int(curve.index[above[0]])
+            yield LintFinding(
+                "active-above-reserved", Severity.ERROR, Confidence.HIGH, device, len(above), first, message
+            )
+
+
+def _unmatched_frees(trace: Trace, blocks: Lifetimes, device: int) -> Iterator[LintFinding]:
+    """Find frees that end no block: nothing was allocated there, or it was freed before."""
+    for kinds, ends, what in (
+        ((Kind.BLOCK_FREE_REQUESTED,), blocks.freed, "freed"),
+        ((Kind.BLOCK_FREE_COMPLETED, Kind.MEM_FREE), blocks.end, "given back"),
+    ):
+        frees = np.flatnonzero(np.isin(trace.records["kind"], kinds) & (trace.records["device"] == device))
+        ended = np.zeros(len(trace.records) + 1, np.bool_)  # the last is of what is never freed
+        ended[ends] = True
+        lost = frees[~ended[frees]]
+        if len(lost):
+            message = f"{len(lost):,} blocks are {what} that were not allocated, or were {what} before"
+            yield LintFinding(
+                "free-without-alloc", Severity.ERROR, Confidence.HIGH, device, len(lost), int(lost[0]), message
+            )
+
+
+def _overlaps(
+    trace: Trace, rows: Lifetimes, device: int, what: str, done: str, kinds: Sequence[Kind]
+) -> Iterator[LintFinding]:
+    """Find blocks (or segments) handed out over others that are still there: a free is missing, or it is nonsense."""
+    own = rows[np.isin(trace.records["kind"][rows.start], kinds)]
+    count, first = _count_overlaps(own)
+    # Where one was handed out a second time at the same address, the first was taken to end there.
+    ends = own.end[own.end < len(trace.records)]
+    again = ends[np.isin(trace.records["kind"][ends], kinds)]
+    if len(again):
+        count, first = count + len(again), int(again.min() if first < 0 else min(first, again.min()))
+    if count:
+        message = f"{count:,} {what}s are {done} over others that were not freed"
+        rule = f"overlapping-{what}s"
+        yield LintFinding(rule, Severity.ERROR, Confidence.HIGH, device, count, first, message)
+
+
+def _count_overlaps(rows: Lifetimes) -> tuple[int, int]:
+    """Return how many rows begin where another lives, and the first record where one does."""
+    # Births and deaths by record; at one record, deaths first. What dies when it is born never was.
+    lasting = np.flatnonzero(rows.end > rows.start)
+    index = np.concatenate([rows.end[lasting], rows.start[lasting]])
+    events = np.argsort(index, kind="stable").tolist()
+    address, size = rows.address[lasting].tolist(), rows.size[lasting].tolist()
+    count, first, dead = 0, -1, len(lasting)
+    starts: list[int] = []
+    ends: dict[int, int] = {}
+    for event in events:
+        if event < dead:
+            at = address[event]
+            if ends.get(at) == at + size[event]:
+                del ends[at]
+                del starts[bisect_left(starts, at)]
+            continue
+        at = address[event - dead]
+        stop = at + size[event - dead]
+        place = bisect_right(starts, at)
+        if (place and ends[starts[place - 1]] > at) or (place < len(starts) and starts[place] < stop):
+            count += 1
+            first = int(index[event]) if first < 0 else first
+            continue
+        starts.insert(place, at)
+        ends[at] = stop
+    return count, first
+
+
+def _outside_segments(blocks: Lifetimes, segments: Lifetimes, device: int) -> Iterator[LintFinding]:
+    """Find blocks that lie in no address range that was ever reserved (where segments were recorded at all)."""
+    if not len(segments) or not len(blocks):
+        return
+    order = np.argsort(segments.address, kind="stable")
+    begin, end = segments.address[order], np.maximum.accumulate((segments.address + segments.size)[order])
+    gap = np.append(True, begin[1:] > end[:-1])  # ranges that touch are one, whenever they were reserved
+    begin, end = begin[gap], end[np.append(gap[1:], True)]
+    owner = np.searchsorted(begin, blocks.address, side="right") - 1
+    lost = np.flatnonzero((owner < 0) | (blocks.address + blocks.size > end[owner]))
+    if len(lost):
+        message = f"{len(lost):,} blocks lie in memory that was never reserved, or reach beyond it"
+        first = int(blocks.start[lost[0]])
+        yield LintFinding("block-outside-segments", Severity.ERROR, Confidence.HIGH, device, len(lost), first, message)
+
+
+def _final_state(device: int, curve: Timeline, stated: Sequence[Mapping[str, Any]]) -> Iterator[LintFinding]:
+    """Compare a snapshot's segments with their own blocks, and with what its events lead to."""
+    if not stated:
+        return
+    wrong = sum(1 for s in stated if sum(b["size"] for b in s["blocks"]) != s["total_size"])
+    if wrong:
+        message = f"the blocks of {wrong:,} of {len(stated):,} segments do not add up to the segment's size"
+        yield LintFinding("segment-sum", Severity.ERROR, Confidence.HIGH, device, wrong, -1, message)
+    active = sum(b["size"] for s in stated for b in s["blocks"] if b["state"] != "inactive")
+    reserved = sum(s["total_size"] for s in stated)
+    for name, state, events in (("reserved", reserved, curve.reserved), ("active", active, curve.active)):
+        now = int(events[-1]) if len(events) else 0
+        if state != now:
+            message = f"{format_bytes(state)} {name} in the final state, but the events lead to {format_bytes(now)}"
+            yield LintFinding("state-differs-from-events", Severity.WARNING, Confidence.MEDIUM, device, 1, -1, message)

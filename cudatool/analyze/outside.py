@@ -1,0 +1,140 @@
+"""The part of a card's memory that the allocator does not know of: contexts, libraries, other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from cudatool.analyze.lifetimes import Lifetimes
+from cudatool.analyze.memory import Timeline
+from cudatool.trace.events import Kind
+from cudatool.trace.model import Trace
+
+__all__ = ["CardUse", "FreeReading", "Outside", "card_use", "outside"]
+
+
+@dataclass(frozen=True, slots=True)
+class FreeReading:
+    """What the driver said was free at one record, beside what the allocator had reserved.
+
+    Attributes
+    ----------
+    index, time
+        The record (a failed allocation), and its time in ns.
+    free, reserved
+        Bytes.
+    outside
+        Bytes of the card that are neither free nor reserved; None where the card's size is not known.
+    """
+
+    index: int
+    time: int
+    free: int
+    reserved: int
+    outside: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What a trace tells about memory beside the allocator.
+
+    Attributes
+    ----------
+    total
+        Bytes of the card, None where neither the trace nor the caller knows.
+    taken_by_program, taken_peak
+        Bytes that the program took from the driver itself, at the peak of active bytes and at most. They count as
+        reserved.
+    readings
+        One for each failed allocation: only then the allocator asks the driver and says so.
+    """
+
+    total: int | None
+    taken_by_program: int
+    taken_peak: int
+    readings: tuple[FreeReading, ...]
+
+
+def outside(
+    trace: Trace, segments: Lifetimes, curve: Timeline, device: int, index: int, total: int | None = None
+) -> Outside:
+    """Return what the trace tells about memory beside the allocator.
+
+    Parameters
+    ----------
+    segments, curve
+        Of this device.
+    index
+        The record of the peak.
+    total
+        Bytes of the card, where the caller knows; else what the trace's header says under ``total_memory``.
+    """
+    if total is None:
+        total = _stated_total(trace.header.get("total_memory"), device)
+    taken = segments[trace.records["kind"][segments.start] == Kind.MEM_ALLOC]
+    readings = []
+    failed = np.flatnonzero((trace.records["kind"] == Kind.OOM) & (trace.records["device"] == device))
+    for i in failed.tolist():
+        row = int(np.searchsorted(curve.index, i, side="right")) - 1
+        free, reserved = int(trace.records["aux0"][i]), int(curve.reserved[row]) if row >= 0 else 0
+        beyond = None if total is None else total - free - reserved
+        readings.append(FreeReading(i, int(trace.records["time"][i]), free, reserved, beyond))
+    delta = np.concatenate([-taken.size, taken.size])
+    order = np.argsort(np.concatenate([taken.end, taken.start]), kind="stable")
+    most = int(np.cumsum(delta[order]).max(initial=0))
+    return Outside(total, int(taken.at(index).size.sum()), most, tuple(readings))
+
+
+def _stated_total(stated: object, device: int) -> int | None:
+    if isinstance(stated, int):
+        return stated
+    if isinstance(stated, list) and 0 <= device < len(stated) and isinstance(stated[device], int):
+        return int(stated[device])
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class CardUse:
+    """A card's used memory, split up; all in bytes.
+
+    ``used == allocator + beside_allocator + other_processes + unexplained``.
+
+    Attributes
+    ----------
+    used
+        What the driver says is not free.
+    allocator
+        Reserved by the caching allocator of the process in question.
+    beside_allocator
+        What the driver charges to that process beyond it: its context, its kernels, libraries.
+    other_processes
+        What the driver charges to all others.
+    unexplained
+        Charged to nobody that the driver tells of: its own use, and processes it does not show.
+    """
+
+    used: int
+    allocator: int
+    beside_allocator: int
+    other_processes: int
+    unexplained: int
+
+
+def card_use(used: int, by_process: Mapping[int, int], process: int, reserved: int) -> CardUse:
+    """Split a card's use.
+
+    Parameters
+    ----------
+    used
+        Bytes of the card that are not free.
+    by_process
+        Bytes that the driver charges to each process, by its id.
+    process, reserved
+        The process in question, and what its allocator has reserved. Where the driver does not tell of it, nothing
+        is beside its allocator.
+    """
+    others = sum(size for pid, size in by_process.items() if pid != process)
+    own = by_process.get(process, reserved)
+    return CardUse(used, reserved, own - reserved, others, used - own - others)

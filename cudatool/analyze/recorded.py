@@ -1,0 +1,52 @@
+"""The allocator settings that were in force when something was recorded, as far as its file says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from cudatool.errors import ConfigError
+from cudatool.memory.settings import UNLIMITED, Settings
+from cudatool.trace.model import Trace
+
+__all__ = ["recorded_settings"]
+
+_SIZE_CLASSES = 16
+
+
+def recorded_settings(trace: Trace) -> tuple[Settings, str]:
+    """Return the settings of a recording, and a sentence that says where they come from.
+
+    PyTorch writes them into a snapshot, except for what a program sets later; our own traces have them in the header.
+    """
+    stated: Mapping[str, Any] = getattr(trace, "settings", None) or {}
+    conf = stated.get("PYTORCH_CUDA_ALLOC_CONF", trace.header.get("allocator_conf"))
+    if not stated and conf is None and "device_kind" in trace.header:
+        return Settings(), "no settings were given to the recorded program"
+    if not stated and conf is None:
+        return Settings(), "the file does not say which settings were in force: PyTorch's defaults are assumed"
+    try:
+        settings = Settings.parse(str(conf or ""))
+        where = "settings as the file states them"
+    except ConfigError as error:
+        settings = Settings()
+        where = f"the file's settings cannot be read ({error}): PyTorch's defaults are assumed"
+    if stated:
+        limit = stated.get("max_split_size", -1)
+        settings = replace(
+            settings,
+            max_split_size=limit if isinstance(limit, int) and limit > 0 else UNLIMITED,
+            garbage_collection_threshold=float(stated.get("garbage_collection_threshold") or 0.0),
+            expandable_segments=bool(stated.get("expandable_segments", settings.expandable_segments)),
+            roundup_power2_divisions=_divisions(stated.get("roundup_power2_divisions") or {}),
+        )
+    return settings, where
+
+
+def _divisions(by_size: Mapping[Any, Any]) -> tuple[int, ...]:
+    """Return the divisions by size class; a snapshot has them by the size in MiB where the class begins."""
+    table = [0] * _SIZE_CLASSES
+    for mebibytes, divisions in by_size.items():
+        table[min(max(int(mebibytes).bit_length() - 1, 0), _SIZE_CLASSES - 1)] = int(divisions)
+    return tuple(table)

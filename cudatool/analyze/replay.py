@@ -1,0 +1,556 @@
+"""Recorded requests through our own allocator, and how what it does differs from what was recorded.
+
+Each decision is compared by itself. Where the allocator decides differently, it is put into the recorded state before
+it goes on (as far as that is possible), so that one difference does not make everything after it differ. A recording
+is reproduced exactly if there is no difference at all.
+
+A recording that begins in mid-program starts from what can be told of the state at that time. Only one thing about it
+is open: whether a large block hides a rest that was too small to be split off. That shows where the next block behind
+it is allocated; where none is, it may show in a block that is too small for a request that should have fit. Then the
+rest is assumed to be what is missing, and the replay starts again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from cudatool.analyze.requests import Call, Change, Requests, Verb, requests
+from cudatool.errors import OutOfMemoryError
+from cudatool.memory.blocks import FREE, MIN_BLOCK_SIZE, SMALL_LIMIT, Block, PoolId, round_size
+from cudatool.memory.journal import Journal
+from cudatool.memory.policy import DEFAULT_POOL, Policy
+from cudatool.memory.settings import Settings
+from cudatool.memory.snapshot import segment as segment_info
+from cudatool.trace.events import Kind
+from cudatool.trace.model import Trace
+
+__all__ = ["Check", "Divergence", "check", "pool_ids"]
+
+_ADDRESS_SPACE = 1 << 46  # for expandable segments where the size of the card is not known
+_FIRST_MADE_UP = 1 << 60  # addresses of segments that the recording does not have
+_MOST_RESTARTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first decision that differs: of the call at `event`, an index into the trace's records."""
+
+    event: int
+    what: str
+    size: int
+    expected: str
+    actual: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """How one device's recording compares.
+
+    Attributes
+    ----------
+    allocs, exact
+        Allocations, and how many were given the recorded address.
+    segments, segments_exact
+        Segments allocated or freed and runs of pages mapped or unmapped, and how many so at the same point.
+    final_blocks, final_blocks_differ
+        Blocks at the end, and how many differ in address, size, requested size or state; where it is recorded.
+    reserved_peak_bytes, active_peak_bytes
+        The most at a time, in the replay.
+    first_divergence
+        None if there is none.
+    initial_state
+        ``"empty"``, ``"inferred"``, or ``"ambiguous"`` if something about it had to be guessed.
+    stats_differ
+        Counters with recorded and actual value, where statistics were given to compare with.
+    notes
+        What was inferred, one sentence each.
+    """
+
+    device: int
+    allocs: int
+    exact: int
+    segments: int
+    segments_exact: int
+    final_blocks: int
+    final_blocks_differ: int
+    reserved_peak_bytes: int
+    active_peak_bytes: int
+    first_divergence: Divergence | None
+    initial_state: str
+    stats_differ: dict[str, tuple[int, int]]
+    notes: tuple[str, ...]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether there is no difference."""
+        same = self.allocs == self.exact and self.segments == self.segments_exact
+        return same and not self.final_blocks_differ and not self.stats_differ and self.first_divergence is None
+
+
+def pool_ids(trace: Trace) -> Callable[[int], PoolId]:
+    """Return what turns the number of a pool in a trace's records into its id."""
+    from cudatool.trace.events import unpack_pool
+
+    pools = [(int(first), int(second)) for first, second in trace.header.get("pools", ())]
+    return lambda number: pools[number] if number < len(pools) else unpack_pool(number)
+
+
+def check(
+    trace: Trace,
+    device: int,
+    settings: Settings,
+    *,
+    total_memory: int | None = None,
+    final: list[dict[str, Any]] | None = None,
+    stats: Mapping[str, int] | None = None,
+) -> Check:
+    """Replay what was recorded on one device, and compare.
+
+    Parameters
+    ----------
+    settings
+        Those that were in force.
+    total_memory
+        The device's memory in bytes, of which the settings' memory fraction is a part.
+    final
+        Segments with their blocks at the end, in PyTorch's schema; all devices'.
+    stats
+        Counters at the end under the names of ``torch.cuda.memory_stats``. Only a recording that begins with the
+        program can agree with them.
+    """
+    asked = requests(trace, device, settings, total_memory)
+    tails = _visible_tails(asked)
+    guessed = False
+    for _ in range(_MOST_RESTARTS):
+        replay = _Replay(asked, settings, pool_ids(trace), total_memory or _ADDRESS_SPACE, tails)
+        guess = replay.run()
+        if guess is None:
+            break
+        tails.update(guess)
+        guessed = True
+    differ, blocks = replay.compare_final(final)
+    return Check(
+        device=device,
+        allocs=replay.allocs,
+        exact=replay.exact,
+        segments=replay.changes,
+        segments_exact=replay.changes_exact,
+        final_blocks=blocks,
+        final_blocks_differ=differ,
+        reserved_peak_bytes=replay.policy.statistics.all.reserved_bytes.peak,
+        active_peak_bytes=replay.policy.statistics.all.active_bytes().peak,
+        first_divergence=replay.first,
+        initial_state="empty" if not asked.prior_memory else "ambiguous" if guessed or replay.first else "inferred",
+        stats_differ=_compare_stats(replay.policy.statistics.as_dict(), stats or {}),
+        notes=tuple(_notes(asked, tails, guessed)),
+    )
+
+
+def _visible_tails(asked: Requests) -> dict[int, int]:
+    """Return what the blocks that were there before hide behind their end, where a later allocation shows it.
+
+    A block is allocated at the front of a free one. So where the first block behind another does not begin at once,
+    although nothing lies between, what lies between belongs to the other. It is no more than was too little to split.
+    """
+    starts: list[int] = []
+    ends: dict[int, int] = {}
+    block_at: dict[int, int] = {}
+    for call, size in zip(asked.prior_blocks, asked.prior_sizes, strict=True):
+        insort(starts, call.address)
+        ends[call.address], block_at[call.address] = call.address + size, call.block
+    tails: dict[int, int] = {}
+    large = {
+        call.address for call, size in zip(asked.prior_blocks, asked.prior_sizes, strict=True) if size > SMALL_LIMIT
+    }
+    seen: set[int] = set()
+    gone: set[int] = set()
+    for call in asked.calls:
+        if call.verb is Verb.MALLOC:
+            before = bisect_right(starts, call.address) - 1
+            if before < 0:
+                continue
+            start = starts[before]
+            gap = call.address - ends[start]
+            if start in large and start not in gone and start not in seen and 0 <= gap <= SMALL_LIMIT:
+                seen.add(start)
+                if gap:
+                    tails[block_at[start]] = gap
+        elif call.verb in (Verb.FREE, Verb.FREE_LATER):
+            gone.add(call.address)
+    return tails
+
+
+def _compare_stats(actual: Mapping[str, int], recorded: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    # An empty_cache that finds nothing to release leaves no event, so not every call is known.
+    return {
+        name: (value, actual[name])
+        for name, value in recorded.items()
+        if name in actual and value != actual[name] and name != "num_sync_all_streams"
+    }
+
+
+def _notes(asked: Requests, tails: Mapping[int, int], guessed: bool) -> Iterator[str]:
+    if asked.prior_memory:
+        yield f"the recording begins with {len(asked.prior_blocks)} blocks in use"
+    if tails:
+        yield f"{len(tails)} of them are taken to be larger than was asked for" + (
+            ", some by a guess" if guessed else ""
+        )
+    if asked.unmatched:
+        yield f"{asked.unmatched} frees of blocks that were never allocated are left out"
+
+
+class _Script:
+    """Hands out the recorded memory, and lets events pass when the recording says so: a segment provider.
+
+    A block that was freed late stands in a recording without the streams that used it. Each gets a stream of its own.
+    """
+
+    def __init__(self, total_memory: int) -> None:
+        self.total_memory = total_memory
+        self.expected: deque[Change] = deque()
+        self.passed: set[int] = set()
+        self.exact = 0
+        self.wrong: list[str] = []
+        self.fails = False  # whether the call under way got no memory
+        self._next = _FIRST_MADE_UP
+
+    def allocate(self, size: int, stream: int) -> int:
+        return self._gain(Kind.SEGMENT_ALLOC, size, stream)
+
+    def free(self, address: int) -> None:
+        self._release(Kind.SEGMENT_FREE, address, 0)
+
+    def reserve(self, size: int, stream: int) -> int:
+        for change in self.expected:
+            if change.kind is Kind.SEGMENT_MAP and change.stream == stream:
+                return change.address
+        return self._made_up(size)
+
+    def unreserve(self, address: int, size: int) -> None:
+        pass
+
+    def map(self, address: int, size: int, page_size: int) -> None:
+        change = self.expected[0] if self.expected else None
+        if change is not None and change.kind in (Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP):
+            raise OutOfMemoryError("the recording had to release memory first")
+        if change is not None and change[:3] == (Kind.SEGMENT_MAP, address, size):
+            self.expected.popleft()
+            self.exact += 1
+        elif self.fails:
+            raise OutOfMemoryError("the recording got no memory")
+        else:
+            self.wrong.append(f"{size} bytes mapped at {address:#x}")
+
+    def unmap(self, address: int, size: int, page_size: int) -> None:
+        self._release(Kind.SEGMENT_UNMAP, address, size)
+
+    def record_event(self, stream: int) -> int:
+        return stream
+
+    def event_passed(self, token: int) -> bool:
+        return token in self.passed
+
+    def synchronize_event(self, token: int) -> None:
+        if token not in self.passed:
+            self.wrong.append("a block was waited for that the recording kept in use")
+
+    def memory_info(self) -> tuple[int, int]:
+        return 0, self.total_memory
+
+    def is_made_up(self, address: int) -> bool:
+        return address >= _FIRST_MADE_UP
+
+    def _gain(self, kind: Kind, size: int, stream: int) -> int:
+        change = self.expected[0] if self.expected else None
+        if change is not None and change.kind in (Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP):
+            raise OutOfMemoryError("the recording had to release memory first")
+        if change is not None and (change.kind, change.size, change.stream) == (kind, size, stream):
+            self.expected.popleft()
+            self.exact += 1
+            return change.address
+        if self.fails:
+            raise OutOfMemoryError("the recording got no memory")
+        self.wrong.append(f"a segment of {size} bytes allocated")
+        return self._made_up(size)
+
+    def _release(self, kind: Kind, address: int, size: int) -> None:
+        for index, change in enumerate(self.expected):
+            if change.kind is kind and change.address == address and size in (0, change.size):
+                del self.expected[index]
+                self.exact += index == 0
+                if index:
+                    self.wrong.append(f"memory at {address:#x} released out of turn")
+                return
+        if not self.is_made_up(address):
+            self.wrong.append(f"memory at {address:#x} released")
+
+    def _made_up(self, size: int) -> int:
+        address, self._next = self._next, self._next + size
+        return address
+
+
+class _Replay:
+    """One pass through the calls."""
+
+    def __init__(
+        self,
+        asked: Requests,
+        settings: Settings,
+        pool_id: Callable[[int], PoolId],
+        total_memory: int,
+        tails: Mapping[int, int],
+    ) -> None:
+        self.asked = asked
+        self.settings = settings
+        self.pool_id = pool_id
+        self.script = _Script(total_memory)
+        self.policy = Policy(
+            self.script,
+            device=asked.device,
+            settings=settings,
+            journal=Journal(asked.device, None),
+            total_memory=total_memory,
+            outside=nullcontext,
+        )
+        self.allocs = self.exact = self.changes = self.changes_exact = 0
+        self.first: Divergence | None = None
+        self._tails = tails
+        self._address: dict[int, int] = {}  # of each block in use
+        self._prior_at: dict[int, int] = {}  # end of a prior block in use -> its number
+        self._guess: dict[int, int] | None = None
+        self._pools: set[PoolId] = set()
+
+    def run(self) -> dict[int, int] | None:
+        """Replay everything; return a better guess of prior blocks' tails if there is one, and stop."""
+        if self.asked.prior_memory:
+            self._set_up()
+        for call in self.asked.calls:
+            self._begin(call)
+            if call.verb is Verb.MALLOC:
+                self._malloc(call)
+            elif call.verb is Verb.FREE:
+                self.policy.free(self._address.pop(call.block))
+            elif call.verb is Verb.FREE_LATER:
+                address = self._address.pop(call.block)
+                self.policy.record_stream(address, _own_stream(call.block))
+                self.policy.free(address)
+            elif call.verb is Verb.EMPTY_CACHE:
+                self._empty_cache(call)
+            else:
+                self._failed_malloc(call)
+            if self._guess is not None:
+                return self._guess
+            self._end(call)
+        return None
+
+    def _set_up(self) -> None:
+        """Bring about the state that the recording began with."""
+        pages: dict[tuple[PoolId, bool, int], list[Change]] = {}
+        free: list[Block] = []
+        for change in self.asked.prior_memory:
+            pool = self.policy.pool_for(self._pool(change.pool), is_small=change.is_small)
+            if change.kind is Kind.SEGMENT_ALLOC:
+                free.append(self.policy.segments.adopt(pool, change.address, change.size, change.stream))
+            else:
+                pages.setdefault((pool.id, pool.is_small, change.stream), []).append(change)
+        for (id, is_small, stream), runs in pages.items():
+            pool = self.policy.pool_for(id, is_small=is_small)
+            start = min(change.address for change in runs)
+            self.policy.segments.adopt_range(pool, start, self.script.total_memory * 9 // 8, stream)
+            for change in sorted(runs, key=lambda change: change.address):
+                block = self.policy.segments.adopt_pages(pool, change.address, change.size, stream)
+                if block is not None and block not in free:
+                    free.append(block)
+        free.sort(key=lambda block: block.address)
+        starts = [block.address for block in free]
+        live: dict[int, list[tuple[int, int, int]]] = {}
+        for call, size in zip(self.asked.prior_blocks, self.asked.prior_sizes, strict=True):
+            home = bisect_right(starts, call.address) - 1
+            if home < 0 or call.address + size > starts[home] + free[home].size:
+                continue  # a file that contradicts itself
+            size += self._tails.get(call.block, 0)
+            live.setdefault(home, []).append((call.address, size, call.size))
+            self._address[call.block] = call.address
+            self._prior_at[call.address + size] = call.block
+        for home, blocks in live.items():
+            self.policy.carve(free[home], sorted(blocks))
+        for number in self.asked.prior_pending:
+            address = self._address.pop(number, None)
+            if address is not None:
+                self.policy.record_stream(address, _own_stream(number))
+                self.policy.free(address)
+        self.policy.statistics.reset_peak()
+        self.policy.statistics.reset_accumulated()
+
+    # One call.
+
+    def _begin(self, call: Call) -> None:
+        self.script.expected = deque(call.changes)
+        self.script.passed = {_own_stream(block) for block in call.done}
+        self.script.exact = 0
+        self.script.wrong = []
+        self.script.fails = call.verb is Verb.FAILED_MALLOC
+        if call.done:
+            self.policy.free_passed_blocks()
+
+    def _end(self, call: Call) -> None:
+        self.changes += len(call.changes)
+        self.changes_exact += self.script.exact
+        if self.script.wrong:
+            self._diverge(call, "recorded: nothing of that kind", self.script.wrong[0])
+        elif self.script.expected:
+            left = self.script.expected[0]
+            self._diverge(call, f"{left.kind.name} of {left.size} bytes at {left.address:#x}", "nothing")
+        if self.script.expected:
+            self._enforce()
+
+    def _malloc(self, call: Call) -> None:
+        self.allocs += 1
+        if call.changes and call.changes[0].kind in (Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP) and self._fits(call):
+            # The allocator had no reason to release anything: the program emptied the cache.
+            self._empty_cache(call)
+        try:
+            actual = self._allocate(call)
+        except OutOfMemoryError:
+            actual = 0
+        if actual == call.address:
+            self.exact += 1
+            self._address[call.block] = actual
+            return
+        if self._can_guess(call, actual):
+            return
+        self._diverge(call, f"{call.address:#x}", f"{actual:#x}" if actual else "out of memory")
+        if actual:
+            self._give_back(actual)
+        self._enforce()
+        if self.policy.allocate_at(call.address, round_size(call.size, self.settings), call.size):
+            self._address[call.block] = call.address
+        else:
+            self._address[call.block] = self._allocate(call)
+
+    def _allocate(self, call: Call) -> int:
+        id = self._pool(call.pool)
+        if id == DEFAULT_POOL:
+            return self.policy.malloc(call.size, call.stream)
+        self.policy.begin_allocate_to_pool(id, lambda stream: True)
+        try:
+            return self.policy.malloc(call.size, call.stream)
+        finally:
+            self.policy.end_allocate_to_pool(id)
+            self.policy.release_pool(id)
+
+    def _failed_malloc(self, call: Call) -> None:
+        try:
+            address = self._allocate(call)
+        except OutOfMemoryError:
+            return
+        self._diverge(call, "out of memory", f"{address:#x}")
+        self._give_back(address)
+
+    def _empty_cache(self, call: Call) -> None:
+        if not call.changes:
+            return  # blocks became free, as they do whenever the allocator looks
+        pools = {self._pool(change.pool) for change in call.changes}
+        for id in pools - {DEFAULT_POOL}:
+            if self.policy.private_pool(id).use_count:
+                self.policy.release_pool(id)
+                self._pools.discard(id)
+        if len(pools) == 1 and DEFAULT_POOL not in pools:
+            (only,) = pools
+            # A pool that goes away empties its own cache; torch.cuda.empty_cache() empties the default one too.
+            self.policy.release_cached(only if self._default_has_free_segments() else DEFAULT_POOL)
+        else:
+            self.policy.release_cached(DEFAULT_POOL)
+
+    def _fits(self, call: Call) -> bool:
+        size = round_size(call.size, self.settings)
+        pool = self.policy.pool_for(self._pool(call.pool), is_small=size <= SMALL_LIMIT)
+        return pool.smallest(size, call.stream) is not None
+
+    def _default_has_free_segments(self) -> bool:
+        pools = [self.policy.pool_for(DEFAULT_POOL, is_small=is_small) for is_small in (True, False)]
+        return any(pool.whole_segments() for pool in pools)
+
+    # Where it differs.
+
+    def _diverge(self, call: Call, expected: str, actual: str) -> None:
+        if self.first is None:
+            self.first = Divergence(call.event, call.verb.name.lower(), call.size, expected, actual)
+
+    def _can_guess(self, call: Call, actual: int) -> bool:
+        """Explain an allocation behind a prior block by a rest that this block hides."""
+        prior = self._prior_at.get(actual)
+        if self.first is not None or prior is None or prior not in self._address or prior in self._tails:
+            return False
+        block = self.policy.block_in_use(actual)
+        after = block.next
+        room = block.size + (after.size if after is not None and after.state is FREE else 0)
+        missing = room - round_size(call.size, self.settings) + MIN_BLOCK_SIZE
+        if block.pool.is_small or block.pool.expandable or missing > SMALL_LIMIT:
+            return False
+        self._guess = {prior: missing}
+        return True
+
+    def _give_back(self, address: int) -> None:
+        block = self.policy.block_in_use(address)
+        self.policy.free(address)
+        if self.script.is_made_up(block.address) and block.previous is None and block.next is None:
+            self.policy.segments.release(block)
+
+    def _enforce(self) -> None:
+        """Do what the recording did and the allocator did not."""
+        while self.script.expected:
+            change = self.script.expected.popleft()
+            pool = self.policy.pool_for(self._pool(change.pool), is_small=change.is_small)
+            if change.kind is Kind.SEGMENT_ALLOC:
+                self.policy.segments.adopt(pool, change.address, change.size, change.stream)
+            elif change.kind is Kind.SEGMENT_MAP:
+                self.script.expected.appendleft(change)  # the provider takes it off
+                if self.policy.segments.adopt_pages(pool, change.address, change.size, change.stream) is None:
+                    self.script.expected.popleft()
+                self.script.exact = 0
+            else:
+                for block in pool.whole_segments():
+                    if block.address == change.address:
+                        self.script.expected.appendleft(change)
+                        self.policy.segments.release(block)
+                        self.script.exact -= 1
+
+    def _pool(self, number: int) -> PoolId:
+        id = self.pool_id(number)
+        if id != DEFAULT_POOL and id not in self._pools:
+            self.policy.use_pool(id)
+            self._pools.add(id)
+        return id
+
+    def compare_final(self, final: list[dict[str, Any]] | None) -> tuple[int, int]:
+        """Return how many blocks differ from the recorded ones at the end, and how many there are."""
+        if final is None:
+            return 0, 0
+        segments = self.policy.segments
+        ours = {
+            (block["address"], block["size"], block["requested_size"], block["state"])
+            for head in segments.heads()
+            for block in segment_info(head, self.asked.device, 0, None)["blocks"]
+        }
+        recorded = [
+            (block["address"], block["size"], block.get("requested_size", block["size"]), block["state"])
+            for segment in final
+            if segment.get("device", 0) == self.asked.device
+            for block in segment["blocks"]
+        ]
+        if self.asked.prior_memory:
+            # What a free block was last asked for was said before the recording began.
+            ours = {(a, size, 0 if state == "inactive" else asked, state) for a, size, asked, state in ours}
+            recorded = [(a, size, 0 if state == "inactive" else asked, state) for a, size, asked, state in recorded]
+        return sum(block not in ours for block in recorded), len(recorded)
+
+
+def _own_stream(block: int) -> int:
+    return -1 - block

@@ -1,0 +1,224 @@
+"""What a program asked of its allocator, told apart from what the allocator did about it.
+
+A recording holds both in one sequence. A call's own events follow each other, because they are recorded under the
+allocator's lock::
+
+    malloc       free_completed*, releases*, gains*, alloc          (or oom in place of alloc)
+    free         free_requested, and free_completed at once if no other stream uses the block
+    empty_cache  free_completed*, releases*
+
+Gains are segments allocated and pages mapped, releases are segments freed and pages unmapped. Where releases stand
+before an ``alloc``, the allocator may have made room for it, or the program may have emptied the cache before. It is
+taken to have made room if a setting asks for that, or if there may have been no memory for the new segment: if what was
+reserved and the new segment together are more than was ever reserved, and more than half of what may be reserved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from cudatool.memory.settings import UNLIMITED, Settings
+from cudatool.trace.events import Kind
+from cudatool.trace.model import Trace
+
+__all__ = ["Call", "Change", "Requests", "Verb", "requests"]
+
+_GAINS = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
+_RELEASES = (Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP)
+_SMALL_CARD = 4 << 30  # a card of unknown size has more
+_KINDS = (
+    Kind.BLOCK_ALLOC,
+    Kind.BLOCK_FREE_REQUESTED,
+    Kind.BLOCK_FREE_COMPLETED,
+    Kind.OOM,
+    *_GAINS,
+    *_RELEASES,
+)
+
+
+class Verb(IntEnum):
+    """What the program called."""
+
+    MALLOC = 1
+    FAILED_MALLOC = 2
+    """One that raised an out-of-memory error."""
+    FREE = 3
+    FREE_LATER = 4
+    """A free of a block that another stream was using."""
+    EMPTY_CACHE = 5
+
+
+class Change(NamedTuple):
+    """Memory that the allocator got from the driver or gave back to it."""
+
+    kind: Kind
+    address: int
+    size: int
+    stream: int
+    pool: int
+    is_small: bool
+
+
+class Call(NamedTuple):
+    """One call to the allocator.
+
+    Attributes
+    ----------
+    block
+        Number of the block that is allocated or freed; blocks are numbered in the order of their allocation.
+    done
+        Numbers of the pending blocks that became free at its beginning.
+    changes
+        What the allocator did in it, in order.
+    event
+        Index of the event that names the call, in the trace's records.
+    """
+
+    verb: Verb
+    block: int
+    size: int
+    stream: int
+    pool: int
+    address: int
+    done: tuple[int, ...]
+    changes: tuple[Change, ...]
+    event: int
+
+
+@dataclass
+class Requests:
+    """The calls on one device.
+
+    Attributes
+    ----------
+    prior_memory
+        Segments and pages that were there before the recording began.
+    prior_blocks
+        Blocks that were in use then: of each the call that would have allocated it.
+    prior_sizes
+        Their sizes in bytes, of the whole block.
+    prior_pending
+        Numbers of those of them that had been freed, but were still in use by another stream.
+    peak_reserved
+        The most bytes that were reserved at a time, according to the events.
+    unmatched
+        Frees of blocks that were never allocated; they are left out.
+    """
+
+    device: int
+    calls: list[Call] = field(default_factory=list)
+    prior_memory: list[Change] = field(default_factory=list)
+    prior_blocks: list[Call] = field(default_factory=list)
+    prior_sizes: list[int] = field(default_factory=list)
+    prior_pending: list[int] = field(default_factory=list)
+    blocks: int = 0
+    peak_reserved: int = 0
+    unmatched: int = 0
+
+
+def requests(trace: Trace, device: int, settings: Settings, total_memory: int | None = None) -> Requests:
+    """Return what the program asked of the allocator of one device.
+
+    Parameters
+    ----------
+    settings
+        Those that were in force, which explain why memory was released.
+    total_memory
+        Bytes of the card, if known.
+    """
+    records = trace.records
+    index = np.flatnonzero((records["device"] == device) & np.isin(records["kind"], [int(kind) for kind in _KINDS]))
+    prior_events = int(trace.header.get("prior_records", {}).get(device, 0))
+    kind, address, size, stream, aux0, pool, flags = (
+        records[name][index].tolist() for name in ("kind", "address", "size", "stream", "aux0", "aux1", "flags")
+    )
+    # Streams by their handles: in their order the allocator goes through what it releases.
+    created = trace.of_kind(Kind.STREAM_CREATE)
+    handles = dict(zip(created["stream"].tolist(), created["address"].tolist(), strict=True))
+    stream = [handles.get(number, number) for number in stream]
+    events = list(zip(index.tolist(), kind, address, size, stream, aux0, pool, flags, strict=True))
+    found = Requests(device, peak_reserved=_peak_reserved(trace, device))
+    allowed = settings.per_process_memory_fraction or 1.0
+    enough = max(found.peak_reserved, int(allowed * total_memory) // 2 if total_memory else _SMALL_CARD)
+    makes_room = settings.max_split_size != UNLIMITED or settings.garbage_collection_threshold > 0
+    live: dict[int, int] = {}  # address -> number of the block
+    pending: dict[int, int] = {}
+    reserved = 0
+    done: list[int] = []
+    changes: list[Change] = []
+
+    def call(
+        verb: Verb, event: int, block: int = -1, size: int = 0, stream: int = 0, pool: int = 0, at: int = 0
+    ) -> None:
+        found.calls.append(Call(verb, block, size, stream, pool, at, tuple(done), tuple(changes), event))
+        done.clear()
+        changes.clear()
+
+    def empty_cache(event: int) -> None:
+        call(Verb.EMPTY_CACHE, event)
+
+    for event, kind, address, size, stream, aux0, pool, flags in events[:prior_events]:
+        if kind == Kind.BLOCK_ALLOC:
+            live[address] = found.blocks
+            prior = Call(Verb.MALLOC, found.blocks, aux0, stream, pool, address, (), (), event)
+            found.prior_blocks.append(prior)
+            found.prior_sizes.append(size)
+            found.blocks += 1
+        elif kind == Kind.BLOCK_FREE_REQUESTED:
+            pending[address] = live.pop(address)
+            found.prior_pending.append(pending[address])
+        else:
+            found.prior_memory.append(Change(Kind(kind), address, size, stream, pool, bool(flags & 1)))
+            reserved += size
+    for position in range(prior_events, len(events)):
+        event, kind, address, size, stream, aux0, pool, flags = events[position]
+        if kind == Kind.BLOCK_ALLOC or kind == Kind.OOM:
+            releases = sum(change.kind in _RELEASES for change in changes)
+            if releases and kind == Kind.BLOCK_ALLOC and not makes_room:
+                gained = sum(change.size for change in changes if change.kind in _GAINS)
+                released = sum(change.size for change in changes if change.kind in _RELEASES)
+                if reserved + released <= enough or not gained:
+                    last = max(i for i, change in enumerate(changes) if change.kind in _RELEASES)
+                    later, changes[:] = changes[last + 1 :], changes[: last + 1]
+                    empty_cache(event)
+                    changes[:] = later
+            if kind == Kind.OOM:
+                call(Verb.FAILED_MALLOC, event, size=size, stream=stream, pool=pool)
+            else:
+                live[address] = found.blocks
+                call(Verb.MALLOC, event, found.blocks, aux0, stream, pool, address)
+                found.blocks += 1
+        elif kind == Kind.BLOCK_FREE_REQUESTED:
+            if done or changes:
+                empty_cache(event)
+            block = live.pop(address, -1)
+            if block < 0:
+                found.unmatched += 1
+                continue
+            following = events[position + 1][1:3] if position + 1 < len(events) else None
+            if following == (Kind.BLOCK_FREE_COMPLETED, address):
+                call(Verb.FREE, event, block, aux0, stream, pool, address)
+            else:
+                pending[address] = block
+                call(Verb.FREE_LATER, event, block, aux0, stream, pool, address)
+        elif kind == Kind.BLOCK_FREE_COMPLETED:
+            if address in pending:
+                done.append(pending.pop(address))
+        else:
+            changes.append(Change(Kind(kind), address, size, stream, pool, bool(flags & 1)))
+            reserved += size if kind in _GAINS else -size
+    if done or changes:
+        empty_cache(events[-1][0])
+    return found
+
+
+def _peak_reserved(trace: Trace, device: int) -> int:
+    records = trace.records[trace.records["device"] == device]
+    size = records["size"].astype(np.int64)
+    gains, releases = np.isin(records["kind"], _GAINS), np.isin(records["kind"], _RELEASES)
+    level = np.cumsum(np.where(gains, size, 0) - np.where(releases, size, 0))
+    return int(level.max(initial=0))

@@ -1,0 +1,153 @@
+"""The steps of a program that repeats itself: training iterations, generated tokens, requests served."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import numpy as np
+
+from cudatool.analyze.lifetimes import Ints, Lifetimes
+from cudatool.trace.events import Kind
+from cudatool.trace.model import Trace
+
+__all__ = ["Confidence", "Steps", "find_steps"]
+
+
+class Confidence(StrEnum):
+    """How sure an inference is."""
+
+    HIGH = "high"
+    MEDIUM = "medium"
+    LOW = "low"
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Where the steps of a trace begin.
+
+    Attributes
+    ----------
+    bounds
+        Records: step ``i`` goes from ``bounds[i]`` to ``bounds[i + 1]``. Empty if no steps were found.
+    source
+        What says so, in words; why there are none otherwise.
+    confidence
+        High for ranges of PyTorch's profiler and for ranges named as steps; low for any other range that returns.
+    """
+
+    bounds: Ints
+    source: str
+    confidence: Confidence
+
+    def __len__(self) -> int:
+        return max(len(self.bounds) - 1, 0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data: how many steps there are, not where."""
+        return {"count": len(self), "source": self.source, "confidence": str(self.confidence)}
+
+
+_FEWEST: Final = 3  # ranges of one name, or periods, that make steps
+
+
+def find_steps(trace: Trace, blocks: Lifetimes, device: int) -> Steps:
+    """Return the steps that ranges name, else those that the sequence of allocations in `blocks` shows.
+
+    Parameters
+    ----------
+    blocks
+        Of this device.
+    """
+    recorded = blocks[blocks.start >= recorded_from(trace, device)]
+    found = [steps for steps in (_from_ranges(trace, device), _from_period(trace, recorded)) if steps is not None]
+    return min(found, key=lambda steps: _SURE.index(steps.confidence), default=_NONE)
+
+
+_SURE: Final = tuple(Confidence)
+_NONE: Final = Steps(
+    np.zeros(0, np.int64),
+    "no steps found: no range returns, and the sequence of allocations does not repeat",
+    Confidence.LOW,
+)
+_NAMED_AS_STEP: Final = re.compile(r"step|iteration|\biter\b|batch|token|request", re.IGNORECASE)
+_COMPILER: Final = "(dynamo_timed)"  # torch.compile's own ranges
+
+
+def _from_ranges(trace: Trace, device: int) -> Steps | None:
+    """Return the steps of the best family of ranges: those whose names differ at most in numbers."""
+    marks = trace.records
+    index = np.flatnonzero(
+        np.isin(marks["kind"], (Kind.RANGE_PUSH, Kind.RANGE_POP)) & np.isin(marks["device"], (device, -1))
+    )
+    families: dict[str, list[int]] = {}
+    depths: dict[str, int] = {}
+    depth = 0
+    columns = zip(index.tolist(), marks["kind"][index].tolist(), marks["name"][index].tolist(), strict=True)
+    for i, kind, name in columns:
+        if kind == Kind.RANGE_PUSH:
+            family = re.sub(r"\d+", "N", trace.names[name])
+            if not family.endswith(_COMPILER):
+                families.setdefault(family, []).append(i)
+                depths.setdefault(family, depth)
+        depth = max(depth + (1 if kind == Kind.RANGE_PUSH else -1), 0)
+    found = [family for family, pushes in families.items() if len(pushes) >= _FEWEST]
+    if not found:
+        return None
+
+    def rank(family: str) -> tuple[int, int]:
+        named = 0 if family.startswith("ProfilerStep") else 1 if _NAMED_AS_STEP.search(family) else 2
+        return named, depths[family]
+
+    best = min(found, key=rank)
+    confidence = Confidence.HIGH if rank(best)[0] < 2 else Confidence.LOW
+    return Steps(np.array(families[best], np.int64), f"the ranges named {best!r}", confidence)
+
+
+_CANDIDATES: Final = 32  # periods to try
+_ALIKE: Final = 0.8  # share of allocations that are those of one period earlier
+
+
+def _from_period(trace: Trace, blocks: Lifetimes) -> Steps | None:
+    """Return the steps of a sequence of allocations that repeats with a constant number of them.
+
+    What repeats inside of a module's forward are its layers: no steps.
+    """
+    count = len(blocks)
+    if count < 2 * _FEWEST:
+        return None
+    _, key = np.unique(np.stack([blocks.stack, blocks.requested]), axis=1, return_inverse=True)
+    key = key.reshape(-1)
+    order = np.argsort(key, kind="stable")
+    gap = np.diff(order)[key[order[1:]] == key[order[:-1]]]  # from one allocation to the next that is like it
+    often = np.bincount(gap[gap <= count // _FEWEST])
+    candidates = np.argsort(-often, kind="stable")[:_CANDIDATES]
+    candidates = np.sort(candidates[often[candidates] > 0])
+    if not len(candidates):
+        return None
+    begin = count // 4  # the first steps differ, and before them is what comes once
+    alike = np.array([np.mean(key[begin + p :] == key[begin:-p]) for p in candidates.tolist()])
+    if alike.max() < _ALIKE:
+        return None
+    period = int(candidates[np.argmax(alike >= 0.95 * alike.max())])
+    # The repeating part: where a whole period is like the one before it.
+    matches = np.append(0, np.cumsum(key[period:] == key[:-period]))
+    repeats = np.flatnonzero(matches[period:] - matches[:-period] >= _ALIKE * period)
+    if not len(repeats):
+        return None
+    rows = np.arange(repeats[0], repeats[-1] + 2 * period + 1, period)
+    bounds = np.append(blocks.start, blocks.end.max(initial=0))[rows[rows <= count]]
+    if len(bounds) <= _FEWEST or _within_forward(trace, blocks.stack[rows[0] : rows[-1]]):
+        return None
+    every = f"allocations repeat every {period:,}" if period > 1 else "each allocation is like the last"
+    source = f"{every} ({alike.max():.0%} alike)"
+    return Steps(bounds, source, Confidence.MEDIUM if alike.max() >= 0.95 and period > 1 else Confidence.LOW)
+
+
+def _within_forward(trace: Trace, stacks: Ints) -> bool:
+    """Return whether all stacks (those that have frames) go through the same call of a module's forward."""
+    paths = [trace.stacks[stack][::-1] for stack in np.unique(stacks[stacks > 0]).tolist()]
+    common = [frames[0] for frames in zip(*paths, strict=False) if len(set(frames)) == 1]
+    return any(trace.frames[frame].function == "forward" for frame in common[: _common_length(paths)])

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from records import MIB, RECORDINGS, alloc, free, freed, recording, stacks, trace
+
+from cudatool import analyze
+from cudatool.analyze import Confidence
+from cudatool.trace.events import Kind
+from cudatool.trace.model import Trace
+
+Event = tuple[Kind, dict[str, Any]]
+STACKS = stacks([("t.py", "leaky", 1)], [("t.py", "fine", 2)])
+
+
+def steps_of(made: Trace) -> analyze.Steps:
+    return analyze.find_steps(made, analyze.blocks(made), 0)
+
+
+def push(name: str, **more: Any) -> Event:
+    return Kind.RANGE_PUSH, {"name": name, **more}
+
+
+def pop() -> Event:
+    return Kind.RANGE_POP, {}
+
+
+def loop(body: list[list[Event]], name: str = "step {}") -> Trace:
+    """Return a trace of steps, each in a range if `name` is given."""
+    events: list[Event] = []
+    for i, events_of_step in enumerate(body):
+        events += [push(name.format(i)), *events_of_step, pop()] if name else events_of_step
+    return trace(*events, **STACKS)
+
+
+def kept(i: int, size: int = 100, stack: int = 1) -> Event:
+    return alloc(i * MIB, size, stack=stack)
+
+
+def temporary(i: int) -> list[Event]:
+    at = (1000 + i % 3) * MIB
+    return [alloc(at, 7, stack=2), free(at), freed(at)]
+
+
+def leaks_in(made: Trace) -> list[tuple[str, int, int, int]]:
+    (found,) = analyze.leaks_of(made)
+    return [(leak.label, leak.per_step, leak.grew, leak.steps) for leak in found.found]
+
+
+def test_growth_at_one_site_in_every_step_is_a_leak() -> None:
+    made = loop([[kept(i), *temporary(i)] for i in range(10)])
+    assert [("t.py:1 (leaky)", 100, 8, 8)] == leaks_in(made)
+    (leak,) = analyze.leaks_of(made)[0].found
+    # Ranges begin steps: at the last of the 10 beginnings 9 steps are over, and the first was left out.
+    assert (1, 800, 900, Confidence.HIGH) == (leak.blocks_per_step, leak.growth, leak.live, leak.confidence)
+
+
+def test_a_site_that_leaks_several_blocks_of_different_sizes_is_one_leak() -> None:
+    made = loop([[kept(2 * i, 100 + i), kept(2 * i + 1, 50)] for i in range(10)])
+    assert ["t.py:1 (leaky)"] == [label for label, *_ in leaks_in(made)]
+    assert 2 == analyze.leaks_of(made)[0].found[0].blocks_per_step
+
+
+def test_a_leak_in_most_steps_is_less_sure() -> None:
+    made = loop([[*([kept(i)] if i % 4 else []), *temporary(i)] for i in range(20)])
+    assert Confidence.MEDIUM == analyze.leaks_of(made)[0].found[0].confidence
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param([temporary(i) for i in range(12)], id="nothing is kept"),
+        pytest.param([[kept(0)] + [kept(j) for j in range(1, 9)], *[temporary(i) for i in range(12)]], id="set-up"),
+        pytest.param([[kept(i), *([free((i - 1) * MIB), freed((i - 1) * MIB)] if i else [])] for i in range(12)],
+                     id="one is replaced by the next"),
+        pytest.param([[kept(i)] if i < 5 else temporary(i) for i in range(12)], id="a cache that fills"),
+        pytest.param([[kept(i)] if i < 11 else [e for j in range(11) for e in (free(j * MIB), freed(j * MIB))]
+                      for i in range(14)], id="all is dropped in the end"),
+        pytest.param([[kept(i, 100 * i), *([free((i - 1) * MIB), freed((i - 1) * MIB)] if i else [])]
+                      for i in range(1, 4)] + [temporary(i) for i in range(9)], id="longer for a while"),
+        pytest.param([[kept(i)] for i in range(4)], id="too few steps"),
+    ],
+)  # fmt: skip
+def test_what_does_not_grow_without_end_is_no_leak(body: list[list[Event]]) -> None:
+    assert [] == leaks_in(loop(body))
+
+
+def test_without_stacks_sites_are_sizes() -> None:
+    made = trace(*(e for i in range(8) for e in (push(f"step {i}"), alloc(i * MIB, 100), *temporary(i)[:1], pop())))
+    made.records["stack"] = 0
+    assert ("(no stack recorded), 100 B each", 100, 6, 6) in leaks_in(made)
+
+
+@pytest.mark.parametrize(
+    ("names", "source"),
+    [
+        (["ProfilerStep#1", "other", "my step"], "ProfilerStep#N"),
+        (["epoch", "train step 3"], "train step N"),
+        (["load", "compute"], "load"),
+        (["compute", "Optimizer.step#SGD.step"], "Optimizer.step#SGD.step"),
+    ],
+)
+def test_the_range_that_is_named_as_a_step_is_taken(names: list[str], source: str) -> None:
+    made = trace(*(e for _ in range(4) for name in names for e in (push(name), pop())))
+    assert f"the ranges named {source!r}" == steps_of(made).source
+
+
+def test_a_range_that_returns_outside_of_another_comes_first() -> None:
+    made = trace(*(e for _ in range(4) for e in (push("outer"), push("inner"), pop(), push("inner"), pop(), pop())))
+    assert ("the ranges named 'outer'", 3) == (steps_of(made).source, len(steps_of(made)))
+
+
+def test_two_ranges_are_not_yet_steps() -> None:
+    assert 0 == len(steps_of(trace(push("step 1"), pop(), push("step 2"), pop())))
+
+
+def test_without_ranges_the_repeating_sequence_is_the_steps() -> None:
+    once = [alloc(i * 512, 9000 + i) for i in range(5)]  # a set-up that does not repeat
+    body = [e for i in range(20) for e in (kept(i), *temporary(i), *temporary(i), alloc((i + 200) * MIB, 8, stack=2))]
+    made = trace(*once, *body, **STACKS)
+    steps = steps_of(made)
+    assert "allocations repeat every 4 (100% alike)" == steps.source
+    assert Confidence.MEDIUM == steps.confidence
+    period = np.diff(steps.bounds)
+    assert {8} == set(period[:-1].tolist())  # 4 allocations and two pairs of frees
+    assert ("t.py:1 (leaky)", 100) in [row[:2] for row in leaks_in(made)]
+
+
+def test_what_does_not_repeat_has_no_steps() -> None:
+    sizes = np.random.default_rng(3).permutation(200)
+    made = trace(*(alloc(i * MIB, 512 * int(size)) for i, size in enumerate(sizes)))
+    assert (0, Confidence.LOW) == (len(steps_of(made)), steps_of(made).confidence)
+    assert [] == leaks_in(made)
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_no_recording_leaks(name: str) -> None:
+    assert [] == leaks_in(recording(name))
+
+
+def test_steps_of_a_recording_are_the_optimizers() -> None:
+    assert 24 == len(steps_of(recording("llm__default")))

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from cudatool import analyze
+from cudatool.cli._snapshot_text import print_report
+from cudatool.cli.snapshot import snapshot
+from cudatool.collect import nvml
+from cudatool.errors import ConfigError
+from cudatool.trace.events import RECORD, Kind
+from cudatool.trace.model import Trace
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+STREAMS, PREFETCH = DATA / "streams_default.pickle.xz", DATA / "prefetch__default.pickle.xz"
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(nvml, "cards", tuple)
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(snapshot, [str(a) for a in arguments], catch_exceptions=False)
+
+
+def words(result: Result) -> str:
+    """Return what was printed with every run of white space as one blank: lines break where the width wants it."""
+    return " ".join(result.stdout.split())
+
+
+def failing(tmp_path: Path) -> Path:
+    """Write a snapshot of a program that ran out of memory."""
+    trace = [
+        {"action": "segment_alloc", "addr": 1 << 30, "size": 20 * MIB, "stream": 0},
+        {"action": "alloc", "addr": 1 << 30, "size": 5 * MIB, "stream": 0},
+        {"action": "oom", "device_free": 6 * MIB, "size": 40 * MIB, "stream": 0},
+    ]
+    block = {"size": 5 * MIB, "requested_size": 5 * MIB, "state": "active_allocated", "frames": []}
+    hole = {**block, "size": 15 * MIB, "state": "inactive"}
+    segment = {"device": 0, "address": 1 << 30, "total_size": 20 * MIB, "stream": 0, "segment_type": "large"}
+    path = tmp_path / "failed.pickle"
+    path.write_bytes(
+        pickle.dumps({"segments": [{**segment, "blocks": [block, hole]}], "device_traces": [trace]}, protocol=4)
+    )
+    return path
+
+
+def test_what_to_do_stands_before_what_is_held_and_why_after_it() -> None:
+    text = words(run(PREFETCH))
+    order = [
+        "What to do - 718 MiB: cached segments that were too small; try expandable_segments:True",
+        "Held at the peak Call site",
+        "Held at the peak, by purpose (inferred)",
+        "Reserved but not asked for, at the peak of reserved",
+        "whole free segments 27 718 MiB 45.4%",
+        "62 MiB were wanted; the largest free piece for it had 32 MiB",
+        "By stream",
+        "Never freed",
+    ]
+    assert sorted(order, key=text.index) == order
+
+
+@pytest.mark.parametrize("source", [STREAMS, PREFETCH, DATA / "graphs__default.pickle.xz"])
+def test_everything_fits_80_columns(source: Path) -> None:
+    assert [] == [line for line in run(source).stdout.splitlines() if len(line) > 80 and str(source) not in line]
+
+
+def test_json_has_the_diagnosis_of_each_device() -> None:
+    document = json.loads(run(PREFETCH, "--json").stdout)
+    (device,) = document["devices"]
+    diagnosis = device["diagnosis"]
+    assert device["peak_active"] == diagnosis["tree"]["total_size"][0]
+    assert diagnosis["categories"]["inferred"] is True
+    (moment,) = diagnosis["fragmentation"]
+    assert moment["reserved"] - moment["requested"] == sum(share["size"] for share in moment["causes"])
+    assert ([], []) == (document["findings"], document["cards"])
+
+
+def test_the_size_of_the_card_tells_what_others_held(tmp_path: Path) -> None:
+    path = failing(tmp_path)
+    assert "6 MiB free (with --memory SIZE" in words(run(path))
+    text = words(run(path, "--memory", "80MiB"))
+    assert "54 MiB were neither free nor reserved here: contexts, libraries, other processes" in text
+
+
+def test_a_size_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not a size"):
+        run(failing(tmp_path), "--memory", "lots")
+
+
+def test_a_card_that_is_too_small_for_the_file_is_an_error_in_the_report() -> None:
+    text = run(STREAMS, "--memory", "10MiB").stdout
+    assert "error: 66 MiB reserved is more than the card has (10 MiB)" in text
+
+
+def test_doubts_about_the_file_stand_on_top(tmp_path: Path) -> None:
+    frames = [{"filename": "a.py", "line": 1, "name": "f"}]
+    trace = [{"action": "alloc", "addr": 4096, "size": 300 << 30, "stream": 0, "frames": frames}]
+    path = tmp_path / "x.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [trace]}))
+    lines = run(path).stdout.splitlines()
+    assert lines[1] == "error: 300 GiB active is more than any card has (288 GiB) (confidence medium)"
+
+
+def test_cards_of_this_machine_are_shown_with_their_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = nvml.Card(0, "NVIDIA [bold]X", 100 * MIB, 30 * MIB, {41: 50 * MIB})
+    monkeypatch.setattr(nvml, "cards", lambda: (card,))
+    text = words(run(STREAMS))
+    assert "On this machine now, card 0: NVIDIA [bold]X 70 MiB of 100 MiB are used" in text
+    assert "process 41 50 MiB" in text
+    assert "the driver itself, and what it does not show 20 MiB" in text
+    (plain,) = json.loads(run(STREAMS, "--json").stdout)["cards"]
+    assert {"41": 50 * MIB} == plain["processes"]
+
+
+def test_a_card_is_split_up_for_a_program_that_still_runs() -> None:
+    records = np.zeros(1, RECORD)
+    records["kind"], records["size"] = Kind.SEGMENT_ALLOC, 20 * MIB
+    report = analyze.report(Trace(records, header={"pid": 41}))
+    out = io.StringIO()
+    print_report(Console(file=out, width=80), report, [nvml.Card(0, "X", 100 * MIB, 30 * MIB, {41: 50 * MIB, 42: MIB})])
+    lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+    assert [
+        "reserved by this program's allocator 20 MiB",
+        "this program beside it: context, kernels, libraries 30 MiB",
+        "other processes 1 MiB",
+        "the driver itself, and what it does not show 19 MiB",
+    ] == lines[-4:]
+
+
+def test_a_recording_of_the_software_device_knows_its_memory_and_asks_no_card(
+    run_command: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = DATA.parents[1] / "samples" / "vector_add.py"
+    run_command("run", "--device", "sim:memory=64MiB", "-o", "t.ctrace", sample)
+    monkeypatch.setattr(nvml, "cards", lambda: (nvml.Card(0, "X", 100, 30, {}),))
+    document = json.loads(run(tmp_path / "t.ctrace", "--json").stdout)
+    assert 64 * MIB == document["devices"][0]["diagnosis"]["outside"]["total"]
+    assert ([], []) == (document["cards"], document["findings"])
+
+
+def test_a_failure_shows_the_split_when_it_happened(tmp_path: Path) -> None:
+    text = words(run(failing(tmp_path)))
+    assert "1 failed: out of memory" in text
+    assert "when memory ran out" in text
+    assert "40 MiB were wanted; the largest free piece for it had 15 MiB" in text
+    assert "a hole of 15 MiB in a segment of 20 MiB: pinned by 5 MiB of (no stack recorded), 5 MiB each" in text
