@@ -20,7 +20,7 @@ from cudatool.analyze.fragmentation import (
     fragmentation_at,
 )
 from cudatool.analyze.leaks import Leak, Leaks, leaks, leaks_of
-from cudatool.analyze.lifetimes import Lifetimes, blocks, segments
+from cudatool.analyze.lifetimes import Lifetimes, blocks, recorded_from, segments
 from cudatool.analyze.lint import LintFinding, Severity, lint
 from cudatool.analyze.memory import (
     Block,
@@ -123,6 +123,7 @@ __all__ = [
     "outside",
     "pool_label",
     "range_at",
+    "recorded_from",
     "recorded_settings",
     "report",
     "requests",

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool.analyze.lifetimes import Ints, Lifetimes, Mask
+from cudatool.analyze.lifetimes import Ints, Lifetimes, Mask, recorded_from
 from cudatool.analyze.memory import Timeline
 from cudatool.analyze.sites import range_at
 from cudatool.analyze.steps import Confidence, Steps
@@ -107,7 +107,7 @@ def _frame_flags(frame: Frame) -> _Seen:
     """Return what one frame shows; names as in PyTorch 2, with and without C++ frames."""
     seen = _Seen.ANY
     file, function = frame.file.lower(), frame.function
-    if re.search("workspace|cublas|cudnn|cusolver|cusparse|cufft", f"{function} {file}", re.IGNORECASE):
+    if re.search("workspace|CUDABlas(Lt)?Handle", function, re.IGNORECASE):
         seen |= _Seen.LIBRARY
     if "torch/optim/" in file:
         seen |= _Seen.OPTIMIZER
@@ -145,6 +145,8 @@ class _Facts:
     """Never freed, or only after two more steps."""
     outlives: Mask
     """Lives into the next step, or is never freed."""
+    prior: Mask
+    """There before the recording began."""
     before: Mask
     """Allocated before the turn of the first step."""
     forward: Mask
@@ -165,7 +167,7 @@ _CUBLAS_WORKSPACES: Final = (8_519_680, 33_554_432)
 _P, _G, _O, _A, _W = list(Category)[:5]
 _TABLE: Final[list[tuple[Category, Confidence, str, Callable[[_Facts], Mask]]]] = [
     (_O, Confidence.HIGH, "allocated where torch.optim sets up its state", lambda f: f.shows(_Seen.OPTIMIZER_INIT)),
-    (_W, Confidence.HIGH, "a frame of cuBLAS, cuDNN or of a workspace", lambda f: f.shows(_Seen.LIBRARY)),
+    (_W, Confidence.HIGH, "a frame that makes a library's workspace", lambda f: f.shows(_Seen.LIBRARY)),
     (
         _O,
         Confidence.MEDIUM,
@@ -202,6 +204,12 @@ _TABLE: Final[list[tuple[Category, Confidence, str, Callable[[_Facts], Mask]]]] 
         "of the size of cuBLAS's workspace, and stays",
         lambda f: f.kept & np.isin(f.requested, _CUBLAS_WORKSPACES),
     ),
+    (
+        Category.UNKNOWN,
+        Confidence.LOW,
+        "there before the recording began, and stays: parameters or optimizer state",
+        lambda f: f.kept & f.prior,
+    ),
     (_P, Confidence.LOW, "allocated before the first step's peak, and stays", lambda f: f.kept & f.before),
     (
         _G,
@@ -225,7 +233,7 @@ def categorize(trace: Trace, blocks: Lifetimes, curve: Timeline, steps: Steps, d
     blocks, curve, steps
         Of this device.
     """
-    facts = _facts(trace, blocks, curve, steps)
+    facts = _facts(trace, blocks, curve, steps, device)
     rule = np.full(len(blocks), len(RULES) - 1, np.int64)
     undecided = np.ones(len(blocks), np.bool_)
     for i, (*_, applies) in enumerate(_TABLE):
@@ -243,7 +251,7 @@ def categorize(trace: Trace, blocks: Lifetimes, curve: Timeline, steps: Steps, d
 _RANGES: Final = {"optimizer": r"optimizer\.step|\boptim", "backward": "backward", "forward": "forward"}
 
 
-def _facts(trace: Trace, blocks: Lifetimes, curve: Timeline, steps: Steps) -> _Facts:
+def _facts(trace: Trace, blocks: Lifetimes, curve: Timeline, steps: Steps, device: int) -> _Facts:
     never = len(trace.records)
     stack_flags = _stack_flags(trace)
     in_range = range_at(trace, blocks.start)
@@ -277,6 +285,7 @@ def _facts(trace: Trace, blocks: Lifetimes, curve: Timeline, steps: Steps) -> _F
         zeroed=zeroed,
         kept=blocks.freed >= third_bound if len(bounds) else ~freed,
         outlives=~freed | (blocks.freed > next_bound),
+        prior=blocks.start < recorded_from(trace, device),
         before=(step == 0) & (blocks.start <= turn),
         forward=in_step & (blocks.start <= turn),
         backward=in_step & (blocks.start > turn),

@@ -188,12 +188,13 @@ def fragmentation(
     if not curve.reserved.max(initial=0):
         return ()
     # What a reader put in front of the recording came in no true order: its last record is the first moment.
-    first = max(int(np.searchsorted(curve.index, recorded_from(trace, device))) - 1, 0)
+    recorded = recorded_from(trace, device)
+    first = max(int(np.searchsorted(curve.index, recorded)) - 1, 0)
     peak = int(curve.index[first + np.argmax(curve.reserved[first:])])
     own = np.flatnonzero(trace.records["device"] == device)
     after = own[np.searchsorted(own, peak, side="right") :][:1]
     wanted = None
-    if peak > curve.index[first] - (first == 0) and len(after) and trace.records["kind"][after[0]] == Kind.BLOCK_ALLOC:
+    if peak >= recorded and len(after) and trace.records["kind"][after[0]] == Kind.BLOCK_ALLOC:
         peak = int(after[0])  # the new memory is for this block: it is not a hole
         before = np.searchsorted(own, peak) - 1
         while before >= 0 and trace.records["kind"][own[before]] in _GROWTH:

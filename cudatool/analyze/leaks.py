@@ -92,7 +92,11 @@ def leaks(trace: Trace, blocks: Lifetimes, device: int, steps: Steps) -> Leaks:
     gain = np.zeros(len(site), np.int64)
     last = len(bounds) - 1
     np.add.at(gain, key, blocks.size * (_live(born, gone, last) - _live(born, gone, 1)))
-    candidates = np.flatnonzero(gain > 0)
+    # Steps that are inferred may be the filling of a list: what is given back after them was no leak.
+    kept = blocks.size * ((blocks.freed == len(trace.records)) | (steps.confidence == Confidence.HIGH))
+    stays = np.zeros(len(site), np.int64)
+    np.add.at(stays, key, kept * (_live(born, gone, last) - _live(born, gone, 1)))
+    candidates = np.flatnonzero((gain > 0) & (2 * stays >= gain))
     found: list[Leak] = []
     for some in np.array_split(candidates, -(-candidates.size * len(bounds) // _MOST_CELLS) or 1):
         own = np.isin(key, some)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -127,6 +128,7 @@ def by_call_site(trace: Trace, blocks: Lifetimes) -> tuple[CallSite, ...]:
     return tuple(sorted(sites, key=lambda site: -site.size))
 
 
+_LONGEST_NAME = 80
 _LIBRARIES = ("site-packages/", "dist-packages/", "torch/", "<frozen ", "/lib/python")
 
 
@@ -134,18 +136,34 @@ def call_site(stack: tuple[Frame, ...]) -> str:
     """Return the innermost frame of the user's own code, as ``"train.py:12 (step)"``.
 
     Where that is not the innermost of all, the library's is added: ``"train.py:12 (step) via adam.py:178 (init)"``.
-    Frames of C++ are passed over as long as there is any other.
+    Frames of C++ are passed over as long as there is any other; without, the innermost that is not the allocator's or
+    the unwinder's is taken.
     """
     python = [frame for frame in stack if frame.line > 0 and not frame.file.endswith((".cpp", ".cc", ".h", ".c"))]
-    innermost = next(iter([*python, *stack]), None)
+    native = [frame for frame in stack if not _PLUMBING.match(_native_name(frame.function))]
+    innermost = next(iter([*python, *native, *stack]), None)
     if innermost is None:
         return "(no stack recorded)"
     own = next((f for f in python if not any(library in f.file for library in _LIBRARIES)), innermost)
     return _frame(own) if own == innermost else f"{_frame(own)} via {_frame(innermost)}"
 
 
+_PLUMBING = re.compile(
+    "torch::unwind|torch::CapturedTraceback|torch::cuda::gather|c10::|std::|at::detail|at::_ops|at::wrapper|at::empty|"
+    "at::native::empty"
+)
+
+
 def _frame(frame: Frame) -> str:
+    if not frame.line:  # of C++ without debug information
+        return _native_name(frame.function)[:_LONGEST_NAME]
     return f"{frame.file.rsplit('/', 1)[-1]}:{frame.line} ({frame.function})"
+
+
+def _native_name(function: str) -> str:
+    """Return the name of a C++ function without return type and arguments."""
+    name, bracket, arguments = function.replace("(anonymous namespace)::", "").split("(")[0].partition("<")
+    return name.rsplit(" ", 1)[-1] + bracket + arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +204,13 @@ def layout_at(blocks: Lifetimes, segments: Lifetimes, index: int) -> Layout:
 
 def _joined_runs(segments: Lifetimes) -> Lifetimes:
     """Return segments by device and address, those that are mapped piece by piece joined where they touch."""
+    if not len(segments):
+        return segments
     segments = segments[np.lexsort((segments.address, segments.device))]
     touch = segments.address[1:] == segments.address[:-1] + segments.size[:-1]
     for column in (segments.device, segments.stream, segments.pool, segments.small):
         touch &= column[1:] == column[:-1]
     first = np.flatnonzero(np.append(True, ~(touch & segments.expandable[1:] & segments.expandable[:-1])))
-    if not len(segments):
-        return segments
     return replace(segments[first], size=np.add.reduceat(segments.size, first))
 
 

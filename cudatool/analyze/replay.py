@@ -19,8 +19,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from cudatool.analyze.replay_pools import UnnamedPools
 from cudatool.analyze.requests import Call, Change, Requests, Verb, requests
-from cudatool.errors import OutOfMemoryError
+from cudatool.errors import OutOfMemoryError, UsageError
 from cudatool.memory.blocks import FREE, MIN_BLOCK_SIZE, SMALL_LIMIT, Block, PoolId, round_size
 from cudatool.memory.journal import Journal
 from cudatool.memory.policy import DEFAULT_POOL, Policy
@@ -29,7 +30,7 @@ from cudatool.memory.snapshot import segment as segment_info
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
-__all__ = ["Check", "Divergence", "check", "pool_ids"]
+__all__ = ["Check", "Divergence", "check", "pool_ids", "requests_with_pools"]
 
 _ADDRESS_SPACE = 1 << 46  # for expandable segments where the size of the card is not known
 _FIRST_MADE_UP = 1 << 60  # addresses of segments that the recording does not have
@@ -123,16 +124,8 @@ def check(
         Counters at the end under the names of ``torch.cuda.memory_stats``. Only a recording that begins with the
         program can agree with them.
     """
-    asked = requests(trace, device, settings, total_memory)
-    tails = _visible_tails(asked)
-    guessed = False
-    for _ in range(_MOST_RESTARTS):
-        replay = _Replay(asked, settings, pool_ids(trace), total_memory or _ADDRESS_SPACE, tails)
-        guess = replay.run()
-        if guess is None:
-            break
-        tails.update(guess)
-        guessed = True
+    replay = _best_replay(trace, device, settings, total_memory)
+    asked, guessed = replay.asked, bool(replay.guesses)
     differ, blocks = replay.compare_final(final)
     return Check(
         device=device,
@@ -147,8 +140,28 @@ def check(
         first_divergence=replay.first,
         initial_state="empty" if not asked.prior_memory else "ambiguous" if guessed or replay.first else "inferred",
         stats_differ=_compare_stats(replay.policy.statistics.as_dict(), stats or {}),
-        notes=tuple(_notes(asked, tails, guessed)),
+        notes=tuple(_notes(replay)),
     )
+
+
+def requests_with_pools(trace: Trace, device: int, settings: Settings, total_memory: int | None = None) -> Requests:
+    """Return what the program asked for, with the private pools that only a replay can tell."""
+    return _best_replay(trace, device, settings, total_memory).asked
+
+
+def _best_replay(trace: Trace, device: int, settings: Settings, total_memory: int | None) -> _Replay:
+    """Replay until there is nothing left to guess. Guessed pools have to explain everything; else there are none."""
+    asked = requests(trace, device, settings, total_memory)
+    tails, guesses = _visible_tails(asked), set[int]()
+    for pools in (UnnamedPools(asked), None):
+        for left in reversed(range(_MOST_RESTARTS)):
+            calls = asked if pools is None else pools.asked
+            replay = _Replay(calls, settings, pool_ids(trace), total_memory or _ADDRESS_SPACE, tails, guesses, pools)
+            if replay.run(may_guess=left > 0):
+                break
+        if not pools or replay.first is None:
+            break
+    return replay
 
 
 def _visible_tails(asked: Requests) -> dict[int, int]:
@@ -194,15 +207,19 @@ def _compare_stats(actual: Mapping[str, int], recorded: Mapping[str, int]) -> di
     }
 
 
-def _notes(asked: Requests, tails: Mapping[int, int], guessed: bool) -> Iterator[str]:
+def _notes(replay: _Replay) -> Iterator[str]:
+    asked = replay.asked
     if asked.prior_memory:
         yield f"the recording begins with {len(asked.prior_blocks)} blocks in use"
-    if tails:
-        yield f"{len(tails)} of them are taken to be larger than was asked for" + (
-            ", some by a guess" if guessed else ""
-        )
+    if replay.tails:
+        guessed = f", {len(replay.guesses)} by a guess" if replay.guesses else ""
+        yield f"{len(replay.tails)} of them are taken to be larger than was asked for{guessed}"
+    if replay.unnamed_pools:
+        yield f"{len(replay.unnamed_pools)} segments that were given back are taken to have been in private pools"
     if asked.unmatched:
         yield f"{asked.unmatched} frees of blocks that were never allocated are left out"
+    if replay.misplaced:
+        yield f"{replay.misplaced} blocks lie in no segment, or in each other, and are left out"
 
 
 class _Script:
@@ -304,7 +321,9 @@ class _Replay:
         settings: Settings,
         pool_id: Callable[[int], PoolId],
         total_memory: int,
-        tails: Mapping[int, int],
+        tails: dict[int, int],
+        guesses: set[int],
+        pools: UnnamedPools | None,
     ) -> None:
         self.asked = asked
         self.settings = settings
@@ -320,34 +339,39 @@ class _Replay:
         )
         self.allocs = self.exact = self.changes = self.changes_exact = 0
         self.first: Divergence | None = None
-        self._tails = tails
+        self.tails = tails
+        self.guesses = guesses  # the tails that were guessed
+        self.unnamed_pools = pools
+        self.misplaced = 0
         self._address: dict[int, int] = {}  # of each block in use
         self._prior_at: dict[int, int] = {}  # end of a prior block in use -> its number
-        self._guess: dict[int, int] | None = None
+        self._may_guess = self._guessed = False
         self._pools: set[PoolId] = set()
 
-    def run(self) -> dict[int, int] | None:
-        """Replay everything; return a better guess of prior blocks' tails if there is one, and stop."""
-        if self.asked.prior_memory:
+    def run(self, *, may_guess: bool) -> bool:
+        """Replay everything and return True; or stop and return False if there is a new guess to start again from."""
+        self._may_guess = may_guess
+        if self.asked.prior_memory or self.asked.prior_blocks:
             self._set_up()
+        script = self.script
         for call in self.asked.calls:
-            self._begin(call)
-            if call.verb is Verb.MALLOC:
+            verb = call.verb
+            scripted = call.changes or call.done or verb is Verb.FAILED_MALLOC
+            if scripted:
+                self._begin(call)
+            if verb is Verb.MALLOC:
                 self._malloc(call)
-            elif call.verb is Verb.FREE:
-                self.policy.free(self._address.pop(call.block))
-            elif call.verb is Verb.FREE_LATER:
-                address = self._address.pop(call.block)
-                self.policy.record_stream(address, _own_stream(call.block))
-                self.policy.free(address)
-            elif call.verb is Verb.EMPTY_CACHE:
+            elif verb is Verb.FREE or verb is Verb.FREE_LATER:
+                self._free(call)
+            elif verb is Verb.EMPTY_CACHE:
                 self._empty_cache(call)
             else:
                 self._failed_malloc(call)
-            if self._guess is not None:
-                return self._guess
-            self._end(call)
-        return None
+            if self._guessed:
+                return False
+            if scripted or script.wrong:
+                self._end(call)
+        return True
 
     def _set_up(self) -> None:
         """Bring about the state that the recording began with."""
@@ -373,8 +397,9 @@ class _Replay:
         for call, size in zip(self.asked.prior_blocks, self.asked.prior_sizes, strict=True):
             home = bisect_right(starts, call.address) - 1
             if home < 0 or call.address + size > starts[home] + free[home].size:
-                continue  # a file that contradicts itself
-            size += self._tails.get(call.block, 0)
+                self.misplaced += 1
+                continue
+            size += self.tails.get(call.block, 0)
             live.setdefault(home, []).append((call.address, size, call.size))
             self._address[call.block] = call.address
             self._prior_at[call.address + size] = call.block
@@ -393,11 +418,20 @@ class _Replay:
     def _begin(self, call: Call) -> None:
         self.script.expected = deque(call.changes)
         self.script.passed = {_own_stream(block) for block in call.done}
-        self.script.exact = 0
-        self.script.wrong = []
         self.script.fails = call.verb is Verb.FAILED_MALLOC
         if call.done:
             self.policy.free_passed_blocks()
+
+    def _free(self, call: Call) -> None:
+        address = self._address.pop(call.block, None)
+        if address is None:
+            return  # its block could not be put anywhere
+        try:
+            if call.verb is Verb.FREE_LATER:
+                self.policy.record_stream(address, _own_stream(call.block))
+            self.policy.free(address)
+        except UsageError:  # the same: another block is where it was
+            self._diverge(call, f"{address:#x} freed", "not in use")
 
     def _end(self, call: Call) -> None:
         self.changes += len(call.changes)
@@ -409,6 +443,7 @@ class _Replay:
             self._diverge(call, f"{left.kind.name} of {left.size} bytes at {left.address:#x}", "nothing")
         if self.script.expected:
             self._enforce()
+        self.script.exact, self.script.wrong, self.script.fails = 0, [], False
 
     def _malloc(self, call: Call) -> None:
         self.allocs += 1
@@ -423,7 +458,8 @@ class _Replay:
             self.exact += 1
             self._address[call.block] = actual
             return
-        if self._can_guess(call, actual):
+        if self._may_guess and self.first is None and self._can_guess(call, actual):
+            self._guessed = True
             return
         self._diverge(call, f"{call.address:#x}", f"{actual:#x}" if actual else "out of memory")
         if actual:
@@ -431,8 +467,6 @@ class _Replay:
         self._enforce()
         if self.policy.allocate_at(call.address, round_size(call.size, self.settings), call.size):
             self._address[call.block] = call.address
-        else:
-            self._address[call.block] = self._allocate(call)
 
     def _allocate(self, call: Call) -> int:
         id = self._pool(call.pool)
@@ -456,17 +490,16 @@ class _Replay:
     def _empty_cache(self, call: Call) -> None:
         if not call.changes:
             return  # blocks became free, as they do whenever the allocator looks
-        pools = {self._pool(change.pool) for change in call.changes}
-        for id in pools - {DEFAULT_POOL}:
-            if self.policy.private_pool(id).use_count:
+        pools = list(dict.fromkeys(self.pool_id(change.pool) for change in call.changes))
+        for id in pools:
+            if id in self._pools:
                 self.policy.release_pool(id)
                 self._pools.discard(id)
-        if len(pools) == 1 and DEFAULT_POOL not in pools:
-            (only,) = pools
-            # A pool that goes away empties its own cache; torch.cuda.empty_cache() empties the default one too.
-            self.policy.release_cached(only if self._default_has_free_segments() else DEFAULT_POOL)
-        else:
+        if DEFAULT_POOL in pools or not self._default_has_free_segments():
             self.policy.release_cached(DEFAULT_POOL)
+            return
+        for id in pools:  # a pool that goes away empties its own cache; torch.cuda.empty_cache() the default one too
+            self.policy.release_cached(id)
 
     def _fits(self, call: Call) -> bool:
         size = round_size(call.size, self.settings)
@@ -484,17 +517,19 @@ class _Replay:
             self.first = Divergence(call.event, call.verb.name.lower(), call.size, expected, actual)
 
     def _can_guess(self, call: Call, actual: int) -> bool:
-        """Explain an allocation behind a prior block by a rest that this block hides."""
+        """Explain an allocation behind a prior block by a rest that this block hides, or others by a private pool."""
         prior = self._prior_at.get(actual)
-        if self.first is not None or prior is None or prior not in self._address or prior in self._tails:
-            return False
+        if prior is None or prior not in self._address or prior in self.tails:
+            pools = self.unnamed_pools
+            return pools is not None and any(pools.explain(at, call) for at in (call.address, actual))
         block = self.policy.block_in_use(actual)
         after = block.next
         room = block.size + (after.size if after is not None and after.state is FREE else 0)
         missing = room - round_size(call.size, self.settings) + MIN_BLOCK_SIZE
         if block.pool.is_small or block.pool.expandable or missing > SMALL_LIMIT:
             return False
-        self._guess = {prior: missing}
+        self.tails[prior] = missing
+        self.guesses.add(prior)
         return True
 
     def _give_back(self, address: int) -> None:
@@ -525,7 +560,10 @@ class _Replay:
     def _pool(self, number: int) -> PoolId:
         id = self.pool_id(number)
         if id != DEFAULT_POOL and id not in self._pools:
-            self.policy.use_pool(id)
+            try:
+                self.policy.use_pool(id)
+            except UsageError:  # it is being given back, so it cannot be this one
+                return DEFAULT_POOL
             self._pools.add(id)
         return id
 
@@ -549,7 +587,7 @@ class _Replay:
             # What a free block was last asked for was said before the recording began.
             ours = {(a, size, 0 if state == "inactive" else asked, state) for a, size, asked, state in ours}
             recorded = [(a, size, 0 if state == "inactive" else asked, state) for a, size, asked, state in recorded]
-        return sum(block not in ours for block in recorded), len(recorded)
+        return max(len(ours - set(recorded)), len(set(recorded) - ours)), len(recorded)
 
 
 def _own_stream(block: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool.analyze.lifetimes import Ints, Lifetimes
+from cudatool.analyze.lifetimes import Ints, Lifetimes, recorded_from
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
@@ -139,15 +139,21 @@ def _from_period(trace: Trace, blocks: Lifetimes) -> Steps | None:
         return None
     rows = np.arange(repeats[0], repeats[-1] + 2 * period + 1, period)
     bounds = np.append(blocks.start, blocks.end.max(initial=0))[rows[rows <= count]]
-    if len(bounds) <= _FEWEST or _within_forward(trace, blocks.stack[rows[0] : rows[-1]]):
+    if len(bounds) <= _FEWEST or _within_forward(trace, blocks.stack[rows[0] : rows[-1]], len(rows) - 1):
         return None
     every = f"allocations repeat every {period:,}" if period > 1 else "each allocation is like the last"
     source = f"{every} ({alike.max():.0%} alike)"
     return Steps(bounds, source, Confidence.MEDIUM if alike.max() >= 0.95 and period > 1 else Confidence.LOW)
 
 
-def _within_forward(trace: Trace, stacks: Ints) -> bool:
-    """Return whether all stacks (those that have frames) go through the same call of a module's forward."""
-    paths = [trace.stacks[stack][::-1] for stack in np.unique(stacks[stacks > 0]).tolist()]
-    common = [frames[0] for frames in zip(*paths, strict=False) if len(set(frames)) == 1]
-    return any(trace.frames[frame].function == "forward" for frame in common[: _common_length(paths)])
+def _within_forward(trace: Trace, stacks: Ints, steps: int) -> bool:
+    """Return whether the stacks that return with the steps all go through one line of a module's forward.
+
+    That line is then where the loop is. In traces with C++ frames the order of frames is not to be relied on.
+    """
+    stack, count = np.unique(stacks[stacks > 0], return_counts=True)
+    returning = stack[2 * count > steps].tolist()
+    if len(returning) < 2:
+        return False
+    common = set.intersection(*(set(trace.stacks[stack]) for stack in returning))
+    return any(trace.frames[frame].function == "forward" for frame in common)

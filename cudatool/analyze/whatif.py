@@ -8,14 +8,15 @@ that ends so has only the requests until then.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from cudatool.analyze.memory import call_site
-from cudatool.analyze.replay import pool_ids
-from cudatool.analyze.requests import Call, Requests, Verb, requests
+from cudatool.analyze.replay import pool_ids, requests_with_pools
+from cudatool.analyze.requests import Call, Requests, Verb
 from cudatool.errors import ConfigError, OutOfMemoryError
 from cudatool.memory.blocks import PoolId
 from cudatool.memory.journal import Journal
@@ -28,6 +29,8 @@ __all__ = ["Advice", "Outcome", "OutOfMemory", "advise", "what_if"]
 
 _UNKNOWN_CARD = 1 << 44  # more memory than any card has
 _MIB = 1024 * 1024
+_REGION = 32 * _MIB
+_HIGHEST = 1 << 46  # where regions begin if a recording does not show it
 _GAIN_WORTH_NAMING = 0.01  # of what is reserved
 
 
@@ -131,7 +134,7 @@ def what_if(
     ConfigError
         A string cannot be read, or asks for another allocator.
     """
-    asked = requests(trace, device, recorded, recorded_memory)
+    asked = requests_with_pools(trace, device, recorded, recorded_memory)
     total = memory or recorded_memory
     outcomes = []
     for conf in confs:
@@ -155,7 +158,7 @@ def advise(
     First each by itself, then the best two together. Better is what does not run out of memory, then what reserves
     less; of about equal ones the one named first, which is the simpler one.
     """
-    asked = requests(trace, device, recorded, recorded_memory)
+    asked = requests_with_pools(trace, device, recorded, recorded_memory)
     total = memory or recorded_memory
     limit = _limit_of(recorded)
     done: dict[str, Outcome] = {}
@@ -229,28 +232,101 @@ def _outcome(trace: Trace, asked: Requests, conf: str, total: int | None) -> Out
     return _Model(trace, asked, settings, total).run(conf)
 
 
-class _Card:
-    """A card as a number of bytes: a segment provider. Addresses are never used twice."""
+class _Gaps:
+    """Ranges of free addresses: each an address and a size, in order, never touching."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self) -> None:
+        self.ranges: list[tuple[int, int]] = []
+
+    def add(self, address: int, size: int) -> None:
+        index = bisect_left(self.ranges, (address, 0))
+        if index < len(self.ranges) and self.ranges[index][0] == address + size:
+            size += self.ranges.pop(index)[1]
+        if index and sum(self.ranges[index - 1]) == address:
+            index -= 1
+            address, before = self.ranges.pop(index)
+            size += before
+        self.ranges.insert(index, (address, size))
+
+    def take(self, size: int) -> int | None:
+        """Take `size` bytes from the lowest range that has so many; return their address."""
+        for index, (address, room) in enumerate(self.ranges):
+            if room >= size:
+                self.ranges[index : index + 1] = [(address + size, room - size)] if room > size else []
+                return address
+        return None
+
+    def take_at(self, address: int, size: int) -> bool:
+        """Take certain addresses; return whether they are free."""
+        index = bisect_left(self.ranges, (address + 1, 0)) - 1
+        if index < 0 or sum(self.ranges[index]) < address + size:
+            return False
+        start, room = self.ranges.pop(index)
+        if start + room > address + size:
+            self.ranges.insert(index, (address + size, start + room - address - size))
+        if start < address:
+            self.ranges.insert(index, (start, address - start))
+        return True
+
+
+def _regions(recorded: Requests) -> tuple[_Gaps, int]:
+    """Return what was left of regions from before the first segment, and the lowest address of all of them.
+
+    Both as far as a recording shows them: segments lie there that are neither in a new region nor in what is left of
+    one.
+    """
+    earlier, later = _Gaps(), _Gaps()
+    lowest = highest = 0
+    for change in (change for call in recorded.calls for change in call.changes):
+        address, size = change.address, change.size
+        if change.kind is Kind.SEGMENT_FREE:
+            later.add(address, size)
+        elif change.kind is Kind.SEGMENT_ALLOC and not later.take_at(address, size):
+            region = -(-size // _REGION) * _REGION
+            if address % _REGION == 0 and address + region <= (lowest or address + region):
+                lowest, highest = address, highest or address + region
+                if region > size:
+                    later.add(address + size, region - size)
+            else:
+                earlier.add(address, size)
+    top = min([highest or _HIGHEST, *(address for address, _ in earlier.ranges)])
+    return earlier, top // _REGION * _REGION
+
+
+class _Card:
+    """A card as a number of bytes and a range of addresses: a segment provider.
+
+    Between free blocks of one size the lowest address decides, so that the order of segments matters a little. This is
+    how the driver was seen to give out addresses (CUDA 13.0 on an H200): in regions of whole 32 MiB, each new one
+    below the last; but first what is left of earlier regions, from the lowest address up.
+    """
+
+    def __init__(self, total: int, recorded: Requests) -> None:
         self.total = total
         self.used = 0
         self.passed: set[int] = set()
-        self._next = 1 << 40
+        self._gaps, self._lowest = _regions(recorded)
         self._sizes: dict[int, int] = {}
 
     def allocate(self, size: int, stream: int) -> int:
         self._take(size)
-        address = self.reserve(size, stream)
+        address = self._gaps.take(size)
+        if address is None:
+            region = -(-size // _REGION) * _REGION
+            address = self.reserve(region, stream)
+            if region > size:
+                self._gaps.add(address + size, region - size)
         self._sizes[address] = size
         return address
 
     def free(self, address: int) -> None:
-        self.used -= self._sizes.pop(address)
+        size = self._sizes.pop(address)
+        self.used -= size
+        self._gaps.add(address, size)
 
     def reserve(self, size: int, stream: int) -> int:
-        address, self._next = self._next, self._next + size
-        return address
+        self._lowest -= size
+        return self._lowest
 
     def unreserve(self, address: int, size: int) -> None:
         pass
@@ -285,7 +361,7 @@ class _Model:
     def __init__(self, trace: Trace, asked: Requests, settings: Settings, total: int | None) -> None:
         self.trace = trace
         self.asked = asked
-        self.card = _Card(total or _UNKNOWN_CARD)
+        self.card = _Card(total or _UNKNOWN_CARD, asked)
         self.policy = Policy(
             self.card,
             device=asked.device,

@@ -49,11 +49,10 @@ def of_segment(kind: Kind, address: int, size: int, **more: Any) -> tuple[Kind, 
 
 def stacks(*stacks_of_frames: list[tuple[str, str, int]]) -> dict[str, Any]:
     """Return the tables of a trace with these stacks, numbered from 1."""
-    frames = [Frame(*frame) for stack in stacks_of_frames for frame in stack]
-    result: list[tuple[int, ...]] = [()]
-    for stack in stacks_of_frames:
-        first = sum(len(s) for s in result)
-        result.append(tuple(range(first, first + len(stack))))
+    frames = list(
+        dict.fromkeys(Frame(*frame) for stack in stacks_of_frames for frame in stack)
+    )  # interned, as in files
+    result = [(), *(tuple(frames.index(Frame(*frame)) for frame in stack) for stack in stacks_of_frames)]
     return {"frames": frames, "stacks": result}
 
 

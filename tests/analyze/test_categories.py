@@ -36,7 +36,8 @@ def categories_of(made: Trace) -> list[Category]:
         ([(MODULE, "_apply", 965), ("m.py", "forward", 5)], Category.ACTIVATIONS),
         ([("torch/autograd/__init__.py", "backward", 374), ("t.py", "main", 1)], Category.GRADIENTS),
         ([("b.cpp", "at::cuda::blas::getCublasWorkspace()", 0), (MODULE, "_call_impl", 1)], Category.WORKSPACE),
-        ([("c.cpp", "cudnn::allocate", 0), ("m.py", "forward", 5)], Category.WORKSPACE),
+        ([("c.cpp", "at::native::(anonymous namespace)::Workspace::Workspace", 0)], Category.WORKSPACE),
+        ([("c.cpp", "at::native::cudnn_batch_norm", 0), ("m.py", "forward", 5)], Category.ACTIVATIONS),
         ([("t.py", "main", 1)], Category.UNKNOWN),
         ([], Category.UNKNOWN),
     ],
@@ -156,3 +157,11 @@ def test_every_block_of_a_recording_has_a_rule(name: str) -> None:
     (diagnosis,) = analyze.report(made).diagnoses
     assert len(analyze.blocks(made)) == len(diagnosis.categories.rule)
     assert 0 <= diagnosis.categories.rule.min() <= diagnosis.categories.rule.max() < len(analyze.RULES)
+
+
+def test_what_was_there_before_the_recording_may_be_parameters_or_state() -> None:
+    made = training()
+    made.header["prior_records"] = {0: 1}
+    rule, *_ = rules_of(made)
+    assert Category.UNKNOWN == rule.category
+    assert "before the recording began" in rule.reason

@@ -239,3 +239,18 @@ def test_columns_of_a_layout_fill_every_segment() -> None:
         np.add.at(size, layout.segment, layout.size)
         assert layout.segments.size.tolist() == size.tolist()
         assert (np.diff(layout.address) > 0).all()
+
+
+def test_what_a_reader_put_in_front_is_no_moment_before_all_of_it_is_there() -> None:
+    """A ring that lost its start: segments and blocks from before it stand in front, the segments first."""
+    prior = [large(0, 20 * MIB), large(40 * MIB, 20 * MIB), alloc(0, 20 * MIB), alloc(40 * MIB, 15 * MIB)]
+    made = trace(*prior, free(0), freed(0), header={"prior_records": {0: len(prior)}})
+    (moment,) = split_of(made)
+    assert ({Cause.HOLE: 5 * MIB}, 3, None) == (causes(moment), moment.index, moment.wanted)
+
+
+def test_growth_after_what_was_there_before_is_the_peak() -> None:
+    prior = [large(0, 20 * MIB), alloc(0, 20 * MIB)]
+    made = trace(*prior, large(40 * MIB, 20 * MIB), alloc(40 * MIB, 15 * MIB), header={"prior_records": {0: 2}})
+    (moment,) = split_of(made)
+    assert (3, analyze.Wanted(15 * MIB, 0, 0, 1)) == (moment.index, moment.wanted)

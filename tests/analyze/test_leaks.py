@@ -142,3 +142,40 @@ def test_no_recording_leaks(name: str) -> None:
 
 def test_steps_of_a_recording_are_the_optimizers() -> None:
     assert 24 == len(steps_of(recording("llm__default")))
+
+
+def layers(function: str) -> Trace:
+    """Return a trace whose sequence of two allocations returns 20 times, all under one line of `function`."""
+    outer = ("m.py", function, 50)
+    tables = stacks([("m.py", "attend", 1), outer], [("m.py", "mix", 2), outer])
+    return trace(*(e for i in range(20) for e in (kept(2 * i), kept(2 * i + 1, 200, stack=2))), **tables)
+
+
+def test_layers_of_one_forward_are_not_steps() -> None:
+    assert 19 < len(steps_of(layers("train")))
+    assert ["m.py:1 (attend)", "m.py:2 (mix)"] == sorted(label for label, *_ in leaks_in(layers("train")))
+    assert 0 == len(steps_of(layers("forward")))
+    assert [] == leaks_in(layers("forward"))
+
+
+def test_what_was_there_before_the_recording_makes_no_steps() -> None:
+    made = layers("train")
+    made.header["prior_records"] = {0: 40}
+    assert 0 == len(steps_of(made))
+
+
+def test_a_list_that_is_dropped_after_inferred_steps_is_no_leak() -> None:
+    fill = [kept(i) for i in range(20)]
+    drop = [e for i in range(20) for e in (free(i * MIB), freed(i * MIB))]
+    assert 1 == len(leaks_in(trace(*fill, **STACKS)))
+    assert [] == leaks_in(trace(*fill, *drop, **STACKS))
+
+
+def test_torch_compiles_own_ranges_are_no_steps() -> None:
+    made = trace(*(e for _ in range(5) for e in (push("pad_mm_benchmark (dynamo_timed)"), pop())))
+    assert 0 == len(steps_of(made))
+
+
+def test_a_range_of_any_other_name_is_unsure() -> None:
+    made = trace(*(e for _ in range(5) for e in (push("work"), pop())))
+    assert (4, Confidence.LOW) == (len(steps_of(made)), steps_of(made).confidence)

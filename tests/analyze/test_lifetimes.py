@@ -102,3 +102,9 @@ def test_pairing_equals_a_walk_over_the_events(events: list[tuple[Kind, int, int
         row[2] = row[2] if row[2] < never else row[3]
         row[3] = max(row[2], row[3])
     assert [tuple(row) for row in expected] == spans(analyze.blocks(made))
+
+
+def test_recording_begins_after_what_a_reader_put_in_front() -> None:
+    prior = [alloc(0, 512), (Kind.RANGE_PUSH, {}), alloc(512, 512, device=1), alloc(1024, 512)]
+    made = trace(*prior, free(0), header={"prior_records": {0: 2, 1: 1}})
+    assert [4, 5, 0] == [analyze.recorded_from(made, device) for device in (0, 1, 2)]

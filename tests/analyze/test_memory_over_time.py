@@ -100,6 +100,17 @@ def test_index_at_is_the_last_record_not_later(time: int, index: int) -> None:
         ([("c10/alloc.cpp", "malloc", 7), ("/home/u/t.py", "f", 3)], "t.py:3 (f)"),
         ([("c10/alloc.cpp", "malloc", 7)], "alloc.cpp:7 (malloc)"),
         ([("/x/site-packages/a.py", "f", 7)], "a.py:7 (f)"),
+        (
+            [
+                ("??", "torch::unwind::unwind()", 0),
+                ("", "c10::cuda::CUDACachingAllocator::Native::allocate(unsigned long)", 0),
+                ("", "at::TensorBase at::detail::_empty_generic<long>(c10::ArrayRef<long>)", 0),
+                ("", "void at::native::(anonymous namespace)::addmm_out<float>(at::Tensor&, bool)", 0),
+                ("", "torch::autograd::Engine::thread_init(int)", 0),
+            ],
+            "at::native::addmm_out<float>",
+        ),
+        ([("??", "torch::unwind::unwind()", 0)], "torch::unwind::unwind"),
     ],
 )
 def test_the_call_site_is_the_users_own_frame(stack: list[tuple[str, str, int]], label: str) -> None:
