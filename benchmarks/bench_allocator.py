@@ -3,18 +3,24 @@
     python benchmarks/bench_allocator.py [SNAPSHOT.pickle ...]
 
 Snapshots are PyTorch's (also compressed with xz). Where PyTorch or CuPy and a GPU are there, their alloc+free is
-measured beside ours.
+measured beside ours. Ours is measured as it is installed, which is compiled unless the install is an editable one, and
+from the source beside this file, uncompiled.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+if "--source" in sys.argv:  # before the import: the checkout's modules instead of the installed ones
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from cudatool.collect import plain_pickle
-from cudatool.memory import CachingAllocator, Settings
+from cudatool.memory import CachingAllocator, Settings, policy
 from cudatool.trace import hooks
 
 MIB = 1024 * 1024
@@ -32,6 +38,18 @@ class EndlessProvider:
         return self.next_address - size
 
     def free(self, address: int) -> None:
+        pass
+
+    def reserve(self, size: int, stream: int) -> int:
+        return self.allocate(size, stream)
+
+    def unreserve(self, address: int, size: int) -> None:
+        pass
+
+    def map(self, address: int, size: int, page_size: int) -> None:
+        pass
+
+    def unmap(self, address: int, size: int, page_size: int) -> None:
         pass
 
     def record_event(self, stream: int) -> int:
@@ -126,20 +144,46 @@ def replay(path: Path) -> tuple[int, float]:
     return len(entries), time.perf_counter() - start
 
 
-def main() -> None:
-    print(f"{'alloc + free of a cached block':<48}{'ns':>10}")
-    for label, time_ns in hit_paths():
-        print(f"  {label:<46}{time_ns:>10.0f}")
+def measure(snapshots: list[Path]) -> dict[str, float]:
+    """Return what was measured in this process: ns, and events per second."""
+    rows = dict(hit_paths())
     hooks.subscribe(lambda event: None)
     label, time_ns = hit_paths()[1]
-    print(f"  {label + ', 1 subscriber':<46}{time_ns:>10.0f}")
+    rows[f"{label}, 1 subscriber"] = time_ns
     hooks.reset()
-    for label, time_ns in peers():
-        print(f"  {label:<46}{time_ns:>10.0f}")
-    print(f"\n{'replay of a recording':<36}{'events':>10}{'seconds':>10}{'events/s':>12}")
-    for path in [Path(name) for name in sys.argv[1:]] or [DEFAULT_SNAPSHOT]:
+    for path in snapshots:
         events, seconds = replay(path)
-        print(f"  {path.name.split('.')[0]:<34}{events:>10}{seconds:>10.2f}{events / seconds:>12.0f}")
+        rows[f"{path.name.split('.')[0]}: {events:,} events"] = events / seconds
+    return rows
+
+
+def in_another_process(*options: str) -> tuple[dict[str, float], bool]:
+    """Return what another process measures, and whether its policy is compiled."""
+    command = [sys.executable, __file__, "--rows", *options]
+    rows, compiled = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return rows, compiled
+
+
+def main() -> None:
+    snapshots = [Path(name) for name in sys.argv[1:] if not name.startswith("--")] or [DEFAULT_SNAPSHOT]
+    if "--rows" in sys.argv:
+        print(json.dumps([measure(snapshots), policy.__file__.endswith(".so")]))
+        return
+    names = [str(path) for path in snapshots]
+    installed, compiled = in_another_process(*names)
+    source, _ = in_another_process("--source", *names)
+    heads = "compiled" if compiled else "installed", "source"
+    print(f"{'alloc + free of a cached block, ns':<48}{heads[0]:>12}{heads[1]:>12}")
+    for label in installed:
+        if "events" in label:
+            continue
+        print(f"  {label:<46}{installed[label]:>12.0f}{source[label]:>12.0f}")
+    for label, time_ns in peers():
+        print(f"  {label:<46}{time_ns:>12.0f}")
+    print(f"\n{'replayed events a second':<48}{heads[0]:>12}{heads[1]:>12}")
+    for label in installed:
+        if "events" in label:
+            print(f"  {label:<46}{installed[label]:>12,.0f}{source[label]:>12,.0f}")
 
 
 if __name__ == "__main__":
