@@ -31,16 +31,17 @@ def compiled_policy() -> list[Extension]:
     builds = {"build", "build_ext", "bdist_wheel", "install"} & set(sys.argv)
     if not builds or os.environ.get("CUDATOOL_PURE") == "1":
         return []
-    try:
-        from mypyc.build import mypycify
-    except ImportError:
-        warnings.warn("mypy is not installed: the allocator's policy stays uncompiled, and slower", stacklevel=2)
-        return []
     # Errors in modules that the policy does not need are not its business.
     options = ["--strict", "--follow-imports=silent", "--python-version=3.11"]
-    extensions: list[Extension] = mypycify(
-        [*options, *POLICY], group_name="cudatool.memory._policy", opt_level="3", debug_level="0"
-    )
+    try:
+        from mypyc.build import mypycify
+
+        extensions: list[Extension] = mypycify(
+            [*options, *POLICY], group_name="cudatool.memory._policy", opt_level="3", debug_level="0"
+        )
+    except ImportError as error:  # mypyc, or something that it needs
+        warnings.warn(f"the allocator's policy stays uncompiled, and slower: {error}", stacklevel=2)
+        return []
     return extensions
 
 

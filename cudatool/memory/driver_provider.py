@@ -13,7 +13,7 @@ __all__ = ["DriverProvider"]
 
 
 class DriverProvider:
-    """Allocates with cuMemAlloc in a device's primary context.
+    """Allocates with cuMemAlloc, and maps pages with cuMemCreate and cuMemMap, in a device's primary context.
 
     Calls may come from any thread, also from finalizers on threads without a context, so each makes the context
     current for its own duration. Driver-level sources of events are told that the calls are ours.
@@ -37,6 +37,7 @@ class DriverProvider:
         self._device = _check("cuDeviceGet", driver.cuDeviceGet(device))
         self._context: Any = _check("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(self._device))
         self._idle_events: list[Any] = []
+        self._pages: dict[int, Any] = {}  # address of every mapped page -> handle of its memory
 
     def allocate(self, size: int, stream: int) -> int:
         """Return the address of `size` new bytes; the stream does not matter to the driver."""
@@ -47,6 +48,51 @@ class DriverProvider:
         """Give back a segment. The driver waits for all work on the device first."""
         with self._call() as driver:
             _check("cuMemFree", driver.cuMemFree(address))
+
+    def reserve(self, size: int, stream: int) -> int:
+        """Return the start of `size` addresses without memory."""
+        with self._call() as driver:
+            return int(_check("cuMemAddressReserve", driver.cuMemAddressReserve(size, 0, 0, 0)))
+
+    def unreserve(self, address: int, size: int) -> None:
+        """Give back a range of addresses."""
+        with self._call() as driver:
+            _check("cuMemAddressFree", driver.cuMemAddressFree(address, size))
+
+    def map(self, address: int, size: int, page_size: int) -> None:
+        """Put memory behind a part of a reserved range, that the device can read and write; all of it or none.
+
+        Each page has a handle of its own, because memory can only be unmapped by whole handles.
+        """
+        location_type = self._driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        kind = self._driver.CUmemAllocationProp()
+        kind.type = self._driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        kind.location.type, kind.location.id = location_type, int(self._device)
+        access = self._driver.CUmemAccessDesc()
+        access.location.type, access.location.id = location_type, int(self._device)
+        access.flags = self._driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        with self._call() as driver:
+            handles: list[Any] = []
+            try:
+                for _ in range(0, size, page_size):
+                    what = f"cuMemCreate of {page_size} bytes"
+                    handles.append(_check(what, driver.cuMemCreate(page_size, kind, 0)))
+            except CudaError:
+                for handle in handles:
+                    _check("cuMemRelease", driver.cuMemRelease(handle))
+                raise
+            for page, handle in zip(range(address, address + size, page_size), handles, strict=True):
+                _check("cuMemMap", driver.cuMemMap(page, page_size, 0, handle, 0))
+                self._pages[page] = handle
+            _check("cuMemSetAccess", driver.cuMemSetAccess(address, size, [access], 1))
+
+    def unmap(self, address: int, size: int, page_size: int) -> None:
+        """Give back whole pages. Waits for all work on the device first, as cuMemFree does."""
+        with self._call() as driver:
+            _check("cuCtxSynchronize", driver.cuCtxSynchronize())
+            for page in range(address, address + size, page_size):
+                _check("cuMemUnmap", driver.cuMemUnmap(page, page_size))
+                _check("cuMemRelease", driver.cuMemRelease(self._pages.pop(page)))
 
     def record_event(self, stream: int) -> Any:
         """Return an event recorded on the stream with this handle."""

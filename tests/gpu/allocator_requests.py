@@ -34,7 +34,7 @@ def script(seed: int, count: int) -> list[tuple[Any, ...]]:
             live.append(number)
         elif what < 0.94:
             block = live.pop(rng.randrange(len(live)))
-            if rng.random() < 0.05:
+            if rng.random() < 0.03:
                 calls.append(("use", block, rng.randrange(STREAMS)))
             calls.append(("free", block))
         elif what < 0.96:
@@ -169,7 +169,7 @@ def main() -> None:
         elif what in ("alloc", "use"):
             if what == "use":  # work that is not over before the next synchronization
                 with torch.cuda.stream(streams[arguments[-1]]):
-                    torch.cuda._sleep(400_000_000)
+                    torch.cuda._sleep(200_000_000)
             getattr(allocator, what)(*arguments[:-1], streams[arguments[-1]])
         else:
             getattr(allocator, what)(*arguments)
