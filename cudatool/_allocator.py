@@ -166,8 +166,22 @@ def _make(device: int) -> CachingAllocator:
         from cudatool.memory.driver_provider import DriverProvider
 
         return CachingAllocator(
-            DriverProvider(device), device=device, stream_id=lambda handle: hooks.stream_id(device, handle)
+            DriverProvider(device),
+            device=device,
+            stream_id=lambda handle: hooks.stream_id(device, handle),
+            processes=lambda: _processes(device),
         )
+
+
+def _processes(device: int) -> list[tuple[int, int]]:
+    """Return id and bytes of the processes on a GPU; none where NVML does not know, or nobody else can be there."""
+    choice = _driver.chosen()
+    if choice is None or choice.kind == "sim":
+        return []
+    try:
+        return [used for used in _driver.gpu_processes(get_device_properties(device).uuid) if used[1]]
+    except UsageError:
+        return []
 
 
 class Memory:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from cudatool.errors import ConfigError, OutOfMemoryError, UsageError
@@ -50,6 +50,8 @@ class CachingAllocator:
         Gives the trace's id of a stream; default: the stream itself.
     total_memory
         The device's memory in bytes, of which a memory fraction is a part. Default: what the provider says.
+    processes
+        Gives id and bytes of each process that uses the device, for out-of-memory errors.
 
     Raises
     ------
@@ -65,6 +67,7 @@ class CachingAllocator:
         settings: Settings | None = None,
         stream_id: Callable[[int], int] | None = None,
         total_memory: int | None = None,
+        processes: Callable[[], Iterable[tuple[int, int]]] = tuple,
     ) -> None:
         settings = Settings.from_environment() if settings is None else settings
         if settings.backend != "native":
@@ -82,6 +85,7 @@ class CachingAllocator:
             journal=self._journal,
             total_memory=provider.memory_info()[1] if total_memory is None else total_memory,
             outside=self._outside,
+            processes=processes,
         )
         self.statistics = self._policy.statistics
         self._lock = threading.RLock()

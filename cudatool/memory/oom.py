@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 from cudatool.errors import OutOfMemoryError
@@ -28,6 +29,7 @@ def out_of_memory_error(
     pool: BlockPool,
     stream: int,
     blocks: Iterable[Block],
+    processes: Iterable[tuple[int, int]] = (),
 ) -> OutOfMemoryError:
     """Return the error for a segment of `wanted` bytes for `pool` and `stream` that could not be had.
 
@@ -39,6 +41,8 @@ def out_of_memory_error(
         Bytes that may be reserved, if a memory fraction limits them.
     blocks
         All of the allocator.
+    processes
+        Id and bytes of each process that uses the device, as far as that is known.
     """
     allocated = statistics.all.allocated_bytes.current
     reserved = statistics.all.reserved_bytes.current
@@ -56,6 +60,12 @@ def out_of_memory_error(
         f"tried to allocate {format_bytes(wanted)} on device {device}, which has {format_bytes(total)}, "
         f"of which {format_bytes(free)} are free."
     ]
+    for process, used in processes:
+        if process == os.getpid():
+            outside = f", {format_bytes(used - reserved)} of it outside this allocator" if used > reserved else ""
+            text.append(f"This process uses {format_bytes(used)}{outside}.")
+        else:
+            text.append(f"Process {process} uses {format_bytes(used)}.")
     if allowed is not None:
         text.append(f"The memory fraction allows {format_bytes(allowed)}.")
     text.append(

@@ -24,7 +24,7 @@ or waited for: pending blocks wait until that is over, and the last step but one
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -74,6 +74,8 @@ class Policy:
         The device's memory in bytes, of which a memory fraction is a part.
     outside
         Lets the program and its other threads use the allocator, in the middle of an operation.
+    processes
+        Gives id and bytes of each process on the device, for messages.
     """
 
     def __init__(
@@ -85,7 +87,9 @@ class Policy:
         journal: Journal,
         total_memory: int,
         outside: Callable[[], AbstractContextManager[None]],
+        processes: Callable[[], Iterable[tuple[int, int]]] = tuple,
     ) -> None:
+        self._processes = processes
         self.free_memory_callbacks: list[Callable[[], bool]] = []
         self.statistics = AllocatorStatistics(settings.max_split_size)
         self._provider = provider
@@ -547,6 +551,7 @@ class Policy:
             pool=pool,
             stream=stream,
             blocks=self.segments.blocks(),
+            processes=self._processes(),
         )
 
     def _block_pools(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import pickle
 import threading
 import weakref
@@ -329,6 +330,25 @@ def test_out_of_memory_keeps_nothing_of_its_caller_alive(make: Make) -> None:
         assert None is alive[0]()
     finally:
         gc.enable()
+
+
+def test_out_of_memory_names_the_processes_on_the_device(provider: FakeProvider) -> None:
+    provider.total = 20 * MIB
+    used = [(4711, 3 * MIB), (os.getpid(), 25 * MIB)]
+    allocator = CachingAllocator(provider, device=0, settings=Settings(), processes=lambda: used)
+    allocator.malloc(5 * MIB, 0)
+    with pytest.raises(OutOfMemoryError) as error:
+        allocator.malloc(30 * MIB, 0)
+    assert "Process 4711 uses 3 MiB. This process uses 25 MiB, 5 MiB of it outside this allocator." in str(error.value)
+
+
+def test_out_of_memory_names_the_places_that_hold_most(make: Make, events: list[Event]) -> None:
+    allocator = make(total=20 * MIB)
+    allocator.malloc(12 * MIB, 0)
+    with pytest.raises(
+        OutOfMemoryError, match=r"Most is held by test_caching_allocator\.py:\d+ \(test_out_of.*\): 12 MiB"
+    ):
+        allocator.malloc(12 * MIB, 0)
 
 
 def test_out_of_memory_says_when_memory_lies_in_pieces(make: Make) -> None:
