@@ -29,16 +29,16 @@ def newest() -> Path:
 
 
 def read_trace(source: Path) -> Trace:
-    """Return the trace in a file: one of ours, or a PyTorch snapshot.
+    """Return the trace in a file: one of ours, a PyTorch snapshot, or RMM's allocation log.
 
     Raises
     ------
     UsageError
         The file cannot be read.
     FileFormatError
-        It is of neither kind, or damaged.
+        It is of none of these kinds, or damaged.
     """
-    from cudatool.collect import torch_snapshot
+    from cudatool.collect import rmm_log, torch_snapshot
     from cudatool.errors import FileFormatError, UsageError
     from cudatool.trace import reader
 
@@ -47,6 +47,8 @@ def read_trace(source: Path) -> Trace:
             return reader.read(source)
         if torch_snapshot.is_snapshot(source):
             return torch_snapshot.read(source)
+        if rmm_log.is_rmm_log(source):
+            return rmm_log.read(source)
     except OSError as error:
         raise UsageError(f"cannot read {source}: {error.strerror}") from error
-    raise FileFormatError(str(source), "neither a cudatool trace nor a PyTorch memory snapshot")
+    raise FileFormatError(str(source), "neither a cudatool trace nor a PyTorch memory snapshot, and no log of RMM")

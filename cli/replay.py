@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["replay"]
 
+_MOST_COUNTERS = 5  # that differ, to be listed
+
 
 @click.command()
 @click.argument("source", required=False, type=click.Path(path_type=Path))
@@ -59,7 +61,7 @@ def replay(
     from cudatool.cli._sources import newest, read_trace
     from cudatool.errors import UsageError
     from cudatool.memory import Settings
-    from cudatool.units import parse_bytes
+    from cudatool.units import format_bytes, parse_bytes
 
     if checks and (confs or advises):
         raise UsageError("--check replays what was recorded; it does not go with --conf or --advise")
@@ -81,17 +83,18 @@ def replay(
     console = Console(highlight=False)
 
     if checks:
-        results = [
-            analyze.check(
-                trace,
-                device,
-                settings,
-                total_memory=total,
-                final=getattr(trace, "segments", None),
-                stats=facts.get("stats") if len(devices) == 1 else None,
-            )
-            for device in devices
-        ]
+        with _progress(messages):
+            results = [
+                analyze.check(
+                    trace,
+                    device,
+                    settings,
+                    total_memory=total,
+                    final=getattr(trace, "segments", None),
+                    stats=facts.get("stats") if len(devices) == 1 else None,
+                )
+                for device in devices
+            ]
         if as_json:
             click.echo(json.dumps([asdict(result) for result in results], indent=2))
         else:
@@ -102,6 +105,11 @@ def replay(
         return
 
     wanted = parse_bytes(memory) if memory else None
+    for device in devices if not (wanted or total or as_json) else ():
+        if limit := analyze.recorded_limit(trace, device):
+            messages.print(
+                f"device {device} ran out of memory: {format_bytes(limit)} are taken to be all it could have"
+            )
     with _progress(messages) as progress:
         if confs:
             rows = [
@@ -172,20 +180,21 @@ def _with_fraction(settings: Settings, facts: dict[str, Any]) -> Settings:
 
 @contextmanager
 def _progress(messages: Any) -> Iterator[Callable[[int], None]]:
-    """Show how many settings have been tried, on a terminal and if it takes long."""
-    import time
+    """Show that something happens and how many settings have been tried, on a terminal and after two seconds."""
+    from threading import Timer
 
     if not messages.is_terminal:
         yield lambda done: None
         return
-    started = time.monotonic()
-    with messages.status("") as status:
-
-        def update(done: int) -> None:
-            if time.monotonic() - started > 2:
-                status.update(f"{done} settings tried")
-
-        yield update
+    status = messages.status("replaying")
+    timer = Timer(2, status.start)
+    timer.start()
+    try:
+        yield lambda done: status.update(f"replaying: {done} settings tried")
+    finally:
+        timer.cancel()
+        timer.join()
+        status.stop()
 
 
 def _print_check(console: Any, result: Check) -> None:
@@ -202,14 +211,19 @@ def _print_check(console: Any, result: Check) -> None:
         f"{format_bytes(result.active_peak_bytes)} in use",
         f"  began with  {_BEGINNINGS[result.initial_state]}",
     ]
-    for name, (recorded, actual) in result.stats_differ.items():
+    for name, (recorded, actual) in list(result.stats_differ.items())[:_MOST_COUNTERS]:
         lines.append(f"  {name}: recorded {recorded:,}, here {actual:,}")
+    if len(result.stats_differ) > _MOST_COUNTERS:
+        lines.append(
+            f"  ... and {len(result.stats_differ) - _MOST_COUNTERS} more counters that differ (--json has all)"
+        )
     if result.first_divergence is not None:
         first = result.first_divergence
         lines.append(
             f"  first difference at event {first.event}, a {first.what} of {first.size:,} bytes: "
             f"recorded {first.expected}, here {first.actual}"
         )
+        lines.append(f"  probably    {first.reason}")
     lines += [f"  {note}" for note in result.notes]
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
@@ -244,6 +258,9 @@ def _print_outcomes(console: Any, device: int, outcomes: list[Outcome]) -> None:
         )
     console.print(table)
     for outcome in outcomes:
+        if outcome.survived_ooms:
+            text = f"{outcome.conf or '(defaults)'} fails {outcome.survived_ooms:,} requests that it can do without"
+            console.print(text, markup=False, soft_wrap=True)
         if outcome.oom is not None and outcome.oom.site:
             console.print(
                 f"{outcome.conf or '(defaults)'} runs out at {outcome.oom.site}", markup=False, soft_wrap=True

@@ -46,7 +46,7 @@ from cudatool.analyze.sites import Grouping, SiteTree, range_at, site_tree
 from cudatool.analyze.steps import Confidence, Steps, find_steps
 from cudatool.analyze.summary import DeviceMemory, Moment, Report, Summary, report
 from cudatool.analyze.usage import Usage, pool_label, stream_label, usage_by_pool, usage_by_stream
-from cudatool.analyze.whatif import Advice, Outcome, OutOfMemory, advise, what_if
+from cudatool.analyze.whatif import Advice, Outcome, OutOfMemory, advise, recorded_limit, what_if
 
 __all__ = [
     "Advice",
@@ -124,6 +124,7 @@ __all__ = [
     "pool_label",
     "range_at",
     "recorded_from",
+    "recorded_limit",
     "recorded_settings",
     "report",
     "requests",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from cudatool.errors import ConfigError
+from cudatool.errors import ConfigError, FileFormatError
 from cudatool.memory.settings import UNLIMITED, Settings
 from cudatool.trace.model import Trace
 
@@ -19,6 +19,11 @@ def recorded_settings(trace: Trace) -> tuple[Settings, str]:
     """Return the settings of a recording, and a sentence that says where they come from.
 
     PyTorch writes them into a snapshot, except for what a program sets later; our own traces have them in the header.
+
+    Raises
+    ------
+    FileFormatError
+        What the file says of them is of another type than PyTorch writes.
     """
     stated: Mapping[str, Any] = getattr(trace, "settings", None) or {}
     conf = stated.get("PYTORCH_CUDA_ALLOC_CONF", trace.header.get("allocator_conf"))
@@ -34,13 +39,16 @@ def recorded_settings(trace: Trace) -> tuple[Settings, str]:
         where = f"the file's settings cannot be read ({error}): PyTorch's defaults are assumed"
     if stated:
         limit = stated.get("max_split_size", -1)
-        settings = replace(
-            settings,
-            max_split_size=limit if isinstance(limit, int) and limit > 0 else UNLIMITED,
-            garbage_collection_threshold=float(stated.get("garbage_collection_threshold") or 0.0),
-            expandable_segments=bool(stated.get("expandable_segments", settings.expandable_segments)),
-            roundup_power2_divisions=_divisions(stated.get("roundup_power2_divisions") or {}),
-        )
+        try:
+            settings = replace(
+                settings,
+                max_split_size=limit if isinstance(limit, int) and limit > 0 else UNLIMITED,
+                garbage_collection_threshold=float(stated.get("garbage_collection_threshold") or 0.0),
+                expandable_segments=bool(stated.get("expandable_segments", settings.expandable_segments)),
+                roundup_power2_divisions=_divisions(stated.get("roundup_power2_divisions") or {}),
+            )
+        except (AttributeError, OverflowError, TypeError, ValueError) as error:
+            raise FileFormatError(trace.source, f"its allocator settings make no sense ({error})") from error
     return settings, where
 
 

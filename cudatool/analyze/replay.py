@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cudatool.analyze.replay_pools import UnnamedPools
+from cudatool.analyze.replay_script import Script
 from cudatool.analyze.requests import Call, Change, Requests, Verb, requests
 from cudatool.errors import OutOfMemoryError, UsageError
 from cudatool.memory.blocks import FREE, MIN_BLOCK_SIZE, SMALL_LIMIT, Block, PoolId, round_size
@@ -33,19 +34,38 @@ from cudatool.trace.model import Trace
 __all__ = ["Check", "Divergence", "check", "pool_ids", "requests_with_pools"]
 
 _ADDRESS_SPACE = 1 << 46  # for expandable segments where the size of the card is not known
-_FIRST_MADE_UP = 1 << 60  # addresses of segments that the recording does not have
 _MOST_RESTARTS = 64
+
+# Why a decision differs, probably.
+_ANOTHER_FITS = "another free block fits best here: other settings were in force, or a block hides a rest"
+_CONTRADICTION = "the file contradicts itself"
+_ENOUGH_HERE = "there is memory enough here: a limit was in force that the file does not name"
+_IN_USE_HERE = "it is in use here, or was never there"
+_NOTHING_FITS = "no free block fits here: other settings were in force, or blocks were in other pools"
+_SOMETHING_FITS = "a free block fits here: the request was for a private pool, or other settings were in force"
+_STILL_IN_USE = "it is wholly free here: its pool was still in use, or a block in it is not in the file"
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first decision that differs: of the call at `event`, an index into the trace's records."""
+    """The first decision that differs: of the call at `event`, an index into the trace's records.
+
+    Attributes
+    ----------
+    what, size
+        What was called, and the bytes that it was called for.
+    expected, actual
+        What was recorded, and what happened here.
+    reason
+        What probably lies behind it.
+    """
 
     event: int
     what: str
     size: int
     expected: str
     actual: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,96 +242,6 @@ def _notes(replay: _Replay) -> Iterator[str]:
         yield f"{replay.misplaced} blocks lie in no segment, or in each other, and are left out"
 
 
-class _Script:
-    """Hands out the recorded memory, and lets events pass when the recording says so: a segment provider.
-
-    A block that was freed late stands in a recording without the streams that used it. Each gets a stream of its own.
-    """
-
-    def __init__(self, total_memory: int) -> None:
-        self.total_memory = total_memory
-        self.expected: deque[Change] = deque()
-        self.passed: set[int] = set()
-        self.exact = 0
-        self.wrong: list[str] = []
-        self.fails = False  # whether the call under way got no memory
-        self._next = _FIRST_MADE_UP
-
-    def allocate(self, size: int, stream: int) -> int:
-        return self._gain(Kind.SEGMENT_ALLOC, size, stream)
-
-    def free(self, address: int) -> None:
-        self._release(Kind.SEGMENT_FREE, address, 0)
-
-    def reserve(self, size: int, stream: int) -> int:
-        for change in self.expected:
-            if change.kind is Kind.SEGMENT_MAP and change.stream == stream:
-                return change.address
-        return self._made_up(size)
-
-    def unreserve(self, address: int, size: int) -> None:
-        pass
-
-    def map(self, address: int, size: int, page_size: int) -> None:
-        change = self.expected[0] if self.expected else None
-        if change is not None and change.kind in (Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP):
-            raise OutOfMemoryError("the recording had to release memory first")
-        if change is not None and change[:3] == (Kind.SEGMENT_MAP, address, size):
-            self.expected.popleft()
-            self.exact += 1
-        elif self.fails:
-            raise OutOfMemoryError("the recording got no memory")
-        else:
-            self.wrong.append(f"{size} bytes mapped at {address:#x}")
-
-    def unmap(self, address: int, size: int, page_size: int) -> None:
-        self._release(Kind.SEGMENT_UNMAP, address, size)
-
-    def record_event(self, stream: int) -> int:
-        return stream
-
-    def event_passed(self, token: int) -> bool:
-        return token in self.passed
-
-    def synchronize_event(self, token: int) -> None:
-        if token not in self.passed:
-            self.wrong.append("a block was waited for that the recording kept in use")
-
-    def memory_info(self) -> tuple[int, int]:
-        return 0, self.total_memory
-
-    def is_made_up(self, address: int) -> bool:
-        return address >= _FIRST_MADE_UP
-
-    def _gain(self, kind: Kind, size: int, stream: int) -> int:
-        change = self.expected[0] if self.expected else None
-        if change is not None and change.kind in (Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP):
-            raise OutOfMemoryError("the recording had to release memory first")
-        if change is not None and (change.kind, change.size, change.stream) == (kind, size, stream):
-            self.expected.popleft()
-            self.exact += 1
-            return change.address
-        if self.fails:
-            raise OutOfMemoryError("the recording got no memory")
-        self.wrong.append(f"a segment of {size} bytes allocated")
-        return self._made_up(size)
-
-    def _release(self, kind: Kind, address: int, size: int) -> None:
-        for index, change in enumerate(self.expected):
-            if change.kind is kind and change.address == address and size in (0, change.size):
-                del self.expected[index]
-                self.exact += index == 0
-                if index:
-                    self.wrong.append(f"memory at {address:#x} released out of turn")
-                return
-        if not self.is_made_up(address):
-            self.wrong.append(f"memory at {address:#x} released")
-
-    def _made_up(self, size: int) -> int:
-        address, self._next = self._next, self._next + size
-        return address
-
-
 class _Replay:
     """One pass through the calls."""
 
@@ -328,7 +258,7 @@ class _Replay:
         self.asked = asked
         self.settings = settings
         self.pool_id = pool_id
-        self.script = _Script(total_memory)
+        self.script = Script(total_memory)
         self.policy = Policy(
             self.script,
             device=asked.device,
@@ -367,10 +297,10 @@ class _Replay:
                 self._empty_cache(call)
             else:
                 self._failed_malloc(call)
+            if (scripted or script.wrong) and not self._guessed:
+                self._end(call)
             if self._guessed:
                 return False
-            if scripted or script.wrong:
-                self._end(call)
         return True
 
     def _set_up(self) -> None:
@@ -404,7 +334,7 @@ class _Replay:
             self._address[call.block] = call.address
             self._prior_at[call.address + size] = call.block
         for home, blocks in live.items():
-            self.policy.carve(free[home], sorted(blocks))
+            self.policy.carve(free[home], self._apart(sorted(blocks), free[home]))
         for number in self.asked.prior_pending:
             address = self._address.pop(number, None)
             if address is not None:
@@ -412,6 +342,19 @@ class _Replay:
                 self.policy.free(address)
         self.policy.statistics.reset_peak()
         self.policy.statistics.reset_accumulated()
+        self.script.exact, self.script.wrong = 0, []
+
+    def _apart(self, blocks: list[tuple[int, int, int]], home: Block) -> list[tuple[int, int, int]]:
+        """Return blocks, given by address, without those that reach into the one before or beyond their segment."""
+        apart: list[tuple[int, int, int]] = []
+        end = home.address
+        for address, size, asked in blocks:
+            if end <= address and address + size <= home.address + home.size:
+                apart.append((address, size, asked))
+                end = address + size
+            else:
+                self.misplaced += 1
+        return apart
 
     # One call.
 
@@ -431,19 +374,30 @@ class _Replay:
                 self.policy.record_stream(address, _own_stream(call.block))
             self.policy.free(address)
         except UsageError:  # the same: another block is where it was
-            self._diverge(call, f"{address:#x} freed", "not in use")
+            self._diverge(call, f"{address:#x} freed", "not in use", _CONTRADICTION)
 
     def _end(self, call: Call) -> None:
+        pools = self.unnamed_pools
+        if (
+            self._may_guess
+            and self.first is None
+            and pools is not None
+            and any(pools.explain(a, call) for a in self.script.early)
+        ):
+            self._guessed = True
+            return
         self.changes += len(call.changes)
         self.changes_exact += self.script.exact
         if self.script.wrong:
-            self._diverge(call, "recorded: nothing of that kind", self.script.wrong[0])
+            reason = _STILL_IN_USE if self.script.early else _NOTHING_FITS
+            self._diverge(call, "nothing of that kind", self.script.wrong[0], reason)
         elif self.script.expected:
             left = self.script.expected[0]
-            self._diverge(call, f"{left.kind.name} of {left.size} bytes at {left.address:#x}", "nothing")
+            reason = _SOMETHING_FITS if left.kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP) else _IN_USE_HERE
+            self._diverge(call, f"{left.kind.name} of {left.size} bytes at {left.address:#x}", "nothing", reason)
         if self.script.expected:
             self._enforce()
-        self.script.exact, self.script.wrong, self.script.fails = 0, [], False
+        self.script.exact, self.script.wrong, self.script.early, self.script.fails = 0, [], [], False
 
     def _malloc(self, call: Call) -> None:
         self.allocs += 1
@@ -461,7 +415,11 @@ class _Replay:
         if self._may_guess and self.first is None and self._can_guess(call, actual):
             self._guessed = True
             return
-        self._diverge(call, f"{call.address:#x}", f"{actual:#x}" if actual else "out of memory")
+        reason = _SOMETHING_FITS if call.changes else _ANOTHER_FITS
+        here = f"{actual:#x}"
+        if not actual or self.script.is_made_up(actual):
+            here, reason = "a new segment" if actual else "out of memory", _NOTHING_FITS
+        self._diverge(call, f"{call.address:#x}", here, reason)
         if actual:
             self._give_back(actual)
         self._enforce()
@@ -469,7 +427,7 @@ class _Replay:
             self._address[call.block] = call.address
 
     def _allocate(self, call: Call) -> int:
-        id = self._pool(call.pool)
+        id = self._pool(call.pool) if call.pool else DEFAULT_POOL
         if id == DEFAULT_POOL:
             return self.policy.malloc(call.size, call.stream)
         self.policy.begin_allocate_to_pool(id, lambda stream: True)
@@ -484,7 +442,7 @@ class _Replay:
             address = self._allocate(call)
         except OutOfMemoryError:
             return
-        self._diverge(call, "out of memory", f"{address:#x}")
+        self._diverge(call, "out of memory", f"{address:#x}", _ENOUGH_HERE)
         self._give_back(address)
 
     def _empty_cache(self, call: Call) -> None:
@@ -512,9 +470,9 @@ class _Replay:
 
     # Where it differs.
 
-    def _diverge(self, call: Call, expected: str, actual: str) -> None:
+    def _diverge(self, call: Call, expected: str, actual: str, reason: str) -> None:
         if self.first is None:
-            self.first = Divergence(call.event, call.verb.name.lower(), call.size, expected, actual)
+            self.first = Divergence(call.event, call.verb.name.lower(), call.size, expected, actual, reason)
 
     def _can_guess(self, call: Call, actual: int) -> bool:
         """Explain an allocation behind a prior block by a rest that this block hides, or others by a private pool."""

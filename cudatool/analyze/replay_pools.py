@@ -54,7 +54,7 @@ class UnnamedPools:
             if _holds(segment, address, _time(call)):
                 if segment in self._alone:
                     return False
-                pool = 0 if segment in self._private else self._pool_before(segment)
+                pool = 0 if segment in self._private else self._pool_beside(segment)
                 if not pool:
                     self._alone.add(segment)
                     pool = pack_pool((len(self._alone), _FIRST_ID))
@@ -63,12 +63,17 @@ class UnnamedPools:
                 return True
         return False
 
-    def _pool_before(self, segment: _Lifetime) -> int:
-        """Return the private pool that the stream's last allocation before this segment was from, or 0."""
-        for call in reversed(self.asked.calls):
-            if _time(call) < segment.begin and call.verb is Verb.MALLOC and call.stream == segment.stream:
-                return call.pool if call.pool in self._private.values() else 0
-        return 0
+    def _pool_beside(self, segment: _Lifetime) -> int:
+        """Return the private pool of the stream's last allocation before this segment or its next elsewhere, or 0."""
+        before = 0
+        for call in self.asked.calls:
+            if call.verb is Verb.MALLOC and call.stream == segment.stream:
+                pool = call.pool if call.pool in self._private.values() else 0
+                if _time(call) < segment.begin:
+                    before = pool
+                elif not _holds(segment, call.address, _time(call)):
+                    return before or pool
+        return before
 
     def _with_pools(self, asked: Requests) -> Requests:
         calls = []

@@ -15,12 +15,14 @@ reserved and the new segment together are more than was ever reserved, and more 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
 
+from cudatool.errors import FileFormatError
 from cudatool.memory.settings import UNLIMITED, Settings
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
@@ -30,6 +32,9 @@ __all__ = ["Call", "Change", "Requests", "Verb", "requests"]
 _GAINS = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
 _RELEASES = (Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP)
 _SMALL_CARD = 4 << 30  # a card of unknown size has more
+# Plain numbers: looking a member up in its enumeration and comparing it takes as long as the rest of the loop.
+_ALLOC, _OOM = int(Kind.BLOCK_ALLOC), int(Kind.OOM)
+_FREE_REQUESTED, _FREE_COMPLETED = int(Kind.BLOCK_FREE_REQUESTED), int(Kind.BLOCK_FREE_COMPLETED)
 _KINDS = (
     Kind.BLOCK_ALLOC,
     Kind.BLOCK_FREE_REQUESTED,
@@ -129,6 +134,11 @@ def requests(trace: Trace, device: int, settings: Settings, total_memory: int | 
         Those that were in force, which explain why memory was released.
     total_memory
         Bytes of the card, if known.
+
+    Raises
+    ------
+    FileFormatError
+        Two segments share addresses at the same time.
     """
     records = trace.records
     index = np.flatnonzero((records["device"] == device) & np.isin(records["kind"], [int(kind) for kind in _KINDS]))
@@ -141,6 +151,7 @@ def requests(trace: Trace, device: int, settings: Settings, total_memory: int | 
     handles = dict(zip(created["stream"].tolist(), created["address"].tolist(), strict=True))
     stream = [handles.get(number, number) for number in stream]
     events = list(zip(index.tolist(), kind, address, size, stream, aux0, pool, flags, strict=True))
+    _check_segments(trace, device)
     found = Requests(device, peak_reserved=_peak_reserved(trace, device))
     allowed = settings.per_process_memory_fraction or 1.0
     enough = max(found.peak_reserved, int(allowed * total_memory) // 2 if total_memory else _SMALL_CARD)
@@ -151,12 +162,17 @@ def requests(trace: Trace, device: int, settings: Settings, total_memory: int | 
     done: list[int] = []
     changes: list[Change] = []
 
+    new_call = tuple.__new__  # what Call(...) ends in, without its argument handling: half the time
+
     def call(
         verb: Verb, event: int, block: int = -1, size: int = 0, stream: int = 0, pool: int = 0, at: int = 0
     ) -> None:
-        found.calls.append(Call(verb, block, size, stream, pool, at, tuple(done), tuple(changes), event))
-        done.clear()
-        changes.clear()
+        if done or changes:
+            found.calls.append(Call(verb, block, size, stream, pool, at, tuple(done), tuple(changes), event))
+            done.clear()
+            changes.clear()
+        else:
+            found.calls.append(new_call(Call, (verb, block, size, stream, pool, at, (), (), event)))
 
     def empty_cache(event: int) -> None:
         call(Verb.EMPTY_CACHE, event)
@@ -176,9 +192,9 @@ def requests(trace: Trace, device: int, settings: Settings, total_memory: int | 
             reserved += size
     for position in range(prior_events, len(events)):
         event, kind, address, size, stream, aux0, pool, flags = events[position]
-        if kind == Kind.BLOCK_ALLOC or kind == Kind.OOM:
-            releases = sum(change.kind in _RELEASES for change in changes)
-            if releases and kind == Kind.BLOCK_ALLOC and not makes_room:
+        if kind in (_ALLOC, _OOM):
+            releases = changes and any(change.kind in _RELEASES for change in changes)
+            if releases and kind == _ALLOC and not makes_room:
                 gained = sum(change.size for change in changes if change.kind in _GAINS)
                 released = sum(change.size for change in changes if change.kind in _RELEASES)
                 if reserved + released <= enough or not gained:
@@ -186,26 +202,26 @@ def requests(trace: Trace, device: int, settings: Settings, total_memory: int | 
                     later, changes[:] = changes[last + 1 :], changes[: last + 1]
                     empty_cache(event)
                     changes[:] = later
-            if kind == Kind.OOM:
+            if kind == _OOM:
                 call(Verb.FAILED_MALLOC, event, size=size, stream=stream, pool=pool)
             else:
                 live[address] = found.blocks
                 call(Verb.MALLOC, event, found.blocks, aux0, stream, pool, address)
                 found.blocks += 1
-        elif kind == Kind.BLOCK_FREE_REQUESTED:
+        elif kind == _FREE_REQUESTED:
             if done or changes:
                 empty_cache(event)
             block = live.pop(address, -1)
             if block < 0:
                 found.unmatched += 1
                 continue
-            following = events[position + 1][1:3] if position + 1 < len(events) else None
-            if following == (Kind.BLOCK_FREE_COMPLETED, address):
+            following = events[position + 1] if position + 1 < len(events) else events[position]
+            if following[1] == _FREE_COMPLETED and following[2] == address:
                 call(Verb.FREE, event, block, aux0, stream, pool, address)
             else:
                 pending[address] = block
                 call(Verb.FREE_LATER, event, block, aux0, stream, pool, address)
-        elif kind == Kind.BLOCK_FREE_COMPLETED:
+        elif kind == _FREE_COMPLETED:
             if address in pending:
                 done.append(pending.pop(address))
         else:
@@ -214,6 +230,24 @@ def requests(trace: Trace, device: int, settings: Settings, total_memory: int | 
     if done or changes:
         empty_cache(events[-1][0])
     return found
+
+
+def _check_segments(trace: Trace, device: int) -> None:
+    """Refuse a recording in which two segments share addresses at the same time."""
+    starts: list[int] = []
+    ends: list[int] = []
+    events = trace.of_kind(Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE)
+    for kind, address, size in events[events["device"] == device][["kind", "address", "size"]].tolist():
+        if kind == Kind.SEGMENT_ALLOC:
+            at = bisect_left(starts, address)
+            if (at and ends[at - 1] > address) or (at < len(starts) and starts[at] < address + size):
+                raise FileFormatError(trace.source, f"two segments at {address:#x} at the same time")
+            starts.insert(at, address)
+            ends.insert(at, address + size)
+        elif kind == Kind.SEGMENT_FREE:
+            at = bisect_left(starts, address)
+            if at < len(starts) and starts[at] == address:
+                del starts[at], ends[at]
 
 
 def _peak_reserved(trace: Trace, device: int) -> int:

@@ -12,7 +12,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
+
+import numpy as np
 
 from cudatool.analyze.memory import call_site
 from cudatool.analyze.replay import pool_ids, requests_with_pools
@@ -25,7 +28,7 @@ from cudatool.memory.settings import Settings
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
-__all__ = ["Advice", "Outcome", "OutOfMemory", "advise", "what_if"]
+__all__ = ["Advice", "Outcome", "OutOfMemory", "advise", "recorded_limit", "what_if"]
 
 _UNKNOWN_CARD = 1 << 44  # more memory than any card has
 _MIB = 1024 * 1024
@@ -76,6 +79,9 @@ class Outcome:
         How often the driver was asked for memory; each time costs some 0.1 ms.
     oom
         Where memory would run out; None if it would not.
+    survived_ooms
+        Requests before that which found no memory either, but which the program can do without: it did so when it was
+        recorded, or they were trials of cuDNN's search for algorithms (``torch.backends.cudnn.benchmark``).
     """
 
     conf: str
@@ -85,6 +91,7 @@ class Outcome:
     retries: int
     device_allocs: int
     oom: OutOfMemory | None
+    survived_ooms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +132,7 @@ def what_if(
         The settings that were in force, and bytes of the card they were recorded on, if known. They tell the program's
         requests from what the allocator did by itself.
     memory
-        Bytes of the card to model; default: `recorded_memory`, else no limit.
+        Bytes of the card to model; default: `recorded_memory`, else what :func:`recorded_limit` finds, else no limit.
     progress
         Is told the number of settings done.
 
@@ -135,7 +142,7 @@ def what_if(
         A string cannot be read, or asks for another allocator.
     """
     asked = requests_with_pools(trace, device, recorded, recorded_memory)
-    total = memory or recorded_memory
+    total = memory or recorded_memory or recorded_limit(trace, device)
     outcomes = []
     for conf in confs:
         outcomes.append(_outcome(trace, asked, conf, total))
@@ -159,7 +166,7 @@ def advise(
     less; of about equal ones the one named first, which is the simpler one.
     """
     asked = requests_with_pools(trace, device, recorded, recorded_memory)
-    total = memory or recorded_memory
+    total = memory or recorded_memory or recorded_limit(trace, device)
     limit = _limit_of(recorded)
     done: dict[str, Outcome] = {}
 
@@ -191,6 +198,22 @@ def advise(
     saved = used.oom is not None and best.oom is None
     worth = saved or ((best.oom is None) == (used.oom is None) and gain > used.reserved_peak_bytes * _GAIN_WORTH_NAMING)
     return Advice(used, best if worth else None, max(gain, 0) if worth and not saved else 0, tuple(done.values()))
+
+
+def recorded_limit(trace: Trace, device: int) -> int | None:
+    """Return how many bytes a program could reserve at most, according to its failed requests; None if none failed.
+
+    When one fails, everything cached has been given back: what is reserved then and what is free on the device is all
+    there is. If that should have been enough, a memory fraction stood in the way, and all that is known is that the
+    request was too much for it.
+    """
+    records = trace.records[trace.records["device"] == device]
+    kind, size = records["kind"], records["size"].astype(np.int64)
+    gained = np.isin(kind, (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP))
+    reserved = np.cumsum(np.where(gained, size, 0) - np.where(np.isin(kind, _RELEASES), size, 0))
+    failed = kind == Kind.OOM
+    limits = reserved[failed] + np.minimum(records["aux0"][failed].astype(np.int64), size[failed] - 1)
+    return max(int(limits.min()), int(reserved.max())) if len(limits) else None
 
 
 def _badness(outcome: Outcome) -> tuple[int, int]:
@@ -239,14 +262,17 @@ class _Gaps:
         self.ranges: list[tuple[int, int]] = []
 
     def add(self, address: int, size: int) -> None:
-        index = bisect_left(self.ranges, (address, 0))
-        if index < len(self.ranges) and self.ranges[index][0] == address + size:
-            size += self.ranges.pop(index)[1]
-        if index and sum(self.ranges[index - 1]) == address:
-            index -= 1
-            address, before = self.ranges.pop(index)
-            size += before
-        self.ranges.insert(index, (address, size))
+        """Add a range to what is free; parts of it may be already."""
+        end = address + size
+        first = bisect_left(self.ranges, (address, 0))
+        if first and sum(self.ranges[first - 1]) >= address:
+            first -= 1
+        last = first
+        while last < len(self.ranges) and self.ranges[last][0] <= end:
+            last += 1
+        if first < last:
+            address, end = min(address, self.ranges[first][0]), max(end, sum(self.ranges[last - 1]))
+        self.ranges[first:last] = [(address, end - address)]
 
     def take(self, size: int) -> int | None:
         """Take `size` bytes from the lowest range that has so many; return their address."""
@@ -375,6 +401,7 @@ class _Model:
         self._address: dict[int, int] = {}
         self._peak = 0
         self._active_at_peak = 0
+        self._survived = 0
 
     def run(self, conf: str) -> Outcome:
         out_of_memory = self._out_of_memory()
@@ -388,6 +415,7 @@ class _Model:
             retries=statistics.num_alloc_retries,
             device_allocs=statistics.num_device_alloc,
             oom=out_of_memory,
+            survived_ooms=self._survived,
         )
 
     def _out_of_memory(self) -> OutOfMemory | None:
@@ -401,24 +429,42 @@ class _Model:
                 return self._failure(call, count)
             if call.block in pending:
                 self._free_later(call.block)
-        for call in self.asked.calls:
+        for index, call in enumerate(self.asked.calls):
             if call.done:
                 self.card.passed.update(_own_stream(block) for block in call.done)
                 self.policy.free_passed_blocks()
             if call.verb is Verb.MALLOC or call.verb is Verb.FAILED_MALLOC:
                 count += 1
                 if not self._malloc(call):
-                    return self._failure(call, count)
-                if call.verb is Verb.FAILED_MALLOC:
+                    if not self._can_do_without(index):
+                        return self._failure(call, count)
+                    self._survived += 1
+                elif call.verb is Verb.FAILED_MALLOC:
                     # It failed when it was recorded, and what the program did then shows that it went without.
                     self.policy.free(self._address.pop(call.block))
+            elif call.verb is Verb.EMPTY_CACHE:
+                self._empty_cache(call)
+            elif call.block not in self._address:
+                pass  # it was not allocated here
             elif call.verb is Verb.FREE:
                 self.policy.free(self._address.pop(call.block))
-            elif call.verb is Verb.FREE_LATER:
-                self._free_later(call.block)
             else:
-                self._empty_cache(call)
+                self._free_later(call.block)
         return None
+
+    def _can_do_without(self, index: int) -> bool:
+        """Return whether a program goes on when a request fails.
+
+        It did if it had failed when it was recorded and others followed. And cuDNN's search tries algorithms one after
+        the other, each with a workspace that is freed at once and a cache that is emptied; what does not fit is out.
+        """
+        calls = self.asked.calls
+        call = calls[index]
+        if call.verb is Verb.FAILED_MALLOC:
+            return any(later.verb is Verb.MALLOC for later in islice(calls, index + 1, None))
+        following = calls[index + 1 : index + 3]
+        is_trial = [later.verb for later in following] == [Verb.FREE, Verb.EMPTY_CACHE]
+        return is_trial and following[0].block == call.block
 
     def _malloc(self, call: Call) -> bool:
         id = self._pool_id(call.pool)

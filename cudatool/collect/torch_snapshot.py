@@ -419,7 +419,11 @@ class _Reader:
     def _frame(self, frame: Mapping[str, Any]) -> int:
         found = self._frame_by_id.get(id(frame))
         if found is None:
-            value = Frame(str(frame["filename"]), str(frame["name"]), int(frame["line"]))
+            line = int(frame["line"])
+            line = -1 if line == 2**64 - 1 else line  # what PyTorch writes where it knows none
+            if abs(line) >= 1 << 31:
+                raise ValueError(f"a frame at line {line}")
+            value = Frame(str(frame["filename"]), str(frame["name"]), line)
             found = self._frame_by_id[id(frame)] = self.frames.setdefault(value, len(self.frames))
         return found
 
@@ -453,6 +457,9 @@ def _with_addresses(segment: Any) -> dict[str, Any]:
         if history := block.get("history"):
             filled.setdefault("frames", history[-1].get("frames") or [])
             filled.setdefault("requested_size", history[-1].get("real_size", size))
+        _checked(filled["address"], int, "an address")
+        _checked(filled["state"], str, "a block's state")
+        _checked(filled.get("requested_size", size), int, "a size")
         blocks.append(filled)
         address += size
     return {**segment, "blocks": blocks}

@@ -1,0 +1,199 @@
+"""The allocation log of RMM (RAPIDS), as a trace.
+
+``rmm.mr.LoggingResourceAdaptor`` and the environment variable ``RMM_LOG_FILE`` make RMM write a line of CSV for every
+call::
+
+    Thread,Time,Action,Pointer,Size,Stream
+    1979932,14:21:19.998533,allocate,0x30a000000,256,0x2
+    1979932,14:21:32.661875,free,0x30a000000,256,0x2
+    1979932,14:21:32.661901,allocate failure,(nil),4096,0x2
+
+The log says nothing of what the resource below took from the driver, so that the trace has no segments; and a free is
+completed at once, as the log has no other time for it. Times of day are all it has: they begin at 0 in the trace, and
+go on over midnight.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import numpy as np
+
+from cudatool.errors import FileFormatError
+from cudatool.trace.events import RECORD, Kind, StreamFlag
+from cudatool.trace.model import Trace
+
+__all__ = ["is_rmm_log", "read"]
+
+_HEADER: Final = ("thread", "time", "action", "pointer", "size", "stream")
+_KINDS: Final = {
+    "allocate": (Kind.BLOCK_ALLOC,),
+    "free": (Kind.BLOCK_FREE_REQUESTED, Kind.BLOCK_FREE_COMPLETED),
+    "deallocate": (Kind.BLOCK_FREE_REQUESTED, Kind.BLOCK_FREE_COMPLETED),
+    "allocate failure": (Kind.OOM,),
+}
+_NULLS: Final = frozenset(("(nil)", "(null)", "nullptr", "null", ""))  # what C libraries make of %p
+_DEFAULT_STREAMS: Final = {
+    0: StreamFlag.LEGACY_DEFAULT,
+    1: StreamFlag.LEGACY_DEFAULT,
+    2: StreamFlag.PER_THREAD_DEFAULT,
+}
+_TIME_OF_DAY: Final = re.compile(r"([0-9]{1,2}):([0-9]{2}):([0-9]{2})(?:[.:,]([0-9]{1,9}))?")
+_SECONDS: Final = re.compile(r"([0-9]{1,10})(?:\.([0-9]{1,9}))?")
+_DAY: Final = 24 * 3600 * 10**9
+_DEVICE: Final = re.compile(r"\.dev([0-9]{1,2})(?=\.|$)")  # what RMM adds to the name that it is given
+_MAX_SIZE: Final = 1 << 48  # more than any card's address space
+_MAX_ADDRESS: Final = 1 << 63
+_MAX_LINE: Final = 4096
+_MAX_THREADS: Final = 1 << 16  # a record's thread is an index of 16 bits
+_PIECE: Final = 1 << 16  # rows
+
+_Row = tuple[int, int, int, int, int, int, int, int]  # time, kind, device, thread, stream, address, size, aux0
+
+
+def is_rmm_log(path: str | Path) -> bool:
+    """Say whether a file starts with the header of RMM's log, without reading more than its first line."""
+    with open(path, "rb") as file:
+        return _is_header(file.readline(_MAX_LINE))
+
+
+def read(path: str | Path) -> Trace:
+    """Return the trace in RMM's allocation log.
+
+    Where the file's name says so (``log.dev1.csv``, as RMM itself names them), the records are of that device.
+
+    Raises
+    ------
+    FileFormatError
+        The file is not RMM's log, or one of its lines makes no sense; the message names the line.
+    OSError
+        The file cannot be read.
+    """
+    path = str(path)
+    with open(path, "rb") as file:
+        if not _is_header(file.readline(_MAX_LINE)):
+            raise FileFormatError(path, "not an RMM log: its first line is not Thread,Time,Action,Pointer,Size,Stream")
+        return _Reader(path).trace(file)
+
+
+def _is_header(line: bytes) -> bool:
+    names = line.removeprefix(b"\xef\xbb\xbf").decode("ascii", "replace").strip().lower().split(",")
+    return tuple(name.strip() for name in names) == _HEADER
+
+
+class _Reader:
+    """The tables that records point into, while they grow."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        found = _DEVICE.findall(Path(path).name)
+        self.device = int(found[-1]) if found else 0
+        self.threads: dict[str, int] = {}
+        self.streams: dict[int, int] = {}
+        self.day = 0  # ns of the days that are over
+        self.clock = 0
+        self.latest = 0
+
+    def trace(self, file: BinaryIO) -> Trace:
+        pieces, rows = [np.zeros(0, RECORD)], []
+        for row in self._rows(file):
+            rows.append(row)
+            if len(rows) == _PIECE:
+                pieces.append(_records(rows))
+                rows = []
+        records = np.concatenate([*pieces, _records(rows)])
+        if len(records):
+            records["time"] -= records["time"][0]
+        return Trace(
+            np.concatenate([self._stream_records(), records]),
+            threads=list(self.threads) or ["main"],
+            header={"format": "rmm-log", "time_axis": "clock"},
+            notes=["RMM's log has no segments: what the allocator reserved is not known"],
+            source=self.path,
+        )
+
+    def _rows(self, file: BinaryIO) -> Iterator[_Row]:
+        number = 1
+        while line := file.readline(_MAX_LINE):
+            number += 1
+            text = line.decode("utf-8", "replace").strip()
+            if not text or _is_header(line):  # a log that several runs were appended to has several headers
+                continue
+            try:
+                yield from self._line(text)
+            except ValueError as error:
+                raise FileFormatError(self.path, f"line {number} of an RMM log: {error}") from None
+
+    def _line(self, text: str) -> list[_Row]:
+        fields = [field.strip() for field in text.split(",")]
+        if len(fields) != len(_HEADER):
+            raise ValueError(f"{len(fields)} fields instead of {len(_HEADER)}")
+        thread, time, action, pointer, size, stream = fields
+        kinds = _KINDS.get(action.lower())
+        if kinds is None:
+            raise ValueError(f"unknown action {action[:40]!r}")
+        bytes_ = _integer(size, "a size", 10, _MAX_SIZE)
+        failed = kinds == (Kind.OOM,)
+        address = 0 if failed else _integer(pointer, "a pointer", 16, _MAX_ADDRESS)
+        now = self._time(time)
+        handle = _integer(stream, "a stream", 16, 1 << 64)
+        stream_id = self.streams.setdefault(handle, len(self.streams) + 1)
+        thread_id = self.threads.setdefault(thread, len(self.threads))
+        if thread_id >= _MAX_THREADS:
+            raise ValueError(f"more than {_MAX_THREADS} threads")
+        requested = 0 if failed else bytes_
+        return [(now, int(k), self.device, thread_id, stream_id, address, bytes_, requested) for k in kinds]
+
+    def _time(self, text: str) -> int:
+        """Return nanoseconds; never less than before, as the log's order is the order of the calls."""
+        if match := _TIME_OF_DAY.fullmatch(text):
+            hours, minutes, seconds, fraction = match.groups()
+            clock = ((int(hours) * 60 + int(minutes)) * 60 + int(seconds)) * 10**9 + _nanoseconds(fraction)
+            if clock < self.clock - _DAY // 2:
+                self.day += _DAY
+            self.clock = clock
+            clock += self.day
+        elif match := _SECONDS.fullmatch(text):
+            clock = int(match[1]) * 10**9 + _nanoseconds(match[2])
+        else:
+            raise ValueError(f"{text[:40]!r} is not a time")
+        self.latest = max(self.latest, clock)
+        return self.latest
+
+    def _stream_records(self) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+        created = np.zeros(len(self.streams), RECORD)
+        for record, (handle, number) in zip(created, self.streams.items(), strict=True):
+            record["kind"], record["device"], record["stream"] = Kind.STREAM_CREATE, self.device, number
+            record["address"], record["flags"] = handle, _DEFAULT_STREAMS.get(handle, StreamFlag.NON_BLOCKING)
+        return created
+
+
+def _records(rows: list[_Row]) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+    records = np.zeros(len(rows), RECORD)
+    columns = ("time", "kind", "device", "thread", "stream", "address", "size", "aux0")
+    for name, values in zip(columns, zip(*rows, strict=True), strict=bool(rows)):
+        records[name] = np.array(values, records.dtype[name])
+    return records
+
+
+def _integer(text: str, what: str, base: int, limit: int) -> int:
+    if text.lower() in _NULLS and base == 16:
+        return 0
+    digits = text.lower().removeprefix("0x") if base == 16 else text
+    if not digits.isascii() or not digits.isalnum() or len(digits) > 20:
+        raise ValueError(f"{text[:40]!r} is not {what}")
+    try:
+        value = int(digits, base)
+    except ValueError:
+        raise ValueError(f"{text[:40]!r} is not {what}") from None
+    if value >= limit:
+        raise ValueError(f"{text[:40]} is too large for {what}")
+    return value
+
+
+def _nanoseconds(fraction: str | None) -> int:
+    """Return the nanoseconds that the digits after a decimal point mean."""
+    return int(fraction.ljust(9, "0")) if fraction else 0
