@@ -45,9 +45,9 @@ def load(options: Options | None = None) -> Machine:
     global _loaded
     if _loaded is not None:
         return _loaded
-    from cudatool.sim import abi, api_device, api_memory, api_module, api_stream, machine, runtime_api
+    from cudatool.sim import abi, api_device, api_memory, api_module, api_stream, api_vmm, machine, runtime_api
 
-    del api_device, api_memory, api_module, api_stream  # imported for what they register
+    del api_device, api_memory, api_module, api_stream, api_vmm  # imported for what they register
     library = _load_library("cudatool.sim._libcuda")
     prototype = ctypes.CFUNCTYPE(
         ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint64, ctypes.c_size_t

@@ -12,6 +12,7 @@ from cudatool.sim import abi
 from cudatool.sim.memory import PAGE, Allocation, Arena, DeviceMemory, HostMemory, Ranges
 from cudatool.sim.queue import EventState, Schedule, Scheduler, StreamState
 from cudatool.sim.results import DriverError, Result
+from cudatool.sim.virtual import VirtualMemory
 
 __all__ = [
     "LEGACY_STREAM",
@@ -29,6 +30,7 @@ __all__ = [
 
 _T = TypeVar("_T")
 
+_RANGES_PER_BYTE: Final = 64  # addresses that can be reserved, as a multiple of the memory
 LEGACY_STREAM: Final = 1
 PER_THREAD_STREAM: Final = 2
 
@@ -129,7 +131,8 @@ class Machine:
         self.allocations = Ranges()
         self.host = HostMemory()
         span = -(-3 * options.memory // PAGE) * PAGE
-        self.arena = Arena(span * options.count)
+        self.arena = Arena(span * options.count, _RANGES_PER_BYTE * options.memory * options.count)
+        self.virtual = VirtualMemory(self, self.arena.ranges)
         self.host_pool = Pool(self.new_handle(), -1)
         self.objects[self.host_pool.handle] = self.host_pool
         self.devices: list[Device] = []

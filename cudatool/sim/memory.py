@@ -15,7 +15,7 @@ from typing import Final
 
 from cudatool.sim.results import DriverError, Result
 
-__all__ = ["PAGE", "Allocation", "Arena", "DeviceMemory", "HostMemory", "Ranges"]
+__all__ = ["PAGE", "AddressSpace", "Allocation", "Arena", "DeviceMemory", "HostMemory", "Ranges"]
 
 PAGE: Final = 2 << 20
 """Bytes per device page."""
@@ -23,7 +23,8 @@ _ALIGNMENT: Final = 512
 _SLAB_LIMIT: Final = 1 << 20
 _HOST_PAGE: Final = mmap.PAGESIZE
 _PROT_NONE, _PROT_RW = 0, 1 | 2
-_MAP_PRIVATE, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x02, 0x20, 0x4000
+_MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x01, 0x02, 0x10, 0x20, 0x4000
+_UNUSED = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE  # with no access: addresses that cost nothing
 _MADV_DONTNEED = 4
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -46,7 +47,7 @@ class Allocation:
 
     address: int
     size: int
-    kind: str  # "device", "pool" (stream-ordered), "host" (pinned), "registered", "module"
+    kind: str  # "device", "pool" (stream-ordered), "host" (pinned), "registered", "module", "virtual"
     device: int  # -1 for host memory
     context: int  # handle of the context it belongs to, 0 if none
     serial: int
@@ -131,14 +132,70 @@ class _FreeList:
 
 
 class Arena:
-    """The address space that all devices of the machine share, reserved but not accessible."""
+    """The address space that all devices of the machine share, reserved but not accessible.
 
-    def __init__(self, size: int) -> None:
-        reserved = _libc.mmap(None, size + PAGE, _PROT_NONE, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0)
+    Attributes
+    ----------
+    base, size
+        What may hold device memory. It grows with the ranges that programs reserve.
+    ranges
+        The addresses for those.
+    """
+
+    def __init__(self, size: int, ranges_size: int) -> None:
+        whole = size + ranges_size + PAGE
+        reserved = _libc.mmap(None, whole, _PROT_NONE, _UNUSED, -1, 0)
         if reserved in (None, ctypes.c_void_p(-1).value):
-            raise DriverError(Result.OUT_OF_MEMORY, f"cannot reserve {size} bytes of address space")
+            raise DriverError(Result.OUT_OF_MEMORY, f"cannot reserve {whole} bytes of address space")
         self.base: int = -(-reserved // PAGE) * PAGE
-        self.size = size
+        self._fixed = size
+        self.ranges = AddressSpace(self.base + size, ranges_size)
+
+    @property
+    def size(self) -> int:
+        return self._fixed + self.ranges.used
+
+
+class AddressSpace:
+    """Addresses that programs reserve themselves, and map memory to."""
+
+    def __init__(self, base: int, size: int) -> None:
+        self._base = base
+        self._free = _FreeList()
+        self._free.give(base, base + size)
+        self.used = 0
+        """Bytes from the beginning to the end of the highest range that there ever was."""
+
+    def reserve(self, size: int, alignment: int) -> int:
+        """Return the start of `size` addresses; `alignment` is a power of two of at least :data:`PAGE`."""
+        room = self._free.take(size + alignment - PAGE)
+        if room is None:
+            raise DriverError(Result.OUT_OF_MEMORY, f"no {size} addresses are left")
+        start = -(-room // alignment) * alignment
+        if room < start:
+            self._free.give(room, start)
+        if start + size < room + size + alignment - PAGE:
+            self._free.give(start + size, room + size + alignment - PAGE)
+        self.used = max(self.used, start + size - self._base)
+        return start
+
+    def unreserve(self, address: int, size: int) -> None:
+        self._free.give(address, address + size)
+
+    def map(self, address: int, size: int, file: int) -> None:
+        """Put a file's bytes at an address, inaccessible."""
+        self._place(address, size, _MAP_SHARED | _MAP_FIXED, file)
+
+    def unmap(self, address: int, size: int) -> None:
+        self._place(address, size, _UNUSED | _MAP_FIXED, -1)
+
+    def protect(self, address: int, size: int, *, accessible: bool) -> None:
+        _libc.mprotect(address, size, _PROT_RW if accessible else _PROT_NONE)
+
+    @staticmethod
+    def _place(address: int, size: int, flags: int, file: int) -> None:
+        if _libc.mmap(address, size, _PROT_NONE, flags, file, 0) != address:
+            raise DriverError(Result.OUT_OF_MEMORY, "the host has no memory left for the software device")
 
 
 class DeviceMemory:
@@ -200,6 +257,16 @@ class DeviceMemory:
         if low <= slab and slab + PAGE <= high:
             self._small.remove(slab, slab + PAGE)
             self._give_pages(slab, PAGE)
+
+    def take(self, size: int) -> None:
+        """Count `size` bytes as used, which lie elsewhere."""
+        if self.used + size > self.size:
+            raise DriverError(Result.OUT_OF_MEMORY)
+        self.used += size
+
+    def give_back(self, size: int) -> None:
+        """Undo :meth:`take`."""
+        self.used -= size
 
     def _take_pages(self, size: int) -> int:
         address = self._pages.take(size) if self.used + size <= self.size else None
