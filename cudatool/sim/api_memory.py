@@ -363,8 +363,12 @@ def _copy(dst: int, src: int, size: int, hStream: int | None, name: str) -> None
         # Pageable memory is staged before the call returns: later changes to it are not seen.
         staged = ctypes.string_at(src, size)
     elif hStream is not None and to is not None and from_device and not to_device:
-        # Until the copy runs, its destination holds neither the old nor the new bytes.
-        ctypes.memset(dst, 0xA5, size)
+        # Until the copy runs, its destination holds neither the old nor the new bytes; unless an earlier copy is
+        # still going to read the old ones, as it may.
+        if not machine.scheduler.will_read_host(dst, size):
+            ctypes.memset(dst, 0xA5, size)
+    elif source is not None and not from_device:
+        operation.host_source = src, size
 
     def run(_: Operation) -> None:
         if (to is not None and machine.allocations.at(to.address) is not to) or (

@@ -53,6 +53,8 @@ class Operation:
         Does the work; None for pure ordering. An error it raises becomes the context's.
     footprint
         ``(address, size, flags)`` ranges that a kernel touched, where they were measured.
+    host_source
+        Address and size of the pinned memory that a copy will read when it runs.
     """
 
     __slots__ = (
@@ -61,6 +63,7 @@ class Operation:
         "done",
         "end",
         "footprint",
+        "host_source",
         "kind",
         "missing",
         "name",
@@ -84,6 +87,7 @@ class Operation:
         self.start = self.end = 0
         self.run: Callable[[Operation], None] | None = None
         self.footprint: list[tuple[int, int, int]] = []
+        self.host_source = (0, 0)
 
 
 class StreamState:
@@ -204,6 +208,11 @@ class Scheduler:
             return False
         self.wait(operation)
         return True
+
+    def will_read_host(self, address: int, size: int) -> bool:
+        """Return whether a pending copy has its source in this range of pinned memory."""
+        sources = (operation.host_source for operation in self._pending.values())
+        return any(start < address + size and address < start + length for start, length in sources)
 
     def wait_context(self, context: Any) -> None:
         """Execute everything that is pending in `context`."""

@@ -51,6 +51,23 @@ def test_pageable_source_is_read_when_the_copy_is_enqueued(driver, ok):
     ok(driver.cuMemFree(address))
 
 
+def test_pinned_buffer_may_be_source_and_then_destination_of_copies_on_one_stream(driver, ok):
+    stream = ok(driver.cuStreamCreate(1))
+    one, two = ok(driver.cuMemAlloc(4)), ok(driver.cuMemAlloc(4))
+    pinned, data = _pinned(driver, ok, 4)
+    back = np.zeros(4, np.uint8)
+    data[:] = 1
+    ok(driver.cuMemcpyHtoDAsync(one, pinned, 4, stream))
+    ok(driver.cuMemcpyDtoHAsync(pinned, two, 4, stream))  # after the first, so that it reads what was there
+    ok(driver.cuStreamSynchronize(stream))
+    ok(driver.cuMemcpyDtoH(back.ctypes.data, one, 4))
+    assert back.tolist() == [1, 1, 1, 1]
+    ok(driver.cuMemFreeHost(pinned))
+    ok(driver.cuMemFree(one))
+    ok(driver.cuMemFree(two))
+    ok(driver.cuStreamDestroy(stream))
+
+
 def test_pinned_source_is_read_when_the_copy_runs(driver, ok):
     stream = ok(driver.cuStreamCreate(1))
     address = ok(driver.cuMemAlloc(4))
