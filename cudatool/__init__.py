@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         synchronize,
     )
     from cudatool._event import Event
+    from cudatool._ipc import IpcArray, IpcHandle, ipc_handle, open_ipc_handle
     from cudatool._kernel import Kernel, compile, launch
     from cudatool._mempool import MemPool, graph_pool_handle, use_mem_pool
     from cudatool._pinned import (
@@ -145,6 +146,11 @@ __all__ = [
     "matmul",
     "ones",
     "zeros",
+    # arrays of other processes
+    "IpcArray",
+    "IpcHandle",
+    "ipc_handle",
+    "open_ipc_handle",
     # kernels
     "Kernel",
     "LaunchConfig",
@@ -174,6 +180,7 @@ _HOMES = (
     "memory.pluggable",
     "_kernel",
     "_array",
+    "_ipc",
     "blas",
     "recording",
 )

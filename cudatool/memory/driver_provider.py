@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -93,6 +94,12 @@ class DriverProvider:
             for page in range(address, address + size, page_size):
                 _check("cuMemUnmap", driver.cuMemUnmap(page, page_size))
                 _check("cuMemRelease", driver.cuMemRelease(self._pages.pop(page)))
+
+    def ipc_handle(self, segment: int) -> bytes:
+        """Return the 64 bytes with which another process can open a segment from :meth:`allocate`."""
+        with self._call() as driver:
+            handle = _check("cuIpcGetMemHandle", driver.cuIpcGetMemHandle(segment))
+            return ctypes.string_at(handle.getPtr(), 64)
 
     def record_event(self, stream: int) -> Any:
         """Return an event recorded on the stream with this handle."""

@@ -45,9 +45,21 @@ def load(options: Options | None = None) -> Machine:
     global _loaded
     if _loaded is not None:
         return _loaded
-    from cudatool.sim import abi, api_device, api_memory, api_module, api_stream, api_vmm, machine, runtime_api
+    from cudatool.sim import (
+        abi,
+        api_device,
+        api_ipc,
+        api_memory,
+        api_module,
+        api_pointer,
+        api_stream,
+        api_vmm,
+        machine,
+        runtime_api,
+    )
 
-    del api_device, api_memory, api_module, api_stream, api_vmm  # imported for what they register
+    # Imported for what they register.
+    del api_device, api_ipc, api_memory, api_module, api_pointer, api_stream, api_vmm
     library = _load_library("cudatool.sim._libcuda")
     prototype = ctypes.CFUNCTYPE(
         ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint64, ctypes.c_size_t

@@ -27,6 +27,7 @@ __all__ = [
     "ENTRIES",
     "Entry",
     "Handler",
+    "IpcMemHandle",
     "Subscriber",
     "call",
     "entry",
@@ -45,6 +46,13 @@ log: Final = logging.getLogger("cudatool.sim")
 
 Handler = Callable[..., None]
 
+
+class IpcMemHandle(ctypes.Structure):
+    """CUipcMemHandle, the one structure that an entry point takes by value."""
+
+    _fields_ = (("reserved", ctypes.c_ubyte * 64),)
+
+
 # C types by the words of a parameter declaration. Anything with a star, and every handle, is an address.
 _SCALARS: Final[dict[str, Any]] = {
     "int": ctypes.c_int,
@@ -62,6 +70,7 @@ _SCALARS: Final[dict[str, Any]] = {
     "CUdevice_attribute": ctypes.c_int,
     "CUfunc_cache": ctypes.c_int,
     "CUfunction_attribute": ctypes.c_int,
+    "CUipcMemHandle": IpcMemHandle,
     "CUlimit": ctypes.c_int,
     "CUmemAllocationGranularity_flags": ctypes.c_int,
     "CUmemAllocationHandleType": ctypes.c_int,
@@ -180,6 +189,7 @@ _DEFERRABLE: Final = frozenset(
     [
         "cuDevicePrimaryCtxRelease",
         "cuEventDestroy",
+        "cuIpcCloseMemHandle",
         "cuLibraryUnload",
         "cuMemFree",
         "cuMemFreeAsync",

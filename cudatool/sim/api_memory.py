@@ -1,4 +1,4 @@
-"""Driver entry points: memory management, stream-ordered allocation, copies, memset, pointer attributes.
+"""Driver entry points: memory management, stream-ordered allocation, copies, memset.
 
 Grouped as in the CUDA driver API reference. What "synchronous" means is in its section "API synchronization
 behavior"; each rule stands beside the code that follows it.
@@ -12,7 +12,7 @@ from ctypes import c_int, c_size_t, c_uint, c_uint64
 from cudatool.sim import abi, profile
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, write
-from cudatool.sim.machine import Context, Pool, current_context, stream_of
+from cudatool.sim.machine import Pool, current_context, stream_of
 from cudatool.sim.memory import Allocation
 from cudatool.sim.queue import Operation, StreamState
 from cudatool.sim.results import DriverError, Result
@@ -65,7 +65,7 @@ def cuMemFree(dptr: int) -> None:
 @entry("cuMemGetAddressRange(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)")
 def cuMemGetAddressRange(pbase: int, psize: int, dptr: int) -> None:
     current_context()
-    allocation = state.machine.allocations.holding(dptr)
+    allocation = state.machine.virtual.mapping_at(dptr) or state.machine.allocations.holding(dptr)
     if allocation is None or allocation.kind in ("host", "registered"):
         raise DriverError(Result.NOT_FOUND)
     if pbase:
@@ -353,7 +353,7 @@ def _copy(dst: int, src: int, size: int, hStream: int | None, name: str) -> None
         return
     if not dst or not src:
         raise DriverError(Result.INVALID_VALUE)
-    to, source = machine.locate(dst, size), machine.locate(src, size)
+    to, source = machine.locate(dst, size, to_write=True), machine.locate(src, size)
     to_device = to is not None and to.device >= 0
     from_device = source is not None and source.device >= 0
     operation = Operation(stream, "memcpy", name, abi.call.correlation)
@@ -470,7 +470,7 @@ def _set(dst: int, value: int, count: int, width: int, hStream: int | None, name
     _need_device(dst, size)
     operation = Operation(stream, "memset", name, abi.call.correlation)
     machine = state.machine
-    target = machine.locate(dst, size)
+    target = machine.locate(dst, size, to_write=True)
 
     def run(_: Operation) -> None:
         if target is not None and machine.allocations.at(target.address) is not target:
@@ -522,83 +522,3 @@ def cuMemsetD16Async(dstDevice: int, us: int, N: int, hStream: int) -> None:
 @entry("cuMemsetD32Async(CUdeviceptr dstDevice, unsigned int ui, size_t N, CUstream hStream)")
 def cuMemsetD32Async(dstDevice: int, ui: int, N: int, hStream: int) -> None:
     _set(dstDevice, ui, N, 4, hStream, "cuMemsetD32Async")
-
-
-# ---- Unified addressing ----
-
-_POINTER_TYPES = {
-    # CUpointer_attribute -> C type of its value
-    1: c_size_t,  # CONTEXT
-    2: c_uint,  # MEMORY_TYPE
-    3: c_uint64,  # DEVICE_POINTER
-    4: c_size_t,  # HOST_POINTER
-    6: ctypes.c_uint,  # SYNC_MEMOPS
-    7: c_uint64,  # BUFFER_ID
-    8: c_uint,  # IS_MANAGED
-    9: c_int,  # DEVICE_ORDINAL
-    10: c_uint,  # IS_LEGACY_CUDA_IPC_CAPABLE
-    11: c_uint64,  # RANGE_START_ADDR
-    12: c_size_t,  # RANGE_SIZE
-    13: c_uint,  # MAPPED
-    14: c_uint64,  # ALLOWED_HANDLE_TYPES
-    15: c_uint,  # IS_GPU_DIRECT_RDMA_CAPABLE
-    16: c_uint,  # ACCESS_FLAGS
-    17: c_size_t,  # MEMPOOL_HANDLE
-}
-
-
-def _pointer_attribute(attribute: int, address: int) -> int | None:
-    """Return the value of an attribute of the allocation that holds `address`, None if no allocation does."""
-    found = state.machine.allocations.holding(address)
-    if found is None:
-        return None
-    on_host = found.device < 0
-    context = state.machine.objects.get(found.context)
-    ordinal = found.device if not on_host else context.device.ordinal if isinstance(context, Context) else 0
-    values = {
-        1: found.context,
-        2: 1 if on_host else 2,  # CU_MEMORYTYPE_HOST, _DEVICE
-        3: address,
-        4: address if on_host else None,
-        7: found.serial,
-        9: ordinal,
-        11: found.address,
-        12: found.size,
-        13: 1,
-        16: 3,
-        17: found.pool,
-    }
-    return values.get(attribute, 0)
-
-
-@entry("cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr ptr)")
-def cuPointerGetAttribute(data: int, attribute: int, ptr: int) -> None:
-    current_context()
-    if attribute not in _POINTER_TYPES:
-        raise DriverError(Result.INVALID_VALUE)
-    value = _pointer_attribute(attribute, ptr)
-    if value is None:
-        raise DriverError(Result.INVALID_VALUE)
-    write(data, _POINTER_TYPES[attribute], value)
-
-
-@entry(
-    "cuPointerGetAttributes(unsigned int numAttributes, CUpointer_attribute *attributes, void **data, CUdeviceptr ptr)"
-)
-def cuPointerGetAttributes(numAttributes: int, attributes: int, data: int, ptr: int) -> None:
-    # A pointer that CUDA does not know is no error here: values are zero, the ordinal is -2 (cuPointerGetAttributes).
-    current_context()
-    kinds = (c_int * numAttributes).from_address(attributes)
-    targets = (c_size_t * numAttributes).from_address(data)
-    for kind, target in zip(kinds, targets, strict=True):
-        if kind not in _POINTER_TYPES:
-            raise DriverError(Result.INVALID_VALUE)
-        value = _pointer_attribute(kind, ptr)
-        write(target, _POINTER_TYPES[kind], value if value is not None else -2 if kind == 9 else 0)
-
-
-@entry("cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdeviceptr ptr)")
-def cuPointerSetAttribute(value: int, attribute: int, ptr: int) -> None:
-    current_context()
-    if attribute != 6 or state.machine.allocations.holding(ptr) is None:  # only SYNC_MEMOPS can be set
-        raise DriverError(Result.INVALID_VALUE)

@@ -13,9 +13,9 @@ from ctypes import c_int, c_size_t, c_uint64
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, write
 from cudatool.sim.machine import Device, current_context
-from cudatool.sim.memory import PAGE
+from cudatool.sim.memory import PAGE, READ_ONLY, READ_WRITE
 from cudatool.sim.results import DriverError, Result
-from cudatool.sim.virtual import READ_WRITE, Physical
+from cudatool.sim.virtual import Physical
 
 _PINNED = 1  # CU_MEM_ALLOCATION_TYPE_PINNED
 _ON_DEVICE = 1  # CU_MEM_LOCATION_TYPE_DEVICE
@@ -108,11 +108,11 @@ def cuMemSetAccess(ptr: int, size: int, desc: int, count: int) -> None:
     state.machine.device(0)
     if not desc or not count:
         raise DriverError(Result.INVALID_VALUE)
-    for access in (_Access * count).from_address(desc):
-        _device(access.location)
-        if access.flags not in (0, 1, READ_WRITE):
+    wanted = [(_device(access.location), access.flags) for access in (_Access * count).from_address(desc)]
+    for device, flags in wanted:
+        if flags not in (0, READ_ONLY, READ_WRITE):
             raise DriverError(Result.INVALID_VALUE)
-        state.machine.virtual.set_access(ptr, size, access.flags)
+        state.machine.virtual.set_access(ptr, size, device, flags)
 
 
 @entry("cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr ptr)")
@@ -121,8 +121,8 @@ def cuMemGetAccess(flags: int, location: int, ptr: int) -> None:
     mapping = state.machine.virtual.mapping_at(ptr)
     if not flags or not location or mapping is None:
         raise DriverError(Result.INVALID_VALUE, f"nothing is mapped at {ptr:#x}")
-    _device(_Location.from_address(location))
-    write(flags, c_uint64, mapping.access)
+    device = _device(_Location.from_address(location))
+    write(flags, c_uint64, mapping.access.get(device.ordinal, 0))
 
 
 @entry(

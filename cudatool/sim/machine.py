@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from cudatool.sim import abi
+from cudatool.sim.ipc import Imports
 from cudatool.sim.memory import PAGE, Allocation, Arena, DeviceMemory, HostMemory, Ranges
 from cudatool.sim.queue import EventState, Schedule, Scheduler, StreamState
 from cudatool.sim.results import DriverError, Result
@@ -30,7 +31,9 @@ __all__ = [
 
 _T = TypeVar("_T")
 
-_RANGES_PER_BYTE: Final = 64  # addresses that can be reserved, as a multiple of the memory
+# Addresses that can be reserved: a multiple of the memory, and less than a process has.
+_RANGES_PER_BYTE: Final = 64
+_MAX_RANGES: Final = 1 << 45
 LEGACY_STREAM: Final = 1
 PER_THREAD_STREAM: Final = 2
 
@@ -128,11 +131,12 @@ class Machine:
         self._handles = itertools.count(0x5100_0000_0000, 0x40)
         self._serials = itertools.count(3)
         self.objects: dict[int, Any] = {}
-        self.allocations = Ranges()
+        self.allocations: Ranges[Allocation] = Ranges()
         self.host = HostMemory()
         span = -(-3 * options.memory // PAGE) * PAGE
-        self.arena = Arena(span * options.count, _RANGES_PER_BYTE * options.memory * options.count)
-        self.virtual = VirtualMemory(self, self.arena.ranges)
+        self.arena = Arena(span * options.count, min(_RANGES_PER_BYTE * options.memory * options.count, _MAX_RANGES))
+        self.imports = Imports(self)
+        self.virtual = VirtualMemory(self)
         self.host_pool = Pool(self.new_handle(), -1)
         self.objects[self.host_pool.handle] = self.host_pool
         self.devices: list[Device] = []
@@ -182,6 +186,7 @@ class Machine:
         for allocation in list(self.allocations):
             if allocation.context == context.handle and allocation.kind in ("device", "module"):
                 self.release(allocation)
+        self.imports.close_all(context)
         for handle, item in list(self.objects.items()):
             if isinstance(item, StreamState | EventState) and item.context is context:
                 del self.objects[handle]
@@ -214,17 +219,21 @@ class Machine:
         elif allocation.kind != "registered":
             self.devices[allocation.device].memory.free(allocation.address, allocation.size)
 
-    def locate(self, address: int, size: int) -> Allocation | None:
-        """Return the allocation that holds the range. Inside device address space there must be one.
+    def locate(self, address: int, size: int, *, to_write: bool = False) -> Allocation | None:
+        """Return the allocation that holds the range, or its beginning if it lies in several neighbouring mappings.
 
         Raises
         ------
         DriverError
-            CUDA_ERROR_INVALID_VALUE if the range starts in device memory but is not all allocated.
+            CUDA_ERROR_INVALID_VALUE if the range starts in device memory, but is not all allocated or accessible.
         """
         found = self.allocations.holding(address, size)
-        if found is None and self.arena.base <= address < self.arena.base + self.arena.size:
-            raise DriverError(Result.INVALID_VALUE, f"{size} bytes at {address:#x} are not inside one allocation")
+        if not self.arena.base <= address < self.arena.base + self.arena.size:
+            return found
+        if found is None or found.kind == "virtual":
+            found = self.virtual.reachable(address, size, to_write=to_write)
+            if found is None:
+                raise DriverError(Result.INVALID_VALUE, f"{size} bytes at {address:#x} are not inside one allocation")
         return found
 
 

@@ -9,23 +9,38 @@ from __future__ import annotations
 import bisect
 import ctypes
 import mmap
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
 from cudatool.sim.results import DriverError, Result
 
-__all__ = ["PAGE", "AddressSpace", "Allocation", "Arena", "DeviceMemory", "HostMemory", "Ranges"]
+__all__ = [
+    "PAGE",
+    "READ_ONLY",
+    "READ_WRITE",
+    "AddressSpace",
+    "Allocation",
+    "Arena",
+    "DeviceMemory",
+    "HostMemory",
+    "Ranges",
+    "Store",
+]
 
 PAGE: Final = 2 << 20
 """Bytes per device page."""
+READ_ONLY: Final = 1  # CU_MEM_ACCESS_FLAGS_PROT_READ
+READ_WRITE: Final = 3  # CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 _ALIGNMENT: Final = 512
 _SLAB_LIMIT: Final = 1 << 20
 _HOST_PAGE: Final = mmap.PAGESIZE
-_PROT_NONE, _PROT_RW = 0, 1 | 2
+_PROT_NONE, _PROT_READ, _PROT_RW = 0, 1, 1 | 2
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x01, 0x02, 0x10, 0x20, 0x4000
 _UNUSED = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE  # with no access: addresses that cost nothing
 _MADV_DONTNEED = 4
+_FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -39,6 +54,13 @@ _libc.mmap.argtypes = [
 ]
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
+
+def _place(address: int, size: int, protection: int, flags: int, file: int = -1, offset: int = 0) -> None:
+    """Replace what is at an address: by addresses that cost nothing, or by a part of a file."""
+    if _libc.mmap(address, size, protection, flags | _MAP_FIXED, file, offset) != address:
+        raise DriverError(Result.OUT_OF_MEMORY, "the host has no memory left for the software device")
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +69,7 @@ class Allocation:
 
     address: int
     size: int
-    kind: str  # "device", "pool" (stream-ordered), "host" (pinned), "registered", "module", "virtual"
+    kind: str  # "device", "pool" (stream-ordered), "host" (pinned), "registered", "module", "virtual", "ipc"
     device: int  # -1 for host memory
     context: int  # handle of the context it belongs to, 0 if none
     serial: int
@@ -55,36 +77,53 @@ class Allocation:
     flags: int = 0
 
 
-class Ranges:
-    """Live allocations ordered by address, so that the one holding an address is found in O(log n)."""
+class _Range(Protocol):
+    @property
+    def address(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+
+_R = TypeVar("_R", bound=_Range)
+
+
+class Ranges(Generic[_R]):
+    """Live allocations, or other ranges, by address, so that the one holding an address is found in O(log n)."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
-        self._items: list[Allocation] = []
+        self._items: list[_R] = []
 
-    def __iter__(self) -> Iterator[Allocation]:
+    def __iter__(self) -> Iterator[_R]:
         return iter(list(self._items))
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def add(self, allocation: Allocation) -> None:
-        index = bisect.bisect_left(self._starts, allocation.address)
-        self._starts.insert(index, allocation.address)
-        self._items.insert(index, allocation)
+    def add(self, item: _R) -> None:
+        index = bisect.bisect_left(self._starts, item.address)
+        self._starts.insert(index, item.address)
+        self._items.insert(index, item)
 
-    def remove(self, allocation: Allocation) -> None:
-        index = bisect.bisect_left(self._starts, allocation.address)
+    def remove(self, item: _R) -> None:
+        index = bisect.bisect_left(self._starts, item.address)
         del self._starts[index], self._items[index]
 
-    def at(self, address: int) -> Allocation | None:
+    def at(self, address: int) -> _R | None:
         """Return the allocation that begins exactly at `address`."""
         index = bisect.bisect_left(self._starts, address)
         if index < len(self._starts) and self._starts[index] == address:
             return self._items[index]
         return None
 
-    def holding(self, address: int, size: int = 1) -> Allocation | None:
+    def overlapping(self, address: int, size: int) -> list[_R]:
+        """Return the allocations that hold a part of the range, by address."""
+        first = bisect.bisect_right(self._starts, address) - 1
+        if first < 0 or address >= self._starts[first] + self._items[first].size:
+            first += 1
+        return self._items[first : bisect.bisect_left(self._starts, address + size)]
+
+    def holding(self, address: int, size: int = 1) -> _R | None:
         """Return the allocation that holds the whole range, if one does."""
         index = bisect.bisect_right(self._starts, address) - 1
         if index < 0:
@@ -180,22 +219,54 @@ class AddressSpace:
         return start
 
     def unreserve(self, address: int, size: int) -> None:
+        """Give back what :meth:`reserve` gave, with nothing mapped in it."""
         self._free.give(address, address + size)
 
-    def map(self, address: int, size: int, file: int) -> None:
-        """Put a file's bytes at an address, inaccessible."""
-        self._place(address, size, _MAP_SHARED | _MAP_FIXED, file)
+    def map(self, address: int, size: int, file: int, offset: int) -> None:
+        """Put a part of a file at an address, inaccessible."""
+        _place(address, size, _PROT_NONE, _MAP_SHARED, file, offset)
 
     def unmap(self, address: int, size: int) -> None:
-        self._place(address, size, _UNUSED | _MAP_FIXED, -1)
+        """Leave addresses without memory."""
+        _place(address, size, _PROT_NONE, _UNUSED)
 
-    def protect(self, address: int, size: int, *, accessible: bool) -> None:
-        _libc.mprotect(address, size, _PROT_RW if accessible else _PROT_NONE)
+    def protect(self, address: int, size: int, access: int) -> None:
+        """Set what can be done with mapped memory, in CUmemAccess_flags."""
+        _libc.mprotect(address, size, {0: _PROT_NONE, READ_ONLY: _PROT_READ, READ_WRITE: _PROT_RW}[access])
+
+
+class Store:
+    """A file in memory whose parts are given out, for memory that must be mapped at several addresses."""
+
+    _SIZE: Final = 1 << 46  # what was never written takes no memory
+
+    def __init__(self) -> None:
+        self._file = -1
+        self._free = _FreeList()
+        self._free.give(0, self._SIZE)
 
     @staticmethod
-    def _place(address: int, size: int, flags: int, file: int) -> None:
-        if _libc.mmap(address, size, _PROT_NONE, flags, file, 0) != address:
-            raise DriverError(Result.OUT_OF_MEMORY, "the host has no memory left for the software device")
+    def new_file(size: int) -> int:
+        """Return the descriptor of a file of `size` zeros."""
+        try:
+            file = os.memfd_create("cudatool")
+        except OSError as error:
+            raise DriverError(Result.OPERATING_SYSTEM, f"no file for shared memory: {error.strerror}") from error
+        os.ftruncate(file, size)
+        return file
+
+    def take(self, size: int) -> tuple[int, int]:
+        """Return the file and where in it `size` bytes are free."""
+        if self._file < 0:
+            self._file = self.new_file(self._SIZE)
+        offset = self._free.take(size)
+        assert offset is not None  # the devices have less memory
+        return self._file, offset
+
+    def give_back(self, offset: int, size: int) -> None:
+        """Take bytes back, and their memory."""
+        _libc.fallocate(self._file, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, offset, size)
+        self._free.give(offset, offset + size)
 
 
 class DeviceMemory:
@@ -212,6 +283,7 @@ class DeviceMemory:
         self._pages.give(base, base + 2 * size)
         self._small = _FreeList()
         self._next_module = base + 2 * size
+        self._files: dict[int, int] = {}  # first address of pages that are shared -> the file that they are in
 
     def allocate(self, size: int) -> int:
         """Return the address of `size` accessible bytes, aligned to 512 (2 MiB from 1 MiB on)."""
@@ -258,6 +330,22 @@ class DeviceMemory:
             self._small.remove(slab, slab + PAGE)
             self._give_pages(slab, PAGE)
 
+    def share(self, address: int, size: int) -> tuple[int, int]:
+        """Move an allocation's pages to a file, if they are not in one, so that other processes can map them.
+
+        Nothing may use them meanwhile. Returns the file's descriptor, and where in it the allocation is.
+        """
+        start = address // PAGE * PAGE
+        if start not in self._files:
+            length = -(-size // PAGE) * PAGE
+            file = Store.new_file(length)
+            pages = memoryview((ctypes.c_char * length).from_address(start))
+            while pages:
+                pages = pages[os.pwrite(file, pages, length - len(pages)) :]
+            _place(start, length, _PROT_RW, _MAP_SHARED, file)
+            self._files[start] = file
+        return self._files[start], address - start
+
     def take(self, size: int) -> None:
         """Count `size` bytes as used, which lie elsewhere."""
         if self.used + size > self.size:
@@ -279,8 +367,13 @@ class DeviceMemory:
         return address
 
     def _give_pages(self, address: int, size: int) -> None:
-        _libc.madvise(address, size, _MADV_DONTNEED)
-        _libc.mprotect(address, size, _PROT_NONE)
+        file = self._files.pop(address, None)
+        if file is None:
+            _libc.madvise(address, size, _MADV_DONTNEED)
+            _libc.mprotect(address, size, _PROT_NONE)
+        else:
+            _place(address, size, _PROT_NONE, _UNUSED)
+            os.close(file)
         self._pages.give(address, address + size)
         self.used -= size
 

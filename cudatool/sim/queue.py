@@ -176,6 +176,11 @@ class Scheduler:
 
     # ---- observing ----
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is pending or runs."""
+        return bool(self._pending)
+
     def wait(self, operation: Operation | None) -> None:
         """Execute until `operation` is done, and let the host's clock wait for it."""
         self.wait_all([operation])

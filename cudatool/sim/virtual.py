@@ -1,27 +1,22 @@
-"""Virtual memory management: address ranges, physical memory, and which of it is mapped where.
+"""Virtual memory management: ranges of addresses, physical memory, and what is mapped where.
 
-Physical memory is an anonymous file, so that it can be mapped at several addresses and by several processes. What is
-mapped and accessible shows among the machine's allocations as runs, one for each stretch of neighbouring mappings
-within a reserved range, because that is what copies and kernels may touch in one go.
+Physical memory is a part of an anonymous file, because that can be mapped at several addresses, and by several
+processes. A mapping is one of the machine's allocations while the device may access it.
 """
 
 from __future__ import annotations
 
-import bisect
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from cudatool.sim.memory import PAGE, AddressSpace, Allocation
+from cudatool.sim.memory import PAGE, READ_ONLY, READ_WRITE, Allocation, Ranges, Store
 from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:
     from cudatool.sim.machine import Device, Machine
 
-__all__ = ["READ_WRITE", "Mapping", "Physical", "Reservation", "VirtualMemory"]
-
-READ_WRITE: Final = 3  # CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-_KIND: Final = "virtual"
+__all__ = ["Mapping", "Physical", "Reservation", "VirtualMemory"]
 
 
 @dataclass(eq=False, slots=True)
@@ -32,6 +27,7 @@ class Physical:
     device: Device
     size: int
     file: int
+    offset: int
     handle_types: int
     references: int = 1  # handles held by the program
     mappings: int = 0
@@ -46,63 +42,62 @@ class Reservation:
     size: int
 
 
-@dataclass(eq=False, slots=True)
-class Mapping:
-    """Physical memory at an address."""
+@dataclass(eq=False, slots=True, kw_only=True)
+class Mapping(Allocation):
+    """Physical memory at an address. `flags` are its CUmemAccess_flags, 0 while no device may access it."""
 
-    address: int
-    size: int
     physical: Physical
-    access: int = 0
+    access: dict[int, int] = field(default_factory=dict)  # the flags by ordinal of the device
 
 
 class VirtualMemory:
     """All reserved ranges and mappings of a machine."""
 
-    def __init__(self, machine: Machine, space: AddressSpace) -> None:
+    def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._space = space
-        self._reservations: dict[int, Reservation] = {}
-        self._starts: list[int] = []  # of mappings, sorted
-        self._mappings: dict[int, Mapping] = {}
+        self._space = machine.arena.ranges
+        # A process can have few files open, so all memory that is not for other processes is in one.
+        self._store = Store()
+        self._reservations: Ranges[Reservation] = Ranges()
+        self._mappings: Ranges[Mapping] = Ranges()
 
     def reserve(self, size: int, alignment: int) -> int:
         """Return the start of `size` addresses."""
         address = self._space.reserve(size, max(alignment, PAGE))
-        self._reservations[address] = Reservation(address, size)
+        self._reservations.add(Reservation(address, size))
         return address
 
     def unreserve(self, address: int, size: int) -> None:
         """Give back a whole range without mappings."""
-        found = self._reservations.get(address)
+        found = self._reservations.at(address)
         if found is None or found.size != size:
             raise DriverError(Result.INVALID_VALUE, f"{size} bytes at {address:#x} are not a reserved range")
-        if self._within(address, size):
+        if self._mappings.overlapping(address, size):
             raise DriverError(Result.INVALID_VALUE, f"the range at {address:#x} has mappings; unmap them first")
-        del self._reservations[address]
+        self._reservations.remove(found)
         self._space.unreserve(address, size)
 
     def create(self, device: Device, size: int, handle_types: int) -> Physical:
         """Return new physical memory, which counts as used from now on."""
         device.memory.take(size)
-        file = os.memfd_create("cudatool")
         try:
-            os.ftruncate(file, size)
-        except OSError as error:
-            os.close(file)
+            # What other processes import is a whole file.
+            file, offset = (Store.new_file(size), 0) if handle_types else self._store.take(size)
+        except DriverError:
             device.memory.give_back(size)
-            raise DriverError(Result.OUT_OF_MEMORY, "the host has no memory left for the software device") from error
-        return self._register(Physical(self._machine.new_handle(), device, size, file, handle_types))
+            raise
+        return self._register(Physical(self._machine.new_handle(), device, size, file, offset, handle_types))
 
     def adopt(self, device: Device, file: int) -> Physical:
         """Return physical memory of another process, from a file descriptor that is copied."""
         try:
+            size = os.fstat(file).st_size
+            if not size or size % PAGE:
+                raise OSError(f"it has {size} bytes")
             own = os.dup(file)
-            size = os.fstat(own).st_size
         except OSError as error:
             raise DriverError(Result.INVALID_VALUE, f"{file} is no file descriptor of shared memory") from error
-        physical = Physical(self._machine.new_handle(), device, size, own, 1, is_imported=True)
-        return self._register(physical)
+        return self._register(Physical(self._machine.new_handle(), device, size, own, 0, 1, is_imported=True))
 
     def _register(self, physical: Physical) -> Physical:
         self._machine.objects[physical.handle] = physical
@@ -116,14 +111,13 @@ class VirtualMemory:
     def map(self, address: int, physical: Physical) -> None:
         """Put memory at an address inside a reserved range; nothing may access it yet."""
         size = physical.size
-        reservation = self._reservation(address, size)
-        if reservation is None:
+        if self._reservations.holding(address, size) is None:
             raise DriverError(Result.INVALID_VALUE, f"{size} bytes at {address:#x} are not inside a reserved range")
-        if self._within(address, size):
+        if self._mappings.overlapping(address, size):
             raise DriverError(Result.INVALID_VALUE, f"something is mapped at {address:#x} already")
-        self._space.map(address, size, physical.file)
-        bisect.insort(self._starts, address)
-        self._mappings[address] = Mapping(address, size, physical)
+        self._space.map(address, size, physical.file, physical.offset)
+        ordinal, serial = physical.device.ordinal, self._machine.new_serial()
+        self._mappings.add(Mapping(address, size, "virtual", ordinal, 0, serial, physical=physical))
         physical.mappings += 1
 
     def unmap(self, address: int, size: int) -> None:
@@ -131,115 +125,68 @@ class VirtualMemory:
         mappings = self._exactly(address, size)
         self._machine.scheduler.drain()
         for mapping in mappings:
-            if mapping.access:
-                self._forbid(mapping)
+            if mapping.flags:
+                self._machine.allocations.remove(mapping)
             self._space.unmap(mapping.address, mapping.size)
-            self._starts.remove(mapping.address)
-            del self._mappings[mapping.address]
+            self._mappings.remove(mapping)
             mapping.physical.mappings -= 1
             self._drop_unused(mapping.physical)
 
-    def set_access(self, address: int, size: int, access: int) -> None:
-        """Allow or forbid all access to whole mappings. (Read-only access is not told apart from full access.)"""
+    def set_access(self, address: int, size: int, device: Device, access: int) -> None:
+        """Say how a device may access whole mappings. If that is less than before, what is pending runs first.
+
+        All devices use the same addresses, so memory that one of them may access is in the reach of all.
+        """
         for mapping in self._exactly(address, size):
-            if access and not mapping.access:
-                self._space.protect(mapping.address, mapping.size, accessible=True)
-                mapping.access = access
-                self._allow(mapping)
-            elif not access and mapping.access:
+            before, mapping.access[device.ordinal] = mapping.flags, access
+            flags = max(mapping.access.values())
+            if flags == before:
+                continue
+            if flags < before:
                 self._machine.scheduler.drain()
-                self._forbid(mapping)
-                self._space.protect(mapping.address, mapping.size, accessible=False)
-            mapping.access = access
+            self._space.protect(mapping.address, mapping.size, flags)
+            mapping.flags = flags
+            if not before:
+                self._machine.allocations.add(mapping)
+            elif not flags:
+                self._machine.allocations.remove(mapping)
+
+    def reachable(self, address: int, size: int, *, to_write: bool) -> Mapping | None:
+        """Return the first of the neighbouring mappings that hold the range, if it may be accessed so."""
+        mappings, end = self._mappings.overlapping(address, size), address
+        needed = READ_WRITE if to_write else READ_ONLY
+        for mapping in mappings:
+            if mapping.address > end or mapping.flags < needed:
+                return None
+            end = mapping.address + mapping.size
+        return mappings[0] if mappings and address + size <= end else None
 
     def mapping_at(self, address: int) -> Mapping | None:
         """Return the mapping that holds an address."""
-        index = bisect.bisect_right(self._starts, address) - 1
-        if index < 0:
-            return None
-        mapping = self._mappings[self._starts[index]]
-        return mapping if address < mapping.address + mapping.size else None
+        return self._mappings.holding(address)
 
-    # Which mappings.
-
-    def _reservation(self, address: int, size: int) -> Reservation | None:
-        for found in self._reservations.values():
-            if found.address <= address and address + size <= found.address + found.size:
-                return found
-        return None
-
-    def _within(self, address: int, size: int) -> list[Mapping]:
-        """Return the mappings that overlap a range."""
-        first = max(bisect.bisect_right(self._starts, address) - 1, 0)
-        found = []
-        for start in self._starts[first:]:
-            if start >= address + size:
-                break
-            if start + self._mappings[start].size > address:
-                found.append(self._mappings[start])
-        return found
+    def reservation_at(self, address: int) -> Reservation | None:
+        """Return the range that holds an address."""
+        return self._reservations.holding(address)
 
     def _exactly(self, address: int, size: int) -> list[Mapping]:
         """Return the mappings that a range is made of, else fail."""
-        found = self._within(address, size)
-        if (
-            not found
-            or found[0].address != address
-            or found[-1].address + found[-1].size != address + size
-            or sum(mapping.size for mapping in found) != size
-        ):
-            raise DriverError(Result.INVALID_VALUE, f"{size} bytes at {address:#x} are not made of whole mappings")
+        found, end = self._mappings.overlapping(address, size), address + size
+        for mapping in found:
+            if mapping.address != address:
+                break
+            address += mapping.size
+        if not found or address != end:
+            raise DriverError(Result.INVALID_VALUE, f"the {size} bytes up to {end:#x} are not made of whole mappings")
         return found
 
     def _drop_unused(self, physical: Physical) -> None:
         if physical.references or physical.mappings:
             return
-        os.close(physical.file)
-        self._machine.objects.pop(physical.handle, None)
+        if physical.handle_types:
+            os.close(physical.file)
+        else:
+            self._store.give_back(physical.offset, physical.size)
+        del self._machine.objects[physical.handle]
         if not physical.is_imported:
             physical.device.memory.give_back(physical.size)
-
-    # Runs of accessible mappings, as allocations. A pending operation knows its allocation by identity, so that what
-    # is pending runs before a run gets another beginning.
-
-    def _allow(self, mapping: Mapping) -> None:
-        runs = self._machine.allocations
-        reservation = self._reservation(mapping.address, mapping.size)
-        before, after = runs.holding(mapping.address - 1), runs.at(mapping.address + mapping.size)
-        if before is not None and not self._is_run_in(before, reservation):
-            before = None
-        if after is not None and not self._is_run_in(after, reservation):
-            after = None
-        size = mapping.size
-        if after is not None:
-            self._machine.scheduler.drain()
-            runs.remove(after)
-            size += after.size
-        if before is not None:
-            before.size += size
-        else:
-            self._add_run(mapping.address, size, mapping.physical.device)
-
-    def _forbid(self, mapping: Mapping) -> None:
-        runs = self._machine.allocations
-        run = runs.holding(mapping.address, mapping.size)
-        assert run is not None
-        end, after = run.address + run.size, mapping.address + mapping.size
-        if run.address < mapping.address:
-            run.size = mapping.address - run.address
-        else:
-            runs.remove(run)
-        if after < end:
-            self._add_run(after, end - after, mapping.physical.device)
-
-    def _add_run(self, address: int, size: int, device: Device) -> None:
-        serial = self._machine.new_serial()
-        self._machine.allocations.add(Allocation(address, size, _KIND, device.ordinal, 0, serial))
-
-    @staticmethod
-    def _is_run_in(run: Allocation, reservation: Reservation | None) -> bool:
-        return (
-            run.kind == _KIND
-            and reservation is not None
-            and reservation.address <= run.address < reservation.address + reservation.size
-        )

@@ -160,12 +160,20 @@ def test_unmapped_memory_is_out_of_reach(driver: Any, ok: Any, space: int, mappe
     ok(driver.cuMemsetD8(address + PAGE, 0, PAGE))
 
 
-def test_pointer_knows_its_device_and_run(driver: Any, ok: Any, mapped: Pages) -> None:
+def test_pointer_knows_its_device_and_its_reserved_range(driver: Any, ok: Any, space: int, mapped: Pages) -> None:
     address = mapped(1, 2)
     attribute = driver.CUpointer_attribute
     kind = ok(driver.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address + 5))
     start = ok(driver.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address + 5))
-    assert (2, address) == (int(kind), int(start))
+    assert (2, space) == (int(kind), int(start))
+    base, size = ok(driver.cuMemGetAddressRange(address + 5))
+    assert (address, PAGE) == (int(base), int(size))
+
+
+def test_reserved_address_without_memory_has_no_attributes(driver: Any, space: int, mapped: Pages) -> None:
+    mapped(1)
+    mapping = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MAPPED
+    assert "CUDA_ERROR_INVALID_VALUE" == driver.cuPointerGetAttribute(mapping, space)[0].name
 
 
 def test_access_and_properties_can_be_asked(driver: Any, ok: Any, kind: Any, mapped: Pages) -> None:

@@ -1,0 +1,47 @@
+"""Driver entry points: memory of other processes, the part of "Memory Management" whose names begin with cuIpc."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import c_uint64
+
+from cudatool.sim import machine as state
+from cudatool.sim.abi import IpcMemHandle, entry, write
+from cudatool.sim.ipc import Handle
+from cudatool.sim.machine import current_context
+from cudatool.sim.results import DriverError, Result
+
+_LAZY_ENABLE_PEER_ACCESS = 1
+
+
+@entry("cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr)")
+def cuIpcGetMemHandle(pHandle: int, dptr: int) -> None:
+    current_context()
+    machine = state.machine
+    allocation = machine.allocations.at(dptr)
+    # "Takes a pointer to the base of an existing device memory allocation created with cuMemAlloc".
+    if not pHandle or allocation is None or allocation.kind != "device":
+        raise DriverError(Result.INVALID_VALUE, f"{dptr:#x} is not the start of memory from cuMemAlloc")
+    # Nothing may run while the memory moves into a file, and while this waits other threads may enqueue more.
+    while machine.scheduler.is_busy:
+        machine.scheduler.drain()
+    file, offset = machine.devices[allocation.device].memory.share(allocation.address, allocation.size)
+    inode = os.fstat(file).st_ino
+    handle = Handle(os.getpid(), file, allocation.device, inode, offset, allocation.size, allocation.serial)
+    ctypes.memset(pHandle, 0, ctypes.sizeof(IpcMemHandle))
+    ctypes.memmove(pHandle, ctypes.addressof(handle), ctypes.sizeof(handle))
+
+
+@entry("cuIpcOpenMemHandle(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags)")
+def cuIpcOpenMemHandle(pdptr: int, handle: IpcMemHandle, Flags: int) -> None:
+    context = current_context()
+    if not pdptr or Flags != _LAZY_ENABLE_PEER_ACCESS:
+        raise DriverError(Result.INVALID_VALUE, "Flags must be CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS")
+    write(pdptr, c_uint64, state.machine.imports.open(Handle.from_buffer_copy(handle), context))
+
+
+@entry("cuIpcCloseMemHandle(CUdeviceptr dptr)")
+def cuIpcCloseMemHandle(dptr: int) -> None:
+    current_context()
+    state.machine.imports.close(dptr)

@@ -1,0 +1,117 @@
+"""Memory that processes share: what a handle says, and which memory of other processes is mapped in this one.
+
+What is shared lies in an anonymous file. A handle names the process that has the file and its descriptor there, by
+which other processes of the same user open it (``/proc/PID/fd``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cudatool.sim.abi import IpcMemHandle
+from cudatool.sim.memory import PAGE, READ_WRITE, Allocation
+from cudatool.sim.results import DriverError, Result
+
+if TYPE_CHECKING:
+    from cudatool.sim.machine import Context, Machine
+
+__all__ = ["Handle", "Imports"]
+
+
+class Handle(ctypes.Structure):
+    """What a CUipcMemHandle holds. The rest of its 64 bytes is not passed on to an entry point (_libcuda.c)."""
+
+    _fields_ = (
+        ("process", ctypes.c_uint32),
+        ("file", ctypes.c_int32),
+        ("device", ctypes.c_int32),
+        ("inode", ctypes.c_uint64),  # of the file: a descriptor is used again when its file is closed
+        ("offset", ctypes.c_uint64),
+        ("size", ctypes.c_uint64),
+        ("serial", ctypes.c_uint64),  # of the allocation: addresses are used again, too
+    )
+
+
+assert ctypes.sizeof(Handle) <= ctypes.sizeof(IpcMemHandle)
+
+
+@dataclass(slots=True)
+class _Import:
+    key: tuple[int, int]  # inode and serial
+    allocation: Allocation
+    start: int  # of the addresses that the file is mapped to
+    size: int
+    count: int = 1
+
+
+class Imports:
+    """The memory of other processes that is mapped in this one."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._by_address: dict[int, _Import] = {}
+        self._by_key: dict[tuple[int, int], _Import] = {}
+
+    def open(self, handle: Handle, context: Context) -> int:
+        """Return where the memory is mapped: in the same place as before, if it is open already."""
+        if handle.process == os.getpid():
+            raise DriverError(Result.INVALID_CONTEXT, "a handle cannot be opened in the process that it comes from")
+        key = handle.inode, handle.serial
+        found = self._by_key.get(key)
+        if found is None:
+            found = self._by_key[key] = self._map(key, handle, context)
+            self._by_address[found.allocation.address] = found
+        elif found.allocation.context != context.handle:
+            raise DriverError(Result.INVALID_HANDLE, "the handle is open in another context of this process")
+        else:
+            found.count += 1
+        return found.allocation.address
+
+    def close(self, address: int) -> None:
+        """Take one opening back, and with the last the mapping. What is pending runs first."""
+        found = self._by_address.get(address)
+        if found is None:
+            raise DriverError(Result.INVALID_VALUE, f"{address:#x} is not open memory of another process")
+        found.count -= 1
+        if not found.count:
+            self._machine.scheduler.drain()
+            self._unmap(found)
+
+    def close_all(self, context: Context) -> None:
+        """Take back what a context has open."""
+        for found in list(self._by_key.values()):
+            if found.allocation.context == context.handle:
+                self._unmap(found)
+
+    def _map(self, key: tuple[int, int], handle: Handle, context: Context) -> _Import:
+        machine = self._machine
+        device = machine.device(handle.device)
+        path = f"/proc/{handle.process}/fd/{handle.file}"
+        try:
+            about = os.stat(path)
+            if about.st_ino != handle.inode or handle.offset + handle.size > about.st_size:
+                raise FileNotFoundError(path)
+            file = os.open(path, os.O_RDWR)
+        except OSError as error:
+            raise DriverError(Result.INVALID_HANDLE, "the handle's owner freed the memory, or has ended") from error
+        space = machine.arena.ranges
+        try:
+            start = space.reserve(about.st_size, PAGE)
+            space.map(start, about.st_size, file, 0)
+            space.protect(start, about.st_size, READ_WRITE)
+        finally:
+            os.close(file)
+        address = start + handle.offset
+        allocation = Allocation(address, handle.size, "ipc", device.ordinal, context.handle, machine.new_serial())
+        machine.allocations.add(allocation)
+        return _Import(key, allocation, start, about.st_size)
+
+    def _unmap(self, found: _Import) -> None:
+        space = self._machine.arena.ranges
+        self._machine.allocations.remove(found.allocation)
+        space.unmap(found.start, found.size)
+        space.unreserve(found.start, found.size)
+        del self._by_key[found.key], self._by_address[found.allocation.address]
