@@ -6,8 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from bisect import bisect_right, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.util import find_spec
 from itertools import groupby
@@ -29,7 +28,18 @@ ACTIONS = {
     "segment_unmap",
     "oom",
 }
-RANGE = 160 << 30  # of an expandable segment, more than the card's memory
+UNORDERED = {"free_completed", "segment_free", "segment_unmap"}
+SEGMENT = (
+    "address",
+    "total_size",
+    "allocated_size",
+    "active_size",
+    "requested_size",
+    "stream",
+    "segment_type",
+    "is_expandable",
+)
+COUNT = 3000  # of requests, about
 
 
 @pytest.fixture(autouse=True)
@@ -42,81 +52,50 @@ def torch_and_gpu() -> None:
         pytest.skip("this process uses the software device")
 
 
-def run(side: str, seed: int, count: int, conf: str, fraction: float, folder: Path) -> dict[str, Any]:
-    out = folder / f"{side}.json"
-    command = [sys.executable, str(PROGRAM), side, str(seed), str(count), str(fraction), str(out)]
+def run(seed: int, conf: str, fraction: float, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what the same requests lead to with PyTorch's allocator, and with ours."""
     environment = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": conf}
     environment.pop("CUDATOOL_ALLOC_CONF", None)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
+    theirs, ours = folder / "torch.json", folder / "cudatool.json"
+    arguments = [sys.executable, str(PROGRAM), str(seed), str(COUNT), str(fraction)]
+    for paths in ([theirs], [ours, theirs]):
+        command = [*arguments, *map(str, paths)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if paths == [theirs] and done.returncode and "expandable" in conf:
+            # PyTorch 2.11 fails an assertion (cudaMalloc_count > 0), or crashes, when pools of expandable segments
+            # are dropped on a full card.
+            pytest.skip(f"PyTorch's own allocator ended with {done.returncode}: {done.stderr.strip()[-100:]}")
+        assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(theirs.read_text()), json.loads(ours.read_text())
 
 
-class Places:
-    """Addresses as the number of a segment, in the order of allocation, and the offset in it."""
-
-    def __init__(self) -> None:
-        self.starts: list[int] = []
-        self.segments: dict[int, tuple[int, int]] = {}  # start -> number, size
-        self.count = 0
-
-    def begin(self, address: int, size: int) -> None:
-        insort(self.starts, address)
-        self.segments[address] = self.count, size
-        self.count += 1
-
-    def end(self, address: int) -> None:
-        self.starts.remove(address)
-        del self.segments[address]
-
-    def of(self, address: int) -> tuple[int, int]:
-        index = bisect_right(self.starts, address) - 1
-        start = self.starts[index] if index >= 0 else 0
-        number, size = self.segments.get(start, (-1, 0))
-        return (number, address - start) if address < start + size else (-1, address)
-
-
-def events_of(found: dict[str, Any]) -> tuple[list[tuple[Any, ...]], Places]:
-    """Return what happened, without absolute addresses and handles."""
-    streams = {handle: number for number, handle in enumerate(found["streams"])}
-    places = Places()
-    events: list[tuple[Any, ...]] = []
-    for event in found["events"]:
-        action = event["action"]
-        if action not in ACTIONS:
-            continue
-        address = event.get("addr") or 0
-        if action == "segment_alloc":
-            places.begin(address, event["size"])
-        elif action == "segment_map" and places.of(address)[0] < 0:
-            places.begin(address, RANGE)
-        where = (0, 0) if action == "oom" else places.of(address)
-        events.append((action, where, event["size"], streams[event["stream"]]))
-        if action == "segment_free":
-            places.end(address)
-    return [event for run in _runs(events) for event in run], places
-
-
-def _runs(events: list[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
-    """Group what happens in an order that means nothing: PyTorch goes through a hash table, or by stream handles."""
+def events_of(found: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Return what happened. PyTorch goes through streams and pools in the order of a hash table, which means nothing."""
+    events = [
+        (event["action"], 0 if event["action"] == "oom" else event["addr"], event["size"], event["stream"])
+        for event in found["events"]
+        if event["action"] in ACTIONS
+    ]
+    ordered: list[tuple[Any, ...]] = []
     for action, run in groupby(events, key=lambda event: event[0]):
-        found = list(run)
-        yield sorted(found) if action in ("free_completed", "segment_free", "segment_unmap") else found
+        found_run = list(run)
+        ordered += sorted(found_run) if action in UNORDERED else found_run
+    return ordered
 
 
-def blocks_of(found: dict[str, Any], places: Places) -> list[tuple[Any, ...]]:
-    # What a free block was last asked for depends on the order in which its parts became free.
-    return sorted(
-        (
-            places.of(block["address"]),
-            block["size"],
-            0 if block["state"] == "inactive" else block["requested_size"],
-            block["state"],
-        )
-        for segment in found["segments"]
-        for block in segment["blocks"]
-    )
+def segments_of(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the final segments and their blocks, without the numbers of pools."""
+    pools = {(0, 0): 0}
+    segments = []
+    for segment in sorted(found["segments"], key=lambda segment: segment["address"]):
+        blocks = [
+            # What a free block was last asked for depends on the order in which its parts became free.
+            (block["address"], block["size"], block["state"], block["state"] != "inactive" and block["requested_size"])
+            for block in segment["blocks"]
+        ]
+        pool = pools.setdefault(tuple(segment["segment_pool_id"]), len(pools))
+        segments.append({name: segment[name] for name in SEGMENT} | {"pool": pool, "blocks": blocks})
+    return segments
 
 
 CASES = [
@@ -132,38 +111,33 @@ CASES = [
     ("expandable_segments:True,roundup_power2_divisions:8", 0.01),
     ("release_lock_on_cudamalloc:True", 0.01),
 ]
-SEEDS = [1, 2]
+SEEDS = [1, 2, 3]
 
-Key = tuple[str, int, str, float]
+Key = tuple[int, str, float]
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Key], dict[str, Any]]]:
-    """Return what a side, a seed, settings and a fraction lead to. All are run at once, some at a time."""
-    if find_spec("torch") is None:
-        pytest.skip("PyTorch is not installed")
-    futures: dict[Key, Future[dict[str, Any]]] = {}
+def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Key, Future[Any]]]:
+    """Return what a seed, settings and a fraction lead to. All are run at once, some at a time."""
     with ThreadPoolExecutor(8) as pool:
-        for seed in SEEDS:
-            for conf, fraction in CASES:
-                for side in ("torch", "cudatool"):
-                    folder = tmp_path_factory.mktemp("requests")
-                    futures[side, seed, conf, fraction] = pool.submit(run, side, seed, 2000, conf, fraction, folder)
-        yield lambda key: futures[key].result()
+        yield {
+            (seed, conf, fraction): pool.submit(run, seed, conf, fraction, tmp_path_factory.mktemp("requests"))
+            for seed in SEEDS
+            for conf, fraction in CASES
+        }
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("conf", "fraction"), CASES)
 def test_same_requests_have_the_same_events_blocks_and_statistics(
-    result: Callable[[Key], dict[str, Any]], conf: str, fraction: float, seed: int
+    results: dict[Key, Future[Any]], conf: str, fraction: float, seed: int
 ) -> None:
-    theirs, ours = (result((side, seed, conf, fraction)) for side in ("torch", "cudatool"))
-    expected, their_places = events_of(theirs)
-    actual, our_places = events_of(ours)
+    theirs, ours = results[seed, conf, fraction].result()
+    expected, actual = events_of(theirs), events_of(ours)
     first = next((i for i, pair in enumerate(zip(expected, actual, strict=False)) if pair[0] != pair[1]), None)
     assert first is None, (
         f"event {first}: {expected[first]} != {actual[first]} after {actual[max(first - 3, 0) : first]}"
     )
     assert len(expected) == len(actual)
-    assert blocks_of(theirs, their_places) == blocks_of(ours, our_places)
+    assert segments_of(theirs) == segments_of(ours)
     assert theirs["stats"] == ours["stats"]
