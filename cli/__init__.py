@@ -19,6 +19,7 @@ _COMMANDS = {
     # name -> first line of its help; the command is the function of that name in cudatool.cli.<name>
     "devices": "List the devices that programs can use here.",
     "diff": "Compare what two traces or snapshots hold at their peaks.",
+    "export": "Write a trace for other programs: PyTorch's viewer, Perfetto, or SQLite.",
     "leaks": "Find call sites that hold more memory after every step.",
     "replay": "Run recorded requests through the allocator again: a check, or a what-if.",
     "run": "Run a Python program and record what it does on the device.",

@@ -121,8 +121,10 @@ def _read(path: str) -> bytes:
                     data = _read_all(unpacked, path)
             else:
                 data = _read_all(file, path)
-        except (lzma.LZMAError, gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise SnapshotFormatError(path, f"damaged or truncated compressed file ({error})") from error
+        except (lzma.LZMAError, gzip.BadGzipFile, EOFError, zlib.error, MemoryError) as error:
+            # MemoryError: xz may demand a dictionary of up to 4 GiB.
+            reason = str(error) or type(error).__name__
+            raise SnapshotFormatError(path, f"damaged or truncated compressed file ({reason})") from error
     return data
 
 
@@ -173,15 +175,17 @@ def _tokens(size: int) -> re.Pattern[bytes]:
             rb"N|\x88|\x89",  # None, True, False
         ]
     )
-    number = b"(?:" + number + b")"
+    frame = rb"(?:\x95.{8})?"  # may begin anywhere, also between a tuple and what is in it
+    number = frame + b"(?:" + number + b")"
     token = b"|".join(
         [
             rb"h.|j....|g" + digits,  # from the memo
             rb"\x94|q.|p" + digits + b"|r" + slot,  # to the memo
-            rb"\(" + number + b"*+t",  # a tuple of numbers
+            rb"\((?:" + number + b")*+" + frame + b"t",  # a tuple of numbers
             rb"[()}\]sua0eld]",  # MARK, the empty tuple, dicts and lists and what fills them
             # Numbers; and where there are enough of them, TUPLE1, TUPLE2 or TUPLE3 of the last ones.
-            number + rb"(?:\x85|" + number + rb"(?:[\x85\x86]|" + number + rb"++[\x85-\x87]?)?)?",
+            number + b"(?:" + frame + rb"\x85|" + number + b"(?:" + frame + rb"[\x85\x86]|(?:" + number + b")++"
+            b"(?:" + frame + rb"[\x85-\x87])?)?)?",
             counted(pickle.SHORT_BINUNICODE, 1, 256),
             counted(pickle.BINUNICODE, 4, 256),
             counted(pickle.SHORT_BINBYTES, 1, 256),

@@ -48,6 +48,7 @@ _LARGE_SEGMENT: Final = 20 << 20
 _LARGE_REMAINDER: Final = 1 << 20  # small requests are up to this, and large blocks are split if more than this remains
 _MAX_SIZE: Final = 1 << 48  # more than any card's address space
 _MAX_PAGES: Final = 1 << 24
+_MAX_DEVICE: Final = 127  # a record's device is a signed byte
 
 _Ints = npt.NDArray[np.int64]
 
@@ -98,7 +99,8 @@ def read(path: str | Path) -> MemorySnapshot:
         return _Reader(data).snapshot(path)
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise SnapshotFormatError(path, f"not a valid PyTorch memory snapshot ({what})") from error
+        reason = " ".join(what.split())[:200]
+        raise SnapshotFormatError(path, f"not a valid PyTorch memory snapshot ({reason})") from error
 
 
 def write(path: str | Path, trace: Trace, segments: Sequence[Mapping[str, Any]]) -> None:
@@ -244,14 +246,14 @@ class _Reader:
         records = np.zeros(len(entries), RECORD)
         records["kind"] = [_ACTIONS[entry["action"]] for entry in entries]
         records["device"] = device
-        records["address"] = [entry.get("addr") or 0 for entry in entries]
-        size = np.array([entry["size"] for entry in entries], np.uint64)
+        records["address"] = _ints([entry.get("addr") or 0 for entry in entries], "an address")
+        size = np.array(_ints([entry["size"] for entry in entries], "a size"), np.uint64)
         if len(size) and int(size.max()) >= _MAX_SIZE:
             raise ValueError(f"an event of {int(size.max())} bytes")
         records["size"] = size
         records["stream"] = [self._stream(device, entry.get("stream") or 0) for entry in entries]
         if entries and "time_us" in entries[0]:
-            records["time"] = np.array([entry["time_us"] for entry in entries], np.int64) * 1000
+            records["time"] = np.array(_ints([entry["time_us"] for entry in entries], "a time"), np.int64) * 1000
         if any("frames" in entry for entry in entries[:1]):
             records["stack"] = [self._stack(entry.get("frames") or ()) for entry in entries]
         records["name"] = [self._name(entry.get("user_metadata") or "") for entry in entries]
@@ -260,7 +262,7 @@ class _Reader:
         records["aux0"][blocks] = records["size"][blocks]
         records["size"][blocks] = _round_size(records["size"][blocks], self.data.get("allocator_settings") or {})
         ooms = np.flatnonzero(records["kind"] == Kind.OOM)
-        records["aux0"][ooms] = [entries[i].get("device_free") or 0 for i in ooms]
+        records["aux0"][ooms] = _ints([entries[i].get("device_free") or 0 for i in ooms], "a size")
         segments = np.isin(records["kind"], _SEGMENT_KINDS)
         # Large segments have at least 20 MiB, or are larger than 10 MiB; mapped pages have 2 or 20 MiB.
         records["flags"][segments] = records["size"][segments] == _SMALL_SEGMENT
@@ -368,8 +370,8 @@ class _Reader:
             starts = annotation["stage"] == "START"
             record["kind"] = Kind.RANGE_PUSH if starts else Kind.RANGE_POP
             record["name"] = self._name(annotation["name"]) if starts else 0
-            record["device"] = annotation["device"]
-            record["time"] = annotation["time_us"] * 1000
+            record["device"] = _checked(annotation["device"], int, "a device")
+            record["time"] = _checked(annotation["time_us"], int, "a time") * 1000
         return records
 
     def _in_order_of_time(self, records: npt.NDArray[np.void], annotations: int) -> npt.NDArray[np.void]:
@@ -399,13 +401,14 @@ class _Reader:
         return created
 
     def _stream(self, device: int, handle: int) -> int:
-        return self.streams.setdefault((device, handle), len(self.streams) + 1)
+        return self.streams.setdefault((device, _checked(handle, int, "a stream")), len(self.streams) + 1)
 
     def _pool(self, pool_id: Sequence[int]) -> int:
-        first, second = pool_id
-        return self.pools.setdefault((int(first), int(second)), len(self.pools))
+        first, second = _ints(list(pool_id), "a part of a pool's id")
+        return self.pools.setdefault((first, second), len(self.pools))
 
     def _name(self, text: str) -> int:
+        text = text if isinstance(text, str | int | float) else f"({type(text).__name__})"  # never write out a list
         return self.names.setdefault(text if type(text) is str else str(text)[:200], len(self.names))
 
     def _stack(self, frames: Sequence[Any]) -> int:
@@ -419,11 +422,12 @@ class _Reader:
     def _frame(self, frame: Mapping[str, Any]) -> int:
         found = self._frame_by_id.get(id(frame))
         if found is None:
-            line = int(frame["line"])
+            line = _checked(frame["line"], int, "a line")
             line = -1 if line == 2**64 - 1 else line  # what PyTorch writes where it knows none
             if abs(line) >= 1 << 31:
                 raise ValueError(f"a frame at line {line}")
-            value = Frame(str(frame["filename"]), str(frame["name"]), line)
+            file, name = (_checked(frame[key], str, f"a frame's {key}") for key in ("filename", "name"))
+            value = Frame(file, name, line)
             found = self._frame_by_id[id(frame)] = self.frames.setdefault(value, len(self.frames))
         return found
 
@@ -432,6 +436,13 @@ def _checked(value: Any, kind: type, what: str) -> Any:
     if not isinstance(value, kind):
         raise TypeError(f"{what} is a {type(value).__name__}")
     return value
+
+
+def _ints(values: list[Any], what: str) -> list[int]:
+    """Return `values`, all of which must be integers: NumPy would take apart whatever else a file holds."""
+    for kind in set(map(type, values)) - {int, bool}:
+        raise TypeError(f"{what} is a {kind.__name__}")
+    return values
 
 
 def _list(data: dict[str, Any], key: str) -> list[Any]:
@@ -448,6 +459,9 @@ def _with_addresses(segment: Any) -> dict[str, Any]:
     address, total = _checked(segment["address"], int, "an address"), _checked(segment["total_size"], int, "a size")
     if not (0 <= address < 1 << 63 and 0 <= total < _MAX_SIZE):
         raise ValueError(f"a segment of {total} bytes at address {address}")
+    device = _checked(segment.get("device", 0), int, "a device")
+    if not 0 <= device <= _MAX_DEVICE:
+        raise ValueError(f"a segment of device {device}")
     blocks = []
     for block in _list(segment, "blocks"):
         size = _checked(block["size"], int, "a size")

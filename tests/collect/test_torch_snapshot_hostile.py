@@ -140,7 +140,7 @@ _plain = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=300),
     lambda inner: (
         st.lists(inner, max_size=5)
-        | st.dictionaries(st.text(max_size=9) | st.integers(), inner, max_size=5)
+        | st.dictionaries(st.text(max_size=9) | st.integers(-(2**70), 2**70), inner, max_size=5)
         | st.lists(st.integers(0, 2**40), max_size=5).map(tuple)
     ),
     max_leaves=30,
@@ -152,6 +152,12 @@ _plain = st.recursive(
 def test_plain_data_loads_as_it_was(tmp_path: Path, value: Any, protocol: int) -> None:
     (tmp_path / "x").write_bytes(pickle.dumps(value, protocol=protocol))
     assert value == plain_pickle.load(tmp_path / "x")
+
+
+def test_a_frame_may_end_inside_of_a_tuple_of_numbers(tmp_path: Path) -> None:
+    value = [(i, i + 1) for i in range(50_000)]  # pickle ends a frame after the first 64 KiB, wherever that is
+    path = dump(value, tmp_path / "x", 4)
+    assert value == plain_pickle.load(path)
 
 
 @pytest.mark.parametrize("length", [0, 255, 256, 70000])

@@ -1,0 +1,85 @@
+"""``cudatool export``: a trace for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+__all__ = ["export"]
+
+_FORMATS = {
+    # name -> ending of the file, and what to do with it
+    "torch": (".pickle", "drop it on https://pytorch.org/memory_viz"),
+    "perfetto": (".perfetto.json", "open it in https://ui.perfetto.dev"),
+    "sqlite": (".sqlite", "sqlite3 {path} 'SELECT * FROM by_call_site ORDER BY peak_bytes DESC LIMIT 10'"),
+}
+_ENDINGS = (".xz", ".gz", ".ctrace", ".pickle", ".pkl", ".csv")
+
+
+@click.command()
+@click.argument("source", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--to",
+    "kind",
+    required=True,
+    type=click.Choice(list(_FORMATS)),
+    help="torch: a pickle for PyTorch's viewer. perfetto: JSON for ui.perfetto.dev and chrome://tracing. "
+    "sqlite: a database of events, allocations, segments and stacks.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Default: beside SOURCE, with the ending .pickle, .perfetto.json or .sqlite.",
+)
+@click.option("-f", "--force", is_flag=True, help="Overwrite a file that exists.")
+def export(source: Path | None, kind: str, output: Path | None, force: bool) -> None:
+    """Write a trace for other programs: PyTorch's viewer, Perfetto, or SQLite.
+
+    SOURCE is a trace that `cudatool run` wrote, a pickle from torch.cuda.memory._dump_snapshot(), or the log of an
+    rmm.mr.LoggingResourceAdaptor. Default: the newest trace in this directory.
+    """
+    from rich.console import Console
+
+    from cudatool.cli._sources import newest, read_trace
+    from cudatool.errors import UsageError
+    from cudatool.units import format_bytes
+
+    source = source or newest()
+    ending, following = _FORMATS[kind]
+    path = output or _beside(source, ending)
+    if path.exists():
+        if source.exists() and path.samefile(source):
+            raise UsageError(f"{path} is the file to export; name another with -o")
+        if not force:
+            raise UsageError(f"{path} exists; add -f to overwrite it")
+    trace = read_trace(source)
+    if kind == "torch":
+        from cudatool import analyze
+        from cudatool.collect import torch_snapshot
+
+        state = analyze.segments_at(analyze.blocks(trace), analyze.segments(trace), len(trace.records) - 1)
+        torch_snapshot.write(path, trace, analyze.torch_segments(trace, state))
+    elif kind == "perfetto":
+        from cudatool.collect import perfetto
+
+        perfetto.write(path, trace)
+    else:
+        from cudatool.collect import sqlite
+
+        sqlite.write(path, trace)
+
+    messages = Console(stderr=True, highlight=False, soft_wrap=True)
+    for note in trace.notes:
+        messages.print(f"warning: {note}", markup=False)
+    messages.print(f"Wrote {path} ({format_bytes(path.stat().st_size)})", markup=False)
+    messages.print(f"Next: {following.format(path=path)}", markup=False)
+
+
+def _beside(source: Path, ending: str) -> Path:
+    name = source.name
+    for known in _ENDINGS:
+        name = name.removesuffix(known)
+    return source.with_name(f"{name}{ending}")

@@ -1,0 +1,299 @@
+"""Traces for https://ui.perfetto.dev and ``chrome://tracing``, in Chrome's JSON trace format.
+
+::
+
+    trace's process   a thread for each thread of the program: what it enqueued and waited for, and its ranges
+    Device N          counters "Memory" (allocated, active, reserved bytes), failed allocations,
+                      and a thread for each stream: what ran on it
+
+An arrow leads from a call to what the device executed for it. A recording knows when a call was made, not how long it
+took: calls are drawn 1 us long, or up to the thread's next event. Times are microseconds since the first event.
+
+The device has a clock of its own. Where an operation would begin before the call that enqueued it, all that ran on the
+device is moved by one constant, the smallest with which nothing does. Traces without times (old snapshots) have an
+event every microsecond.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cudatool.collect.spans import memory_changes
+from cudatool.errors import OutputError
+from cudatool.trace.events import CopyFlag, Kind, StreamFlag, unpack_dims
+from cudatool.trace.model import Trace
+
+__all__ = ["write"]
+
+_WORK: Final = (Kind.KERNEL_LAUNCH, Kind.MEMCPY, Kind.MEMSET, Kind.GEMM, Kind.HOST_FUNCTION, Kind.GRAPH_LAUNCH)
+_CALLS: Final = (
+    *_WORK,
+    *(Kind.STREAM_WAIT_EVENT, Kind.STREAM_SYNCHRONIZE, Kind.EVENT_RECORD, Kind.EVENT_SYNCHRONIZE),
+    *(Kind.DEVICE_SYNCHRONIZE, Kind.MODULE_LOAD),
+)
+_COLUMNS: Final = ("kind", "device", "flags", "thread", "stream", "name", "address", "size", "aux0", "aux1", "stack")
+_HOST: Final = 1
+_DEVICE: Final = 1000  # a device's process is this and its number
+_CALL_LENGTH: Final = 1000  # ns
+_LATEST: Final = np.uint64((1 << 62) - 1)  # the year 2116: no difference of two times overflows, whatever a file says
+_LANES: Final = 64
+_BATCH: Final = 4096  # events for each write to the file
+
+
+def write(path: str | Path, trace: Trace) -> None:
+    """Write a trace as Chrome's JSON, which Perfetto reads.
+
+    Parameters
+    ----------
+    path
+        Written under a temporary name beside it first, then renamed; replaced if it exists.
+    trace
+        Any trace.
+
+    Raises
+    ------
+    OutputError
+        The file cannot be written.
+    """
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        with open(temporary, "w", encoding="ascii") as file:
+            file.write('{"displayTimeUnit":"ns","traceEvents":[\n')
+            events, separator = _Writer(trace).events(), ""
+            while batch := list(islice(events, _BATCH)):
+                file.write(separator + ",\n".join(batch))
+                separator = ",\n"
+            file.write("\n]}\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+class _Writer:
+    """One trace on its way into JSON; each event is a piece of text."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.records = trace.records
+        time = np.clip(self.records["time"].astype(np.int64), -int(_LATEST), int(_LATEST))
+        if trace.header.get("time_axis") == "index":
+            time = np.arange(len(time), dtype=np.int64) * 1000
+        self.origin = int(time.min()) if len(time) else 0
+        self.time: npt.NDArray[np.int64] = time - self.origin
+        self.text = [json.dumps(name) for name in trace.names]
+        created = trace.of_kind(Kind.STREAM_CREATE)
+        columns = (created[column].tolist() for column in ("stream", "flags", "address"))
+        self.streams = {stream: _stream_name(*how) for stream, *how in zip(*columns, strict=True)}
+        self.lanes: dict[tuple[int, str], int] = {}  # (process, name) -> number of the thread
+
+    def events(self) -> Iterator[str]:
+        yield from self._memory()
+        yield from self._failures()
+        yield from self._ranges()
+        yield from self._calls()
+        yield from self._executions()
+        yield from self._names()
+
+    def _lane(self, process: int, name: str) -> int:
+        return self.lanes.setdefault((process, name), len(self.lanes) + 1)
+
+    def _thread(self, index: int) -> int:
+        threads = self.trace.threads
+        # Two threads may have the same name.
+        return self._lane(_HOST, f"{threads[index] if index < len(threads) else 'thread'} ({index})")
+
+    def _memory(self) -> Iterator[str]:
+        """Yield the counters: all three at each event that changed one."""
+        changes = memory_changes(self.trace)
+        for device in np.unique(changes.device).tolist():
+            own = changes.device == device
+            index, last = changes.index[own], np.append(np.diff(changes.index[own]) > 0, True)
+            columns = (np.cumsum(c[own])[last].tolist() for c in (changes.allocated, changes.active, changes.reserved))
+            for time, allocated, active, reserved in zip(self.time[index[last]].tolist(), *columns, strict=True):
+                yield (
+                    f'{{"ph":"C","name":"Memory","pid":{_DEVICE + device},"ts":{time / 1000},'
+                    f'"args":{{"allocated":{allocated},"active":{active},"reserved":{reserved}}}}}'
+                )
+
+    def _failures(self) -> Iterator[str]:
+        for i in np.flatnonzero(self.records["kind"] == Kind.OOM).tolist():
+            record = self.records[i]
+            args = {
+                "size": int(record["size"]),
+                "device_free": int(record["aux0"]),
+                **self._stack(int(record["stack"])),
+            }
+            yield (
+                f'{{"ph":"i","s":"p","name":"out of memory","cat":"memory","pid":{_DEVICE + int(record["device"])},'
+                f'"tid":{self._stream(int(record["device"]), int(record["stream"]))},"ts":{int(self.time[i]) / 1000},'
+                f'"args":{json.dumps(args)}}}'
+            )
+
+    def _stack(self, stack: int) -> dict[str, Any]:
+        frames = self.trace.stack(stack)
+        return {"stack": [f"{f.function} ({f.file}:{f.line})" for f in frames]} if frames else {}
+
+    def _ranges(self) -> Iterator[str]:
+        """Yield begin and end of each range. One never closed ends with the trace, one never begun is left out."""
+        index = np.flatnonzero(np.isin(self.records["kind"], (Kind.RANGE_PUSH, Kind.RANGE_POP)))
+        columns = (self.records[column][index].tolist() for column in ("kind", "device", "thread", "name"))
+        depth: dict[tuple[int, int], int] = {}
+        for time, kind, device, thread, name in zip(self.time[index].tolist(), *columns, strict=True):
+            # PyTorch's profiler says of which device it speaks; our own ranges are the host's.
+            process = _HOST if device < 0 else _DEVICE + device
+            lane = process, self._thread(thread) if device < 0 else self._lane(process, "ranges")
+            if kind == Kind.RANGE_PUSH:
+                depth[lane] = depth.get(lane, 0) + 1
+                yield (
+                    f'{{"ph":"B","name":{self.text[name]},"cat":"range","pid":{lane[0]},"tid":{lane[1]},'
+                    f'"ts":{time / 1000}}}'
+                )
+            elif depth.get(lane, 0):
+                depth[lane] -= 1
+                yield f'{{"ph":"E","pid":{lane[0]},"tid":{lane[1]},"ts":{time / 1000}}}'
+        end = int(self.time.max(initial=0)) / 1000
+        for (process, thread), count in depth.items():
+            for _ in range(count):
+                yield f'{{"ph":"E","pid":{process},"tid":{thread},"ts":{end}}}'
+
+    def _calls(self) -> Iterator[str]:
+        index = np.flatnonzero(np.isin(self.records["kind"], _CALLS))
+        lengths = self._lengths()[index].tolist()
+        columns = (self.records[column][index].tolist() for column in _COLUMNS)
+        for time, length, *fields in zip(self.time[index].tolist(), lengths, *columns, strict=True):
+            kind, _, _, thread, _, name, *_ = fields
+            yield (
+                f'{{"ph":"X","name":{self.text[name] if name else _title(kind)},"cat":"call","pid":{_HOST},'
+                f'"tid":{self._thread(thread)},"ts":{time / 1000},"dur":{length / 1000},'
+                f'"args":{{{_arguments(*fields)}}}}}'
+            )
+
+    def _lengths(self) -> npt.NDArray[np.int64]:
+        """Return how long (ns) each event is drawn: not into the next one of its thread."""
+        length = np.full(len(self.records), _CALL_LENGTH, np.int64)
+        for thread in np.unique(self.records["thread"]).tolist():
+            own = np.flatnonzero(self.records["thread"] == thread)
+            length[own[:-1]] = np.clip(np.diff(self.time[own]), 0, _CALL_LENGTH)
+        return length
+
+    def _executions(self) -> Iterator[str]:
+        """Yield what ran on the device, each with an arrow from its call."""
+        ran = self.trace.of_kind(Kind.EXECUTION)
+        ran = ran[np.argsort(ran["aux0"], kind="stable")]
+        works = np.flatnonzero(np.isin(self.records["kind"], _WORK) & (self.records["correlation"] > 0))
+        calls = dict(zip(self.records["correlation"][works].tolist(), works.tolist(), strict=True))
+        call = np.array([calls.get(c, -1) for c in ran["correlation"].tolist()], np.int64)
+        start, end = self._on_host_clock(ran, call)
+        busy: dict[tuple[int, int], list[int]] = {}  # until when the lanes of a stream are
+        columns = (ran[column].tolist() for column in ("device", "stream", "name"))
+        rows = zip(call.tolist(), start.tolist(), end.tolist(), *columns, strict=True)
+        for flow, (at, begin, stop, device, stream, name) in enumerate(rows, 1):
+            lane = _free_lane(busy.setdefault((device, stream), []), begin, stop)
+            place = f'"pid":{_DEVICE + device},"tid":{self._stream(device, stream, lane)},"ts":{begin / 1000}'
+            arguments = ""
+            if at >= 0:
+                fields = [int(self.records[at][column]) for column in _COLUMNS]
+                kind, thread, name = fields[0], fields[3], fields[5] or name
+                title = self.text[name] if name else _title(kind)
+                arguments = _arguments(*fields)
+                arrow = f'"name":"enqueued","cat":"enqueued","id":{flow}'
+                yield (
+                    f'{{"ph":"s",{arrow},"pid":{_HOST},"tid":{self._thread(thread)},"ts":{int(self.time[at]) / 1000}}}'
+                )
+                yield f'{{"ph":"f","bp":"e",{arrow},{place}}}'
+            else:
+                title = self.text[name] if name else '"operation"'
+            yield (
+                f'{{"ph":"X","name":{title},"cat":"execution",{place},"dur":{(stop - begin) / 1000},'
+                f'"args":{{{arguments}}}}}'
+            )
+
+    def _on_host_clock(
+        self, ran: npt.NDArray[np.void], call: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return starts and ends, moved so that nothing starts before its call."""
+        start = np.minimum(ran["aux0"], _LATEST).astype(np.int64) - self.origin
+        end = np.maximum(np.minimum(ran["aux1"], _LATEST).astype(np.int64) - self.origin, start)
+        known = call >= 0
+        shift = int((self.time[call[known]] - start[known]).max()) if known.any() else -int(start.min(initial=0))
+        shift = max(shift, 0)
+        return start + shift, end + shift
+
+    def _stream(self, device: int, stream: int, lane: int = 0) -> int:
+        name = self.streams.get(stream, f"stream {stream}" if stream else "no stream")
+        # The number tells streams apart that had the same handle, one after the other.
+        return self._lane(_DEVICE + device, f"{name} ({stream})" + (f" and at once {lane}" if lane else ""))
+
+    def _names(self) -> Iterator[str]:
+        argv = self.trace.header.get("argv")
+        program = " ".join(map(str, argv)) if isinstance(argv, list) and argv else "program"
+        processes = sorted({process for process, _ in self.lanes} | {_DEVICE + d for d in self._devices()} | {_HOST})
+        for process in processes:
+            name = program if process == _HOST else f"Device {process - _DEVICE}"
+            yield _metadata("process_name", process, 0, {"name": name})
+            yield _metadata("process_sort_index", process, 0, {"sort_index": process})
+        for (process, name), thread in self.lanes.items():
+            yield _metadata("thread_name", process, thread, {"name": name})
+            yield _metadata("thread_sort_index", process, thread, {"sort_index": thread})
+
+    def _devices(self) -> list[int]:
+        devices: list[int] = np.unique(self.records["device"]).tolist()
+        return [device for device in devices if device >= 0]
+
+
+def _metadata(what: str, process: int, thread: int, args: dict[str, Any]) -> str:
+    return f'{{"ph":"M","name":"{what}","pid":{process},"tid":{thread},"args":{json.dumps(args)}}}'
+
+
+def _title(kind: int) -> str:
+    return json.dumps(Kind(kind).name.lower().replace("_", " "))
+
+
+def _stream_name(flags: int, handle: int) -> str:
+    if flags & StreamFlag.LEGACY_DEFAULT:
+        return "default stream"
+    return "per-thread default stream" if flags & StreamFlag.PER_THREAD_DEFAULT else f"stream {handle:#x}"
+
+
+def _arguments(
+    kind: int, device: int, flags: int, _thread: int, stream: int, _name: int, _address: int, size: int, *rest: int
+) -> str:
+    """Return the members of an event's ``args``."""
+    aux0, aux1, _ = rest
+    text = f'"device":{device},"stream":{stream}'
+    if kind == Kind.KERNEL_LAUNCH:
+        grid, block = list(unpack_dims(aux0)), list(unpack_dims(aux1))
+        return f'{text},"grid":{grid},"block":{block},"shared_bytes":{size}'
+    if kind in (Kind.MEMCPY, Kind.MEMSET):
+        text += f',"bytes":{size},"asynchronous":{"true" if flags & CopyFlag.ASYNC else "false"}'
+        return f'{text},"direction":"{_direction(flags)}"' if kind == Kind.MEMCPY else text
+    if kind == Kind.GEMM:
+        return f'{text},"mnk":{list(unpack_dims(aux0))}'
+    return text
+
+
+def _direction(flags: int) -> str:
+    sides = (flags & CopyFlag.SOURCE_DEVICE, flags & CopyFlag.DESTINATION_DEVICE)
+    return " to ".join("device" if side else "host" for side in sides)
+
+
+def _free_lane(busy: list[int], begin: int, end: int) -> int:
+    """Return the first lane that is free from `begin` on (the last, if none is), and take it until `end`."""
+    for lane, until in enumerate(busy):
+        if until <= begin:
+            busy[lane] = end
+            return lane
+    if len(busy) == _LANES:
+        return _LANES - 1
+    busy.append(end)
+    return len(busy) - 1

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import json
+import random
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from snapshot_files import HERE, recordings
+
+from cudatool import analyze
+from cudatool.collect import perfetto, torch_snapshot
+from cudatool.errors import OutputError
+from cudatool.trace.events import RECORD, CopyFlag, Kind, StreamFlag, pack_dims
+from cudatool.trace.model import Frame, Trace
+
+HOST, DEVICE = 1, 1000
+
+
+def trace(*events: tuple[Kind, dict[str, Any]], **more: Any) -> Trace:
+    """Return a trace of events given as (kind, fields), one every 10 us from 1 s on."""
+    records, names = np.zeros(len(events), RECORD), [""]
+    for i, (kind, fields) in enumerate(events):
+        records[i]["kind"], records[i]["time"] = kind, 10**9 + 10_000 * i
+        for field, value in fields.items():
+            if field == "name":
+                names.append(value)
+                value = len(names) - 1
+            records[i][field] = value
+    return Trace(records, names=names, **more)
+
+
+def written(path: Path, trace: Trace) -> list[dict[str, Any]]:
+    perfetto.write(path / "x.json", trace)
+    assert ["x.json"] == [file.name for file in path.iterdir()]
+    events: list[dict[str, Any]] = json.loads((path / "x.json").read_text())["traceEvents"]
+    return events
+
+
+def of_phase(events: list[dict[str, Any]], *phases: str) -> list[dict[str, Any]]:
+    return [event for event in events if event["ph"] in phases]
+
+
+@pytest.mark.parametrize("path", recordings(), ids=lambda path: path.name.removesuffix(".pickle.xz"))
+def test_counters_are_the_bytes_of_the_analysis_at_every_moment(tmp_path: Path, path: Path) -> None:
+    snapshot = torch_snapshot.read(path)
+    line = analyze.timeline(snapshot, analyze.blocks(snapshot), analyze.segments(snapshot))
+    base = int(snapshot.records["time"].min())
+    expected = [
+        ((time - base) / 1000, {"allocated": allocated, "active": active, "reserved": reserved})
+        for time, allocated, active, reserved in zip(
+            line.time.tolist(), line.allocated.tolist(), line.active.tolist(), line.reserved.tolist(), strict=True
+        )
+    ]
+    if snapshot.header["time_axis"] == "index":
+        expected = [(float(i), args) for i, (_, args) in zip(line.index.tolist(), expected, strict=True)]
+    assert expected == [(e["ts"], e["args"]) for e in of_phase(written(tmp_path, snapshot), "C")]
+
+
+def test_each_device_has_its_own_counters(tmp_path: Path) -> None:
+    events = written(
+        tmp_path,
+        trace(
+            (Kind.BLOCK_ALLOC, {"address": 512, "size": 100}),
+            (Kind.BLOCK_ALLOC, {"address": 512, "size": 7, "device": 1}),
+            (Kind.BLOCK_FREE_REQUESTED, {"address": 512, "size": 100}),
+            (Kind.BLOCK_FREE_COMPLETED, {"address": 512, "size": 100}),
+        ),
+    )
+    counters = [(e["pid"], e["ts"], e["args"]["allocated"], e["args"]["active"]) for e in of_phase(events, "C")]
+    assert [
+        (DEVICE, 0.0, 100, 100),
+        (DEVICE, 20.0, 0, 100),
+        (DEVICE, 30.0, 0, 0),
+        (DEVICE + 1, 10.0, 7, 7),
+    ] == counters
+    assert {1: "program", 1000: "Device 0", 1001: "Device 1"} == {
+        e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"
+    }
+
+
+def launch_and_run(**execution: Any) -> Trace:
+    return trace(
+        (Kind.STREAM_CREATE, {"stream": 5, "address": 0xABC, "flags": StreamFlag.NON_BLOCKING}),
+        (
+            Kind.KERNEL_LAUNCH,
+            {
+                "name": "scale",
+                "stream": 5,
+                "correlation": 9,
+                "aux0": pack_dims(4, 2),
+                "aux1": pack_dims(256),
+                "size": 64,
+            },
+        ),
+        (Kind.EXECUTION, {"stream": 5, "correlation": 9, **execution}),
+    )
+
+
+def test_an_execution_is_a_slice_on_its_stream_named_by_its_launch(tmp_path: Path) -> None:
+    start = 10**9 + 30_000
+    events = written(tmp_path, launch_and_run(aux0=start, aux1=start + 2500))
+    call, ran = of_phase(events, "X")
+    assert ("scale", HOST, 10.0, 1.0) == (call["name"], call["pid"], call["ts"], call["dur"])
+    assert ("scale", DEVICE, 30.0, 2.5) == (ran["name"], ran["pid"], ran["ts"], ran["dur"])
+    expected = {"device": 0, "stream": 5, "grid": [4, 2, 1], "block": [256, 1, 1], "shared_bytes": 64}
+    assert expected == ran["args"] == call["args"]
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert "stream 0xabc (5)" == names[ran["pid"], ran["tid"]]
+
+
+def test_an_arrow_leads_from_the_launch_to_what_it_ran(tmp_path: Path) -> None:
+    start = 10**9 + 30_000
+    events = written(tmp_path, launch_and_run(aux0=start, aux1=start + 2500))
+    call, ran = of_phase(events, "X")
+    begin, end = of_phase(events, "s", "f")
+    assert begin["id"] == end["id"]
+    assert [(call[k], ran[k]) for k in ("pid", "tid", "ts")] == [(begin[k], end[k]) for k in ("pid", "tid", "ts")]
+
+
+def test_a_device_clock_of_its_own_is_moved_behind_the_launches(tmp_path: Path) -> None:
+    _, ran = of_phase(written(tmp_path, launch_and_run(aux0=700, aux1=3200)), "X")
+    assert (10.0, 2.5) == (ran["ts"], ran["dur"])
+
+
+def test_operations_that_overlap_on_one_stream_get_lanes(tmp_path: Path) -> None:
+    events = written(
+        tmp_path, trace(*((Kind.EXECUTION, {"stream": 1, "aux0": at, "aux1": at + 20}) for at in (0, 10, 20)))
+    )
+    first, second, third = of_phase(events, "X")
+    assert first["tid"] == third["tid"] != second["tid"]
+
+
+def test_copies_say_where_to_and_how_much(tmp_path: Path) -> None:
+    flags = CopyFlag.DESTINATION_DEVICE | CopyFlag.ASYNC
+    (call,) = of_phase(written(tmp_path, trace((Kind.MEMCPY, {"name": "cuMemcpy", "size": 96, "flags": flags}))), "X")
+    expected = {"device": 0, "stream": 0, "bytes": 96, "asynchronous": True, "direction": "host to device"}
+    assert expected == call["args"]
+
+
+def balance(events: list[dict[str, Any]]) -> dict[tuple[int, int], int]:
+    """Return how many ranges are open at the end of each thread; check that none ends before it begins."""
+    depth: dict[tuple[int, int], int] = defaultdict(int)
+    for event in of_phase(events, "B", "E"):
+        lane = event["pid"], event["tid"]
+        depth[lane] += 1 if event["ph"] == "B" else -1
+        assert depth[lane] >= 0
+    return depth
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ranges_are_balanced_on_every_thread_whatever_was_recorded(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    recorded = [
+        (
+            chance.choice((Kind.RANGE_PUSH, Kind.RANGE_POP)),
+            {"thread": chance.randrange(3), "device": chance.randrange(-1, 2)},
+        )
+        for _ in range(60)
+    ]
+    events = written(tmp_path, trace(*recorded, threads=["a", "b", "c"]))
+    assert {0} == set(balance(events).values())
+
+
+def test_a_range_lasts_from_push_to_pop_on_its_thread(tmp_path: Path) -> None:
+    events = written(
+        tmp_path,
+        trace(
+            (Kind.RANGE_PUSH, {"name": 'a "step"\n', "device": -1}),
+            (Kind.RANGE_PUSH, {"name": "left open", "device": -1}),
+            (Kind.RANGE_POP, {"device": -1}),
+        ),
+    )
+    assert [("B", 'a "step"\n', 0.0), ("B", "left open", 10.0), ("E", None, 20.0), ("E", None, 20.0)] == [
+        (e["ph"], e.get("name"), e["ts"]) for e in of_phase(events, "B", "E")
+    ]
+
+
+def test_a_failed_allocation_is_an_instant_with_its_facts(tmp_path: Path) -> None:
+    tables = {"frames": [Frame("train.py", "step", 3)], "stacks": [(), (0,)]}
+    events = written(tmp_path, trace((Kind.OOM, {"size": 4096, "aux0": 512, "stack": 1}), **tables))
+    (failure,) = of_phase(events, "i")
+    expected = {"size": 4096, "device_free": 512, "stack": ["step (train.py:3)"]}
+    assert ("out of memory", DEVICE, expected) == (failure["name"], failure["pid"], failure["args"])
+
+
+def test_an_empty_trace_is_a_valid_file(tmp_path: Path) -> None:
+    assert {"M"} == {event["ph"] for event in written(tmp_path, trace())}
+
+
+def test_a_file_that_cannot_be_written_is_one_error_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="cannot write"):
+        perfetto.write(tmp_path / "missing" / "x.json", trace())
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OutputError, match="cannot write"):
+        perfetto.write(tmp_path / "folder", torch_snapshot.read(HERE / "graphs__default.pickle.xz"))
+    assert ["folder"] == [file.name for file in tmp_path.iterdir()]

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cudatool import analyze
+from cudatool.collect import rmm_log
+from cudatool.errors import FileFormatError
+from cudatool.trace.events import Kind, StreamFlag
+
+HEADER = "Thread,Time,Action,Pointer,Size,Stream\n"
+
+
+def log(path: Path, *lines: str, header: str = HEADER) -> Path:
+    path.write_text(header + "".join(f"{line}\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "log.csv"
+
+
+def test_each_line_becomes_the_records_of_a_block(path: Path) -> None:
+    trace = rmm_log.read(
+        log(
+            path,
+            "1979932,14:21:19.998533,allocate,0x30a000000,1000,0x2",
+            "1980043,14:21:20.000033,free,0x30a000000,1000,0x2",
+            "1980043,14:21:20.000034,allocate failure,(nil),4096,(nil)",
+        )
+    )
+    columns = ("kind", "time", "thread", "stream", "address", "size", "aux0")
+    assert [
+        (Kind.STREAM_CREATE, 0, 0, 1, 2, 0, 0),
+        (Kind.STREAM_CREATE, 0, 0, 2, 0, 0, 0),
+        (Kind.BLOCK_ALLOC, 0, 0, 1, 0x30A000000, 1000, 1000),
+        (Kind.BLOCK_FREE_REQUESTED, 1_500_000, 1, 1, 0x30A000000, 1000, 1000),
+        (Kind.BLOCK_FREE_COMPLETED, 1_500_000, 1, 1, 0x30A000000, 1000, 1000),
+        (Kind.OOM, 1_501_000, 1, 2, 0, 4096, 0),
+    ] == trace.records[list(columns)].tolist()
+    assert [StreamFlag.PER_THREAD_DEFAULT, StreamFlag.LEGACY_DEFAULT] == trace.records["flags"][:2].tolist()
+    assert ["1979932", "1980043"] == trace.threads
+
+
+@pytest.mark.parametrize("pointer", ["0x7f8a40000000", "7f8a40000000", "0X7F8A40000000"])
+@pytest.mark.parametrize("time", ["14:21:19.998533", "14:21:19:998533", "1634567890.123456", "9:00:00"])
+def test_pointers_and_times_are_read_however_they_are_written(path: Path, pointer: str, time: str) -> None:
+    trace = rmm_log.read(log(path, f"7, {time}, allocate, {pointer}, 512, 0x0"))
+    assert [0x7F8A40000000] == trace.of_kind(Kind.BLOCK_ALLOC)["address"].tolist()
+
+
+def test_time_goes_on_over_midnight_and_never_back(path: Path) -> None:
+    times = ("23:59:59.000000", "00:00:01.000000", "00:00:00.999999", "00:00:02.000000")
+    trace = rmm_log.read(log(path, *(f"1,{time},allocate,{i + 1:x},1,0" for i, time in enumerate(times))))
+    assert [0, 2 * 10**9, 2 * 10**9, 3 * 10**9] == trace.of_kind(Kind.BLOCK_ALLOC)["time"].tolist()
+
+
+def test_what_is_held_is_what_the_log_adds_up_to(path: Path) -> None:
+    trace = rmm_log.read(
+        log(
+            path,
+            "1,00:00:00.1,allocate,100,300,0",
+            "1,00:00:00.2,allocate,900,500,0",
+            "1,00:00:00.3,free,100,300,0",
+            "1,00:00:00.4,allocate,100,100,0",
+        )
+    )
+    (device,) = analyze.report(trace).summary.devices
+    assert (800, 600, 3) == (device.peak_active, device.now.active, device.allocations)
+    assert any("no segments" in note for note in trace.notes)
+
+
+@pytest.mark.parametrize(("name", "device"), [("a.csv", 0), ("a.dev0.csv", 0), ("a.dev3.csv", 3), ("a.csv.dev12", 12)])
+def test_the_device_is_the_one_in_the_name_that_rmm_gives_the_file(tmp_path: Path, name: str, device: int) -> None:
+    trace = rmm_log.read(log(tmp_path / name, "1,00:00:00.1,allocate,100,300,0"))
+    assert [device, device] == trace.records["device"].tolist()
+
+
+def test_empty_lines_and_repeated_headers_are_passed_over(path: Path) -> None:
+    trace = rmm_log.read(log(path, "", HEADER.strip(), "1,00:00:00.1,allocate,100,300,0\r"))
+    assert 1 == len(trace.of_kind(Kind.BLOCK_ALLOC))
+
+
+def test_a_log_without_calls_is_an_empty_trace(path: Path) -> None:
+    assert 0 == len(rmm_log.read(log(path)).records)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("1,00:00:00.1,allocate,100,300", "5 fields instead of 6"),
+        ("1,00:00:00.1,allocate,100,300,0,0", "7 fields instead of 6"),
+        ("1,00:00:00.1,realloc,100,300,0", "unknown action 'realloc'"),
+        ("1,00:00:00.1,allocate,100,-1,0", "'-1' is not a size"),
+        ("1,00:00:00.1,allocate,100,nan,0", "'nan' is not a size"),
+        ("1,00:00:00.1,allocate,100,281474976710656,0", "281474976710656 is too large for a size"),
+        ("1,00:00:00.1,allocate,0xffffffffffffffff,1,0", "0xffffffffffffffff is too large for a pointer"),
+        ("1,00:00:00.1,allocate,xyz,1,0", "'xyz' is not a pointer"),
+        ("1,noon,allocate,100,300,0", "'noon' is not a time"),
+    ],
+)
+def test_a_line_that_makes_no_sense_is_named(path: Path, line: str, reason: str) -> None:
+    log(path, "1,00:00:00.0,allocate,100,300,0", line)
+    with pytest.raises(FileFormatError) as caught:
+        rmm_log.read(path)
+    assert f"{path}: line 3 of an RMM log: {reason}" == str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"Thread,Time\n", b"\x80\x04}.", b"a,b,c,d,e,f\n", b"\xff" * 10000])
+def test_other_files_are_not_taken_for_logs(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    assert not rmm_log.is_rmm_log(path)
+    with pytest.raises(FileFormatError, match="not an RMM log"):
+        rmm_log.read(path)
+
+
+def test_the_header_is_recognized_with_a_byte_order_mark_and_any_case(path: Path) -> None:
+    path.write_bytes(b"\xef\xbb\xbfthread, time, action, pointer, size, stream\r\n")
+    assert rmm_log.is_rmm_log(path)
