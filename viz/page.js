@@ -1,19 +1,29 @@
-// Reads the document and shows what it has.
+// Reads the payload and shows what it has.
 
 class Stacks {
   constructor(data) {
     this.strings = data.strings;
-    this.frames = decodeColumns(data.frames);
-    this.offset = decodeColumn(data.stacks.offset);
-    this.frame = decodeColumn(data.stacks.frame);
+    this.frames = data.frames;
+    this.offset = data.stacks.offset;
+    this.frame = data.stacks.frame;
     this.length = this.offset.length - 1;
   }
 
-  /** Return a stack's frames, innermost first, one line each. */
-  lines(stack) {
+  /** Return a stack's frames, innermost first, as [function, "file:line"]. */
+  pairs(stack) {
     const { frames, strings } = this;
     return Array.from(this.frame.subarray(this.offset[stack], this.offset[stack + 1]), (frame) => (
-      `${strings[frames.file[frame]]}:${frames.line[frame]} ${strings[frames.function[frame]]}`));
+      [strings[frames.function[frame]], frames.line[frame] || strings[frames.file[frame]] ? `${strings[frames.file[frame]]}:${frames.line[frame]}` : ""]));
+  }
+
+  lines(stack) {
+    return this.pairs(stack).map(([name, place]) => `${place} ${name}`);
+  }
+
+  /** Return the frames outermost first; a stack that was not recorded has one that says so. */
+  path(stack) {
+    const pairs = this.pairs(stack).reverse();
+    return pairs.length ? pairs : [["(no Python stack)", ""]];
   }
 
   text(stack) {
@@ -24,27 +34,16 @@ class Stacks {
 class Shared {
   constructor(data) {
     this.stacks = new Stacks(data);
-    this.sites = data.sites;
-    this.pools = data.pools;
-    this.streams = new Map(data.streams.map((stream) => [stream.id, stream.label]));
-  }
-
-  streamName(id) {
-    return id ? this.streams.get(id) || `stream ${id}` : "no stream";
-  }
-
-  poolName(pool) {
-    if (!pool) return "";
-    return `, private pool ${this.pools[pool] ? `(${this.pools[pool].join(", ")})` : pool}`;
+    this.names = data.names;
+    this.rules = data.rules;
+    this.categories = Array.from(new Set(data.rules.map((rule) => rule.category))).sort((a, b) => (a === "unknown") - (b === "unknown"));
   }
 
   /** Return a table's row, which opens to show the stack if there is one. */
   row({ name, detail, numbers, stack = 0, colour = "transparent" }) {
-    const swatch = element("span", { className: "swatch" });
-    swatch.style.background = colour;
     const lines = this.stacks.lines(stack);
     const parts = [
-      swatch, element("span", { className: "name", title: name }, name, " ", element("small", {}, detail)),
+      swatch(colour), element("span", { className: "name", title: name }, name, " ", element("small", {}, detail)),
       element("span", { className: "numbers" }, numbers),
     ];
     if (!lines.length) return element("div", { className: "row" }, element("div", {}, ...parts));
@@ -70,60 +69,107 @@ function showTiles(device) {
   const reservedNow = at(device.reserved, last);
   const unusedNow = reservedNow ? 1 - at(device.active, last) / reservedNow : 0;
   byId("tiles").replaceChildren(...[
-    tile(formatBytes(at(device.allocated, peak.row)), "allocated at the peak", `requested ${formatBytes(peak.requested)}`),
+    tile(formatBytes(at(device.allocated, peak.row)), "allocated at the peak", `${formatBytes(peak.requested)} requested`),
     tile(formatBytes(device.peak_reserved), "reserved, highest", `${formatBytes(reservedThen)} at the peak`),
     tile(formatShare(peak.fragmentation), "fragmentation at the peak", `${formatShare(unusedNow)} at the end`),
     tile(formatBytes(at(device.allocated, last)), "allocated at the end", `${formatBytes(reservedNow)} reserved`),
     tile(formatCount(device.allocations), "allocations", `${formatBytes(device.still_live)} never freed`),
-    device.ooms ? tile(formatCount(device.ooms), "out of memory", "marked in red above the curves") : null,
+    device.ooms.length ? tile(formatCount(device.ooms.length), "times out of memory", "marked in red") : null,
   ].filter(Boolean));
 }
 
-function showPage(data) {
+function showWork(shared, data) {
+  byId("work").hidden = false;
+  if (data.operations.start.length) new StreamsView(shared, data);
+  else byId("streams").closest(".card").hidden = true;
+  const time = (ns) => (ns === null ? "time not recorded" : formatTime(ns));
+  fill(byId("kernels"), null, data.kernels, data.kernels.length, (k) => shared.row({
+    name: k.name, detail: `${formatCount(k.launches)} launched`, numbers: time(k.time) }));
+  fill(byId("copies"), null, data.copies, data.copies.length, (c) => shared.row({
+    name: c.name, detail: `${formatCount(c.count)}, ${time(c.time)}`, numbers: formatBytes(c.size) }));
+}
+
+function showFindings(findings, several) {
+  byId("notes").hidden = !findings.length;
+  byId("notes").replaceChildren(...findings.map(({ severity, confidence, device, message }) => element("li", { className: severity },
+    element("b", {}, severity), several && device >= 0 ? ` device ${device}: ` : " ", message, confidence === "high" ? "" : ` (confidence ${confidence})`)));
+}
+
+/** Keys that work wherever the focus is, unless it is in a field. */
+function listenToKeys(view) {
+  const help = byId("help");
+  byId("help-open").addEventListener("click", () => help.showModal());
+  byId("help-close").addEventListener("click", () => help.close());
+  byId("theme").addEventListener("click", () => theme.choose(theme.name === "dark" ? "light" : "dark"));
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || help.open) return;
+    const field = event.target.closest("input, select, textarea");
+    if (field) {
+      if (event.key === "Escape" && field.id === "search" && view) {
+        field.value = "";
+        view.find();
+        view.map.plane.canvas.focus();
+      }
+      return;
+    }
+    const actions = {
+      "?": () => help.showModal(), t: () => theme.choose(theme.name === "dark" ? "light" : "dark"),
+      ...view && {
+        "/": () => { byId("search").focus(); byId("search").select(); }, "+": () => view.zoom(0.7), "=": () => view.zoom(0.7), "-": () => view.zoom(1 / 0.7),
+        0: () => view.showAll(), p: () => view.moveTo(view.peakInRange(), true), Escape: () => view.pin(null),
+      },
+    };
+    if (!actions[event.key]) return;
+    event.preventDefault();
+    actions[event.key]();
+  });
+}
+
+async function showPage() {
+  const data = readPayload(await inflate(byId("payload").textContent));
   byId("source").textContent = data.source || "cudatool";
   byId("subtitle").textContent = [
     `${formatCount(data.events)} events`, data.duration ? formatTime(data.duration) : "", data.recorded_on,
   ].filter(Boolean).join(", ");
-  byId("notes").hidden = !data.notes.length;
-  byId("notes").replaceChildren(...data.notes.map((note) => element("li", {}, note)));
+  const failed = data.devices.filter((device) => !device.time.length && device.ooms.length).map(({ device, ooms }) => (
+    { severity: "error", confidence: "high", device, message: `nothing was allocated: ${counted(ooms.length, "allocation")} found no memory` }));
+  showFindings([...data.findings, ...failed], data.devices.length > 1);
   const shared = new Shared(data);
-
-  if (data.devices.some((device) => device.time.n)) {
+  let view = null;
+  const raw = data.devices.filter((device) => device.time.length);
+  if (raw.length) {
     byId("memory").hidden = false;
-    const devices = data.devices.filter((device) => device.time.n).map((device) => new DeviceMemory(device, shared));
+    const devices = raw.map(() => null); // each is laid out when it is first looked at
     if (data.clock === "index") {
       byId("axis").value = "event";
       byId("axis").disabled = true;
     }
-    if (shared.stacks.length < 2) byId("colour").value = "size";
-    const view = new MemoryView(shared);
-    const show = (device) => { showTiles(device); view.show(device); };
+    view = new MemoryView(shared);
+    const diagnosis = new DiagnosisView(shared, view);
+    const show = async (i) => {
+      const device = devices[i] = devices[i] || new DeviceMemory(raw[i], shared);
+      showTiles(device);
+      diagnosis.drawAdvice(device.diagnosis.advice);
+      view.show(device);
+      await view.painted; // first the picture, then all that stands below it
+      diagnosis.show(device);
+    };
     const choice = byId("device");
-    choice.replaceChildren(...devices.map((device, i) => element("option", { value: i }, String(device.device))));
-    byId("device-choice").hidden = devices.length < 2;
-    choice.addEventListener("change", () => show(devices[Number(choice.value)]));
-    show(devices[0]);
-    // Plotly takes longer to start than all the rest: first the picture without it, then the curves.
-    window.addEventListener("load", () => requestAnimationFrame(() => setTimeout(() => {
-      document.head.append(element("script", {}, byId("plotly").textContent));
-      view.drawTimeline();
-      document.documentElement.dataset.ready = "true";
-    })));
-  } else {
-    document.documentElement.dataset.ready = "true";
+    choice.replaceChildren(...raw.map((device, i) => element("option", { value: i }, String(device.device))));
+    byId("device-choice").hidden = raw.length < 2;
+    choice.addEventListener("change", () => show(Number(choice.value)));
+    await show(0);
   }
-
-  if (data.kernels.length || data.copies.length || data.operations.start.n) {
-    byId("work").hidden = false;
-    if (data.operations.start.n) new StreamsView(shared, data);
-    else byId("streams").closest(".card").hidden = true;
-    const time = (ns) => (ns === null ? "time not recorded" : formatTime(ns));
-    fill(byId("kernels"), null, data.kernels, (k) => shared.row({
-      name: k.name, detail: `${formatCount(k.launches)} launched`, numbers: time(k.time) }));
-    fill(byId("copies"), null, data.copies, (c) => shared.row({
-      name: c.name, detail: `${formatCount(c.count)}, ${time(c.time)}`, numbers: formatBytes(c.size) }));
-  }
+  if (data.kernels.length || data.copies.length || data.operations.start.length) showWork(shared, data);
   byId("nothing").hidden = !(byId("memory").hidden && byId("work").hidden);
+  listenToKeys(view);
+  window.memoryView = view; // for whoever wants to ask it something in the console
+  requestAnimationFrame(() => setTimeout(() => { document.documentElement.dataset.ready = "true"; }));
 }
 
-showPage(JSON.parse(byId("payload").textContent));
+if ("DecompressionStream" in window) {
+  showPage();
+} else {
+  byId("nothing").hidden = false;
+  byId("nothing").textContent = "This browser is too old for the page: it cannot unpack compressed data (DecompressionStream). Chrome 80, Firefox 113 and Safari 16.4 can.";
+}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import importlib.util
-import json
 import os
 import re
+import zlib
 from importlib import resources
 from pathlib import Path
 
@@ -18,21 +19,37 @@ from cudatool.viz.payload import payload
 
 __all__ = ["page", "write_page", "write_report"]
 
-_SCRIPTS = ("payload.js", "canvas.js", "memory.js", "moment.js", "streams.js", "page.js")
+_SCRIPTS = (
+    "words.js",
+    "colours.js",
+    "payload.js",
+    "canvas.js",
+    "device.js",
+    "map.js",
+    "timeline.js",
+    "overview.js",
+    "legend.js",
+    "selection.js",
+    "moment.js",
+    "flame.js",
+    "diagnosis.js",
+    "streams.js",
+    "memory.js",
+    "page.js",
+)
 
 
 def page(report: Report) -> str:
     """Return the page for an analyzed trace.
 
-    What comes from the trace stands in a JSON document that no markup can end (every ``<`` is escaped), and the
-    scripts show it as text only. A content security policy forbids everything from elsewhere.
+    All that comes from the trace, except for its name in the title, is compressed and in base64, which no markup can
+    hide in; the scripts show it as text only. A content security policy forbids everything from elsewhere.
     """
-    document = json.dumps(payload(report), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     parts = {
         "title": html.escape(f"{report.summary.source.rsplit('/', 1)[-1]} - cudatool"),
         "style": _asset("page.css"),
-        "payload": document,
-        "plotly": _plotly() if report.summary.devices else "",
+        "payload": _packed(payload(report)),
+        "plotly": _packed(_plotly()) if report.summary.devices else "",
         "script": "\n".join(_asset(name) for name in _SCRIPTS),
     }
     # In one pass: nothing that was put in is looked at again.
@@ -67,9 +84,14 @@ def _asset(name: str) -> str:
     return resources.files("cudatool.viz").joinpath(name).read_text(encoding="utf-8")
 
 
-def _plotly() -> str:
+def _packed(data: bytes) -> str:
+    """Return bytes as the page unpacks them; see ``inflate`` in payload.js."""
+    return base64.b64encode(zlib.compress(data, 6)).decode("ascii")
+
+
+def _plotly() -> bytes:
     """Return plotly.js as the plotly package ships it, without importing the package (which takes a while)."""
     spec = importlib.util.find_spec("plotly")
     assert spec is not None and spec.submodule_search_locations is not None  # a dependency of cudatool
     directory = Path(next(iter(spec.submodule_search_locations)))
-    return (directory / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+    return (directory / "package_data" / "plotly.min.js").read_bytes()

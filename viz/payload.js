@@ -1,69 +1,46 @@
-// The document's columns, and words for bytes and times.
+// The payload's columns (see payload.py for the format).
 
 const TYPES = { u8: Uint8Array, u16: Uint16Array, u32: Uint32Array, f64: Float64Array };
 
-/** Return the numbers in a column as a typed array (see payload.py for the format). */
-function decodeColumn(column) {
-  const text = atob(column.b);
-  const bytes = new Uint8Array(text.length);
-  for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
-  const stored = new TYPES[column.d](bytes.buffer); // every machine with a browser is little-endian
-  if (column.scale === 1 && column.base === 0) return stored;
-  const values = new Float64Array(column.n);
-  for (let i = 0; i < values.length; i++) values[i] = column.base + column.scale * stored[i];
+/** Return the bytes that a base64 text stands for, inflated. */
+async function inflate(text) {
+  const packed = Uint8Array.fromBase64 ? Uint8Array.fromBase64(text) : Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+  const inflater = new DecompressionStream("deflate");
+  const writer = inflater.writable.getWriter();
+  writer.write(packed);
+  writer.close();
+  return new Response(inflater.readable).arrayBuffer();
+}
+
+/** Return the payload's document, with a typed array in the place of each column. */
+function readPayload(buffer) {
+  const length = new DataView(buffer).getUint32(0, true); // every machine with a browser is little-endian
+  const document = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
+  const decode = (node) => {
+    if (node === null || typeof node !== "object") return node;
+    if ("at" in node && "d" in node) return decodeColumn(node, buffer, 4 + length);
+    for (const key of Object.keys(node)) node[key] = decode(node[key]);
+    return node;
+  };
+  return decode(document);
+}
+
+function decodeColumn({ at, n, d, base, scale, delta, planes }, buffer, columns) {
+  let stored = new TYPES[d](buffer, columns + at, n);
+  if (planes) {
+    const bytes = new Uint8Array(buffer, columns + at, n * stored.BYTES_PER_ELEMENT);
+    stored = new TYPES[d](n);
+    const joined = new Uint8Array(stored.buffer);
+    const width = stored.BYTES_PER_ELEMENT;
+    for (let plane = 0; plane < width; plane++) for (let i = 0; i < n; i++) joined[i * width + plane] = bytes[plane * n + i];
+  }
+  if (!delta && base === 0 && scale === 1) return stored;
+  const values = new Float64Array(n);
+  if (delta) {
+    let [sum, low] = delta;
+    for (let i = 0; i < n; i++) values[i] = base + scale * (sum += stored[i] + low);
+  } else {
+    for (let i = 0; i < n; i++) values[i] = base + scale * stored[i];
+  }
   return values;
 }
-
-/** Return an object of columns with each of them decoded; everything else stays as it is. */
-function decodeColumns(table) {
-  const isColumn = (value) => value !== null && typeof value === "object" && typeof value.b === "string";
-  return Object.fromEntries(Object.entries(table).map(([key, value]) => [key, isColumn(value) ? decodeColumn(value) : value]));
-}
-
-function withUnit(value, units, step) {
-  if (value === 0) return `0 ${units[0] === "ns" ? "s" : units[0]}`;
-  let unit = 0;
-  let size = Math.abs(value);
-  while (unit < units.length - 1 && size >= step * 0.999995) { size /= step; unit++; }
-  const digits = size >= 100 || unit === 0 ? 0 : size >= 10 ? 1 : 2;
-  return `${value < 0 ? "-" : ""}${Number(size.toFixed(digits))} ${units[unit]}`;
-}
-const formatBytes = (size) => withUnit(size, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"], 1024);
-const formatTime = (ns) => withUnit(ns, ["ns", "us", "ms", "s"], 1000);
-const formatCount = (count) => count.toLocaleString("en-US");
-const formatShare = (share) => `${(100 * share).toFixed(1)} %`;
-
-/** Return the first index of a sorted array whose value is above `value`. */
-function upperBound(array, value, end = array.length) {
-  let low = 0;
-  let high = end;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (array[middle] > value) high = middle; else low = middle + 1;
-  }
-  return low;
-}
-
-/** Return round numbers that divide a range into about `count` steps. */
-function ticks(low, high, count, base = 10) {
-  const span = (high - low) / Math.max(count, 1);
-  if (!(span > 0)) return [];
-  let step;
-  if (base === 2) {
-    step = 2 ** Math.ceil(Math.log2(span));
-  } else {
-    const power = 10 ** Math.floor(Math.log10(span));
-    step = [1, 2, 5, 10].map((f) => f * power).find((s) => s >= span);
-  }
-  const result = [];
-  for (let value = Math.ceil(low / step) * step; value <= high; value += step) result.push(value);
-  return result;
-}
-
-/** Make an element; children and texts are appended as text, never as markup. */
-function element(tag, properties = {}, ...children) {
-  const made = Object.assign(document.createElement(tag), properties);
-  made.append(...children.filter((child) => child !== null));
-  return made;
-}
-const byId = (id) => document.getElementById(id);

@@ -1,124 +1,235 @@
-"""What the page is made of: one JSON document, with string tables and columns of numbers.
+"""What the page is made of: one JSON document, and columns of numbers behind it.
 
-A column is ``{"d": type, "n": length, "b": base64, "scale": s, "base": a}``: little-endian values v of the smallest
-type that holds them ("u8", "u16", "u32" or "f64"), which stand for ``a + s * v``. ``payload.js`` decodes it.
+The payload is ``length of the JSON (4 bytes) | JSON | padding to 8 bytes | columns``. In the JSON a column is
+``{"at": offset, "d": type, "n": length, "base": a, "scale": s}``: little-endian values v of the smallest type that
+holds them ("u8", "u16", "u32" or "f64"), which stand for ``a + s * v``. Two more keys say how it was made to compress
+well: ``"delta": [first, lowest]`` (v are differences, less the lowest of them) and ``"planes": true`` (all first bytes
+of the values, then all second bytes ...). ``payload.js`` decodes it.
 """
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Iterable
+import json
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.analyze import Lifetimes, Report, Timeline, call_site
+from cudatool.analyze import RULES, Diagnosis, Lifetimes, Report, Timeline, Usage, range_at, site_keys, site_label
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
-__all__ = ["column", "payload"]
+__all__ = ["Columns", "payload"]
 
+_Ints = npt.NDArray[np.int64]
 _TYPES: Final = (("u8", 1 << 8), ("u16", 1 << 16), ("u32", 1 << 32))
 _DTYPES: Final = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "f64": "<f8"}
+_SAMPLE: Final = 1 << 14  # values that the best form of a column is chosen by
 
 
-def payload(report: Report) -> dict[str, Any]:
-    """Return the page's document. Times are ns since the first event, sizes bytes."""
-    summary = report.summary
+class Columns:
+    """The columns of one payload, one after another."""
+
+    def __init__(self) -> None:
+        self._data: list[bytes] = []
+        self._size = 0
+
+    def add(self, values: npt.ArrayLike) -> dict[str, Any]:
+        """Append whole numbers, and return what the document says about them."""
+        numbers = np.asarray(values, np.int64)
+        base = int(numbers.min()) if len(numbers) else 0
+        shifted = numbers - base
+        scale = int(np.gcd.reduce(shifted)) or 1
+        if scale > 1:
+            shifted //= scale
+        middle = shifted[max(0, len(shifted) - _SAMPLE) // 2 :][:_SAMPLE]
+        forms = [(delta, planes) for delta in (False, True) for planes in (False, True)]
+        best = min(forms, key=lambda form: len(zlib.compress(_form(middle, *form)[1], 1)))
+        how, data = _form(shifted, *best)
+        column = {"at": self._size, "n": len(numbers), "base": base, "scale": scale, **how}
+        self._data.append(data + bytes(-len(data) % 8))  # typed arrays begin at multiples of their item's size
+        self._size += len(self._data[-1])
+        return column
+
+    def bytes(self) -> bytes:
+        """Return all columns."""
+        return b"".join(self._data)
+
+
+def _form(values: _Ints, delta: bool, planes: bool) -> tuple[dict[str, Any], bytes]:
+    """Return numbers that are not negative in one form: what to say about it, and the bytes."""
+    how: dict[str, Any] = {}
+    if delta and len(values):
+        steps = np.diff(values, prepend=values[0])
+        low = int(steps.min())
+        how["delta"] = [int(values[0]), low]
+        values = steps - low
+    largest = int(values.max(initial=0))
+    how["d"] = next((name for name, limit in _TYPES if largest < limit), "f64")
+    stored = values.astype(_DTYPES[how["d"]])
+    if planes and stored.itemsize > 1:
+        how["planes"] = True
+        return how, stored.view(np.uint8).reshape(-1, stored.itemsize).T.tobytes()
+    return how, stored.tobytes()
+
+
+def payload(report: Report) -> bytes:
+    """Return the page's payload. Times are ns since the first event, sizes bytes."""
+    summary, columns = report.summary, Columns()
     start = int(report.trace.records["time"].min(initial=np.iinfo(np.int64).max)) if summary.events else 0
     devices = []
-    for device, curve in zip(summary.devices, report.timelines, strict=True):
+    for device, curve, diagnosis in zip(summary.devices, report.timelines, report.diagnoses, strict=True):
+        rows = _Rows(curve, len(report.trace.records))
         devices.append(
             {
                 "device": device.device,
                 "allocations": device.allocations,
-                "ooms": device.ooms,
-                "peak": _moment(curve, device.peak.index, device.peak.fragmentation, device.peak.requested),
-                "peak_active": device.peak_active,
+                "peak": {
+                    "row": int(rows.of(device.peak.index)) if device.peak.index >= 0 else -1,
+                    "fragmentation": device.peak.fragmentation,
+                    "requested": device.peak.requested,
+                },
                 "peak_reserved": device.peak_reserved,
                 "still_live": sum(site.size for site in device.still_live),
-                "time": column(curve.time - start),
-                "blocks": _lifetimes(report.blocks.of_device(device.device), curve),
-                "segments": _lifetimes(report.segments.of_device(device.device), curve),
-                "oom_rows": column(_oom_rows(report.trace, device.device, curve)),
+                "time": columns.add(curve.time - start),
+                **_memory(report, diagnosis, rows, columns),
+                "ooms": _ooms(report.trace, device.device, rows),
+                "diagnosis": _diagnosis(diagnosis, rows),
             }
         )
-    return {
+    document = {
         "source": summary.source.rsplit("/", 1)[-1],
         "recorded_on": summary.recorded_on,
         "events": summary.events,
         "duration": summary.duration,
         "clock": report.trace.header.get("time_axis", "clock"),
-        "notes": list(summary.notes),
+        "findings": [
+            {"severity": f.severity, "confidence": f.confidence, "device": f.device, "message": f.message}
+            for f in report.findings
+        ],
         "devices": devices,
-        "pools": [list(pool) for pool in report.trace.header.get("pools", [])],
+        "rules": [{"category": r.category, "confidence": r.confidence, "reason": r.reason} for r in RULES],
         "streams": [{"device": s.device, "id": s.id, "label": s.label, "busy": s.busy} for s in summary.streams],
         "kernels": [{"name": k.name, "launches": k.launches, "time": k.time} for k in summary.kernels],
         "copies": [{"name": c.direction, "count": c.count, "size": c.size, "time": c.time} for c in summary.copies],
-        "operations": _operations(report),
-        **_stacks(report.trace),
+        "operations": _operations(report, columns),
+        "names": report.trace.names,
+        **_stacks(report.trace, columns),
+    }
+    text = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+    text += b" " * (-(len(text) + 4) % 8)
+    return struct.pack("<I", len(text)) + text + columns.bytes()
+
+
+class _Rows:
+    """Rows of a timeline: a moment of the page is the row after which nothing changed until the next."""
+
+    def __init__(self, curve: Timeline, records: int) -> None:
+        self.count = len(curve.index)
+        changed = np.zeros(records + 1, np.int64)
+        changed[curve.index] = 1
+        self._last = np.cumsum(changed) - 1
+
+    def of(self, index: Any) -> Any:
+        """Return the last row at or before each record; 0 where there is none yet."""
+        return np.maximum(self._last[index], 0)
+
+    def ends(self, index: _Ints) -> _Ints:
+        """Return the row of each record that ended something, and the number of rows for what never ended."""
+        result: _Ints = np.where(index < len(self._last) - 1, self.of(index), self.count)
+        return result
+
+
+def _memory(report: Report, diagnosis: Diagnosis, rows: _Rows, columns: Columns) -> dict[str, Any]:
+    """Return one device's blocks and segments, and the tables that they point into."""
+    device, trace = diagnosis.device, report.trace
+    blocks, segments = report.blocks.of_device(device), report.segments.of_device(device)
+    keys, site = site_keys(blocks)
+    return {
+        "blocks": {
+            **_lifetimes(blocks, diagnosis, rows, columns),
+            "slack": columns.add(blocks.size - blocks.requested),
+            "site": columns.add(site),
+            "rule": columns.add(diagnosis.categories.rule),
+            "range": columns.add(range_at(trace, blocks.start)),
+        },
+        "segments": {
+            **_lifetimes(segments, diagnosis, rows, columns),
+            "small": columns.add(segments.small),
+            "expandable": columns.add(segments.expandable),
+        },
+        "sites": {
+            "stack": columns.add(keys[:, 0]),
+            "requested": columns.add(keys[:, 1]),
+            "label": [site_label(trace.stack(stack), requested) for stack, requested in keys.tolist()],
+        },
+        "streams": [usage.label for usage in diagnosis.by_stream],
+        "pools": [usage.label for usage in diagnosis.by_pool],
     }
 
 
-def column(values: npt.ArrayLike) -> dict[str, Any]:
-    """Return whole numbers as a column."""
-    numbers = np.asarray(values, np.int64)
-    base = int(numbers.min()) if len(numbers) else 0
-    shifted = numbers - base
-    scale = int(np.gcd.reduce(shifted)) or 1
-    shifted //= scale
-    largest = int(shifted.max(initial=0))
-    name = next((name for name, limit in _TYPES if largest < limit), "f64")
-    data = shifted.astype(_DTYPES[name]).tobytes()
-    return {"d": name, "n": len(numbers), "scale": scale, "base": base, "b": base64.b64encode(data).decode("ascii")}
+def _lifetimes(lives: Lifetimes, diagnosis: Diagnosis, rows: _Rows, columns: Columns) -> dict[str, Any]:
+    start, freed, end = rows.of(lives.start), rows.ends(lives.freed), rows.ends(lives.end)
+    return {
+        "start": columns.add(start),
+        "lived": columns.add(freed - start),
+        "waited": columns.add(end - freed),
+        "address": columns.add(lives.address),
+        "size": columns.add(lives.size),
+        "stream": columns.add(_position(lives.stream, diagnosis.by_stream)),
+        "pool": columns.add(_position(lives.pool, diagnosis.by_pool)),
+    }
 
 
-def _lifetimes(rows: Lifetimes, curve: Timeline) -> dict[str, Any]:
-    """Return blocks or segments as columns; their times as rows of the timeline, its length standing for never."""
-    result = {name: column(getattr(rows, name)) for name in ("address", "size", "requested", "stream", "pool", "stack")}
-    for name in ("start", "freed", "end"):
-        result[name] = column(np.searchsorted(curve.index, getattr(rows, name)))
-    result["small"] = column(rows.small)
-    result["expandable"] = column(rows.expandable)
+def _position(ids: _Ints, usage: Sequence[Usage]) -> _Ints:
+    """Return where each id stands in `usage`, which has every one of them."""
+    known = np.array([row.id for row in usage], np.int64)
+    order = np.argsort(known)
+    result: _Ints = order[np.searchsorted(known[order], ids)]
     return result
 
 
-def _moment(curve: Timeline, index: int, fragmentation: float, requested: int) -> dict[str, Any]:
-    return {
-        "row": int(np.searchsorted(curve.index, index)) if index >= 0 else -1,
-        "fragmentation": fragmentation,
-        "requested": requested,
-    }
-
-
-def _oom_rows(trace: Trace, device: int, curve: Timeline) -> npt.NDArray[np.int64]:
-    """Return the timeline rows after which an allocation found no memory."""
+def _ooms(trace: Trace, device: int, rows: _Rows) -> list[dict[str, Any]]:
+    """Return the allocations that found no memory; `row` is the state that they found."""
     found = np.flatnonzero((trace.records["kind"] == Kind.OOM) & (trace.records["device"] == device))
-    return np.maximum(np.searchsorted(curve.index, found) - 1, 0)
+    columns = (trace.records[found][name].tolist() for name in ("size", "aux0", "stack"))
+    return [
+        {"row": row, "size": size, "free": free, "stack": stack}
+        for row, size, free, stack in zip(rows.of(found).tolist(), *columns, strict=True)
+    ]
 
 
-def _operations(report: Report) -> dict[str, Any]:
+def _diagnosis(diagnosis: Diagnosis, rows: _Rows) -> dict[str, Any]:
+    """Return a diagnosis as plain data, without the tree, which the page makes for any moment from the stacks."""
+    plain = diagnosis.as_dict()
+    del plain["tree"]
+    for moment in plain["fragmentation"]:
+        moment["row"] = int(rows.of(moment["index"]))
+    return plain
+
+
+def _operations(report: Report, columns: Columns) -> dict[str, Any]:
     """Return executions as columns, with the name and the stack of the call; times from the first execution on."""
     ran, records = report.operations, report.trace.records
     known = ran.call >= 0
     call = np.where(known, ran.call, 0)
     used = report.trace.records[call] if len(records) else records[:0]
-    names, name = np.unique(np.where(known, used["name"], 0), return_inverse=True)
     first = int(ran.start.min()) if len(ran) else 0
     return {
-        "stream": column(ran.stream),
-        "start": column(ran.start - first),
-        "end": column(ran.end - first),
-        "kind": column(np.where(known, used["kind"], 0)),
-        "size": column(np.where(known & np.isin(used["kind"], (Kind.MEMCPY, Kind.MEMSET)), used["size"], 0)),
-        "stack": column(np.where(known, used["stack"], 0)),
-        "name": column(name),
-        "names": [report.trace.names[i] or "operation" for i in names.tolist()],
+        "stream": columns.add(ran.stream),
+        "start": columns.add(ran.start - first),
+        "end": columns.add(ran.end - first),
+        "kind": columns.add(np.where(known, used["kind"], 0)),
+        "size": columns.add(np.where(known & np.isin(used["kind"], (Kind.MEMCPY, Kind.MEMSET)), used["size"], 0)),
+        "stack": columns.add(np.where(known, used["stack"], 0)),
+        "name": columns.add(np.where(known, used["name"], 0)),
     }
 
 
-def _stacks(trace: Trace) -> dict[str, Any]:
+def _stacks(trace: Trace, columns: Columns) -> dict[str, Any]:
     """Return the stacks as one run of frame numbers with offsets, and frames as indices into a string table."""
     strings: dict[str, int] = {}
 
@@ -129,11 +240,10 @@ def _stacks(trace: Trace) -> dict[str, Any]:
     offsets = np.cumsum([0, *(len(stack) for stack in trace.stacks)])
     return {
         "frames": {
-            "file": column(files),
-            "function": column(functions),
-            "line": column([frame.line for frame in trace.frames]),
+            "file": columns.add(files),
+            "function": columns.add(functions),
+            "line": columns.add([frame.line for frame in trace.frames]),
         },
-        "stacks": {"offset": column(offsets), "frame": column([i for stack in trace.stacks for i in stack])},
-        "sites": [call_site(trace.stack(i)) for i in range(len(trace.stacks))],
+        "stacks": {"offset": columns.add(offsets), "frame": columns.add([i for stack in trace.stacks for i in stack])},
         "strings": list(strings),
     }

@@ -6,8 +6,9 @@ const COPY = 41, FILL = 42; // Kind.MEMCPY, Kind.MEMSET
 class StreamsView {
   constructor(shared, data) {
     this.shared = shared;
-    const ran = decodeColumns(data.operations);
+    const ran = data.operations;
     this.ran = ran;
+    this.names = data.names;
     const used = new Set(ran.stream);
     this.streams = data.streams.filter((stream) => used.has(stream.id));
     const known = new Set(this.streams.map((stream) => stream.id));
@@ -19,9 +20,9 @@ class StreamsView {
     const canvas = byId("streams");
     canvas.style.height = `${this.streams.length * LANE + TICK_HEIGHT}px`;
     const bounds = { x0: 0, x1: this.end, y0: 0, y1: this.streams.length };
-    this.plane = new Plane(canvas, { bounds, left: 150, draw: (plane) => this.draw(plane), describe: (x, y) => this.describe(x, y) });
+    this.plane = new Plane(canvas, { bounds, left: 150, right: 0, draw: (plane) => this.draw(plane), describe: (x, y) => this.describe(x, y) });
     byId("streams-whole").addEventListener("click", () => this.plane.setView(bounds));
-    dark.addEventListener("change", () => this.plane.draw());
+    theme.listeners.push(() => this.plane.draw());
   }
 
   colour(i) {
@@ -34,11 +35,11 @@ class StreamsView {
   draw(plane) {
     const { ran } = this;
     const { view, ratio } = plane;
-    plane.beginRaster(pixel(styleOf("--card")));
-    const lane = pixel(styleOf("--unused"));
+    plane.beginRaster(theme.pixels.card);
+    const lane = theme.pixels.unused;
     const texts = [];
     this.lanes.forEach((operations, row) => {
-      plane.rectangle(view.x0, view.x1, row + 0.12, row + 0.88, mix(lane, pixel(styleOf("--card")), 0.5), false);
+      plane.rectangle(view.x0, view.x1, row + 0.12, row + 0.88, mix(lane, theme.pixels.card, 0.5), false);
       for (const i of operations) {
         if (ran.start[i] > view.x1) break;
         if (ran.end[i] < view.x0) continue;
@@ -49,19 +50,19 @@ class StreamsView {
     });
     plane.endRaster();
     const { context } = plane;
-    plane.axis(formatTime);
+    plane.axisX((value, step) => formatTick(value, step, "time"));
     context.textAlign = "left";
     context.textBaseline = "middle";
     context.fillStyle = "#ffffff";
     for (const [i, row, wide] of texts) {
       const x = plane.inset + (Math.max(ran.start[i], view.x0) - view.x0) * plane.scaleX + 5 * ratio;
       const y = (row + 0.5 - view.y0) * plane.scaleY;
-      let name = ran.names[ran.name[i]];
+      let name = this.names[ran.name[i]] || "operation";
       const fits = Math.floor((wide - 8 * ratio) / (6.2 * ratio));
       if (name.length > fits) name = `${name.slice(0, Math.max(1, fits - 1))}…`;
       context.fillText(name, x, y);
     }
-    context.fillStyle = styleOf("--text");
+    context.fillStyle = theme.text;
     this.streams.forEach((stream, row) => {
       const y = (row + 0.5 - view.y0) * plane.scaleY;
       if (y > 0 && y < plane.height) context.fillText(stream.label.slice(0, 22), 2 * ratio, y, plane.inset - 8 * ratio);
@@ -77,7 +78,7 @@ class StreamsView {
     if (found === undefined) return this.streams[row].label;
     const size = ran.size[found] ? `, ${formatBytes(ran.size[found])}` : "";
     return [
-      `${ran.names[ran.name[found]]}${size}`,
+      `${this.names[ran.name[found]] || "operation"}${size}`,
       `${formatTime(ran.end[found] - ran.start[found])}, from ${formatTime(ran.start[found])}, ${this.streams[row].label}`,
       ...this.shared.stacks.lines(ran.stack[found]).slice(0, 8),
     ].join("\n");

@@ -21,12 +21,22 @@ _FLAGS = (
 )
 
 
-class Page:
-    """One page: what it logged as an error, what it tried to load, and how to ask it something."""
+READY = "document.documentElement?.dataset.ready === 'true'"
 
-    def __init__(self, path: Path, *, dark: bool = False) -> None:
+
+class Page:
+    """One page: what it logged as an error, what it tried to load, and how to ask it something.
+
+    It is there once the JavaScript condition `ready` holds, which may take up to `seconds`; so may every answer.
+    `settle` are seconds that the browser gets to itself before it opens the page.
+    """
+
+    def __init__(
+        self, path: Path, *, dark: bool = False, ready: str = READY, seconds: float = 30, settle: float = 0
+    ) -> None:
         self.errors: list[str] = []
         self.requests: list[str] = []
+        self._seconds = seconds
         self._count = 0
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         to_browser, self._write = os.pipe()
@@ -54,8 +64,9 @@ class Page:
             self._call(f"{domain}.enable")
         if dark:
             self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+        time.sleep(settle)
         self._call("Page.navigate", url=path.as_uri())
-        self.wait_for("document.documentElement?.dataset.ready === 'true'")
+        self.wait_for(ready)
         self.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def __enter__(self) -> Page:
@@ -76,9 +87,9 @@ class Page:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def wait_for(self, condition: str, seconds: float = 30) -> None:
+    def wait_for(self, condition: str) -> None:
         """Wait until a JavaScript condition holds."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + self._seconds
         while not self.evaluate(condition):
             assert time.monotonic() < end, f"never true: {condition}; errors: {self.errors}"
             time.sleep(0.05)
@@ -119,9 +130,9 @@ class Page:
         elif method == "Network.requestWillBeSent":
             self.requests.append(parameters["request"]["url"][:200])
 
-    def _receive(self, seconds: float = 30) -> dict[str, Any]:
+    def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._read], [], [], seconds)
+            ready, _, _ = select.select([self._read], [], [], self._seconds)
             assert ready, "Chromium does not answer"
             piece = os.read(self._read, 1 << 16)
             assert piece, "Chromium has gone"

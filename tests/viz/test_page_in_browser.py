@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from chromium import EXECUTABLE, Page
 from pages import HOSTILE, program
 
-from cudatool import viz
+from cudatool import analyze, viz
 from cudatool.collect import torch_snapshot
 from cudatool.trace.events import Kind
 
 pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium on this machine")
 
-RECORDING = Path(__file__).resolve().parents[1] / "data" / "streams_default.pickle.xz"
+DATA = Path(__file__).resolve().parents[1] / "data"
+RECORDING = DATA / "streams_default.pickle.xz"
 
 # How many different colours a canvas shows: 1 means that nothing was drawn.
 COLOURS = """(() => {{
@@ -26,6 +28,9 @@ COLOURS = """(() => {{
   copy.drawImage(c, 0, 0);
   return new Set(new Uint32Array(copy.getImageData(0, 0, c.width, c.height).data.buffer)).size;
 }})()"""
+
+# Until nothing waits to be drawn or said any more.
+SETTLE = "new Promise((done) => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 350))"
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +44,15 @@ def snapshot_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 
 @pytest.fixture(scope="module")
+def pools_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    path = tmp_path_factory.mktemp("page") / "pools.html"
+    viz.write_page(torch_snapshot.read(DATA / "graphs__default.pickle.xz"), path)
+    with Page(path) as page:
+        yield page
+        assert [] == page.errors
+
+
+@pytest.fixture(scope="module")
 def hostile_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     path = tmp_path_factory.mktemp("page") / "hostile.html"
     viz.write_page(program(HOSTILE), path)
@@ -47,94 +61,420 @@ def hostile_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         assert [] == page.errors
 
 
-def test_the_canvases_show_something(snapshot_page: Page) -> None:
-    for selector in ("#map", "#segments"):
-        assert snapshot_page.evaluate(COLOURS.format(selector)) > 3, selector
-    assert snapshot_page.evaluate("document.querySelectorAll('#timeline .scatterlayer path.js-line').length") == 3
+@pytest.fixture
+def page(snapshot_page: Page) -> Page:
+    """The snapshot's page, as it is when it has just been opened."""
+    snapshot_page.evaluate(
+        """(() => {
+          byId("search").value = "";
+          byId("only").checked = false;
+          byId("colour").value = "site";
+          byId("tables").value = "cursor";
+          byId("flame-moment").value = "peak";
+          memoryView.hidden.streams.clear();
+          memoryView.find();
+          memoryView.pin(null);
+          memoryView.showAll();
+          memoryView.moveTo(memoryView.device.peak.row);
+          window.scrollTo(0, 0);
+        })()"""
+    )
+    snapshot_page.evaluate(SETTLE)
+    return snapshot_page
 
 
-def test_the_tiles_say_what_the_analysis_says(snapshot_page: Page) -> None:
-    tiles = snapshot_page.evaluate("[...document.querySelectorAll('.tile b')].map((b) => b.textContent)")
+def read(page: Page, expression: str) -> Any:
+    """Return what JavaScript says, by way of JSON."""
+    return json.loads(page.evaluate(f"JSON.stringify({expression})"))
+
+
+def at_share(page: Page, selector: str, x: float, y: float) -> tuple[float, float]:
+    """Return the point of the window at shares of an element."""
+    box = read(page, f"document.querySelector({selector!r}).getBoundingClientRect()")
+    return box["x"] + x * box["width"], box["y"] + y * box["height"]
+
+
+def drag(page: Page, start: tuple[float, float], end: tuple[float, float], **more: Any) -> None:
+    page.mouse("mousePressed", *start, button="left", buttons=1, clickCount=1, **more)
+    for share in (0.3, 0.7, 1):
+        point = [a + share * (b - a) for a, b in zip(start, end, strict=True)]
+        page.mouse("mouseMoved", *point, button="left", buttons=1, **more)
+    page.mouse("mouseReleased", *end, button="left", clickCount=1, **more)
+    page.evaluate(SETTLE)
+
+
+def test_every_drawing_shows_something(page: Page) -> None:
+    for selector in ("#map", "#timeline", "#segments", "#overview-curve", "#flame"):
+        assert page.evaluate(COLOURS.format(selector)) > 3, selector
+
+
+def test_the_charts_are_drawn_when_they_come_into_view(page: Page) -> None:
+    page.evaluate("byId('diagnosis').scrollIntoView()")
+    page.wait_for("document.documentElement.dataset.charts === 'true'")
+    assert page.evaluate("document.querySelectorAll('#causes .bars path').length") > 3
+    assert page.evaluate("document.querySelectorAll('#purposes-chart .bars path').length") > 0
+
+
+def test_the_tiles_say_what_the_analysis_says(page: Page) -> None:
+    tiles = page.evaluate("[...document.querySelectorAll('.tile b')].map((b) => b.textContent)")
     assert ["22.5 MiB", "66 MiB", "984"] == [tiles[0], tiles[1], tiles[4]]
 
 
-def test_the_curves_are_those_of_python(snapshot_page: Page) -> None:
-    from cudatool import analyze
-
+def test_the_curves_are_those_of_python(page: Page) -> None:
     (curve,) = analyze.report(torch_snapshot.read(RECORDING)).timelines
-    shown = """(() => {
-      const data = JSON.parse(byId("payload").textContent);
-      const device = new DeviceMemory(data.devices[0], new Shared(data));
-      return JSON.stringify([[...device.allocated], [...device.active], [...device.reserved]]);
-    })()"""
-    expected = [curve.allocated.tolist(), curve.active.tolist(), curve.reserved.tolist()]
-    assert expected == json.loads(snapshot_page.evaluate(shown))
+    shown = read(page, "['allocated', 'active', 'reserved'].map((name) => [...memoryView.device[name]])")
+    assert [curve.allocated.tolist(), curve.active.tolist(), curve.reserved.tolist()] == shown
 
 
-def test_the_slider_chooses_the_moment(snapshot_page: Page) -> None:
-    snapshot_page.evaluate("byId('slider').value = 0; byId('slider').dispatchEvent(new Event('input'))")
-    assert "0 B allocated, 2 MiB reserved" in snapshot_page.evaluate("byId('moment-facts').textContent")
-    snapshot_page.evaluate("byId('to-peak').click()")
-    assert snapshot_page.evaluate("byId('moment-time').textContent").endswith("the peak")
+@pytest.mark.parametrize("recording", ["streams_default", "prefetch__default"])
+def test_the_flame_graph_is_the_tree_of_python(tmp_path: Path, recording: str) -> None:
+    report = analyze.report(torch_snapshot.read(DATA / f"{recording}.pickle.xz"))
+    viz.write_report(report, tmp_path / "page.html")
+    tree = report.diagnoses[0].tree
+    paths: list[tuple[str, ...]] = []
+    for row, parent in enumerate(tree.parent.tolist()):
+        place = f"{tree.file[row]}:{tree.line[row]}" if tree.file[row] else ""
+        paths.append((*paths[parent], tree.name[row], place) if row else ())
+    expected = {path: [size, count] for path, size, count in zip(paths, tree.total_size, tree.count, strict=True)}
+    with Page(tmp_path / "page.html") as page:
+        walk = """(() => {
+          const all = [];
+          const visit = (node, path) => {
+            all.push([path, [node.size, node.count]]);
+            for (const child of node.children) visit(child, [...path, child.title, child.place]);
+          };
+          visit(siteTree(memoryView.shared, memoryView.device, memoryView.device.peak.row), []);
+          return all;
+        })()"""
+        shown = {tuple(path): numbers for path, numbers in read(page, walk)}
+    assert expected == shown
 
 
-def test_a_row_opens_to_show_the_stack(snapshot_page: Page) -> None:
-    snapshot_page.evaluate("byId('to-peak').click(); document.querySelector('#sites details').open = true")
-    snapshot_page.wait_for("document.querySelector('#sites li')?.textContent.includes('train.py:')")
+def test_the_stack_of_the_timeline_adds_up_to_what_is_allocated(page: Page) -> None:
+    stacked, allocated = read(
+        page,
+        """(() => {
+          const { timeline, device } = memoryView;
+          const rows = Uint32Array.from([0, 7, 100, device.peak.row, device.rows - 1].sort((a, b) => a - b));
+          const sums = timeline.sumsAt(rows);
+          const stride = timeline.leaders.length + 1;
+          const total = (i) => sums.subarray(i * stride, (i + 1) * stride).reduce((a, b) => a + b, 0);
+          return [[...rows].map((_, i) => total(i)), [...rows].map((row) => device.allocated[row])];
+        })()""",
+    )
+    assert allocated == stacked
 
 
-def test_keys_zoom_the_map_and_zero_shows_all(snapshot_page: Page) -> None:
-    def press(*keys: str) -> int:
-        for key in keys:
-            snapshot_page.key(key, "#map")
-            assert snapshot_page.evaluate("document.activeElement.id") == "map"
-        # Other parts of the page may still be moving the map about; look when nothing changes any more.
-        counts = [-1, -2]
-        while counts[-1] != counts[-2]:
-            snapshot_page.evaluate("new Promise((done) => setTimeout(() => requestAnimationFrame(done), 150))")
-            counts.append(snapshot_page.evaluate(COLOURS.format("#map")))
-        return counts[-1]
-
-    all_of_it = press("0")
-    assert press("+", "+", "+") != all_of_it
-    assert press("0") == all_of_it
-
-
-def test_the_pointer_shows_what_lies_under_it(snapshot_page: Page) -> None:
-    snapshot_page.evaluate("window.scrollTo(0, 0)")
-    box = json.loads(snapshot_page.evaluate("JSON.stringify(byId('map').getBoundingClientRect())"))
-    found = set()
-    for share in range(1, 20):
-        snapshot_page.mouse("mouseMoved", box["x"] + box["width"] * 0.7, box["y"] + (box["height"] - 22) * share / 20)
-        found.add(snapshot_page.evaluate("byId('tip').textContent.split('\\n')[0]"))
-    assert "unused" in found
-    assert any("MiB" in text or "KiB" in text for text in found)
+def test_rows_summed_up_in_buckets_look_as_when_each_is_summed(page: Page) -> None:
+    """The moments of all columns, with the rows taken one by one and in buckets of one row each."""
+    assert page.evaluate(
+        """(() => {
+          const { timeline, device } = memoryView;
+          timeline.plane.drawNow();
+          const direct = [...timeline.moments()];
+          const ranges = direct.map((row, column) => [column ? direct[column - 1] : 0, row]);
+          const isHighest = ranges.every(([before, row]) => row >= before);
+          const buckets = [...timeline.bucketRow];
+          const isTop = buckets.every((row, i) => {
+            const from = i * BUCKET;
+            const to = Math.min(device.rows, from + BUCKET);
+            return device.active.subarray(from, to).every((bytes) => bytes <= device.active[row]) && row >= from && row < to;
+          });
+          return isHighest && isTop;
+        })()"""
+    )
 
 
-def test_searching_counts_what_matches(snapshot_page: Page) -> None:
-    for wanted in ("TRAIN.PY", "nowhere"):
-        snapshot_page.evaluate(f"byId('search').value = '{wanted}'; byId('search').dispatchEvent(new Event('input'))")
-        count = int(snapshot_page.evaluate("byId('found').textContent").split()[0].replace(",", ""))
-        assert (wanted == "TRAIN.PY") == (count > 0)
-    snapshot_page.evaluate("byId('search').value = ''; byId('search').dispatchEvent(new Event('input'))")
+def test_every_allocation_can_be_hit_in_both_drawings(page: Page) -> None:
+    """Zoomed far enough in: at half of its life and height."""
+    missed = read(
+        page,
+        """(() => {
+          const { device, map, timeline, x } = memoryView;
+          const { blocks } = device;
+          const missed = [];
+          for (let i = 0; i < blocks.count; i++) {
+            const at = (x[blocks.start[i]] + x[Math.min(blocks.start[i] + 1, blocks.end[i])]) / 2;
+            map.plane.scaleX = 1e9;
+            if (map.blockAt(at, blocks.y[i] + blocks.size[i] / 2) !== i) missed.push(['map', i]);
+            const row = memoryView.rowAt(at);
+            let below = 0;
+            for (const j of timeline.order(row).flat()) {
+              if (j === i) break;
+              below += blocks.size[j];
+            }
+            if (timeline.blockAt(row, below + blocks.size[i] / 2) !== i) missed.push(['timeline', i]);
+          }
+          map.plane.drawNow();
+          return missed;
+        })()""",
+    )
+    assert [] == missed
+
+
+def test_what_shares_its_pixels_is_counted(page: Page) -> None:
+    def said() -> list[int]:
+        return [
+            int(word.replace(",", ""))
+            for word in page.evaluate("byId('detail').textContent").split()
+            if word[0].isdigit()
+        ]
+
+    in_view, hidden = said()
+    assert in_view == page.evaluate("memoryView.device.blocks.count")
+    assert 0 < hidden < in_view
+    page.evaluate("memoryView.setRange(memoryView.x[500], memoryView.x[520])")
+    page.evaluate(SETTLE)
+    assert said()[0] < in_view
+
+
+def test_the_slider_chooses_the_moment(page: Page) -> None:
+    page.evaluate("byId('slider').value = 0; byId('slider').dispatchEvent(new Event('input'))")
+    page.evaluate(SETTLE)
+    assert "0 B allocated, 2 MiB reserved" in page.evaluate("byId('moment-facts').textContent")
+    page.evaluate("byId('to-peak').click()")
+    page.evaluate(SETTLE)
+    assert page.evaluate("byId('moment-time').textContent").endswith("the peak")
+
+
+def test_a_row_opens_to_show_the_stack(page: Page) -> None:
+    page.evaluate("document.querySelector('#sites details').open = true")
+    page.wait_for("document.querySelector('#sites li')?.textContent.includes('train.py:')")
+
+
+def test_keys_zoom_and_zero_shows_all(page: Page) -> None:
+    def shown() -> list[float]:
+        return read(page, "[memoryView.from, memoryView.to]")
+
+    all_of_it = shown()
+    for key in "+++":
+        page.key(key, "#map")
+    begin, end = shown()
+    assert end - begin == pytest.approx((all_of_it[1] - all_of_it[0]) * 0.7**3)
+    page.key("0", "#timeline")
+    assert all_of_it == shown()
+
+
+def test_arrow_keys_move_the_cursor_and_go_through_allocations(page: Page) -> None:
+    before = page.evaluate("memoryView.row")
+    page.key("ArrowLeft", "#timeline")
+    after = page.evaluate("memoryView.row")
+    assert after < before
+    pinned = []
+    for _ in range(3):
+        page.key("ArrowDown", "#map")
+        pinned.append(page.evaluate("memoryView.pinned"))
+    addresses = read(page, f"{pinned}.map((i) => memoryView.device.blocks.address[i])")
+    assert 3 == len(set(addresses))
+    assert page.evaluate("!byId('selection').hidden")
+    assert page.evaluate("document.querySelectorAll('#selection-stack li').length") > 0
+    page.key("Escape", "#map")
+    assert page.evaluate("byId('selection').hidden")
+
+
+def test_slash_goes_to_the_search_and_question_mark_helps(page: Page) -> None:
+    page.key("/", "#map")
+    assert "search" == page.evaluate("document.activeElement.id")
+    page.key("Escape", "#search")
+    assert "map" == page.evaluate("document.activeElement.id")
+    page.key("?", "#map")
+    assert page.evaluate("byId('help').open")
+    page.evaluate("byId('help').close()")
+
+
+def test_the_tab_key_reaches_every_control(page: Page) -> None:
+    """In the order of the page; everything has a name."""
+    names = page.evaluate(
+        """[...document.querySelectorAll('button, input, select, [tabindex="0"]')].filter((e) => e.checkVisibility())
+          .filter((e) => !(e.getAttribute('aria-label') || e.textContent.trim() || e.labels?.[0]?.textContent.trim()))
+          .map((e) => e.id || e.outerHTML)"""
+    )
+    assert [] == names
+    assert [] == page.evaluate(
+        "[...document.querySelectorAll('[tabindex]')].filter((e) => e.tabIndex > 0).map((e) => e.id)"
+    )
+
+
+def test_the_pointer_shows_what_lies_under_it(page: Page) -> None:
+    for selector, words in (("#map", {"unused"}), ("#timeline", set())):
+        page.evaluate(f"document.querySelector({selector!r}).scrollIntoView({{ block: 'center' }})")
+        found = set()
+        for share in range(1, 20):
+            page.mouse("mouseMoved", *at_share(page, selector, 0.7, 0.94 * share / 20))
+            found.add(page.evaluate("byId('tip').textContent.split('\\n')[0]"))
+        assert words <= found
+        assert any("MiB" in text or "KiB" in text for text in found), found
+
+
+def test_a_click_pins_an_allocation_and_sets_the_cursor(page: Page) -> None:
+    x, y = at_share(page, "#timeline", 0.7, 0.9)
+    for kind in ("mousePressed", "mouseReleased"):
+        page.mouse(kind, x, y, button="left", clickCount=1)
+    page.evaluate(SETTLE)
+    live = read(page, "memoryView.device.liveAt(memoryView.row)")
+    assert page.evaluate("memoryView.pinned") in live
+    assert "requested" in page.evaluate("byId('selection-facts').textContent")
+
+
+def test_the_brush_chooses_the_range_and_all_tables_refer_to_it(page: Page) -> None:
+    page.evaluate("byId('tables').value = 'range'; byId('tables').dispatchEvent(new Event('change'))")
+    whole = page.evaluate("byId('block-count').textContent")
+    drag(page, at_share(page, "#overview", 0.4, 0.5), at_share(page, "#overview", 0.5, 0.5))
+    begin, end, x0, x1 = read(page, "[memoryView.from, memoryView.to, memoryView.x[0], memoryView.x.at(-1)]")
+    assert [0.4, 0.5] == pytest.approx([(begin - x0) / (x1 - x0), (end - x0) / (x1 - x0)], abs=0.01)
+    part = page.evaluate("byId('block-count').textContent")
+    assert int(part.split(",")[0]) < int(whole.split(",")[0])
+    assert page.evaluate("[memoryView.map, memoryView.timeline].every((d) => d.plane.view.x0 === memoryView.from)")
+    page.key("ArrowRight", "#range-to")
+    assert page.evaluate("memoryView.to") > end
+
+
+def test_dragging_moves_and_with_shift_zooms_into_the_box(page: Page) -> None:
+    page.evaluate("memoryView.zoom(0.25)")
+    before = read(page, "memoryView.map.plane.view")
+    drag(page, at_share(page, "#map", 0.5, 0.5), at_share(page, "#map", 0.4, 0.5))
+    moved = read(page, "memoryView.map.plane.view")
+    assert moved["x0"] > before["x0"]
+    assert moved["x1"] - moved["x0"] == pytest.approx(before["x1"] - before["x0"])
+    drag(page, at_share(page, "#map", 0.3, 0.3), at_share(page, "#map", 0.6, 0.6), modifiers=8)
+    zoomed = read(page, "memoryView.map.plane.view")
+    assert zoomed["x1"] - zoomed["x0"] < 0.5 * (moved["x1"] - moved["x0"])
+    assert zoomed["y1"] - zoomed["y0"] < 0.5 * (moved["y1"] - moved["y0"])
+
+
+def test_searching_counts_what_matches(page: Page) -> None:
+    report = analyze.report(torch_snapshot.read(RECORDING))
+    trace, blocks = report.trace, report.blocks
+    matching = [i for i in range(len(trace.stacks)) if any("train.py" in frame.file for frame in trace.stack(i))]
+    count = int(np.isin(blocks.stack, matching).sum())
+    page.evaluate("byId('search').value = 'TRAIN.PY'; byId('search').dispatchEvent(new Event('input'))")
+    assert page.evaluate("byId('found').textContent").startswith(f"{count:,} allocations, ")
+    page.evaluate("byId('search').value = 'nowhere'; byId('search').dispatchEvent(new Event('input'))")
+    assert "nothing found" == page.evaluate("byId('found').textContent")
+
+
+def test_only_what_is_found_leaves_the_rest_out_of_both_drawings(page: Page) -> None:
+    page.evaluate("byId('search').value = 'train.py'; byId('only').checked = true; memoryView.find()")
+    page.evaluate(SETTLE)
+    shown = int(page.evaluate("byId('detail').textContent").split()[0].replace(",", ""))
+    assert shown == page.evaluate("memoryView.matched.reduce((sum, one) => sum + one, 0)")
+    stacked, found = read(
+        page,
+        """(() => {
+          const { timeline, device, matched, row } = memoryView;
+          const live = device.liveAt(row).filter((i) => matched[i]);
+          return [timeline.sumsAt([row]).reduce((a, b) => a + b, 0), live.reduce((sum, i) => sum + device.blocks.size[i], 0)];
+        })()""",
+    )
+    assert found == stacked
+
+
+def test_the_legend_switches_streams_off_and_on(page: Page) -> None:
+    count = page.evaluate("memoryView.device.blocks.count")
+    other = page.evaluate("memoryView.device.blocks.stream.filter((stream) => stream === 1).length")
+    assert 0 < other < count
+    for shown in (count - other, count):
+        page.evaluate("byId('legend-streams').querySelectorAll('button')[1].click()")
+        page.evaluate(SETTLE)
+        assert shown == int(page.evaluate("byId('detail').textContent").split()[0].replace(",", ""))
+
+
+@pytest.mark.parametrize("kind", ["site", "purpose", "size", "stream", "pool"])
+def test_colours_can_stand_for_each_kind(page: Page, kind: str) -> None:
+    page.evaluate(f"byId('colour').value = '{kind}'; byId('colour').dispatchEvent(new Event('change'))")
+    page.evaluate(SETTLE)
+    assert page.evaluate(COLOURS.format("#timeline")) > 3
+    assert page.evaluate("byId('stacked-by').textContent") in ("call site", "purpose", "size", "stream", "pool")
+
+
+def test_private_pools_are_hatched_and_named(pools_page: Page) -> None:
+    assert "private pool (1, 0)" in pools_page.evaluate("byId('legend-pools').textContent")
+    private, hatched = read(
+        pools_page,
+        """[[...memoryView.device.blocks.pool].map((pool) => memoryView.isPrivate[pool]),
+            [...memoryView.hatches].map((hatch) => (hatch & HATCHED.pool) > 0)]""",
+    )
+    assert private == hatched
+    assert any(private)
+
+
+def test_the_flame_graph_zooms_with_the_keyboard(page: Page) -> None:
+    everything = page.evaluate("byId('flame-text').textContent")
+    for key in ("ArrowDown", "ArrowDown", "Enter"):
+        page.key(key, "#flame")
+    inside = page.evaluate("byId('flame-text').textContent")
+    assert inside != everything
+    page.key("Escape", "#flame")
+    assert everything == page.evaluate("byId('flame-text').textContent")
+
+
+def test_the_flame_graph_follows_the_cursor(page: Page) -> None:
+    page.evaluate("byId('flame-moment').value = 'cursor'; byId('flame-moment').dispatchEvent(new Event('change'))")
+    page.evaluate("memoryView.moveTo(0)")
+    page.evaluate(SETTLE)
+    assert page.evaluate("memoryView.flame.root.size") == page.evaluate("memoryView.device.active[0]")
+
+
+def test_the_theme_can_be_chosen(page: Page) -> None:
+    for expected in ("rgb(17, 21, 28)", "rgb(245, 246, 248)"):
+        page.evaluate("byId('theme').click()")
+        assert expected == page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+
+def test_dark_mode_follows_the_system(hostile_page: Page) -> None:
+    assert "rgb(17, 21, 28)" == hostile_page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+
+@pytest.mark.parametrize("theme", ["LIGHT", "DARK"])
+def test_text_is_readable_in_both_themes(page: Page, theme: str) -> None:
+    """A contrast of at least 4.5 to 1, as WCAG 2 asks for."""
+    contrasts = read(
+        page,
+        f"""(() => {{
+          const light = (hex) => {{
+            const [r, g, b] = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16) / 255)
+              .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+            return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+          }};
+          const contrast = (a, b) => (Math.max(light(a), light(b)) + 0.05) / (Math.min(light(a), light(b)) + 0.05);
+          const {{ text, quiet, peak, accent, card, page }} = {theme};
+          return [text, quiet, peak, accent].flatMap((colour) => [contrast(colour, card), contrast(colour, page)]);
+        }})()""",
+    )
+    assert min(contrasts) >= 4.5
 
 
 def test_hostile_names_are_shown_and_not_run(hostile_page: Page) -> None:
     assert hostile_page.evaluate("window.hacked === undefined && document.querySelectorAll('img').length === 0")
-    assert "<img src=x" in hostile_page.evaluate("byId('kernels').textContent")
-    assert "<img src=x" in hostile_page.evaluate("byId('blocks').textContent")
-    assert "<img src=x" in hostile_page.evaluate("byId('notes').textContent")
+    hostile_page.evaluate("memoryView.pin(0)")
+    for where in ("kernels", "blocks", "notes", "selection", "legend-colours", "flame-text", "sites"):
+        if where == "flame-text":
+            hostile_page.key("ArrowDown", "#flame")
+            hostile_page.key("ArrowDown", "#flame")
+        assert "<img src=x" in hostile_page.evaluate(f"byId({where!r}).textContent"), where
+    hostile_page.evaluate("byId('diagnosis').scrollIntoView()")
+    hostile_page.wait_for("document.documentElement.dataset.charts === 'true'")
+    assert hostile_page.evaluate("window.hacked === undefined && document.querySelectorAll('img').length === 0")
 
 
-def test_streams_show_kernels_and_copies(hostile_page: Page) -> None:
+def test_streams_show_kernels_and_copies_on_the_clock_of_the_device(hostile_page: Page) -> None:
     assert hostile_page.evaluate(COLOURS.format("#streams")) > 3
-    box = json.loads(
-        hostile_page.evaluate(
-            "byId('streams').scrollIntoView(), JSON.stringify(byId('streams').getBoundingClientRect())"
-        )
-    )
+    assert "Device time" in hostile_page.evaluate("byId('streams').closest('.card').textContent")
+    hostile_page.evaluate("byId('streams').scrollIntoView()")
+    box = read(hostile_page, "byId('streams').getBoundingClientRect()")
     hostile_page.mouse("mouseMoved", box["x"] + 152, box["y"] + 17)
     assert "40 ns" in hostile_page.evaluate("byId('tip').textContent")
+
+
+def test_failed_allocations_are_marked(tmp_path: Path) -> None:
+    trace = program()
+    trace.records["kind"][-1], trace.records["size"][-1] = Kind.OOM, 5 << 20
+    viz.write_page(trace, tmp_path / "oom.html")
+    with Page(tmp_path / "oom.html") as page:
+        assert [5 << 20] == read(page, "memoryView.device.ooms.map((oom) => oom.size)")
+        assert "times out of memory" in page.evaluate("byId('tiles').textContent")
+        assert "out of memory" in page.evaluate("byId('legend-colours').textContent")
+        assert [] == page.errors
 
 
 def test_each_device_has_its_own_view(tmp_path: Path) -> None:
@@ -154,7 +494,3 @@ def test_an_empty_recording_says_so(tmp_path: Path) -> None:
     with Page(tmp_path / "empty.html") as page:
         assert page.evaluate("!byId('nothing').hidden && byId('memory').hidden && byId('work').hidden")
         assert [] == page.errors
-
-
-def test_dark_mode_is_dark(hostile_page: Page) -> None:
-    assert "rgb(17, 21, 28)" == hostile_page.evaluate("getComputedStyle(document.body).backgroundColor")

@@ -1,95 +1,119 @@
-"""The page's document, read by a Python twin of the decoder in payload.js."""
+"""The page's payload, read by a Python twin of its decoder."""
 
 from __future__ import annotations
 
-import base64
-import json
 import re
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pages import HOSTILE, program
+from twin import decode, payload_of, unpack
 
 from cudatool import analyze, viz
-from cudatool.viz.payload import column, payload
+from cudatool.collect import torch_snapshot
+from cudatool.viz.payload import Columns, payload
 
-
-def decode(column: dict[str, Any]) -> list[float]:
-    """Do what decodeColumn does."""
-    dtype = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "f64": "<f8"}[column["d"]]
-    stored = np.frombuffer(base64.b64decode(column["b"]), dtype)
-    values: list[float] = [column["base"] + column["scale"] * value for value in stored.tolist()]
-    assert column["n"] == len(values)
-    return values
+DATA = Path(__file__).resolve().parents[1] / "data"
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(-(2**52), 2**52)))
-def test_columns_decode_to_what_they_were(values: list[int]) -> None:
-    assert values == decode(column(values))
+@given(st.lists(st.lists(st.integers(-(2**51), 2**51)) | st.lists(st.integers(0, 300))))
+def test_columns_decode_to_what_they_were(lists: list[list[int]]) -> None:
+    columns = Columns()
+    described = [columns.add(values) for values in lists]
+    assert lists == [decode(column, columns.bytes()) for column in described]
 
 
 @pytest.mark.parametrize(
-    ("values", "expected"),
+    ("below", "scale", "expected"),
     [
-        ([], "u8"),
-        ([7], "u8"),
-        ([0, 255], "u8"),
-        ([0, 1, 256], "u16"),
-        ([1 << 40, (1 << 40) + 65535, (1 << 40) + 1], "u16"),
-        ([0, 512, 512 * 255], "u8"),
-        ([0, 1, 1 << 16], "u32"),
-        ([0, 1, 1 << 32], "f64"),
+        (1, 1, "u8"),
+        (1 << 8, 1, "u8"),
+        ((1 << 8) + 1, 1, "u16"),
+        (1 << 8, 512, "u8"),
+        (1 << 16, 1, "u16"),
+        ((1 << 16) + 1, 1, "u32"),
+        (1 << 32, 1, "u32"),
+        ((1 << 32) + 1, 1, "f64"),
     ],
 )
-def test_columns_take_the_smallest_type(values: list[int], expected: str) -> None:
-    assert expected == column(values)["d"]
+def test_columns_take_the_smallest_type(below: int, scale: int, expected: str) -> None:
+    values = np.random.default_rng(1).integers(0, below, 5000)
+    values[:2] = 0, below - 1
+    assert expected == Columns().add((1 << 40) + scale * values)["d"]
+
+
+def test_times_that_grow_evenly_are_stored_as_differences() -> None:
+    column = Columns().add(np.arange(100_000) * 1700 + np.arange(100_000) % 7)
+    assert "u8" == column["d"]
+    assert "delta" in column
 
 
 def test_blocks_and_times_arrive_as_the_analysis_has_them() -> None:
-    report = analyze.report(program())
-    document = payload(report)
-    (device,) = document["devices"]
-    (curve,) = report.timelines
-    assert (curve.time - report.trace.records["time"][0]).tolist() == decode(device["time"])
-    for name in ("address", "size", "requested", "stream", "stack"):
-        assert getattr(report.blocks, name).tolist() == decode(device["blocks"][name])
-    # Times are rows of the timeline; what is never freed has the row after the last.
-    rows = [*curve.index.tolist(), len(report.trace.records)]
-    assert report.blocks.end.tolist() == [rows[int(row)] for row in decode(device["blocks"]["end"])]
+    report = analyze.report(torch_snapshot.read(DATA / "graphs__default.pickle.xz"))
+    document = unpack(payload(report))
+    (device,), (curve,) = document["devices"], report.timelines
+    records = report.trace.records
+    assert (curve.time - records["time"].min()).tolist() == device["time"]
+    for name in ("address", "size"):
+        assert getattr(report.blocks, name).tolist() == device["blocks"][name]
+    blocks = {name: np.array(values) for name, values in device["blocks"].items()}
+    assert report.blocks.requested.tolist() == (blocks["size"] - blocks["slack"]).tolist()
+    # Moments are rows of the timeline; what is never freed has the row after the last.
+    rows = np.array([*curve.index.tolist(), len(records)])
+    assert report.blocks.start.tolist() == rows[blocks["start"]].tolist()
+    assert report.blocks.freed.tolist() == rows[blocks["start"] + blocks["lived"]].tolist()
+    assert report.blocks.end.tolist() == rows[blocks["start"] + blocks["lived"] + blocks["waited"]].tolist()
     assert curve.peak() == device["peak"]["row"]
 
 
+def test_streams_pools_and_sites_arrive_by_name() -> None:
+    report = analyze.report(torch_snapshot.read(DATA / "graphs__default.pickle.xz"))
+    (device,) = unpack(payload(report))["devices"]
+    trace = report.trace
+    for name, label in (("stream", analyze.stream_label), ("pool", analyze.pool_label)):
+        expected = [label(trace, number) for number in getattr(report.blocks, name).tolist()]
+        assert expected == [device[f"{name}s"][i] for i in device["blocks"][name]]
+    sites = device["sites"]
+    expected = [analyze.site_label(trace.stack(s), 0) for s in report.blocks.stack.tolist()]
+    assert [label.split(",")[0] for label in expected] == [
+        sites["label"][i].split(",")[0] for i in device["blocks"]["site"]
+    ]
+    assert report.blocks.stack.tolist() == [sites["stack"][i] for i in device["blocks"]["site"]]
+
+
 def test_operations_arrive_with_names_and_times_from_the_first_on() -> None:
-    document = payload(analyze.report(program(repeat=2)))
+    document = unpack(payload(analyze.report(program(repeat=2))))
     operations = document["operations"]
-    assert [0, 40, 100, 140] == decode(operations["start"])
-    assert ["kernel"] * 4 == [operations["names"][int(i)] for i in decode(operations["name"])]
+    assert [0, 40, 100, 140] == operations["start"]
+    assert ["kernel"] * 4 == [document["names"][i] for i in operations["name"]]
 
 
 def test_stacks_arrive_innermost_first() -> None:
-    document = payload(analyze.report(program()))
-    offsets = [int(i) for i in decode(document["stacks"]["offset"])]
-    frames = [int(i) for i in decode(document["stacks"]["frame"])][offsets[1] : offsets[2]]
-    functions = [int(i) for i in decode(document["frames"]["function"])]
-    assert ["kernel", "<module>"] == [document["strings"][functions[i]] for i in frames]
+    document = unpack(payload(analyze.report(program())))
+    offsets, frames = document["stacks"]["offset"], document["stacks"]["frame"]
+    functions = [document["frames"]["function"][i] for i in frames[offsets[1] : offsets[2]]]
+    assert ["kernel", "<module>"] == [document["strings"][i] for i in functions]
 
 
-def test_no_name_can_end_the_document() -> None:
+def test_an_empty_trace_has_a_payload() -> None:
+    document = unpack(payload(analyze.report(program(repeat=0))))
+    assert [] == document["devices"]
+    assert [] == document["operations"]["start"]
+
+
+def test_no_name_stands_in_the_page_as_it_is() -> None:
     text = viz.page(analyze.report(program(HOSTILE)))
-    (document,) = re.findall(r'<script type="application/json" id="payload">(.*?)</script>', text, re.DOTALL)
-    assert "<" not in document
-    assert HOSTILE == json.loads(document)["operations"]["names"][0]
+    assert HOSTILE in unpack(payload_of(text))["names"]
     title = text.split("<title>")[1].split("</title>")[0]
     assert "<" not in title
-    assert "hacked" not in text.replace(document, "").replace(title, "")
+    assert "hacked" not in text.replace(title, "")
 
 
 def test_the_page_names_nothing_to_load() -> None:
     text = viz.page(analyze.report(program()))
-    outside_of_plotly, _ = text.split('<script type="text/plain" id="plotly">')
     assert "default-src 'none'" in text
-    assert [] == re.findall(r"(?:src|href)\s*=\s*[\"']?(?!data:)[^\s\"']*//", outside_of_plotly)
+    assert [] == re.findall(r"(?:src|href)\s*=\s*[\"']?(?!data:)[^\s\"']*//", text)

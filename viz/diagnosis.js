@@ -1,0 +1,162 @@
+// Why so much is reserved, what memory is for, and who holds it: what the analysis says, as charts and tables.
+
+class DiagnosisView {
+  constructor(shared, memory) {
+    Object.assign(this, { shared, memory });
+    theme.listeners.push(() => this.drawCharts());
+    // Plotly takes longer to start than all the rest of the page: it waits until its charts are about to be seen.
+    const watch = new IntersectionObserver((entries) => {
+      if (!entries.some((entry) => entry.isIntersecting)) return;
+      watch.disconnect();
+      this.loadPlotly();
+    }, { rootMargin: "600px" });
+    memory.painted.then(() => watch.observe(byId("diagnosis")));
+  }
+
+  async loadPlotly() {
+    if (document.readyState === "loading") await new Promise((done) => { document.addEventListener("DOMContentLoaded", done); });
+    const source = new TextDecoder().decode(await inflate(byId("plotly").textContent));
+    document.head.append(element("script", {}, source));
+    this.drawCharts();
+    document.documentElement.dataset.charts = "true";
+  }
+
+  show(device) {
+    this.device = device;
+    const { diagnosis } = device;
+    this.drawHoles(diagnosis.fragmentation);
+    this.drawUsage(diagnosis);
+    this.drawLeaks(diagnosis.leaks);
+    this.drawOutside(diagnosis.outside);
+    this.drawCharts();
+  }
+
+  drawAdvice(advice) {
+    byId("advice").hidden = !advice.length;
+    byId("advice-list").replaceChildren(...advice.map((line) => element("li", {}, line)));
+  }
+
+  drawCharts() {
+    const { device } = this;
+    if (!device) return;
+    const moments = device.diagnosis.fragmentation;
+    byId("causes-card").hidden = !moments.length;
+    const purposes = device.diagnosis.categories.at_peak.filter((share) => share.size);
+    byId("purposes-card").hidden = purposes.every((share) => share.category === "unknown");
+    byId("purposes").replaceChildren(...purposes.map((share) => this.shared.row({
+      name: share.category, detail: `${share.reason}; confidence ${share.confidence}; ${counted(share.count, "block")}`,
+      numbers: formatBytes(share.size), colour: this.purposeColour(share.category) })));
+    if (!window.Plotly) return;
+    this.drawCauses(moments);
+    this.drawPurposes(purposes);
+  }
+
+  purposeColour(name) {
+    return name === "unknown" ? theme.other : paletteColour(this.shared.categories.indexOf(name));
+  }
+
+  drawCauses(moments) {
+    if (!moments.length) return;
+    const name = (moment) => `${moment.moment}${moments.filter((m) => m.moment === moment.moment).length > 1 ? ` at ${this.memory.formatX(this.memory.x[moment.row])}` : ""}`;
+    const names = moments.map((moment, i) => `${name(moment)}${"\u200b".repeat(i)}`); // categories must differ
+    const causes = moments[0].causes.map((share) => share.cause).filter((cause) => moments.some((m) => m.causes.find((s) => s.cause === cause).size));
+    const bar = (label, sizes, counts, colour) => ({
+      type: "bar", orientation: "h", name: label, y: names, x: sizes, marker: { color: colour }, hoverinfo: "text",
+      text: sizes.map((size, i) => `${label}: ${formatBytes(size)}${counts ? ` in ${counted(counts[i], "piece")}` : ""}, ${formatShare(size / moments[i].reserved)} of what is reserved`),
+      textposition: "none",
+    });
+    const share = (moment, cause) => moment.causes.find((s) => s.cause === cause);
+    const traces = [
+      bar("asked for", moments.map((m) => m.requested), null, theme.unused),
+      ...causes.map((cause) => bar(cause, moments.map((m) => share(m, cause).size), moments.map((m) => share(m, cause).count), causeColour(moments[0], cause))),
+    ];
+    this.plot(byId("causes"), traces, { height: 96 + 30 * moments.length, left: 24 + 6.5 * Math.max(...names.map((n) => n.replaceAll("\u200b", "").length)), top: Math.max(...moments.map((m) => m.reserved)), barmode: "stack", legend: true });
+  }
+
+  drawPurposes(purposes) {
+    const sizes = new Map();
+    for (const { category, size } of purposes) sizes.set(category, (sizes.get(category) || 0) + size);
+    const names = Array.from(sizes.keys()).sort((a, b) => sizes.get(a) - sizes.get(b));
+    const values = names.map((name) => sizes.get(name));
+    const trace = { type: "bar", orientation: "h", y: names, x: values, text: values.map(formatBytes), textposition: "auto", hoverinfo: "none",
+      marker: { color: names.map((name) => this.purposeColour(name)) } };
+    this.plot(byId("purposes-chart"), [trace], { height: 62 + 28 * names.length, left: 110, top: Math.max(...values) });
+  }
+
+  plot(box, traces, { height, left, top, barmode = "group", legend = false }) {
+    const values = ticks(0, top, 5, 2);
+    const axis = { gridcolor: theme.line, zeroline: false, linecolor: theme.line, fixedrange: true };
+    box.style.height = `${height}px`;
+    Plotly.react(box, traces, {
+      barmode, height, bargap: 0.35, showlegend: legend, margin: { l: left, r: 12, t: 8, b: legend ? 64 : 30 },
+      legend: { orientation: "h", x: 0, y: -30 / Math.max(height - 72, 1), yanchor: "top", traceorder: "normal" },
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: theme.text, size: 12 },
+      hoverlabel: { bgcolor: theme.text, font: { color: theme.page } },
+      xaxis: { ...axis, range: [0, top * 1.02], tickvals: values, ticktext: values.map(formatBytes) }, yaxis: { ...axis, automargin: false },
+    }, { displayModeBar: false, responsive: true });
+  }
+
+  drawHoles(moments) {
+    const { memory } = this;
+    const holes = moments.flatMap((moment) => moment.holes.map((hole) => ({ moment, hole })));
+    fill(byId("holes"), byId("hole-count"), holes, holes.length, ({ moment, hole }) => {
+      const pins = hole.pins.map((pin) => {
+        const text = `${formatBytes(pin.size)} of ${pin.label}, ${pin.lived === null ? `${formatCount(pin.events)} events` : formatTime(pin.lived)} old`;
+        const button = element("button", { type: "button", className: "link" }, text);
+        button.addEventListener("click", () => {
+          memory.moveTo(moment.row, true);
+          memory.pin(this.blockAt(moment.row, pin.address));
+          byId("selection").scrollIntoView({ block: "nearest" });
+        });
+        return element("li", {}, button);
+      });
+      const more = hole.pinned_by - hole.pins.length;
+      const summary = element("summary", {}, swatch(causeColour(moment, hole.cause)),
+        element("span", { className: "name" }, `${hole.cause} `, element("small", {},
+          `in a segment of ${formatBytes(hole.segment_size)}, pinned by ${counted(hole.pinned_by, "block")}; ${moment.moment}`)),
+        element("span", { className: "numbers" }, formatBytes(hole.size)));
+      return element("details", { className: "row" }, summary, element("ul", {}, ...pins, more > 0 ? element("li", {}, `and ${formatCount(more)} more`) : null));
+    });
+  }
+
+  blockAt(row, address) {
+    const { blocks } = this.device;
+    const found = this.device.liveAt(row, true).find((i) => blocks.address[i] === address);
+    return found === undefined ? null : found;
+  }
+
+  drawUsage(diagnosis) {
+    byId("usage-card").hidden = diagnosis.by_stream.length < 2 && diagnosis.by_pool.length < 2;
+    for (const [id, rows] of [["by-stream", diagnosis.by_stream], ["by-pool", diagnosis.by_pool]]) {
+      const cells = (tag, values) => element("tr", {}, ...values.map((value) => element(tag, {}, value)));
+      byId(id).replaceChildren(
+        element("thead", {}, cells("th", [id === "by-stream" ? "Stream" : "Pool", "In use at the peak", "highest", "Reserved at the peak", "highest"])),
+        element("tbody", {}, ...rows.map((row) => cells("td", [row.label, ...[row.at_peak, row.peak, row.reserved_at_peak, row.reserved_peak].map(formatBytes)]))));
+    }
+  }
+
+  drawLeaks({ leaks, steps }) {
+    byId("leaks-card").hidden = !leaks.length;
+    byId("leaks-steps").textContent = `${formatCount(steps.count)} steps: ${steps.source} (confidence ${steps.confidence})`;
+    fill(byId("leaks"), null, leaks, leaks.length, (leak) => this.shared.row({
+      name: leak.label, detail: `grew in ${formatCount(leak.grew)} of ${counted(leak.steps, "step")}, by ${formatBytes(leak.growth)} in all; confidence ${leak.confidence}`,
+      numbers: `${formatBytes(leak.per_step)} each step`, stack: leak.stack }));
+  }
+
+  drawOutside({ total, taken_peak: taken, readings }) {
+    const lines = [];
+    if (total !== null) lines.push(`The card has ${formatBytes(total)}.`);
+    if (taken) lines.push(`The program itself took up to ${formatBytes(taken)} from the driver, beside the caching allocator.`);
+    for (const { free, reserved, outside } of readings.slice(-1)) {
+      lines.push(`When an allocation failed last, the driver had ${formatBytes(free)} free and the allocator ${formatBytes(reserved)}${
+        outside === null ? "." : `; ${formatBytes(outside)} were neither: contexts, libraries, other processes.`}`);
+    }
+    byId("outside-card").hidden = !lines.length;
+    byId("outside").replaceChildren(...lines.map((line) => element("p", {}, line)));
+  }
+}
+
+/** Return the colour of a cause: its place among all of them. */
+function causeColour(moment, cause) {
+  return paletteColour(moment.causes.findIndex((share) => share.cause === cause));
+}
