@@ -189,6 +189,21 @@ def temporaries(torch: Any, rng: random.Random) -> None:
             del kept[rng.randrange(len(kept))]
 
 
+def prefetch(torch: Any, rng: random.Random) -> None:
+    nn = torch.nn
+    model = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)).cuda()
+    pinned = torch.zeros(16000, 1024, pin_memory=True)
+    copies = torch.cuda.Stream()
+    for _ in range(100):
+        with torch.cuda.stream(copies):
+            batch = pinned[: rng.randint(1000, 16000)].to("cuda", non_blocking=True)
+        compute = torch.cuda.current_stream()
+        compute.wait_stream(copies)
+        batch.record_stream(compute)  # so that it is not reused before the computation has passed
+        model(batch).square().mean().backward()
+        model.zero_grad(set_to_none=True)
+
+
 def captured(torch: Any, rng: random.Random) -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(6))).cuda()
     graphs = []
@@ -223,6 +238,7 @@ WORKLOADS: dict[str, Callable[[Any, random.Random], None]] = {
         embeddings,
         inference,
         temporaries,
+        prefetch,
         captured,
     )
 }
