@@ -49,9 +49,11 @@ def load(options: Options | None = None) -> Machine:
         abi,
         api_device,
         api_ipc,
+        api_managed,
         api_memory,
         api_module,
         api_pointer,
+        api_pool,
         api_stream,
         api_vmm,
         machine,
@@ -59,7 +61,7 @@ def load(options: Options | None = None) -> Machine:
     )
 
     # Imported for what they register.
-    del api_device, api_ipc, api_memory, api_module, api_pointer, api_stream, api_vmm
+    del api_device, api_ipc, api_managed, api_memory, api_module, api_pointer, api_pool, api_stream, api_vmm
     library = _load_library("cudatool.sim._libcuda")
     prototype = ctypes.CFUNCTYPE(
         ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint64, ctypes.c_size_t

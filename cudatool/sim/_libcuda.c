@@ -41,7 +41,7 @@ int cuGetProcAddress(const char *symbol, void **function, int version, uint64_t 
  */
 typedef int (*entry_t)(long, long, long, long, long, long, long, long, long, long, long, long);
 
-enum { SLOTS = 512, CUDA_ERROR_DEINITIALIZED = 4 };
+enum { SLOTS = 1024, CUDA_ERROR_DEINITIALIZED = 4 };
 static entry_t targets[SLOTS];
 static volatile int closed;
 
@@ -58,7 +58,9 @@ static volatile int closed;
     DIGITS(M, n##d) DIGITS(M, n##e) DIGITS(M, n##f)
 PAGE(SLOT, 0)
 PAGE(SLOT, 1)
-static const entry_t slots[SLOTS] = {PAGE(SLOT_NAME, 0) PAGE(SLOT_NAME, 1)};
+PAGE(SLOT, 2)
+PAGE(SLOT, 3)
+static const entry_t slots[SLOTS] = {PAGE(SLOT_NAME, 0) PAGE(SLOT_NAME, 1) PAGE(SLOT_NAME, 2) PAGE(SLOT_NAME, 3)};
 
 /* Return the C function that calls `target`, through slot number `index`; NULL if there are not so many. */
 entry_t cudatool_thunk(int index, entry_t target) {

@@ -72,10 +72,13 @@ _SCALARS: Final[dict[str, Any]] = {
     "CUfunction_attribute": ctypes.c_int,
     "CUipcMemHandle": IpcMemHandle,
     "CUlimit": ctypes.c_int,
+    "CUmem_advise": ctypes.c_int,
+    "CUmem_range_attribute": ctypes.c_int,
     "CUmemAllocationGranularity_flags": ctypes.c_int,
     "CUmemAllocationHandleType": ctypes.c_int,
     "CUmemAllocationType": ctypes.c_int,
     "CUmemGenericAllocationHandle": ctypes.c_uint64,
+    "CUmemLocation": ctypes.c_uint64,  # type and id, which by value are one machine word
     "CUmemPool_attribute": ctypes.c_int,
     "CUpointer_attribute": ctypes.c_int,
     "CUresult": ctypes.c_int,

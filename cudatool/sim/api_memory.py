@@ -7,13 +7,14 @@ behavior"; each rule stands beside the code that follows it.
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_int, c_size_t, c_uint, c_uint64
+from ctypes import c_size_t, c_uint, c_uint64
 
 from cudatool.sim import abi, profile
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, write
-from cudatool.sim.machine import Pool, current_context, stream_of
+from cudatool.sim.machine import current_context, stream_of
 from cudatool.sim.memory import Allocation
+from cudatool.sim.pool import DEVICE, Pool
 from cudatool.sim.queue import Operation, StreamState
 from cudatool.sim.results import DriverError, Result
 
@@ -54,11 +55,11 @@ def cuMemFree(dptr: int) -> None:
     if not dptr:
         return  # freeing NULL is allowed (cuMemFree)
     allocation = state.machine.allocations.at(dptr)
-    if allocation is None or allocation.kind not in ("device", "pool"):
+    if allocation is None or allocation.kind not in ("device", "managed", "pool"):
         raise DriverError(Result.INVALID_VALUE, f"{dptr:#x} is not the start of a live device allocation")
     # "Note that this function may implicitly synchronize"; memory in use is waited for.
     state.machine.scheduler.wait_device(state.machine.devices[allocation.device])
-    _release(allocation)
+    state.machine.release(allocation)
     state.machine.scheduler.check(context)
 
 
@@ -141,34 +142,18 @@ def cuMemHostGetFlags(pFlags: int, p: int) -> None:
 # ---- Stream-ordered allocation ----
 
 
-def _release(allocation: Allocation) -> None:
-    if allocation.pool:
-        pool = state.machine.objects.get(allocation.pool)
-        if isinstance(pool, Pool):
-            pool.used -= allocation.size
-    state.machine.release(allocation)
-
-
 def _allocate_async(dptr: int, bytesize: int, pool: Pool, stream: StreamState) -> None:
     if not dptr or not bytesize:
         raise DriverError(Result.INVALID_VALUE)
     machine = state.machine
-    if pool.max_size and pool.used + bytesize > pool.max_size:
-        raise DriverError(Result.OUT_OF_MEMORY)
-    if pool.device < 0:
-        allocation = machine.allocate_host(bytesize, context=stream.context, pool=pool.handle)
-    else:
-        device = machine.devices[pool.device]
-        try:
-            allocation = machine.allocate(device, bytesize, "pool", context=stream.context, pool=pool.handle)
-        except DriverError as error:
-            if error.result is not Result.OUT_OF_MEMORY:
-                raise
-            # The driver waits for pending frees before it gives up.
-            machine.scheduler.wait_device(device)
-            allocation = machine.allocate(device, bytesize, "pool", context=stream.context, pool=pool.handle)
-    pool.used += bytesize
-    pool.used_high = max(pool.used_high, pool.used)
+    try:
+        allocation = pool.allocate(bytesize, stream.context)
+    except DriverError as error:
+        if error.result is not Result.OUT_OF_MEMORY or not machine.scheduler.is_busy:
+            raise
+        # The driver waits for pending frees before it gives up.
+        machine.scheduler.wait_device(stream.context.device)
+        allocation = pool.allocate(bytesize, stream.context)
     write(dptr, c_uint64, allocation.address)
     operation = Operation(stream, "alloc", "cuMemAllocAsync", abi.call.correlation)
     machine.scheduler.enqueue(operation, cost=0)
@@ -177,7 +162,8 @@ def _allocate_async(dptr: int, bytesize: int, pool: Pool, stream: StreamState) -
 @entry("cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)")
 def cuMemAllocAsync(dptr: int, bytesize: int, hStream: int) -> None:
     stream = stream_of(hStream)
-    _allocate_async(dptr, bytesize, stream.context.device.pool, stream)
+    pool = state.machine.pools.current((DEVICE, stream.context.device.ordinal))
+    _allocate_async(dptr, bytesize, pool, stream)
 
 
 @entry("cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream)")
@@ -197,152 +183,28 @@ def cuMemFreeAsync(dptr: int, hStream: int) -> None:
         with abi.lock:
             # Freed twice in stream order: the second finds nothing, as on a GPU the pool ignores it.
             if state.machine.allocations.at(allocation.address) is allocation:
-                _release(allocation)
+                state.machine.release(allocation)
 
     operation.run = run
     state.machine.scheduler.enqueue(operation, cost=0)
 
 
-class _PoolProps(ctypes.Structure):
-    _fields_ = (
-        ("allocType", c_int),
-        ("handleTypes", c_int),
-        ("location_type", c_int),
-        ("location_id", c_int),
-        ("win32SecurityAttributes", c_size_t),
-        ("maxSize", c_size_t),
-        ("usage", ctypes.c_ushort),
-        ("reserved", ctypes.c_ubyte * 54),
-    )
-
-
-_LOCATION_DEVICE, _LOCATION_HOST = 1, (2, 3)  # CU_MEM_LOCATION_TYPE_HOST, _HOST_NUMA
-
-
-@entry("cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps)")
-def cuMemPoolCreate(pool: int, poolProps: int) -> None:
-    current_context()
-    if not poolProps:
-        raise DriverError(Result.INVALID_VALUE)
-    props = _PoolProps.from_address(poolProps)
-    if props.handleTypes:
-        raise DriverError(Result.NOT_SUPPORTED, "the software device cannot share pools between processes")
-    place = _existing_pool(props.location_type, props.location_id, props.allocType)
-    new = Pool(state.machine.new_handle(), place.device)
-    new.max_size = props.maxSize
-    write(pool, c_size_t, new.handle)
-    state.machine.objects[new.handle] = new
-
-
-@entry("cuMemPoolDestroy(CUmemoryPool pool)")
-def cuMemPoolDestroy(pool: int) -> None:
-    found = state.machine.get(pool, Pool)
-    if found is state.machine.host_pool or found is state.machine.devices[found.device].default_pool:
-        raise DriverError(Result.INVALID_VALUE)
-    del state.machine.objects[pool]
-
-
-def _pool_of(dev: int) -> Pool:
-    return state.machine.device(dev).pool
-
-
-@entry("cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice dev)")
-def cuDeviceGetDefaultMemPool(pool_out: int, dev: int) -> None:
-    write(pool_out, c_size_t, state.machine.device(dev).default_pool.handle)
-
-
-@entry("cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev)")
-def cuDeviceGetMemPool(pool: int, dev: int) -> None:
-    write(pool, c_size_t, _pool_of(dev).handle)
-
-
-@entry("cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)")
-def cuDeviceSetMemPool(dev: int, pool: int) -> None:
-    found = state.machine.get(pool, Pool)
-    if found.device != dev:
-        raise DriverError(Result.INVALID_VALUE)
-    state.machine.device(dev).pool = found
-
-
-@entry("cuMemGetDefaultMemPool(CUmemoryPool *pool_out, CUmemLocation *location, CUmemAllocationType type)")
-def cuMemGetDefaultMemPool(pool_out: int, location: int, type: int) -> None:
-    pool = _existing_pool(*_location(location), type)
-    write(
-        pool_out, c_size_t, pool.handle if pool.device < 0 else state.machine.devices[pool.device].default_pool.handle
-    )
-
-
-@entry("cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)")
-def cuMemGetMemPool(pool: int, location: int, type: int) -> None:
-    write(pool, c_size_t, _existing_pool(*_location(location), type).handle)
-
-
-def _location(address: int) -> tuple[int, int]:
-    """Return type and id of a CUmemLocation."""
-    kind, ordinal = (c_int * 2).from_address(address)
-    return kind, ordinal
-
-
-def _existing_pool(location_type: int, location_id: int, allocation_type: int) -> Pool:
-    """Return the pool in use for a location."""
-    if allocation_type != 1:  # CU_MEM_ALLOCATION_TYPE_PINNED
-        raise DriverError(Result.NOT_SUPPORTED, "the software device has no managed memory")
-    if location_type == _LOCATION_DEVICE:
-        return _pool_of(location_id)
-    if location_type in _LOCATION_HOST:
-        return state.machine.host_pool
-    raise DriverError(Result.INVALID_VALUE)
-
-
-@entry("cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep)")
-def cuMemPoolTrimTo(pool: int, minBytesToKeep: int) -> None:
-    state.machine.get(pool, Pool)  # freed memory goes back at once here, so there is nothing to trim
-
-
-@entry("cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)")
-def cuMemPoolGetAttribute(pool: int, attr: int, value: int) -> None:
-    found = state.machine.get(pool, Pool)
-    if attr in (1, 2, 3):
-        write(value, c_int, found.attributes[attr])
-    elif attr == 4:
-        write(value, c_uint64, found.attributes[4])
-    elif attr in (5, 7):  # reserved and used bytes; nothing is reserved that is not used
-        write(value, c_uint64, found.used)
-    elif attr in (6, 8):
-        write(value, c_uint64, found.used_high)
-    else:
-        raise DriverError(Result.INVALID_VALUE)
-
-
-@entry("cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)")
-def cuMemPoolSetAttribute(pool: int, attr: int, value: int) -> None:
-    found = state.machine.get(pool, Pool)
-    if not value:
-        raise DriverError(Result.INVALID_VALUE)
-    if attr in (1, 2, 3):
-        found.attributes[attr] = c_int.from_address(value).value
-    elif attr == 4:
-        found.attributes[4] = c_uint64.from_address(value).value
-    elif attr in (6, 8):
-        if c_uint64.from_address(value).value:  # a high-water mark can only be reset to zero
-            raise DriverError(Result.INVALID_VALUE)
-        found.used_high = found.used
-    else:
-        raise DriverError(Result.INVALID_VALUE)
-
-
-@entry("cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count)")
-def cuMemPoolSetAccess(pool: int, map: int, count: int) -> None:
-    state.machine.get(pool, Pool)  # every device of the machine can reach all of its memory
-
-
-@entry("cuMemPoolGetAccess(int *flags, CUmemoryPool memPool, CUmemLocation *location)")
-def cuMemPoolGetAccess(flags: int, memPool: int, location: int) -> None:
-    state.machine.get(memPool, Pool)
-    write(flags, c_int, 3)  # CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-
-
 # ---- Copies ----
+
+
+def _reach(address: int, size: int, stream: StreamState, *, to_write: bool = False) -> Allocation | None:
+    """Return the allocation that holds the range, None if the driver has none there.
+
+    Raises
+    ------
+    DriverError
+        CUDA_ERROR_INVALID_VALUE also if it is of a pool that the stream's device has no access to.
+    """
+    found = state.machine.locate(address, size, to_write=to_write)
+    ordinal = stream.context.device.ordinal
+    if found is not None and found.pool and not state.machine.pools.live[found.pool].may_access(ordinal):
+        raise DriverError(Result.INVALID_VALUE, f"device {ordinal} has no access to the pool of {address:#x}")
+    return found
 
 
 def _copy(dst: int, src: int, size: int, hStream: int | None, name: str) -> None:
@@ -353,7 +215,7 @@ def _copy(dst: int, src: int, size: int, hStream: int | None, name: str) -> None
         return
     if not dst or not src:
         raise DriverError(Result.INVALID_VALUE)
-    to, source = machine.locate(dst, size, to_write=True), machine.locate(src, size)
+    to, source = _reach(dst, size, stream, to_write=True), _reach(src, size, stream)
     to_device = to is not None and to.device >= 0
     from_device = source is not None and source.device >= 0
     operation = Operation(stream, "memcpy", name, abi.call.correlation)
@@ -470,7 +332,7 @@ def _set(dst: int, value: int, count: int, width: int, hStream: int | None, name
     _need_device(dst, size)
     operation = Operation(stream, "memset", name, abi.call.correlation)
     machine = state.machine
-    target = machine.locate(dst, size, to_write=True)
+    target = _reach(dst, size, stream, to_write=True)
 
     def run(_: Operation) -> None:
         if target is not None and machine.allocations.at(target.address) is not target:

@@ -51,8 +51,9 @@ def _pointer_attribute(attribute: int, address: int) -> int | None:
         1: found.context,
         2: 1 if on_host else 2,  # CU_MEMORYTYPE_HOST, _DEVICE
         3: address,
-        4: address if on_host else None,
+        4: address if on_host or found.kind == "managed" else None,
         7: found.serial,
+        8: int(found.kind == "managed"),
         9: ordinal,
         10: int(found.kind == "device"),
         11: within.address,

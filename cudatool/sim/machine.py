@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 from cudatool.sim import abi
 from cudatool.sim.ipc import Imports
 from cudatool.sim.memory import PAGE, Allocation, Arena, DeviceMemory, HostMemory, Ranges
+from cudatool.sim.pool import Pools
 from cudatool.sim.queue import EventState, Schedule, Scheduler, StreamState
 from cudatool.sim.results import DriverError, Result
 from cudatool.sim.virtual import VirtualMemory
@@ -22,7 +23,6 @@ __all__ = [
     "Device",
     "Machine",
     "Options",
-    "Pool",
     "create",
     "current_context",
     "machine",
@@ -34,6 +34,7 @@ _T = TypeVar("_T")
 # Addresses that can be reserved: a multiple of the memory, and less than a process has.
 _RANGES_PER_BYTE: Final = 64
 _MAX_RANGES: Final = 1 << 45
+_OF_CONTEXT: Final = ("device", "managed", "module")  # kinds of memory that end with their context
 LEGACY_STREAM: Final = 1
 PER_THREAD_STREAM: Final = 2
 
@@ -66,29 +67,12 @@ class Options:
     cache_dir: Path | None = None
 
 
-class Pool:
-    """A stream-ordered memory pool, of pinned host memory if `device` is -1.
-
-    Attribute numbers are those of CUmemPool_attribute.
-    """
-
-    def __init__(self, handle: int, device: int) -> None:
-        self.handle = handle
-        self.device = device
-        self.used = 0
-        self.used_high = 0
-        self.attributes: dict[int, int] = {1: 1, 2: 1, 3: 1, 4: 0}
-        self.max_size = 0
-
-
 class Device:
     """One software GPU."""
 
-    def __init__(self, ordinal: int, base: int, memory: int, pool: Pool) -> None:
+    def __init__(self, ordinal: int, base: int, memory: int) -> None:
         self.ordinal = ordinal
         self.memory = DeviceMemory(base, memory)
-        self.default_pool = pool
-        self.pool = pool
         self.primary: Context | None = None
         self.primary_references = 0
         self.primary_flags = 0
@@ -137,13 +121,8 @@ class Machine:
         self.arena = Arena(span * options.count, min(_RANGES_PER_BYTE * options.memory * options.count, _MAX_RANGES))
         self.imports = Imports(self)
         self.virtual = VirtualMemory(self)
-        self.host_pool = Pool(self.new_handle(), -1)
-        self.objects[self.host_pool.handle] = self.host_pool
-        self.devices: list[Device] = []
-        for ordinal in range(options.count):
-            pool = Pool(self.new_handle(), ordinal)
-            self.objects[pool.handle] = pool
-            self.devices.append(Device(ordinal, self.arena.base + ordinal * span, options.memory, pool))
+        self.pools = Pools(self)
+        self.devices = [Device(n, self.arena.base + n * span, options.memory) for n in range(options.count)]
         self.thread = _Thread()
 
     @property
@@ -184,7 +163,7 @@ class Machine:
         """Run what is pending, then drop the context with everything in it."""
         self.scheduler.wait_context(context)
         for allocation in list(self.allocations):
-            if allocation.context == context.handle and allocation.kind in ("device", "module"):
+            if allocation.context == context.handle and allocation.kind in _OF_CONTEXT and not allocation.pool:
                 self.release(allocation)
         self.imports.close_all(context)
         for handle, item in list(self.objects.items()):
@@ -210,7 +189,14 @@ class Machine:
         return allocation
 
     def release(self, allocation: Allocation) -> None:
-        """Give an allocation's memory back at once."""
+        """Give an allocation's memory back at once, to its pool if it has one."""
+        if allocation.pool:
+            self.pools.live[allocation.pool].release(allocation)
+        else:
+            self.release_memory(allocation)
+
+    def release_memory(self, allocation: Allocation) -> None:
+        """Give back what :meth:`allocate` or :meth:`allocate_host` took."""
         self.allocations.remove(allocation)
         if allocation.kind == "host":
             self.host.free(allocation.address)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
+from cudatool.sim.managed import Advised
 from cudatool.sim.results import DriverError, Result
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Allocation",
     "Arena",
     "DeviceMemory",
+    "FreeList",
     "HostMemory",
     "Ranges",
     "Store",
@@ -69,12 +71,14 @@ class Allocation:
 
     address: int
     size: int
-    kind: str  # "device", "pool" (stream-ordered), "host" (pinned), "registered", "module", "virtual", "ipc"
+    # "device", "pool" (stream-ordered), "managed", "host" (pinned), "registered", "module", "virtual", "ipc"
+    kind: str
     device: int  # -1 for host memory
     context: int  # handle of the context it belongs to, 0 if none
     serial: int
     pool: int = 0  # handle of the memory pool, 0 if none
     flags: int = 0
+    advised: Advised | None = None  # of managed memory: what the program said about it
 
 
 class _Range(Protocol):
@@ -132,7 +136,7 @@ class Ranges(Generic[_R]):
         return item if address + size <= item.address + item.size else None
 
 
-class _FreeList:
+class FreeList:
     """First fit by address over free intervals, merged when they touch."""
 
     def __init__(self) -> None:
@@ -200,7 +204,7 @@ class AddressSpace:
 
     def __init__(self, base: int, size: int) -> None:
         self._base = base
-        self._free = _FreeList()
+        self._free = FreeList()
         self._free.give(base, base + size)
         self.used = 0
         """Bytes from the beginning to the end of the highest range that there ever was."""
@@ -242,7 +246,7 @@ class Store:
 
     def __init__(self) -> None:
         self._file = -1
-        self._free = _FreeList()
+        self._free = FreeList()
         self._free.give(0, self._SIZE)
 
     @staticmethod
@@ -263,9 +267,14 @@ class Store:
         assert offset is not None  # the devices have less memory
         return self._file, offset
 
+    @staticmethod
+    def clear(file: int, offset: int, size: int) -> None:
+        """Make a part of a file zeros that take no memory."""
+        _libc.fallocate(file, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, offset, size)
+
     def give_back(self, offset: int, size: int) -> None:
         """Take bytes back, and their memory."""
-        _libc.fallocate(self._file, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, offset, size)
+        self.clear(self._file, offset, size)
         self._free.give(offset, offset + size)
 
 
@@ -279,9 +288,9 @@ class DeviceMemory:
         """Bytes of pages in use, what cuMemGetInfo subtracts."""
         # Address space twice the size of the memory: page-level fragmentation does not exist on a GPU, whose pages
         # are mapped anywhere, and must not make an allocation fail here either.
-        self._pages = _FreeList()
+        self._pages = FreeList()
         self._pages.give(base, base + 2 * size)
-        self._small = _FreeList()
+        self._small = FreeList()
         self._next_module = base + 2 * size
         self._files: dict[int, int] = {}  # first address of pages that are shared -> the file that they are in
 
