@@ -75,9 +75,7 @@ def divergent(kinds: dict[int, int], lines: dict[int, int], *, checked: bool) ->
         mask_check = f"""  %lt.i = trunc i64 %lt to i32
   call void @sync_check(ptr %context, i1 %lacks, i32 {int(Defect.MASK_WITHOUT_CALLER)}, i32 %s, {_BLOCK}, i32 %lt.i)
 """
-        site_begin = (
-            "  store [16 x i32] zeroinitializer, ptr %site\n  store [16 x i32] zeroinitializer, ptr %mixed"
-        )
+        site_begin = "  store [16 x i32] zeroinitializer, ptr %site\n  store [16 x i32] zeroinitializer, ptr %mixed"
         site_check = """  %site.p = getelementptr i32, ptr %site, i64 %id.x
   %site.0 = load i32, ptr %site.p
   %site.none = icmp eq i32 %site.0, 0
