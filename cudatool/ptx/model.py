@@ -94,10 +94,14 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """``[base+offset]``. `base` is None for an absolute address."""
+    """``[base+offset]``. `base` is None for an absolute address.
+
+    `coordinates` are what follows it in ``[texture, {x, y}]`` and ``[texture, sampler, {x, y}]``, in order.
+    """
 
     base: Register | Symbol | None
     offset: int = 0
+    coordinates: tuple[Operand, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
