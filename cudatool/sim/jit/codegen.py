@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from cudatool.ptx import Flow, Function, Immediate, Instruction, Operand, Register, Symbol, type_bytes
 from cudatool.ptx.flow import reads, writes
-from cudatool.sim.jit import arithmetic, bits, conversion, memory, scheduler
+from cudatool.sim.jit import arithmetic, bits, comparison, conversion, memory, scheduler
 from cudatool.sim.jit.collective import ARGUMENT_ARRAYS, ROW, Kind, Suspension, array_offset, suspension_of
 from cudatool.sim.jit.context import EXIT
 from cudatool.sim.jit.divergence import divergent
@@ -27,7 +27,7 @@ from cudatool.sim.jit.table import TABLE
 
 __all__ = ["Native", "generate"]
 
-del arithmetic, bits, conversion, memory  # imported for the rows they enter
+del arithmetic, bits, comparison, conversion, memory  # imported for the rows they enter
 
 _VOLATILE = frozenset({"%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo"})
 # Instructions whose value depends on their operands alone, and is cheap: computed again rather than kept.

@@ -78,6 +78,8 @@ _LLVM = {
     "bf16": "float",
     "f16x2": "<2 x half>",
     "bf16x2": "<2 x float>",
+    "u16x2": "<2 x i16>",
+    "s16x2": "<2 x i16>",
     "tf32": "float",
 }
 
@@ -222,6 +224,10 @@ class Emitter:
         )
         self.declarations.add(f"declare {result} @{function}({', '.join(types)})")
         return self.op(f"call {result} @{function}({', '.join(arguments)})")
+
+    def define(self, text: str) -> None:
+        """Add a function or constant to the module, once however often it is asked for."""
+        self.declarations.add(text)
 
     def label(self, name: str) -> None:
         self.lines.append(f"{name}:")
@@ -467,7 +473,7 @@ class Emitter:
         self.label(after)
 
 
-_BITS = {"float": 32, "double": 64, "half": 16, "<2 x half>": 32}
+_BITS = {"float": 32, "double": 64, "half": 16, "<2 x half>": 32, "<2 x i16>": 32}
 
 # ---- special registers: PTX name -> (value, LLVM type) ----
 

@@ -15,7 +15,7 @@ TABLE: dict[str, Lowering] = {}
 
 _TYPES = frozenset(
     [f"{kind}{bits}" for kind in "usb" for bits in (8, 16, 32, 64)]
-    + ["b128", "f16", "bf16", "f16x2", "bf16x2", "f32", "f64", "tf32", "pred"]
+    + ["b128", "f16", "bf16", "f16x2", "bf16x2", "u16x2", "s16x2", "e4m3x2", "e5m2x2", "f32", "f64", "tf32", "pred"]
 )
 
 
