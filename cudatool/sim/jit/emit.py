@@ -229,6 +229,18 @@ class Emitter:
         """Add a function or constant to the module, once however often it is asked for."""
         self.declarations.add(text)
 
+    def nested(self) -> Emitter:
+        """Return an emitter for the body of a function that this one calls."""
+        other = Emitter(
+            self.function,
+            self.layout,
+            footprint=self.footprint,
+            parallel_generic=self.parallel_generic,
+            indices=self.indices,
+        )
+        other.declarations, other.instruction = self.declarations, self.instruction
+        return other
+
     def label(self, name: str) -> None:
         self.lines.append(f"{name}:")
 
