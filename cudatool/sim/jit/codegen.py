@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from cudatool.ptx import Address, Flow, Function, Immediate, Instruction, Operand, Register, Symbol, type_bytes
+from cudatool.ptx import Address, Flow, Function, Immediate, Instruction, Register, Symbol, type_bytes
 from cudatool.ptx.flow import reads, writes
 from cudatool.sim.jit import arithmetic, bits, comparison, conversion, matrix, memory, scheduler
 from cudatool.sim.jit.collective import (
@@ -31,6 +31,7 @@ from cudatool.sim.jit.collective import (
 from cudatool.sim.jit.context import EXIT
 from cudatool.sim.jit.divergence import divergent
 from cudatool.sim.jit.emit import ENVIRONMENT, SPECIAL, Emitter, Layout, storage_type
+from cudatool.sim.jit.instrument import Instrument, functions
 from cudatool.sim.jit.table import TABLE, space_of
 
 __all__ = ["Native", "generate"]
@@ -64,13 +65,13 @@ class Native:
     slot_bytes: int
 
 
-def generate(function: Function, layout: Layout, *, footprint: bool, large_grid: bool) -> Native:
+def generate(function: Function, layout: Layout, *, instrument: Instrument, large_grid: bool) -> Native:
     """Translate a kernel whose calls are inlined.
 
     Parameters
     ----------
-    footprint
-        Record which memory is accessed.
+    instrument
+        What accesses are instrumented for.
     large_grid
         Allow for more than 2**31 threads along an axis, which makes the code slower.
 
@@ -79,16 +80,16 @@ def generate(function: Function, layout: Layout, *, footprint: bool, large_grid:
     UnsupportedInstruction
         Names the instruction.
     """
-    return _Kernel(function, layout, footprint, large_grid).generate()
+    return _Kernel(function, layout, instrument, large_grid).generate()
 
 
 class _Kernel:
-    def __init__(self, function: Function, layout: Layout, footprint: bool, large_grid: bool) -> None:
+    def __init__(self, function: Function, layout: Layout, instrument: Instrument, large_grid: bool) -> None:
         # A copy: operands are replaced below, and the condition code becomes a register where it is used.
         self.code = list(function.instructions)
         self.function = replace(function, instructions=self.code, registers=dict(function.registers))
         self.layout = layout
-        self.footprint = footprint
+        self.instrument = instrument
         self.definitions = self._single_definitions()
         self.indices = {} if large_grid else self._copies_of_special_registers()
         self.rows: dict[int, Suspension] = {}
@@ -107,19 +108,21 @@ class _Kernel:
         escapes = any(i.opcode == "cvta" and "local" in i.modifiers and "to" not in i.modifiers for i in self.code)
         self.parallel_generic = not escapes
         self.declarations: set[str] = set()
+        self.validated: set[int] = set()
         self.parts: list[str] = []
 
     def _emitter(self) -> Emitter:
         return Emitter(
             self.function,
             self.layout,
-            footprint=self.footprint,
+            instrument=self.instrument,
             parallel_generic=self.parallel_generic,
             indices=self.indices,
         )
 
     def _finish(self, e: Emitter) -> None:
         self.declarations |= e.declarations
+        self.validated |= e.validated
 
     # ---- what need not be kept ----
 
@@ -225,6 +228,7 @@ class _Kernel:
         if self.rows:
             self.parts.append(scheduler.AGREED)
         self.parts.append(scheduler.grid(self.layout.param_bytes))
+        self.parts.append(functions(self.instrument, self.validated))
         text = "\n".join([*sorted(self.declarations - scheduler.OWN), scheduler.PRELUDE, *self.parts])
         return Native(text, self.slot_bytes)
 
@@ -345,9 +349,13 @@ class _Kernel:
             do = e.new_label()
             e.emit(f"br i1 {e.get(instruction.guard, 'pred')}, label %{do}, label %b{number + 1}")
             e.label(do)
-        self.rows[index].before(e, instruction)
         for name, operand, type_name in self.rows[index].leave(instruction):
-            self._leave(e, name, operand, type_name)
+            if isinstance(operand, Address):
+                space, pointer = e.pointer(space_of(instruction), operand)
+                pointer = self.rows[index].access(e, instruction, space, pointer)
+                self._leave(e, name, e.op(f"ptrtoint ptr {pointer} to i64"), type_name)
+            else:
+                self._leave(e, name, e.get(operand, type_name), type_name)
         for register in self._kept(index):
             offset, kind = self._slot(register)
             value, _ = e.read(register)
@@ -356,14 +364,8 @@ class _Kernel:
             e.emit(f"store {kind} {value}, ptr {self._own_slot(e, offset, kind)}, !llvm.access.group !1")
         e.emit(f"ret i32 {self.region_of[index]}")
 
-    def _leave(self, e: Emitter, name: str, operand: Operand, type_name: str) -> None:
+    def _leave(self, e: Emitter, name: str, value: str, type_name: str) -> None:
         """Store an operand of a suspension in this thread's entry of an argument array."""
-        if isinstance(operand, Address):
-            assert e.instruction is not None
-            _, pointer = e.pointer(space_of(e.instruction), operand)
-            value = e.op(f"ptrtoint ptr {pointer} to i64")
-        else:
-            value = e.get(operand, type_name)
         if type_name == "pred":
             value = e.op(f"zext i1 {value} to i32")
         elif type_name == "b64":

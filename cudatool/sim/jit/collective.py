@@ -79,8 +79,9 @@ class Suspension:
         Emits what a thread does when it goes on.
     extra
         Given the instruction: how many arrays beyond :data:`ARGUMENT_ARRAYS` it uses.
-    before
-        Emits what a thread does before it waits.
+    access
+        Given the state space of an address and a native pointer to it: lets the checkers see what will be accessed
+        for this thread, and returns the pointer to leave.
     fits
         Whether the row is for this form of the instruction.
     """
@@ -90,7 +91,7 @@ class Suspension:
     combine: _Combine
     resume: Callable[[Emitter, Instruction], None]
     extra: Callable[[Instruction], int] = lambda i: 0
-    before: Callable[[Emitter, Instruction], None] = lambda e, i: None
+    access: Callable[[Emitter, Instruction, str, str], str] = lambda e, i, space, pointer: pointer
     fits: Callable[[Instruction], bool] = lambda i: True
 
 

@@ -342,7 +342,7 @@ def _access_matrix(e: Emitter, i: Instruction) -> None:
         for index, (line, offset) in enumerate(lines[:1] if together else lines):
             pointer = _element_pointer(e, part, lane, base, stride, bits, rows, register, index, line, offset)
             space = space_of(i)
-            e.guarded(space, pointer, size // 8, READ if loads else WRITE, i)
+            pointer = e.guarded(space, pointer, size // 8, READ if loads else WRITE, i)
             if loads:
                 values.append(e.op(f"load i{size}, ptr {pointer}, align {min(size // 8, 4)}"))
                 continue
@@ -396,16 +396,22 @@ def _matrices(i: Instruction) -> int:
     return next(int(m[1]) for m in i.modifiers if m in ("x1", "x2", "x4"))
 
 
-def _observe_row(e: Emitter, i: Instruction, address: Operand, kind: str) -> None:
-    """Observe the row of 16 bytes whose address this thread gives, if it is one of those that do."""
+def _observe_row(e: Emitter, i: Instruction, space: str, pointer: str) -> str:
+    """Let checkers see the row of 16 bytes whose address this thread gives, if it is one of those that do."""
+    if not e.instrument:
+        return pointer
     inside = e.op(f"icmp ult i32 {e.op('and i32 %t, 31')}, {8 * _matrices(i)}")
-    look, after = e.new_label(), e.new_label()
+    before, look, seen, after = (e.new_label() for _ in range(4))
+    e.emit(f"br label %{before}")
+    e.label(before)
     e.emit(f"br i1 {inside}, label %{look}, label %{after}")
     e.label(look)
-    space, pointer = e.pointer(space_of(i), address)
-    e.guarded(space, pointer, 16, kind, i)
+    checked = e.guarded(space, pointer, 16, READ if i.opcode == "ldmatrix" else WRITE, i)
+    e.emit(f"br label %{seen}")
+    e.label(seen)
     e.emit(f"br label %{after}")
     e.label(after)
+    return e.op(f"phi ptr [ {pointer}, %{before} ], [ {checked}, %{seen} ]")
 
 
 def _move_rows(e: Emitter, i: Instruction, *, store: bool) -> None:
@@ -481,7 +487,7 @@ SUSPENSIONS += [
             lambda e, i: _move_rows(e, i, store=False),
             lambda e, i: _take_registers(e, i, "b16"),
             _matrices,
-            lambda e, i: _observe_row(e, i, i.operands[1], READ),
+            _observe_row,
         ),
     ),
     (
@@ -493,7 +499,7 @@ SUSPENSIONS += [
             lambda e, i: _move_rows(e, i, store=True),
             _nothing,
             _matrices,
-            lambda e, i: _observe_row(e, i, i.operands[0], WRITE),
+            _observe_row,
         ),
     ),
     (
