@@ -54,6 +54,7 @@ def load(options: Options | None = None) -> Machine:
         api_pointer,
         api_stream,
         api_vmm,
+        device_runtime,
         machine,
         runtime_api,
     )
@@ -89,6 +90,7 @@ def load(options: Options | None = None) -> Machine:
     _load_nvrtc()
     runtime_api.install()
     _loaded = machine.create(options or Options())
+    _loaded.scheduler.synchronized = device_runtime.flush_printf
     atexit.register(drain)
     return _loaded
 

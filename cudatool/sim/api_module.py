@@ -12,6 +12,7 @@ from cudatool.ptx import PtxError, parse
 from cudatool.sim import abi, profile
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, read_string, write
+from cudatool.sim.device_runtime import prepare_calls
 from cudatool.sim.machine import Context, Device, current_context, stream_of
 from cudatool.sim.memory import Allocation
 from cudatool.sim.queue import Operation
@@ -480,6 +481,7 @@ def _launch(
             f"{function.name}: {shared} bytes of dynamic shared memory; "
             f"{_max_dynamic_shared(function, kernel)} are allowed (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)",
         )
+    prepare_calls(stream.context, kernel.system_calls)
     operation = Operation(stream, "kernel", function.name, abi.call.correlation)
     operation.run = partial(_execute, kernel, grid, block, shared, _pack(kernel, params, extra))
     cost = profile.kernel_cost(grid[0] * grid[1] * grid[2] * threads, *function.work)
@@ -510,6 +512,7 @@ def _execute(
             footprint=footprint,
             shadow=checkers.shadow if checkers is not None else None,
             host_ranges=checkers.host_ranges() if checkers is not None else (),
+            heap=heap.handle if (heap := operation.stream.context.heap) is not None else 0,
         )
         if checkers is not None:
             operation.findings = [checkers.explain(one, kernel, grid, block) for one in found]

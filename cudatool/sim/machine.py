@@ -113,6 +113,10 @@ class Context:
     streams: dict[int, StreamState] = field(default_factory=dict)
     limits: dict[int, int] = field(default_factory=dict)
     peers: set[int] = field(default_factory=set)
+    heap: Any = None
+    """Of ``malloc`` in kernels, made when the first kernel is launched that needs it."""
+    called: frozenset[str] = frozenset()
+    """The system calls that the kernels launched so far contain."""
     legacy_stream: StreamState = field(init=False)
     per_thread: dict[int, StreamState] = field(default_factory=dict)
 
@@ -195,6 +199,8 @@ class Machine:
         for allocation in list(self.allocations):
             if allocation.context == context.handle and allocation.kind in ("device", "module"):
                 self.release(allocation)
+        if context.heap is not None:
+            context.heap.close()
         self.imports.close_all(context)
         for handle, item in list(self.objects.items()):
             if isinstance(item, StreamState | EventState) and item.context is context:

@@ -16,19 +16,12 @@ Of several ready suspensions the first in the text is taken, so that lanes meet 
 from __future__ import annotations
 
 from cudatool.sim.jit.collective import Kind, array_offset
-from cudatool.sim.jit.context import EXIT, Context, Stop
+from cudatool.sim.jit.context import EXIT, Stop
 from cudatool.sim.jit.emit import ENVIRONMENT
 from cudatool.sim.jit.instrument import Defect
 from cudatool.sim.jit.scheduler import DIVERGED, VALUES, field
 
 __all__ = ["divergent"]
-
-
-def _put(name: str, value: str, temporary: str) -> str:
-    offset = getattr(Context, name).offset
-    return (
-        f"  %{temporary} = getelementptr i8, ptr %context, i64 {offset}\n  store volatile i32 {value}, ptr %{temporary}"
-    )
 
 
 _BLOCK = "i32 %bx, i32 %by, i32 %bz"
@@ -382,12 +375,7 @@ deadlock:
   %ss.x = zext i32 %ss to i64
   %line.p = getelementptr i32, ptr @lines, i64 %ss.x
   %line = load i32, ptr %line.p
-{_put("status", str(Stop.DEADLOCK), "f1")}
-{_put("site", "%line", "f2")}
-{_put("at_thread", "%st", "f3")}
-{_put("at_x", "%bx", "f4")}
-{_put("at_y", "%by", "f5")}
-{_put("at_z", "%bz", "f6")}
+  call void @stop(ptr %context, i32 {Stop.DEADLOCK}, i32 %line, i32 %bx, i32 %by, i32 %bz, i32 %st)
   br label %quit
 quit:
   ret i32 {EXIT}
