@@ -8,7 +8,7 @@ from ctypes import c_int, c_size_t, c_uint
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cudatool.ptx import PtxError, parse
+from cudatool.ptx import PtxError, parse_image
 from cudatool.sim import abi, profile
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, read_string, write
@@ -33,7 +33,7 @@ class Library:
         self.globals: dict[tuple[int, str], tuple[int, int]] = {}
         self.blocks: list[Allocation] = []
         self.kernels: dict[str, Function] = {}
-        self.parsed = parse(image)
+        self.parsed = parse_image(image)
         self.names = tuple(self.parsed.kernels)
 
     def module(self, device: Device) -> JitModule:
