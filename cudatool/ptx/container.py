@@ -1,9 +1,9 @@
 """PTX inside the containers that toolchains put it in: fatbins, object files and archives of them.
 
 A fatbin holds the same device code several times: as PTX, as machine code of one architecture, as LTO-IR. An object
-file made by nvcc carries fatbins in its section ``.nv_fatbin`` or ``__nv_relfatbin``, an archive holds object files. The layout of a fatbin
-is not documented; what is read here was found by looking at what nvFatbin writes, and is checked against it by the
-tests.
+file made by nvcc carries fatbins in its section ``.nv_fatbin`` or ``__nv_relfatbin``, an archive holds object files.
+The layout of a fatbin is not documented; what is read here was found by looking at what nvFatbin writes, and the tests
+compare with it.
 """
 
 from __future__ import annotations
@@ -81,9 +81,7 @@ def device_code(data: bytes) -> list[DeviceCode]:
     if not is_container(data):
         return [DeviceCode(0, "ptx", 0, data, len(data), 0)]
     try:
-        return [
-            DeviceCode(unit, *form) for unit, forms in enumerate(_units(data)) for form in forms
-        ]
+        return [DeviceCode(unit, *form) for unit, forms in enumerate(_units(data)) for form in forms]
     except (struct.error, IndexError, ValueError) as error:
         raise PtxError(f"a damaged container of device code: {error}") from None
 

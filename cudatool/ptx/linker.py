@@ -76,10 +76,11 @@ def link(modules: Sequence[Module]) -> Module:
     users = Counter(name for module in modules for name in (*module.variables, *module.functions))
     result = Module(max(module.version for module in modules), modules[0].target)
     for number, module in enumerate(modules):
+        symbols: list[Variable | Function] = [*module.variables.values(), *module.functions.values()]
         names = {
-            name: f"{name}${number}"
-            for name, symbol in (*module.variables.items(), *module.functions.items())
-            if users[name] > 1 and not symbol.linkage and not _is_declaration(symbol)
+            symbol.name: f"{symbol.name}${number}"
+            for symbol in symbols
+            if users[symbol.name] > 1 and not symbol.linkage and not _is_declaration(symbol)
         }
         files = max(result.files, default=0)
         result.files.update({files + index: path for index, path in module.files.items()})
@@ -112,7 +113,7 @@ def _merge(known: dict[str, _S], symbol: _S) -> None:
         if _is_declaration(symbol) or symbol.linkage == "weak":
             return
         if isinstance(symbol, Variable) and symbol.linkage == other.linkage == "common":
-            if symbol.size <= other.size:  # type: ignore[union-attr]
+            if symbol.size <= other.size:
                 return
         elif other.linkage != "weak":
             raise LinkError(f"{symbol.name!r} is defined more than once")
@@ -120,9 +121,7 @@ def _merge(known: dict[str, _S], symbol: _S) -> None:
 
 
 def _renamed_variable(variable: Variable, names: dict[str, str]) -> Variable:
-    relocations = tuple(
-        Relocation(r.offset, names.get(r.symbol, r.symbol), r.addend) for r in variable.relocations
-    )
+    relocations = tuple(Relocation(r.offset, names.get(r.symbol, r.symbol), r.addend) for r in variable.relocations)
     return replace(variable, name=names.get(variable.name, variable.name), relocations=relocations)
 
 
@@ -149,7 +148,7 @@ def _renamed(operand: Operand, names: dict[str, str]) -> Operand:
     if isinstance(operand, Symbol):
         return replace(operand, name=names.get(operand.name, operand.name))
     if isinstance(operand, Address) and isinstance(operand.base, Symbol):
-        return replace(operand, base=_renamed(operand.base, names))
+        return replace(operand, base=Symbol(names.get(operand.base.name, operand.base.name), operand.base.offset))
     if isinstance(operand, VectorOperand):
         return VectorOperand(tuple(_renamed(element, names) for element in operand.elements))
     return operand

@@ -49,6 +49,7 @@ def load(options: Options | None = None) -> Machine:
         abi,
         api_device,
         api_ipc,
+        api_link,
         api_memory,
         api_module,
         api_pointer,
@@ -59,7 +60,7 @@ def load(options: Options | None = None) -> Machine:
     )
 
     # Imported for what they register.
-    del api_device, api_ipc, api_memory, api_module, api_pointer, api_stream, api_vmm
+    del api_device, api_ipc, api_link, api_memory, api_module, api_pointer, api_stream, api_vmm
     library = _load_library("cudatool.sim._libcuda")
     prototype = ctypes.CFUNCTYPE(
         ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint64, ctypes.c_size_t

@@ -2,8 +2,8 @@
 
 The real nvJitLink is asked for everything first. It needs no GPU, so options, errors and logs are its own. What differs
 is the machine code that a link ends in: :func:`cudatool.ptx.join` of the inputs' PTX takes its place. LTO-IR becomes
-PTX in a second link by the real library, with ``-ptx``; of fatbins, object files and archives the PTX in them is taken.
-Machine code without PTX among the inputs makes the link fail, except in archives, from which a link takes what it needs.
+PTX in a second link by the real library, with ``-ptx``; fatbins, object files and archives give the PTX in them.
+Machine code without PTX makes the link fail, except in archives, from which a link takes only what it needs.
 """
 
 from __future__ import annotations

@@ -157,7 +157,9 @@ def _cause(test: str, reason: str) -> str | None:
 
 def _print_counts(title: str, reasons: Iterable[str]) -> None:
     print(f"\n{title}")
-    for reason, count in Counter(re.sub(r"0x[0-9a-fA-F]+|\b\d{4,}\b", "N", text)[:170] for text in reasons).most_common():
+    for reason, count in Counter(
+        re.sub(r"0x[0-9a-fA-F]+|\b\d{4,}\b", "N", text)[:170] for text in reasons
+    ).most_common():
         print(f"{count:6}  {reason}")
 
 
