@@ -1,7 +1,9 @@
 """PTX parsed: what the software device and static analysis both start from."""
 
+from cudatool.ptx.container import DeviceCode, device_code, is_container, ptx_for
 from cudatool.ptx.flow import Block, Flow
 from cudatool.ptx.inline import inline_calls
+from cudatool.ptx.linker import LinkError, join, link, parse_image, split, undefined
 from cudatool.ptx.model import (
     Address,
     Function,
@@ -23,7 +25,17 @@ from cudatool.ptx.parser import parse
 
 __all__ = [
     "parse",
+    "parse_image",
     "inline_calls",
+    "link",
+    "join",
+    "split",
+    "undefined",
+    "LinkError",
+    "DeviceCode",
+    "device_code",
+    "is_container",
+    "ptx_for",
     "Module",
     "Function",
     "Variable",

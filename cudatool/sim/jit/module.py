@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cudatool.ptx import Function, Instruction, Module, PtxError, Symbol, inline_calls, parse, type_bytes
+from cudatool.ptx import Function, Instruction, Module, PtxError, Symbol, inline_calls, parse_image, type_bytes
 from cudatool.sim.jit import native
 from cudatool.sim.jit.codegen import Native, generate
 from cudatool.sim.jit.context import MAX_THREADS, Context, Stop
@@ -55,7 +55,7 @@ class GlobalVariable:
 
 
 def load(ptx: bytes, *, cache_dir: Path | None = None) -> JitModule:
-    """Read a PTX module. Nothing is translated before :meth:`Kernel.prepare`.
+    """Read a PTX module or a linked image. Nothing is translated before :meth:`Kernel.prepare`.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def load(ptx: bytes, *, cache_dir: Path | None = None) -> JitModule:
     PtxError
         The text is not PTX.
     """
-    return JitModule(parse(ptx), cache_dir)
+    return JitModule(parse_image(ptx), cache_dir)
 
 
 class JitModule:
