@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cudatool.ptx import Function, Instruction, Module, PtxError, inline_calls, parse, type_bytes
 from cudatool.sim.jit import native
-from cudatool.sim.jit.codegen import generate
+from cudatool.sim.jit.codegen import Native, generate
 from cudatool.sim.jit.context import MAX_THREADS, Context, Stop
 from cudatool.sim.jit.emit import Layout, UnsupportedInstruction
 from cudatool.sim.jit.footprint import Footprint
@@ -221,6 +221,16 @@ class Kernel:
         """
         self._translate(footprint, large_grid=False)
 
+    def check(self) -> None:
+        """Find out whether the kernel can be translated, without the time that compiling takes.
+
+        Raises
+        ------
+        UnsupportedInstruction, PtxError
+            As :meth:`prepare`.
+        """
+        self._generate(footprint=False, large_grid=False)
+
     def _translate(self, footprint: bool, large_grid: bool) -> _Translated:
         found = self._variants.get((footprint, large_grid))
         if found is not None:
@@ -231,15 +241,18 @@ class Kernel:
         key = native.cache_key(module.preamble, self._declared.text, *called, variant)
         data = native.read_cached(self._owner.cache_dir, key)
         if data is None:
-            try:
-                made = generate(self._function, self.layout, footprint=footprint, large_grid=large_grid)
-            except UnsupportedInstruction as error:
-                raise self._located(error) from None
+            made = self._generate(footprint, large_grid)
             data = made.slot_bytes.to_bytes(8, "little") + native.compile_text(made.text)
             native.write_cached(self._owner.cache_dir, key, data)
         translated = _Translated(native.load_object(data[8:]), int.from_bytes(data[:8], "little"))
         self._variants[footprint, large_grid] = translated
         return translated
+
+    def _generate(self, footprint: bool, large_grid: bool) -> Native:
+        try:
+            return generate(self._function, self.layout, footprint=footprint, large_grid=large_grid)
+        except UnsupportedInstruction as error:
+            raise self._located(error) from None
 
     def _located(self, error: UnsupportedInstruction) -> UnsupportedInstruction:
         at = next((i for i in self._function.instructions if i.line == error.line), None)
