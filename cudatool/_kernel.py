@@ -8,6 +8,7 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import linecache
 import os
 import struct
 from collections.abc import Callable
@@ -261,7 +262,12 @@ def _cache() -> Any:
 def _object_code(source: str, name: str, options: Any) -> Any:
     """Return the compiled program; a cache entry is the kernel's mangled name, a zero byte, and the code."""
     core = _cuda.core
-    given = core.ProgramOptions(name=name, lineinfo=True) if options is None else options
+    given = options
+    if given is None:
+        file = f"{name.partition('<')[0].rpartition(':')[2]}.cu"
+        given = core.ProgramOptions(name=file, lineinfo=True)
+        # Messages of the device name lines of this file, which exists here alone.
+        linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
     own_paths = [given.include_path] if isinstance(given.include_path, str) else list(given.include_path or ())
     complete = dataclasses.replace(given, include_path=[*own_paths, *_include_paths()])
     # The software device cannot run machine code.

@@ -376,6 +376,8 @@ def _copy(dst: int, src: int, size: int, hStream: int | None, name: str) -> None
         ):
             raise DriverError(Result.ILLEGAL_ADDRESS, f"{name} touches memory freed before it ran")
         ctypes.memmove(dst, staged or src, size)
+        if machine.checkers is not None:
+            machine.checkers.shadow.copied(dst, src, size)
 
     operation.run = run
     machine.scheduler.enqueue(
@@ -475,6 +477,8 @@ def _set(dst: int, value: int, count: int, width: int, hStream: int | None, name
     def run(_: Operation) -> None:
         if target is not None and machine.allocations.at(target.address) is not target:
             raise DriverError(Result.ILLEGAL_ADDRESS, f"{name} touches memory freed before it ran")
+        if machine.checkers is not None:
+            machine.checkers.shadow.written(dst, size)
         pattern = value.to_bytes(width, "little")
         if len(set(pattern)) == 1:
             ctypes.memset(dst, pattern[0], size)

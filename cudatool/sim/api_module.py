@@ -18,7 +18,7 @@ from cudatool.sim.queue import Operation
 from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:
-    from cudatool.sim.jit import JitModule
+    from cudatool.sim.jit import Instrument, JitModule
     from cudatool.sim.jit import Kernel as JitKernel
 
 
@@ -417,10 +417,19 @@ def cuFuncSetCacheConfig(hfunc: int, config: int) -> None:
 def _prepare(function: Function, device: Device) -> JitKernel:
     kernel = function.on(device)
     try:
-        kernel.prepare(footprint=state.machine.measure_accesses)
+        kernel.prepare(_instrument())
     except PtxError as error:
         raise DriverError(Result.NOT_SUPPORTED, str(error)) from error
     return kernel
+
+
+def _instrument() -> Instrument:
+    """Return what kernels are instrumented for now."""
+    machine = state.machine
+    kinds: Instrument = _translator().Instrument.NONE
+    if machine.measure_accesses:
+        kinds |= _translator().Instrument.FOOTPRINT
+    return kinds | machine.checkers.shadow.kinds if machine.checkers is not None else kinds
 
 
 def _pack(kernel: JitKernel, kernelParams: int, extra: int) -> ctypes.Array[ctypes.c_char]:
@@ -526,15 +535,20 @@ def _execute(
     footprint = None
     if machine.measure_accesses:
         footprint = jit.Footprint(machine.arena.base, machine.arena.size)
+    checkers = machine.checkers
     try:
-        kernel.launch(
+        found = kernel.launch(
             grid=grid,
             block=block,
             shared_bytes=shared,
             params=ctypes.addressof(params),
             threads=machine.options.threads,
             footprint=footprint,
+            shadow=checkers.shadow if checkers is not None else None,
+            host_ranges=checkers.host_ranges() if checkers is not None else (),
         )
+        if checkers is not None:
+            operation.findings = [checkers.explain(one, kernel, grid, block) for one in found]
     except jit.KernelFault as fault:
         where = machine.allocations.holding(fault.address)
         place = f"inside {where.kind} memory" if where else "outside every allocation"

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cudatool.sim import abi
 from cudatool.sim.ipc import Imports
-from cudatool.sim.memory import PAGE, Allocation, Arena, DeviceMemory, HostMemory, Ranges
+from cudatool.sim.memory import PAGE, Allocation, Allocations, Arena, DeviceMemory, HostMemory
 from cudatool.sim.queue import EventState, Schedule, Scheduler, StreamState
 from cudatool.sim.results import DriverError, Result
 from cudatool.sim.virtual import VirtualMemory
+
+if TYPE_CHECKING:
+    from cudatool.sim.checkers import Checkers
 
 __all__ = [
     "LEGACY_STREAM",
@@ -34,6 +39,7 @@ _T = TypeVar("_T")
 # Addresses that can be reserved: a multiple of the memory, and less than a process has.
 _RANGES_PER_BYTE: Final = 64
 _MAX_RANGES: Final = 1 << 45
+_GAP: Final = 512  # bytes between allocations that are checked: a small step beyond one does not reach the next
 LEGACY_STREAM: Final = 1
 PER_THREAD_STREAM: Final = 2
 
@@ -131,7 +137,8 @@ class Machine:
         self._handles = itertools.count(0x5100_0000_0000, 0x40)
         self._serials = itertools.count(3)
         self.objects: dict[int, Any] = {}
-        self.allocations: Ranges[Allocation] = Ranges()
+        self.allocations = Allocations()
+        self.checkers: Checkers | None = None
         self.host = HostMemory()
         span = -(-3 * options.memory // PAGE) * PAGE
         self.arena = Arena(span * options.count, min(_RANGES_PER_BYTE * options.memory * options.count, _MAX_RANGES))
@@ -192,13 +199,33 @@ class Machine:
                 del self.objects[handle]
         self.objects.pop(context.handle, None)
 
+    # ---- checkers ----
+
+    def check(self, checks: Iterable[str]) -> None:
+        """Check everything that happens from now on with these :data:`.checkers.CHECKS`; none ends it."""
+        from cudatool.sim.checkers import Checkers
+
+        if self.checkers is not None:
+            self.checkers.release_held()
+        checks = tuple(checks)
+        self.checkers = self.allocations.watcher = Checkers(self, checks) if checks else None
+
     # ---- memory ----
 
     def allocate(self, device: Device, size: int, kind: str, *, context: Context | None, pool: int = 0) -> Allocation:
         """Take device memory. Fails with CUDA_ERROR_OUT_OF_MEMORY."""
-        address = device.memory.allocate_for_module(size) if kind == "module" else device.memory.allocate(size)
+        gap = _GAP if self.checkers is not None and self.checkers.quarantines else 0
+        if kind == "module":
+            address = device.memory.allocate_for_module(size)
+        else:
+            try:
+                address = device.memory.allocate(size, gap)
+            except DriverError:
+                if self.checkers is None or not self.checkers.release_held():
+                    raise
+                address = device.memory.allocate(size, gap)
         handle = context.handle if context else 0
-        allocation = Allocation(address, size, kind, device.ordinal, handle, self.new_serial(), pool)
+        allocation = Allocation(address, size, kind, device.ordinal, handle, self.new_serial(), pool, gap=gap)
         self.allocations.add(allocation)
         return allocation
 
@@ -217,7 +244,12 @@ class Machine:
         elif allocation.kind == "module":
             self.devices[allocation.device].memory.free_of_module(allocation.address, allocation.size)
         elif allocation.kind != "registered":
-            self.devices[allocation.device].memory.free(allocation.address, allocation.size)
+            memory = self.devices[allocation.device].memory
+            give_back = partial(memory.free, allocation.address, allocation.size, allocation.gap)
+            if self.checkers is not None and self.checkers.quarantines:
+                self.checkers.hold(allocation, give_back)
+            else:
+                give_back()
 
     def locate(self, address: int, size: int, *, to_write: bool = False) -> Allocation | None:
         """Return the allocation that holds the range, or its beginning if it lies in several neighbouring mappings.

@@ -15,11 +15,14 @@ import itertools
 import random
 from collections.abc import Callable, Iterable
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cudatool.sim import abi
 from cudatool.sim.abi import lock, log_message
 from cudatool.sim.results import DriverError
+
+if TYPE_CHECKING:
+    from cudatool.sim.checkers import CheckFinding
 
 __all__ = ["EventState", "Operation", "Schedule", "Scheduler", "StreamState"]
 
@@ -53,6 +56,8 @@ class Operation:
         Does the work; None for pure ordering. An error it raises becomes the context's.
     footprint
         ``(address, size, flags)`` ranges that a kernel touched, where they were measured.
+    findings
+        What the checkers found when it ran.
     host_source
         Address and size of the pinned memory that a copy will read when it runs.
     launch
@@ -64,6 +69,7 @@ class Operation:
         "dependents",
         "done",
         "end",
+        "findings",
         "footprint",
         "host_source",
         "kind",
@@ -90,6 +96,7 @@ class Operation:
         self.start = self.end = 0
         self.run: Callable[[Operation], None] | None = None
         self.footprint: list[tuple[int, int, int]] = []
+        self.findings: list[CheckFinding] = []
         self.host_source = (0, 0)
         self.launch: Operation | None = None
 

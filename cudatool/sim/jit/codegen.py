@@ -23,6 +23,7 @@ from cudatool.sim.jit.collective import ARGUMENT_ARRAYS, ROW, Kind, Suspension, 
 from cudatool.sim.jit.context import EXIT
 from cudatool.sim.jit.divergence import divergent
 from cudatool.sim.jit.emit import ENVIRONMENT, SPECIAL, Emitter, Layout, storage_type
+from cudatool.sim.jit.instrument import Instrument, functions
 from cudatool.sim.jit.table import TABLE
 
 __all__ = ["Native", "generate"]
@@ -56,13 +57,13 @@ class Native:
     slot_bytes: int
 
 
-def generate(function: Function, layout: Layout, *, footprint: bool, large_grid: bool) -> Native:
+def generate(function: Function, layout: Layout, *, instrument: Instrument, large_grid: bool) -> Native:
     """Translate a kernel whose calls are inlined.
 
     Parameters
     ----------
-    footprint
-        Record which memory is accessed.
+    instrument
+        What accesses are instrumented for.
     large_grid
         Allow for more than 2**31 threads along an axis, which makes the code slower.
 
@@ -71,16 +72,16 @@ def generate(function: Function, layout: Layout, *, footprint: bool, large_grid:
     UnsupportedInstruction
         Names the instruction.
     """
-    return _Kernel(function, layout, footprint, large_grid).generate()
+    return _Kernel(function, layout, instrument, large_grid).generate()
 
 
 class _Kernel:
-    def __init__(self, function: Function, layout: Layout, footprint: bool, large_grid: bool) -> None:
+    def __init__(self, function: Function, layout: Layout, instrument: Instrument, large_grid: bool) -> None:
         # A copy: operands are replaced below, and the condition code becomes a register where it is used.
         self.code = list(function.instructions)
         self.function = replace(function, instructions=self.code, registers=dict(function.registers))
         self.layout = layout
-        self.footprint = footprint
+        self.instrument = instrument
         self.definitions = self._single_definitions()
         self.indices = {} if large_grid else self._copies_of_special_registers()
         self.rows: dict[int, Suspension] = {}
@@ -98,19 +99,21 @@ class _Kernel:
         escapes = any(i.opcode == "cvta" and "local" in i.modifiers and "to" not in i.modifiers for i in self.code)
         self.parallel_generic = not escapes
         self.declarations: set[str] = set()
+        self.validated: set[int] = set()
         self.parts: list[str] = []
 
     def _emitter(self) -> Emitter:
         return Emitter(
             self.function,
             self.layout,
-            footprint=self.footprint,
+            instrument=self.instrument,
             parallel_generic=self.parallel_generic,
             indices=self.indices,
         )
 
     def _finish(self, e: Emitter) -> None:
         self.declarations |= e.declarations
+        self.validated |= e.validated
 
     # ---- what need not be kept ----
 
@@ -216,6 +219,7 @@ class _Kernel:
         if self.rows:
             self.parts.append(scheduler.AGREED)
         self.parts.append(scheduler.grid(self.layout.param_bytes))
+        self.parts.append(functions(self.instrument, self.validated))
         text = "\n".join([*sorted(self.declarations - scheduler.OWN), scheduler.PRELUDE, *self.parts])
         return Native(text, self.slot_bytes)
 

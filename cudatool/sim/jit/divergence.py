@@ -188,6 +188,7 @@ chosen:
 collective:
   %chosen.lanes = load i32, ptr %best.lanes
   call void @combine({VALUES}, i32 %region, i64 %warp, i32 %chosen.lanes, ptr %unused)
+  call void @after_collective(ptr %context, i64 %warp)
   br label %run
 run:
   %bits = phi i32 [ %chosen.lanes, %collective ], [ %bits.next, %run ]
@@ -273,6 +274,7 @@ verdict:
   %progress = icmp ne i32 %any.next, 0
   br i1 %progress, label %open.up, label %deadlock
 open.up:
+  call void @after_barrier(ptr %context)
 {reducing}
   br label %release
 release:

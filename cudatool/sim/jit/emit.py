@@ -23,6 +23,7 @@ from cudatool.ptx import (
     type_bytes,
 )
 from cudatool.sim.jit.context import EXIT, Context, Stop
+from cudatool.sim.jit.instrument import Instrument, Mode, observe
 
 __all__ = [
     "ATOMIC",
@@ -41,7 +42,7 @@ __all__ = [
 # addresses are offsets from it, which lets loops over threads be vectorized.
 ENVIRONMENT = "ptr %context, ptr %zero, ptr %shared, ptr %params, ptr %slots, ptr %locals, i32 %bx, i32 %by, i32 %bz"
 
-READ, WRITE, ATOMIC = "shadow_read", "shadow_write", "shadow_atomic"
+READ, WRITE, ATOMIC = Mode.READ, Mode.WRITE, Mode.ATOMIC
 
 
 class UnsupportedInstruction(PtxError):
@@ -171,8 +172,8 @@ class Emitter:
         The kernel, calls inlined.
     layout
         Where its variables lie.
-    footprint
-        Whether global accesses are recorded.
+    instrument
+        What its accesses are instrumented for.
     parallel_generic
         Whether generic addresses never reach local memory, which the threads of a loop share one after the other.
     indices
@@ -184,17 +185,18 @@ class Emitter:
         function: Function,
         layout: Layout,
         *,
-        footprint: bool,
+        instrument: Instrument,
         parallel_generic: bool,
         indices: dict[str, str],
     ) -> None:
         self.function = function
         self.layout = layout
-        self.footprint = footprint
+        self.instrument = instrument
         self.parallel_generic = parallel_generic
         self.indices = indices
         self.lines: list[str] = []
         self.declarations: set[str] = set()
+        self.validated: set[int] = set()  # sizes of generic accesses that are checked
         self.used: dict[str, str] = {}
         self.count = 0
         self.instruction: Instruction | None = None
@@ -433,7 +435,9 @@ class Emitter:
             return ""
         return ", !llvm.access.group !1"
 
-    def guarded(self, space: str, pointer: str, size: int, kind: str, site: Instruction) -> None:
+    def guarded(
+        self, space: str, pointer: str, size: int, mode: Mode, site: Instruction, *, strong: bool = False
+    ) -> str:
         """Observe an access before it is made: the one place where checkers and recorders see memory.
 
         Parameters
@@ -441,30 +445,21 @@ class Emitter:
         space
             State space; ``"generic"`` if unknown.
         pointer, size
-            What is accessed, bytes.
-        kind
+            What is accessed, bytes; its alignment must be the size.
+        mode
             :data:`READ`, :data:`WRITE` or :data:`ATOMIC`.
         site
             The instruction.
+        strong
+            Whether it may meet other threads' strong accesses without a race (PTX ISA, "Memory consistency model").
+
+        Returns
+        -------
+        The pointer to use: another one if the access must not be made.
         """
-        if not self.footprint or space not in ("global", "const", "generic"):
-            return
-        address = self.op(f"ptrtoint ptr {pointer} to i64")
-        offset = self.op(f"sub i64 {address}, {self.field('arena_base')}")
-        inside = self.op(f"icmp ult i64 {offset}, {self.field('arena_bytes')}")
-        mark, after = self.new_label(), self.new_label()
-        self.emit(f"br i1 {inside}, label %{mark}, label %{after}")
-        self.label(mark)
-        group = self.group(space)
-        shadow = self.op(f"inttoptr i64 {self.field(kind)} to ptr")
-        cell = self.op(f"getelementptr i8, ptr {shadow}, i64 {offset}")
-        self.emit(f"store i{8 * size} {int.from_bytes(bytes([1]) * size, 'little')}, ptr {cell}, align 1{group}")
-        page = self.op(f"lshr i64 {offset}, 12")
-        pages = self.op(f"inttoptr i64 {self.field('shadow_pages')} to ptr")
-        cell = self.op(f"getelementptr i8, ptr {pages}, i64 {page}")
-        self.emit(f"store i8 1, ptr {cell}{group}")
-        self.emit(f"br label %{after}")
-        self.label(after)
+        if not self.instrument:
+            return pointer
+        return observe(self, space, pointer, size, mode, line=site.line, align=size, strong=strong)
 
 
 _BITS = {"float": 32, "double": 64, "half": 16, "<2 x half>": 32}

@@ -7,6 +7,7 @@ import math
 import mmap
 import random
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -177,8 +178,16 @@ def _order(blocks: int, seed: int | None) -> tuple[int, int]:
     return multiplier, generator.randrange(blocks)
 
 
-def run(launch: Launch, threads: int, seed: int | None, footprint: Footprint | None) -> Context | None:
+def run(
+    launch: Launch,
+    threads: int,
+    seed: int | None,
+    footprint: Footprint | None = None,
+    watch: Callable[[list[Context]], None] | None = None,
+) -> Context | None:
     """Run all blocks; return the context of the worker that was stopped, if one was.
+
+    `watch` gets the workers' contexts before they start.
 
     Raises
     ------
@@ -210,9 +219,12 @@ def run(launch: Launch, threads: int, seed: int | None, footprint: Footprint | N
         tail = min(-block_threads % 32, ROW - block_threads)
         first = worker.slots.address + 4 * block_threads
         (ctypes.c_uint32 * tail).from_address(first)[:] = [EXIT] * tail
+        context.arena_base = context.arena_bytes = 0
         if footprint is not None:
             context.arena_base, context.arena_bytes = footprint.base, footprint.size
             context.shadow_read, context.shadow_write, context.shadow_atomic, context.shadow_pages = footprint.addresses
+    if watch is not None:
+        watch([worker.context for worker in workers])
     jobs = [_start(worker, launch.entry, counter, blocks) for worker in workers[1:]]
     signals = [_run_worker(workers[0], launch.entry, counter, blocks), *(job.result() if job else 0 for job in jobs)]
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cudatool.ptx import Address, Instruction, Operand, Register, Symbol, VectorOperand, type_bytes
 from cudatool.sim.jit.emit import ATOMIC, READ, WRITE, Emitter, llvm_type
+from cudatool.sim.jit.instrument import acquire
 from cudatool.sim.jit.table import lowers, types_of
 
 __all__: list[str] = []
@@ -19,6 +20,7 @@ _SPACES = {
     "param::entry": "param",
     "param::func": "param",
 }
+_ORDERS = frozenset({"acquire", "release", "acq_rel"})
 _STRONG = frozenset({"volatile", "acquire", "release", "relaxed", "mmio"})
 
 
@@ -41,8 +43,8 @@ def _load(e: Emitter, i: Instruction) -> None:
     kind, size = llvm_type(t), type_bytes(t)
     targets = _elements(i.operands[0])
     space, pointer = e.pointer(_space(i), i.operands[1])
-    e.guarded(space, pointer, size * len(targets), READ, i)
     strong = "volatile " if _STRONG.intersection(i.modifiers) and space != "local" else ""
+    pointer = e.guarded(space, pointer, size * len(targets), READ, i, strong=bool(strong))
     for index, target in enumerate(targets):
         at = e.op(f"getelementptr i8, ptr {pointer}, i64 {size * index}") if index else pointer
         if space == "entry":
@@ -50,6 +52,8 @@ def _load(e: Emitter, i: Instruction) -> None:
         else:
             value = e.op(f"load {strong}{kind}, ptr {at}, align {min(size, 8)}{'' if strong else e.group(space)}")
         e.set(target, value, t)
+    if "acquire" in i.modifiers:
+        acquire(e)
 
 
 @lowers("st")
@@ -58,8 +62,10 @@ def _store(e: Emitter, i: Instruction) -> None:
     kind, size = llvm_type(t), type_bytes(t)
     sources = _elements(i.operands[1])
     space, pointer = e.pointer(_space(i), i.operands[0])
-    e.guarded(space, pointer, size * len(sources), WRITE, i)
     strong = "volatile " if _STRONG.intersection(i.modifiers) and space != "local" else ""
+    if "release" in i.modifiers:
+        acquire(e)
+    pointer = e.guarded(space, pointer, size * len(sources), WRITE, i, strong=bool(strong))
     for index, source in enumerate(sources):
         value = e.get(source, t)
         at = e.op(f"getelementptr i8, ptr {pointer}, i64 {size * index}") if index else pointer
@@ -103,10 +109,12 @@ def _atomic(e: Emitter, i: Instruction) -> None:
         raise e.unsupported()
     size = type_bytes(t)
     operation = next((m for m in i.modifiers if m in _RMW or m == "cas"), "")
+    if _ORDERS.intersection(i.modifiers):
+        acquire(e)
     if operation == "cas":
         kind = f"i{8 * size}"
         expected, new = (e.get(operand, f"b{8 * size}") for operand in operands[1:3])
-        e.guarded(space, pointer, size, ATOMIC, i)
+        pointer = e.guarded(space, pointer, size, ATOMIC, i)
         pair = e.op(f"cmpxchg ptr {pointer}, {kind} {expected}, {kind} {new} seq_cst seq_cst, align {size}")
         old, t = e.op(f"extractvalue {{ {kind}, i1 }} {pair}, 0"), f"b{8 * size}"
     else:
@@ -115,7 +123,7 @@ def _atomic(e: Emitter, i: Instruction) -> None:
             raise e.unsupported()
         kind = llvm_type(t)
         value = e.get(operands[1], t)
-        e.guarded(space, pointer, size, ATOMIC, i)
+        pointer = e.guarded(space, pointer, size, ATOMIC, i)
         if space == "shared" and name in _PLAIN:
             old = e.op(f"load {kind}, ptr {pointer}, align {size}")
             new = e.op(_PLAIN[name].format(k=kind, a=old, b=value))
@@ -129,6 +137,7 @@ def _atomic(e: Emitter, i: Instruction) -> None:
 @lowers("membar fence")
 def _fence(e: Emitter, i: Instruction) -> None:
     e.emit("fence seq_cst")
+    acquire(e)
 
 
 @lowers("prefetch prefetchu applypriority discard griddepcontrol pmevent setmaxnreg nanosleep")

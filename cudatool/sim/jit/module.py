@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+import math
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +15,9 @@ from cudatool.sim.jit.codegen import generate
 from cudatool.sim.jit.context import MAX_THREADS, Context, Stop
 from cudatool.sim.jit.emit import Layout, UnsupportedInstruction
 from cudatool.sim.jit.footprint import Footprint
+from cudatool.sim.jit.instrument import Instrument
 from cudatool.sim.jit.launch import KernelAssert, KernelDeadlock, KernelTrap, Launch, run
+from cudatool.sim.jit.shadow import Found, Launching, Shadow
 from cudatool.sim.jit.table import types_of
 
 __all__ = ["GlobalVariable", "JitModule", "Kernel", "Param", "load"]
@@ -133,7 +137,7 @@ class Kernel:
         self._declared = function
         self._inlined: Function | None = None
         self._layout: Layout | None = None
-        self._variants: dict[tuple[bool, bool], _Translated] = {}
+        self._variants: dict[tuple[Instrument, bool], _Translated] = {}
         self.name = function.name
         layout = Layout.of_params(function)
         self.params = tuple(Param(layout.param_offsets[p.name], p.size, p.align, p.pointer) for p in function.params)
@@ -200,17 +204,26 @@ class Kernel:
         location = instruction.location
         if location is None:
             return ""
-        return f"{self._owner._module.files.get(location.file, '?')}:{location.line}"
+        file = self._owner._module.files.get(location.file, "?")
+        if os.path.isdir(os.path.dirname(file)) and not os.path.exists(file):
+            # NVRTC puts the working directory in front of the names of programs that are not in files.
+            file = os.path.basename(file)
+        return f"{file}:{location.line}"
+
+    def source_of(self, line: int) -> str:
+        """Return ``file:line`` of what stands at a line of the PTX, that line itself if the PTX does not say."""
+        at = next((i for i in self._function.instructions if i.line == line), None)
+        return (self.where(at) if at else "") or f"PTX line {line}"
 
     # ---- translating ----
 
-    def prepare(self, footprint: bool = False) -> None:
+    def prepare(self, instrument: Instrument = Instrument.NONE) -> None:
         """Translate the kernel, or fetch its native code from the cache.
 
         Parameters
         ----------
-        footprint
-            Prepare the variant that records which memory it accesses.
+        instrument
+            Prepare the variant that is instrumented for these.
 
         Raises
         ------
@@ -219,26 +232,26 @@ class Kernel:
         PtxError
             The kernel cannot be translated for another reason.
         """
-        self._translate(footprint, large_grid=False)
+        self._translate(instrument, large_grid=False)
 
-    def _translate(self, footprint: bool, large_grid: bool) -> _Translated:
-        found = self._variants.get((footprint, large_grid))
+    def _translate(self, instrument: Instrument, large_grid: bool) -> _Translated:
+        found = self._variants.get((instrument, large_grid))
         if found is not None:
             return found
         module = self._owner._module
         called = [function.text for function in module.functions.values() if not function.is_kernel]
-        variant = f"footprint={footprint}, large_grid={large_grid}"
+        variant = f"instrument={int(instrument)}, large_grid={large_grid}"
         key = native.cache_key(module.preamble, self._declared.text, *called, variant)
         data = native.read_cached(self._owner.cache_dir, key)
         if data is None:
             try:
-                made = generate(self._function, self.layout, footprint=footprint, large_grid=large_grid)
+                made = generate(self._function, self.layout, instrument=instrument, large_grid=large_grid)
             except UnsupportedInstruction as error:
                 raise self._located(error) from None
             data = made.slot_bytes.to_bytes(8, "little") + native.compile_text(made.text)
             native.write_cached(self._owner.cache_dir, key, data)
         translated = _Translated(native.load_object(data[8:]), int.from_bytes(data[:8], "little"))
-        self._variants[footprint, large_grid] = translated
+        self._variants[instrument, large_grid] = translated
         return translated
 
     def _located(self, error: UnsupportedInstruction) -> UnsupportedInstruction:
@@ -257,7 +270,9 @@ class Kernel:
         threads: int = 1,
         seed: int | None = None,
         footprint: Footprint | None = None,
-    ) -> None:
+        shadow: Shadow | None = None,
+        host_ranges: Sequence[tuple[int, int]] = (),
+    ) -> list[Found]:
         """Run the kernel to its end.
 
         Parameters
@@ -272,6 +287,14 @@ class Kernel:
             Permutes the order in which blocks run.
         footprint
             Filled with what the kernel accesses.
+        shadow
+            What the checkers know of memory; they check the kernel. When races are looked for it runs on one thread.
+        host_ranges
+            Address and size of the host memory that the kernel may access.
+
+        Returns
+        -------
+        What the checkers found.
 
         Raises
         ------
@@ -279,7 +302,11 @@ class Kernel:
             The kernel did not run to its end; memory holds what it wrote until then.
         """
         large = any(blocks * threads > 2**31 for blocks, threads in zip(grid, block, strict=True))
-        translated = self._translate(footprint is not None, large)
+        instrument = Instrument.FOOTPRINT if footprint is not None else Instrument.NONE
+        if shadow is not None:
+            instrument |= shadow.kinds
+            threads = 1 if instrument & Instrument.RACECHECK else threads
+        translated = self._translate(instrument, large)
         launch = Launch(
             entry=translated.code.entry,
             grid=grid,
@@ -291,9 +318,20 @@ class Kernel:
             local_bytes=self.layout.local_bytes,
             slot_bytes=translated.slot_bytes,
         )
-        stopped = run(launch, threads, seed, footprint)
+        checked: list[Launching] = []
+
+        def watch(contexts: list[Context]) -> None:
+            if shadow is not None:
+                checked.append(shadow.prepare(contexts, self._lines, math.prod(grid), host_ranges))
+
+        stopped = run(launch, threads, seed, footprint, watch)
         if stopped is not None:
             raise self._explain(stopped)
+        return checked[0].found() if checked else []
+
+    @property
+    def _lines(self) -> int:
+        return 1 + max((instruction.line for instruction in self._function.instructions), default=0)
 
     def _explain(self, stopped: Context) -> KernelTrap | KernelDeadlock:
         who = f"{self.name}: block ({stopped.at_x}, {stopped.at_y}, {stopped.at_z}), thread {stopped.at_thread}"
@@ -304,7 +342,7 @@ class Kernel:
             )
             return KernelAssert(f"{who}: {file}:{stopped.assert_line}: {function}: assertion `{message}` failed")
         at = next((i for i in self._function.instructions if i.line == stopped.site), None)
-        place = (self.where(at) if at else "") or f"PTX line {stopped.site}"
+        place = self.source_of(stopped.site)
         if stopped.status == Stop.DEADLOCK:
             name = at.name if at else "a barrier"
             return KernelDeadlock(f"{who} waits at {name} ({place}), and no thread of the block can go on")

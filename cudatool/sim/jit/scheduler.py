@@ -196,6 +196,7 @@ body:
   %lanes = select i1 %full, i32 -1, i32 %some{check}
 combine:
   call void @combine_{number}({VALUES}, i64 %warp, i32 %lanes, ptr %accumulator) #1
+  call void @after_collective(ptr %context, i64 %warp)
   %warp.next = add nuw nsw i64 %warp, 1
   %reached = shl i64 %warp.next, 5
   %more = icmp ult i64 %reached, %count
@@ -220,14 +221,15 @@ define internal void @block({ENVIRONMENT}) #0 {{
         cases.append(f"i32 {DIVERGED}, label %diverged")
         joins.append("[ %nd, %diverged ]")
         code.append(f"diverged:\n  %nd = call i32 @divergent({VALUES})\n  br label %next")
-    for number in kinds:
+    for number, kind in kinds.items():
+        barrier = "\n  call void @after_barrier(ptr %context)" if kind in (Kind.BARRIER, Kind.BARRIER_REDUCE) else ""
         cases.append(f"i32 {number}, label %do{number}")
         joins += [f"[ {DIVERGED}, %do{number} ]", f"[ %n{number}, %run{number} ]"]
         code.append(
             f"""do{number}:
   %ok{number} = call i1 @warps_{number}({VALUES})
   br i1 %ok{number}, label %run{number}, label %next
-run{number}:
+run{number}:{barrier}
   %n{number} = call i32 @all_{number}({VALUES})
   br label %next"""
         )
@@ -297,6 +299,7 @@ one:
   %bx = trunc i64 %bx.l to i32
   %by = trunc i64 %by.l to i32
   %bz = trunc i64 %bz.l to i32
+  call void @begin_block(ptr %context)
   call void @block({VALUES})
 {field("status", "status", volatile=True)}
   %stopped = icmp ne i32 %status, 0
