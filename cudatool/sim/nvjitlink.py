@@ -22,7 +22,7 @@ from cudatool.ptx import PtxError, device_code, is_container, join, ptx_for, spl
 
 __all__ = ["Input", "install"]
 
-log: Final = logging.getLogger("cudatool.sim")
+_log: Final = logging.getLogger("cudatool.sim")
 
 _SUCCESS, _INVALID_INPUT, _INTERNAL = 0, 3, 6
 
@@ -241,7 +241,7 @@ def _caught(function: Callable[..., int]) -> Callable[..., int]:
         try:
             return function(*arguments)
         except Exception:
-            log.exception("%s failed", function.__name__)
+            _log.exception("%s failed", function.__name__)
             return _INTERNAL
 
     return call
