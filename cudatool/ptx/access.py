@@ -387,14 +387,14 @@ def accesses_of_launch(
     parameter_values
         The packed arguments, laid out as :attr:`ParameterAccess.offset` says.
     find_allocation
-        Given an address, returns address and size of the live allocation that it lies in, or None. The address just
-        past an allocation's end is also asked for where a kernel counts backwards from there: it need not be found.
+        Given an address, returns address and size of the live allocation that it lies in, or None.
 
     Notes
     -----
     An address that may be based on one of several arguments counts as known when at least one of them is the address
     of an allocation, and all that are count as accessed. One whose arguments are all null is taken not to be accessed.
-    A pointer that is read from memory is not followed: the launch is then `unknown`.
+    A pointer that is read from memory is not followed: the launch is then `unknown`. A pointer just past the end of an
+    allocation counts as one to what begins there.
 
     Raises
     ------

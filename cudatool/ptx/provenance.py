@@ -46,7 +46,7 @@ class Kind(StrEnum):
     SHARED = "shared"  # the address of a shared variable plus `offset`
     LOCAL = "local"
     ENTRY = "entry"  # the address of a kernel parameter itself plus `offset`
-    HEAP = "heap"  # what malloc returned
+    HEAP = "heap"  # the device's own memory: what malloc returned, or where the driver keeps grid barriers
     LITERAL = "literal"  # a constant too small to be an address
     MANY = "many"  # marks a value with too many alternatives: each origin stands alone
 
@@ -74,6 +74,7 @@ _MANY_SUM: Final[Sum] = frozenset({Origin(Kind.MANY)})
 
 _HAS_OFFSET: Final = (Kind.SHARED, Kind.LOCAL, Kind.ENTRY)
 _WHOLE: Final = {Kind.PIECE: Kind.PARAMETER, Kind.LOADED_PIECE: Kind.LOADED}
+_SHIFTED: Final = {*_WHOLE, Kind.HEAP}
 _MAX_ALTERNATIVES, _MAX_TERMS, _MAX_OFFSETS = 16, 6, 6
 _MAX_OFFSET = 1 << 20
 
@@ -145,7 +146,7 @@ def _limited(value: Value) -> Value:
 
 def pieces_only(value: Value) -> Value:
     """Return what is left of `value` after a shift by bits: parts of pointers, from which one may be put together."""
-    return _limited(frozenset(frozenset(term for term in terms if term.kind in _WHOLE) for terms in value))
+    return _limited(frozenset(frozenset(term for term in terms if term.kind in _SHIFTED) for terms in value))
 
 
 def whole(value: Value) -> list[Sum]:
