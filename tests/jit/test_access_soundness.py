@@ -252,7 +252,9 @@ KERNELS = {
     "lambda": (P, "auto f = [=](int i) { b[i] = a[i]; }; f(threadIdx.x);", [R, W, Mode(0), Mode(0)]),
     "shared_pointers": (P, "__shared__ float *p[2]; if (!threadIdx.x) { p[0] = a; p[1] = b; } __syncthreads(); p[threadIdx.x & 1][0] = c[0];", [W, W, R, Mode(0)]),
     "words": (P, "((int4 *) b)[threadIdx.x] = ((const int4 *) a)[threadIdx.x]; ((char *) c)[threadIdx.x] = 1;", [R, W, W, Mode(0)]),
-    "by_value": ("Views v", "v.out[threadIdx.x & 1][threadIdx.x] = v.in[threadIdx.x];", [R, W, W, Mode(0)]),
+    "by_value": ("Views v", "v.out[1][threadIdx.x] = v.in[threadIdx.x]; v.out[0][v.n] = 1;", [R, W, W, Mode(0)]),
+    # The compiler copies the struct to local memory, where the index could reach every field.
+    "by_value_indexed": ("Views v", "v.out[threadIdx.x & 1][threadIdx.x] = v.in[threadIdx.x];", [R | W, W, W, Mode(0)]),
     "strides": ("const float *a, float *b, const long *c, long d", "b[threadIdx.x * d] = a[c[threadIdx.x] * d];", [R, W, R, Mode(0)]),
 }  # fmt: skip
 
@@ -271,7 +273,7 @@ def compiled() -> str:
 def test_compiled_kernels(compiled, name):
     arena = Arena(4)
     a, b, c, d = arena.starts
-    other = {"by_value": (a, 1, b, c), "strides": (a, b, c, 1)}
+    other = dict.fromkeys(("by_value", "by_value_indexed"), (a, 1, b, c)) | {"strides": (a, b, c, 1)}
     values = words(*other.get(name, (a, b, c, d)))
     inferred, launch = run(compiled.replace(f".entry {name}(", ".entry k("), arena, values)
     assert not launch.unknown
