@@ -53,6 +53,7 @@ def load(options: Options | None = None) -> Machine:
         api_memory,
         api_module,
         api_pointer,
+        api_profiler,
         api_stream,
         api_vmm,
         machine,
@@ -60,7 +61,7 @@ def load(options: Options | None = None) -> Machine:
     )
 
     # Imported for what they register.
-    del api_device, api_ipc, api_link, api_memory, api_module, api_pointer, api_stream, api_vmm
+    del api_device, api_ipc, api_link, api_memory, api_module, api_pointer, api_profiler, api_stream, api_vmm
     library = _load_library("cudatool.sim._libcuda")
     prototype = ctypes.CFUNCTYPE(
         ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint64, ctypes.c_size_t
@@ -69,6 +70,13 @@ def load(options: Options | None = None) -> Machine:
     library.cudatool_thunk.argtypes = [ctypes.c_int, ctypes.c_void_p]
     library.cudatool_thunk.restype = ctypes.c_void_p
     ctypes.pythonapi.Py_AtExit(library.cudatool_close)
+
+    def forked() -> None:
+        if _loaded is not None and _loaded.initialized:  # CUDA Programming Guide: no use of CUDA in a forked process
+            library.cudatool_forked()
+            atexit.unregister(drain)  # what is pending is the parent's
+
+    os.register_at_fork(after_in_child=forked)
 
     def resolve(symbol: bytes, function: int, version: int, flags: int, status: int) -> int:
         try:
