@@ -56,6 +56,7 @@ def load(options: Options | None = None) -> Machine:
         api_profiler,
         api_stream,
         api_vmm,
+        device_runtime,
         machine,
         runtime_api,
     )
@@ -98,6 +99,7 @@ def load(options: Options | None = None) -> Machine:
     _load_compilers()
     runtime_api.install()
     _loaded = machine.create(options or Options())
+    _loaded.scheduler.synchronized = device_runtime.flush_printf
     atexit.register(drain)
     return _loaded
 

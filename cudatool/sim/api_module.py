@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_int, c_size_t, c_uint
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cudatool.ptx import PtxError, parse_image
 from cudatool.sim import abi, profile
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, read_string, write
+from cudatool.sim.device_runtime import prepare_calls
 from cudatool.sim.image import jit_options, ptx_at, read_file, write_error_log
 from cudatool.sim.machine import Context, Device, current_context, stream_of
 from cudatool.sim.memory import Allocation
@@ -435,13 +436,42 @@ def _pack(kernel: JitKernel, kernelParams: int, extra: int) -> ctypes.Array[ctyp
     return buffer
 
 
-def _launch(
-    f: int, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, hStream: int, params: int, extra: int
-) -> None:
-    machine = state.machine
-    stream = stream_of(hStream)
-    function = machine.get(f, Function)
-    kernel = _prepare(function, stream.context.device)
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """A kernel and all that one launch of it needs, checked. `params` are its arguments, as they are declared."""
+
+    function: Function
+    kernel: JitKernel
+    context: Context
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int
+    params: ctypes.Array[ctypes.c_char]
+
+    @property
+    def cost(self) -> int:
+        """Virtual ns that it takes."""
+        grid, block = self.grid, self.block
+        threads = grid[0] * grid[1] * grid[2] * block[0] * block[1] * block[2]
+        return profile.kernel_cost(threads, *self.function.work)
+
+    def run(self, operation: Operation) -> None:
+        """Execute it, as the operation that was enqueued for it."""
+        _execute(self.kernel, self.grid, self.block, self.shared, self.params, operation)
+
+
+def checked_launch(
+    f: int,
+    context: Context,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    shared: int,
+    params: int,
+    extra: int,
+) -> Launch:
+    """Return the launch that these arguments of cuLaunchKernel describe; fail with the error it has for them."""
+    function = state.machine.get(f, Function)
+    kernel = _prepare(function, context.device)
     threads = block[0] * block[1] * block[2]
     limits = (1024, 1024, 64)
     if not all(0 < g <= limit for g, limit in zip(grid, profile.MAX_GRID, strict=True)):
@@ -460,10 +490,18 @@ def _launch(
             f"{function.name}: {shared} bytes of dynamic shared memory; "
             f"{_max_dynamic_shared(function, kernel)} are allowed (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)",
         )
-    operation = Operation(stream, "kernel", function.name, abi.call.correlation)
-    operation.run = partial(_execute, kernel, grid, block, shared, _pack(kernel, params, extra))
-    cost = profile.kernel_cost(grid[0] * grid[1] * grid[2] * threads, *function.work)
-    machine.scheduler.enqueue(operation, cost=cost)
+    prepare_calls(context, kernel.system_calls)
+    return Launch(function, kernel, context, grid, block, shared, _pack(kernel, params, extra))
+
+
+def _launch(
+    f: int, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, hStream: int, params: int, extra: int
+) -> None:
+    stream = stream_of(hStream)
+    launch = checked_launch(f, stream.context, grid, block, shared, params, extra)
+    operation = Operation(stream, "kernel", launch.function.name, abi.call.correlation)
+    operation.run = launch.run
+    state.machine.scheduler.enqueue(operation, cost=launch.cost)
 
 
 def _execute(
@@ -490,6 +528,7 @@ def _execute(
             footprint=footprint,
             shadow=checkers.shadow if checkers is not None else None,
             host_ranges=checkers.host_ranges() if checkers is not None else (),
+            heap=heap.handle if (heap := operation.stream.context.heap) is not None else 0,
         )
         if checkers is not None:
             operation.findings = [checkers.explain(one, kernel, grid, block) for one in found]
