@@ -18,7 +18,17 @@ from dataclasses import dataclass, replace
 
 from cudatool.ptx import Address, Flow, Function, Immediate, Instruction, Register, Symbol, type_bytes
 from cudatool.ptx.flow import reads, writes
-from cudatool.sim.jit import arithmetic, asynchronous, bits, comparison, conversion, matrix, memory, scheduler
+from cudatool.sim.jit import (
+    arithmetic,
+    asynchronous,
+    bits,
+    comparison,
+    conversion,
+    matrix,
+    memory,
+    scheduler,
+    system,
+)
 from cudatool.sim.jit.collective import (
     ARGUMENT_ARRAYS,
     ROW,
@@ -36,7 +46,7 @@ from cudatool.sim.jit.table import TABLE, space_of
 
 __all__ = ["Native", "generate"]
 
-del arithmetic, bits, comparison, conversion, matrix, memory  # imported for the rows they enter
+del arithmetic, bits, comparison, conversion, matrix, memory, system  # imported for the rows they enter
 
 _VOLATILE = frozenset({"%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo"})
 # Instructions whose value depends on their operands alone, and is cheap: computed again rather than kept.
@@ -223,7 +233,11 @@ class _Kernel:
         self.parts.append(scheduler.block(kinds, diverges=diverges))
         if diverges:
             self.parts.append(
-                divergent(kinds, {number: self.code[index].line for index, number in self.region_of.items()})
+                divergent(
+                    kinds,
+                    {number: self.code[index].line for index, number in self.region_of.items()},
+                    checked=bool(self.instrument & Instrument.SYNCCHECK),
+                )
             )
         if self.rows:
             self.parts.append(scheduler.AGREED)
@@ -231,7 +245,7 @@ class _Kernel:
             self.parts.append(scheduler.PASSED)
         self.parts.append(scheduler.grid(self.layout.param_bytes))
         self.parts.append(functions(self.instrument, self.validated))
-        text = "\n".join([*sorted(self.declarations - scheduler.OWN), scheduler.PRELUDE, *self.parts])
+        text = "\n".join([*sorted(self.declarations - scheduler.OWN), scheduler.PRELUDE, scheduler.stop(), *self.parts])
         return Native(text, self.slot_bytes)
 
     def _thread(self, number: int, index: int | None) -> set[int]:

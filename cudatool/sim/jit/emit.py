@@ -387,11 +387,6 @@ class Emitter:
         limits = ", !range !2" if name in ("block_x", "block_y", "block_z", "threads") else ""
         return self.op(f"load {kind}, ptr {pointer}, !invariant.load !0{limits}")
 
-    def put_field(self, name: str, value: str) -> None:
-        member = getattr(Context, name)
-        pointer = self.op(f"getelementptr i8, ptr %context, i64 {member.offset}")
-        self.emit(f"store i{8 * member.size} {value}, ptr {pointer}")
-
     def symbol_space(self, name: str) -> str:
         """Return the state space in which a symbol lies, ``"entry"`` for a kernel parameter."""
         layout = self.layout
@@ -447,11 +442,10 @@ class Emitter:
         return space, pointer
 
     def stop(self, reason: str) -> None:
-        """End the launch: record why and where, and end the thread."""
-        self.put_field("status", str(getattr(Stop, reason)))
-        for name, value in (("at_x", "%bx"), ("at_y", "%by"), ("at_z", "%bz"), ("at_thread", "%t")):
-            self.put_field(name, value)
-        self.put_field("site", str(self.instruction.line if self.instruction else 0))
+        """End the launch: record why and where, and end the thread. The first thread to stop is the one reported."""
+        line = self.instruction.line if self.instruction else 0
+        status = getattr(Stop, reason)
+        self.emit(f"call void @stop(ptr %context, i32 {status}, i32 {line}, i32 %bx, i32 %by, i32 %bz, i32 %t)")
         self.emit(f"ret i32 {EXIT}")
         self.label(self.new_label())
 

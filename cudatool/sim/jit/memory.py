@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cudatool.ptx import Address, Instruction, Register, Symbol, VectorOperand, type_bytes
+from cudatool.ptx import Instruction, Register, VectorOperand, type_bytes
 from cudatool.sim.jit.emit import ATOMIC, READ, WRITE, Emitter, llvm_type
 from cudatool.sim.jit.instrument import acquire
 from cudatool.sim.jit.table import elements, lowers, space_of, types_of
@@ -124,35 +124,3 @@ def _fence(e: Emitter, i: Instruction) -> None:
 @lowers("prefetch prefetchu applypriority discard griddepcontrol pmevent setmaxnreg nanosleep")
 def _hint(e: Emitter, i: Instruction) -> None:
     """Hints: nothing to do."""
-
-
-# ---- the functions that CUDA's compiler expects of the system ----
-
-
-@lowers("call")
-def _call(e: Emitter, i: Instruction) -> None:
-    operands = list(i.operands)
-    if operands and isinstance(operands[0], VectorOperand):
-        operands.pop(0)
-    name = getattr(operands[0], "name", "")
-    if name != "__assertfail":
-        raise e.unsupported(name)
-    arguments = elements(operands[1])
-    for field, argument, kind in zip(
-        ("assert_message", "assert_file", "assert_line", "assert_function"), arguments, "qqiq", strict=False
-    ):
-        assert isinstance(argument, Symbol)
-        width = "i64" if kind == "q" else "i32"
-        _, pointer = e.pointer("param", Address(argument))
-        e.put_field(field, e.op(f"load {width}, ptr {pointer}, align 1"))
-    e.stop("ASSERT")
-
-
-@lowers("trap")
-def _trap(e: Emitter, i: Instruction) -> None:
-    e.stop("TRAP")
-
-
-@lowers("brkpt")
-def _breakpoint(e: Emitter, i: Instruction) -> None:
-    """Nothing to stop for without a debugger."""
