@@ -62,7 +62,7 @@ def load(options: Options | None = None) -> Machine:
     global _loaded
     if _loaded is not None:
         return _loaded
-    from cudatool.sim import abi, machine, runtime_api
+    from cudatool.sim import abi, device_runtime, machine, runtime_api
 
     for name in _ENTRY_POINTS:
         importlib.import_module(f"cudatool.sim.{name}")
