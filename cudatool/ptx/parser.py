@@ -162,11 +162,13 @@ class _Parser:
                 function = self.function(token == ".entry")
                 begin = self.starts[self.position]
                 function.text = self.text[self.starts[start] : begin]
+                function.linkage = "".join(linkage)[1:]
                 known = self.result.functions.get(function.name)
                 if known is None or not known.has_body:
                     self.result.functions[function.name] = function
             elif token in _SPACES:
                 for variable in self.variables(token, external=".extern" in linkage):
+                    variable.linkage = "".join(linkage)[1:]
                     known_variable = self.result.variables.get(variable.name)
                     if known_variable is None or known_variable.external:
                         self.result.variables[variable.name] = variable
