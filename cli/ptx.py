@@ -40,8 +40,9 @@ def ptx(
         names = [name for name in names if kernel in (name, kernel_name(name))]
         if not names:
             raise UsageError(f"{file} has no kernel {kernel!r}; without --kernel all are shown")
+    found = [(infer_accesses(module, name), summarize(module, name)) for name in names]
     refusals = _refusals(text, names)
-    results = [(infer_accesses(module, name), summarize(module, name), refusals[name]) for name in names]
+    results = [(accesses, summary, refusals[accesses.kernel]) for accesses, summary in found]
     if as_json:
         head = {"schema": "cudatool.ptx/1", "file": str(file), "target": module.target}
         click.echo(json.dumps({**head, "kernels": [_as_json(*result) for result in results]}, indent=2))

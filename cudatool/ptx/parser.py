@@ -357,7 +357,7 @@ class _Body:
         labels = self.function.labels
         for instruction in self.function.instructions:
             if instruction.opcode == "bra":
-                target = instruction.operands[0]
+                target = instruction.operands[0] if instruction.operands else None
                 if not isinstance(target, Symbol) or target.name not in labels:
                     raise PtxError(f"branch to an unknown label {getattr(target, 'name', target)!r}", instruction.line)
 
@@ -367,6 +367,8 @@ class _Body:
         self.scopes.append({})
         self.declare_labels()
         while not parser.accept("}"):
+            if not parser.peek:
+                parser.next()  # says that the text ends here
             self.statement()
         self.scopes.pop()
 
@@ -572,12 +574,15 @@ def _number(token: str) -> Immediate:
         bits = int(token[2:], 16)
         return Immediate(struct.unpack("<d", struct.pack("<Q", bits))[0], 64, bits)
     token = token.rstrip("U")
-    if prefix in ("0x", "0b"):
-        return Immediate(int(token, 0))
-    if not token.isdigit():
-        value = float(token)
-        return Immediate(value, 64, struct.unpack("<Q", struct.pack("<d", value))[0])
-    return Immediate(int(token, 8 if token[0] == "0" else 10))
+    try:
+        if prefix in ("0x", "0b"):
+            return Immediate(int(token, 0))
+        if not token.isdigit():
+            value = float(token)
+            return Immediate(value, 64, struct.unpack("<Q", struct.pack("<d", value))[0])
+        return Immediate(int(token, 8 if token[0] == "0" else 10))
+    except ValueError:
+        raise PtxError(f"{token!r} is no number") from None
 
 
 def _encode(number: int | float, type_name: str) -> bytes:
