@@ -88,7 +88,7 @@ def _refusals(text: bytes, names: list[str]) -> dict[str, str]:
     found = {}
     for name in names:
         try:
-            kernels[name].check()
+            kernels[name].llvm_ir()
             found[name] = ""
         except jit.UnsupportedInstruction as error:
             found[name] = f"no {error.instruction}" + (f" ({error.source})" if error.source else "")

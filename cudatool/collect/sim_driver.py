@@ -7,16 +7,20 @@ and accesses, is tied to the runtime's operation. CUPTI on a GPU is the same sha
 from __future__ import annotations
 
 import ctypes
+import json
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from cudatool.collect.kernel_names import kernel_name
+from cudatool.collect.sim_blocks import BlockWatcher
 from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, CopyFlag, Kind, StreamFlag, pack_dims
 
 if TYPE_CHECKING:
     from cudatool.sim import Entry, Machine, Operation, Result
+    from cudatool.sim.checkers import CheckFinding
 
 __all__ = ["SimDriverCollector"]
 
@@ -38,6 +42,7 @@ class SimDriverCollector:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
+        self.blocks = BlockWatcher(machine.checkers) if machine.checkers is not None else None
         self._thread = _Thread()
         self._owners: dict[int, tuple[int, int]] = {}  # operation -> correlation, stream id
         self._report: dict[str, Callable[[dict[str, Any], str], None]] = {
@@ -93,9 +98,13 @@ class SimDriverCollector:
         stream_id = hooks.stream_id(ordinal, stream.handle, flags=flags, priority=stream.priority)
         self._owners[operation.sequence] = hooks.current_operation() or hooks.new_correlation(), stream_id
         self._thread.operation = operation
+        if self.blocks is not None:
+            self.blocks.enqueued(operation, stream_id)
 
     def executed(self, operation: Operation) -> None:
         """Report when the operation ran and what it touched, after the call in progress if there is one."""
+        if self.blocks is not None:
+            self.blocks.executed(operation, self._owners.get(operation.sequence, (0, 0))[1])
         if self._thread.later is not None:
             self._thread.later.append(operation)
         else:
@@ -105,9 +114,14 @@ class SimDriverCollector:
         """Emit the event that the call stands for."""
         thread = self._thread
         later, thread.later = thread.later, None
+        name = entry.name
+        checkers = self._machine.checkers
+        if checkers is not None and result.name == "INVALID_VALUE":
+            found = checkers.explain_call(name, arguments[0])
+            if found is not None:
+                self._finding(found, device=self._device)
         if later is None:
             return  # our runtime's own call
-        name = entry.name
         if result == 0 or (name.endswith("Query") and result.name == "NOT_READY"):
             values = dict(zip(entry.parameters, arguments, strict=True))
             report = self._report.get(name)
@@ -162,6 +176,8 @@ class SimDriverCollector:
                 flags=flags,
                 stack=0,
             )
+        for found in operation.findings:
+            self._finding(found, device=ordinal, stream=stream, correlation=correlation)
         hooks.emit(
             Kind.EXECUTION,
             device=ordinal,
@@ -172,6 +188,13 @@ class SimDriverCollector:
             aux1=operation.end,
             stack=0,
         )
+
+    @staticmethod
+    def _finding(found: CheckFinding, **who: int) -> None:
+        rest = asdict(found)
+        address, size, count = (rest.pop(name) for name in ("address", "size", "count"))
+        text = json.dumps({key: value for key, value in rest.items() if value})
+        hooks.emit(Kind.FINDING, name=text, address=address, size=size, aux0=count, **who)
 
     # ---- one method per kind of call ----
 

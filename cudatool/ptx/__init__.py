@@ -18,9 +18,11 @@ from cudatool.ptx.access import (
     accesses_of_launch,
     infer_accesses,
 )
+from cudatool.ptx.container import DeviceCode, device_code, is_container, ptx_for
 from cudatool.ptx.effects import Mode
 from cudatool.ptx.flow import Block, Flow
 from cudatool.ptx.inline import inline_calls
+from cudatool.ptx.linker import LinkError, join, link, parse_image, split, undefined
 from cudatool.ptx.model import (
     Address,
     Function,
@@ -43,7 +45,17 @@ from cudatool.ptx.summary import Feature, InstructionClass, KernelSummary, summa
 
 __all__ = [
     "parse",
+    "parse_image",
     "inline_calls",
+    "link",
+    "join",
+    "split",
+    "undefined",
+    "LinkError",
+    "DeviceCode",
+    "device_code",
+    "is_container",
+    "ptx_for",
     "Module",
     "Function",
     "Variable",

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from ctypes import c_int, c_size_t, c_uint
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cudatool.ptx import PtxError, parse
+from cudatool.ptx import PtxError, parse_image
 from cudatool.sim import abi, profile
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, read_string, write
+from cudatool.sim.device_runtime import prepare_calls
+from cudatool.sim.image import jit_options, ptx_at, read_file, write_error_log
 from cudatool.sim.machine import Context, Device, current_context, stream_of
 from cudatool.sim.memory import Allocation
 from cudatool.sim.queue import Operation
 from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:
-    from cudatool.sim.jit import JitModule
+    from cudatool.sim.jit import Instrument, JitModule
     from cudatool.sim.jit import Kernel as JitKernel
 
 
@@ -33,7 +34,7 @@ class Library:
         self.globals: dict[tuple[int, str], tuple[int, int]] = {}
         self.blocks: list[Allocation] = []
         self.kernels: dict[str, Function] = {}
-        self.parsed = parse(image)
+        self.parsed = parse_image(image)
         self.names = tuple(self.parsed.kernels)
 
     def module(self, device: Device) -> JitModule:
@@ -116,18 +117,9 @@ def _some_device() -> Device:
 
 # ---- Loading ----
 
-_ELF, _FATBIN, _FATBIN_WRAPPER = b"\x7fELF", (0xBA55ED50).to_bytes(4, "little"), (0x466243B1).to_bytes(4, "little")
-
 
 def _load(image: int, context: Context | None) -> Library:
-    if not image:
-        raise DriverError(Result.INVALID_VALUE)
-    head = ctypes.string_at(image, 4)
-    if head in (_ELF, _FATBIN, _FATBIN_WRAPPER):
-        raise DriverError(
-            Result.NO_BINARY_FOR_GPU, "this image is GPU machine code; the software device runs PTX (compile to PTX)"
-        )
-    text = read_string(image)
+    text = ptx_at(image)
     if b".version" not in text:
         raise DriverError(Result.INVALID_IMAGE)
     try:
@@ -138,30 +130,13 @@ def _load(image: int, context: Context | None) -> Library:
     return library
 
 
-_ERROR_LOG_BUFFER, _ERROR_LOG_SIZE = 5, 6
-
-
 def _load_with_log(image: int, context: Context | None, count: int, options: int, values: int) -> Library:
+    given = jit_options(count, options, values)
     try:
         return _load(image, context)
     except DriverError as error:
-        if count and options and values:
-            keys = list((c_int * count).from_address(options))
-            where = dict(zip(keys, (c_size_t * count).from_address(values), strict=True))
-            room = where.get(_ERROR_LOG_SIZE, 0)
-            if where.get(_ERROR_LOG_BUFFER) and room:
-                text = str(error).encode()[: room - 1] + b"\0"
-                ctypes.memmove(where[_ERROR_LOG_BUFFER], text, len(text))
+        write_error_log(given, str(error))
         raise
-
-
-def _read_file(fname: int) -> bytes:
-    path = os.fsdecode(read_string(fname))
-    try:
-        with open(path, "rb") as file:
-            return file.read() + b"\0"
-    except OSError as error:
-        raise DriverError(Result.FILE_NOT_FOUND, f"{path}: {error.strerror}") from error
 
 
 # ---- Modules ----
@@ -169,7 +144,7 @@ def _read_file(fname: int) -> bytes:
 
 @entry("cuModuleLoad(CUmodule *module, const char *fname)")
 def cuModuleLoad(module: int, fname: int) -> None:
-    data = ctypes.create_string_buffer(_read_file(fname))
+    data = ctypes.create_string_buffer(read_file(fname))
     cuModuleLoadData(module, ctypes.addressof(data))
 
 
@@ -251,7 +226,7 @@ def cuLibraryLoadFromFile(
     libraryOptionValues: int,
     numLibraryOptions: int,
 ) -> None:
-    data = ctypes.create_string_buffer(_read_file(fileName))
+    data = ctypes.create_string_buffer(read_file(fileName))
     loaded = _load_with_log(ctypes.addressof(data), None, numJitOptions, jitOptions, jitOptionsValues)
     write(library, c_size_t, loaded.handle)
 
@@ -359,7 +334,7 @@ def _function_attribute(function: Function, attribute: int, device: Device) -> i
     values = {
         0: kernel.max_threads,
         1: kernel.static_shared,
-        2: 0,  # constant memory
+        2: sum(variable.size for variable in function.library.parsed.variables.values() if variable.space == "const"),
         3: kernel.local_bytes,
         4: 32,  # registers: native code has none of the kind; a common number, so that occupancy makes sense
         5: 90,  # PTX version
@@ -411,16 +386,31 @@ def cuFuncSetCacheConfig(hfunc: int, config: int) -> None:
     state.machine.get(hfunc, Function)
 
 
+@entry("cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice dev)")
+def cuKernelSetCacheConfig(kernel: int, config: int, dev: int) -> None:
+    state.machine.device(dev)
+    cuFuncSetCacheConfig(kernel, config)
+
+
 # ---- Execution control ----
 
 
 def _prepare(function: Function, device: Device) -> JitKernel:
     kernel = function.on(device)
     try:
-        kernel.prepare(footprint=state.machine.measure_accesses)
+        kernel.prepare(_instrument())
     except PtxError as error:
         raise DriverError(Result.NOT_SUPPORTED, str(error)) from error
     return kernel
+
+
+def _instrument() -> Instrument:
+    """Return what kernels are instrumented for now."""
+    machine = state.machine
+    kinds: Instrument = _translator().Instrument.NONE
+    if machine.measure_accesses:
+        kinds |= _translator().Instrument.FOOTPRINT
+    return kinds | machine.checkers.shadow.kinds if machine.checkers is not None else kinds
 
 
 def _pack(kernel: JitKernel, kernelParams: int, extra: int) -> ctypes.Array[ctypes.c_char]:
@@ -446,13 +436,41 @@ def _pack(kernel: JitKernel, kernelParams: int, extra: int) -> ctypes.Array[ctyp
     return buffer
 
 
-def _launch(
-    f: int, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, hStream: int, params: int, extra: int
-) -> None:
-    machine = state.machine
-    stream = stream_of(hStream)
-    function = machine.get(f, Function)
-    kernel = _prepare(function, stream.context.device)
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """A kernel and all that one launch of it needs, checked. `params` are its arguments, as they are declared."""
+
+    function: Function
+    kernel: JitKernel
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int
+    params: ctypes.Array[ctypes.c_char]
+
+    @property
+    def cost(self) -> int:
+        """Virtual ns that it takes."""
+        grid, block = self.grid, self.block
+        threads = grid[0] * grid[1] * grid[2] * block[0] * block[1] * block[2]
+        return profile.kernel_cost(threads, *self.function.work)
+
+    def run(self, operation: Operation) -> None:
+        """Execute it, as the operation that was enqueued for it."""
+        _execute(self.kernel, self.grid, self.block, self.shared, self.params, operation)
+
+
+def checked_launch(
+    f: int,
+    context: Context,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    shared: int,
+    params: int,
+    extra: int,
+) -> Launch:
+    """Return the launch that these arguments of cuLaunchKernel describe; fail with the error it has for them."""
+    function = state.machine.get(f, Function)
+    kernel = _prepare(function, context.device)
     threads = block[0] * block[1] * block[2]
     limits = (1024, 1024, 64)
     if not all(0 < g <= limit for g, limit in zip(grid, profile.MAX_GRID, strict=True)):
@@ -463,7 +481,7 @@ def _launch(
         )
     if threads > kernel.max_threads:
         raise DriverError(
-            Result.LAUNCH_OUT_OF_RESOURCES, f"{function.name} was compiled for at most {kernel.max_threads} threads"
+            Result.INVALID_VALUE, f"{function.name} was compiled for at most {kernel.max_threads} threads"
         )
     if shared > _max_dynamic_shared(function, kernel):
         raise DriverError(
@@ -471,10 +489,18 @@ def _launch(
             f"{function.name}: {shared} bytes of dynamic shared memory; "
             f"{_max_dynamic_shared(function, kernel)} are allowed (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)",
         )
-    operation = Operation(stream, "kernel", function.name, abi.call.correlation)
-    operation.run = partial(_execute, kernel, grid, block, shared, _pack(kernel, params, extra))
-    cost = profile.kernel_cost(grid[0] * grid[1] * grid[2] * threads, *function.work)
-    machine.scheduler.enqueue(operation, cost=cost)
+    prepare_calls(context, kernel.system_calls)
+    return Launch(function, kernel, grid, block, shared, _pack(kernel, params, extra))
+
+
+def _launch(
+    f: int, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, hStream: int, params: int, extra: int
+) -> None:
+    stream = stream_of(hStream)
+    launch = checked_launch(f, stream.context, grid, block, shared, params, extra)
+    operation = Operation(stream, "kernel", launch.function.name, abi.call.correlation)
+    operation.run = launch.run
+    state.machine.scheduler.enqueue(operation, cost=launch.cost)
 
 
 def _execute(
@@ -490,15 +516,21 @@ def _execute(
     footprint = None
     if machine.measure_accesses:
         footprint = jit.Footprint(machine.arena.base, machine.arena.size)
+    checkers = machine.checkers
     try:
-        kernel.launch(
+        found = kernel.launch(
             grid=grid,
             block=block,
             shared_bytes=shared,
             params=ctypes.addressof(params),
             threads=machine.options.threads,
             footprint=footprint,
+            shadow=checkers.shadow if checkers is not None else None,
+            host_ranges=checkers.host_ranges() if checkers is not None else (),
+            heap=heap.handle if (heap := operation.stream.context.heap) is not None else 0,
         )
+        if checkers is not None:
+            operation.findings = [checkers.explain(one, kernel, grid, block) for one in found]
     except jit.KernelFault as fault:
         where = machine.allocations.holding(fault.address)
         place = f"inside {where.kind} memory" if where else "outside every allocation"
@@ -535,7 +567,9 @@ def cuLaunchKernel(
     _launch(f, grid, block, sharedMemBytes, hStream, kernelParams, extra)
 
 
-class _LaunchConfig(ctypes.Structure):
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
     _fields_ = (
         ("grid", c_uint * 3),
         ("block", c_uint * 3),
@@ -550,11 +584,9 @@ _ATTRIBUTE_BYTES = 72  # sizeof(CUlaunchAttribute): id, padding to 8, a union of
 _COOPERATIVE, _CLUSTER_DIMENSION = 2, 4
 
 
-@entry("cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra)")
-def cuLaunchKernelEx(config: int, f: int, kernelParams: int, extra: int) -> None:
-    if not config:
-        raise DriverError(Result.INVALID_VALUE)
-    launch = _LaunchConfig.from_address(config)
+def launch_attributes(launch: LaunchConfig) -> dict[int, bytes]:
+    """Return each CUlaunchAttributeValue by its CUlaunchAttributeID; fail for what there is not on this device."""
+    found = {}
     for index in range(launch.numAttrs):
         attribute = launch.attrs + index * _ATTRIBUTE_BYTES
         kind, value = c_int.from_address(attribute).value, (c_uint * 3).from_address(attribute + 8)
@@ -562,6 +594,16 @@ def cuLaunchKernelEx(config: int, f: int, kernelParams: int, extra: int) -> None
             raise DriverError(Result.NOT_SUPPORTED, "the software device has no cooperative launches")
         if kind == _CLUSTER_DIMENSION and tuple(value) != (1, 1, 1):
             raise DriverError(Result.NOT_SUPPORTED, "the software device has no thread block clusters")
+        found[kind] = ctypes.string_at(attribute + 8, _ATTRIBUTE_BYTES - 8)
+    return found
+
+
+@entry("cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra)")
+def cuLaunchKernelEx(config: int, f: int, kernelParams: int, extra: int) -> None:
+    if not config:
+        raise DriverError(Result.INVALID_VALUE)
+    launch = LaunchConfig.from_address(config)
+    launch_attributes(launch)
     grid, block = tuple(launch.grid), tuple(launch.block)
     _launch(f, grid, block, launch.sharedMemBytes, launch.hStream, kernelParams, extra)
 

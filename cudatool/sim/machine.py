@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cudatool.sim import abi
+from cudatool.sim.capture import Captures
+from cudatool.sim.graph_memory import GraphMemory
 from cudatool.sim.ipc import Imports
-from cudatool.sim.memory import PAGE, Allocation, Arena, DeviceMemory, HostMemory, Ranges
+from cudatool.sim.memory import PAGE, Allocation, Allocations, Arena, DeviceMemory, HostMemory
 from cudatool.sim.queue import EventState, Schedule, Scheduler, StreamState
 from cudatool.sim.results import DriverError, Result
 from cudatool.sim.virtual import VirtualMemory
+
+if TYPE_CHECKING:
+    from cudatool.sim.checkers import Checkers
+    from cudatool.sim.graph import Condition
+    from cudatool.sim.jit import Shadow
 
 __all__ = [
     "LEGACY_STREAM",
@@ -34,6 +43,7 @@ _T = TypeVar("_T")
 # Addresses that can be reserved: a multiple of the memory, and less than a process has.
 _RANGES_PER_BYTE: Final = 64
 _MAX_RANGES: Final = 1 << 45
+_GAP: Final = 512  # bytes between allocations that are checked: a small step beyond one does not reach the next
 LEGACY_STREAM: Final = 1
 PER_THREAD_STREAM: Final = 2
 
@@ -106,6 +116,10 @@ class Context:
     streams: dict[int, StreamState] = field(default_factory=dict)
     limits: dict[int, int] = field(default_factory=dict)
     peers: set[int] = field(default_factory=set)
+    heap: Any = None
+    """Of ``malloc`` in kernels, made when the first kernel is launched that needs it."""
+    called: frozenset[str] = frozenset()
+    """The system calls that the kernels launched so far contain."""
     legacy_stream: StreamState = field(init=False)
     per_thread: dict[int, StreamState] = field(default_factory=dict)
 
@@ -131,12 +145,17 @@ class Machine:
         self._handles = itertools.count(0x5100_0000_0000, 0x40)
         self._serials = itertools.count(3)
         self.objects: dict[int, Any] = {}
-        self.allocations: Ranges[Allocation] = Ranges()
+        self.allocations = Allocations()
+        self.checkers: Checkers | None = None
+        self.shadow: Shadow | None = None  # the checkers' maps, kept from one to the next
         self.host = HostMemory()
         span = -(-3 * options.memory // PAGE) * PAGE
         self.arena = Arena(span * options.count, min(_RANGES_PER_BYTE * options.memory * options.count, _MAX_RANGES))
         self.imports = Imports(self)
         self.virtual = VirtualMemory(self)
+        self.graph_memory = GraphMemory(self)
+        self.captures = Captures()
+        self.conditions: dict[int, Condition] = {}  # of conditional nodes of graphs, by handle
         self.host_pool = Pool(self.new_handle(), -1)
         self.objects[self.host_pool.handle] = self.host_pool
         self.devices: list[Device] = []
@@ -183,22 +202,45 @@ class Machine:
     def destroy_context(self, context: Context) -> None:
         """Run what is pending, then drop the context with everything in it."""
         self.scheduler.wait_context(context)
+        self.captures.forget(context)
         for allocation in list(self.allocations):
             if allocation.context == context.handle and allocation.kind in ("device", "module"):
                 self.release(allocation)
+        if context.heap is not None:
+            context.heap.close()
         self.imports.close_all(context)
         for handle, item in list(self.objects.items()):
             if isinstance(item, StreamState | EventState) and item.context is context:
                 del self.objects[handle]
         self.objects.pop(context.handle, None)
 
+    # ---- checkers ----
+
+    def check(self, checks: Iterable[str]) -> None:
+        """Check everything that happens from now on with these :data:`.checkers.CHECKS`; none ends it."""
+        from cudatool.sim.checkers import Checkers
+
+        if self.checkers is not None:
+            self.checkers.release_held()
+        checks = tuple(checks)
+        self.checkers = self.allocations.watcher = Checkers(self, checks) if checks else None
+
     # ---- memory ----
 
     def allocate(self, device: Device, size: int, kind: str, *, context: Context | None, pool: int = 0) -> Allocation:
         """Take device memory. Fails with CUDA_ERROR_OUT_OF_MEMORY."""
-        address = device.memory.allocate_for_module(size) if kind == "module" else device.memory.allocate(size)
+        gap = _GAP if self.checkers is not None and self.checkers.quarantines else 0
+        if kind == "module":
+            address = device.memory.allocate_for_module(size)
+        else:
+            try:
+                address = device.memory.allocate(size, gap)
+            except DriverError:
+                if self.checkers is None or not self.checkers.release_held():
+                    raise
+                address = device.memory.allocate(size, gap)
         handle = context.handle if context else 0
-        allocation = Allocation(address, size, kind, device.ordinal, handle, self.new_serial(), pool)
+        allocation = Allocation(address, size, kind, device.ordinal, handle, self.new_serial(), pool, gap=gap)
         self.allocations.add(allocation)
         return allocation
 
@@ -211,13 +253,21 @@ class Machine:
 
     def release(self, allocation: Allocation) -> None:
         """Give an allocation's memory back at once."""
+        if allocation.kind == "graph" and (slot := self.graph_memory.at(allocation.address)):
+            self.graph_memory.release(slot)
+            return
         self.allocations.remove(allocation)
         if allocation.kind == "host":
             self.host.free(allocation.address)
         elif allocation.kind == "module":
             self.devices[allocation.device].memory.free_of_module(allocation.address, allocation.size)
         elif allocation.kind != "registered":
-            self.devices[allocation.device].memory.free(allocation.address, allocation.size)
+            memory = self.devices[allocation.device].memory
+            give_back = partial(memory.free, allocation.address, allocation.size, allocation.gap)
+            if self.checkers is not None and self.checkers.quarantines:
+                self.checkers.hold(allocation, give_back)
+            else:
+                give_back()
 
     def locate(self, address: int, size: int, *, to_write: bool = False) -> Allocation | None:
         """Return the allocation that holds the range, or its beginning if it lies in several neighbouring mappings.

@@ -79,6 +79,7 @@ class Kind(IntEnum):
     RANGE_POP = 71
     MODULE_LOAD = 72
     WARNING = 73
+    FINDING = 74
 
 
 FIELDS: Final[dict[Kind, str]] = {
@@ -126,6 +127,8 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.RANGE_POP: "",
     Kind.MODULE_LOAD: "name, size=bytes of the image, stack",
     Kind.WARNING: "name=the text",
+    Kind.FINDING: "what a checker of the device found: correlation=the operation, else stack=the call; stream, "
+    "address, size, aux0=how often, name=JSON of the rest (cudatool.sim.checkers.CheckFinding)",
 }
 
 

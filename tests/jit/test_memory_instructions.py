@@ -224,7 +224,7 @@ def test_native_code_comes_from_the_cache(tmp_path, ptx_kernel, launch):
 def test_another_kernel_or_variant_is_another_cache_entry(tmp_path, ptx_kernel):
     for body in ("ret;", "exit;"):
         ptx_kernel("", body, cache_dir=tmp_path).prepare()
-    ptx_kernel("", "ret;", cache_dir=tmp_path).prepare(footprint=True)
+    ptx_kernel("", "ret;", cache_dir=tmp_path).prepare(jit.Instrument.FOOTPRINT)
     assert 3 == len(list(tmp_path.rglob("*.o")))
 
 

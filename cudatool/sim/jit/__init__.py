@@ -6,8 +6,10 @@ are host addresses.
 
 from cudatool.sim.jit.emit import UnsupportedInstruction
 from cudatool.sim.jit.footprint import Footprint
+from cudatool.sim.jit.instrument import Defect, Instrument
 from cudatool.sim.jit.launch import KernelAssert, KernelDeadlock, KernelError, KernelFault, KernelTrap
 from cudatool.sim.jit.module import GlobalVariable, JitModule, Kernel, Param, load
+from cudatool.sim.jit.shadow import Found, Shadow
 
 __all__ = [
     "load",
@@ -16,6 +18,10 @@ __all__ = [
     "Param",
     "GlobalVariable",
     "Footprint",
+    "Instrument",
+    "Shadow",
+    "Found",
+    "Defect",
     "KernelError",
     "KernelFault",
     "KernelTrap",

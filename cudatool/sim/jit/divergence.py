@@ -7,6 +7,7 @@
             ready: every live lane of its member mask waits there
             combine it for those lanes; run each of them to its next suspension
         for each barrier number that enough threads wait at: run those threads to their next suspension
+        none: threads that only poll go on
         none ready: everyone ended, or nobody can go on (deadlock)
     until all threads agree again
 
@@ -16,22 +17,101 @@ Of several ready suspensions the first in the text is taken, so that lanes meet 
 from __future__ import annotations
 
 from cudatool.sim.jit.collective import Kind, array_offset
-from cudatool.sim.jit.context import EXIT, Context, Stop
+from cudatool.sim.jit.context import EXIT, Stop
 from cudatool.sim.jit.emit import ENVIRONMENT
+from cudatool.sim.jit.instrument import Defect
 from cudatool.sim.jit.scheduler import DIVERGED, VALUES, field
 
 __all__ = ["divergent"]
 
-
-def _put(name: str, value: str, temporary: str) -> str:
-    offset = getattr(Context, name).offset
-    return (
-        f"  %{temporary} = getelementptr i8, ptr %context, i64 {offset}\n  store volatile i32 {value}, ptr %{temporary}"
-    )
+_MOST_POLLS = 1 << 20  # rounds in which threads did nothing but look whether they may go on; then it is a deadlock
 
 
-def divergent(kinds: dict[int, int], lines: dict[int, int]) -> str:
-    """Return ``divergent``: schedules warps, lanes and barriers one by one until the threads of a block agree."""
+_BLOCK = "i32 %bx, i32 %by, i32 %bz"
+_SYNC_CHECK = f"""
+define internal void @sync_check(ptr %context, i1 %bad, i32 %kind, i32 %region, {_BLOCK}, i32 %t) noinline {{
+  br i1 %bad, label %report, label %end
+report:
+  %region.x = zext i32 %region to i64
+  %line.p = getelementptr i32, ptr @lines, i64 %region.x
+  %line = load i32, ptr %line.p
+  call void @report(ptr %context, i32 %kind, i32 %line, i64 0, i32 0, i32 0, i32 0, {_BLOCK}, i32 %t, i32 0, i32 0,
+    i32 0)
+  br label %end
+end:
+  ret void
+}}
+"""
+
+
+# A thread at a wait is ready by itself.
+_WAIT = """phase:
+  %wait.t = trunc i64 %lt to i32
+  %passed = call i1 @passed(ptr %slots, i32 %wait.t)
+  %wait.lane = trunc i64 %lane to i32
+  %wait.bit = shl i32 1, %wait.lane
+  br i1 %passed, label %ready, label %leader.end
+"""
+# No barrier opens: look for a wait that another warp has ended meanwhile; else let a poll go on, but not for ever.
+_SECOND_CHANCE = f"""second:
+  br label %waiting
+waiting:
+  %ut = phi i32 [ 0, %second ], [ %ut.next, %waiting.end ]
+  %ut.x = zext i32 %ut to i64
+  %us.p = getelementptr i32, ptr %slots, i64 %ut.x
+  %us = load i32, ptr %us.p, align 4
+  %u.end = icmp eq i32 %us, {EXIT}
+  br i1 %u.end, label %waiting.end, label %waiting.live
+waiting.live:
+  %us.x = zext i32 %us to i64
+  %uk.p = getelementptr i8, ptr @kinds, i64 %us.x
+  %uk = load i8, ptr %uk.p
+  switch i8 %uk, label %waiting.end [ i8 {Kind.WAIT}, label %waiting.look  i8 {Kind.POLL}, label %waiting.look ]
+waiting.look:
+  %u.passed = call i1 @passed(ptr %slots, i32 %ut)
+  br i1 %u.passed, label %again, label %waiting.end
+waiting.end:
+  %ut.next = add i32 %ut, 1
+  %u.done = icmp eq i32 %ut.next, %n
+  br i1 %u.done, label %poll, label %waiting
+poll:
+  %polls.0 = load i32, ptr %polls
+  %polls.1 = add i32 %polls.0, 1
+  store i32 %polls.1, ptr %polls
+  %enough.polls = icmp ugt i32 %polls.1, {_MOST_POLLS}
+  br i1 %enough.polls, label %deadlock, label %release.poll
+release.poll:
+  %pt = phi i32 [ 0, %poll ], [ %pt.next, %poll.end ]
+  %let.go = phi i1 [ false, %poll ], [ %let.go.next, %poll.end ]
+  %pt.x = zext i32 %pt to i64
+  %ps.p = getelementptr i32, ptr %slots, i64 %pt.x
+  %ps = load i32, ptr %ps.p, align 4
+  %p.end = icmp eq i32 %ps, {EXIT}
+  br i1 %p.end, label %poll.end, label %poll.live
+poll.live:
+  %ps.x = zext i32 %ps to i64
+  %pk.p = getelementptr i8, ptr @kinds, i64 %ps.x
+  %pk = load i8, ptr %pk.p
+  %is.poll = icmp eq i8 %pk, {Kind.POLL}
+  br i1 %is.poll, label %poll.go, label %poll.end
+poll.go:
+  call void @resume({VALUES}, i32 %ps, i32 %pt)
+  br label %poll.end
+poll.end:
+  %let.go.next = phi i1 [ %let.go, %release.poll ], [ %let.go, %poll.live ], [ true, %poll.go ]
+  %pt.next = add i32 %pt, 1
+  %p.done = icmp eq i32 %pt.next, %n
+  br i1 %p.done, label %polled, label %release.poll
+polled:
+  br i1 %let.go.next, label %again, label %deadlock
+"""
+
+
+def divergent(kinds: dict[int, int], lines: dict[int, int], *, checked: bool) -> str:
+    """Return ``divergent``: schedules warps, lanes and barriers one by one until the threads of a block agree.
+
+    If `checked`, barriers that not all threads come to and wrong member masks are reported (synccheck).
+    """
     count = max(kinds, default=0) + 1
     table = ", ".join(f"i8 {kinds.get(number, 0)}" for number in range(count))
     places = ", ".join(f"i32 {lines.get(number, 0)}" for number in range(count))
@@ -49,7 +129,40 @@ def divergent(kinds: dict[int, int], lines: dict[int, int]) -> str:
     reducing = "\n".join(
         f"  call void @reduce({VALUES}, i32 {number})" for number, kind in kinds.items() if kind == Kind.BARRIER_REDUCE
     )
+    waits = wait_check = wait_who = second_chance = ""
+    if {Kind.WAIT, Kind.POLL}.intersection(kinds.values()):
+        waits = f"i8 {Kind.WAIT}, label %phase  i8 {Kind.POLL}, label %phase"
+        wait_check, wait_who, second_chance = _WAIT, ", [ %wait.bit, %phase ]", _SECOND_CHANCE
+    mask_check = site_begin = site_check = barrier_check = ""
+    if checked:
+        mask_check = f"""  %lt.i = trunc i64 %lt to i32
+  call void @sync_check(ptr %context, i1 %lacks, i32 {int(Defect.MASK_WITHOUT_CALLER)}, i32 %s, {_BLOCK}, i32 %lt.i)
+"""
+        site_begin = "  store [16 x i32] zeroinitializer, ptr %site\n  store [16 x i32] zeroinitializer, ptr %mixed"
+        site_check = """  %site.p = getelementptr i32, ptr %site, i64 %id.x
+  %site.0 = load i32, ptr %site.p
+  %site.none = icmp eq i32 %site.0, 0
+  %site.1 = select i1 %site.none, i32 %cs, i32 %site.0
+  store i32 %site.1, ptr %site.p
+  %differs = xor i32 %site.1, %cs
+  %mixed.p = getelementptr i32, ptr %mixed, i64 %id.x
+  %mixed.0 = load i32, ptr %mixed.p
+  %mixed.1 = or i32 %mixed.0, %differs
+  store i32 %mixed.1, ptr %mixed.p"""
+        barrier_check = f"""  %some.ended = icmp ult i32 %living, %n
+  %short = and i1 %all, %some.ended
+  %js.p = getelementptr i32, ptr %site, i64 %j
+  %js = load i32, ptr %js.p
+  %jm.p = getelementptr i32, ptr %mixed, i64 %j
+  %jm = load i32, ptr %jm.p
+  %apart.sites = icmp ne i32 %jm, 0
+  %wrong = or i1 %short, %apart.sites
+  %bad = and i1 %open, %wrong
+  %waiting.thread = load i32, ptr %stuck
+  call void @sync_check(ptr %context, i1 %bad, i32 {int(Defect.BARRIER_DIVERGED)}, i32 %js, {_BLOCK},
+    i32 %waiting.thread)"""
     return f"""
+{_SYNC_CHECK if checked else ""}
 @kinds = internal constant [{count} x i8] [{table}]
 @lines = internal constant [{count} x i32] [{places}]
 
@@ -118,6 +231,10 @@ entry:
   %need = alloca [16 x i32]
   %alive = alloca i32
   %stuck = alloca i32
+  %polls = alloca i32
+  store i32 0, ptr %polls
+  %site = alloca [16 x i32]
+  %mixed = alloca [16 x i32]
 {field("threads", "n")}
   %n31 = add i32 %n, 31
   %warps.i = lshr i32 %n31, 5
@@ -156,19 +273,24 @@ look:
   %k.p = getelementptr i8, ptr @kinds, i64 %s.x
   %k = load i8, ptr %k.p
   %there = call i32 @waiting(ptr %slots, i64 %warp, i32 %s)
-  switch i8 %k, label %leader.end [ i8 {Kind.WARP}, label %masked  i8 {Kind.PRESENT}, label %ready ]
-masked:
+  switch i8 %k, label %leader.end [ i8 {Kind.WARP}, label %masked  i8 {Kind.PRESENT}, label %ready {waits} ]
+{wait_check}masked:
   %m.p = getelementptr i32, ptr %masks, i64 %lt
   %m = load i32, ptr %m.p, align 4
-  %wanted = and i32 %m, %live
-  %missing.a = xor i32 %there, -1
+  %lane.i = trunc i64 %lane to i32
+  %own.bit = shl i32 1, %lane.i
+  %own.in = and i32 %m, %own.bit
+  %lacks = icmp eq i32 %own.in, 0
+  %m.live = and i32 %m, %live
+  %wanted = select i1 %lacks, i32 %own.bit, i32 %m.live
+{mask_check}  %missing.a = xor i32 %there, -1
   %missing = and i32 %wanted, %missing.a
   %complete = icmp eq i32 %missing, 0
   %some = icmp ne i32 %wanted, 0
   %go = and i1 %complete, %some
   br i1 %go, label %ready, label %leader.end
 ready:
-  %who = phi i32 [ %there, %look ], [ %wanted, %masked ]
+  %who = phi i32 [ %there, %look ], [ %wanted, %masked ]{wait_who}
   %so.far = load i32, ptr %best
   %earlier = icmp ult i32 %s, %so.far
   br i1 %earlier, label %take, label %leader.end
@@ -186,8 +308,10 @@ chosen:
   %nothing = icmp eq i32 %region, {EXIT}
   br i1 %nothing, label %warp.end, label %collective
 collective:
+  store i32 0, ptr %polls
   %chosen.lanes = load i32, ptr %best.lanes
   call void @combine({VALUES}, i32 %region, i64 %warp, i32 %chosen.lanes, ptr %unused)
+  call void @after_collective(ptr %context, i64 %warp)
   br label %run
 run:
   %bits = phi i32 [ %chosen.lanes, %collective ], [ %bits.next, %run ]
@@ -211,6 +335,7 @@ warp.end:
 barriers:
   store [16 x i32] zeroinitializer, ptr %wait
   store [16 x i32] zeroinitializer, ptr %need
+{site_begin}
   store i32 0, ptr %alive
   br label %count
 count:
@@ -242,6 +367,7 @@ at:
   %nd.0 = load i32, ptr %nd.s, align 4
   %nd.p = getelementptr i32, ptr %need, i64 %id.x
   store i32 %nd.0, ptr %nd.p
+{site_check}
   br label %count.end
 count.end:
   %ct.next = add i32 %ct, 1
@@ -265,14 +391,16 @@ judge:
   %open = and i1 %enough, %used
   %open.i = zext i1 %open to i32
   store i32 %open.i, ptr %jw.p
+{barrier_check}
   %any.next = or i32 %any, %open.i
   %j.next = add i64 %j, 1
   %judged = icmp eq i64 %j.next, 16
   br i1 %judged, label %verdict, label %judge
 verdict:
   %progress = icmp ne i32 %any.next, 0
-  br i1 %progress, label %open.up, label %deadlock
-open.up:
+  br i1 %progress, label %open.up, label %{"second" if waits else "deadlock"}
+{second_chance}open.up:
+  call void @after_barrier(ptr %context)
 {reducing}
   br label %release
 release:
@@ -320,12 +448,7 @@ deadlock:
   %ss.x = zext i32 %ss to i64
   %line.p = getelementptr i32, ptr @lines, i64 %ss.x
   %line = load i32, ptr %line.p
-{_put("status", str(Stop.DEADLOCK), "f1")}
-{_put("site", "%line", "f2")}
-{_put("at_thread", "%st", "f3")}
-{_put("at_x", "%bx", "f4")}
-{_put("at_y", "%by", "f5")}
-{_put("at_z", "%bz", "f6")}
+  call void @stop(ptr %context, i32 {Stop.DEADLOCK}, i32 %line, i32 %bx, i32 %by, i32 %bz, i32 %st)
   br label %quit
 quit:
   ret i32 {EXIT}

@@ -23,8 +23,10 @@ from cudatool.ptx import (
     type_bytes,
 )
 from cudatool.sim.jit.context import EXIT, Context, Stop
+from cudatool.sim.jit.instrument import Instrument, Mode, observe
 
 __all__ = [
+    "ASYNC_QUEUE",
     "ATOMIC",
     "ENVIRONMENT",
     "READ",
@@ -41,7 +43,11 @@ __all__ = [
 # addresses are offsets from it, which lets loops over threads be vectorized.
 ENVIRONMENT = "ptr %context, ptr %zero, ptr %shared, ptr %params, ptr %slots, ptr %locals, i32 %bx, i32 %by, i32 %bz"
 
-READ, WRITE, ATOMIC = "shadow_read", "shadow_write", "shadow_atomic"
+READ, WRITE, ATOMIC = Mode.READ, Mode.WRITE, Mode.ATOMIC
+
+
+ASYNC_QUEUE = "%async"  # the local variable in which a thread keeps the copies that it has begun (:mod:`.asynchronous`)
+_ASYNC_QUEUE_BYTES = 528
 
 
 class UnsupportedInstruction(PtxError):
@@ -78,6 +84,8 @@ _LLVM = {
     "bf16": "float",
     "f16x2": "<2 x half>",
     "bf16x2": "<2 x float>",
+    "u16x2": "<2 x i16>",
+    "s16x2": "<2 x i16>",
     "tf32": "float",
 }
 
@@ -104,8 +112,10 @@ class Layout:
     param_bytes: int = 0
     shared: dict[str, int] = field(default_factory=dict)
     static_shared: int = 0
+    dynamic_offset: int = 0
     local: dict[str, int] = field(default_factory=dict)
     local_bytes: int = 0
+    local_align: int = 16
     globals: dict[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -134,18 +144,18 @@ class Layout:
                 layout.shared[variable.name] = layout.static_shared
                 layout.static_shared += variable.size
             elif variable.space in ("local", "param"):  # parameters of calls are local variables
+                layout.local_align = max(layout.local_align, variable.align)
                 layout.local_bytes = _align(layout.local_bytes, max(variable.align, 8))
                 layout.local[variable.name] = layout.local_bytes
                 layout.local_bytes += variable.size
-        layout.local_bytes = _align(layout.local_bytes, 16)
+        if any(i.opcode == "cp" and "async" in i.modifiers for i in function.instructions):
+            layout.local[ASYNC_QUEUE] = layout.local_bytes
+            layout.local_bytes += _ASYNC_QUEUE_BYTES
+        layout.local_bytes = _align(layout.local_bytes, layout.local_align)  # of a thread; the next one's follows
+        layout.dynamic_offset = _align(layout.static_shared, max([16, *(variable.align for variable in dynamic)]))
         for variable in dynamic:  # all of them name the same memory, after the rest
-            layout.shared[variable.name] = _align(layout.static_shared, 16)
+            layout.shared[variable.name] = layout.dynamic_offset
         return layout
-
-    @property
-    def dynamic_offset(self) -> int:
-        """Where dynamic shared memory begins."""
-        return _align(self.static_shared, 16)
 
 
 def _symbols(instruction: Instruction) -> list[str]:
@@ -171,8 +181,8 @@ class Emitter:
         The kernel, calls inlined.
     layout
         Where its variables lie.
-    footprint
-        Whether global accesses are recorded.
+    instrument
+        What its accesses are instrumented for.
     parallel_generic
         Whether generic addresses never reach local memory, which the threads of a loop share one after the other.
     indices
@@ -184,17 +194,18 @@ class Emitter:
         function: Function,
         layout: Layout,
         *,
-        footprint: bool,
+        instrument: Instrument,
         parallel_generic: bool,
         indices: dict[str, str],
     ) -> None:
         self.function = function
         self.layout = layout
-        self.footprint = footprint
+        self.instrument = instrument
         self.parallel_generic = parallel_generic
         self.indices = indices
         self.lines: list[str] = []
         self.declarations: set[str] = set()
+        self.validated: set[int] = set()  # sizes of generic accesses that are checked
         self.used: dict[str, str] = {}
         self.count = 0
         self.instruction: Instruction | None = None
@@ -222,6 +233,22 @@ class Emitter:
         )
         self.declarations.add(f"declare {result} @{function}({', '.join(types)})")
         return self.op(f"call {result} @{function}({', '.join(arguments)})")
+
+    def define(self, text: str) -> None:
+        """Add a function or constant to the module, once however often it is asked for."""
+        self.declarations.add(text)
+
+    def nested(self) -> Emitter:
+        """Return an emitter for the body of a function that this one calls."""
+        other = Emitter(
+            self.function,
+            self.layout,
+            instrument=self.instrument,
+            parallel_generic=self.parallel_generic,
+            indices=self.indices,
+        )
+        other.declarations, other.instruction = self.declarations, self.instruction
+        return other
 
     def label(self, name: str) -> None:
         self.lines.append(f"{name}:")
@@ -359,11 +386,6 @@ class Emitter:
         limits = ", !range !2" if name in ("block_x", "block_y", "block_z", "threads") else ""
         return self.op(f"load {kind}, ptr {pointer}, !invariant.load !0{limits}")
 
-    def put_field(self, name: str, value: str) -> None:
-        member = getattr(Context, name)
-        pointer = self.op(f"getelementptr i8, ptr %context, i64 {member.offset}")
-        self.emit(f"store i{8 * member.size} {value}, ptr {pointer}")
-
     def symbol_space(self, name: str) -> str:
         """Return the state space in which a symbol lies, ``"entry"`` for a kernel parameter."""
         layout = self.layout
@@ -419,11 +441,10 @@ class Emitter:
         return space, pointer
 
     def stop(self, reason: str) -> None:
-        """End the launch: record why and where, and end the thread."""
-        self.put_field("status", str(getattr(Stop, reason)))
-        for name, value in (("at_x", "%bx"), ("at_y", "%by"), ("at_z", "%bz"), ("at_thread", "%t")):
-            self.put_field(name, value)
-        self.put_field("site", str(self.instruction.line if self.instruction else 0))
+        """End the launch: record why and where, and end the thread. The first thread to stop is the one reported."""
+        line = self.instruction.line if self.instruction else 0
+        status = getattr(Stop, reason)
+        self.emit(f"call void @stop(ptr %context, i32 {status}, i32 {line}, i32 %bx, i32 %by, i32 %bz, i32 %t)")
         self.emit(f"ret i32 {EXIT}")
         self.label(self.new_label())
 
@@ -433,7 +454,9 @@ class Emitter:
             return ""
         return ", !llvm.access.group !1"
 
-    def guarded(self, space: str, pointer: str, size: int, kind: str, site: Instruction) -> None:
+    def guarded(
+        self, space: str, pointer: str, size: int, mode: Mode, site: Instruction, *, strong: bool = False
+    ) -> str:
         """Observe an access before it is made: the one place where checkers and recorders see memory.
 
         Parameters
@@ -441,33 +464,24 @@ class Emitter:
         space
             State space; ``"generic"`` if unknown.
         pointer, size
-            What is accessed, bytes.
-        kind
+            What is accessed, bytes; its alignment must be the size.
+        mode
             :data:`READ`, :data:`WRITE` or :data:`ATOMIC`.
         site
             The instruction.
+        strong
+            Whether it may meet other threads' strong accesses without a race (PTX ISA, "Memory consistency model").
+
+        Returns
+        -------
+        The pointer to use: another one if the access must not be made.
         """
-        if not self.footprint or space not in ("global", "const", "generic"):
-            return
-        address = self.op(f"ptrtoint ptr {pointer} to i64")
-        offset = self.op(f"sub i64 {address}, {self.field('arena_base')}")
-        inside = self.op(f"icmp ult i64 {offset}, {self.field('arena_bytes')}")
-        mark, after = self.new_label(), self.new_label()
-        self.emit(f"br i1 {inside}, label %{mark}, label %{after}")
-        self.label(mark)
-        group = self.group(space)
-        shadow = self.op(f"inttoptr i64 {self.field(kind)} to ptr")
-        cell = self.op(f"getelementptr i8, ptr {shadow}, i64 {offset}")
-        self.emit(f"store i{8 * size} {int.from_bytes(bytes([1]) * size, 'little')}, ptr {cell}, align 1{group}")
-        page = self.op(f"lshr i64 {offset}, 12")
-        pages = self.op(f"inttoptr i64 {self.field('shadow_pages')} to ptr")
-        cell = self.op(f"getelementptr i8, ptr {pages}, i64 {page}")
-        self.emit(f"store i8 1, ptr {cell}{group}")
-        self.emit(f"br label %{after}")
-        self.label(after)
+        if not self.instrument:
+            return pointer
+        return observe(self, space, pointer, size, mode, line=site.line, align=size, strong=strong)
 
 
-_BITS = {"float": 32, "double": 64, "half": 16, "<2 x half>": 32}
+_BITS = {"float": 32, "double": 64, "half": 16, "<2 x half>": 32, "<2 x i16>": 32}
 
 # ---- special registers: PTX name -> (value, LLVM type) ----
 

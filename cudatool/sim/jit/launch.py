@@ -7,6 +7,7 @@ import math
 import mmap
 import random
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -24,6 +25,7 @@ __all__ = [
     "KernelTrap",
     "Launch",
     "run",
+    "take_message",
 ]
 
 _WINDOW = 1 << 32  # of shared memory: what a 32-bit offset can reach, so that no such access leaves it
@@ -83,6 +85,8 @@ class Launch:
         Local memory of a thread.
     slot_bytes
         What the native code keeps across suspensions.
+    heap
+        Of ``malloc`` in kernels (``cudatool_heap_create``), 0 for none.
     """
 
     entry: int
@@ -94,6 +98,7 @@ class Launch:
     dynamic_bytes: int
     local_bytes: int
     slot_bytes: int
+    heap: int = 0
 
 
 class _Region:
@@ -126,9 +131,19 @@ class _Region:
         return True
 
 
+def take_message(context: Context) -> str:
+    """Return what an assertion left in `context`, once."""
+    address, context.message = context.message, 0
+    text = ctypes.string_at(address).decode("utf-8", "replace") if address else ""
+    _libc().free(address)
+    return text
+
+
 @cache
 def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
+    libc.free.argtypes = [ctypes.c_void_p]
+    libc.free.restype = None
     libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return libc
 
@@ -177,8 +192,16 @@ def _order(blocks: int, seed: int | None) -> tuple[int, int]:
     return multiplier, generator.randrange(blocks)
 
 
-def run(launch: Launch, threads: int, seed: int | None, footprint: Footprint | None) -> Context | None:
+def run(
+    launch: Launch,
+    threads: int,
+    seed: int | None,
+    footprint: Footprint | None = None,
+    watch: Callable[[list[Context]], None] | None = None,
+) -> Context | None:
     """Run all blocks; return the context of the worker that was stopped, if one was.
+
+    `watch` gets the workers' contexts before they start.
 
     Raises
     ------
@@ -205,14 +228,18 @@ def run(launch: Launch, threads: int, seed: int | None, footprint: Footprint | N
         context.params, context.globals = launch.params, launch.table
         context.shared, context.shared_bytes = worker.shared.address, launch.shared_bytes
         context.local, context.slots = worker.local.address, worker.slots.address
-        context.status = 0
+        context.heap = launch.heap
+        context.status = context.message = 0
         # Lanes that the last warp lacks, for a block whose size is not a multiple of 32.
         tail = min(-block_threads % 32, ROW - block_threads)
         first = worker.slots.address + 4 * block_threads
         (ctypes.c_uint32 * tail).from_address(first)[:] = [EXIT] * tail
+        context.arena_base = context.arena_bytes = 0
         if footprint is not None:
             context.arena_base, context.arena_bytes = footprint.base, footprint.size
             context.shadow_read, context.shadow_write, context.shadow_atomic, context.shadow_pages = footprint.addresses
+    if watch is not None:
+        watch([worker.context for worker in workers])
     jobs = [_start(worker, launch.entry, counter, blocks) for worker in workers[1:]]
     signals = [_run_worker(workers[0], launch.entry, counter, blocks), *(job.result() if job else 0 for job in jobs)]
     try:

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from cudatool.ptx import Address, Instruction, Operand, Register, Symbol, VectorOperand, type_bytes
+from cudatool.ptx import Instruction, Register, VectorOperand, type_bytes
 from cudatool.sim.jit.emit import ATOMIC, READ, WRITE, Emitter, llvm_type
-from cudatool.sim.jit.table import lowers, types_of
+from cudatool.sim.jit.instrument import acquire
+from cudatool.sim.jit.table import elements, lowers, space_of, types_of
 
 __all__: list[str] = []
 
-_SPACES = {
-    "global": "global",
-    "const": "const",
-    "local": "local",
-    "shared": "shared",
-    "shared::cta": "shared",
-    "shared::cluster": "shared",
-    "param": "param",
-    "param::entry": "param",
-    "param::func": "param",
-}
+_ORDERS = frozenset({"acquire", "release", "acq_rel"})
 _STRONG = frozenset({"volatile", "acquire", "release", "relaxed", "mmio"})
-
-
-def _space(i: Instruction) -> str:
-    return next((_SPACES[m] for m in i.modifiers if m in _SPACES), "generic")
-
-
-def _elements(operand: Operand) -> tuple[Operand, ...]:
-    return operand.elements if isinstance(operand, VectorOperand) else (operand,)
 
 
 def _memory_type(t: str) -> str:
@@ -39,10 +22,10 @@ def _memory_type(t: str) -> str:
 def _load(e: Emitter, i: Instruction) -> None:
     t = _memory_type(types_of(i)[-1])
     kind, size = llvm_type(t), type_bytes(t)
-    targets = _elements(i.operands[0])
-    space, pointer = e.pointer(_space(i), i.operands[1])
-    e.guarded(space, pointer, size * len(targets), READ, i)
+    targets = elements(i.operands[0])
+    space, pointer = e.pointer(space_of(i), i.operands[1])
     strong = "volatile " if _STRONG.intersection(i.modifiers) and space != "local" else ""
+    pointer = e.guarded(space, pointer, size * len(targets), READ, i, strong=bool(strong))
     for index, target in enumerate(targets):
         at = e.op(f"getelementptr i8, ptr {pointer}, i64 {size * index}") if index else pointer
         if space == "entry":
@@ -50,16 +33,20 @@ def _load(e: Emitter, i: Instruction) -> None:
         else:
             value = e.op(f"load {strong}{kind}, ptr {at}, align {min(size, 8)}{'' if strong else e.group(space)}")
         e.set(target, value, t)
+    if "acquire" in i.modifiers:
+        acquire(e)
 
 
 @lowers("st")
 def _store(e: Emitter, i: Instruction) -> None:
     t = _memory_type(types_of(i)[-1])
     kind, size = llvm_type(t), type_bytes(t)
-    sources = _elements(i.operands[1])
-    space, pointer = e.pointer(_space(i), i.operands[0])
-    e.guarded(space, pointer, size * len(sources), WRITE, i)
+    sources = elements(i.operands[1])
+    space, pointer = e.pointer(space_of(i), i.operands[0])
     strong = "volatile " if _STRONG.intersection(i.modifiers) and space != "local" else ""
+    if "release" in i.modifiers:
+        acquire(e)
+    pointer = e.guarded(space, pointer, size * len(sources), WRITE, i, strong=bool(strong))
     for index, source in enumerate(sources):
         value = e.get(source, t)
         at = e.op(f"getelementptr i8, ptr {pointer}, i64 {size * index}") if index else pointer
@@ -98,15 +85,17 @@ def _atomic(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     operands = list(i.operands)
     target = operands.pop(0) if i.opcode == "atom" else None
-    space, pointer = e.pointer(_space(i), operands[0])
+    space, pointer = e.pointer(space_of(i), operands[0])
     if isinstance(operands[1], VectorOperand) or t in ("bf16", "bf16x2", "f16x2", "b128"):
         raise e.unsupported()
     size = type_bytes(t)
     operation = next((m for m in i.modifiers if m in _RMW or m == "cas"), "")
+    if _ORDERS.intersection(i.modifiers):
+        acquire(e)
     if operation == "cas":
         kind = f"i{8 * size}"
         expected, new = (e.get(operand, f"b{8 * size}") for operand in operands[1:3])
-        e.guarded(space, pointer, size, ATOMIC, i)
+        pointer = e.guarded(space, pointer, size, ATOMIC, i)
         pair = e.op(f"cmpxchg ptr {pointer}, {kind} {expected}, {kind} {new} seq_cst seq_cst, align {size}")
         old, t = e.op(f"extractvalue {{ {kind}, i1 }} {pair}, 0"), f"b{8 * size}"
     else:
@@ -115,7 +104,7 @@ def _atomic(e: Emitter, i: Instruction) -> None:
             raise e.unsupported()
         kind = llvm_type(t)
         value = e.get(operands[1], t)
-        e.guarded(space, pointer, size, ATOMIC, i)
+        pointer = e.guarded(space, pointer, size, ATOMIC, i)
         if space == "shared" and name in _PLAIN:
             old = e.op(f"load {kind}, ptr {pointer}, align {size}")
             new = e.op(_PLAIN[name].format(k=kind, a=old, b=value))
@@ -129,40 +118,9 @@ def _atomic(e: Emitter, i: Instruction) -> None:
 @lowers("membar fence")
 def _fence(e: Emitter, i: Instruction) -> None:
     e.emit("fence seq_cst")
+    acquire(e)
 
 
 @lowers("prefetch prefetchu applypriority discard griddepcontrol pmevent setmaxnreg nanosleep")
 def _hint(e: Emitter, i: Instruction) -> None:
     """Hints: nothing to do."""
-
-
-# ---- the functions that CUDA's compiler expects of the system ----
-
-
-@lowers("call")
-def _call(e: Emitter, i: Instruction) -> None:
-    operands = list(i.operands)
-    if operands and isinstance(operands[0], VectorOperand):
-        operands.pop(0)
-    name = getattr(operands[0], "name", "")
-    if name != "__assertfail":
-        raise e.unsupported(name)
-    arguments = _elements(operands[1])
-    for field, argument, kind in zip(
-        ("assert_message", "assert_file", "assert_line", "assert_function"), arguments, "qqiq", strict=False
-    ):
-        assert isinstance(argument, Symbol)
-        width = "i64" if kind == "q" else "i32"
-        _, pointer = e.pointer("param", Address(argument))
-        e.put_field(field, e.op(f"load {width}, ptr {pointer}, align 1"))
-    e.stop("ASSERT")
-
-
-@lowers("trap")
-def _trap(e: Emitter, i: Instruction) -> None:
-    e.stop("TRAP")
-
-
-@lowers("brkpt")
-def _breakpoint(e: Emitter, i: Instruction) -> None:
-    """Nothing to stop for without a debugger."""

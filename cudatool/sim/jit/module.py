@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+import math
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cudatool.ptx import Function, Instruction, Module, PtxError, inline_calls, parse, type_bytes
+from cudatool.ptx import Function, Instruction, Module, PtxError, Symbol, inline_calls, parse_image, type_bytes
 from cudatool.sim.jit import native
 from cudatool.sim.jit.codegen import Native, generate
 from cudatool.sim.jit.context import MAX_THREADS, Context, Stop
 from cudatool.sim.jit.emit import Layout, UnsupportedInstruction
 from cudatool.sim.jit.footprint import Footprint
-from cudatool.sim.jit.launch import KernelAssert, KernelDeadlock, KernelTrap, Launch, run
+from cudatool.sim.jit.instrument import Instrument
+from cudatool.sim.jit.launch import KernelAssert, KernelDeadlock, KernelTrap, Launch, run, take_message
+from cudatool.sim.jit.shadow import Found, Launching, Shadow
+from cudatool.sim.jit.system import SYSTEM
 from cudatool.sim.jit.table import types_of
 
 __all__ = ["GlobalVariable", "JitModule", "Kernel", "Param", "load"]
@@ -50,7 +55,7 @@ class GlobalVariable:
 
 
 def load(ptx: bytes, *, cache_dir: Path | None = None) -> JitModule:
-    """Read a PTX module. Nothing is translated before :meth:`Kernel.prepare`.
+    """Read a PTX module or a linked image. Nothing is translated before :meth:`Kernel.prepare`.
 
     Parameters
     ----------
@@ -64,7 +69,7 @@ def load(ptx: bytes, *, cache_dir: Path | None = None) -> JitModule:
     PtxError
         The text is not PTX.
     """
-    return JitModule(parse(ptx), cache_dir)
+    return JitModule(parse_image(ptx), cache_dir)
 
 
 class JitModule:
@@ -133,7 +138,7 @@ class Kernel:
         self._declared = function
         self._inlined: Function | None = None
         self._layout: Layout | None = None
-        self._variants: dict[tuple[bool, bool], _Translated] = {}
+        self._variants: dict[tuple[Instrument, bool], _Translated] = {}
         self.name = function.name
         layout = Layout.of_params(function)
         self.params = tuple(Param(layout.param_offsets[p.name], p.size, p.align, p.pointer) for p in function.params)
@@ -181,6 +186,13 @@ class Kernel:
         return self._owner._module.files.get(location.file, "") if location else ""
 
     @property
+    def system_calls(self) -> frozenset[str]:
+        """The functions of the system that it calls, such as ``"vprintf"``."""
+        calls = (i for i in self._function.instructions if i.opcode == "call")
+        named = (o.name for i in calls for o in i.operands[:2] if isinstance(o, Symbol))
+        return frozenset(named) & SYSTEM.keys()
+
+    @property
     def instructions(self) -> int:
         """Number of PTX instructions, calls inlined: what a cost model may go by."""
         return len(self._function.instructions)
@@ -200,17 +212,26 @@ class Kernel:
         location = instruction.location
         if location is None:
             return ""
-        return f"{self._owner._module.files.get(location.file, '?')}:{location.line}"
+        file = self._owner._module.files.get(location.file, "?")
+        if os.path.isdir(os.path.dirname(file)) and not os.path.exists(file):
+            # NVRTC puts the working directory in front of the names of programs that are not in files.
+            file = os.path.basename(file)
+        return f"{file}:{location.line}"
+
+    def source_of(self, line: int) -> str:
+        """Return ``file:line`` of what stands at a line of the PTX, that line itself if the PTX does not say."""
+        at = next((i for i in self._function.instructions if i.line == line), None)
+        return (self.where(at) if at else "") or f"PTX line {line}"
 
     # ---- translating ----
 
-    def prepare(self, footprint: bool = False) -> None:
+    def prepare(self, instrument: Instrument = Instrument.NONE) -> None:
         """Translate the kernel, or fetch its native code from the cache.
 
         Parameters
         ----------
-        footprint
-            Prepare the variant that records which memory it accesses.
+        instrument
+            Prepare the variant that is instrumented for these.
 
         Raises
         ------
@@ -219,38 +240,32 @@ class Kernel:
         PtxError
             The kernel cannot be translated for another reason.
         """
-        self._translate(footprint, large_grid=False)
+        self._translate(instrument, large_grid=False)
 
-    def check(self) -> None:
-        """Find out whether the kernel can be translated, without the time that compiling takes.
-
-        Raises
-        ------
-        UnsupportedInstruction, PtxError
-            As :meth:`prepare`.
-        """
-        self._generate(footprint=False, large_grid=False)
-
-    def _translate(self, footprint: bool, large_grid: bool) -> _Translated:
-        found = self._variants.get((footprint, large_grid))
+    def _translate(self, instrument: Instrument, large_grid: bool) -> _Translated:
+        found = self._variants.get((instrument, large_grid))
         if found is not None:
             return found
         module = self._owner._module
         called = [function.text for function in module.functions.values() if not function.is_kernel]
-        variant = f"footprint={footprint}, large_grid={large_grid}"
+        variant = f"instrument={int(instrument)}, large_grid={large_grid}"
         key = native.cache_key(module.preamble, self._declared.text, *called, variant)
         data = native.read_cached(self._owner.cache_dir, key)
         if data is None:
-            made = self._generate(footprint, large_grid)
+            made = self._generate(instrument, large_grid)
             data = made.slot_bytes.to_bytes(8, "little") + native.compile_text(made.text)
             native.write_cached(self._owner.cache_dir, key, data)
         translated = _Translated(native.load_object(data[8:]), int.from_bytes(data[:8], "little"))
-        self._variants[footprint, large_grid] = translated
+        self._variants[instrument, large_grid] = translated
         return translated
 
-    def _generate(self, footprint: bool, large_grid: bool) -> Native:
+    def llvm_ir(self) -> str:
+        """Return what :meth:`prepare` has LLVM optimize and compile, without doing either. Raises as it does."""
+        return self._generate(Instrument.NONE, large_grid=False).text
+
+    def _generate(self, instrument: Instrument, large_grid: bool) -> Native:
         try:
-            return generate(self._function, self.layout, footprint=footprint, large_grid=large_grid)
+            return generate(self._function, self.layout, instrument=instrument, large_grid=large_grid)
         except UnsupportedInstruction as error:
             raise self._located(error) from None
 
@@ -270,7 +285,10 @@ class Kernel:
         threads: int = 1,
         seed: int | None = None,
         footprint: Footprint | None = None,
-    ) -> None:
+        shadow: Shadow | None = None,
+        host_ranges: Sequence[tuple[int, int]] = (),
+        heap: int = 0,
+    ) -> list[Found]:
         """Run the kernel to its end.
 
         Parameters
@@ -285,6 +303,16 @@ class Kernel:
             Permutes the order in which blocks run.
         footprint
             Filled with what the kernel accesses.
+        shadow
+            What the checkers know of memory; they check the kernel. When races are looked for it runs on one thread.
+        host_ranges
+            Address and size of the host memory that the kernel may access.
+        heap
+            Of ``malloc`` in kernels; 0 for none.
+
+        Returns
+        -------
+        What the checkers found.
 
         Raises
         ------
@@ -292,7 +320,11 @@ class Kernel:
             The kernel did not run to its end; memory holds what it wrote until then.
         """
         large = any(blocks * threads > 2**31 for blocks, threads in zip(grid, block, strict=True))
-        translated = self._translate(footprint is not None, large)
+        instrument = Instrument.FOOTPRINT if footprint is not None else Instrument.NONE
+        if shadow is not None:
+            instrument |= shadow.kinds
+            threads = 1 if instrument & Instrument.RACECHECK else threads
+        translated = self._translate(instrument, large)
         launch = Launch(
             entry=translated.code.entry,
             grid=grid,
@@ -303,22 +335,32 @@ class Kernel:
             dynamic_bytes=shared_bytes,
             local_bytes=self.layout.local_bytes,
             slot_bytes=translated.slot_bytes,
+            heap=heap,
         )
-        stopped = run(launch, threads, seed, footprint)
+        checked: list[Launching] = []
+
+        def watch(contexts: list[Context]) -> None:
+            if shadow is not None:
+                checked.append(shadow.prepare(contexts, self._lines, math.prod(grid), host_ranges))
+
+        stopped = run(launch, threads, seed, footprint, watch)
         if stopped is not None:
             raise self._explain(stopped)
+        return checked[0].found() if checked else []
+
+    @property
+    def _lines(self) -> int:
+        return 1 + max((instruction.line for instruction in self._function.instructions), default=0)
 
     def _explain(self, stopped: Context) -> KernelTrap | KernelDeadlock:
         who = f"{self.name}: block ({stopped.at_x}, {stopped.at_y}, {stopped.at_z}), thread {stopped.at_thread}"
         if stopped.status == Stop.ASSERT:
-            message, file, function = (
-                ctypes.string_at(address).decode("utf-8", "replace") if address else "?"
-                for address in (stopped.assert_message, stopped.assert_file, stopped.assert_function)
-            )
-            return KernelAssert(f"{who}: {file}:{stopped.assert_line}: {function}: assertion `{message}` failed")
+            return KernelAssert(f"{self.name}: {take_message(stopped)}")
         at = next((i for i in self._function.instructions if i.line == stopped.site), None)
-        place = (self.where(at) if at else "") or f"PTX line {stopped.site}"
+        place = self.source_of(stopped.site)
         if stopped.status == Stop.DEADLOCK:
             name = at.name if at else "a barrier"
             return KernelDeadlock(f"{who} waits at {name} ({place}), and no thread of the block can go on")
+        if stopped.status == Stop.BAD_FREE:
+            return KernelTrap(f"{who}: free of what is no block of the device's heap in use, at {place}")
         return KernelTrap(f"{who}: trap at {place}")

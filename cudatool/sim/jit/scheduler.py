@@ -12,7 +12,10 @@ from cudatool.sim.jit.collective import Kind, array_offset
 from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.emit import ENVIRONMENT
 
-__all__ = ["AGREED", "DIVERGED", "grid", "OWN", "PRELUDE", "VALUES", "all_threads", "block", "field", "whole_block"]
+__all__ = [
+    *("AGREED", "DIVERGED", "OWN", "PASSED", "PRELUDE", "VALUES"),
+    *("all_threads", "block", "field", "grid", "stop", "whole_block"),
+]
 
 DIVERGED = -2  # in the place of a region number: threads do not agree on one
 VALUES = "ptr %context, ptr %zero, ptr %shared, ptr %params, ptr %slots, ptr %locals, i32 %bx, i32 %by, i32 %bz"
@@ -45,6 +48,30 @@ attributes #0 = { null_pointer_is_valid nounwind "no-trapping-math"="true" }
 attributes #1 = { alwaysinline }
 attributes #2 = { noinline }
 """
+
+
+def stop() -> str:
+    """Return ``stop``, which notes why a launch ends and where. The first to come is the one that is reported."""
+    names = ("site", "at_x", "at_y", "at_z", "at_thread")
+    stores = "\n".join(
+        f"  %{name}.p = getelementptr i8, ptr %context, i64 {getattr(Context, name).offset}\n"
+        f"  store i32 %{name}, ptr %{name}.p"
+        for name in names
+    )
+    return f"""
+define internal void @stop(ptr %context, i32 %why, {", ".join(f"i32 %{name}" for name in names)}) noinline {{
+{field("status", "status", volatile=True)}
+  %again = icmp ne i32 %status, 0
+  br i1 %again, label %end, label %first
+first:
+  store volatile i32 %why, ptr %status.p
+{stores}
+  br label %end
+end:
+  ret void
+}}
+"""
+
 
 # What emitters must not declare again.
 OWN = frozenset({*PRELUDE.splitlines(), "declare i16 @bf16_round(float)"})
@@ -139,14 +166,62 @@ end:
 """
 
 
+PASSED = f"""
+define internal i1 @passed(ptr %slots, i32 %t) {{
+  %index = zext i32 %t to i64
+  %low.a = getelementptr i8, ptr %slots, i64 {array_offset("a")}
+  %low.p = getelementptr i32, ptr %low.a, i64 %index
+  %low = load i32, ptr %low.p, align 4
+  %high.a = getelementptr i8, ptr %slots, i64 {array_offset("b")}
+  %high.p = getelementptr i32, ptr %high.a, i64 %index
+  %high = load i32, ptr %high.p, align 4
+  %wanted.a = getelementptr i8, ptr %slots, i64 {array_offset("c")}
+  %wanted.p = getelementptr i32, ptr %wanted.a, i64 %index
+  %wanted = load i32, ptr %wanted.p, align 4
+  %low.x = zext i32 %low to i64
+  %high.x = zext i32 %high to i64
+  %high.s = shl i64 %high.x, 32
+  %address = or i64 %low.x, %high.s
+  %pointer = inttoptr i64 %address to ptr
+  %word = load volatile i64, ptr %pointer
+  %phase = lshr i64 %word, 63
+  %phase.i = trunc i64 %phase to i32
+  %parity = and i32 %wanted, 1
+  %result = icmp ne i32 %phase.i, %parity
+  ret i1 %result
+}}
+"""
+
+
 def whole_block(number: int, kind: int, *, check_masks: bool) -> str:
-    """Return ``warps_<number>``: the collective for all warps; false if member masks split a warp.
+    """Return ``warps_<number>``: the collective for all warps; false if masks split a warp or threads must wait.
 
     In that case every thread is marked as waiting there, for ``divergent`` to sort out.
     """
     body = check = fill = ""
     if kind == Kind.BARRIER:
         return f"\ndefine internal i1 @warps_{number}({ENVIRONMENT}) #0 {{\n  ret i1 true\n}}\n"
+    if kind in (Kind.WAIT, Kind.POLL):
+        return f"""
+define internal i1 @warps_{number}({ENVIRONMENT}) #0 {{
+entry:
+{field("threads", "n")}
+  br label %look
+look:
+  %t = phi i32 [ 0, %entry ], [ %t.next, %look ]
+  %every = phi i1 [ true, %entry ], [ %every.next, %look ]
+  %ready = call i1 @passed(ptr %slots, i32 %t)
+  %every.next = and i1 %every, %ready
+  %t.x = zext i32 %t to i64
+  %mine = getelementptr i32, ptr %slots, i64 %t.x
+  store i32 {number}, ptr %mine, align 4
+  %t.next = add i32 %t, 1
+  %done = icmp eq i32 %t.next, %n
+  br i1 %done, label %end, label %look
+end:
+  ret i1 %every.next
+}}
+"""
     if check_masks:
         check = f"""
   %masks.p = getelementptr i8, ptr %slots, i64 {array_offset("mask")}
@@ -196,6 +271,7 @@ body:
   %lanes = select i1 %full, i32 -1, i32 %some{check}
 combine:
   call void @combine_{number}({VALUES}, i64 %warp, i32 %lanes, ptr %accumulator) #1
+  call void @after_collective(ptr %context, i64 %warp)
   %warp.next = add nuw nsw i64 %warp, 1
   %reached = shl i64 %warp.next, 5
   %more = icmp ult i64 %reached, %count
@@ -220,14 +296,15 @@ define internal void @block({ENVIRONMENT}) #0 {{
         cases.append(f"i32 {DIVERGED}, label %diverged")
         joins.append("[ %nd, %diverged ]")
         code.append(f"diverged:\n  %nd = call i32 @divergent({VALUES})\n  br label %next")
-    for number in kinds:
+    for number, kind in kinds.items():
+        barrier = "\n  call void @after_barrier(ptr %context)" if kind in (Kind.BARRIER, Kind.BARRIER_REDUCE) else ""
         cases.append(f"i32 {number}, label %do{number}")
         joins += [f"[ {DIVERGED}, %do{number} ]", f"[ %n{number}, %run{number} ]"]
         code.append(
             f"""do{number}:
   %ok{number} = call i1 @warps_{number}({VALUES})
   br i1 %ok{number}, label %run{number}, label %next
-run{number}:
+run{number}:{barrier}
   %n{number} = call i32 @all_{number}({VALUES})
   br label %next"""
         )
@@ -297,6 +374,7 @@ one:
   %bx = trunc i64 %bx.l to i32
   %by = trunc i64 %by.l to i32
   %bz = trunc i64 %bz.l to i32
+  call void @begin_block(ptr %context)
   call void @block({VALUES})
 {field("status", "status", volatile=True)}
   %stopped = icmp ne i32 %status, 0
