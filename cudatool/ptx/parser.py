@@ -132,7 +132,7 @@ class _Parser:
         try:
             return sign * int(token.rstrip("U"), 0)
         except ValueError:
-            if token.isdigit() or token.rstrip("U").isdigit():  # 012 is octal, and Python does not read it so
+            if re.fullmatch("[0-7]+U?", token):  # 012 is octal, and Python does not read it so
                 return sign * int(token.rstrip("U"), 8)
             raise PtxError(f"expected an integer, found {token!r}", self.lines[self.position - 1]) from None
 
@@ -182,8 +182,10 @@ class _Parser:
 
     def directive(self, token: str) -> None:
         if token == ".version":
-            major, _, minor = self.next().partition(".")
-            self.result.version = (int(major), int(minor or 0))
+            found = re.fullmatch(r"(\d+)(?:\.(\d+))?", self.next())
+            if found is None:
+                raise PtxError("no version after .version", self.line)
+            self.result.version = (int(found[1]), int(found[2] or 0))
         elif token == ".target":
             self.result.target = self.next()
             while self.accept(","):
@@ -566,7 +568,7 @@ class _Body:
         parser = self.parser
         base: Register | Symbol | None = None
         offset = 0
-        if parser.peek[0].isdigit() or parser.peek == "-":
+        if parser.peek[:1].isdigit() or parser.peek == "-":
             offset = parser.integer()
         else:
             name = self.resolve(parser.next())

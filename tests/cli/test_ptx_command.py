@@ -89,6 +89,13 @@ def test_ptx_as_it_is_and_what_the_software_device_refuses(run_command, kernels)
     assert "frobnicate.b64" in runs["odd"]["reason"]
 
 
+def test_instruction_that_lacks_its_type_is_refused_by_name(run_command, tmp_path):
+    (tmp_path / "k.ptx").write_text(PTX.replace("frobnicate.b64 %d1;", "fma.rn %d1;"))
+    done = run_command("ptx", "k.ptx", "--kernel", "odd")
+    assert 0 == done.returncode
+    assert "no fma.rn (no such form)" in done.stdout
+
+
 def test_file_without_kernels_says_how_to_get_one(run_command, tmp_path):
     (tmp_path / "t.cu").write_text("template <class T> __global__ void f(T *x) { *x = 1; }")
     done = run_command("ptx", "t.cu")
