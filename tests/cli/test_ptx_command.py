@@ -45,8 +45,8 @@ def test_table(run_command, kernels):
     assert (0, "") == (done.returncode, done.stderr)
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["scale"] == lines[0]
-    assert ["scale_param_0+0", "b8[24]", "r", "read", "4"] in lines
-    assert ["scale_param_0+16", "b8[24]", "w", "write", "4"] in lines
+    assert ["param_0+0", "b8[24]", "r", "read", "4"] in lines
+    assert ["param_0+16", "b8[24]", "w", "write", "4"] in lines
     assert ["features:", "barriers,", "global", "atomics"] in lines
     assert ["variables:", "counter", "a"] in lines
     assert ["software", "device:", "runs", "it"] in lines
@@ -69,7 +69,11 @@ def test_json(run_command, kernels):
 def test_template_instances_and_macros(run_command, kernels):
     done = run_command("ptx", "kernels.cu", "--kernel", "fill<double>", "-D", "SCALE=3", "--arch", "sm_75", "--json")
     listing = json.loads(done.stdout)
-    assert ("sm_75", ["fill<double>"]) == (listing["target"], [one["name"] for one in listing["kernels"]])
+    (found,) = listing["kernels"]
+    assert ("sm_75", "fill<double>") == (listing["target"], found["name"])
+    assert [("double*", "w"), ("double", "")] == [
+        (one["type"], "".join(field["access"] for field in one["fields"])) for one in found["parameters"]
+    ]
 
 
 def test_include_directories(run_command, kernels):
