@@ -25,6 +25,8 @@ def _registers(operand: Operand) -> Iterator[str]:
     elif isinstance(operand, Address):
         if isinstance(operand.base, Register):
             yield operand.base.name
+        for coordinate in operand.coordinates:
+            yield from _registers(coordinate)
     elif isinstance(operand, VectorOperand):
         for element in operand.elements:
             yield from _registers(element)

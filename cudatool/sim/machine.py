@@ -22,6 +22,7 @@ from cudatool.sim.virtual import VirtualMemory
 if TYPE_CHECKING:
     from cudatool.sim.checkers import Checkers
     from cudatool.sim.graph import Condition
+    from cudatool.sim.jit import Shadow
 
 __all__ = [
     "LEGACY_STREAM",
@@ -115,6 +116,10 @@ class Context:
     streams: dict[int, StreamState] = field(default_factory=dict)
     limits: dict[int, int] = field(default_factory=dict)
     peers: set[int] = field(default_factory=set)
+    heap: Any = None
+    """Of ``malloc`` in kernels, made when the first kernel is launched that needs it."""
+    called: frozenset[str] = frozenset()
+    """The system calls that the kernels launched so far contain."""
     legacy_stream: StreamState = field(init=False)
     per_thread: dict[int, StreamState] = field(default_factory=dict)
 
@@ -142,6 +147,7 @@ class Machine:
         self.objects: dict[int, Any] = {}
         self.allocations = Allocations()
         self.checkers: Checkers | None = None
+        self.shadow: Shadow | None = None  # the checkers' maps, kept from one to the next
         self.host = HostMemory()
         span = -(-3 * options.memory // PAGE) * PAGE
         self.arena = Arena(span * options.count, min(_RANGES_PER_BYTE * options.memory * options.count, _MAX_RANGES))
@@ -200,6 +206,8 @@ class Machine:
         for allocation in list(self.allocations):
             if allocation.context == context.handle and allocation.kind in ("device", "module"):
                 self.release(allocation)
+        if context.heap is not None:
+            context.heap.close()
         self.imports.close_all(context)
         for handle, item in list(self.objects.items()):
             if isinstance(item, StreamState | EventState) and item.context is context:

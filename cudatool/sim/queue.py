@@ -144,6 +144,8 @@ class Scheduler:
         self.schedule = schedule
         self.host_time = 0
         """Virtual ns on the host's clock: advances with driver calls and jumps forward when the host waits."""
+        self.synchronized: Callable[[], None] = lambda: None
+        """Called whenever the host has waited for work."""
         self._random = random.Random(seed)
         self._pending: dict[int, Operation] = {}  # by sequence number, so ordered by enqueuing
         self._ready: dict[int, Operation] = {}  # those of them that wait for nothing and do not run yet
@@ -227,6 +229,7 @@ class Scheduler:
                     self._run(chosen)
         for target in targets:
             self.host_time = max(self.host_time, target.end)
+        self.synchronized()
 
     def query(self, operation: Operation | None) -> bool:
         """Tell whether `operation` has completed by the host's clock, and let that clock move on.

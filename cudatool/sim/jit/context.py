@@ -17,6 +17,7 @@ class Stop:
     TRAP = 1
     DEADLOCK = 2
     ASSERT = 3
+    BAD_FREE = 4
 
 
 class Context(ctypes.Structure):
@@ -49,6 +50,10 @@ class Context(ctypes.Structure):
         The first moment of the launch and of the block that runs; how many blocks have begun, and when each did.
     race_released, race_acquired
         The moment of each block's last fence, and whether the one that runs has had one.
+    heap
+        The heap of ``malloc`` in kernels (``cudatool_heap_create``), 0 if there is none.
+    message
+        What the first assertion that failed says (``malloc`` of the C library), else 0.
     status, site, at_*
         Why and where execution stopped; `site` is a line of the PTX.
     """
@@ -106,10 +111,7 @@ class Context(ctypes.Structure):
         ("at_y", ctypes.c_uint32),
         ("at_z", ctypes.c_uint32),
         ("at_thread", ctypes.c_uint32),
-        ("assert_message", ctypes.c_uint64),
-        ("assert_file", ctypes.c_uint64),
-        ("assert_function", ctypes.c_uint64),
-        ("assert_line", ctypes.c_uint32),
-        ("padding", ctypes.c_uint32),
+        ("heap", ctypes.c_uint64),
+        ("message", ctypes.c_uint64),
         ("zero", ctypes.c_uint64),
     )

@@ -79,6 +79,8 @@ _LLVM = {
     "bf16": "float",
     "f16x2": "<2 x half>",
     "bf16x2": "<2 x float>",
+    "u16x2": "<2 x i16>",
+    "s16x2": "<2 x i16>",
     "tf32": "float",
 }
 
@@ -225,6 +227,22 @@ class Emitter:
         self.declarations.add(f"declare {result} @{function}({', '.join(types)})")
         return self.op(f"call {result} @{function}({', '.join(arguments)})")
 
+    def define(self, text: str) -> None:
+        """Add a function or constant to the module, once however often it is asked for."""
+        self.declarations.add(text)
+
+    def nested(self) -> Emitter:
+        """Return an emitter for the body of a function that this one calls."""
+        other = Emitter(
+            self.function,
+            self.layout,
+            instrument=self.instrument,
+            parallel_generic=self.parallel_generic,
+            indices=self.indices,
+        )
+        other.declarations, other.instruction = self.declarations, self.instruction
+        return other
+
     def label(self, name: str) -> None:
         self.lines.append(f"{name}:")
 
@@ -361,11 +379,6 @@ class Emitter:
         limits = ", !range !2" if name in ("block_x", "block_y", "block_z", "threads") else ""
         return self.op(f"load {kind}, ptr {pointer}, !invariant.load !0{limits}")
 
-    def put_field(self, name: str, value: str) -> None:
-        member = getattr(Context, name)
-        pointer = self.op(f"getelementptr i8, ptr %context, i64 {member.offset}")
-        self.emit(f"store i{8 * member.size} {value}, ptr {pointer}")
-
     def symbol_space(self, name: str) -> str:
         """Return the state space in which a symbol lies, ``"entry"`` for a kernel parameter."""
         layout = self.layout
@@ -421,11 +434,10 @@ class Emitter:
         return space, pointer
 
     def stop(self, reason: str) -> None:
-        """End the launch: record why and where, and end the thread."""
-        self.put_field("status", str(getattr(Stop, reason)))
-        for name, value in (("at_x", "%bx"), ("at_y", "%by"), ("at_z", "%bz"), ("at_thread", "%t")):
-            self.put_field(name, value)
-        self.put_field("site", str(self.instruction.line if self.instruction else 0))
+        """End the launch: record why and where, and end the thread. The first thread to stop is the one reported."""
+        line = self.instruction.line if self.instruction else 0
+        status = getattr(Stop, reason)
+        self.emit(f"call void @stop(ptr %context, i32 {status}, i32 {line}, i32 %bx, i32 %by, i32 %bz, i32 %t)")
         self.emit(f"ret i32 {EXIT}")
         self.label(self.new_label())
 
@@ -462,7 +474,7 @@ class Emitter:
         return observe(self, space, pointer, size, mode, line=site.line, align=size, strong=strong)
 
 
-_BITS = {"float": 32, "double": 64, "half": 16, "<2 x half>": 32}
+_BITS = {"float": 32, "double": 64, "half": 16, "<2 x half>": 32, "<2 x i16>": 32}
 
 # ---- special registers: PTX name -> (value, LLVM type) ----
 

@@ -25,6 +25,7 @@ __all__ = [
     "KernelTrap",
     "Launch",
     "run",
+    "take_message",
 ]
 
 _WINDOW = 1 << 32  # of shared memory: what a 32-bit offset can reach, so that no such access leaves it
@@ -84,6 +85,8 @@ class Launch:
         Local memory of a thread.
     slot_bytes
         What the native code keeps across suspensions.
+    heap
+        Of ``malloc`` in kernels (``cudatool_heap_create``), 0 for none.
     """
 
     entry: int
@@ -95,6 +98,7 @@ class Launch:
     dynamic_bytes: int
     local_bytes: int
     slot_bytes: int
+    heap: int = 0
 
 
 class _Region:
@@ -127,9 +131,19 @@ class _Region:
         return True
 
 
+def take_message(context: Context) -> str:
+    """Return what an assertion left in `context`, once."""
+    address, context.message = context.message, 0
+    text = ctypes.string_at(address).decode("utf-8", "replace") if address else ""
+    _libc().free(address)
+    return text
+
+
 @cache
 def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
+    libc.free.argtypes = [ctypes.c_void_p]
+    libc.free.restype = None
     libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return libc
 
@@ -214,7 +228,8 @@ def run(
         context.params, context.globals = launch.params, launch.table
         context.shared, context.shared_bytes = worker.shared.address, launch.shared_bytes
         context.local, context.slots = worker.local.address, worker.slots.address
-        context.status = 0
+        context.heap = launch.heap
+        context.status = context.message = 0
         # Lanes that the last warp lacks, for a block whose size is not a multiple of 32.
         tail = min(-block_threads % 32, ROW - block_threads)
         first = worker.slots.address + 4 * block_threads

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from cudatool.ptx import Address, Instruction, Operand, Register, Symbol, VectorOperand, type_bytes
+from cudatool.ptx import Instruction, Register, VectorOperand, type_bytes
 from cudatool.sim.jit.emit import ATOMIC, READ, WRITE, Emitter, llvm_type
 from cudatool.sim.jit.instrument import acquire
-from cudatool.sim.jit.table import lowers, types_of
+from cudatool.sim.jit.table import elements, lowers, space_of, types_of
 
 __all__: list[str] = []
 
-_SPACES = {
-    "global": "global",
-    "const": "const",
-    "local": "local",
-    "shared": "shared",
-    "shared::cta": "shared",
-    "shared::cluster": "shared",
-    "param": "param",
-    "param::entry": "param",
-    "param::func": "param",
-}
 _ORDERS = frozenset({"acquire", "release", "acq_rel"})
 _STRONG = frozenset({"volatile", "acquire", "release", "relaxed", "mmio"})
-
-
-def _space(i: Instruction) -> str:
-    return next((_SPACES[m] for m in i.modifiers if m in _SPACES), "generic")
-
-
-def _elements(operand: Operand) -> tuple[Operand, ...]:
-    return operand.elements if isinstance(operand, VectorOperand) else (operand,)
 
 
 def _memory_type(t: str) -> str:
@@ -41,8 +22,8 @@ def _memory_type(t: str) -> str:
 def _load(e: Emitter, i: Instruction) -> None:
     t = _memory_type(types_of(i)[-1])
     kind, size = llvm_type(t), type_bytes(t)
-    targets = _elements(i.operands[0])
-    space, pointer = e.pointer(_space(i), i.operands[1])
+    targets = elements(i.operands[0])
+    space, pointer = e.pointer(space_of(i), i.operands[1])
     strong = "volatile " if _STRONG.intersection(i.modifiers) and space != "local" else ""
     pointer = e.guarded(space, pointer, size * len(targets), READ, i, strong=bool(strong))
     for index, target in enumerate(targets):
@@ -60,8 +41,8 @@ def _load(e: Emitter, i: Instruction) -> None:
 def _store(e: Emitter, i: Instruction) -> None:
     t = _memory_type(types_of(i)[-1])
     kind, size = llvm_type(t), type_bytes(t)
-    sources = _elements(i.operands[1])
-    space, pointer = e.pointer(_space(i), i.operands[0])
+    sources = elements(i.operands[1])
+    space, pointer = e.pointer(space_of(i), i.operands[0])
     strong = "volatile " if _STRONG.intersection(i.modifiers) and space != "local" else ""
     if "release" in i.modifiers:
         acquire(e)
@@ -104,7 +85,7 @@ def _atomic(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     operands = list(i.operands)
     target = operands.pop(0) if i.opcode == "atom" else None
-    space, pointer = e.pointer(_space(i), operands[0])
+    space, pointer = e.pointer(space_of(i), operands[0])
     if isinstance(operands[1], VectorOperand) or t in ("bf16", "bf16x2", "f16x2", "b128"):
         raise e.unsupported()
     size = type_bytes(t)
@@ -143,35 +124,3 @@ def _fence(e: Emitter, i: Instruction) -> None:
 @lowers("prefetch prefetchu applypriority discard griddepcontrol pmevent setmaxnreg nanosleep")
 def _hint(e: Emitter, i: Instruction) -> None:
     """Hints: nothing to do."""
-
-
-# ---- the functions that CUDA's compiler expects of the system ----
-
-
-@lowers("call")
-def _call(e: Emitter, i: Instruction) -> None:
-    operands = list(i.operands)
-    if operands and isinstance(operands[0], VectorOperand):
-        operands.pop(0)
-    name = getattr(operands[0], "name", "")
-    if name != "__assertfail":
-        raise e.unsupported(name)
-    arguments = _elements(operands[1])
-    for field, argument, kind in zip(
-        ("assert_message", "assert_file", "assert_line", "assert_function"), arguments, "qqiq", strict=False
-    ):
-        assert isinstance(argument, Symbol)
-        width = "i64" if kind == "q" else "i32"
-        _, pointer = e.pointer("param", Address(argument))
-        e.put_field(field, e.op(f"load {width}, ptr {pointer}, align 1"))
-    e.stop("ASSERT")
-
-
-@lowers("trap")
-def _trap(e: Emitter, i: Instruction) -> None:
-    e.stop("TRAP")
-
-
-@lowers("brkpt")
-def _breakpoint(e: Emitter, i: Instruction) -> None:
-    """Nothing to stop for without a debugger."""

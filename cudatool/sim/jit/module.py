@@ -9,15 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cudatool.ptx import Function, Instruction, Module, PtxError, inline_calls, parse, type_bytes
+from cudatool.ptx import Function, Instruction, Module, PtxError, Symbol, inline_calls, parse_image, type_bytes
 from cudatool.sim.jit import native
-from cudatool.sim.jit.codegen import generate
+from cudatool.sim.jit.codegen import Native, generate
 from cudatool.sim.jit.context import MAX_THREADS, Context, Stop
 from cudatool.sim.jit.emit import Layout, UnsupportedInstruction
 from cudatool.sim.jit.footprint import Footprint
 from cudatool.sim.jit.instrument import Instrument
-from cudatool.sim.jit.launch import KernelAssert, KernelDeadlock, KernelTrap, Launch, run
+from cudatool.sim.jit.launch import KernelAssert, KernelDeadlock, KernelTrap, Launch, run, take_message
 from cudatool.sim.jit.shadow import Found, Launching, Shadow
+from cudatool.sim.jit.system import SYSTEM
 from cudatool.sim.jit.table import types_of
 
 __all__ = ["GlobalVariable", "JitModule", "Kernel", "Param", "load"]
@@ -54,7 +55,7 @@ class GlobalVariable:
 
 
 def load(ptx: bytes, *, cache_dir: Path | None = None) -> JitModule:
-    """Read a PTX module. Nothing is translated before :meth:`Kernel.prepare`.
+    """Read a PTX module or a linked image. Nothing is translated before :meth:`Kernel.prepare`.
 
     Parameters
     ----------
@@ -68,7 +69,7 @@ def load(ptx: bytes, *, cache_dir: Path | None = None) -> JitModule:
     PtxError
         The text is not PTX.
     """
-    return JitModule(parse(ptx), cache_dir)
+    return JitModule(parse_image(ptx), cache_dir)
 
 
 class JitModule:
@@ -185,6 +186,13 @@ class Kernel:
         return self._owner._module.files.get(location.file, "") if location else ""
 
     @property
+    def system_calls(self) -> frozenset[str]:
+        """The functions of the system that it calls, such as ``"vprintf"``."""
+        calls = (i for i in self._function.instructions if i.opcode == "call")
+        named = (o.name for i in calls for o in i.operands[:2] if isinstance(o, Symbol))
+        return frozenset(named) & SYSTEM.keys()
+
+    @property
     def instructions(self) -> int:
         """Number of PTX instructions, calls inlined: what a cost model may go by."""
         return len(self._function.instructions)
@@ -244,15 +252,22 @@ class Kernel:
         key = native.cache_key(module.preamble, self._declared.text, *called, variant)
         data = native.read_cached(self._owner.cache_dir, key)
         if data is None:
-            try:
-                made = generate(self._function, self.layout, instrument=instrument, large_grid=large_grid)
-            except UnsupportedInstruction as error:
-                raise self._located(error) from None
+            made = self._generate(instrument, large_grid)
             data = made.slot_bytes.to_bytes(8, "little") + native.compile_text(made.text)
             native.write_cached(self._owner.cache_dir, key, data)
         translated = _Translated(native.load_object(data[8:]), int.from_bytes(data[:8], "little"))
         self._variants[instrument, large_grid] = translated
         return translated
+
+    def llvm_ir(self) -> str:
+        """Return what :meth:`prepare` has LLVM optimize and compile, without doing either. Raises as it does."""
+        return self._generate(Instrument.NONE, large_grid=False).text
+
+    def _generate(self, instrument: Instrument, large_grid: bool) -> Native:
+        try:
+            return generate(self._function, self.layout, instrument=instrument, large_grid=large_grid)
+        except UnsupportedInstruction as error:
+            raise self._located(error) from None
 
     def _located(self, error: UnsupportedInstruction) -> UnsupportedInstruction:
         at = next((i for i in self._function.instructions if i.line == error.line), None)
@@ -272,6 +287,7 @@ class Kernel:
         footprint: Footprint | None = None,
         shadow: Shadow | None = None,
         host_ranges: Sequence[tuple[int, int]] = (),
+        heap: int = 0,
     ) -> list[Found]:
         """Run the kernel to its end.
 
@@ -291,6 +307,8 @@ class Kernel:
             What the checkers know of memory; they check the kernel. When races are looked for it runs on one thread.
         host_ranges
             Address and size of the host memory that the kernel may access.
+        heap
+            Of ``malloc`` in kernels; 0 for none.
 
         Returns
         -------
@@ -317,6 +335,7 @@ class Kernel:
             dynamic_bytes=shared_bytes,
             local_bytes=self.layout.local_bytes,
             slot_bytes=translated.slot_bytes,
+            heap=heap,
         )
         checked: list[Launching] = []
 
@@ -336,14 +355,12 @@ class Kernel:
     def _explain(self, stopped: Context) -> KernelTrap | KernelDeadlock:
         who = f"{self.name}: block ({stopped.at_x}, {stopped.at_y}, {stopped.at_z}), thread {stopped.at_thread}"
         if stopped.status == Stop.ASSERT:
-            message, file, function = (
-                ctypes.string_at(address).decode("utf-8", "replace") if address else "?"
-                for address in (stopped.assert_message, stopped.assert_file, stopped.assert_function)
-            )
-            return KernelAssert(f"{who}: {file}:{stopped.assert_line}: {function}: assertion `{message}` failed")
+            return KernelAssert(f"{self.name}: {take_message(stopped)}")
         at = next((i for i in self._function.instructions if i.line == stopped.site), None)
         place = self.source_of(stopped.site)
         if stopped.status == Stop.DEADLOCK:
             name = at.name if at else "a barrier"
             return KernelDeadlock(f"{who} waits at {name} ({place}), and no thread of the block can go on")
+        if stopped.status == Stop.BAD_FREE:
+            return KernelTrap(f"{who}: free of what is no block of the device's heap in use, at {place}")
         return KernelTrap(f"{who}: trap at {place}")

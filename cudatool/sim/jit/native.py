@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import importlib.util
 import os
 import tempfile
 import threading
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
+
+from cudatool.sim.device_runtime import library
 
 __all__ = [
     "Code",
@@ -34,6 +35,8 @@ def _machine() -> Any:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     target = llvm.Target.from_default_triple()
+    for name in _CALLABLE:
+        llvm.add_symbol(name, ctypes.cast(getattr(library(), name), ctypes.c_void_p).value)
     return target.create_target_machine(
         cpu=llvm.get_host_cpu_name(), features=_features(), opt=3, reloc="pic", codemodel="jitdefault", jit=True
     )
@@ -127,15 +130,19 @@ def load_object(data: bytes) -> Code:
 
 @cache
 def _guard() -> Any:
-    spec = importlib.util.find_spec("cudatool.sim._libcuda")
-    if spec is None or spec.origin is None:
-        raise ImportError("cudatool.sim._libcuda was not built; install cudatool with a C compiler present")
-    function = ctypes.CDLL(spec.origin).cudatool_guarded_call
-    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    function = library().cudatool_guarded_call
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
     function.restype = ctypes.c_int
     return function
 
 
 def guarded_call(function: int, argument: int, address: int) -> int:
-    """Run native code; return 0 or the signal that ended it, with the faulting address in the 8 bytes at `address`."""
-    return int(_guard()(function, argument, address))
+    """Run native code; return 0 or the signal that ended it, with the faulting address in the 8 bytes at `address`.
+
+    On the main thread, Ctrl-C ends it.
+    """
+    return int(_guard()(function, argument, address, threading.current_thread() is threading.main_thread()))
+
+
+# What native code may call (cudatool/sim/_device.c).
+_CALLABLE = ("cudatool_vprintf", "cudatool_malloc", "cudatool_free", "cudatool_assert")

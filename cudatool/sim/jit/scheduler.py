@@ -12,7 +12,19 @@ from cudatool.sim.jit.collective import Kind, array_offset
 from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.emit import ENVIRONMENT
 
-__all__ = ["AGREED", "DIVERGED", "grid", "OWN", "PRELUDE", "VALUES", "all_threads", "block", "field", "whole_block"]
+__all__ = [
+    "AGREED",
+    "DIVERGED",
+    "grid",
+    "OWN",
+    "PRELUDE",
+    "VALUES",
+    "all_threads",
+    "block",
+    "field",
+    "stop",
+    "whole_block",
+]
 
 DIVERGED = -2  # in the place of a region number: threads do not agree on one
 VALUES = "ptr %context, ptr %zero, ptr %shared, ptr %params, ptr %slots, ptr %locals, i32 %bx, i32 %by, i32 %bz"
@@ -45,6 +57,30 @@ attributes #0 = { null_pointer_is_valid nounwind "no-trapping-math"="true" }
 attributes #1 = { alwaysinline }
 attributes #2 = { noinline }
 """
+
+
+def stop() -> str:
+    """Return ``stop``, which notes why a launch ends and where. The first to come is the one that is reported."""
+    names = ("site", "at_x", "at_y", "at_z", "at_thread")
+    stores = "\n".join(
+        f"  %{name}.p = getelementptr i8, ptr %context, i64 {getattr(Context, name).offset}\n"
+        f"  store i32 %{name}, ptr %{name}.p"
+        for name in names
+    )
+    return f"""
+define internal void @stop(ptr %context, i32 %why, {", ".join(f"i32 %{name}" for name in names)}) noinline {{
+{field("status", "status", volatile=True)}
+  %again = icmp ne i32 %status, 0
+  br i1 %again, label %end, label %first
+first:
+  store volatile i32 %why, ptr %status.p
+{stores}
+  br label %end
+end:
+  ret void
+}}
+"""
+
 
 # What emitters must not declare again.
 OWN = frozenset({*PRELUDE.splitlines(), "declare i16 @bf16_round(float)"})
