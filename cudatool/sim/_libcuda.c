@@ -7,7 +7,6 @@
  * kernel, as on a GPU, and not the process.
  */
 #define _GNU_SOURCE
-#define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <pthread.h>
 #include <setjmp.h>
