@@ -190,7 +190,7 @@ class GraphExec:
         begin.run = assign_defaults
         scheduler.enqueue(begin, cost=0, after=[self._last] if self._last else [])
         ends = Run(stream, begin, values, frozenset(self._disabled)).enqueue(self._graph, [begin])
-        end = Operation(stream, "graph", "end of cuGraphLaunch", abi.call.correlation)
+        end = Operation(stream, "graph_end", "cuGraphLaunch", abi.call.correlation)
         end.launch, end.run = begin, self._ended
         scheduler.enqueue(end, cost=0, after=ends)
         self._last = end
