@@ -47,7 +47,11 @@ def load(options: Options | None = None) -> Machine:
         return _loaded
     from cudatool.sim import (
         abi,
+        api_capture,
         api_device,
+        api_graph,
+        api_graph_exec,
+        api_graph_nodes,
         api_ipc,
         api_link,
         api_memory,
@@ -62,6 +66,7 @@ def load(options: Options | None = None) -> Machine:
     )
 
     # Imported for what they register.
+    del api_capture, api_graph, api_graph_exec, api_graph_nodes
     del api_device, api_ipc, api_link, api_memory, api_module, api_pointer, api_profiler, api_stream, api_vmm
     library = _load_library("cudatool.sim._libcuda")
     prototype = ctypes.CFUNCTYPE(

@@ -23,7 +23,7 @@ from cudatool.ptx import PtxError, device_code, is_container, join, parse_image,
 
 __all__ = ["Input", "install"]
 
-log: Final = logging.getLogger("cudatool.sim")
+_log: Final = logging.getLogger("cudatool.sim")
 
 _SUCCESS, _INVALID_INPUT, _INTERNAL = 0, 3, 6
 
@@ -307,7 +307,7 @@ def _caught(function: Callable[..., int]) -> Callable[..., int]:
         try:
             return function(*arguments)
         except Exception:
-            log.exception("%s failed", function.__name__)
+            _log.exception("%s failed", function.__name__)
             return _INTERNAL
 
     return call

@@ -30,7 +30,7 @@ from typing import Any, Final
 import pytest
 
 _FOLDERS: Final = ("cudadrv", "cudapy", "nrt", "nocuda", "doc_examples")
-_MACHINE: Final = "sim:memory=4GiB,threads=2"
+_MACHINE: Final = "sim:count=2,memory=4GiB,threads=2"
 _TEST_TIMEOUT_S: Final = 300
 
 # What a test needs that the software device does not offer, by what its failure or skip says, or by where it stands.
