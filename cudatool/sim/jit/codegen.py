@@ -279,7 +279,7 @@ class _Kernel:
                 done.add(block_number)
                 pending.extend(self._block(e, block_number, following))
         self._finish(e)
-        local = f"alloca [{max(self.layout.local_bytes, 1)} x i8], align 16"
+        local = f"alloca [{max(self.layout.local_bytes, 1)} x i8], align {self.layout.local_align}"
         if self.rows or self.layout.local_bytes > _MAX_STACK:
             local = "getelementptr i8, ptr %locals, i64 %local_offset"
         header = [

@@ -115,8 +115,10 @@ class Layout:
     param_bytes: int = 0
     shared: dict[str, int] = field(default_factory=dict)
     static_shared: int = 0
+    dynamic_offset: int = 0
     local: dict[str, int] = field(default_factory=dict)
     local_bytes: int = 0
+    local_align: int = 16
     globals: dict[str, int] = field(default_factory=dict)
     constants: dict[str, int] = field(default_factory=dict)
 
@@ -147,21 +149,18 @@ class Layout:
                 layout.shared[variable.name] = layout.static_shared
                 layout.static_shared += variable.size
             elif variable.space in ("local", "param"):  # parameters of calls are local variables
+                layout.local_align = max(layout.local_align, variable.align)
                 layout.local_bytes = _align(layout.local_bytes, max(variable.align, 8))
                 layout.local[variable.name] = layout.local_bytes
                 layout.local_bytes += variable.size
-        layout.local_bytes = _align(layout.local_bytes, 16)
         if any(i.opcode == "cp" and "async" in i.modifiers for i in function.instructions):
             layout.local[ASYNC_QUEUE] = layout.local_bytes
             layout.local_bytes += _ASYNC_QUEUE_BYTES
+        layout.local_bytes = _align(layout.local_bytes, layout.local_align)  # of a thread; the next one's follows
+        layout.dynamic_offset = _align(layout.static_shared, max([16, *(variable.align for variable in dynamic)]))
         for variable in dynamic:  # all of them name the same memory, after the rest
-            layout.shared[variable.name] = _align(layout.static_shared, 16)
+            layout.shared[variable.name] = layout.dynamic_offset
         return layout
-
-    @property
-    def dynamic_offset(self) -> int:
-        """Where dynamic shared memory begins."""
-        return _align(self.static_shared, 16)
 
 
 def _symbols(instruction: Instruction) -> list[str]:
