@@ -334,7 +334,7 @@ def _function_attribute(function: Function, attribute: int, device: Device) -> i
     values = {
         0: kernel.max_threads,
         1: kernel.static_shared,
-        2: 0,  # constant memory
+        2: sum(variable.size for variable in function.library.parsed.variables.values() if variable.space == "const"),
         3: kernel.local_bytes,
         4: 32,  # registers: native code has none of the kind; a common number, so that occupancy makes sense
         5: 90,  # PTX version
@@ -384,6 +384,12 @@ def cuKernelSetAttribute(attrib: int, val: int, kernel: int, dev: int) -> None:
 @entry("cuFuncSetCacheConfig(CUfunction hfunc, CUfunc_cache config)")
 def cuFuncSetCacheConfig(hfunc: int, config: int) -> None:
     state.machine.get(hfunc, Function)
+
+
+@entry("cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice dev)")
+def cuKernelSetCacheConfig(kernel: int, config: int, dev: int) -> None:
+    state.machine.device(dev)
+    cuFuncSetCacheConfig(kernel, config)
 
 
 # ---- Execution control ----
@@ -436,7 +442,6 @@ class Launch:
 
     function: Function
     kernel: JitKernel
-    context: Context
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared: int
@@ -476,7 +481,7 @@ def checked_launch(
         )
     if threads > kernel.max_threads:
         raise DriverError(
-            Result.LAUNCH_OUT_OF_RESOURCES, f"{function.name} was compiled for at most {kernel.max_threads} threads"
+            Result.INVALID_VALUE, f"{function.name} was compiled for at most {kernel.max_threads} threads"
         )
     if shared > _max_dynamic_shared(function, kernel):
         raise DriverError(
@@ -485,7 +490,7 @@ def checked_launch(
             f"{_max_dynamic_shared(function, kernel)} are allowed (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)",
         )
     prepare_calls(context, kernel.system_calls)
-    return Launch(function, kernel, context, grid, block, shared, _pack(kernel, params, extra))
+    return Launch(function, kernel, grid, block, shared, _pack(kernel, params, extra))
 
 
 def _launch(
@@ -562,7 +567,9 @@ def cuLaunchKernel(
     _launch(f, grid, block, sharedMemBytes, hStream, kernelParams, extra)
 
 
-class _LaunchConfig(ctypes.Structure):
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
     _fields_ = (
         ("grid", c_uint * 3),
         ("block", c_uint * 3),
@@ -577,11 +584,9 @@ _ATTRIBUTE_BYTES = 72  # sizeof(CUlaunchAttribute): id, padding to 8, a union of
 _COOPERATIVE, _CLUSTER_DIMENSION = 2, 4
 
 
-@entry("cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra)")
-def cuLaunchKernelEx(config: int, f: int, kernelParams: int, extra: int) -> None:
-    if not config:
-        raise DriverError(Result.INVALID_VALUE)
-    launch = _LaunchConfig.from_address(config)
+def launch_attributes(launch: LaunchConfig) -> dict[int, bytes]:
+    """Return each CUlaunchAttributeValue by its CUlaunchAttributeID; fail for what there is not on this device."""
+    found = {}
     for index in range(launch.numAttrs):
         attribute = launch.attrs + index * _ATTRIBUTE_BYTES
         kind, value = c_int.from_address(attribute).value, (c_uint * 3).from_address(attribute + 8)
@@ -589,6 +594,16 @@ def cuLaunchKernelEx(config: int, f: int, kernelParams: int, extra: int) -> None
             raise DriverError(Result.NOT_SUPPORTED, "the software device has no cooperative launches")
         if kind == _CLUSTER_DIMENSION and tuple(value) != (1, 1, 1):
             raise DriverError(Result.NOT_SUPPORTED, "the software device has no thread block clusters")
+        found[kind] = ctypes.string_at(attribute + 8, _ATTRIBUTE_BYTES - 8)
+    return found
+
+
+@entry("cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra)")
+def cuLaunchKernelEx(config: int, f: int, kernelParams: int, extra: int) -> None:
+    if not config:
+        raise DriverError(Result.INVALID_VALUE)
+    launch = LaunchConfig.from_address(config)
+    launch_attributes(launch)
     grid, block = tuple(launch.grid), tuple(launch.block)
     _launch(f, grid, block, launch.sharedMemBytes, launch.hStream, kernelParams, extra)
 

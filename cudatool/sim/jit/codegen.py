@@ -18,7 +18,17 @@ from dataclasses import dataclass, replace
 
 from cudatool.ptx import Address, Flow, Function, Immediate, Instruction, Register, Symbol, type_bytes
 from cudatool.ptx.flow import reads, writes
-from cudatool.sim.jit import arithmetic, bits, comparison, conversion, matrix, memory, scheduler, system
+from cudatool.sim.jit import (
+    arithmetic,
+    asynchronous,
+    bits,
+    comparison,
+    conversion,
+    matrix,
+    memory,
+    scheduler,
+    system,
+)
 from cudatool.sim.jit.collective import (
     ARGUMENT_ARRAYS,
     ROW,
@@ -30,7 +40,7 @@ from cudatool.sim.jit.collective import (
 )
 from cudatool.sim.jit.context import EXIT
 from cudatool.sim.jit.divergence import divergent
-from cudatool.sim.jit.emit import ENVIRONMENT, SPECIAL, Emitter, Layout, storage_type
+from cudatool.sim.jit.emit import ASYNC_QUEUE, ENVIRONMENT, SPECIAL, Emitter, Layout, storage_type
 from cudatool.sim.jit.instrument import Instrument, functions
 from cudatool.sim.jit.table import TABLE, space_of
 
@@ -231,6 +241,8 @@ class _Kernel:
             )
         if self.rows:
             self.parts.append(scheduler.AGREED)
+        if {Kind.WAIT, Kind.POLL}.intersection(kinds.values()):
+            self.parts.append(scheduler.PASSED)
         self.parts.append(scheduler.grid(self.layout.param_bytes))
         self.parts.append(functions(self.instrument, self.validated))
         text = "\n".join([*sorted(self.declarations - scheduler.OWN), scheduler.PRELUDE, scheduler.stop(), *self.parts])
@@ -255,6 +267,8 @@ class _Kernel:
             e.instruction = instruction
             self.rows[index].resume(e, instruction)
             first = self.flow.at[index + 1]
+        elif ASYNC_QUEUE in self.layout.local:
+            asynchronous.begin(e)
         e.emit(f"br label %b{first}")
         done: set[int] = set()
         pending = [first]
@@ -264,7 +278,7 @@ class _Kernel:
                 done.add(block_number)
                 pending.extend(self._block(e, block_number, following))
         self._finish(e)
-        local = f"alloca [{max(self.layout.local_bytes, 1)} x i8], align 16"
+        local = f"alloca [{max(self.layout.local_bytes, 1)} x i8], align {self.layout.local_align}"
         if self.rows or self.layout.local_bytes > _MAX_STACK:
             local = "getelementptr i8, ptr %locals, i64 %local_offset"
         header = [
@@ -359,7 +373,7 @@ class _Kernel:
                 pointer = self.rows[index].access(e, instruction, space, pointer)
                 self._leave(e, name, e.op(f"ptrtoint ptr {pointer} to i64"), type_name)
             else:
-                self._leave(e, name, e.get(operand, type_name), type_name)
+                self._leave(e, name, e.get(operand, "b64" if type_name == "phase" else type_name), type_name)
         for register in self._kept(index):
             offset, kind = self._slot(register)
             value, _ = e.read(register)
@@ -372,6 +386,8 @@ class _Kernel:
         """Store an operand of a suspension in this thread's entry of an argument array."""
         if type_name == "pred":
             value = e.op(f"zext i1 {value} to i32")
+        elif type_name == "phase":
+            value = e.convert(e.op(f"lshr i64 {value}, 63"), "i64", "i32")
         elif type_name == "b64":
             high = e.op(f"lshr i64 {value}, 32")
             self._store_argument(e, following_array(name), e.convert(high, "i64", "i32"))
@@ -383,7 +399,7 @@ class _Kernel:
         e.emit(f"store i32 {value}, ptr {at}, align 4, !llvm.access.group !1")
 
     def _collective(self, number: int, index: int) -> bool:
-        """Emit what combines suspension `number`; return whether its member masks may split a warp."""
+        """Emit what combines suspension `number`; return whether some of its threads may have to wait for others."""
         instruction, row = self.code[index], self.rows[index]
         e = self._emitter()
         e.instruction = instruction
@@ -401,7 +417,7 @@ class _Kernel:
                 ]
             )
         )
-        checked = False
+        checked = row.kind in (Kind.WAIT, Kind.POLL)
         if row.kind == Kind.WARP:
             mask = next(operand for name, operand, _ in row.leave(instruction) if name == "mask")
             checked = not (isinstance(mask, Immediate) and int(mask.value) & 0xFFFFFFFF == 0xFFFFFFFF)

@@ -57,6 +57,8 @@ class Kind:
     BARRIER = 2  # "a" is the barrier's number, "b" how many threads it waits for (0: all)
     BARRIER_REDUCE = 3  # a barrier whose predicates, in "c", are combined
     PRESENT = 4  # never waits: whoever is there takes part (activemask)
+    WAIT = 5  # each thread waits by itself: until the top bit of the word that "a" points to is not that of "c"
+    POLL = 6  # the same, but it goes on when no other thread of the block can
 
 
 _Combine = Callable[[Emitter, Instruction], None]
@@ -72,7 +74,8 @@ class Suspension:
         One of :class:`Kind`.
     leave
         Given the instruction: what goes to which argument array, as (array, operand, type). The upper half of a b64
-        goes to the array after the one named. An address is left as a native pointer, which is a b64.
+        goes to the array after the one named. An address is left as a native pointer, which is a b64. Type "phase" is
+        the top bit of a b64.
     combine
         Emits the body of the warp function, from ``%warp`` and ``%lanes`` (a bit for each lane that takes part).
     resume

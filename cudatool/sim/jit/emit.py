@@ -26,6 +26,7 @@ from cudatool.sim.jit.context import EXIT, Context, Stop
 from cudatool.sim.jit.instrument import Instrument, Mode, observe
 
 __all__ = [
+    "ASYNC_QUEUE",
     "ATOMIC",
     "ENVIRONMENT",
     "READ",
@@ -43,6 +44,10 @@ __all__ = [
 ENVIRONMENT = "ptr %context, ptr %zero, ptr %shared, ptr %params, ptr %slots, ptr %locals, i32 %bx, i32 %by, i32 %bz"
 
 READ, WRITE, ATOMIC = Mode.READ, Mode.WRITE, Mode.ATOMIC
+
+
+ASYNC_QUEUE = "%async"  # the local variable in which a thread keeps the copies that it has begun (:mod:`.asynchronous`)
+_ASYNC_QUEUE_BYTES = 528
 
 
 class UnsupportedInstruction(PtxError):
@@ -107,8 +112,10 @@ class Layout:
     param_bytes: int = 0
     shared: dict[str, int] = field(default_factory=dict)
     static_shared: int = 0
+    dynamic_offset: int = 0
     local: dict[str, int] = field(default_factory=dict)
     local_bytes: int = 0
+    local_align: int = 16
     globals: dict[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -137,18 +144,18 @@ class Layout:
                 layout.shared[variable.name] = layout.static_shared
                 layout.static_shared += variable.size
             elif variable.space in ("local", "param"):  # parameters of calls are local variables
+                layout.local_align = max(layout.local_align, variable.align)
                 layout.local_bytes = _align(layout.local_bytes, max(variable.align, 8))
                 layout.local[variable.name] = layout.local_bytes
                 layout.local_bytes += variable.size
-        layout.local_bytes = _align(layout.local_bytes, 16)
+        if any(i.opcode == "cp" and "async" in i.modifiers for i in function.instructions):
+            layout.local[ASYNC_QUEUE] = layout.local_bytes
+            layout.local_bytes += _ASYNC_QUEUE_BYTES
+        layout.local_bytes = _align(layout.local_bytes, layout.local_align)  # of a thread; the next one's follows
+        layout.dynamic_offset = _align(layout.static_shared, max([16, *(variable.align for variable in dynamic)]))
         for variable in dynamic:  # all of them name the same memory, after the rest
-            layout.shared[variable.name] = _align(layout.static_shared, 16)
+            layout.shared[variable.name] = layout.dynamic_offset
         return layout
-
-    @property
-    def dynamic_offset(self) -> int:
-        """Where dynamic shared memory begins."""
-        return _align(self.static_shared, 16)
 
 
 def _symbols(instruction: Instruction) -> list[str]:
