@@ -89,9 +89,7 @@ def result_of(driver, ok, image: bytes) -> list[int]:
     return values.tolist()
 
 
-@pytest.mark.parametrize(
-    ("caller", "callee"), [("PTX", "PTX"), ("LTOIR", "LTOIR"), ("LTOIR", "PTX"), ("PTX", "LTOIR")]
-)
+@pytest.mark.parametrize(("caller", "callee"), [("PTX", "PTX"), ("LTOIR", "LTOIR"), ("LTOIR", "PTX"), ("PTX", "LTOIR")])
 def test_linked_modules_run(nvjitlink, driver, ok, caller, callee):
     with Link(nvjitlink, *(["-lto"] if "LTOIR" in (caller, callee) else [])) as link:
         link.add(caller, compiled(CALLER, caller))
