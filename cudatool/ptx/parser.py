@@ -52,6 +52,7 @@ _VECTOR = {".v2": 2, ".v4": 4, ".v8": 8}
 # ISA names no more, and an eight-wide vector is only used whole.
 _ELEMENTS = (".x", ".y", ".z", ".w", ".4", ".5", ".6", ".7")
 _COLORS = {**{name: name for name in "xyzw"}, **dict(zip("rgba", "xyzw", strict=True))}
+_SELECTOR = re.compile(r"b[0-7]{1,4}|h[0-3]{1,2}")
 _NO_VALUE = {"noreturn", "explicitcluster", "blocksareclusters"}
 
 
@@ -547,6 +548,9 @@ class _Body:
         name = self.resolve(token)
         if name in self.vectors:
             return VectorOperand(self.vectors[name])
+        base, _, selector = token.rpartition(".")
+        if name == token and _SELECTOR.fullmatch(selector) and self.resolve(base) in self.function.registers:
+            return Register(self.resolve(base), selector=selector)
         if not self.is_register(name):
             offset = 0
             if parser.peek in ("+", "-") and not token.startswith("%"):

@@ -28,6 +28,7 @@ from cudatool.sim.jit import (
     memory,
     scheduler,
     system,
+    video,
 )
 from cudatool.sim.jit.collective import (
     ARGUMENT_ARRAYS,
@@ -46,9 +47,9 @@ from cudatool.sim.jit.table import TABLE, Lowering, space_of
 
 __all__ = ["Native", "generate"]
 
-del arithmetic, bits, comparison, conversion, matrix, memory, system  # imported for the rows they enter
+del arithmetic, bits, comparison, conversion, matrix, memory, system, video  # imported for the rows they enter
 
-_VOLATILE = frozenset({"%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo"})
+_VOLATILE = frozenset({"%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi"})
 # Instructions whose value depends on their operands alone, and is cheap: computed again rather than kept.
 _PURE = frozenset(
     [
