@@ -34,6 +34,7 @@ def kernel_json(accesses: KernelAccesses, summary: KernelSummary, refusal: str) 
     """Return the same as :func:`print_kernel` prints, for ``json.dumps``."""
     return {
         "kernel": accesses.kernel,
+        "target": summary.target,
         "name": kernel_name(accesses.kernel),
         "parameters": [
             {
