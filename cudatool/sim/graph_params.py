@@ -23,6 +23,7 @@ from cudatool.sim.graph_nodes import (
     Operand,
     RecordEvent,
     WaitForEvent,
+    memory_at,
 )
 from cudatool.sim.machine import Context, current_context
 from cudatool.sim.queue import EventState
@@ -244,7 +245,8 @@ def copy_of(params: Memcpy3D, context: Context) -> Copy:
         base = side.Host if side.MemoryType == _HOST else side.Device
         plane = side.Pitch * side.Height
         address = base and base + side.Z * plane + side.Y * side.Pitch + side.XInBytes
-        sides.append(Operand(address, side.Pitch, plane, side.MemoryType))
+        is_known = side.MemoryType == _DEVICE or memory_at(address)[0] != ""
+        sides.append(Operand(address, side.Pitch, plane, side.MemoryType, is_known))
     copy = Copy(*sides, params.WidthInBytes, params.Height, params.Depth, context, bytes(params))
     copy.check()
     return copy
@@ -254,10 +256,7 @@ def flat_copy(target: int, source: int, size: int, context: Context) -> Copy:
     """Return what the memcpy node of a captured copy does."""
     params = Memcpy3D(WidthInBytes=size, Height=1, Depth=1)
     for side, address in ((params.src, source), (params.dst, target)):
-        allocation = state.machine.allocations.holding(address)
-        on_host = allocation is not None and allocation.device < 0
-        unknown = allocation is None and state.machine.graph_memory.holding(address) is None
-        side.MemoryType = _HOST if on_host or unknown else _DEVICE
+        side.MemoryType = _HOST if memory_at(address)[1] < 0 else _DEVICE
         side.Host, side.Device = (address, 0) if side.MemoryType == _HOST else (0, address)
     return copy_of(params, context)
 
