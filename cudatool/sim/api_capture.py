@@ -241,7 +241,7 @@ def _fork(stream: StreamState, hEvent: int, Flags: int) -> bool:
     """Let a stream that waits for an event of a capture in progress take part in it. Tell whether it was one."""
     event = state.machine.get(hEvent, EventState)
     captured = event.captured
-    if captured is None or state.machine.captures.of(captured.capture.origin) is not captured.capture:
+    if captured is None or captured.capture.is_over:
         return False
     captured.capture.check_valid()
     if stream is stream.context.legacy_stream:
@@ -288,12 +288,12 @@ def _cuStreamWaitEvent(capture: Capture, stream: StreamState, hStream: int, hEve
     event = state.machine.get(hEvent, EventState)
     if Flags > 1:
         raise DriverError(Result.INVALID_VALUE)
-    captures, captured = state.machine.captures, event.captured
+    captured = event.captured
     if Flags:  # CU_EVENT_WAIT_EXTERNAL
         _add(capture, stream, WaitForEvent(event))
     elif captured is None and event.recorded is None:
         return  # an event that was never recorded counts as complete
-    elif captured is None or captures.of(captured.capture.origin) is not captured.capture:
+    elif captured is None or captured.capture.is_over:
         capture.invalidate()
         raise DriverError(Result.STREAM_CAPTURE_ISOLATION, "the event stands for work outside of the capture")
     elif captured.capture is not capture:
@@ -301,7 +301,7 @@ def _cuStreamWaitEvent(capture: Capture, stream: StreamState, hStream: int, hEve
         captured.capture.invalidate()
         raise DriverError(Result.STREAM_CAPTURE_MERGE, "the event belongs to another capture")
     else:
-        captures.join(stream, capture, captured.tail)
+        state.machine.captures.join(stream, capture, captured.tail)
 
 
 # ---- Kernels and host functions ----

@@ -207,7 +207,6 @@ _CLONE, _MOVE, _INVALID = 0, 1, -1  # CUgraphChildGraphNodeOwnership
 _IF, _WHILE, _SWITCH = 0, 1, 2  # CUgraphConditionalNodeType
 
 
-
 # ---- reading ----
 
 
@@ -236,20 +235,22 @@ def kernel_of(params: KernelParams, attributes: dict[int, bytes] | None = None) 
 
 def copy_of(params: Memcpy3D, context: Context) -> Copy:
     """Return what a memcpy node does."""
-    sides = []
-    for side in (params.src, params.dst):
-        if side.MemoryType == _ARRAY or side.LOD:
-            raise DriverError(Result.NOT_SUPPORTED, "the software device copies no arrays in graphs")
-        if side.MemoryType not in (_HOST, _DEVICE, _UNIFIED):
-            raise DriverError(Result.INVALID_VALUE, f"{side.MemoryType} is not a type of memory")
-        base = side.Host if side.MemoryType == _HOST else side.Device
-        plane = side.Pitch * side.Height
-        address = base and base + side.Z * plane + side.Y * side.Pitch + side.XInBytes
-        is_known = side.MemoryType == _DEVICE or memory_at(address)[0] != ""
-        sides.append(Operand(address, side.Pitch, plane, side.MemoryType, is_known))
-    copy = Copy(*sides, params.WidthInBytes, params.Height, params.Depth, context, bytes(params))
+    source, target = _operand(params.src), _operand(params.dst)
+    copy = Copy(source, target, params.WidthInBytes, params.Height, params.Depth, context, bytes(params))
     copy.check()
     return copy
+
+
+def _operand(side: _Side) -> Operand:
+    if side.MemoryType == _ARRAY or side.LOD:
+        raise DriverError(Result.NOT_SUPPORTED, "the software device copies no arrays in graphs")
+    if side.MemoryType not in (_HOST, _DEVICE, _UNIFIED):
+        raise DriverError(Result.INVALID_VALUE, f"{side.MemoryType} is not a type of memory")
+    base = side.Host if side.MemoryType == _HOST else side.Device
+    plane = side.Pitch * side.Height
+    address = base and base + side.Z * plane + side.Y * side.Pitch + side.XInBytes
+    is_known = side.MemoryType == _DEVICE or memory_at(address)[0] != ""
+    return Operand(address, side.Pitch, plane, side.MemoryType, is_known)
 
 
 def flat_copy(target: int, source: int, size: int, context: Context) -> Copy:
