@@ -42,15 +42,15 @@ int cuGetProcAddress(const char *symbol, void **function, int version, uint64_t 
  */
 typedef int (*entry_t)(long, long, long, long, long, long, long, long, long, long, long, long);
 
-enum { SLOTS = 512, CUDA_ERROR_DEINITIALIZED = 4 };
+enum { SLOTS = 512, CUDA_ERROR_NOT_INITIALIZED = 3, CUDA_ERROR_DEINITIALIZED = 4 };
 static entry_t targets[SLOTS];
-static volatile int closed;
+static volatile int closed; /* what every entry point returns from now on, 0 while there is a driver */
 
 /* A C++ destructor may call the driver while Python is on its way out of a function with an exception. That exception
  * is not the callback's, which starts without one, and is there again when the callback is over. */
 static int call(entry_t target, long a, long b, long c, long d, long e, long f, long g, long h, long i, long j, long k,
                 long l) {
-    if (closed) return CUDA_ERROR_DEINITIALIZED;
+    if (closed) return closed;
     PyGILState_STATE state = PyGILState_Ensure();
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
@@ -83,7 +83,10 @@ entry_t cudatool_thunk(int index, entry_t target) {
 }
 
 /* From now on every entry point returns CUDA_ERROR_DEINITIALIZED. Registered with Py_AtExit. */
-void cudatool_close(void) { closed = 1; }
+void cudatool_close(void) { closed = CUDA_ERROR_DEINITIALIZED; }
+
+/* From now on every entry point returns CUDA_ERROR_NOT_INITIALIZED, as in a process forked from one that uses CUDA. */
+void cudatool_forked(void) { closed = CUDA_ERROR_NOT_INITIALIZED; }
 
 /* ---- guarded calls ------------------------------------------------------------------------------------------- */
 

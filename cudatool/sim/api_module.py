@@ -334,7 +334,7 @@ def _function_attribute(function: Function, attribute: int, device: Device) -> i
     values = {
         0: kernel.max_threads,
         1: kernel.static_shared,
-        2: 0,  # constant memory
+        2: sum(variable.size for variable in function.library.parsed.variables.values() if variable.space == "const"),
         3: kernel.local_bytes,
         4: 32,  # registers: native code has none of the kind; a common number, so that occupancy makes sense
         5: 90,  # PTX version
@@ -384,6 +384,12 @@ def cuKernelSetAttribute(attrib: int, val: int, kernel: int, dev: int) -> None:
 @entry("cuFuncSetCacheConfig(CUfunction hfunc, CUfunc_cache config)")
 def cuFuncSetCacheConfig(hfunc: int, config: int) -> None:
     state.machine.get(hfunc, Function)
+
+
+@entry("cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice dev)")
+def cuKernelSetCacheConfig(kernel: int, config: int, dev: int) -> None:
+    state.machine.device(dev)
+    cuFuncSetCacheConfig(kernel, config)
 
 
 # ---- Execution control ----
@@ -475,7 +481,7 @@ def checked_launch(
         )
     if threads > kernel.max_threads:
         raise DriverError(
-            Result.LAUNCH_OUT_OF_RESOURCES, f"{function.name} was compiled for at most {kernel.max_threads} threads"
+            Result.INVALID_VALUE, f"{function.name} was compiled for at most {kernel.max_threads} threads"
         )
     if shared > _max_dynamic_shared(function, kernel):
         raise DriverError(

@@ -42,6 +42,7 @@ __all__ = [
     "call_of",
     "check_place",
     "child_of",
+    "conditional_of",
     "context_before",
     "context_of",
     "copy_of",
