@@ -42,7 +42,7 @@ __all__ = [
     "call_of",
     "check_place",
     "child_of",
-    "conditional_of",
+    "_conditional_of",
     "context_before",
     "context_of",
     "copy_of",
@@ -338,7 +338,7 @@ def free_of(address: int, graph: Graph) -> Free:
     return Free(slot)
 
 
-def conditional_of(params: _ConditionalParams, graph: Graph) -> Callable[[Node], Work]:
+def _conditional_of(params: _ConditionalParams, graph: Graph) -> Callable[[Node], Work]:
     """Return what a conditional node does, as a function of the node, which will own the bodies.
 
     Raises
@@ -374,7 +374,7 @@ def read(params: NodeParams, graph: Graph) -> Work | Callable[[Node], Work]:
     if params.type == NodeType.MEM_FREE:
         return free_of(params.free, graph)
     if params.type == NodeType.CONDITIONAL:
-        return conditional_of(params.conditional, graph)
+        return _conditional_of(params.conditional, graph)
     return read_work(params)
 
 

@@ -948,6 +948,16 @@ def test_conditional_nodes_that_make_no_sense_are_refused(driver, ok, programs):
     ok(driver.cuGraphDestroy(other))
 
 
+def test_condition_of_a_destroyed_node_can_have_another(driver, ok, programs):
+    handle = programs.condition(default=1)
+    node, _ = programs.add_conditional(IF, 1, handle)
+    ok(driver.cuGraphDestroyNode(node))
+    _, (body,) = programs.add_conditional(IF, 1, handle)
+    programs.affine(1, 1, graph=body)
+    programs.run()
+    assert [1] == programs.numbers()
+
+
 def test_condition_without_a_node_cannot_be_instantiated(driver, programs):
     programs.condition()
     params = driver.CUDA_GRAPH_INSTANTIATE_PARAMS()
