@@ -98,30 +98,41 @@ class _Link:
 
     def finish(self, real: _Real) -> int:
         """Make the image, once the real nvJitLink has found nothing wrong."""
-        if self.error:
-            return _INVALID_INPUT
+        if not self.error:
+            try:
+                return self._finish(real)
+            except (OSError, PtxError) as error:
+                self.error = b"ERROR: %s\n" % str(error).encode()
+        return _INVALID_INPUT
+
+    def _finish(self, real: _Real) -> int:
         texts = list(self.ptx)
         if self.ltoir:
-            # What only PTX calls is not used as far as the LTO-IR alone can tell, and would be dropped.
-            called = [name for name in undefined(parse_image(join(texts))) if name.isidentifier()] if texts else []
             inputs = list(self.ltoir)
+            called = self._called_by_ptx()
             if called:
                 inputs.append((Input.LTOIR, _ltoir(_user_of(called), self.arch), b"cudatool"))
-            status, text, self.error = real.to_ptx([*self.options, b"-ptx"], inputs)
+            status, text, log_text = real.to_ptx([*self.options, b"-ptx"], inputs)
             if status:
+                self.error = log_text
                 return status
-            texts.insert(0, _without_user(text, called) if called else text)
+            texts.insert(0, _without_user(text, called))
         image = join(texts)
         if self.machine_code:
             # The functions of libcudadevrt (cuda...) are the device's own, others would be missing.
             missing = [name for name in undefined(parse_image(image)) if not name.startswith("cuda")]
             if missing:
-                where = b", ".join(self.machine_code)
-                text = b"ERROR: %s: machine code without PTX, needed for %s\n"
-                self.error = text % (where, ", ".join(missing).encode())
-                return _INVALID_INPUT
+                where = b", ".join(self.machine_code).decode("utf-8", "replace")
+                raise PtxError(f"{where}: machine code without PTX, needed for {', '.join(missing)}")
         self.image = image + b"\0"
         return _SUCCESS
+
+    def _called_by_ptx(self) -> list[str]:
+        """Return the functions that PTX needs from LTO-IR. As far as LTO-IR alone can tell, nobody uses them."""
+        if not self.ptx:
+            return []
+        module = parse_image(join(self.ptx))
+        return [name for name in undefined(module) if name in module.functions and not name.startswith("cuda")]
 
 
 class _Real:
@@ -183,6 +194,8 @@ def _user_of(names: list[str]) -> str:
 
 def _without_user(text: bytes, names: list[str]) -> bytes:
     """Return linked PTX without that kernel, and with the functions visible to other modules."""
+    if not names:
+        return text
     text = re.sub(rb"\.visible \.entry %s\(.*?\n}\n" % _USER.encode(), b"", text, flags=re.DOTALL)
     for name in names:
         pattern = rb"^\.func(?=\s*(?:\([^)]*\)\s*)?%s\s*[(\n])" % re.escape(name.encode())

@@ -12,7 +12,9 @@ ADDRESS = """.reg .b32 %t, %n; .reg .b64 %a, %b; ld.param.u64 %a, [p]; mov.u32 %
 @pytest.mark.parametrize("barrier", ["", "bar.sync 0;"], ids=["loop over threads", "cut at a barrier"])
 @pytest.mark.parametrize("align", [8, 16, 64, 256])
 def test_local_variables(ptx_kernel, launch, align, barrier):
-    declaration = f".local .align 8 .b8 first[8]; .local .align {align} .b8 x[24]; st.local.u64 [first], 1; st.local.u64 [x], 1;"
+    declaration = (
+        f".local .align 8 .b8 first[8]; .local .align {align} .b8 x[24]; st.local.u64 [first], 1; st.local.u64 [x], 1;"
+    )
     kernel = ptx_kernel(".param .u64 p", ADDRESS.format(declaration=declaration, space="local", barrier=barrier))
     addresses = np.zeros(40, "u8")
     launch(kernel, 1, 40, addresses)

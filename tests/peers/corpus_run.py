@@ -231,11 +231,15 @@ def _compare(first: Path, second: Path, bundle: Path | None, markdown: bool) -> 
         agreed += right
         exact += right and worst == 0.0
         said = "" if worst == 0 else f"largest difference {worst:.2g}, allowed {case.rtol:g}"
-        lines.append((name, case.program, "bit for bit" if right and not said else "agrees" if right else "DIFFERS", said))
+        lines.append(
+            (name, case.program, "bit for bit" if right and not said else "agrees" if right else "DIFFERS", said)
+        )
     if markdown:
         print("| case | program | result | |\n|---|---|---|---|")
     for line in lines:
-        print(f"| {' | '.join(line)} |" if markdown else "  ".join((f"{line[0]:28}", f"{line[2]:11}", line[3])).rstrip())
+        print(
+            f"| {' | '.join(line)} |" if markdown else "  ".join((f"{line[0]:28}", f"{line[2]:11}", line[3])).rstrip()
+        )
     programs = len({line[1] for line in lines})
     print(f"{len(names)} cases of {programs} programs: {agreed} agree, {exact} of them bit for bit")
     return 0 if agreed == len(names) and names else 1

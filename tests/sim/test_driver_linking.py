@@ -50,7 +50,11 @@ def count_kernels(driver, ok, image) -> int:
 def test_linked_image_is_loaded(driver, ok, link, tmp_path):
     assert "CUDA_SUCCESS" == add(driver, link, "PTX", CALLER)
     (tmp_path / "callee.ptx").write_bytes(CALLEE)
-    ok(driver.cuLinkAddFile(link, driver.CUjitInputType.CU_JIT_INPUT_PTX, str(tmp_path / "callee.ptx").encode(), 0, [], []))
+    ok(
+        driver.cuLinkAddFile(
+            link, driver.CUjitInputType.CU_JIT_INPUT_PTX, str(tmp_path / "callee.ptx").encode(), 0, [], []
+        )
+    )
     image, size = ok(driver.cuLinkComplete(link))
     assert size == len(ctypes.string_at(image)) + 1
     assert 2 == count_kernels(driver, ok, image)
@@ -79,7 +83,11 @@ def test_inputs_that_are_no_ptx_are_refused(driver, link, log, tmp_path):
 
 
 def test_fatbins_are_linked_and_loaded(driver, ok, link):
-    assert "CUDA_SUCCESS" == add(driver, link, "FATBINARY", fatbin(CALLER)) == add(driver, link, "FATBINARY", fatbin(CALLEE))
+    assert (
+        "CUDA_SUCCESS"
+        == add(driver, link, "FATBINARY", fatbin(CALLER))
+        == add(driver, link, "FATBINARY", fatbin(CALLEE))
+    )
     image, _ = ok(driver.cuLinkComplete(link))
     assert 2 == count_kernels(driver, ok, image)
     assert 1 == count_kernels(driver, ok, fatbin(CALLEE))

@@ -89,9 +89,7 @@ def result_of(driver, ok, image: bytes) -> list[int]:
     return values.tolist()
 
 
-@pytest.mark.parametrize(
-    ("caller", "callee"), [("PTX", "PTX"), ("LTOIR", "LTOIR"), ("LTOIR", "PTX"), ("PTX", "LTOIR")]
-)
+@pytest.mark.parametrize(("caller", "callee"), [("PTX", "PTX"), ("LTOIR", "LTOIR"), ("LTOIR", "PTX"), ("PTX", "LTOIR")])
 def test_linked_modules_run(nvjitlink, driver, ok, caller, callee):
     with Link(nvjitlink, *(["-lto"] if "LTOIR" in (caller, callee) else [])) as link:
         link.add(caller, compiled(CALLER, caller))
@@ -99,6 +97,16 @@ def test_linked_modules_run(nvjitlink, driver, ok, caller, callee):
         link.complete()
         image = link.get("linked_cubin")
     assert [6, 9, 12, 15] == result_of(driver, ok, image)
+
+
+def test_ptx_uses_variables_and_functions_of_ltoir(nvjitlink, driver, ok):
+    caller = CALLER.replace('extern "C" __device__ int offset = 5', "extern __device__ int offset")
+    callee = "__device__ int offset = 5;\n" + CALLEE
+    with Link(nvjitlink, "-lto") as link:
+        link.add("PTX", compiled(caller, "PTX"))
+        link.add("LTOIR", compiled(callee, "LTOIR"))
+        link.complete()
+        assert [6, 9, 12, 15] == result_of(driver, ok, link.get("linked_cubin"))
 
 
 def test_linked_image_holds_no_kernel_but_the_program_s(nvjitlink, driver, ok):
