@@ -143,6 +143,25 @@ def test_files_are_linked(nvjitlink, driver, ok, tmp_path):
             nvjitlink.add_file(link.handle, nvjitlink.InputType.PTX, str(tmp_path / "missing.ptx"))
 
 
+def test_registers_are_those_of_the_machine_code(nvjitlink, driver, ok):
+    many = "".join(f"double v{n} = p[{n} * threadIdx.x];" for n in range(40))
+    uses = "".join(f"p[{n}] = v{n} + v{7 * n % 40};" for n in range(40))
+    source = f'extern "C" __global__ void kernel(double *p) {{ {many} __syncthreads(); {uses} }}'
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS
+    counts, blocks = [], []
+    for options in ((), ("-maxrregcount=32",)):
+        with Link(nvjitlink, *options) as link:
+            link.add("PTX", compiled(source, "PTX"))
+            link.complete()
+            module = ok(driver.cuModuleLoadData(link.get("linked_cubin")))
+        function = ok(driver.cuModuleGetFunction(module, b"kernel"))
+        counts.append(ok(driver.cuFuncGetAttribute(attribute, function)))
+        blocks.append(ok(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, 1024, 0)))
+        ok(driver.cuModuleUnload(module))
+    assert counts[0] > 64 and counts[1] <= 32
+    assert [0 if counts[0] * 1024 > 65536 else 1, 2] == blocks
+
+
 def test_undefined_function_is_named_in_the_error_log(nvjitlink):
     with Link(nvjitlink) as link:
         link.add("PTX", compiled(CALLER, "PTX"))
@@ -181,5 +200,5 @@ def test_machine_code_is_refused_and_said_to_be(nvjitlink):
     link = _Link([b"-arch=sm_90a"])
     assert 90 == link.arch
     link.take(Anything(), 1, Input.CUBIN, CUBIN, b"a.cubin")
-    assert 3 == link.finish(Anything())
+    assert 3 == link.finish(Anything(), 1)
     assert b"ERROR: a.cubin: machine code without PTX, which the software device cannot run\n" == link.error

@@ -157,6 +157,10 @@ def _take_predicate(e: Emitter, i: Instruction) -> None:
     e.set(i.operands[0], e.op(f"icmp ne i32 {read_array(e, 'result')}, 0"), "pred")
 
 
+def _take_vote(e: Emitter, i: Instruction) -> None:
+    (_take_value if "ballot" in i.modifiers else _take_predicate)(e, i)
+
+
 def _take_nothing(e: Emitter, i: Instruction) -> None:
     pass
 
@@ -309,15 +313,16 @@ def _take_barrier(e: Emitter, i: Instruction) -> None:
 
 
 _BARRIER = Suspension(Kind.BARRIER, _leave_barrier, _combine_nothing, _take_nothing)
-_VOTE = Suspension(Kind.WARP, _mask_last(("a", 1, "pred")), _combine_vote, _take_predicate)
+_VOTE = Suspension(Kind.WARP, _mask_last(("a", 1, "pred")), _combine_vote, _take_vote)
 
-# (opcode, modifier that picks the form) -> row; the first that fits.
+# (opcode, modifier that picks the form, or none) -> row; the first that fits.
 SUSPENSIONS: list[tuple[str, str, Suspension]] = [
     ("bar", "warp", Suspension(Kind.WARP, lambda i: [("mask", i.operands[0], "b32")], _combine_nothing, _take_nothing)),
     ("bar", "red", Suspension(Kind.BARRIER_REDUCE, _leave_reducing_barrier, _combine_barrier, _take_barrier)),
     ("barrier", "red", Suspension(Kind.BARRIER_REDUCE, _leave_reducing_barrier, _combine_barrier, _take_barrier)),
     ("bar", "sync", _BARRIER),
     ("barrier", "sync", _BARRIER),
+    ("barrier", "wait", _BARRIER),  # of a cluster, which is one block
     (
         "shfl",
         "sync",
@@ -325,8 +330,8 @@ SUSPENSIONS: list[tuple[str, str, Suspension]] = [
             Kind.WARP, _mask_last(("a", 1, "b32"), ("b", 2, "b32"), ("c", 3, "b32")), _combine_shuffle, _take_value
         ),
     ),
-    ("vote", "ballot", Suspension(Kind.WARP, _mask_last(("a", 1, "pred")), _combine_vote, _take_value)),
     ("vote", "sync", _VOTE),
+    ("vote", "", Suspension(Kind.PRESENT, lambda i: [("a", i.operands[1], "pred")], _combine_vote, _take_vote)),
     ("match", "sync", Suspension(Kind.WARP, _leave_match, _combine_match, _take_value)),
     ("redux", "sync", Suspension(Kind.WARP, _mask_last(("a", 1, "b32")), _combine_redux, _take_value)),
     ("elect", "sync", Suspension(Kind.WARP, _mask_last(), _combine_elect, _take_value)),
@@ -337,6 +342,6 @@ SUSPENSIONS: list[tuple[str, str, Suspension]] = [
 def suspension_of(instruction: Instruction) -> Suspension | None:
     """Return the row of an instruction at which a thread waits, else None."""
     for opcode, modifier, row in SUSPENSIONS:
-        if instruction.opcode == opcode and modifier in instruction.modifiers and row.fits(instruction):
+        if instruction.opcode == opcode and modifier in ("", *instruction.modifiers) and row.fits(instruction):
             return row
     return None
