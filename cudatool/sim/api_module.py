@@ -336,7 +336,7 @@ def _function_attribute(function: Function, attribute: int, device: Device) -> i
         1: kernel.static_shared,
         2: sum(variable.size for variable in function.library.parsed.variables.values() if variable.space == "const"),
         3: kernel.local_bytes,
-        4: 32,  # registers: native code has none of the kind; a common number, so that occupancy makes sense
+        4: _registers(function),
         5: 90,  # PTX version
         6: 90,  # binary version
         7: 0,
@@ -346,6 +346,11 @@ def _function_attribute(function: Function, attribute: int, device: Device) -> i
     if not 0 <= attribute <= 17:
         raise DriverError(Result.INVALID_VALUE)
     return values.get(attribute, 0)
+
+
+def _registers(function: Function) -> int:
+    """Return the registers of a thread: what the linker found, else a common number so that occupancy makes sense."""
+    return function.library.parsed.register_counts.get(function.name, 32)
 
 
 def _max_dynamic_shared(function: Function, kernel: JitKernel) -> int:
@@ -617,7 +622,9 @@ def _active_blocks(function: Function, block: int, dynamic: int) -> int:
     if block <= 0:
         raise DriverError(Result.INVALID_VALUE)
     shared = _prepare(function, device).static_shared + dynamic
-    blocks = min(attributes[106], attributes[39] // (-(-block // 32) * 32))
+    warps = -(-block // 32)
+    registers = warps * -(-32 * _registers(function) // 256) * 256  # warps take them in units of 256
+    blocks = min(attributes[106], attributes[39] // (warps * 32), attributes[82] // registers)
     return min(blocks, attributes[81] // (shared + 1024)) if block <= 1024 else 0
 
 
