@@ -13,8 +13,18 @@ from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.emit import ENVIRONMENT
 
 __all__ = [
-    *("AGREED", "DIVERGED", "OWN", "PASSED", "PRELUDE", "VALUES"),
-    *("all_threads", "block", "field", "grid", "stop", "whole_block"),
+    "AGREED",
+    "DIVERGED",
+    "OWN",
+    "PASSED",
+    "PRELUDE",
+    "VALUES",
+    "all_threads",
+    "block",
+    "field",
+    "grid",
+    "stop",
+    "whole_block",
 ]
 
 DIVERGED = -2  # in the place of a region number: threads do not agree on one
