@@ -29,7 +29,7 @@ from cudatool.trace.events import AccessFlag, Kind, pack_dims
 if TYPE_CHECKING:
     from cudatool.ptx import KernelAccesses
 
-__all__ = ["Kernel", "compile", "infer_accesses", "launch"]
+__all__ = ["Kernel", "compile", "launch"]
 
 
 class Kernel:
@@ -172,26 +172,18 @@ def launch(stream: Any, config: Any, kernel: Kernel, *arguments: Any) -> None:
             aux1=pack_dims(*config.block),
             size=config.shmem_size,
         )
-        if _infers_accesses and kernel.accesses is not None:
+        if hooks.wants_accesses and kernel.accesses is not None:
             _emit_accesses(kernel.accesses, arguments, bytes(pointers.block), stream, correlation)  # type: ignore[attr-defined]
-
-
-_infers_accesses = False
-
-
-def infer_accesses(on: bool) -> None:
-    """Say for each launch from now on, or no longer, what it may access: where a device cannot measure that.
-
-    Inferred from the kernel's PTX (:func:`cudatool.ptx.infer_accesses`). Of an array that is passed to a parameter, all
-    elements count as accessed, and nothing beyond; such ranges are marked as inexact.
-    """
-    global _infers_accesses
-    _infers_accesses = on
 
 
 def _emit_accesses(
     accesses: KernelAccesses, arguments: tuple[Any, ...], values: bytes, stream: Stream, correlation: int
 ) -> None:
+    """Say what a launch may access, inferred from PTX.
+
+    Of an array that is passed to a parameter, all elements count as accessed, and nothing beyond; such ranges are
+    marked as inexact.
+    """
     from cudatool.ptx import Mode, accesses_of_launch
 
     ranges = [extent for extent in map(_extent, arguments) if extent is not None]

@@ -87,10 +87,8 @@ def record(
         sim.subscribe(collector)
         if collector.blocks is not None:
             hooks.subscribe(collector.blocks)
-    elif measure_accesses:
-        from cudatool import _kernel
-
-        _kernel.infer_accesses(True)
+    else:
+        hooks.wants_accesses = measure_accesses
     try:
         with recorder:
             try:
@@ -100,8 +98,7 @@ def record(
                     sim.drain()  # what was enqueued and never waited for still runs, and is part of the program
     finally:
         stacks.enable(True)
-        if measure_accesses and choice.machine is None:
-            _kernel.infer_accesses(False)
+        hooks.wants_accesses = False
         if collector is not None and choice.machine is not None:
             if collector.blocks is not None:
                 hooks.unsubscribe(collector.blocks)

@@ -16,7 +16,7 @@ Local and shared memory are kept in cells by variable, offset and width: pointer
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,6 +31,7 @@ from cudatool.ptx.model import (
     Module,
     Operand,
     Pair,
+    PtxError,
     Register,
     Symbol,
     VectorOperand,
@@ -102,8 +103,8 @@ class Dataflow:
         self._changed = False
         self._undefined = UNDEFINED
         self._parameter_bytes = {parameter.name: parameter.size for parameter in kernel.params}
-        self.pointers = _known_pointers(kernel)
         self._enter(kernel, ())
+        self.pointers = _known_pointers(kernel)
         self._solve()
         # What is read but never written, such as shared memory that only atomics fill, holds numbers.
         self._undefined = NUMBER
@@ -135,6 +136,7 @@ class Dataflow:
             self._changed = True
             for instruction in function.instructions:
                 if instruction.opcode in _STEPS:
+                    _check_operands(instruction)
                     scope.steps.append(instruction)
                 else:
                     scope.registers.update(dict.fromkeys(writes(instruction), NUMBER))
@@ -438,6 +440,30 @@ _STEPS: dict[str, _Step] = {
 }
 
 
+# The fewest operands that an opcode of _STEPS takes, where that is not two, and which operand is an address.
+_FEWEST = {
+    "st": 2,
+    "ld": 2,
+    "atom": 3,
+    "red": 2,
+    "and": 3,
+    "mad": 4,
+    "madc": 4,
+    "selp": 3,
+    "slct": 3,
+    "min": 3,
+    "max": 3,
+}
+_FEWEST |= {"call": 1, "cp": 0}
+_ADDRESS = {"ld": 1, "ldu": 1, "st": 0, "atom": 1, "red": 0}
+
+
+def _check_operands(i: Instruction) -> None:
+    at = _ADDRESS.get(i.opcode)
+    if len(i.operands) < _FEWEST.get(i.opcode, 2) or (at is not None and not isinstance(i.operands[at], Address)):
+        raise PtxError(f"these are no operands of {i.name}", i.line)
+
+
 def _known_pointers(kernel: Function) -> set[tuple[str, int]]:
     found = {(parameter.name, 0) for parameter in kernel.params if parameter.pointer}
     times_written = Counter(name for i in kernel.instructions for name in writes(i))
@@ -471,11 +497,18 @@ def elements(operand: Operand) -> tuple[Operand, ...]:
 
 
 def call_parts(call: Instruction) -> tuple[tuple[Operand, ...], Operand, tuple[Operand, ...]]:
-    """Return the results, the target (a register for an indirect call) and the arguments of a call."""
-    operands: Iterator[Operand] = iter(call.operands)
-    first = next(operands)
+    """Return the results, the target (a register for an indirect call) and the arguments of a call.
+
+    Raises
+    ------
+    PtxError
+        It has no target.
+    """
     results: tuple[Operand, ...] = ()
-    if isinstance(first, VectorOperand):
-        results, first = first.elements, next(operands)
-    arguments = next(operands, None)
-    return results, first, arguments.elements if isinstance(arguments, VectorOperand) else ()
+    rest = call.operands
+    if rest and isinstance(rest[0], VectorOperand):
+        results, rest = rest[0].elements, rest[1:]
+    if not rest:
+        raise PtxError("these are no operands of call", call.line)
+    given = rest[1] if len(rest) > 1 else None
+    return results, rest[0], given.elements if isinstance(given, VectorOperand) else ()

@@ -133,7 +133,7 @@ class _Parser:
         try:
             return sign * int(token.rstrip("U"), 0)
         except ValueError:
-            if token.isdigit() or token.rstrip("U").isdigit():  # 012 is octal, and Python does not read it so
+            if re.fullmatch("[0-7]+U?", token):  # 012 is octal, and Python does not read it so
                 return sign * int(token.rstrip("U"), 8)
             raise PtxError(f"expected an integer, found {token!r}", self.lines[self.position - 1]) from None
 
@@ -183,8 +183,10 @@ class _Parser:
 
     def directive(self, token: str) -> None:
         if token == ".version":
-            major, _, minor = self.next().partition(".")
-            self.result.version = (int(major), int(minor or 0))
+            found = re.fullmatch(r"(\d+)(?:\.(\d+))?", self.next())
+            if found is None:
+                raise PtxError("no version after .version", self.line)
+            self.result.version = (int(found[1]), int(found[2] or 0))
         elif token == ".target":
             self.result.target = self.next()
             while self.accept(","):
@@ -365,7 +367,7 @@ class _Body:
         labels = self.function.labels
         for instruction in self.function.instructions:
             if instruction.opcode == "bra":
-                target = instruction.operands[0]
+                target = instruction.operands[0] if instruction.operands else None
                 if not isinstance(target, Symbol) or target.name not in labels:
                     raise PtxError(f"branch to an unknown label {getattr(target, 'name', target)!r}", instruction.line)
 
@@ -375,6 +377,8 @@ class _Body:
         self.scopes.append({})
         self.declare_labels()
         while not parser.accept("}"):
+            if not parser.peek:
+                parser.next()  # says that the text ends here
             self.statement()
         self.scopes.pop()
 
@@ -568,7 +572,7 @@ class _Body:
         parser = self.parser
         base: Register | Symbol | None = None
         offset = 0
-        if parser.peek[0].isdigit() or parser.peek == "-":
+        if parser.peek[:1].isdigit() or parser.peek == "-":
             offset = parser.integer()
         else:
             name = self.resolve(parser.next())
@@ -591,12 +595,15 @@ def _number(token: str) -> Immediate:
         bits = int(token[2:], 16)
         return Immediate(struct.unpack("<d", struct.pack("<Q", bits))[0], 64, bits)
     token = token.rstrip("U")
-    if prefix in ("0x", "0b"):
-        return Immediate(int(token, 0))
-    if not token.isdigit():
-        value = float(token)
-        return Immediate(value, 64, struct.unpack("<Q", struct.pack("<d", value))[0])
-    return Immediate(int(token, 8 if token[0] == "0" else 10))
+    try:
+        if prefix in ("0x", "0b"):
+            return Immediate(int(token, 0))
+        if not token.isdigit():
+            value = float(token)
+            return Immediate(value, 64, struct.unpack("<Q", struct.pack("<d", value))[0])
+        return Immediate(int(token, 8 if token[0] == "0" else 10))
+    except ValueError:
+        raise PtxError(f"{token!r} is no number") from None
 
 
 def _encode(number: int | float, type_name: str) -> bytes:

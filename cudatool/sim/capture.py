@@ -212,7 +212,7 @@ class Captures:
             self._refuse(conflicting, Result.STREAM_CAPTURE_UNSUPPORTED)
 
     def check_context(self, context: Any) -> None:
-        """Fail with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED if a stream of `context` captures."""
+        """Fail with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED if a stream captures of a context to be waited for."""
         conflicting = [c for s, c in self._by_stream.items() if s.context is context]
         if conflicting:
             self._refuse(conflicting, Result.STREAM_CAPTURE_UNSUPPORTED)

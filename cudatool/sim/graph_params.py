@@ -41,6 +41,7 @@ __all__ = [
     "call_of",
     "check_place",
     "child_of",
+    "conditional_of",
     "context_before",
     "context_of",
     "copy_of",
@@ -204,14 +205,7 @@ _LOCATION_DEVICE: Final = 1
 _ACCESS_DESC_BYTES: Final = 12
 _CLONE, _MOVE, _INVALID = 0, 1, -1  # CUgraphChildGraphNodeOwnership
 _IF, _WHILE, _SWITCH = 0, 1, 2  # CUgraphConditionalNodeType
-_IN_BODIES: Final = (
-    NodeType.KERNEL,
-    NodeType.EMPTY,
-    NodeType.GRAPH,
-    NodeType.MEMSET,
-    NodeType.MEMCPY,
-    NodeType.CONDITIONAL,
-)
+
 
 
 # ---- reading ----
@@ -405,14 +399,9 @@ def read_work(params: NodeParams) -> Work:
 
 
 def check_place(graph: Graph, kind: int) -> None:
-    """Fail if a node of type `kind` cannot be in `graph`, because of what that is inside of."""
-    inner: Graph | None = graph
-    while inner is not None and inner.owner is not None:
-        if inner.owner.kind is NodeType.CONDITIONAL and kind not in _IN_BODIES:
-            raise DriverError(Result.NOT_SUPPORTED, f"a {NodeType(kind).name} node cannot be in a conditional body")
-        if kind in (NodeType.MEM_ALLOC, NodeType.MEM_FREE):
-            raise DriverError(Result.NOT_SUPPORTED, "memory nodes cannot be added to a child graph")
-        inner = inner.owner.graph
+    """Fail if a node of type `kind` cannot be added to `graph`, because of what that is inside of."""
+    if graph.owner is not None and kind in (NodeType.MEM_ALLOC, NodeType.MEM_FREE):
+        raise DriverError(Result.NOT_SUPPORTED, "memory nodes cannot be added to a graph inside of a node")
 
 
 # ---- writing ----

@@ -32,6 +32,7 @@ __all__ = [
 
 AUTO_FREE, UPLOAD, DEVICE_LAUNCH, USE_NODE_PRIORITY = 1, 2, 4, 8  # CUDA_GRAPH_INSTANTIATE_FLAG_*
 _CAN_BE_DISABLED: Final = (NodeType.KERNEL, NodeType.MEMCPY, NodeType.MEMSET)
+_IN_BODIES: Final = (*_CAN_BE_DISABLED, NodeType.EMPTY, NodeType.GRAPH, NodeType.CONDITIONAL)
 _PRIORITY: Final = 8  # CU_LAUNCH_ATTRIBUTE_PRIORITY
 
 
@@ -189,7 +190,7 @@ class GraphExec:
         begin.run = assign_defaults
         scheduler.enqueue(begin, cost=0, after=[self._last] if self._last else [])
         ends = Run(stream, begin, values, frozenset(self._disabled)).enqueue(self._graph, [begin])
-        end = Operation(stream, "graph", "end of cuGraphLaunch", abi.call.correlation)
+        end = Operation(stream, "graph_end", "cuGraphLaunch", abi.call.correlation)
         end.launch, end.run = begin, self._ended
         scheduler.enqueue(end, cost=0, after=ends)
         self._last = end
@@ -355,8 +356,19 @@ def _check_instantiable(graph: Graph, flags: int) -> None:
             raise InstantiateError(Instantiation.INVALID_STRUCTURE, "the graph has a cycle", cycle)
         if any(condition.node is None for condition in inner.conditions):
             raise InstantiateError(Instantiation.CONDITION_UNUSED, "a conditional handle is used by no node")
+    for node in graph.walk():
+        if isinstance(node.work, Conditional):
+            _check_bodies(node.work)
     if flags & DEVICE_LAUNCH:
         _check_device_launch(graph)
+
+
+def _check_bodies(work: Conditional) -> None:
+    """Check what CUDA_CONDITIONAL_NODE_PARAMS says of the graphs of a conditional node."""
+    for node in (node for body in work.bodies for node in body.walk()):
+        if node.kind not in _IN_BODIES:
+            message = f"a {node.kind.name} node cannot be in the body of a conditional node"
+            raise InstantiateError(Instantiation.OPERATION_NOT_SUPPORTED, message, node)
 
 
 def _check_device_launch(graph: Graph) -> None:

@@ -47,6 +47,7 @@ class _Link:
     options: list[bytes]
     ltoir: list[tuple[int, bytes, bytes | None]] = field(default_factory=list)
     ptx: list[bytes] = field(default_factory=list)
+    machine_code: list[bytes] = field(default_factory=list)  # names of archives that have some
     image: bytes = b""
     error: bytes = b""
 
@@ -91,6 +92,8 @@ class _Link:
             return
         if not texts and kind != Input.LIBRARY:
             self.error = b"ERROR: %s: machine code without PTX, which the software device cannot run\n" % (name or b"?")
+        elif not texts:
+            self.machine_code.append(name or b"?")
         self.ptx += texts
 
     def finish(self, real: _Real) -> int:
@@ -108,7 +111,16 @@ class _Link:
             if status:
                 return status
             texts.insert(0, _without_user(text, called) if called else text)
-        self.image = join(texts) + b"\0"
+        image = join(texts)
+        if self.machine_code:
+            # The functions of libcudadevrt (cuda...) are the device's own, others would be missing.
+            missing = [name for name in undefined(parse_image(image)) if not name.startswith("cuda")]
+            if missing:
+                where = b", ".join(self.machine_code)
+                text = b"ERROR: %s: machine code without PTX, needed for %s\n"
+                self.error = text % (where, ", ".join(missing).encode())
+                return _INVALID_INPUT
+        self.image = image + b"\0"
         return _SUCCESS
 
 

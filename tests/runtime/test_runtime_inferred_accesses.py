@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import cudatool as ct
-from cudatool import _kernel
 from cudatool.trace import Event, hooks
 from cudatool.trace.events import AccessFlag, Kind
 
@@ -32,9 +31,9 @@ def accesses() -> Iterator[list[Event]]:
             found.append(event)
 
     hooks.subscribe(keep)
-    _kernel.infer_accesses(True)
+    hooks.wants_accesses = True
     yield found
-    _kernel.infer_accesses(False)
+    hooks.wants_accesses = False
     hooks.unsubscribe(keep)
 
 
@@ -67,5 +66,5 @@ def test_atomics_are_told_apart(accesses):
 
 
 def test_a_launch_has_them_only_when_asked(accesses):
-    _kernel.infer_accesses(False)
+    hooks.wants_accesses = False
     assert [] == launched(accesses, "count", ct.zeros(1, np.uint32))

@@ -44,7 +44,7 @@ from cudatool.sim.jit.context import EXIT
 from cudatool.sim.jit.divergence import divergent
 from cudatool.sim.jit.emit import ASYNC_QUEUE, ENVIRONMENT, SPECIAL, Emitter, Layout, storage_type
 from cudatool.sim.jit.instrument import Instrument, functions
-from cudatool.sim.jit.table import TABLE, space_of
+from cudatool.sim.jit.table import TABLE, Lowering, space_of
 
 __all__ = ["Native", "generate"]
 
@@ -329,12 +329,12 @@ class _Kernel:
         if row is None:
             raise e.unsupported()
         if instruction.guard is None:
-            row(e, instruction)
+            _emit(row, e, instruction)
             return
         do, skip = e.new_label(), e.new_label()
         e.emit(f"br i1 {e.get(instruction.guard, 'pred')}, label %{do}, label %{skip}")
         e.label(do)
-        row(e, instruction)
+        _emit(row, e, instruction)
         e.emit(f"br label %{skip}")
         e.label(skip)
 
@@ -425,3 +425,10 @@ class _Kernel:
             checked = not (isinstance(mask, Immediate) and int(mask.value) & 0xFFFFFFFF == 0xFFFFFFFF)
         self.parts.append(scheduler.whole_block(number, row.kind, check_masks=checked))
         return checked
+
+
+def _emit(row: Lowering, e: Emitter, instruction: Instruction) -> None:
+    try:
+        row(e, instruction)
+    except (IndexError, ValueError):  # it lacks a type or an operand
+        raise e.unsupported("no such form") from None
