@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cudatool.trace.events import Event, Kind
+from cudatool.trace.events import AccessFlag, Event, Kind
 
 if TYPE_CHECKING:
     from cudatool.sim import Operation
@@ -52,6 +52,11 @@ class BlockWatcher:
                 self._waiting.setdefault(last.sequence, []).append(block)
         elif kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP):
             self._shadow.freed(event.address, event.size)  # nothing of it is handed out yet
+        elif kind is Kind.ACCESS and event.flags & AccessFlag.WRITE:
+            # What stands in for a library's kernel (a matrix product, say) writes from the host.
+            step, rows = (event.aux0, event.aux1) if event.aux1 else (0, 1)
+            for row in range(rows):
+                self._shadow.written(event.address + row * step, event.size)
 
     def _use(self, start: int, stop: int) -> None:
         """A block is handed out again: it must not be taken out of use when the work before has run."""

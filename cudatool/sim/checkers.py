@@ -85,7 +85,10 @@ class Checkers:
         kinds = Instrument.NONE
         for check in checks:
             kinds |= Instrument[check.upper()]
-        self.shadow = Shadow(machine.arena.base, machine.arena.limit, kinds)
+        if machine.shadow is None:
+            machine.shadow = Shadow(machine.arena.base, machine.arena.limit, kinds)
+        self.shadow = machine.shadow
+        self.shadow.reset(kinds)
         self.quarantines = bool(kinds & Instrument.MEMCHECK)
         self._host: dict[int, int] = {}  # pinned memory: address -> size
         self._freed: deque[Allocation] = deque(maxlen=4096)  # the last ones, to say whose an address was

@@ -19,6 +19,7 @@ from cudatool.sim.virtual import VirtualMemory
 
 if TYPE_CHECKING:
     from cudatool.sim.checkers import Checkers
+    from cudatool.sim.jit import Shadow
 
 __all__ = [
     "LEGACY_STREAM",
@@ -143,6 +144,7 @@ class Machine:
         self.objects: dict[int, Any] = {}
         self.allocations = Allocations()
         self.checkers: Checkers | None = None
+        self.shadow: Shadow | None = None  # the checkers' maps, kept from one to the next
         self.host = HostMemory()
         span = -(-3 * options.memory // PAGE) * PAGE
         self.arena = Arena(span * options.count, min(_RANGES_PER_BYTE * options.memory * options.count, _MAX_RANGES))

@@ -214,7 +214,11 @@ class _Kernel:
         self.parts.append(scheduler.block(kinds, diverges=diverges))
         if diverges:
             self.parts.append(
-                divergent(kinds, {number: self.code[index].line for index, number in self.region_of.items()})
+                divergent(
+                    kinds,
+                    {number: self.code[index].line for index, number in self.region_of.items()},
+                    checked=bool(self.instrument & Instrument.SYNCCHECK),
+                )
             )
         if self.rows:
             self.parts.append(scheduler.AGREED)

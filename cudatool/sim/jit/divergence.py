@@ -18,13 +18,34 @@ from __future__ import annotations
 from cudatool.sim.jit.collective import Kind, array_offset
 from cudatool.sim.jit.context import EXIT, Stop
 from cudatool.sim.jit.emit import ENVIRONMENT
+from cudatool.sim.jit.instrument import Defect
 from cudatool.sim.jit.scheduler import DIVERGED, VALUES, field
 
 __all__ = ["divergent"]
 
 
-def divergent(kinds: dict[int, int], lines: dict[int, int]) -> str:
-    """Return ``divergent``: schedules warps, lanes and barriers one by one until the threads of a block agree."""
+_BLOCK = "i32 %bx, i32 %by, i32 %bz"
+_SYNC_CHECK = f"""
+define internal void @sync_check(ptr %context, i1 %bad, i32 %kind, i32 %region, {_BLOCK}, i32 %t) noinline {{
+  br i1 %bad, label %report, label %end
+report:
+  %region.x = zext i32 %region to i64
+  %line.p = getelementptr i32, ptr @lines, i64 %region.x
+  %line = load i32, ptr %line.p
+  call void @report(ptr %context, i32 %kind, i32 %line, i64 0, i32 0, i32 0, i32 0, {_BLOCK}, i32 %t, i32 0, i32 0,
+    i32 0)
+  br label %end
+end:
+  ret void
+}}
+"""
+
+
+def divergent(kinds: dict[int, int], lines: dict[int, int], *, checked: bool) -> str:
+    """Return ``divergent``: schedules warps, lanes and barriers one by one until the threads of a block agree.
+
+    If `checked`, barriers that not all threads come to and wrong member masks are reported (synccheck).
+    """
     count = max(kinds, default=0) + 1
     table = ", ".join(f"i8 {kinds.get(number, 0)}" for number in range(count))
     places = ", ".join(f"i32 {lines.get(number, 0)}" for number in range(count))
@@ -42,7 +63,36 @@ def divergent(kinds: dict[int, int], lines: dict[int, int]) -> str:
     reducing = "\n".join(
         f"  call void @reduce({VALUES}, i32 {number})" for number, kind in kinds.items() if kind == Kind.BARRIER_REDUCE
     )
+    mask_check = site_begin = site_check = barrier_check = ""
+    if checked:
+        mask_check = f"""  %lt.i = trunc i64 %lt to i32
+  call void @sync_check(ptr %context, i1 %lacks, i32 {int(Defect.MASK_WITHOUT_CALLER)}, i32 %s, {_BLOCK}, i32 %lt.i)
+"""
+        site_begin = "  store [16 x i32] zeroinitializer, ptr %site\n  store [16 x i32] zeroinitializer, ptr %mixed"
+        site_check = """  %site.p = getelementptr i32, ptr %site, i64 %id.x
+  %site.0 = load i32, ptr %site.p
+  %site.none = icmp eq i32 %site.0, 0
+  %site.1 = select i1 %site.none, i32 %cs, i32 %site.0
+  store i32 %site.1, ptr %site.p
+  %differs = xor i32 %site.1, %cs
+  %mixed.p = getelementptr i32, ptr %mixed, i64 %id.x
+  %mixed.0 = load i32, ptr %mixed.p
+  %mixed.1 = or i32 %mixed.0, %differs
+  store i32 %mixed.1, ptr %mixed.p"""
+        barrier_check = f"""  %some.ended = icmp ult i32 %living, %n
+  %short = and i1 %all, %some.ended
+  %js.p = getelementptr i32, ptr %site, i64 %j
+  %js = load i32, ptr %js.p
+  %jm.p = getelementptr i32, ptr %mixed, i64 %j
+  %jm = load i32, ptr %jm.p
+  %apart.sites = icmp ne i32 %jm, 0
+  %wrong = or i1 %short, %apart.sites
+  %bad = and i1 %open, %wrong
+  %waiting.thread = load i32, ptr %stuck
+  call void @sync_check(ptr %context, i1 %bad, i32 {int(Defect.BARRIER_DIVERGED)}, i32 %js, {_BLOCK},
+    i32 %waiting.thread)"""
     return f"""
+{_SYNC_CHECK if checked else ""}
 @kinds = internal constant [{count} x i8] [{table}]
 @lines = internal constant [{count} x i32] [{places}]
 
@@ -111,6 +161,8 @@ entry:
   %need = alloca [16 x i32]
   %alive = alloca i32
   %stuck = alloca i32
+  %site = alloca [16 x i32]
+  %mixed = alloca [16 x i32]
 {field("threads", "n")}
   %n31 = add i32 %n, 31
   %warps.i = lshr i32 %n31, 5
@@ -153,8 +205,13 @@ look:
 masked:
   %m.p = getelementptr i32, ptr %masks, i64 %lt
   %m = load i32, ptr %m.p, align 4
-  %wanted = and i32 %m, %live
-  %missing.a = xor i32 %there, -1
+  %lane.i = trunc i64 %lane to i32
+  %own.bit = shl i32 1, %lane.i
+  %own.in = and i32 %m, %own.bit
+  %lacks = icmp eq i32 %own.in, 0
+  %m.live = and i32 %m, %live
+  %wanted = select i1 %lacks, i32 %own.bit, i32 %m.live
+{mask_check}  %missing.a = xor i32 %there, -1
   %missing = and i32 %wanted, %missing.a
   %complete = icmp eq i32 %missing, 0
   %some = icmp ne i32 %wanted, 0
@@ -205,6 +262,7 @@ warp.end:
 barriers:
   store [16 x i32] zeroinitializer, ptr %wait
   store [16 x i32] zeroinitializer, ptr %need
+{site_begin}
   store i32 0, ptr %alive
   br label %count
 count:
@@ -236,6 +294,7 @@ at:
   %nd.0 = load i32, ptr %nd.s, align 4
   %nd.p = getelementptr i32, ptr %need, i64 %id.x
   store i32 %nd.0, ptr %nd.p
+{site_check}
   br label %count.end
 count.end:
   %ct.next = add i32 %ct, 1
@@ -259,6 +318,7 @@ judge:
   %open = and i1 %enough, %used
   %open.i = zext i1 %open to i32
   store i32 %open.i, ptr %jw.p
+{barrier_check}
   %any.next = or i32 %any, %open.i
   %j.next = add i64 %j, 1
   %judged = icmp eq i64 %j.next, 16

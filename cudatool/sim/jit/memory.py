@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cudatool.ptx import Address, Instruction, Operand, Register, Symbol, VectorOperand, type_bytes
+from cudatool.ptx import Instruction, Operand, Register, VectorOperand, type_bytes
 from cudatool.sim.jit.emit import ATOMIC, READ, WRITE, Emitter, llvm_type
 from cudatool.sim.jit.instrument import acquire
 from cudatool.sim.jit.table import lowers, types_of

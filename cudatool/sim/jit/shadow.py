@@ -69,19 +69,28 @@ class Shadow:
     base, size
         All memory that a device can have, bytes; `base` is a multiple of the page size.
     kinds
-        What is checked. Without INITCHECK or RACECHECK their maps do not exist.
+        What is checked.
     """
 
     def __init__(self, base: int, size: int, kinds: Instrument) -> None:
         self.base, self.size, self.kinds = base, size, kinds
-        self._valid, self._valid_at = _reserve(size + PAGE)
-        self._pages, self._pages_at = _reserve(size // PAGE + 2)
-        self._init, self._init_at = _reserve(size + PAGE if kinds & Instrument.INITCHECK else PAGE)
-        racing = bool(kinds & Instrument.RACECHECK)
-        self._cells, self._cells_at = _reserve(size // 4 * CELL + PAGE if racing else PAGE)
-        self._shared_cells, self._shared_cells_at = _reserve((1 << 20) // 4 * CELL if racing else PAGE)
+        self._maps = [
+            _Map(size + PAGE),
+            _Map(size // PAGE + 2),
+            _Map(size + PAGE),
+            _Map(size // 4 * CELL + PAGE),
+            _Map((1 << 20) // 4 * CELL),
+        ]
+        self._valid, self._pages, self._init, self._cells, self._shared_cells = self._maps
         self._moment = 0
         self._nowhere = (ctypes.c_uint64 * 16)()
+
+    def reset(self, kinds: Instrument) -> None:
+        """Forget everything, and check other things from now on."""
+        self.kinds = kinds
+        for one in self._maps:
+            one.clear()
+        self._moment = 0
 
     # ---- memory ----
 
@@ -89,7 +98,7 @@ class Shadow:
         """From now on these bytes may be used, and nothing was written to them."""
         self._set_valid(address - self.base, size, 1)
         if self.kinds & Instrument.INITCHECK:
-            self._fill(self._init, address - self.base, size, 0)
+            self._init.view[address - self.base :][:size] = 0
 
     def freed(self, address: int, size: int) -> None:
         """From now on these bytes must not be used."""
@@ -98,7 +107,7 @@ class Shadow:
     def written(self, address: int, size: int) -> None:
         """These bytes have a value now."""
         if self.kinds & Instrument.INITCHECK and self._covers(address):
-            self._fill(self._init, address - self.base, size, 1)
+            self._init.view[address - self.base :][:size] = 1
 
     def copied(self, target: int, source: int, size: int) -> None:
         """What is known of the values of `source` holds for `target`; memory of the host has values."""
@@ -106,7 +115,7 @@ class Shadow:
             return
         if self._covers(source):
             at, come = target - self.base, source - self.base
-            self._init[at : at + size] = self._init[come : come + size].copy()
+            self._init.view[at : at + size] = self._init.view[come : come + size].copy()
         else:
             self.written(target, size)
 
@@ -117,27 +126,24 @@ class Shadow:
         stop = start + size
         first, last = -(-start // PAGE), stop // PAGE  # pages that lie inside as a whole
         if first < last:
-            self._pages[first:last] = _WHOLE if value else _NONE
+            self._pages.view[first:last] = _WHOLE if value else _NONE
         for page in {start // PAGE, (stop - 1) // PAGE} if size else ():
             if first <= page < last:
                 continue
             begin = page * PAGE
-            state = self._pages[page]
+            state = self._pages.view[page]
             if state != _PART:
-                self._valid[begin : begin + PAGE] = state == _WHOLE
-                self._pages[page] = _PART
-            self._valid[max(start, begin) : min(stop, begin + PAGE)] = value
-
-    @staticmethod
-    def _fill(view: npt.NDArray[np.uint8], start: int, size: int, value: int) -> None:
-        view[start : start + size] = value
+                self._valid.view[begin : begin + PAGE] = state == _WHOLE
+                self._pages.view[page] = _PART
+            self._valid.view[max(start, begin) : min(stop, begin + PAGE)] = value
 
     # ---- launches ----
 
     def prepare(self, contexts: list[Context], lines: int, blocks: int, host: Sequence[tuple[int, int]]) -> Launching:
         """Fill in the workers' contexts for a launch of code with `lines` lines of PTX."""
         if self._moment > _LAST_MOMENT:  # moments would begin again: forget what has old ones
-            self._cells, self._cells_at = _reserve(self.size // 4 * CELL + PAGE)
+            self._cells.clear()
+            self._shared_cells.clear()
             self._moment = 0
         return Launching(self, contexts, lines, blocks, host)
 
@@ -160,15 +166,15 @@ class Launching:
         for context in contexts:
             context.arena_base = shadow.base  # and of the footprint, which may cover less
             context.arena_bytes = context.arena_bytes or shadow.size
-            context.shadow_valid, context.shadow_valid_pages = shadow._valid_at, shadow._pages_at
-            context.shadow_init = shadow._init_at
+            context.shadow_valid, context.shadow_valid_pages = shadow._valid.address, shadow._pages.address
+            context.shadow_init = shadow._init.address
             context.nowhere_read = ctypes.addressof(shadow._nowhere)
             context.nowhere = context.nowhere_read + 64
             context.found_lines, context.found_capacity = lines, _CAPACITY
             context.found_counts = ctypes.addressof(self._counts)
             context.found_records = ctypes.addressof(self._records)
             context.host_ranges, context.host_count = ctypes.addressof(self._host), len(host)
-            context.race_global, context.race_shared = shadow._cells_at, shadow._shared_cells_at
+            context.race_global, context.race_shared = shadow._cells.address, shadow._shared_cells.address
             context.race_warps = ctypes.addressof(self._warps)
             context.race_starts = ctypes.addressof(self._starts)
             context.race_released = ctypes.addressof(self._released)
@@ -213,8 +219,14 @@ class Launching:
         )
 
 
-def _reserve(size: int) -> tuple[npt.NDArray[np.uint8], int]:
-    """Return `size` zeros that take memory only where they are touched, and their address."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-    view = np.frombuffer(mmap.mmap(-1, -(-size // PAGE) * PAGE, flags=flags), np.uint8)
-    return view, view.ctypes.data
+class _Map:
+    """Zeros that take memory only where they are touched."""
+
+    def __init__(self, size: int) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+        self._map = mmap.mmap(-1, -(-size // PAGE) * PAGE, flags=flags)
+        self.view: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
+        self.address: int = self.view.ctypes.data
+
+    def clear(self) -> None:
+        self._map.madvise(mmap.MADV_DONTNEED)
