@@ -27,6 +27,11 @@ libraries = [
         ["cudatool/sim/_libnvrtc.c"],
         extra_link_args=["-Wl,-soname,libnvrtc.so.13", "-ldl"],
     ),
+    Extension(
+        "cudatool.sim._libnvjitlink",
+        ["cudatool/sim/_libnvjitlink.c"],
+        extra_link_args=["-Wl,-soname,libnvJitLink.so.13", "-ldl"],
+    ),
 ]
 
 

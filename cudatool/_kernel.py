@@ -7,9 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib.metadata
-import importlib.util
 import linecache
-import os
 import struct
 from collections.abc import Callable
 from typing import Any, Final
@@ -21,6 +19,7 @@ from cudatool._array import DeviceArray
 from cudatool._cuda import check, operation
 from cudatool._device import current_device
 from cudatool._device import device as on_device
+from cudatool._nvrtc import include_paths
 from cudatool._stream import ExternalStream, Stream, current_stream
 from cudatool.config import cache_directory
 from cudatool.errors import UsageError
@@ -232,15 +231,6 @@ _HEADER_WHEELS: Final = ("nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-cuda-
 
 
 @functools.cache
-def _include_paths() -> list[str]:
-    """Return where CUDA's and CCCL's headers were installed."""
-    spec = importlib.util.find_spec("nvidia")
-    roots = spec.submodule_search_locations if spec is not None else None
-    candidates = [os.path.join(root, "cu13", sub) for root in roots or () for sub in ("include", "include/cccl")]
-    return [path for path in candidates if os.path.isdir(path)]
-
-
-@functools.cache
 def _headers_digest() -> bytes:
     """Return what changes when the installed headers do."""
     versions = []
@@ -249,7 +239,7 @@ def _headers_digest() -> bytes:
             versions.append(importlib.metadata.version(wheel))
         except importlib.metadata.PackageNotFoundError:
             versions.append("")
-    return hashlib.sha256(repr((versions, _include_paths())).encode()).digest()
+    return hashlib.sha256(repr((versions, include_paths())).encode()).digest()
 
 
 @functools.cache
@@ -269,7 +259,7 @@ def _object_code(source: str, name: str, options: Any) -> Any:
         # Messages of the device name lines of this file, which exists here alone.
         linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
     own_paths = [given.include_path] if isinstance(given.include_path, str) else list(given.include_path or ())
-    complete = dataclasses.replace(given, include_path=[*own_paths, *_include_paths()])
+    complete = dataclasses.replace(given, include_path=[*own_paths, *include_paths()])
     # The software device cannot run machine code.
     target = "ptx" if _driver.initialize().kind == "sim" else "cubin"
     if own_paths:

@@ -14,7 +14,7 @@ _NO_DESTINATION = frozenset(
     [
         *("st", "red", "membar", "fence", "prefetch", "prefetchu", "discard", "applypriority"),
         *("bra", "brx", "call", "ret", "exit", "trap", "brkpt", "bar", "barrier"),
-        *("nanosleep", "pmevent", "griddepcontrol", "setmaxnreg"),
+        *("nanosleep", "pmevent", "griddepcontrol", "setmaxnreg", "yield", "progress"),
     ]
 )
 
@@ -25,6 +25,8 @@ def _registers(operand: Operand) -> Iterator[str]:
     elif isinstance(operand, Address):
         if isinstance(operand.base, Register):
             yield operand.base.name
+        for coordinate in operand.coordinates:
+            yield from _registers(coordinate)
     elif isinstance(operand, VectorOperand):
         for element in operand.elements:
             yield from _registers(element)
@@ -106,6 +108,44 @@ class Flow:
         if label not in self.function.labels:
             raise PtxError(f"branch to an unknown label {label!r}", instruction.line)
         return self.at[self.function.labels[label]]
+
+    def innermost_loop(self, number: int) -> frozenset[int]:
+        """Return the blocks of the smallest loop around block `number`, none if it is in no loop.
+
+        A loop is a strongly connected part of the graph; what is inside of it is found without its entry.
+        """
+        found: frozenset[int] = frozenset()
+        within = frozenset(range(len(self.blocks)))
+        while True:
+            loop = self._component(number, within)
+            if not loop:
+                return found
+            found = loop
+            entries = {s for n, b in enumerate(self.blocks) if n not in loop for s in b.successors if s in loop}
+            if number in entries or not entries:
+                return found
+            within = loop - entries
+
+    def _component(self, number: int, within: frozenset[int]) -> frozenset[int]:
+        """Return the blocks of `within` that `number` leads to and that lead back to it, inside of `within`."""
+        forward = self._reached({number}, within, [block.successors for block in self.blocks])
+        before: list[list[int]] = [[] for _ in self.blocks]
+        for one, block in enumerate(self.blocks):
+            for successor in block.successors:
+                before[successor].append(one)
+        return frozenset(forward & self._reached({number}, within, before))
+
+    @staticmethod
+    def _reached(start: set[int], within: frozenset[int], edges: list[list[int]]) -> set[int]:
+        """Return the blocks of `within` that one or more edges from `start` lead to."""
+        found: set[int] = set()
+        pending = list(start)
+        while pending:
+            for after in edges[pending.pop()]:
+                if after in within and after not in found:
+                    found.add(after)
+                    pending.append(after)
+        return found
 
     def _successors(self, number: int, block: Block) -> list[int]:
         if block.start == block.stop:

@@ -146,9 +146,8 @@ def _rename(operand: Operand, names: dict[str, str]) -> Operand:
     if isinstance(operand, Register | Symbol):
         return replace(operand, name=names.get(operand.name, operand.name))
     if isinstance(operand, Address):
-        if operand.base is None:
-            return operand
-        return replace(operand, base=replace(operand.base, name=names.get(operand.base.name, operand.base.name)))
+        base = operand.base and replace(operand.base, name=names.get(operand.base.name, operand.base.name))
+        return replace(operand, base=base, coordinates=tuple(_rename(one, names) for one in operand.coordinates))
     if isinstance(operand, VectorOperand):
         return VectorOperand(tuple(_rename(element, names) for element in operand.elements))
     if isinstance(operand, Pair):

@@ -48,6 +48,10 @@ _SPACES = {".global", ".const", ".shared", ".local", ".param"}
 _LINKAGE = {".visible", ".extern", ".weak", ".common"}
 _TYPE = re.compile(r"\.(?:[usb](?:8|16|32|64|128)|b?f16(?:x2)?|tf32|f32|f64|pred|texref|samplerref|surfref)$")
 _VECTOR = {".v2": 2, ".v4": 4, ".v8": 8}
+# Elements of a vector register. ``.r .g .b .a`` mean the same as the first four (PTX ISA, "Vectors as Operands"); the
+# ISA names no more, and an eight-wide vector is only used whole.
+_ELEMENTS = (".x", ".y", ".z", ".w", ".4", ".5", ".6", ".7")
+_COLORS = {**{name: name for name in "xyzw"}, **dict(zip("rgba", "xyzw", strict=True))}
 _NO_VALUE = {"noreturn", "explicitcluster", "blocksareclusters"}
 
 
@@ -158,11 +162,13 @@ class _Parser:
                 function = self.function(token == ".entry")
                 begin = self.starts[self.position]
                 function.text = self.text[self.starts[start] : begin]
+                function.linkage = "".join(linkage)[1:]
                 known = self.result.functions.get(function.name)
                 if known is None or not known.has_body:
                     self.result.functions[function.name] = function
             elif token in _SPACES:
                 for variable in self.variables(token, external=".extern" in linkage):
+                    variable.linkage = "".join(linkage)[1:]
                     known_variable = self.result.variables.get(variable.name)
                     if known_variable is None or known_variable.external:
                         self.result.variables[variable.name] = variable
@@ -350,6 +356,7 @@ class _Body:
         self.function = function
         self.scopes: list[dict[str, str]] = []
         self.scope_labels: list[dict[str, str]] = []
+        self.vectors: dict[str, tuple[Register, ...]] = {}
         self.opened = 0
 
     def parse(self) -> None:
@@ -402,6 +409,9 @@ class _Body:
         for scope in reversed(self.scopes):
             if name in scope:
                 return scope[name]
+        vector, _, element = name.rpartition(".")
+        if element in _COLORS and self.resolve(vector) in self.vectors:
+            return f"{self.resolve(vector)}.{_COLORS[element]}"
         return name
 
     def statement(self) -> None:
@@ -465,8 +475,6 @@ class _Body:
         type_name = parser.next()
         if not _TYPE.match(type_name):
             raise PtxError(f"unknown register type {type_name!r}", parser.line)
-        if count != 1:
-            raise PtxError("vector registers are not supported", parser.line)
         while True:
             name = parser.next()
             names = [name]
@@ -474,7 +482,11 @@ class _Body:
                 names = [f"{name}{index}" for index in range(parser.integer())]
                 parser.expect(">")
             for name in names:
-                self.function.registers[self.declare(name)] = type_name[1:]
+                full = self.declare(name)
+                elements = [full] if count == 1 else [f"{full}{suffix}" for suffix in _ELEMENTS[:count]]
+                self.function.registers.update((element, type_name[1:]) for element in elements)
+                if count > 1:
+                    self.vectors[full] = tuple(Register(element) for element in elements)
             if parser.accept(";"):
                 return
             parser.expect(",")
@@ -529,6 +541,8 @@ class _Body:
         if token[0].isdigit():
             return _number(token)
         name = self.resolve(token)
+        if name in self.vectors:
+            return VectorOperand(self.vectors[name])
         if not self.is_register(name):
             offset = 0
             if parser.peek in ("+", "-") and not token.startswith("%"):
@@ -557,10 +571,11 @@ class _Body:
             base = Register(name) if self.is_register(name) else Symbol(name)
             while parser.peek in ("+", "-"):
                 offset += self.offset()
-        if parser.peek != "]":
-            raise PtxError("this form of address is not supported", parser.line)
+        coordinates = []
+        while parser.accept(","):
+            coordinates.append(self.operand())
         parser.expect("]")
-        return Address(base, offset)
+        return Address(base, offset, tuple(coordinates))
 
 
 def _number(token: str) -> Immediate:

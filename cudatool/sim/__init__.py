@@ -49,6 +49,7 @@ def load(options: Options | None = None) -> Machine:
         abi,
         api_device,
         api_ipc,
+        api_link,
         api_memory,
         api_module,
         api_pointer,
@@ -60,7 +61,7 @@ def load(options: Options | None = None) -> Machine:
     )
 
     # Imported for what they register.
-    del api_device, api_ipc, api_memory, api_module, api_pointer, api_stream, api_vmm
+    del api_device, api_ipc, api_link, api_memory, api_module, api_pointer, api_stream, api_vmm
     library = _load_library("cudatool.sim._libcuda")
     prototype = ctypes.CFUNCTYPE(
         ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint64, ctypes.c_size_t
@@ -87,7 +88,7 @@ def load(options: Options | None = None) -> Machine:
     callback = prototype(resolve)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))  # C may call it until the process ends
     library.cudatool_set_resolver(callback)
-    _load_nvrtc()
+    _load_compilers()
     runtime_api.install()
     _loaded = machine.create(options or Options())
     _loaded.scheduler.synchronized = device_runtime.flush_printf
@@ -109,14 +110,26 @@ def _load_library(module: str) -> ctypes.CDLL:
     return ctypes.CDLL(spec.origin, mode=ctypes.RTLD_GLOBAL)
 
 
-def _load_nvrtc() -> None:
-    """Put the NVRTC stand-in before the real one, where that is installed as a wheel."""
+def _wheel_library(name: str) -> Path | None:
+    """Return one of NVIDIA's libraries, where it is installed as a wheel."""
     spec = importlib.util.find_spec("nvidia")
     for folder in (spec.submodule_search_locations or []) if spec else []:
-        real = Path(folder, "cu13", "lib", "libnvrtc.so.13")
-        if real.exists():
-            _load_library("cudatool.sim._libnvrtc").cudatool_nvrtc_open(os.fsencode(real))
-            return
+        path = Path(folder, "cu13", "lib", name)
+        if path.exists():
+            return path
+    return None
+
+
+def _load_compilers() -> None:
+    """Put the stand-ins for NVRTC and nvJitLink before the real ones, where those are installed."""
+    from cudatool.sim import nvjitlink
+
+    if real := _wheel_library("libnvrtc.so.13"):
+        _load_library("cudatool.sim._libnvrtc").cudatool_nvrtc_open(os.fsencode(real))
+    if real := _wheel_library("libnvJitLink.so.13"):
+        stand_in = _load_library("cudatool.sim._libnvjitlink")
+        if stand_in.cudatool_nvjitlink_open(os.fsencode(real)) == 0:
+            nvjitlink.install(stand_in)
 
 
 def drain() -> None:

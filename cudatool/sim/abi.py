@@ -29,9 +29,11 @@ __all__ = [
     "Handler",
     "IpcMemHandle",
     "Subscriber",
+    "after_call",
     "call",
     "entry",
     "function_pointer",
+    "guard",
     "lock",
     "log",
     "log_message",
@@ -70,7 +72,11 @@ _SCALARS: Final[dict[str, Any]] = {
     "CUdevice_attribute": ctypes.c_int,
     "CUfunc_cache": ctypes.c_int,
     "CUfunction_attribute": ctypes.c_int,
+    "CUgraphConditionalHandle": ctypes.c_uint64,
+    "CUgraphMem_attribute": ctypes.c_int,
     "CUipcMemHandle": IpcMemHandle,
+    "CUjitInputType": ctypes.c_int,
+    "CUkernelNodeAttrID": ctypes.c_int,
     "CUlimit": ctypes.c_int,
     "CUmemAllocationGranularity_flags": ctypes.c_int,
     "CUmemAllocationHandleType": ctypes.c_int,
@@ -79,19 +85,25 @@ _SCALARS: Final[dict[str, Any]] = {
     "CUmemPool_attribute": ctypes.c_int,
     "CUpointer_attribute": ctypes.c_int,
     "CUresult": ctypes.c_int,
+    "CUstreamCaptureMode": ctypes.c_int,
 }
 _HANDLES: Final = frozenset(
     [
         "CUcontext",
         "CUevent",
         "CUfunction",
+        "CUgraph",
+        "CUgraphExec",
+        "CUgraphNode",
         "CUhostFn",
         "CUkernel",
         "CUlibrary",
+        "CUlinkState",
         "CUmemoryPool",
         "CUmodule",
         "CUstream",
         "CUstreamCallback",
+        "CUuserObject",
     ]
 )
 
@@ -189,6 +201,8 @@ _DEFERRABLE: Final = frozenset(
     [
         "cuDevicePrimaryCtxRelease",
         "cuEventDestroy",
+        "cuGraphDestroy",
+        "cuGraphExecDestroy",
         "cuIpcCloseMemHandle",
         "cuLibraryUnload",
         "cuMemFree",
@@ -197,9 +211,13 @@ _DEFERRABLE: Final = frozenset(
         "cuMemPoolDestroy",
         "cuModuleUnload",
         "cuStreamDestroy",
+        "cuUserObjectRelease",
     ]
 )
 _deferred: list[tuple[Entry, tuple[Any, ...], int]] = []
+_callbacks: list[Callable[[], None]] = []
+guard: Callable[[Entry, tuple[Any, ...]], None] | None = None
+"""Carries out a call in place of its handler, while there is something that changes what calls do (stream capture)."""
 
 
 def _invoke(entry: Entry, arguments: tuple[Any, ...], null_stream: int) -> int:
@@ -217,7 +235,10 @@ def _invoke(entry: Entry, arguments: tuple[Any, ...], null_stream: int) -> int:
             watcher.enter(entry, arguments, correlation)
         try:
             with lock:
-                entry.handler(*arguments)
+                if guard is None:
+                    entry.handler(*arguments)
+                else:
+                    guard(entry, arguments)
             result = Result.SUCCESS
         except DriverError as error:
             result = error.result
@@ -232,7 +253,14 @@ def _invoke(entry: Entry, arguments: tuple[Any, ...], null_stream: int) -> int:
         call.correlation, call.null_stream = outer
     while _deferred and not call.depth:
         _invoke(*_deferred.pop(0))
+    while _callbacks and not call.depth:
+        _callbacks.pop(0)()
     return int(result)
+
+
+def after_call(callback: Callable[[], None]) -> None:
+    """Call a function of the program when the driver call in progress is over, without any lock held."""
+    _callbacks.append(callback)
 
 
 def log_message(text: str) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from ctypes import c_int, c_size_t, c_uint
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cudatool.ptx import PtxError, parse
+from cudatool.ptx import PtxError, parse_image
 from cudatool.sim import abi, profile
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, read_string, write
 from cudatool.sim.device_runtime import prepare_calls
+from cudatool.sim.image import jit_options, ptx_at, read_file, write_error_log
 from cudatool.sim.machine import Context, Device, current_context, stream_of
 from cudatool.sim.memory import Allocation
 from cudatool.sim.queue import Operation
@@ -34,7 +34,7 @@ class Library:
         self.globals: dict[tuple[int, str], tuple[int, int]] = {}
         self.blocks: list[Allocation] = []
         self.kernels: dict[str, Function] = {}
-        self.parsed = parse(image)
+        self.parsed = parse_image(image)
         self.names = tuple(self.parsed.kernels)
 
     def module(self, device: Device) -> JitModule:
@@ -117,18 +117,9 @@ def _some_device() -> Device:
 
 # ---- Loading ----
 
-_ELF, _FATBIN, _FATBIN_WRAPPER = b"\x7fELF", (0xBA55ED50).to_bytes(4, "little"), (0x466243B1).to_bytes(4, "little")
-
 
 def _load(image: int, context: Context | None) -> Library:
-    if not image:
-        raise DriverError(Result.INVALID_VALUE)
-    head = ctypes.string_at(image, 4)
-    if head in (_ELF, _FATBIN, _FATBIN_WRAPPER):
-        raise DriverError(
-            Result.NO_BINARY_FOR_GPU, "this image is GPU machine code; the software device runs PTX (compile to PTX)"
-        )
-    text = read_string(image)
+    text = ptx_at(image)
     if b".version" not in text:
         raise DriverError(Result.INVALID_IMAGE)
     try:
@@ -139,30 +130,13 @@ def _load(image: int, context: Context | None) -> Library:
     return library
 
 
-_ERROR_LOG_BUFFER, _ERROR_LOG_SIZE = 5, 6
-
-
 def _load_with_log(image: int, context: Context | None, count: int, options: int, values: int) -> Library:
+    given = jit_options(count, options, values)
     try:
         return _load(image, context)
     except DriverError as error:
-        if count and options and values:
-            keys = list((c_int * count).from_address(options))
-            where = dict(zip(keys, (c_size_t * count).from_address(values), strict=True))
-            room = where.get(_ERROR_LOG_SIZE, 0)
-            if where.get(_ERROR_LOG_BUFFER) and room:
-                text = str(error).encode()[: room - 1] + b"\0"
-                ctypes.memmove(where[_ERROR_LOG_BUFFER], text, len(text))
+        write_error_log(given, str(error))
         raise
-
-
-def _read_file(fname: int) -> bytes:
-    path = os.fsdecode(read_string(fname))
-    try:
-        with open(path, "rb") as file:
-            return file.read() + b"\0"
-    except OSError as error:
-        raise DriverError(Result.FILE_NOT_FOUND, f"{path}: {error.strerror}") from error
 
 
 # ---- Modules ----
@@ -170,7 +144,7 @@ def _read_file(fname: int) -> bytes:
 
 @entry("cuModuleLoad(CUmodule *module, const char *fname)")
 def cuModuleLoad(module: int, fname: int) -> None:
-    data = ctypes.create_string_buffer(_read_file(fname))
+    data = ctypes.create_string_buffer(read_file(fname))
     cuModuleLoadData(module, ctypes.addressof(data))
 
 
@@ -252,7 +226,7 @@ def cuLibraryLoadFromFile(
     libraryOptionValues: int,
     numLibraryOptions: int,
 ) -> None:
-    data = ctypes.create_string_buffer(_read_file(fileName))
+    data = ctypes.create_string_buffer(read_file(fileName))
     loaded = _load_with_log(ctypes.addressof(data), None, numJitOptions, jitOptions, jitOptionsValues)
     write(library, c_size_t, loaded.handle)
 
@@ -456,13 +430,42 @@ def _pack(kernel: JitKernel, kernelParams: int, extra: int) -> ctypes.Array[ctyp
     return buffer
 
 
-def _launch(
-    f: int, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, hStream: int, params: int, extra: int
-) -> None:
-    machine = state.machine
-    stream = stream_of(hStream)
-    function = machine.get(f, Function)
-    kernel = _prepare(function, stream.context.device)
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """A kernel and all that one launch of it needs, checked. `params` are its arguments, as they are declared."""
+
+    function: Function
+    kernel: JitKernel
+    context: Context
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int
+    params: ctypes.Array[ctypes.c_char]
+
+    @property
+    def cost(self) -> int:
+        """Virtual ns that it takes."""
+        grid, block = self.grid, self.block
+        threads = grid[0] * grid[1] * grid[2] * block[0] * block[1] * block[2]
+        return profile.kernel_cost(threads, *self.function.work)
+
+    def run(self, operation: Operation) -> None:
+        """Execute it, as the operation that was enqueued for it."""
+        _execute(self.kernel, self.grid, self.block, self.shared, self.params, operation)
+
+
+def checked_launch(
+    f: int,
+    context: Context,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    shared: int,
+    params: int,
+    extra: int,
+) -> Launch:
+    """Return the launch that these arguments of cuLaunchKernel describe; fail with the error it has for them."""
+    function = state.machine.get(f, Function)
+    kernel = _prepare(function, context.device)
     threads = block[0] * block[1] * block[2]
     limits = (1024, 1024, 64)
     if not all(0 < g <= limit for g, limit in zip(grid, profile.MAX_GRID, strict=True)):
@@ -481,11 +484,18 @@ def _launch(
             f"{function.name}: {shared} bytes of dynamic shared memory; "
             f"{_max_dynamic_shared(function, kernel)} are allowed (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)",
         )
-    prepare_calls(stream.context, kernel.system_calls)
-    operation = Operation(stream, "kernel", function.name, abi.call.correlation)
-    operation.run = partial(_execute, kernel, grid, block, shared, _pack(kernel, params, extra))
-    cost = profile.kernel_cost(grid[0] * grid[1] * grid[2] * threads, *function.work)
-    machine.scheduler.enqueue(operation, cost=cost)
+    prepare_calls(context, kernel.system_calls)
+    return Launch(function, kernel, context, grid, block, shared, _pack(kernel, params, extra))
+
+
+def _launch(
+    f: int, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, hStream: int, params: int, extra: int
+) -> None:
+    stream = stream_of(hStream)
+    launch = checked_launch(f, stream.context, grid, block, shared, params, extra)
+    operation = Operation(stream, "kernel", launch.function.name, abi.call.correlation)
+    operation.run = launch.run
+    state.machine.scheduler.enqueue(operation, cost=launch.cost)
 
 
 def _execute(

@@ -48,8 +48,8 @@ class Operation:
     correlation
         Of the driver call that enqueued it.
     kind, name
-        ``"kernel"``, ``"memcpy"``, ``"memset"``, ``"host"``, ``"alloc"``, ``"free"``, ``"record"``, ``"wait"``; and
-        the kernel's or API's name.
+        ``"kernel"``, ``"memcpy"``, ``"memset"``, ``"host"``, ``"alloc"``, ``"free"``, ``"record"``, ``"wait"``,
+        ``"graph"``; and the kernel's or API's name.
     start, end
         Virtual time in ns on the device's clock.
     run
@@ -60,6 +60,8 @@ class Operation:
         What the checkers found when it ran.
     host_source
         Address and size of the pinned memory that a copy will read when it runs.
+    launch
+        The beginning of the graph launch that it is part of, None outside of graphs.
     """
 
     __slots__ = (
@@ -71,6 +73,7 @@ class Operation:
         "footprint",
         "host_source",
         "kind",
+        "launch",
         "missing",
         "name",
         "predecessors",
@@ -95,6 +98,7 @@ class Operation:
         self.footprint: list[tuple[int, int, int]] = []
         self.findings: list[CheckFinding] = []
         self.host_source = (0, 0)
+        self.launch: Operation | None = None
 
 
 class StreamState:
@@ -115,13 +119,17 @@ class StreamState:
 
 
 class EventState:
-    """An event: the operation that its latest record enqueued, None before the first."""
+    """An event: the operation that its latest record enqueued, None before the first.
+
+    `captured` is what its latest record captured instead, if that was in a capturing stream.
+    """
 
     def __init__(self, context: Any, handle: int, flags: int) -> None:
         self.context = context
         self.handle = handle
         self.flags = flags
         self.recorded: Operation | None = None
+        self.captured: Any = None  # a cudatool.sim.capture.CapturedEvent
 
     @property
     def timed(self) -> bool:
@@ -152,25 +160,40 @@ class Scheduler:
         Operations that name the same `engine` of a device do not overlap in virtual time.
         """
         stream = operation.stream
-        dependencies = [stream.last, *self._default_stream_order(stream), *after]
-        operation.predecessors = [d for d in dependencies if d is not None and not d.done]
-        operation.missing = len(operation.predecessors)
-        for predecessor in operation.predecessors:
-            predecessor.dependents.append(operation)
-        operation.sequence = next(self._sequence)
         self.host_time += 1000
-        operation.start = max([self.host_time, *(d.end for d in dependencies if d is not None)])
+        self.add(operation, cost=cost, engine=engine, after=[stream.last, *self._default_stream_order(stream), *after])
+        stream.last = operation
+
+    def add(
+        self, operation: Operation, *, cost: int, engine: str = "", after: Iterable[Operation | None] = ()
+    ) -> None:
+        """Make `operation` pending, ordered after those in `after` and nothing else: it takes no place in its stream.
+
+        This is how the nodes of a graph are ordered by the graph's edges alone.
+        """
+        dependencies = [d for d in after if d is not None]
+        operation.sequence = next(self._sequence)
+        self._pending[operation.sequence] = operation
+        self._ready[operation.sequence] = operation
+        self.order(operation, dependencies)
+        operation.start = max([self.host_time, *(d.end for d in dependencies)])
         if engine:
-            key = (stream.context.device.ordinal, engine)
+            key = (operation.stream.context.device.ordinal, engine)
             operation.start = max(operation.start, self._engines.get(key, 0))
             self._engines[key] = operation.start + cost
         operation.end = operation.start + cost
-        self._pending[operation.sequence] = operation
-        if not operation.missing:
-            self._ready[operation.sequence] = operation
-        stream.last = operation
         for watcher in abi.subscribers:
             watcher.enqueued(operation)
+
+    def order(self, operation: Operation, after: Iterable[Operation]) -> None:
+        """Let a pending `operation`, which does not run yet, wait for those in `after` too."""
+        for predecessor in after:
+            if not predecessor.done:
+                operation.predecessors.append(predecessor)
+                operation.missing += 1
+                predecessor.dependents.append(operation)
+        if operation.missing:
+            self._ready.pop(operation.sequence, None)
 
     @staticmethod
     def _default_stream_order(stream: StreamState) -> list[Operation | None]:
@@ -201,7 +224,7 @@ class Scheduler:
         needed = self._ancestors(unfinished) if self.schedule is Schedule.LATE else None
         for target in sorted(unfinished, key=lambda o: o.sequence):
             while not target.done:
-                chosen = self._choose(target, needed)
+                chosen = self._choose(target, needed) or self._latecomer(target)
                 if chosen is None:
                     lock.wait(timeout=60)  # another host thread runs what we need; it notifies when done
                 else:
@@ -255,6 +278,13 @@ class Scheduler:
         if not ready:
             return None
         return ready[self._random.choice(sorted(ready)) if self.schedule is Schedule.RANDOM else max(ready)]
+
+    def _latecomer(self, target: Operation) -> Operation | None:
+        """Return an operation that `target` came to wait for only while others ran: the body of a conditional node."""
+        needed = self._ancestors([target]) & self._ready.keys()
+        if not needed:
+            return None
+        return self._ready[max(needed) if self.schedule is Schedule.LATE else min(needed)]
 
     @staticmethod
     def _ancestors(operations: list[Operation]) -> set[int]:

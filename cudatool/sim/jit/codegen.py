@@ -16,19 +16,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from cudatool.ptx import Flow, Function, Immediate, Instruction, Operand, Register, Symbol, type_bytes
+from cudatool.ptx import Address, Flow, Function, Immediate, Instruction, Register, Symbol, type_bytes
 from cudatool.ptx.flow import reads, writes
-from cudatool.sim.jit import arithmetic, bits, conversion, memory, scheduler, system
-from cudatool.sim.jit.collective import ARGUMENT_ARRAYS, ROW, Kind, Suspension, array_offset, suspension_of
+from cudatool.sim.jit import arithmetic, bits, comparison, conversion, matrix, memory, scheduler, system
+from cudatool.sim.jit.collective import (
+    ARGUMENT_ARRAYS,
+    ROW,
+    Kind,
+    Suspension,
+    array_offset,
+    following_array,
+    suspension_of,
+)
 from cudatool.sim.jit.context import EXIT
 from cudatool.sim.jit.divergence import divergent
 from cudatool.sim.jit.emit import ENVIRONMENT, SPECIAL, Emitter, Layout, storage_type
 from cudatool.sim.jit.instrument import Instrument, functions
-from cudatool.sim.jit.table import TABLE
+from cudatool.sim.jit.table import TABLE, space_of
 
 __all__ = ["Native", "generate"]
 
-del arithmetic, bits, conversion, memory, system  # imported for the rows they enter
+del arithmetic, bits, comparison, conversion, matrix, memory, system  # imported for the rows they enter
 
 _VOLATILE = frozenset({"%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo"})
 # Instructions whose value depends on their operands alone, and is cheap: computed again rather than kept.
@@ -95,7 +103,8 @@ class _Kernel:
         self.flow = Flow(self.function, split)
         self.repeatable = self._repeatable()
         self.slots: dict[str, int] = {}
-        self.slot_bytes = 4 * ROW * (1 + len(ARGUMENT_ARRAYS))
+        extra = max((row.extra(self.code[index]) for index, row in self.rows.items()), default=0)
+        self.slot_bytes = 4 * ROW * (1 + len(ARGUMENT_ARRAYS) + extra)
         escapes = any(i.opcode == "cvta" and "local" in i.modifiers and "to" not in i.modifiers for i in self.code)
         self.parallel_generic = not escapes
         self.declarations: set[str] = set()
@@ -345,7 +354,12 @@ class _Kernel:
             e.emit(f"br i1 {e.get(instruction.guard, 'pred')}, label %{do}, label %b{number + 1}")
             e.label(do)
         for name, operand, type_name in self.rows[index].leave(instruction):
-            self._leave(e, name, operand, type_name)
+            if isinstance(operand, Address):
+                space, pointer = e.pointer(space_of(instruction), operand)
+                pointer = self.rows[index].access(e, instruction, space, pointer)
+                self._leave(e, name, e.op(f"ptrtoint ptr {pointer} to i64"), type_name)
+            else:
+                self._leave(e, name, e.get(operand, type_name), type_name)
         for register in self._kept(index):
             offset, kind = self._slot(register)
             value, _ = e.read(register)
@@ -354,15 +368,13 @@ class _Kernel:
             e.emit(f"store {kind} {value}, ptr {self._own_slot(e, offset, kind)}, !llvm.access.group !1")
         e.emit(f"ret i32 {self.region_of[index]}")
 
-    def _leave(self, e: Emitter, name: str, operand: Operand, type_name: str) -> None:
+    def _leave(self, e: Emitter, name: str, value: str, type_name: str) -> None:
         """Store an operand of a suspension in this thread's entry of an argument array."""
-        value = e.get(operand, type_name)
         if type_name == "pred":
             value = e.op(f"zext i1 {value} to i32")
         elif type_name == "b64":
-            following = ARGUMENT_ARRAYS[ARGUMENT_ARRAYS.index(name) + 1]
             high = e.op(f"lshr i64 {value}, 32")
-            self._store_argument(e, following, e.convert(high, "i64", "i32"))
+            self._store_argument(e, following_array(name), e.convert(high, "i64", "i32"))
             value = e.convert(value, "i64", "i32")
         self._store_argument(e, name, value)
 
@@ -391,7 +403,7 @@ class _Kernel:
         )
         checked = False
         if row.kind == Kind.WARP:
-            mask = instruction.operands[0 if instruction.opcode == "bar" else -1]
+            mask = next(operand for name, operand, _ in row.leave(instruction) if name == "mask")
             checked = not (isinstance(mask, Immediate) and int(mask.value) & 0xFFFFFFFF == 0xFFFFFFFF)
         self.parts.append(scheduler.whole_block(number, row.kind, check_masks=checked))
         return checked

@@ -79,6 +79,8 @@ _LLVM = {
     "bf16": "float",
     "f16x2": "<2 x half>",
     "bf16x2": "<2 x float>",
+    "u16x2": "<2 x i16>",
+    "s16x2": "<2 x i16>",
     "tf32": "float",
 }
 
@@ -224,6 +226,22 @@ class Emitter:
         )
         self.declarations.add(f"declare {result} @{function}({', '.join(types)})")
         return self.op(f"call {result} @{function}({', '.join(arguments)})")
+
+    def define(self, text: str) -> None:
+        """Add a function or constant to the module, once however often it is asked for."""
+        self.declarations.add(text)
+
+    def nested(self) -> Emitter:
+        """Return an emitter for the body of a function that this one calls."""
+        other = Emitter(
+            self.function,
+            self.layout,
+            instrument=self.instrument,
+            parallel_generic=self.parallel_generic,
+            indices=self.indices,
+        )
+        other.declarations, other.instruction = self.declarations, self.instruction
+        return other
 
     def label(self, name: str) -> None:
         self.lines.append(f"{name}:")
@@ -456,7 +474,7 @@ class Emitter:
         return observe(self, space, pointer, size, mode, line=site.line, align=size, strong=strong)
 
 
-_BITS = {"float": 32, "double": 64, "half": 16, "<2 x half>": 32}
+_BITS = {"float": 32, "double": 64, "half": 16, "<2 x half>": 32, "<2 x i16>": 32}
 
 # ---- special registers: PTX name -> (value, LLVM type) ----
 

@@ -235,9 +235,10 @@ def _check_race(
             mask = e.op(f"and i32 {e.op(f'shl i32 {(1 << size) - 1}, {shift}')}, 15")
         else:
             mask = "15"
+        quick = "read" if mode is Mode.READ else "write"
         e.emit(
-            f"call void @race(ptr %context, i64 {e.field(cells)}, i64 {at}, i32 {mask}, i32 {flags}, i32 {line}, "
-            f"i32 {space}, i32 {min(size, 4)}, {_WHO})"
+            f"call void @race_{quick}(ptr %context, i64 {e.field(cells)}, i64 {at}, i32 {mask}, i32 {flags}, "
+            f"i32 {line}, i32 {space}, i32 {min(size, 4)}, {_WHO})"
         )
 
 
@@ -343,6 +344,37 @@ define internal void @race_fence(ptr %context) noinline {{
 """
 
 
+_RACE = (
+    "ptr %context, i64 %cells, i64 %offset, i32 %mask, i32 %flags, i32 %line, i32 %space, i32 %size, "
+    "i32 %bx, i32 %by, i32 %bz, i32 %t"
+)
+
+
+def _own_entry() -> str:
+    """Return code that makes ``%own``, this access's entry for ``%cell``; entries before ``%since`` do not matter."""
+    return f"""  %word = lshr i64 %offset, 2
+  %scaled = mul i64 %word, {CELL}
+  %address = add i64 %cells, %scaled
+  %cell = inttoptr i64 %address to ptr
+{_load("race_moment", "moment")}
+{_load("race_launch", "launch.begin")}
+  %is.shared = icmp ne i32 %space, 0
+  %since = select i1 %is.shared, i32 %moment, i32 %launch.begin
+{_load("race_warps", "warps", "ptr")}
+  %warp = lshr i32 %t, 5
+  %warp.x = zext i32 %warp to i64
+  %warp.p = getelementptr i32, ptr %warps, i64 %warp.x
+  %warp.moment = load i32, ptr %warp.p
+  %mask.s = shl i32 %mask, 16
+  %flags.s = shl i32 %flags, 24
+  %who.a = or i32 %t, %mask.s
+  %who = or i32 %who.a, %flags.s
+  %own.0 = insertelement <4 x i32> poison, i32 %moment, i32 0
+  %own.1 = insertelement <4 x i32> %own.0, i32 %warp.moment, i32 1
+  %own.2 = insertelement <4 x i32> %own.1, i32 %line, i32 2
+  %own = insertelement <4 x i32> %own.2, i32 %who, i32 3"""
+
+
 def _race() -> str:
     """Return ``@race``: compare an access to a word with the last write and two reads, then enter it.
 
@@ -357,6 +389,21 @@ def _race() -> str:
   %{name} = load <4 x i32>, ptr %{name}.p, align 16
   %{name}.clash = call i1 @clash(ptr %context, <4 x i32> %{name}, <4 x i32> %own, i32 %space)"""
 
+    # The two last reads are kept, by different threads: a write that follows meets another thread's among them.
+    enter_read = """  %last.p = getelementptr i8, ptr %cell, i64 16
+  %last = load <4 x i32>, ptr %last.p, align 16
+  %last.who = extractelement <4 x i32> %last, i32 3
+  %differs = xor i32 %last.who, %t
+  %thread.bits = and i32 %differs, 65535
+  %other.thread = icmp ne i32 %thread.bits, 0
+  br i1 %other.thread, label %shift, label %enter.last
+shift:
+  %second.p2 = getelementptr i8, ptr %cell, i64 32
+  store <4 x i32> %last, ptr %second.p2, align 16
+  br label %enter.last
+enter.last:
+  store <4 x i32> %own, ptr %last.p, align 16
+  ret void"""
     return f"""
 define internal i1 @clash(ptr %context, <4 x i32> %old, <4 x i32> %own, i32 %space) alwaysinline {{
 entry:
@@ -441,27 +488,48 @@ no:
   ret i1 false
 }}
 
-define internal void @race(ptr %context, i64 %cells, i64 %offset, i32 %mask, i32 %flags, i32 %line, i32 %space,
-    i32 %size, {_WHO}) noinline {{
+; Most accesses meet entries that are too old to matter. For shared memory that is any other moment than the block's.
+define internal void @race_read({_RACE}) alwaysinline {{
 entry:
-  %word = lshr i64 %offset, 2
-  %scaled = mul i64 %word, {CELL}
-  %address = add i64 %cells, %scaled
-  %cell = inttoptr i64 %address to ptr
-{_load("race_moment", "moment")}
-{_load("race_warps", "warps", "ptr")}
-  %warp = lshr i32 %t, 5
-  %warp.x = zext i32 %warp to i64
-  %warp.p = getelementptr i32, ptr %warps, i64 %warp.x
-  %warp.moment = load i32, ptr %warp.p
-  %mask.s = shl i32 %mask, 16
-  %flags.s = shl i32 %flags, 24
-  %who.a = or i32 %t, %mask.s
-  %who = or i32 %who.a, %flags.s
-  %own.0 = insertelement <4 x i32> poison, i32 %moment, i32 0
-  %own.1 = insertelement <4 x i32> %own.0, i32 %warp.moment, i32 1
-  %own.2 = insertelement <4 x i32> %own.1, i32 %line, i32 2
-  %own = insertelement <4 x i32> %own.2, i32 %who, i32 3
+{_own_entry()}
+  %written = load <4 x i32>, ptr %cell, align 16
+  %when = extractelement <4 x i32> %written, i32 0
+  %old = icmp ult i32 %when, %since
+  br i1 %old, label %enter, label %slow, !prof !4
+enter:
+{enter_read}
+slow:
+  call void @race(ptr %context, i64 %cells, i64 %offset, i32 %mask, i32 %flags, i32 %line, i32 %space, i32 %size,
+    {_WHO})
+  ret void
+}}
+
+define internal void @race_write({_RACE}) alwaysinline {{
+entry:
+{_own_entry()}
+  %a.p = getelementptr i8, ptr %cell, i64 16
+  %b.p = getelementptr i8, ptr %cell, i64 32
+  %written = load i32, ptr %cell, align 16
+  %a = load i32, ptr %a.p, align 16
+  %b = load i32, ptr %b.p, align 16
+  %written.old = icmp ult i32 %written, %since
+  %a.old = icmp ult i32 %a, %since
+  %b.old = icmp ult i32 %b, %since
+  %reads.old = and i1 %a.old, %b.old
+  %all.old = and i1 %written.old, %reads.old
+  br i1 %all.old, label %enter, label %slow, !prof !4
+enter:
+  store <4 x i32> %own, ptr %cell, align 16
+  ret void
+slow:
+  call void @race(ptr %context, i64 %cells, i64 %offset, i32 %mask, i32 %flags, i32 %line, i32 %space, i32 %size,
+    {_WHO})
+  ret void
+}}
+
+define internal void @race({_RACE}) noinline {{
+entry:
+{_own_entry()}
   %mode = and i32 %flags, 3
   %reads.only = icmp eq i32 %mode, {int(Mode.READ)}
 {entry("written", 0)}
@@ -491,20 +559,7 @@ enter.write:
   store <4 x i32> %own, ptr %cell, align 16
   ret void
 enter.read:
-  %last.p = getelementptr i8, ptr %cell, i64 16
-  %last = load <4 x i32>, ptr %last.p, align 16
-  %last.who = extractelement <4 x i32> %last, i32 3
-  %differs = xor i32 %last.who, %t
-  %thread.bits = and i32 %differs, 65535
-  %other.thread = icmp ne i32 %thread.bits, 0
-  br i1 %other.thread, label %shift, label %enter.last
-shift:
-  %second.p2 = getelementptr i8, ptr %cell, i64 32
-  store <4 x i32> %last, ptr %second.p2, align 16
-  br label %enter.last
-enter.last:
-  store <4 x i32> %own, ptr %last.p, align 16
-  ret void
+{enter_read}
 }}
 
 define internal void @report_race(ptr %context, i32 %kind, i32 %line, i64 %address, i32 %size, i32 %mode, i32 %space,

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from cudatool.ptx import Instruction, Operand, Register, VectorOperand, type_bytes
+from cudatool.ptx import Instruction, Register, VectorOperand, type_bytes
 from cudatool.sim.jit.emit import ATOMIC, READ, WRITE, Emitter, llvm_type
 from cudatool.sim.jit.instrument import acquire
-from cudatool.sim.jit.table import lowers, types_of
+from cudatool.sim.jit.table import elements, lowers, space_of, types_of
 
 __all__: list[str] = []
 
-_SPACES = {
-    "global": "global",
-    "const": "const",
-    "local": "local",
-    "shared": "shared",
-    "shared::cta": "shared",
-    "shared::cluster": "shared",
-    "param": "param",
-    "param::entry": "param",
-    "param::func": "param",
-}
 _ORDERS = frozenset({"acquire", "release", "acq_rel"})
 _STRONG = frozenset({"volatile", "acquire", "release", "relaxed", "mmio"})
-
-
-def _space(i: Instruction) -> str:
-    return next((_SPACES[m] for m in i.modifiers if m in _SPACES), "generic")
-
-
-def _elements(operand: Operand) -> tuple[Operand, ...]:
-    return operand.elements if isinstance(operand, VectorOperand) else (operand,)
 
 
 def _memory_type(t: str) -> str:
@@ -41,8 +22,8 @@ def _memory_type(t: str) -> str:
 def _load(e: Emitter, i: Instruction) -> None:
     t = _memory_type(types_of(i)[-1])
     kind, size = llvm_type(t), type_bytes(t)
-    targets = _elements(i.operands[0])
-    space, pointer = e.pointer(_space(i), i.operands[1])
+    targets = elements(i.operands[0])
+    space, pointer = e.pointer(space_of(i), i.operands[1])
     strong = "volatile " if _STRONG.intersection(i.modifiers) and space != "local" else ""
     pointer = e.guarded(space, pointer, size * len(targets), READ, i, strong=bool(strong))
     for index, target in enumerate(targets):
@@ -60,12 +41,14 @@ def _load(e: Emitter, i: Instruction) -> None:
 def _store(e: Emitter, i: Instruction) -> None:
     t = _memory_type(types_of(i)[-1])
     kind, size = llvm_type(t), type_bytes(t)
-    sources = _elements(i.operands[1])
-    space, pointer = e.pointer(_space(i), i.operands[0])
+    sources = elements(i.operands[1])
+    space, pointer = e.pointer(space_of(i), i.operands[0])
     strong = "volatile " if _STRONG.intersection(i.modifiers) and space != "local" else ""
     if "release" in i.modifiers:
         acquire(e)
     pointer = e.guarded(space, pointer, size * len(sources), WRITE, i, strong=bool(strong))
+    if "release" in i.modifiers:
+        e.emit("fence release")
     for index, source in enumerate(sources):
         value = e.get(source, t)
         at = e.op(f"getelementptr i8, ptr {pointer}, i64 {size * index}") if index else pointer
@@ -104,12 +87,13 @@ def _atomic(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     operands = list(i.operands)
     target = operands.pop(0) if i.opcode == "atom" else None
-    space, pointer = e.pointer(_space(i), operands[0])
+    space, pointer = e.pointer(space_of(i), operands[0])
     if isinstance(operands[1], VectorOperand) or t in ("bf16", "bf16x2", "f16x2", "b128"):
         raise e.unsupported()
     size = type_bytes(t)
     operation = next((m for m in i.modifiers if m in _RMW or m == "cas"), "")
-    if _ORDERS.intersection(i.modifiers):
+    order = next((m for m in i.modifiers if m in _ORDERS), "monotonic")
+    if order != "monotonic":
         acquire(e)
     if operation == "cas":
         kind = f"i{8 * size}"
@@ -129,7 +113,7 @@ def _atomic(e: Emitter, i: Instruction) -> None:
             new = e.op(_PLAIN[name].format(k=kind, a=old, b=value))
             e.emit(f"store {kind} {new}, ptr {pointer}, align {size}")
         else:
-            old = e.op(f"atomicrmw {name} ptr {pointer}, {kind} {value} monotonic, align {size}")
+            old = e.op(f"atomicrmw {name} ptr {pointer}, {kind} {value} {order}, align {size}")
     if isinstance(target, Register):
         e.set(target, old, t)
 
@@ -140,6 +124,6 @@ def _fence(e: Emitter, i: Instruction) -> None:
     acquire(e)
 
 
-@lowers("prefetch prefetchu applypriority discard griddepcontrol pmevent setmaxnreg nanosleep")
+@lowers("prefetch prefetchu applypriority discard griddepcontrol pmevent setmaxnreg nanosleep barrier")
 def _hint(e: Emitter, i: Instruction) -> None:
     """Hints: nothing to do."""

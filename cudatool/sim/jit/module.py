@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cudatool.ptx import Function, Instruction, Module, PtxError, Symbol, inline_calls, parse, type_bytes
+from cudatool.ptx import Function, Instruction, Module, PtxError, Symbol, inline_calls, parse_image, type_bytes
 from cudatool.sim.jit import native
-from cudatool.sim.jit.codegen import generate
+from cudatool.sim.jit.codegen import Native, generate
 from cudatool.sim.jit.context import MAX_THREADS, Context, Stop
 from cudatool.sim.jit.emit import Layout, UnsupportedInstruction
 from cudatool.sim.jit.footprint import Footprint
@@ -55,7 +55,7 @@ class GlobalVariable:
 
 
 def load(ptx: bytes, *, cache_dir: Path | None = None) -> JitModule:
-    """Read a PTX module. Nothing is translated before :meth:`Kernel.prepare`.
+    """Read a PTX module or a linked image. Nothing is translated before :meth:`Kernel.prepare`.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def load(ptx: bytes, *, cache_dir: Path | None = None) -> JitModule:
     PtxError
         The text is not PTX.
     """
-    return JitModule(parse(ptx), cache_dir)
+    return JitModule(parse_image(ptx), cache_dir)
 
 
 class JitModule:
@@ -252,15 +252,22 @@ class Kernel:
         key = native.cache_key(module.preamble, self._declared.text, *called, variant)
         data = native.read_cached(self._owner.cache_dir, key)
         if data is None:
-            try:
-                made = generate(self._function, self.layout, instrument=instrument, large_grid=large_grid)
-            except UnsupportedInstruction as error:
-                raise self._located(error) from None
+            made = self._generate(instrument, large_grid)
             data = made.slot_bytes.to_bytes(8, "little") + native.compile_text(made.text)
             native.write_cached(self._owner.cache_dir, key, data)
         translated = _Translated(native.load_object(data[8:]), int.from_bytes(data[:8], "little"))
         self._variants[instrument, large_grid] = translated
         return translated
+
+    def llvm_ir(self) -> str:
+        """Return what :meth:`prepare` has LLVM optimize and compile, without doing either. Raises as it does."""
+        return self._generate(Instrument.NONE, large_grid=False).text
+
+    def _generate(self, instrument: Instrument, large_grid: bool) -> Native:
+        try:
+            return generate(self._function, self.layout, instrument=instrument, large_grid=large_grid)
+        except UnsupportedInstruction as error:
+            raise self._located(error) from None
 
     def _located(self, error: UnsupportedInstruction) -> UnsupportedInstruction:
         at = next((i for i in self._function.instructions if i.line == error.line), None)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from cudatool.ptx import Address, Instruction, Operand, Symbol, VectorOperand
 from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.emit import Emitter
-from cudatool.sim.jit.table import lowers
+from cudatool.sim.jit.table import elements, lowers
 
 __all__ = ["SYSTEM"]
 
@@ -72,18 +72,14 @@ _Call = Callable[[Emitter, tuple[Operand, ...], tuple[Operand, ...]], None]
 SYSTEM: dict[str, _Call] = {"vprintf": _vprintf, "malloc": _malloc, "free": _free, "__assertfail": _assert}
 
 
-def _elements(operand: Operand) -> tuple[Operand, ...]:
-    return operand.elements if isinstance(operand, VectorOperand) else (operand,)
-
-
 @lowers("call")
 def _call(e: Emitter, i: Instruction) -> None:
     operands = list(i.operands)
-    results = _elements(operands.pop(0)) if isinstance(operands[0], VectorOperand) else ()
+    results = elements(operands.pop(0)) if isinstance(operands[0], VectorOperand) else ()
     name = getattr(operands[0], "name", "")
     if name not in SYSTEM:
         raise e.unsupported(name)
-    SYSTEM[name](e, results, _elements(operands[1]) if len(operands) > 1 else ())
+    SYSTEM[name](e, results, elements(operands[1]) if len(operands) > 1 else ())
 
 
 @lowers("trap")

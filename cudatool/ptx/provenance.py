@@ -1,0 +1,172 @@
+"""What a register's value may have been computed from, as far as addresses are concerned.
+
+A :data:`Value` is a set of alternatives, of which the register holds one; an alternative is the set of what was added
+up to it (:data:`Sum`). ``selp`` and several writers of a register give alternatives, ``add`` gives sums::
+
+    add.s64  %a, %p, %i;      ->  %a: {p + i}
+    selp.b64 %b, %p, %q, %c;  ->  %b: {p, q}
+    add.s64  %c, %b, %i;      ->  %c: {p + i, q + i}
+
+A sum of nothing is a number: products, thread indices, floating-point results. No alternative at all is a register
+that nothing has written.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from itertools import chain
+from typing import Final, NamedTuple
+
+__all__ = [
+    "ANYWHERE",
+    "LITERAL",
+    "NUMBER",
+    "UNDEFINED",
+    "Kind",
+    "Origin",
+    "Sum",
+    "Value",
+    "add",
+    "join",
+    "of",
+    "pieces_only",
+    "shift",
+    "whole",
+]
+
+
+class Kind(StrEnum):
+    """What an :class:`Origin` is."""
+
+    PARAMETER = "parameter"  # the 8 bytes at `offset` of a kernel parameter
+    LOADED = "loaded"  # 8 bytes of memory that was reached through a parameter or variable
+    PIECE = "piece"  # less than 8 bytes of a kernel parameter; `part` is where they begin
+    LOADED_PIECE = "loaded piece"
+    VARIABLE = "variable"  # the address of a .global or .const variable
+    SHARED = "shared"  # the address of a shared variable plus `offset`
+    LOCAL = "local"
+    ENTRY = "entry"  # the address of a kernel parameter itself plus `offset`
+    HEAP = "heap"  # what malloc returned
+    LITERAL = "literal"  # a constant too small to be an address
+    MANY = "many"  # marks a value with too many alternatives: each origin stands alone
+
+
+class Origin(NamedTuple):
+    """One thing that a value may come from; `name` is a parameter's or variable's."""
+
+    kind: Kind
+    name: str = ""
+    offset: int = 0
+    part: int = 0
+
+
+Sum = frozenset[Origin]
+Value = frozenset[Sum]
+
+ANYWHERE: Final = -1
+"""The offset of what may be at any offset."""
+
+UNDEFINED: Final[Value] = frozenset()
+NUMBER: Final[Value] = frozenset({frozenset()})
+_LITERAL_SUM: Final[Sum] = frozenset({Origin(Kind.LITERAL)})
+LITERAL: Final[Value] = frozenset({_LITERAL_SUM})
+_MANY_SUM: Final[Sum] = frozenset({Origin(Kind.MANY)})
+
+_HAS_OFFSET: Final = (Kind.SHARED, Kind.LOCAL, Kind.ENTRY)
+_WHOLE: Final = {Kind.PIECE: Kind.PARAMETER, Kind.LOADED_PIECE: Kind.LOADED}
+_MAX_ALTERNATIVES, _MAX_TERMS, _MAX_OFFSETS = 16, 6, 6
+_MAX_OFFSET = 1 << 20
+
+
+def of(*origins: Origin) -> Value:
+    """Return the value that is one of `origins`."""
+    return frozenset(frozenset({origin}) for origin in origins)
+
+
+def join(first: Value, second: Value) -> Value:
+    """Return what may be either."""
+    if first == second or not second:
+        return first
+    return _limited(first | second) if first else second
+
+
+def add(first: Value, second: Value) -> Value:
+    """Return what may be a sum of the two, or a difference, or a combination of their bits."""
+    if len(first) == 1 and len(second) == 1:
+        (a,), (b,) = first, second
+        return _limited(frozenset({_sum(a, b)}))
+    return _limited(frozenset(_sum(a, b) for a in first for b in second))
+
+
+def _sum(a: Sum, b: Sum) -> Sum:
+    if a == _LITERAL_SUM and b == _LITERAL_SUM:
+        return a
+    terms = (a | b) - _LITERAL_SUM
+    if any(term.kind in _HAS_OFFSET for term in terms):
+        return frozenset(t._replace(offset=ANYWHERE) if t.kind in _HAS_OFFSET else t for t in terms)
+    return terms
+
+
+def shift(value: Value, distance: int) -> Value:
+    """Return `value` plus a known number of bytes."""
+    if not any(term.kind in _HAS_OFFSET for terms in value for term in terms):
+        return value
+    return _limited(frozenset(frozenset(_moved(term, distance) for term in terms) for terms in value))
+
+
+def _moved(term: Origin, distance: int) -> Origin:
+    if term.kind not in _HAS_OFFSET or term.offset == ANYWHERE:
+        return term
+    offset = term.offset + distance
+    return term._replace(offset=offset if 0 <= offset < _MAX_OFFSET else ANYWHERE)
+
+
+def _limited(value: Value) -> Value:
+    """Return `value`, made coarser if it has grown too large, so that every chain of joins ends."""
+    if len(value) == 1 and all(len(terms) <= _MAX_TERMS for terms in value):
+        return value
+    offsets: dict[tuple[Kind, str], set[int]] = {}
+    for term in chain.from_iterable(value):
+        if term.kind in _HAS_OFFSET:
+            offsets.setdefault((term.kind, term.name), set()).add(term.offset)
+    blurred = {
+        key for key, known in offsets.items() if len(known) > 1 and (ANYWHERE in known or len(known) > _MAX_OFFSETS)
+    }
+    if blurred:
+        value = frozenset(
+            frozenset(t._replace(offset=ANYWHERE) if (t.kind, t.name) in blurred else t for t in terms)
+            for terms in value
+        )
+    if len(value) > _MAX_ALTERNATIVES or any(len(terms) > _MAX_TERMS or terms >= _MANY_SUM for terms in value):
+        alone = of(*chain.from_iterable(value)) | {_MANY_SUM}
+        return alone | NUMBER if frozenset() in value else alone
+    return value
+
+
+def pieces_only(value: Value) -> Value:
+    """Return what is left of `value` after a shift by bits: parts of pointers, from which one may be put together."""
+    return _limited(frozenset(frozenset(term for term in terms if term.kind in _WHOLE) for terms in value))
+
+
+def whole(value: Value) -> list[Sum]:
+    """Return the alternatives of an address.
+
+    Pieces become what they are pieces of where at least two parts of it were put together, and are numbers otherwise.
+    A literal is left out if there is anything else: a null pointer is not accessed.
+    """
+    parts: dict[tuple[Kind, str, int], set[int]] = {}
+    for term in chain.from_iterable(value):
+        if term.kind in _WHOLE:
+            parts.setdefault((term.kind, term.name, term.offset), set()).add(term.part)
+    found = set()
+    for terms in value - {_MANY_SUM}:
+        made = set()
+        for term in terms:
+            if term.kind not in _WHOLE:
+                made.add(term)
+            elif len(parts[term.kind, term.name, term.offset]) > 1:
+                made.add(Origin(_WHOLE[term.kind], term.name, term.offset))
+        found.add(frozenset(made))
+    if len(found) > 1:
+        found.discard(_LITERAL_SUM)
+    return sorted(found, key=sorted)

@@ -1,0 +1,247 @@
+"""nvJitLink as programs on the software device see it: what they link stays PTX.
+
+The real nvJitLink is asked for everything first. It needs no GPU, so options, errors and logs are its own. What differs
+is the machine code that a link ends in: :func:`cudatool.ptx.join` of the inputs' PTX takes its place. LTO-IR becomes
+PTX in a second link by the real library, with ``-ptx``; fatbins, object files and archives give the PTX in them.
+Machine code without PTX makes the link fail, except in archives, from which a link takes only what it needs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from collections.abc import Callable
+from ctypes import c_char_p, c_int, c_size_t, c_uint32, c_void_p
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Final
+
+from cudatool.ptx import PtxError, device_code, is_container, join, ptx_for, split
+
+__all__ = ["Input", "install"]
+
+log: Final = logging.getLogger("cudatool.sim")
+
+_SUCCESS, _INVALID_INPUT, _INTERNAL = 0, 3, 6
+
+
+class Input(IntEnum):
+    """nvJitLinkInputType."""
+
+    CUBIN = 1
+    PTX = 2
+    LTOIR = 3
+    FATBIN = 4
+    OBJECT = 5
+    LIBRARY = 6
+    ANY = 10
+
+
+@dataclass(slots=True)
+class _Link:
+    """What a handle of nvJitLink has been given."""
+
+    options: list[bytes]
+    ltoir: list[tuple[int, bytes, bytes | None]] = field(default_factory=list)
+    ptx: list[bytes] = field(default_factory=list)
+    image: bytes = b""
+    error: bytes = b""
+
+    @property
+    def is_lto(self) -> bool:
+        return b"-lto" in self.options or b"-dlto" in self.options
+
+    @property
+    def arch(self) -> int:
+        """Compute capability to link for, times ten."""
+        for option in self.options:
+            if option.startswith(b"-arch="):
+                return int(b"".join(bytes([c]) for c in option if c in b"0123456789"))
+        return 0
+
+    def take(self, real: _Real, handle: int, kind: int, data: bytes, name: bytes | None) -> int:
+        """Give an input to the real nvJitLink, and keep what its PTX can be had from."""
+        if not is_container(data) and kind in (Input.CUBIN, Input.PTX, Input.ANY) and b".version" in data:
+            for text in split(data):  # our NVRTC and this linker hand out PTX as machine code
+                status = real.add(handle, Input.PTX, text + b"\0", name)
+                if status:
+                    return status
+            self.ptx.append(data)
+            return _SUCCESS
+        status = real.add(handle, kind, data, name)
+        if status == _SUCCESS:
+            if is_container(data):
+                self._unpack(kind, data, name)
+            elif kind in (Input.LTOIR, Input.ANY):
+                self.ltoir.append((kind, data, name))
+        return status
+
+    def _unpack(self, kind: int, data: bytes, name: bytes | None) -> None:
+        try:
+            codes = device_code(data)
+            if self.is_lto and any(code.kind == "ltoir" for code in codes):
+                self.ltoir.append((kind, data, name))
+                return
+            texts = ptx_for(data, self.arch)
+        except PtxError as error:
+            self.error = b"ERROR: %s: %s\n" % (name or b"?", str(error).encode())
+            return
+        if not texts and kind != Input.LIBRARY:
+            self.error = b"ERROR: %s: machine code without PTX, which the software device cannot run\n" % (name or b"?")
+        self.ptx += texts
+
+    def finish(self, real: _Real) -> int:
+        """Make the image, once the real nvJitLink has found nothing wrong."""
+        if self.error:
+            return _INVALID_INPUT
+        texts = list(self.ptx)
+        if self.ltoir:
+            status, text, self.error = real.to_ptx([*self.options, b"-ptx"], self.ltoir)
+            if status:
+                return status
+            texts.insert(0, text)
+        self.image = join(texts) + b"\0"
+        return _SUCCESS
+
+
+class _Real:
+    """The real nvJitLink, as far as this module calls it."""
+
+    def __init__(self, stand_in: ctypes.CDLL) -> None:
+        stand_in.cudatool_nvjitlink_real.restype = c_void_p
+        stand_in.cudatool_nvjitlink_real.argtypes = [c_char_p]
+
+        def function(name: str, *types: Any) -> Callable[..., int]:
+            return ctypes.CFUNCTYPE(c_int, *types)(stand_in.cudatool_nvjitlink_real(name.encode()))
+
+        self.create = function("nvJitLinkCreate", c_void_p, c_uint32, c_void_p)
+        self.destroy = function("nvJitLinkDestroy", c_void_p)
+        self.add_data = function("nvJitLinkAddData", c_void_p, c_int, c_char_p, c_size_t, c_char_p)
+        self.complete = function("nvJitLinkComplete", c_void_p)
+        self.sizes = {
+            what: function(f"nvJitLinkGet{what}Size", c_void_p, c_void_p) for what in ("LinkedPtx", "ErrorLog")
+        }
+        self.getters = {what: function(f"nvJitLinkGet{what}", c_void_p, c_void_p) for what in ("LinkedPtx", "ErrorLog")}
+
+    def add(self, handle: int, kind: int, data: bytes, name: bytes | None) -> int:
+        return self.add_data(handle, kind, data, len(data), name)
+
+    def text(self, handle: int, what: str) -> bytes:
+        """Return ``LinkedPtx`` or ``ErrorLog``, without the terminating NUL."""
+        size = c_size_t()
+        self.sizes[what](handle, ctypes.addressof(size))
+        buffer = ctypes.create_string_buffer(size.value + 1)
+        self.getters[what](handle, ctypes.addressof(buffer))
+        return buffer.value
+
+    def to_ptx(self, options: list[bytes], inputs: list[tuple[int, bytes, bytes | None]]) -> tuple[int, bytes, bytes]:
+        """Link LTO-IR to PTX. Returns status, text and error log."""
+        handle = c_void_p()
+        array = (c_char_p * len(options))(*options)
+        status = self.create(ctypes.addressof(handle), len(options), ctypes.addressof(array))
+        if status or not handle.value:
+            return status or _INTERNAL, b"", b""
+        try:
+            for kind, data, name in inputs:
+                status = status or self.add(handle.value, kind, data, name)
+            status = status or self.complete(handle.value)
+            text = b"" if status else self.text(handle.value, "LinkedPtx")
+            return status, text, self.text(handle.value, "ErrorLog")
+        finally:
+            self.destroy(ctypes.addressof(handle))
+
+
+def install(stand_in: ctypes.CDLL) -> None:
+    """Hook the functions of the stand-in library, which has the real one open."""
+    real = _Real(stand_in)
+    links: dict[int, _Link] = {}
+
+    def create(handle: int, count: int, options: int) -> int:
+        status = real.create(handle, count, options)
+        if status == _SUCCESS:
+            given = [option or b"" for option in (c_char_p * count).from_address(options)] if count else []
+            links[c_size_t.from_address(handle).value] = _Link(given)
+        return status
+
+    def destroy(handle: int) -> int:
+        if handle:
+            links.pop(c_size_t.from_address(handle).value, None)
+        return real.destroy(handle)
+
+    def add_data(handle: int, kind: int, data: int, size: int, name: bytes | None) -> int:
+        link = links.get(handle)
+        if link is None or not data:
+            return real.add_data(handle, kind, None, size, name)
+        return link.take(real, handle, kind, ctypes.string_at(data, size), name)
+
+    def add_file(handle: int, kind: int, name: bytes | None) -> int:
+        try:
+            data = Path(os.fsdecode(name or b"")).read_bytes()
+        except OSError:
+            return _INVALID_INPUT
+        link = links.get(handle)
+        return _INVALID_INPUT if link is None else link.take(real, handle, kind, data, name)
+
+    def complete(handle: int) -> int:
+        link = links.get(handle)
+        status = real.complete(handle)
+        return status if status or link is None or b"-ptx" in link.options else link.finish(real)
+
+    def image_size(handle: int, size: int) -> int:
+        link = links.get(handle)
+        if link is None or not link.image:
+            return _INTERNAL
+        c_size_t.from_address(size).value = len(link.image)
+        return _SUCCESS
+
+    def image(handle: int, to: int) -> int:
+        link = links.get(handle)
+        if link is None or not link.image:
+            return _INTERNAL
+        ctypes.memmove(to, link.image, len(link.image))
+        return _SUCCESS
+
+    def error_log(handle: int) -> bytes:
+        link = links.get(handle)
+        return real.text(handle, "ErrorLog") + (link.error if link else b"") + b"\0"
+
+    def error_size(handle: int, size: int) -> int:
+        c_size_t.from_address(size).value = len(error_log(handle))
+        return _SUCCESS
+
+    def error_text(handle: int, to: int) -> int:
+        text = error_log(handle)
+        ctypes.memmove(to, text, len(text))
+        return _SUCCESS
+
+    word = c_size_t
+    for name, function, types in (
+        ("nvJitLinkCreate", create, (word, c_uint32, word)),
+        ("nvJitLinkDestroy", destroy, (word,)),
+        ("nvJitLinkAddData", add_data, (word, c_int, word, c_size_t, c_char_p)),
+        ("nvJitLinkAddFile", add_file, (word, c_int, c_char_p)),
+        ("nvJitLinkComplete", complete, (word,)),
+        ("nvJitLinkGetLinkedCubinSize", image_size, (word, word)),
+        ("nvJitLinkGetLinkedCubin", image, (word, word)),
+        ("nvJitLinkGetErrorLogSize", error_size, (word, word)),
+        ("nvJitLinkGetErrorLog", error_text, (word, word)),
+    ):
+        hook = ctypes.CFUNCTYPE(c_int, *types)(_caught(function))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(hook))  # C may call it until the process ends
+        stand_in.cudatool_nvjitlink_hook(name.encode(), hook)
+    ctypes.pythonapi.Py_AtExit(stand_in.cudatool_nvjitlink_close)
+
+
+def _caught(function: Callable[..., int]) -> Callable[..., int]:
+    """Return `function` with exceptions turned into a status, as they must not cross into C."""
+
+    def call(*arguments: Any) -> int:
+        try:
+            return function(*arguments)
+        except Exception:
+            log.exception("%s failed", function.__name__)
+            return _INTERNAL
+
+    return call
