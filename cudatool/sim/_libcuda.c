@@ -12,6 +12,10 @@
 #include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 typedef int (*resolver_t)(const char *symbol, void **function, int version, uint64_t flags, int *status);
 
@@ -140,12 +144,31 @@ static void install(void) {
     sigaction(cudatool_stop_signal(), &action, NULL);
 }
 
+/* Send this thread the stop signal in `ns`, again and again. */
+static timer_t set_timer(int64_t ns) {
+    timer_t timer;
+    struct sigevent event;
+    struct itimerspec when = {.it_value = {ns / 1000000000, ns % 1000000000}, .it_interval = {0, 10000000}};
+    memset(&event, 0, sizeof event);
+    event.sigev_notify = SIGEV_THREAD_ID;
+    event.sigev_signo = cudatool_stop_signal();
+#ifndef sigev_notify_thread_id
+#define sigev_notify_thread_id _sigev_un._tid
+#endif
+    event.sigev_notify_thread_id = (pid_t)syscall(SYS_gettid);
+    if (timer_create(CLOCK_MONOTONIC, &event, &timer)) return NULL;
+    timer_settime(timer, 0, &when, NULL);
+    return timer;
+}
+
 /* Call function(argument). Returns 0, or the number of the signal that ended it: SIGSEGV, SIGBUS or SIGFPE, with the
- * faulting address in *address, or cudatool_stop_signal(), or, if `interruptible`, SIGINT. The function must own
- * nothing that needs unwinding. */
-int cudatool_guarded_call(void (*function)(void *), void *argument, uintptr_t *address, int interruptible) {
+ * faulting address in *address; cudatool_stop_signal(), which also comes after `limit_ns` if that is not 0; or, if
+ * `interruptible`, SIGINT. The function must own nothing that needs unwinding. */
+int cudatool_guarded_call(void (*function)(void *), void *argument, uintptr_t *address, int interruptible,
+                          int64_t limit_ns) {
     sigjmp_buf here;
     sigjmp_buf *outer = landing;
+    timer_t timer = NULL;
     pthread_once(&installed, install);
     if (interruptible) {
         struct sigaction action = {0};
@@ -154,6 +177,7 @@ int cudatool_guarded_call(void (*function)(void *), void *argument, uintptr_t *a
         sigemptyset(&action.sa_mask);
         sigaction(SIGINT, &action, &previous_int);
     }
+    if (limit_ns) timer = set_timer(limit_ns);
     int number = sigsetjmp(here, 1);
     if (number == 0) {
         landing = &here;
@@ -163,6 +187,7 @@ int cudatool_guarded_call(void (*function)(void *), void *argument, uintptr_t *a
     }
     landing = outer;
     pending = 0;
+    if (timer) timer_delete(timer);
     if (interruptible) sigaction(SIGINT, &previous_int, NULL);
     return number;
 }

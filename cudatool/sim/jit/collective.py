@@ -344,7 +344,10 @@ SUSPENSIONS: list[tuple[str, str, Suspension]] = [
 
 def suspension_of(instruction: Instruction) -> Suspension | None:
     """Return the row of an instruction at which a thread waits, else None."""
+    if "cluster" in instruction.modifiers and "arrive" in instruction.modifiers:
+        return None  # waiting is what counts: the cluster's only block waits as a whole
     for opcode, modifier, row in SUSPENSIONS:
-        if instruction.opcode == opcode and modifier in instruction.modifiers and row.fits(instruction):
+        named = instruction.opcode == opcode and (not modifier or modifier in instruction.modifiers)
+        if named and row.fits(instruction):
             return row
     return None

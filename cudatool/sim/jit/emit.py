@@ -505,6 +505,9 @@ SPECIAL: dict[str, Callable[[Emitter], tuple[str, str]]] = {
     "%lanemask_ge": lambda e: (e.op(f"xor i32 {_below(e)}, -1"), "i32"),
     "%lanemask_le": lambda e: (_up_to(e), "i32"),
     "%lanemask_gt": lambda e: (e.op(f"xor i32 {_up_to(e)}, -1"), "i32"),
+    # Where a cooperative launch's blocks synchronize (cooperative_groups reads it so): an address in two halves.
+    "%envreg1": lambda e: (e.op(f"lshr i64 {e.field('workspace')}, 32"), "i64"),
+    "%envreg2": lambda e: (e.field("workspace"), "i64"),
     "%is_explicit_cluster": lambda e: ("false", "i1"),
     "%cluster_ctarank": lambda e: ("0", "i32"),
     "%cluster_nctarank": lambda e: ("1", "i32"),

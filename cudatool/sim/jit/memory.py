@@ -34,6 +34,7 @@ def _load(e: Emitter, i: Instruction) -> None:
             value = e.op(f"load {strong}{kind}, ptr {at}, align {min(size, 8)}{'' if strong else e.group(space)}")
         e.set(target, value, t)
     if "acquire" in i.modifiers:
+        e.emit("fence acquire")  # volatile alone orders volatile accesses only
         acquire(e)
 
 

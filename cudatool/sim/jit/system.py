@@ -90,3 +90,10 @@ def _trap(e: Emitter, i: Instruction) -> None:
 @lowers("brkpt")
 def _breakpoint(e: Emitter, i: Instruction) -> None:
     """Nothing to stop for without a debugger."""
+
+
+@lowers("progress")
+def _progress(e: Emitter, i: Instruction) -> None:
+    pointer = e.op(f"getelementptr i8, ptr %context, i64 {Context.progress.offset}")
+    count = e.op(f"load i64, ptr {pointer}")
+    e.emit(f"store i64 {e.op(f'add i64 {count}, 1')}, ptr {pointer}")
