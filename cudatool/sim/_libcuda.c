@@ -49,10 +49,21 @@ enum { SLOTS = 512, CUDA_ERROR_DEINITIALIZED = 4 };
 static entry_t targets[SLOTS];
 static volatile int closed;
 
+/* Set by a callback that Ctrl-C ended: the caller is to be interrupted when it is back in Python. */
+volatile int cudatool_interrupt;
+
+static int leave_slot(int status) {
+    if (cudatool_interrupt) {
+        cudatool_interrupt = 0;
+        raise(SIGINT);
+    }
+    return status;
+}
+
 #define SLOT(n)                                                                                                        \
     static int slot_##n(long a, long b, long c, long d, long e, long f, long g, long h, long i, long j, long k,        \
                         long l) {                                                                                      \
-        return closed ? CUDA_ERROR_DEINITIALIZED : targets[0x##n](a, b, c, d, e, f, g, h, i, j, k, l);                 \
+        return closed ? CUDA_ERROR_DEINITIALIZED : leave_slot(targets[0x##n](a, b, c, d, e, f, g, h, i, j, k, l));     \
     }
 #define SLOT_NAME(n) slot_##n,
 #define DIGITS(M, n) M(n##0) M(n##1) M(n##2) M(n##3) M(n##4) M(n##5) M(n##6) M(n##7)                                   \

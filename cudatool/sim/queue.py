@@ -164,9 +164,7 @@ class Scheduler:
         self.add(operation, cost=cost, engine=engine, after=[stream.last, *self._default_stream_order(stream), *after])
         stream.last = operation
 
-    def add(
-        self, operation: Operation, *, cost: int, engine: str = "", after: Iterable[Operation | None] = ()
-    ) -> None:
+    def add(self, operation: Operation, *, cost: int, engine: str = "", after: Iterable[Operation | None] = ()) -> None:
         """Make `operation` pending, ordered after those in `after` and nothing else: it takes no place in its stream.
 
         This is how the nodes of a graph are ordered by the graph's edges alone.

@@ -269,7 +269,7 @@ def test_grid_synchronization_in_cooperative_launches(program):
     partial, out = loaded.upload(np.zeros(blocks, "i4")), loaded.upload(np.zeros(rounds + 1, "i4"))
     status = loaded.launch("sum_of_all", blocks, 64, partial, out, np.int32(rounds), cooperative=True)
     assert driver.CUresult.CUDA_SUCCESS == status
-    expected = [blocks * sum(b + i for b in range(blocks)) // blocks for i in range(rounds)]
+    expected = [blocks * sum(b + i for b in range(blocks)) for i in range(rounds)]
     assert [*expected, 1000000 + blocks * 64] == loaded.download(out, rounds + 1, "i4").tolist()
 
 
@@ -277,9 +277,7 @@ def test_a_cooperative_launch_must_fit(program):
     loaded = program(GROUPS, headers=True)
     _, function = driver.cuModuleGetFunction(loaded.module, b"sum_of_all")
     _, per_processor = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, 1024, 0)
-    _, processors = driver.cuDeviceGetAttribute(
-        driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0
-    )
+    _, processors = driver.cuDeviceGetAttribute(driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0)
     arguments = (loaded.upload(np.zeros(1)), loaded.upload(np.zeros(1)), np.int32(0))
     too_many = per_processor * processors + 1
     status = loaded.launch("sum_of_all", too_many, 1024, *arguments, cooperative=True)
@@ -295,9 +293,7 @@ def test_coalesced_groups_and_tiles(program):
         members = [t for t in range(32 * warp, 32 * warp + 32) if t % 3 == 1]
         votes = sum(1 << rank for rank in range(len(members)) if rank % 2)
         for rank, t in enumerate(members):
-            expected[t] = (
-                rank + 100 * len(members) + 10000 * (members[0] % 32) + 1000000 + 10000000 * (votes == 0x2AA)
-            )
+            expected[t] = rank + 100 * len(members) + 10000 * (members[0] % 32) + 1000000 + 10000000 * (votes == 0x2AA)
     assert expected == loaded.download(out, 96, "i4").tolist()
     loaded.launch("tiles", 1, 96, out)
     result = loaded.download(out, 96, "i4").tolist()
@@ -342,7 +338,11 @@ def test_locks_taken_in_opposite_order_are_a_deadlock(launch, ptx_of, impatient)
     kernel = jit.load(ptx_of(source, "-lineinfo")).kernels["k"]
     with pytest.raises(jit.KernelDeadlock) as caught:
         launch(kernel, 2, 1, np.zeros(2, "i4"))
-    assert [str(caught.value).count(text) for text in ("block (0, 0, 0)", "block (1, 0, 0)", "kernel.cu:5")] == [1, 1, 2]
+    assert [str(caught.value).count(text) for text in ("block (0, 0, 0)", "block (1, 0, 0)", "kernel.cu:5")] == [
+        1,
+        1,
+        2,
+    ]
 
 
 def test_a_deadlock_is_a_launch_timeout_of_the_driver(program):
@@ -355,7 +355,12 @@ def _run(source: str, device: str, **options) -> subprocess.Popen[str]:
     code = textwrap.dedent(source)
     environment = {**os.environ, "CUDATOOL_DEVICE": device}
     return subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+        [sys.executable, "-c", code],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
     )
 
 
@@ -394,10 +399,9 @@ def test_ctrl_c_ends_an_endless_loop(blocks):
         assert process.stdout is not None
         assert "begins\n" == process.stdout.readline()
         out = ""
-        while process.poll() is None and not out:  # it may come before the kernel runs
-            process.send_signal(signal.SIGINT)
+        while not out and process.poll() is None:
             try:
-                out, _ = process.communicate(timeout=1)
+                out, _ = process.communicate(timeout=0.5)
             except subprocess.TimeoutExpired:
-                continue
+                process.send_signal(signal.SIGINT)
     assert "interrupted" in out

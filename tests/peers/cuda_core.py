@@ -101,7 +101,10 @@ def main(arguments: list[str]) -> int:
         return 2
     checkout = Path(arguments[0]).resolve()
     if not (checkout / "cuda_core" / "tests" / "conftest.py").exists():
-        print(f"{checkout} is not a checkout of NVIDIA/cuda-python: it has no cuda_core/tests/conftest.py", file=sys.stderr)
+        print(
+            f"{checkout} is not a checkout of NVIDIA/cuda-python: it has no cuda_core/tests/conftest.py",
+            file=sys.stderr,
+        )
         return 2
     os.environ.setdefault("CUDATOOL_DEVICE", _MACHINE)
     with tempfile.TemporaryDirectory() as folder:

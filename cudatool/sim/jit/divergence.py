@@ -75,7 +75,8 @@ poll.count:
   %pass.0 = load i32, ptr %passes
   %pass = add i32 %pass.0, 1
   store i32 %pass, ptr %passes
-  %long = icmp uge i32 %pass, 4
+  %fourth = and i32 %pass, 3
+  %long = icmp eq i32 %fourth, 0
 {field("status", "status3", volatile=True)}
   %stopped3 = icmp ne i32 %status3, 0
   %park = xor i1 %stopped3, true
@@ -252,9 +253,8 @@ entry:
   %site = alloca [16 x i32]
   %mixed = alloca [16 x i32]
   %polled = alloca i32
-  %passes = alloca i32
-  store i32 0, ptr %passes
   %arrived = getelementptr i8, ptr %slots, i64 {array_offset("arrived")}
+  %passes = getelementptr i32, ptr %arrived, i64 16
 {field("threads", "n")}
   %n31 = add i32 %n, 31
   %warps.i = lshr i32 %n31, 5

@@ -44,7 +44,8 @@ def insert_yields(function: Function) -> Function:
         if code[index].opcode == "nanosleep":
             _put(before, index, "yield", code[index], "always")
         elif loop and _decides(flow, loop, index):
-            _put(before, index, "yield", code[index])
+            # The count of polls begins anew after every suspension.
+            _put(before, index, "yield", code[index], *(("always",) if _suspends(flow, loop) else ()))
         else:
             continue
         spinning |= loop
@@ -102,8 +103,8 @@ def _decides(flow: Flow, loop: frozenset[int], index: int) -> bool:
     poll = code[index]
     if poll.opcode == "atom" and "cas" in poll.modifiers and _changes(code, inside, poll.operands[2]):
         return False
-    if any(suspension_of(code[i]) is not None for i in inside):
-        return True  # through shared memory or a collective, one thread's read may decide for all
+    if "shared" not in poll.modifiers and _suspends(flow, loop):
+        return True  # one thread may read for all and tell them through shared memory
     known = set(writes(poll))
     while True:
         more = {name for i in inside if known.intersection(reads(code[i])) for name in writes(code[i])}
@@ -113,6 +114,12 @@ def _decides(flow: Flow, loop: frozenset[int], index: int) -> bool:
     leaves = (number for number in loop if not loop.issuperset(flow.blocks[number].successors))
     lasts = (code[flow.blocks[number].stop - 1] for number in leaves)
     return any(known.intersection(reads(last)) for last in lasts)
+
+
+def _suspends(flow: Flow, loop: frozenset[int]) -> bool:
+    """Whether there is a barrier or a collective in `loop`."""
+    code = flow.function.instructions
+    return any(suspension_of(one) for n in loop for one in code[flow.blocks[n].start : flow.blocks[n].stop])
 
 
 def _changes(code: list[Instruction], inside: list[int], operand: Operand) -> bool:
