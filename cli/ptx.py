@@ -40,8 +40,9 @@ def ptx(
         names = [name for name in names if kernel in (name, kernel_name(name))]
         if not names:
             raise UsageError(f"{file} has no kernel {kernel!r}; without --kernel all are shown")
+    found = [(infer_accesses(module, name), summarize(module, name)) for name in names]
     refusals = _refusals(text, names)
-    results = [(infer_accesses(module, name), summarize(module, name), refusals[name]) for name in names]
+    results = [(accesses, summary, refusals[accesses.kernel]) for accesses, summary in found]
     if as_json:
         head = {"schema": "cudatool.ptx/1", "file": str(file), "target": module.target}
         click.echo(json.dumps({**head, "kernels": [_as_json(*result) for result in results]}, indent=2))
@@ -107,6 +108,16 @@ def _widths(field: FieldAccess) -> str:
     return ", ".join(f"{word} {'/'.join(str(w or '?') for w in widths)}" for word, widths in parts if widths)
 
 
+def _types(accesses: KernelAccesses) -> list[str]:
+    """Return the type of each parameter as C++ has it where the kernel's name tells, else as PTX has it."""
+    from cudatool.collect.kernel_names import kernel_parameters
+
+    types = kernel_parameters(accesses.kernel)
+    if len(types) == len(accesses.parameters):
+        return types
+    return [one.type if one.size <= 8 else f"{one.type}[{one.size}]" for one in accesses.parameters]
+
+
 def _as_json(accesses: KernelAccesses, summary: KernelSummary, refusal: str) -> dict[str, Any]:
     from cudatool.collect.kernel_names import kernel_name
 
@@ -118,7 +129,7 @@ def _as_json(accesses: KernelAccesses, summary: KernelSummary, refusal: str) -> 
                 "name": parameter.name,
                 "offset": parameter.offset,
                 "size": parameter.size,
-                "type": parameter.type,
+                "type": kind,
                 "fields": [
                     {
                         "offset": field.offset,
@@ -132,7 +143,7 @@ def _as_json(accesses: KernelAccesses, summary: KernelSummary, refusal: str) -> 
                     for field in parameter.fields
                 ],
             }
-            for parameter in accesses.parameters
+            for parameter, kind in zip(accesses.parameters, _types(accesses), strict=True)
         ],
         "variables": [
             {"name": one.name, "access": _letters(one.mode), "loaded_access": _letters(one.loaded_mode)}
@@ -162,14 +173,14 @@ def _print(accesses: KernelAccesses, summary: KernelSummary, refusal: str) -> No
     console = Console(highlight=False)
     console.print(plain(kernel_name(accesses.kernel)), style="bold")
     table = new_table("", "Parameter", "Type", "Access", "Bytes of one access", "Through its pointers")
-    for parameter in accesses.parameters:
-        kind = parameter.type if parameter.size <= 8 else f"{parameter.type}[{parameter.size}]"
+    for parameter, kind in zip(accesses.parameters, _types(accesses), strict=True):
+        short = parameter.name.removeprefix(f"{accesses.kernel}_")
         if not parameter.fields:
-            table.add_row(plain(parameter.name), kind, "", "", "")
+            table.add_row(plain(short), plain(kind), "", "", "")
         for field in parameter.fields:
-            name = parameter.name + (f"+{field.offset}" if parameter.size > 8 else "")
+            name = short + (f"+{field.offset}" if parameter.size > 8 else "")
             notes = [_letters(field.loaded_mode), "escapes" if field.escapes else ""]
-            table.add_row(plain(name), kind, _letters(field.mode), _widths(field), " ".join(filter(None, notes)))
+            table.add_row(plain(name), plain(kind), _letters(field.mode), _widths(field), " ".join(filter(None, notes)))
     console.print(table)
     memory = f"{summary.shared_bytes} shared, {summary.local_bytes} local, {summary.constant_bytes} constant"
     variables = [f"{one.name} {_letters(one.mode)}".rstrip() for one in accesses.variables]

@@ -41,7 +41,8 @@ def record(
     with_stacks
         Record the Python stack of each event.
     measure_accesses
-        Measure which bytes each kernel reads and writes (software device only; kernels run slower).
+        Measure which bytes each kernel reads and writes (kernels run slower). A GPU cannot: there it is inferred from
+        PTX which arguments a kernel reads and writes, for kernels of :func:`cudatool.compile`.
     checks
         The checkers to run kernels under (software device only): ``"memcheck"``, ``"initcheck"``, ``"racecheck"``,
         ``"synccheck"``.
@@ -86,6 +87,8 @@ def record(
         sim.subscribe(collector)
         if collector.blocks is not None:
             hooks.subscribe(collector.blocks)
+    else:
+        hooks.wants_accesses = measure_accesses
     try:
         with recorder:
             try:
@@ -95,6 +98,7 @@ def record(
                     sim.drain()  # what was enqueued and never waited for still runs, and is part of the program
     finally:
         stacks.enable(True)
+        hooks.wants_accesses = False
         if collector is not None and choice.machine is not None:
             if collector.blocks is not None:
                 hooks.unsubscribe(collector.blocks)

@@ -29,6 +29,10 @@ _WORK = frozenset(["kernel", "memcpy", "memset", "host"])
 _QUESTIONS = ("cuPointerGet", "cuDeviceGet", "cuGetError", "cuCtxGet")
 
 
+# Results of cuStreamEndCapture that end the capture too, without a graph.
+_ENDED = ("STREAM_CAPTURE_INVALIDATED", "STREAM_CAPTURE_UNJOINED")
+
+
 class _Thread(threading.local):
     operation: Any = None  # the last operation that the call in progress enqueued
     later: list[Any] | None = None  # operations executed during the call, reported after the call itself
@@ -45,6 +49,7 @@ class SimDriverCollector:
         self.blocks = BlockWatcher(machine.checkers) if machine.checkers is not None else None
         self._thread = _Thread()
         self._owners: dict[int, tuple[int, int]] = {}  # operation -> correlation, stream id
+        self._launches: dict[int, int] = {}  # first operation of a graph launch -> correlation of all of them
         self._report: dict[str, Callable[[dict[str, Any], str], None]] = {
             "cuStreamCreateWithPriority": self._stream_create,
             "cuStreamCreate": self._stream_create,
@@ -70,6 +75,9 @@ class SimDriverCollector:
             "cuLaunchKernelEx": self._launch_ex,
             "cuLaunchHostFunc": self._host_function,
             "cuStreamAddCallback": self._host_function,
+            "cuStreamBeginCapture": self._capture_begin,
+            "cuStreamBeginCaptureToGraph": self._capture_begin,
+            "cuGraphLaunch": self._graph_launch,
             "cuLibraryLoadData": self._module_load,
             "cuModuleLoadData": self._module_load,
             "cuModuleLoadDataEx": self._module_load,
@@ -96,7 +104,12 @@ class SimDriverCollector:
         ordinal = stream.context.device.ordinal
         flags = StreamFlag.NON_BLOCKING if stream.flags & 1 else StreamFlag(0)
         stream_id = hooks.stream_id(ordinal, stream.handle, flags=flags, priority=stream.priority)
-        self._owners[operation.sequence] = hooks.current_operation() or hooks.new_correlation(), stream_id
+        correlation = self._launches.get(operation.launch.sequence) if operation.launch is not None else None
+        if correlation is None:
+            correlation = hooks.current_operation() or hooks.new_correlation()
+            if operation.launch is operation:
+                self._launches[operation.sequence] = correlation
+        self._owners[operation.sequence] = correlation, stream_id
         self._thread.operation = operation
         if self.blocks is not None:
             self.blocks.enqueued(operation, stream_id)
@@ -122,6 +135,8 @@ class SimDriverCollector:
                 self._finding(found, device=self._device)
         if later is None:
             return  # our runtime's own call
+        if name == "cuStreamEndCapture" and (result == 0 or result.name in _ENDED):
+            self._capture_end(arguments)
         if result == 0 or (name.endswith("Query") and result.name == "NOT_READY"):
             values = dict(zip(entry.parameters, arguments, strict=True))
             report = self._report.get(name)
@@ -162,6 +177,8 @@ class SimDriverCollector:
 
     def _execution(self, operation: Operation) -> None:
         correlation, stream = self._owners.pop(operation.sequence, (0, 0))
+        if operation.kind == "graph_end" and operation.launch is not None:
+            self._launches.pop(operation.launch.sequence, None)
         if operation.kind not in _WORK or not correlation:
             return
         ordinal = operation.stream.context.device.ordinal
@@ -184,6 +201,7 @@ class SimDriverCollector:
             stream=stream,
             correlation=correlation,
             name=kernel_name(operation.name) if operation.kind == "kernel" else operation.name,
+            flags=int(operation.kind == "kernel" and operation.launch is not None),
             aux0=operation.start,
             aux1=operation.end,
             stack=0,
@@ -234,7 +252,8 @@ class SimDriverCollector:
             hooks.emit(Kind.EVENT_DESTROY, device=self._device, aux0=event)
 
     def _event_record(self, values: dict[str, Any], name: str) -> None:
-        correlation, device, stream = self._owner()
+        device, stream = self._stream(values["hStream"])
+        correlation = self._owner()[0]
         event = hooks.event_id(values["hEvent"])
         hooks.emit(Kind.EVENT_RECORD, device=device, stream=stream, aux0=event, correlation=correlation)
 
@@ -252,6 +271,8 @@ class SimDriverCollector:
     def _mem_alloc(self, values: dict[str, Any], name: str) -> None:
         address = _pointed(values["dptr"])
         found = self._machine.allocations.at(address)
+        if found is None:
+            return  # captured: graphs allocate when they are launched
         _, device, stream = self._owner()
         size = found.size if found else 0
         if found is not None and found.device < 0:  # from a pool of pinned memory
@@ -260,7 +281,7 @@ class SimDriverCollector:
         hooks.emit(Kind.MEM_ALLOC, device=device, stream=stream, address=address, size=size, name=name)
 
     def _mem_free(self, values: dict[str, Any], name: str) -> None:
-        if values["dptr"]:
+        if values["dptr"] and (self._thread.operation is not None or name == "cuMemFree"):
             _, device, stream = self._owner()
             size = self._thread.size
             if self._thread.on_host:
@@ -285,6 +306,8 @@ class SimDriverCollector:
 
     def _kernel(self, grid: tuple[int, ...], block: tuple[int, ...], shared: int) -> None:
         correlation, device, stream = self._owner()
+        if not correlation:
+            return  # captured
         hooks.emit(
             Kind.KERNEL_LAUNCH,
             device=device,
@@ -298,7 +321,23 @@ class SimDriverCollector:
 
     def _host_function(self, values: dict[str, Any], name: str) -> None:
         correlation, device, stream = self._owner()
-        hooks.emit(Kind.HOST_FUNCTION, device=device, stream=stream, correlation=correlation, name=name)
+        if correlation:  # else captured
+            hooks.emit(Kind.HOST_FUNCTION, device=device, stream=stream, correlation=correlation, name=name)
+
+    def _capture_begin(self, values: dict[str, Any], name: str) -> None:
+        device, stream = self._stream(values["hStream"])
+        hooks.emit(Kind.GRAPH_CAPTURE_BEGIN, device=device, stream=stream)
+
+    def _capture_end(self, arguments: tuple[Any, ...]) -> None:
+        device, stream = self._stream(arguments[0])
+        graph = self._machine.objects.get(_pointed(arguments[1]))
+        hooks.emit(Kind.GRAPH_CAPTURE_END, device=device, stream=stream, aux0=graph.id if graph is not None else 0)
+
+    def _graph_launch(self, values: dict[str, Any], name: str) -> None:
+        correlation, device, stream = self._owner()
+        if correlation:  # else captured
+            graph = self._machine.objects[values["hGraphExec"]].id
+            hooks.emit(Kind.GRAPH_LAUNCH, device=device, stream=stream, correlation=correlation, aux0=graph, name=name)
 
     def _module_load(self, values: dict[str, Any], name: str) -> None:
         handle = _pointed(values.get("library") or values["module"])

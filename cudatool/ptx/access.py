@@ -216,7 +216,8 @@ class _Collector:
         self.module = module
         self.kernel = kernel
         self.flow = Dataflow(module, kernel)
-        self.widths: dict[tuple[Base, ...], dict[Mode, set[int]]] = {}
+        self.by_bases: dict[tuple[Base, ...], dict[Mode, set[int]]] = {}
+        self.by_base: dict[Base, dict[Mode, set[int]]] = {}
         self.escaped: set[Base] = set()
         self.doubts: set[Doubt] = set()
         for scope in self.flow.scopes:
@@ -254,9 +255,9 @@ class _Collector:
                     self.doubts.add(Doubt.LOADED_POINTER)
 
     def note(self, bases: tuple[Base, ...], access: MemoryOperand) -> None:
-        modes = self.widths.setdefault(bases, {})
-        for mode in access.mode:
-            modes.setdefault(mode, set()).add(access.width)
+        for modes in (self.by_bases.setdefault(bases, {}), *(self.by_base.setdefault(base, {}) for base in bases)):
+            for mode in access.mode:
+                modes.setdefault(mode, set()).add(access.width)
 
     def visit_call(self, scope: Scope, i: Instruction) -> None:
         _, target, arguments = call_parts(i)
@@ -283,7 +284,7 @@ class _Collector:
 
     def result(self) -> KernelAccesses:
         accesses = []
-        for bases, modes in self.widths.items():
+        for bases, modes in self.by_bases.items():
             widths = sorted(set().union(*modes.values()))
             accesses.append(Access(bases, _all_of(modes), tuple(widths)))
         accesses.sort(key=lambda access: [(b.kind, b.name, -1 if b.offset is None else b.offset) for b in access.bases])
@@ -301,13 +302,13 @@ class _Collector:
 
     def fields(self, name: str, size: int) -> tuple[FieldAccess, ...]:
         found = []
-        offsets = {b.offset for bases in (*self.widths, tuple(self.escaped)) for b in bases if b.name == name}
+        offsets = {base.offset for base in (*self.by_base, *self.escaped) if base.name == name}
         if None in offsets:
             offsets.update(range(0, size - 7, 8))
         for offset in sorted(one for one in offsets if one is not None):
             modes = self.modes_of(BaseKind.PARAMETER, name, offset)
             loaded = _all_of(self.modes_of(BaseKind.LOADED, name, offset))
-            escapes = any(base.name == name and base.offset in (offset, None) for base in self.escaped)
+            escapes = not self.escaped.isdisjoint(Base(BaseKind.PARAMETER, name, at) for at in (offset, None))
             read, write, atomic = (tuple(sorted(modes.get(mode, ()))) for mode in Mode)
             found.append(FieldAccess(offset, _all_of(modes), loaded, read, write, atomic, escapes))
         return tuple(found)
@@ -315,14 +316,13 @@ class _Collector:
     def modes_of(self, kind: BaseKind, name: str, offset: int | None) -> dict[Mode, set[int]]:
         """Return the widths by mode of all accesses that may be based on a pointer."""
         found: dict[Mode, set[int]] = {}
-        for bases, modes in self.widths.items():
-            if any(b.kind is kind and b.name == name and b.offset in (offset, None) for b in bases):
-                for mode, widths in modes.items():
-                    found.setdefault(mode, set()).update(widths)
+        for base in {Base(kind, name, offset), Base(kind, name, None)}:
+            for mode, widths in self.by_base.get(base, {}).items():
+                found.setdefault(mode, set()).update(widths)
         return found
 
     def variables(self) -> tuple[VariableAccess, ...]:
-        names = {base.name for bases in self.widths for base in bases if base.name in self.module.variables}
+        names = {base.name for base in self.by_base if base.name in self.module.variables}
         return tuple(
             VariableAccess(
                 name,
@@ -342,6 +342,8 @@ def _base(origin: Origin) -> Base:
 
 
 # ---- one launch ----
+
+_LOWEST_ADDRESS = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,14 +389,15 @@ def accesses_of_launch(
     parameter_values
         The packed arguments, laid out as :attr:`ParameterAccess.offset` says.
     find_allocation
-        Given an address, returns address and size of the live allocation that it lies in, or None. The address just
-        past an allocation's end is also asked for where a kernel counts backwards from there: it need not be found.
+        Given an address, returns address and size of the live allocation that it lies in, or None.
 
     Notes
     -----
     An address that may be based on one of several arguments counts as known when at least one of them is the address
-    of an allocation, and all that are count as accessed. One whose arguments are all null is taken not to be accessed.
-    A pointer that is read from memory is not followed: the launch is then `unknown`.
+    of an allocation, and all that are count as accessed. An argument below 4 GiB is taken for a number or a null
+    pointer, which is not accessed: CUDA places no memory there. A pointer that is read from memory is not
+    followed: the launch is then `unknown`. A pointer just past the end of an allocation counts as one to what begins
+    there.
 
     Raises
     ------
@@ -417,10 +420,10 @@ def accesses_of_launch(
             if base.kind is not BaseKind.PARAMETER:
                 continue
             for value in _pointers(places[base.name], base.offset, parameter_values):
-                found = find_allocation(value) if value else None
+                found = find_allocation(value)
                 if found is not None:
                     hits.append(found)
-                elif value:
+                elif value >= _LOWEST_ADDRESS:
                     missed = True
         for hit in hits:
             modes[hit] = modes.get(hit, Mode(0)) | access.mode

@@ -15,7 +15,8 @@ Local and shared memory are kept in cells by variable, offset and width: pointer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,6 +31,7 @@ from cudatool.ptx.model import (
     Module,
     Operand,
     Pair,
+    PtxError,
     Register,
     Symbol,
     VectorOperand,
@@ -43,6 +45,7 @@ HARMLESS: Final = frozenset({"vprintf", "__assertfail", "malloc", "free"})
 """Functions of CUDA's device runtime that touch no memory that a program handed to a kernel."""
 
 _SMALL = 1 << 32  # a literal below is no address
+_LOW_BITS = 0xFFFF  # what a mask up to this leaves of an address is none
 _MAX_SCOPES = 48  # of one function
 
 _Cells = dict[tuple[int, int], Value]  # (offset, width) -> value
@@ -100,8 +103,8 @@ class Dataflow:
         self._changed = False
         self._undefined = UNDEFINED
         self._parameter_bytes = {parameter.name: parameter.size for parameter in kernel.params}
-        self.pointers = _known_pointers(kernel)
         self._enter(kernel, ())
+        self.pointers = _known_pointers(kernel)
         self._solve()
         # What is read but never written, such as shared memory that only atomics fill, holds numbers.
         self._undefined = NUMBER
@@ -133,6 +136,7 @@ class Dataflow:
             self._changed = True
             for instruction in function.instructions:
                 if instruction.opcode in _STEPS:
+                    _check_operands(instruction)
                     scope.steps.append(instruction)
                 else:
                     scope.registers.update(dict.fromkeys(writes(instruction), NUMBER))
@@ -179,7 +183,8 @@ class Dataflow:
         if isinstance(operand, Register):
             if operand.name in scope.function.registers or operand.name in scope.registers:
                 return scope.registers.get(operand.name, self._undefined)
-            return NUMBER  # a special register
+            # A special register: a number, but for where the driver keeps what cooperative groups synchronize by.
+            return provenance.of(Origin(Kind.HEAP)) if operand.name.startswith("%envreg") else NUMBER
         if isinstance(operand, Immediate):
             return LITERAL if abs(operand.value) < _SMALL else NUMBER
         if isinstance(operand, Symbol):
@@ -215,6 +220,7 @@ class Dataflow:
         if variable.space in ("global", "const"):
             return provenance.of(Origin(Kind.VARIABLE, name))
         if variable.space == "shared":
+            name = name if variable.size else "[]"  # all arrays whose size the launch decides begin at one place
             return provenance.of(Origin(Kind.SHARED, name, offset))
         return provenance.of(Origin(Kind.LOCAL, f"{function.name}:{name}", offset))
 
@@ -313,7 +319,7 @@ class Dataflow:
         if offset == ANYWHERE:
             return provenance.of(Origin(Kind.PARAMETER, name, ANYWHERE))
         if size >= 8:
-            return provenance.of(Origin(Kind.PARAMETER, name, offset))
+            return provenance.of(*(Origin(Kind.PARAMETER, name, at) for at in range(offset, offset + size, 8)))
         return provenance.of(Origin(Kind.PIECE, name, offset & ~7, offset & 7))
 
     def bases(self, terms: Sum) -> list[Origin]:
@@ -386,6 +392,13 @@ class Dataflow:
                 value = provenance.add(value, self.value(scope, operand))
         self._set(scope, i.operands[0], NUMBER if _is_float(i) else value)
 
+    def _masks(self, scope: Scope, i: Instruction) -> None:
+        low_bits = isinstance(i.operands[2], Immediate) and 0 <= i.operands[2].value <= _LOW_BITS
+        if low_bits:  # how an address is aligned
+            self._set(scope, i.operands[0], NUMBER)
+        else:
+            self._sums(scope, i)
+
     def _products(self, scope: Scope, i: Instruction) -> None:
         self._set(scope, i.operands[0], provenance.add(NUMBER, self.value(scope, i.operands[3])))
 
@@ -411,7 +424,8 @@ _STEPS: dict[str, _Step] = {
     for opcodes, step in {
         "mov shfl mapa": Dataflow._moves,
         "cvt cvta neg not abs szext": Dataflow._copies,
-        "add sub addc subc and or xor lop3 bfi prmt shf": Dataflow._sums,
+        "and": Dataflow._masks,
+        "add sub addc subc or xor lop3 bfi prmt shf": Dataflow._sums,
         "mad madc": Dataflow._products,
         "selp slct min max": Dataflow._chooses,
         "shl shr bfe": Dataflow._shifts,
@@ -426,14 +440,39 @@ _STEPS: dict[str, _Step] = {
 }
 
 
+# The fewest operands that an opcode of _STEPS takes, where that is not two, and which operand is an address.
+_FEWEST = {
+    "st": 2,
+    "ld": 2,
+    "atom": 3,
+    "red": 2,
+    "and": 3,
+    "mad": 4,
+    "madc": 4,
+    "selp": 3,
+    "slct": 3,
+    "min": 3,
+    "max": 3,
+}
+_FEWEST |= {"call": 1, "cp": 0}
+_ADDRESS = {"ld": 1, "ldu": 1, "st": 0, "atom": 1, "red": 0}
+
+
+def _check_operands(i: Instruction) -> None:
+    at = _ADDRESS.get(i.opcode)
+    if len(i.operands) < _FEWEST.get(i.opcode, 2) or (at is not None and not isinstance(i.operands[at], Address)):
+        raise PtxError(f"these are no operands of {i.name}", i.line)
+
+
 def _known_pointers(kernel: Function) -> set[tuple[str, int]]:
     found = {(parameter.name, 0) for parameter in kernel.params if parameter.pointer}
+    times_written = Counter(name for i in kernel.instructions for name in writes(i))
     loaded: dict[str, tuple[str, int]] = {}
     for i in kernel.instructions:
         if i.opcode == "ld" and isinstance(i.operands[1], Address) and isinstance(i.operands[1].base, Symbol):
             base = i.operands[1].base
             for lane, target in enumerate(elements(i.operands[0])):
-                if isinstance(target, Register):
+                if isinstance(target, Register) and times_written[target.name] == 1:
                     loaded[target.name] = (base.name, base.offset + i.operands[1].offset + 8 * lane)
         elif i.opcode == "cvta" and isinstance(i.operands[1], Register) and i.operands[1].name in loaded:
             found.add(loaded[i.operands[1].name])
@@ -458,11 +497,18 @@ def elements(operand: Operand) -> tuple[Operand, ...]:
 
 
 def call_parts(call: Instruction) -> tuple[tuple[Operand, ...], Operand, tuple[Operand, ...]]:
-    """Return the results, the target (a register for an indirect call) and the arguments of a call."""
-    operands: Iterator[Operand] = iter(call.operands)
-    first = next(operands)
+    """Return the results, the target (a register for an indirect call) and the arguments of a call.
+
+    Raises
+    ------
+    PtxError
+        It has no target.
+    """
     results: tuple[Operand, ...] = ()
-    if isinstance(first, VectorOperand):
-        results, first = first.elements, next(operands)
-    arguments = next(operands, None)
-    return results, first, arguments.elements if isinstance(arguments, VectorOperand) else ()
+    rest = call.operands
+    if rest and isinstance(rest[0], VectorOperand):
+        results, rest = rest[0].elements, rest[1:]
+    if not rest:
+        raise PtxError("these are no operands of call", call.line)
+    given = rest[1] if len(rest) > 1 else None
+    return results, rest[0], given.elements if isinstance(given, VectorOperand) else ()

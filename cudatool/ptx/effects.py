@@ -146,10 +146,8 @@ def _asynchronous(instruction: Instruction, addresses: list[Address]) -> list[Me
         mode = Mode.WRITE if instruction.opcode == "st" else Mode.ATOMIC
         return [MemoryOperand(addresses[0], "shared", mode, _width(instruction))]
     spaces = [_SPACES[m] for m in modifiers if m in _SPACES]
-    if "tensor" in modifiers:  # the tensor map says where; what the operand points to is the map
-        return [MemoryOperand(address, GENERIC, Mode.READ, 0) for address in addresses[:1]]
-    if len(addresses) < 2 or len(spaces) < 2:  # prefetch, wait, commit, mbarrier.arrive
-        return []
+    if len(addresses) < 2 or len(spaces) < 2 or "tensor" in modifiers:
+        return []  # a prefetch, a wait; a tensor map alone says where
     sizes = [o.value for o in instruction.operands if isinstance(o, Immediate) and isinstance(o.value, int)]
     width = sizes[0] if sizes and "bulk" not in modifiers else 0
     to_mode = Mode.ATOMIC if "reduce" in modifiers else Mode.WRITE

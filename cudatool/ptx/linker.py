@@ -26,7 +26,7 @@ from cudatool.ptx.model import (
 )
 from cudatool.ptx.parser import parse
 
-__all__ = ["LinkError", "join", "link", "parse_image", "split", "undefined"]
+__all__ = ["SYSTEM_CALLS", "LinkError", "join", "link", "parse_image", "split", "undefined"]
 
 _SEPARATOR = b"\n//@ next module of a linked image\n"
 

@@ -71,10 +71,19 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A register, declared or special (``%tid.x``), or the sink ``_``. `negated` is the ``!`` of a predicate."""
+    """A register, declared or special (``%tid.x``), or the sink ``_``.
+
+    Attributes
+    ----------
+    negated
+        The ``!`` of a predicate.
+    selector
+        The part that a video instruction names: ``"h1"`` of ``%r1.h1``.
+    """
 
     name: str
     negated: bool = False
+    selector: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ _VECTOR = {".v2": 2, ".v4": 4, ".v8": 8}
 # ISA names no more, and an eight-wide vector is only used whole.
 _ELEMENTS = (".x", ".y", ".z", ".w", ".4", ".5", ".6", ".7")
 _COLORS = {**{name: name for name in "xyzw"}, **dict(zip("rgba", "xyzw", strict=True))}
+_SELECTOR = re.compile(r"b[0-7]{1,4}|h[0-3]{1,2}")
 _NO_VALUE = {"noreturn", "explicitcluster", "blocksareclusters"}
 
 
@@ -132,7 +133,7 @@ class _Parser:
         try:
             return sign * int(token.rstrip("U"), 0)
         except ValueError:
-            if token.isdigit() or token.rstrip("U").isdigit():  # 012 is octal, and Python does not read it so
+            if re.fullmatch("[0-7]+U?", token):  # 012 is octal, and Python does not read it so
                 return sign * int(token.rstrip("U"), 8)
             raise PtxError(f"expected an integer, found {token!r}", self.lines[self.position - 1]) from None
 
@@ -182,8 +183,10 @@ class _Parser:
 
     def directive(self, token: str) -> None:
         if token == ".version":
-            major, _, minor = self.next().partition(".")
-            self.result.version = (int(major), int(minor or 0))
+            found = re.fullmatch(r"(\d+)(?:\.(\d+))?", self.next())
+            if found is None:
+                raise PtxError("no version after .version", self.line)
+            self.result.version = (int(found[1]), int(found[2] or 0))
         elif token == ".target":
             self.result.target = self.next()
             while self.accept(","):
@@ -364,7 +367,7 @@ class _Body:
         labels = self.function.labels
         for instruction in self.function.instructions:
             if instruction.opcode == "bra":
-                target = instruction.operands[0]
+                target = instruction.operands[0] if instruction.operands else None
                 if not isinstance(target, Symbol) or target.name not in labels:
                     raise PtxError(f"branch to an unknown label {getattr(target, 'name', target)!r}", instruction.line)
 
@@ -374,6 +377,8 @@ class _Body:
         self.scopes.append({})
         self.declare_labels()
         while not parser.accept("}"):
+            if not parser.peek:
+                parser.next()  # says that the text ends here
             self.statement()
         self.scopes.pop()
 
@@ -543,6 +548,9 @@ class _Body:
         name = self.resolve(token)
         if name in self.vectors:
             return VectorOperand(self.vectors[name])
+        base, _, selector = token.rpartition(".")
+        if name == token and _SELECTOR.fullmatch(selector) and self.resolve(base) in self.function.registers:
+            return Register(self.resolve(base), selector=selector)
         if not self.is_register(name):
             offset = 0
             if parser.peek in ("+", "-") and not token.startswith("%"):
@@ -564,7 +572,7 @@ class _Body:
         parser = self.parser
         base: Register | Symbol | None = None
         offset = 0
-        if parser.peek[0].isdigit() or parser.peek == "-":
+        if parser.peek[:1].isdigit() or parser.peek == "-":
             offset = parser.integer()
         else:
             name = self.resolve(parser.next())
@@ -587,12 +595,15 @@ def _number(token: str) -> Immediate:
         bits = int(token[2:], 16)
         return Immediate(struct.unpack("<d", struct.pack("<Q", bits))[0], 64, bits)
     token = token.rstrip("U")
-    if prefix in ("0x", "0b"):
-        return Immediate(int(token, 0))
-    if not token.isdigit():
-        value = float(token)
-        return Immediate(value, 64, struct.unpack("<Q", struct.pack("<d", value))[0])
-    return Immediate(int(token, 8 if token[0] == "0" else 10))
+    try:
+        if prefix in ("0x", "0b"):
+            return Immediate(int(token, 0))
+        if not token.isdigit():
+            value = float(token)
+            return Immediate(value, 64, struct.unpack("<Q", struct.pack("<d", value))[0])
+        return Immediate(int(token, 8 if token[0] == "0" else 10))
+    except ValueError:
+        raise PtxError(f"{token!r} is no number") from None
 
 
 def _encode(number: int | float, type_name: str) -> bytes:

@@ -13,6 +13,7 @@ that nothing has written.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from itertools import chain
 from typing import Final, NamedTuple
@@ -46,7 +47,7 @@ class Kind(StrEnum):
     SHARED = "shared"  # the address of a shared variable plus `offset`
     LOCAL = "local"
     ENTRY = "entry"  # the address of a kernel parameter itself plus `offset`
-    HEAP = "heap"  # what malloc returned
+    HEAP = "heap"  # the device's own memory: what malloc returned, or where the driver keeps grid barriers
     LITERAL = "literal"  # a constant too small to be an address
     MANY = "many"  # marks a value with too many alternatives: each origin stands alone
 
@@ -74,7 +75,8 @@ _MANY_SUM: Final[Sum] = frozenset({Origin(Kind.MANY)})
 
 _HAS_OFFSET: Final = (Kind.SHARED, Kind.LOCAL, Kind.ENTRY)
 _WHOLE: Final = {Kind.PIECE: Kind.PARAMETER, Kind.LOADED_PIECE: Kind.LOADED}
-_MAX_ALTERNATIVES, _MAX_TERMS, _MAX_OFFSETS = 16, 6, 6
+_SHIFTED: Final = {*_WHOLE, Kind.HEAP}
+_MAX_ALTERNATIVES, _MAX_TERMS, _MAX_OFFSETS, _MAX_ORIGINS = 16, 8, 6, 64
 _MAX_OFFSET = 1 << 20
 
 
@@ -92,6 +94,8 @@ def join(first: Value, second: Value) -> Value:
 
 def add(first: Value, second: Value) -> Value:
     """Return what may be a sum of the two, or a difference, or a combination of their bits."""
+    if _MANY_SUM in first or _MANY_SUM in second:
+        return _alone(first | second) if first and second else UNDEFINED
     if len(first) == 1 and len(second) == 1:
         (a,), (b,) = first, second
         return _limited(frozenset({_sum(a, b)}))
@@ -103,8 +107,22 @@ def _sum(a: Sum, b: Sum) -> Sum:
         return a
     terms = (a | b) - _LITERAL_SUM
     if any(term.kind in _HAS_OFFSET for term in terms):
-        return frozenset(t._replace(offset=ANYWHERE) if t.kind in _HAS_OFFSET else t for t in terms)
+        terms = frozenset(t._replace(offset=ANYWHERE) if t.kind in _HAS_OFFSET else t for t in terms)
+    if len(terms) > _MAX_TERMS:
+        terms = _assembled(terms)
+        if len(terms) > _MAX_TERMS:  # no pointer is put together from so many parts: those are indices
+            terms = frozenset(term for term in terms if term.kind not in _WHOLE)
     return terms
+
+
+def _assembled(terms: Iterable[Origin]) -> Sum:
+    """Return `terms` with pieces replaced by what they are pieces of, where at least two parts of it are there."""
+    parts: dict[tuple[Kind, str, int], set[int]] = {}
+    for term in terms:
+        if term.kind in _WHOLE:
+            parts.setdefault((term.kind, term.name, term.offset), set()).add(term.part)
+    both = {key for key, found in parts.items() if len(found) > 1}
+    return frozenset(Origin(_WHOLE[term.kind], term.name, term.offset) if term[:3] in both else term for term in terms)
 
 
 def shift(value: Value, distance: int) -> Value:
@@ -138,14 +156,25 @@ def _limited(value: Value) -> Value:
             for terms in value
         )
     if len(value) > _MAX_ALTERNATIVES or any(len(terms) > _MAX_TERMS or terms >= _MANY_SUM for terms in value):
-        alone = of(*chain.from_iterable(value)) | {_MANY_SUM}
-        return alone | NUMBER if frozenset() in value else alone
+        return _alone(value)
     return value
+
+
+def _alone(value: Value) -> Value:
+    """Return `value` with each origin as an alternative of its own; of very many, no offsets are kept."""
+    origins = set(chain.from_iterable(value))
+    if len(origins) > _MAX_ORIGINS:
+        origins = {
+            term if term.kind in _HAS_OFFSET else Origin(_WHOLE.get(term.kind, term.kind), term.name, ANYWHERE)
+            for term in origins
+        }
+    alone = of(*origins, *_MANY_SUM)
+    return alone | NUMBER if frozenset() in value else alone
 
 
 def pieces_only(value: Value) -> Value:
     """Return what is left of `value` after a shift by bits: parts of pointers, from which one may be put together."""
-    return _limited(frozenset(frozenset(term for term in terms if term.kind in _WHOLE) for terms in value))
+    return _limited(frozenset(frozenset(term for term in terms if term.kind in _SHIFTED) for terms in value))
 
 
 def whole(value: Value) -> list[Sum]:
@@ -154,19 +183,11 @@ def whole(value: Value) -> list[Sum]:
     Pieces become what they are pieces of where at least two parts of it were put together, and are numbers otherwise.
     A literal is left out if there is anything else: a null pointer is not accessed.
     """
-    parts: dict[tuple[Kind, str, int], set[int]] = {}
-    for term in chain.from_iterable(value):
-        if term.kind in _WHOLE:
-            parts.setdefault((term.kind, term.name, term.offset), set()).add(term.part)
+    assembled = _assembled(set(chain.from_iterable(value)))
     found = set()
     for terms in value - {_MANY_SUM}:
-        made = set()
-        for term in terms:
-            if term.kind not in _WHOLE:
-                made.add(term)
-            elif len(parts[term.kind, term.name, term.offset]) > 1:
-                made.add(Origin(_WHOLE[term.kind], term.name, term.offset))
-        found.add(frozenset(made))
+        wholes = (t if t.kind not in _WHOLE else Origin(_WHOLE[t.kind], t.name, t.offset) for t in terms)
+        found.add(frozenset(term for term in wholes if term in assembled))
     if len(found) > 1:
         found.discard(_LITERAL_SUM)
     return sorted(found, key=sorted)

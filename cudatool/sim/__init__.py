@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import importlib
 import importlib.util
 import os
 from pathlib import Path
@@ -32,6 +33,22 @@ __all__ = [
     "unsubscribe",
 ]
 
+# Modules that declare entry points of the driver, by the sections of NVIDIA's reference.
+_ENTRY_POINTS = (
+    "api_capture",
+    "api_device",
+    "api_graph",
+    "api_graph_exec",
+    "api_graph_nodes",
+    "api_ipc",
+    "api_link",
+    "api_memory",
+    "api_module",
+    "api_pointer",
+    "api_profiler",
+    "api_stream",
+    "api_vmm",
+)
 _PER_THREAD = 2  # CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM
 _NOT_FOUND, _SUCCESS = 500, 0
 _loaded: Machine | None = None
@@ -45,23 +62,10 @@ def load(options: Options | None = None) -> Machine:
     global _loaded
     if _loaded is not None:
         return _loaded
-    from cudatool.sim import (
-        abi,
-        api_device,
-        api_ipc,
-        api_link,
-        api_memory,
-        api_module,
-        api_pointer,
-        api_stream,
-        api_vmm,
-        device_runtime,
-        machine,
-        runtime_api,
-    )
+    from cudatool.sim import abi, device_runtime, machine, runtime_api
 
-    # Imported for what they register.
-    del api_device, api_ipc, api_link, api_memory, api_module, api_pointer, api_stream, api_vmm
+    for name in _ENTRY_POINTS:
+        importlib.import_module(f"cudatool.sim.{name}")
     library = _load_library("cudatool.sim._libcuda")
     prototype = ctypes.CFUNCTYPE(
         ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint64, ctypes.c_size_t
@@ -70,6 +74,13 @@ def load(options: Options | None = None) -> Machine:
     library.cudatool_thunk.argtypes = [ctypes.c_int, ctypes.c_void_p]
     library.cudatool_thunk.restype = ctypes.c_void_p
     ctypes.pythonapi.Py_AtExit(library.cudatool_close)
+
+    def forked() -> None:
+        if _loaded is not None and _loaded.initialized:  # CUDA Programming Guide: no use of CUDA in a forked process
+            library.cudatool_forked()
+            atexit.unregister(drain)  # what is pending is the parent's
+
+    os.register_at_fork(after_in_child=forked)
 
     def resolve(symbol: bytes, function: int, version: int, flags: int, status: int) -> int:
         try:

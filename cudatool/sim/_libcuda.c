@@ -7,6 +7,7 @@
  * kernel, as on a GPU, and not the process.
  */
 #define _GNU_SOURCE
+#include <Python.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -45,9 +46,23 @@ int cuGetProcAddress(const char *symbol, void **function, int version, uint64_t 
  */
 typedef int (*entry_t)(long, long, long, long, long, long, long, long, long, long, long, long);
 
-enum { SLOTS = 512, CUDA_ERROR_DEINITIALIZED = 4 };
+enum { SLOTS = 512, CUDA_ERROR_NOT_INITIALIZED = 3, CUDA_ERROR_DEINITIALIZED = 4 };
 static entry_t targets[SLOTS];
-static volatile int closed;
+static volatile int closed; /* what every entry point returns from now on, 0 while there is a driver */
+
+/* A C++ destructor may call the driver while Python is on its way out of a function with an exception. That exception
+ * is not the callback's, which starts without one, and is there again when the callback is over. */
+static int call(entry_t target, long a, long b, long c, long d, long e, long f, long g, long h, long i, long j, long k,
+                long l) {
+    if (closed) return closed;
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    int result = target(a, b, c, d, e, f, g, h, i, j, k, l);
+    PyErr_Restore(type, value, traceback);
+    PyGILState_Release(state);
+    return result;
+}
 
 /* Set by a callback that Ctrl-C ended: the caller is to be interrupted when it is back in Python. */
 volatile int cudatool_interrupt;
@@ -63,7 +78,7 @@ static int leave_slot(int status) {
 #define SLOT(n)                                                                                                        \
     static int slot_##n(long a, long b, long c, long d, long e, long f, long g, long h, long i, long j, long k,        \
                         long l) {                                                                                      \
-        return closed ? CUDA_ERROR_DEINITIALIZED : leave_slot(targets[0x##n](a, b, c, d, e, f, g, h, i, j, k, l));     \
+        return leave_slot(call(targets[0x##n], a, b, c, d, e, f, g, h, i, j, k, l));                                   \
     }
 #define SLOT_NAME(n) slot_##n,
 #define DIGITS(M, n) M(n##0) M(n##1) M(n##2) M(n##3) M(n##4) M(n##5) M(n##6) M(n##7)                                   \
@@ -83,7 +98,10 @@ entry_t cudatool_thunk(int index, entry_t target) {
 }
 
 /* From now on every entry point returns CUDA_ERROR_DEINITIALIZED. Registered with Py_AtExit. */
-void cudatool_close(void) { closed = 1; }
+void cudatool_close(void) { closed = CUDA_ERROR_DEINITIALIZED; }
+
+/* From now on every entry point returns CUDA_ERROR_NOT_INITIALIZED, as in a process forked from one that uses CUDA. */
+void cudatool_forked(void) { closed = CUDA_ERROR_NOT_INITIALIZED; }
 
 /* ---- guarded calls ------------------------------------------------------------------------------------------- */
 

@@ -54,8 +54,10 @@ def cuMemFree(dptr: int) -> None:
     if not dptr:
         return  # freeing NULL is allowed (cuMemFree)
     allocation = state.machine.allocations.at(dptr)
-    if allocation is None or allocation.kind not in ("device", "pool"):
+    if allocation is None or allocation.kind not in ("device", "graph", "pool"):
         raise DriverError(Result.INVALID_VALUE, f"{dptr:#x} is not the start of a live device allocation")
+    if allocation.kind == "graph":
+        state.machine.graph_memory.will_free(dptr)
     # "Note that this function may implicitly synchronize"; memory in use is waited for.
     state.machine.scheduler.wait_device(state.machine.devices[allocation.device])
     _release(allocation)
@@ -189,7 +191,9 @@ def cuMemAllocFromPoolAsync(dptr: int, bytesize: int, pool: int, hStream: int) -
 def cuMemFreeAsync(dptr: int, hStream: int) -> None:
     stream = stream_of(hStream)
     allocation = state.machine.allocations.at(dptr)
-    if allocation is None or not allocation.pool:
+    if allocation is not None and allocation.kind == "graph":
+        state.machine.graph_memory.will_free(dptr)
+    elif allocation is None or not allocation.pool:
         raise DriverError(Result.INVALID_VALUE, f"{dptr:#x} is not the start of live memory from a pool")
     operation = Operation(stream, "free", "cuMemFreeAsync", abi.call.correlation)
 

@@ -335,7 +335,7 @@ def _function_attribute(function: Function, attribute: int, device: Device) -> i
     values = {
         0: kernel.max_threads,
         1: kernel.static_shared,
-        2: 0,  # constant memory
+        2: sum(variable.size for variable in function.library.parsed.variables.values() if variable.space == "const"),
         3: kernel.local_bytes,
         4: 32,  # registers: native code has none of the kind; a common number, so that occupancy makes sense
         5: 90,  # PTX version
@@ -385,6 +385,12 @@ def cuKernelSetAttribute(attrib: int, val: int, kernel: int, dev: int) -> None:
 @entry("cuFuncSetCacheConfig(CUfunction hfunc, CUfunc_cache config)")
 def cuFuncSetCacheConfig(hfunc: int, config: int) -> None:
     state.machine.get(hfunc, Function)
+
+
+@entry("cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice dev)")
+def cuKernelSetCacheConfig(kernel: int, config: int, dev: int) -> None:
+    state.machine.device(dev)
+    cuFuncSetCacheConfig(kernel, config)
 
 
 # ---- Execution control ----
@@ -437,7 +443,6 @@ class Launch:
 
     function: Function
     kernel: JitKernel
-    context: Context
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared: int
@@ -480,7 +485,7 @@ def checked_launch(
         )
     if threads > kernel.max_threads:
         raise DriverError(
-            Result.LAUNCH_OUT_OF_RESOURCES, f"{function.name} was compiled for at most {kernel.max_threads} threads"
+            Result.INVALID_VALUE, f"{function.name} was compiled for at most {kernel.max_threads} threads"
         )
     if shared > _max_dynamic_shared(function, kernel):
         raise DriverError(
@@ -496,7 +501,7 @@ def checked_launch(
                 f"{function.name}: {grid[0] * grid[1] * grid[2]} blocks; {room} of this size run at the same time",
             )
     prepare_calls(context, kernel.system_calls)
-    return Launch(function, kernel, context, grid, block, shared, _pack(kernel, params, extra), cooperative)
+    return Launch(function, kernel, grid, block, shared, _pack(kernel, params, extra), cooperative)
 
 
 def _launch(
@@ -597,7 +602,9 @@ def cuLaunchCooperativeKernel(
     _launch(f, grid, block, sharedMemBytes, hStream, kernelParams, 0, cooperative=True)
 
 
-class _LaunchConfig(ctypes.Structure):
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
     _fields_ = (
         ("grid", c_uint * 3),
         ("block", c_uint * 3),
@@ -612,19 +619,24 @@ _ATTRIBUTE_BYTES = 72  # sizeof(CUlaunchAttribute): id, padding to 8, a union of
 _COOPERATIVE, _CLUSTER_DIMENSION = 2, 4
 
 
+def launch_attributes(launch: LaunchConfig) -> dict[int, bytes]:
+    """Return each CUlaunchAttributeValue by its CUlaunchAttributeID; fail for what there is not on this device."""
+    found = {}
+    for index in range(launch.numAttrs):
+        attribute = launch.attrs + index * _ATTRIBUTE_BYTES
+        kind, value = c_int.from_address(attribute).value, (c_uint * 3).from_address(attribute + 8)
+        if kind == _CLUSTER_DIMENSION and tuple(value) != (1, 1, 1):
+            raise DriverError(Result.NOT_SUPPORTED, "the software device has no thread block clusters")
+        found[kind] = ctypes.string_at(attribute + 8, _ATTRIBUTE_BYTES - 8)
+    return found
+
+
 @entry("cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra)")
 def cuLaunchKernelEx(config: int, f: int, kernelParams: int, extra: int) -> None:
     if not config:
         raise DriverError(Result.INVALID_VALUE)
-    launch = _LaunchConfig.from_address(config)
-    cooperative = False
-    for index in range(launch.numAttrs):
-        attribute = launch.attrs + index * _ATTRIBUTE_BYTES
-        kind, value = c_int.from_address(attribute).value, (c_uint * 3).from_address(attribute + 8)
-        if kind == _COOPERATIVE:
-            cooperative = bool(value[0])
-        if kind == _CLUSTER_DIMENSION and tuple(value) != (1, 1, 1):
-            raise DriverError(Result.NOT_SUPPORTED, "the software device has no thread block clusters")
+    launch = LaunchConfig.from_address(config)
+    cooperative = any(launch_attributes(launch).get(_COOPERATIVE, b"")[:4])
     grid, block = tuple(launch.grid), tuple(launch.block)
     _launch(f, grid, block, launch.sharedMemBytes, launch.hStream, kernelParams, extra, cooperative=cooperative)
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cudatool.sim import abi
+from cudatool.sim.capture import Captures
+from cudatool.sim.graph_memory import GraphMemory
 from cudatool.sim.ipc import Imports
 from cudatool.sim.memory import PAGE, Allocation, Allocations, Arena, DeviceMemory, HostMemory
 from cudatool.sim.queue import EventState, Schedule, Scheduler, StreamState
@@ -19,6 +21,7 @@ from cudatool.sim.virtual import VirtualMemory
 
 if TYPE_CHECKING:
     from cudatool.sim.checkers import Checkers
+    from cudatool.sim.graph import Condition
     from cudatool.sim.jit import Shadow
 
 __all__ = [
@@ -154,6 +157,9 @@ class Machine:
         self.arena = Arena(span * options.count, min(_RANGES_PER_BYTE * options.memory * options.count, _MAX_RANGES))
         self.imports = Imports(self)
         self.virtual = VirtualMemory(self)
+        self.graph_memory = GraphMemory(self)
+        self.captures = Captures()
+        self.conditions: dict[int, Condition] = {}  # of conditional nodes of graphs, by handle
         self.host_pool = Pool(self.new_handle(), -1)
         self.objects[self.host_pool.handle] = self.host_pool
         self.devices: list[Device] = []
@@ -200,6 +206,7 @@ class Machine:
     def destroy_context(self, context: Context) -> None:
         """Run what is pending, then drop the context with everything in it."""
         self.scheduler.wait_context(context)
+        self.captures.forget(context)
         for allocation in list(self.allocations):
             if allocation.context == context.handle and allocation.kind in ("device", "module"):
                 self.release(allocation)
@@ -250,6 +257,9 @@ class Machine:
 
     def release(self, allocation: Allocation) -> None:
         """Give an allocation's memory back at once."""
+        if allocation.kind == "graph" and (slot := self.graph_memory.at(allocation.address)):
+            self.graph_memory.release(slot)
+            return
         self.allocations.remove(allocation)
         if allocation.kind == "host":
             self.host.free(allocation.address)

@@ -71,7 +71,7 @@ class Allocation:
 
     address: int
     size: int
-    kind: str  # "device", "pool" (stream-ordered), "host" (pinned), "registered", "module", "virtual", "ipc"
+    kind: str  # "device", "pool" (stream-ordered), "host" (pinned), "registered", "module", "virtual", "ipc", "graph"
     device: int  # -1 for host memory
     context: int  # handle of the context it belongs to, 0 if none
     serial: int

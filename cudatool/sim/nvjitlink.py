@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import re
 from collections.abc import Callable
 from ctypes import c_char_p, c_int, c_size_t, c_uint32, c_void_p
 from dataclasses import dataclass, field
@@ -18,11 +19,11 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
 
-from cudatool.ptx import PtxError, device_code, is_container, join, ptx_for, split
+from cudatool.ptx import PtxError, device_code, is_container, join, parse_image, ptx_for, split, undefined
 
 __all__ = ["Input", "install"]
 
-log: Final = logging.getLogger("cudatool.sim")
+_log: Final = logging.getLogger("cudatool.sim")
 
 _SUCCESS, _INVALID_INPUT, _INTERNAL = 0, 3, 6
 
@@ -46,6 +47,7 @@ class _Link:
     options: list[bytes]
     ltoir: list[tuple[int, bytes, bytes | None]] = field(default_factory=list)
     ptx: list[bytes] = field(default_factory=list)
+    machine_code: list[bytes] = field(default_factory=list)  # names of archives that have some
     image: bytes = b""
     error: bytes = b""
 
@@ -90,6 +92,8 @@ class _Link:
             return
         if not texts and kind != Input.LIBRARY:
             self.error = b"ERROR: %s: machine code without PTX, which the software device cannot run\n" % (name or b"?")
+        elif not texts:
+            self.machine_code.append(name or b"?")
         self.ptx += texts
 
     def finish(self, real: _Real) -> int:
@@ -98,11 +102,25 @@ class _Link:
             return _INVALID_INPUT
         texts = list(self.ptx)
         if self.ltoir:
-            status, text, self.error = real.to_ptx([*self.options, b"-ptx"], self.ltoir)
+            # What only PTX calls is not used as far as the LTO-IR alone can tell, and would be dropped.
+            called = [name for name in undefined(parse_image(join(texts))) if name.isidentifier()] if texts else []
+            inputs = list(self.ltoir)
+            if called:
+                inputs.append((Input.LTOIR, _ltoir(_user_of(called), self.arch), b"cudatool"))
+            status, text, self.error = real.to_ptx([*self.options, b"-ptx"], inputs)
             if status:
                 return status
-            texts.insert(0, text)
-        self.image = join(texts) + b"\0"
+            texts.insert(0, _without_user(text, called) if called else text)
+        image = join(texts)
+        if self.machine_code:
+            # The functions of libcudadevrt (cuda...) are the device's own, others would be missing.
+            missing = [name for name in undefined(parse_image(image)) if not name.startswith("cuda")]
+            if missing:
+                where = b", ".join(self.machine_code)
+                text = b"ERROR: %s: machine code without PTX, needed for %s\n"
+                self.error = text % (where, ", ".join(missing).encode())
+                return _INVALID_INPUT
+        self.image = image + b"\0"
         return _SUCCESS
 
 
@@ -151,6 +169,54 @@ class _Real:
             return status, text, self.text(handle.value, "ErrorLog")
         finally:
             self.destroy(ctypes.addressof(handle))
+
+
+_USER = "cudatool_uses_what_ptx_calls"
+
+
+def _user_of(names: list[str]) -> str:
+    """Return CUDA C++ with a kernel that refers to functions of these names."""
+    declarations = "".join(f'extern "C" __device__ void {name}();\n' for name in names)
+    uses = "".join(f"p[{index}] = (void *)&{name};" for index, name in enumerate(names))
+    return f'{declarations}extern "C" __global__ void {_USER}(void **p) {{ {uses} }}\n'
+
+
+def _without_user(text: bytes, names: list[str]) -> bytes:
+    """Return linked PTX without that kernel, and with the functions visible to other modules."""
+    text = re.sub(rb"\.visible \.entry %s\(.*?\n}\n" % _USER.encode(), b"", text, flags=re.DOTALL)
+    for name in names:
+        pattern = rb"^\.func(?=\s*(?:\([^)]*\)\s*)?%s\s*[(\n])" % re.escape(name.encode())
+        text = re.sub(pattern, b".visible .func", text, flags=re.MULTILINE)
+    return text
+
+
+def _ltoir(source: str, arch: int) -> bytes:
+    """Compile CUDA C++ to LTO-IR with NVRTC, whose stand-in is loaded.
+
+    Raises
+    ------
+    OSError
+        NVRTC is not there, or fails.
+    """
+    nvrtc = ctypes.CDLL(None)
+    if not hasattr(nvrtc, "nvrtcCreateProgram"):
+        raise OSError("PTX that calls functions in LTO-IR needs NVRTC")
+    program, size = c_void_p(), c_size_t()
+    options = (c_char_p * 3)(b"-arch=sm_%d" % arch, b"-dlto", b"-rdc=true")
+
+    def check(status: int) -> None:
+        if status:
+            raise OSError(f"NVRTC error {status}")
+
+    check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"cudatool", 0, None, None))
+    try:
+        check(nvrtc.nvrtcCompileProgram(program, len(options), options))
+        check(nvrtc.nvrtcGetLTOIRSize(program, ctypes.byref(size)))
+        code = ctypes.create_string_buffer(size.value)
+        check(nvrtc.nvrtcGetLTOIR(program, code))
+        return code.raw
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
 def install(stand_in: ctypes.CDLL) -> None:
@@ -241,7 +307,7 @@ def _caught(function: Callable[..., int]) -> Callable[..., int]:
         try:
             return function(*arguments)
         except Exception:
-            log.exception("%s failed", function.__name__)
+            _log.exception("%s failed", function.__name__)
             return _INTERNAL
 
     return call

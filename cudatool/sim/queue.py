@@ -49,7 +49,8 @@ class Operation:
         Of the driver call that enqueued it.
     kind, name
         ``"kernel"``, ``"memcpy"``, ``"memset"``, ``"host"``, ``"alloc"``, ``"free"``, ``"record"``, ``"wait"``,
-        ``"graph"``; and the kernel's or API's name.
+        ``"graph"`` (what only orders a graph's nodes), ``"graph_end"`` (the last one of a graph launch); and the
+        kernel's or API's name.
     start, end
         Virtual time in ns on the device's clock.
     run

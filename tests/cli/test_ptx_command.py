@@ -45,8 +45,8 @@ def test_table(run_command, kernels):
     assert (0, "") == (done.returncode, done.stderr)
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["scale"] == lines[0]
-    assert ["scale_param_0+0", "b8[24]", "r", "read", "4"] in lines
-    assert ["scale_param_0+16", "b8[24]", "w", "write", "4"] in lines
+    assert ["param_0+0", "b8[24]", "r", "read", "4"] in lines
+    assert ["param_0+16", "b8[24]", "w", "write", "4"] in lines
     assert ["features:", "barriers,", "global", "atomics"] in lines
     assert ["variables:", "counter", "a"] in lines
     assert ["software", "device:", "runs", "it"] in lines
@@ -69,7 +69,11 @@ def test_json(run_command, kernels):
 def test_template_instances_and_macros(run_command, kernels):
     done = run_command("ptx", "kernels.cu", "--kernel", "fill<double>", "-D", "SCALE=3", "--arch", "sm_75", "--json")
     listing = json.loads(done.stdout)
-    assert ("sm_75", ["fill<double>"]) == (listing["target"], [one["name"] for one in listing["kernels"]])
+    (found,) = listing["kernels"]
+    assert ("sm_75", "fill<double>") == (listing["target"], found["name"])
+    assert [("double*", "w"), ("double", "")] == [
+        (one["type"], "".join(field["access"] for field in one["fields"])) for one in found["parameters"]
+    ]
 
 
 def test_include_directories(run_command, kernels):
@@ -87,6 +91,13 @@ def test_ptx_as_it_is_and_what_the_software_device_refuses(run_command, kernels)
     assert {"runs": True, "reason": ""} == runs["k"]
     assert not runs["odd"]["runs"]
     assert "frobnicate.b64" in runs["odd"]["reason"]
+
+
+def test_instruction_that_lacks_its_type_is_refused_by_name(run_command, tmp_path):
+    (tmp_path / "k.ptx").write_text(PTX.replace("frobnicate.b64 %d1;", "fma.rn %d1;"))
+    done = run_command("ptx", "k.ptx", "--kernel", "odd")
+    assert 0 == done.returncode
+    assert "no fma.rn (no such form)" in done.stdout
 
 
 def test_file_without_kernels_says_how_to_get_one(run_command, tmp_path):

@@ -41,6 +41,7 @@ class Format:
 
     def value(self, pattern: int) -> float:
         """Return what a pattern stands for."""
+        pattern = int(pattern)
         sign = -1.0 if pattern >> (self.bits - 1) else 1.0
         magnitude = pattern & 2 ** (self.bits - 1) - 1
         if magnitude > self.largest:

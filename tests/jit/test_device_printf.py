@@ -49,7 +49,7 @@ def _value(text: str):
 
 def test_formats_are_those_of_the_host(program, capfd):
     lines = "\n".join(f'printf("{form}\\n"{", " * bool(values)}{values});' for form, values in FORMATS)
-    loaded = program(f'extern "C" __global__ void k() {{\n{lines}\n}}')
+    loaded = program('extern "C" __global__ void k() {\n' + lines + "\n}")
     loaded.launch("k", 1, 1)
     assert loaded.synchronize() == driver.CUresult.CUDA_SUCCESS
     assert [_expected(*one) for one in FORMATS] == capfd.readouterr().out.splitlines()
@@ -128,7 +128,7 @@ def test_assertions_that_hold_change_nothing(program, capfd):
 
 @pytest.mark.parametrize("statement", ["__trap();", 'asm("trap;");'])
 def test_a_trap_is_a_launch_failure_that_stays(program, statement):
-    loaded = program(f'extern "C" __global__ void k(int t) {{ if (threadIdx.x == t) {{ {statement} }} }}')
+    loaded = program('extern "C" __global__ void k(int t) { if (threadIdx.x == t) { ' + statement + " } }")
     loaded.launch("k", 1, 64, np.int32(64))
     assert driver.CUresult.CUDA_SUCCESS == loaded.synchronize()
     loaded.launch("k", 1, 64, np.int32(63))

@@ -97,6 +97,16 @@ def test_pointer_that_moves_through_a_loop():
     assert {"p": R} == modes(infer(P, body))
 
 
+def test_alignment_of_one_pointer_added_to_another():
+    result = infer(PQ, LOAD + "and.b64 %d3, %d1, 15; add.s64 %d4, %d2, %d3; st.global.u8 [%d4], 0;")
+    assert {"q": W} == modes(result)
+
+
+def test_register_that_held_an_index_before_is_not_taken_for_a_pointer():
+    body = LOAD + "add.s64 %d1, %d1, %d2; cvta.to.global.u64 %d3, %d1; st.global.u8 [%d3], 0;"
+    assert {"p": W, "q": W} == modes(infer(PQ, body))
+
+
 def test_null_until_it_is_assigned():
     body = "mov.u64 %d1, 0; @%p1 ld.param.u64 %d1, [p]; ld.global.u32 %r1, [%d1];"
     result = infer(P, body)
@@ -179,6 +189,13 @@ def test_two_integers_beside_a_pointer():
     assert {("s", 0): (W, Mode(0))} == fields(infer(".param .align 8 .b8 s[16]", body))
 
 
+def test_two_fields_in_one_load():
+    vector = infer(".param .align 16 .b8 s[16]", "ld.param.v2.u64 {%d1, %d2}, [s]; st.global.u8 [%d2], 0;")
+    assert {("s", 8): (W, Mode(0))} == fields(vector)
+    wide = ".reg .b128 %q; ld.param.b128 %q, [s]; mov.b128 {%d1, %d2}, %q; st.global.u8 [%d2], 0;"
+    assert W == fields(infer(".param .align 16 .b8 s[16]", wide))["s", 8][0]
+
+
 # ---- pointers that wait in memory ----
 
 
@@ -210,6 +227,14 @@ def test_shared_memory_that_only_atomics_fill_holds_numbers():
     body = """.shared .align 8 .b8 a[8]; ld.param.u64 %d1, [p]; red.shared.add.u64 [a], 1; ld.shared.u64 %d2, [a];
         add.s64 %d3, %d1, %d2; st.global.u8 [%d3], 0;"""
     result = infer(P, body)
+    assert ({"p": W}, frozenset()) == (modes(result), result.doubts)
+
+
+def test_shared_arrays_without_a_size_are_one():
+    before = ".extern .shared .align 8 .b8 one[]; .extern .shared .align 8 .b8 other[];"
+    result = infer(
+        P, "ld.param.u64 %d1, [p]; st.shared.u64 [one], %d1; ld.shared.u64 %d2, [other]; st.global.u8 [%d2], 0;", before
+    )
     assert ({"p": W}, frozenset()) == (modes(result), result.doubts)
 
 
@@ -281,6 +306,14 @@ def test_struct_passed_to_a_function():
     assert {"p": R, "q": W} == modes(infer(PQ, body, before))
 
 
+def test_address_of_a_functions_parameter():
+    before = """.func f(.param .align 8 .b8 s[16]) { .reg .b64 %d<4>; mov.b64 %d1, s; ld.local.u64 %d2, [%d1+8];
+        st.global.u32 [%d2], 0; ret; }"""
+    body = LOAD + "{ .param .align 8 .b8 a[16]; st.param.b64 [a], %d1; st.param.b64 [a+8], %d2; call f, (a); }"
+    result = infer(PQ, body, before)
+    assert ({"q": W}, frozenset()) == (modes(result), result.doubts)
+
+
 def test_recursion():
     before = """.func walk(.param .b64 at) { .reg .b64 %d<4>; .reg .b32 %r<2>; .reg .pred %p<2>; ld.param.b64 %d1, [at];
         ld.global.u32 %r1, [%d1]; add.s64 %d2, %d1, 8; setp.eq.u32 %p1, %r1, 0; @%p1 ret;
@@ -321,6 +354,13 @@ def test_memory_from_malloc_is_the_kernels_own():
     )
     result = infer(P, body, before)
     assert ({"p": W}, frozenset()) == (modes(result), result.doubts)
+
+
+def test_grid_barriers_lie_in_the_drivers_memory():
+    body = """mov.u32 %r1, %envreg2; cvt.u64.u32 %d1, %r1; mov.u32 %r2, %envreg1; cvt.u64.u32 %d2, %r2;
+        shl.b64 %d3, %d2, 32; or.b64 %d4, %d3, %d1; atom.add.release.gpu.u32 %r3, [%d4+4], 1;"""
+    result = infer(P, body)
+    assert ({}, frozenset()) == (modes(result), result.doubts)
 
 
 def test_pointer_that_is_stored_escapes():

@@ -256,18 +256,35 @@ def _fma(e: Emitter, i: Instruction) -> None:
         return _put_result(e, i, t, _half_fma(e, t, a, b, c))
     value = intrinsic(e, "fma", kind, a, b, c)
     if _is_directed(e, i, t):
-        if t != "f32":
-            raise e.unsupported("rounding")
-        a, b, c, result = (e.op(f"fpext float {x} to double") for x in (a, b, c, value))
-        product = e.op(f"fmul double {a}, {b}")  # exact in double
-        total = e.op(f"fadd double {product}, {c}")
-        # exact = total + rest, where `total - result` is exact unless `total` is far off, and then decides alone
-        rest = sum_error(e, "double", product, c, total)
-        error = e.op(f"fadd double {e.op(f'fsub double {total}, {result}')}, {rest}")
-        sign = intrinsic(e, "copysign", "float", "1.0", e.op(f"fptrunc double {error} to float"))
-        zero = e.op(f"fcmp oeq double {error}, 0.0")
-        value = directed(e, i, kind, value, e.op(f"select i1 {zero}, float 0.0, float {sign}"))
+        error = _fma_error(e, a, b, c, value) if t == "f32" else _fma_error_double(e, a, b, c, value)
+        value = directed(e, i, kind, value, error)
     return _put_result(e, i, t, value)
+
+
+def _fma_error(e: Emitter, a: str, b: str, c: str, value: str) -> str:
+    """Return a float with the sign of a * b + c - value."""
+    a, b, c, result = (e.op(f"fpext float {x} to double") for x in (a, b, c, value))
+    product = e.op(f"fmul double {a}, {b}")  # exact in double
+    total = e.op(f"fadd double {product}, {c}")
+    # exact = total + rest, where `total - result` is exact unless `total` is far off, and then decides alone
+    rest = sum_error(e, "double", product, c, total)
+    error = e.op(f"fadd double {e.op(f'fsub double {total}, {result}')}, {rest}")
+    sign = intrinsic(e, "copysign", "float", "1.0", e.op(f"fptrunc double {error} to float"))
+    return e.op(f"select i1 {e.op(f'fcmp oeq double {error}, 0.0')}, float 0.0, float {sign}")
+
+
+def _fma_error_double(e: Emitter, a: str, b: str, c: str, value: str) -> str:
+    """Return a double with the sign of a * b + c - value; exact unless a part of the product underflows."""
+    product = e.op(f"fmul double {a}, {b}")
+    low = intrinsic(e, "fma", "double", a, b, e.op(f"fneg double {product}"))
+    total = e.op(f"fadd double {product}, {c}")
+    rest = sum_error(e, "double", product, c, total)
+    small = e.op(f"fadd double {rest}, {low}")
+    tiny = sum_error(e, "double", rest, low, small)
+    apart = e.op(f"fsub double {total}, {value}")
+    error = e.op(f"fadd double {apart}, {small}")
+    left = e.op(f"fadd double {sum_error(e, 'double', apart, small, error)}, {tiny}")
+    return e.op(f"select i1 {e.op(f'fcmp oeq double {error}, 0.0')}, double {left}, double {error}")
 
 
 def _halves(e: Emitter, t: str, value: str) -> list[str]:

@@ -18,7 +18,18 @@ from dataclasses import dataclass, replace
 
 from cudatool.ptx import Address, Flow, Function, Immediate, Instruction, Register, Symbol, type_bytes
 from cudatool.ptx.flow import reads, writes
-from cudatool.sim.jit import arithmetic, bits, comparison, conversion, matrix, memory, scheduler, system
+from cudatool.sim.jit import (
+    arithmetic,
+    asynchronous,
+    bits,
+    comparison,
+    conversion,
+    matrix,
+    memory,
+    scheduler,
+    system,
+    video,
+)
 from cudatool.sim.jit.collective import (
     ARGUMENT_ARRAYS,
     ROW,
@@ -30,15 +41,15 @@ from cudatool.sim.jit.collective import (
 )
 from cudatool.sim.jit.context import EXIT
 from cudatool.sim.jit.divergence import divergent
-from cudatool.sim.jit.emit import ENVIRONMENT, SPECIAL, Emitter, Layout, storage_type
+from cudatool.sim.jit.emit import ASYNC_QUEUE, ENVIRONMENT, SPECIAL, Emitter, Layout, storage_type
 from cudatool.sim.jit.instrument import Instrument, functions
-from cudatool.sim.jit.table import TABLE, space_of
+from cudatool.sim.jit.table import TABLE, Lowering, space_of
 
 __all__ = ["Native", "generate"]
 
-del arithmetic, bits, comparison, conversion, matrix, memory, system  # imported for the rows they enter
+del arithmetic, bits, comparison, conversion, matrix, memory, system, video  # imported for the rows they enter
 
-_VOLATILE = frozenset({"%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo"})
+_VOLATILE = frozenset({"%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi"})
 # Instructions whose value depends on their operands alone, and is cheap: computed again rather than kept.
 _PURE = frozenset(
     [
@@ -236,6 +247,8 @@ class _Kernel:
             )
         if self.rows:
             self.parts.append(scheduler.AGREED)
+        if {Kind.WAIT, Kind.POLL}.intersection(kinds.values()):
+            self.parts.append(scheduler.PASSED)
         self.parts.append(scheduler.grid(self.layout.param_bytes, parks=parks))
         self.parts.append(functions(self.instrument, self.validated))
         text = "\n".join([*sorted(self.declarations - scheduler.OWN), scheduler.PRELUDE, scheduler.stop(), *self.parts])
@@ -260,6 +273,8 @@ class _Kernel:
             e.instruction = instruction
             self.rows[index].resume(e, instruction)
             first = self.flow.at[index + 1]
+        elif ASYNC_QUEUE in self.layout.local:
+            asynchronous.begin(e)
         e.emit(f"br label %b{first}")
         done: set[int] = set()
         pending = [first]
@@ -269,7 +284,7 @@ class _Kernel:
                 done.add(block_number)
                 pending.extend(self._block(e, block_number, following))
         self._finish(e)
-        local = f"alloca [{max(self.layout.local_bytes, 1)} x i8], align 16"
+        local = f"alloca [{max(self.layout.local_bytes, 1)} x i8], align {self.layout.local_align}"
         if self.rows or self.layout.local_bytes > _MAX_STACK:
             local = "getelementptr i8, ptr %locals, i64 %local_offset"
         header = [
@@ -320,12 +335,12 @@ class _Kernel:
         if row is None:
             raise e.unsupported()
         if instruction.guard is None:
-            row(e, instruction)
+            _emit(row, e, instruction)
             return
         do, skip = e.new_label(), e.new_label()
         e.emit(f"br i1 {e.get(instruction.guard, 'pred')}, label %{do}, label %{skip}")
         e.label(do)
-        row(e, instruction)
+        _emit(row, e, instruction)
         e.emit(f"br label %{skip}")
         e.label(skip)
 
@@ -380,7 +395,7 @@ class _Kernel:
                 pointer = self.rows[index].access(e, instruction, space, pointer)
                 self._leave(e, name, e.op(f"ptrtoint ptr {pointer} to i64"), type_name)
             else:
-                self._leave(e, name, e.get(operand, type_name), type_name)
+                self._leave(e, name, e.get(operand, "b64" if type_name == "phase" else type_name), type_name)
         for register in self._kept(index):
             offset, kind = self._slot(register)
             value, _ = e.read(register)
@@ -393,6 +408,8 @@ class _Kernel:
         """Store an operand of a suspension in this thread's entry of an argument array."""
         if type_name == "pred":
             value = e.op(f"zext i1 {value} to i32")
+        elif type_name == "phase":
+            value = e.convert(e.op(f"lshr i64 {value}, 63"), "i64", "i32")
         elif type_name == "b64":
             high = e.op(f"lshr i64 {value}, 32")
             self._store_argument(e, following_array(name), e.convert(high, "i64", "i32"))
@@ -404,7 +421,7 @@ class _Kernel:
         e.emit(f"store i32 {value}, ptr {at}, align 4, !llvm.access.group !1")
 
     def _collective(self, number: int, index: int) -> bool:
-        """Emit what combines suspension `number`; return whether its member masks may split a warp."""
+        """Emit what combines suspension `number`; return whether some of its threads may have to wait for others."""
         instruction, row = self.code[index], self.rows[index]
         e = self._emitter()
         e.instruction = instruction
@@ -422,7 +439,7 @@ class _Kernel:
                 ]
             )
         )
-        checked = self._apart(row)
+        checked = self._apart(row) or row.kind in (Kind.WAIT, Kind.POLL)
         if row.kind == Kind.WARP:
             mask = next(operand for name, operand, _ in row.leave(instruction) if name == "mask")
             checked = not (isinstance(mask, Immediate) and int(mask.value) & 0xFFFFFFFF == 0xFFFFFFFF)
@@ -434,3 +451,10 @@ class _Kernel:
         counted = any(other.kind == Kind.ARRIVE for other in self.rows.values())
         barrier = row.kind in (Kind.BARRIER, Kind.BARRIER_REDUCE)
         return row.kind in (Kind.ARRIVE, Kind.YIELD) or (counted and barrier)
+
+
+def _emit(row: Lowering, e: Emitter, instruction: Instruction) -> None:
+    try:
+        row(e, instruction)
+    except (IndexError, ValueError):  # it lacks a type or an operand
+        raise e.unsupported("no such form") from None

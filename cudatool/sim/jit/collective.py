@@ -57,8 +57,10 @@ class Kind:
     BARRIER = 2  # "a" is the barrier's number, "b" how many threads it waits for (0: all)
     BARRIER_REDUCE = 3  # a barrier whose predicates, in "c", are combined
     PRESENT = 4  # never waits: whoever is there takes part (activemask)
-    ARRIVE = 5  # never waits, but counts at the barrier whose number is in "a"
-    YIELD = 6  # waits for whatever other threads do (see progress.py)
+    WAIT = 5  # each thread waits by itself: until the top bit of the word that "a" points to is not that of "c"
+    POLL = 6  # the same, but it goes on when no other thread of the block can
+    ARRIVE = 7  # never waits, but counts at the barrier whose number is in "a"
+    YIELD = 8  # waits for whatever other threads do (see progress.py)
 
 
 _Combine = Callable[[Emitter, Instruction], None]
@@ -74,7 +76,8 @@ class Suspension:
         One of :class:`Kind`.
     leave
         Given the instruction: what goes to which argument array, as (array, operand, type). The upper half of a b64
-        goes to the array after the one named. An address is left as a native pointer, which is a b64.
+        goes to the array after the one named. An address is left as a native pointer, which is a b64. Type "phase" is
+        the top bit of a b64.
     combine
         Emits the body of the warp function, from ``%warp`` and ``%lanes`` (a bit for each lane that takes part).
     resume
@@ -154,6 +157,10 @@ def _take_value(e: Emitter, i: Instruction) -> None:
 
 def _take_predicate(e: Emitter, i: Instruction) -> None:
     e.set(i.operands[0], e.op(f"icmp ne i32 {read_array(e, 'result')}, 0"), "pred")
+
+
+def _take_vote(e: Emitter, i: Instruction) -> None:
+    (_take_value if "ballot" in i.modifiers else _take_predicate)(e, i)
 
 
 def _take_nothing(e: Emitter, i: Instruction) -> None:
@@ -313,9 +320,9 @@ def _combine_arrive(e: Emitter, i: Instruction) -> None:
 
 
 _BARRIER = Suspension(Kind.BARRIER, _leave_barrier, _combine_nothing, _take_nothing)
-_VOTE = Suspension(Kind.WARP, _mask_last(("a", 1, "pred")), _combine_vote, _take_predicate)
+_VOTE = Suspension(Kind.WARP, _mask_last(("a", 1, "pred")), _combine_vote, _take_vote)
 
-# (opcode, modifier that picks the form) -> row; the first that fits.
+# (opcode, modifier that picks the form, or none) -> row; the first that fits.
 SUSPENSIONS: list[tuple[str, str, Suspension]] = [
     ("bar", "warp", Suspension(Kind.WARP, lambda i: [("mask", i.operands[0], "b32")], _combine_nothing, _take_nothing)),
     ("bar", "red", Suspension(Kind.BARRIER_REDUCE, _leave_reducing_barrier, _combine_barrier, _take_barrier)),
@@ -333,8 +340,8 @@ SUSPENSIONS: list[tuple[str, str, Suspension]] = [
             Kind.WARP, _mask_last(("a", 1, "b32"), ("b", 2, "b32"), ("c", 3, "b32")), _combine_shuffle, _take_value
         ),
     ),
-    ("vote", "ballot", Suspension(Kind.WARP, _mask_last(("a", 1, "pred")), _combine_vote, _take_value)),
     ("vote", "sync", _VOTE),
+    ("vote", "", Suspension(Kind.PRESENT, lambda i: [("a", i.operands[1], "pred")], _combine_vote, _take_vote)),
     ("match", "sync", Suspension(Kind.WARP, _leave_match, _combine_match, _take_value)),
     ("redux", "sync", Suspension(Kind.WARP, _mask_last(("a", 1, "b32")), _combine_redux, _take_value)),
     ("elect", "sync", Suspension(Kind.WARP, _mask_last(), _combine_elect, _take_value)),
@@ -347,7 +354,6 @@ def suspension_of(instruction: Instruction) -> Suspension | None:
     if "cluster" in instruction.modifiers and "arrive" in instruction.modifiers:
         return None  # waiting is what counts: the cluster's only block waits as a whole
     for opcode, modifier, row in SUSPENSIONS:
-        named = instruction.opcode == opcode and (not modifier or modifier in instruction.modifiers)
-        if named and row.fits(instruction):
+        if instruction.opcode == opcode and modifier in ("", *instruction.modifiers) and row.fits(instruction):
             return row
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cudatool.ptx import Instruction, type_bytes
+from cudatool.ptx import Instruction, Symbol, type_bytes
 from cudatool.sim.jit.arithmetic import canonical, directed, flush, intrinsic, saturate
 from cudatool.sim.jit.emit import Emitter, llvm_type
 from cudatool.sim.jit.formats import FORMATS, narrow, sum_error, widen_fp8
@@ -230,17 +230,27 @@ def _cvta(e: Emitter, i: Instruction) -> None:
 def _isspacep(e: Emitter, i: Instruction) -> None:
     value = e.get(i.operands[1], "u64")
 
-    def within(window: str, size: str) -> str:
-        base = e.op(f"ptrtoint ptr {window} to i64")
+    def within(base: str, size: str) -> str:
         return e.op(f"icmp ult i64 {e.op(f'sub i64 {value}, {base}')}, {size}")
 
-    shared, local = within("%shared", e.field("shared_bytes")), within("%local", str(e.layout.local_bytes))
-    if "local" in i.modifiers:
-        result = local
-    elif "shared" in i.modifiers or "shared::cta" in i.modifiers or "shared::cluster" in i.modifiers:
-        result = shared
-    elif "global" in i.modifiers:
-        result = e.op(f"xor i1 {e.op(f'or i1 {shared}, {local}')}, true")
+    def window(name: str) -> str:
+        return e.op(f"ptrtoint ptr {name} to i64")
+
+    spaces = {
+        "shared": within(window("%shared"), e.field("shared_bytes")),
+        "local": within(window("%local"), str(e.layout.local_bytes)),
+        "param": within(window("%params"), str(e.layout.param_bytes)),
+        "const": "false",
+    }
+    for name, size in e.layout.constants.items():
+        inside = within(e.address_of(Symbol(name)), str(size))
+        spaces["const"] = e.op(f"or i1 {spaces['const']}, {inside}")
+    which = i.modifiers[0].partition("::")[0]
+    if which == "global":
+        elsewhere = "false"
+        for flag in spaces.values():
+            elsewhere = e.op(f"or i1 {elsewhere}, {flag}")
+        result = e.op(f"xor i1 {elsewhere}, true")
     else:
-        result = "false"
+        result = spaces[which]
     e.set(i.operands[0], result, "pred")

@@ -7,8 +7,9 @@
             ready: every live lane of its member mask waits there
             combine it for those lanes; run each of them to its next suspension
         for each barrier number that enough threads wait at: run those threads to their next suspension
-        none ready: let the threads go on that poll (the fourth time: park the block, other blocks may have to go on)
-        none polls: everyone ended, or nobody can go on (deadlock)
+        none: threads that only poll go on
+        none: threads that wait for memory to change go on (the fourth time: park the block; others may have to go on)
+        none ready: everyone ended, or nobody can go on (deadlock)
     until all threads agree again
 
 Of several ready suspensions the first in the text is taken, so that lanes meet again after a branch.
@@ -23,6 +24,8 @@ from cudatool.sim.jit.instrument import Defect
 from cudatool.sim.jit.scheduler import DIVERGED, PARKED, VALUES, field
 
 __all__ = ["divergent"]
+
+_MOST_POLLS = 1 << 20  # rounds in which threads did nothing but look whether they may go on; then it is a deadlock
 
 
 _BLOCK = "i32 %bx, i32 %by, i32 %bz"
@@ -42,36 +45,36 @@ end:
 """
 
 
-# Lets the threads that poll go on, each once.
-_POLLS = f"""polls:
-  store i32 0, ptr %polled
-  br label %poll
-poll:
-  %pt = phi i32 [ 0, %polls ], [ %pt.next, %poll.end ]
-  %pt.x = zext i32 %pt to i64
-  %ps.p = getelementptr i32, ptr %slots, i64 %pt.x
-  %ps = load i32, ptr %ps.p, align 4
-  %p.end = icmp eq i32 %ps, {EXIT}
-  br i1 %p.end, label %poll.end, label %poll.live
-poll.live:
-  %ps.x = zext i32 %ps to i64
-  %pk.p = getelementptr i8, ptr @kinds, i64 %ps.x
-  %pk = load i8, ptr %pk.p
-  %pk.yield = icmp eq i8 %pk, {Kind.YIELD}
-  br i1 %pk.yield, label %poll.go, label %poll.end
-poll.go:
-  store i32 1, ptr %polled
-  call void @resume({VALUES}, i32 %ps, i32 %pt)
-  br label %poll.end
-poll.end:
-  %pt.next = add i32 %pt, 1
-  %polled.all = icmp eq i32 %pt.next, %n
-  br i1 %polled.all, label %poll.done, label %poll
-poll.done:
-  %polled.any = load i32, ptr %polled
-  %nobody = icmp eq i32 %polled.any, 0
-  br i1 %nobody, label %deadlock, label %poll.count
-poll.count:
+# Lets the threads that yield go on, each once.
+_YIELDS = f"""yields:
+  store i32 0, ptr %yielded
+  br label %yield
+yield:
+  %ypt = phi i32 [ 0, %yields ], [ %ypt.next, %yield.end ]
+  %ypt.x = zext i32 %ypt to i64
+  %yps.p = getelementptr i32, ptr %slots, i64 %ypt.x
+  %yps = load i32, ptr %yps.p, align 4
+  %yp.end = icmp eq i32 %yps, {EXIT}
+  br i1 %yp.end, label %yield.end, label %yield.live
+yield.live:
+  %yps.x = zext i32 %yps to i64
+  %ypk.p = getelementptr i8, ptr @kinds, i64 %yps.x
+  %ypk = load i8, ptr %ypk.p
+  %ypk.yield = icmp eq i8 %ypk, {Kind.YIELD}
+  br i1 %ypk.yield, label %yield.go, label %yield.end
+yield.go:
+  store i32 1, ptr %yielded
+  call void @resume({VALUES}, i32 %yps, i32 %ypt)
+  br label %yield.end
+yield.end:
+  %ypt.next = add i32 %ypt, 1
+  %yielded.all = icmp eq i32 %ypt.next, %n
+  br i1 %yielded.all, label %yield.done, label %yield
+yield.done:
+  %yielded.any = load i32, ptr %yielded
+  %nobody = icmp eq i32 %yielded.any, 0
+  br i1 %nobody, label %deadlock, label %yield.count
+yield.count:
   %pass.0 = load i32, ptr %passes
   %pass = add i32 %pass.0, 1
   store i32 %pass, ptr %passes
@@ -112,6 +115,67 @@ end:
   ret void
 }}
 """
+# A thread at a wait is ready by itself.
+_WAIT = """phase:
+  %wait.t = trunc i64 %lt to i32
+  %passed = call i1 @passed(ptr %slots, i32 %wait.t)
+  %wait.lane = trunc i64 %lane to i32
+  %wait.bit = shl i32 1, %wait.lane
+  br i1 %passed, label %ready, label %leader.end
+"""
+# No barrier opens: look for a wait that another warp has ended meanwhile; else let a poll go on, but not for ever.
+_SECOND_CHANCE = f"""second:
+  br label %waiting
+waiting:
+  %ut = phi i32 [ 0, %second ], [ %ut.next, %waiting.end ]
+  %ut.x = zext i32 %ut to i64
+  %us.p = getelementptr i32, ptr %slots, i64 %ut.x
+  %us = load i32, ptr %us.p, align 4
+  %u.end = icmp eq i32 %us, {EXIT}
+  br i1 %u.end, label %waiting.end, label %waiting.live
+waiting.live:
+  %us.x = zext i32 %us to i64
+  %uk.p = getelementptr i8, ptr @kinds, i64 %us.x
+  %uk = load i8, ptr %uk.p
+  switch i8 %uk, label %waiting.end [ i8 {Kind.WAIT}, label %waiting.look  i8 {Kind.POLL}, label %waiting.look ]
+waiting.look:
+  %u.passed = call i1 @passed(ptr %slots, i32 %ut)
+  br i1 %u.passed, label %again, label %waiting.end
+waiting.end:
+  %ut.next = add i32 %ut, 1
+  %u.done = icmp eq i32 %ut.next, %n
+  br i1 %u.done, label %poll, label %waiting
+poll:
+  %polls.0 = load i32, ptr %polls
+  %polls.1 = add i32 %polls.0, 1
+  store i32 %polls.1, ptr %polls
+  %enough.polls = icmp ugt i32 %polls.1, {_MOST_POLLS}
+  br i1 %enough.polls, label %deadlock, label %release.poll
+release.poll:
+  %pt = phi i32 [ 0, %poll ], [ %pt.next, %poll.end ]
+  %let.go = phi i1 [ false, %poll ], [ %let.go.next, %poll.end ]
+  %pt.x = zext i32 %pt to i64
+  %ps.p = getelementptr i32, ptr %slots, i64 %pt.x
+  %ps = load i32, ptr %ps.p, align 4
+  %p.end = icmp eq i32 %ps, {EXIT}
+  br i1 %p.end, label %poll.end, label %poll.live
+poll.live:
+  %ps.x = zext i32 %ps to i64
+  %pk.p = getelementptr i8, ptr @kinds, i64 %ps.x
+  %pk = load i8, ptr %pk.p
+  %is.poll = icmp eq i8 %pk, {Kind.POLL}
+  br i1 %is.poll, label %poll.go, label %poll.end
+poll.go:
+  call void @resume({VALUES}, i32 %ps, i32 %pt)
+  br label %poll.end
+poll.end:
+  %let.go.next = phi i1 [ %let.go, %release.poll ], [ %let.go, %poll.live ], [ true, %poll.go ]
+  %pt.next = add i32 %pt, 1
+  %p.done = icmp eq i32 %pt.next, %n
+  br i1 %p.done, label %polled, label %release.poll
+polled:
+  br i1 %let.go.next, label %again, label %deadlock
+"""
 
 
 def divergent(kinds: dict[int, int], lines: dict[int, int], *, checked: bool) -> str:
@@ -137,6 +201,10 @@ def divergent(kinds: dict[int, int], lines: dict[int, int], *, checked: bool) ->
     reducing = "\n".join(
         f"  call void @reduce({VALUES}, i32 {number})" for number, kind in kinds.items() if kind == Kind.BARRIER_REDUCE
     )
+    waits = wait_check = wait_who = second_chance = ""
+    if {Kind.WAIT, Kind.POLL}.intersection(kinds.values()):
+        waits = f"i8 {Kind.WAIT}, label %phase  i8 {Kind.POLL}, label %phase"
+        wait_check, wait_who, second_chance = _WAIT, ", [ %wait.bit, %phase ]", _SECOND_CHANCE
     mask_check = site_begin = site_check = barrier_check = ""
     if checked:
         mask_check = f"""  %lt.i = trunc i64 %lt to i32
@@ -173,7 +241,8 @@ def divergent(kinds: dict[int, int], lines: dict[int, int], *, checked: bool) ->
 """
         arrivals_used = "  %ja.left = select i1 %open, i32 0, i32 %ja\n  store i32 %ja.left, ptr %ja.p, align 4\n"
         arrive = _ARRIVE
-    polls = _POLLS if Kind.YIELD in kinds.values() else ""
+    yields = _YIELDS if Kind.YIELD in kinds.values() else ""
+    stuck = "yields" if yields else "deadlock"
     return f"""
 {_SYNC_CHECK if checked else ""}{arrive}
 @kinds = internal constant [{count} x i8] [{table}]
@@ -250,9 +319,11 @@ entry:
   %need = alloca [16 x i32]
   %alive = alloca i32
   %stuck = alloca i32
+  %polls = alloca i32
+  store i32 0, ptr %polls
   %site = alloca [16 x i32]
   %mixed = alloca [16 x i32]
-  %polled = alloca i32
+  %yielded = alloca i32
   %arrived = getelementptr i8, ptr %slots, i64 {array_offset("arrived")}
   %passes = getelementptr i32, ptr %arrived, i64 16
 {field("threads", "n")}
@@ -293,8 +364,9 @@ look:
   %k.p = getelementptr i8, ptr @kinds, i64 %s.x
   %k = load i8, ptr %k.p
   %there = call i32 @waiting(ptr %slots, i64 %warp, i32 %s)
-  switch i8 %k, label %leader.end [ i8 {Kind.WARP}, label %masked  i8 {Kind.PRESENT}, label %ready  i8 {Kind.ARRIVE}, label %ready ]
-masked:
+  switch i8 %k, label %leader.end [ i8 {Kind.WARP}, label %masked  i8 {Kind.PRESENT}, label %ready
+    i8 {Kind.ARRIVE}, label %ready {waits} ]
+{wait_check}masked:
   %m.p = getelementptr i32, ptr %masks, i64 %lt
   %m = load i32, ptr %m.p, align 4
   %lane.i = trunc i64 %lane to i32
@@ -310,7 +382,7 @@ masked:
   %go = and i1 %complete, %some
   br i1 %go, label %ready, label %leader.end
 ready:
-  %who = phi i32 [ %there, %look ], [ %there, %look ], [ %wanted, %masked ]
+  %who = phi i32 [ %there, %look ], [ %there, %look ], [ %wanted, %masked ]{wait_who}
   %so.far = load i32, ptr %best
   %earlier = icmp ult i32 %s, %so.far
   br i1 %earlier, label %take, label %leader.end
@@ -328,6 +400,7 @@ chosen:
   %nothing = icmp eq i32 %region, {EXIT}
   br i1 %nothing, label %warp.end, label %collective
 collective:
+  store i32 0, ptr %polls
   %chosen.lanes = load i32, ptr %best.lanes
   call void @combine({VALUES}, i32 %region, i64 %warp, i32 %chosen.lanes, ptr %unused)
   call void @after_collective(ptr %context, i64 %warp)
@@ -417,8 +490,8 @@ judge:
   br i1 %judged, label %verdict, label %judge
 verdict:
   %progress = icmp ne i32 %any.next, 0
-  br i1 %progress, label %open.up, label %{"polls" if polls else "deadlock"}
-{polls}open.up:
+  br i1 %progress, label %open.up, label %{"second" if waits else stuck}
+{second_chance.replace("label %deadlock", f"label %{stuck}")}{yields}open.up:
   call void @after_barrier(ptr %context)
 {reducing}
   br label %release

@@ -26,6 +26,7 @@ from cudatool.sim.jit.context import EXIT, Context, Stop
 from cudatool.sim.jit.instrument import Instrument, Mode, observe
 
 __all__ = [
+    "ASYNC_QUEUE",
     "ATOMIC",
     "ENVIRONMENT",
     "READ",
@@ -43,6 +44,10 @@ __all__ = [
 ENVIRONMENT = "ptr %context, ptr %zero, ptr %shared, ptr %params, ptr %slots, ptr %locals, i32 %bx, i32 %by, i32 %bz"
 
 READ, WRITE, ATOMIC = Mode.READ, Mode.WRITE, Mode.ATOMIC
+
+
+ASYNC_QUEUE = "%async"  # the local variable in which a thread keeps the copies that it has begun (:mod:`.asynchronous`)
+_ASYNC_QUEUE_BYTES = 528
 
 
 class UnsupportedInstruction(PtxError):
@@ -101,15 +106,21 @@ def _align(offset: int, alignment: int) -> int:
 
 @dataclass(slots=True)
 class Layout:
-    """Where a kernel's variables lie: offsets in its shared, local and parameter windows, table slots of globals."""
+    """Where a kernel's variables lie: offsets in its shared, local and parameter windows, table slots of globals.
+
+    `constants` are the sizes, bytes, of those globals that are in constant memory.
+    """
 
     param_offsets: dict[str, int] = field(default_factory=dict)
     param_bytes: int = 0
     shared: dict[str, int] = field(default_factory=dict)
     static_shared: int = 0
+    dynamic_offset: int = 0
     local: dict[str, int] = field(default_factory=dict)
     local_bytes: int = 0
+    local_align: int = 16
     globals: dict[str, int] = field(default_factory=dict)
+    constants: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of_params(cls, function: Function) -> Layout:
@@ -126,6 +137,7 @@ class Layout:
         """Lay out the variables of `function` (calls inlined)."""
         layout = cls.of_params(function)
         layout.globals = globals_
+        layout.constants = {name: v.size for name, v in module_variables.items() if v.space == "const"}
         used = {name for instruction in function.instructions for name in _symbols(instruction)}
         variables = [v for v in (*module_variables.values(), *function.variables.values()) if v.name in used]
         dynamic = []
@@ -137,18 +149,18 @@ class Layout:
                 layout.shared[variable.name] = layout.static_shared
                 layout.static_shared += variable.size
             elif variable.space in ("local", "param"):  # parameters of calls are local variables
+                layout.local_align = max(layout.local_align, variable.align)
                 layout.local_bytes = _align(layout.local_bytes, max(variable.align, 8))
                 layout.local[variable.name] = layout.local_bytes
                 layout.local_bytes += variable.size
-        layout.local_bytes = _align(layout.local_bytes, 16)
+        if any(i.opcode == "cp" and "async" in i.modifiers for i in function.instructions):
+            layout.local[ASYNC_QUEUE] = layout.local_bytes
+            layout.local_bytes += _ASYNC_QUEUE_BYTES
+        layout.local_bytes = _align(layout.local_bytes, layout.local_align)  # of a thread; the next one's follows
+        layout.dynamic_offset = _align(layout.static_shared, max([16, *(variable.align for variable in dynamic)]))
         for variable in dynamic:  # all of them name the same memory, after the rest
-            layout.shared[variable.name] = _align(layout.static_shared, 16)
+            layout.shared[variable.name] = layout.dynamic_offset
         return layout
-
-    @property
-    def dynamic_offset(self) -> int:
-        """Where dynamic shared memory begins."""
-        return _align(self.static_shared, 16)
 
 
 def _symbols(instruction: Instruction) -> list[str]:
@@ -301,13 +313,8 @@ class Emitter:
 
     def get(self, operand: Operand, type_name: str) -> str:
         """Return the value of `operand` read as PTX type `type_name`, in its :func:`llvm_type`."""
-        if type_name == "bf16":
-            raw = self.op(f"zext i16 {self.get(operand, 'b16')} to i32")
-            return self.op(f"bitcast i32 {self.op(f'shl i32 {raw}, 16')} to float")
-        if type_name == "bf16x2":
-            pair = self.op(f"bitcast i32 {self.get(operand, 'b32')} to <2 x i16>")
-            wide = self.op(f"zext <2 x i16> {pair} to <2 x i32>")
-            return self.op(f"bitcast <2 x i32> {self.op(f'shl <2 x i32> {wide}, splat (i32 16)')} to <2 x float>")
+        if type_name in ("bf16", "bf16x2"):
+            return self.from_bits(self.get(operand, f"b{8 * type_bytes(type_name)}"), type_name)
         kind = llvm_type(type_name)
         if isinstance(operand, Immediate):
             return self.literal(operand, type_name)
@@ -350,16 +357,29 @@ class Emitter:
         """Write a value of PTX type `type_name` to a destination register."""
         if not isinstance(operand, Register):
             raise self.unsupported("destination")
-        if type_name == "bf16":
-            self.write(operand.name, self.call("i16", "bf16_round", f"float {value}"), "i16")
-        elif type_name == "bf16x2":
-            halves = [
-                self.call("i16", "bf16_round", f"float {self.op(f'extractelement <2 x float> {value}, i32 {i}')}")
-                for i in (0, 1)
-            ]
-            self.write(operand.name, self.pack(halves, "i16"), "i32")
+        if type_name in ("bf16", "bf16x2"):
+            self.write(operand.name, self.to_bits(value, type_name), f"i{8 * type_bytes(type_name)}")
         else:
             self.write(operand.name, value, llvm_type(type_name), signed=type_name[0] == "s")
+
+    def from_bits(self, bits: str, type_name: str) -> str:
+        """Return the value of a PTX type, in its :func:`llvm_type`, that an integer of its size holds."""
+        if type_name == "bf16":
+            raw = self.op(f"zext i16 {bits} to i32")
+            return self.op(f"bitcast i32 {self.op(f'shl i32 {raw}, 16')} to float")
+        if type_name == "bf16x2":
+            wide = self.op(f"zext <2 x i16> {self.op(f'bitcast i32 {bits} to <2 x i16>')} to <2 x i32>")
+            return self.op(f"bitcast <2 x i32> {self.op(f'shl <2 x i32> {wide}, splat (i32 16)')} to <2 x float>")
+        return self.convert(bits, f"i{8 * type_bytes(type_name)}", llvm_type(type_name))
+
+    def to_bits(self, value: str, type_name: str) -> str:
+        """Return the integer that holds a value of a PTX type."""
+        if type_name == "bf16":
+            return self.call("i16", "bf16_round", f"float {value}")
+        if type_name == "bf16x2":
+            parts = [self.op(f"extractelement <2 x float> {value}, i32 {i}") for i in (0, 1)]
+            return self.pack([self.call("i16", "bf16_round", f"float {part}") for part in parts], "i16")
+        return self.convert(value, llvm_type(type_name), f"i{8 * type_bytes(type_name)}")
 
     def pack(self, values: list[str], kind: str) -> str:
         """Return the integer whose parts, least significant first, are `values`."""
@@ -498,8 +518,9 @@ SPECIAL: dict[str, Callable[[Emitter], tuple[str, str]]] = {
     "%clock": lambda e: (e.call("i64", "llvm.readcyclecounter"), "i64"),
     "%clock_hi": lambda e: (e.op(f"lshr i64 {e.call('i64', 'llvm.readcyclecounter')}, 32"), "i64"),
     "%clock64": lambda e: (e.call("i64", "llvm.readcyclecounter"), "i64"),
-    "%globaltimer": lambda e: (e.call("i64", "llvm.readcyclecounter"), "i64"),
-    "%globaltimer_lo": lambda e: (e.call("i64", "llvm.readcyclecounter"), "i64"),
+    "%globaltimer": lambda e: (_nanoseconds(e), "i64"),
+    "%globaltimer_lo": lambda e: (_nanoseconds(e), "i64"),
+    "%globaltimer_hi": lambda e: (e.op(f"lshr i64 {_nanoseconds(e)}, 32"), "i64"),
     "%lanemask_eq": lambda e: (e.op(f"shl i32 1, {e.op('and i32 %t, 31')}"), "i32"),
     "%lanemask_lt": lambda e: (_below(e), "i32"),
     "%lanemask_ge": lambda e: (e.op(f"xor i32 {_below(e)}, -1"), "i32"),
@@ -512,6 +533,36 @@ SPECIAL: dict[str, Callable[[Emitter], tuple[str, str]]] = {
     "%cluster_ctarank": lambda e: ("0", "i32"),
     "%cluster_nctarank": lambda e: ("1", "i32"),
 }
+
+
+# What describes a machine that is not there: performance monitors, registers that a driver defines, memory it keeps.
+SPECIAL |= {
+    name: lambda e: ("0", "i64")
+    for name in (
+        *(f"%envreg{number}" for number in range(32) if number not in (1, 2)),
+        *(f"%pm{number}{suffix}" for number in range(8) for suffix in ("", "_64")),
+        *(f"%reserved_smem_offset_{which}" for which in ("begin", "end", "cap", "0", "1")),
+        "%current_graph_exec",
+    )
+}
+SPECIAL["%aggr_smem_size"] = SPECIAL["%total_smem_size"]
+
+
+def _nanoseconds(e: Emitter) -> str:
+    """Return the host's monotonic clock."""
+    e.define("""
+declare i32 @clock_gettime(i32, ptr)
+define internal i64 @nanoseconds() noinline {
+  %time = alloca { i64, i64 }
+  %status = call i32 @clock_gettime(i32 1, ptr %time)
+  %seconds = load i64, ptr %time
+  %rest.p = getelementptr { i64, i64 }, ptr %time, i32 0, i32 1
+  %rest = load i64, ptr %rest.p
+  %scaled = mul i64 %seconds, 1000000000
+  %result = add i64 %scaled, %rest
+  ret i64 %result
+}""")
+    return e.op("call i64 @nanoseconds()")
 
 
 def _special_field(name: str) -> Callable[[Emitter], tuple[str, str]]:

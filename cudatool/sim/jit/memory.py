@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cudatool.ptx import Instruction, Register, VectorOperand, type_bytes
+from cudatool.ptx import Instruction, Operand, type_bytes
+from cudatool.sim.jit.arithmetic import canonical, intrinsic
 from cudatool.sim.jit.emit import ATOMIC, READ, WRITE, Emitter, llvm_type
 from cudatool.sim.jit.instrument import acquire
 from cudatool.sim.jit.table import elements, lowers, space_of, types_of
@@ -89,34 +90,81 @@ def _atomic(e: Emitter, i: Instruction) -> None:
     operands = list(i.operands)
     target = operands.pop(0) if i.opcode == "atom" else None
     space, pointer = e.pointer(space_of(i), operands[0])
-    if isinstance(operands[1], VectorOperand) or t in ("bf16", "bf16x2", "f16x2", "b128"):
-        raise e.unsupported()
     size = type_bytes(t)
     operation = next((m for m in i.modifiers if m in _RMW or m == "cas"), "")
     order = next((m for m in i.modifiers if m in _ORDERS), "monotonic")
     if order != "monotonic":
         acquire(e)
+    sources = elements(operands[1])
+    pointer = e.guarded(space, pointer, size * len(sources), ATOMIC, i)
     if operation == "cas":
         kind = f"i{8 * size}"
         expected, new = (e.get(operand, f"b{8 * size}") for operand in operands[1:3])
-        pointer = e.guarded(space, pointer, size, ATOMIC, i)
         pair = e.op(f"cmpxchg ptr {pointer}, {kind} {expected}, {kind} {new} seq_cst seq_cst, align {size}")
-        old, t = e.op(f"extractvalue {{ {kind}, i1 }} {pair}, 0"), f"b{8 * size}"
-    else:
-        name = _RMW.get(operation, {}).get("f" if t in ("f16", "f32", "f64") else t[0])
-        if name is None:
-            raise e.unsupported()
-        kind = llvm_type(t)
-        value = e.get(operands[1], t)
-        pointer = e.guarded(space, pointer, size, ATOMIC, i)
-        if space == "shared" and name in _PLAIN:
-            old = e.op(f"load {kind}, ptr {pointer}, align {size}")
-            new = e.op(_PLAIN[name].format(k=kind, a=old, b=value))
-            e.emit(f"store {kind} {new}, ptr {pointer}, align {size}")
+        olds, t = [e.op(f"extractvalue {{ {kind}, i1 }} {pair}, 0")], f"b{8 * size}"
+    else:  # each element of a vector is updated atomically, not the vector
+        olds = [_update(e, t, operation, order, space, pointer, index, source) for index, source in enumerate(sources)]
+        t = f"b{8 * size}" if t in _NARROW else t
+    if target is not None:
+        for register, old in zip(elements(target), olds, strict=True):
+            e.set(register, old, t)
+
+
+_NARROW = frozenset({"f16", "bf16", "f16x2", "bf16x2"})
+
+
+def _update(
+    e: Emitter, t: str, operation: str, order: str, space: str, pointer: str, index: int, source: Operand
+) -> str:
+    """Update one element atomically; return what it was."""
+    size = type_bytes(t)
+    at = e.op(f"getelementptr i8, ptr {pointer}, i64 {size * index}") if index else pointer
+    value = e.get(source, t)
+    if t in _NARROW:
+        return _update_narrow(e, t, operation, space, at, value)
+    name = _RMW.get(operation, {}).get("f" if t in ("f32", "f64") else t[0])
+    if name is None:
+        raise e.unsupported()
+    kind = llvm_type(t)
+    if space == "shared" and name in _PLAIN:
+        old = e.op(f"load {kind}, ptr {at}, align {size}")
+        new = e.op(_PLAIN[name].format(k=kind, a=old, b=value))
+        e.emit(f"store {kind} {new}, ptr {at}, align {size}")
+        return old
+    return e.op(f"atomicrmw {name} ptr {at}, {kind} {value} {order}, align {size}")
+
+
+def _update_narrow(e: Emitter, t: str, operation: str, space: str, pointer: str, value: str) -> str:
+    """The same for 16-bit floats, which hosts do not update: compare and swap until nobody came between."""
+    size, kind = type_bytes(t), llvm_type(t)
+    bits = f"i{8 * size}"
+
+    def changed(old: str) -> str:
+        now = e.from_bits(old, t)
+        if operation == "add":
+            result = e.op(f"fadd {kind} {now}, {value}")
+        elif operation in ("min", "max"):
+            result = intrinsic(e, f"{operation}imumnum", kind, now, value)
         else:
-            old = e.op(f"atomicrmw {name} ptr {pointer}, {kind} {value} {order}, align {size}")
-    if isinstance(target, Register):
-        e.set(target, old, t)
+            raise e.unsupported()
+        return e.to_bits(canonical(e, result, kind) if "half" in kind else result, t)
+
+    first = e.op(f"load {bits}, ptr {pointer}, align {size}")
+    if space == "shared":
+        e.emit(f"store {bits} {changed(first)}, ptr {pointer}, align {size}")
+        return first
+    before, again, done = (e.new_label() for _ in range(3))
+    e.emit(f"br label %{before}")
+    e.label(before)
+    e.emit(f"br label %{again}")
+    e.label(again)
+    old, seen = e.name(), e.name()
+    e.emit(f"{old} = phi {bits} [ {first}, %{before} ], [ {seen}, %{again} ]")
+    pair = e.op(f"cmpxchg ptr {pointer}, {bits} {old}, {bits} {changed(old)} seq_cst seq_cst, align {size}")
+    e.emit(f"{seen} = extractvalue {{ {bits}, i1 }} {pair}, 0")
+    e.emit(f"br i1 {e.op(f'extractvalue {{ {bits}, i1 }} {pair}, 1')}, label %{done}, label %{again}")
+    e.label(done)
+    return old
 
 
 @lowers("membar fence")
@@ -125,6 +173,19 @@ def _fence(e: Emitter, i: Instruction) -> None:
     acquire(e)
 
 
-@lowers("prefetch prefetchu applypriority discard griddepcontrol pmevent setmaxnreg nanosleep barrier")
+@lowers("barrier")
+def _cluster_arrive(e: Emitter, i: Instruction) -> None:
+    """Clusters are of one block: the barrier is where threads wait (:mod:`.collective`), not where they arrive."""
+    if i.modifiers[:2] != ("cluster", "arrive"):
+        raise e.unsupported()
+
+
+@lowers("createpolicy")
+def _policy(e: Emitter, i: Instruction) -> None:
+    """A cache policy is opaque, and there is no cache."""
+    e.set(i.operands[0], "0", "b64")
+
+
+@lowers("prefetch prefetchu applypriority discard griddepcontrol pmevent setmaxnreg nanosleep")
 def _hint(e: Emitter, i: Instruction) -> None:
     """Hints: nothing to do."""

@@ -410,10 +410,12 @@ class Kernel:
         place = self.where(at) or f"PTX line {at.line}"
         if row.kind == Kind.YIELD:
             return f"in a loop that waits for memory to change ({place})"
-        what = f"mask {wait.mask:#010x}"
-        if row.kind != Kind.WARP:
-            what = f"barrier {wait.number}" + (f", {wait.count} threads" if wait.count else "")
-        return f"at {at.name}, {what} ({place})"
+        what = ""
+        if row.kind == Kind.WARP:
+            what = f", mask {wait.mask:#010x}"
+        elif row.kind in (Kind.BARRIER, Kind.BARRIER_REDUCE):
+            what = f", barrier {wait.number}" + (f", {wait.count} threads" if wait.count else "")
+        return f"at {at.name}{what} ({place})"
 
 
 def _thread_ranges(threads: list[int]) -> str:

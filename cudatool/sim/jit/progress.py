@@ -10,8 +10,7 @@ A poll is a read that may see another value each time, in a loop whose end depen
 
 - a volatile, relaxed or acquiring load, or one that bypasses caches (``ld.cg``, ``ld.cv``);
 - an atomic operation that changes nothing (``atom.add`` of 0), an exchange, and a compare-and-swap whose expected value
-  stays the same: a lock. One that is tried again with the value it found always succeeds for somebody;
-- ``mbarrier.test_wait`` and ``try_wait``.
+  stays the same: a lock. One that is tried again with the value it found always succeeds for somebody.
 
 ``nanosleep`` suspends always.
 """
@@ -81,8 +80,6 @@ def _may_poll(instruction: Instruction) -> bool:
     modifiers = instruction.modifiers
     if instruction.opcode == "ld":
         return not _POLLING_LOADS.isdisjoint(modifiers)
-    if instruction.opcode == "mbarrier":
-        return "test_wait" in modifiers or "try_wait" in modifiers
     if instruction.opcode != "atom":
         return False
     if "exch" in modifiers or "cas" in modifiers:

@@ -15,13 +15,14 @@ from cudatool.sim.jit.emit import ENVIRONMENT
 __all__ = [
     "AGREED",
     "DIVERGED",
-    "grid",
     "OWN",
+    "PASSED",
     "PRELUDE",
     "VALUES",
     "all_threads",
     "block",
     "field",
+    "grid",
     "stop",
     "whole_block",
 ]
@@ -176,8 +177,35 @@ end:
 """
 
 
+PASSED = f"""
+define internal i1 @passed(ptr %slots, i32 %t) {{
+  %index = zext i32 %t to i64
+  %low.a = getelementptr i8, ptr %slots, i64 {array_offset("a")}
+  %low.p = getelementptr i32, ptr %low.a, i64 %index
+  %low = load i32, ptr %low.p, align 4
+  %high.a = getelementptr i8, ptr %slots, i64 {array_offset("b")}
+  %high.p = getelementptr i32, ptr %high.a, i64 %index
+  %high = load i32, ptr %high.p, align 4
+  %wanted.a = getelementptr i8, ptr %slots, i64 {array_offset("c")}
+  %wanted.p = getelementptr i32, ptr %wanted.a, i64 %index
+  %wanted = load i32, ptr %wanted.p, align 4
+  %low.x = zext i32 %low to i64
+  %high.x = zext i32 %high to i64
+  %high.s = shl i64 %high.x, 32
+  %address = or i64 %low.x, %high.s
+  %pointer = inttoptr i64 %address to ptr
+  %word = load volatile i64, ptr %pointer
+  %phase = lshr i64 %word, 63
+  %phase.i = trunc i64 %phase to i32
+  %parity = and i32 %wanted, 1
+  %result = icmp ne i32 %phase.i, %parity
+  ret i1 %result
+}}
+"""
+
+
 def whole_block(number: int, kind: int, *, check_masks: bool, apart: bool) -> str:
-    """Return ``warps_<number>``: the collective for all warps; false if member masks split a warp, or if `apart`.
+    """Return ``warps_<number>``: the collective for all warps; false if `apart`, masks split a warp, or threads must wait.
 
     In that case every thread is marked as waiting there, for ``divergent`` to sort out.
     """
@@ -201,6 +229,27 @@ no:
 """
     if kind == Kind.BARRIER:
         return f"\ndefine internal i1 @warps_{number}({ENVIRONMENT}) #0 {{\n  ret i1 true\n}}\n"
+    if kind in (Kind.WAIT, Kind.POLL):
+        return f"""
+define internal i1 @warps_{number}({ENVIRONMENT}) #0 {{
+entry:
+{field("threads", "n")}
+  br label %look
+look:
+  %t = phi i32 [ 0, %entry ], [ %t.next, %look ]
+  %every = phi i1 [ true, %entry ], [ %every.next, %look ]
+  %ready = call i1 @passed(ptr %slots, i32 %t)
+  %every.next = and i1 %every, %ready
+  %t.x = zext i32 %t to i64
+  %mine = getelementptr i32, ptr %slots, i64 %t.x
+  store i32 {number}, ptr %mine, align 4
+  %t.next = add i32 %t, 1
+  %done = icmp eq i32 %t.next, %n
+  br i1 %done, label %end, label %look
+end:
+  ret i1 %every.next
+}}
+"""
     if check_masks:
         check = f"""
   %masks.p = getelementptr i8, ptr %slots, i64 {array_offset("mask")}

@@ -67,9 +67,21 @@ def _assert(e: Emitter, results: tuple[Operand, ...], arguments: tuple[Operand, 
     e.stop("ASSERT")
 
 
+def _set_conditional(e: Emitter, results: tuple[Operand, ...], arguments: tuple[Operand, ...]) -> None:
+    """CUDA device runtime API, cudaGraphSetConditional. The handle is the address of the value."""
+    handle = e.op(f"inttoptr i64 {_argument(e, arguments[0], 'i64')} to ptr")
+    e.emit(f"store volatile i32 {_argument(e, arguments[1], 'i32')}, ptr {handle}, align 4")
+
+
 _Call = Callable[[Emitter, tuple[Operand, ...], tuple[Operand, ...]], None]
 
-SYSTEM: dict[str, _Call] = {"vprintf": _vprintf, "malloc": _malloc, "free": _free, "__assertfail": _assert}
+SYSTEM: dict[str, _Call] = {
+    "vprintf": _vprintf,
+    "malloc": _malloc,
+    "free": _free,
+    "__assertfail": _assert,
+    "cudaGraphSetConditional": _set_conditional,
+}
 
 
 @lowers("call")
