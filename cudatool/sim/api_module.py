@@ -339,7 +339,7 @@ def _function_attribute(function: Function, attribute: int, device: Device) -> i
         1: kernel.static_shared,
         2: sum(variable.size for variable in function.library.parsed.variables.values() if variable.space == "const"),
         3: kernel.local_bytes,
-        4: 32,  # registers: native code has none of the kind; a common number, so that occupancy makes sense
+        4: _registers(function),
         5: 90,  # PTX version
         6: 90,  # binary version
         7: 0,
@@ -349,6 +349,11 @@ def _function_attribute(function: Function, attribute: int, device: Device) -> i
     if not 0 <= attribute <= 17:
         raise DriverError(Result.INVALID_VALUE)
     return values.get(attribute, 0)
+
+
+def _registers(function: Function) -> int:
+    """Return the registers of a thread: what the linker found, else a common number so that occupancy makes sense."""
+    return function.library.parsed.register_counts.get(function.name, 32)
 
 
 def _max_dynamic_shared(function: Function, kernel: JitKernel) -> int:
@@ -496,7 +501,7 @@ def checked_launch(
             f"{_max_dynamic_shared(function, kernel)} are allowed (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)",
         )
     if cooperative:
-        room = profile.ATTRIBUTES[16] * _active_blocks(kernel, threads, shared)
+        room = profile.ATTRIBUTES[16] * _active_blocks(function, kernel, threads, shared)
         if grid[0] * grid[1] * grid[2] > room:
             raise DriverError(
                 Result.COOPERATIVE_LAUNCH_TOO_LARGE,
@@ -649,19 +654,21 @@ def cuLaunchKernelEx(config: int, f: int, kernelParams: int, extra: int) -> None
 # ---- Occupancy ----
 
 
-def _active_blocks(kernel: JitKernel, block: int, dynamic: int) -> int:
+def _active_blocks(function: Function, kernel: JitKernel, block: int, dynamic: int) -> int:
     """Return how many blocks of `block` threads a multiprocessor runs at the same time."""
     attributes = profile.ATTRIBUTES
     if block <= 0:
         raise DriverError(Result.INVALID_VALUE)
     shared = kernel.static_shared + dynamic
-    blocks = min(attributes[106], attributes[39] // (-(-block // 32) * 32))
+    warps = -(-block // 32)
+    registers = warps * -(-32 * _registers(function) // 256) * 256  # warps take them in units of 256
+    blocks = min(attributes[106], attributes[39] // (warps * 32), attributes[82] // registers)
     return min(blocks, attributes[81] // (shared + 1024)) if block <= 1024 else 0
 
 
 def _occupancy(func: int, block: int, dynamic: int) -> int:
     function = state.machine.get(func, Function)
-    return _active_blocks(_prepare(function, current_context().device), block, dynamic)
+    return _active_blocks(function, _prepare(function, current_context().device), block, dynamic)
 
 
 @entry(

@@ -151,5 +151,8 @@ def guarded_call(function: int, argument: int, address: int, limit_ns: int = 0) 
     return int(_guard()(function, argument, address, interruptible, limit_ns))
 
 
-# What native code may call (cudatool/sim/_device.c).
-_CALLABLE = ("cudatool_vprintf", "cudatool_malloc", "cudatool_free", "cudatool_assert")
+# What native code may call (cudatool/sim/_device.c, cudatool/sim/_texture.c).
+_CALLABLE = (
+    *("cudatool_vprintf", "cudatool_malloc", "cudatool_free", "cudatool_assert"),
+    *("cudatool_texture", "cudatool_gather", "cudatool_surface"),
+)
