@@ -14,7 +14,7 @@ _NO_DESTINATION = frozenset(
     [
         *("st", "red", "membar", "fence", "prefetch", "prefetchu", "discard", "applypriority"),
         *("bra", "brx", "call", "ret", "exit", "trap", "brkpt", "bar", "barrier"),
-        *("nanosleep", "pmevent", "griddepcontrol", "setmaxnreg", "yield", "progress"),
+        *("nanosleep", "pmevent", "griddepcontrol", "setmaxnreg", "yield", "progress", "overflow", "stackrestore"),
     ]
 )
 

@@ -12,7 +12,7 @@ from cudatool.ptx import PtxError, parse_image
 from cudatool.sim import abi, profile
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, read_string, write
-from cudatool.sim.device_runtime import prepare_calls
+from cudatool.sim.device_runtime import STACK_SIZE, limit_of, prepare_calls
 from cudatool.sim.image import jit_options, ptx_at, read_file, write_error_log
 from cudatool.sim.machine import Context, Device, current_context, stream_of
 from cudatool.sim.memory import Allocation
@@ -58,7 +58,9 @@ class Library:
         for name, variable in module.globals.items():
             ctypes.memmove(addresses[name], variable.initial, len(variable.initial))
             for offset, symbol, addend in variable.relocations:
-                ctypes.c_uint64.from_address(addresses[name] + offset).value = addresses[symbol] + addend
+                ctypes.c_uint64.from_address(addresses[name] + offset).value = (
+                    addresses.get(symbol) or module.functions[symbol]
+                ) + addend
         module.bind(addresses)
         self.modules[device.ordinal] = module
         return module
@@ -545,6 +547,7 @@ def _execute(launch: Launch, operation: Operation) -> None:
             shadow=checkers.shadow if checkers is not None else None,
             host_ranges=checkers.host_ranges() if checkers is not None else (),
             heap=heap.handle if (heap := operation.stream.context.heap) is not None else 0,
+            stack_bytes=limit_of(operation.stream.context, STACK_SIZE),
             cooperative=launch.cooperative,
             timeout_s=machine.options.timeout,
         )
@@ -556,6 +559,8 @@ def _execute(launch: Launch, operation: Operation) -> None:
         raise DriverError(Result.ILLEGAL_ADDRESS, f"illegal access at {fault.address:#x}, {place}") from fault
     except jit.KernelAssert as trap:
         raise DriverError(Result.ASSERT, str(trap)) from trap
+    except jit.KernelStackOverflow as overflow:
+        raise DriverError(Result.HARDWARE_STACK_ERROR, str(overflow)) from overflow
     except jit.KernelTrap as trap:
         raise DriverError(Result.LAUNCH_FAILED, str(trap)) from trap
     except (jit.KernelDeadlock, jit.KernelTimeout) as stuck:

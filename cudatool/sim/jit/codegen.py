@@ -299,7 +299,7 @@ class _Kernel:
             f"  %polls = alloca i32\n  store i32 {_POLLS - 2 if index and self._yields(index) else 0}, ptr %polls",
         ]
         self.parts.append("\n".join([*header, *e.lines, "}"]))
-        if any(i.opcode in ("trap", "call") for i in self.code):
+        if any(i.opcode in ("trap", "call", "overflow") for i in self.code):
             following.add(EXIT)
         return following
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cudatool.ptx import (
+    STACK,
     Address,
     Function,
     Immediate,
@@ -529,6 +530,8 @@ SPECIAL: dict[str, Callable[[Emitter], tuple[str, str]]] = {
     # Where a cooperative launch's blocks synchronize (cooperative_groups reads it so): an address in two halves.
     "%envreg1": lambda e: (e.op(f"lshr i64 {e.field('workspace')}, 32"), "i64"),
     "%envreg2": lambda e: (e.field("workspace"), "i64"),
+    # Where the stack of calls that are not inlined ends (cudatool.ptx.frames).
+    "%stack.limit": lambda e: (e.op(f"add i64 {e.field('stack_bytes')}, {e.layout.local[STACK]}"), "i64"),
     "%is_explicit_cluster": lambda e: ("false", "i1"),
     "%cluster_ctarank": lambda e: ("0", "i32"),
     "%cluster_nctarank": lambda e: ("1", "i32"),

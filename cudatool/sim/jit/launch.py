@@ -25,6 +25,7 @@ __all__ = [
     "KernelDeadlock",
     "KernelError",
     "KernelFault",
+    "KernelStackOverflow",
     "KernelTimeout",
     "KernelTrap",
     "Launch",
@@ -79,6 +80,10 @@ class KernelDeadlock(KernelError):
     """Threads wait for each other, and none can go on."""
 
 
+class KernelStackOverflow(KernelError):
+    """Calls went deeper than a thread's stack allows."""
+
+
 class KernelTimeout(KernelError):
     """A kernel ran longer than it may."""
 
@@ -101,6 +106,8 @@ class Launch:
         What the native code keeps across suspensions.
     heap
         Of ``malloc`` in kernels (``cudatool_heap_create``), 0 for none.
+    stack_bytes
+        Stack of a thread.
     parks
         Whether blocks may wait for other blocks.
     cooperative, workspace
@@ -119,6 +126,7 @@ class Launch:
     local_bytes: int
     slot_bytes: int
     heap: int = 0
+    stack_bytes: int = 1024
     parks: bool = False
     cooperative: bool = False
     workspace: int = 0
@@ -314,7 +322,7 @@ class _Run:
         context.params, context.globals = launch.params, launch.table
         context.shared_bytes = launch.shared_bytes
         context.heap = launch.heap
-        context.workspace = launch.workspace
+        context.workspace, context.stack_bytes = launch.workspace, launch.stack_bytes
         context.status = context.message = context.progress = 0
         context.arena_base = context.arena_bytes = 0
         if footprint is not None:

@@ -9,7 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cudatool.ptx import Function, Instruction, Module, PtxError, Symbol, inline_calls, parse_image, type_bytes
+from cudatool.ptx import (
+    Function,
+    Instruction,
+    Module,
+    PtxError,
+    Symbol,
+    function_addresses,
+    merge_calls,
+    parse_image,
+    type_bytes,
+)
 from cudatool.sim.jit import native
 from cudatool.sim.jit.codegen import Native, generate
 from cudatool.sim.jit.collective import Kind, suspension_of
@@ -21,6 +31,7 @@ from cudatool.sim.jit.launch import (
     KernelAssert,
     KernelDeadlock,
     KernelError,
+    KernelStackOverflow,
     KernelTimeout,
     KernelTrap,
     Launch,
@@ -34,7 +45,10 @@ from cudatool.sim.jit.shadow import Found, Launching, Shadow
 from cudatool.sim.jit.system import SYSTEM
 from cudatool.sim.jit.table import types_of
 
-__all__ = ["GlobalVariable", "JitModule", "Kernel", "Param", "load"]
+MAX_STACK = 512 << 10
+"""Largest stack of a thread, bytes."""
+
+__all__ = ["MAX_STACK", "GlobalVariable", "JitModule", "Kernel", "Param", "load"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +108,8 @@ class JitModule:
         By name, as PTX spells it.
     globals
         ``.global`` and ``.const`` variables that the module defines.
+    functions
+        What pointers to its device functions hold.
     """
 
     def __init__(self, module: Module, cache_dir: Path | None) -> None:
@@ -111,6 +127,7 @@ class JitModule:
             for variable in module.variables.values()
             if variable.space in ("global", "const")
         }
+        self.functions = function_addresses(module)
         self.table = (ctypes.c_uint64 * max(len(self.globals), 1))()
         self.kernels: Mapping[str, Kernel] = {
             name: Kernel(self, function) for name, function in module.kernels.items() if function.has_body
@@ -170,7 +187,7 @@ class Kernel:
     def _function(self) -> Function:
         if self._inlined is None:
             try:
-                self._inlined = insert_yields(inline_calls(self._owner._module, self._declared))
+                self._inlined = insert_yields(merge_calls(self._owner._module, self._declared, MAX_STACK))
             except PtxError as error:
                 raise UnsupportedInstruction(f"call ({error.args[0]})", self.name, "", error.line) from None
         return self._inlined
@@ -302,6 +319,7 @@ class Kernel:
         shadow: Shadow | None = None,
         host_ranges: Sequence[tuple[int, int]] = (),
         heap: int = 0,
+        stack_bytes: int = 1024,
         cooperative: bool = False,
         timeout_s: float = 0,
     ) -> list[Found]:
@@ -325,6 +343,8 @@ class Kernel:
             Address and size of the host memory that the kernel may access.
         heap
             Of ``malloc`` in kernels; 0 for none.
+        stack_bytes
+            Stack of a thread, for calls that cannot be inlined; at most :data:`MAX_STACK`.
         cooperative
             All blocks run at the same time and may synchronize with each other.
         timeout_s
@@ -357,6 +377,7 @@ class Kernel:
             local_bytes=self.layout.local_bytes,
             slot_bytes=translated.slot_bytes,
             heap=heap,
+            stack_bytes=min(stack_bytes, MAX_STACK),
             parks=translated.parks,
             cooperative=cooperative,
             workspace=ctypes.addressof(workspace) if cooperative else 0,
@@ -390,6 +411,10 @@ class Kernel:
             return KernelTimeout(f"{self.name}: ended after the time that sim:timeout allows{place}")
         who = f"{self.name}: block ({context.at_x}, {context.at_y}, {context.at_z}), thread {context.at_thread}"
         place = self.source_of(context.site)
+        if reason == Stop.STACK_OVERFLOW:
+            return KernelStackOverflow(
+                f"{who}: calls need more than the {context.stack_bytes} bytes of CU_LIMIT_STACK_SIZE, at {place}"
+            )
         if reason == Stop.BAD_FREE:
             return KernelTrap(f"{who}: free of what is no block of the device's heap in use, at {place}")
         return KernelTrap(f"{who}: trap at {place}")

@@ -206,7 +206,7 @@ define internal i1 @passed(ptr %slots, i32 %t) {{
 
 
 def whole_block(number: int, kind: int, *, check_masks: bool, apart: bool) -> str:
-    """Return ``warps_<number>``: the collective for all warps; false if `apart`, masks split a warp, or threads wait.
+    """Return ``warps_<number>``: the collective for all warps; false if `apart`, masks split a warp or threads wait.
 
     In that case every thread is marked as waiting there, for ``divergent`` to sort out.
     """

@@ -99,6 +99,11 @@ def _trap(e: Emitter, i: Instruction) -> None:
     e.stop("TRAP")
 
 
+@lowers("overflow")
+def _overflow(e: Emitter, i: Instruction) -> None:
+    e.stop("STACK_OVERFLOW")
+
+
 @lowers("brkpt")
 def _breakpoint(e: Emitter, i: Instruction) -> None:
     """Nothing to stop for without a debugger."""
