@@ -72,6 +72,8 @@ _SCALARS: Final[dict[str, Any]] = {
     "CUdevice_attribute": ctypes.c_int,
     "CUfunc_cache": ctypes.c_int,
     "CUfunction_attribute": ctypes.c_int,
+    "CUtexObject": ctypes.c_uint64,
+    "CUsurfObject": ctypes.c_uint64,
     "CUgraphConditionalHandle": ctypes.c_uint64,
     "CUgraphMem_attribute": ctypes.c_int,
     "CUipcMemHandle": IpcMemHandle,
@@ -89,6 +91,7 @@ _SCALARS: Final[dict[str, Any]] = {
 }
 _HANDLES: Final = frozenset(
     [
+        "CUarray",
         "CUcontext",
         "CUevent",
         "CUfunction",

@@ -204,7 +204,7 @@ class Machine:
         self.scheduler.wait_context(context)
         self.captures.forget(context)
         for allocation in list(self.allocations):
-            if allocation.context == context.handle and allocation.kind in ("device", "module"):
+            if allocation.context == context.handle and allocation.kind in ("array", "device", "module"):
                 self.release(allocation)
         if context.heap is not None:
             context.heap.close()

@@ -28,6 +28,7 @@ from cudatool.sim.jit import (
     memory,
     scheduler,
     system,
+    texture,
     video,
 )
 from cudatool.sim.jit.collective import (
@@ -47,7 +48,7 @@ from cudatool.sim.jit.table import TABLE, Lowering, space_of
 
 __all__ = ["Native", "generate"]
 
-del arithmetic, bits, comparison, conversion, matrix, memory, system, video  # imported for the rows they enter
+del arithmetic, bits, comparison, conversion, matrix, memory, system, texture, video  # imported for the rows they enter
 
 _VOLATILE = frozenset({"%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi"})
 # Instructions whose value depends on their operands alone, and is cheap: computed again rather than kept.

@@ -144,5 +144,8 @@ def guarded_call(function: int, argument: int, address: int) -> int:
     return int(_guard()(function, argument, address, threading.current_thread() is threading.main_thread()))
 
 
-# What native code may call (cudatool/sim/_device.c).
-_CALLABLE = ("cudatool_vprintf", "cudatool_malloc", "cudatool_free", "cudatool_assert")
+# What native code may call (cudatool/sim/_device.c, cudatool/sim/_texture.c).
+_CALLABLE = (
+    *("cudatool_vprintf", "cudatool_malloc", "cudatool_free", "cudatool_assert"),
+    *("cudatool_texture", "cudatool_gather", "cudatool_surface"),
+)
