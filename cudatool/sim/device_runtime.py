@@ -21,6 +21,7 @@ __all__ = [
     "STACK_SIZE",
     "flush_printf",
     "library",
+    "limit_of",
     "prepare_calls",
     "set_limit",
 ]
@@ -76,20 +77,25 @@ def flush_printf() -> None:
         library().cudatool_printf_flush()
 
 
+def limit_of(context: Context, limit: int) -> int:
+    """Return a CUlimit of a context."""
+    return context.limits.get(limit, DEFAULT_LIMITS[limit])
+
+
 def prepare_calls(context: Context, calls: frozenset[str]) -> None:
     """Provide what a kernel needs that makes these system calls.
 
     Fails with CUDA_ERROR_OUT_OF_MEMORY if the device has no room for the heap (CU_LIMIT_MALLOC_HEAP_SIZE).
     """
     global _printf_bytes
-    size = context.limits.get(PRINTF_FIFO_SIZE, DEFAULT_LIMITS[PRINTF_FIFO_SIZE])
+    size = limit_of(context, PRINTF_FIFO_SIZE)
     if "vprintf" in calls and _printf_bytes != size:
         flush_printf()
         if not library().cudatool_printf_resize(max(size, 1)):
             raise DriverError(Result.OUT_OF_MEMORY)
         _printf_bytes = size
     if "malloc" in calls and context.heap is None:
-        bytes_ = context.limits.get(HEAP_SIZE, DEFAULT_LIMITS[HEAP_SIZE])
+        bytes_ = limit_of(context, HEAP_SIZE)
         block = state.machine.allocate(context.device, bytes_, "module", context=context)
         context.heap = Heap(block.address, bytes_)
     context.called |= calls

@@ -95,7 +95,7 @@ def place_variables(module: jit.JitModule) -> dict[str, ctypes.Array[ctypes.c_ch
     addresses = {name: ctypes.addressof(buffer) for name, buffer in memory.items()}
     for name, variable in module.globals.items():
         for offset, symbol, addend in variable.relocations:
-            ctypes.c_uint64.from_buffer(memory[name], offset).value = addresses[symbol] + addend
+            ctypes.c_uint64.from_buffer(memory[name], offset).value = {**module.functions, **addresses}[symbol] + addend
     module.bind(addresses)
     return memory
 
@@ -205,6 +205,12 @@ class Program:
     def close(self) -> None:
         """Destroy the context and all that is in it."""
         driver.cuCtxDestroy(self.context)
+
+
+@pytest.fixture
+def ptx_of() -> Callable[..., bytes]:
+    """Return the function that compiles CUDA C++."""
+    return nvrtc_ptx
 
 
 @pytest.fixture

@@ -317,13 +317,6 @@ def test_barrier_inside_a_device_function_called_twice(run):
     assert [t + 100 for t in range(64)] == run(body, np.zeros(64), before=FUNCTIONS).tolist()
 
 
-def test_recursion_is_refused(ptx_kernel):
-    function = ".func f() { call.uni f; ret; }"
-    kernel = ptx_kernel("", "call.uni f; ret;", before=function)
-    with pytest.raises(jit.UnsupportedInstruction, match="call"):
-        kernel.prepare()
-
-
 def test_scopes_may_reuse_names(run):
     body = """{ .reg .b32 v; .reg .pred p; mov.u32 v, 5; setp.gt.u32 p, %t, 3; @p bra L; add.u32 v, v, 1; L: mov.u32 %x, v; }
     { .reg .f32 v; cvt.rn.f32.u32 v, %t; { .reg .b32 v; mov.u32 v, 7; L: add.u32 %x, %x, v; } cvt.rzi.u32.f32 %y, v; }

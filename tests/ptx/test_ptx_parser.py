@@ -15,7 +15,7 @@ from cudatool.ptx import (
     Relocation,
     Symbol,
     VectorOperand,
-    inline_calls,
+    merge_calls,
     parse,
 )
 from cudatool.ptx.flow import reads
@@ -154,7 +154,7 @@ def test_inlined_calls_have_their_own_registers():
     setp.eq.u32 %p, %v, 0; @%p ret; st.param.b32 [r], %v; ret; }"""
     text = "{ .param .b32 a; .param .b32 o; st.param.b32 [a], 1; call.uni (o), f, (a); call (o), f, (a); } ret;"
     module = parse(f"{HEADER}{before}.visible .entry k() {{ {text} }}")
-    function = inline_calls(module, module.functions["k"])
+    function = merge_calls(module, module.functions["k"], 1024)
     assert "call" not in {i.opcode for i in function.instructions}
     assert 4 == len(function.registers)
     assert ["exit" if i.opcode == "exit" else i.opcode for i in function.instructions][-1:] == ["ret"]
@@ -162,10 +162,12 @@ def test_inlined_calls_have_their_own_registers():
     Flow(function)
 
 
-def test_a_function_that_calls_itself_is_refused():
+def test_a_function_that_calls_itself_becomes_a_part_of_the_kernel():
     module = parse(HEADER + ".func f() { call.uni f; ret; } .visible .entry k() { call.uni f; ret; }")
-    with pytest.raises(PtxError, match="f calls itself"):
-        inline_calls(module, module.functions["k"])
+    function = merge_calls(module, module.functions["k"], 1024)
+    assert "call" not in {i.opcode for i in function.instructions}
+    assert 2 == len(function.branch_targets["%stack.calls"])
+    Flow(function)
 
 
 def test_text_of_functions_and_preamble_do_not_overlap():
@@ -192,7 +194,7 @@ def test_coordinates_are_read_and_renamed_when_a_call_is_inlined():
         f"{HEADER}.func f() {{ .reg .b32 %r<3>; .reg .b64 %d; suld.b.1d.b32.trap %r1, [%d, {{%r2}}]; ret; }}\n"
         ".visible .entry k() { call f, (); ret; }"
     )
-    load = inline_calls(module, module.functions["k"]).instructions[0]
+    load = merge_calls(module, module.functions["k"], 1024).instructions[0]
     assert ["f.1.%d", "f.1.%r2"] == reads(load)
 
 
