@@ -24,6 +24,7 @@ _KINDS = {1: "ptx", 2: "machine code", 8: "ltoir"}
 _LZ4, _ZSTD = 0x2000, 0x8000
 _ELF, _ARCHIVE = b"\x7fELF", b"!<arch>\n"
 _EM_CUDA = 190
+_MAX_TEXT = 1 << 30
 _REGISTER_COUNT = 0x2F
 
 
@@ -59,6 +60,8 @@ class DeviceCode:
         if self.kind != "ptx":
             raise PtxError(f"{self.kind} has no text")
         data = self._payload
+        if self._size > _MAX_TEXT:
+            raise PtxError(f"PTX of {self._size} bytes in a fatbin")
         if self._compression == _LZ4:
             data = _lz4(data, self._size)
         elif self._compression == _ZSTD:
@@ -83,7 +86,7 @@ def device_code(data: bytes) -> list[DeviceCode]:
         return [DeviceCode(0, "ptx", 0, data, len(data), 0)]
     try:
         return [DeviceCode(unit, *form) for unit, forms in enumerate(_units(data)) for form in forms]
-    except (struct.error, IndexError, ValueError) as error:
+    except (struct.error, IndexError, ValueError, OverflowError) as error:
         raise PtxError(f"a damaged container of device code: {error}") from None
 
 
@@ -111,7 +114,7 @@ def _units(data: bytes) -> Iterator[list[_Form]]:
     """Yield the forms of each unit of device code."""
     if data[:8] == _ARCHIVE:
         for member in _members(data):
-            if is_container(member):
+            if is_container(member) and member[:8] != _ARCHIVE:
                 yield from _units(member)
     elif data[:4] == _ELF:
         if struct.unpack_from("<H", data, 18)[0] == _EM_CUDA:
@@ -173,7 +176,7 @@ def register_counts(cubin: bytes) -> dict[str, int]:
                 (start,) = struct.unpack_from("<I", symbols, symbol * 24)
                 found[names[start : names.index(b"\0", start)].decode()] = count
             at += 4 + (size if form == 4 else 0)
-    except (struct.error, IndexError, ValueError) as error:
+    except (struct.error, IndexError, ValueError, OverflowError) as error:
         raise PtxError(f"damaged machine code: {error}") from None
     return found
 
@@ -195,6 +198,8 @@ def _members(data: bytes) -> Iterator[bytes]:
     at = 8
     while at + 60 <= len(data):
         size = int(data[at + 48 : at + 58])
+        if size < 0:
+            raise ValueError(f"a file of {size} bytes in an archive")
         yield data[at + 60 : at + 60 + size]
         at += 60 + size + size % 2
 
@@ -226,8 +231,10 @@ def _lz4(data: bytes, size: int) -> bytes:
             start = len(out) - distance
             if not distance or start < 0:
                 raise PtxError("damaged LZ4 data in a fatbin")
-            for index in range(start, start + matched + 4):  # may read what it has just written
-                out.append(out[index])
+            repeated = bytes(out[start : start + matched + 4])
+            while len(repeated) < matched + 4:  # it reads what it has just written
+                repeated += repeated
+            out += repeated[: matched + 4]
     except IndexError:
         raise PtxError("damaged LZ4 data in a fatbin") from None
     return bytes(out[:size])

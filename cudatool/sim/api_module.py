@@ -12,6 +12,7 @@ from cudatool.ptx import PtxError, parse_image
 from cudatool.sim import abi, profile
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, read_string, write
+from cudatool.sim.device_library import with_device_library
 from cudatool.sim.device_runtime import STACK_SIZE, limit_of, prepare_calls
 from cudatool.sim.image import jit_options, ptx_at, read_file, write_error_log
 from cudatool.sim.machine import Context, Device, current_context, stream_of
@@ -126,7 +127,7 @@ def _load(image: int, context: Context | None) -> Library:
     if b".version" not in text:
         raise DriverError(Result.INVALID_IMAGE)
     try:
-        library = Library(state.machine.new_handle(), text, context)
+        library = Library(state.machine.new_handle(), with_device_library(text), context)
     except PtxError as error:
         raise DriverError(Result.INVALID_PTX, str(error)) from error
     state.machine.objects[library.handle] = library

@@ -5,8 +5,10 @@ from __future__ import annotations
 import struct
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from cudatool.ptx import PtxError, device_code, is_container, ptx_for
+from cudatool.ptx import PtxError, device_code, is_container, ptx_for, register_counts
 
 PTX = b".version 8.3\n.target sm_90\n.address_size 64\n.visible .entry kernel() { ret; }\n"
 LONG = PTX + b"".join(b".visible .global .align 4 .u32 variable%d = %d;\n" % (i, i * i) for i in range(200))
@@ -93,6 +95,20 @@ def test_machine_code_has_no_ptx():
     assert ["machine code"] == [code.kind for code in device_code(cubin)]
     assert ["machine code"] == [code.kind for code in device_code(plain_fatbin(cubin, 90, kind=2))]
     assert [] == ptx_for(plain_fatbin(cubin, 90, kind=2), 90)
+
+
+@given(st.data())
+def test_anything_is_read_or_refused(data):
+    whole = archive(object_file(b".nv_fatbin", plain_fatbin(PTX, 90)), object_file(b".text", b"", machine=190))
+    start = data.draw(st.sampled_from([0, whole.index(b"\x7fELF"), whole.index(b"\x50\xed\x55\xba")]))
+    damaged = bytearray(whole[start:])
+    for position, value in data.draw(st.dictionaries(st.integers(0, 300), st.integers(0, 255), max_size=6)).items():
+        damaged[position] = value
+    for read in (lambda image: ptx_for(image, 90), register_counts):
+        try:
+            read(bytes(damaged))
+        except PtxError:
+            pass
 
 
 def test_damaged_containers_are_refused():
