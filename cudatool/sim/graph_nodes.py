@@ -346,7 +346,8 @@ class Allocate(_Leaf):
 
     def enqueue(self, run: Run, after: list[Operation]) -> Operation:
         state.machine.graph_memory.allocate(self.slot)
-        return run.add("alloc", "memory allocation node", after)
+        whole = [(self.slot.address, self.slot.size, 0)]
+        return run.add("alloc", "memory allocation node", after, footprint=whole)
 
     def update_to(self, new: Allocate) -> Update:
         return Update.SUCCESS if new.slot is self.slot else Update.NOT_SUPPORTED
@@ -374,7 +375,8 @@ class Free(_Leaf):
             with abi.lock:
                 memory.release(slot)
 
-        return run.add("free", "memory free node", after, run=free)
+        whole = [(slot.address, slot.size, 0)]
+        return run.add("free", "memory free node", after, run=free, footprint=whole)
 
     def update_to(self, new: Free) -> Update:
         return Update.SUCCESS if new.slot is self.slot else Update.NOT_SUPPORTED
