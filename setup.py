@@ -19,7 +19,7 @@ libraries = [
     # Not a Python module: a libcuda.so.1 whose entry points are resolved in Python (docs/design/software-device.md).
     Extension(
         "cudatool.sim._libcuda",
-        ["cudatool/sim/_libcuda.c", "cudatool/sim/_device.c"],
+        ["cudatool/sim/_libcuda.c", "cudatool/sim/_device.c", "cudatool/sim/_texture.c"],
         extra_link_args=["-Wl,-soname,libcuda.so.1"],
     ),
     Extension(

@@ -47,6 +47,7 @@ _ENTRY_POINTS = (
     "api_pointer",
     "api_profiler",
     "api_stream",
+    "api_texture",
     "api_vmm",
 )
 _PER_THREAD = 2  # CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM

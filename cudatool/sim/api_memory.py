@@ -349,7 +349,7 @@ def cuMemPoolGetAccess(flags: int, memPool: int, location: int) -> None:
 # ---- Copies ----
 
 
-def _copy(dst: int, src: int, size: int, hStream: int | None, name: str) -> None:
+def copy(dst: int, src: int, size: int, hStream: int | None, name: str) -> None:
     """Enqueue a copy. `hStream` None is a synchronous call on the default stream."""
     machine = state.machine
     stream = stream_of(hStream or 0)
@@ -403,21 +403,21 @@ def _need_device(address: int, size: int) -> None:
 
 @entry("cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount)")
 def cuMemcpy(dst: int, src: int, ByteCount: int) -> None:
-    _copy(dst, src, ByteCount, None, "cuMemcpy")
+    copy(dst, src, ByteCount, None, "cuMemcpy")
 
 
 @entry("cuMemcpyHtoD(CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount)")
 def cuMemcpyHtoD(dstDevice: int, srcHost: int, ByteCount: int) -> None:
     current_context()
     _need_device(dstDevice, ByteCount)
-    _copy(dstDevice, srcHost, ByteCount, None, "cuMemcpyHtoD")
+    copy(dstDevice, srcHost, ByteCount, None, "cuMemcpyHtoD")
 
 
 @entry("cuMemcpyDtoH(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount)")
 def cuMemcpyDtoH(dstHost: int, srcDevice: int, ByteCount: int) -> None:
     current_context()
     _need_device(srcDevice, ByteCount)
-    _copy(dstHost, srcDevice, ByteCount, None, "cuMemcpyDtoH")
+    copy(dstHost, srcDevice, ByteCount, None, "cuMemcpyDtoH")
 
 
 @entry("cuMemcpyDtoD(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount)")
@@ -425,26 +425,26 @@ def cuMemcpyDtoD(dstDevice: int, srcDevice: int, ByteCount: int) -> None:
     current_context()
     _need_device(dstDevice, ByteCount)
     _need_device(srcDevice, ByteCount)
-    _copy(dstDevice, srcDevice, ByteCount, None, "cuMemcpyDtoD")
+    copy(dstDevice, srcDevice, ByteCount, None, "cuMemcpyDtoD")
 
 
 @entry("cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream)")
 def cuMemcpyAsync(dst: int, src: int, ByteCount: int, hStream: int) -> None:
-    _copy(dst, src, ByteCount, hStream, "cuMemcpyAsync")
+    copy(dst, src, ByteCount, hStream, "cuMemcpyAsync")
 
 
 @entry("cuMemcpyHtoDAsync(CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount, CUstream hStream)")
 def cuMemcpyHtoDAsync(dstDevice: int, srcHost: int, ByteCount: int, hStream: int) -> None:
     stream_of(hStream)
     _need_device(dstDevice, ByteCount)
-    _copy(dstDevice, srcHost, ByteCount, hStream, "cuMemcpyHtoDAsync")
+    copy(dstDevice, srcHost, ByteCount, hStream, "cuMemcpyHtoDAsync")
 
 
 @entry("cuMemcpyDtoHAsync(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream)")
 def cuMemcpyDtoHAsync(dstHost: int, srcDevice: int, ByteCount: int, hStream: int) -> None:
     stream_of(hStream)
     _need_device(srcDevice, ByteCount)
-    _copy(dstHost, srcDevice, ByteCount, hStream, "cuMemcpyDtoHAsync")
+    copy(dstHost, srcDevice, ByteCount, hStream, "cuMemcpyDtoHAsync")
 
 
 @entry("cuMemcpyDtoDAsync(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream)")
@@ -452,7 +452,7 @@ def cuMemcpyDtoDAsync(dstDevice: int, srcDevice: int, ByteCount: int, hStream: i
     stream_of(hStream)
     _need_device(dstDevice, ByteCount)
     _need_device(srcDevice, ByteCount)
-    _copy(dstDevice, srcDevice, ByteCount, hStream, "cuMemcpyDtoDAsync")
+    copy(dstDevice, srcDevice, ByteCount, hStream, "cuMemcpyDtoDAsync")
 
 
 @entry(
@@ -460,7 +460,7 @@ def cuMemcpyDtoDAsync(dstDevice: int, srcDevice: int, ByteCount: int, hStream: i
     "CUstream hStream)"
 )
 def cuMemcpyWithAttributesAsync(dst: int, src: int, size: int, attr: int, hStream: int) -> None:
-    _copy(dst, src, size, hStream, "cuMemcpyWithAttributesAsync")
+    copy(dst, src, size, hStream, "cuMemcpyWithAttributesAsync")
 
 
 # ---- Memset ----

@@ -28,6 +28,7 @@ from cudatool.sim.jit import (
     memory,
     scheduler,
     system,
+    texture,
     video,
 )
 from cudatool.sim.jit.collective import (
@@ -47,7 +48,7 @@ from cudatool.sim.jit.table import TABLE, Lowering, space_of
 
 __all__ = ["Native", "generate"]
 
-del arithmetic, bits, comparison, conversion, matrix, memory, system, video  # imported for the rows they enter
+del arithmetic, bits, comparison, conversion, matrix, memory, system, texture, video  # imported for the rows they enter
 
 _VOLATILE = frozenset({"%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi"})
 # Instructions whose value depends on their operands alone, and is cheap: computed again rather than kept.
@@ -57,6 +58,7 @@ _PURE = frozenset(
         *("shl", "shr", "and", "or", "xor", "not", "bfe", "setp", "selp"),
     ]
 )
+_POLLS = 32  # how often a thread polls in a loop before it lets others go on
 _MAX_STACK = 16384  # local memory beyond this is not put on the host's stack
 
 
@@ -70,10 +72,13 @@ class Native:
         LLVM IR; its entry point is ``grid(ptr context)``.
     slot_bytes
         What a worker must provide at :attr:`Context.slots`.
+    parks
+        Whether a block may have to wait for other blocks (:attr:`Context.parked`).
     """
 
     text: str
     slot_bytes: int
+    parks: bool
 
 
 def generate(function: Function, layout: Layout, *, instrument: Instrument, large_grid: bool) -> Native:
@@ -224,13 +229,14 @@ class _Kernel:
         successors = {0: self._thread(0, None)}
         for index, number in self.region_of.items():
             successors[number] = self._thread(number, index)
+        kinds = {number: self.rows[index].kind for index, number in self.region_of.items()}
+        parks = Kind.YIELD in kinds.values()
         diverges = any(len(after) > 1 for after in successors.values())
         for number, after in successors.items():
             only = next(iter(after)) if len(after) == 1 else None if self.rows else EXIT
             self.parts.append(scheduler.all_threads(number, only))
         for index, number in self.region_of.items():
             diverges |= self._collective(number, index)
-        kinds = {number: self.rows[index].kind for index, number in self.region_of.items()}
         self.parts.append(scheduler.block(kinds, diverges=diverges))
         if diverges:
             self.parts.append(
@@ -244,10 +250,10 @@ class _Kernel:
             self.parts.append(scheduler.AGREED)
         if {Kind.WAIT, Kind.POLL}.intersection(kinds.values()):
             self.parts.append(scheduler.PASSED)
-        self.parts.append(scheduler.grid(self.layout.param_bytes))
+        self.parts.append(scheduler.grid(self.layout.param_bytes, parks=parks))
         self.parts.append(functions(self.instrument, self.validated))
         text = "\n".join([*sorted(self.declarations - scheduler.OWN), scheduler.PRELUDE, scheduler.stop(), *self.parts])
-        return Native(text, self.slot_bytes)
+        return Native(text, self.slot_bytes, parks)
 
     def _thread(self, number: int, index: int | None) -> set[int]:
         """Emit ``thread_<number>``; return the suspensions (or EXIT) that can come next."""
@@ -289,6 +295,8 @@ class _Kernel:
             f"  %local_offset = mul i64 %slot, {self.layout.local_bytes}",
             f"  %local = {local}",
             *(f"  {slot} = alloca {storage_type(self.function.registers[name])}" for name, slot in e.used.items()),
+            # A thread that goes on after a yield has polled in vain: once more is enough.
+            f"  %polls = alloca i32\n  store i32 {_POLLS - 2 if index and self._yields(index) else 0}, ptr %polls",
         ]
         self.parts.append("\n".join([*header, *e.lines, "}"]))
         if any(i.opcode in ("trap", "call") for i in self.code):
@@ -314,7 +322,7 @@ class _Kernel:
             if index in self.rows:
                 following.add(self.region_of[index])
                 self._suspend(e, index, number)
-                return [number + 1] if instruction.guard is not None else []
+                return [number + 1] if self._conditional(index) else []
             if opcode in ("bra", "brx", "ret", "exit"):
                 self._branch(e, instruction, number, following)
                 return leads
@@ -362,8 +370,22 @@ class _Kernel:
             following.add(EXIT)
             e.emit(f"ret i32 {EXIT}")
 
+    def _yields(self, index: int) -> bool:
+        return self.rows[index].kind == Kind.YIELD
+
+    def _conditional(self, index: int) -> bool:
+        """Whether a thread may pass the suspension at `index` without waiting."""
+        instruction = self.code[index]
+        return instruction.guard is not None or (self._yields(index) and "always" not in instruction.modifiers)
+
     def _suspend(self, e: Emitter, index: int, number: int) -> None:
         instruction = self.code[index]
+        if self._yields(index) and self._conditional(index):
+            polls = e.op(f"add i32 {e.op('load i32, ptr %polls')}, 1")
+            e.emit(f"store i32 {polls}, ptr %polls")
+            do = e.new_label()
+            e.emit(f"br i1 {e.op(f'icmp uge i32 {polls}, {_POLLS}')}, label %{do}, label %b{number + 1}")
+            e.label(do)
         if instruction.guard is not None:
             do = e.new_label()
             e.emit(f"br i1 {e.get(instruction.guard, 'pred')}, label %{do}, label %b{number + 1}")
@@ -418,12 +440,18 @@ class _Kernel:
                 ]
             )
         )
-        checked = row.kind in (Kind.WAIT, Kind.POLL)
+        checked = self._apart(row) or row.kind in (Kind.WAIT, Kind.POLL)
         if row.kind == Kind.WARP:
             mask = next(operand for name, operand, _ in row.leave(instruction) if name == "mask")
             checked = not (isinstance(mask, Immediate) and int(mask.value) & 0xFFFFFFFF == 0xFFFFFFFF)
-        self.parts.append(scheduler.whole_block(number, row.kind, check_masks=checked))
+        self.parts.append(scheduler.whole_block(number, row.kind, check_masks=checked, apart=self._apart(row)))
         return checked
+
+    def _apart(self, row: Suspension) -> bool:
+        """Whether the scheduler must look at each thread, though all of them are at the same suspension."""
+        counted = any(other.kind == Kind.ARRIVE for other in self.rows.values())
+        barrier = row.kind in (Kind.BARRIER, Kind.BARRIER_REDUCE)
+        return row.kind in (Kind.ARRIVE, Kind.YIELD) or (counted and barrier)
 
 
 def _emit(row: Lowering, e: Emitter, instruction: Instruction) -> None:

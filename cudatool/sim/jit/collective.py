@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 ROW = MAX_THREADS + 32  # entries of a per-thread array: a partial warp may be read as a whole
-ARGUMENT_ARRAYS = ("mask", "a", "b", "c", "result", "predicate")
+ARGUMENT_ARRAYS = ("mask", "a", "b", "c", "result", "predicate", "arrived")
 
 
 def array_offset(name: str) -> int:
@@ -59,6 +59,8 @@ class Kind:
     PRESENT = 4  # never waits: whoever is there takes part (activemask)
     WAIT = 5  # each thread waits by itself: until the top bit of the word that "a" points to is not that of "c"
     POLL = 6  # the same, but it goes on when no other thread of the block can
+    ARRIVE = 7  # never waits, but counts at the barrier whose number is in "a"
+    YIELD = 8  # waits for whatever other threads do (see progress.py)
 
 
 _Combine = Callable[[Emitter, Instruction], None]
@@ -312,6 +314,11 @@ def _take_barrier(e: Emitter, i: Instruction) -> None:
         e.set(i.operands[0], e.op(f"icmp {'eq' if 'and' in i.modifiers else 'ne'} i32 {total}, 0"), "pred")
 
 
+def _combine_arrive(e: Emitter, i: Instruction) -> None:
+    """Count the lanes at their barriers: entry n of the array "arrived" is barrier n's."""
+    e.emit("call void @arrive(ptr %slots, i64 %warp, i32 %lanes)")
+
+
 _BARRIER = Suspension(Kind.BARRIER, _leave_barrier, _combine_nothing, _take_nothing)
 _VOTE = Suspension(Kind.WARP, _mask_last(("a", 1, "pred")), _combine_vote, _take_vote)
 
@@ -323,6 +330,9 @@ SUSPENSIONS: list[tuple[str, str, Suspension]] = [
     ("bar", "sync", _BARRIER),
     ("barrier", "sync", _BARRIER),
     ("barrier", "wait", _BARRIER),  # of a cluster, which is one block
+    ("bar", "arrive", Suspension(Kind.ARRIVE, _leave_barrier, _combine_arrive, _take_nothing)),
+    ("barrier", "arrive", Suspension(Kind.ARRIVE, _leave_barrier, _combine_arrive, _take_nothing)),
+    ("yield", "", Suspension(Kind.YIELD, lambda i: [], _combine_nothing, _take_nothing)),
     (
         "shfl",
         "sync",
@@ -341,6 +351,8 @@ SUSPENSIONS: list[tuple[str, str, Suspension]] = [
 
 def suspension_of(instruction: Instruction) -> Suspension | None:
     """Return the row of an instruction at which a thread waits, else None."""
+    if "cluster" in instruction.modifiers and "arrive" in instruction.modifiers:
+        return None  # waiting is what counts: the cluster's only block waits as a whole
     for opcode, modifier, row in SUSPENSIONS:
         if instruction.opcode == opcode and modifier in ("", *instruction.modifiers) and row.fits(instruction):
             return row

@@ -526,6 +526,9 @@ SPECIAL: dict[str, Callable[[Emitter], tuple[str, str]]] = {
     "%lanemask_ge": lambda e: (e.op(f"xor i32 {_below(e)}, -1"), "i32"),
     "%lanemask_le": lambda e: (_up_to(e), "i32"),
     "%lanemask_gt": lambda e: (e.op(f"xor i32 {_up_to(e)}, -1"), "i32"),
+    # Where a cooperative launch's blocks synchronize (cooperative_groups reads it so): an address in two halves.
+    "%envreg1": lambda e: (e.op(f"lshr i64 {e.field('workspace')}, 32"), "i64"),
+    "%envreg2": lambda e: (e.field("workspace"), "i64"),
     "%is_explicit_cluster": lambda e: ("false", "i1"),
     "%cluster_ctarank": lambda e: ("0", "i32"),
     "%cluster_nctarank": lambda e: ("1", "i32"),
@@ -536,7 +539,7 @@ SPECIAL: dict[str, Callable[[Emitter], tuple[str, str]]] = {
 SPECIAL |= {
     name: lambda e: ("0", "i64")
     for name in (
-        *(f"%envreg{number}" for number in range(32)),
+        *(f"%envreg{number}" for number in range(32) if number not in (1, 2)),
         *(f"%pm{number}{suffix}" for number in range(8) for suffix in ("", "_64")),
         *(f"%reserved_smem_offset_{which}" for which in ("begin", "end", "cap", "0", "1")),
         "%current_graph_exec",
