@@ -35,17 +35,49 @@ launch(left, config, kernel, memory)
 launch(right, config, kernel, int(memory.handle) + 32)
 graph = type(builder).join(left, right).end_building().complete()
 graph.launch(first)
-if sys.argv[1] == "wait":
+if sys.argv[1] != "race":
     second.wait(first)
 launch(second, config, kernel, int(memory.handle) + 32)
+if sys.argv[1] == "beyond":
+    builder = device.create_graph_builder().begin_building()
+    launch(builder, config, kernel, int(memory.handle) + 64)
+    builder.end_building().complete().launch(second)  # here
 device.sync()
 '''
 
 
+_LAST = "    builder.end_building().complete().launch(second)  # here"
+
+
+def sanitize(folder, argument, *options):
+    (folder / "program.py").write_text(_PROGRAM)
+    command = [
+        sys.executable,
+        "-m",
+        "cudatool",
+        "sanitize",
+        "--device",
+        "sim",
+        *options,
+        "--json",
+        "program.py",
+        argument,
+    ]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    report = json.loads(done.stdout)
+    assert done.returncode == bool(report["findings"] + report["on_device"]), done.stderr
+    return report
+
+
+def test_kernel_of_a_graph_that_leaves_its_memory_is_reported_at_the_launch_of_the_graph(tmp_path):
+    report = sanitize(tmp_path, "beyond", "--checks", "memcheck")
+    (finding,) = report["on_device"]
+    line = 1 + _PROGRAM.splitlines().index(_LAST)
+    assert ("out-of-bounds", "kernel one of a graph") == (finding["kind"], finding["operation"])
+    assert [line] == [frame["line"] for frame in finding["stack"]]
+
+
 @pytest.mark.parametrize(("argument", "expected"), [("wait", []), ("race", ["race-waw"])])
 def test_kernel_beside_a_graph_races_with_its_nodes_unless_it_waits(tmp_path, argument, expected):
-    (tmp_path / "program.py").write_text(_PROGRAM)
-    command = [sys.executable, "-m", "cudatool", "sanitize", "--device", "sim", "--json", "program.py", argument]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == bool(expected), done.stderr
-    assert expected == [finding["kind"] for finding in json.loads(done.stdout)["findings"]]
+    report = sanitize(tmp_path, argument)
+    assert expected == [finding["kind"] for finding in report["findings"]]
