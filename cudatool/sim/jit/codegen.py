@@ -42,7 +42,7 @@ from cudatool.sim.jit.collective import (
 )
 from cudatool.sim.jit.context import EXIT
 from cudatool.sim.jit.divergence import divergent
-from cudatool.sim.jit.emit import ASYNC_QUEUE, ENVIRONMENT, SPECIAL, Emitter, Layout, storage_type
+from cudatool.sim.jit.emit import ARRIVALS, ASYNC_QUEUE, ENVIRONMENT, SPECIAL, Emitter, Layout, storage_type
 from cudatool.sim.jit.instrument import Instrument, functions
 from cudatool.sim.jit.table import TABLE, Lowering, space_of
 
@@ -239,6 +239,7 @@ class _Kernel:
                     kinds,
                     {number: self.code[index].line for index, number in self.region_of.items()},
                     checked=bool(self.instrument & Instrument.SYNCCHECK),
+                    arrivals=self.layout.local.get(ARRIVALS),
                 )
             )
         if self.rows:
@@ -269,8 +270,8 @@ class _Kernel:
             e.instruction = instruction
             self.rows[index].resume(e, instruction)
             first = self.flow.at[index + 1]
-        elif ASYNC_QUEUE in self.layout.local:
-            asynchronous.begin(e)
+        else:
+            self._begin(e)
         e.emit(f"br label %b{first}")
         done: set[int] = set()
         pending = [first]
@@ -295,6 +296,19 @@ class _Kernel:
         if any(i.opcode in ("trap", "call") for i in self.code):
             following.add(EXIT)
         return following
+
+    def _begin(self, e: Emitter) -> None:
+        """Emit what a thread does first."""
+        if ASYNC_QUEUE in self.layout.local:
+            asynchronous.begin(e)
+        if ARRIVALS in self.layout.local and self.rows:  # the first thread of a block runs before the others
+            first, after = e.new_label(), e.new_label()
+            e.emit(f"br i1 {e.op('icmp eq i32 %t, 0')}, label %{first}, label %{after}")
+            e.label(first)
+            counters = e.op(f"getelementptr i8, ptr %locals, i64 {self.layout.local[ARRIVALS]}")
+            e.emit(f"store [16 x i32] zeroinitializer, ptr {counters}")
+            e.emit(f"br label %{after}")
+            e.label(after)
 
     def _own_slot(self, e: Emitter, offset: int, kind: str) -> str:
         pointer = e.op(f"getelementptr i8, ptr %slots, i64 {offset}")

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from cudatool.ptx import Immediate, Instruction, Operand, Pair
 from cudatool.sim.jit.context import MAX_THREADS
-from cudatool.sim.jit.emit import Emitter
-from cudatool.sim.jit.table import types_of
+from cudatool.sim.jit.emit import ARRIVALS, Emitter
+from cudatool.sim.jit.table import lowers, types_of
 
 __all__ = [
     "ARGUMENT_ARRAYS",
@@ -310,6 +310,20 @@ def _take_barrier(e: Emitter, i: Instruction) -> None:
         e.set(i.operands[0], total, "u32")
     else:
         e.set(i.operands[0], e.op(f"icmp {'eq' if 'and' in i.modifiers else 'ne'} i32 {total}, 0"), "pred")
+
+
+@lowers("bar barrier")
+def _arrive(e: Emitter, i: Instruction) -> None:
+    """Count an arrival at a barrier that this thread does not wait at; :mod:`.divergence` adds it to those that do."""
+    if "arrive" not in i.modifiers:
+        raise e.unsupported()
+    if "cluster" in i.modifiers:  # clusters are of one block, whose threads meet where they wait
+        return
+    number = e.op(f"and i32 {e.get(i.operands[0], 'b32')}, 15")
+    counters = e.op(f"getelementptr i8, ptr %locals, i64 {e.layout.local[ARRIVALS]}")
+    counter = e.op(f"getelementptr i32, ptr {counters}, i32 {number}")
+    before = e.op(f"load i32, ptr {counter}")
+    e.emit(f"store i32 {e.op(f'add i32 {before}, 1')}, ptr {counter}")
 
 
 _BARRIER = Suspension(Kind.BARRIER, _leave_barrier, _combine_nothing, _take_nothing)

@@ -107,10 +107,11 @@ polled:
 """
 
 
-def divergent(kinds: dict[int, int], lines: dict[int, int], *, checked: bool) -> str:
+def divergent(kinds: dict[int, int], lines: dict[int, int], *, checked: bool, arrivals: int | None) -> str:
     """Return ``divergent``: schedules warps, lanes and barriers one by one until the threads of a block agree.
 
-    If `checked`, barriers that not all threads come to and wrong member masks are reported (synccheck).
+    If `checked`, barriers that not all threads come to and wrong member masks are reported (synccheck). `arrivals` is
+    where in the first thread's local memory the arrivals at each barrier are counted, if there are any.
     """
     count = max(kinds, default=0) + 1
     table = ", ".join(f"i8 {kinds.get(number, 0)}" for number in range(count))
@@ -133,6 +134,13 @@ def divergent(kinds: dict[int, int], lines: dict[int, int], *, checked: bool) ->
     if {Kind.WAIT, Kind.POLL}.intersection(kinds.values()):
         waits = f"i8 {Kind.WAIT}, label %phase  i8 {Kind.POLL}, label %phase"
         wait_check, wait_who, second_chance = _WAIT, ", [ %wait.bit, %phase ]", _SECOND_CHANCE
+    arrived, forget = "  %total = add i32 %jw, 0", ""
+    if arrivals is not None:
+        arrived = f"""  %arrivals = getelementptr i8, ptr %locals, i64 {arrivals}
+  %ja.p = getelementptr i32, ptr %arrivals, i64 %j
+  %ja = load i32, ptr %ja.p
+  %total = add i32 %jw, %ja"""
+        forget = "  %ja.left = select i1 %open, i32 0, i32 %ja\n  store i32 %ja.left, ptr %ja.p"
     mask_check = site_begin = site_check = barrier_check = ""
     if checked:
         mask_check = f"""  %lt.i = trunc i64 %lt to i32
@@ -386,9 +394,11 @@ judge:
   %jn = load i32, ptr %jn.p
   %all = icmp eq i32 %jn, 0
   %goal = select i1 %all, i32 %living, i32 %jn
-  %enough = icmp uge i32 %jw, %goal
+{arrived}
+  %enough = icmp uge i32 %total, %goal
   %used = icmp ne i32 %jw, 0
   %open = and i1 %enough, %used
+{forget}
   %open.i = zext i1 %open to i32
   store i32 %open.i, ptr %jw.p
 {barrier_check}

@@ -26,6 +26,7 @@ from cudatool.sim.jit.context import EXIT, Context, Stop
 from cudatool.sim.jit.instrument import Instrument, Mode, observe
 
 __all__ = [
+    "ARRIVALS",
     "ASYNC_QUEUE",
     "ATOMIC",
     "ENVIRONMENT",
@@ -48,6 +49,7 @@ READ, WRITE, ATOMIC = Mode.READ, Mode.WRITE, Mode.ATOMIC
 
 ASYNC_QUEUE = "%async"  # the local variable in which a thread keeps the copies that it has begun (:mod:`.asynchronous`)
 _ASYNC_QUEUE_BYTES = 528
+ARRIVALS = "%arrivals"  # the local variable of a block's first thread that counts ``bar.arrive``, by barrier number
 
 
 class UnsupportedInstruction(PtxError):
@@ -156,6 +158,9 @@ class Layout:
         if any(i.opcode == "cp" and "async" in i.modifiers for i in function.instructions):
             layout.local[ASYNC_QUEUE] = layout.local_bytes
             layout.local_bytes += _ASYNC_QUEUE_BYTES
+        if any(i.opcode in ("bar", "barrier") and "arrive" in i.modifiers for i in function.instructions):
+            layout.local[ARRIVALS] = layout.local_bytes
+            layout.local_bytes += 64
         layout.local_bytes = _align(layout.local_bytes, layout.local_align)  # of a thread; the next one's follows
         layout.dynamic_offset = _align(layout.static_shared, max([16, *(variable.align for variable in dynamic)]))
         for variable in dynamic:  # all of them name the same memory, after the rest

@@ -167,13 +167,6 @@ def _fence(e: Emitter, i: Instruction) -> None:
     acquire(e)
 
 
-@lowers("barrier")
-def _cluster_arrive(e: Emitter, i: Instruction) -> None:
-    """Clusters are of one block: the barrier is where threads wait (:mod:`.collective`), not where they arrive."""
-    if i.modifiers[:2] != ("cluster", "arrive"):
-        raise e.unsupported()
-
-
 @lowers("createpolicy")
 def _policy(e: Emitter, i: Instruction) -> None:
     """A cache policy is opaque, and there is no cache."""
