@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from cudatool.errors import CompileError, UsageError
 
-__all__ = ["include_paths", "to_ptx"]
+__all__ = ["architecture_number", "include_paths", "to_ptx"]
 
 _ARCHITECTURE = re.compile(r"(?:sm|compute)_(\d+[af]?)$")
 
@@ -22,6 +22,20 @@ def include_paths() -> list[str]:
     roots = spec.submodule_search_locations if spec is not None else None
     candidates = [os.path.join(root, "cu13", sub) for root in roots or () for sub in ("include", "include/cccl")]
     return [path for path in candidates if os.path.isdir(path)]
+
+
+def architecture_number(name: str) -> str:
+    """Return the number of an architecture as PTX and NVRTC spell it: ``"90a"`` of ``"sm_90a"``.
+
+    Raises
+    ------
+    UsageError
+        It is none.
+    """
+    match = _ARCHITECTURE.match(name)
+    if match is None:
+        raise UsageError(f"{name!r} is no architecture; write sm_90")
+    return match[1]
 
 
 def to_ptx(
@@ -57,10 +71,7 @@ def to_ptx(
     """
     from cuda.bindings import nvrtc
 
-    match = _ARCHITECTURE.match(architecture)
-    if match is None:
-        raise UsageError(f"{architecture!r} is no architecture; write sm_90")
-    options = [f"--gpu-architecture=compute_{match[1]}", "--generate-line-info", "--std=c++17"]
+    options = [f"--gpu-architecture=compute_{architecture_number(architecture)}", "--generate-line-info", "--std=c++17"]
     options += [f"-D{one}" for one in define] + [f"-I{path}" for path in (*include, *include_paths())]
     ok = nvrtc.nvrtcResult.NVRTC_SUCCESS
     status, program = nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])

@@ -18,7 +18,7 @@ from cudatool.ptx.access import (
     accesses_of_launch,
     infer_accesses,
 )
-from cudatool.ptx.container import DeviceCode, device_code, is_container, ptx_for
+from cudatool.ptx.container import DeviceCode, device_code, is_container, ptx_for, register_counts
 from cudatool.ptx.effects import Mode
 from cudatool.ptx.flow import Block, Flow
 from cudatool.ptx.inline import inline_calls
@@ -56,6 +56,7 @@ __all__ = [
     "device_code",
     "is_container",
     "ptx_for",
+    "register_counts",
     "Module",
     "Function",
     "Variable",

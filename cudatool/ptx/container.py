@@ -17,13 +17,14 @@ from typing import Any
 
 from cudatool.ptx.model import PtxError
 
-__all__ = ["DeviceCode", "device_code", "is_container", "ptx_for"]
+__all__ = ["DeviceCode", "device_code", "is_container", "ptx_for", "register_counts"]
 
 _FATBIN = 0xBA55ED50
 _KINDS = {1: "ptx", 2: "machine code", 8: "ltoir"}
 _LZ4, _ZSTD = 0x2000, 0x8000
 _ELF, _ARCHIVE = b"\x7fELF", b"!<arch>\n"
 _EM_CUDA = 190
+_REGISTER_COUNT = 0x2F
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,30 @@ def _forms(data: bytes) -> Iterator[_Form]:
         at += header + size
         if not header + size:
             raise ValueError("an entry of a fatbin without a size")
+
+
+def register_counts(cubin: bytes) -> dict[str, int]:
+    """Return the registers that a thread of each function takes, from machine code.
+
+    Raises
+    ------
+    PtxError
+        It is damaged.
+    """
+    found = {}
+    try:
+        info, symbols, names = (_section(cubin, name) for name in (b".nv.info", b".symtab", b".strtab"))
+        at = 0
+        while at + 4 <= len(info):  # format, attribute, then a value of 2 bytes or, in format 4, its size
+            form, attribute, size = struct.unpack_from("<BBH", info, at)
+            if (form, attribute, size) == (4, _REGISTER_COUNT, 8):
+                symbol, count = struct.unpack_from("<II", info, at + 4)
+                (start,) = struct.unpack_from("<I", symbols, symbol * 24)
+                found[names[start : names.index(b"\0", start)].decode()] = count
+            at += 4 + (size if form == 4 else 0)
+    except (struct.error, IndexError, ValueError) as error:
+        raise PtxError(f"damaged machine code: {error}") from None
+    return found
 
 
 def _section(data: bytes, name: bytes) -> bytes:

@@ -103,9 +103,10 @@ class Dataflow:
         self._changed = False
         self._undefined = UNDEFINED
         self._parameter_bytes = {parameter.name: parameter.size for parameter in kernel.params}
-        self._enter(kernel, ())
+        root = self._enter(kernel, ())
         self.pointers = _known_pointers(kernel)
         self._solve()
+        self._forget_all_but(root)
         # What is read but never written, such as shared memory that only atomics fill, holds numbers.
         self._undefined = NUMBER
         self._solve()
@@ -148,16 +149,34 @@ class Dataflow:
                 self._set_register(scope, parameter.name, _read(held, ANYWHERE, 0))
         return scope
 
-    def _call(self, scope: Scope, i: Instruction) -> None:
-        results, target, arguments = call_parts(i)
+    def _forget_all_but(self, root: Scope) -> None:
+        """Forget the functions with arguments that were only preliminary: what `root` does not reach."""
+        reached, waiting = {id(root)}, [root]
+        while waiting:
+            scope = waiting.pop()
+            for i in scope.steps:
+                inner = self._callee(scope, i) if i.opcode == "call" else None
+                if inner is not None and id(inner) not in reached:
+                    reached.add(id(inner))
+                    waiting.append(inner)
+        self._scopes = {key: scope for key, scope in self._scopes.items() if id(scope) in reached}
+
+    def _callee(self, scope: Scope, call: Instruction) -> Scope | None:
+        _, target, arguments = call_parts(call)
         callee = self.module.functions.get(target.name) if isinstance(target, Symbol) else None
         if callee is None or not callee.has_body:
+            return None
+        return self._enter(callee, tuple(frozenset(self.argument(scope, a).items()) for a in arguments))
+
+    def _call(self, scope: Scope, i: Instruction) -> None:
+        results, target, _ = call_parts(i)
+        inner = self._callee(scope, i)
+        if inner is None:
             fresh = provenance.of(Origin(Kind.HEAP)) if getattr(target, "name", "") == "malloc" else NUMBER
             for result in results:
                 self._receive(scope, result, {(0, 16): fresh})
             return
-        inner = self._enter(callee, tuple(frozenset(self.argument(scope, a).items()) for a in arguments))
-        for formal, actual in zip(callee.returns, results, strict=False):
+        for formal, actual in zip(inner.function.returns, results, strict=False):
             self._receive(scope, actual, inner.results.get(formal.name, {}))
             if formal.name in inner.registers:
                 self._receive(scope, actual, {(0, 16): inner.registers[formal.name]})

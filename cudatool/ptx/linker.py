@@ -7,8 +7,9 @@ compiled once gives the same text wherever it is linked to.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -38,9 +39,13 @@ class LinkError(PtxError):
     """Modules that do not fit together; names the symbol."""
 
 
-def join(texts: Iterable[bytes]) -> bytes:
-    """Return the linked image of these PTX texts, each of which may be one itself."""
-    return _SEPARATOR.join(text.rstrip(b"\0") for text in texts)
+def join(texts: Iterable[bytes], registers: Mapping[str, int] | None = None) -> bytes:
+    """Return the linked image of these PTX texts, each of which may be one itself.
+
+    `registers` is what a linker has found each kernel to take as machine code.
+    """
+    notes = "".join(f"\n//@ registers {name} {count}" for name, count in (registers or {}).items())
+    return _SEPARATOR.join(text.rstrip(b"\0") for text in texts) + notes.encode()
 
 
 def split(image: bytes) -> list[bytes]:
@@ -59,7 +64,10 @@ def parse_image(text: bytes) -> Module:
         Its modules do not fit together.
     """
     modules = [parse(part) for part in split(text)]
-    return modules[0] if len(modules) == 1 else link(modules)
+    module = modules[0] if len(modules) == 1 else link(modules)
+    notes = re.findall(rb"^//@ registers (\S+) (\d+)$", text, re.MULTILINE)
+    module.register_counts = {name.decode(): int(count) for name, count in notes}
+    return module
 
 
 def link(modules: Sequence[Module]) -> Module:

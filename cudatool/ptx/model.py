@@ -248,6 +248,8 @@ class Module:
         Path of each number that a :class:`Location` may name.
     preamble
         The text outside of all function bodies, to key caches with.
+    register_counts
+        Registers that a thread of a kernel takes as machine code, where a linker has said so.
     """
 
     version: tuple[int, int] = (0, 0)
@@ -256,6 +258,7 @@ class Module:
     functions: dict[str, Function] = field(default_factory=dict)
     files: dict[int, str] = field(default_factory=dict)
     preamble: str = ""
+    register_counts: dict[str, int] = field(default_factory=dict)
 
     @property
     def kernels(self) -> dict[str, Function]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
+from functools import lru_cache
 from itertools import chain
 from typing import Final, NamedTuple
 
@@ -85,6 +86,8 @@ def of(*origins: Origin) -> Value:
     return frozenset(frozenset({origin}) for origin in origins)
 
 
+# The same few values meet again and again.
+@lru_cache(maxsize=1 << 14)
 def join(first: Value, second: Value) -> Value:
     """Return what may be either."""
     if first == second or not second:
@@ -92,6 +95,7 @@ def join(first: Value, second: Value) -> Value:
     return _limited(first | second) if first else second
 
 
+@lru_cache(maxsize=1 << 14)
 def add(first: Value, second: Value) -> Value:
     """Return what may be a sum of the two, or a difference, or a combination of their bits."""
     if _MANY_SUM in first or _MANY_SUM in second:

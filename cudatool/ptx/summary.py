@@ -152,6 +152,8 @@ class KernelSummary:
 
     Attributes
     ----------
+    target
+        Of the module: ``"sm_90"``.
     instructions
         Number of instructions by class, the most frequent first.
     opcodes
@@ -170,6 +172,7 @@ class KernelSummary:
     """
 
     kernel: str
+    target: str
     instructions: dict[InstructionClass, int]
     opcodes: dict[str, int]
     registers: dict[str, int]
@@ -209,6 +212,7 @@ def summarize(module: Module, kernel: str) -> KernelSummary:
     classes = Counter(map(_class_of, code))
     return KernelSummary(
         kernel,
+        module.target,
         dict(classes.most_common()),
         dict(Counter(i.opcode for i in code).most_common()),
         dict(Counter(kind for one in functions for kind in one.registers.values()).most_common()),

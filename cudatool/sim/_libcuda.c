@@ -13,6 +13,10 @@
 #include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 typedef int (*resolver_t)(const char *symbol, void **function, int version, uint64_t flags, int *status);
 
@@ -60,10 +64,21 @@ static int call(entry_t target, long a, long b, long c, long d, long e, long f, 
     return result;
 }
 
+/* Set by a callback that Ctrl-C ended: the caller is to be interrupted when it is back in Python. */
+volatile int cudatool_interrupt;
+
+static int leave_slot(int status) {
+    if (cudatool_interrupt) {
+        cudatool_interrupt = 0;
+        raise(SIGINT);
+    }
+    return status;
+}
+
 #define SLOT(n)                                                                                                        \
     static int slot_##n(long a, long b, long c, long d, long e, long f, long g, long h, long i, long j, long k,        \
                         long l) {                                                                                      \
-        return call(targets[0x##n], a, b, c, d, e, f, g, h, i, j, k, l);                                               \
+        return leave_slot(call(targets[0x##n], a, b, c, d, e, f, g, h, i, j, k, l));                                   \
     }
 #define SLOT_NAME(n) slot_##n,
 #define DIGITS(M, n) M(n##0) M(n##1) M(n##2) M(n##3) M(n##4) M(n##5) M(n##6) M(n##7)                                   \
@@ -158,12 +173,31 @@ static void install(void) {
     sigaction(cudatool_stop_signal(), &action, NULL);
 }
 
+/* Send this thread the stop signal in `ns`, again and again. */
+static timer_t set_timer(int64_t ns) {
+    timer_t timer;
+    struct sigevent event;
+    struct itimerspec when = {.it_value = {ns / 1000000000, ns % 1000000000}, .it_interval = {0, 10000000}};
+    memset(&event, 0, sizeof event);
+    event.sigev_notify = SIGEV_THREAD_ID;
+    event.sigev_signo = cudatool_stop_signal();
+#ifndef sigev_notify_thread_id
+#define sigev_notify_thread_id _sigev_un._tid
+#endif
+    event.sigev_notify_thread_id = (pid_t)syscall(SYS_gettid);
+    if (timer_create(CLOCK_MONOTONIC, &event, &timer)) return NULL;
+    timer_settime(timer, 0, &when, NULL);
+    return timer;
+}
+
 /* Call function(argument). Returns 0, or the number of the signal that ended it: SIGSEGV, SIGBUS or SIGFPE, with the
- * faulting address in *address, or cudatool_stop_signal(), or, if `interruptible`, SIGINT. The function must own
- * nothing that needs unwinding. */
-int cudatool_guarded_call(void (*function)(void *), void *argument, uintptr_t *address, int interruptible) {
+ * faulting address in *address; cudatool_stop_signal(), which also comes after `limit_ns` if that is not 0; or, if
+ * `interruptible`, SIGINT. The function must own nothing that needs unwinding. */
+int cudatool_guarded_call(void (*function)(void *), void *argument, uintptr_t *address, int interruptible,
+                          int64_t limit_ns) {
     sigjmp_buf here;
     sigjmp_buf *outer = landing;
+    timer_t timer = NULL;
     pthread_once(&installed, install);
     if (interruptible) {
         struct sigaction action = {0};
@@ -172,6 +206,7 @@ int cudatool_guarded_call(void (*function)(void *), void *argument, uintptr_t *a
         sigemptyset(&action.sa_mask);
         sigaction(SIGINT, &action, &previous_int);
     }
+    if (limit_ns) timer = set_timer(limit_ns);
     int number = sigsetjmp(here, 1);
     if (number == 0) {
         landing = &here;
@@ -181,6 +216,7 @@ int cudatool_guarded_call(void (*function)(void *), void *argument, uintptr_t *a
     }
     landing = outer;
     pending = 0;
+    if (timer) timer_delete(timer);
     if (interruptible) sigaction(SIGINT, &previous_int, NULL);
     return number;
 }

@@ -12,7 +12,6 @@ logged, because an exception must never cross into C.
 
 from __future__ import annotations
 
-import _thread
 import ctypes
 import itertools
 import logging
@@ -271,6 +270,13 @@ def log_message(text: str) -> None:
     log.warning("%s", text)
 
 
+def _interrupt_caller() -> None:
+    """Let Ctrl-C happen again when the C function that Python called has returned."""
+    from cudatool.sim.device_runtime import library
+
+    ctypes.c_int.in_dll(library(), "cudatool_interrupt").value = 1
+
+
 _pointers: dict[tuple[str, int], int] = {}
 _error = int(Result.UNKNOWN)
 
@@ -296,7 +302,7 @@ def function_pointer(name: str, thunk: Callable[[int, int | None], int], *, per_
             invoke: Callable[..., int] = _invoke,
             error: int = _error,
             logger: logging.Logger = log,
-            interrupt: Callable[[], None] = _thread.interrupt_main,
+            interrupt: Callable[[], None] = _interrupt_caller,
         ) -> int:
             try:
                 return invoke(entry, arguments, null_stream)

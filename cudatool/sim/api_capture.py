@@ -59,12 +59,7 @@ def cuStreamEndCapture(hStream: int, phGraph: int) -> None:
     if not phGraph:
         raise DriverError(Result.INVALID_VALUE)
     write(phGraph, c_size_t, 0)
-    captures = state.machine.captures
-    try:
-        write(phGraph, c_size_t, captures.end(stream_of(hStream)).handle)
-    finally:
-        if not captures:
-            abi.guard = None
+    write(phGraph, c_size_t, state.machine.captures.end(stream_of(hStream)).handle)
 
 
 @entry("cuStreamIsCapturing(CUstream hStream, int *captureStatus)")
@@ -175,7 +170,7 @@ _OF_CAPTURE: Final = frozenset(
 # Ask a stream for what it is, and enqueue nothing.
 _PROPERTIES: Final = ("cuStreamGet", "cuStreamSetAttribute", "cuStreamCopyAttributes")
 _Variant = Callable[..., None]
-_variants: Final[dict[str, _Variant]] = {}
+VARIANTS: Final[dict[str, _Variant]] = {}
 
 
 def _captured(variant: _Variant) -> _Variant:
@@ -183,7 +178,7 @@ def _captured(variant: _Variant) -> _Variant:
 
     A variant gets the capture and the stream, and then the arguments of the entry point.
     """
-    _variants[variant.__name__.removeprefix("_")] = variant
+    VARIANTS[variant.__name__.removeprefix("_")] = variant
     return variant
 
 
@@ -191,7 +186,9 @@ def _guard(entry: Entry, arguments: tuple[Any, ...]) -> None:
     """Carry out a driver call while some stream captures."""
     captures = state.machine.captures
     name = entry.name
-    if name in _OF_CAPTURE:
+    if not captures:
+        abi.guard = None
+    if not captures or name in _OF_CAPTURE:
         entry.handler(*arguments)
         return
     if name in _UNSAFE:
@@ -213,12 +210,10 @@ def _guard(entry: Entry, arguments: tuple[Any, ...]) -> None:
         entry.handler(*arguments)
     elif name == "cuStreamDestroy":
         captures.leave(stream)
-        if not captures:
-            abi.guard = None
         entry.handler(*arguments)
     else:
         capture.check_valid()
-        variant = _variants.get(name)
+        variant = VARIANTS.get(name)
         if variant is None:
             capture.invalidate()
             raise DriverError(Result.STREAM_CAPTURE_UNSUPPORTED, f"{name} cannot be captured")
@@ -246,7 +241,7 @@ def _fork(stream: StreamState, hEvent: int, Flags: int) -> bool:
     """Let a stream that waits for an event of a capture in progress take part in it. Tell whether it was one."""
     event = state.machine.get(hEvent, EventState)
     captured = event.captured
-    if captured is None or state.machine.captures.of(captured.capture.origin) is not captured.capture:
+    if captured is None or captured.capture.is_over:
         return False
     captured.capture.check_valid()
     if stream is stream.context.legacy_stream:
@@ -293,12 +288,12 @@ def _cuStreamWaitEvent(capture: Capture, stream: StreamState, hStream: int, hEve
     event = state.machine.get(hEvent, EventState)
     if Flags > 1:
         raise DriverError(Result.INVALID_VALUE)
-    captures, captured = state.machine.captures, event.captured
+    captured = event.captured
     if Flags:  # CU_EVENT_WAIT_EXTERNAL
         _add(capture, stream, WaitForEvent(event))
     elif captured is None and event.recorded is None:
         return  # an event that was never recorded counts as complete
-    elif captured is None or captures.of(captured.capture.origin) is not captured.capture:
+    elif captured is None or captured.capture.is_over:
         capture.invalidate()
         raise DriverError(Result.STREAM_CAPTURE_ISOLATION, "the event stands for work outside of the capture")
     elif captured.capture is not capture:
@@ -306,7 +301,7 @@ def _cuStreamWaitEvent(capture: Capture, stream: StreamState, hStream: int, hEve
         captured.capture.invalidate()
         raise DriverError(Result.STREAM_CAPTURE_MERGE, "the event belongs to another capture")
     else:
-        captures.join(stream, capture, captured.tail)
+        state.machine.captures.join(stream, capture, captured.tail)
 
 
 # ---- Kernels and host functions ----
@@ -363,7 +358,7 @@ for _name in (
     "cuMemcpyDtoDAsync",
     "cuMemcpyWithAttributesAsync",
 ):
-    _variants[_name] = _capture_copy
+    VARIANTS[_name] = _capture_copy
 
 
 def _capture_fill(width: int) -> _Variant:
@@ -375,7 +370,7 @@ def _capture_fill(width: int) -> _Variant:
     return capture_fill
 
 
-_variants.update({f"cuMemsetD{8 * width}Async": _capture_fill(width) for width in (1, 2, 4)})
+VARIANTS.update({f"cuMemsetD{8 * width}Async": _capture_fill(width) for width in (1, 2, 4)})
 
 # ---- Memory ----
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from ctypes import c_int, c_size_t, c_uint
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -336,7 +337,7 @@ def _function_attribute(function: Function, attribute: int, device: Device) -> i
         1: kernel.static_shared,
         2: sum(variable.size for variable in function.library.parsed.variables.values() if variable.space == "const"),
         3: kernel.local_bytes,
-        4: 32,  # registers: native code has none of the kind; a common number, so that occupancy makes sense
+        4: _registers(function),
         5: 90,  # PTX version
         6: 90,  # binary version
         7: 0,
@@ -346,6 +347,11 @@ def _function_attribute(function: Function, attribute: int, device: Device) -> i
     if not 0 <= attribute <= 17:
         raise DriverError(Result.INVALID_VALUE)
     return values.get(attribute, 0)
+
+
+def _registers(function: Function) -> int:
+    """Return the registers of a thread: what the linker found, else a common number so that occupancy makes sense."""
+    return function.library.parsed.register_counts.get(function.name, 32)
 
 
 def _max_dynamic_shared(function: Function, kernel: JitKernel) -> int:
@@ -446,6 +452,7 @@ class Launch:
     block: tuple[int, int, int]
     shared: int
     params: ctypes.Array[ctypes.c_char]
+    cooperative: bool = False
 
     @property
     def cost(self) -> int:
@@ -456,7 +463,7 @@ class Launch:
 
     def run(self, operation: Operation) -> None:
         """Execute it, as the operation that was enqueued for it."""
-        _execute(self.kernel, self.grid, self.block, self.shared, self.params, operation)
+        _execute(self, operation)
 
 
 def checked_launch(
@@ -467,6 +474,8 @@ def checked_launch(
     shared: int,
     params: int,
     extra: int,
+    *,
+    cooperative: bool = False,
 ) -> Launch:
     """Return the launch that these arguments of cuLaunchKernel describe; fail with the error it has for them."""
     function = state.machine.get(f, Function)
@@ -489,28 +498,36 @@ def checked_launch(
             f"{function.name}: {shared} bytes of dynamic shared memory; "
             f"{_max_dynamic_shared(function, kernel)} are allowed (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)",
         )
+    if cooperative:
+        room = profile.ATTRIBUTES[16] * _active_blocks(function, kernel, threads, shared)
+        if grid[0] * grid[1] * grid[2] > room:
+            raise DriverError(
+                Result.COOPERATIVE_LAUNCH_TOO_LARGE,
+                f"{function.name}: {grid[0] * grid[1] * grid[2]} blocks; {room} of this size run at the same time",
+            )
     prepare_calls(context, kernel.system_calls)
-    return Launch(function, kernel, grid, block, shared, _pack(kernel, params, extra))
+    return Launch(function, kernel, grid, block, shared, _pack(kernel, params, extra), cooperative)
 
 
 def _launch(
-    f: int, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, hStream: int, params: int, extra: int
+    f: int,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    shared: int,
+    hStream: int,
+    params: int,
+    extra: int,
+    *,
+    cooperative: bool = False,
 ) -> None:
     stream = stream_of(hStream)
-    launch = checked_launch(f, stream.context, grid, block, shared, params, extra)
+    launch = checked_launch(f, stream.context, grid, block, shared, params, extra, cooperative=cooperative)
     operation = Operation(stream, "kernel", launch.function.name, abi.call.correlation)
     operation.run = launch.run
     state.machine.scheduler.enqueue(operation, cost=launch.cost)
 
 
-def _execute(
-    kernel: JitKernel,
-    grid: tuple[int, int, int],
-    block: tuple[int, int, int],
-    shared: int,
-    params: ctypes.Array[ctypes.c_char],
-    operation: Operation,
-) -> None:
+def _execute(launch: Launch, operation: Operation) -> None:
     jit = _translator()
     machine = state.machine
     footprint = None
@@ -518,19 +535,21 @@ def _execute(
         footprint = jit.Footprint(machine.arena.base, machine.arena.size)
     checkers = machine.checkers
     try:
-        found = kernel.launch(
-            grid=grid,
-            block=block,
-            shared_bytes=shared,
-            params=ctypes.addressof(params),
-            threads=machine.options.threads,
+        found = launch.kernel.launch(
+            grid=launch.grid,
+            block=launch.block,
+            shared_bytes=launch.shared,
+            params=ctypes.addressof(launch.params),
+            threads=machine.options.threads or len(os.sched_getaffinity(0)),
             footprint=footprint,
             shadow=checkers.shadow if checkers is not None else None,
             host_ranges=checkers.host_ranges() if checkers is not None else (),
             heap=heap.handle if (heap := operation.stream.context.heap) is not None else 0,
+            cooperative=launch.cooperative,
+            timeout_s=machine.options.timeout,
         )
         if checkers is not None:
-            operation.findings = [checkers.explain(one, kernel, grid, block) for one in found]
+            operation.findings = [checkers.explain(one, launch.kernel, launch.grid, launch.block) for one in found]
     except jit.KernelFault as fault:
         where = machine.allocations.holding(fault.address)
         place = f"inside {where.kind} memory" if where else "outside every allocation"
@@ -539,8 +558,8 @@ def _execute(
         raise DriverError(Result.ASSERT, str(trap)) from trap
     except jit.KernelTrap as trap:
         raise DriverError(Result.LAUNCH_FAILED, str(trap)) from trap
-    except jit.KernelDeadlock as deadlock:
-        raise DriverError(Result.LAUNCH_TIMEOUT, str(deadlock)) from deadlock
+    except (jit.KernelDeadlock, jit.KernelTimeout) as stuck:
+        raise DriverError(Result.LAUNCH_TIMEOUT, str(stuck)) from stuck
     if footprint is not None:
         operation.footprint = footprint.ranges()
 
@@ -567,6 +586,27 @@ def cuLaunchKernel(
     _launch(f, grid, block, sharedMemBytes, hStream, kernelParams, extra)
 
 
+@entry(
+    "cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ, "
+    "unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ, unsigned int sharedMemBytes, "
+    "CUstream hStream, void **kernelParams)"
+)
+def cuLaunchCooperativeKernel(
+    f: int,
+    gridDimX: int,
+    gridDimY: int,
+    gridDimZ: int,
+    blockDimX: int,
+    blockDimY: int,
+    blockDimZ: int,
+    sharedMemBytes: int,
+    hStream: int,
+    kernelParams: int,
+) -> None:
+    grid, block = (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ)
+    _launch(f, grid, block, sharedMemBytes, hStream, kernelParams, 0, cooperative=True)
+
+
 class LaunchConfig(ctypes.Structure):
     """CUlaunchConfig."""
 
@@ -590,8 +630,6 @@ def launch_attributes(launch: LaunchConfig) -> dict[int, bytes]:
     for index in range(launch.numAttrs):
         attribute = launch.attrs + index * _ATTRIBUTE_BYTES
         kind, value = c_int.from_address(attribute).value, (c_uint * 3).from_address(attribute + 8)
-        if kind == _COOPERATIVE and value[0]:
-            raise DriverError(Result.NOT_SUPPORTED, "the software device has no cooperative launches")
         if kind == _CLUSTER_DIMENSION and tuple(value) != (1, 1, 1):
             raise DriverError(Result.NOT_SUPPORTED, "the software device has no thread block clusters")
         found[kind] = ctypes.string_at(attribute + 8, _ATTRIBUTE_BYTES - 8)
@@ -603,22 +641,29 @@ def cuLaunchKernelEx(config: int, f: int, kernelParams: int, extra: int) -> None
     if not config:
         raise DriverError(Result.INVALID_VALUE)
     launch = LaunchConfig.from_address(config)
-    launch_attributes(launch)
+    cooperative = any(launch_attributes(launch).get(_COOPERATIVE, b"")[:4])
     grid, block = tuple(launch.grid), tuple(launch.block)
-    _launch(f, grid, block, launch.sharedMemBytes, launch.hStream, kernelParams, extra)
+    _launch(f, grid, block, launch.sharedMemBytes, launch.hStream, kernelParams, extra, cooperative=cooperative)
 
 
 # ---- Occupancy ----
 
 
-def _active_blocks(function: Function, block: int, dynamic: int) -> int:
-    device = current_context().device
+def _active_blocks(function: Function, kernel: JitKernel, block: int, dynamic: int) -> int:
+    """Return how many blocks of `block` threads a multiprocessor runs at the same time."""
     attributes = profile.ATTRIBUTES
     if block <= 0:
         raise DriverError(Result.INVALID_VALUE)
-    shared = _prepare(function, device).static_shared + dynamic
-    blocks = min(attributes[106], attributes[39] // (-(-block // 32) * 32))
+    shared = kernel.static_shared + dynamic
+    warps = -(-block // 32)
+    registers = warps * -(-32 * _registers(function) // 256) * 256  # warps take them in units of 256
+    blocks = min(attributes[106], attributes[39] // (warps * 32), attributes[82] // registers)
     return min(blocks, attributes[81] // (shared + 1024)) if block <= 1024 else 0
+
+
+def _occupancy(func: int, block: int, dynamic: int) -> int:
+    function = state.machine.get(func, Function)
+    return _active_blocks(function, _prepare(function, current_context().device), block, dynamic)
 
 
 @entry(
@@ -628,7 +673,7 @@ def _active_blocks(function: Function, block: int, dynamic: int) -> int:
 def cuOccupancyMaxActiveBlocksPerMultiprocessor(
     numBlocks: int, func: int, blockSize: int, dynamicSMemSize: int
 ) -> None:
-    write(numBlocks, c_int, _active_blocks(state.machine.get(func, Function), blockSize, dynamicSMemSize))
+    write(numBlocks, c_int, _occupancy(func, blockSize, dynamicSMemSize))
 
 
 @entry(
@@ -638,4 +683,4 @@ def cuOccupancyMaxActiveBlocksPerMultiprocessor(
 def cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
     numBlocks: int, func: int, blockSize: int, dynamicSMemSize: int, flags: int
 ) -> None:
-    write(numBlocks, c_int, _active_blocks(state.machine.get(func, Function), blockSize, dynamicSMemSize))
+    write(numBlocks, c_int, _occupancy(func, blockSize, dynamicSMemSize))

@@ -65,6 +65,7 @@ class Capture:
         self.status = CaptureStatus.ACTIVE
         self.tails: dict[StreamState, dict[Node, bytes]] = {}
         self.abandoned: set[Node] = set()
+        self.is_over = False
         self.kept: dict[StreamState, Any] = {}  # C arrays that the program was given pointers to
 
     def invalidate(self) -> None:
@@ -178,6 +179,7 @@ class Captures:
         for stream in capture.tails:
             self._by_stream.pop(stream, None)
         capture.graph.is_capturing = False
+        capture.is_over = True
         if failed and capture.owns_graph:
             capture.graph.destroy()
 

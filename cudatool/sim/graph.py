@@ -334,5 +334,8 @@ def unregister(node: Node) -> None:
         if node.kind is NodeType.MEM_FREE:
             slot.freed_in.discard(node.graph)
         state.machine.graph_memory.drop(slot)
+    for condition in state.machine.conditions.values():
+        if condition.node is node:
+            condition.node = None  # another node may have it
     for inner in node.work.graphs:
         inner.destroy()

@@ -32,9 +32,10 @@ __all__ = [
     "Operand",
     "RecordEvent",
     "WaitForEvent",
+    "memory_at",
 ]
 
-_HOST, _DEVICE, _UNIFIED = 1, 2, 4  # CUmemorytype
+_DEVICE: Final = 2  # CU_MEMORYTYPE_DEVICE
 _COOPERATIVE = 2  # CUlaunchAttributeID
 _IF, _WHILE, _SWITCH = 0, 1, 2  # CUgraphConditionalNodeType
 _HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -95,20 +96,17 @@ class Kernel(_Leaf):
 
 @dataclass(frozen=True)
 class Operand:
-    """One side of a copy: rows of bytes, `pitch` apart, in slices, `slice` apart."""
+    """One side of a copy: rows of bytes, `pitch` apart, in slices, `slice` apart.
+
+    `memory` is its CUmemorytype, and `is_known` whether the driver knew the memory when the node was made; it cannot
+    know how long other memory lives.
+    """
 
     address: int
     pitch: int
     slice: int
-    memory: int  # CUmemorytype
-
-    def allocation(self) -> tuple[str, int]:
-        """Return what kind of memory it is in, and of which device: "" and -1 for memory unknown to the driver."""
-        slot = state.machine.graph_memory.holding(self.address)
-        if slot is not None:
-            return "graph", slot.device.ordinal
-        found = state.machine.virtual.mapping_at(self.address) or state.machine.allocations.holding(self.address)
-        return ("", -1) if found is None else (found.kind, found.device)
+    memory: int
+    is_known: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,8 +129,8 @@ class Copy(_Leaf):
 
     @property
     def is_pageable(self) -> bool:
-        """Whether a side is memory that the driver does not know, and cannot know how long it lives."""
-        return "" in (self.source.allocation()[0], self.target.allocation()[0])
+        """Whether a side is memory that the driver does not know."""
+        return not (self.source.is_known and self.target.is_known)
 
     def check(self) -> None:
         """Fail with CUDA_ERROR_INVALID_VALUE if it is not a copy that can be made."""
@@ -149,30 +147,30 @@ class Copy(_Leaf):
                 _check_reachable(operand.address, self._span(operand))
 
     def enqueue(self, run: Run, after: list[Operation]) -> Operation:
-        kinds = self.source.allocation(), self.target.allocation()
-        from_device, to_device = (kind not in ("", "host", "registered") for kind, _ in kinds)
+        kinds = memory_at(self.source.address)[0], memory_at(self.target.address)[0]
+        from_device, to_device = (kind not in ("", "host", "registered") for kind in kinds)
         engine = "" if to_device == from_device else "h2d" if to_device else "d2h"
         size = self.width * self.height * self.depth
         operation = run.add(
             "memcpy",
             "memcpy node",
             after,
-            run=lambda _: self._run(kinds),
+            run=self._run,
             cost=profile.copy_cost(size, on_device=to_device and from_device),
             engine=engine,
             context=self.context,
             footprint=[(a, n, _READ) for a, n in self._runs(self.source)]
             + [(a, n, _WRITE) for a, n in self._runs(self.target)],
         )
-        if kinds[0][0] in ("host", "registered"):
+        if kinds[0] in ("host", "registered"):
             operation.host_source = self.source.address, self._span(self.source)
         return operation
 
     def update_to(self, new: Copy) -> Update:
         changed = (
             (self.source.memory, self.target.memory) != (new.source.memory, new.target.memory)
-            or self.source.allocation()[1] != new.source.allocation()[1]
-            or self.target.allocation()[1] != new.target.allocation()[1]
+            or memory_at(self.source.address)[1] != memory_at(new.source.address)[1]
+            or memory_at(self.target.address)[1] != memory_at(new.target.address)[1]
             or (not self.is_flat and (self.width, self.height, self.depth) != (new.width, new.height, new.depth))
             or self.is_flat != new.is_flat
         )
@@ -193,10 +191,10 @@ class Copy(_Leaf):
             else:
                 yield from ((start + y * operand.pitch, self.width) for y in range(self.height))
 
-    def _run(self, kinds: tuple[tuple[str, int], tuple[str, int]]) -> None:
+    def _run(self, _: Operation) -> None:
         machine = state.machine
-        for operand, (kind, _) in zip((self.source, self.target), kinds, strict=True):
-            if kind:
+        for operand in (self.source, self.target):
+            if operand.is_known:
                 _check_live(operand.address, self._span(operand), "memcpy")
         for z in range(self.depth):
             for y in range(self.height):
@@ -251,9 +249,8 @@ class Fill(_Leaf):
         )
 
     def update_to(self, new: Fill) -> Update:
-        moved = Operand(self.address, 0, 0, _DEVICE), Operand(new.address, 0, 0, _DEVICE)
         changed = (
-            moved[0].allocation()[1] != moved[1].allocation()[1]
+            memory_at(self.address)[1] != memory_at(new.address)[1]
             or (self.height == 1) != (new.height == 1)
             or (
                 self.height > 1
@@ -455,6 +452,15 @@ class Conditional(_Leaf):
     def describe(self) -> str:
         kind = {_IF: "IF", _WHILE: "WHILE", _SWITCH: "SWITCH"}[self.type]
         return f"CONDITIONAL {kind} {self.condition.handle:#x}, bodies {', '.join(str(b.id) for b in self.bodies)}"
+
+
+def memory_at(address: int) -> tuple[str, int]:
+    """Return what kind of memory is at an address, and of which device: "" and -1 for memory unknown to the driver."""
+    slot = state.machine.graph_memory.holding(address)
+    if slot is not None:
+        return "graph", slot.device.ordinal
+    found = state.machine.virtual.mapping_at(address) or state.machine.allocations.holding(address)
+    return ("", -1) if found is None else (found.kind, found.device)
 
 
 def _check_reachable(address: int, size: int) -> None:

@@ -23,6 +23,7 @@ from cudatool.sim.graph_nodes import (
     Operand,
     RecordEvent,
     WaitForEvent,
+    memory_at,
 )
 from cudatool.sim.machine import Context, current_context
 from cudatool.sim.queue import EventState
@@ -41,7 +42,7 @@ __all__ = [
     "call_of",
     "check_place",
     "child_of",
-    "conditional_of",
+    "_conditional_of",
     "context_before",
     "context_of",
     "copy_of",
@@ -235,29 +236,29 @@ def kernel_of(params: KernelParams, attributes: dict[int, bytes] | None = None) 
 
 def copy_of(params: Memcpy3D, context: Context) -> Copy:
     """Return what a memcpy node does."""
-    sides = []
-    for side in (params.src, params.dst):
-        if side.MemoryType == _ARRAY or side.LOD:
-            raise DriverError(Result.NOT_SUPPORTED, "the software device copies no arrays in graphs")
-        if side.MemoryType not in (_HOST, _DEVICE, _UNIFIED):
-            raise DriverError(Result.INVALID_VALUE, f"{side.MemoryType} is not a type of memory")
-        base = side.Host if side.MemoryType == _HOST else side.Device
-        plane = side.Pitch * side.Height
-        address = base and base + side.Z * plane + side.Y * side.Pitch + side.XInBytes
-        sides.append(Operand(address, side.Pitch, plane, side.MemoryType))
-    copy = Copy(*sides, params.WidthInBytes, params.Height, params.Depth, context, bytes(params))
+    source, target = _operand(params.src), _operand(params.dst)
+    copy = Copy(source, target, params.WidthInBytes, params.Height, params.Depth, context, bytes(params))
     copy.check()
     return copy
+
+
+def _operand(side: _Side) -> Operand:
+    if side.MemoryType == _ARRAY or side.LOD:
+        raise DriverError(Result.NOT_SUPPORTED, "the software device copies no arrays in graphs")
+    if side.MemoryType not in (_HOST, _DEVICE, _UNIFIED):
+        raise DriverError(Result.INVALID_VALUE, f"{side.MemoryType} is not a type of memory")
+    base = side.Host if side.MemoryType == _HOST else side.Device
+    plane = side.Pitch * side.Height
+    address = base and base + side.Z * plane + side.Y * side.Pitch + side.XInBytes
+    is_known = side.MemoryType == _DEVICE or memory_at(address)[0] != ""
+    return Operand(address, side.Pitch, plane, side.MemoryType, is_known)
 
 
 def flat_copy(target: int, source: int, size: int, context: Context) -> Copy:
     """Return what the memcpy node of a captured copy does."""
     params = Memcpy3D(WidthInBytes=size, Height=1, Depth=1)
     for side, address in ((params.src, source), (params.dst, target)):
-        allocation = state.machine.allocations.holding(address)
-        on_host = allocation is not None and allocation.device < 0
-        unknown = allocation is None and state.machine.graph_memory.holding(address) is None
-        side.MemoryType = _HOST if on_host or unknown else _DEVICE
+        side.MemoryType = _HOST if memory_at(address)[1] < 0 else _DEVICE
         side.Host, side.Device = (address, 0) if side.MemoryType == _HOST else (0, address)
     return copy_of(params, context)
 
@@ -337,7 +338,7 @@ def free_of(address: int, graph: Graph) -> Free:
     return Free(slot)
 
 
-def conditional_of(params: _ConditionalParams, graph: Graph) -> Callable[[Node], Work]:
+def _conditional_of(params: _ConditionalParams, graph: Graph) -> Callable[[Node], Work]:
     """Return what a conditional node does, as a function of the node, which will own the bodies.
 
     Raises
@@ -373,7 +374,7 @@ def read(params: NodeParams, graph: Graph) -> Work | Callable[[Node], Work]:
     if params.type == NodeType.MEM_FREE:
         return free_of(params.free, graph)
     if params.type == NodeType.CONDITIONAL:
-        return conditional_of(params.conditional, graph)
+        return _conditional_of(params.conditional, graph)
     return read_work(params)
 
 

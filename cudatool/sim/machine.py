@@ -63,7 +63,10 @@ class Options:
     schedule
         In which legal order deferred work executes.
     threads
-        Host threads that run the blocks of a kernel. 1 makes also the order of atomics reproducible.
+        Host threads that run the blocks of a kernel; 0 is one for each processor. 1 makes also the order of atomics
+        reproducible.
+    timeout
+        Seconds after which a kernel is ended with CUDA_ERROR_LAUNCH_TIMEOUT; 0 is never.
     cache_dir
         Where native code of kernels is kept between processes; None keeps none.
     """
@@ -72,7 +75,8 @@ class Options:
     count: int = 1
     seed: int = 0
     schedule: Schedule = Schedule.FIFO
-    threads: int = 1
+    threads: int = 0
+    timeout: int = 0
     cache_dir: Path | None = None
 
 

@@ -19,7 +19,17 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
 
-from cudatool.ptx import PtxError, device_code, is_container, join, parse_image, ptx_for, split, undefined
+from cudatool.ptx import (
+    PtxError,
+    device_code,
+    is_container,
+    join,
+    parse_image,
+    ptx_for,
+    register_counts,
+    split,
+    undefined,
+)
 
 __all__ = ["Input", "install"]
 
@@ -96,32 +106,43 @@ class _Link:
             self.machine_code.append(name or b"?")
         self.ptx += texts
 
-    def finish(self, real: _Real) -> int:
+    def finish(self, real: _Real, handle: int) -> int:
         """Make the image, once the real nvJitLink has found nothing wrong."""
-        if self.error:
-            return _INVALID_INPUT
+        if not self.error:
+            try:
+                return self._finish(real, handle)
+            except (OSError, PtxError) as error:
+                self.error = b"ERROR: %s\n" % str(error).encode()
+        return _INVALID_INPUT
+
+    def _finish(self, real: _Real, handle: int) -> int:
         texts = list(self.ptx)
         if self.ltoir:
-            # What only PTX calls is not used as far as the LTO-IR alone can tell, and would be dropped.
-            called = [name for name in undefined(parse_image(join(texts))) if name.isidentifier()] if texts else []
             inputs = list(self.ltoir)
+            called = self._called_by_ptx()
             if called:
                 inputs.append((Input.LTOIR, _ltoir(_user_of(called), self.arch), b"cudatool"))
-            status, text, self.error = real.to_ptx([*self.options, b"-ptx"], inputs)
+            status, text, log_text = real.to_ptx([*self.options, b"-ptx"], inputs)
             if status:
+                self.error = log_text
                 return status
-            texts.insert(0, _without_user(text, called) if called else text)
-        image = join(texts)
+            texts.insert(0, _without_user(text, called))
+        image = join(texts, register_counts(real.data(handle, "LinkedCubin")))
         if self.machine_code:
             # The functions of libcudadevrt (cuda...) are the device's own, others would be missing.
             missing = [name for name in undefined(parse_image(image)) if not name.startswith("cuda")]
             if missing:
-                where = b", ".join(self.machine_code)
-                text = b"ERROR: %s: machine code without PTX, needed for %s\n"
-                self.error = text % (where, ", ".join(missing).encode())
-                return _INVALID_INPUT
+                where = b", ".join(self.machine_code).decode("utf-8", "replace")
+                raise PtxError(f"{where}: machine code without PTX, needed for {', '.join(missing)}")
         self.image = image + b"\0"
         return _SUCCESS
+
+    def _called_by_ptx(self) -> list[str]:
+        """Return the functions that PTX needs from LTO-IR. As far as LTO-IR alone can tell, nobody uses them."""
+        if not self.ptx:
+            return []
+        module = parse_image(join(self.ptx))
+        return [name for name in undefined(module) if name in module.functions and not name.startswith("cuda")]
 
 
 class _Real:
@@ -138,21 +159,24 @@ class _Real:
         self.destroy = function("nvJitLinkDestroy", c_void_p)
         self.add_data = function("nvJitLinkAddData", c_void_p, c_int, c_char_p, c_size_t, c_char_p)
         self.complete = function("nvJitLinkComplete", c_void_p)
-        self.sizes = {
-            what: function(f"nvJitLinkGet{what}Size", c_void_p, c_void_p) for what in ("LinkedPtx", "ErrorLog")
-        }
-        self.getters = {what: function(f"nvJitLinkGet{what}", c_void_p, c_void_p) for what in ("LinkedPtx", "ErrorLog")}
+        results = ("LinkedCubin", "LinkedPtx", "ErrorLog")
+        self.sizes = {what: function(f"nvJitLinkGet{what}Size", c_void_p, c_void_p) for what in results}
+        self.getters = {what: function(f"nvJitLinkGet{what}", c_void_p, c_void_p) for what in results}
 
     def add(self, handle: int, kind: int, data: bytes, name: bytes | None) -> int:
         return self.add_data(handle, kind, data, len(data), name)
 
-    def text(self, handle: int, what: str) -> bytes:
-        """Return ``LinkedPtx`` or ``ErrorLog``, without the terminating NUL."""
+    def data(self, handle: int, what: str) -> bytes:
+        """Return ``LinkedCubin``, ``LinkedPtx`` or ``ErrorLog``."""
         size = c_size_t()
         self.sizes[what](handle, ctypes.addressof(size))
-        buffer = ctypes.create_string_buffer(size.value + 1)
+        buffer = ctypes.create_string_buffer(size.value)
         self.getters[what](handle, ctypes.addressof(buffer))
-        return buffer.value
+        return buffer.raw
+
+    def text(self, handle: int, what: str) -> bytes:
+        """Return the same without the terminating NUL."""
+        return self.data(handle, what).rstrip(b"\0")
 
     def to_ptx(self, options: list[bytes], inputs: list[tuple[int, bytes, bytes | None]]) -> tuple[int, bytes, bytes]:
         """Link LTO-IR to PTX. Returns status, text and error log."""
@@ -183,6 +207,8 @@ def _user_of(names: list[str]) -> str:
 
 def _without_user(text: bytes, names: list[str]) -> bytes:
     """Return linked PTX without that kernel, and with the functions visible to other modules."""
+    if not names:
+        return text
     text = re.sub(rb"\.visible \.entry %s\(.*?\n}\n" % _USER.encode(), b"", text, flags=re.DOTALL)
     for name in names:
         pattern = rb"^\.func(?=\s*(?:\([^)]*\)\s*)?%s\s*[(\n])" % re.escape(name.encode())
@@ -253,7 +279,7 @@ def install(stand_in: ctypes.CDLL) -> None:
     def complete(handle: int) -> int:
         link = links.get(handle)
         status = real.complete(handle)
-        return status if status or link is None or b"-ptx" in link.options else link.finish(real)
+        return status if status or link is None or b"-ptx" in link.options else link.finish(real, handle)
 
     def image_size(handle: int, size: int) -> int:
         link = links.get(handle)

@@ -22,6 +22,7 @@ from cudatool.sim.abi import lock, log_message
 from cudatool.sim.results import DriverError
 
 if TYPE_CHECKING:
+    from cudatool.sim.capture import CapturedEvent
     from cudatool.sim.checkers import CheckFinding
 
 __all__ = ["EventState", "Operation", "Schedule", "Scheduler", "StreamState"]
@@ -130,7 +131,7 @@ class EventState:
         self.handle = handle
         self.flags = flags
         self.recorded: Operation | None = None
-        self.captured: Any = None  # a cudatool.sim.capture.CapturedEvent
+        self.captured: CapturedEvent | None = None
 
     @property
     def timed(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 
 import pytest
 
@@ -70,7 +71,7 @@ def test_template_instances_and_macros(run_command, kernels):
     done = run_command("ptx", "kernels.cu", "--kernel", "fill<double>", "-D", "SCALE=3", "--arch", "sm_75", "--json")
     listing = json.loads(done.stdout)
     (found,) = listing["kernels"]
-    assert ("sm_75", "fill<double>") == (listing["target"], found["name"])
+    assert ("sm_75", "fill<double>") == (found["target"], found["name"])
     assert [("double*", "w"), ("double", "")] == [
         (one["type"], "".join(field["access"] for field in one["fields"])) for one in found["parameters"]
     ]
@@ -100,6 +101,23 @@ def test_instruction_that_lacks_its_type_is_refused_by_name(run_command, tmp_pat
     assert "no fma.rn (no such form)" in done.stdout
 
 
+def fatbin(*versions: tuple[int, str]) -> bytes:
+    """Make an uncompressed fatbin of one unit's PTX for several architectures."""
+    entries = b""
+    for arch, text in versions:
+        header = struct.pack("<HHIQIIHHIIIQQQ", 1, 0x101, 72, len(text), 0, 64, 3, 8, arch, 64, 0, 0x11, 0, 0)
+        entries += header.ljust(72, b"\0") + text.encode()
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entries)) + entries
+
+
+def test_newest_ptx_in_a_fatbin(run_command, tmp_path):
+    versions = [(arch, PTX.replace("sm_90", f"sm_{arch}")) for arch in (75, 86, 100)]
+    (tmp_path / "k.fatbin").write_bytes(fatbin(*versions))
+    listing = json.loads(run_command("ptx", "k.fatbin", "--kernel", "k", "--json").stdout)
+    assert [("k", "sm_86")] == [(one["kernel"], one["target"]) for one in listing["kernels"]]
+    assert "no PTX for sm_70" in run_command("ptx", "k.fatbin", "--arch", "sm_70").stderr
+
+
 def test_file_without_kernels_says_how_to_get_one(run_command, tmp_path):
     (tmp_path / "t.cu").write_text("template <class T> __global__ void f(T *x) { *x = 1; }")
     done = run_command("ptx", "t.cu")
@@ -111,12 +129,13 @@ def test_file_without_kernels_says_how_to_get_one(run_command, tmp_path):
     ("name", "content", "options", "message"),
     [
         ("no.ptx", None, (), "No such file"),
-        ("k.txt", "", (), "neither PTX (.ptx) nor CUDA C++ (.cu)"),
+        ("k.txt", "", (), "neither PTX (.ptx), nor CUDA C++ (.cu)"),
         ("k.ptx", "hello", (), "unexpected 'hello'"),
         ("k.ptx", "\0\1\2", (), "unexpected character"),
         ("k.ptx", PTX, ("--kernel", "other"), "no kernel 'other'"),
         ("k.cu", "__global__ void k(", (), "k.cu(1): error"),
         ("k.cu", "#include <nothing.h>\n", (), "nothing.h"),
+        ("k.o", b"\x7fELF" + bytes(100), (), "k.o has no PTX for sm_90"),
         ("k.cu", "", ("--arch", "hopper"), "'hopper' is no architecture"),
         ("k.cu", "", ("--arch", "sm_11"), "--gpu-architecture=compute_11"),
         ("k.cu", SOURCE, ("--kernel", "fill<nonsense>"), "nonsense"),
@@ -124,7 +143,7 @@ def test_file_without_kernels_says_how_to_get_one(run_command, tmp_path):
 )
 def test_bad_input_is_one_line(run_command, tmp_path, name, content, options, message):
     if content is not None:
-        (tmp_path / name).write_text(content)
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     done = run_command("ptx", name, *options)
     assert (2, "") == (done.returncode, done.stdout)
     assert done.stderr.startswith("cudatool: error: ")

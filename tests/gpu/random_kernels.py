@@ -256,12 +256,12 @@ class Writer:
         head = [
             f".visible .entry {name}(.param .u64 in, .param .u64 out, .param .u64 counters) {{",
             *registers,
-            ".reg .b64 %in, %out, %counters, %at; .reg .b32 %tid, %offset, %shared_at, %other;",
+            ".reg .b64 %in, %out, %counters, %at; .reg .b32 %me, %offset, %shared_at, %other;",
             f".shared .align 4 .b32 shared_{name}[{THREADS}]; .local .align 4 .b32 local_{name}[8];",
-            "mov.u32 %tid, %tid.x;",
+            "mov.u32 %me, %tid.x;",
             "ld.param.u64 %in, [in]; ld.param.u64 %out, [out]; ld.param.u64 %counters, [counters];",
-            f"mad.wide.u32 %in, %tid, {4 * WORDS}, %in;",
-            f"mad.wide.u32 %out, %tid, {4 * WORDS}, %out;",
+            f"mad.wide.u32 %in, %me, {4 * WORDS}, %in;",
+            f"mad.wide.u32 %out, %me, {4 * WORDS}, %out;",
         ]
         return "\n".join([*head, *self.lines, "ret;", "}"])
 
@@ -392,8 +392,8 @@ def program_kernel(seed: int, name: str) -> str:
         elif what == 4:
             step = rng.randrange(1, THREADS)
             writer.emit(
-                f"bar.sync 0;\nmov.u32 %shared_at, shared_{name};\nmad.lo.u32 %offset, %tid, 4, %shared_at;\n"
-                f"st.shared.u32 [%offset], {source};\nbar.sync 0;\nadd.u32 %other, %tid, {step};\n"
+                f"bar.sync 0;\nmov.u32 %shared_at, shared_{name};\nmad.lo.u32 %offset, %me, 4, %shared_at;\n"
+                f"st.shared.u32 [%offset], {source};\nbar.sync 0;\nadd.u32 %other, %me, {step};\n"
                 f"and.b32 %other, %other, {THREADS - 1};\nmad.lo.u32 %offset, %other, 4, %shared_at;\n"
                 f"ld.shared.u32 {result}, [%offset];"
             )

@@ -208,6 +208,12 @@ class Program:
 
 
 @pytest.fixture
+def ptx_of() -> Callable[..., bytes]:
+    """Return the function that compiles CUDA C++."""
+    return nvrtc_ptx
+
+
+@pytest.fixture
 def program() -> Iterator[Callable[..., Program]]:
     """Return a function that loads CUDA C++ (or PTX, as bytes) in a context of its own."""
     made: list[Program] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -82,7 +81,7 @@ class Program:
         self.random = random.Random(seed)
         self.lines: list[str] = []
         self.pointers: list[str] = []
-        self.registers = 0
+        self.registers = self.words = 0
         self.through = False
         steps = [getattr(self, name) for name in dir(self) if name.startswith("do_")]
         for i in range(4):
@@ -100,6 +99,10 @@ class Program:
     def fresh(self) -> str:
         self.registers += 1
         return f"%x{self.registers}"
+
+    def word(self) -> str:
+        self.words += 1
+        return f"%w{self.words}"
 
     def pointer(self) -> str:
         self.pointers.append(self.fresh())
@@ -126,21 +129,17 @@ class Program:
         self.emit(how.format(d=self.pointer(), a=a, b=b))
 
     def do_halves(self) -> None:
-        a, d = self.any(), self.pointer()
-        self.emit(
-            f"mov.b64 {{%lo, %hi}}, {a}; shfl.sync.idx.b32 %lo, %lo, 0, 31, -1; shfl.sync.idx.b32 %hi, %hi, 0, 31, -1;"
-        )
-        self.emit(f"mov.b64 {d}, {{%lo, %hi}};")
+        a, lo, hi, d = self.any(), self.word(), self.word(), self.pointer()
+        self.emit(f"mov.b64 {{{lo}, {hi}}}, {a}; shfl.sync.idx.b32 {lo}, {lo}, 0, 31, -1;")
+        self.emit(f"shfl.sync.idx.b32 {hi}, {hi}, 0, 31, -1; mov.b64 {d}, {{{lo}, {hi}}};")
 
     def do_field(self) -> None:
         self.emit(f"ld.param.u64 {self.pointer()}, [s+{8 * self.random.randrange(3)}];")
 
     def do_field_in_halves(self) -> None:
-        at, a, b, d = 8 * self.random.randrange(3), self.fresh(), self.fresh(), self.pointer()
-        self.emit(
-            f"ld.param.u32 %lo, [s+{at}]; ld.param.u32 %hi, [s+{at + 4}]; cvt.u64.u32 {a}, %lo; cvt.u64.u32 {b}, %hi;"
-        )
-        self.emit(f"shl.b64 {b}, {b}, 32; or.b64 {d}, {a}, {b};")
+        at, lo, hi, a, b = 8 * self.random.randrange(3), self.word(), self.word(), self.fresh(), self.fresh()
+        self.emit(f"ld.param.u32 {lo}, [s+{at}]; ld.param.u32 {hi}, [s+{at + 4}]; cvt.u64.u32 {a}, {lo};")
+        self.emit(f"cvt.u64.u32 {b}, {hi}; shl.b64 {b}, {b}, 32; or.b64 {self.pointer()}, {a}, {b};")
 
     def do_algebra(self) -> None:
         a, b, t, d = self.any(), self.any(), self.fresh(), self.pointer()
@@ -205,12 +204,12 @@ class Program:
 
     @property
     def text(self) -> str:
-        names: Sequence[str] = [f".reg .b64 %x{i + 1};" for i in range(self.registers)]
+        declared = f".reg .b64 %x<{self.registers + 1}>; .reg .b32 %w<{self.words + 1}>;"
         return f"""{HEADER}{FUNCTIONS}
 .visible .entry k(.param .align 8 .b8 s[24], .param .u64 p0, .param .u64 p1, .param .u64 p2, .param .u64 p3, .param .u64 q) {{
-.reg .b32 %tid, %bit, %lo, %hi, %i, %w; .reg .pred %odd, %more; .reg .b64 %generic, %chosen, %table, %t1; .reg .b32 %mine, %t2;
+.reg .b32 %tid, %bit, %i, %w; .reg .pred %odd, %more; .reg .b64 %generic, %chosen, %table, %t1; .reg .b32 %mine, %t2;
 .local .align 8 .b8 cells[32]; .shared .align 8 .b8 all[1024];
-{" ".join(names)}
+{declared}
 mov.u32 %tid, %tid.x; and.b32 %bit, %tid, 1; setp.eq.u32 %odd, %bit, 1; mov.u32 %w, 0;
 mov.u64 %t1, cells; cvta.local.u64 %generic, %t1; mad.wide.u32 %chosen, %bit, 8, %t1;
 mov.u32 %t2, all; mad.lo.u32 %mine, %tid, 32, %t2;

@@ -99,6 +99,16 @@ def test_linked_modules_run(nvjitlink, driver, ok, caller, callee):
     assert [6, 9, 12, 15] == result_of(driver, ok, image)
 
 
+def test_ptx_uses_variables_and_functions_of_ltoir(nvjitlink, driver, ok):
+    caller = CALLER.replace('extern "C" __device__ int offset = 5', "extern __device__ int offset")
+    callee = "__device__ int offset = 5;\n" + CALLEE
+    with Link(nvjitlink, "-lto") as link:
+        link.add("PTX", compiled(caller, "PTX"))
+        link.add("LTOIR", compiled(callee, "LTOIR"))
+        link.complete()
+        assert [6, 9, 12, 15] == result_of(driver, ok, link.get("linked_cubin"))
+
+
 def test_linked_image_holds_no_kernel_but_the_program_s(nvjitlink, driver, ok):
     with Link(nvjitlink, "-lto") as link:
         link.add("PTX", compiled(CALLER, "PTX"))
@@ -131,6 +141,25 @@ def test_files_are_linked(nvjitlink, driver, ok, tmp_path):
         assert [6, 9, 12, 15] == result_of(driver, ok, link.get("linked_cubin"))
         with pytest.raises(nvjitlink.nvJitLinkError, match="INVALID_INPUT"):
             nvjitlink.add_file(link.handle, nvjitlink.InputType.PTX, str(tmp_path / "missing.ptx"))
+
+
+def test_registers_are_those_of_the_machine_code(nvjitlink, driver, ok):
+    many = "".join(f"double v{n} = p[{n} * threadIdx.x];" for n in range(40))
+    uses = "".join(f"p[{n}] = v{n} + v{7 * n % 40};" for n in range(40))
+    source = f'extern "C" __global__ void kernel(double *p) {{ {many} __syncthreads(); {uses} }}'
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS
+    counts, blocks = [], []
+    for options in ((), ("-maxrregcount=32",)):
+        with Link(nvjitlink, *options) as link:
+            link.add("PTX", compiled(source, "PTX"))
+            link.complete()
+            module = ok(driver.cuModuleLoadData(link.get("linked_cubin")))
+        function = ok(driver.cuModuleGetFunction(module, b"kernel"))
+        counts.append(ok(driver.cuFuncGetAttribute(attribute, function)))
+        blocks.append(ok(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, 1024, 0)))
+        ok(driver.cuModuleUnload(module))
+    assert counts[0] > 64 and counts[1] <= 32
+    assert [0 if counts[0] * 1024 > 65536 else 1, 2] == blocks
 
 
 def test_undefined_function_is_named_in_the_error_log(nvjitlink):
@@ -171,5 +200,5 @@ def test_machine_code_is_refused_and_said_to_be(nvjitlink):
     link = _Link([b"-arch=sm_90a"])
     assert 90 == link.arch
     link.take(Anything(), 1, Input.CUBIN, CUBIN, b"a.cubin")
-    assert 3 == link.finish(Anything())
+    assert 3 == link.finish(Anything(), 1)
     assert b"ERROR: a.cubin: machine code without PTX, which the software device cannot run\n" == link.error

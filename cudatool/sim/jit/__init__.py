@@ -7,7 +7,7 @@ are host addresses.
 from cudatool.sim.jit.emit import UnsupportedInstruction
 from cudatool.sim.jit.footprint import Footprint
 from cudatool.sim.jit.instrument import Defect, Instrument
-from cudatool.sim.jit.launch import KernelAssert, KernelDeadlock, KernelError, KernelFault, KernelTrap
+from cudatool.sim.jit.launch import KernelAssert, KernelDeadlock, KernelError, KernelFault, KernelTimeout, KernelTrap
 from cudatool.sim.jit.module import GlobalVariable, JitModule, Kernel, Param, load
 from cudatool.sim.jit.shadow import Found, Shadow
 
@@ -24,6 +24,7 @@ __all__ = [
     "Defect",
     "KernelError",
     "KernelFault",
+    "KernelTimeout",
     "KernelTrap",
     "KernelAssert",
     "KernelDeadlock",

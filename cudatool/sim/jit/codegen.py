@@ -42,7 +42,7 @@ from cudatool.sim.jit.collective import (
 )
 from cudatool.sim.jit.context import EXIT
 from cudatool.sim.jit.divergence import divergent
-from cudatool.sim.jit.emit import ARRIVALS, ASYNC_QUEUE, ENVIRONMENT, SPECIAL, Emitter, Layout, storage_type
+from cudatool.sim.jit.emit import ASYNC_QUEUE, ENVIRONMENT, SPECIAL, Emitter, Layout, storage_type
 from cudatool.sim.jit.instrument import Instrument, functions
 from cudatool.sim.jit.table import TABLE, Lowering, space_of
 
@@ -58,6 +58,7 @@ _PURE = frozenset(
         *("shl", "shr", "and", "or", "xor", "not", "bfe", "setp", "selp"),
     ]
 )
+_POLLS = 32  # how often a thread polls in a loop before it lets others go on
 _MAX_STACK = 16384  # local memory beyond this is not put on the host's stack
 
 
@@ -71,10 +72,13 @@ class Native:
         LLVM IR; its entry point is ``grid(ptr context)``.
     slot_bytes
         What a worker must provide at :attr:`Context.slots`.
+    parks
+        Whether a block may have to wait for other blocks (:attr:`Context.parked`).
     """
 
     text: str
     slot_bytes: int
+    parks: bool
 
 
 def generate(function: Function, layout: Layout, *, instrument: Instrument, large_grid: bool) -> Native:
@@ -225,13 +229,14 @@ class _Kernel:
         successors = {0: self._thread(0, None)}
         for index, number in self.region_of.items():
             successors[number] = self._thread(number, index)
+        kinds = {number: self.rows[index].kind for index, number in self.region_of.items()}
+        parks = Kind.YIELD in kinds.values()
         diverges = any(len(after) > 1 for after in successors.values())
         for number, after in successors.items():
             only = next(iter(after)) if len(after) == 1 else None if self.rows else EXIT
             self.parts.append(scheduler.all_threads(number, only))
         for index, number in self.region_of.items():
             diverges |= self._collective(number, index)
-        kinds = {number: self.rows[index].kind for index, number in self.region_of.items()}
         self.parts.append(scheduler.block(kinds, diverges=diverges))
         if diverges:
             self.parts.append(
@@ -239,17 +244,16 @@ class _Kernel:
                     kinds,
                     {number: self.code[index].line for index, number in self.region_of.items()},
                     checked=bool(self.instrument & Instrument.SYNCCHECK),
-                    arrivals=self.layout.local.get(ARRIVALS),
                 )
             )
         if self.rows:
             self.parts.append(scheduler.AGREED)
         if {Kind.WAIT, Kind.POLL}.intersection(kinds.values()):
             self.parts.append(scheduler.PASSED)
-        self.parts.append(scheduler.grid(self.layout.param_bytes))
+        self.parts.append(scheduler.grid(self.layout.param_bytes, parks=parks))
         self.parts.append(functions(self.instrument, self.validated))
         text = "\n".join([*sorted(self.declarations - scheduler.OWN), scheduler.PRELUDE, scheduler.stop(), *self.parts])
-        return Native(text, self.slot_bytes)
+        return Native(text, self.slot_bytes, parks)
 
     def _thread(self, number: int, index: int | None) -> set[int]:
         """Emit ``thread_<number>``; return the suspensions (or EXIT) that can come next."""
@@ -270,8 +274,8 @@ class _Kernel:
             e.instruction = instruction
             self.rows[index].resume(e, instruction)
             first = self.flow.at[index + 1]
-        else:
-            self._begin(e)
+        elif ASYNC_QUEUE in self.layout.local:
+            asynchronous.begin(e)
         e.emit(f"br label %b{first}")
         done: set[int] = set()
         pending = [first]
@@ -291,24 +295,13 @@ class _Kernel:
             f"  %local_offset = mul i64 %slot, {self.layout.local_bytes}",
             f"  %local = {local}",
             *(f"  {slot} = alloca {storage_type(self.function.registers[name])}" for name, slot in e.used.items()),
+            # A thread that goes on after a yield has polled in vain: once more is enough.
+            f"  %polls = alloca i32\n  store i32 {_POLLS - 2 if index and self._yields(index) else 0}, ptr %polls",
         ]
         self.parts.append("\n".join([*header, *e.lines, "}"]))
         if any(i.opcode in ("trap", "call") for i in self.code):
             following.add(EXIT)
         return following
-
-    def _begin(self, e: Emitter) -> None:
-        """Emit what a thread does first."""
-        if ASYNC_QUEUE in self.layout.local:
-            asynchronous.begin(e)
-        if ARRIVALS in self.layout.local and self.rows:  # the first thread of a block runs before the others
-            first, after = e.new_label(), e.new_label()
-            e.emit(f"br i1 {e.op('icmp eq i32 %t, 0')}, label %{first}, label %{after}")
-            e.label(first)
-            counters = e.op(f"getelementptr i8, ptr %locals, i64 {self.layout.local[ARRIVALS]}")
-            e.emit(f"store [16 x i32] zeroinitializer, ptr {counters}")
-            e.emit(f"br label %{after}")
-            e.label(after)
 
     def _own_slot(self, e: Emitter, offset: int, kind: str) -> str:
         pointer = e.op(f"getelementptr i8, ptr %slots, i64 {offset}")
@@ -329,7 +322,7 @@ class _Kernel:
             if index in self.rows:
                 following.add(self.region_of[index])
                 self._suspend(e, index, number)
-                return [number + 1] if instruction.guard is not None else []
+                return [number + 1] if self._conditional(index) else []
             if opcode in ("bra", "brx", "ret", "exit"):
                 self._branch(e, instruction, number, following)
                 return leads
@@ -377,8 +370,22 @@ class _Kernel:
             following.add(EXIT)
             e.emit(f"ret i32 {EXIT}")
 
+    def _yields(self, index: int) -> bool:
+        return self.rows[index].kind == Kind.YIELD
+
+    def _conditional(self, index: int) -> bool:
+        """Whether a thread may pass the suspension at `index` without waiting."""
+        instruction = self.code[index]
+        return instruction.guard is not None or (self._yields(index) and "always" not in instruction.modifiers)
+
     def _suspend(self, e: Emitter, index: int, number: int) -> None:
         instruction = self.code[index]
+        if self._yields(index) and self._conditional(index):
+            polls = e.op(f"add i32 {e.op('load i32, ptr %polls')}, 1")
+            e.emit(f"store i32 {polls}, ptr %polls")
+            do = e.new_label()
+            e.emit(f"br i1 {e.op(f'icmp uge i32 {polls}, {_POLLS}')}, label %{do}, label %b{number + 1}")
+            e.label(do)
         if instruction.guard is not None:
             do = e.new_label()
             e.emit(f"br i1 {e.get(instruction.guard, 'pred')}, label %{do}, label %b{number + 1}")
@@ -433,12 +440,18 @@ class _Kernel:
                 ]
             )
         )
-        checked = row.kind in (Kind.WAIT, Kind.POLL)
+        checked = self._apart(row) or row.kind in (Kind.WAIT, Kind.POLL)
         if row.kind == Kind.WARP:
             mask = next(operand for name, operand, _ in row.leave(instruction) if name == "mask")
             checked = not (isinstance(mask, Immediate) and int(mask.value) & 0xFFFFFFFF == 0xFFFFFFFF)
-        self.parts.append(scheduler.whole_block(number, row.kind, check_masks=checked))
+        self.parts.append(scheduler.whole_block(number, row.kind, check_masks=checked, apart=self._apart(row)))
         return checked
+
+    def _apart(self, row: Suspension) -> bool:
+        """Whether the scheduler must look at each thread, though all of them are at the same suspension."""
+        counted = any(other.kind == Kind.ARRIVE for other in self.rows.values())
+        barrier = row.kind in (Kind.BARRIER, Kind.BARRIER_REDUCE)
+        return row.kind in (Kind.ARRIVE, Kind.YIELD) or (counted and barrier)
 
 
 def _emit(row: Lowering, e: Emitter, instruction: Instruction) -> None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from cudatool.ptx import Immediate, Instruction, Operand, Pair
 from cudatool.sim.jit.context import MAX_THREADS
-from cudatool.sim.jit.emit import ARRIVALS, Emitter
-from cudatool.sim.jit.table import lowers, types_of
+from cudatool.sim.jit.emit import Emitter
+from cudatool.sim.jit.table import types_of
 
 __all__ = [
     "ARGUMENT_ARRAYS",
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 ROW = MAX_THREADS + 32  # entries of a per-thread array: a partial warp may be read as a whole
-ARGUMENT_ARRAYS = ("mask", "a", "b", "c", "result", "predicate")
+ARGUMENT_ARRAYS = ("mask", "a", "b", "c", "result", "predicate", "arrived")
 
 
 def array_offset(name: str) -> int:
@@ -59,6 +59,8 @@ class Kind:
     PRESENT = 4  # never waits: whoever is there takes part (activemask)
     WAIT = 5  # each thread waits by itself: until the top bit of the word that "a" points to is not that of "c"
     POLL = 6  # the same, but it goes on when no other thread of the block can
+    ARRIVE = 7  # never waits, but counts at the barrier whose number is in "a"
+    YIELD = 8  # waits for whatever other threads do (see progress.py)
 
 
 _Combine = Callable[[Emitter, Instruction], None]
@@ -312,18 +314,9 @@ def _take_barrier(e: Emitter, i: Instruction) -> None:
         e.set(i.operands[0], e.op(f"icmp {'eq' if 'and' in i.modifiers else 'ne'} i32 {total}, 0"), "pred")
 
 
-@lowers("bar barrier")
-def _arrive(e: Emitter, i: Instruction) -> None:
-    """Count an arrival at a barrier that this thread does not wait at; :mod:`.divergence` adds it to those that do."""
-    if "arrive" not in i.modifiers:
-        raise e.unsupported()
-    if "cluster" in i.modifiers:  # clusters are of one block, whose threads meet where they wait
-        return
-    number = e.op(f"and i32 {e.get(i.operands[0], 'b32')}, 15")
-    counters = e.op(f"getelementptr i8, ptr %locals, i64 {e.layout.local[ARRIVALS]}")
-    counter = e.op(f"getelementptr i32, ptr {counters}, i32 {number}")
-    before = e.op(f"load i32, ptr {counter}")
-    e.emit(f"store i32 {e.op(f'add i32 {before}, 1')}, ptr {counter}")
+def _combine_arrive(e: Emitter, i: Instruction) -> None:
+    """Count the lanes at their barriers: entry n of the array "arrived" is barrier n's."""
+    e.emit("call void @arrive(ptr %slots, i64 %warp, i32 %lanes)")
 
 
 _BARRIER = Suspension(Kind.BARRIER, _leave_barrier, _combine_nothing, _take_nothing)
@@ -337,6 +330,9 @@ SUSPENSIONS: list[tuple[str, str, Suspension]] = [
     ("bar", "sync", _BARRIER),
     ("barrier", "sync", _BARRIER),
     ("barrier", "wait", _BARRIER),  # of a cluster, which is one block
+    ("bar", "arrive", Suspension(Kind.ARRIVE, _leave_barrier, _combine_arrive, _take_nothing)),
+    ("barrier", "arrive", Suspension(Kind.ARRIVE, _leave_barrier, _combine_arrive, _take_nothing)),
+    ("yield", "", Suspension(Kind.YIELD, lambda i: [], _combine_nothing, _take_nothing)),
     (
         "shfl",
         "sync",
@@ -355,6 +351,8 @@ SUSPENSIONS: list[tuple[str, str, Suspension]] = [
 
 def suspension_of(instruction: Instruction) -> Suspension | None:
     """Return the row of an instruction at which a thread waits, else None."""
+    if "cluster" in instruction.modifiers and "arrive" in instruction.modifiers:
+        return None  # waiting is what counts: the cluster's only block waits as a whole
     for opcode, modifier, row in SUSPENSIONS:
         if instruction.opcode == opcode and modifier in ("", *instruction.modifiers) and row.fits(instruction):
             return row

@@ -18,6 +18,8 @@ class Stop:
     DEADLOCK = 2
     ASSERT = 3
     BAD_FREE = 4
+    STALLED = 5  # decided by the host: nothing but waiting happens
+    TIMEOUT = 6  # decided by the host: it took too long
 
 
 class Context(ctypes.Structure):
@@ -52,6 +54,13 @@ class Context(ctypes.Structure):
         The moment of each block's last fence, and whether the one that runs has had one.
     heap
         The heap of ``malloc`` in kernels (``cudatool_heap_create``), 0 if there is none.
+    workspace
+        What the blocks of a cooperative launch synchronize with, 0 for other launches.
+    current, resume, parked
+        The block that runs, as its number in execution order; whether to begin with that one, which was parked; whether
+        it is parked when native code returns: its threads wait for other blocks.
+    progress
+        Counts what threads do that are not waiting (:mod:`.progress`).
     message
         What the first assertion that failed says (``malloc`` of the C library), else 0.
     status, site, at_*
@@ -112,6 +121,11 @@ class Context(ctypes.Structure):
         ("at_z", ctypes.c_uint32),
         ("at_thread", ctypes.c_uint32),
         ("heap", ctypes.c_uint64),
+        ("workspace", ctypes.c_uint64),
+        ("current", ctypes.c_uint64),
+        ("progress", ctypes.c_uint64),
+        ("resume", ctypes.c_uint32),
+        ("parked", ctypes.c_uint32),
         ("message", ctypes.c_uint64),
         ("zero", ctypes.c_uint64),
     )

@@ -8,6 +8,7 @@
             combine it for those lanes; run each of them to its next suspension
         for each barrier number that enough threads wait at: run those threads to their next suspension
         none: threads that only poll go on
+        none: threads that wait for memory to change go on (the fourth time: park the block; others may have to go on)
         none ready: everyone ended, or nobody can go on (deadlock)
     until all threads agree again
 
@@ -17,10 +18,10 @@ Of several ready suspensions the first in the text is taken, so that lanes meet 
 from __future__ import annotations
 
 from cudatool.sim.jit.collective import Kind, array_offset
-from cudatool.sim.jit.context import EXIT, Stop
+from cudatool.sim.jit.context import EXIT, Context, Stop
 from cudatool.sim.jit.emit import ENVIRONMENT
 from cudatool.sim.jit.instrument import Defect
-from cudatool.sim.jit.scheduler import DIVERGED, VALUES, field
+from cudatool.sim.jit.scheduler import DIVERGED, PARKED, VALUES, field
 
 __all__ = ["divergent"]
 
@@ -44,6 +45,76 @@ end:
 """
 
 
+# Lets the threads that yield go on, each once.
+_YIELDS = f"""yields:
+  store i32 0, ptr %yielded
+  br label %yield
+yield:
+  %ypt = phi i32 [ 0, %yields ], [ %ypt.next, %yield.end ]
+  %ypt.x = zext i32 %ypt to i64
+  %yps.p = getelementptr i32, ptr %slots, i64 %ypt.x
+  %yps = load i32, ptr %yps.p, align 4
+  %yp.end = icmp eq i32 %yps, {EXIT}
+  br i1 %yp.end, label %yield.end, label %yield.live
+yield.live:
+  %yps.x = zext i32 %yps to i64
+  %ypk.p = getelementptr i8, ptr @kinds, i64 %yps.x
+  %ypk = load i8, ptr %ypk.p
+  %ypk.yield = icmp eq i8 %ypk, {Kind.YIELD}
+  br i1 %ypk.yield, label %yield.go, label %yield.end
+yield.go:
+  store i32 1, ptr %yielded
+  call void @resume({VALUES}, i32 %yps, i32 %ypt)
+  br label %yield.end
+yield.end:
+  %ypt.next = add i32 %ypt, 1
+  %yielded.all = icmp eq i32 %ypt.next, %n
+  br i1 %yielded.all, label %yield.done, label %yield
+yield.done:
+  %yielded.any = load i32, ptr %yielded
+  %nobody = icmp eq i32 %yielded.any, 0
+  br i1 %nobody, label %deadlock, label %yield.count
+yield.count:
+  %pass.0 = load i32, ptr %passes
+  %pass = add i32 %pass.0, 1
+  store i32 %pass, ptr %passes
+  %fourth = and i32 %pass, 3
+  %long = icmp eq i32 %fourth, 0
+{field("status", "status3", volatile=True)}
+  %stopped3 = icmp ne i32 %status3, 0
+  %park = xor i1 %stopped3, true
+  %park.now = and i1 %park, %long
+  br i1 %park.now, label %parking, label %check
+parking:
+  ret i32 {PARKED}
+"""
+_ARRIVE = f"""
+define internal void @arrive(ptr %slots, i64 %warp, i32 %lanes) noinline {{
+entry:
+  %numbers = getelementptr i8, ptr %slots, i64 {array_offset("a")}
+  %arrived = getelementptr i8, ptr %slots, i64 {array_offset("arrived")}
+  %first = shl i64 %warp, 5
+  br label %loop
+loop:
+  %left = phi i32 [ %lanes, %entry ], [ %left.next, %loop ]
+  %lane = call i32 @llvm.cttz.i32(i32 %left, i1 true)
+  %lane.x = zext i32 %lane to i64
+  %t = add i64 %first, %lane.x
+  %id.p = getelementptr i32, ptr %numbers, i64 %t
+  %id.0 = load i32, ptr %id.p, align 4
+  %id = and i32 %id.0, 15
+  %count.p = getelementptr i32, ptr %arrived, i32 %id
+  %count = load i32, ptr %count.p, align 4
+  %count.1 = add i32 %count, 1
+  store i32 %count.1, ptr %count.p, align 4
+  %less = sub i32 %left, 1
+  %left.next = and i32 %left, %less
+  %done = icmp eq i32 %left.next, 0
+  br i1 %done, label %end, label %loop
+end:
+  ret void
+}}
+"""
 # A thread at a wait is ready by itself.
 _WAIT = """phase:
   %wait.t = trunc i64 %lt to i32
@@ -107,11 +178,10 @@ polled:
 """
 
 
-def divergent(kinds: dict[int, int], lines: dict[int, int], *, checked: bool, arrivals: int | None) -> str:
+def divergent(kinds: dict[int, int], lines: dict[int, int], *, checked: bool) -> str:
     """Return ``divergent``: schedules warps, lanes and barriers one by one until the threads of a block agree.
 
-    If `checked`, barriers that not all threads come to and wrong member masks are reported (synccheck). `arrivals` is
-    where in the first thread's local memory the arrivals at each barrier are counted, if there are any.
+    If `checked`, barriers that not all threads come to and wrong member masks are reported (synccheck).
     """
     count = max(kinds, default=0) + 1
     table = ", ".join(f"i8 {kinds.get(number, 0)}" for number in range(count))
@@ -120,7 +190,8 @@ def divergent(kinds: dict[int, int], lines: dict[int, int], *, checked: bool, ar
     combine = " ".join(f"i32 {number}, label %c{number}" for number in kinds)
     resumes = "\n".join(
         f"r{n}:\n  %x{n} = call i32 @thread_{n}({VALUES}, i32 %tx, i32 %ty, i32 %tz, i32 %t) #2\n"
-        f"  store i32 %x{n}, ptr %mine, align 4\n  ret void"
+        f"  store i32 %x{n}, ptr %mine, align 4\n  %e{n} = icmp eq i32 %x{n}, {EXIT}\n"
+        f"  br i1 %e{n}, label %ended, label %none"
         for n in kinds
     )
     combines = "\n".join(
@@ -134,13 +205,6 @@ def divergent(kinds: dict[int, int], lines: dict[int, int], *, checked: bool, ar
     if {Kind.WAIT, Kind.POLL}.intersection(kinds.values()):
         waits = f"i8 {Kind.WAIT}, label %phase  i8 {Kind.POLL}, label %phase"
         wait_check, wait_who, second_chance = _WAIT, ", [ %wait.bit, %phase ]", _SECOND_CHANCE
-    arrived, forget = "  %total = add i32 %jw, 0", ""
-    if arrivals is not None:
-        arrived = f"""  %arrivals = getelementptr i8, ptr %locals, i64 {arrivals}
-  %ja.p = getelementptr i32, ptr %arrivals, i64 %j
-  %ja = load i32, ptr %ja.p
-  %total = add i32 %jw, %ja"""
-        forget = "  %ja.left = select i1 %open, i32 0, i32 %ja\n  store i32 %ja.left, ptr %ja.p"
     mask_check = site_begin = site_check = barrier_check = ""
     if checked:
         mask_check = f"""  %lt.i = trunc i64 %lt to i32
@@ -169,8 +233,18 @@ def divergent(kinds: dict[int, int], lines: dict[int, int], *, checked: bool, ar
   %waiting.thread = load i32, ptr %stuck
   call void @sync_check(ptr %context, i1 %bad, i32 {int(Defect.BARRIER_DIVERGED)}, i32 %js, {_BLOCK},
     i32 %waiting.thread)"""
+    arrivals, arrivals_used, arrive = "  %jw = add i32 %jw.0, 0\n", "", ""
+    if Kind.ARRIVE in kinds.values():
+        arrivals = """  %ja.p = getelementptr i32, ptr %arrived, i64 %j
+  %ja = load i32, ptr %ja.p, align 4
+  %jw = add i32 %jw.0, %ja
+"""
+        arrivals_used = "  %ja.left = select i1 %open, i32 0, i32 %ja\n  store i32 %ja.left, ptr %ja.p, align 4\n"
+        arrive = _ARRIVE
+    yields = _YIELDS if Kind.YIELD in kinds.values() else ""
+    stuck = "yields" if yields else "deadlock"
     return f"""
-{_SYNC_CHECK if checked else ""}
+{_SYNC_CHECK if checked else ""}{arrive}
 @kinds = internal constant [{count} x i8] [{table}]
 @lines = internal constant [{count} x i32] [{places}]
 
@@ -186,6 +260,12 @@ define internal void @resume({ENVIRONMENT}, i32 %region, i32 %t) noinline #0 {{
   switch i32 %region, label %none [ {resume} ]
 {resumes}
 none:
+  ret void
+ended:
+  %progress.p = getelementptr i8, ptr %context, i64 {Context.progress.offset}
+  %progress.0 = load i64, ptr %progress.p
+  %progress.1 = add i64 %progress.0, 1
+  store i64 %progress.1, ptr %progress.p
   ret void
 }}
 
@@ -243,6 +323,9 @@ entry:
   store i32 0, ptr %polls
   %site = alloca [16 x i32]
   %mixed = alloca [16 x i32]
+  %yielded = alloca i32
+  %arrived = getelementptr i8, ptr %slots, i64 {array_offset("arrived")}
+  %passes = getelementptr i32, ptr %arrived, i64 16
 {field("threads", "n")}
   %n31 = add i32 %n, 31
   %warps.i = lshr i32 %n31, 5
@@ -281,7 +364,8 @@ look:
   %k.p = getelementptr i8, ptr @kinds, i64 %s.x
   %k = load i8, ptr %k.p
   %there = call i32 @waiting(ptr %slots, i64 %warp, i32 %s)
-  switch i8 %k, label %leader.end [ i8 {Kind.WARP}, label %masked  i8 {Kind.PRESENT}, label %ready {waits} ]
+  switch i8 %k, label %leader.end [ i8 {Kind.WARP}, label %masked  i8 {Kind.PRESENT}, label %ready
+    i8 {Kind.ARRIVE}, label %ready {waits} ]
 {wait_check}masked:
   %m.p = getelementptr i32, ptr %masks, i64 %lt
   %m = load i32, ptr %m.p, align 4
@@ -298,7 +382,7 @@ look:
   %go = and i1 %complete, %some
   br i1 %go, label %ready, label %leader.end
 ready:
-  %who = phi i32 [ %there, %look ], [ %wanted, %masked ]{wait_who}
+  %who = phi i32 [ %there, %look ], [ %there, %look ], [ %wanted, %masked ]{wait_who}
   %so.far = load i32, ptr %best
   %earlier = icmp ult i32 %s, %so.far
   br i1 %earlier, label %take, label %leader.end
@@ -389,17 +473,15 @@ judge:
   %j = phi i64 [ 0, %decide ], [ %j.next, %judge ]
   %any = phi i32 [ 0, %decide ], [ %any.next, %judge ]
   %jw.p = getelementptr i32, ptr %wait, i64 %j
-  %jw = load i32, ptr %jw.p
-  %jn.p = getelementptr i32, ptr %need, i64 %j
+  %jw.0 = load i32, ptr %jw.p
+{arrivals}  %jn.p = getelementptr i32, ptr %need, i64 %j
   %jn = load i32, ptr %jn.p
   %all = icmp eq i32 %jn, 0
   %goal = select i1 %all, i32 %living, i32 %jn
-{arrived}
-  %enough = icmp uge i32 %total, %goal
-  %used = icmp ne i32 %jw, 0
+  %enough = icmp uge i32 %jw, %goal
+  %used = icmp ne i32 %jw.0, 0
   %open = and i1 %enough, %used
-{forget}
-  %open.i = zext i1 %open to i32
+{arrivals_used}  %open.i = zext i1 %open to i32
   store i32 %open.i, ptr %jw.p
 {barrier_check}
   %any.next = or i32 %any, %open.i
@@ -408,8 +490,8 @@ judge:
   br i1 %judged, label %verdict, label %judge
 verdict:
   %progress = icmp ne i32 %any.next, 0
-  br i1 %progress, label %open.up, label %{"second" if waits else "deadlock"}
-{second_chance}open.up:
+  br i1 %progress, label %open.up, label %{"second" if waits else stuck}
+{second_chance.replace("label %deadlock", f"label %{stuck}")}{yields}open.up:
   call void @after_barrier(ptr %context)
 {reducing}
   br label %release
@@ -445,6 +527,10 @@ release.end:
   %released = icmp eq i32 %rt.next, %n
   br i1 %released, label %check, label %release
 check:
+{field("status", "status2", volatile=True)}
+  %stopped2 = icmp ne i32 %status2, 0
+  br i1 %stopped2, label %quit, label %compare
+compare:
   %agreed = call i32 @agreed(ptr %context, ptr %slots)
   %apart = icmp eq i32 %agreed, {DIVERGED}
   br i1 %apart, label %again, label %together

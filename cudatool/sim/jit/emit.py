@@ -26,7 +26,6 @@ from cudatool.sim.jit.context import EXIT, Context, Stop
 from cudatool.sim.jit.instrument import Instrument, Mode, observe
 
 __all__ = [
-    "ARRIVALS",
     "ASYNC_QUEUE",
     "ATOMIC",
     "ENVIRONMENT",
@@ -49,7 +48,6 @@ READ, WRITE, ATOMIC = Mode.READ, Mode.WRITE, Mode.ATOMIC
 
 ASYNC_QUEUE = "%async"  # the local variable in which a thread keeps the copies that it has begun (:mod:`.asynchronous`)
 _ASYNC_QUEUE_BYTES = 528
-ARRIVALS = "%arrivals"  # the local variable of a block's first thread that counts ``bar.arrive``, by barrier number
 
 
 class UnsupportedInstruction(PtxError):
@@ -158,9 +156,6 @@ class Layout:
         if any(i.opcode == "cp" and "async" in i.modifiers for i in function.instructions):
             layout.local[ASYNC_QUEUE] = layout.local_bytes
             layout.local_bytes += _ASYNC_QUEUE_BYTES
-        if any(i.opcode in ("bar", "barrier") and "arrive" in i.modifiers for i in function.instructions):
-            layout.local[ARRIVALS] = layout.local_bytes
-            layout.local_bytes += 64
         layout.local_bytes = _align(layout.local_bytes, layout.local_align)  # of a thread; the next one's follows
         layout.dynamic_offset = _align(layout.static_shared, max([16, *(variable.align for variable in dynamic)]))
         for variable in dynamic:  # all of them name the same memory, after the rest
@@ -531,6 +526,9 @@ SPECIAL: dict[str, Callable[[Emitter], tuple[str, str]]] = {
     "%lanemask_ge": lambda e: (e.op(f"xor i32 {_below(e)}, -1"), "i32"),
     "%lanemask_le": lambda e: (_up_to(e), "i32"),
     "%lanemask_gt": lambda e: (e.op(f"xor i32 {_up_to(e)}, -1"), "i32"),
+    # Where a cooperative launch's blocks synchronize (cooperative_groups reads it so): an address in two halves.
+    "%envreg1": lambda e: (e.op(f"lshr i64 {e.field('workspace')}, 32"), "i64"),
+    "%envreg2": lambda e: (e.field("workspace"), "i64"),
     "%is_explicit_cluster": lambda e: ("false", "i1"),
     "%cluster_ctarank": lambda e: ("0", "i32"),
     "%cluster_nctarank": lambda e: ("1", "i32"),
@@ -541,7 +539,7 @@ SPECIAL: dict[str, Callable[[Emitter], tuple[str, str]]] = {
 SPECIAL |= {
     name: lambda e: ("0", "i64")
     for name in (
-        *(f"%envreg{number}" for number in range(32)),
+        *(f"%envreg{number}" for number in range(32) if number not in (1, 2)),
         *(f"%pm{number}{suffix}" for number in range(8) for suffix in ("", "_64")),
         *(f"%reserved_smem_offset_{which}" for which in ("begin", "end", "cap", "0", "1")),
         "%current_graph_exec",

@@ -35,6 +35,7 @@ def _load(e: Emitter, i: Instruction) -> None:
             value = e.op(f"load {strong}{kind}, ptr {at}, align {min(size, 8)}{'' if strong else e.group(space)}")
         e.set(target, value, t)
     if "acquire" in i.modifiers:
+        e.emit("fence acquire")  # volatile alone orders volatile accesses only
         acquire(e)
 
 
@@ -48,6 +49,8 @@ def _store(e: Emitter, i: Instruction) -> None:
     if "release" in i.modifiers:
         acquire(e)
     pointer = e.guarded(space, pointer, size * len(sources), WRITE, i, strong=bool(strong))
+    if "release" in i.modifiers:
+        e.emit("fence release")
     for index, source in enumerate(sources):
         value = e.get(source, t)
         at = e.op(f"getelementptr i8, ptr {pointer}, i64 {size * index}") if index else pointer
@@ -89,7 +92,8 @@ def _atomic(e: Emitter, i: Instruction) -> None:
     space, pointer = e.pointer(space_of(i), operands[0])
     size = type_bytes(t)
     operation = next((m for m in i.modifiers if m in _RMW or m == "cas"), "")
-    if _ORDERS.intersection(i.modifiers):
+    order = next((m for m in i.modifiers if m in _ORDERS), "monotonic")
+    if order != "monotonic":
         acquire(e)
     sources = elements(operands[1])
     pointer = e.guarded(space, pointer, size * len(sources), ATOMIC, i)
@@ -99,7 +103,7 @@ def _atomic(e: Emitter, i: Instruction) -> None:
         pair = e.op(f"cmpxchg ptr {pointer}, {kind} {expected}, {kind} {new} seq_cst seq_cst, align {size}")
         olds, t = [e.op(f"extractvalue {{ {kind}, i1 }} {pair}, 0")], f"b{8 * size}"
     else:  # each element of a vector is updated atomically, not the vector
-        olds = [_update(e, t, operation, space, pointer, index, source) for index, source in enumerate(sources)]
+        olds = [_update(e, t, operation, order, space, pointer, index, source) for index, source in enumerate(sources)]
         t = f"b{8 * size}" if t in _NARROW else t
     if target is not None:
         for register, old in zip(elements(target), olds, strict=True):
@@ -109,7 +113,9 @@ def _atomic(e: Emitter, i: Instruction) -> None:
 _NARROW = frozenset({"f16", "bf16", "f16x2", "bf16x2"})
 
 
-def _update(e: Emitter, t: str, operation: str, space: str, pointer: str, index: int, source: Operand) -> str:
+def _update(
+    e: Emitter, t: str, operation: str, order: str, space: str, pointer: str, index: int, source: Operand
+) -> str:
     """Update one element atomically; return what it was."""
     size = type_bytes(t)
     at = e.op(f"getelementptr i8, ptr {pointer}, i64 {size * index}") if index else pointer
@@ -125,7 +131,7 @@ def _update(e: Emitter, t: str, operation: str, space: str, pointer: str, index:
         new = e.op(_PLAIN[name].format(k=kind, a=old, b=value))
         e.emit(f"store {kind} {new}, ptr {at}, align {size}")
         return old
-    return e.op(f"atomicrmw {name} ptr {at}, {kind} {value} monotonic, align {size}")
+    return e.op(f"atomicrmw {name} ptr {at}, {kind} {value} {order}, align {size}")
 
 
 def _update_narrow(e: Emitter, t: str, operation: str, space: str, pointer: str, value: str) -> str:
@@ -165,6 +171,13 @@ def _update_narrow(e: Emitter, t: str, operation: str, space: str, pointer: str,
 def _fence(e: Emitter, i: Instruction) -> None:
     e.emit("fence seq_cst")
     acquire(e)
+
+
+@lowers("barrier")
+def _cluster_arrive(e: Emitter, i: Instruction) -> None:
+    """Clusters are of one block: the barrier is where threads wait (:mod:`.collective`), not where they arrive."""
+    if i.modifiers[:2] != ("cluster", "arrive"):
+        raise e.unsupported()
 
 
 @lowers("createpolicy")

@@ -12,11 +12,24 @@ from pathlib import Path
 from cudatool.ptx import Function, Instruction, Module, PtxError, Symbol, inline_calls, parse_image, type_bytes
 from cudatool.sim.jit import native
 from cudatool.sim.jit.codegen import Native, generate
+from cudatool.sim.jit.collective import Kind, suspension_of
 from cudatool.sim.jit.context import MAX_THREADS, Context, Stop
 from cudatool.sim.jit.emit import Layout, UnsupportedInstruction
 from cudatool.sim.jit.footprint import Footprint
 from cudatool.sim.jit.instrument import Instrument
-from cudatool.sim.jit.launch import KernelAssert, KernelDeadlock, KernelTrap, Launch, run, take_message
+from cudatool.sim.jit.launch import (
+    KernelAssert,
+    KernelDeadlock,
+    KernelError,
+    KernelTimeout,
+    KernelTrap,
+    Launch,
+    Stopped,
+    Wait,
+    run,
+    take_message,
+)
+from cudatool.sim.jit.progress import insert_yields
 from cudatool.sim.jit.shadow import Found, Launching, Shadow
 from cudatool.sim.jit.system import SYSTEM
 from cudatool.sim.jit.table import types_of
@@ -116,6 +129,7 @@ class _Translated:
 
     code: native.Code
     slot_bytes: int
+    parks: bool
 
 
 class Kernel:
@@ -156,7 +170,7 @@ class Kernel:
     def _function(self) -> Function:
         if self._inlined is None:
             try:
-                self._inlined = inline_calls(self._owner._module, self._declared)
+                self._inlined = insert_yields(inline_calls(self._owner._module, self._declared))
             except PtxError as error:
                 raise UnsupportedInstruction(f"call ({error.args[0]})", self.name, "", error.line) from None
         return self._inlined
@@ -253,9 +267,9 @@ class Kernel:
         data = native.read_cached(self._owner.cache_dir, key)
         if data is None:
             made = self._generate(instrument, large_grid)
-            data = made.slot_bytes.to_bytes(8, "little") + native.compile_text(made.text)
+            data = made.slot_bytes.to_bytes(7, "little") + bytes([made.parks]) + native.compile_text(made.text)
             native.write_cached(self._owner.cache_dir, key, data)
-        translated = _Translated(native.load_object(data[8:]), int.from_bytes(data[:8], "little"))
+        translated = _Translated(native.load_object(data[8:]), int.from_bytes(data[:7], "little"), bool(data[7]))
         self._variants[instrument, large_grid] = translated
         return translated
 
@@ -288,6 +302,8 @@ class Kernel:
         shadow: Shadow | None = None,
         host_ranges: Sequence[tuple[int, int]] = (),
         heap: int = 0,
+        cooperative: bool = False,
+        timeout_s: float = 0,
     ) -> list[Found]:
         """Run the kernel to its end.
 
@@ -309,6 +325,10 @@ class Kernel:
             Address and size of the host memory that the kernel may access.
         heap
             Of ``malloc`` in kernels; 0 for none.
+        cooperative
+            All blocks run at the same time and may synchronize with each other.
+        timeout_s
+            Longest time that it may take, 0 for any.
 
         Returns
         -------
@@ -316,7 +336,7 @@ class Kernel:
 
         Raises
         ------
-        KernelFault, KernelTrap, KernelAssert, KernelDeadlock
+        KernelFault, KernelTrap, KernelAssert, KernelDeadlock, KernelTimeout
             The kernel did not run to its end; memory holds what it wrote until then.
         """
         large = any(blocks * threads > 2**31 for blocks, threads in zip(grid, block, strict=True))
@@ -325,6 +345,7 @@ class Kernel:
             instrument |= shadow.kinds
             threads = 1 if instrument & Instrument.RACECHECK else threads
         translated = self._translate(instrument, large)
+        workspace = (ctypes.c_uint32 * 16)()
         launch = Launch(
             entry=translated.code.entry,
             grid=grid,
@@ -336,6 +357,10 @@ class Kernel:
             local_bytes=self.layout.local_bytes,
             slot_bytes=translated.slot_bytes,
             heap=heap,
+            parks=translated.parks,
+            cooperative=cooperative,
+            workspace=ctypes.addressof(workspace) if cooperative else 0,
+            timeout_s=timeout_s,
         )
         checked: list[Launching] = []
 
@@ -352,15 +377,55 @@ class Kernel:
     def _lines(self) -> int:
         return 1 + max((instruction.line for instruction in self._function.instructions), default=0)
 
-    def _explain(self, stopped: Context) -> KernelTrap | KernelDeadlock:
-        who = f"{self.name}: block ({stopped.at_x}, {stopped.at_y}, {stopped.at_z}), thread {stopped.at_thread}"
-        if stopped.status == Stop.ASSERT:
-            return KernelAssert(f"{self.name}: {take_message(stopped)}")
-        at = next((i for i in self._function.instructions if i.line == stopped.site), None)
-        place = self.source_of(stopped.site)
-        if stopped.status == Stop.DEADLOCK:
-            name = at.name if at else "a barrier"
-            return KernelDeadlock(f"{who} waits at {name} ({place}), and no thread of the block can go on")
-        if stopped.status == Stop.BAD_FREE:
+    def _explain(self, stopped: Stopped) -> KernelError:
+        context, reason = stopped.context, stopped.reason
+        if reason == Stop.ASSERT:
+            return KernelAssert(f"{self.name}: {take_message(context)}")
+        if reason in (Stop.DEADLOCK, Stop.STALLED):
+            waiting = "; ".join(self._who_waits(block, waits) for block, waits in stopped.waiting)
+            return KernelDeadlock(f"{self.name}: no thread can go on: {waiting}")
+        if reason == Stop.TIMEOUT:
+            block, waits = stopped.waiting[0]
+            place = f"; {self._who_waits(block, waits)}" if context.parked and waits else f" in block {block}"
+            return KernelTimeout(f"{self.name}: ended after the time that sim:timeout allows{place}")
+        who = f"{self.name}: block ({context.at_x}, {context.at_y}, {context.at_z}), thread {context.at_thread}"
+        place = self.source_of(context.site)
+        if reason == Stop.BAD_FREE:
             return KernelTrap(f"{who}: free of what is no block of the device's heap in use, at {place}")
         return KernelTrap(f"{who}: trap at {place}")
+
+    def _who_waits(self, block: tuple[int, int, int], waits: list[Wait]) -> str:
+        """Return in words where the threads of a block wait."""
+        suspensions = [i for i in self._function.instructions if suspension_of(i) is not None]
+        places: dict[str, list[int]] = {}
+        for wait in waits:
+            at = suspensions[wait.suspension - 1]
+            places.setdefault(self._what_waits(at, wait), []).append(wait.thread)
+        said = ", ".join(f"{_thread_ranges(threads)} {place}" for place, threads in places.items())
+        return f"block {block}: {said}"
+
+    def _what_waits(self, at: Instruction, wait: Wait) -> str:
+        row = suspension_of(at)
+        assert row is not None
+        place = self.where(at) or f"PTX line {at.line}"
+        if row.kind == Kind.YIELD:
+            return f"in a loop that waits for memory to change ({place})"
+        what = ""
+        if row.kind == Kind.WARP:
+            what = f", mask {wait.mask:#010x}"
+        elif row.kind in (Kind.BARRIER, Kind.BARRIER_REDUCE):
+            what = f", barrier {wait.number}" + (f", {wait.count} threads" if wait.count else "")
+        return f"at {at.name}{what} ({place})"
+
+
+def _thread_ranges(threads: list[int]) -> str:
+    """Return ``"threads 0-3, 7"`` in words: the first few runs of numbers."""
+    runs: list[list[int]] = []
+    for thread in threads:
+        if runs and thread == runs[-1][1] + 1:
+            runs[-1][1] = thread
+        else:
+            runs.append([thread, thread])
+    said = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs[:4])
+    more = f" and {len(runs) - 4} more ranges" if len(runs) > 4 else ""
+    return f"thread{'s' if len(threads) > 1 else ''} {said}{more}"

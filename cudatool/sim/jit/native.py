@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import signal
 import tempfile
 import threading
 from functools import cache
@@ -16,6 +17,7 @@ import llvmlite.binding as llvm
 from cudatool.sim.device_runtime import library
 
 __all__ = [
+    "STOP_SIGNAL",
     "Code",
     "cache_key",
     "compile_text",
@@ -131,17 +133,22 @@ def load_object(data: bytes) -> Code:
 @cache
 def _guard() -> Any:
     function = library().cudatool_guarded_call
-    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
     function.restype = ctypes.c_int
     return function
 
 
-def guarded_call(function: int, argument: int, address: int) -> int:
+STOP_SIGNAL = int(signal.SIGRTMIN) + 12
+"""Ends the native code that the thread runs that it is sent to (``cudatool_stop_signal``)."""
+
+
+def guarded_call(function: int, argument: int, address: int, limit_ns: int = 0) -> int:
     """Run native code; return 0 or the signal that ended it, with the faulting address in the 8 bytes at `address`.
 
-    On the main thread, Ctrl-C ends it.
+    On the main thread, Ctrl-C ends it. It is ended by STOP_SIGNAL after `limit_ns`, unless that is 0.
     """
-    return int(_guard()(function, argument, address, threading.current_thread() is threading.main_thread()))
+    interruptible = threading.current_thread() is threading.main_thread()
+    return int(_guard()(function, argument, address, interruptible, limit_ns))
 
 
 # What native code may call (cudatool/sim/_device.c, cudatool/sim/_texture.c).

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from cudatool.ptx import Address, Instruction, Operand, Symbol, VectorOperand
 from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.emit import Emitter
-from cudatool.sim.jit.table import lowers
+from cudatool.sim.jit.table import elements, lowers
 
 __all__ = ["SYSTEM"]
 
@@ -84,18 +84,14 @@ SYSTEM: dict[str, _Call] = {
 }
 
 
-def _elements(operand: Operand) -> tuple[Operand, ...]:
-    return operand.elements if isinstance(operand, VectorOperand) else (operand,)
-
-
 @lowers("call")
 def _call(e: Emitter, i: Instruction) -> None:
     operands = list(i.operands)
-    results = _elements(operands.pop(0)) if isinstance(operands[0], VectorOperand) else ()
+    results = elements(operands.pop(0)) if isinstance(operands[0], VectorOperand) else ()
     name = getattr(operands[0], "name", "")
     if name not in SYSTEM:
         raise e.unsupported(name)
-    SYSTEM[name](e, results, _elements(operands[1]) if len(operands) > 1 else ())
+    SYSTEM[name](e, results, elements(operands[1]) if len(operands) > 1 else ())
 
 
 @lowers("trap")
@@ -106,3 +102,10 @@ def _trap(e: Emitter, i: Instruction) -> None:
 @lowers("brkpt")
 def _breakpoint(e: Emitter, i: Instruction) -> None:
     """Nothing to stop for without a debugger."""
+
+
+@lowers("progress")
+def _progress(e: Emitter, i: Instruction) -> None:
+    pointer = e.op(f"getelementptr i8, ptr %context, i64 {Context.progress.offset}")
+    count = e.op(f"load i64, ptr {pointer}")
+    e.emit(f"store i64 {e.op(f'add i64 {count}, 1')}, ptr {pointer}")
