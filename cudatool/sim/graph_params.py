@@ -207,7 +207,6 @@ _CLONE, _MOVE, _INVALID = 0, 1, -1  # CUgraphChildGraphNodeOwnership
 _IF, _WHILE, _SWITCH = 0, 1, 2  # CUgraphConditionalNodeType
 
 
-
 # ---- reading ----
 
 
