@@ -17,11 +17,20 @@ POLICY = [
 
 libraries = [
     # Not a Python module: a libcuda.so.1 whose entry points are resolved in Python (docs/design/software-device.md).
-    Extension("cudatool.sim._libcuda", ["cudatool/sim/_libcuda.c"], extra_link_args=["-Wl,-soname,libcuda.so.1"]),
+    Extension(
+        "cudatool.sim._libcuda",
+        ["cudatool/sim/_libcuda.c", "cudatool/sim/_device.c", "cudatool/sim/_texture.c"],
+        extra_link_args=["-Wl,-soname,libcuda.so.1"],
+    ),
     Extension(
         "cudatool.sim._libnvrtc",
         ["cudatool/sim/_libnvrtc.c"],
         extra_link_args=["-Wl,-soname,libnvrtc.so.13", "-ldl"],
+    ),
+    Extension(
+        "cudatool.sim._libnvjitlink",
+        ["cudatool/sim/_libnvjitlink.c"],
+        extra_link_args=["-Wl,-soname,libnvJitLink.so.13", "-ldl"],
     ),
 ]
 

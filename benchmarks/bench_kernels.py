@@ -2,8 +2,8 @@
 
     python benchmarks/bench_kernels.py [--threads N]
 
-Large sizes are compared with NumPy, on one thread and on N; small ones with numba's simulator (skipped where numba is
-not installed), which runs one Python thread for each CUDA thread.
+Large sizes are compared with NumPy, on one thread and on N, and under each checker; small ones with numba's simulator
+(skipped where numba is not installed), which runs one Python thread for each CUDA thread.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,9 +32,25 @@ def best(function: Callable[[], object], repeat: int = 5) -> float:
     return min(times) * 1e3
 
 
-def measure(threads: int) -> dict[str, tuple[float, float]]:
+CHECKERS = ("accesses", "memcheck", "initcheck", "synccheck", "racecheck")
+
+
+def measure_checked(checker: str, repeat: int) -> dict[str, tuple[float, float]]:
+    """Return :func:`measure` on one thread with kernels instrumented for one checker, or to measure their accesses."""
+    os.environ["CUDATOOL_DEVICE"] = "sim:memory=2GiB"
+    import cudatool as ct
+
+    with tempfile.TemporaryDirectory() as folder:
+        accesses = checker == "accesses"
+        with ct.record(
+            f"{folder}/x.ctrace", measure_accesses=accesses, checks=[] if accesses else [checker], with_stacks=False
+        ):
+            return measure(1, repeat)
+
+
+def measure(threads: int, repeat: int = 5) -> dict[str, tuple[float, float]]:
     """Return, for each kernel, the first launch (with translation) and the best later one, in ms."""
-    os.environ["CUDATOOL_DEVICE"] = f"sim:threads={threads},memory=2GiB"
+    os.environ.setdefault("CUDATOOL_DEVICE", f"sim:threads={threads},memory=2GiB")
     import cudatool as ct
 
     n = 1 << 24
@@ -68,7 +85,7 @@ def measure(threads: int) -> dict[str, tuple[float, float]]:
             ct.synchronize()
 
         first = best(once, 1)
-        result[name] = first, best(once)
+        result[name] = first, best(once, repeat)
     # Wrong results are not worth timing.
     assert np.array_equal(c.get(), x + y)
     assert np.allclose(dr.get(), p @ q, rtol=1e-3)
@@ -162,16 +179,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--checker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.checker:
+        for name, times in measure_checked(arguments.checker, 2).items():
+            print(name, *times)
+        return
     if arguments.one:  # a process has one device: each number of threads needs its own
         for name, times in measure(arguments.threads).items():
             print(name, *times)
         return
+
+    def run(*options: str) -> dict[str, tuple[float, float]]:
+        command = [sys.executable, __file__, *options]
+        lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+        return {w[0]: (float(w[1]), float(w[2])) for w in map(str.split, lines)}
+
     rows: dict[int, dict[str, tuple[float, float]]] = {}
     for threads in sorted({1, arguments.threads}):
-        command = [sys.executable, __file__, "--one", "--threads", str(threads)]
-        lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
-        rows[threads] = {w[0]: (float(w[1]), float(w[2])) for w in map(str.split, lines)}
+        rows[threads] = run("--one", "--threads", str(threads))
     numpy_times = with_numpy()
     print("ms; 16 M elements, matmul 512x512 in tiles of 16x16; 'first' includes translation unless cached")
     header = "".join(f"{f'{t} thread' + 's' * (t > 1):>12}" for t in rows)
@@ -180,6 +206,13 @@ def main() -> None:
         best_times = "".join(f"{rows[t][name][1]:>12.1f}" for t in rows)
         ratio = reference / min(rows[t][name][1] for t in rows)
         print(f"{name:<12}{rows[1][name][0]:>10.0f}{best_times}{reference:>10.1f}{ratio:>14.2f}")
+    checked = {checker: run("--checker", checker) for checker in CHECKERS}
+    print("\nunder a checker, 1 thread: ms, and times the kernel without")
+    print(f"{'kernel':<12}" + "".join(f"{checker:>18}" for checker in CHECKERS))
+    for name in numpy_times:
+        plain = rows[1][name][1]
+        cells = (f"{checked[c][name][1]:,.0f} ({checked[c][name][1] / plain:.1f})" for c in CHECKERS)
+        print(f"{name:<12}" + "".join(f"{cell:>18}" for cell in cells))
     small = subprocess.run(
         [sys.executable, "-c", _SMALL.format(path=str(Path(__file__).parent / "kernels.cu"))],
         stdout=subprocess.PIPE,

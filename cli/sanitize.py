@@ -15,6 +15,9 @@ from cudatool.cli._options import device_option, split_workload, workload_argume
 
 __all__ = ["sanitize"]
 
+_CHECKS = ("race", "memcheck", "initcheck", "racecheck", "synccheck", "leak")
+_DEFAULT = ("race", "memcheck", "synccheck")
+
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @device_option
@@ -23,15 +26,28 @@ __all__ = ["sanitize"]
 )
 @click.option("--json", "form", flag_value="json", help="Short for --format json.")
 @click.option(
+    "--checks",
+    default=",".join(_DEFAULT),
+    show_default=True,
+    metavar="LIST",
+    help=f"What to look for, separated by commas: {', '.join(_CHECKS)}, or all.",
+)
+@click.option(
     "--error-exitcode", type=click.IntRange(0, 255), default=1, show_default=True, help="Exit status for findings."
 )
 @workload_arguments
-def sanitize(device: str | None, form: str, error_exitcode: int, module: str | None, workload: tuple[str, ...]) -> None:
-    """Find unsynchronized accesses in a program or a recorded trace.
+def sanitize(
+    device: str | None, form: str, checks: str, error_exitcode: int, module: str | None, workload: tuple[str, ...]
+) -> None:
+    """Find unsynchronized accesses and memory errors in a program or a recorded trace.
 
     Two accesses to the same bytes, at least one of them a write, that CUDA's rules leave in no order are reported
     with both stacks, whatever order they happened to run in. On the software device the bytes that kernels touch are
-    measured; on a GPU copies, fills and matrix products are checked, and the report says what was not.
+    measured. On a GPU those of cudatool's kernels are inferred from their PTX; the report says what was not checked.
+
+    On the software device also: memcheck (accesses out of bounds, misaligned or after a free, wrong frees and copies),
+    initcheck (reads of memory never written), racecheck (threads of one kernel that race), synccheck (barriers that
+    not all threads come to), leak (memory never given back). The default are those that cost little.
 
     What the program prints goes to stderr: stdout has the report alone.
 
@@ -43,6 +59,9 @@ def sanitize(device: str | None, form: str, error_exitcode: int, module: str | N
     from cudatool.trace import reader
     from cudatool.workload import Workload
 
+    wanted = _CHECKS if checks == "all" else tuple(filter(None, checks.split(",")))
+    if unknown := [check for check in wanted if check not in _CHECKS]:
+        raise UsageError(f"there is no check {unknown[0]!r}; there are {', '.join(_CHECKS)}, and all")
     target, arguments, is_module = split_workload(module, workload)
     status = 0
     if not is_module and os.path.isfile(target) and reader.is_trace(target):
@@ -58,12 +77,19 @@ def sanitize(device: str | None, form: str, error_exitcode: int, module: str | N
         folder = tempfile.mkdtemp(prefix="cudatool-")
         try:
             path = os.path.join(folder, "sanitize.ctrace")
-            with _stdout_for_the_report(), record(path, device=device, measure_accesses=True):
+            in_kernels = [check for check in wanted if check not in ("race", "leak")]
+            measure = "race" in wanted
+            with (
+                _stdout_for_the_report(),
+                record(path, device=device, measure_accesses=measure, checks=in_kernels),
+            ):
                 status = program.run()
+                if "leak" in wanted:
+                    program.forget()
             trace = reader.read(path)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    report = check(trace)
+    report = check(trace, races="race" in wanted, leaked="leak" in wanted)
     if form == "json":
         click.echo(render_json(report))
     else:
@@ -75,7 +101,7 @@ def sanitize(device: str | None, form: str, error_exitcode: int, module: str | N
     if status:
         click.echo(f"cudatool: the workload itself failed with exit status {status}", err=True)
         sys.exit(3)
-    if report.findings:
+    if report.findings or report.on_device:
         sys.exit(error_exitcode)
 
 

@@ -5,7 +5,8 @@ from the environment variable ``CUDATOOL_DEVICE``, else it is ``auto``:
 
 * ``cuda``: an NVIDIA GPU.
 * ``sim[:OPTIONS]``: the software device. Options are ``memory=8GiB``, ``count=2``, ``seed=7``,
-  ``schedule=fifo|lifo|late|random``, ``threads=4``.
+  ``schedule=fifo|lifo|late|random``, ``threads=4``, ``timeout=60`` (seconds
+  that a kernel may take).
 * ``auto``: ``cuda`` where a GPU answers, else ``sim``.
 """
 
@@ -145,8 +146,10 @@ def _parse(spec: str) -> tuple[str, dict[str, Any]]:
         raise ConfigError(f"{spec!r}: only sim takes options")
     for item in text.split(","):
         key, equals, value = item.partition("=")
-        if not equals or key not in ("memory", "count", "seed", "schedule", "threads"):
-            raise ConfigError(f"{item!r} is not an option of sim; there are memory, count, seed, schedule and threads")
+        if not equals or key not in ("memory", "count", "seed", "schedule", "threads", "timeout"):
+            raise ConfigError(
+                f"{item!r} is not an option of sim; there are memory, count, seed, schedule, threads and timeout"
+            )
         if key == "memory":
             options[key] = parse_bytes(value)
         elif key == "schedule":

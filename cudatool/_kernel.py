@@ -7,11 +7,10 @@ import dataclasses
 import functools
 import hashlib
 import importlib.metadata
-import importlib.util
-import os
+import linecache
 import struct
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -20,11 +19,15 @@ from cudatool._array import DeviceArray
 from cudatool._cuda import check, operation
 from cudatool._device import current_device
 from cudatool._device import device as on_device
+from cudatool._nvrtc import include_paths
 from cudatool._stream import ExternalStream, Stream, current_stream
 from cudatool.config import cache_directory
 from cudatool.errors import UsageError
 from cudatool.trace import hooks
-from cudatool.trace.events import Kind, pack_dims
+from cudatool.trace.events import AccessFlag, Kind, pack_dims
+
+if TYPE_CHECKING:
+    from cudatool.ptx import KernelAccesses
 
 __all__ = ["Kernel", "compile", "launch"]
 
@@ -45,9 +48,10 @@ class Kernel:
         Offset and size in bytes of each parameter.
     """
 
-    def __init__(self, core: Any, name: str) -> None:
+    def __init__(self, core: Any, name: str, ptx: Callable[[], tuple[bytes, str]] | None = None) -> None:
         self.core = core
         self.name = name
+        self._ptx = ptx  # the PTX of its module, and its name there
         with operation():
             self.handle = int(core.handle)
             self.parameters = [(int(info.offset), int(info.size)) for info in core.arguments_info]
@@ -83,6 +87,19 @@ class Kernel:
         pointers = self._pointers_type(*[base + offset for offset, _ in self.parameters])
         pointers.block = block  # type: ignore[attr-defined] # keeps it alive
         return pointers
+
+    @functools.cached_property
+    def accesses(self) -> KernelAccesses | None:
+        """Which memory the kernel may access, inferred from its PTX; None if that is not known."""
+        from cudatool.ptx import PtxError, infer_accesses, parse
+
+        if self._ptx is None:
+            return None
+        code, mangled = self._ptx()
+        try:
+            return infer_accesses(parse(code), mangled)
+        except PtxError:
+            return None
 
     def __repr__(self) -> str:
         return f"<Kernel {self.name}>"
@@ -155,6 +172,50 @@ def launch(stream: Any, config: Any, kernel: Kernel, *arguments: Any) -> None:
             aux1=pack_dims(*config.block),
             size=config.shmem_size,
         )
+        if hooks.wants_accesses and kernel.accesses is not None:
+            _emit_accesses(kernel.accesses, arguments, bytes(pointers.block), stream, correlation)  # type: ignore[attr-defined]
+
+
+def _emit_accesses(
+    accesses: KernelAccesses, arguments: tuple[Any, ...], values: bytes, stream: Stream, correlation: int
+) -> None:
+    """Say what a launch may access, inferred from PTX.
+
+    Of an array that is passed to a parameter, all elements count as accessed, and nothing beyond; such ranges are
+    marked as inexact.
+    """
+    from cudatool.ptx import Mode, accesses_of_launch
+
+    ranges = [extent for extent in map(_extent, arguments) if extent is not None]
+
+    def find(address: int) -> tuple[int, int] | None:
+        return next(((start, size) for start, size in ranges if start <= address < start + size), None)
+
+    flags = {Mode.READ: AccessFlag.READ, Mode.WRITE: AccessFlag.WRITE, Mode.ATOMIC: AccessFlag.ATOMIC}
+    for touched in accesses_of_launch(accesses, values, find).ranges:
+        how = AccessFlag.INEXACT
+        for mode in touched.mode:
+            how |= flags[mode]
+        hooks.emit(
+            Kind.ACCESS,
+            device=stream.device_index,
+            stream=stream.trace_id(),
+            correlation=correlation,
+            address=touched.address,
+            size=touched.size,
+            flags=how,
+            stack=0,
+        )
+
+
+def _extent(argument: Any) -> tuple[int, int] | None:
+    """Return address and bytes of the memory that an argument stands for."""
+    if isinstance(argument, DeviceArray):
+        low, high = np.lib.array_utils.byte_bounds(argument.layout)
+        return low, high - low
+    if isinstance(argument, _cuda.core.Buffer):
+        return int(argument.handle), int(argument.size)
+    return None
 
 
 def _as_stream(stream: Any) -> Stream:
@@ -221,22 +282,13 @@ def compile(source: str, name: str, *, options: Any = None) -> Kernel:
     index = current_device()
     with operation() as correlation:
         code = _object_code(source, name, options)
-        kernel = Kernel(code.get_kernel(name), name)
+        kernel = Kernel(code.get_kernel(name), name, functools.partial(_ptx, source, name, options))
     if correlation:
         hooks.emit(Kind.MODULE_LOAD, device=index, name=name, size=len(code.code))
     return kernel
 
 
 _HEADER_WHEELS: Final = ("nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-cuda-cccl")
-
-
-@functools.cache
-def _include_paths() -> list[str]:
-    """Return where CUDA's and CCCL's headers were installed."""
-    spec = importlib.util.find_spec("nvidia")
-    roots = spec.submodule_search_locations if spec is not None else None
-    candidates = [os.path.join(root, "cu13", sub) for root in roots or () for sub in ("include", "include/cccl")]
-    return [path for path in candidates if os.path.isdir(path)]
 
 
 @functools.cache
@@ -248,7 +300,7 @@ def _headers_digest() -> bytes:
             versions.append(importlib.metadata.version(wheel))
         except importlib.metadata.PackageNotFoundError:
             versions.append("")
-    return hashlib.sha256(repr((versions, _include_paths())).encode()).digest()
+    return hashlib.sha256(repr((versions, include_paths())).encode()).digest()
 
 
 @functools.cache
@@ -258,14 +310,27 @@ def _cache() -> Any:
     return FileStreamProgramCache(cache_directory() / "programs")
 
 
-def _object_code(source: str, name: str, options: Any) -> Any:
+def _ptx(source: str, name: str, options: Any) -> tuple[bytes, str]:
+    """Return the PTX of a program, and what its kernel is called there."""
+    with operation():
+        code = _object_code(source, name, options, "ptx")
+    mangled = code.symbol_mapping[name]
+    return bytes(code.code), mangled.decode() if isinstance(mangled, bytes) else mangled
+
+
+def _object_code(source: str, name: str, options: Any, target: str = "") -> Any:
     """Return the compiled program; a cache entry is the kernel's mangled name, a zero byte, and the code."""
     core = _cuda.core
-    given = core.ProgramOptions(name=name, lineinfo=True) if options is None else options
+    given = options
+    if given is None:
+        file = f"{name.partition('<')[0].rpartition(':')[2]}.cu"
+        given = core.ProgramOptions(name=file, lineinfo=True)
+        # Messages of the device name lines of this file, which exists here alone.
+        linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
     own_paths = [given.include_path] if isinstance(given.include_path, str) else list(given.include_path or ())
-    complete = dataclasses.replace(given, include_path=[*own_paths, *_include_paths()])
+    complete = dataclasses.replace(given, include_path=[*own_paths, *include_paths()])
     # The software device cannot run machine code.
-    target = "ptx" if _driver.initialize().kind == "sim" else "cubin"
+    target = target or ("ptx" if _driver.initialize().kind == "sim" else "cubin")
     if own_paths:
         return core.Program(source, "c++", complete).compile(target, name_expressions=(name,))
 

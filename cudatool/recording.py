@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ def record(
     device: str | None = None,
     with_stacks: bool = True,
     measure_accesses: bool = False,
+    checks: Sequence[str] = (),
     force: bool = False,
 ) -> Iterator[Recorder]:
     """Record everything that happens on the device inside the ``with`` block to the trace file `path`.
@@ -40,7 +41,11 @@ def record(
     with_stacks
         Record the Python stack of each event.
     measure_accesses
-        Measure which bytes each kernel reads and writes (software device only; kernels run slower).
+        Measure which bytes each kernel reads and writes (kernels run slower). A GPU cannot: there it is inferred from
+        PTX which arguments a kernel reads and writes, for kernels of :func:`cudatool.compile`.
+    checks
+        The checkers to run kernels under (software device only): ``"memcheck"``, ``"initcheck"``, ``"racecheck"``,
+        ``"synccheck"``.
     force
         Replace an existing file.
 
@@ -52,7 +57,7 @@ def record(
         See :mod:`cudatool._driver`.
     """
     from cudatool.memory.settings import conf_in_environment
-    from cudatool.trace import stacks
+    from cudatool.trace import hooks, stacks
     from cudatool.trace.recorder import Recorder
 
     _driver.choose(device)
@@ -63,6 +68,7 @@ def record(
         "argv": sys.argv,
         "pid": os.getpid(),
         "accesses": bool(measure_accesses and choice.machine is not None),
+        "checks": list(checks) if choice.machine is not None else [],
     }
     if conf := conf_in_environment():
         header["allocator_conf"] = conf[1]
@@ -75,9 +81,14 @@ def record(
         from cudatool import sim
         from cudatool.collect.sim_driver import SimDriverCollector
 
+        choice.machine.measure_accesses = measure_accesses
+        choice.machine.check(checks)
         collector = SimDriverCollector(choice.machine)
         sim.subscribe(collector)
-        choice.machine.measure_accesses = measure_accesses
+        if collector.blocks is not None:
+            hooks.subscribe(collector.blocks)
+    else:
+        hooks.wants_accesses = measure_accesses
     try:
         with recorder:
             try:
@@ -87,6 +98,10 @@ def record(
                     sim.drain()  # what was enqueued and never waited for still runs, and is part of the program
     finally:
         stacks.enable(True)
+        hooks.wants_accesses = False
         if collector is not None and choice.machine is not None:
+            if collector.blocks is not None:
+                hooks.unsubscribe(collector.blocks)
             choice.machine.measure_accesses = False
+            choice.machine.check(())
             sim.unsubscribe(collector)

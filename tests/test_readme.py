@@ -26,6 +26,7 @@ def folder(tmp_path_factory):
     shutil.copytree(ROOT / "samples", made / "samples", ignore=shutil.ignore_patterns("__pycache__"))
     recording = (ROOT / "tests" / "data" / "streams_default.pickle.xz").read_bytes()
     (made / "gpt.pickle").write_bytes(lzma.decompress(recording))
+    (made / "kernels.cu").write_text("__global__ void scale(float *x, float a) { x[threadIdx.x] *= a; }")
     sample = ["run", "-o", "samples/fragmentation.ctrace", "samples/fragmentation.py"]
     assert _run(made, sys.executable, "-m", "cudatool", *sample).returncode == 0
     return made

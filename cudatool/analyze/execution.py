@@ -90,13 +90,21 @@ class Stream:
 
 
 def kernels(trace: Trace, ran: Operations) -> tuple[Kernel, ...]:
-    """Return kernels by execution time (by launches where that is unknown), the largest first."""
+    """Return kernels by execution time (by launches where that is unknown), the largest first.
+
+    A kernel that a graph launch ran counts as launched.
+    """
     time, seen = _time_by_call(trace, ran)
     calls = np.flatnonzero(np.isin(trace.records["kind"], (Kind.KERNEL_LAUNCH, Kind.GEMM)))
+    in_graphs = trace.of_kind(Kind.EXECUTION)
+    in_graphs = in_graphs[(in_graphs["flags"] & 1) != 0]
     rows = []
-    for name in np.unique(trace.records["name"][calls]).tolist():
+    for name in np.unique(np.append(trace.records["name"][calls], in_graphs["name"])).tolist():
         own = calls[trace.records["name"][calls] == name]
-        rows.append(Kernel(trace.names[name], len(own), int(time[own].sum()) if seen[own].any() else None))
+        graph = in_graphs[in_graphs["name"] == name]
+        known = len(graph) or seen[own].any()
+        spent = int(time[own].sum()) + int((graph["aux1"].astype(np.int64) - graph["aux0"].astype(np.int64)).sum())
+        rows.append(Kernel(trace.names[name], len(own) + len(graph), spent if known else None))
     return tuple(sorted(rows, key=lambda row: (-(row.time or 0), -row.launches, row.name)))
 
 

@@ -6,7 +6,7 @@ import ctypes
 from functools import cache
 from typing import Any
 
-__all__ = ["kernel_name"]
+__all__ = ["kernel_name", "kernel_parameters"]
 
 
 @cache
@@ -15,16 +15,42 @@ def kernel_name(symbol: str) -> str:
 
     A symbol that is not mangled, or that this machine's C++ library cannot read, is returned as it is.
     """
+    text = _demangled(symbol)
+    return _without_signature(text) if text else symbol
+
+
+def kernel_parameters(symbol: str) -> list[str]:
+    """Return the C++ types of the parameters that a mangled symbol names: ``["float const*", "int"]``.
+
+    Empty if there are none, or the symbol is not mangled.
+    """
+    text = _demangled(symbol)
+    name = _without_signature(text)
+    signature = text[text.find(name) + len(name) :] if text else ""
+    types, depth, start = [], 0, 1
+    for index, character in enumerate(signature):
+        depth += character in "(<[{"
+        depth -= character in ")>]}"
+        if (character == "," and depth == 1) or (character == ")" and depth == 0):
+            types.append(signature[start:index].strip())
+            start = index + 1
+            if depth == 0:
+                break
+    return [one for one in types if one]
+
+
+def _demangled(symbol: str) -> str:
+    """Return what a mangled symbol stands for, or nothing."""
     library = _library() if symbol.startswith("_Z") else None
     if library is None:
-        return symbol
+        return ""
     status = ctypes.c_int()
     text = library.__cxa_demangle(symbol.encode(), None, None, ctypes.byref(status))
     if not text:
-        return symbol
+        return ""
     name = ctypes.string_at(text).decode("utf-8", "replace")
     ctypes.CDLL(None).free(ctypes.c_void_p(text))
-    return _without_signature(name)
+    return name
 
 
 @cache

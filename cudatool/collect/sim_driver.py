@@ -7,16 +7,20 @@ and accesses, is tied to the runtime's operation. CUPTI on a GPU is the same sha
 from __future__ import annotations
 
 import ctypes
+import json
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from cudatool.collect.kernel_names import kernel_name
+from cudatool.collect.sim_blocks import BlockWatcher
 from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, CopyFlag, Kind, StreamFlag, pack_dims
 
 if TYPE_CHECKING:
     from cudatool.sim import Entry, Machine, Operation, Result
+    from cudatool.sim.checkers import CheckFinding
 
 __all__ = ["SimDriverCollector"]
 
@@ -25,8 +29,13 @@ _WORK = frozenset(["kernel", "memcpy", "memset", "host"])
 _QUESTIONS = ("cuPointerGet", "cuDeviceGet", "cuGetError", "cuCtxGet")
 
 
+# Results of cuStreamEndCapture that end the capture too, without a graph.
+_ENDED = ("STREAM_CAPTURE_INVALIDATED", "STREAM_CAPTURE_UNJOINED")
+
+
 class _Thread(threading.local):
     operation: Any = None  # the last operation that the call in progress enqueued
+    memory: tuple[Any, ...] = ()  # those of them that allocate or free
     later: list[Any] | None = None  # operations executed during the call, reported after the call itself
     size = 0  # of the allocation that the call is about to free
     on_host = False  # whether that is host memory
@@ -38,8 +47,10 @@ class SimDriverCollector:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
+        self.blocks = BlockWatcher(machine.checkers) if machine.checkers is not None else None
         self._thread = _Thread()
         self._owners: dict[int, tuple[int, int]] = {}  # operation -> correlation, stream id
+        self._launches: dict[int, int] = {}  # first operation of a graph launch -> correlation of all of them
         self._report: dict[str, Callable[[dict[str, Any], str], None]] = {
             "cuStreamCreateWithPriority": self._stream_create,
             "cuStreamCreate": self._stream_create,
@@ -65,6 +76,9 @@ class SimDriverCollector:
             "cuLaunchKernelEx": self._launch_ex,
             "cuLaunchHostFunc": self._host_function,
             "cuStreamAddCallback": self._host_function,
+            "cuStreamBeginCapture": self._capture_begin,
+            "cuStreamBeginCaptureToGraph": self._capture_begin,
+            "cuGraphLaunch": self._graph_launch,
             "cuLibraryLoadData": self._module_load,
             "cuModuleLoadData": self._module_load,
             "cuModuleLoadDataEx": self._module_load,
@@ -75,7 +89,7 @@ class SimDriverCollector:
     def enter(self, entry: Entry, arguments: tuple[Any, ...], correlation: int) -> None:
         """Remember what the call destroys, while it is still there."""
         thread = self._thread
-        thread.operation = None
+        thread.operation, thread.memory = None, ()
         thread.later = None if hooks.current_operation() else []
         thread.size = 0
         if entry.name.startswith("cuMemFree"):
@@ -91,11 +105,22 @@ class SimDriverCollector:
         ordinal = stream.context.device.ordinal
         flags = StreamFlag.NON_BLOCKING if stream.flags & 1 else StreamFlag(0)
         stream_id = hooks.stream_id(ordinal, stream.handle, flags=flags, priority=stream.priority)
-        self._owners[operation.sequence] = hooks.current_operation() or hooks.new_correlation(), stream_id
+        correlation = self._launches.get(operation.launch.sequence) if operation.launch is not None else None
+        if correlation is None:
+            correlation = hooks.current_operation() or hooks.new_correlation()
+            if operation.launch is operation:
+                self._launches[operation.sequence] = correlation
+        self._owners[operation.sequence] = correlation, stream_id
         self._thread.operation = operation
+        if operation.kind in ("alloc", "free"):
+            self._thread.memory += (operation,)
+        if self.blocks is not None:
+            self.blocks.enqueued(operation, stream_id)
 
     def executed(self, operation: Operation) -> None:
         """Report when the operation ran and what it touched, after the call in progress if there is one."""
+        if self.blocks is not None:
+            self.blocks.executed(operation, self._owners.get(operation.sequence, (0, 0))[1])
         if self._thread.later is not None:
             self._thread.later.append(operation)
         else:
@@ -105,9 +130,16 @@ class SimDriverCollector:
         """Emit the event that the call stands for."""
         thread = self._thread
         later, thread.later = thread.later, None
+        name = entry.name
+        checkers = self._machine.checkers
+        if checkers is not None and result.name == "INVALID_VALUE":
+            found = checkers.explain_call(name, arguments[0])
+            if found is not None:
+                self._finding(found, device=self._device)
         if later is None:
             return  # our runtime's own call
-        name = entry.name
+        if name == "cuStreamEndCapture" and (result == 0 or result.name in _ENDED):
+            self._capture_end(arguments)
         if result == 0 or (name.endswith("Query") and result.name == "NOT_READY"):
             values = dict(zip(entry.parameters, arguments, strict=True))
             report = self._report.get(name)
@@ -148,6 +180,8 @@ class SimDriverCollector:
 
     def _execution(self, operation: Operation) -> None:
         correlation, stream = self._owners.pop(operation.sequence, (0, 0))
+        if operation.kind == "graph_end" and operation.launch is not None:
+            self._launches.pop(operation.launch.sequence, None)
         if operation.kind not in _WORK or not correlation:
             return
         ordinal = operation.stream.context.device.ordinal
@@ -162,16 +196,26 @@ class SimDriverCollector:
                 flags=flags,
                 stack=0,
             )
+        for found in operation.findings:
+            self._finding(found, device=ordinal, stream=stream, correlation=correlation)
         hooks.emit(
             Kind.EXECUTION,
             device=ordinal,
             stream=stream,
             correlation=correlation,
             name=kernel_name(operation.name) if operation.kind == "kernel" else operation.name,
+            flags=int(operation.kind == "kernel" and operation.launch is not None),
             aux0=operation.start,
             aux1=operation.end,
             stack=0,
         )
+
+    @staticmethod
+    def _finding(found: CheckFinding, **who: int) -> None:
+        rest = asdict(found)
+        address, size, count = (rest.pop(name) for name in ("address", "size", "count"))
+        text = json.dumps({key: value for key, value in rest.items() if value})
+        hooks.emit(Kind.FINDING, name=text, address=address, size=size, aux0=count, **who)
 
     # ---- one method per kind of call ----
 
@@ -211,7 +255,8 @@ class SimDriverCollector:
             hooks.emit(Kind.EVENT_DESTROY, device=self._device, aux0=event)
 
     def _event_record(self, values: dict[str, Any], name: str) -> None:
-        correlation, device, stream = self._owner()
+        device, stream = self._stream(values["hStream"])
+        correlation = self._owner()[0]
         event = hooks.event_id(values["hEvent"])
         hooks.emit(Kind.EVENT_RECORD, device=device, stream=stream, aux0=event, correlation=correlation)
 
@@ -229,6 +274,8 @@ class SimDriverCollector:
     def _mem_alloc(self, values: dict[str, Any], name: str) -> None:
         address = _pointed(values["dptr"])
         found = self._machine.allocations.at(address)
+        if found is None:
+            return  # captured: graphs allocate when they are launched
         _, device, stream = self._owner()
         size = found.size if found else 0
         if found is not None and found.device < 0:  # from a pool of pinned memory
@@ -237,7 +284,7 @@ class SimDriverCollector:
         hooks.emit(Kind.MEM_ALLOC, device=device, stream=stream, address=address, size=size, name=name)
 
     def _mem_free(self, values: dict[str, Any], name: str) -> None:
-        if values["dptr"]:
+        if values["dptr"] and (self._thread.operation is not None or name == "cuMemFree"):
             _, device, stream = self._owner()
             size = self._thread.size
             if self._thread.on_host:
@@ -262,6 +309,8 @@ class SimDriverCollector:
 
     def _kernel(self, grid: tuple[int, ...], block: tuple[int, ...], shared: int) -> None:
         correlation, device, stream = self._owner()
+        if not correlation:
+            return  # captured
         hooks.emit(
             Kind.KERNEL_LAUNCH,
             device=device,
@@ -275,7 +324,37 @@ class SimDriverCollector:
 
     def _host_function(self, values: dict[str, Any], name: str) -> None:
         correlation, device, stream = self._owner()
-        hooks.emit(Kind.HOST_FUNCTION, device=device, stream=stream, correlation=correlation, name=name)
+        if correlation:  # else captured
+            hooks.emit(Kind.HOST_FUNCTION, device=device, stream=stream, correlation=correlation, name=name)
+
+    def _capture_begin(self, values: dict[str, Any], name: str) -> None:
+        device, stream = self._stream(values["hStream"])
+        hooks.emit(Kind.GRAPH_CAPTURE_BEGIN, device=device, stream=stream)
+
+    def _capture_end(self, arguments: tuple[Any, ...]) -> None:
+        device, stream = self._stream(arguments[0])
+        graph = self._machine.objects.get(_pointed(arguments[1]))
+        hooks.emit(Kind.GRAPH_CAPTURE_END, device=device, stream=stream, aux0=graph.id if graph is not None else 0)
+
+    def _graph_launch(self, values: dict[str, Any], name: str) -> None:
+        correlation, device, stream = self._owner()
+        if not correlation:
+            return  # captured
+        memory = self._thread.memory
+        before = [op for op in memory if op.launch is None]  # what the launch frees because an earlier one did not
+        inside = [op for op in memory if op.launch is not None]
+        for operation in [*before, *(op for op in inside if op.kind == "alloc")]:
+            self._graph_memory(operation, device, stream, name)
+        graph = self._machine.objects[values["hGraphExec"]].id
+        hooks.emit(Kind.GRAPH_LAUNCH, device=device, stream=stream, correlation=correlation, aux0=graph, name=name)
+        for operation in (op for op in inside if op.kind == "free"):
+            self._graph_memory(operation, device, stream, name)
+
+    @staticmethod
+    def _graph_memory(operation: Operation, device: int, stream: int, name: str) -> None:
+        kind = Kind.MEM_ALLOC if operation.kind == "alloc" else Kind.MEM_FREE
+        for address, size, _ in operation.footprint:
+            hooks.emit(kind, device=device, stream=stream, address=address, size=size, name=name)
 
     def _module_load(self, values: dict[str, Any], name: str) -> None:
         handle = _pointed(values.get("library") or values["module"])

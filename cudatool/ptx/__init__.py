@@ -1,7 +1,28 @@
-"""PTX parsed: what the software device and static analysis both start from."""
+"""PTX parsed, and what can be read off it without running it.
 
+:func:`parse` is what the software device starts from. :func:`infer_accesses` says which memory a kernel may touch,
+:func:`summarize` what it consists of; both need no device, and serve kernels that run on a GPU as well.
+"""
+
+from cudatool.ptx.access import (
+    Access,
+    AccessRange,
+    Base,
+    BaseKind,
+    Doubt,
+    FieldAccess,
+    KernelAccesses,
+    LaunchAccesses,
+    ParameterAccess,
+    VariableAccess,
+    accesses_of_launch,
+    infer_accesses,
+)
+from cudatool.ptx.container import DeviceCode, device_code, is_container, ptx_for, register_counts
+from cudatool.ptx.effects import Mode
 from cudatool.ptx.flow import Block, Flow
-from cudatool.ptx.inline import inline_calls
+from cudatool.ptx.frames import STACK, function_addresses, merge_calls
+from cudatool.ptx.linker import LinkError, join, link, parse_image, split, undefined
 from cudatool.ptx.model import (
     Address,
     Function,
@@ -20,10 +41,24 @@ from cudatool.ptx.model import (
     type_bytes,
 )
 from cudatool.ptx.parser import parse
+from cudatool.ptx.summary import Feature, InstructionClass, KernelSummary, summarize
 
 __all__ = [
+    "STACK",
+    "function_addresses",
     "parse",
-    "inline_calls",
+    "parse_image",
+    "merge_calls",
+    "link",
+    "join",
+    "split",
+    "undefined",
+    "LinkError",
+    "DeviceCode",
+    "device_code",
+    "is_container",
+    "ptx_for",
+    "register_counts",
     "Module",
     "Function",
     "Variable",
@@ -41,4 +76,21 @@ __all__ = [
     "Flow",
     "PtxError",
     "type_bytes",
+    "infer_accesses",
+    "accesses_of_launch",
+    "KernelAccesses",
+    "ParameterAccess",
+    "FieldAccess",
+    "VariableAccess",
+    "Access",
+    "Base",
+    "BaseKind",
+    "Mode",
+    "Doubt",
+    "LaunchAccesses",
+    "AccessRange",
+    "summarize",
+    "KernelSummary",
+    "InstructionClass",
+    "Feature",
 ]

@@ -14,7 +14,7 @@ _NO_DESTINATION = frozenset(
     [
         *("st", "red", "membar", "fence", "prefetch", "prefetchu", "discard", "applypriority"),
         *("bra", "brx", "call", "ret", "exit", "trap", "brkpt", "bar", "barrier"),
-        *("nanosleep", "pmevent", "griddepcontrol", "setmaxnreg"),
+        *("nanosleep", "pmevent", "griddepcontrol", "setmaxnreg", "yield", "progress", "overflow", "stackrestore"),
     ]
 )
 
@@ -25,6 +25,8 @@ def _registers(operand: Operand) -> Iterator[str]:
     elif isinstance(operand, Address):
         if isinstance(operand.base, Register):
             yield operand.base.name
+        for coordinate in operand.coordinates:
+            yield from _registers(coordinate)
     elif isinstance(operand, VectorOperand):
         for element in operand.elements:
             yield from _registers(element)
@@ -107,6 +109,52 @@ class Flow:
             raise PtxError(f"branch to an unknown label {label!r}", instruction.line)
         return self.at[self.function.labels[label]]
 
+    def innermost_loop(self, number: int) -> frozenset[int]:
+        """Return the blocks of the smallest loop around block `number`, none if it is in no loop.
+
+        A loop is a strongly connected part of the graph; what is inside of it is found without its entry. Loops that
+        share their entry are told apart by the edges that lead back to it.
+        """
+        found: frozenset[int] = frozenset()
+        within = frozenset(range(len(self.blocks)))
+        while loop := self._component(number, within):
+            found = loop
+            entries = {s for n, b in enumerate(self.blocks) if n not in loop for s in b.successors if s in loop}
+            if not entries:
+                break
+            for entry in entries:
+                for latch in (n for n in loop if entry in self.blocks[n].successors):
+                    before = self._reached({latch}, loop - {entry}, self._predecessors()) if latch != entry else set()
+                    body = frozenset(before | {entry, latch})
+                    if number in body and len(body) < len(found):
+                        found = body
+            within = loop - entries
+        return found
+
+    def _predecessors(self) -> list[list[int]]:
+        before: list[list[int]] = [[] for _ in self.blocks]
+        for one, block in enumerate(self.blocks):
+            for successor in block.successors:
+                before[successor].append(one)
+        return before
+
+    def _component(self, number: int, within: frozenset[int]) -> frozenset[int]:
+        """Return the blocks of `within` that `number` leads to and that lead back to it, inside of `within`."""
+        forward = self._reached({number}, within, [block.successors for block in self.blocks])
+        return frozenset(forward & self._reached({number}, within, self._predecessors()))
+
+    @staticmethod
+    def _reached(start: set[int], within: frozenset[int], edges: list[list[int]]) -> set[int]:
+        """Return the blocks of `within` that one or more edges from `start` lead to."""
+        found: set[int] = set()
+        pending = list(start)
+        while pending:
+            for after in edges[pending.pop()]:
+                if after in within and after not in found:
+                    found.add(after)
+                    pending.append(after)
+        return found
+
     def _successors(self, number: int, block: Block) -> list[int]:
         if block.start == block.stop:
             return [number + 1] if number + 1 < len(self.blocks) else []
@@ -142,10 +190,7 @@ class Flow:
             kills.append(killed)
         live = [frozenset[str]()] * len(self.blocks)
         pending = list(range(len(self.blocks)))
-        predecessors: list[list[int]] = [[] for _ in self.blocks]
-        for number, block in enumerate(self.blocks):
-            for successor in block.successors:
-                predecessors[successor].append(number)
+        predecessors = self._predecessors()
         while pending:
             number = pending.pop()
             block = self.blocks[number]

@@ -22,37 +22,26 @@ from cudatool.ptx.model import (
     VectorOperand,
 )
 
-__all__ = ["inline_calls"]
+__all__ = ["Inliner", "call_parts"]
 
 _MAX_INSTRUCTIONS = 200_000
 
 
-def inline_calls(module: Module, kernel: Function) -> Function:
-    """Return `kernel` with every call of a function that `module` defines replaced by that function's body.
+class Inliner:
+    """Appends functions to `result` with their calls replaced by the bodies of what they call.
 
-    Calls of functions without a body (``vprintf``) stay.
+    Calls of functions without a body (``vprintf``), of those in `framed` and of function pointers stay.
 
     Raises
     ------
     PtxError
-        A function calls itself, or the result is unreasonably large.
+        The result is unreasonably large, or a call does not fit what it calls.
     """
-    result = replace(
-        kernel,
-        registers=dict(kernel.registers),
-        variables=dict(kernel.variables),
-        instructions=[],
-        labels={},
-        branch_targets=dict(kernel.branch_targets),
-    )
-    _Inliner(module, result).copy(kernel, {}, "", None, (kernel.name,))
-    return result
 
-
-class _Inliner:
-    def __init__(self, module: Module, result: Function) -> None:
+    def __init__(self, module: Module, result: Function, framed: frozenset[str]) -> None:
         self.module = module
         self.result = result
+        self.framed = framed
         self.calls = 0
 
     def copy(
@@ -61,7 +50,6 @@ class _Inliner:
         names: dict[str, str],
         prefix: str,
         end: str | None,
-        active: tuple[str, ...],
     ) -> None:
         """Append the instructions of `source` with its names changed; ``ret`` becomes a jump to the label `end`."""
         at: dict[int, list[str]] = {}
@@ -81,29 +69,22 @@ class _Inliner:
             if end is not None and instruction.opcode == "ret":
                 out.append(replace(copied, opcode="bra", modifiers=(), operands=(Symbol(end),)))
             elif instruction.opcode == "call":
-                self.call(copied, active)
+                self.call(copied)
             else:
                 out.append(copied)
         for label in at.get(len(source.instructions), ()):
             self.result.labels[label] = len(out)
 
-    def call(self, call: Instruction, active: tuple[str, ...]) -> None:
-        results, target, arguments = _call_parts(call)
+    def call(self, call: Instruction) -> None:
+        results, called, arguments = call_parts(call)
+        target = called.name if isinstance(called, Symbol) else ""
         callee = self.module.functions.get(target)
-        if callee is None or not callee.has_body:
+        if callee is None or not callee.has_body or target in self.framed:
             self.result.instructions.append(call)
             return
-        if target in active:
-            raise PtxError(f"{target} calls itself, which is not supported", call.line)
         self.calls += 1
         prefix = f"{target}.{self.calls}."
-        names = {name: prefix + name for name in (*callee.registers, *callee.labels, *callee.branch_targets)}
-        for name, variable in callee.variables.items():
-            if variable.space == "shared":  # one for the block, whoever calls
-                self.result.variables[name] = variable
-            else:
-                names[name] = prefix + name
-                self.result.variables[prefix + name] = replace(variable, name=prefix + name)
+        names = self.declare(callee, prefix)
         formals: tuple[Variable, ...] = (*callee.returns, *callee.params)
         actuals = (*results, *arguments)
         if len(formals) != len(actuals):
@@ -112,32 +93,48 @@ class _Inliner:
             if not isinstance(actual, Symbol):
                 raise PtxError("call arguments that are not .param variables are not supported", call.line)
             names[formal.name] = actual.name
-        for name, type_name in callee.registers.items():
-            self.result.registers[prefix + name] = type_name
-        for name, labels in callee.branch_targets.items():
-            self.result.branch_targets[prefix + name] = tuple(prefix + label for label in labels)
         after = f"{prefix}return"
         out = self.result.instructions
         if call.guard is not None:
             skip = replace(call.guard, negated=not call.guard.negated)
             out.append(replace(call, opcode="bra", modifiers=(), operands=(Symbol(after),), guard=skip))
-        self.copy(callee, names, prefix, after, (*active, target))
+        keep = Register(f"{prefix}stack")
+        allocates = any(i.opcode == "alloca" for i in callee.instructions)
+        if allocates:  # what a function takes from the stack it gives back when it ends
+            self.result.registers[keep.name] = "b64"
+            out.append(replace(call, opcode="stacksave", modifiers=("u64",), operands=(keep,), guard=None))
+        self.copy(callee, names, prefix, after)
         self.result.labels[after] = len(out)
+        if allocates:
+            out.append(replace(call, opcode="stackrestore", modifiers=("u64",), operands=(keep,), guard=call.guard))
+
+    def declare(self, callee: Function, prefix: str) -> dict[str, str]:
+        """Enter the names of a function in the result, with `prefix`; return the new name of each."""
+        names = {name: prefix + name for name in (*callee.registers, *callee.labels, *callee.branch_targets)}
+        for name, variable in callee.variables.items():
+            if variable.space == "shared":  # one for the block, whoever calls
+                self.result.variables[name] = variable
+            else:
+                names[name] = prefix + name
+                self.result.variables[prefix + name] = replace(variable, name=prefix + name)
+        for name, type_name in callee.registers.items():
+            self.result.registers[prefix + name] = type_name
+        for name, labels in callee.branch_targets.items():
+            self.result.branch_targets[prefix + name] = tuple(prefix + label for label in labels)
+        return names
 
 
-def _call_parts(call: Instruction) -> tuple[tuple[Operand, ...], str, tuple[Operand, ...]]:
-    """Return results, name and arguments of a direct call."""
+def call_parts(call: Instruction) -> tuple[tuple[Operand, ...], Operand, tuple[Operand, ...]]:
+    """Return results, target and arguments of a call; the target is a symbol, or a register that points to it."""
     operands = list(call.operands)
     results: tuple[Operand, ...] = ()
     if operands and isinstance(operands[0], VectorOperand):
         results = operands.pop(0).elements  # type: ignore[union-attr]
     target = operands.pop(0)
-    if not isinstance(target, Symbol):
-        raise PtxError("indirect calls are not supported", call.line)
     arguments: tuple[Operand, ...] = ()
     if operands and isinstance(operands[0], VectorOperand):
         arguments = operands[0].elements
-    return results, target.name, arguments
+    return results, target, arguments
 
 
 def _rename(operand: Operand, names: dict[str, str]) -> Operand:
@@ -146,9 +143,8 @@ def _rename(operand: Operand, names: dict[str, str]) -> Operand:
     if isinstance(operand, Register | Symbol):
         return replace(operand, name=names.get(operand.name, operand.name))
     if isinstance(operand, Address):
-        if operand.base is None:
-            return operand
-        return replace(operand, base=replace(operand.base, name=names.get(operand.base.name, operand.base.name)))
+        base = operand.base and replace(operand.base, name=names.get(operand.base.name, operand.base.name))
+        return replace(operand, base=base, coordinates=tuple(_rename(one, names) for one in operand.coordinates))
     if isinstance(operand, VectorOperand):
         return VectorOperand(tuple(_rename(element, names) for element in operand.elements))
     if isinstance(operand, Pair):

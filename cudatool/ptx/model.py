@@ -53,8 +53,10 @@ def type_bytes(name: str) -> int:
     """
     if name == "pred":
         return 1
-    if name in ("f16x2", "bf16x2", "tf32"):
+    if name in ("f16x2", "bf16x2", "u16x2", "s16x2", "tf32"):
         return 4
+    if name in ("e4m3x2", "e5m2x2"):
+        return 2
     return int(name.lstrip("subf")) // 8
 
 
@@ -69,10 +71,19 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A register, declared or special (``%tid.x``), or the sink ``_``. `negated` is the ``!`` of a predicate."""
+    """A register, declared or special (``%tid.x``), or the sink ``_``.
+
+    Attributes
+    ----------
+    negated
+        The ``!`` of a predicate.
+    selector
+        The part that a video instruction names: ``"h1"`` of ``%r1.h1``.
+    """
 
     name: str
     negated: bool = False
+    selector: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +105,14 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """``[base+offset]``. `base` is None for an absolute address."""
+    """``[base+offset]``. `base` is None for an absolute address.
+
+    `coordinates` are what follows it in ``[texture, {x, y}]`` and ``[texture, sampler, {x, y}]``, in order.
+    """
 
     base: Register | Symbol | None
     offset: int = 0
+    coordinates: tuple[Operand, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +185,8 @@ class Variable:
         Its first bytes; the rest is zero.
     pointer
         Whether a parameter is declared ``.ptr``.
+    linkage
+        ``"visible"``, ``"extern"``, ``"weak"``, ``"common"``; empty if only its module sees it.
     """
 
     name: str
@@ -182,6 +199,7 @@ class Variable:
     external: bool = False
     pointer: bool = False
     managed: bool = False
+    linkage: str = ""
 
 
 @dataclass(slots=True)
@@ -200,6 +218,8 @@ class Function:
         Performance directives: ``{"maxntid": (256, 1, 1)}``.
     text
         Its PTX text, to key caches with.
+    linkage
+        As a variable's.
     """
 
     name: str
@@ -215,6 +235,7 @@ class Function:
     directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
     text: str = ""
     has_body: bool = True
+    linkage: str = ""
 
 
 @dataclass(slots=True)
@@ -227,6 +248,8 @@ class Module:
         Path of each number that a :class:`Location` may name.
     preamble
         The text outside of all function bodies, to key caches with.
+    register_counts
+        Registers that a thread of a kernel takes as machine code, where a linker has said so.
     """
 
     version: tuple[int, int] = (0, 0)
@@ -235,6 +258,7 @@ class Module:
     functions: dict[str, Function] = field(default_factory=dict)
     files: dict[int, str] = field(default_factory=dict)
     preamble: str = ""
+    register_counts: dict[str, int] = field(default_factory=dict)
 
     @property
     def kernels(self) -> dict[str, Function]:

@@ -48,6 +48,11 @@ _SPACES = {".global", ".const", ".shared", ".local", ".param"}
 _LINKAGE = {".visible", ".extern", ".weak", ".common"}
 _TYPE = re.compile(r"\.(?:[usb](?:8|16|32|64|128)|b?f16(?:x2)?|tf32|f32|f64|pred|texref|samplerref|surfref)$")
 _VECTOR = {".v2": 2, ".v4": 4, ".v8": 8}
+# Elements of a vector register. ``.r .g .b .a`` mean the same as the first four (PTX ISA, "Vectors as Operands"); the
+# ISA names no more, and an eight-wide vector is only used whole.
+_ELEMENTS = (".x", ".y", ".z", ".w", ".4", ".5", ".6", ".7")
+_COLORS = {**{name: name for name in "xyzw"}, **dict(zip("rgba", "xyzw", strict=True))}
+_SELECTOR = re.compile(r"b[0-7]{1,4}|h[0-3]{1,2}")
 _NO_VALUE = {"noreturn", "explicitcluster", "blocksareclusters"}
 
 
@@ -128,7 +133,7 @@ class _Parser:
         try:
             return sign * int(token.rstrip("U"), 0)
         except ValueError:
-            if token.isdigit() or token.rstrip("U").isdigit():  # 012 is octal, and Python does not read it so
+            if re.fullmatch("[0-7]+U?", token):  # 012 is octal, and Python does not read it so
                 return sign * int(token.rstrip("U"), 8)
             raise PtxError(f"expected an integer, found {token!r}", self.lines[self.position - 1]) from None
 
@@ -158,11 +163,13 @@ class _Parser:
                 function = self.function(token == ".entry")
                 begin = self.starts[self.position]
                 function.text = self.text[self.starts[start] : begin]
+                function.linkage = "".join(linkage)[1:]
                 known = self.result.functions.get(function.name)
                 if known is None or not known.has_body:
                     self.result.functions[function.name] = function
             elif token in _SPACES:
                 for variable in self.variables(token, external=".extern" in linkage):
+                    variable.linkage = "".join(linkage)[1:]
                     known_variable = self.result.variables.get(variable.name)
                     if known_variable is None or known_variable.external:
                         self.result.variables[variable.name] = variable
@@ -176,8 +183,10 @@ class _Parser:
 
     def directive(self, token: str) -> None:
         if token == ".version":
-            major, _, minor = self.next().partition(".")
-            self.result.version = (int(major), int(minor or 0))
+            found = re.fullmatch(r"(\d+)(?:\.(\d+))?", self.next())
+            if found is None:
+                raise PtxError("no version after .version", self.line)
+            self.result.version = (int(found[1]), int(found[2] or 0))
         elif token == ".target":
             self.result.target = self.next()
             while self.accept(","):
@@ -350,6 +359,7 @@ class _Body:
         self.function = function
         self.scopes: list[dict[str, str]] = []
         self.scope_labels: list[dict[str, str]] = []
+        self.vectors: dict[str, tuple[Register, ...]] = {}
         self.opened = 0
 
     def parse(self) -> None:
@@ -357,7 +367,7 @@ class _Body:
         labels = self.function.labels
         for instruction in self.function.instructions:
             if instruction.opcode == "bra":
-                target = instruction.operands[0]
+                target = instruction.operands[0] if instruction.operands else None
                 if not isinstance(target, Symbol) or target.name not in labels:
                     raise PtxError(f"branch to an unknown label {getattr(target, 'name', target)!r}", instruction.line)
 
@@ -367,6 +377,8 @@ class _Body:
         self.scopes.append({})
         self.declare_labels()
         while not parser.accept("}"):
+            if not parser.peek:
+                parser.next()  # says that the text ends here
             self.statement()
         self.scopes.pop()
 
@@ -402,6 +414,9 @@ class _Body:
         for scope in reversed(self.scopes):
             if name in scope:
                 return scope[name]
+        vector, _, element = name.rpartition(".")
+        if element in _COLORS and self.resolve(vector) in self.vectors:
+            return f"{self.resolve(vector)}.{_COLORS[element]}"
         return name
 
     def statement(self) -> None:
@@ -465,8 +480,6 @@ class _Body:
         type_name = parser.next()
         if not _TYPE.match(type_name):
             raise PtxError(f"unknown register type {type_name!r}", parser.line)
-        if count != 1:
-            raise PtxError("vector registers are not supported", parser.line)
         while True:
             name = parser.next()
             names = [name]
@@ -474,7 +487,11 @@ class _Body:
                 names = [f"{name}{index}" for index in range(parser.integer())]
                 parser.expect(">")
             for name in names:
-                self.function.registers[self.declare(name)] = type_name[1:]
+                full = self.declare(name)
+                elements = [full] if count == 1 else [f"{full}{suffix}" for suffix in _ELEMENTS[:count]]
+                self.function.registers.update((element, type_name[1:]) for element in elements)
+                if count > 1:
+                    self.vectors[full] = tuple(Register(element) for element in elements)
             if parser.accept(";"):
                 return
             parser.expect(",")
@@ -529,6 +546,11 @@ class _Body:
         if token[0].isdigit():
             return _number(token)
         name = self.resolve(token)
+        if name in self.vectors:
+            return VectorOperand(self.vectors[name])
+        base, _, selector = token.rpartition(".")
+        if name == token and _SELECTOR.fullmatch(selector) and self.resolve(base) in self.function.registers:
+            return Register(self.resolve(base), selector=selector)
         if not self.is_register(name):
             offset = 0
             if parser.peek in ("+", "-") and not token.startswith("%"):
@@ -550,17 +572,18 @@ class _Body:
         parser = self.parser
         base: Register | Symbol | None = None
         offset = 0
-        if parser.peek[0].isdigit() or parser.peek == "-":
+        if parser.peek[:1].isdigit() or parser.peek == "-":
             offset = parser.integer()
         else:
             name = self.resolve(parser.next())
             base = Register(name) if self.is_register(name) else Symbol(name)
             while parser.peek in ("+", "-"):
                 offset += self.offset()
-        if parser.peek != "]":
-            raise PtxError("this form of address is not supported", parser.line)
+        coordinates = []
+        while parser.accept(","):
+            coordinates.append(self.operand())
         parser.expect("]")
-        return Address(base, offset)
+        return Address(base, offset, tuple(coordinates))
 
 
 def _number(token: str) -> Immediate:
@@ -572,12 +595,15 @@ def _number(token: str) -> Immediate:
         bits = int(token[2:], 16)
         return Immediate(struct.unpack("<d", struct.pack("<Q", bits))[0], 64, bits)
     token = token.rstrip("U")
-    if prefix in ("0x", "0b"):
-        return Immediate(int(token, 0))
-    if not token.isdigit():
-        value = float(token)
-        return Immediate(value, 64, struct.unpack("<Q", struct.pack("<d", value))[0])
-    return Immediate(int(token, 8 if token[0] == "0" else 10))
+    try:
+        if prefix in ("0x", "0b"):
+            return Immediate(int(token, 0))
+        if not token.isdigit():
+            value = float(token)
+            return Immediate(value, 64, struct.unpack("<Q", struct.pack("<d", value))[0])
+        return Immediate(int(token, 8 if token[0] == "0" else 10))
+    except ValueError:
+        raise PtxError(f"{token!r} is no number") from None
 
 
 def _encode(number: int | float, type_name: str) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from cudatool.sanitize.device import device_findings, leaks
 from cudatool.sanitize.engine import Defect, Engine, Key, Repairs, Side
 from cudatool.sanitize.findings import AccessSite, BufferSite, Finding, FindingKind, Report, fingerprint, location
 from cudatool.trace.events import Kind
@@ -13,13 +14,20 @@ from cudatool.trace.model import Frame, Trace
 __all__ = ["check"]
 
 
-def check(trace: Trace) -> Report:
+def check(trace: Trace, *, races: bool = True, leaked: bool = False) -> Report:
     """Return every access of `trace` that CUDA's rules leave in no order with another one or with its memory's life.
+
+    Also what the software device's checkers recorded; and, if `leaked`, memory that was never given back. Without
+    `races` there is no look at the order of accesses.
 
     The findings are independent of each other: what would vanish with an earlier one's repair is only counted.
     The repairs have been applied to the trace and the check repeated: a repair is named only if its finding was gone.
     Nothing depends on the order in which the work happened to run.
     """
+    on_device = device_findings(trace) + (leaks(trace) if leaked else ())
+    device = str(trace.header.get("device", ""))
+    if not races:
+        return Report((), on_device=on_device, device=device, notes=tuple(trace.notes))
     engine = Engine(trace)
     engine.run()
     independent: dict[Key, Defect] = {}
@@ -41,7 +49,8 @@ def check(trace: Trace) -> Report:
     return Report(
         findings=tuple(certain),
         possible=tuple(possible),
-        device=str(trace.header.get("device", "")),
+        on_device=on_device,
+        device=device,
         operations=engine.operations,
         unchecked_launches=engine.unchecked,
         edges=dict(sorted(engine.ordering.edges.items())),

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import os.path
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from cudatool.trace.model import Frame
 
-__all__ = ["AccessSite", "BufferSite", "Finding", "FindingKind", "Report", "fingerprint", "location"]
+__all__ = [
+    "AccessSite",
+    "BufferSite",
+    "DeviceFinding",
+    "Finding",
+    "FindingKind",
+    "Report",
+    "digest",
+    "fingerprint",
+    "functions",
+    "location",
+]
 
 
 class FindingKind(StrEnum):
@@ -30,6 +41,24 @@ class FindingKind(StrEnum):
     """An access to memory that was given back, or that may run after it was given back in stream order."""
     USE_BEFORE_ALLOC = "use-before-alloc"
     """An access that nothing orders after the stream-ordered allocation of its memory."""
+    # What the software device's checkers see inside of kernels and calls.
+    OUT_OF_BOUNDS = "out-of-bounds"
+    HOST_POINTER = "host-pointer"
+    MISALIGNED = "misaligned"
+    UNINITIALIZED = "uninitialized"
+    """A read of device memory that nothing was written to."""
+    KERNEL_RACE = "kernel-race"
+    """Two threads of one launch, with nothing between them that orders their accesses."""
+    BARRIER_DIVERGENCE = "barrier-divergence"
+    """Not all threads come to a barrier that is for all."""
+    BAD_MASK = "bad-mask"
+    """The member mask of a warp operation lacks a thread that executes it."""
+    INVALID_FREE = "invalid-free"
+    DOUBLE_FREE = "double-free"
+    INVALID_COPY = "invalid-copy"
+    """A copy or fill beyond the memory that it begins in."""
+    LEAK = "leak"
+    """Memory that was never given back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +139,58 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceFinding:
+    """One defect that a checker saw inside of a kernel or call, or memory that leaked, however often.
+
+    Attributes
+    ----------
+    check
+        ``"memcheck"``, ``"initcheck"``, ``"racecheck"``, ``"synccheck"`` or ``"leak"``.
+    operation, agent
+        ``"kernel scale"`` or the call's name, and the stream; empty for leaks.
+    mode, space, address, size
+        Of the access; `address` is an offset in ``"shared"`` and ``"local"`` memory. For a leak, the memory.
+    block, thread, source
+        The first thread that did it, by its coordinates, and the line of the CUDA source (or of the PTX).
+    other_block, other_thread, other_source
+        The earlier access of a race.
+    text
+        One sentence: what is wrong.
+    stack
+        Host stack of the launch or call, innermost frame first.
+    record
+        Index of the launch, the call's finding or the allocation in the trace's records.
+    buffer
+        The allocation that the address is in or nearest to, None if there is none near.
+    count
+        How often it happened, in all launches from the same place.
+    fingerprint
+        Stays the same when lines move; unique in a report.
+    """
+
+    kind: FindingKind
+    check: str
+    operation: str
+    agent: str
+    mode: str
+    space: str
+    address: int
+    size: int
+    block: tuple[int, ...]
+    thread: tuple[int, ...]
+    source: str
+    other_block: tuple[int, ...]
+    other_thread: tuple[int, ...]
+    other_source: str
+    text: str
+    stack: tuple[Frame, ...]
+    record: int
+    buffer: BufferSite | None
+    count: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """What a check found, and what it looked at.
 
@@ -119,6 +200,8 @@ class Report:
         Certain ones, in the order of the second side.
     possible
         Those in which a side's byte range is conservative: they may be false alarms.
+    on_device
+        What the software device's checkers saw inside of kernels and calls, and leaks.
     device
         The device of the recording, in words.
     operations
@@ -133,6 +216,7 @@ class Report:
 
     findings: tuple[Finding, ...]
     possible: tuple[Finding, ...] = ()
+    on_device: tuple[DeviceFinding, ...] = ()
     device: str = ""
     operations: int = 0
     unchecked_launches: int = 0
@@ -150,11 +234,18 @@ def location(stack: tuple[Frame, ...]) -> str:
 def fingerprint(kind: FindingKind, first: AccessSite, second: AccessSite, buffer: BufferSite | None) -> str:
     """Return 16 hexadecimal digits that name a defect by its functions and operations, not by its lines."""
 
-    def functions(stack: tuple[Frame, ...]) -> str:
-        return ";".join(f"{os.path.basename(frame.file)}:{frame.function}" for frame in stack)
-
     parts = [kind.value]
     for side in (first, second):
         parts += [side.operation, side.mode, side.argument, functions(side.stack)]
     parts.append(functions(buffer.stack) if buffer else "")
+    return digest(parts)
+
+
+def functions(stack: tuple[Frame, ...]) -> str:
+    """Return the functions of a stack, as a part of a fingerprint."""
+    return ";".join(f"{os.path.basename(frame.file)}:{frame.function}" for frame in stack)
+
+
+def digest(parts: Iterable[str]) -> str:
+    """Return 16 hexadecimal digits for `parts`."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

@@ -8,7 +8,7 @@ import linecache
 import textwrap
 from typing import Any
 
-from cudatool.sanitize.findings import AccessSite, Finding, FindingKind, Report
+from cudatool.sanitize.findings import AccessSite, DeviceFinding, Finding, FindingKind, Report
 from cudatool.trace.model import Frame
 from cudatool.units import format_bytes
 
@@ -25,6 +25,17 @@ _TITLES = {
     FindingKind.REUSE: "memory given to a new owner while a stream may still use it",
     FindingKind.USE_AFTER_FREE: "use of memory after it was freed",
     FindingKind.USE_BEFORE_ALLOC: "use of memory before its stream-ordered allocation",
+    FindingKind.OUT_OF_BOUNDS: "access out of bounds",
+    FindingKind.HOST_POINTER: "a kernel uses a pointer of the host",
+    FindingKind.MISALIGNED: "misaligned access",
+    FindingKind.UNINITIALIZED: "read of memory that was never written",
+    FindingKind.KERNEL_RACE: "race between threads of a kernel",
+    FindingKind.BARRIER_DIVERGENCE: "a barrier that not all threads come to",
+    FindingKind.BAD_MASK: "a warp operation with a wrong member mask",
+    FindingKind.INVALID_FREE: "free of what is no allocation",
+    FindingKind.DOUBLE_FREE: "memory freed twice",
+    FindingKind.INVALID_COPY: "copy or fill beyond its memory",
+    FindingKind.LEAK: "memory never given back",
 }
 
 
@@ -57,6 +68,8 @@ def render_text(report: Report, *, color: bool = False, width: int = 80) -> str:
         blocks += [
             style.finding(finding, number) for number, finding in enumerate(report.possible, len(report.findings) + 1)
         ]
+    first = len(report.findings) + len(report.possible) + 1
+    blocks += [style.device_finding(finding, number) for number, finding in enumerate(report.on_device, first)]
     blocks.append(style.summary(report))
     return "\n\n".join(blocks)
 
@@ -98,6 +111,43 @@ class _Style:
         lines.append(self.paint("2", f"   fingerprint: {finding.fingerprint}"))
         return "\n".join(lines)
 
+    def device_finding(self, finding: DeviceFinding, number: int) -> str:
+        title = f"{number}. {finding.check}: {_TITLES[finding.kind]} [{finding.kind}]"
+        if finding.count > 1:
+            title += f", {finding.count:,} times"
+        lines = [self.paint("1;31", self.wrap(title, ""))]
+        if finding.operation:
+            what = (
+                f"{finding.mode} of {format_bytes(finding.size)} in {finding.space} memory by " if finding.mode else ""
+            )
+            where = f" on {finding.agent}" if finding.block else ""
+            lines.append(self.paint("1", self.wrap(f"{what}{finding.operation}{where}", "   ")))
+        if finding.block:
+            lines.append(self._thread(finding.block, finding.thread, finding.source))
+        if finding.other_thread:
+            lines.append(self._thread(finding.other_block, finding.other_thread, finding.other_source, "after "))
+        if finding.mode:
+            offset = "offset " if finding.space != "global" else ""
+            lines.append(self.wrap(f"address: {offset}0x{finding.address:x}: {finding.text}", "   "))
+        else:
+            lines.append(self.wrap(f"why: {finding.text}", "   "))
+        if finding.stack:
+            lines.append(self.wrap("launched at" if finding.block else "at", "   "))
+            lines += self._stack(finding.stack)
+        if finding.buffer is not None and finding.check != "leak":
+            size = format_bytes(finding.buffer.size)
+            lines.append(self.wrap(f"memory: {size} at 0x{finding.buffer.address:x}, allocated at", "   "))
+            lines += self._stack(finding.buffer.stack)
+        lines.append(self.paint("2", f"   fingerprint: {finding.fingerprint}"))
+        return "\n".join(lines)
+
+    def _thread(self, block: tuple[int, ...], thread: tuple[int, ...], source: str, before: str = "") -> str:
+        text = self.wrap(f"{before}thread {thread} of block {block} at {source}", "   ")
+        file, _, line = source.rpartition(":")
+        if line.isdigit() and (code := linecache.getline(file, int(line)).strip()):
+            text += "\n" + self.paint("2", "       " + textwrap.shorten(code, self._width - 7, placeholder=" ..."))
+        return text
+
     def _side(self, side: AccessSite) -> list[str]:
         argument = f" through {side.argument}" if side.argument else ""
         inexact = "" if side.exact else " at most"
@@ -117,7 +167,7 @@ class _Style:
         return lines
 
     def summary(self, report: Report) -> str:
-        found = len(report.findings)
+        found = len(report.findings) + len(report.on_device)
         verdict = "no findings" if not found else "1 finding" if found == 1 else f"{found:,} findings"
         if report.possible:
             verdict += f", {len(report.possible):,} possible"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import importlib
 import importlib.util
 import os
 from pathlib import Path
@@ -32,6 +33,25 @@ __all__ = [
     "unsubscribe",
 ]
 
+# Modules that declare entry points of the driver, by the sections of NVIDIA's reference.
+_ENTRY_POINTS = (
+    "api_capture",
+    "api_device",
+    "api_graph",
+    "api_graph_exec",
+    "api_graph_nodes",
+    "api_ipc",
+    "api_link",
+    "api_managed",
+    "api_memory",
+    "api_module",
+    "api_pointer",
+    "api_pool",
+    "api_profiler",
+    "api_stream",
+    "api_texture",
+    "api_vmm",
+)
 _PER_THREAD = 2  # CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM
 _NOT_FOUND, _SUCCESS = 500, 0
 _loaded: Machine | None = None
@@ -45,23 +65,10 @@ def load(options: Options | None = None) -> Machine:
     global _loaded
     if _loaded is not None:
         return _loaded
-    from cudatool.sim import (
-        abi,
-        api_device,
-        api_ipc,
-        api_managed,
-        api_memory,
-        api_module,
-        api_pointer,
-        api_pool,
-        api_stream,
-        api_vmm,
-        machine,
-        runtime_api,
-    )
+    from cudatool.sim import abi, device_runtime, machine, runtime_api
 
-    # Imported for what they register.
-    del api_device, api_ipc, api_managed, api_memory, api_module, api_pointer, api_pool, api_stream, api_vmm
+    for name in _ENTRY_POINTS:
+        importlib.import_module(f"cudatool.sim.{name}")
     library = _load_library("cudatool.sim._libcuda")
     prototype = ctypes.CFUNCTYPE(
         ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint64, ctypes.c_size_t
@@ -70,6 +77,13 @@ def load(options: Options | None = None) -> Machine:
     library.cudatool_thunk.argtypes = [ctypes.c_int, ctypes.c_void_p]
     library.cudatool_thunk.restype = ctypes.c_void_p
     ctypes.pythonapi.Py_AtExit(library.cudatool_close)
+
+    def forked() -> None:
+        if _loaded is not None and _loaded.initialized:  # CUDA Programming Guide: no use of CUDA in a forked process
+            library.cudatool_forked()
+            atexit.unregister(drain)  # what is pending is the parent's
+
+    os.register_at_fork(after_in_child=forked)
 
     def resolve(symbol: bytes, function: int, version: int, flags: int, status: int) -> int:
         try:
@@ -88,9 +102,10 @@ def load(options: Options | None = None) -> Machine:
     callback = prototype(resolve)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))  # C may call it until the process ends
     library.cudatool_set_resolver(callback)
-    _load_nvrtc()
+    _load_compilers()
     runtime_api.install()
     _loaded = machine.create(options or Options())
+    _loaded.scheduler.synchronized = device_runtime.flush_printf
     atexit.register(drain)
     return _loaded
 
@@ -109,14 +124,26 @@ def _load_library(module: str) -> ctypes.CDLL:
     return ctypes.CDLL(spec.origin, mode=ctypes.RTLD_GLOBAL)
 
 
-def _load_nvrtc() -> None:
-    """Put the NVRTC stand-in before the real one, where that is installed as a wheel."""
+def _wheel_library(name: str) -> Path | None:
+    """Return one of NVIDIA's libraries, where it is installed as a wheel."""
     spec = importlib.util.find_spec("nvidia")
     for folder in (spec.submodule_search_locations or []) if spec else []:
-        real = Path(folder, "cu13", "lib", "libnvrtc.so.13")
-        if real.exists():
-            _load_library("cudatool.sim._libnvrtc").cudatool_nvrtc_open(os.fsencode(real))
-            return
+        path = Path(folder, "cu13", "lib", name)
+        if path.exists():
+            return path
+    return None
+
+
+def _load_compilers() -> None:
+    """Put the stand-ins for NVRTC and nvJitLink before the real ones, where those are installed."""
+    from cudatool.sim import nvjitlink
+
+    if real := _wheel_library("libnvrtc.so.13"):
+        _load_library("cudatool.sim._libnvrtc").cudatool_nvrtc_open(os.fsencode(real))
+    if real := _wheel_library("libnvJitLink.so.13"):
+        stand_in = _load_library("cudatool.sim._libnvjitlink")
+        if stand_in.cudatool_nvjitlink_open(os.fsencode(real)) == 0:
+            nvjitlink.install(stand_in)
 
 
 def drain() -> None:

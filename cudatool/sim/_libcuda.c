@@ -7,11 +7,16 @@
  * kernel, as on a GPU, and not the process.
  */
 #define _GNU_SOURCE
+#include <Python.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 typedef int (*resolver_t)(const char *symbol, void **function, int version, uint64_t flags, int *status);
 
@@ -41,14 +46,39 @@ int cuGetProcAddress(const char *symbol, void **function, int version, uint64_t 
  */
 typedef int (*entry_t)(long, long, long, long, long, long, long, long, long, long, long, long);
 
-enum { SLOTS = 1024, CUDA_ERROR_DEINITIALIZED = 4 };
+enum { SLOTS = 1024, CUDA_ERROR_NOT_INITIALIZED = 3, CUDA_ERROR_DEINITIALIZED = 4 };
 static entry_t targets[SLOTS];
-static volatile int closed;
+static volatile int closed; /* what every entry point returns from now on, 0 while there is a driver */
+
+/* A C++ destructor may call the driver while Python is on its way out of a function with an exception. That exception
+ * is not the callback's, which starts without one, and is there again when the callback is over. */
+static int call(entry_t target, long a, long b, long c, long d, long e, long f, long g, long h, long i, long j, long k,
+                long l) {
+    if (closed) return closed;
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    int result = target(a, b, c, d, e, f, g, h, i, j, k, l);
+    PyErr_Restore(type, value, traceback);
+    PyGILState_Release(state);
+    return result;
+}
+
+/* Set by a callback that Ctrl-C ended: the caller is to be interrupted when it is back in Python. */
+volatile int cudatool_interrupt;
+
+static int leave_slot(int status) {
+    if (cudatool_interrupt) {
+        cudatool_interrupt = 0;
+        raise(SIGINT);
+    }
+    return status;
+}
 
 #define SLOT(n)                                                                                                        \
     static int slot_##n(long a, long b, long c, long d, long e, long f, long g, long h, long i, long j, long k,        \
                         long l) {                                                                                      \
-        return closed ? CUDA_ERROR_DEINITIALIZED : targets[0x##n](a, b, c, d, e, f, g, h, i, j, k, l);                 \
+        return leave_slot(call(targets[0x##n], a, b, c, d, e, f, g, h, i, j, k, l));                                   \
     }
 #define SLOT_NAME(n) slot_##n,
 #define DIGITS(M, n) M(n##0) M(n##1) M(n##2) M(n##3) M(n##4) M(n##5) M(n##6) M(n##7)                                   \
@@ -70,32 +100,67 @@ entry_t cudatool_thunk(int index, entry_t target) {
 }
 
 /* From now on every entry point returns CUDA_ERROR_DEINITIALIZED. Registered with Py_AtExit. */
-void cudatool_close(void) { closed = 1; }
+void cudatool_close(void) { closed = CUDA_ERROR_DEINITIALIZED; }
+
+/* From now on every entry point returns CUDA_ERROR_NOT_INITIALIZED, as in a process forked from one that uses CUDA. */
+void cudatool_forked(void) { closed = CUDA_ERROR_NOT_INITIALIZED; }
 
 /* ---- guarded calls ------------------------------------------------------------------------------------------- */
 
 static __thread sigjmp_buf *landing;
 static __thread volatile uintptr_t fault_address;
-static struct sigaction previous_segv, previous_bus, previous_fpe;
+static __thread volatile int pending; /* a signal that came while the thread was busy */
+__thread volatile int cudatool_busy;  /* it holds a lock (see _device.c) and must not be jumped out of */
+static struct sigaction previous_segv, previous_bus, previous_fpe, previous_int;
 static pthread_once_t installed = PTHREAD_ONCE_INIT;
 
-static void on_fault(int number, siginfo_t *info, void *context) {
-    if (landing) {
-        fault_address = (uintptr_t)info->si_addr;
-        siglongjmp(*landing, number);
-    }
-    /* Not ours: hand it to whoever was there before (faulthandler, or the default action). */
-    struct sigaction *previous =
-        number == SIGSEGV ? &previous_segv : number == SIGBUS ? &previous_bus : &previous_fpe;
+static void hand_on(const struct sigaction *previous, int number, siginfo_t *info, void *context) {
     if (previous->sa_flags & SA_SIGINFO) {
         previous->sa_sigaction(number, info, context);
     } else if (previous->sa_handler != SIG_DFL && previous->sa_handler != SIG_IGN) {
         previous->sa_handler(number);
-    } else {
+    } else if (previous->sa_handler == SIG_DFL) {
         signal(number, SIG_DFL);
         raise(number);
     }
 }
+
+static void on_fault(int number, siginfo_t *info, void *context) {
+    if (landing && !cudatool_busy) {
+        fault_address = (uintptr_t)info->si_addr;
+        siglongjmp(*landing, number);
+    }
+    /* Not ours: hand it to whoever was there before (faulthandler, or the default action). */
+    hand_on(number == SIGSEGV ? &previous_segv : number == SIGBUS ? &previous_bus : &previous_fpe, number, info, context);
+}
+
+static void end_call(int number) {
+    if (!landing) return;
+    if (cudatool_busy) {
+        pending = number;
+    } else {
+        siglongjmp(*landing, number);
+    }
+}
+
+/* End busy time; what came in the meantime happens now. */
+void cudatool_leave_busy(void) {
+    cudatool_busy = 0;
+    int number = pending;
+    pending = 0;
+    if (number) end_call(number);
+}
+
+static void on_stop(int number) { end_call(number); }
+
+/* Ctrl-C: Python's own handler notes it, and the kernel ends so that Python can act on it. */
+static void on_interrupt(int number, siginfo_t *info, void *context) {
+    hand_on(&previous_int, number, info, context);
+    end_call(number);
+}
+
+/* The signal that ends the guarded call of the thread that it is sent to. */
+int cudatool_stop_signal(void) { return SIGRTMIN + 12; }
 
 static void install(void) {
     struct sigaction action = {0};
@@ -105,14 +170,45 @@ static void install(void) {
     sigaction(SIGSEGV, &action, &previous_segv);
     sigaction(SIGBUS, &action, &previous_bus);
     sigaction(SIGFPE, &action, &previous_fpe);
+    action.sa_flags = SA_RESTART | SA_ONSTACK;
+    action.sa_handler = on_stop;
+    sigaction(cudatool_stop_signal(), &action, NULL);
 }
 
-/* Call function(argument). Returns 0, or the number of the signal (SIGSEGV, SIGBUS, SIGFPE) that ended it, with the
- * faulting address in *address. The function must own nothing that needs unwinding. */
-int cudatool_guarded_call(void (*function)(void *), void *argument, uintptr_t *address) {
+/* Send this thread the stop signal in `ns`, again and again. */
+static timer_t set_timer(int64_t ns) {
+    timer_t timer;
+    struct sigevent event;
+    struct itimerspec when = {.it_value = {ns / 1000000000, ns % 1000000000}, .it_interval = {0, 10000000}};
+    memset(&event, 0, sizeof event);
+    event.sigev_notify = SIGEV_THREAD_ID;
+    event.sigev_signo = cudatool_stop_signal();
+#ifndef sigev_notify_thread_id
+#define sigev_notify_thread_id _sigev_un._tid
+#endif
+    event.sigev_notify_thread_id = (pid_t)syscall(SYS_gettid);
+    if (timer_create(CLOCK_MONOTONIC, &event, &timer)) return NULL;
+    timer_settime(timer, 0, &when, NULL);
+    return timer;
+}
+
+/* Call function(argument). Returns 0, or the number of the signal that ended it: SIGSEGV, SIGBUS or SIGFPE, with the
+ * faulting address in *address; cudatool_stop_signal(), which also comes after `limit_ns` if that is not 0; or, if
+ * `interruptible`, SIGINT. The function must own nothing that needs unwinding. */
+int cudatool_guarded_call(void (*function)(void *), void *argument, uintptr_t *address, int interruptible,
+                          int64_t limit_ns) {
     sigjmp_buf here;
     sigjmp_buf *outer = landing;
+    timer_t timer = NULL;
     pthread_once(&installed, install);
+    if (interruptible) {
+        struct sigaction action = {0};
+        action.sa_sigaction = on_interrupt;
+        action.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK;
+        sigemptyset(&action.sa_mask);
+        sigaction(SIGINT, &action, &previous_int);
+    }
+    if (limit_ns) timer = set_timer(limit_ns);
     int number = sigsetjmp(here, 1);
     if (number == 0) {
         landing = &here;
@@ -121,5 +217,8 @@ int cudatool_guarded_call(void (*function)(void *), void *argument, uintptr_t *a
         *address = fault_address;
     }
     landing = outer;
+    pending = 0;
+    if (timer) timer_delete(timer);
+    if (interruptible) sigaction(SIGINT, &previous_int, NULL);
     return number;
 }

@@ -12,7 +12,6 @@ logged, because an exception must never cross into C.
 
 from __future__ import annotations
 
-import _thread
 import ctypes
 import itertools
 import logging
@@ -29,9 +28,11 @@ __all__ = [
     "Handler",
     "IpcMemHandle",
     "Subscriber",
+    "after_call",
     "call",
     "entry",
     "function_pointer",
+    "guard",
     "lock",
     "log",
     "log_message",
@@ -70,7 +71,13 @@ _SCALARS: Final[dict[str, Any]] = {
     "CUdevice_attribute": ctypes.c_int,
     "CUfunc_cache": ctypes.c_int,
     "CUfunction_attribute": ctypes.c_int,
+    "CUtexObject": ctypes.c_uint64,
+    "CUsurfObject": ctypes.c_uint64,
+    "CUgraphConditionalHandle": ctypes.c_uint64,
+    "CUgraphMem_attribute": ctypes.c_int,
     "CUipcMemHandle": IpcMemHandle,
+    "CUjitInputType": ctypes.c_int,
+    "CUkernelNodeAttrID": ctypes.c_int,
     "CUlimit": ctypes.c_int,
     "CUmem_advise": ctypes.c_int,
     "CUmem_range_attribute": ctypes.c_int,
@@ -82,19 +89,26 @@ _SCALARS: Final[dict[str, Any]] = {
     "CUmemPool_attribute": ctypes.c_int,
     "CUpointer_attribute": ctypes.c_int,
     "CUresult": ctypes.c_int,
+    "CUstreamCaptureMode": ctypes.c_int,
 }
 _HANDLES: Final = frozenset(
     [
+        "CUarray",
         "CUcontext",
         "CUevent",
         "CUfunction",
+        "CUgraph",
+        "CUgraphExec",
+        "CUgraphNode",
         "CUhostFn",
         "CUkernel",
         "CUlibrary",
+        "CUlinkState",
         "CUmemoryPool",
         "CUmodule",
         "CUstream",
         "CUstreamCallback",
+        "CUuserObject",
     ]
 )
 
@@ -192,6 +206,8 @@ _DEFERRABLE: Final = frozenset(
     [
         "cuDevicePrimaryCtxRelease",
         "cuEventDestroy",
+        "cuGraphDestroy",
+        "cuGraphExecDestroy",
         "cuIpcCloseMemHandle",
         "cuLibraryUnload",
         "cuMemFree",
@@ -200,9 +216,13 @@ _DEFERRABLE: Final = frozenset(
         "cuMemPoolDestroy",
         "cuModuleUnload",
         "cuStreamDestroy",
+        "cuUserObjectRelease",
     ]
 )
 _deferred: list[tuple[Entry, tuple[Any, ...], int]] = []
+_callbacks: list[Callable[[], None]] = []
+guard: Callable[[Entry, tuple[Any, ...]], None] | None = None
+"""Carries out a call in place of its handler, while there is something that changes what calls do (stream capture)."""
 
 
 def _invoke(entry: Entry, arguments: tuple[Any, ...], null_stream: int) -> int:
@@ -220,7 +240,10 @@ def _invoke(entry: Entry, arguments: tuple[Any, ...], null_stream: int) -> int:
             watcher.enter(entry, arguments, correlation)
         try:
             with lock:
-                entry.handler(*arguments)
+                if guard is None:
+                    entry.handler(*arguments)
+                else:
+                    guard(entry, arguments)
             result = Result.SUCCESS
         except DriverError as error:
             result = error.result
@@ -235,12 +258,26 @@ def _invoke(entry: Entry, arguments: tuple[Any, ...], null_stream: int) -> int:
         call.correlation, call.null_stream = outer
     while _deferred and not call.depth:
         _invoke(*_deferred.pop(0))
+    while _callbacks and not call.depth:
+        _callbacks.pop(0)()
     return int(result)
+
+
+def after_call(callback: Callable[[], None]) -> None:
+    """Call a function of the program when the driver call in progress is over, without any lock held."""
+    _callbacks.append(callback)
 
 
 def log_message(text: str) -> None:
     """Say `text` where NVIDIA's driver would with ``CUDA_LOG_FILE=stderr``: as a warning of ``cudatool.sim``."""
     log.warning("%s", text)
+
+
+def _interrupt_caller() -> None:
+    """Let Ctrl-C happen again when the C function that Python called has returned."""
+    from cudatool.sim.device_runtime import library
+
+    ctypes.c_int.in_dll(library(), "cudatool_interrupt").value = 1
 
 
 _pointers: dict[tuple[str, int], int] = {}
@@ -268,7 +305,7 @@ def function_pointer(name: str, thunk: Callable[[int, int | None], int], *, per_
             invoke: Callable[..., int] = _invoke,
             error: int = _error,
             logger: logging.Logger = log,
-            interrupt: Callable[[], None] = _thread.interrupt_main,
+            interrupt: Callable[[], None] = _interrupt_caller,
         ) -> int:
             try:
                 return invoke(entry, arguments, null_stream)

@@ -11,6 +11,7 @@ from ctypes import c_char_p, c_int, c_size_t, c_uint, c_uint64
 from cudatool.sim import machine as state
 from cudatool.sim import profile
 from cudatool.sim.abi import entry, write
+from cudatool.sim.device_runtime import DEFAULT_LIMITS, set_limit
 from cudatool.sim.machine import Context, current_context
 from cudatool.sim.results import DriverError, Result
 
@@ -288,23 +289,17 @@ def cuCtxSetCacheConfig(config: int) -> None:
     current_context()
 
 
-_LIMITS = {0: 1024, 1: 1 << 20, 2: 8 << 20, 3: 2, 4: 2048, 5: 64, 6: 0}  # CUlimit -> default
-
-
 @entry("cuCtxGetLimit(size_t *pvalue, CUlimit limit)")
 def cuCtxGetLimit(pvalue: int, limit: int) -> None:
     context = current_context()
-    if limit not in _LIMITS:
+    if limit not in DEFAULT_LIMITS:
         raise DriverError(Result.UNSUPPORTED_LIMIT)
-    write(pvalue, c_size_t, context.limits.get(limit, _LIMITS[limit]))
+    write(pvalue, c_size_t, context.limits.get(limit, DEFAULT_LIMITS[limit]))
 
 
 @entry("cuCtxSetLimit(CUlimit limit, size_t value)")
 def cuCtxSetLimit(limit: int, value: int) -> None:
-    context = current_context()
-    if limit not in _LIMITS:
-        raise DriverError(Result.UNSUPPORTED_LIMIT)
-    context.limits[limit] = value
+    set_limit(current_context(), limit, value)
 
 
 @entry("cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)")

@@ -55,8 +55,10 @@ def cuMemFree(dptr: int) -> None:
     if not dptr:
         return  # freeing NULL is allowed (cuMemFree)
     allocation = state.machine.allocations.at(dptr)
-    if allocation is None or allocation.kind not in ("device", "managed", "pool"):
+    if allocation is None or allocation.kind not in ("device", "graph", "managed", "pool"):
         raise DriverError(Result.INVALID_VALUE, f"{dptr:#x} is not the start of a live device allocation")
+    if allocation.kind == "graph":
+        state.machine.graph_memory.will_free(dptr)
     # "Note that this function may implicitly synchronize"; memory in use is waited for.
     state.machine.scheduler.wait_device(state.machine.devices[allocation.device])
     state.machine.release(allocation)
@@ -175,7 +177,9 @@ def cuMemAllocFromPoolAsync(dptr: int, bytesize: int, pool: int, hStream: int) -
 def cuMemFreeAsync(dptr: int, hStream: int) -> None:
     stream = stream_of(hStream)
     allocation = state.machine.allocations.at(dptr)
-    if allocation is None or not allocation.pool:
+    if allocation is not None and allocation.kind == "graph":
+        state.machine.graph_memory.will_free(dptr)
+    elif allocation is None or not allocation.pool:
         raise DriverError(Result.INVALID_VALUE, f"{dptr:#x} is not the start of live memory from a pool")
     operation = Operation(stream, "free", "cuMemFreeAsync", abi.call.correlation)
 
@@ -207,7 +211,7 @@ def _reach(address: int, size: int, stream: StreamState, *, to_write: bool = Fal
     return found
 
 
-def _copy(dst: int, src: int, size: int, hStream: int | None, name: str) -> None:
+def copy(dst: int, src: int, size: int, hStream: int | None, name: str) -> None:
     """Enqueue a copy. `hStream` None is a synchronous call on the default stream."""
     machine = state.machine
     stream = stream_of(hStream or 0)
@@ -238,6 +242,8 @@ def _copy(dst: int, src: int, size: int, hStream: int | None, name: str) -> None
         ):
             raise DriverError(Result.ILLEGAL_ADDRESS, f"{name} touches memory freed before it ran")
         ctypes.memmove(dst, staged or src, size)
+        if machine.checkers is not None:
+            machine.checkers.shadow.copied(dst, src, size)
 
     operation.run = run
     machine.scheduler.enqueue(
@@ -259,21 +265,21 @@ def _need_device(address: int, size: int) -> None:
 
 @entry("cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount)")
 def cuMemcpy(dst: int, src: int, ByteCount: int) -> None:
-    _copy(dst, src, ByteCount, None, "cuMemcpy")
+    copy(dst, src, ByteCount, None, "cuMemcpy")
 
 
 @entry("cuMemcpyHtoD(CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount)")
 def cuMemcpyHtoD(dstDevice: int, srcHost: int, ByteCount: int) -> None:
     current_context()
     _need_device(dstDevice, ByteCount)
-    _copy(dstDevice, srcHost, ByteCount, None, "cuMemcpyHtoD")
+    copy(dstDevice, srcHost, ByteCount, None, "cuMemcpyHtoD")
 
 
 @entry("cuMemcpyDtoH(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount)")
 def cuMemcpyDtoH(dstHost: int, srcDevice: int, ByteCount: int) -> None:
     current_context()
     _need_device(srcDevice, ByteCount)
-    _copy(dstHost, srcDevice, ByteCount, None, "cuMemcpyDtoH")
+    copy(dstHost, srcDevice, ByteCount, None, "cuMemcpyDtoH")
 
 
 @entry("cuMemcpyDtoD(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount)")
@@ -281,26 +287,26 @@ def cuMemcpyDtoD(dstDevice: int, srcDevice: int, ByteCount: int) -> None:
     current_context()
     _need_device(dstDevice, ByteCount)
     _need_device(srcDevice, ByteCount)
-    _copy(dstDevice, srcDevice, ByteCount, None, "cuMemcpyDtoD")
+    copy(dstDevice, srcDevice, ByteCount, None, "cuMemcpyDtoD")
 
 
 @entry("cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream)")
 def cuMemcpyAsync(dst: int, src: int, ByteCount: int, hStream: int) -> None:
-    _copy(dst, src, ByteCount, hStream, "cuMemcpyAsync")
+    copy(dst, src, ByteCount, hStream, "cuMemcpyAsync")
 
 
 @entry("cuMemcpyHtoDAsync(CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount, CUstream hStream)")
 def cuMemcpyHtoDAsync(dstDevice: int, srcHost: int, ByteCount: int, hStream: int) -> None:
     stream_of(hStream)
     _need_device(dstDevice, ByteCount)
-    _copy(dstDevice, srcHost, ByteCount, hStream, "cuMemcpyHtoDAsync")
+    copy(dstDevice, srcHost, ByteCount, hStream, "cuMemcpyHtoDAsync")
 
 
 @entry("cuMemcpyDtoHAsync(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream)")
 def cuMemcpyDtoHAsync(dstHost: int, srcDevice: int, ByteCount: int, hStream: int) -> None:
     stream_of(hStream)
     _need_device(srcDevice, ByteCount)
-    _copy(dstHost, srcDevice, ByteCount, hStream, "cuMemcpyDtoHAsync")
+    copy(dstHost, srcDevice, ByteCount, hStream, "cuMemcpyDtoHAsync")
 
 
 @entry("cuMemcpyDtoDAsync(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream)")
@@ -308,7 +314,7 @@ def cuMemcpyDtoDAsync(dstDevice: int, srcDevice: int, ByteCount: int, hStream: i
     stream_of(hStream)
     _need_device(dstDevice, ByteCount)
     _need_device(srcDevice, ByteCount)
-    _copy(dstDevice, srcDevice, ByteCount, hStream, "cuMemcpyDtoDAsync")
+    copy(dstDevice, srcDevice, ByteCount, hStream, "cuMemcpyDtoDAsync")
 
 
 @entry(
@@ -316,7 +322,7 @@ def cuMemcpyDtoDAsync(dstDevice: int, srcDevice: int, ByteCount: int, hStream: i
     "CUstream hStream)"
 )
 def cuMemcpyWithAttributesAsync(dst: int, src: int, size: int, attr: int, hStream: int) -> None:
-    _copy(dst, src, size, hStream, "cuMemcpyWithAttributesAsync")
+    copy(dst, src, size, hStream, "cuMemcpyWithAttributesAsync")
 
 
 # ---- Memset ----
@@ -337,6 +343,8 @@ def _set(dst: int, value: int, count: int, width: int, hStream: int | None, name
     def run(_: Operation) -> None:
         if target is not None and machine.allocations.at(target.address) is not target:
             raise DriverError(Result.ILLEGAL_ADDRESS, f"{name} touches memory freed before it ran")
+        if machine.checkers is not None:
+            machine.checkers.shadow.written(dst, size)
         pattern = value.to_bytes(width, "little")
         if len(set(pattern)) == 1:
             ctypes.memset(dst, pattern[0], size)

@@ -5,20 +5,23 @@ from __future__ import annotations
 import ctypes
 import os
 from ctypes import c_int, c_size_t, c_uint
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from cudatool.ptx import PtxError, parse
+from cudatool.ptx import PtxError, parse_image
 from cudatool.sim import abi, profile
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, read_string, write
+from cudatool.sim.device_library import with_device_library
+from cudatool.sim.device_runtime import STACK_SIZE, limit_of, prepare_calls
+from cudatool.sim.image import jit_options, ptx_at, read_file, write_error_log
 from cudatool.sim.machine import Context, Device, current_context, stream_of
 from cudatool.sim.memory import Allocation
 from cudatool.sim.queue import Operation
 from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:
-    from cudatool.sim.jit import JitModule
+    from cudatool.sim.jit import Instrument, JitModule
     from cudatool.sim.jit import Kernel as JitKernel
 
 
@@ -33,7 +36,7 @@ class Library:
         self.globals: dict[tuple[int, str], tuple[int, int]] = {}
         self.blocks: list[Allocation] = []
         self.kernels: dict[str, Function] = {}
-        self.parsed = parse(image)
+        self.parsed = parse_image(image)
         self.names = tuple(self.parsed.kernels)
 
     def module(self, device: Device) -> JitModule:
@@ -56,7 +59,9 @@ class Library:
         for name, variable in module.globals.items():
             ctypes.memmove(addresses[name], variable.initial, len(variable.initial))
             for offset, symbol, addend in variable.relocations:
-                ctypes.c_uint64.from_address(addresses[name] + offset).value = addresses[symbol] + addend
+                ctypes.c_uint64.from_address(addresses[name] + offset).value = (
+                    addresses.get(symbol) or module.functions[symbol]
+                ) + addend
         module.bind(addresses)
         self.modules[device.ordinal] = module
         return module
@@ -116,52 +121,26 @@ def _some_device() -> Device:
 
 # ---- Loading ----
 
-_ELF, _FATBIN, _FATBIN_WRAPPER = b"\x7fELF", (0xBA55ED50).to_bytes(4, "little"), (0x466243B1).to_bytes(4, "little")
-
 
 def _load(image: int, context: Context | None) -> Library:
-    if not image:
-        raise DriverError(Result.INVALID_VALUE)
-    head = ctypes.string_at(image, 4)
-    if head in (_ELF, _FATBIN, _FATBIN_WRAPPER):
-        raise DriverError(
-            Result.NO_BINARY_FOR_GPU, "this image is GPU machine code; the software device runs PTX (compile to PTX)"
-        )
-    text = read_string(image)
+    text = ptx_at(image)
     if b".version" not in text:
         raise DriverError(Result.INVALID_IMAGE)
     try:
-        library = Library(state.machine.new_handle(), text, context)
+        library = Library(state.machine.new_handle(), with_device_library(text), context)
     except PtxError as error:
         raise DriverError(Result.INVALID_PTX, str(error)) from error
     state.machine.objects[library.handle] = library
     return library
 
 
-_ERROR_LOG_BUFFER, _ERROR_LOG_SIZE = 5, 6
-
-
 def _load_with_log(image: int, context: Context | None, count: int, options: int, values: int) -> Library:
+    given = jit_options(count, options, values)
     try:
         return _load(image, context)
     except DriverError as error:
-        if count and options and values:
-            keys = list((c_int * count).from_address(options))
-            where = dict(zip(keys, (c_size_t * count).from_address(values), strict=True))
-            room = where.get(_ERROR_LOG_SIZE, 0)
-            if where.get(_ERROR_LOG_BUFFER) and room:
-                text = str(error).encode()[: room - 1] + b"\0"
-                ctypes.memmove(where[_ERROR_LOG_BUFFER], text, len(text))
+        write_error_log(given, str(error))
         raise
-
-
-def _read_file(fname: int) -> bytes:
-    path = os.fsdecode(read_string(fname))
-    try:
-        with open(path, "rb") as file:
-            return file.read() + b"\0"
-    except OSError as error:
-        raise DriverError(Result.FILE_NOT_FOUND, f"{path}: {error.strerror}") from error
 
 
 # ---- Modules ----
@@ -169,7 +148,7 @@ def _read_file(fname: int) -> bytes:
 
 @entry("cuModuleLoad(CUmodule *module, const char *fname)")
 def cuModuleLoad(module: int, fname: int) -> None:
-    data = ctypes.create_string_buffer(_read_file(fname))
+    data = ctypes.create_string_buffer(read_file(fname))
     cuModuleLoadData(module, ctypes.addressof(data))
 
 
@@ -251,7 +230,7 @@ def cuLibraryLoadFromFile(
     libraryOptionValues: int,
     numLibraryOptions: int,
 ) -> None:
-    data = ctypes.create_string_buffer(_read_file(fileName))
+    data = ctypes.create_string_buffer(read_file(fileName))
     loaded = _load_with_log(ctypes.addressof(data), None, numJitOptions, jitOptions, jitOptionsValues)
     write(library, c_size_t, loaded.handle)
 
@@ -359,9 +338,9 @@ def _function_attribute(function: Function, attribute: int, device: Device) -> i
     values = {
         0: kernel.max_threads,
         1: kernel.static_shared,
-        2: 0,  # constant memory
+        2: sum(variable.size for variable in function.library.parsed.variables.values() if variable.space == "const"),
         3: kernel.local_bytes,
-        4: 32,  # registers: native code has none of the kind; a common number, so that occupancy makes sense
+        4: _registers(function),
         5: 90,  # PTX version
         6: 90,  # binary version
         7: 0,
@@ -371,6 +350,11 @@ def _function_attribute(function: Function, attribute: int, device: Device) -> i
     if not 0 <= attribute <= 17:
         raise DriverError(Result.INVALID_VALUE)
     return values.get(attribute, 0)
+
+
+def _registers(function: Function) -> int:
+    """Return the registers of a thread: what the linker found, else a common number so that occupancy makes sense."""
+    return function.library.parsed.register_counts.get(function.name, 32)
 
 
 def _max_dynamic_shared(function: Function, kernel: JitKernel) -> int:
@@ -411,16 +395,31 @@ def cuFuncSetCacheConfig(hfunc: int, config: int) -> None:
     state.machine.get(hfunc, Function)
 
 
+@entry("cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice dev)")
+def cuKernelSetCacheConfig(kernel: int, config: int, dev: int) -> None:
+    state.machine.device(dev)
+    cuFuncSetCacheConfig(kernel, config)
+
+
 # ---- Execution control ----
 
 
 def _prepare(function: Function, device: Device) -> JitKernel:
     kernel = function.on(device)
     try:
-        kernel.prepare(footprint=state.machine.measure_accesses)
+        kernel.prepare(_instrument())
     except PtxError as error:
         raise DriverError(Result.NOT_SUPPORTED, str(error)) from error
     return kernel
+
+
+def _instrument() -> Instrument:
+    """Return what kernels are instrumented for now."""
+    machine = state.machine
+    kinds: Instrument = _translator().Instrument.NONE
+    if machine.measure_accesses:
+        kinds |= _translator().Instrument.FOOTPRINT
+    return kinds | machine.checkers.shadow.kinds if machine.checkers is not None else kinds
 
 
 def _pack(kernel: JitKernel, kernelParams: int, extra: int) -> ctypes.Array[ctypes.c_char]:
@@ -446,13 +445,56 @@ def _pack(kernel: JitKernel, kernelParams: int, extra: int) -> ctypes.Array[ctyp
     return buffer
 
 
-def _launch(
-    f: int, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, hStream: int, params: int, extra: int
-) -> None:
-    machine = state.machine
-    stream = stream_of(hStream)
-    function = machine.get(f, Function)
-    kernel = _prepare(function, stream.context.device)
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """A kernel and all that one launch of it needs, checked. `params` are its arguments, as they are declared."""
+
+    function: Function
+    kernel: JitKernel
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int
+    params: ctypes.Array[ctypes.c_char]
+    cooperative: bool = False
+
+    @property
+    def cost(self) -> int:
+        """Virtual ns that it takes."""
+        grid, block = self.grid, self.block
+        threads = grid[0] * grid[1] * grid[2] * block[0] * block[1] * block[2]
+        return profile.kernel_cost(threads, *self.function.work)
+
+    def run(self, operation: Operation) -> None:
+        """Execute it, as the operation that was enqueued for it."""
+        _execute(self, operation)
+
+    def cooperating(self) -> Launch:
+        """Return the same as a cooperative launch. Fails with CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE."""
+        blocks = self.grid[0] * self.grid[1] * self.grid[2]
+        threads = self.block[0] * self.block[1] * self.block[2]
+        room = profile.ATTRIBUTES[16] * _active_blocks(self.function, self.kernel, threads, self.shared)
+        if blocks > room:
+            raise DriverError(
+                Result.COOPERATIVE_LAUNCH_TOO_LARGE,
+                f"{self.function.name}: {blocks} blocks; {room} of this size run at the same time",
+            )
+        return replace(self, cooperative=True)
+
+
+def checked_launch(
+    f: int,
+    context: Context,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    shared: int,
+    params: int,
+    extra: int,
+    *,
+    cooperative: bool = False,
+) -> Launch:
+    """Return the launch that these arguments of cuLaunchKernel describe; fail with the error it has for them."""
+    function = state.machine.get(f, Function)
+    kernel = _prepare(function, context.device)
     threads = block[0] * block[1] * block[2]
     limits = (1024, 1024, 64)
     if not all(0 < g <= limit for g, limit in zip(grid, profile.MAX_GRID, strict=True)):
@@ -463,7 +505,7 @@ def _launch(
         )
     if threads > kernel.max_threads:
         raise DriverError(
-            Result.LAUNCH_OUT_OF_RESOURCES, f"{function.name} was compiled for at most {kernel.max_threads} threads"
+            Result.INVALID_VALUE, f"{function.name} was compiled for at most {kernel.max_threads} threads"
         )
     if shared > _max_dynamic_shared(function, kernel):
         raise DriverError(
@@ -471,44 +513,67 @@ def _launch(
             f"{function.name}: {shared} bytes of dynamic shared memory; "
             f"{_max_dynamic_shared(function, kernel)} are allowed (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)",
         )
-    operation = Operation(stream, "kernel", function.name, abi.call.correlation)
-    operation.run = partial(_execute, kernel, grid, block, shared, _pack(kernel, params, extra))
-    cost = profile.kernel_cost(grid[0] * grid[1] * grid[2] * threads, *function.work)
-    machine.scheduler.enqueue(operation, cost=cost)
+    launch = Launch(function, kernel, grid, block, shared, _pack(kernel, params, extra))
+    if cooperative:
+        launch = launch.cooperating()
+    prepare_calls(context, kernel.system_calls)
+    return launch
 
 
-def _execute(
-    kernel: JitKernel,
+def _launch(
+    f: int,
     grid: tuple[int, int, int],
     block: tuple[int, int, int],
     shared: int,
-    params: ctypes.Array[ctypes.c_char],
-    operation: Operation,
+    hStream: int,
+    params: int,
+    extra: int,
+    *,
+    cooperative: bool = False,
 ) -> None:
+    stream = stream_of(hStream)
+    launch = checked_launch(f, stream.context, grid, block, shared, params, extra, cooperative=cooperative)
+    operation = Operation(stream, "kernel", launch.function.name, abi.call.correlation)
+    operation.run = launch.run
+    state.machine.scheduler.enqueue(operation, cost=launch.cost)
+
+
+def _execute(launch: Launch, operation: Operation) -> None:
     jit = _translator()
     machine = state.machine
     footprint = None
     if machine.measure_accesses:
         footprint = jit.Footprint(machine.arena.base, machine.arena.size)
+    checkers = machine.checkers
     try:
-        kernel.launch(
-            grid=grid,
-            block=block,
-            shared_bytes=shared,
-            params=ctypes.addressof(params),
-            threads=machine.options.threads,
+        found = launch.kernel.launch(
+            grid=launch.grid,
+            block=launch.block,
+            shared_bytes=launch.shared,
+            params=ctypes.addressof(launch.params),
+            threads=machine.options.threads or len(os.sched_getaffinity(0)),
             footprint=footprint,
+            shadow=checkers.shadow if checkers is not None else None,
+            host_ranges=checkers.host_ranges() if checkers is not None else (),
+            heap=heap.handle if (heap := operation.stream.context.heap) is not None else 0,
+            stack_bytes=limit_of(operation.stream.context, STACK_SIZE),
+            cooperative=launch.cooperative,
+            timeout_s=machine.options.timeout,
         )
+        if checkers is not None:
+            operation.findings = [checkers.explain(one, launch.kernel, launch.grid, launch.block) for one in found]
     except jit.KernelFault as fault:
         where = machine.allocations.holding(fault.address)
         place = f"inside {where.kind} memory" if where else "outside every allocation"
         raise DriverError(Result.ILLEGAL_ADDRESS, f"illegal access at {fault.address:#x}, {place}") from fault
     except jit.KernelAssert as trap:
         raise DriverError(Result.ASSERT, str(trap)) from trap
+    except jit.KernelStackOverflow as overflow:
+        raise DriverError(Result.HARDWARE_STACK_ERROR, str(overflow)) from overflow
     except jit.KernelTrap as trap:
         raise DriverError(Result.LAUNCH_FAILED, str(trap)) from trap
-    except jit.KernelDeadlock as deadlock:
-        raise DriverError(Result.LAUNCH_TIMEOUT, str(deadlock)) from deadlock
+    except (jit.KernelDeadlock, jit.KernelTimeout) as stuck:
+        raise DriverError(Result.LAUNCH_TIMEOUT, str(stuck)) from stuck
     if footprint is not None:
         operation.footprint = footprint.ranges()
 
@@ -535,7 +600,30 @@ def cuLaunchKernel(
     _launch(f, grid, block, sharedMemBytes, hStream, kernelParams, extra)
 
 
-class _LaunchConfig(ctypes.Structure):
+@entry(
+    "cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ, "
+    "unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ, unsigned int sharedMemBytes, "
+    "CUstream hStream, void **kernelParams)"
+)
+def cuLaunchCooperativeKernel(
+    f: int,
+    gridDimX: int,
+    gridDimY: int,
+    gridDimZ: int,
+    blockDimX: int,
+    blockDimY: int,
+    blockDimZ: int,
+    sharedMemBytes: int,
+    hStream: int,
+    kernelParams: int,
+) -> None:
+    grid, block = (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ)
+    _launch(f, grid, block, sharedMemBytes, hStream, kernelParams, 0, cooperative=True)
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
     _fields_ = (
         ("grid", c_uint * 3),
         ("block", c_uint * 3),
@@ -547,36 +635,49 @@ class _LaunchConfig(ctypes.Structure):
 
 
 _ATTRIBUTE_BYTES = 72  # sizeof(CUlaunchAttribute): id, padding to 8, a union of 64
-_COOPERATIVE, _CLUSTER_DIMENSION = 2, 4
+COOPERATIVE, _CLUSTER_DIMENSION = 2, 4
+
+
+def launch_attributes(launch: LaunchConfig) -> dict[int, bytes]:
+    """Return each CUlaunchAttributeValue by its CUlaunchAttributeID; fail for what there is not on this device."""
+    found = {}
+    for index in range(launch.numAttrs):
+        attribute = launch.attrs + index * _ATTRIBUTE_BYTES
+        kind, value = c_int.from_address(attribute).value, (c_uint * 3).from_address(attribute + 8)
+        if kind == _CLUSTER_DIMENSION and tuple(value) != (1, 1, 1):
+            raise DriverError(Result.NOT_SUPPORTED, "the software device has no thread block clusters")
+        found[kind] = ctypes.string_at(attribute + 8, _ATTRIBUTE_BYTES - 8)
+    return found
 
 
 @entry("cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra)")
 def cuLaunchKernelEx(config: int, f: int, kernelParams: int, extra: int) -> None:
     if not config:
         raise DriverError(Result.INVALID_VALUE)
-    launch = _LaunchConfig.from_address(config)
-    for index in range(launch.numAttrs):
-        attribute = launch.attrs + index * _ATTRIBUTE_BYTES
-        kind, value = c_int.from_address(attribute).value, (c_uint * 3).from_address(attribute + 8)
-        if kind == _COOPERATIVE and value[0]:
-            raise DriverError(Result.NOT_SUPPORTED, "the software device has no cooperative launches")
-        if kind == _CLUSTER_DIMENSION and tuple(value) != (1, 1, 1):
-            raise DriverError(Result.NOT_SUPPORTED, "the software device has no thread block clusters")
+    launch = LaunchConfig.from_address(config)
+    cooperative = any(launch_attributes(launch).get(COOPERATIVE, b"")[:4])
     grid, block = tuple(launch.grid), tuple(launch.block)
-    _launch(f, grid, block, launch.sharedMemBytes, launch.hStream, kernelParams, extra)
+    _launch(f, grid, block, launch.sharedMemBytes, launch.hStream, kernelParams, extra, cooperative=cooperative)
 
 
 # ---- Occupancy ----
 
 
-def _active_blocks(function: Function, block: int, dynamic: int) -> int:
-    device = current_context().device
+def _active_blocks(function: Function, kernel: JitKernel, block: int, dynamic: int) -> int:
+    """Return how many blocks of `block` threads a multiprocessor runs at the same time."""
     attributes = profile.ATTRIBUTES
     if block <= 0:
         raise DriverError(Result.INVALID_VALUE)
-    shared = _prepare(function, device).static_shared + dynamic
-    blocks = min(attributes[106], attributes[39] // (-(-block // 32) * 32))
+    shared = kernel.static_shared + dynamic
+    warps = -(-block // 32)
+    registers = warps * -(-32 * _registers(function) // 256) * 256  # warps take them in units of 256
+    blocks = min(attributes[106], attributes[39] // (warps * 32), attributes[82] // registers)
     return min(blocks, attributes[81] // (shared + 1024)) if block <= 1024 else 0
+
+
+def _occupancy(func: int, block: int, dynamic: int) -> int:
+    function = state.machine.get(func, Function)
+    return _active_blocks(function, _prepare(function, current_context().device), block, dynamic)
 
 
 @entry(
@@ -586,7 +687,7 @@ def _active_blocks(function: Function, block: int, dynamic: int) -> int:
 def cuOccupancyMaxActiveBlocksPerMultiprocessor(
     numBlocks: int, func: int, blockSize: int, dynamicSMemSize: int
 ) -> None:
-    write(numBlocks, c_int, _active_blocks(state.machine.get(func, Function), blockSize, dynamicSMemSize))
+    write(numBlocks, c_int, _occupancy(func, blockSize, dynamicSMemSize))
 
 
 @entry(
@@ -596,4 +697,4 @@ def cuOccupancyMaxActiveBlocksPerMultiprocessor(
 def cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
     numBlocks: int, func: int, blockSize: int, dynamicSMemSize: int, flags: int
 ) -> None:
-    write(numBlocks, c_int, _active_blocks(state.machine.get(func, Function), blockSize, dynamicSMemSize))
+    write(numBlocks, c_int, _occupancy(func, blockSize, dynamicSMemSize))

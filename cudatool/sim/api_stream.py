@@ -70,9 +70,9 @@ def cuStreamQuery(hStream: int) -> None:
 @entry("cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Flags)")
 def cuStreamWaitEvent(hStream: int, hEvent: int, Flags: int) -> None:
     stream = stream_of(hStream)
-    event = state.machine.get(hEvent, EventState)
-    if Flags > 1:
-        raise DriverError(Result.INVALID_VALUE)
+    event = _executed_event(hEvent)
+    if Flags:
+        raise DriverError(Result.INVALID_VALUE)  # CU_EVENT_WAIT_EXTERNAL is for capturing streams
     if event.recorded is None:
         return  # an event that was never recorded counts as complete
     wait = Operation(stream, "wait", "cuStreamWaitEvent", abi.call.correlation)
@@ -102,17 +102,6 @@ def cuStreamGetCtx(hStream: int, pctx: int) -> None:
 @entry("cuStreamGetDevice(CUstream hStream, CUdevice *device)")
 def cuStreamGetDevice(hStream: int, device: int) -> None:
     write(device, c_int, stream_of(hStream).context.device.ordinal)
-
-
-@entry("cuStreamIsCapturing(CUstream hStream, int *captureStatus)")
-def cuStreamIsCapturing(hStream: int, captureStatus: int) -> None:
-    stream_of(hStream)
-    write(captureStatus, c_int, 0)  # CU_STREAM_CAPTURE_STATUS_NONE: there is no capture on this device
-
-
-@entry("cuThreadExchangeStreamCaptureMode(int *mode)")
-def cuThreadExchangeStreamCaptureMode(mode: int) -> None:
-    write(mode, c_int, 0)  # no capture, so nothing to protect from: the mode stays global
 
 
 # ---- Host functions ----
@@ -146,6 +135,14 @@ def cuStreamAddCallback(hStream: int, callback: int, userData: int, flags: int) 
 # ---- Events ----
 
 
+def _executed_event(handle: int) -> EventState:
+    """Return an event that is not, by its latest record, a part of a captured graph, which says nothing of now."""
+    event = state.machine.get(handle, EventState)
+    if event.captured is not None:
+        raise DriverError(Result.CAPTURED_EVENT, "the event was last recorded in a capturing stream")
+    return event
+
+
 @entry("cuEventCreate(CUevent *phEvent, unsigned int Flags)")
 def cuEventCreate(phEvent: int, Flags: int) -> None:
     context = current_context()
@@ -171,19 +168,19 @@ def cuEventRecord(hEvent: int, hStream: int) -> None:
         raise DriverError(Result.INVALID_HANDLE)  # event and stream must be of one context (cuEventRecord)
     record = Operation(stream, "record", "cuEventRecord", abi.call.correlation)
     state.machine.scheduler.enqueue(record, cost=0)
-    event.recorded = record
+    event.recorded, event.captured = record, None
 
 
 @entry("cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int flags)")
 def cuEventRecordWithFlags(hEvent: int, hStream: int, flags: int) -> None:
-    if flags > 1:
-        raise DriverError(Result.INVALID_VALUE)
+    if flags:
+        raise DriverError(Result.INVALID_VALUE)  # CU_EVENT_RECORD_EXTERNAL is for capturing streams
     cuEventRecord(hEvent, hStream)
 
 
 @entry("cuEventQuery(CUevent hEvent)")
 def cuEventQuery(hEvent: int) -> None:
-    event = state.machine.get(hEvent, EventState)
+    event = _executed_event(hEvent)
     done = state.machine.scheduler.query(event.recorded)
     state.machine.scheduler.check(event.context)
     if not done:
@@ -192,14 +189,14 @@ def cuEventQuery(hEvent: int) -> None:
 
 @entry("cuEventSynchronize(CUevent hEvent)")
 def cuEventSynchronize(hEvent: int) -> None:
-    event = state.machine.get(hEvent, EventState)
+    event = _executed_event(hEvent)
     state.machine.scheduler.wait(event.recorded)
     state.machine.scheduler.check(event.context)
 
 
 @entry("cuEventElapsedTime(float *pMilliseconds, CUevent hStart, CUevent hEnd)")
 def cuEventElapsedTime(pMilliseconds: int, hStart: int, hEnd: int) -> None:
-    start, end = state.machine.get(hStart, EventState), state.machine.get(hEnd, EventState)
+    start, end = _executed_event(hStart), _executed_event(hEnd)
     if not (start.timed and end.timed) or start.recorded is None or end.recorded is None:
         raise DriverError(Result.INVALID_HANDLE)
     if start.context is not end.context:

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cudatool.sim import abi
+from cudatool.sim.capture import Captures
+from cudatool.sim.graph_memory import GraphMemory
 from cudatool.sim.ipc import Imports
-from cudatool.sim.memory import PAGE, Allocation, Arena, DeviceMemory, HostMemory, Ranges
+from cudatool.sim.memory import PAGE, Allocation, Allocations, Arena, DeviceMemory, HostMemory
 from cudatool.sim.pool import Pools
 from cudatool.sim.queue import EventState, Schedule, Scheduler, StreamState
 from cudatool.sim.results import DriverError, Result
 from cudatool.sim.virtual import VirtualMemory
+
+if TYPE_CHECKING:
+    from cudatool.sim.checkers import Checkers
+    from cudatool.sim.graph import Condition
+    from cudatool.sim.jit import Shadow
 
 __all__ = [
     "LEGACY_STREAM",
@@ -34,7 +43,8 @@ _T = TypeVar("_T")
 # Addresses that can be reserved: a multiple of the memory, and less than a process has.
 _RANGES_PER_BYTE: Final = 64
 _MAX_RANGES: Final = 1 << 45
-_OF_CONTEXT: Final = ("device", "managed", "module")  # kinds of memory that end with their context
+_OF_CONTEXT: Final = ("array", "device", "managed", "module")  # kinds of memory that end with their context
+_GAP: Final = 512  # bytes between allocations that are checked: a small step beyond one does not reach the next
 LEGACY_STREAM: Final = 1
 PER_THREAD_STREAM: Final = 2
 
@@ -54,7 +64,10 @@ class Options:
     schedule
         In which legal order deferred work executes.
     threads
-        Host threads that run the blocks of a kernel. 1 makes also the order of atomics reproducible.
+        Host threads that run the blocks of a kernel; 0 is one for each processor. 1 makes also the order of atomics
+        reproducible.
+    timeout
+        Seconds after which a kernel is ended with CUDA_ERROR_LAUNCH_TIMEOUT; 0 is never.
     cache_dir
         Where native code of kernels is kept between processes; None keeps none.
     """
@@ -63,7 +76,8 @@ class Options:
     count: int = 1
     seed: int = 0
     schedule: Schedule = Schedule.FIFO
-    threads: int = 1
+    threads: int = 0
+    timeout: int = 0
     cache_dir: Path | None = None
 
 
@@ -90,6 +104,10 @@ class Context:
     streams: dict[int, StreamState] = field(default_factory=dict)
     limits: dict[int, int] = field(default_factory=dict)
     peers: set[int] = field(default_factory=set)
+    heap: Any = None
+    """Of ``malloc`` in kernels, made when the first kernel is launched that needs it."""
+    called: frozenset[str] = frozenset()
+    """The system calls that the kernels launched so far contain."""
     legacy_stream: StreamState = field(init=False)
     per_thread: dict[int, StreamState] = field(default_factory=dict)
 
@@ -115,12 +133,17 @@ class Machine:
         self._handles = itertools.count(0x5100_0000_0000, 0x40)
         self._serials = itertools.count(3)
         self.objects: dict[int, Any] = {}
-        self.allocations: Ranges[Allocation] = Ranges()
+        self.allocations = Allocations()
+        self.checkers: Checkers | None = None
+        self.shadow: Shadow | None = None  # the checkers' maps, kept from one to the next
         self.host = HostMemory()
         span = -(-3 * options.memory // PAGE) * PAGE
         self.arena = Arena(span * options.count, min(_RANGES_PER_BYTE * options.memory * options.count, _MAX_RANGES))
         self.imports = Imports(self)
         self.virtual = VirtualMemory(self)
+        self.graph_memory = GraphMemory(self)
+        self.captures = Captures()
+        self.conditions: dict[int, Condition] = {}  # of conditional nodes of graphs, by handle
         self.pools = Pools(self)
         self.devices = [Device(n, self.arena.base + n * span, options.memory) for n in range(options.count)]
         self.thread = _Thread()
@@ -162,22 +185,45 @@ class Machine:
     def destroy_context(self, context: Context) -> None:
         """Run what is pending, then drop the context with everything in it."""
         self.scheduler.wait_context(context)
+        self.captures.forget(context)
         for allocation in list(self.allocations):
             if allocation.context == context.handle and allocation.kind in _OF_CONTEXT and not allocation.pool:
                 self.release(allocation)
+        if context.heap is not None:
+            context.heap.close()
         self.imports.close_all(context)
         for handle, item in list(self.objects.items()):
             if isinstance(item, StreamState | EventState) and item.context is context:
                 del self.objects[handle]
         self.objects.pop(context.handle, None)
 
+    # ---- checkers ----
+
+    def check(self, checks: Iterable[str]) -> None:
+        """Check everything that happens from now on with these :data:`.checkers.CHECKS`; none ends it."""
+        from cudatool.sim.checkers import Checkers
+
+        if self.checkers is not None:
+            self.checkers.release_held()
+        checks = tuple(checks)
+        self.checkers = self.allocations.watcher = Checkers(self, checks) if checks else None
+
     # ---- memory ----
 
     def allocate(self, device: Device, size: int, kind: str, *, context: Context | None, pool: int = 0) -> Allocation:
         """Take device memory. Fails with CUDA_ERROR_OUT_OF_MEMORY."""
-        address = device.memory.allocate_for_module(size) if kind == "module" else device.memory.allocate(size)
+        gap = _GAP if self.checkers is not None and self.checkers.quarantines else 0
+        if kind == "module":
+            address = device.memory.allocate_for_module(size)
+        else:
+            try:
+                address = device.memory.allocate(size, gap)
+            except DriverError:
+                if self.checkers is None or not self.checkers.release_held():
+                    raise
+                address = device.memory.allocate(size, gap)
         handle = context.handle if context else 0
-        allocation = Allocation(address, size, kind, device.ordinal, handle, self.new_serial(), pool)
+        allocation = Allocation(address, size, kind, device.ordinal, handle, self.new_serial(), pool, gap=gap)
         self.allocations.add(allocation)
         return allocation
 
@@ -190,7 +236,9 @@ class Machine:
 
     def release(self, allocation: Allocation) -> None:
         """Give an allocation's memory back at once, to its pool if it has one."""
-        if allocation.pool:
+        if allocation.kind == "graph" and (slot := self.graph_memory.at(allocation.address)):
+            self.graph_memory.release(slot)
+        elif allocation.pool:
             self.pools.live[allocation.pool].release(allocation)
         else:
             self.release_memory(allocation)
@@ -203,7 +251,12 @@ class Machine:
         elif allocation.kind == "module":
             self.devices[allocation.device].memory.free_of_module(allocation.address, allocation.size)
         elif allocation.kind != "registered":
-            self.devices[allocation.device].memory.free(allocation.address, allocation.size)
+            memory = self.devices[allocation.device].memory
+            give_back = partial(memory.free, allocation.address, allocation.size, allocation.gap)
+            if self.checkers is not None and self.checkers.quarantines:
+                self.checkers.hold(allocation, give_back)
+            else:
+                give_back()
 
     def locate(self, address: int, size: int, *, to_write: bool = False) -> Allocation | None:
         """Return the allocation that holds the range, or its beginning if it lies in several neighbouring mappings.

@@ -23,6 +23,8 @@ __all__ = [
     "READ_WRITE",
     "AddressSpace",
     "Allocation",
+    "AllocationWatcher",
+    "Allocations",
     "Arena",
     "DeviceMemory",
     "FreeList",
@@ -71,7 +73,8 @@ class Allocation:
 
     address: int
     size: int
-    # "device", "pool" (stream-ordered), "managed", "host" (pinned), "registered", "module", "virtual", "ipc"
+    # "device", "pool" (stream-ordered), "managed", "host" (pinned), "registered", "module", "virtual", "ipc", "graph",
+    # "array"
     kind: str
     device: int  # -1 for host memory
     context: int  # handle of the context it belongs to, 0 if none
@@ -79,6 +82,7 @@ class Allocation:
     pool: int = 0  # handle of the memory pool, 0 if none
     flags: int = 0
     advised: Advised | None = None  # of managed memory: what the program said about it
+    gap: int = 0  # bytes after it that belong to nobody
 
 
 class _Range(Protocol):
@@ -127,6 +131,16 @@ class Ranges(Generic[_R]):
             first += 1
         return self._items[first : bisect.bisect_left(self._starts, address + size)]
 
+    def before(self, address: int) -> _R | None:
+        """Return the last allocation that begins at or before `address`."""
+        index = bisect.bisect_right(self._starts, address) - 1
+        return self._items[index] if index >= 0 else None
+
+    def after(self, address: int) -> _R | None:
+        """Return the first allocation that begins after `address`."""
+        index = bisect.bisect_right(self._starts, address)
+        return self._items[index] if index < len(self._items) else None
+
     def holding(self, address: int, size: int = 1) -> _R | None:
         """Return the allocation that holds the whole range, if one does."""
         index = bisect.bisect_right(self._starts, address) - 1
@@ -134,6 +148,31 @@ class Ranges(Generic[_R]):
             return None
         item = self._items[index]
         return item if address + size <= item.address + item.size else None
+
+
+class Allocations(Ranges[Allocation]):
+    """All live allocations. `watcher`, if there is one, hears of those that come and go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watcher: AllocationWatcher | None = None
+
+    def add(self, item: Allocation) -> None:
+        super().add(item)
+        if self.watcher is not None:
+            self.watcher.added(item)
+
+    def remove(self, item: Allocation) -> None:
+        super().remove(item)
+        if self.watcher is not None:
+            self.watcher.removed(item)
+
+
+class AllocationWatcher(Protocol):
+    """Hears of allocations."""
+
+    def added(self, allocation: Allocation) -> None: ...
+    def removed(self, allocation: Allocation) -> None: ...
 
 
 class FreeList:
@@ -180,7 +219,7 @@ class Arena:
     Attributes
     ----------
     base, size
-        What may hold device memory. It grows with the ranges that programs reserve.
+        What may hold device memory. It grows with the ranges that programs reserve, up to `limit`.
     ranges
         The addresses for those.
     """
@@ -192,6 +231,7 @@ class Arena:
             raise DriverError(Result.OUT_OF_MEMORY, f"cannot reserve {whole} bytes of address space")
         self.base: int = -(-reserved // PAGE) * PAGE
         self._fixed = size
+        self.limit = size + ranges_size
         self.ranges = AddressSpace(self.base + size, ranges_size)
 
     @property
@@ -294,10 +334,13 @@ class DeviceMemory:
         self._next_module = base + 2 * size
         self._files: dict[int, int] = {}  # first address of pages that are shared -> the file that they are in
 
-    def allocate(self, size: int) -> int:
-        """Return the address of `size` accessible bytes, aligned to 512 (2 MiB from 1 MiB on)."""
+    def allocate(self, size: int, gap: int = 0) -> int:
+        """Return the address of `size` accessible bytes, aligned to 512 (2 MiB from 1 MiB on).
+
+        `gap` bytes at least follow that belong to nobody.
+        """
         if size < _SLAB_LIMIT:
-            rounded = -(-size // _ALIGNMENT) * _ALIGNMENT
+            rounded = -(-(size + gap) // _ALIGNMENT) * _ALIGNMENT
             address = self._small.take(rounded)
             if address is None:
                 slab = self._take_pages(PAGE)
@@ -305,7 +348,7 @@ class DeviceMemory:
                 address = self._small.take(rounded)
                 assert address is not None
             return address
-        return self._take_pages(-(-size // PAGE) * PAGE)
+        return self._take_pages(-(-size // PAGE) * PAGE, PAGE if gap else 0)
 
     def allocate_for_module(self, size: int) -> int:
         """Return the address of `size` accessible bytes that nothing else will ever get.
@@ -328,12 +371,12 @@ class DeviceMemory:
         _libc.mprotect(address, rounded, _PROT_NONE)
         self.used -= rounded
 
-    def free(self, address: int, size: int) -> None:
-        """Take back what :meth:`allocate` gave for `size`."""
+    def free(self, address: int, size: int, gap: int = 0) -> None:
+        """Take back what :meth:`allocate` gave for `size` and `gap`."""
         if size >= _SLAB_LIMIT:
-            self._give_pages(address, -(-size // PAGE) * PAGE)
+            self._give_pages(address, -(-size // PAGE) * PAGE, PAGE if gap else 0)
             return
-        low, high = self._small.give(address, address + -(-size // _ALIGNMENT) * _ALIGNMENT)
+        low, high = self._small.give(address, address + -(-(size + gap) // _ALIGNMENT) * _ALIGNMENT)
         slab = address // PAGE * PAGE
         if low <= slab and slab + PAGE <= high:
             self._small.remove(slab, slab + PAGE)
@@ -365,17 +408,17 @@ class DeviceMemory:
         """Undo :meth:`take`."""
         self.used -= size
 
-    def _take_pages(self, size: int) -> int:
-        address = self._pages.take(size) if self.used + size <= self.size else None
+    def _take_pages(self, size: int, gap: int = 0) -> int:
+        address = self._pages.take(size + gap) if self.used + size <= self.size else None
         if address is None:
             raise DriverError(Result.OUT_OF_MEMORY)
         if _libc.mprotect(address, size, _PROT_RW):
-            self._pages.give(address, address + size)
+            self._pages.give(address, address + size + gap)
             raise DriverError(Result.OUT_OF_MEMORY, "the host has no memory left for the software device")
         self.used += size
         return address
 
-    def _give_pages(self, address: int, size: int) -> None:
+    def _give_pages(self, address: int, size: int, gap: int = 0) -> None:
         file = self._files.pop(address, None)
         if file is None:
             _libc.madvise(address, size, _MADV_DONTNEED)
@@ -383,7 +426,7 @@ class DeviceMemory:
         else:
             _place(address, size, _PROT_NONE, _UNUSED)
             os.close(file)
-        self._pages.give(address, address + size)
+        self._pages.give(address, address + size + gap)
         self.used -= size
 
 

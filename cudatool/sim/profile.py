@@ -12,6 +12,7 @@ from typing import Final
 from cudatool.ptx import Function, Symbol, type_bytes
 
 __all__ = [
+    "ARCH",
     "ATTRIBUTES",
     "COMPUTE_CAPABILITY",
     "DRIVER_VERSION",
@@ -27,6 +28,8 @@ __all__ = [
 
 NAME: Final = "cudatool software device"
 COMPUTE_CAPABILITY: Final = (9, 0)
+ARCH: Final = 10 * COMPUTE_CAPABILITY[0] + COMPUTE_CAPABILITY[1]
+"""The compute capability as PTX and fatbins spell it: 90."""
 DRIVER_VERSION: Final = 13_050
 """Not older than the bindings we support, else cuda.core warns."""
 MAX_GRID: Final = (2**31 - 1, 65535, 65535)
@@ -74,6 +77,7 @@ ATTRIBUTES: Final[dict[int, int]] = {
     89: 1,  # CONCURRENT_MANAGED_ACCESS
     90: 1,  # COMPUTE_PREEMPTION_SUPPORTED
     91: 1,  # CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+    95: 1,  # COOPERATIVE_LAUNCH
     97: MAX_SHARED_OPTIN,  # MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
     99: 1,  # HOST_REGISTER_SUPPORTED
     102: 1,  # VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED

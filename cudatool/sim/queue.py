@@ -15,11 +15,15 @@ import itertools
 import random
 from collections.abc import Callable, Iterable
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cudatool.sim import abi
 from cudatool.sim.abi import lock, log_message
 from cudatool.sim.results import DriverError
+
+if TYPE_CHECKING:
+    from cudatool.sim.capture import CapturedEvent
+    from cudatool.sim.checkers import CheckFinding
 
 __all__ = ["EventState", "Operation", "Schedule", "Scheduler", "StreamState"]
 
@@ -45,16 +49,22 @@ class Operation:
     correlation
         Of the driver call that enqueued it.
     kind, name
-        ``"kernel"``, ``"memcpy"``, ``"memset"``, ``"host"``, ``"alloc"``, ``"free"``, ``"record"``, ``"wait"``; and
-        the kernel's or API's name.
+        ``"kernel"``, ``"memcpy"``, ``"memset"``, ``"host"``, ``"alloc"``, ``"free"``, ``"record"``, ``"wait"``,
+        ``"graph"`` (what only orders a graph's nodes), ``"graph_end"`` (the last one of a graph launch); and the
+        kernel's or API's name.
     start, end
         Virtual time in ns on the device's clock.
     run
         Does the work; None for pure ordering. An error it raises becomes the context's.
     footprint
-        ``(address, size, flags)`` ranges that a kernel touched, where they were measured.
+        ``(address, size, flags)`` ranges: what a kernel touched, where that was measured; what a node of a graph
+        copies or sets; and, with flags 0, what a graph allocates or frees.
+    findings
+        What the checkers found when it ran.
     host_source
         Address and size of the pinned memory that a copy will read when it runs.
+    launch
+        The beginning of the graph launch that it is part of, None outside of graphs.
     """
 
     __slots__ = (
@@ -62,9 +72,11 @@ class Operation:
         "dependents",
         "done",
         "end",
+        "findings",
         "footprint",
         "host_source",
         "kind",
+        "launch",
         "missing",
         "name",
         "predecessors",
@@ -87,7 +99,9 @@ class Operation:
         self.start = self.end = 0
         self.run: Callable[[Operation], None] | None = None
         self.footprint: list[tuple[int, int, int]] = []
+        self.findings: list[CheckFinding] = []
         self.host_source = (0, 0)
+        self.launch: Operation | None = None
 
 
 class StreamState:
@@ -108,13 +122,17 @@ class StreamState:
 
 
 class EventState:
-    """An event: the operation that its latest record enqueued, None before the first."""
+    """An event: the operation that its latest record enqueued, None before the first.
+
+    `captured` is what its latest record captured instead, if that was in a capturing stream.
+    """
 
     def __init__(self, context: Any, handle: int, flags: int) -> None:
         self.context = context
         self.handle = handle
         self.flags = flags
         self.recorded: Operation | None = None
+        self.captured: CapturedEvent | None = None
 
     @property
     def timed(self) -> bool:
@@ -129,6 +147,8 @@ class Scheduler:
         self.schedule = schedule
         self.host_time = 0
         """Virtual ns on the host's clock: advances with driver calls and jumps forward when the host waits."""
+        self.synchronized: Callable[[], None] = lambda: None
+        """Called whenever the host has waited for work."""
         self._random = random.Random(seed)
         self._pending: dict[int, Operation] = {}  # by sequence number, so ordered by enqueuing
         self._ready: dict[int, Operation] = {}  # those of them that wait for nothing and do not run yet
@@ -143,25 +163,38 @@ class Scheduler:
         Operations that name the same `engine` of a device do not overlap in virtual time.
         """
         stream = operation.stream
-        dependencies = [stream.last, *self._default_stream_order(stream), *after]
-        operation.predecessors = [d for d in dependencies if d is not None and not d.done]
-        operation.missing = len(operation.predecessors)
-        for predecessor in operation.predecessors:
-            predecessor.dependents.append(operation)
-        operation.sequence = next(self._sequence)
         self.host_time += 1000
-        operation.start = max([self.host_time, *(d.end for d in dependencies if d is not None)])
+        self.add(operation, cost=cost, engine=engine, after=[stream.last, *self._default_stream_order(stream), *after])
+        stream.last = operation
+
+    def add(self, operation: Operation, *, cost: int, engine: str = "", after: Iterable[Operation | None] = ()) -> None:
+        """Make `operation` pending, ordered after those in `after` and nothing else: it takes no place in its stream.
+
+        This is how the nodes of a graph are ordered by the graph's edges alone.
+        """
+        dependencies = [d for d in after if d is not None]
+        operation.sequence = next(self._sequence)
+        self._pending[operation.sequence] = operation
+        self._ready[operation.sequence] = operation
+        self.order(operation, dependencies)
+        operation.start = max([self.host_time, *(d.end for d in dependencies)])
         if engine:
-            key = (stream.context.device.ordinal, engine)
+            key = (operation.stream.context.device.ordinal, engine)
             operation.start = max(operation.start, self._engines.get(key, 0))
             self._engines[key] = operation.start + cost
         operation.end = operation.start + cost
-        self._pending[operation.sequence] = operation
-        if not operation.missing:
-            self._ready[operation.sequence] = operation
-        stream.last = operation
         for watcher in abi.subscribers:
             watcher.enqueued(operation)
+
+    def order(self, operation: Operation, after: Iterable[Operation]) -> None:
+        """Let a pending `operation`, which does not run yet, wait for those in `after` too."""
+        for predecessor in after:
+            if not predecessor.done:
+                operation.predecessors.append(predecessor)
+                operation.missing += 1
+                predecessor.dependents.append(operation)
+        if operation.missing:
+            self._ready.pop(operation.sequence, None)
 
     @staticmethod
     def _default_stream_order(stream: StreamState) -> list[Operation | None]:
@@ -192,13 +225,14 @@ class Scheduler:
         needed = self._ancestors(unfinished) if self.schedule is Schedule.LATE else None
         for target in sorted(unfinished, key=lambda o: o.sequence):
             while not target.done:
-                chosen = self._choose(target, needed)
+                chosen = self._choose(target, needed) or self._latecomer(target)
                 if chosen is None:
                     lock.wait(timeout=60)  # another host thread runs what we need; it notifies when done
                 else:
                     self._run(chosen)
         for target in targets:
             self.host_time = max(self.host_time, target.end)
+        self.synchronized()
 
     def query(self, operation: Operation | None) -> bool:
         """Tell whether `operation` has completed by the host's clock, and let that clock move on.
@@ -245,6 +279,13 @@ class Scheduler:
         if not ready:
             return None
         return ready[self._random.choice(sorted(ready)) if self.schedule is Schedule.RANDOM else max(ready)]
+
+    def _latecomer(self, target: Operation) -> Operation | None:
+        """Return an operation that `target` came to wait for only while others ran: the body of a conditional node."""
+        needed = self._ancestors([target]) & self._ready.keys()
+        if not needed:
+            return None
+        return self._ready[max(needed) if self.schedule is Schedule.LATE else min(needed)]
 
     @staticmethod
     def _ancestors(operations: list[Operation]) -> set[int]:

@@ -79,6 +79,7 @@ class Kind(IntEnum):
     RANGE_POP = 71
     MODULE_LOAD = 72
     WARNING = 73
+    FINDING = 74
 
 
 FIELDS: Final[dict[Kind, str]] = {
@@ -116,16 +117,20 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.GEMM: "stream, correlation, name=routine, address=C, size=bytes of C, aux0=pack_dims(m, n, k), stack",
     Kind.HOST_FUNCTION: "stream, correlation, name, stack",
     Kind.GRAPH_CAPTURE_BEGIN: "stream, stack",
-    Kind.GRAPH_CAPTURE_END: "stream, aux0=graph, stack",
-    Kind.GRAPH_LAUNCH: "stream, correlation, aux0=graph, stack",
+    Kind.GRAPH_CAPTURE_END: "stream, aux0=graph (0 if the capture failed), stack",
+    Kind.GRAPH_LAUNCH: "stream, correlation (of the executions of all its nodes too), aux0=executable graph, name=API, "
+    "stack",
     Kind.ACCESS: "correlation=the operation, address, size, flags=AccessFlag, name=argument or source line; "
     "a strided set has aux0=distance between rows, aux1=number of rows, and size=bytes per row",
     Kind.HOST_ACCESS: "address, size, flags=AccessFlag, stack",
-    Kind.EXECUTION: "correlation, stream, device, aux0=start, aux1=end, both ns on the device's clock",
+    Kind.EXECUTION: "correlation, stream, device, name, aux0=start, aux1=end, both ns on the device's clock, "
+    "flags=1 a kernel that a graph launch ran",
     Kind.RANGE_PUSH: "name",
     Kind.RANGE_POP: "",
     Kind.MODULE_LOAD: "name, size=bytes of the image, stack",
     Kind.WARNING: "name=the text",
+    Kind.FINDING: "what a checker of the device found: correlation=the operation, else stack=the call; stream, "
+    "address, size, aux0=how often, name=JSON of the rest (cudatool.sim.checkers.CheckFinding)",
 }
 
 

@@ -50,12 +50,16 @@ __all__ = [
     "thread_id",
     "thread_name",
     "unsubscribe",
+    "wants_accesses",
 ]
 
 Subscriber = Callable[[Event], None]
 
 active: bool = False
 """True while anybody subscribes. Test this before building an event."""
+
+wants_accesses: bool = False
+"""Whether sources that can only infer what an operation accesses should do so, as its device does not measure it."""
 
 strict: bool = False
 """Raise a subscriber's exception instead of dropping the subscriber (tests)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cudatool.collect.kernel_names import kernel_name
+from cudatool.collect.kernel_names import kernel_name, kernel_parameters
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,19 @@ from cudatool.collect.kernel_names import kernel_name
 )
 def test_kernel_name(symbol, name):
     assert name == kernel_name(symbol)
+
+
+@pytest.mark.parametrize(
+    ("symbol", "types"),
+    [
+        ("plain", []),
+        ("_Z4nonev", []),
+        ("_Z3addPKfS0_Pfi", ["float const*", "float const*", "float*", "int"]),
+        ("_Z4fillIfEvPT_S0_", ["float*", "float"]),
+        ("_Z1fPFiiEPKPKfRA4_d", ["int (*)(int)", "float const* const*", "double (&) [4]"]),
+        ("_Z4pairI4viewIiLi3EEEvT_", ["view<int, 3>"]),
+        ("_ZN12_GLOBAL__N_16hiddenEPi", ["int*"]),
+    ],
+)
+def test_kernel_parameters(symbol, types):
+    assert types == kernel_parameters(symbol)

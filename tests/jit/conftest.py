@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+from cuda.bindings import driver, nvrtc
 
 from cudatool import _driver
 from cudatool.sim import jit
@@ -93,7 +95,7 @@ def place_variables(module: jit.JitModule) -> dict[str, ctypes.Array[ctypes.c_ch
     addresses = {name: ctypes.addressof(buffer) for name, buffer in memory.items()}
     for name, variable in module.globals.items():
         for offset, symbol, addend in variable.relocations:
-            ctypes.c_uint64.from_buffer(memory[name], offset).value = addresses[symbol] + addend
+            ctypes.c_uint64.from_buffer(memory[name], offset).value = {**module.functions, **addresses}[symbol] + addend
     module.bind(addresses)
     return memory
 
@@ -129,3 +131,102 @@ def ptx_kernel() -> Callable[..., jit.Kernel]:
         return jit.load(text.encode(), **options).kernels["k"]
 
     return make
+
+
+# ---- CUDA C++ through the driver API ----
+
+
+@cache
+def nvrtc_ptx(source: str, *options: str) -> bytes:
+    """Compile CUDA C++ to PTX."""
+    status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], [])
+    assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS
+    flags = [b"--gpu-architecture=compute_90", *(option.encode() for option in options)]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+    _, size = nvrtc.nvrtcGetProgramLogSize(program)
+    log = bytearray(size)
+    nvrtc.nvrtcGetProgramLog(program, log)
+    assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
+    _, size = nvrtc.nvrtcGetPTXSize(program)
+    ptx = bytearray(size)
+    nvrtc.nvrtcGetPTX(program, ptx)
+    nvrtc.nvrtcDestroyProgram(program)
+    return bytes(ptx)
+
+
+@cache
+def nvidia_includes() -> tuple[str, ...]:
+    """Return NVRTC options for the headers of NVIDIA's wheels."""
+    import nvidia
+
+    return tuple(f"-I{folder}/cu13/{part}" for folder in nvidia.__path__ for part in ("include", "include/cccl"))
+
+
+class Program:
+    """A module loaded in a context of its own, as a program does that uses the driver API."""
+
+    def __init__(self, image: bytes) -> None:
+        driver.cuInit(0)
+        _, self.context = driver.cuCtxCreate(None, 0, 0)
+        status, self.module = driver.cuModuleLoadData(image)
+        assert status == driver.CUresult.CUDA_SUCCESS, status
+
+    def launch(
+        self, name: str, grid: Any, block: Any, *arguments: Any, cooperative: bool = False, shared_bytes: int = 0
+    ) -> driver.CUresult:
+        """Launch; return the launch's own status. Arguments are NumPy scalars or device addresses as int."""
+        shape = [(*s, 1, 1)[:3] if isinstance(s, tuple) else (s, 1, 1) for s in (grid, block)]
+        _, function = driver.cuModuleGetFunction(self.module, name.encode())
+        values = [np.uint64(a) if isinstance(a, int) else a for a in arguments]
+        boxes = [np.array([value]) for value in values]
+        pointers = np.array([box.ctypes.data for box in boxes], np.uint64)
+        call = driver.cuLaunchCooperativeKernel if cooperative else driver.cuLaunchKernel
+        extra = () if cooperative else (0,)
+        (status,) = call(function, *shape[0], *shape[1], shared_bytes, 0, pointers.ctypes.data, *extra)
+        return status
+
+    def synchronize(self) -> driver.CUresult:
+        """Wait for the device; return what that says."""
+        return driver.cuCtxSynchronize()[0]
+
+    def upload(self, array: np.ndarray) -> int:
+        """Return the address of a copy of `array` on the device."""
+        _, address = driver.cuMemAlloc(max(array.nbytes, 1))
+        driver.cuMemcpyHtoD(address, array.ctypes.data, array.nbytes)
+        return int(address)
+
+    def download(self, address: int, count: int, dtype: Any) -> np.ndarray:
+        """Return `count` elements from the device."""
+        result = np.empty(count, dtype)
+        (status,) = driver.cuMemcpyDtoH(result.ctypes.data, address, result.nbytes)
+        assert status == driver.CUresult.CUDA_SUCCESS, status
+        return result
+
+    def close(self) -> None:
+        """Destroy the context and all that is in it."""
+        driver.cuCtxDestroy(self.context)
+
+
+@pytest.fixture
+def ptx_of() -> Callable[..., bytes]:
+    """Return the function that compiles CUDA C++."""
+    return nvrtc_ptx
+
+
+@pytest.fixture
+def program() -> Iterator[Callable[..., Program]]:
+    """Return a function that loads CUDA C++ (or PTX, as bytes) in a context of its own."""
+    made: list[Program] = []
+
+    def load(source: str | bytes, *options: str, headers: bool = False) -> Program:
+        image = (
+            source
+            if isinstance(source, bytes)
+            else nvrtc_ptx(source, *options, *(nvidia_includes() if headers else ()))
+        )
+        made.append(Program(image))
+        return made[-1]
+
+    yield load
+    for one in made:
+        one.close()

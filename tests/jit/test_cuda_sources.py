@@ -167,7 +167,9 @@ def test_a_failed_assert_says_what_and_where(launch, place_variables):
     module = jit.load(compiled(source))
     place_variables(module)
     launch(module.kernels["k"], 1, 4, np.array([1, 2, 3, 4], "i4"))
-    with pytest.raises(jit.KernelAssert, match=r"thread 2: kernel\.cu:7: k: assertion `x >= 0` failed"):
+    with pytest.raises(
+        jit.KernelAssert, match=r"kernel\.cu:7: k: block: \[0,0,0\], thread: \[2,0,0\] Assertion `x >= 0` failed"
+    ):
         launch(module.kernels["k"], 1, 4, np.array([1, 2, -3, 4], "i4"))
 
 

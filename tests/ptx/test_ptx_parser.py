@@ -15,9 +15,10 @@ from cudatool.ptx import (
     Relocation,
     Symbol,
     VectorOperand,
-    inline_calls,
+    merge_calls,
     parse,
 )
+from cudatool.ptx.flow import reads
 
 HEADER = ".version 8.3\n.target sm_90, debug\n.address_size 64\n"
 
@@ -153,7 +154,7 @@ def test_inlined_calls_have_their_own_registers():
     setp.eq.u32 %p, %v, 0; @%p ret; st.param.b32 [r], %v; ret; }"""
     text = "{ .param .b32 a; .param .b32 o; st.param.b32 [a], 1; call.uni (o), f, (a); call (o), f, (a); } ret;"
     module = parse(f"{HEADER}{before}.visible .entry k() {{ {text} }}")
-    function = inline_calls(module, module.functions["k"])
+    function = merge_calls(module, module.functions["k"], 1024)
     assert "call" not in {i.opcode for i in function.instructions}
     assert 4 == len(function.registers)
     assert ["exit" if i.opcode == "exit" else i.opcode for i in function.instructions][-1:] == ["ret"]
@@ -161,10 +162,12 @@ def test_inlined_calls_have_their_own_registers():
     Flow(function)
 
 
-def test_a_function_that_calls_itself_is_refused():
+def test_a_function_that_calls_itself_becomes_a_part_of_the_kernel():
     module = parse(HEADER + ".func f() { call.uni f; ret; } .visible .entry k() { call.uni f; ret; }")
-    with pytest.raises(PtxError, match="f calls itself"):
-        inline_calls(module, module.functions["k"])
+    function = merge_calls(module, module.functions["k"], 1024)
+    assert "call" not in {i.opcode for i in function.instructions}
+    assert 2 == len(function.branch_targets["%stack.calls"])
+    Flow(function)
 
 
 def test_text_of_functions_and_preamble_do_not_overlap():
@@ -174,3 +177,37 @@ def test_text_of_functions_and_preamble_do_not_overlap():
     assert "exit" not in module.functions["a"].text
     assert ".global .u32 x;" in module.preamble and ".global .u32 y;" in module.preamble
     assert "entry" not in module.preamble
+
+
+def test_texture_address_keeps_sampler_and_coordinates():
+    r1, r2 = Register("%r1"), Register("%r2")
+    plain, sampled = (
+        one(f"tex.2d.v4.s32.s32 {{%r3, %r4, %r5, %r6}}, [{where}, {{%r1, %r2}}];").operands[1]
+        for where in ("%d1", "image, sampler")
+    )
+    assert Address(Register("%d1"), 0, (VectorOperand((r1, r2)),)) == plain
+    assert Address(Symbol("image"), 0, (Symbol("sampler"), VectorOperand((r1, r2)))) == sampled
+
+
+def test_coordinates_are_read_and_renamed_when_a_call_is_inlined():
+    module = parse(
+        f"{HEADER}.func f() {{ .reg .b32 %r<3>; .reg .b64 %d; suld.b.1d.b32.trap %r1, [%d, {{%r2}}]; ret; }}\n"
+        ".visible .entry k() { call f, (); ret; }"
+    )
+    load = merge_calls(module, module.functions["k"], 1024).instructions[0]
+    assert ["f.1.%d", "f.1.%r2"] == reads(load)
+
+
+def test_vector_register_is_its_elements():
+    instructions = body(
+        ".reg .v2 .b32 v; .reg .b32 %r; mov.b32 %r, v.y; mov.b32 v.r, %r; ld.v2.b32 v, [0];"
+    ).instructions
+    x, y, r = Register("v.x"), Register("v.y"), Register("%r")
+    assert [(r, y), (x, r), (VectorOperand((x, y)), Address(None))] == [i.operands for i in instructions]
+
+
+def test_vector_register_of_an_inner_scope_hides_the_outer_one():
+    function = body(".reg .v2 .b32 v; { .reg .v4 .f32 v; mov.f32 v.a, v.x; }")
+    target, source = function.instructions[0].operands
+    assert ["f32", "f32"] == [function.registers[operand.name] for operand in (target, source)]
+    assert {"v.x", "v.y"} < function.registers.keys() - {target.name, source.name}

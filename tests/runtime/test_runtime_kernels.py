@@ -161,9 +161,9 @@ def test_kernel_that_is_not_in_the_source_is_an_error() -> None:
 
 
 def test_headers_of_cuda_and_cccl_can_be_included() -> None:
-    from cudatool._kernel import _include_paths
+    from cudatool._nvrtc import include_paths
 
-    if not any(path.endswith("cccl") for path in _include_paths()):
+    if not any(path.endswith("cccl") for path in include_paths()):
         pytest.skip("the nvidia-cuda-cccl wheel is not installed")
     source = """
     #include <cuda_fp16.h>

@@ -52,3 +52,23 @@ def ok(result: tuple[Any, ...]) -> Any:
 @pytest.fixture(name="ok")
 def ok_fixture() -> Callable[[tuple[Any, ...]], Any]:
     return ok
+
+
+@pytest.fixture
+def programs(driver: Any) -> Iterator[Any]:
+    """Kernels and an empty graph (see graph_programs)."""
+    from graph_programs import Programs
+
+    made = Programs(driver, ok)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["fifo", "lifo", "late", "random"])
+def schedule(request: pytest.FixtureRequest, machine: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each schedule in turn."""
+    from cudatool.sim import Schedule
+
+    monkeypatch.setattr(machine.scheduler, "schedule", Schedule(request.param))
+    name: str = request.param
+    return name

@@ -6,8 +6,18 @@ are host addresses.
 
 from cudatool.sim.jit.emit import UnsupportedInstruction
 from cudatool.sim.jit.footprint import Footprint
-from cudatool.sim.jit.launch import KernelAssert, KernelDeadlock, KernelError, KernelFault, KernelTrap
+from cudatool.sim.jit.instrument import Defect, Instrument
+from cudatool.sim.jit.launch import (
+    KernelAssert,
+    KernelDeadlock,
+    KernelError,
+    KernelFault,
+    KernelStackOverflow,
+    KernelTimeout,
+    KernelTrap,
+)
 from cudatool.sim.jit.module import GlobalVariable, JitModule, Kernel, Param, load
+from cudatool.sim.jit.shadow import Found, Shadow
 
 __all__ = [
     "load",
@@ -16,8 +26,14 @@ __all__ = [
     "Param",
     "GlobalVariable",
     "Footprint",
+    "Instrument",
+    "Shadow",
+    "Found",
+    "Defect",
     "KernelError",
     "KernelFault",
+    "KernelStackOverflow",
+    "KernelTimeout",
     "KernelTrap",
     "KernelAssert",
     "KernelDeadlock",

@@ -1,15 +1,24 @@
-"""Arithmetic, comparison and selection. Semantics: PTX ISA, chapters 9.7.1 to 9.7.6."""
+"""Arithmetic. Semantics: PTX ISA, chapters 9.7.1 to 9.7.5."""
 
 from __future__ import annotations
 
-from cudatool.ptx import Immediate, Instruction, Operand, Pair, Register, Symbol, VectorOperand, type_bytes
+from cudatool.ptx import Instruction, Register, type_bytes
 from cudatool.sim.jit.emit import Emitter, llvm_type
+from cudatool.sim.jit.formats import fma_to_odd, narrow, sum_error
 from cudatool.sim.jit.table import lowers, types_of
 
-__all__ = ["directed", "flush", "inputs", "intrinsic", "saturate", "sum_error"]
+__all__ = ["FLOATS", "canonical", "directed", "flush", "inputs", "intrinsic", "saturate"]
 
-_FLOATS = frozenset({"f16", "bf16", "f16x2", "bf16x2", "f32", "f64"})
-_SUFFIX = {"float": "f32", "double": "f64", "half": "f16", "<2 x half>": "v2f16", "<2 x float>": "v2f32"}
+FLOATS = frozenset({"f16", "bf16", "f16x2", "bf16x2", "f32", "f64"})
+_FLUSHED = frozenset({"f16", "bf16", "f16x2", "bf16x2", "f32"})
+_SUFFIX = {
+    "float": "f32",
+    "double": "f64",
+    "half": "f16",
+    "<2 x half>": "v2f16",
+    "<2 x float>": "v2f32",
+    "<2 x i16>": "v2i16",
+}
 _DIRECTED = frozenset({"rz", "rm", "rp"})
 
 
@@ -48,18 +57,29 @@ def saturate(e: Emitter, value: str, kind: str) -> str:
     return intrinsic(e, "minimumnum", kind, intrinsic(e, "maximumnum", kind, value, zero), one)
 
 
-def inputs(e: Emitter, i: Instruction, t: str, start: int = 1) -> list[str]:
-    values = [e.get(operand, t) for operand in i.operands[start:]]
-    if "ftz" in i.modifiers and t in ("f32", "f16", "f16x2"):
+def canonical(e: Emitter, value: str, kind: str) -> str:
+    """Return a half, or two, with any NaN replaced by the one that a GPU makes."""
+    nan = e.op(f"fcmp uno {kind} {value}, {value}")
+    if kind == "half":
+        return e.op(f"select i1 {nan}, half 0xH7FFF, half {value}")
+    return e.op(f"select <2 x i1> {nan}, {kind} splat (half 0xH7FFF), {kind} {value}")
+
+
+def inputs(e: Emitter, i: Instruction, t: str, start: int = 1, stop: int | None = None) -> list[str]:
+    """Return the source operands as values of type `t`, flushed if the instruction says so."""
+    values = [e.get(operand, t) for operand in i.operands[start:stop]]
+    if "ftz" in i.modifiers and t in _FLUSHED:
         values = [flush(e, value, llvm_type(t)) for value in values]
     return values
 
 
 def _put_result(e: Emitter, i: Instruction, t: str, value: str) -> None:
     kind = llvm_type(t)
-    if t in _FLOATS:
-        if "ftz" in i.modifiers and t in ("f32", "f16", "f16x2"):
+    if t in FLOATS:
+        if "ftz" in i.modifiers and t in _FLUSHED:
             value = flush(e, value, kind)
+        if t in ("f16", "f16x2"):
+            value = canonical(e, value, kind)
         if "sat" in i.modifiers:
             value = saturate(e, value, kind)
         if "relu" in i.modifiers:
@@ -106,13 +126,6 @@ def _is_directed(e: Emitter, i: Instruction, t: str) -> bool:
     return True
 
 
-def sum_error(e: Emitter, kind: str, a: str, b: str, total: str) -> str:
-    """Return a + b - total exactly (Knuth's TwoSum)."""
-    bb = e.op(f"fsub {kind} {total}, {a}")
-    aa = e.op(f"fsub {kind} {total}, {bb}")
-    return e.op(f"fadd {kind} {e.op(f'fsub {kind} {a}, {aa}')}, {e.op(f'fsub {kind} {b}, {bb}')}")
-
-
 # ---- integer and floating-point ----
 
 
@@ -121,7 +134,7 @@ def _add(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind = llvm_type(t)
     a, b = inputs(e, i, t)
-    if t in _FLOATS:
+    if t in FLOATS:
         value = e.op(f"f{i.opcode} {kind} {a}, {b}")
         if _is_directed(e, i, t):
             other = b if i.opcode == "add" else e.op(f"fneg {kind} {b}")
@@ -186,7 +199,7 @@ def _mul(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind = llvm_type(t)
     a, b = inputs(e, i, t)
-    if t in _FLOATS:
+    if t in FLOATS:
         value = e.op(f"fmul {kind} {a}, {b}")
         if _is_directed(e, i, t):
             value = directed(e, i, kind, value, intrinsic(e, "fma", kind, a, b, e.op(f"fneg {kind} {value}")))
@@ -198,7 +211,7 @@ def _mul(e: Emitter, i: Instruction) -> None:
 @lowers("mad madc")
 def _mad(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
-    if t in _FLOATS:
+    if t in FLOATS:
         return _fma(e, i)
     a, b = (e.get(operand, t) for operand in i.operands[1:3])
     product, wide = _product(e, i, t, a, b)
@@ -236,21 +249,72 @@ def _is_thread_index(e: Emitter, i: Instruction) -> bool:
 def _fma(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind = llvm_type(t)
+    if "oob" in i.modifiers:
+        raise e.unsupported("oob")
     a, b, c = inputs(e, i, t)
+    if t not in ("f32", "f64"):
+        return _put_result(e, i, t, _half_fma(e, t, a, b, c))
     value = intrinsic(e, "fma", kind, a, b, c)
     if _is_directed(e, i, t):
-        if t != "f32":
-            raise e.unsupported("rounding")
-        a, b, c, result = (e.op(f"fpext float {x} to double") for x in (a, b, c, value))
-        product = e.op(f"fmul double {a}, {b}")  # exact in double
-        total = e.op(f"fadd double {product}, {c}")
-        # exact = total + rest, where `total - result` is exact unless `total` is far off, and then decides alone
-        rest = sum_error(e, "double", product, c, total)
-        error = e.op(f"fadd double {e.op(f'fsub double {total}, {result}')}, {rest}")
-        sign = intrinsic(e, "copysign", "float", "1.0", e.op(f"fptrunc double {error} to float"))
-        zero = e.op(f"fcmp oeq double {error}, 0.0")
-        value = directed(e, i, kind, value, e.op(f"select i1 {zero}, float 0.0, float {sign}"))
-    _put_result(e, i, t, value)
+        error = _fma_error(e, a, b, c, value) if t == "f32" else _fma_error_double(e, a, b, c, value)
+        value = directed(e, i, kind, value, error)
+    return _put_result(e, i, t, value)
+
+
+def _fma_error(e: Emitter, a: str, b: str, c: str, value: str) -> str:
+    """Return a float with the sign of a * b + c - value."""
+    a, b, c, result = (e.op(f"fpext float {x} to double") for x in (a, b, c, value))
+    product = e.op(f"fmul double {a}, {b}")  # exact in double
+    total = e.op(f"fadd double {product}, {c}")
+    # exact = total + rest, where `total - result` is exact unless `total` is far off, and then decides alone
+    rest = sum_error(e, "double", product, c, total)
+    error = e.op(f"fadd double {e.op(f'fsub double {total}, {result}')}, {rest}")
+    sign = intrinsic(e, "copysign", "float", "1.0", e.op(f"fptrunc double {error} to float"))
+    return e.op(f"select i1 {e.op(f'fcmp oeq double {error}, 0.0')}, float 0.0, float {sign}")
+
+
+def _fma_error_double(e: Emitter, a: str, b: str, c: str, value: str) -> str:
+    """Return a double with the sign of a * b + c - value; exact unless a part of the product underflows."""
+    product = e.op(f"fmul double {a}, {b}")
+    low = intrinsic(e, "fma", "double", a, b, e.op(f"fneg double {product}"))
+    total = e.op(f"fadd double {product}, {c}")
+    rest = sum_error(e, "double", product, c, total)
+    small = e.op(f"fadd double {rest}, {low}")
+    tiny = sum_error(e, "double", rest, low, small)
+    apart = e.op(f"fsub double {total}, {value}")
+    error = e.op(f"fadd double {apart}, {small}")
+    left = e.op(f"fadd double {sum_error(e, 'double', apart, small, error)}, {tiny}")
+    return e.op(f"select i1 {e.op(f'fcmp oeq double {error}, 0.0')}, double {left}, double {error}")
+
+
+def _halves(e: Emitter, t: str, value: str) -> list[str]:
+    """Return the parts of a value of a 16-bit format, packed or not, as floats."""
+    kind = llvm_type(t)
+    parts = [e.op(f"extractelement {kind} {value}, i32 {n}") for n in (0, 1)] if t.endswith("x2") else [value]
+    return [e.op(f"fpext half {part} to float") for part in parts] if t in ("f16", "f16x2") else parts
+
+
+def _join(e: Emitter, t: str, parts: list[str]) -> str:
+    """Return parts of the LLVM type that `t` is computed in as one value."""
+    if len(parts) == 1:
+        return parts[0]
+    kind, part = llvm_type(t), "half" if t[0] == "f" else "float"
+    low = e.op(f"insertelement {kind} poison, {part} {parts[0]}, i32 0")
+    return e.op(f"insertelement {kind} {low}, {part} {parts[1]}, i32 1")
+
+
+def _half_fma(e: Emitter, t: str, a: str, b: str, c: str) -> str:
+    """Fused multiply and add of 16-bit formats, rounded once."""
+    target = t.removesuffix("x2")
+    parts = []
+    for factors in zip(*(_halves(e, t, value) for value in (a, b, c)), strict=True):
+        code = narrow(e, fma_to_odd(e, *factors), "double", target, "rn")
+        if target == "f16":
+            parts.append(e.op(f"bitcast i16 {e.convert(code, 'i64', 'i16')} to half"))
+        else:
+            high = e.op(f"shl i32 {e.convert(code, 'i64', 'i32')}, 16")
+            parts.append(e.op(f"bitcast i32 {high} to float"))
+    return _join(e, t, parts)
 
 
 @lowers("mul24 mad24")
@@ -285,7 +349,7 @@ def _div(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind = llvm_type(t)
     a, b = inputs(e, i, t)
-    if t in _FLOATS:
+    if t in FLOATS:
         value = e.op(f"fdiv {kind} {a}, {b}")
         if _is_directed(e, i, t):
             value = directed(e, i, kind, value, _quotient_error(e, kind, a, b, value))
@@ -317,7 +381,7 @@ def _abs(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind = llvm_type(t)
     (a,) = inputs(e, i, t)
-    if t in _FLOATS:
+    if t in FLOATS:
         _put_result(e, i, t, intrinsic(e, "fabs", kind, a) if i.opcode == "abs" else e.op(f"fneg {kind} {a}"))
     else:
         negative = e.op(f"sub {kind} 0, {a}")
@@ -331,18 +395,27 @@ def _min(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind = llvm_type(t)
     values = inputs(e, i, t)
-    if t in _FLOATS:
+    if t in FLOATS:
         name = f"{i.opcode}imum" if "NaN" in i.modifiers else f"{i.opcode}imumnum"
-        if "xorsign" in i.modifiers:
-            raise e.unsupported("xorsign")
+        magnitudes = [intrinsic(e, "fabs", kind, value) for value in values] if "xorsign" in i.modifiers else values
     else:
         name = f"{t[0]}{i.opcode}"
-    value = values[0]
-    for other in values[1:]:
+        magnitudes = values
+    value = magnitudes[0]
+    for other in magnitudes[1:]:
         value = intrinsic(e, name, kind, value, other)
-    if "relu" in i.modifiers and t not in _FLOATS:
-        value = intrinsic(e, "smax", kind, value, "0")
+    if "xorsign" in i.modifiers:
+        value = intrinsic(e, "copysign", kind, value, _sign_product(e, kind, *values))
+    if "relu" in i.modifiers and t not in FLOATS:
+        value = intrinsic(e, "smax", kind, value, "zeroinitializer" if kind[0] == "<" else "0")
     _put_result(e, i, t, value)
+
+
+def _sign_product(e: Emitter, kind: str, a: str, b: str) -> str:
+    """Return a number whose sign is the exclusive or of the signs of `a` and `b`."""
+    bits = {"half": "i16", "<2 x half>": "<2 x i16>", "<2 x float>": "<2 x i32>"}.get(kind, "i32")
+    a, b = (e.op(f"bitcast {kind} {value} to {bits}") for value in (a, b))
+    return e.op(f"bitcast {bits} {e.op(f'xor {bits} {a}, {b}')} to {kind}")
 
 
 @lowers("rcp")
@@ -382,11 +455,13 @@ def _approximate(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     name = {"ex2": "exp2", "lg2": "log2"}.get(i.opcode, i.opcode)
     (a,) = inputs(e, i, t)
-    if t not in ("f32", "f16", "bf16"):
+    if t == "f64":
         raise e.unsupported()
-    wide = e.op(f"fpext half {a} to float") if t == "f16" else a
-    value = e.call("float", "tanhf" if name == "tanh" else f"llvm.{name}.f32", f"float {wide}")
-    _put_result(e, i, t, e.op(f"fptrunc float {value} to half") if t == "f16" else value)
+    function = "tanhf" if name == "tanh" else f"llvm.{name}.f32"
+    values = [e.call("float", function, f"float {part}") for part in _halves(e, t, a)]
+    if t[0] == "f" and t != "f32":
+        values = [e.op(f"fptrunc float {value} to half") for value in values]
+    _put_result(e, i, t, _join(e, t, values))
 
 
 @lowers("copysign")
@@ -406,105 +481,3 @@ def _testp(e: Emitter, i: Instruction) -> None:
     mask = next(_CLASSES[m] for m in i.modifiers if m in _CLASSES)
     (a,) = inputs(e, i, t)
     e.set(i.operands[0], e.call("i1", f"llvm.is.fpclass.{_suffix(kind)}", f"{kind} {a}", f"i32 {mask}"), "pred")
-
-
-# ---- comparison and selection ----
-
-_ORDERED = {"eq": "oeq", "ne": "one", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
-_UNORDERED = {"equ": "ueq", "neu": "une", "ltu": "ult", "leu": "ule", "gtu": "ugt", "geu": "uge"}
-_FLOAT_COMPARE = {**_ORDERED, **_UNORDERED, "num": "ord", "nan": "uno"}
-_UNSIGNED_NAMES = {"lo": "ult", "ls": "ule", "hi": "ugt", "hs": "uge"}
-_COMPARE = frozenset({*_FLOAT_COMPARE, *_UNSIGNED_NAMES})
-
-
-def _compare(e: Emitter, i: Instruction, t: str) -> str:
-    how = next(m for m in i.modifiers if m in _COMPARE)
-    kind = llvm_type(t)
-    values = [e.get(operand, t) for operand in i.operands[1:3]]
-    if t in _FLOATS:
-        if "ftz" in i.modifiers and t == "f32":
-            values = [flush(e, value, kind) for value in values]
-        return e.op(f"fcmp {_FLOAT_COMPARE[how]} {kind} {values[0]}, {values[1]}")
-    if how not in ("eq", "ne"):
-        how = _UNSIGNED_NAMES.get(how) or f"{'s' if t[0] == 's' else 'u'}{how}"
-    return e.op(f"icmp {how} {kind} {values[0]}, {values[1]}")
-
-
-def _combined(e: Emitter, i: Instruction, value: str) -> str:
-    """Return a comparison combined with the predicate that ``.and``, ``.or`` or ``.xor`` names."""
-    how = next((m for m in i.modifiers if m in ("and", "or", "xor")), None)
-    return value if how is None else e.op(f"{how} i1 {value}, {e.get(i.operands[3], 'pred')}")
-
-
-@lowers("setp")
-def _setp(e: Emitter, i: Instruction) -> None:
-    t = types_of(i)[-1]
-    if t.endswith("x2"):
-        raise e.unsupported()
-    value = _compare(e, i, t)
-    target = i.operands[0]
-    if isinstance(target, Pair):
-        inverse = _combined(e, i, e.op(f"xor i1 {value}, true"))
-        value = _combined(e, i, value)
-        e.set(target.first, value, "pred")
-        e.set(target.second, inverse, "pred")
-    else:
-        e.set(target, _combined(e, i, value), "pred")
-
-
-@lowers("set")
-def _set(e: Emitter, i: Instruction) -> None:
-    target, source = types_of(i)[-2:]
-    if source.endswith("x2"):
-        raise e.unsupported()
-    value = _combined(e, i, _compare(e, i, source))
-    kind = llvm_type(target)
-    if target in _FLOATS:
-        e.set(i.operands[0], e.op(f"select i1 {value}, {kind} 1.0, {kind} 0.0"), target)
-    else:
-        e.set(i.operands[0], e.op(f"sext i1 {value} to {kind}"), target)
-
-
-@lowers("selp")
-def _selp(e: Emitter, i: Instruction) -> None:
-    t = types_of(i)[-1]
-    kind = llvm_type(t)
-    a, b = (e.get(operand, t) for operand in i.operands[1:3])
-    e.set(i.operands[0], e.op(f"select i1 {e.get(i.operands[3], 'pred')}, {kind} {a}, {kind} {b}"), t)
-
-
-@lowers("slct")
-def _slct(e: Emitter, i: Instruction) -> None:
-    t, sign = types_of(i)[-2:]
-    kind = llvm_type(t)
-    a, b = (e.get(operand, t) for operand in i.operands[1:3])
-    c = e.get(i.operands[3], sign)
-    test = e.op(f"fcmp oge float {c}, 0.0" if sign == "f32" else f"icmp sge i32 {c}, 0")
-    e.set(i.operands[0], e.op(f"select i1 {test}, {kind} {a}, {kind} {b}"), t)
-
-
-@lowers("mov")
-def _mov(e: Emitter, i: Instruction) -> None:
-    t = types_of(i)[-1]
-    target, source = i.operands
-    if isinstance(source, VectorOperand):  # pack
-        part = f"i{8 * type_bytes(t) // len(source.elements)}"
-        values = [e.get(element, f"b{part[1:]}") for element in source.elements]
-        e.set(target, e.pack(values, part), f"b{8 * type_bytes(t)}")
-    elif isinstance(target, VectorOperand):  # unpack
-        count = len(target.elements)
-        part = f"i{8 * type_bytes(t) // count}"
-        vector = e.op(f"bitcast i{8 * type_bytes(t)} {e.get(source, f'b{8 * type_bytes(t)}')} to <{count} x {part}>")
-        for index, element in enumerate(target.elements):
-            value = e.op(f"extractelement <{count} x {part}> {vector}, i32 {index}")
-            e.set(element, value, f"b{part[1:]}")
-    else:
-        _copy(e, target, source, t)
-
-
-def _copy(e: Emitter, target: Operand, source: Operand, t: str) -> None:
-    # As bits: a conversion would change the NaNs of narrow floats.
-    bits = t if t in ("pred", "f32", "f64") or isinstance(source, Immediate | Symbol) else f"b{8 * type_bytes(t)}"
-    if isinstance(source, Register) and source.name not in e.function.registers:
-        bits = f"u{8 * type_bytes(t)}" if t != "pred" else t
-    e.set(target, e.get(source, bits), bits)

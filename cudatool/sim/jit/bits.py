@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cudatool.ptx import Instruction, type_bytes
+from cudatool.ptx import Instruction, Pair, type_bytes
 from cudatool.sim.jit.arithmetic import inputs, intrinsic
 from cudatool.sim.jit.emit import Emitter, llvm_type
 from cudatool.sim.jit.table import lowers, types_of
@@ -194,10 +194,65 @@ _PRMT_MODES = {
 }
 
 
+@lowers("szext")
+def _szext(e: Emitter, i: Instruction) -> None:
+    a, width = e.get(i.operands[1], "b32"), e.get(i.operands[2], "u32")
+    if "wrap" in i.modifiers:
+        width = e.op(f"and i32 {width}, 31")
+    mask = _field_mask(e, width, "i32", 32)
+    value = e.op(f"and i32 {a}, {mask}")
+    if "s32" in i.modifiers:  # the sign is the highest bit of a field narrower than the register
+        top = e.op(f"and i32 {e.op(f'sub i32 {width}, 1')}, 31")
+        sign = e.op(f"trunc i32 {e.op(f'lshr i32 {value}, {top}')} to i1")
+        filled = e.op(f"or i32 {value}, {e.op(f'xor i32 {mask}, -1')}")
+        value = e.op(f"select i1 {sign}, i32 {filled}, i32 {value}")
+    e.set(i.operands[0], value, "b32")
+
+
+_FNS = """
+define internal i32 @find_nth_set(i32 %mask, i32 %base, i32 %offset) noinline {
+entry:
+  %zero = icmp eq i32 %offset, 0
+  %up = icmp sgt i32 %offset, 0
+  %step = select i1 %up, i32 1, i32 -1
+  %distance = call i32 @llvm.abs.i32(i32 %offset, i1 false)
+  %least = call i32 @llvm.umax.i32(i32 %distance, i32 1)
+  %in.range = icmp ult i32 %base, 32
+  br i1 %in.range, label %look, label %none
+look:
+  %place = phi i32 [ %base, %entry ], [ %place.next, %on ]
+  %left = phi i32 [ %least, %entry ], [ %left.next, %on ]
+  %shifted = lshr i32 %mask, %place
+  %bit = and i32 %shifted, 1
+  %left.next = sub i32 %left, %bit
+  %found = icmp eq i32 %left.next, 0
+  br i1 %found, label %end, label %miss
+miss:
+  br i1 %zero, label %none, label %on
+on:
+  %place.next = add i32 %place, %step
+  %inside = icmp ult i32 %place.next, 32
+  br i1 %inside, label %look, label %none
+none:
+  ret i32 -1
+end:
+  ret i32 %place
+}
+declare i32 @llvm.abs.i32(i32, i1)
+declare i32 @llvm.umax.i32(i32, i32)"""
+
+
+@lowers("fns")
+def _fns(e: Emitter, i: Instruction) -> None:
+    e.define(_FNS)
+    mask, base, offset = (e.get(operand, "b32") for operand in i.operands[1:])
+    e.set(i.operands[0], e.op(f"call i32 @find_nth_set(i32 {mask}, i32 {base}, i32 {offset})"), "b32")
+
+
 @lowers("lop3")
 def _lop3(e: Emitter, i: Instruction) -> None:
     table = e.constant(i.operands[4])
-    if table is None or "BoolOp" in i.modifiers:
+    if table is None:
         raise e.unsupported()
     values = [e.get(operand, "b32") for operand in i.operands[1:4]]
     inverse = [e.op(f"xor i32 {value}, -1") for value in values]
@@ -207,4 +262,11 @@ def _lop3(e: Emitter, i: Instruction) -> None:
             a, b, c = (values[n] if row >> 2 - n & 1 else inverse[n] for n in range(3))
             both = e.op(f"and i32 {a}, {b}")
             result = e.op(f"or i32 {result}, {e.op(f'and i32 {both}, {c}')}")
-    e.set(i.operands[0], result, "b32")
+    target = i.operands[0]
+    if isinstance(target, Pair):  # the second destination says whether any bit is set, combined with a predicate
+        how = next(modifier for modifier in i.modifiers if modifier in ("and", "or", "xor"))
+        flag = e.op(f"icmp ne i32 {result}, 0")
+        flag = e.op(f"{how} i1 {flag}, {e.get(i.operands[5], 'pred')}")
+        e.set(target.second, flag, "pred")
+        target = target.first
+    e.set(target, result, "b32")

@@ -16,20 +16,41 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from cudatool.ptx import Flow, Function, Immediate, Instruction, Operand, Register, Symbol, type_bytes
+from cudatool.ptx import Address, Flow, Function, Immediate, Instruction, Register, Symbol, type_bytes
 from cudatool.ptx.flow import reads, writes
-from cudatool.sim.jit import arithmetic, bits, conversion, memory, scheduler
-from cudatool.sim.jit.collective import ARGUMENT_ARRAYS, ROW, Kind, Suspension, array_offset, suspension_of
+from cudatool.sim.jit import (
+    arithmetic,
+    asynchronous,
+    bits,
+    comparison,
+    conversion,
+    matrix,
+    memory,
+    scheduler,
+    system,
+    texture,
+    video,
+)
+from cudatool.sim.jit.collective import (
+    ARGUMENT_ARRAYS,
+    ROW,
+    Kind,
+    Suspension,
+    array_offset,
+    following_array,
+    suspension_of,
+)
 from cudatool.sim.jit.context import EXIT
 from cudatool.sim.jit.divergence import divergent
-from cudatool.sim.jit.emit import ENVIRONMENT, SPECIAL, Emitter, Layout, storage_type
-from cudatool.sim.jit.table import TABLE
+from cudatool.sim.jit.emit import ASYNC_QUEUE, ENVIRONMENT, SPECIAL, Emitter, Layout, storage_type
+from cudatool.sim.jit.instrument import Instrument, functions
+from cudatool.sim.jit.table import TABLE, Lowering, space_of
 
 __all__ = ["Native", "generate"]
 
-del arithmetic, bits, conversion, memory  # imported for the rows they enter
+del arithmetic, bits, comparison, conversion, matrix, memory, system, texture, video  # imported for the rows they enter
 
-_VOLATILE = frozenset({"%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo"})
+_VOLATILE = frozenset({"%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi"})
 # Instructions whose value depends on their operands alone, and is cheap: computed again rather than kept.
 _PURE = frozenset(
     [
@@ -37,6 +58,7 @@ _PURE = frozenset(
         *("shl", "shr", "and", "or", "xor", "not", "bfe", "setp", "selp"),
     ]
 )
+_POLLS = 32  # how often a thread polls in a loop before it lets others go on
 _MAX_STACK = 16384  # local memory beyond this is not put on the host's stack
 
 
@@ -50,19 +72,22 @@ class Native:
         LLVM IR; its entry point is ``grid(ptr context)``.
     slot_bytes
         What a worker must provide at :attr:`Context.slots`.
+    parks
+        Whether a block may have to wait for other blocks (:attr:`Context.parked`).
     """
 
     text: str
     slot_bytes: int
+    parks: bool
 
 
-def generate(function: Function, layout: Layout, *, footprint: bool, large_grid: bool) -> Native:
+def generate(function: Function, layout: Layout, *, instrument: Instrument, large_grid: bool) -> Native:
     """Translate a kernel whose calls are inlined.
 
     Parameters
     ----------
-    footprint
-        Record which memory is accessed.
+    instrument
+        What accesses are instrumented for.
     large_grid
         Allow for more than 2**31 threads along an axis, which makes the code slower.
 
@@ -71,16 +96,16 @@ def generate(function: Function, layout: Layout, *, footprint: bool, large_grid:
     UnsupportedInstruction
         Names the instruction.
     """
-    return _Kernel(function, layout, footprint, large_grid).generate()
+    return _Kernel(function, layout, instrument, large_grid).generate()
 
 
 class _Kernel:
-    def __init__(self, function: Function, layout: Layout, footprint: bool, large_grid: bool) -> None:
+    def __init__(self, function: Function, layout: Layout, instrument: Instrument, large_grid: bool) -> None:
         # A copy: operands are replaced below, and the condition code becomes a register where it is used.
         self.code = list(function.instructions)
         self.function = replace(function, instructions=self.code, registers=dict(function.registers))
         self.layout = layout
-        self.footprint = footprint
+        self.instrument = instrument
         self.definitions = self._single_definitions()
         self.indices = {} if large_grid else self._copies_of_special_registers()
         self.rows: dict[int, Suspension] = {}
@@ -94,23 +119,26 @@ class _Kernel:
         self.flow = Flow(self.function, split)
         self.repeatable = self._repeatable()
         self.slots: dict[str, int] = {}
-        self.slot_bytes = 4 * ROW * (1 + len(ARGUMENT_ARRAYS))
+        extra = max((row.extra(self.code[index]) for index, row in self.rows.items()), default=0)
+        self.slot_bytes = 4 * ROW * (1 + len(ARGUMENT_ARRAYS) + extra)
         escapes = any(i.opcode == "cvta" and "local" in i.modifiers and "to" not in i.modifiers for i in self.code)
         self.parallel_generic = not escapes
         self.declarations: set[str] = set()
+        self.validated: set[int] = set()
         self.parts: list[str] = []
 
     def _emitter(self) -> Emitter:
         return Emitter(
             self.function,
             self.layout,
-            footprint=self.footprint,
+            instrument=self.instrument,
             parallel_generic=self.parallel_generic,
             indices=self.indices,
         )
 
     def _finish(self, e: Emitter) -> None:
         self.declarations |= e.declarations
+        self.validated |= e.validated
 
     # ---- what need not be kept ----
 
@@ -201,23 +229,31 @@ class _Kernel:
         successors = {0: self._thread(0, None)}
         for index, number in self.region_of.items():
             successors[number] = self._thread(number, index)
+        kinds = {number: self.rows[index].kind for index, number in self.region_of.items()}
+        parks = Kind.YIELD in kinds.values()
         diverges = any(len(after) > 1 for after in successors.values())
         for number, after in successors.items():
             only = next(iter(after)) if len(after) == 1 else None if self.rows else EXIT
             self.parts.append(scheduler.all_threads(number, only))
         for index, number in self.region_of.items():
             diverges |= self._collective(number, index)
-        kinds = {number: self.rows[index].kind for index, number in self.region_of.items()}
         self.parts.append(scheduler.block(kinds, diverges=diverges))
         if diverges:
             self.parts.append(
-                divergent(kinds, {number: self.code[index].line for index, number in self.region_of.items()})
+                divergent(
+                    kinds,
+                    {number: self.code[index].line for index, number in self.region_of.items()},
+                    checked=bool(self.instrument & Instrument.SYNCCHECK),
+                )
             )
         if self.rows:
             self.parts.append(scheduler.AGREED)
-        self.parts.append(scheduler.grid(self.layout.param_bytes))
-        text = "\n".join([*sorted(self.declarations - scheduler.OWN), scheduler.PRELUDE, *self.parts])
-        return Native(text, self.slot_bytes)
+        if {Kind.WAIT, Kind.POLL}.intersection(kinds.values()):
+            self.parts.append(scheduler.PASSED)
+        self.parts.append(scheduler.grid(self.layout.param_bytes, parks=parks))
+        self.parts.append(functions(self.instrument, self.validated))
+        text = "\n".join([*sorted(self.declarations - scheduler.OWN), scheduler.PRELUDE, scheduler.stop(), *self.parts])
+        return Native(text, self.slot_bytes, parks)
 
     def _thread(self, number: int, index: int | None) -> set[int]:
         """Emit ``thread_<number>``; return the suspensions (or EXIT) that can come next."""
@@ -238,6 +274,8 @@ class _Kernel:
             e.instruction = instruction
             self.rows[index].resume(e, instruction)
             first = self.flow.at[index + 1]
+        elif ASYNC_QUEUE in self.layout.local:
+            asynchronous.begin(e)
         e.emit(f"br label %b{first}")
         done: set[int] = set()
         pending = [first]
@@ -247,7 +285,7 @@ class _Kernel:
                 done.add(block_number)
                 pending.extend(self._block(e, block_number, following))
         self._finish(e)
-        local = f"alloca [{max(self.layout.local_bytes, 1)} x i8], align 16"
+        local = f"alloca [{max(self.layout.local_bytes, 1)} x i8], align {self.layout.local_align}"
         if self.rows or self.layout.local_bytes > _MAX_STACK:
             local = "getelementptr i8, ptr %locals, i64 %local_offset"
         header = [
@@ -257,9 +295,11 @@ class _Kernel:
             f"  %local_offset = mul i64 %slot, {self.layout.local_bytes}",
             f"  %local = {local}",
             *(f"  {slot} = alloca {storage_type(self.function.registers[name])}" for name, slot in e.used.items()),
+            # A thread that goes on after a yield has polled in vain: once more is enough.
+            f"  %polls = alloca i32\n  store i32 {_POLLS - 2 if index and self._yields(index) else 0}, ptr %polls",
         ]
         self.parts.append("\n".join([*header, *e.lines, "}"]))
-        if any(i.opcode in ("trap", "call") for i in self.code):
+        if any(i.opcode in ("trap", "call", "overflow") for i in self.code):
             following.add(EXIT)
         return following
 
@@ -282,7 +322,7 @@ class _Kernel:
             if index in self.rows:
                 following.add(self.region_of[index])
                 self._suspend(e, index, number)
-                return [number + 1] if instruction.guard is not None else []
+                return [number + 1] if self._conditional(index) else []
             if opcode in ("bra", "brx", "ret", "exit"):
                 self._branch(e, instruction, number, following)
                 return leads
@@ -296,12 +336,12 @@ class _Kernel:
         if row is None:
             raise e.unsupported()
         if instruction.guard is None:
-            row(e, instruction)
+            _emit(row, e, instruction)
             return
         do, skip = e.new_label(), e.new_label()
         e.emit(f"br i1 {e.get(instruction.guard, 'pred')}, label %{do}, label %{skip}")
         e.label(do)
-        row(e, instruction)
+        _emit(row, e, instruction)
         e.emit(f"br label %{skip}")
         e.label(skip)
 
@@ -330,14 +370,33 @@ class _Kernel:
             following.add(EXIT)
             e.emit(f"ret i32 {EXIT}")
 
+    def _yields(self, index: int) -> bool:
+        return self.rows[index].kind == Kind.YIELD
+
+    def _conditional(self, index: int) -> bool:
+        """Whether a thread may pass the suspension at `index` without waiting."""
+        instruction = self.code[index]
+        return instruction.guard is not None or (self._yields(index) and "always" not in instruction.modifiers)
+
     def _suspend(self, e: Emitter, index: int, number: int) -> None:
         instruction = self.code[index]
+        if self._yields(index) and self._conditional(index):
+            polls = e.op(f"add i32 {e.op('load i32, ptr %polls')}, 1")
+            e.emit(f"store i32 {polls}, ptr %polls")
+            do = e.new_label()
+            e.emit(f"br i1 {e.op(f'icmp uge i32 {polls}, {_POLLS}')}, label %{do}, label %b{number + 1}")
+            e.label(do)
         if instruction.guard is not None:
             do = e.new_label()
             e.emit(f"br i1 {e.get(instruction.guard, 'pred')}, label %{do}, label %b{number + 1}")
             e.label(do)
         for name, operand, type_name in self.rows[index].leave(instruction):
-            self._leave(e, name, operand, type_name)
+            if isinstance(operand, Address):
+                space, pointer = e.pointer(space_of(instruction), operand)
+                pointer = self.rows[index].access(e, instruction, space, pointer)
+                self._leave(e, name, e.op(f"ptrtoint ptr {pointer} to i64"), type_name)
+            else:
+                self._leave(e, name, e.get(operand, "b64" if type_name == "phase" else type_name), type_name)
         for register in self._kept(index):
             offset, kind = self._slot(register)
             value, _ = e.read(register)
@@ -346,15 +405,15 @@ class _Kernel:
             e.emit(f"store {kind} {value}, ptr {self._own_slot(e, offset, kind)}, !llvm.access.group !1")
         e.emit(f"ret i32 {self.region_of[index]}")
 
-    def _leave(self, e: Emitter, name: str, operand: Operand, type_name: str) -> None:
+    def _leave(self, e: Emitter, name: str, value: str, type_name: str) -> None:
         """Store an operand of a suspension in this thread's entry of an argument array."""
-        value = e.get(operand, type_name)
         if type_name == "pred":
             value = e.op(f"zext i1 {value} to i32")
+        elif type_name == "phase":
+            value = e.convert(e.op(f"lshr i64 {value}, 63"), "i64", "i32")
         elif type_name == "b64":
-            following = ARGUMENT_ARRAYS[ARGUMENT_ARRAYS.index(name) + 1]
             high = e.op(f"lshr i64 {value}, 32")
-            self._store_argument(e, following, e.convert(high, "i64", "i32"))
+            self._store_argument(e, following_array(name), e.convert(high, "i64", "i32"))
             value = e.convert(value, "i64", "i32")
         self._store_argument(e, name, value)
 
@@ -363,7 +422,7 @@ class _Kernel:
         e.emit(f"store i32 {value}, ptr {at}, align 4, !llvm.access.group !1")
 
     def _collective(self, number: int, index: int) -> bool:
-        """Emit what combines suspension `number`; return whether its member masks may split a warp."""
+        """Emit what combines suspension `number`; return whether some of its threads may have to wait for others."""
         instruction, row = self.code[index], self.rows[index]
         e = self._emitter()
         e.instruction = instruction
@@ -381,9 +440,22 @@ class _Kernel:
                 ]
             )
         )
-        checked = False
+        checked = self._apart(row) or row.kind in (Kind.WAIT, Kind.POLL)
         if row.kind == Kind.WARP:
-            mask = instruction.operands[0 if instruction.opcode == "bar" else -1]
+            mask = next(operand for name, operand, _ in row.leave(instruction) if name == "mask")
             checked = not (isinstance(mask, Immediate) and int(mask.value) & 0xFFFFFFFF == 0xFFFFFFFF)
-        self.parts.append(scheduler.whole_block(number, row.kind, check_masks=checked))
+        self.parts.append(scheduler.whole_block(number, row.kind, check_masks=checked, apart=self._apart(row)))
         return checked
+
+    def _apart(self, row: Suspension) -> bool:
+        """Whether the scheduler must look at each thread, though all of them are at the same suspension."""
+        counted = any(other.kind == Kind.ARRIVE for other in self.rows.values())
+        barrier = row.kind in (Kind.BARRIER, Kind.BARRIER_REDUCE)
+        return row.kind in (Kind.ARRIVE, Kind.YIELD) or (counted and barrier)
+
+
+def _emit(row: Lowering, e: Emitter, instruction: Instruction) -> None:
+    try:
+        row(e, instruction)
+    except (IndexError, ValueError):  # it lacks a type or an operand
+        raise e.unsupported("no such form") from None

@@ -25,16 +25,29 @@ __all__ = [
     "SUSPENSIONS",
     "Suspension",
     "array_offset",
+    "following_array",
+    "read_array",
     "suspension_of",
 ]
 
 ROW = MAX_THREADS + 32  # entries of a per-thread array: a partial warp may be read as a whole
-ARGUMENT_ARRAYS = ("mask", "a", "b", "c", "result", "predicate")
+ARGUMENT_ARRAYS = ("mask", "a", "b", "c", "result", "predicate", "arrived")
 
 
 def array_offset(name: str) -> int:
-    """Return where in the slots an argument or result array begins."""
-    return 4 * ROW * (1 + ARGUMENT_ARRAYS.index(name))
+    """Return where in the slots an argument or result array begins.
+
+    Instructions with many operands use arrays ``x0``, ``x1``, ..., as many as :attr:`Suspension.extra` says.
+    """
+    number = len(ARGUMENT_ARRAYS) + int(name[1:]) if name not in ARGUMENT_ARRAYS else ARGUMENT_ARRAYS.index(name)
+    return 4 * ROW * (1 + number)
+
+
+def following_array(name: str) -> str:
+    """Return the array that holds the upper half of what `name` holds the lower half of."""
+    if name not in ARGUMENT_ARRAYS:
+        return f"x{int(name[1:]) + 1}"
+    return ARGUMENT_ARRAYS[ARGUMENT_ARRAYS.index(name) + 1]
 
 
 class Kind:
@@ -44,6 +57,10 @@ class Kind:
     BARRIER = 2  # "a" is the barrier's number, "b" how many threads it waits for (0: all)
     BARRIER_REDUCE = 3  # a barrier whose predicates, in "c", are combined
     PRESENT = 4  # never waits: whoever is there takes part (activemask)
+    WAIT = 5  # each thread waits by itself: until the top bit of the word that "a" points to is not that of "c"
+    POLL = 6  # the same, but it goes on when no other thread of the block can
+    ARRIVE = 7  # never waits, but counts at the barrier whose number is in "a"
+    YIELD = 8  # waits for whatever other threads do (see progress.py)
 
 
 _Combine = Callable[[Emitter, Instruction], None]
@@ -59,17 +76,28 @@ class Suspension:
         One of :class:`Kind`.
     leave
         Given the instruction: what goes to which argument array, as (array, operand, type). The upper half of a b64
-        goes to the array after the one named.
+        goes to the array after the one named. An address is left as a native pointer, which is a b64. Type "phase" is
+        the top bit of a b64.
     combine
         Emits the body of the warp function, from ``%warp`` and ``%lanes`` (a bit for each lane that takes part).
     resume
         Emits what a thread does when it goes on.
+    extra
+        Given the instruction: how many arrays beyond :data:`ARGUMENT_ARRAYS` it uses.
+    access
+        Given the state space of an address and a native pointer to it: lets the checkers see what will be accessed
+        for this thread, and returns the pointer to leave.
+    fits
+        Whether the row is for this form of the instruction.
     """
 
     kind: int
     leave: Callable[[Instruction], list[tuple[str, Operand, str]]]
     combine: _Combine
     resume: Callable[[Emitter, Instruction], None]
+    extra: Callable[[Instruction], int] = lambda i: 0
+    access: Callable[[Emitter, Instruction, str, str], str] = lambda e, i, space, pointer: pointer
+    fits: Callable[[Instruction], bool] = lambda i: True
 
 
 # ---- vectors of a warp ----
@@ -113,7 +141,7 @@ def _operand_vector(e: Emitter, i: Instruction, index: int, name: str) -> str:
 # ---- what a thread reads back ----
 
 
-def _read_array(e: Emitter, name: str) -> str:
+def read_array(e: Emitter, name: str) -> str:
     pointer = e.op(f"getelementptr i8, ptr %slots, i64 {array_offset(name)}")
     own = e.op(f"getelementptr i32, ptr {pointer}, i64 %slot")
     return e.op(f"load i32, ptr {own}, align 4, !llvm.access.group !1")
@@ -122,13 +150,17 @@ def _read_array(e: Emitter, name: str) -> str:
 def _take_value(e: Emitter, i: Instruction) -> None:
     target = i.operands[0]
     if isinstance(target, Pair):
-        e.set(target.second, e.op(f"icmp ne i32 {_read_array(e, 'predicate')}, 0"), "pred")
+        e.set(target.second, e.op(f"icmp ne i32 {read_array(e, 'predicate')}, 0"), "pred")
         target = target.first
-    e.set(target, _read_array(e, "result"), "b32")
+    e.set(target, read_array(e, "result"), "b32")
 
 
 def _take_predicate(e: Emitter, i: Instruction) -> None:
-    e.set(i.operands[0], e.op(f"icmp ne i32 {_read_array(e, 'result')}, 0"), "pred")
+    e.set(i.operands[0], e.op(f"icmp ne i32 {read_array(e, 'result')}, 0"), "pred")
+
+
+def _take_vote(e: Emitter, i: Instruction) -> None:
+    (_take_value if "ballot" in i.modifiers else _take_predicate)(e, i)
 
 
 def _take_nothing(e: Emitter, i: Instruction) -> None:
@@ -282,16 +314,25 @@ def _take_barrier(e: Emitter, i: Instruction) -> None:
         e.set(i.operands[0], e.op(f"icmp {'eq' if 'and' in i.modifiers else 'ne'} i32 {total}, 0"), "pred")
 
 
-_BARRIER = Suspension(Kind.BARRIER, _leave_barrier, _combine_nothing, _take_nothing)
-_VOTE = Suspension(Kind.WARP, _mask_last(("a", 1, "pred")), _combine_vote, _take_predicate)
+def _combine_arrive(e: Emitter, i: Instruction) -> None:
+    """Count the lanes at their barriers: entry n of the array "arrived" is barrier n's."""
+    e.emit("call void @arrive(ptr %slots, i64 %warp, i32 %lanes)")
 
-# (opcode, modifier that picks the form) -> row; the first that fits.
+
+_BARRIER = Suspension(Kind.BARRIER, _leave_barrier, _combine_nothing, _take_nothing)
+_VOTE = Suspension(Kind.WARP, _mask_last(("a", 1, "pred")), _combine_vote, _take_vote)
+
+# (opcode, modifier that picks the form, or none) -> row; the first that fits.
 SUSPENSIONS: list[tuple[str, str, Suspension]] = [
     ("bar", "warp", Suspension(Kind.WARP, lambda i: [("mask", i.operands[0], "b32")], _combine_nothing, _take_nothing)),
     ("bar", "red", Suspension(Kind.BARRIER_REDUCE, _leave_reducing_barrier, _combine_barrier, _take_barrier)),
     ("barrier", "red", Suspension(Kind.BARRIER_REDUCE, _leave_reducing_barrier, _combine_barrier, _take_barrier)),
     ("bar", "sync", _BARRIER),
     ("barrier", "sync", _BARRIER),
+    ("barrier", "wait", _BARRIER),  # of a cluster, which is one block
+    ("bar", "arrive", Suspension(Kind.ARRIVE, _leave_barrier, _combine_arrive, _take_nothing)),
+    ("barrier", "arrive", Suspension(Kind.ARRIVE, _leave_barrier, _combine_arrive, _take_nothing)),
+    ("yield", "", Suspension(Kind.YIELD, lambda i: [], _combine_nothing, _take_nothing)),
     (
         "shfl",
         "sync",
@@ -299,8 +340,8 @@ SUSPENSIONS: list[tuple[str, str, Suspension]] = [
             Kind.WARP, _mask_last(("a", 1, "b32"), ("b", 2, "b32"), ("c", 3, "b32")), _combine_shuffle, _take_value
         ),
     ),
-    ("vote", "ballot", Suspension(Kind.WARP, _mask_last(("a", 1, "pred")), _combine_vote, _take_value)),
     ("vote", "sync", _VOTE),
+    ("vote", "", Suspension(Kind.PRESENT, lambda i: [("a", i.operands[1], "pred")], _combine_vote, _take_vote)),
     ("match", "sync", Suspension(Kind.WARP, _leave_match, _combine_match, _take_value)),
     ("redux", "sync", Suspension(Kind.WARP, _mask_last(("a", 1, "b32")), _combine_redux, _take_value)),
     ("elect", "sync", Suspension(Kind.WARP, _mask_last(), _combine_elect, _take_value)),
@@ -310,7 +351,9 @@ SUSPENSIONS: list[tuple[str, str, Suspension]] = [
 
 def suspension_of(instruction: Instruction) -> Suspension | None:
     """Return the row of an instruction at which a thread waits, else None."""
+    if "cluster" in instruction.modifiers and "arrive" in instruction.modifiers:
+        return None  # waiting is what counts: the cluster's only block waits as a whole
     for opcode, modifier, row in SUSPENSIONS:
-        if instruction.opcode == opcode and modifier in instruction.modifiers:
+        if instruction.opcode == opcode and modifier in ("", *instruction.modifiers) and row.fits(instruction):
             return row
     return None

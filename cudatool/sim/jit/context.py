@@ -17,6 +17,10 @@ class Stop:
     TRAP = 1
     DEADLOCK = 2
     ASSERT = 3
+    BAD_FREE = 4
+    STACK_OVERFLOW = 7
+    STALLED = 5  # decided by the host: nothing but waiting happens
+    TIMEOUT = 6  # decided by the host: it took too long
 
 
 class Context(ctypes.Structure):
@@ -32,6 +36,36 @@ class Context(ctypes.Structure):
         Where the threads of the block keep what they need after a suspension.
     shadow_read, shadow_write, shadow_atomic, shadow_pages
         Footprint maps, biased so that byte ``arena_base`` is at index 0 (:mod:`.footprint`).
+    shadow_valid, shadow_valid_pages, shadow_init
+        What the checkers know of each byte (:mod:`.shadow`), biased in the same way.
+    nowhere, nowhere_read
+        Where suppressed accesses go: stores, and loads, which find zeros.
+    host_ranges, host_count
+        Pinned host memory, as pairs of address and size.
+    found_counts, found_records
+        Defects: a count for each of `found_lines` lines of PTX and kind, and the first of each, of which
+        `found_capacity` are kept.
+    race_global, race_shared
+        Cells of the words of device memory and of the block's shared memory.
+    race_moment, race_warps
+        What passes between two barriers of a block, and between two collectives of each warp: a number.
+    race_launch, race_block, race_blocks, race_starts
+        The first moment of the launch and of the block that runs; how many blocks have begun, and when each did.
+    race_released, race_acquired
+        The moment of each block's last fence, and whether the one that runs has had one.
+    heap
+        The heap of ``malloc`` in kernels (``cudatool_heap_create``), 0 if there is none.
+    workspace
+        What the blocks of a cooperative launch synchronize with, 0 for other launches.
+    stack_bytes
+        Of each thread, for calls that are not inlined (:mod:`cudatool.ptx.frames`).
+    current, resume, parked
+        The block that runs, as its number in execution order; whether to begin with that one, which was parked; whether
+        it is parked when native code returns: its threads wait for other blocks.
+    progress
+        Counts what threads do that are not waiting (:mod:`.progress`).
+    message
+        What the first assertion that failed says (``malloc`` of the C library), else 0.
     status, site, at_*
         Why and where execution stopped; `site` is a line of the PTX.
     """
@@ -62,16 +96,40 @@ class Context(ctypes.Structure):
         ("shadow_write", ctypes.c_uint64),
         ("shadow_atomic", ctypes.c_uint64),
         ("shadow_pages", ctypes.c_uint64),
+        ("shadow_valid", ctypes.c_uint64),
+        ("shadow_valid_pages", ctypes.c_uint64),
+        ("shadow_init", ctypes.c_uint64),
+        ("nowhere", ctypes.c_uint64),
+        ("nowhere_read", ctypes.c_uint64),
+        ("host_ranges", ctypes.c_uint64),
+        ("host_count", ctypes.c_uint64),
+        ("found_counts", ctypes.c_uint64),
+        ("found_records", ctypes.c_uint64),
+        ("found_capacity", ctypes.c_uint64),
+        ("race_global", ctypes.c_uint64),
+        ("race_shared", ctypes.c_uint64),
+        ("race_warps", ctypes.c_uint64),
+        ("race_starts", ctypes.c_uint64),
+        ("race_released", ctypes.c_uint64),
+        ("race_moment", ctypes.c_uint32),
+        ("race_launch", ctypes.c_uint32),
+        ("race_block", ctypes.c_uint32),
+        ("race_blocks", ctypes.c_uint32),
+        ("race_acquired", ctypes.c_uint32),
+        ("found_lines", ctypes.c_uint32),
         ("status", ctypes.c_uint32),
         ("site", ctypes.c_uint32),
         ("at_x", ctypes.c_uint32),
         ("at_y", ctypes.c_uint32),
         ("at_z", ctypes.c_uint32),
         ("at_thread", ctypes.c_uint32),
-        ("assert_message", ctypes.c_uint64),
-        ("assert_file", ctypes.c_uint64),
-        ("assert_function", ctypes.c_uint64),
-        ("assert_line", ctypes.c_uint32),
-        ("padding", ctypes.c_uint32),
+        ("heap", ctypes.c_uint64),
+        ("workspace", ctypes.c_uint64),
+        ("stack_bytes", ctypes.c_uint64),
+        ("current", ctypes.c_uint64),
+        ("progress", ctypes.c_uint64),
+        ("resume", ctypes.c_uint32),
+        ("parked", ctypes.c_uint32),
+        ("message", ctypes.c_uint64),
         ("zero", ctypes.c_uint64),
     )

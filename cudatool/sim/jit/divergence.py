@@ -7,6 +7,8 @@
             ready: every live lane of its member mask waits there
             combine it for those lanes; run each of them to its next suspension
         for each barrier number that enough threads wait at: run those threads to their next suspension
+        none: threads that only poll go on
+        none: threads that wait for memory to change go on (the fourth time: park the block; others may have to go on)
         none ready: everyone ended, or nobody can go on (deadlock)
     until all threads agree again
 
@@ -18,20 +20,169 @@ from __future__ import annotations
 from cudatool.sim.jit.collective import Kind, array_offset
 from cudatool.sim.jit.context import EXIT, Context, Stop
 from cudatool.sim.jit.emit import ENVIRONMENT
-from cudatool.sim.jit.scheduler import DIVERGED, VALUES, field
+from cudatool.sim.jit.instrument import Defect
+from cudatool.sim.jit.scheduler import DIVERGED, PARKED, VALUES, field
 
 __all__ = ["divergent"]
 
-
-def _put(name: str, value: str, temporary: str) -> str:
-    offset = getattr(Context, name).offset
-    return (
-        f"  %{temporary} = getelementptr i8, ptr %context, i64 {offset}\n  store volatile i32 {value}, ptr %{temporary}"
-    )
+_MOST_POLLS = 1 << 20  # rounds in which threads did nothing but look whether they may go on; then it is a deadlock
 
 
-def divergent(kinds: dict[int, int], lines: dict[int, int]) -> str:
-    """Return ``divergent``: schedules warps, lanes and barriers one by one until the threads of a block agree."""
+_BLOCK = "i32 %bx, i32 %by, i32 %bz"
+_SYNC_CHECK = f"""
+define internal void @sync_check(ptr %context, i1 %bad, i32 %kind, i32 %region, {_BLOCK}, i32 %t) noinline {{
+  br i1 %bad, label %report, label %end
+report:
+  %region.x = zext i32 %region to i64
+  %line.p = getelementptr i32, ptr @lines, i64 %region.x
+  %line = load i32, ptr %line.p
+  call void @report(ptr %context, i32 %kind, i32 %line, i64 0, i32 0, i32 0, i32 0, {_BLOCK}, i32 %t, i32 0, i32 0,
+    i32 0)
+  br label %end
+end:
+  ret void
+}}
+"""
+
+
+# Lets the threads that yield go on, each once.
+_YIELDS = f"""yields:
+  store i32 0, ptr %yielded
+  br label %yield
+yield:
+  %ypt = phi i32 [ 0, %yields ], [ %ypt.next, %yield.end ]
+  %ypt.x = zext i32 %ypt to i64
+  %yps.p = getelementptr i32, ptr %slots, i64 %ypt.x
+  %yps = load i32, ptr %yps.p, align 4
+  %yp.end = icmp eq i32 %yps, {EXIT}
+  br i1 %yp.end, label %yield.end, label %yield.live
+yield.live:
+  %yps.x = zext i32 %yps to i64
+  %ypk.p = getelementptr i8, ptr @kinds, i64 %yps.x
+  %ypk = load i8, ptr %ypk.p
+  %ypk.yield = icmp eq i8 %ypk, {Kind.YIELD}
+  br i1 %ypk.yield, label %yield.go, label %yield.end
+yield.go:
+  store i32 1, ptr %yielded
+  call void @resume({VALUES}, i32 %yps, i32 %ypt)
+  br label %yield.end
+yield.end:
+  %ypt.next = add i32 %ypt, 1
+  %yielded.all = icmp eq i32 %ypt.next, %n
+  br i1 %yielded.all, label %yield.done, label %yield
+yield.done:
+  %yielded.any = load i32, ptr %yielded
+  %nobody = icmp eq i32 %yielded.any, 0
+  br i1 %nobody, label %deadlock, label %yield.count
+yield.count:
+  %pass.0 = load i32, ptr %passes
+  %pass = add i32 %pass.0, 1
+  store i32 %pass, ptr %passes
+  %fourth = and i32 %pass, 3
+  %long = icmp eq i32 %fourth, 0
+{field("status", "status3", volatile=True)}
+  %stopped3 = icmp ne i32 %status3, 0
+  %park = xor i1 %stopped3, true
+  %park.now = and i1 %park, %long
+  br i1 %park.now, label %parking, label %check
+parking:
+  ret i32 {PARKED}
+"""
+_ARRIVE = f"""
+define internal void @arrive(ptr %slots, i64 %warp, i32 %lanes) noinline {{
+entry:
+  %numbers = getelementptr i8, ptr %slots, i64 {array_offset("a")}
+  %arrived = getelementptr i8, ptr %slots, i64 {array_offset("arrived")}
+  %first = shl i64 %warp, 5
+  br label %loop
+loop:
+  %left = phi i32 [ %lanes, %entry ], [ %left.next, %loop ]
+  %lane = call i32 @llvm.cttz.i32(i32 %left, i1 true)
+  %lane.x = zext i32 %lane to i64
+  %t = add i64 %first, %lane.x
+  %id.p = getelementptr i32, ptr %numbers, i64 %t
+  %id.0 = load i32, ptr %id.p, align 4
+  %id = and i32 %id.0, 15
+  %count.p = getelementptr i32, ptr %arrived, i32 %id
+  %count = load i32, ptr %count.p, align 4
+  %count.1 = add i32 %count, 1
+  store i32 %count.1, ptr %count.p, align 4
+  %less = sub i32 %left, 1
+  %left.next = and i32 %left, %less
+  %done = icmp eq i32 %left.next, 0
+  br i1 %done, label %end, label %loop
+end:
+  ret void
+}}
+"""
+# A thread at a wait is ready by itself.
+_WAIT = """phase:
+  %wait.t = trunc i64 %lt to i32
+  %passed = call i1 @passed(ptr %slots, i32 %wait.t)
+  %wait.lane = trunc i64 %lane to i32
+  %wait.bit = shl i32 1, %wait.lane
+  br i1 %passed, label %ready, label %leader.end
+"""
+# No barrier opens: look for a wait that another warp has ended meanwhile; else let a poll go on, but not for ever.
+_SECOND_CHANCE = f"""second:
+  br label %waiting
+waiting:
+  %ut = phi i32 [ 0, %second ], [ %ut.next, %waiting.end ]
+  %ut.x = zext i32 %ut to i64
+  %us.p = getelementptr i32, ptr %slots, i64 %ut.x
+  %us = load i32, ptr %us.p, align 4
+  %u.end = icmp eq i32 %us, {EXIT}
+  br i1 %u.end, label %waiting.end, label %waiting.live
+waiting.live:
+  %us.x = zext i32 %us to i64
+  %uk.p = getelementptr i8, ptr @kinds, i64 %us.x
+  %uk = load i8, ptr %uk.p
+  switch i8 %uk, label %waiting.end [ i8 {Kind.WAIT}, label %waiting.look  i8 {Kind.POLL}, label %waiting.look ]
+waiting.look:
+  %u.passed = call i1 @passed(ptr %slots, i32 %ut)
+  br i1 %u.passed, label %again, label %waiting.end
+waiting.end:
+  %ut.next = add i32 %ut, 1
+  %u.done = icmp eq i32 %ut.next, %n
+  br i1 %u.done, label %poll, label %waiting
+poll:
+  %polls.0 = load i32, ptr %polls
+  %polls.1 = add i32 %polls.0, 1
+  store i32 %polls.1, ptr %polls
+  %enough.polls = icmp ugt i32 %polls.1, {_MOST_POLLS}
+  br i1 %enough.polls, label %deadlock, label %release.poll
+release.poll:
+  %pt = phi i32 [ 0, %poll ], [ %pt.next, %poll.end ]
+  %let.go = phi i1 [ false, %poll ], [ %let.go.next, %poll.end ]
+  %pt.x = zext i32 %pt to i64
+  %ps.p = getelementptr i32, ptr %slots, i64 %pt.x
+  %ps = load i32, ptr %ps.p, align 4
+  %p.end = icmp eq i32 %ps, {EXIT}
+  br i1 %p.end, label %poll.end, label %poll.live
+poll.live:
+  %ps.x = zext i32 %ps to i64
+  %pk.p = getelementptr i8, ptr @kinds, i64 %ps.x
+  %pk = load i8, ptr %pk.p
+  %is.poll = icmp eq i8 %pk, {Kind.POLL}
+  br i1 %is.poll, label %poll.go, label %poll.end
+poll.go:
+  call void @resume({VALUES}, i32 %ps, i32 %pt)
+  br label %poll.end
+poll.end:
+  %let.go.next = phi i1 [ %let.go, %release.poll ], [ %let.go, %poll.live ], [ true, %poll.go ]
+  %pt.next = add i32 %pt, 1
+  %p.done = icmp eq i32 %pt.next, %n
+  br i1 %p.done, label %polled, label %release.poll
+polled:
+  br i1 %let.go.next, label %again, label %deadlock
+"""
+
+
+def divergent(kinds: dict[int, int], lines: dict[int, int], *, checked: bool) -> str:
+    """Return ``divergent``: schedules warps, lanes and barriers one by one until the threads of a block agree.
+
+    If `checked`, barriers that not all threads come to and wrong member masks are reported (synccheck).
+    """
     count = max(kinds, default=0) + 1
     table = ", ".join(f"i8 {kinds.get(number, 0)}" for number in range(count))
     places = ", ".join(f"i32 {lines.get(number, 0)}" for number in range(count))
@@ -39,7 +190,8 @@ def divergent(kinds: dict[int, int], lines: dict[int, int]) -> str:
     combine = " ".join(f"i32 {number}, label %c{number}" for number in kinds)
     resumes = "\n".join(
         f"r{n}:\n  %x{n} = call i32 @thread_{n}({VALUES}, i32 %tx, i32 %ty, i32 %tz, i32 %t) #2\n"
-        f"  store i32 %x{n}, ptr %mine, align 4\n  ret void"
+        f"  store i32 %x{n}, ptr %mine, align 4\n  %e{n} = icmp eq i32 %x{n}, {EXIT}\n"
+        f"  br i1 %e{n}, label %ended, label %none"
         for n in kinds
     )
     combines = "\n".join(
@@ -49,7 +201,50 @@ def divergent(kinds: dict[int, int], lines: dict[int, int]) -> str:
     reducing = "\n".join(
         f"  call void @reduce({VALUES}, i32 {number})" for number, kind in kinds.items() if kind == Kind.BARRIER_REDUCE
     )
+    waits = wait_check = wait_who = second_chance = ""
+    if {Kind.WAIT, Kind.POLL}.intersection(kinds.values()):
+        waits = f"i8 {Kind.WAIT}, label %phase  i8 {Kind.POLL}, label %phase"
+        wait_check, wait_who, second_chance = _WAIT, ", [ %wait.bit, %phase ]", _SECOND_CHANCE
+    mask_check = site_begin = site_check = barrier_check = ""
+    if checked:
+        mask_check = f"""  %lt.i = trunc i64 %lt to i32
+  call void @sync_check(ptr %context, i1 %lacks, i32 {int(Defect.MASK_WITHOUT_CALLER)}, i32 %s, {_BLOCK}, i32 %lt.i)
+"""
+        site_begin = "  store [16 x i32] zeroinitializer, ptr %site\n  store [16 x i32] zeroinitializer, ptr %mixed"
+        site_check = """  %site.p = getelementptr i32, ptr %site, i64 %id.x
+  %site.0 = load i32, ptr %site.p
+  %site.none = icmp eq i32 %site.0, 0
+  %site.1 = select i1 %site.none, i32 %cs, i32 %site.0
+  store i32 %site.1, ptr %site.p
+  %differs = xor i32 %site.1, %cs
+  %mixed.p = getelementptr i32, ptr %mixed, i64 %id.x
+  %mixed.0 = load i32, ptr %mixed.p
+  %mixed.1 = or i32 %mixed.0, %differs
+  store i32 %mixed.1, ptr %mixed.p"""
+        barrier_check = f"""  %some.ended = icmp ult i32 %living, %n
+  %short = and i1 %all, %some.ended
+  %js.p = getelementptr i32, ptr %site, i64 %j
+  %js = load i32, ptr %js.p
+  %jm.p = getelementptr i32, ptr %mixed, i64 %j
+  %jm = load i32, ptr %jm.p
+  %apart.sites = icmp ne i32 %jm, 0
+  %wrong = or i1 %short, %apart.sites
+  %bad = and i1 %open, %wrong
+  %waiting.thread = load i32, ptr %stuck
+  call void @sync_check(ptr %context, i1 %bad, i32 {int(Defect.BARRIER_DIVERGED)}, i32 %js, {_BLOCK},
+    i32 %waiting.thread)"""
+    arrivals, arrivals_used, arrive = "  %jw = add i32 %jw.0, 0\n", "", ""
+    if Kind.ARRIVE in kinds.values():
+        arrivals = """  %ja.p = getelementptr i32, ptr %arrived, i64 %j
+  %ja = load i32, ptr %ja.p, align 4
+  %jw = add i32 %jw.0, %ja
+"""
+        arrivals_used = "  %ja.left = select i1 %open, i32 0, i32 %ja\n  store i32 %ja.left, ptr %ja.p, align 4\n"
+        arrive = _ARRIVE
+    yields = _YIELDS if Kind.YIELD in kinds.values() else ""
+    stuck = "yields" if yields else "deadlock"
     return f"""
+{_SYNC_CHECK if checked else ""}{arrive}
 @kinds = internal constant [{count} x i8] [{table}]
 @lines = internal constant [{count} x i32] [{places}]
 
@@ -65,6 +260,12 @@ define internal void @resume({ENVIRONMENT}, i32 %region, i32 %t) noinline #0 {{
   switch i32 %region, label %none [ {resume} ]
 {resumes}
 none:
+  ret void
+ended:
+  %progress.p = getelementptr i8, ptr %context, i64 {Context.progress.offset}
+  %progress.0 = load i64, ptr %progress.p
+  %progress.1 = add i64 %progress.0, 1
+  store i64 %progress.1, ptr %progress.p
   ret void
 }}
 
@@ -118,6 +319,13 @@ entry:
   %need = alloca [16 x i32]
   %alive = alloca i32
   %stuck = alloca i32
+  %polls = alloca i32
+  store i32 0, ptr %polls
+  %site = alloca [16 x i32]
+  %mixed = alloca [16 x i32]
+  %yielded = alloca i32
+  %arrived = getelementptr i8, ptr %slots, i64 {array_offset("arrived")}
+  %passes = getelementptr i32, ptr %arrived, i64 16
 {field("threads", "n")}
   %n31 = add i32 %n, 31
   %warps.i = lshr i32 %n31, 5
@@ -156,19 +364,25 @@ look:
   %k.p = getelementptr i8, ptr @kinds, i64 %s.x
   %k = load i8, ptr %k.p
   %there = call i32 @waiting(ptr %slots, i64 %warp, i32 %s)
-  switch i8 %k, label %leader.end [ i8 {Kind.WARP}, label %masked  i8 {Kind.PRESENT}, label %ready ]
-masked:
+  switch i8 %k, label %leader.end [ i8 {Kind.WARP}, label %masked  i8 {Kind.PRESENT}, label %ready
+    i8 {Kind.ARRIVE}, label %ready {waits} ]
+{wait_check}masked:
   %m.p = getelementptr i32, ptr %masks, i64 %lt
   %m = load i32, ptr %m.p, align 4
-  %wanted = and i32 %m, %live
-  %missing.a = xor i32 %there, -1
+  %lane.i = trunc i64 %lane to i32
+  %own.bit = shl i32 1, %lane.i
+  %own.in = and i32 %m, %own.bit
+  %lacks = icmp eq i32 %own.in, 0
+  %m.live = and i32 %m, %live
+  %wanted = select i1 %lacks, i32 %own.bit, i32 %m.live
+{mask_check}  %missing.a = xor i32 %there, -1
   %missing = and i32 %wanted, %missing.a
   %complete = icmp eq i32 %missing, 0
   %some = icmp ne i32 %wanted, 0
   %go = and i1 %complete, %some
   br i1 %go, label %ready, label %leader.end
 ready:
-  %who = phi i32 [ %there, %look ], [ %wanted, %masked ]
+  %who = phi i32 [ %there, %look ], [ %there, %look ], [ %wanted, %masked ]{wait_who}
   %so.far = load i32, ptr %best
   %earlier = icmp ult i32 %s, %so.far
   br i1 %earlier, label %take, label %leader.end
@@ -186,8 +400,10 @@ chosen:
   %nothing = icmp eq i32 %region, {EXIT}
   br i1 %nothing, label %warp.end, label %collective
 collective:
+  store i32 0, ptr %polls
   %chosen.lanes = load i32, ptr %best.lanes
   call void @combine({VALUES}, i32 %region, i64 %warp, i32 %chosen.lanes, ptr %unused)
+  call void @after_collective(ptr %context, i64 %warp)
   br label %run
 run:
   %bits = phi i32 [ %chosen.lanes, %collective ], [ %bits.next, %run ]
@@ -211,6 +427,7 @@ warp.end:
 barriers:
   store [16 x i32] zeroinitializer, ptr %wait
   store [16 x i32] zeroinitializer, ptr %need
+{site_begin}
   store i32 0, ptr %alive
   br label %count
 count:
@@ -242,6 +459,7 @@ at:
   %nd.0 = load i32, ptr %nd.s, align 4
   %nd.p = getelementptr i32, ptr %need, i64 %id.x
   store i32 %nd.0, ptr %nd.p
+{site_check}
   br label %count.end
 count.end:
   %ct.next = add i32 %ct, 1
@@ -255,24 +473,26 @@ judge:
   %j = phi i64 [ 0, %decide ], [ %j.next, %judge ]
   %any = phi i32 [ 0, %decide ], [ %any.next, %judge ]
   %jw.p = getelementptr i32, ptr %wait, i64 %j
-  %jw = load i32, ptr %jw.p
-  %jn.p = getelementptr i32, ptr %need, i64 %j
+  %jw.0 = load i32, ptr %jw.p
+{arrivals}  %jn.p = getelementptr i32, ptr %need, i64 %j
   %jn = load i32, ptr %jn.p
   %all = icmp eq i32 %jn, 0
   %goal = select i1 %all, i32 %living, i32 %jn
   %enough = icmp uge i32 %jw, %goal
-  %used = icmp ne i32 %jw, 0
+  %used = icmp ne i32 %jw.0, 0
   %open = and i1 %enough, %used
-  %open.i = zext i1 %open to i32
+{arrivals_used}  %open.i = zext i1 %open to i32
   store i32 %open.i, ptr %jw.p
+{barrier_check}
   %any.next = or i32 %any, %open.i
   %j.next = add i64 %j, 1
   %judged = icmp eq i64 %j.next, 16
   br i1 %judged, label %verdict, label %judge
 verdict:
   %progress = icmp ne i32 %any.next, 0
-  br i1 %progress, label %open.up, label %deadlock
-open.up:
+  br i1 %progress, label %open.up, label %{"second" if waits else stuck}
+{second_chance.replace("label %deadlock", f"label %{stuck}")}{yields}open.up:
+  call void @after_barrier(ptr %context)
 {reducing}
   br label %release
 release:
@@ -307,6 +527,10 @@ release.end:
   %released = icmp eq i32 %rt.next, %n
   br i1 %released, label %check, label %release
 check:
+{field("status", "status2", volatile=True)}
+  %stopped2 = icmp ne i32 %status2, 0
+  br i1 %stopped2, label %quit, label %compare
+compare:
   %agreed = call i32 @agreed(ptr %context, ptr %slots)
   %apart = icmp eq i32 %agreed, {DIVERGED}
   br i1 %apart, label %again, label %together
@@ -320,12 +544,7 @@ deadlock:
   %ss.x = zext i32 %ss to i64
   %line.p = getelementptr i32, ptr @lines, i64 %ss.x
   %line = load i32, ptr %line.p
-{_put("status", str(Stop.DEADLOCK), "f1")}
-{_put("site", "%line", "f2")}
-{_put("at_thread", "%st", "f3")}
-{_put("at_x", "%bx", "f4")}
-{_put("at_y", "%by", "f5")}
-{_put("at_z", "%bz", "f6")}
+  call void @stop(ptr %context, i32 {Stop.DEADLOCK}, i32 %line, i32 %bx, i32 %by, i32 %bz, i32 %st)
   br label %quit
 quit:
   ret i32 {EXIT}

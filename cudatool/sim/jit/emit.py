@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cudatool.ptx import (
+    STACK,
     Address,
     Function,
     Immediate,
@@ -23,8 +24,10 @@ from cudatool.ptx import (
     type_bytes,
 )
 from cudatool.sim.jit.context import EXIT, Context, Stop
+from cudatool.sim.jit.instrument import Instrument, Mode, observe
 
 __all__ = [
+    "ASYNC_QUEUE",
     "ATOMIC",
     "ENVIRONMENT",
     "READ",
@@ -41,7 +44,11 @@ __all__ = [
 # addresses are offsets from it, which lets loops over threads be vectorized.
 ENVIRONMENT = "ptr %context, ptr %zero, ptr %shared, ptr %params, ptr %slots, ptr %locals, i32 %bx, i32 %by, i32 %bz"
 
-READ, WRITE, ATOMIC = "shadow_read", "shadow_write", "shadow_atomic"
+READ, WRITE, ATOMIC = Mode.READ, Mode.WRITE, Mode.ATOMIC
+
+
+ASYNC_QUEUE = "%async"  # the local variable in which a thread keeps the copies that it has begun (:mod:`.asynchronous`)
+_ASYNC_QUEUE_BYTES = 528
 
 
 class UnsupportedInstruction(PtxError):
@@ -78,6 +85,8 @@ _LLVM = {
     "bf16": "float",
     "f16x2": "<2 x half>",
     "bf16x2": "<2 x float>",
+    "u16x2": "<2 x i16>",
+    "s16x2": "<2 x i16>",
     "tf32": "float",
 }
 
@@ -98,15 +107,21 @@ def _align(offset: int, alignment: int) -> int:
 
 @dataclass(slots=True)
 class Layout:
-    """Where a kernel's variables lie: offsets in its shared, local and parameter windows, table slots of globals."""
+    """Where a kernel's variables lie: offsets in its shared, local and parameter windows, table slots of globals.
+
+    `constants` are the sizes, bytes, of those globals that are in constant memory.
+    """
 
     param_offsets: dict[str, int] = field(default_factory=dict)
     param_bytes: int = 0
     shared: dict[str, int] = field(default_factory=dict)
     static_shared: int = 0
+    dynamic_offset: int = 0
     local: dict[str, int] = field(default_factory=dict)
     local_bytes: int = 0
+    local_align: int = 16
     globals: dict[str, int] = field(default_factory=dict)
+    constants: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of_params(cls, function: Function) -> Layout:
@@ -123,6 +138,7 @@ class Layout:
         """Lay out the variables of `function` (calls inlined)."""
         layout = cls.of_params(function)
         layout.globals = globals_
+        layout.constants = {name: v.size for name, v in module_variables.items() if v.space == "const"}
         used = {name for instruction in function.instructions for name in _symbols(instruction)}
         variables = [v for v in (*module_variables.values(), *function.variables.values()) if v.name in used]
         dynamic = []
@@ -134,18 +150,18 @@ class Layout:
                 layout.shared[variable.name] = layout.static_shared
                 layout.static_shared += variable.size
             elif variable.space in ("local", "param"):  # parameters of calls are local variables
+                layout.local_align = max(layout.local_align, variable.align)
                 layout.local_bytes = _align(layout.local_bytes, max(variable.align, 8))
                 layout.local[variable.name] = layout.local_bytes
                 layout.local_bytes += variable.size
-        layout.local_bytes = _align(layout.local_bytes, 16)
+        if any(i.opcode == "cp" and "async" in i.modifiers for i in function.instructions):
+            layout.local[ASYNC_QUEUE] = layout.local_bytes
+            layout.local_bytes += _ASYNC_QUEUE_BYTES
+        layout.local_bytes = _align(layout.local_bytes, layout.local_align)  # of a thread; the next one's follows
+        layout.dynamic_offset = _align(layout.static_shared, max([16, *(variable.align for variable in dynamic)]))
         for variable in dynamic:  # all of them name the same memory, after the rest
-            layout.shared[variable.name] = _align(layout.static_shared, 16)
+            layout.shared[variable.name] = layout.dynamic_offset
         return layout
-
-    @property
-    def dynamic_offset(self) -> int:
-        """Where dynamic shared memory begins."""
-        return _align(self.static_shared, 16)
 
 
 def _symbols(instruction: Instruction) -> list[str]:
@@ -171,8 +187,8 @@ class Emitter:
         The kernel, calls inlined.
     layout
         Where its variables lie.
-    footprint
-        Whether global accesses are recorded.
+    instrument
+        What its accesses are instrumented for.
     parallel_generic
         Whether generic addresses never reach local memory, which the threads of a loop share one after the other.
     indices
@@ -184,17 +200,18 @@ class Emitter:
         function: Function,
         layout: Layout,
         *,
-        footprint: bool,
+        instrument: Instrument,
         parallel_generic: bool,
         indices: dict[str, str],
     ) -> None:
         self.function = function
         self.layout = layout
-        self.footprint = footprint
+        self.instrument = instrument
         self.parallel_generic = parallel_generic
         self.indices = indices
         self.lines: list[str] = []
         self.declarations: set[str] = set()
+        self.validated: set[int] = set()  # sizes of generic accesses that are checked
         self.used: dict[str, str] = {}
         self.count = 0
         self.instruction: Instruction | None = None
@@ -223,6 +240,22 @@ class Emitter:
         self.declarations.add(f"declare {result} @{function}({', '.join(types)})")
         return self.op(f"call {result} @{function}({', '.join(arguments)})")
 
+    def define(self, text: str) -> None:
+        """Add a function or constant to the module, once however often it is asked for."""
+        self.declarations.add(text)
+
+    def nested(self) -> Emitter:
+        """Return an emitter for the body of a function that this one calls."""
+        other = Emitter(
+            self.function,
+            self.layout,
+            instrument=self.instrument,
+            parallel_generic=self.parallel_generic,
+            indices=self.indices,
+        )
+        other.declarations, other.instruction = self.declarations, self.instruction
+        return other
+
     def label(self, name: str) -> None:
         self.lines.append(f"{name}:")
 
@@ -245,7 +278,7 @@ class Emitter:
             raise self.unsupported(f"register {register}")
         slot = self.used.get(register)
         if slot is None:
-            slot = self.used[register] = f'%"{register}"'
+            slot = self.used[register] = f'%"register {register}"'
         return slot, storage_type(declared)
 
     def read(self, register: str) -> tuple[str, str]:
@@ -281,13 +314,8 @@ class Emitter:
 
     def get(self, operand: Operand, type_name: str) -> str:
         """Return the value of `operand` read as PTX type `type_name`, in its :func:`llvm_type`."""
-        if type_name == "bf16":
-            raw = self.op(f"zext i16 {self.get(operand, 'b16')} to i32")
-            return self.op(f"bitcast i32 {self.op(f'shl i32 {raw}, 16')} to float")
-        if type_name == "bf16x2":
-            pair = self.op(f"bitcast i32 {self.get(operand, 'b32')} to <2 x i16>")
-            wide = self.op(f"zext <2 x i16> {pair} to <2 x i32>")
-            return self.op(f"bitcast <2 x i32> {self.op(f'shl <2 x i32> {wide}, splat (i32 16)')} to <2 x float>")
+        if type_name in ("bf16", "bf16x2"):
+            return self.from_bits(self.get(operand, f"b{8 * type_bytes(type_name)}"), type_name)
         kind = llvm_type(type_name)
         if isinstance(operand, Immediate):
             return self.literal(operand, type_name)
@@ -330,16 +358,29 @@ class Emitter:
         """Write a value of PTX type `type_name` to a destination register."""
         if not isinstance(operand, Register):
             raise self.unsupported("destination")
-        if type_name == "bf16":
-            self.write(operand.name, self.call("i16", "bf16_round", f"float {value}"), "i16")
-        elif type_name == "bf16x2":
-            halves = [
-                self.call("i16", "bf16_round", f"float {self.op(f'extractelement <2 x float> {value}, i32 {i}')}")
-                for i in (0, 1)
-            ]
-            self.write(operand.name, self.pack(halves, "i16"), "i32")
+        if type_name in ("bf16", "bf16x2"):
+            self.write(operand.name, self.to_bits(value, type_name), f"i{8 * type_bytes(type_name)}")
         else:
             self.write(operand.name, value, llvm_type(type_name), signed=type_name[0] == "s")
+
+    def from_bits(self, bits: str, type_name: str) -> str:
+        """Return the value of a PTX type, in its :func:`llvm_type`, that an integer of its size holds."""
+        if type_name == "bf16":
+            raw = self.op(f"zext i16 {bits} to i32")
+            return self.op(f"bitcast i32 {self.op(f'shl i32 {raw}, 16')} to float")
+        if type_name == "bf16x2":
+            wide = self.op(f"zext <2 x i16> {self.op(f'bitcast i32 {bits} to <2 x i16>')} to <2 x i32>")
+            return self.op(f"bitcast <2 x i32> {self.op(f'shl <2 x i32> {wide}, splat (i32 16)')} to <2 x float>")
+        return self.convert(bits, f"i{8 * type_bytes(type_name)}", llvm_type(type_name))
+
+    def to_bits(self, value: str, type_name: str) -> str:
+        """Return the integer that holds a value of a PTX type."""
+        if type_name == "bf16":
+            return self.call("i16", "bf16_round", f"float {value}")
+        if type_name == "bf16x2":
+            parts = [self.op(f"extractelement <2 x float> {value}, i32 {i}") for i in (0, 1)]
+            return self.pack([self.call("i16", "bf16_round", f"float {part}") for part in parts], "i16")
+        return self.convert(value, llvm_type(type_name), f"i{8 * type_bytes(type_name)}")
 
     def pack(self, values: list[str], kind: str) -> str:
         """Return the integer whose parts, least significant first, are `values`."""
@@ -358,11 +399,6 @@ class Emitter:
         pointer = self.op(f"getelementptr i8, ptr %context, i64 {member.offset}")
         limits = ", !range !2" if name in ("block_x", "block_y", "block_z", "threads") else ""
         return self.op(f"load {kind}, ptr {pointer}, !invariant.load !0{limits}")
-
-    def put_field(self, name: str, value: str) -> None:
-        member = getattr(Context, name)
-        pointer = self.op(f"getelementptr i8, ptr %context, i64 {member.offset}")
-        self.emit(f"store i{8 * member.size} {value}, ptr {pointer}")
 
     def symbol_space(self, name: str) -> str:
         """Return the state space in which a symbol lies, ``"entry"`` for a kernel parameter."""
@@ -419,11 +455,10 @@ class Emitter:
         return space, pointer
 
     def stop(self, reason: str) -> None:
-        """End the launch: record why and where, and end the thread."""
-        self.put_field("status", str(getattr(Stop, reason)))
-        for name, value in (("at_x", "%bx"), ("at_y", "%by"), ("at_z", "%bz"), ("at_thread", "%t")):
-            self.put_field(name, value)
-        self.put_field("site", str(self.instruction.line if self.instruction else 0))
+        """End the launch: record why and where, and end the thread. The first thread to stop is the one reported."""
+        line = self.instruction.line if self.instruction else 0
+        status = getattr(Stop, reason)
+        self.emit(f"call void @stop(ptr %context, i32 {status}, i32 {line}, i32 %bx, i32 %by, i32 %bz, i32 %t)")
         self.emit(f"ret i32 {EXIT}")
         self.label(self.new_label())
 
@@ -433,7 +468,9 @@ class Emitter:
             return ""
         return ", !llvm.access.group !1"
 
-    def guarded(self, space: str, pointer: str, size: int, kind: str, site: Instruction) -> None:
+    def guarded(
+        self, space: str, pointer: str, size: int, mode: Mode, site: Instruction, *, strong: bool = False
+    ) -> str:
         """Observe an access before it is made: the one place where checkers and recorders see memory.
 
         Parameters
@@ -441,33 +478,24 @@ class Emitter:
         space
             State space; ``"generic"`` if unknown.
         pointer, size
-            What is accessed, bytes.
-        kind
+            What is accessed, bytes; its alignment must be the size.
+        mode
             :data:`READ`, :data:`WRITE` or :data:`ATOMIC`.
         site
             The instruction.
+        strong
+            Whether it may meet other threads' strong accesses without a race (PTX ISA, "Memory consistency model").
+
+        Returns
+        -------
+        The pointer to use: another one if the access must not be made.
         """
-        if not self.footprint or space not in ("global", "const", "generic"):
-            return
-        address = self.op(f"ptrtoint ptr {pointer} to i64")
-        offset = self.op(f"sub i64 {address}, {self.field('arena_base')}")
-        inside = self.op(f"icmp ult i64 {offset}, {self.field('arena_bytes')}")
-        mark, after = self.new_label(), self.new_label()
-        self.emit(f"br i1 {inside}, label %{mark}, label %{after}")
-        self.label(mark)
-        group = self.group(space)
-        shadow = self.op(f"inttoptr i64 {self.field(kind)} to ptr")
-        cell = self.op(f"getelementptr i8, ptr {shadow}, i64 {offset}")
-        self.emit(f"store i{8 * size} {int.from_bytes(bytes([1]) * size, 'little')}, ptr {cell}, align 1{group}")
-        page = self.op(f"lshr i64 {offset}, 12")
-        pages = self.op(f"inttoptr i64 {self.field('shadow_pages')} to ptr")
-        cell = self.op(f"getelementptr i8, ptr {pages}, i64 {page}")
-        self.emit(f"store i8 1, ptr {cell}{group}")
-        self.emit(f"br label %{after}")
-        self.label(after)
+        if not self.instrument:
+            return pointer
+        return observe(self, space, pointer, size, mode, line=site.line, align=size, strong=strong)
 
 
-_BITS = {"float": 32, "double": 64, "half": 16, "<2 x half>": 32}
+_BITS = {"float": 32, "double": 64, "half": 16, "<2 x half>": 32, "<2 x i16>": 32}
 
 # ---- special registers: PTX name -> (value, LLVM type) ----
 
@@ -491,17 +519,53 @@ SPECIAL: dict[str, Callable[[Emitter], tuple[str, str]]] = {
     "%clock": lambda e: (e.call("i64", "llvm.readcyclecounter"), "i64"),
     "%clock_hi": lambda e: (e.op(f"lshr i64 {e.call('i64', 'llvm.readcyclecounter')}, 32"), "i64"),
     "%clock64": lambda e: (e.call("i64", "llvm.readcyclecounter"), "i64"),
-    "%globaltimer": lambda e: (e.call("i64", "llvm.readcyclecounter"), "i64"),
-    "%globaltimer_lo": lambda e: (e.call("i64", "llvm.readcyclecounter"), "i64"),
+    "%globaltimer": lambda e: (_nanoseconds(e), "i64"),
+    "%globaltimer_lo": lambda e: (_nanoseconds(e), "i64"),
+    "%globaltimer_hi": lambda e: (e.op(f"lshr i64 {_nanoseconds(e)}, 32"), "i64"),
     "%lanemask_eq": lambda e: (e.op(f"shl i32 1, {e.op('and i32 %t, 31')}"), "i32"),
     "%lanemask_lt": lambda e: (_below(e), "i32"),
     "%lanemask_ge": lambda e: (e.op(f"xor i32 {_below(e)}, -1"), "i32"),
     "%lanemask_le": lambda e: (_up_to(e), "i32"),
     "%lanemask_gt": lambda e: (e.op(f"xor i32 {_up_to(e)}, -1"), "i32"),
+    # Where a cooperative launch's blocks synchronize (cooperative_groups reads it so): an address in two halves.
+    "%envreg1": lambda e: (e.op(f"lshr i64 {e.field('workspace')}, 32"), "i64"),
+    "%envreg2": lambda e: (e.field("workspace"), "i64"),
+    # Where the stack of calls that are not inlined ends (cudatool.ptx.frames).
+    "%stack.limit": lambda e: (e.op(f"add i64 {e.field('stack_bytes')}, {e.layout.local[STACK]}"), "i64"),
     "%is_explicit_cluster": lambda e: ("false", "i1"),
     "%cluster_ctarank": lambda e: ("0", "i32"),
     "%cluster_nctarank": lambda e: ("1", "i32"),
 }
+
+
+# What describes a machine that is not there: performance monitors, registers that a driver defines, memory it keeps.
+SPECIAL |= {
+    name: lambda e: ("0", "i64")
+    for name in (
+        *(f"%envreg{number}" for number in range(32) if number not in (1, 2)),
+        *(f"%pm{number}{suffix}" for number in range(8) for suffix in ("", "_64")),
+        *(f"%reserved_smem_offset_{which}" for which in ("begin", "end", "cap", "0", "1")),
+        "%current_graph_exec",
+    )
+}
+SPECIAL["%aggr_smem_size"] = SPECIAL["%total_smem_size"]
+
+
+def _nanoseconds(e: Emitter) -> str:
+    """Return the host's monotonic clock."""
+    e.define("""
+declare i32 @clock_gettime(i32, ptr)
+define internal i64 @nanoseconds() noinline {
+  %time = alloca { i64, i64 }
+  %status = call i32 @clock_gettime(i32 1, ptr %time)
+  %seconds = load i64, ptr %time
+  %rest.p = getelementptr { i64, i64 }, ptr %time, i32 0, i32 1
+  %rest = load i64, ptr %rest.p
+  %scaled = mul i64 %seconds, 1000000000
+  %result = add i64 %scaled, %rest
+  ret i64 %result
+}""")
+    return e.op("call i64 @nanoseconds()")
 
 
 def _special_field(name: str) -> Callable[[Emitter], tuple[str, str]]:

@@ -6,28 +6,41 @@ import ctypes
 import math
 import mmap
 import random
+import signal
 import threading
+import time
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 
-from cudatool.sim.jit.collective import ROW
-from cudatool.sim.jit.context import EXIT, MAX_THREADS, Context
+from cudatool.sim.jit.collective import ROW, array_offset
+from cudatool.sim.jit.context import EXIT, MAX_THREADS, Context, Stop
 from cudatool.sim.jit.footprint import MAP_NORESERVE, PAGE, Footprint
-from cudatool.sim.jit.native import guarded_call
+from cudatool.sim.jit.native import STOP_SIGNAL, guarded_call
 
 __all__ = [
     "KernelAssert",
     "KernelDeadlock",
     "KernelError",
     "KernelFault",
+    "KernelStackOverflow",
+    "KernelTimeout",
     "KernelTrap",
     "Launch",
+    "Stopped",
+    "Wait",
     "run",
+    "take_message",
 ]
 
 _WINDOW = 1 << 32  # of shared memory: what a 32-bit offset can reach, so that no such access leaves it
 _WORTH_SHARING = 2048  # threads of a grid; for less, waking another host thread takes longer than running them
+_MAX_PARKED = 4224  # blocks that a worker has begun and that wait for others: what a GPU has room for
+_KEPT_MEMORIES = 64
+_STALLED_S, _STALLED_ROUNDS = 5.0, 100  # without progress before nobody is believed to be able to go on
+_REPORTED_BLOCKS = 4
 _PROT_NONE, _PROT_READ_WRITE = 0, mmap.PROT_READ | mmap.PROT_WRITE
 
 
@@ -64,7 +77,15 @@ class KernelAssert(KernelTrap):
 
 
 class KernelDeadlock(KernelError):
-    """Threads of a block wait for each other, and none can go on."""
+    """Threads wait for each other, and none can go on."""
+
+
+class KernelStackOverflow(KernelError):
+    """Calls went deeper than a thread's stack allows."""
+
+
+class KernelTimeout(KernelError):
+    """A kernel ran longer than it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +104,16 @@ class Launch:
         Local memory of a thread.
     slot_bytes
         What the native code keeps across suspensions.
+    heap
+        Of ``malloc`` in kernels (``cudatool_heap_create``), 0 for none.
+    stack_bytes
+        Stack of a thread.
+    parks
+        Whether blocks may wait for other blocks.
+    cooperative, workspace
+        Whether all blocks run at the same time, and the address of what they synchronize with.
+    timeout_s
+        After which the launch is ended; 0 for never.
     """
 
     entry: int
@@ -94,6 +125,45 @@ class Launch:
     dynamic_bytes: int
     local_bytes: int
     slot_bytes: int
+    heap: int = 0
+    stack_bytes: int = 1024
+    parks: bool = False
+    cooperative: bool = False
+    workspace: int = 0
+    timeout_s: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A thread that waits: at which suspension (from 1, in the order of the code), and what it left there.
+
+    `mask` is the member mask of a warp operation, `number` and `count` are a barrier's number and thread count.
+    """
+
+    thread: int
+    suspension: int
+    mask: int
+    number: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Why a launch did not run to its end.
+
+    Attributes
+    ----------
+    context
+        Of the worker that was stopped.
+    reason
+        One of :class:`Stop`.
+    waiting
+        For each of the first blocks that wait: its coordinates, and its threads.
+    """
+
+    context: Context
+    reason: int
+    waiting: list[tuple[tuple[int, int, int], list[Wait]]]
 
 
 class _Region:
@@ -126,22 +196,31 @@ class _Region:
         return True
 
 
+def take_message(context: Context) -> str:
+    """Return what an assertion left in `context`, once."""
+    address, context.message = context.message, 0
+    text = ctypes.string_at(address).decode("utf-8", "replace") if address else ""
+    _libc().free(address)
+    return text
+
+
 @cache
 def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
+    libc.free.argtypes = [ctypes.c_void_p]
+    libc.free.restype = None
     libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return libc
 
 
-class _Worker:
-    """The memory with which one host thread runs blocks."""
+class _Memory:
+    """What one block needs while it runs: shared and local memory, and what its threads keep across suspensions."""
 
     def __init__(self) -> None:
-        self.context = Context()
         self.shared = _Region(_WINDOW + PAGE)
         self.local = _Region()
         self.slots = _Region()
-        self.fault = ctypes.c_uint64()
+        self.current = 0  # the block, in execution order
 
     def prepare(self, launch: Launch) -> None:
         self.shared.need(launch.shared_bytes)
@@ -149,6 +228,35 @@ class _Worker:
         if self.slots.need(launch.slot_bytes + 64):
             # Threads that a partial warp lacks have ended.
             (ctypes.c_uint32 * ROW).from_address(self.slots.address)[:] = [EXIT] * ROW
+        # Lanes that the last warp lacks, for a block whose size is not a multiple of 32.
+        threads = math.prod(launch.block)
+        tail = min(-threads % 32, ROW - threads)
+        (ctypes.c_uint32 * tail).from_address(self.slots.address + 4 * threads)[:] = [EXIT] * tail
+
+    def waits(self, threads: int) -> list[Wait]:
+        """Return where each thread of the block waits."""
+        rows = {
+            name: (ctypes.c_uint32 * threads).from_address(self.slots.address + offset)
+            for name, offset in (("region", 0), *((name, array_offset(name)) for name in ("mask", "a", "b")))
+        }
+        columns = zip(*(rows[name] for name in ("region", "mask", "a", "b")), strict=True)
+        return [Wait(t, *values) for t, values in enumerate(columns) if values[0] != EXIT]
+
+
+class _Worker:
+    """One host thread's context, and the memory of the block that it runs."""
+
+    def __init__(self) -> None:
+        self.context = Context()
+        self.memory = _Memory()
+        self.fault = ctypes.c_uint64()
+        self.thread = 0  # the host thread, while it works
+
+    def use(self, memory: _Memory) -> None:
+        self.memory = memory
+        context = self.context
+        context.shared, context.local = memory.shared.address, memory.local.address
+        context.slots = memory.slots.address
 
 
 @cache
@@ -157,6 +265,7 @@ def _pool() -> ThreadPoolExecutor:
 
 
 _workers: list[_Worker] = []
+_memories: list[_Memory] = []
 _workers_lock = threading.Lock()
 
 
@@ -164,6 +273,11 @@ def _take_workers(count: int) -> list[_Worker]:
     with _workers_lock:
         taken = [_workers.pop() for _ in range(min(count, len(_workers)))]
     return taken + [_Worker() for _ in range(count - len(taken))]
+
+
+def _take_memory() -> _Memory:
+    with _workers_lock:
+        return _memories.pop() if _memories else _Memory()
 
 
 def _order(blocks: int, seed: int | None) -> tuple[int, int]:
@@ -177,8 +291,154 @@ def _order(blocks: int, seed: int | None) -> tuple[int, int]:
     return multiplier, generator.randrange(blocks)
 
 
-def run(launch: Launch, threads: int, seed: int | None, footprint: Footprint | None) -> Context | None:
-    """Run all blocks; return the context of the worker that was stopped, if one was.
+class _Run:
+    """A launch while it runs: what its workers share."""
+
+    def __init__(self, launch: Launch, threads: int, seed: int | None) -> None:
+        self.launch = launch
+        self.blocks = math.prod(launch.grid)
+        self.order = _order(self.blocks, seed)
+        self.counter = ctypes.c_uint64(0)
+        self.workers = _take_workers(threads)
+        self.spare: list[_Memory] = []
+        self.asleep: dict[_Worker, deque[_Memory]] = {worker: deque() for worker in self.workers}
+        self._ended = False
+        self.reason = Stop.NONE
+        self.started = time.monotonic()
+        self.seen = (0, self.started, 0)  # progress, when it was made, and how many rounds ago
+
+    def prepare(self, worker: _Worker, footprint: Footprint | None) -> None:
+        launch, context = self.launch, worker.context
+        worker.memory.prepare(launch)
+        worker.use(worker.memory)
+        context.grid_x, context.grid_y, context.grid_z = launch.grid
+        context.block_x, context.block_y, context.block_z = launch.block
+        context.threads = math.prod(launch.block)
+        context.dynamic_shared = launch.dynamic_bytes
+        context.blocks = self.blocks
+        context.chunk = 1 if launch.parks else max(1, min(self.blocks // (8 * len(self.workers)), 1024))
+        context.order_multiplier, context.order_offset = self.order
+        context.next_block = ctypes.addressof(self.counter)
+        context.params, context.globals = launch.params, launch.table
+        context.shared_bytes = launch.shared_bytes
+        context.heap = launch.heap
+        context.workspace, context.stack_bytes = launch.workspace, launch.stack_bytes
+        context.status = context.message = context.progress = 0
+        context.arena_base = context.arena_bytes = 0
+        if footprint is not None:
+            context.arena_base, context.arena_bytes = footprint.base, footprint.size
+            context.shadow_read, context.shadow_write, context.shadow_atomic, context.shadow_pages = footprint.addresses
+
+    def ended(self) -> bool:
+        """Return whether everybody is to stop."""
+        return self._ended
+
+    def stop(self, reason: int = Stop.NONE) -> None:
+        """Let nobody begin another block."""
+        self.reason = self.reason or reason
+        self._ended = True
+        self.counter.value = self.blocks
+
+    def work(self, worker: _Worker) -> int:
+        """Run blocks until there are none; return the signal that ended native code, 0 if none did."""
+        worker.thread = threading.get_ident()
+        asleep = self.asleep[worker]
+        fresh = True  # whether there may be blocks that nobody has begun
+        while not self.ended():
+            # As many new blocks as there are parked ones, so that each is looked at often, but not too often.
+            begin = self.blocks if self.launch.cooperative else max(1, len(asleep))
+            while fresh and begin and len(asleep) < _MAX_PARKED and not self.ended():
+                if number := self._call(worker, None):
+                    return number
+                fresh = bool(worker.context.parked)
+                begin -= 1
+            if not asleep:
+                return 0
+            for _ in range(len(asleep)):
+                if self.ended():
+                    break
+                if number := self._call(worker, asleep.popleft()):
+                    return number
+                fresh = fresh and bool(worker.context.parked)
+            self._watch(len(asleep))
+        return 0
+
+    def _call(self, worker: _Worker, parked: _Memory | None) -> int:
+        """Enter native code, to continue a parked block or to begin new ones."""
+        context = worker.context
+        if parked is not None:
+            self.spare.append(worker.memory)
+            worker.use(parked)
+            context.current = parked.current
+            # A block that waited for others is ordered after what they did: no race with that is looked for.
+            context.race_moment += 1
+            context.race_launch = context.race_block = context.race_moment
+        context.resume, context.parked = parked is not None, 0
+        left_ns = 0
+        if self.launch.timeout_s:
+            left_ns = max(int((self.started + self.launch.timeout_s - time.monotonic()) * 1e9), 1)
+        number = guarded_call(self.launch.entry, ctypes.addressof(context), ctypes.addressof(worker.fault), left_ns)
+        worker.memory.current = context.current
+        if number or context.status:
+            self.stop(Stop.TIMEOUT if number == STOP_SIGNAL and self.launch.timeout_s else Stop.NONE)
+        elif context.parked:
+            self.asleep[worker].append(worker.memory)
+            memory = self.spare.pop() if self.spare else _take_memory()
+            memory.prepare(self.launch)
+            worker.use(memory)
+        return number
+
+    def _watch(self, parked: int) -> None:
+        """End the launch if nothing but waiting has happened for a long time."""
+        progress = self.counter.value - parked + sum(worker.context.progress for worker in self.workers)
+        before, when, rounds = self.seen
+        now = time.monotonic()
+        if progress != before:
+            self.seen = (progress, now, 0)
+            return
+        self.seen = (before, when, rounds + 1)
+        if rounds > _STALLED_ROUNDS and now - when > _STALLED_S:
+            self.stop(Stop.STALLED)
+        if rounds > 3:
+            time.sleep(min(1e-6 * 2 ** min(rounds, 20), 1e-3))  # others may need the processor to go on
+
+    def coordinates(self, current: int) -> tuple[int, int, int]:
+        multiplier, offset = self.order
+        number = (current * multiplier + offset) % self.blocks
+        x, y, _ = self.launch.grid
+        return number % x, number // x % y, number // x // y
+
+    def stopped(self) -> Stopped | None:
+        """Return why the launch ended early, if it did."""
+        found = next((worker for worker in self.workers if worker.context.status), None)
+        if found is None and not self.reason:
+            return None
+        worker = found or self.workers[0]
+        context = Context.from_buffer_copy(worker.context)
+        memories = [worker.memory] if found else [memory for asleep in self.asleep.values() for memory in asleep]
+        if not found and not memories:
+            memories = [worker.memory]
+        threads = math.prod(self.launch.block)
+        waiting = [(self.coordinates(m.current), m.waits(threads)) for m in memories[:_REPORTED_BLOCKS]]
+        return Stopped(context, context.status or self.reason, waiting)
+
+    def release(self) -> None:
+        with _workers_lock:
+            _workers.extend(self.workers)
+            _memories.extend([*self.spare, *(memory for asleep in self.asleep.values() for memory in asleep)])
+            del _memories[_KEPT_MEMORIES:]
+
+
+def run(
+    launch: Launch,
+    threads: int,
+    seed: int | None,
+    footprint: Footprint | None = None,
+    watch: Callable[[list[Context]], None] | None = None,
+) -> Stopped | None:
+    """Run all blocks; return why not, if the launch was stopped.
+
+    `watch` gets the workers' contexts before they start.
 
     Raises
     ------
@@ -186,54 +446,43 @@ def run(launch: Launch, threads: int, seed: int | None, footprint: Footprint | N
         The code touched memory that does not exist.
     """
     blocks = math.prod(launch.grid)
-    block_threads = math.prod(launch.block)
-    threads = max(1, min(threads, blocks)) if blocks * block_threads >= _WORTH_SHARING else 1
-    workers = _take_workers(threads)
-    counter = ctypes.c_uint64(0)
-    multiplier, offset = _order(blocks, seed)
-    for worker in workers:
-        worker.prepare(launch)
-        context = worker.context
-        context.grid_x, context.grid_y, context.grid_z = launch.grid
-        context.block_x, context.block_y, context.block_z = launch.block
-        context.threads = block_threads
-        context.dynamic_shared = launch.dynamic_bytes
-        context.blocks = blocks
-        context.chunk = max(1, min(blocks // (8 * threads), 1024))
-        context.order_multiplier, context.order_offset = multiplier, offset
-        context.next_block = ctypes.addressof(counter)
-        context.params, context.globals = launch.params, launch.table
-        context.shared, context.shared_bytes = worker.shared.address, launch.shared_bytes
-        context.local, context.slots = worker.local.address, worker.slots.address
-        context.status = 0
-        # Lanes that the last warp lacks, for a block whose size is not a multiple of 32.
-        tail = min(-block_threads % 32, ROW - block_threads)
-        first = worker.slots.address + 4 * block_threads
-        (ctypes.c_uint32 * tail).from_address(first)[:] = [EXIT] * tail
-        if footprint is not None:
-            context.arena_base, context.arena_bytes = footprint.base, footprint.size
-            context.shadow_read, context.shadow_write, context.shadow_atomic, context.shadow_pages = footprint.addresses
-    jobs = [_start(worker, launch.entry, counter, blocks) for worker in workers[1:]]
-    signals = [_run_worker(workers[0], launch.entry, counter, blocks), *(job.result() if job else 0 for job in jobs)]
+    shared = blocks * math.prod(launch.block) >= _WORTH_SHARING
+    going = _Run(launch, max(1, min(threads, blocks)) if shared else 1, seed)
+    for worker in going.workers:
+        going.prepare(worker, footprint)
+    if watch is not None:
+        watch([worker.context for worker in going.workers])
     try:
-        for worker, signal in zip(workers, signals, strict=True):
-            if signal:
-                raise KernelFault(signal, worker.fault.value)
-        return next((Context.from_buffer_copy(w.context) for w in workers if w.context.status), None)
+        jobs = [_start(going, worker) for worker in going.workers[1:]]
+        signals: list[int] = []
+        try:
+            signals.append(going.work(going.workers[0]))
+        finally:
+            if not signals:  # Ctrl-C
+                going.stop()
+            signals += [_finish(going, worker, job) for worker, job in zip(going.workers[1:], jobs, strict=True)]
+        for worker, number in zip(going.workers, signals, strict=True):
+            if number and number != STOP_SIGNAL:
+                raise KernelFault(number, worker.fault.value)
+        return going.stopped()
     finally:
-        with _workers_lock:
-            _workers.extend(workers)
+        going.release()
 
 
-def _start(worker: _Worker, entry: int, counter: ctypes.c_uint64, blocks: int) -> Future[int] | None:
+def _start(going: _Run, worker: _Worker) -> Future[int] | None:
     try:
-        return _pool().submit(_run_worker, worker, entry, counter, blocks)
+        return _pool().submit(going.work, worker)
     except RuntimeError:  # the interpreter is ending and starts nothing: the calling thread runs all blocks
         return None
 
 
-def _run_worker(worker: _Worker, entry: int, counter: ctypes.c_uint64, blocks: int) -> int:
-    signal = guarded_call(entry, ctypes.addressof(worker.context), ctypes.addressof(worker.fault))
-    if signal:
-        counter.value = blocks  # the others stop, too
-    return signal
+def _finish(going: _Run, worker: _Worker, job: Future[int] | None) -> int:
+    """Wait for a worker; if all are to stop, end what it does after a moment."""
+    if job is None:
+        return 0
+    while True:
+        try:
+            return job.result(timeout=0.2 if going.ended() else None)
+        except TimeoutError:
+            if worker.thread and not job.done():
+                signal.pthread_kill(worker.thread, STOP_SIGNAL)

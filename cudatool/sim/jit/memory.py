@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from cudatool.ptx import Address, Instruction, Operand, Register, Symbol, VectorOperand, type_bytes
+from cudatool.ptx import Instruction, Operand, type_bytes
+from cudatool.sim.jit.arithmetic import canonical, intrinsic
 from cudatool.sim.jit.emit import ATOMIC, READ, WRITE, Emitter, llvm_type
-from cudatool.sim.jit.table import lowers, types_of
+from cudatool.sim.jit.instrument import acquire
+from cudatool.sim.jit.table import elements, lowers, space_of, types_of
 
 __all__: list[str] = []
 
-_SPACES = {
-    "global": "global",
-    "const": "const",
-    "local": "local",
-    "shared": "shared",
-    "shared::cta": "shared",
-    "shared::cluster": "shared",
-    "param": "param",
-    "param::entry": "param",
-    "param::func": "param",
-}
+_ORDERS = frozenset({"acquire", "release", "acq_rel"})
 _STRONG = frozenset({"volatile", "acquire", "release", "relaxed", "mmio"})
-
-
-def _space(i: Instruction) -> str:
-    return next((_SPACES[m] for m in i.modifiers if m in _SPACES), "generic")
-
-
-def _elements(operand: Operand) -> tuple[Operand, ...]:
-    return operand.elements if isinstance(operand, VectorOperand) else (operand,)
 
 
 def _memory_type(t: str) -> str:
@@ -39,10 +23,10 @@ def _memory_type(t: str) -> str:
 def _load(e: Emitter, i: Instruction) -> None:
     t = _memory_type(types_of(i)[-1])
     kind, size = llvm_type(t), type_bytes(t)
-    targets = _elements(i.operands[0])
-    space, pointer = e.pointer(_space(i), i.operands[1])
-    e.guarded(space, pointer, size * len(targets), READ, i)
+    targets = elements(i.operands[0])
+    space, pointer = e.pointer(space_of(i), i.operands[1])
     strong = "volatile " if _STRONG.intersection(i.modifiers) and space != "local" else ""
+    pointer = e.guarded(space, pointer, size * len(targets), READ, i, strong=bool(strong))
     for index, target in enumerate(targets):
         at = e.op(f"getelementptr i8, ptr {pointer}, i64 {size * index}") if index else pointer
         if space == "entry":
@@ -50,16 +34,23 @@ def _load(e: Emitter, i: Instruction) -> None:
         else:
             value = e.op(f"load {strong}{kind}, ptr {at}, align {min(size, 8)}{'' if strong else e.group(space)}")
         e.set(target, value, t)
+    if "acquire" in i.modifiers:
+        e.emit("fence acquire")  # volatile alone orders volatile accesses only
+        acquire(e)
 
 
 @lowers("st")
 def _store(e: Emitter, i: Instruction) -> None:
     t = _memory_type(types_of(i)[-1])
     kind, size = llvm_type(t), type_bytes(t)
-    sources = _elements(i.operands[1])
-    space, pointer = e.pointer(_space(i), i.operands[0])
-    e.guarded(space, pointer, size * len(sources), WRITE, i)
+    sources = elements(i.operands[1])
+    space, pointer = e.pointer(space_of(i), i.operands[0])
     strong = "volatile " if _STRONG.intersection(i.modifiers) and space != "local" else ""
+    if "release" in i.modifiers:
+        acquire(e)
+    pointer = e.guarded(space, pointer, size * len(sources), WRITE, i, strong=bool(strong))
+    if "release" in i.modifiers:
+        e.emit("fence release")
     for index, source in enumerate(sources):
         value = e.get(source, t)
         at = e.op(f"getelementptr i8, ptr {pointer}, i64 {size * index}") if index else pointer
@@ -98,71 +89,103 @@ def _atomic(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     operands = list(i.operands)
     target = operands.pop(0) if i.opcode == "atom" else None
-    space, pointer = e.pointer(_space(i), operands[0])
-    if isinstance(operands[1], VectorOperand) or t in ("bf16", "bf16x2", "f16x2", "b128"):
-        raise e.unsupported()
+    space, pointer = e.pointer(space_of(i), operands[0])
     size = type_bytes(t)
     operation = next((m for m in i.modifiers if m in _RMW or m == "cas"), "")
+    order = next((m for m in i.modifiers if m in _ORDERS), "monotonic")
+    if order != "monotonic":
+        acquire(e)
+    sources = elements(operands[1])
+    pointer = e.guarded(space, pointer, size * len(sources), ATOMIC, i)
     if operation == "cas":
         kind = f"i{8 * size}"
         expected, new = (e.get(operand, f"b{8 * size}") for operand in operands[1:3])
-        e.guarded(space, pointer, size, ATOMIC, i)
         pair = e.op(f"cmpxchg ptr {pointer}, {kind} {expected}, {kind} {new} seq_cst seq_cst, align {size}")
-        old, t = e.op(f"extractvalue {{ {kind}, i1 }} {pair}, 0"), f"b{8 * size}"
-    else:
-        name = _RMW.get(operation, {}).get("f" if t in ("f16", "f32", "f64") else t[0])
-        if name is None:
-            raise e.unsupported()
-        kind = llvm_type(t)
-        value = e.get(operands[1], t)
-        e.guarded(space, pointer, size, ATOMIC, i)
-        if space == "shared" and name in _PLAIN:
-            old = e.op(f"load {kind}, ptr {pointer}, align {size}")
-            new = e.op(_PLAIN[name].format(k=kind, a=old, b=value))
-            e.emit(f"store {kind} {new}, ptr {pointer}, align {size}")
+        olds, t = [e.op(f"extractvalue {{ {kind}, i1 }} {pair}, 0")], f"b{8 * size}"
+    else:  # each element of a vector is updated atomically, not the vector
+        olds = [_update(e, t, operation, order, space, pointer, index, source) for index, source in enumerate(sources)]
+        t = f"b{8 * size}" if t in _NARROW else t
+    if target is not None:
+        for register, old in zip(elements(target), olds, strict=True):
+            e.set(register, old, t)
+
+
+_NARROW = frozenset({"f16", "bf16", "f16x2", "bf16x2"})
+
+
+def _update(
+    e: Emitter, t: str, operation: str, order: str, space: str, pointer: str, index: int, source: Operand
+) -> str:
+    """Update one element atomically; return what it was."""
+    size = type_bytes(t)
+    at = e.op(f"getelementptr i8, ptr {pointer}, i64 {size * index}") if index else pointer
+    value = e.get(source, t)
+    if t in _NARROW:
+        return _update_narrow(e, t, operation, space, at, value)
+    name = _RMW.get(operation, {}).get("f" if t in ("f32", "f64") else t[0])
+    if name is None:
+        raise e.unsupported()
+    kind = llvm_type(t)
+    if space == "shared" and name in _PLAIN:
+        old = e.op(f"load {kind}, ptr {at}, align {size}")
+        new = e.op(_PLAIN[name].format(k=kind, a=old, b=value))
+        e.emit(f"store {kind} {new}, ptr {at}, align {size}")
+        return old
+    return e.op(f"atomicrmw {name} ptr {at}, {kind} {value} {order}, align {size}")
+
+
+def _update_narrow(e: Emitter, t: str, operation: str, space: str, pointer: str, value: str) -> str:
+    """The same for 16-bit floats, which hosts do not update: compare and swap until nobody came between."""
+    size, kind = type_bytes(t), llvm_type(t)
+    bits = f"i{8 * size}"
+
+    def changed(old: str) -> str:
+        now = e.from_bits(old, t)
+        if operation == "add":
+            result = e.op(f"fadd {kind} {now}, {value}")
+        elif operation in ("min", "max"):
+            result = intrinsic(e, f"{operation}imumnum", kind, now, value)
         else:
-            old = e.op(f"atomicrmw {name} ptr {pointer}, {kind} {value} monotonic, align {size}")
-    if isinstance(target, Register):
-        e.set(target, old, t)
+            raise e.unsupported()
+        return e.to_bits(canonical(e, result, kind) if "half" in kind else result, t)
+
+    first = e.op(f"load {bits}, ptr {pointer}, align {size}")
+    if space == "shared":
+        e.emit(f"store {bits} {changed(first)}, ptr {pointer}, align {size}")
+        return first
+    before, again, done = (e.new_label() for _ in range(3))
+    e.emit(f"br label %{before}")
+    e.label(before)
+    e.emit(f"br label %{again}")
+    e.label(again)
+    old, seen = e.name(), e.name()
+    e.emit(f"{old} = phi {bits} [ {first}, %{before} ], [ {seen}, %{again} ]")
+    pair = e.op(f"cmpxchg ptr {pointer}, {bits} {old}, {bits} {changed(old)} seq_cst seq_cst, align {size}")
+    e.emit(f"{seen} = extractvalue {{ {bits}, i1 }} {pair}, 0")
+    e.emit(f"br i1 {e.op(f'extractvalue {{ {bits}, i1 }} {pair}, 1')}, label %{done}, label %{again}")
+    e.label(done)
+    return old
 
 
 @lowers("membar fence")
 def _fence(e: Emitter, i: Instruction) -> None:
     e.emit("fence seq_cst")
+    acquire(e)
+
+
+@lowers("barrier")
+def _cluster_arrive(e: Emitter, i: Instruction) -> None:
+    """Clusters are of one block: the barrier is where threads wait (:mod:`.collective`), not where they arrive."""
+    if i.modifiers[:2] != ("cluster", "arrive"):
+        raise e.unsupported()
+
+
+@lowers("createpolicy")
+def _policy(e: Emitter, i: Instruction) -> None:
+    """A cache policy is opaque, and there is no cache."""
+    e.set(i.operands[0], "0", "b64")
 
 
 @lowers("prefetch prefetchu applypriority discard griddepcontrol pmevent setmaxnreg nanosleep")
 def _hint(e: Emitter, i: Instruction) -> None:
     """Hints: nothing to do."""
-
-
-# ---- the functions that CUDA's compiler expects of the system ----
-
-
-@lowers("call")
-def _call(e: Emitter, i: Instruction) -> None:
-    operands = list(i.operands)
-    if operands and isinstance(operands[0], VectorOperand):
-        operands.pop(0)
-    name = getattr(operands[0], "name", "")
-    if name != "__assertfail":
-        raise e.unsupported(name)
-    arguments = _elements(operands[1])
-    for field, argument, kind in zip(
-        ("assert_message", "assert_file", "assert_line", "assert_function"), arguments, "qqiq", strict=False
-    ):
-        assert isinstance(argument, Symbol)
-        width = "i64" if kind == "q" else "i32"
-        _, pointer = e.pointer("param", Address(argument))
-        e.put_field(field, e.op(f"load {width}, ptr {pointer}, align 1"))
-    e.stop("ASSERT")
-
-
-@lowers("trap")
-def _trap(e: Emitter, i: Instruction) -> None:
-    e.stop("TRAP")
-
-
-@lowers("brkpt")
-def _breakpoint(e: Emitter, i: Instruction) -> None:
-    """Nothing to stop for without a debugger."""

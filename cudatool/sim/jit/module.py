@@ -3,20 +3,52 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+import math
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cudatool.ptx import Function, Instruction, Module, PtxError, inline_calls, parse, type_bytes
+from cudatool.ptx import (
+    Function,
+    Instruction,
+    Module,
+    PtxError,
+    Symbol,
+    function_addresses,
+    merge_calls,
+    parse_image,
+    type_bytes,
+)
 from cudatool.sim.jit import native
-from cudatool.sim.jit.codegen import generate
+from cudatool.sim.jit.codegen import Native, generate
+from cudatool.sim.jit.collective import Kind, suspension_of
 from cudatool.sim.jit.context import MAX_THREADS, Context, Stop
 from cudatool.sim.jit.emit import Layout, UnsupportedInstruction
 from cudatool.sim.jit.footprint import Footprint
-from cudatool.sim.jit.launch import KernelAssert, KernelDeadlock, KernelTrap, Launch, run
+from cudatool.sim.jit.instrument import Instrument
+from cudatool.sim.jit.launch import (
+    KernelAssert,
+    KernelDeadlock,
+    KernelError,
+    KernelStackOverflow,
+    KernelTimeout,
+    KernelTrap,
+    Launch,
+    Stopped,
+    Wait,
+    run,
+    take_message,
+)
+from cudatool.sim.jit.progress import insert_yields
+from cudatool.sim.jit.shadow import Found, Launching, Shadow
+from cudatool.sim.jit.system import SYSTEM
 from cudatool.sim.jit.table import types_of
 
-__all__ = ["GlobalVariable", "JitModule", "Kernel", "Param", "load"]
+MAX_STACK = 512 << 10
+"""Largest stack of a thread, bytes."""
+
+__all__ = ["MAX_STACK", "GlobalVariable", "JitModule", "Kernel", "Param", "load"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +82,7 @@ class GlobalVariable:
 
 
 def load(ptx: bytes, *, cache_dir: Path | None = None) -> JitModule:
-    """Read a PTX module. Nothing is translated before :meth:`Kernel.prepare`.
+    """Read a PTX module or a linked image. Nothing is translated before :meth:`Kernel.prepare`.
 
     Parameters
     ----------
@@ -64,7 +96,7 @@ def load(ptx: bytes, *, cache_dir: Path | None = None) -> JitModule:
     PtxError
         The text is not PTX.
     """
-    return JitModule(parse(ptx), cache_dir)
+    return JitModule(parse_image(ptx), cache_dir)
 
 
 class JitModule:
@@ -76,6 +108,8 @@ class JitModule:
         By name, as PTX spells it.
     globals
         ``.global`` and ``.const`` variables that the module defines.
+    functions
+        What pointers to its device functions hold.
     """
 
     def __init__(self, module: Module, cache_dir: Path | None) -> None:
@@ -93,6 +127,7 @@ class JitModule:
             for variable in module.variables.values()
             if variable.space in ("global", "const")
         }
+        self.functions = function_addresses(module)
         self.table = (ctypes.c_uint64 * max(len(self.globals), 1))()
         self.kernels: Mapping[str, Kernel] = {
             name: Kernel(self, function) for name, function in module.kernels.items() if function.has_body
@@ -111,6 +146,7 @@ class _Translated:
 
     code: native.Code
     slot_bytes: int
+    parks: bool
 
 
 class Kernel:
@@ -133,7 +169,7 @@ class Kernel:
         self._declared = function
         self._inlined: Function | None = None
         self._layout: Layout | None = None
-        self._variants: dict[tuple[bool, bool], _Translated] = {}
+        self._variants: dict[tuple[Instrument, bool], _Translated] = {}
         self.name = function.name
         layout = Layout.of_params(function)
         self.params = tuple(Param(layout.param_offsets[p.name], p.size, p.align, p.pointer) for p in function.params)
@@ -151,7 +187,7 @@ class Kernel:
     def _function(self) -> Function:
         if self._inlined is None:
             try:
-                self._inlined = inline_calls(self._owner._module, self._declared)
+                self._inlined = insert_yields(merge_calls(self._owner._module, self._declared, MAX_STACK))
             except PtxError as error:
                 raise UnsupportedInstruction(f"call ({error.args[0]})", self.name, "", error.line) from None
         return self._inlined
@@ -181,6 +217,13 @@ class Kernel:
         return self._owner._module.files.get(location.file, "") if location else ""
 
     @property
+    def system_calls(self) -> frozenset[str]:
+        """The functions of the system that it calls, such as ``"vprintf"``."""
+        calls = (i for i in self._function.instructions if i.opcode == "call")
+        named = (o.name for i in calls for o in i.operands[:2] if isinstance(o, Symbol))
+        return frozenset(named) & SYSTEM.keys()
+
+    @property
     def instructions(self) -> int:
         """Number of PTX instructions, calls inlined: what a cost model may go by."""
         return len(self._function.instructions)
@@ -200,17 +243,26 @@ class Kernel:
         location = instruction.location
         if location is None:
             return ""
-        return f"{self._owner._module.files.get(location.file, '?')}:{location.line}"
+        file = self._owner._module.files.get(location.file, "?")
+        if os.path.isdir(os.path.dirname(file)) and not os.path.exists(file):
+            # NVRTC puts the working directory in front of the names of programs that are not in files.
+            file = os.path.basename(file)
+        return f"{file}:{location.line}"
+
+    def source_of(self, line: int) -> str:
+        """Return ``file:line`` of what stands at a line of the PTX, that line itself if the PTX does not say."""
+        at = next((i for i in self._function.instructions if i.line == line), None)
+        return (self.where(at) if at else "") or f"PTX line {line}"
 
     # ---- translating ----
 
-    def prepare(self, footprint: bool = False) -> None:
+    def prepare(self, instrument: Instrument = Instrument.NONE) -> None:
         """Translate the kernel, or fetch its native code from the cache.
 
         Parameters
         ----------
-        footprint
-            Prepare the variant that records which memory it accesses.
+        instrument
+            Prepare the variant that is instrumented for these.
 
         Raises
         ------
@@ -219,27 +271,34 @@ class Kernel:
         PtxError
             The kernel cannot be translated for another reason.
         """
-        self._translate(footprint, large_grid=False)
+        self._translate(instrument, large_grid=False)
 
-    def _translate(self, footprint: bool, large_grid: bool) -> _Translated:
-        found = self._variants.get((footprint, large_grid))
+    def _translate(self, instrument: Instrument, large_grid: bool) -> _Translated:
+        found = self._variants.get((instrument, large_grid))
         if found is not None:
             return found
         module = self._owner._module
         called = [function.text for function in module.functions.values() if not function.is_kernel]
-        variant = f"footprint={footprint}, large_grid={large_grid}"
+        variant = f"instrument={int(instrument)}, large_grid={large_grid}"
         key = native.cache_key(module.preamble, self._declared.text, *called, variant)
         data = native.read_cached(self._owner.cache_dir, key)
         if data is None:
-            try:
-                made = generate(self._function, self.layout, footprint=footprint, large_grid=large_grid)
-            except UnsupportedInstruction as error:
-                raise self._located(error) from None
-            data = made.slot_bytes.to_bytes(8, "little") + native.compile_text(made.text)
+            made = self._generate(instrument, large_grid)
+            data = made.slot_bytes.to_bytes(7, "little") + bytes([made.parks]) + native.compile_text(made.text)
             native.write_cached(self._owner.cache_dir, key, data)
-        translated = _Translated(native.load_object(data[8:]), int.from_bytes(data[:8], "little"))
-        self._variants[footprint, large_grid] = translated
+        translated = _Translated(native.load_object(data[8:]), int.from_bytes(data[:7], "little"), bool(data[7]))
+        self._variants[instrument, large_grid] = translated
         return translated
+
+    def llvm_ir(self) -> str:
+        """Return what :meth:`prepare` has LLVM optimize and compile, without doing either. Raises as it does."""
+        return self._generate(Instrument.NONE, large_grid=False).text
+
+    def _generate(self, instrument: Instrument, large_grid: bool) -> Native:
+        try:
+            return generate(self._function, self.layout, instrument=instrument, large_grid=large_grid)
+        except UnsupportedInstruction as error:
+            raise self._located(error) from None
 
     def _located(self, error: UnsupportedInstruction) -> UnsupportedInstruction:
         at = next((i for i in self._function.instructions if i.line == error.line), None)
@@ -257,7 +316,13 @@ class Kernel:
         threads: int = 1,
         seed: int | None = None,
         footprint: Footprint | None = None,
-    ) -> None:
+        shadow: Shadow | None = None,
+        host_ranges: Sequence[tuple[int, int]] = (),
+        heap: int = 0,
+        stack_bytes: int = 1024,
+        cooperative: bool = False,
+        timeout_s: float = 0,
+    ) -> list[Found]:
         """Run the kernel to its end.
 
         Parameters
@@ -272,14 +337,35 @@ class Kernel:
             Permutes the order in which blocks run.
         footprint
             Filled with what the kernel accesses.
+        shadow
+            What the checkers know of memory; they check the kernel. When races are looked for it runs on one thread.
+        host_ranges
+            Address and size of the host memory that the kernel may access.
+        heap
+            Of ``malloc`` in kernels; 0 for none.
+        stack_bytes
+            Stack of a thread, for calls that cannot be inlined; at most :data:`MAX_STACK`.
+        cooperative
+            All blocks run at the same time and may synchronize with each other.
+        timeout_s
+            Longest time that it may take, 0 for any.
+
+        Returns
+        -------
+        What the checkers found.
 
         Raises
         ------
-        KernelFault, KernelTrap, KernelAssert, KernelDeadlock
+        KernelFault, KernelTrap, KernelAssert, KernelDeadlock, KernelTimeout
             The kernel did not run to its end; memory holds what it wrote until then.
         """
         large = any(blocks * threads > 2**31 for blocks, threads in zip(grid, block, strict=True))
-        translated = self._translate(footprint is not None, large)
+        instrument = Instrument.FOOTPRINT if footprint is not None else Instrument.NONE
+        if shadow is not None:
+            instrument |= shadow.kinds
+            threads = 1 if instrument & Instrument.RACECHECK else threads
+        translated = self._translate(instrument, large)
+        workspace = (ctypes.c_uint32 * 16)()
         launch = Launch(
             entry=translated.code.entry,
             grid=grid,
@@ -290,22 +376,81 @@ class Kernel:
             dynamic_bytes=shared_bytes,
             local_bytes=self.layout.local_bytes,
             slot_bytes=translated.slot_bytes,
+            heap=heap,
+            stack_bytes=min(stack_bytes, MAX_STACK),
+            parks=translated.parks,
+            cooperative=cooperative,
+            workspace=ctypes.addressof(workspace) if cooperative else 0,
+            timeout_s=timeout_s,
         )
-        stopped = run(launch, threads, seed, footprint)
+        checked: list[Launching] = []
+
+        def watch(contexts: list[Context]) -> None:
+            if shadow is not None:
+                checked.append(shadow.prepare(contexts, self._lines, math.prod(grid), host_ranges))
+
+        stopped = run(launch, threads, seed, footprint, watch)
         if stopped is not None:
             raise self._explain(stopped)
+        return checked[0].found() if checked else []
 
-    def _explain(self, stopped: Context) -> KernelTrap | KernelDeadlock:
-        who = f"{self.name}: block ({stopped.at_x}, {stopped.at_y}, {stopped.at_z}), thread {stopped.at_thread}"
-        if stopped.status == Stop.ASSERT:
-            message, file, function = (
-                ctypes.string_at(address).decode("utf-8", "replace") if address else "?"
-                for address in (stopped.assert_message, stopped.assert_file, stopped.assert_function)
+    @property
+    def _lines(self) -> int:
+        return 1 + max((instruction.line for instruction in self._function.instructions), default=0)
+
+    def _explain(self, stopped: Stopped) -> KernelError:
+        context, reason = stopped.context, stopped.reason
+        if reason == Stop.ASSERT:
+            return KernelAssert(f"{self.name}: {take_message(context)}")
+        if reason in (Stop.DEADLOCK, Stop.STALLED):
+            waiting = "; ".join(self._who_waits(block, waits) for block, waits in stopped.waiting)
+            return KernelDeadlock(f"{self.name}: no thread can go on: {waiting}")
+        if reason == Stop.TIMEOUT:
+            block, waits = stopped.waiting[0]
+            place = f"; {self._who_waits(block, waits)}" if context.parked and waits else f" in block {block}"
+            return KernelTimeout(f"{self.name}: ended after the time that sim:timeout allows{place}")
+        who = f"{self.name}: block ({context.at_x}, {context.at_y}, {context.at_z}), thread {context.at_thread}"
+        place = self.source_of(context.site)
+        if reason == Stop.STACK_OVERFLOW:
+            return KernelStackOverflow(
+                f"{who}: calls need more than the {context.stack_bytes} bytes of CU_LIMIT_STACK_SIZE, at {place}"
             )
-            return KernelAssert(f"{who}: {file}:{stopped.assert_line}: {function}: assertion `{message}` failed")
-        at = next((i for i in self._function.instructions if i.line == stopped.site), None)
-        place = (self.where(at) if at else "") or f"PTX line {stopped.site}"
-        if stopped.status == Stop.DEADLOCK:
-            name = at.name if at else "a barrier"
-            return KernelDeadlock(f"{who} waits at {name} ({place}), and no thread of the block can go on")
+        if reason == Stop.BAD_FREE:
+            return KernelTrap(f"{who}: free of what is no block of the device's heap in use, at {place}")
         return KernelTrap(f"{who}: trap at {place}")
+
+    def _who_waits(self, block: tuple[int, int, int], waits: list[Wait]) -> str:
+        """Return in words where the threads of a block wait."""
+        suspensions = [i for i in self._function.instructions if suspension_of(i) is not None]
+        places: dict[str, list[int]] = {}
+        for wait in waits:
+            at = suspensions[wait.suspension - 1]
+            places.setdefault(self._what_waits(at, wait), []).append(wait.thread)
+        said = ", ".join(f"{_thread_ranges(threads)} {place}" for place, threads in places.items())
+        return f"block {block}: {said}"
+
+    def _what_waits(self, at: Instruction, wait: Wait) -> str:
+        row = suspension_of(at)
+        assert row is not None
+        place = self.where(at) or f"PTX line {at.line}"
+        if row.kind == Kind.YIELD:
+            return f"in a loop that waits for memory to change ({place})"
+        what = ""
+        if row.kind == Kind.WARP:
+            what = f", mask {wait.mask:#010x}"
+        elif row.kind in (Kind.BARRIER, Kind.BARRIER_REDUCE):
+            what = f", barrier {wait.number}" + (f", {wait.count} threads" if wait.count else "")
+        return f"at {at.name}{what} ({place})"
+
+
+def _thread_ranges(threads: list[int]) -> str:
+    """Return ``"threads 0-3, 7"`` in words: the first few runs of numbers."""
+    runs: list[list[int]] = []
+    for thread in threads:
+        if runs and thread == runs[-1][1] + 1:
+            runs[-1][1] = thread
+        else:
+            runs.append([thread, thread])
+    said = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs[:4])
+    more = f" and {len(runs) - 4} more ranges" if len(runs) > 4 else ""
+    return f"thread{'s' if len(threads) > 1 else ''} {said}{more}"

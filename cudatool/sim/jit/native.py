@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import importlib.util
 import os
+import signal
 import tempfile
 import threading
 from functools import cache
@@ -14,7 +14,10 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
+from cudatool.sim.device_runtime import library
+
 __all__ = [
+    "STOP_SIGNAL",
     "Code",
     "cache_key",
     "compile_text",
@@ -34,6 +37,8 @@ def _machine() -> Any:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     target = llvm.Target.from_default_triple()
+    for name in _CALLABLE:
+        llvm.add_symbol(name, ctypes.cast(getattr(library(), name), ctypes.c_void_p).value)
     return target.create_target_machine(
         cpu=llvm.get_host_cpu_name(), features=_features(), opt=3, reloc="pic", codemodel="jitdefault", jit=True
     )
@@ -127,15 +132,27 @@ def load_object(data: bytes) -> Code:
 
 @cache
 def _guard() -> Any:
-    spec = importlib.util.find_spec("cudatool.sim._libcuda")
-    if spec is None or spec.origin is None:
-        raise ImportError("cudatool.sim._libcuda was not built; install cudatool with a C compiler present")
-    function = ctypes.CDLL(spec.origin).cudatool_guarded_call
-    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    function = library().cudatool_guarded_call
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
     function.restype = ctypes.c_int
     return function
 
 
-def guarded_call(function: int, argument: int, address: int) -> int:
-    """Run native code; return 0 or the signal that ended it, with the faulting address in the 8 bytes at `address`."""
-    return int(_guard()(function, argument, address))
+STOP_SIGNAL = int(signal.SIGRTMIN) + 12
+"""Ends the native code that the thread runs that it is sent to (``cudatool_stop_signal``)."""
+
+
+def guarded_call(function: int, argument: int, address: int, limit_ns: int = 0) -> int:
+    """Run native code; return 0 or the signal that ended it, with the faulting address in the 8 bytes at `address`.
+
+    On the main thread, Ctrl-C ends it. It is ended by STOP_SIGNAL after `limit_ns`, unless that is 0.
+    """
+    interruptible = threading.current_thread() is threading.main_thread()
+    return int(_guard()(function, argument, address, interruptible, limit_ns))
+
+
+# What native code may call (cudatool/sim/_device.c, cudatool/sim/_texture.c).
+_CALLABLE = (
+    *("cudatool_vprintf", "cudatool_malloc", "cudatool_free", "cudatool_assert"),
+    *("cudatool_texture", "cudatool_gather", "cudatool_surface"),
+)

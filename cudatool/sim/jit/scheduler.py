@@ -12,8 +12,23 @@ from cudatool.sim.jit.collective import Kind, array_offset
 from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.emit import ENVIRONMENT
 
-__all__ = ["AGREED", "DIVERGED", "grid", "OWN", "PRELUDE", "VALUES", "all_threads", "block", "field", "whole_block"]
+__all__ = [
+    "AGREED",
+    "DIVERGED",
+    "OWN",
+    "PARKED",
+    "PASSED",
+    "PRELUDE",
+    "VALUES",
+    "all_threads",
+    "block",
+    "field",
+    "grid",
+    "stop",
+    "whole_block",
+]
 
+PARKED = -3  # the threads of the block wait for other blocks
 DIVERGED = -2  # in the place of a region number: threads do not agree on one
 VALUES = "ptr %context, ptr %zero, ptr %shared, ptr %params, ptr %slots, ptr %locals, i32 %bx, i32 %by, i32 %bz"
 
@@ -45,6 +60,30 @@ attributes #0 = { null_pointer_is_valid nounwind "no-trapping-math"="true" }
 attributes #1 = { alwaysinline }
 attributes #2 = { noinline }
 """
+
+
+def stop() -> str:
+    """Return ``stop``, which notes why a launch ends and where. The first to come is the one that is reported."""
+    names = ("site", "at_x", "at_y", "at_z", "at_thread")
+    stores = "\n".join(
+        f"  %{name}.p = getelementptr i8, ptr %context, i64 {getattr(Context, name).offset}\n"
+        f"  store i32 %{name}, ptr %{name}.p"
+        for name in names
+    )
+    return f"""
+define internal void @stop(ptr %context, i32 %why, {", ".join(f"i32 %{name}" for name in names)}) noinline {{
+{field("status", "status", volatile=True)}
+  %again = icmp ne i32 %status, 0
+  br i1 %again, label %end, label %first
+first:
+  store volatile i32 %why, ptr %status.p
+{stores}
+  br label %end
+end:
+  ret void
+}}
+"""
+
 
 # What emitters must not declare again.
 OWN = frozenset({*PRELUDE.splitlines(), "declare i16 @bf16_round(float)"})
@@ -139,14 +178,79 @@ end:
 """
 
 
-def whole_block(number: int, kind: int, *, check_masks: bool) -> str:
-    """Return ``warps_<number>``: the collective for all warps; false if member masks split a warp.
+PASSED = f"""
+define internal i1 @passed(ptr %slots, i32 %t) {{
+  %index = zext i32 %t to i64
+  %low.a = getelementptr i8, ptr %slots, i64 {array_offset("a")}
+  %low.p = getelementptr i32, ptr %low.a, i64 %index
+  %low = load i32, ptr %low.p, align 4
+  %high.a = getelementptr i8, ptr %slots, i64 {array_offset("b")}
+  %high.p = getelementptr i32, ptr %high.a, i64 %index
+  %high = load i32, ptr %high.p, align 4
+  %wanted.a = getelementptr i8, ptr %slots, i64 {array_offset("c")}
+  %wanted.p = getelementptr i32, ptr %wanted.a, i64 %index
+  %wanted = load i32, ptr %wanted.p, align 4
+  %low.x = zext i32 %low to i64
+  %high.x = zext i32 %high to i64
+  %high.s = shl i64 %high.x, 32
+  %address = or i64 %low.x, %high.s
+  %pointer = inttoptr i64 %address to ptr
+  %word = load volatile i64, ptr %pointer
+  %phase = lshr i64 %word, 63
+  %phase.i = trunc i64 %phase to i32
+  %parity = and i32 %wanted, 1
+  %result = icmp ne i32 %phase.i, %parity
+  ret i1 %result
+}}
+"""
+
+
+def whole_block(number: int, kind: int, *, check_masks: bool, apart: bool) -> str:
+    """Return ``warps_<number>``: the collective for all warps; false if `apart`, masks split a warp or threads wait.
 
     In that case every thread is marked as waiting there, for ``divergent`` to sort out.
     """
     body = check = fill = ""
+    if apart:
+        return f"""
+define internal i1 @warps_{number}({ENVIRONMENT}) #0 {{
+entry:
+{field("threads", "n")}
+  br label %split
+split:
+  %t = phi i32 [ 0, %entry ], [ %t.next, %split ]
+  %mine = getelementptr i32, ptr %slots, i32 %t
+  store i32 {number}, ptr %mine, align 4
+  %t.next = add nuw nsw i32 %t, 1
+  %filled = icmp eq i32 %t.next, %n
+  br i1 %filled, label %no, label %split
+no:
+  ret i1 false
+}}
+"""
     if kind == Kind.BARRIER:
         return f"\ndefine internal i1 @warps_{number}({ENVIRONMENT}) #0 {{\n  ret i1 true\n}}\n"
+    if kind in (Kind.WAIT, Kind.POLL):
+        return f"""
+define internal i1 @warps_{number}({ENVIRONMENT}) #0 {{
+entry:
+{field("threads", "n")}
+  br label %look
+look:
+  %t = phi i32 [ 0, %entry ], [ %t.next, %look ]
+  %every = phi i1 [ true, %entry ], [ %every.next, %look ]
+  %ready = call i1 @passed(ptr %slots, i32 %t)
+  %every.next = and i1 %every, %ready
+  %t.x = zext i32 %t to i64
+  %mine = getelementptr i32, ptr %slots, i64 %t.x
+  store i32 {number}, ptr %mine, align 4
+  %t.next = add i32 %t, 1
+  %done = icmp eq i32 %t.next, %n
+  br i1 %done, label %end, label %look
+end:
+  ret i1 %every.next
+}}
+"""
     if check_masks:
         check = f"""
   %masks.p = getelementptr i8, ptr %slots, i64 {array_offset("mask")}
@@ -196,6 +300,7 @@ body:
   %lanes = select i1 %full, i32 -1, i32 %some{check}
 combine:
   call void @combine_{number}({VALUES}, i64 %warp, i32 %lanes, ptr %accumulator) #1
+  call void @after_collective(ptr %context, i64 %warp)
   %warp.next = add nuw nsw i64 %warp, 1
   %reached = shl i64 %warp.next, 5
   %more = icmp ult i64 %reached, %count
@@ -207,35 +312,50 @@ end:{body}
 
 
 def block(kinds: dict[int, int], *, diverges: bool) -> str:
-    """Return ``block``: runs regions of one block as long as its threads agree. `kinds` is per suspension."""
+    """Return ``block``: runs regions of one block as long as its threads agree. `kinds` is per suspension.
+
+    It begins with region `begin`, and returns whether the block is parked: waits for others, to be continued.
+    """
     if not kinds:
         return f"""
-define internal void @block({ENVIRONMENT}) #0 {{
+define internal i1 @block({ENVIRONMENT}, i32 %begin) #0 {{
   %end = call i32 @all_0({VALUES}) #1
-  ret void
+  ret i1 false
 }}
 """
-    cases, joins, code = ["i32 0, label %run0"], ["[ 0, %entry ]", "[ %n0, %run0 ]"], []
+    cases, joins, code = ["i32 0, label %run0"], ["[ %begin, %entry ]", "[ %n0, %run0 ]"], []
     if diverges:
         cases.append(f"i32 {DIVERGED}, label %diverged")
         joins.append("[ %nd, %diverged ]")
         code.append(f"diverged:\n  %nd = call i32 @divergent({VALUES})\n  br label %next")
-    for number in kinds:
+    for number, kind in kinds.items():
+        barrier = "\n  call void @after_barrier(ptr %context)" if kind in (Kind.BARRIER, Kind.BARRIER_REDUCE) else ""
         cases.append(f"i32 {number}, label %do{number}")
         joins += [f"[ {DIVERGED}, %do{number} ]", f"[ %n{number}, %run{number} ]"]
         code.append(
             f"""do{number}:
   %ok{number} = call i1 @warps_{number}({VALUES})
   br i1 %ok{number}, label %run{number}, label %next
-run{number}:
+run{number}:{barrier}
   %n{number} = call i32 @all_{number}({VALUES})
   br label %next"""
         )
     lines = "\n".join(code)
+    reset = ""
+    if Kind.ARRIVE in kinds.values():
+        reset = f"""  %arrived = getelementptr i8, ptr %slots, i64 {array_offset("arrived")}
+  %fresh = icmp eq i32 %begin, 0
+  br i1 %fresh, label %reset, label %entered
+reset:
+  store [16 x i32] zeroinitializer, ptr %arrived, align 4
+  br label %entered
+entered:
+"""
+        joins[0] = "[ %begin, %entered ]"
     return f"""
-define internal void @block({ENVIRONMENT}) #0 {{
+define internal i1 @block({ENVIRONMENT}, i32 %begin) #0 {{
 entry:
-  br label %next
+{reset}  br label %next
 next:
   %s = phi i32 {", ".join(joins)}
 {field("status", "status", volatile=True)}
@@ -248,16 +368,32 @@ run0:
   br label %next
 {lines}
 end:
-  ret void
+  %parked = icmp eq i32 %s, {PARKED}
+  ret i1 %parked
 }}
 """
 
 
-def grid(param_bytes: int) -> str:
+def grid(param_bytes: int, *, parks: bool) -> str:
     """Return ``grid``, the entry point: takes blocks until there are none.
 
-    Parameters are declared dereferenceable, so that loading them can move out of the loop over threads.
+    If blocks can be parked it returns when one is, and begins with the one that it is told to continue. Parameters are
+    declared dereferenceable, so that loading them can move out of the loop over threads.
     """
+    resume, resumed, begins, parked = "  br label %take", "", "", ""
+    if parks:
+        resume = f"""{field("resume", "resume", volatile=True)}
+{field("current", "current", volatile=True)}
+  %resuming = icmp ne i32 %resume, 0
+  %after = add i64 %current, 1
+  br i1 %resuming, label %one, label %take"""
+        resumed, begins = ", [ %current, %entry ]", f", [ {DIVERGED}, %entry ]"
+        parked = """  br i1 %waits, label %park, label %on
+park:
+  store volatile i32 1, ptr %parked.p
+  br label %end
+on:
+"""
     return f"""
 define void @grid(ptr align 8 dereferenceable({ctypes.sizeof(Context)}) %context) #0 {{
 entry:
@@ -273,7 +409,9 @@ entry:
 {field("order_multiplier", "multiplier")}
 {field("order_offset", "offset")}
 {field("next_block", "counter", kind="ptr")}
-  br label %take
+{field("parked", "parked", volatile=True)}
+  %current.at = getelementptr i8, ptr %context, i64 {Context.current.offset}
+{resume}
 take:
   %first = atomicrmw add ptr %counter, i64 %chunk seq_cst
   %none = icmp uge i64 %first, %blocks
@@ -284,7 +422,9 @@ some:
   %last = select i1 %short, i64 %blocks, i64 %last.a
   br label %one
 one:
-  %i = phi i64 [ %first, %some ], [ %i.next, %more ]
+  %i = phi i64 [ %first, %some ], [ %i.next, %more ]{resumed}
+  %begin = phi i32 [ 0, %some ], [ 0, %more ]{begins}
+  %until = phi i64 [ %last, %some ], [ %until, %more ]{", [ %after, %entry ]" if parks else ""}
   %scaled = mul i64 %i, %multiplier
   %moved = add i64 %scaled, %offset
   %b = urem i64 %moved, %blocks
@@ -297,13 +437,20 @@ one:
   %bx = trunc i64 %bx.l to i32
   %by = trunc i64 %by.l to i32
   %bz = trunc i64 %bz.l to i32
-  call void @block({VALUES})
-{field("status", "status", volatile=True)}
+  store volatile i64 %i, ptr %current.at
+  %fresh = icmp eq i32 %begin, 0
+  br i1 %fresh, label %enter, label %run
+enter:
+  call void @begin_block(ptr %context)
+  br label %run
+run:
+  %waits = call i1 @block({VALUES}, i32 %begin)
+{parked}{field("status", "status", volatile=True)}
   %stopped = icmp ne i32 %status, 0
   br i1 %stopped, label %stop, label %more
 more:
   %i.next = add i64 %i, 1
-  %done = icmp eq i64 %i.next, %last
+  %done = icmp eq i64 %i.next, %until
   br i1 %done, label %take, label %one
 stop:
   store atomic i64 %blocks, ptr %counter seq_cst, align 8

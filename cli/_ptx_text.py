@@ -1,0 +1,112 @@
+"""How ``cudatool ptx`` shows a kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from cudatool.cli._text import new_table, plain
+from cudatool.collect.kernel_names import kernel_name, kernel_parameters
+from cudatool.ptx import FieldAccess, KernelAccesses, KernelSummary, Mode
+
+__all__ = ["kernel_json", "print_kernel"]
+
+
+def _letters(mode: Mode) -> str:
+    return "".join(letter for letter, one in (("r", Mode.READ), ("w", Mode.WRITE), ("a", Mode.ATOMIC)) if mode & one)
+
+
+def _widths(field: FieldAccess) -> str:
+    parts = (("read", field.read_widths), ("write", field.write_widths), ("atomic", field.atomic_widths))
+    return ", ".join(f"{word} {'/'.join(str(w or '?') for w in widths)}" for word, widths in parts if widths)
+
+
+def _types(accesses: KernelAccesses) -> list[str]:
+    """Return the type of each parameter as C++ has it where the kernel's name tells, else as PTX has it."""
+    types = kernel_parameters(accesses.kernel)
+    if len(types) == len(accesses.parameters):
+        return types
+    return [one.type if one.size <= 8 else f"{one.type}[{one.size}]" for one in accesses.parameters]
+
+
+def kernel_json(accesses: KernelAccesses, summary: KernelSummary, refusal: str) -> dict[str, Any]:
+    """Return the same as :func:`print_kernel` prints, for ``json.dumps``."""
+    return {
+        "kernel": accesses.kernel,
+        "target": summary.target,
+        "name": kernel_name(accesses.kernel),
+        "parameters": [
+            {
+                "name": parameter.name,
+                "offset": parameter.offset,
+                "size": parameter.size,
+                "type": kind,
+                "fields": [
+                    {
+                        "offset": field.offset,
+                        "access": _letters(field.mode),
+                        "loaded_access": _letters(field.loaded_mode),
+                        "read_widths": field.read_widths,
+                        "write_widths": field.write_widths,
+                        "atomic_widths": field.atomic_widths,
+                        "escapes": field.escapes,
+                    }
+                    for field in parameter.fields
+                ],
+            }
+            for parameter, kind in zip(accesses.parameters, _types(accesses), strict=True)
+        ],
+        "variables": [
+            {"name": one.name, "access": _letters(one.mode), "loaded_access": _letters(one.loaded_mode)}
+            for one in accesses.variables
+        ],
+        "doubts": sorted(accesses.doubts),
+        "instructions": summary.instructions,
+        "opcodes": summary.opcodes,
+        "registers": summary.registers,
+        "shared_bytes": summary.shared_bytes,
+        "local_bytes": summary.local_bytes,
+        "constant_bytes": summary.constant_bytes,
+        "max_threads": summary.max_threads,
+        "features": summary.features,
+        "calls": summary.calls,
+        "external_calls": summary.external_calls,
+        "software_device": {"runs": not refusal, "reason": refusal},
+    }
+
+
+def print_kernel(accesses: KernelAccesses, summary: KernelSummary, refusal: str) -> None:
+    """Print what a kernel does; `refusal` is why the software device does not run it, empty if it does."""
+    console = Console(highlight=False)
+    console.print(plain(kernel_name(accesses.kernel)), style="bold")
+    table = new_table("", "Parameter", "Type", "Access", "Bytes of one access", "Through its pointers")
+    for parameter, kind in zip(accesses.parameters, _types(accesses), strict=True):
+        short = parameter.name.removeprefix(f"{accesses.kernel}_")
+        if not parameter.fields:
+            table.add_row(plain(short), plain(kind), "", "", "")
+        for field in parameter.fields:
+            name = short + (f"+{field.offset}" if parameter.size > 8 else "")
+            notes = [_letters(field.loaded_mode), "escapes" if field.escapes else ""]
+            table.add_row(plain(name), plain(kind), _letters(field.mode), _widths(field), " ".join(filter(None, notes)))
+    console.print(table)
+    memory = f"{summary.shared_bytes} shared, {summary.local_bytes} local, {summary.constant_bytes} constant"
+    variables = [f"{one.name} {_letters(one.mode)}".rstrip() for one in accesses.variables]
+    doubts = ", ".join(sorted(accesses.doubts))
+    for title, text in (
+        (f"{sum(summary.instructions.values())} instructions", _counts(summary.instructions)),
+        ("registers", _counts(summary.registers)),
+        ("bytes", memory),
+        ("features", ", ".join(summary.features)),
+        ("calls", ", ".join((*summary.calls, *summary.external_calls))),
+        ("variables", ", ".join(variables)),
+        ("may touch more", doubts),
+        ("software device", refusal or "runs it"),
+    ):
+        if text:
+            console.print(f"  {title + ':':<18} {plain(text)}", soft_wrap=True)
+    console.print()
+
+
+def _counts(counts: dict[Any, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items())

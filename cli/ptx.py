@@ -1,0 +1,110 @@
+"""``cudatool ptx``: what kernels consist of and which memory they may access."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import click
+
+__all__ = ["ptx"]
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--kernel", metavar="NAME", help="Only this kernel; of a template, the instance: 'scale<float>'.")
+@click.option("--json", "as_json", is_flag=True, help='Print JSON ("schema": "cudatool.ptx/1").')
+@click.option(
+    "--arch",
+    default="sm_90",
+    show_default=True,
+    metavar="ARCH",
+    help="Compile for it; of several, take the newest PTX up to it.",
+)
+@click.option("-I", "include", multiple=True, metavar="DIR", help="Search headers there, too.")
+@click.option("-D", "define", multiple=True, metavar="MACRO", help="Define NAME or NAME=VALUE.")
+def ptx(
+    file: Path, kernel: str | None, as_json: bool, arch: str, include: tuple[str, ...], define: tuple[str, ...]
+) -> None:
+    """Show what the kernels of a file do.
+
+    The file is PTX, CUDA C++ that NVRTC compiles, or a program, library, object file or fatbin with PTX in it. For each
+    kernel: which memory its parameters lead to and whether it is read, written or updated atomically, as far as the PTX
+    tells; instructions, registers, memory, and the features of a device that it uses. No device is needed.
+    """
+    from cudatool.cli._ptx_text import kernel_json, print_kernel
+    from cudatool.collect.kernel_names import kernel_name
+    from cudatool.errors import UsageError
+    from cudatool.ptx import infer_accesses, parse, summarize
+
+    results = []
+    for text in _texts_of(file, kernel, arch, include, define):
+        module = parse(text)
+        names = [name for name, function in module.kernels.items() if function.has_body]
+        if kernel is not None:
+            names = [name for name in names if kernel in (name, kernel_name(name))]
+        found = [(infer_accesses(module, name), summarize(module, name)) for name in names]
+        refusals = _refusals(text, names)
+        results += [(accesses, summary, refusals[accesses.kernel]) for accesses, summary in found]
+    if kernel is not None and not results:
+        raise UsageError(f"{file} has no kernel {kernel!r}; without --kernel all are shown")
+    if as_json:
+        head = {"schema": "cudatool.ptx/1", "file": str(file)}
+        click.echo(json.dumps({**head, "kernels": [kernel_json(*result) for result in results]}, indent=2))
+        return
+    if not results:
+        click.echo(f"{file} has no kernels; templates are compiled for an instance: --kernel 'scale<float>'", err=True)
+    for result in results:
+        print_kernel(*result)
+
+
+def _texts_of(
+    file: Path, kernel: str | None, arch: str, include: tuple[str, ...], define: tuple[str, ...]
+) -> list[bytes]:
+    """Return the PTX in a file, compiled if it is CUDA C++."""
+    from cudatool._nvrtc import architecture_number, to_ptx
+    from cudatool.errors import CompileError, UsageError
+    from cudatool.ptx import is_container, ptx_for
+
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}") from error
+    if file.suffix == ".ptx":
+        return [content]
+    if is_container(content):
+        texts = ptx_for(content, int(architecture_number(arch).rstrip("af")))
+        if not texts:
+            raise UsageError(f"{file} has no PTX for {arch} or older")
+        return texts
+    if file.suffix not in (".cu", ".cuh", ".cpp", ".cc"):
+        raise UsageError(f"{file}: neither PTX (.ptx), nor CUDA C++ (.cu), nor a file with device code in it")
+    expressions = [kernel] if kernel and "<" in kernel else []
+    here = (*include, str(file.parent))
+    source = content.decode("utf-8", "replace")
+    try:
+        return [to_ptx(source, str(file), architecture=arch, include=here, define=define, expressions=expressions)]
+    except CompileError as error:
+        # The first message; NVRTC's log has all of them, with the lines they are about.
+        first = next((line for line in error.log.splitlines() if re.search(r"\berror\b", line)), error.args[0])
+        hint = "NVRTC compiles device code; of a program with host code: nvcc -ptx"
+        raise UsageError(f"{first.strip()} ({hint})") from None
+
+
+def _refusals(text: bytes, names: list[str]) -> dict[str, str]:
+    """Return for each kernel why the software device does not run it, empty if it does."""
+    from cudatool.ptx import PtxError
+    from cudatool.sim import jit
+
+    kernels = jit.load(text).kernels
+    found = {}
+    for name in names:
+        try:
+            kernels[name].llvm_ir()
+            found[name] = ""
+        except jit.UnsupportedInstruction as error:
+            found[name] = f"no {error.instruction}" + (f" ({error.source})" if error.source else "")
+        except PtxError as error:
+            found[name] = str(error)
+    return found

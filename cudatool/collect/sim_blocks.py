@@ -1,0 +1,70 @@
+"""The caching allocator's blocks, told to the software device's checkers.
+
+The driver knows segments; what a program owns are blocks, to the byte. A block's bytes can be used from its allocation
+until it is free again. Kernels run later than they are enqueued, so a block that becomes free stays usable until the
+work that its stream had then has run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cudatool.trace.events import AccessFlag, Event, Kind
+
+if TYPE_CHECKING:
+    from cudatool.sim import Operation
+    from cudatool.sim.checkers import Checkers
+
+__all__ = ["BlockWatcher"]
+
+
+class BlockWatcher:
+    """Subscribes to the hooks; :meth:`enqueued` and :meth:`executed` hear of the device's operations."""
+
+    def __init__(self, checkers: Checkers) -> None:
+        self._shadow = checkers.shadow
+        self._last: dict[int, Operation] = {}  # by stream id: its last operation, if that has not run
+        self._waiting: dict[int, list[tuple[int, int]]] = {}  # operation -> ranges that are free after it
+
+    def enqueued(self, operation: Operation, stream: int) -> None:
+        """Note the last operation of a stream."""
+        self._last[stream] = operation
+
+    def executed(self, operation: Operation, stream: int) -> None:
+        """Take out of use what waited for an operation."""
+        if self._last.get(stream) is operation:
+            del self._last[stream]
+        for start, stop in self._waiting.pop(operation.sequence, ()):
+            self._shadow.freed(start, stop - start)
+
+    def __call__(self, event: Event) -> None:
+        """Receive an event of the hooks."""
+        kind = event.kind
+        if kind is Kind.BLOCK_ALLOC:
+            self._use(event.address, event.address + event.size)
+            self._shadow.allocated(event.address, event.aux0)
+        elif kind is Kind.BLOCK_FREE_COMPLETED:
+            block = event.address, event.address + event.size
+            last = self._last.get(event.stream)
+            if last is None:
+                self._shadow.freed(event.address, event.size)
+            else:
+                self._waiting.setdefault(last.sequence, []).append(block)
+        elif kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP):
+            self._shadow.freed(event.address, event.size)  # nothing of it is handed out yet
+        elif kind is Kind.ACCESS and event.flags & AccessFlag.WRITE:
+            # What stands in for a library's kernel (a matrix product, say) writes from the host.
+            step, rows = (event.aux0, event.aux1) if event.aux1 else (0, 1)
+            for row in range(rows):
+                self._shadow.written(event.address + row * step, event.size)
+
+    def _use(self, start: int, stop: int) -> None:
+        """A block is handed out again: it must not be taken out of use when the work before has run."""
+        for operation, ranges in self._waiting.items():
+            if any(low < stop and start < high for low, high in ranges):
+                self._waiting[operation] = [
+                    piece
+                    for low, high in ranges
+                    for piece in ((low, min(high, start)), (max(low, stop), high))
+                    if piece[0] < piece[1]
+                ]

@@ -1,0 +1,157 @@
+"""What one instruction does to memory: which of its operands it accesses, in which state space and how.
+
+The rules are those of the PTX ISA, chapter 9.7 (instructions). An instruction that is not known here counts as one
+that reads and writes wherever its address operands point.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntFlag
+from typing import Final
+
+from cudatool.ptx.model import Address, Immediate, Instruction, VectorOperand, type_bytes
+
+__all__ = ["GENERIC", "MemoryOperand", "Mode", "memory_operands", "space_of", "value_type"]
+
+
+class Mode(IntFlag):
+    """How memory is accessed; the values are those of a trace's access flags and of the software device's footprints.
+
+    An atomic update is neither a READ nor a WRITE.
+    """
+
+    READ = 1
+    WRITE = 2
+    ATOMIC = 4
+
+
+GENERIC: Final = "generic"
+
+# State space, by the modifier that names it (PTX ISA 5.1).
+_SPACES: Final = {
+    "global": "global",
+    "const": "const",
+    "local": "local",
+    "shared": "shared",
+    "shared::cta": "shared",
+    "shared::cluster": "shared",
+    "param": "param",
+    "param::entry": "param",
+    "param::func": "param",
+}
+_OTHER_TYPES: Final = {
+    "e4m3": 1,
+    "e5m2": 1,
+    "e4m3x2": 2,
+    "e5m2x2": 2,
+    "e4m3x4": 4,
+    "e5m2x4": 4,
+    "s4": 1,
+    "u4": 1,
+    "b1": 1,
+}
+_TYPES: Final = frozenset(
+    [f"{kind}{bits}" for kind in "usb" for bits in (8, 16, 32, 64)]
+    + ["b128", "f16", "bf16", "f16x2", "bf16x2", "f32", "f64", "tf32", "pred"]
+)
+
+# Instructions whose address operands are no accesses, or only accesses of shared memory and of special memories: hints,
+# barriers, matrices in shared memory, textures and surfaces (an opaque handle stands in their brackets).
+_NO_ACCESS: Final = frozenset(
+    [
+        *(
+            "prefetch",
+            "prefetchu",
+            "applypriority",
+            "fence",
+            "membar",
+            "createpolicy",
+            "isspacep",
+            "cvta",
+            "mov",
+            "mapa",
+        ),
+        *("mbarrier", "bar", "barrier", "clusterlaunchcontrol", "call"),
+        *("ldmatrix", "stmatrix", "mma", "wgmma", "tcgen05"),
+        *("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep"),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOperand:
+    """An access that an instruction makes.
+
+    Attributes
+    ----------
+    space
+        ``"global"``, ``"const"``, ``"shared"``, ``"local"``, ``"param"`` or :data:`GENERIC`.
+    width
+        Bytes that a thread accesses, 0 where the instruction alone does not tell.
+    """
+
+    address: Address
+    space: str
+    mode: Mode
+    width: int
+
+
+def space_of(instruction: Instruction) -> str:
+    """Return the state space that an instruction names."""
+    return next((_SPACES[m] for m in instruction.modifiers if m in _SPACES), GENERIC)
+
+
+def value_type(instruction: Instruction) -> str:
+    """Return the type of the value that an instruction moves, empty if it names none."""
+    return next((m for m in reversed(instruction.modifiers) if m in _TYPES or m in _OTHER_TYPES), "")
+
+
+def _width(instruction: Instruction) -> int:
+    name = value_type(instruction)
+    size = _OTHER_TYPES.get(name) or (type_bytes(name) if name else 0)
+    vectors = [operand for operand in instruction.operands if isinstance(operand, VectorOperand)]
+    return size * max((len(vector.elements) for vector in vectors), default=1)
+
+
+def memory_operands(instruction: Instruction) -> list[MemoryOperand]:
+    """Return the accesses that an instruction makes, in the order of its operands."""
+    addresses = [operand for operand in instruction.operands if isinstance(operand, Address)]
+    if not addresses:
+        return []
+    opcode, modifiers = instruction.opcode, instruction.modifiers
+    if opcode in _NO_ACCESS:
+        return []
+    if opcode in ("cp", "st", "red") and ("async" in modifiers or "bulk" in modifiers):
+        return _asynchronous(instruction, addresses)
+    if opcode in ("ld", "ldu") or (opcode == "multimem" and "ld_reduce" in modifiers):
+        mode = Mode.READ
+    elif opcode == "st" or opcode in ("discard", "tensormap") or (opcode == "multimem" and "st" in modifiers):
+        mode = Mode.WRITE
+    elif opcode in ("atom", "red") or (opcode == "multimem" and "red" in modifiers):
+        mode = Mode.ATOMIC
+    elif opcode == "wmma":
+        mode = Mode.READ if "load" in modifiers else Mode.WRITE
+        size = type_bytes(value_type(instruction)) if value_type(instruction) in _TYPES else 0
+        return [MemoryOperand(addresses[0], space_of(instruction), mode, size)]
+    else:
+        return [MemoryOperand(address, GENERIC, Mode.READ | Mode.WRITE, 0) for address in addresses]
+    return [MemoryOperand(addresses[0], space_of(instruction), mode, _width(instruction))]
+
+
+def _asynchronous(instruction: Instruction, addresses: list[Address]) -> list[MemoryOperand]:
+    """Return the accesses of ``cp.async`` with ``bulk`` and ``reduce``, ``st.async``, ``st.bulk``, ``red.async``."""
+    modifiers = instruction.modifiers
+    if instruction.opcode != "cp":  # into shared memory, of the cluster or of the block
+        mode = Mode.WRITE if instruction.opcode == "st" else Mode.ATOMIC
+        return [MemoryOperand(addresses[0], "shared", mode, _width(instruction))]
+    spaces = [_SPACES[m] for m in modifiers if m in _SPACES]
+    if len(addresses) < 2 or len(spaces) < 2 or "tensor" in modifiers:
+        return []  # a prefetch, a wait; a tensor map alone says where
+    sizes = [o.value for o in instruction.operands if isinstance(o, Immediate) and isinstance(o.value, int)]
+    width = sizes[0] if sizes and "bulk" not in modifiers else 0
+    to_mode = Mode.ATOMIC if "reduce" in modifiers else Mode.WRITE
+    return [
+        MemoryOperand(addresses[0], spaces[0], to_mode, width),
+        MemoryOperand(addresses[1], spaces[1], Mode.READ, width),
+    ]

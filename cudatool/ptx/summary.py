@@ -1,0 +1,283 @@
+"""What a kernel consists of: instructions by class, registers, memory, and the features of the machine that it uses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from cudatool.ptx.dataflow import HARMLESS, call_parts
+from cudatool.ptx.effects import GENERIC, space_of
+from cudatool.ptx.model import Function, Instruction, Module, Operand, PtxError, Symbol, VectorOperand
+
+__all__ = ["Feature", "InstructionClass", "KernelSummary", "summarize"]
+
+
+class InstructionClass(StrEnum):
+    """What an instruction is for. Each belongs to one class."""
+
+    INTEGER = "integer"
+    FLOAT = "floating point"
+    CONVERSION = "conversion"
+    PREDICATE = "predicate"
+    MOVE = "move"
+    PARAMETER = "parameter"
+    GLOBAL_LOAD = "global load"
+    GLOBAL_STORE = "global store"
+    SHARED = "shared memory"
+    LOCAL = "local memory"
+    CONSTANT = "constant load"
+    GENERIC = "generic load or store"
+    ATOMIC = "atomic"
+    TEXTURE = "texture and surface"
+    ASYNC_COPY = "async copy"
+    TENSOR_CORE = "tensor core"
+    SYNCHRONIZATION = "synchronization"
+    WARP = "warp collective"
+    BRANCH = "branch"
+    CALL = "call"
+    OTHER = "other"
+
+
+class Feature(StrEnum):
+    """What a device must have to run a kernel, beyond arithmetic and memory."""
+
+    BARRIER = "barriers"
+    WARP_COLLECTIVE = "warp collectives"
+    GLOBAL_ATOMIC = "global atomics"
+    SHARED_ATOMIC = "shared atomics"
+    FENCE = "fences"
+    TENSOR_CORE = "tensor core"
+    ASYNC_COPY = "async copy"
+    MBARRIER = "mbarrier"
+    TENSOR_MAP = "tensor map"
+    CLUSTER = "clusters"
+    TEXTURE = "textures or surfaces"
+    DYNAMIC_SHARED = "dynamic shared memory"
+    DOUBLE = "double precision"
+    HALF = "half precision"
+    PRINTF = "printf"
+    ASSERT = "assert"
+    HEAP = "device malloc"
+    TRAP = "trap"
+    CALL = "calls"
+    INDIRECT_CALL = "indirect calls"
+    EXTERNAL_CALL = "external calls"
+    RECURSION = "recursion"
+    ALLOCA = "alloca"
+
+
+_TENSOR: Final = frozenset({"mma", "wmma", "wgmma", "ldmatrix", "stmatrix", "movmatrix", "tcgen05"})
+_WARP: Final = frozenset({"shfl", "vote", "match", "redux", "activemask", "elect"})
+_TEXTURE: Final = frozenset({"tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep"})
+_BRANCH: Final = frozenset({"bra", "brx", "ret", "exit", "trap", "brkpt"})
+_SYNCHRONIZATION: Final = frozenset({"bar", "barrier", "membar", "fence", "mbarrier", "griddepcontrol", "nanosleep"})
+_MOVE: Final = frozenset({"mov", "selp", "slct", "cvta", "isspacep", "prmt", "mapa", "getctarank"})
+_HALF_TYPES: Final = frozenset({"f16", "f16x2", "bf16", "bf16x2"})
+_FLOAT_TYPES: Final = _HALF_TYPES | {"f32", "f64", "tf32"}
+
+_SPACE_CLASS: Final = {
+    "shared": InstructionClass.SHARED,
+    "local": InstructionClass.LOCAL,
+    "const": InstructionClass.CONSTANT,
+    "param": InstructionClass.PARAMETER,
+    GENERIC: InstructionClass.GENERIC,
+}
+
+
+def _class_of(i: Instruction) -> InstructionClass:
+    opcode, modifiers = i.opcode, i.modifiers
+    if opcode in ("ld", "ldu", "st") and "async" not in modifiers:
+        plain = InstructionClass.GLOBAL_STORE if opcode == "st" else InstructionClass.GLOBAL_LOAD
+        return _SPACE_CLASS.get(space_of(i), plain)
+    for opcodes, kind in (
+        ({"atom", "red", "multimem"}, InstructionClass.ATOMIC),
+        ({"cp"}, InstructionClass.ASYNC_COPY),
+        (_TENSOR, InstructionClass.TENSOR_CORE),
+        (_WARP, InstructionClass.WARP),
+        (_TEXTURE, InstructionClass.TEXTURE),
+        (_SYNCHRONIZATION, InstructionClass.SYNCHRONIZATION),
+        (_BRANCH, InstructionClass.BRANCH),
+        ({"call"}, InstructionClass.CALL),
+        ({"cvt"}, InstructionClass.CONVERSION),
+        ({"setp", "set", "testp"}, InstructionClass.PREDICATE),
+        (_MOVE, InstructionClass.MOVE),
+    ):
+        if opcode in opcodes:
+            return kind
+    if "pred" in modifiers:
+        return InstructionClass.PREDICATE
+    if _FLOAT_TYPES.intersection(modifiers):
+        return InstructionClass.FLOAT
+    if any(m[0] in "usb" and m.rstrip("x2").lstrip("usb").isdigit() for m in modifiers):
+        return InstructionClass.INTEGER
+    return InstructionClass.OTHER
+
+
+def _atomic_in(*spaces: str) -> Callable[[Instruction], bool]:
+    return lambda i: i.opcode in ("atom", "red") and space_of(i) in spaces
+
+
+# What shows that a kernel uses a feature.
+_SIGNS: Final[dict[Feature, Callable[[Instruction], bool]]] = {
+    Feature.BARRIER: lambda i: i.opcode in ("bar", "barrier") and "warp" not in i.modifiers,
+    Feature.WARP_COLLECTIVE: lambda i: i.opcode in _WARP or (i.opcode == "bar" and "warp" in i.modifiers),
+    Feature.GLOBAL_ATOMIC: _atomic_in("global", GENERIC),
+    Feature.SHARED_ATOMIC: _atomic_in("shared"),
+    Feature.FENCE: lambda i: i.opcode in ("membar", "fence"),
+    Feature.TENSOR_CORE: lambda i: i.opcode in _TENSOR,
+    Feature.ASYNC_COPY: lambda i: i.opcode == "cp",
+    Feature.MBARRIER: lambda i: i.opcode == "mbarrier",
+    Feature.TENSOR_MAP: lambda i: "tensor" in i.modifiers or i.opcode == "tensormap",
+    Feature.CLUSTER: lambda i: "cluster" in i.modifiers or i.opcode in ("mapa", "getctarank"),
+    Feature.TEXTURE: lambda i: i.opcode in _TEXTURE,
+    Feature.DOUBLE: lambda i: "f64" in i.modifiers and _class_of(i) is InstructionClass.FLOAT,
+    Feature.HALF: lambda i: bool(_HALF_TYPES.intersection(i.modifiers)),
+    Feature.TRAP: lambda i: i.opcode in ("trap", "brkpt"),
+    Feature.ALLOCA: lambda i: i.opcode == "alloca",
+}
+_LIBRARY: Final = {
+    "vprintf": Feature.PRINTF,
+    "__assertfail": Feature.ASSERT,
+    "malloc": Feature.HEAP,
+    "free": Feature.HEAP,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSummary:
+    """A kernel and the device functions that it calls, each counted once.
+
+    Attributes
+    ----------
+    target
+        Of the module: ``"sm_90"``.
+    instructions
+        Number of instructions by class, the most frequent first.
+    opcodes
+        The same by opcode.
+    registers
+        Number of virtual registers by type; the machine's registers are assigned later, by the driver.
+    shared_bytes, local_bytes, constant_bytes
+        Declared by the kernel and its functions, and of the module's constant variables, those that they name.
+        Shared memory whose size the launch decides is not in it.
+    max_threads, min_blocks
+        ``__launch_bounds__``; 0 if none are given.
+    features
+        In a fixed order.
+    calls, external_calls
+        Device functions that are called, and those whose code the module does not have, by name.
+    """
+
+    kernel: str
+    target: str
+    instructions: dict[InstructionClass, int]
+    opcodes: dict[str, int]
+    registers: dict[str, int]
+    shared_bytes: int
+    local_bytes: int
+    constant_bytes: int
+    max_threads: int
+    min_blocks: int
+    features: tuple[Feature, ...]
+    calls: tuple[str, ...]
+    external_calls: tuple[str, ...]
+
+
+def summarize(module: Module, kernel: str) -> KernelSummary:
+    """Count what a kernel of a parsed module consists of.
+
+    Raises
+    ------
+    PtxError
+        The module has no such kernel.
+    """
+    function = module.functions.get(kernel)
+    if function is None or not function.is_kernel or not function.has_body:
+        raise PtxError(f"the module has no kernel {kernel!r}")
+    functions, external, features = _reachable(module, function)
+    code = [i for one in functions for i in one.instructions]
+    features |= {feature for feature, sign in _SIGNS.items() if any(map(sign, code))}
+    named = {name for i in code for operand in i.operands for name in _symbols(operand)}
+    variables = [v for one in functions for v in one.variables.values() if v.space in ("shared", "local")]
+    variables += [v for v in module.variables.values() if v.name in named]
+    if any(v.space == "shared" and not v.size for v in variables):
+        features.add(Feature.DYNAMIC_SHARED)
+    size = {space: sum(v.size for v in variables if v.space == space) for space in ("shared", "local", "const")}
+    threads = 1
+    for limit in function.directives.get("reqntid") or function.directives.get("maxntid") or (0,):
+        threads *= limit
+    classes = Counter(map(_class_of, code))
+    return KernelSummary(
+        kernel,
+        module.target,
+        dict(classes.most_common()),
+        dict(Counter(i.opcode for i in code).most_common()),
+        dict(Counter(kind for one in functions for kind in one.registers.values()).most_common()),
+        size["shared"],
+        size["local"],
+        size["const"],
+        threads,
+        next(iter(function.directives.get("minnctapersm", (0,)))),
+        tuple(feature for feature in Feature if feature in features),
+        tuple(sorted(one.name for one in functions[1:])),
+        tuple(sorted(external)),
+    )
+
+
+def _reachable(module: Module, kernel: Function) -> tuple[list[Function], set[str], set[Feature]]:
+    """Return the kernel and what it calls, the functions whose code is missing, and what the calls show."""
+    calls: dict[str, set[str]] = {}
+    external: set[str] = set()
+    features: set[Feature] = set()
+    order, waiting = [], [kernel]
+    while waiting:
+        function = waiting.pop()
+        if function.name in calls:
+            continue
+        order.append(function)
+        targets = calls.setdefault(function.name, set())
+        for i in function.instructions:
+            if i.opcode != "call":
+                continue
+            target = call_parts(i)[1]
+            callee = module.functions.get(target.name) if isinstance(target, Symbol) else None
+            if not isinstance(target, Symbol):
+                features.add(Feature.INDIRECT_CALL)
+            elif callee is not None and callee.has_body:
+                features.add(Feature.CALL)
+                targets.add(callee.name)
+                waiting.append(callee)
+            elif target.name in _LIBRARY:
+                features.add(_LIBRARY[target.name])
+            else:
+                features.add(Feature.EXTERNAL_CALL)
+            if callee is None or not callee.has_body:
+                external.update({getattr(target, "name", "")} - HARMLESS if isinstance(target, Symbol) else ())
+    if any(_reaches(calls, name, name) for name in calls):
+        features.add(Feature.RECURSION)
+    return order, external, features
+
+
+def _reaches(calls: dict[str, set[str]], start: str, goal: str) -> bool:
+    seen: set[str] = set()
+    waiting = list(calls[start])
+    while waiting:
+        name = waiting.pop()
+        if name == goal:
+            return True
+        if name not in seen:
+            seen.add(name)
+            waiting.extend(calls.get(name, ()))
+    return False
+
+
+def _symbols(operand: Operand) -> list[str]:
+    if isinstance(operand, Symbol):
+        return [operand.name]
+    if isinstance(operand, VectorOperand):
+        return [name for element in operand.elements for name in _symbols(element)]
+    base = getattr(operand, "base", None)
+    return [base.name] if isinstance(base, Symbol) else []

@@ -1,0 +1,202 @@
+"""What the device's checkers reported, and memory that leaked: from a trace's records to findings."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from cudatool.sanitize.findings import BufferSite, DeviceFinding, FindingKind, digest, functions, location
+from cudatool.trace.events import Kind
+from cudatool.trace.model import Trace
+from cudatool.units import format_bytes
+
+__all__ = ["device_findings", "leaks"]
+
+_ALLOCATIONS = (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC)
+_NEAR = 1 << 20  # bytes between an address and the allocation that it is said to be near
+
+
+def device_findings(trace: Trace) -> tuple[DeviceFinding, ...]:
+    """Return what the checkers saw, one finding for each place in a kernel and call site that launched it."""
+    records = trace.records
+    rows = np.flatnonzero(records["kind"] == Kind.FINDING)
+    if not len(rows):
+        return ()
+    launches = np.flatnonzero(np.isin(records["kind"], (Kind.KERNEL_LAUNCH, Kind.GRAPH_LAUNCH)))
+    launch_of = dict(zip(records["correlation"][launches].tolist(), launches.tolist(), strict=True))
+    memory = _Memory(trace)
+    found: dict[tuple[Any, ...], DeviceFinding] = {}
+    for row in rows.tolist():
+        record = records[row]
+        said = json.loads(trace.names[int(record["name"])])
+        launch = launch_of.get(int(record["correlation"])) if record["correlation"] else None
+        at = row if launch is None else launch
+        stack = trace.stack(int(records["stack"][at]))
+        kind, text = FindingKind(said["kind"]), said["text"]
+        buffer = None
+        if said.get("space", "global") == "global" and record["address"]:
+            kind, text, buffer = memory.explain(kind, text, int(record["address"]), int(record["size"]), at)
+        # A race is the same whichever of the two threads happened to come first.
+        places = tuple(sorted((said.get("source", ""), said.get("other_source", ""))))
+        key = (
+            kind,
+            said.get("kernel"),
+            places,
+            kind is not FindingKind.KERNEL_RACE and said.get("mode"),
+            said.get("space"),
+            int(records["stack"][at]),
+        )
+        known = found.get(key)
+        if known is not None:
+            found[key] = replace(known, count=known.count + int(record["aux0"]))
+            continue
+        found[key] = DeviceFinding(
+            kind=kind,
+            check=said["check"],
+            operation=_operation(trace, launch, said["kernel"]),
+            agent=f"stream {int(record['stream'])}" if launch is not None else "the host",
+            mode=said.get("mode", ""),
+            space=said.get("space", ""),
+            address=int(record["address"]),
+            size=int(record["size"]),
+            block=tuple(said.get("block", ())),
+            thread=tuple(said.get("thread", ())),
+            source=said.get("source", ""),
+            other_block=tuple(said.get("other_block", ())),
+            other_thread=tuple(said.get("other_thread", ())),
+            other_source=said.get("other_source", ""),
+            text=text,
+            stack=stack,
+            record=at,
+            buffer=buffer,
+            count=int(record["aux0"]),
+            fingerprint="",
+        )
+    return _with_fingerprints(list(found.values()))
+
+
+def _operation(trace: Trace, launch: int | None, kernel: str) -> str:
+    """Return what a report calls the kernel that did it, by the record of its launch, or that of its graph."""
+    if launch is None:
+        return kernel
+    if trace.records["kind"][launch] == Kind.GRAPH_LAUNCH:
+        return f"kernel {kernel} of a graph"
+    return f"kernel {trace.names[int(trace.records['name'][launch])]}"
+
+
+def leaks(trace: Trace) -> tuple[DeviceFinding, ...]:
+    """Return the memory that was never given back: blocks of the caching allocator, and what the driver was asked for.
+
+    The allocator's own segments are left out: it keeps them on purpose.
+    """
+    records = trace.records
+    live: dict[tuple[bool, int], int] = {}
+    kinds = records["kind"]
+    opens = {Kind.BLOCK_ALLOC: True, Kind.MEM_ALLOC: False, Kind.HOST_ALLOC: False}
+    closes = {Kind.BLOCK_FREE_REQUESTED: True, Kind.MEM_FREE: False, Kind.HOST_FREE: False}
+    for row in np.flatnonzero(np.isin(kinds, [*opens, *closes])).tolist():
+        kind, address = Kind(int(kinds[row])), int(records["address"][row])
+        if kind in opens:
+            live[opens[kind], address] = row
+        else:
+            live.pop((closes[kind], address), None)
+    sites: dict[int, list[int]] = {}
+    for row in live.values():
+        sites.setdefault(int(records["stack"][row]), []).append(row)
+    found = []
+    for stack, rows in sites.items():
+        first = rows[0]
+        size = int(records["size"][rows].sum())
+        site = trace.stack(stack)
+        address = int(records["address"][first])
+        blocks = f"{len(rows):,} allocation{'' if len(rows) == 1 else 's'}"
+        found.append(
+            DeviceFinding(
+                kind=FindingKind.LEAK,
+                check="leak",
+                operation="",
+                agent="",
+                mode="",
+                space="global",
+                address=address,
+                size=size,
+                block=(),
+                thread=(),
+                source="",
+                other_block=(),
+                other_thread=(),
+                other_source="",
+                text=f"{format_bytes(size)} in {blocks} never given back",
+                stack=site,
+                record=first,
+                buffer=BufferSite(address, int(records["size"][first]), site),
+                count=len(rows),
+                fingerprint="",
+            )
+        )
+    return _with_fingerprints(found)
+
+
+def _with_fingerprints(found: list[DeviceFinding]) -> tuple[DeviceFinding, ...]:
+    seen: Counter[str] = Counter()
+    result = []
+    for one in found:
+        parts = (one.kind, one.operation, one.mode, one.space, functions(one.stack))
+        identity = digest(parts)
+        seen[identity] += 1
+        if seen[identity] > 1:
+            identity += f"-{seen[identity]}"
+        result.append(replace(one, fingerprint=identity))
+    return tuple(result)
+
+
+class _Memory:
+    """The allocations of a trace, to say which one an address belonged to at a moment."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        records = trace.records
+        self._rows = np.flatnonzero(np.isin(records["kind"], _ALLOCATIONS))
+        made = records[self._rows]
+        self._start = made["address"].astype(np.int64)
+        asked = np.where(made["kind"] == Kind.BLOCK_ALLOC, made["aux0"], made["size"]).astype(np.int64)
+        self._stop = self._start + asked
+        self._end = self._start + made["size"].astype(np.int64)
+        frees = np.isin(records["kind"], (Kind.BLOCK_FREE_REQUESTED, Kind.MEM_FREE))
+        self._frees = np.flatnonzero(frees)
+
+    def explain(
+        self, kind: FindingKind, text: str, address: int, size: int, at: int
+    ) -> tuple[FindingKind, str, BufferSite | None]:
+        """Return what is known of an address when record `at` was made: the allocation it is of, or just beyond."""
+        before = self._rows < at
+        inside = np.flatnonzero(before & (self._start <= address) & (address < self._end))
+        if len(inside):
+            index = int(inside[-1])
+        else:
+            near = np.flatnonzero(before & (self._end <= address) & (address < self._end + _NEAR))
+            if not len(near):
+                return kind, text, None
+            index = int(near[np.argmax(self._end[near])])
+        row = int(self._rows[index])
+        records = self._trace.records
+        start, stop = int(self._start[index]), int(self._stop[index])
+        buffer = BufferSite(start, stop - start, self._trace.stack(int(records["stack"][row])))
+        if kind not in (FindingKind.OUT_OF_BOUNDS, FindingKind.USE_AFTER_FREE):
+            return kind, text, buffer
+        freed = next(
+            (int(f) for f in self._frees if row < f < at and int(records["address"][f]) == start),
+            None,
+        )
+        if freed is not None and address < stop:
+            where = location(self._trace.stack(int(records["stack"][freed])))
+            return FindingKind.USE_AFTER_FREE, f"{address - start:,} bytes into memory freed at {where}", buffer
+        if address + size > stop:
+            beyond = address - stop
+            place = f"{beyond:,} bytes after" if beyond >= 0 else "across"
+            return FindingKind.OUT_OF_BOUNDS, f"{place} the end of {format_bytes(stop - start)}", buffer
+        return kind, text, buffer

@@ -1,0 +1,71 @@
+/* libnvJitLink.so.13 of the software CUDA device.
+ *
+ * Programs that link device code ask for machine code, which the software device cannot run. This library forwards
+ * every call to the real nvJitLink, which needs no GPU and whose diagnostics are NVIDIA's own, except those that
+ * cudatool/sim/nvjitlink.py has hooked: they hand out the linked PTX where machine code is asked for.
+ */
+#include <dlfcn.h>
+#include <stddef.h>
+#include <string.h>
+
+/* No function of nvJitLink has more than five arguments, and all of them are integers or pointers: five machine words
+ * pass them on unchanged in the calling conventions of x86-64 and AArch64. */
+typedef long (*function_t)(long, long, long, long, long);
+
+#define NVJITLINK_ERROR_INTERNAL 6
+
+#define FUNCTIONS(F)                                                                                                   \
+    F(nvJitLinkCreate)                                                                                                 \
+    F(nvJitLinkDestroy)                                                                                                \
+    F(nvJitLinkAddData)                                                                                                \
+    F(nvJitLinkAddFile)                                                                                                \
+    F(nvJitLinkComplete)                                                                                               \
+    F(nvJitLinkGetLinkedCubinSize)                                                                                     \
+    F(nvJitLinkGetLinkedCubin)                                                                                         \
+    F(nvJitLinkGetLinkedPtxSize)                                                                                       \
+    F(nvJitLinkGetLinkedPtx)                                                                                           \
+    F(nvJitLinkGetLinkedLTOIRSize)                                                                                     \
+    F(nvJitLinkGetLinkedLTOIR)                                                                                         \
+    F(nvJitLinkGetErrorLogSize)                                                                                        \
+    F(nvJitLinkGetErrorLog)                                                                                            \
+    F(nvJitLinkGetInfoLogSize)                                                                                         \
+    F(nvJitLinkGetInfoLog)                                                                                             \
+    F(nvJitLinkVersion)
+
+static volatile int closed;
+
+#define DEFINE(name)                                                                                                   \
+    static function_t real_##name, hook_##name;                                                                        \
+    long name(long a, long b, long c, long d, long e) {                                                                \
+        function_t function = hook_##name && !closed ? hook_##name : real_##name;                                      \
+        return function ? function(a, b, c, d, e) : NVJITLINK_ERROR_INTERNAL;                                          \
+    }
+FUNCTIONS(DEFINE)
+
+/* Open the real nvJitLink. Returns 0, or 1 if it cannot be loaded. */
+int cudatool_nvjitlink_open(const char *path) {
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!library) return 1;
+#define FIND(name) real_##name = (function_t)dlsym(library, #name);
+    FUNCTIONS(FIND)
+    return 0;
+}
+
+/* Return the real function of this name, NULL if there is none. */
+function_t cudatool_nvjitlink_real(const char *name) {
+#define REAL(known)                                                                                                    \
+    if (!strcmp(name, #known)) return real_##known;
+    FUNCTIONS(REAL)
+    return NULL;
+}
+
+/* From now on calls of the function of this name go to `hook`. Returns 0, or 1 if there is no such function. */
+int cudatool_nvjitlink_hook(const char *name, function_t hook) {
+#define HOOK(known)                                                                                                    \
+    if (!strcmp(name, #known)) return hook_##known = hook, 0;
+    FUNCTIONS(HOOK)
+    return 1;
+}
+
+/* From now on every call goes to the real nvJitLink. Registered with Py_AtExit: handles may outlive the interpreter. */
+void cudatool_nvjitlink_close(void) { closed = 1; }

@@ -1,0 +1,246 @@
+"""The checkers of the software device: what memory a kernel may use, what it did wrong, and who it was.
+
+They are compiled into kernels on request (:mod:`cudatool.sim.jit.instrument`). This module keeps their maps up to date
+as memory comes and goes, keeps freed memory out of use for a while, and puts what they found into words.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from cudatool.sim import abi
+from cudatool.sim.memory import Allocation
+
+if TYPE_CHECKING:
+    from cudatool.sim.jit import Found, Kernel
+    from cudatool.sim.machine import Machine
+
+__all__ = ["CHECKS", "CheckFinding", "Checkers"]
+
+CHECKS: Final = ("memcheck", "initcheck", "racecheck", "synccheck")
+_QUARANTINE: Final = 64 << 20  # bytes of freed memory that are not given out again
+_FAR: Final = 1 << 20  # an address farther than this from an allocation is not said to be near it
+_OWNED: Final = ("device", "pool")  # kinds of allocations whose memory can be held back
+
+
+@dataclass(frozen=True, slots=True)
+class CheckFinding:
+    """What a checker found, in one launch or call. `count` is how often; the rest is about the first time.
+
+    Attributes
+    ----------
+    check
+        One of :data:`CHECKS`.
+    kind
+        ``"out-of-bounds"``, ``"use-after-free"``, ``"host-pointer"``, ``"misaligned"``, ``"uninitialized"``,
+        ``"kernel-race"``, ``"barrier-divergence"``, ``"bad-mask"``, ``"invalid-free"``,
+        ``"double-free"`` or ``"invalid-copy"``.
+    mode
+        ``"read"``, ``"write"``, ``"atomic"`` or empty.
+    space, address, size
+        ``"global"``, ``"shared"`` or ``"local"``; the address (an offset in the latter two) and bytes of the access.
+    kernel, block, thread, source
+        Who: name, coordinates, and ``file:line`` of the CUDA source or the line of the PTX.
+    text
+        One sentence that says what is wrong with the address.
+    other_block, other_thread, other_source
+        The earlier access of a race.
+    """
+
+    check: str
+    kind: str
+    text: str
+    mode: str = ""
+    space: str = ""
+    address: int = 0
+    size: int = 0
+    kernel: str = ""
+    block: tuple[int, ...] = ()
+    thread: tuple[int, ...] = ()
+    source: str = ""
+    count: int = 1
+    other_block: tuple[int, ...] = ()
+    other_thread: tuple[int, ...] = ()
+    other_source: str = ""
+
+
+class Checkers:
+    """The checkers that are on, from when they are made.
+
+    Parameters
+    ----------
+    machine
+        Whose memory and kernels are checked.
+    checks
+        Of :data:`CHECKS`.
+    """
+
+    def __init__(self, machine: Machine, checks: Iterable[str]) -> None:
+        from cudatool.sim.jit import Instrument, Shadow
+
+        self._machine = machine
+        kinds = Instrument.NONE
+        for check in checks:
+            kinds |= Instrument[check.upper()]
+        if machine.shadow is None:
+            machine.shadow = Shadow(machine.arena.base, machine.arena.limit, kinds)
+        self.shadow = machine.shadow
+        self.shadow.reset(kinds)
+        self.quarantines = bool(kinds & Instrument.MEMCHECK)
+        self._host: dict[int, int] = {}  # pinned memory: address -> size
+        self._freed: deque[Allocation] = deque(maxlen=4096)  # the last ones, to say whose an address was
+        self._held: deque[tuple[int, Callable[[], None]]] = deque()  # size, and what gives the memory back
+        self._held_bytes = 0
+        for allocation in machine.allocations:
+            self.added(allocation)
+            if allocation.device >= 0:  # nobody knows what was written before
+                self.shadow.written(allocation.address, allocation.size)
+
+    # ---- memory (called with the driver's lock held) ----
+
+    def added(self, allocation: Allocation) -> None:
+        """Memory can be used from now on."""
+        if allocation.device < 0:
+            self._host[allocation.address] = allocation.size
+            return
+        self.shadow.allocated(allocation.address, allocation.size)
+        if allocation.kind not in _OWNED:  # variables are initialized, and others' memory was written by others
+            self.shadow.written(allocation.address, allocation.size)
+
+    def removed(self, allocation: Allocation) -> None:
+        """Memory must not be used any more."""
+        if allocation.device < 0:
+            self._host.pop(allocation.address, None)
+        else:
+            self.shadow.freed(allocation.address, allocation.size)
+        self._freed.append(replace(allocation))
+
+    def hold(self, allocation: Allocation, give_back: Callable[[], None]) -> None:
+        """Keep freed memory from being given out again: a late access then finds nobody else's."""
+        self._held.append((allocation.size, give_back))
+        self._held_bytes += allocation.size
+        while self._held_bytes > _QUARANTINE and len(self._held) > 1:
+            self._release_one()
+
+    def release_held(self) -> bool:
+        """Give back all memory that is held, because there is no other; return whether there was any."""
+        some = bool(self._held)
+        while self._held:
+            self._release_one()
+        return some
+
+    def _release_one(self) -> None:
+        size, give_back = self._held.popleft()
+        self._held_bytes -= size
+        give_back()
+
+    def host_ranges(self) -> list[tuple[int, int]]:
+        """Return address and size of all pinned memory."""
+        return list(self._host.items())
+
+    # ---- findings ----
+
+    def explain(
+        self, found: Found, kernel: Kernel, grid: tuple[int, int, int], block: tuple[int, int, int]
+    ) -> CheckFinding:
+        """Return what a kernel did wrong, in words."""
+        from cudatool.sim.jit import Defect
+
+        check, kind = {
+            Defect.INVALID: ("memcheck", "out-of-bounds"),
+            Defect.MISALIGNED: ("memcheck", "misaligned"),
+            Defect.UNINITIALIZED: ("initcheck", "uninitialized"),
+            Defect.READ_AFTER_WRITE: ("racecheck", "kernel-race"),
+            Defect.WRITE_AFTER_READ: ("racecheck", "kernel-race"),
+            Defect.WRITE_AFTER_WRITE: ("racecheck", "kernel-race"),
+            Defect.BARRIER_DIVERGED: ("synccheck", "barrier-divergence"),
+            Defect.MASK_WITHOUT_CALLER: ("synccheck", "bad-mask"),
+        }[found.defect]
+        text = {
+            Defect.MISALIGNED: f"the address is not a multiple of {found.size}",
+            Defect.UNINITIALIZED: "nothing was written there since the memory was allocated",
+            Defect.BARRIER_DIVERGED: "not all threads of the block come to this barrier",
+            Defect.MASK_WITHOUT_CALLER: "the member mask lacks a thread that executes the operation",
+        }.get(found.defect, "")
+        if found.defect is Defect.INVALID:
+            kind, text = self._invalid(found, kernel)
+        other_block: tuple[int, ...] = ()
+        other_thread: tuple[int, ...] = ()
+        other_source = ""
+        if check == "racecheck":
+            earlier = "read" if found.defect is Defect.WRITE_AFTER_READ else "write"
+            text = f"nothing orders it and the other thread's {earlier}"
+            other_block = found.block if found.other_block is None else _coordinates(found.other_block, grid)
+            other_thread = _coordinates(found.other_thread, block)
+            other_source = kernel.source_of(found.other_line)
+        return CheckFinding(
+            check=check,
+            kind=kind,
+            text=text,
+            mode=found.mode if check != "synccheck" else "",
+            space=found.space if check != "synccheck" else "",
+            address=found.address,
+            size=found.size,
+            kernel=kernel.name,
+            block=found.block,
+            thread=_coordinates(found.thread, block),
+            source=kernel.source_of(found.line),
+            count=found.count,
+            other_block=other_block,
+            other_thread=other_thread,
+            other_source=other_source,
+        )
+
+    def _invalid(self, found: Found, kernel: Kernel) -> tuple[str, str]:
+        if found.space == "shared":
+            return "out-of-bounds", f"it ends at byte {found.address + found.size} of the block's shared memory"
+        if found.space == "local":
+            return "out-of-bounds", f"the thread's local memory has {kernel.local_bytes} bytes"
+        return self.describe(found.address, found.size)
+
+    def describe(self, address: int, size: int) -> tuple[str, str]:
+        """Return the kind of a defect and what is at an address that must not be used."""
+        if not address >> 12:
+            return "out-of-bounds", "a null pointer, or an offset from one"
+        arena = self._machine.arena
+        if not arena.base <= address < arena.base + arena.size:
+            for host, length in self._host.items():
+                if host <= address < host + length:
+                    return "out-of-bounds", f"it ends beyond pinned memory of {length} bytes"
+            return "host-pointer", "not memory of a device: a pointer of the host?"
+        for freed in reversed(self._freed):
+            if freed.address <= address < freed.address + freed.size:
+                return "use-after-free", f"{address - freed.address} bytes into freed memory of {freed.size} bytes"
+        near = self._machine.allocations.before(address)
+        if near is not None:
+            beyond = address - near.address - near.size
+            if beyond < 0 and address + size <= near.address + near.size:
+                return "out-of-bounds", f"inside of memory of {near.size} bytes, of which this part is not given out"
+            if beyond < _FAR:
+                place = f"{beyond} bytes after" if beyond >= 0 else "across"
+                return "out-of-bounds", f"{place} the end of an allocation of {near.size} bytes"
+        following = self._machine.allocations.after(address)
+        if following is not None and following.address - address < _FAR:
+            return (
+                "out-of-bounds",
+                f"{following.address - address} bytes before the start of an allocation of {following.size} bytes",
+            )
+        return "out-of-bounds", "far from every allocation"
+
+    def explain_call(self, name: str, address: int) -> CheckFinding | None:
+        """Return what a call that the driver refused did to memory, None if that is not why it was refused."""
+        if name.startswith("cuMemFree"):
+            twice = any(freed.address == address for freed in self._freed)
+            kind = "double-free" if twice else "invalid-free"
+            text = "the memory was freed before" if twice else "no memory that can be freed begins there"
+            return CheckFinding("memcheck", kind, text, address=address, kernel=name)
+        if name.startswith(("cuMemcpy", "cuMemset")) and abi.call.message:
+            return CheckFinding("memcheck", "invalid-copy", abi.call.message, address=address, kernel=name)
+        return None
+
+
+def _coordinates(number: int, shape: tuple[int, int, int]) -> tuple[int, int, int]:
+    return number % shape[0], number // shape[0] % shape[1], number // (shape[0] * shape[1])

@@ -1,0 +1,118 @@
+"""What kernels' ``printf`` and ``malloc`` need of the host: the buffer that is flushed, and a heap in device memory."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+from cudatool.sim import machine as state
+from cudatool.sim.results import DriverError, Result
+
+if TYPE_CHECKING:
+    from cudatool.sim.machine import Context
+
+__all__ = [
+    "DEFAULT_LIMITS",
+    "HEAP_SIZE",
+    "Heap",
+    "PRINTF_FIFO_SIZE",
+    "STACK_SIZE",
+    "flush_printf",
+    "library",
+    "limit_of",
+    "prepare_calls",
+    "set_limit",
+]
+
+STACK_SIZE: Final = 0  # CUlimit
+PRINTF_FIFO_SIZE: Final = 1
+HEAP_SIZE: Final = 2
+
+DEFAULT_LIMITS: Final[dict[int, int]] = {0: 1024, 1: 1 << 20, 2: 8 << 20, 3: 2, 4: 2048, 5: 64, 6: 0}
+"""CUlimit -> default."""
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """Return the C part: what native code calls (``_device.c``), and what calls native code (``_libcuda.c``)."""
+    spec = importlib.util.find_spec("cudatool.sim._libcuda")
+    if spec is None or spec.origin is None:
+        raise ImportError("cudatool.sim._libcuda was not built; install cudatool with a C compiler present")
+    found = ctypes.CDLL(spec.origin)
+    found.cudatool_printf_resize.argtypes = [ctypes.c_size_t]
+    found.cudatool_heap_create.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    found.cudatool_heap_create.restype = ctypes.c_void_p
+    found.cudatool_heap_destroy.argtypes = [ctypes.c_void_p]
+    return found
+
+
+class Heap:
+    """Where ``malloc`` in kernels takes memory from.
+
+    Attributes
+    ----------
+    handle
+        What native code knows it by.
+    """
+
+    def __init__(self, address: int, size: int) -> None:
+        self.handle: int = library().cudatool_heap_create(address, size) or 0
+        if not self.handle:
+            raise DriverError(Result.OUT_OF_MEMORY)
+
+    def close(self) -> None:
+        """Forget its blocks."""
+        library().cudatool_heap_destroy(self.handle)
+        self.handle = 0
+
+
+_printf_bytes = 0  # the size of the buffer, 0 before a kernel needed one
+
+
+def flush_printf() -> None:
+    """Write what kernels have printed to the C library's stdout, as every synchronization does."""
+    if _printf_bytes:
+        library().cudatool_printf_flush()
+
+
+def limit_of(context: Context, limit: int) -> int:
+    """Return a CUlimit of a context."""
+    return context.limits.get(limit, DEFAULT_LIMITS[limit])
+
+
+def prepare_calls(context: Context, calls: frozenset[str]) -> None:
+    """Provide what a kernel needs that makes these system calls.
+
+    Fails with CUDA_ERROR_OUT_OF_MEMORY if the device has no room for the heap (CU_LIMIT_MALLOC_HEAP_SIZE).
+    """
+    global _printf_bytes
+    size = limit_of(context, PRINTF_FIFO_SIZE)
+    if "vprintf" in calls and _printf_bytes != size:
+        flush_printf()
+        if not library().cudatool_printf_resize(max(size, 1)):
+            raise DriverError(Result.OUT_OF_MEMORY)
+        _printf_bytes = size
+    if "malloc" in calls and context.heap is None:
+        bytes_ = limit_of(context, HEAP_SIZE)
+        block = state.machine.allocate(context.device, bytes_, "module", context=context)
+        context.heap = Heap(block.address, bytes_)
+    context.called |= calls
+
+
+def set_limit(context: Context, limit: int, value: int) -> None:
+    """Carry out cuCtxSetLimit.
+
+    Raises
+    ------
+    DriverError
+        UNSUPPORTED_LIMIT; INVALID_VALUE if a kernel that uses printf or malloc was launched already (CUDA driver API
+        reference, cuCtxSetLimit).
+    """
+    if limit not in DEFAULT_LIMITS:
+        raise DriverError(Result.UNSUPPORTED_LIMIT)
+    late = {PRINTF_FIFO_SIZE: {"vprintf"}, HEAP_SIZE: {"malloc", "free"}}.get(limit, set()) & context.called
+    if late:
+        raise DriverError(Result.INVALID_VALUE, f"a kernel that calls {min(late)} was launched already")
+    context.limits[limit] = value

@@ -1,0 +1,232 @@
+"""What the checkers know of the device's memory, and what they found: the host's side of :mod:`.instrument`.
+
+The maps are reserved, not allocated: they cost what was touched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from cudatool.sim.jit.context import Context
+from cudatool.sim.jit.footprint import MAP_NORESERVE, PAGE
+from cudatool.sim.jit.instrument import CELL, Defect, FoundRecord, Instrument
+
+__all__ = ["Found", "Launching", "Shadow"]
+
+_KINDS = 8
+_CAPACITY = 256  # different defects kept of one launch
+_WARPS = 32
+_NONE, _WHOLE, _PART = 0, 1, 2  # of a page: is its memory valid?
+_LAST_MOMENT = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A defect at an instruction, in one launch.
+
+    Attributes
+    ----------
+    space
+        ``"global"``, ``"shared"`` or ``"local"``: what `address` is in. In the latter two it is an offset.
+    mode
+        Of the access: ``"read"``, ``"write"`` or ``"atomic"``.
+    block, thread
+        Who met it first; `thread` is a number within the block.
+    line
+        Of the PTX.
+    count
+        How often it happened.
+    other_line, other_thread, other_block
+        The earlier access of a race; the block as a number in the order of execution, None if it is the same block.
+    """
+
+    defect: Defect
+    space: str
+    address: int
+    size: int
+    mode: str
+    block: tuple[int, int, int]
+    thread: int
+    line: int
+    count: int
+    other_line: int = 0
+    other_thread: int = 0
+    other_block: int | None = None
+
+
+class Shadow:
+    """The maps over ``[base, base + size)``, for the checkers in `kinds`.
+
+    Parameters
+    ----------
+    base, size
+        All memory that a device can have, bytes; `base` is a multiple of the page size.
+    kinds
+        What is checked.
+    """
+
+    def __init__(self, base: int, size: int, kinds: Instrument) -> None:
+        self.base, self.size, self.kinds = base, size, kinds
+        self._maps = [
+            _Map(size + PAGE),
+            _Map(size // PAGE + 2),
+            _Map(size + PAGE),
+            _Map(size // 4 * CELL + PAGE),
+            _Map((1 << 20) // 4 * CELL),
+        ]
+        self._valid, self._pages, self._init, self._cells, self._shared_cells = self._maps
+        self._moment = 0
+        self._nowhere = (ctypes.c_uint64 * 16)()
+
+    def reset(self, kinds: Instrument) -> None:
+        """Forget everything, and check other things from now on."""
+        self.kinds = kinds
+        for one in self._maps:
+            one.clear()
+        self._moment = 0
+
+    # ---- memory ----
+
+    def allocated(self, address: int, size: int) -> None:
+        """From now on these bytes may be used, and nothing was written to them."""
+        self._set_valid(address - self.base, size, 1)
+        if self.kinds & Instrument.INITCHECK:
+            self._init.view[address - self.base :][:size] = 0
+
+    def freed(self, address: int, size: int) -> None:
+        """From now on these bytes must not be used."""
+        self._set_valid(address - self.base, size, 0)
+
+    def written(self, address: int, size: int) -> None:
+        """These bytes have a value now."""
+        if self.kinds & Instrument.INITCHECK and self._covers(address):
+            self._init.view[address - self.base :][:size] = 1
+
+    def copied(self, target: int, source: int, size: int) -> None:
+        """What is known of the values of `source` holds for `target`; memory of the host has values."""
+        if not self.kinds & Instrument.INITCHECK or not self._covers(target):
+            return
+        if self._covers(source):
+            at, come = target - self.base, source - self.base
+            self._init.view[at : at + size] = self._init.view[come : come + size].copy()
+        else:
+            self.written(target, size)
+
+    def _covers(self, address: int) -> bool:
+        return self.base <= address < self.base + self.size
+
+    def _set_valid(self, start: int, size: int, value: int) -> None:
+        stop = start + size
+        first, last = -(-start // PAGE), stop // PAGE  # pages that lie inside as a whole
+        if first < last:
+            self._pages.view[first:last] = _WHOLE if value else _NONE
+        for page in {start // PAGE, (stop - 1) // PAGE} if size else ():
+            if first <= page < last:
+                continue
+            begin = page * PAGE
+            state = self._pages.view[page]
+            if state != _PART:
+                self._valid.view[begin : begin + PAGE] = state == _WHOLE
+                self._pages.view[page] = _PART
+            self._valid.view[max(start, begin) : min(stop, begin + PAGE)] = value
+
+    # ---- launches ----
+
+    def prepare(self, contexts: list[Context], lines: int, blocks: int, host: Sequence[tuple[int, int]]) -> Launching:
+        """Fill in the workers' contexts for a launch of code with `lines` lines of PTX."""
+        if self._moment > _LAST_MOMENT:  # moments would begin again: forget what has old ones
+            self._cells.clear()
+            self._shared_cells.clear()
+            self._moment = 0
+        return Launching(self, contexts, lines, blocks, host)
+
+
+class Launching:
+    """One launch under the checkers: its buffers, and afterwards what was found."""
+
+    def __init__(
+        self, shadow: Shadow, contexts: list[Context], lines: int, blocks: int, host: Sequence[tuple[int, int]]
+    ) -> None:
+        self._shadow = shadow
+        self._contexts = contexts
+        self._counts = (ctypes.c_uint32 * (lines * _KINDS))()
+        self._records = (ctypes.c_uint8 * (16 + _CAPACITY * ctypes.sizeof(FoundRecord)))()
+        self._host = (ctypes.c_uint64 * max(2 * len(host), 1))(*(word for pair in host for word in pair))
+        self._warps = (ctypes.c_uint32 * _WARPS)()
+        racing = bool(shadow.kinds & Instrument.RACECHECK)
+        self._starts = (ctypes.c_uint32 * (blocks + 2 if racing else 1))()
+        self._released = (ctypes.c_uint32 * (blocks + 2 if racing else 1))()
+        for context in contexts:
+            context.arena_base = shadow.base  # and of the footprint, which may cover less
+            context.arena_bytes = context.arena_bytes or shadow.size
+            context.shadow_valid, context.shadow_valid_pages = shadow._valid.address, shadow._pages.address
+            context.shadow_init = shadow._init.address
+            context.nowhere_read = ctypes.addressof(shadow._nowhere)
+            context.nowhere = context.nowhere_read + 64
+            context.found_lines, context.found_capacity = lines, _CAPACITY
+            context.found_counts = ctypes.addressof(self._counts)
+            context.found_records = ctypes.addressof(self._records)
+            context.host_ranges, context.host_count = ctypes.addressof(self._host), len(host)
+            context.race_global, context.race_shared = shadow._cells.address, shadow._shared_cells.address
+            context.race_warps = ctypes.addressof(self._warps)
+            context.race_starts = ctypes.addressof(self._starts)
+            context.race_released = ctypes.addressof(self._released)
+            context.race_moment, context.race_launch = shadow._moment, shadow._moment + 1
+            context.race_block = context.race_blocks = context.race_acquired = 0
+
+    def found(self) -> list[Found]:
+        """Return the defects, in the order in which they were met. To be called once, after the launch."""
+        self._shadow._moment = max(context.race_moment for context in self._contexts) + 1
+        number = min(ctypes.c_uint64.from_buffer(self._records).value, _CAPACITY)
+        records = (FoundRecord * number).from_buffer(self._records, 16)
+        return [self._one(record) for record in records]
+
+    def _one(self, record: FoundRecord) -> Found:
+        defect = Defect(record.kind)
+        found = Found(
+            defect=defect,
+            space=("global", "shared", "local")[record.space],
+            address=record.address,
+            size=record.size,
+            mode=("", "read", "write", "atomic")[record.mode],
+            block=tuple(record.block),
+            thread=record.thread,
+            line=record.line,
+            count=self._counts[record.line * _KINDS + record.kind],
+        )
+        if defect not in (Defect.READ_AFTER_WRITE, Defect.WRITE_AFTER_READ, Defect.WRITE_AFTER_WRITE):
+            return found
+        address = record.address + (self._shadow.base if record.space == 0 else 0)
+        blocks = self._contexts[0].race_blocks
+        other = bisect_right(self._starts, record.other_id, 0, blocks) - 1
+        gx, gy = self._contexts[0].grid_x, self._contexts[0].grid_y
+        own = record.block[0] + gx * (record.block[1] + gy * record.block[2])
+        multiplier, offset = self._contexts[0].order_multiplier, self._contexts[0].order_offset
+        other = (other * multiplier + offset) % self._contexts[0].blocks
+        return replace(
+            found,
+            address=address,
+            other_line=record.other_line,
+            other_thread=record.other_thread,
+            other_block=None if other == own else other,
+        )
+
+
+class _Map:
+    """Zeros that take memory only where they are touched."""
+
+    def __init__(self, size: int) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+        self._map = mmap.mmap(-1, -(-size // PAGE) * PAGE, flags=flags)
+        self.view: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
+        self.address: int = self.view.ctypes.data
+
+    def clear(self) -> None:
+        self._map.madvise(mmap.MADV_DONTNEED)

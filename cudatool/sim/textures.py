@@ -1,0 +1,125 @@
+"""Arrays, and the records that texture and surface handles point to.
+
+An array's elements lie row by row, as in any other memory; GPUs keep them in an order of their own that no program
+sees. A handle is the address of a :class:`Record`, which kernels read (``cudatool/sim/_texture.c``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from cudatool.sim.memory import Allocation
+from cudatool.sim.results import DriverError, Result
+
+__all__ = ["FORMATS", "Array", "Record", "SurfaceObject", "TextureObject", "describe"]
+
+_UNSIGNED, _SIGNED, _FLOATING = range(3)
+
+# CUarray_format -> (kind, bytes of a channel)
+FORMATS = {
+    0x01: (_UNSIGNED, 1),
+    0x02: (_UNSIGNED, 2),
+    0x03: (_UNSIGNED, 4),
+    0x08: (_SIGNED, 1),
+    0x09: (_SIGNED, 2),
+    0x0A: (_SIGNED, 4),
+    0x10: (_FLOATING, 2),
+    0x20: (_FLOATING, 4),
+}
+
+
+class Record(ctypes.Structure):
+    """What a handle points to. The same fields as ``struct texture`` in ``_texture.c``."""
+
+    _fields_ = (
+        ("data", ctypes.c_uint64),
+        ("row_bytes", ctypes.c_uint64),
+        ("slice_bytes", ctypes.c_uint64),
+        ("width", ctypes.c_int32),
+        ("height", ctypes.c_int32),
+        ("depth", ctypes.c_int32),
+        ("channels", ctypes.c_int32),
+        ("channel_bytes", ctypes.c_int32),
+        ("kind", ctypes.c_int32),
+        ("as_integer", ctypes.c_int32),
+        ("normalized", ctypes.c_int32),
+        ("linear", ctypes.c_int32),
+        ("srgb", ctypes.c_int32),
+        ("mode", ctypes.c_int32 * 3),
+        ("border", ctypes.c_float * 4),
+    )
+
+
+@dataclass(slots=True)
+class Array:
+    """A CUarray. Its `height` and `depth` are as they were given: 0 for what the array has no dimension of.
+
+    Attributes
+    ----------
+    format, channels
+        A key of :data:`FORMATS`, and channels of an element.
+    flags
+        ``CUDA_ARRAY3D_*``.
+    """
+
+    handle: int
+    width: int
+    height: int
+    depth: int
+    format: int
+    channels: int
+    flags: int
+    allocation: Allocation
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element."""
+        return self.channels * FORMATS[self.format][1]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, which follow each other without gaps."""
+        return self.width * self.element_bytes
+
+    @property
+    def slice_bytes(self) -> int:
+        """Bytes from one slice or layer to the next."""
+        return self.row_bytes * max(self.height, 1)
+
+    def record(self) -> Record:
+        """Return a record of the array, without what a texture adds."""
+        record = describe(self.allocation.address, self.format, self.channels, self.width, max(self.height, 1))
+        record.depth = max(self.depth, 1)
+        record.row_bytes, record.slice_bytes = self.row_bytes, self.slice_bytes
+        return record
+
+
+def describe(address: int, format_: int, channels: int, width: int, height: int) -> Record:
+    """Return a record of elements at an address. Fails with CUDA_ERROR_INVALID_VALUE for an unknown format."""
+    if format_ not in FORMATS or channels not in (1, 2, 4):
+        raise DriverError(Result.INVALID_VALUE, f"array format {format_:#x} with {channels} channels")
+    kind, size = FORMATS[format_]
+    record = Record(data=address, width=width, height=height, depth=1, channels=channels, channel_bytes=size, kind=kind)
+    record.row_bytes = record.slice_bytes = width * channels * size
+    return record
+
+
+@dataclass(slots=True)
+class _Object:
+    """The record of a handle, and the descriptors that it was made from."""
+
+    record: Record
+    resource: bytes
+
+
+@dataclass(slots=True)
+class TextureObject(_Object):
+    """A CUtexObject. `view` is empty if it was made without a resource view."""
+
+    texture: bytes
+    view: bytes
+
+
+class SurfaceObject(_Object):
+    """A CUsurfObject."""

@@ -1,0 +1,203 @@
+"""`cudatool sanitize --checks`: programs with one mistake each, and the same programs without it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+_HEAD = '''
+import numpy as np
+from cuda.bindings import driver
+from cuda.core import Device, LaunchConfig, Program, ProgramOptions, launch
+
+SOURCE = r"""
+extern "C" __global__ void fill(int *a, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) a[i] = i;
+}
+extern "C" __global__ void sum(const int *a, int *total) {
+    __shared__ int part[64];
+    part[threadIdx.x] = a[threadIdx.x];
+    BARRIER
+    if (threadIdx.x == 0) {
+        int all = 0;
+        for (int i = 0; i < 64; ++i) all += part[i];
+        *total = all;
+    }
+}
+extern "C" __global__ void half(int *a) {
+    if (threadIdx.x < LIMIT) __syncthreads();
+    a[threadIdx.x] = 1;
+}
+extern "C" __global__ void odd(char *a) { *(int *)(a + STEP) = 1; }
+"""
+
+def kernel(name, **replaced):
+    text = SOURCE
+    for word, value in {"BARRIER": "__syncthreads();", "LIMIT": 64, "STEP": 4, **replaced}.items():
+        text = text.replace(word, str(value))
+    options = ProgramOptions(name="program.cu", arch=f"sm_{device.arch}", lineinfo=True)
+    return Program(text, "c++", options).compile("ptx").get_kernel(name)
+
+def run(function, block, *arguments):
+    launch(stream, LaunchConfig(grid=1, block=block), function, *arguments)
+
+def ok(result):
+    assert result[0] == 0, result
+    return result[-1]
+
+device = Device()
+device.set_current()
+stream = device.create_stream()
+a = int(ok(driver.cuMemAlloc(4 * 64)))
+b = int(ok(driver.cuMemAlloc(4)))
+ok(driver.cuMemsetD32(a, 0, 64))
+device.sync()
+'''
+_TAIL = """
+stream.sync()
+ok(driver.cuMemFree(a))
+ok(driver.cuMemFree(b))
+stream.close()
+print("done")
+"""
+
+# name -> check, kind, the mistake, the same without it
+MISTAKES = {
+    "write behind an allocation": (
+        "memcheck",
+        "out-of-bounds",
+        "run(kernel('fill'), 128, a, np.int32(65))",
+        "run(kernel('fill'), 128, a, np.int32(64))",
+    ),
+    "use after free": (
+        "memcheck",
+        "use-after-free",
+        "c = ok(driver.cuMemAlloc(256)); ok(driver.cuMemFree(c)); run(kernel('fill'), 64, int(c), np.int32(64))",
+        "c = ok(driver.cuMemAlloc(256)); run(kernel('fill'), 64, int(c), np.int32(64)); ok(driver.cuMemFree(c))",
+    ),
+    "host pointer": (
+        "memcheck",
+        "host-pointer",
+        "h = np.zeros(64, np.int32); run(kernel('fill'), 64, h.ctypes.data, np.int32(64)); assert not h.any()",
+        "h = ok(driver.cuMemAllocHost(256)); run(kernel('fill'), 64, int(h), np.int32(64)); stream.sync(); "
+        "ok(driver.cuMemFreeHost(h))",
+    ),
+    "misaligned": ("memcheck", "misaligned", "run(kernel('odd', STEP=2), 1, a)", "run(kernel('odd'), 1, a)"),
+    "double free": (
+        "memcheck",
+        "double-free",
+        "c = ok(driver.cuMemAlloc(256)); driver.cuMemFree(c); driver.cuMemFree(c)",
+        "c = ok(driver.cuMemAlloc(256)); driver.cuMemFree(c)",
+    ),
+    "free of the middle": (
+        "memcheck",
+        "invalid-free",
+        "driver.cuMemFree(a + 16)",
+        "pass",
+    ),
+    "copy beyond the end": (
+        "memcheck",
+        "invalid-copy",
+        "driver.cuMemcpyHtoD(a, np.zeros(65, np.int32).ctypes.data, 260)",
+        "driver.cuMemcpyHtoD(a, np.zeros(64, np.int32).ctypes.data, 256)",
+    ),
+    "fill beyond the end": ("memcheck", "invalid-copy", "driver.cuMemsetD32(a, 0, 65)", "driver.cuMemsetD32(a, 0, 64)"),
+    "uninitialized": (
+        "initcheck",
+        "uninitialized",
+        "c = ok(driver.cuMemAlloc(256)); run(kernel('sum'), 64, int(c), b); stream.sync(); ok(driver.cuMemFree(c))",
+        "run(kernel('sum'), 64, a, b)",
+    ),
+    "no barrier": (
+        "racecheck",
+        "kernel-race",
+        "run(kernel('sum', BARRIER=''), 64, a, b)",
+        "run(kernel('sum'), 64, a, b)",
+    ),
+    "barrier of some threads": (
+        "synccheck",
+        "barrier-divergence",
+        "run(kernel('half', LIMIT=32), 64, a)",
+        "run(kernel('half'), 64, a)",
+    ),
+    "leak": ("leak", "leak", "driver.cuMemAlloc(1 << 20)", "ok(driver.cuMemFree(ok(driver.cuMemAlloc(1 << 20))))"),
+}
+
+
+@pytest.mark.parametrize("mistake", list(MISTAKES))
+def test_each_mistake_is_found_and_its_repair_is_clean(run_command, tmp_path, mistake):
+    check, kind, wrong, right = MISTAKES[mistake]
+    (tmp_path / "wrong.py").write_text(_HEAD + wrong + _TAIL)
+    (tmp_path / "right.py").write_text(_HEAD + right + _TAIL)
+    done = run_command("sanitize", "--checks", "all", "--json", "wrong.py")
+    report = json.loads(done.stdout)
+    assert [(check, kind)] == [(one["check"], one["kind"]) for one in report["on_device"]], done.stderr
+    assert done.returncode == 1
+    assert "done" in done.stderr  # the run went on
+    (found,) = report["on_device"]
+    assert any(frame["file"].endswith("wrong.py") for frame in found["stack"])
+    done = run_command("sanitize", "--checks", "all", "right.py")
+    assert (0, True) == (done.returncode, "no findings" in done.stdout), done.stdout + done.stderr
+
+
+def test_a_finding_names_thread_line_memory_and_launch(run_command, tmp_path):
+    (tmp_path / "wrong.py").write_text(_HEAD + MISTAKES["write behind an allocation"][2] + _TAIL)
+    done = run_command("sanitize", "wrong.py")
+    for text in (
+        "memcheck: access out of bounds",
+        "write of 4 B in global memory by kernel fill",
+        "thread (64, 0, 0) of block (0, 0, 0) at program.cu:4",
+        "0 bytes after the end of 256 B",
+        "wrong.py:",
+        "allocated at",
+    ):
+        assert text in done.stdout, done.stdout
+
+
+def test_blocks_of_the_caching_allocator_are_checked_to_the_byte(run_command, tmp_path):
+    (tmp_path / "blocks.py").write_text(
+        """
+import numpy as np
+import cudatool as ct
+fill = ct.compile('extern "C" __global__ void fill(float *a, int n)'
+                  '{ if (threadIdx.x < n) a[threadIdx.x] = 1; }', "fill")
+a, b = ct.empty(100, np.float32), ct.empty(100, np.float32)
+fill[(1, 128)](a, 100 + EXTRA)
+for _ in range(3):  # the block is used again after its array has gone, and the kernel that used it has not run
+    c = ct.empty(64, np.float32)
+    fill[(1, 128)](c, 64)
+    del c
+ct.synchronize()
+"""
+    )
+    source = (tmp_path / "blocks.py").read_text()
+    (tmp_path / "blocks.py").write_text(source.replace("EXTRA", "1"))
+    report = json.loads(run_command("sanitize", "--json", "blocks.py").stdout)
+    assert ["out-of-bounds"] == [one["kind"] for one in report["on_device"]]
+    assert 400 == report["on_device"][0]["buffer"]["size"]
+    (tmp_path / "blocks.py").write_text(source.replace("EXTRA", "0"))
+    done = run_command("sanitize", "--checks", "all", "blocks.py")
+    assert 0 == done.returncode, done.stdout
+
+
+def test_repeated_findings_are_counted(run_command, tmp_path):
+    again = "for _ in range(3): run(kernel('fill'), 128, a, np.int32(70))"
+    (tmp_path / "wrong.py").write_text(_HEAD + again + _TAIL)
+    report = json.loads(run_command("sanitize", "--json", "wrong.py").stdout)
+    assert [18] == [one["count"] for one in report["on_device"]]
+
+
+def test_an_unknown_check_is_refused_in_one_line(run_command, tmp_path):
+    (tmp_path / "x.py").write_text("")
+    done = run_command("sanitize", "--checks", "race,memchek", "x.py")
+    assert done.returncode == 2
+    assert "memchek" in done.stderr
+    assert 1 == done.stderr.count("\n")
+
+
+def test_only_what_is_asked_for_is_looked_for(run_command, tmp_path):
+    (tmp_path / "wrong.py").write_text(_HEAD + MISTAKES["no barrier"][2] + _TAIL)
+    assert 0 == run_command("sanitize", "wrong.py").returncode  # racecheck costs much, so it is not the default
+    assert 1 == run_command("sanitize", "--checks", "racecheck", "wrong.py").returncode

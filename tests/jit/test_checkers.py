@@ -1,0 +1,327 @@
+"""Memcheck, initcheck and racecheck inside of kernels: what they report, what they let pass, and that runs go on."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudatool.sim import jit
+from cudatool.sim.jit import Defect, Instrument
+
+HEAD = """.reg .b64 %a<4>; .reg .b32 %r<8>; .reg .pred %p<3>;
+ld.param.u64 %a1, [p];
+mov.u32 %r1, %tid.x;
+mad.wide.u32 %a2, %r1, 4, %a1;
+"""
+SHARED = """.shared .align 16 .b32 s[64];
+.reg .b32 %s<4>;
+mov.u32 %s0, s;
+shl.b32 %s1, %r1, 2;
+add.u32 %s1, %s1, %s0;
+"""
+
+Check = Callable[..., list[jit.Found]]
+
+
+@pytest.fixture
+def memory() -> np.ndarray:
+    """512 KiB that begin at a page, zeroed."""
+    whole = np.zeros((512 << 10) + 4096, np.uint8)
+    first = -whole.ctypes.data % 4096
+    return whole[first : first + (512 << 10)]
+
+
+@pytest.fixture
+def check(memory, ptx_kernel) -> Check:
+    """Run a body under checkers with `allocated` bytes of memory, of which the first `written` have values."""
+
+    def run(
+        kinds: Instrument,
+        body: str,
+        *,
+        grid: int = 1,
+        block: int = 64,
+        allocated: int = 4096,
+        written: int = 4096,
+        host: tuple[tuple[int, int], ...] = (),
+        address: int | None = None,
+        **options: Any,
+    ) -> list[jit.Found]:
+        shadow = jit.Shadow(memory.ctypes.data, memory.nbytes, kinds)
+        if allocated:
+            shadow.allocated(memory.ctypes.data, allocated)
+        shadow.written(memory.ctypes.data, written)
+        params = ctypes.c_uint64(memory.ctypes.data if address is None else address)
+        kernel = ptx_kernel(".param .u64 p", HEAD + body)
+        return kernel.launch(
+            grid=(grid, 1, 1),
+            block=(block, 1, 1),
+            shared_bytes=0,
+            params=ctypes.addressof(params),
+            shadow=shadow,
+            host_ranges=host,
+            **options,
+        )
+
+    return run
+
+
+# ---- memcheck ----
+
+
+def test_stores_behind_an_allocation_are_reported_and_not_made(check, memory):
+    (found,) = check(Instrument.MEMCHECK, "st.global.u32 [%a2], 7;\nret;", allocated=100)
+    assert (Defect.INVALID, "write", "global", 4, 25, 39) == (
+        found.defect,
+        found.mode,
+        found.space,
+        found.size,
+        found.thread,
+        found.count,
+    )
+    assert found.address == memory.ctypes.data + 100
+    assert [7] * 25 + [0] * 39 == memory[:256].view(np.uint32).tolist()
+
+
+def test_suppressed_loads_give_zero(check, memory):
+    memory[:] = 1
+    body = "ld.global.u32 %r2, [%a2];\nadd.u32 %r2, %r2, 5;\nst.global.u32 [%a1+64], %r2;\nret;"
+    found = check(Instrument.MEMCHECK, body, block=1, allocated=0)
+    assert ["read", "write"] == [one.mode for one in found]
+    body = "ld.global.u32 %r2, [%a1+2048];\nst.global.u32 [%a1], %r2;\nret;"
+    (found,) = check(Instrument.MEMCHECK, body, block=1, allocated=1000)
+    assert "read" == found.mode
+    assert 0 == memory[:4].view(np.uint32)[0]
+
+
+def test_the_last_bytes_of_an_allocation_may_be_used(check):
+    assert [] == check(Instrument.MEMCHECK, "ld.global.u32 %r2, [%a1+96];\nret;", block=1, allocated=100)
+    assert 1 == len(check(Instrument.MEMCHECK, "ld.global.u32 %r2, [%a1+100];\nret;", block=1, allocated=100))
+    assert 1 == len(check(Instrument.MEMCHECK, "ld.global.u8 %r2, [%a1+100];\nret;", block=1, allocated=100))
+
+
+@pytest.mark.parametrize("size", [4096, 8192, 10_000, 5])
+def test_memory_of_any_size_is_valid_to_its_end(check, size):
+    last = f"ld.global.u8 %r2, [%a1+{size - 1}];\nld.global.u8 %r2, [%a1];\nret;"
+    assert [] == check(Instrument.MEMCHECK, last, block=1, allocated=size)
+    assert 1 == len(check(Instrument.MEMCHECK, f"ld.global.u8 %r2, [%a1+{size}];\nret;", block=1, allocated=size))
+
+
+def test_freed_memory_must_not_be_used(memory, ptx_kernel):
+    shadow = jit.Shadow(memory.ctypes.data, memory.nbytes, Instrument.MEMCHECK)
+    shadow.allocated(memory.ctypes.data, 16384)
+    shadow.freed(memory.ctypes.data + 512, 8192)
+    params = ctypes.c_uint64(memory.ctypes.data)
+    for offset, expected in ((508, 0), (512, 1), (4096, 1), (8700, 1), (8704, 0), (16380, 0)):
+        kernel = ptx_kernel(".param .u64 p", HEAD + f"ld.global.u32 %r2, [%a1+{offset}];\nret;")
+        found = kernel.launch(
+            grid=(1, 1, 1), block=(1, 1, 1), shared_bytes=0, params=ctypes.addressof(params), shadow=shadow
+        )
+        assert expected == len(found), offset
+
+
+def test_misaligned_accesses_are_reported(check):
+    (found,) = check(Instrument.MEMCHECK, "ld.global.u32 %r2, [%a1+2];\nret;", block=1)
+    assert Defect.MISALIGNED == found.defect
+    (found,) = check(Instrument.MEMCHECK, "ld.global.v4.u32 {%r2, %r3, %r4, %r5}, [%a1+8];\nret;", block=1)
+    assert (Defect.MISALIGNED, 16) == (found.defect, found.size)
+    assert [] == check(Instrument.MEMCHECK, "ld.global.v4.u32 {%r2, %r3, %r4, %r5}, [%a1+16];\nret;", block=1)
+
+
+def test_atomics_are_checked(check, memory):
+    (found,) = check(Instrument.MEMCHECK, "atom.global.add.u32 %r2, [%a1+4096], 1;\nret;")
+    assert ("atomic", 64) == (found.mode, found.count)
+    assert 0 == memory[4096]
+
+
+def test_pinned_memory_of_the_host_may_be_used_and_other_memory_not(check):
+    host = np.zeros(16, np.uint32)
+    body = "ld.global.u32 %r2, [%a2];\nst.global.u32 [%a2], 3;\nret;"
+    at = host.ctypes.data
+    assert [] == check(Instrument.MEMCHECK, body, block=16, address=at, host=((at, 64),))
+    assert [3] * 16 == host.tolist()
+    found = check(Instrument.MEMCHECK, body, block=17, address=at, host=((at, 64),))
+    assert [1, 1] == [one.count for one in found]
+    host[:] = 9
+    assert 2 == len(check(Instrument.MEMCHECK, body, block=16, address=at))
+    assert [9] * 16 == host.tolist()
+
+
+def test_shared_memory_ends_where_the_launch_says(check):
+    body = SHARED + "st.shared.u32 [%s1], 1;\nret;"
+    assert [] == check(Instrument.MEMCHECK, body, block=64)
+    (found,) = check(Instrument.MEMCHECK, body, block=80)
+    assert ("shared", 256, 16) == (found.space, found.address, found.count)
+
+
+def test_shared_and_local_memory_may_be_reached_by_generic_addresses(check):
+    body = (
+        SHARED
+        + """.local .align 4 .b32 l[4];
+.reg .b64 %g<3>;
+cvt.u64.u32 %g0, %s1;
+cvta.shared.u64 %g0, %g0;
+st.u32 [%g0], 5;
+mov.u64 %g1, l;
+cvta.local.u64 %g1, %g1;
+st.u32 [%g1+12], 6;
+st.u32 [%g1+16], 6;
+ret;"""
+    )
+    (found,) = check(Instrument.MEMCHECK, body, block=64)
+    assert ("write", 64) == (found.mode, found.count)
+
+
+def test_local_memory_is_checked(check):
+    body = """.local .align 4 .b32 l[4];
+.reg .b64 %l<2>;
+mov.u64 %l0, l;
+mad.wide.u32 %l0, %r1, 4, %l0;
+st.local.u32 [%l0], 1;
+ret;"""
+    assert [] == check(Instrument.MEMCHECK, body, block=4)
+    (found,) = check(Instrument.MEMCHECK, body, block=6)
+    assert ("local", 16, 2) == (found.space, found.address, found.count)
+
+
+def test_accesses_that_are_not_executed_are_not_reported(check):
+    body = "setp.lt.u32 %p1, %r1, 25;\n@%p1 st.global.u32 [%a2], 7;\nret;"
+    assert [] == check(Instrument.MEMCHECK, body, allocated=100)
+
+
+def test_each_instruction_has_a_finding_of_its_own(check):
+    body = "st.global.u32 [%a1+4096], 7;\nst.global.u32 [%a1+8192], 7;\nret;"
+    assert [64, 64] == [one.count for one in check(Instrument.MEMCHECK, body)]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_findings_of_many_blocks_are_counted(check, threads):
+    (found,) = check(Instrument.MEMCHECK, "st.global.u32 [%a1+4096], 7;\nret;", grid=100, threads=threads)
+    assert 6400 == found.count
+
+
+# ---- initcheck ----
+
+
+def test_reads_of_memory_that_was_never_written_are_reported(check, memory):
+    body = "ld.global.u32 %r2, [%a2];\nret;"
+    assert [] == check(Instrument.INITCHECK, body, block=16, written=64)
+    (found,) = check(Instrument.INITCHECK, body, block=20, written=64)
+    assert (Defect.UNINITIALIZED, 4, memory.ctypes.data + 64) == (found.defect, found.count, found.address)
+
+
+def test_what_a_kernel_wrote_may_be_read(check, memory):
+    body = "st.global.u32 [%a2], 1;\nld.global.u32 %r2, [%a2];\nld.global.u32 %r2, [%a2+4];\nret;"
+    (found,) = check(Instrument.INITCHECK, body, block=1, written=0)
+    assert memory.ctypes.data + 4 == found.address
+
+
+def test_a_copy_carries_what_is_known_of_its_source(memory, ptx_kernel):
+    shadow = jit.Shadow(memory.ctypes.data, memory.nbytes, Instrument.INITCHECK)
+    start = memory.ctypes.data
+    shadow.allocated(start, 8192)
+    shadow.written(start, 8)
+    shadow.copied(start + 4096, start, 16)
+    params = ctypes.c_uint64(start)
+    for offset, expected in ((4096, 0), (4100, 0), (4104, 1)):
+        kernel = ptx_kernel(".param .u64 p", HEAD + f"ld.global.u32 %r2, [%a1+{offset}];\nret;")
+        found = kernel.launch(
+            grid=(1, 1, 1), block=(1, 1, 1), shared_bytes=0, params=ctypes.addressof(params), shadow=shadow
+        )
+        assert expected == len(found), offset
+
+
+# ---- racecheck ----
+
+EXCHANGE = "st.shared.u32 [%s1], %r1;\n{}xor.b32 %s2, %s1, 4;\nld.shared.u32 %r2, [%s2];\nret;"
+
+
+def test_an_exchange_through_shared_memory_needs_a_barrier(check):
+    found = check(Instrument.RACECHECK, SHARED + EXCHANGE.format(""))
+    assert {Defect.READ_AFTER_WRITE, Defect.WRITE_AFTER_READ} == {one.defect for one in found}
+    assert {"shared"} == {one.space for one in found}
+    for order in ("bar.sync 0;\n", "bar.warp.sync -1;\n", "barrier.sync 0;\n"):
+        assert [] == check(Instrument.RACECHECK, SHARED + EXCHANGE.format(order)), order
+
+
+def test_a_warp_operation_does_not_order_other_warps(check):
+    body = SHARED + EXCHANGE.format("bar.warp.sync -1;\n").replace("xor.b32 %s2, %s1, 4", "xor.b32 %s2, %s1, 128")
+    found = check(Instrument.RACECHECK, body)
+    assert 32 == abs(found[0].thread - found[0].other_thread)
+
+
+def test_threads_may_write_different_bytes_of_a_word(check):
+    assert [] == check(
+        Instrument.RACECHECK, "cvt.u64.u32 %a3, %r1;\nadd.u64 %a3, %a3, %a1;\nst.global.u8 [%a3], 1;\nret;"
+    )
+
+
+def test_one_thread_may_do_what_it_likes(check):
+    body = "st.global.u32 [%a2], 1;\nld.global.u32 %r2, [%a2];\nst.global.u32 [%a2], 2;\nret;"
+    assert [] == check(Instrument.RACECHECK, body, grid=1)
+
+
+def test_many_readers_do_not_race(check):
+    assert [] == check(Instrument.RACECHECK, "ld.global.u32 %r2, [%a1];\nret;", grid=8)
+
+
+def test_a_write_races_with_an_earlier_read_of_any_other_thread(check):
+    body = """setp.eq.u32 %p1, %r1, 63;
+ld.global.u32 %r2, [%a1];
+@%p1 st.global.u32 [%a1], 1;
+ret;"""
+    (found,) = check(Instrument.RACECHECK, body)
+    assert (Defect.WRITE_AFTER_READ, 63) == (found.defect, found.thread)
+
+
+def test_atomics_race_with_plain_accesses_alone(check):
+    assert [] == check(Instrument.RACECHECK, "red.global.add.u32 [%a1], 1;\nret;", grid=4)
+    assert [] == check(Instrument.RACECHECK, "red.global.add.u32 [%a1], 1;\nld.volatile.global.u32 %r2, [%a1];\nret;")
+    body = "red.global.add.u32 [%a1], 1;\nst.global.u32 [%a1], 0;\nret;"
+    assert {"write", "atomic"} >= {one.mode for one in check(Instrument.RACECHECK, body)} != set()
+
+
+def test_blocks_of_a_launch_are_in_no_order(check):
+    (found,) = check(Instrument.RACECHECK, "st.global.u32 [%a2], 1;\nret;", grid=3)
+    assert (Defect.WRITE_AFTER_WRITE, (1, 0, 0), 0, 128) == (
+        found.defect,
+        found.block,
+        found.other_block,
+        found.count,
+    )
+
+
+def test_shared_memory_of_another_block_is_other_memory(check):
+    assert [] == check(Instrument.RACECHECK, SHARED + EXCHANGE.format("bar.sync 0;\n"), grid=5)
+
+
+def test_launches_follow_each_other(memory, ptx_kernel):
+    shadow = jit.Shadow(memory.ctypes.data, memory.nbytes, Instrument.RACECHECK)
+    params = ctypes.c_uint64(memory.ctypes.data)
+    kernel = ptx_kernel(".param .u64 p", HEAD + "ld.global.u32 %r2, [%a2];\nst.global.u32 [%a2], 1;\nret;")
+    for _ in range(3):
+        found = kernel.launch(
+            grid=(1, 1, 1), block=(64, 1, 1), shared_bytes=0, params=ctypes.addressof(params), shadow=shadow
+        )
+        assert [] == found
+
+
+def test_a_fence_and_an_atomic_hand_data_to_the_last_block(check, memory):
+    """As in NVIDIA's threadFenceReduction: blocks write, fence and count; the last one reads what all wrote."""
+    body = """mov.u32 %r2, %ctaid.x;
+mad.wide.u32 %a3, %r2, 4, %a1;
+st.global.u32 [%a3+256], 1;
+{}atom.global.add.u32 %r3, [%a1], 1;
+setp.ne.u32 %p1, %r3, 3;
+@%p1 ret;
+{}ld.global.u32 %r4, [%a1+256];
+ld.global.u32 %r5, [%a1+260];
+ret;"""
+    fence = "membar.gl;\n"
+    assert [] == check(Instrument.RACECHECK, body.format(fence, fence), grid=4, block=1)
+    memory[:] = 0
+    assert 0 < len(check(Instrument.RACECHECK, body.format("", ""), grid=4, block=1))
