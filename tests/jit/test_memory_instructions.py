@@ -185,19 +185,17 @@ def test_a_division_by_zero_is_no_fault(ptx_kernel, launch):
 
 
 def test_unsupported_instruction_is_named_with_kernel_and_line(ptx_kernel):
-    kernel = ptx_kernel("", ".reg .b32 %x;\nmov.u32 %x, 1;\ncp.async.bulk.commit_group;\nret;")
-    with pytest.raises(
-        jit.UnsupportedInstruction, match=r"^k: .*cp\.async\.bulk\.commit_group \(PTX line 9\)$"
-    ) as error:
+    kernel = ptx_kernel("", ".reg .b32 %x;\nmov.u32 %x, 1;\nwgmma.fence.sync.aligned;\nret;")
+    with pytest.raises(jit.UnsupportedInstruction, match=r"^k: .*wgmma\.fence\.sync\.aligned \(PTX line 9\)$") as error:
         kernel.prepare()
-    assert ("cp.async.bulk.commit_group", "k", 9) == (error.value.instruction, error.value.kernel, error.value.line)
+    assert ("wgmma.fence.sync.aligned", "k", 9) == (error.value.instruction, error.value.kernel, error.value.line)
 
 
 def test_unsupported_instruction_names_the_cuda_line_if_known():
     text = """.version 8.3\n.target sm_90\n.address_size 64
     .visible .entry good() { ret; }
     .visible .entry bad() { .reg .b32 %x; .loc 1 42 7
-    cp.async.bulk.commit_group; ret; }
+    wgmma.fence.sync.aligned; ret; }
     .file 1 "/src/app.cu" """
     module = jit.load(text.encode())
     module.kernels["good"].prepare()
