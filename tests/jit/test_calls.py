@@ -239,23 +239,6 @@ def test_memory_from_the_stack_is_given_back(ptx_kernel, launch):
     assert [t * (t + 1) // 2 for t in range(40)] == out.tolist()
 
 
-def test_variable_length_arrays(program):
-    source = r"""extern "C" __device__ void *alloca(size_t);
-    extern "C" __global__ void k(int *out) {
-        int n = threadIdx.x + 1;
-        int *a = (int *)alloca(n * sizeof(int));
-        for (int i = 0; i < n; i++) a[i] = i * i;
-        int s = 0;
-        for (int i = n - 1; i >= 0; i--) s = s * 3 + a[i];
-        out[threadIdx.x] = s;
-    }"""
-    loaded = program(source)
-    out = loaded.upload(np.zeros(12, "i4"))
-    loaded.launch("k", 1, 12, out)
-    expected = [sum(i * i * 3**i for i in range(t + 1)) for t in range(12)]
-    assert expected == loaded.download(out, 12, "i4").tolist()
-
-
 def test_printf_and_math_inside_of_recursion(program, capfd):
     source = r"""__device__ __noinline__ double f(int n, double x) {
         if (n == 0) return x;

@@ -354,13 +354,19 @@ class _Run:
                 begin -= 1
             if not asleep:
                 return 0
-            for _ in range(len(asleep)):
-                if self.ended():
-                    break
-                if number := self._call(worker, asleep.popleft()):
-                    return number
-                fresh = fresh and bool(worker.context.parked)
+            if number := self._resume_all(worker, asleep):
+                return number
+            fresh = fresh and bool(worker.context.parked)
             self._watch(len(asleep))
+        return 0
+
+    def _resume_all(self, worker: _Worker, asleep: deque[_Memory]) -> int:
+        """Let each parked block go on once. One that ends is followed by new ones."""
+        for _ in range(len(asleep)):
+            if self.ended():
+                break
+            if number := self._call(worker, asleep.popleft()):
+                return number
         return 0
 
     def _call(self, worker: _Worker, parked: _Memory | None) -> int:
