@@ -35,6 +35,7 @@ _ENDED = ("STREAM_CAPTURE_INVALIDATED", "STREAM_CAPTURE_UNJOINED")
 
 class _Thread(threading.local):
     operation: Any = None  # the last operation that the call in progress enqueued
+    memory: tuple[Any, ...] = ()  # those of them that allocate or free
     later: list[Any] | None = None  # operations executed during the call, reported after the call itself
     size = 0  # of the allocation that the call is about to free
     on_host = False  # whether that is host memory
@@ -88,7 +89,7 @@ class SimDriverCollector:
     def enter(self, entry: Entry, arguments: tuple[Any, ...], correlation: int) -> None:
         """Remember what the call destroys, while it is still there."""
         thread = self._thread
-        thread.operation = None
+        thread.operation, thread.memory = None, ()
         thread.later = None if hooks.current_operation() else []
         thread.size = 0
         if entry.name.startswith("cuMemFree"):
@@ -111,6 +112,8 @@ class SimDriverCollector:
                 self._launches[operation.sequence] = correlation
         self._owners[operation.sequence] = correlation, stream_id
         self._thread.operation = operation
+        if operation.kind in ("alloc", "free"):
+            self._thread.memory += (operation,)
         if self.blocks is not None:
             self.blocks.enqueued(operation, stream_id)
 
@@ -335,9 +338,23 @@ class SimDriverCollector:
 
     def _graph_launch(self, values: dict[str, Any], name: str) -> None:
         correlation, device, stream = self._owner()
-        if correlation:  # else captured
-            graph = self._machine.objects[values["hGraphExec"]].id
-            hooks.emit(Kind.GRAPH_LAUNCH, device=device, stream=stream, correlation=correlation, aux0=graph, name=name)
+        if not correlation:
+            return  # captured
+        memory = self._thread.memory
+        before = [op for op in memory if op.launch is None]  # what the launch frees because an earlier one did not
+        inside = [op for op in memory if op.launch is not None]
+        for operation in [*before, *(op for op in inside if op.kind == "alloc")]:
+            self._graph_memory(operation, device, stream, name)
+        graph = self._machine.objects[values["hGraphExec"]].id
+        hooks.emit(Kind.GRAPH_LAUNCH, device=device, stream=stream, correlation=correlation, aux0=graph, name=name)
+        for operation in (op for op in inside if op.kind == "free"):
+            self._graph_memory(operation, device, stream, name)
+
+    @staticmethod
+    def _graph_memory(operation: Operation, device: int, stream: int, name: str) -> None:
+        kind = Kind.MEM_ALLOC if operation.kind == "alloc" else Kind.MEM_FREE
+        for address, size, _ in operation.footprint:
+            hooks.emit(kind, device=device, stream=stream, address=address, size=size, name=name)
 
     def _module_load(self, values: dict[str, Any], name: str) -> None:
         handle = _pointed(values.get("library") or values["module"])

@@ -37,7 +37,7 @@ from cudatool.ptx.model import (
     VectorOperand,
     type_bytes,
 )
-from cudatool.ptx.provenance import ANYWHERE, LITERAL, NUMBER, UNDEFINED, Kind, Origin, Sum, Value
+from cudatool.ptx.provenance import ANYWHERE, LITERAL, NULL, NUMBER, UNDEFINED, Kind, Origin, Sum, Value
 
 __all__ = ["HARMLESS", "Dataflow", "Scope", "call_parts", "elements"]
 
@@ -205,7 +205,7 @@ class Dataflow:
             # A special register: a number, but for where the driver keeps what cooperative groups synchronize by.
             return provenance.of(Origin(Kind.HEAP)) if operand.name.startswith("%envreg") else NUMBER
         if isinstance(operand, Immediate):
-            return LITERAL if abs(operand.value) < _SMALL else NUMBER
+            return NULL if operand.value == 0 else LITERAL if abs(operand.value) < _SMALL else NUMBER
         if isinstance(operand, Symbol):
             return self._address_of(scope, operand.name, operand.offset)
         if isinstance(operand, Address):
@@ -347,7 +347,7 @@ class Dataflow:
         A variable, or a parameter that is known to be a pointer, is a base; only without one may any 64-bit parameter
         or loaded value be.
         """
-        known = [t for t in terms if t.kind not in (Kind.LITERAL, Kind.MANY)]
+        known = [t for t in terms if t.kind not in (Kind.LITERAL, Kind.NULL, Kind.MANY)]
         sure = [t for t in known if t.kind in _CERTAIN or (t.kind is Kind.PARAMETER and t[1:3] in self.pointers)]
         return sure or known
 
@@ -457,23 +457,8 @@ _STEPS: dict[str, _Step] = {
     }.items()
     for opcode in opcodes.split()
 }
-
-
 # The fewest operands that an opcode of _STEPS takes, where that is not two, and which operand is an address.
-_FEWEST = {
-    "st": 2,
-    "ld": 2,
-    "atom": 3,
-    "red": 2,
-    "and": 3,
-    "mad": 4,
-    "madc": 4,
-    "selp": 3,
-    "slct": 3,
-    "min": 3,
-    "max": 3,
-}
-_FEWEST |= {"call": 1, "cp": 0}
+_FEWEST = {"call": 1, "cp": 0, "mad": 4, "madc": 4} | dict.fromkeys(("atom", "and", "selp", "slct", "min", "max"), 3)
 _ADDRESS = {"ld": 1, "ldu": 1, "st": 0, "atom": 1, "red": 0}
 
 

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 __all__ = [
     "ANYWHERE",
     "LITERAL",
+    "NULL",
     "NUMBER",
     "UNDEFINED",
     "Kind",
@@ -50,6 +51,7 @@ class Kind(StrEnum):
     ENTRY = "entry"  # the address of a kernel parameter itself plus `offset`
     HEAP = "heap"  # the device's own memory: what malloc returned, or where the driver keeps grid barriers
     LITERAL = "literal"  # a constant too small to be an address
+    NULL = "null"  # zero, and an index added to it
     MANY = "many"  # marks a value with too many alternatives: each origin stands alone
 
 
@@ -72,10 +74,13 @@ UNDEFINED: Final[Value] = frozenset()
 NUMBER: Final[Value] = frozenset({frozenset()})
 _LITERAL_SUM: Final[Sum] = frozenset({Origin(Kind.LITERAL)})
 LITERAL: Final[Value] = frozenset({_LITERAL_SUM})
+_NULL_SUM: Final[Sum] = frozenset({Origin(Kind.NULL)})
+NULL: Final[Value] = frozenset({_NULL_SUM})
 _MANY_SUM: Final[Sum] = frozenset({Origin(Kind.MANY)})
 
 _HAS_OFFSET: Final = (Kind.SHARED, Kind.LOCAL, Kind.ENTRY)
 _WHOLE: Final = {Kind.PIECE: Kind.PARAMETER, Kind.LOADED_PIECE: Kind.LOADED}
+_POINTERS: Final = {*_WHOLE, *_WHOLE.values()}
 _SHIFTED: Final = {*_WHOLE, Kind.HEAP}
 _MAX_ALTERNATIVES, _MAX_TERMS, _MAX_OFFSETS, _MAX_ORIGINS = 16, 8, 6, 64
 _MAX_OFFSET = 1 << 20
@@ -99,17 +104,24 @@ def join(first: Value, second: Value) -> Value:
 def add(first: Value, second: Value) -> Value:
     """Return what may be a sum of the two, or a difference, or a combination of their bits."""
     if _MANY_SUM in first or _MANY_SUM in second:
-        return _alone(first | second) if first and second else UNDEFINED
+        return _alone(_sums_of_many(first, second)) if first and second else UNDEFINED
     if len(first) == 1 and len(second) == 1:
         (a,), (b,) = first, second
         return _limited(frozenset({_sum(a, b)}))
     return _limited(frozenset(_sum(a, b) for a in first for b in second))
 
 
+def _sums_of_many(first: Value, second: Value) -> Value:
+    """Return the alternatives that sums can have, without forming them; a number only where both may be one."""
+    either, numbers = first | second, NUMBER | LITERAL
+    return either if first & numbers and second & numbers else either - NUMBER
+
+
 def _sum(a: Sum, b: Sum) -> Sum:
-    if a == _LITERAL_SUM and b == _LITERAL_SUM:
-        return a
-    terms = (a | b) - _LITERAL_SUM
+    terms = a | b
+    if terms <= _LITERAL_SUM | _NULL_SUM:
+        return _NULL_SUM if terms >= _NULL_SUM else _LITERAL_SUM & a & b
+    terms -= _LITERAL_SUM | _NULL_SUM
     if any(term.kind in _HAS_OFFSET for term in terms):
         terms = frozenset(t._replace(offset=ANYWHERE) if t.kind in _HAS_OFFSET else t for t in terms)
     if len(terms) > _MAX_TERMS:
@@ -169,7 +181,7 @@ def _alone(value: Value) -> Value:
     origins = set(chain.from_iterable(value))
     if len(origins) > _MAX_ORIGINS:
         origins = {
-            term if term.kind in _HAS_OFFSET else Origin(_WHOLE.get(term.kind, term.kind), term.name, ANYWHERE)
+            Origin(_WHOLE.get(term.kind, term.kind), term.name, ANYWHERE) if term.kind in _POINTERS else term
             for term in origins
         }
     alone = of(*origins, *_MANY_SUM)
@@ -185,13 +197,14 @@ def whole(value: Value) -> list[Sum]:
     """Return the alternatives of an address.
 
     Pieces become what they are pieces of where at least two parts of it were put together, and are numbers otherwise.
-    A literal is left out if there is anything else: a null pointer is not accessed.
+    A null pointer, and a literal, are left out if there is anything else: they are not accessed.
     """
     assembled = _assembled(set(chain.from_iterable(value)))
     found = set()
     for terms in value - {_MANY_SUM}:
         wholes = (t if t.kind not in _WHOLE else Origin(_WHOLE[t.kind], t.name, t.offset) for t in terms)
         found.add(frozenset(term for term in wholes if term in assembled))
-    if len(found) > 1:
-        found.discard(_LITERAL_SUM)
+    for nothing in (_NULL_SUM, _LITERAL_SUM):
+        if len(found) > 1:
+            found.discard(nothing)
     return sorted(found, key=sorted)

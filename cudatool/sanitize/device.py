@@ -26,7 +26,7 @@ def device_findings(trace: Trace) -> tuple[DeviceFinding, ...]:
     rows = np.flatnonzero(records["kind"] == Kind.FINDING)
     if not len(rows):
         return ()
-    launches = np.flatnonzero(records["kind"] == Kind.KERNEL_LAUNCH)
+    launches = np.flatnonzero(np.isin(records["kind"], (Kind.KERNEL_LAUNCH, Kind.GRAPH_LAUNCH)))
     launch_of = dict(zip(records["correlation"][launches].tolist(), launches.tolist(), strict=True))
     memory = _Memory(trace)
     found: dict[tuple[Any, ...], DeviceFinding] = {}
@@ -57,7 +57,7 @@ def device_findings(trace: Trace) -> tuple[DeviceFinding, ...]:
         found[key] = DeviceFinding(
             kind=kind,
             check=said["check"],
-            operation=f"kernel {trace.names[int(records['name'][at])]}" if launch is not None else said["kernel"],
+            operation=_operation(trace, launch, said["kernel"]),
             agent=f"stream {int(record['stream'])}" if launch is not None else "the host",
             mode=said.get("mode", ""),
             space=said.get("space", ""),
@@ -77,6 +77,15 @@ def device_findings(trace: Trace) -> tuple[DeviceFinding, ...]:
             fingerprint="",
         )
     return _with_fingerprints(list(found.values()))
+
+
+def _operation(trace: Trace, launch: int | None, kernel: str) -> str:
+    """Return what a report calls the kernel that did it, by the record of its launch, or that of its graph."""
+    if launch is None:
+        return kernel
+    if trace.records["kind"][launch] == Kind.GRAPH_LAUNCH:
+        return f"kernel {kernel} of a graph"
+    return f"kernel {trace.names[int(trace.records['name'][launch])]}"
 
 
 def leaks(trace: Trace) -> tuple[DeviceFinding, ...]:

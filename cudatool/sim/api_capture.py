@@ -16,7 +16,7 @@ from cudatool.sim import graph_params as params
 from cudatool.sim import machine as state
 from cudatool.sim.abi import Entry, entry, write
 from cudatool.sim.api_graph import add_node, edges_from, graph_object
-from cudatool.sim.api_module import LaunchConfig, launch_attributes
+from cudatool.sim.api_module import COOPERATIVE, LaunchConfig, launch_attributes
 from cudatool.sim.capture import Capture, CapturedEvent, CaptureStatus, Mode
 from cudatool.sim.graph import PLAIN_EDGE, Graph, Node, Work
 from cudatool.sim.graph_nodes import ChildGraph, RecordEvent, WaitForEvent
@@ -306,6 +306,8 @@ def _cuStreamWaitEvent(capture: Capture, stream: StreamState, hStream: int, hEve
 
 # ---- Kernels and host functions ----
 
+_TRUE: Final = bytes([1]).ljust(64, b"\0")  # a CUlaunchAttributeValue
+
 
 @_captured
 def _cuLaunchKernel(
@@ -326,6 +328,26 @@ def _cuLaunchKernel(
     grid, block = (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ)
     what = KernelParams(f, grid, block, sharedMemBytes, kernelParams, extra, 0, stream.context.handle)
     _add(capture, stream, params.kernel_of(what))
+
+
+@_captured
+def _cuLaunchCooperativeKernel(
+    capture: Capture,
+    stream: StreamState,
+    f: int,
+    gridDimX: int,
+    gridDimY: int,
+    gridDimZ: int,
+    blockDimX: int,
+    blockDimY: int,
+    blockDimZ: int,
+    sharedMemBytes: int,
+    hStream: int,
+    kernelParams: int,
+) -> None:
+    grid, block = (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ)
+    what = KernelParams(f, grid, block, sharedMemBytes, kernelParams, 0, 0, stream.context.handle)
+    _add(capture, stream, params.kernel_of(what, {COOPERATIVE: _TRUE}))
 
 
 @_captured

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from ctypes import c_size_t, c_uint64
-from dataclasses import replace
 from typing import TypeVar
 
 from cudatool.sim import graph_params as params
@@ -196,7 +195,7 @@ def new_work(kind: int, before: Work, work: Callable[[], Work]) -> Work:
         raise DriverError(Result.NOT_SUPPORTED, f"the parameters of a {before.kind.name} node cannot be set")
     new = work()
     if isinstance(new, Kernel) and isinstance(before, Kernel):
-        return replace(new, attributes=before.attributes)
+        return new.with_attributes(before.attributes)
     return new
 
 
@@ -342,7 +341,7 @@ def cuGraphKernelNodeSetAttribute(hNode: int, attr: int, value: int) -> None:
     node, work = _kernel(hNode, attr)
     if not value:
         raise DriverError(Result.INVALID_VALUE)
-    node.work = replace(work, attributes={**work.attributes, attr: ctypes.string_at(value, _ATTRIBUTE_BYTES)})
+    node.work = work.with_attributes({**work.attributes, attr: ctypes.string_at(value, _ATTRIBUTE_BYTES)})
 
 
 @entry("cuGraphKernelNodeCopyAttributes(CUgraphNode dst, CUgraphNode src)")
@@ -350,4 +349,4 @@ def cuGraphKernelNodeCopyAttributes(dst: int, src: int) -> None:
     (target, work), (_, source) = _kernel(dst), _kernel(src)
     if work.context is not source.context:
         raise DriverError(Result.INVALID_VALUE, "the nodes are of two contexts")
-    target.work = replace(work, attributes=dict(source.attributes))
+    target.work = work.with_attributes(dict(source.attributes))

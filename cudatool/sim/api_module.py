@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from ctypes import c_int, c_size_t, c_uint
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cudatool.ptx import PtxError, parse_image
@@ -468,6 +468,18 @@ class Launch:
         """Execute it, as the operation that was enqueued for it."""
         _execute(self, operation)
 
+    def cooperating(self) -> Launch:
+        """Return the same as a cooperative launch. Fails with CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE."""
+        blocks = self.grid[0] * self.grid[1] * self.grid[2]
+        threads = self.block[0] * self.block[1] * self.block[2]
+        room = profile.ATTRIBUTES[16] * _active_blocks(self.function, self.kernel, threads, self.shared)
+        if blocks > room:
+            raise DriverError(
+                Result.COOPERATIVE_LAUNCH_TOO_LARGE,
+                f"{self.function.name}: {blocks} blocks; {room} of this size run at the same time",
+            )
+        return replace(self, cooperative=True)
+
 
 def checked_launch(
     f: int,
@@ -501,15 +513,11 @@ def checked_launch(
             f"{function.name}: {shared} bytes of dynamic shared memory; "
             f"{_max_dynamic_shared(function, kernel)} are allowed (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)",
         )
+    launch = Launch(function, kernel, grid, block, shared, _pack(kernel, params, extra))
     if cooperative:
-        room = profile.ATTRIBUTES[16] * _active_blocks(function, kernel, threads, shared)
-        if grid[0] * grid[1] * grid[2] > room:
-            raise DriverError(
-                Result.COOPERATIVE_LAUNCH_TOO_LARGE,
-                f"{function.name}: {grid[0] * grid[1] * grid[2]} blocks; {room} of this size run at the same time",
-            )
+        launch = launch.cooperating()
     prepare_calls(context, kernel.system_calls)
-    return Launch(function, kernel, grid, block, shared, _pack(kernel, params, extra), cooperative)
+    return launch
 
 
 def _launch(
@@ -627,7 +635,7 @@ class LaunchConfig(ctypes.Structure):
 
 
 _ATTRIBUTE_BYTES = 72  # sizeof(CUlaunchAttribute): id, padding to 8, a union of 64
-_COOPERATIVE, _CLUSTER_DIMENSION = 2, 4
+COOPERATIVE, _CLUSTER_DIMENSION = 2, 4
 
 
 def launch_attributes(launch: LaunchConfig) -> dict[int, bytes]:
@@ -647,7 +655,7 @@ def cuLaunchKernelEx(config: int, f: int, kernelParams: int, extra: int) -> None
     if not config:
         raise DriverError(Result.INVALID_VALUE)
     launch = LaunchConfig.from_address(config)
-    cooperative = any(launch_attributes(launch).get(_COOPERATIVE, b"")[:4])
+    cooperative = any(launch_attributes(launch).get(COOPERATIVE, b"")[:4])
     grid, block = tuple(launch.grid), tuple(launch.block)
     _launch(f, grid, block, launch.sharedMemBytes, launch.hStream, kernelParams, extra, cooperative=cooperative)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from cudatool.sim import abi, profile
 from cudatool.sim import machine as state
+from cudatool.sim.api_module import COOPERATIVE
 from cudatool.sim.graph import Condition, Graph, Node, NodeType, Update
 from cudatool.sim.queue import EventState, Operation
 from cudatool.sim.results import DriverError, Result
@@ -36,7 +37,6 @@ __all__ = [
 ]
 
 _DEVICE: Final = 2  # CU_MEMORYTYPE_DEVICE
-_COOPERATIVE = 2  # CUlaunchAttributeID
 _IF, _WHILE, _SWITCH = 0, 1, 2  # CUgraphConditionalNodeType
 _HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _READ: Final = 1  # flags of Operation.footprint
@@ -83,8 +83,14 @@ class Kernel(_Leaf):
     def update_to(self, new: Kernel) -> Update:
         if new.context is not self.context:
             return Update.UNSUPPORTED_FUNCTION_CHANGE
-        same = self.attribute(_COOPERATIVE) == new.attribute(_COOPERATIVE)
+        same = self.attribute(COOPERATIVE) == new.attribute(COOPERATIVE)
         return Update.SUCCESS if same else Update.ATTRIBUTES_CHANGED
+
+    def with_attributes(self, attributes: dict[int, bytes]) -> Kernel:
+        """Return the same with other attributes, of which one makes the launch a cooperative one."""
+        kernel = replace(self, attributes=attributes)
+        launch = replace(self.launch, cooperative=False)
+        return replace(kernel, launch=launch.cooperating() if kernel.attribute(COOPERATIVE) else launch)
 
     def attribute(self, number: int) -> int:
         """Return an attribute that is one 32-bit number, 0 if it is not set."""
@@ -346,7 +352,8 @@ class Allocate(_Leaf):
 
     def enqueue(self, run: Run, after: list[Operation]) -> Operation:
         state.machine.graph_memory.allocate(self.slot)
-        return run.add("alloc", "memory allocation node", after)
+        whole = [(self.slot.address, self.slot.size, 0)]
+        return run.add("alloc", "memory allocation node", after, footprint=whole)
 
     def update_to(self, new: Allocate) -> Update:
         return Update.SUCCESS if new.slot is self.slot else Update.NOT_SUPPORTED
@@ -374,7 +381,8 @@ class Free(_Leaf):
             with abi.lock:
                 memory.release(slot)
 
-        return run.add("free", "memory free node", after, run=free)
+        whole = [(slot.address, slot.size, 0)]
+        return run.add("free", "memory free node", after, run=free, footprint=whole)
 
     def update_to(self, new: Free) -> Update:
         return Update.SUCCESS if new.slot is self.slot else Update.NOT_SUPPORTED

@@ -231,7 +231,8 @@ def kernel_of(params: KernelParams, attributes: dict[int, bytes] | None = None) 
     context = context_of(params.ctx)
     grid, block = tuple(params.grid), tuple(params.block)
     launch = checked_launch(handle, context, grid, block, params.sharedMemBytes, params.kernelParams, params.extra)
-    return Kernel(launch, context, attributes or {})
+    kernel = Kernel(launch, context, {})
+    return kernel.with_attributes(attributes) if attributes else kernel
 
 
 def copy_of(params: Memcpy3D, context: Context) -> Copy:

@@ -252,7 +252,7 @@ class GraphExec:
                 memory.release(slot)
 
         operation = Operation(stream, "free", "cuGraphLaunch", abi.call.correlation)
-        operation.run = free
+        operation.run, operation.footprint = free, [(slot.address, slot.size, 0)]
         state.machine.scheduler.enqueue(operation, cost=0)
 
     # ---- changing ----

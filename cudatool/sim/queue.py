@@ -57,7 +57,8 @@ class Operation:
     run
         Does the work; None for pure ordering. An error it raises becomes the context's.
     footprint
-        ``(address, size, flags)`` ranges that a kernel touched, where they were measured.
+        ``(address, size, flags)`` ranges: what a kernel touched, where that was measured; what a node of a graph
+        copies or sets; and, with flags 0, what a graph allocates or frees.
     findings
         What the checkers found when it ran.
     host_source

@@ -28,7 +28,7 @@ PTX = b"""
 }
 """
 with ct.record("t.ctrace", device="sim", measure_accesses=True):
-    from cuda.core import Device, LaunchConfig, ObjectCode, launch
+    from cuda.core import Device, GraphMemoryResource, LaunchConfig, ObjectCode, launch
     device = Device()
     device.set_current()
     stream = device.create_stream()
@@ -36,6 +36,8 @@ with ct.record("t.ctrace", device="sim", measure_accesses=True):
     copy = device.memory_resource.allocate(64, stream=stream)
     kernel = ObjectCode.from_ptx(PTX).get_kernel("one")
     builder = stream.create_graph_builder().begin_building()
+    temporary = GraphMemoryResource(device).allocate(32, stream=builder)
+    temporary.close(stream=builder)
     for _ in range(2):
         launch(builder, LaunchConfig(grid=1, block=1), kernel, memory)
     copy.copy_from(memory, stream=builder)
@@ -93,3 +95,16 @@ def test_accesses_of_kernels_and_copies_belong_to_their_launch(recorded):
         assert sorted(
             [kernel, kernel, (memory, 64, int(AccessFlag.READ)), (copy, 64, int(AccessFlag.WRITE))]
         ) == sorted(found)
+
+
+def test_memory_of_a_graph_is_allocated_and_freed_at_each_launch(recorded):
+    trace, _ = recorded
+    records = trace.records
+    kinds = {Kind.MEM_ALLOC: "alloc", Kind.GRAPH_LAUNCH: "launch", Kind.MEM_FREE: "free"}
+    named = [trace.names[int(record["name"])] for record in records]
+    order = [
+        (kinds[int(record["kind"])], int(record["size"]))
+        for record, name in zip(records, named, strict=True)
+        if record["kind"] in kinds and name == "cuGraphLaunch"
+    ]
+    assert [("alloc", 32), ("launch", 0), ("free", 32)] * 3 == order

@@ -87,6 +87,19 @@ def test_nothing_is_left_over_for_the_next_block(ptx_kernel, launch):
     assert [0, 1, 0, 3, 0, 5, 0, 7] == result.tolist()
 
 
+def test_bulk_copy_completes_the_phase_that_expects_its_bytes(ptx_kernel, launch):
+    data, result = np.arange(256, dtype=np.uint32), np.zeros(256, np.uint32)
+    body = f"""{HEAD} setp.ne.u32 %go, %t, 0; @!%go mbarrier.init.shared.b64 [%d], 1; bar.sync 0; @%go bra wait;
+    mbarrier.arrive.expect_tx.shared.b64 _, [%d], 1024;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%s], [%p], 1024, [%d];
+    wait: mbarrier.try_wait.parity.shared.b64 %go, [%d], 0; @!%go bra wait;
+    mad.lo.u32 %x, %t, 4, %s; ld.shared.u32 %y, [%x]; add.u32 %y, %y, 1; st.shared.u32 [%x], %y; bar.sync 0;
+    setp.ne.u32 %go, %t, 0; @%go ret; cp.async.bulk.global.shared::cta.bulk_group [%q], [%s], 1024;
+    cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0; ret;"""
+    launch(ptx_kernel(PARAMS, body), 1, 256, data, result)
+    assert (data + 1).tolist() == result.tolist()
+
+
 # ---- mbarrier ----
 
 INIT = "setp.eq.u32 %go, %t, 0; @%go mbarrier.init.shared.b64 [%d], {count}; bar.sync 0;"
@@ -181,3 +194,18 @@ def test_missing_arrival_is_a_deadlock(ptx_kernel, launch, wait):
     data = np.zeros(1, np.uint32)
     with pytest.raises(jit.KernelDeadlock, match=rf"mbarrier\.{wait}"):
         launch(kernel, 1, 32, data, data)
+
+
+def test_arrivals_at_a_barrier_count_for_those_who_wait(ptx_kernel, launch):
+    """Warp 0 produces and goes on; warp 1 waits for it. Each of three rounds uses two barriers."""
+    result = np.zeros((3, 32), np.uint32)
+    body = f"""{HEAD} .reg .b32 %n, %w; .reg .pred %first; shr.u32 %w, %t, 5; and.b32 %t, %t, 31; setp.eq.u32 %first, %w, 0;
+    mad.lo.u32 %s, %t, 4, %s; mul.wide.u32 %o, %t, 4; add.u64 %q, %q, %o; mov.u32 %n, 0;
+    @%first bra produce; bar.arrive 2, 64; bra consume;
+    produce: bar.sync 2, 64; mad.lo.u32 %x, %n, 100, %t; st.shared.u32 [%s], %x; barrier.cta.arrive 1, 64;
+    add.u32 %n, %n, 1; setp.lt.u32 %go, %n, 3; @%go bra produce; bra end;
+    consume: bar.sync 1, 64; ld.shared.u32 %x, [%s]; st.global.u32 [%q], %x; add.u64 %q, %q, 128;
+    add.u32 %n, %n, 1; setp.lt.u32 %go, %n, 3; @!%go bra end; bar.arrive 2, 64; bra consume;
+    end: bar.sync 0; ret;"""
+    launch(ptx_kernel(PARAMS, body), 2, 64, result, result)
+    assert (100 * np.arange(3)[:, None] + np.arange(32)).tolist() == result.tolist()

@@ -362,3 +362,23 @@ def test_seed_permutes_the_order_of_blocks(ptx_kernel, launch):
     assert orders[1] == orders[2]
     assert orders[1] != orders[0] != orders[3]
     assert sorted(orders[3]) == orders[0]
+
+
+@pytest.mark.parametrize("name", ["b0", "v1", "l1", "entry", "params", "slots", "zero", "context", "tx", "lanes"])
+def test_register_may_have_any_name(run, name):
+    found = run(
+        f".reg .b32 {name}; mov.u32 {name}, %t; mov.u32 %x, 0;\n"
+        f"L: add.u32 %x, %x, {name}; sub.u32 {name}, {name}, 1; setp.gt.s32 %p, {name}, 0; @%p bra L;\n"
+        f"vote.sync.ballot.b32 %y, %p, -1; add.u32 {name}, %x, %y; st.global.u32 [%b], {name}; ret;",
+        np.zeros(32),
+    )
+    assert [t * (t + 1) // 2 for t in range(32)] == found.tolist()
+
+
+def test_vectors_are_moved_as_if_at_once(run):
+    found = run(
+        ".reg .v2 .b32 v; mov.v2.u32 v, {1, 2}; mov.v2.u32 v, {v.y, v.x}; mov.v2.u32 {%x, %y}, v;"
+        "mad.lo.u32 %x, %x, 10, %y; st.global.u32 [%b], %x; ret;",
+        np.zeros(1),
+    )
+    assert [21] == found.tolist()

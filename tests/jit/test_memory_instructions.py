@@ -185,17 +185,19 @@ def test_a_division_by_zero_is_no_fault(ptx_kernel, launch):
 
 
 def test_unsupported_instruction_is_named_with_kernel_and_line(ptx_kernel):
-    kernel = ptx_kernel("", ".reg .b32 %x;\nmov.u32 %x, 1;\nvadd4.u32.u32.u32 %x, %x, %x, %x;\nret;")
-    with pytest.raises(jit.UnsupportedInstruction, match=r"^k: .*vadd4\.u32\.u32\.u32 \(PTX line 9\)$") as error:
+    kernel = ptx_kernel("", ".reg .b32 %x;\nmov.u32 %x, 1;\ncp.async.bulk.commit_group;\nret;")
+    with pytest.raises(
+        jit.UnsupportedInstruction, match=r"^k: .*cp\.async\.bulk\.commit_group \(PTX line 9\)$"
+    ) as error:
         kernel.prepare()
-    assert ("vadd4.u32.u32.u32", "k", 9) == (error.value.instruction, error.value.kernel, error.value.line)
+    assert ("cp.async.bulk.commit_group", "k", 9) == (error.value.instruction, error.value.kernel, error.value.line)
 
 
 def test_unsupported_instruction_names_the_cuda_line_if_known():
     text = """.version 8.3\n.target sm_90\n.address_size 64
     .visible .entry good() { ret; }
     .visible .entry bad() { .reg .b32 %x; .loc 1 42 7
-    vadd4.u32.u32.u32 %x, %x, %x, %x; ret; }
+    cp.async.bulk.commit_group; ret; }
     .file 1 "/src/app.cu" """
     module = jit.load(text.encode())
     module.kernels["good"].prepare()

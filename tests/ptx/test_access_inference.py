@@ -107,8 +107,9 @@ def test_register_that_held_an_index_before_is_not_taken_for_a_pointer():
     assert {"p": W, "q": W} == modes(infer(PQ, body))
 
 
-def test_null_until_it_is_assigned():
-    body = "mov.u64 %d1, 0; @%p1 ld.param.u64 %d1, [p]; ld.global.u32 %r1, [%d1];"
+@pytest.mark.parametrize("index", ["", "mov.u32 %r1, %tid.x; mad.wide.u32 %d1, %r1, 4, %d1;", "add.s64 %d1, %d1, 8;"])
+def test_null_until_it_is_assigned(index):
+    body = f"mov.u64 %d1, 0; @%p1 ld.param.u64 %d1, [p]; {index} ld.global.u32 %r1, [%d1];"
     result = infer(P, body)
     assert ({"p": R}, frozenset()) == (modes(result), result.doubts)
 
@@ -121,11 +122,13 @@ def test_null_until_it_is_assigned():
         "ld.global.u32 %r1, [%d9];",
         "ld.global.u32 %r1, [140737488355328];",
         "mov.u64 %d3, 16; ld.global.u32 %r1, [%d3];",
+        "mov.u64 %d3, 0; add.u64 %d3, %d3, 4; ld.global.u32 %r1, [%d3];",
+        "mul.lo.u64 %d3, %d1, 1; @%p1 ld.param.u64 %d3, [p]; ld.global.u32 %r1, [%d3+4];",
     ],
 )
 def test_addresses_that_are_not_followed_are_said(code):
     result = infer(P, "ld.param.u64 %d1, [p];" + code)
-    assert ({}, frozenset({Doubt.UNKNOWN_ADDRESS})) == (modes(result), result.doubts)
+    assert frozenset({Doubt.UNKNOWN_ADDRESS}) == result.doubts
 
 
 def test_pointer_to_pointers():
@@ -383,6 +386,15 @@ def test_values_with_very_many_origins_stay_sound():
     sums = "mov.u64 %d2, 0;" + "".join(f"add.s64 %d2, %d2, %x{i};" for i in range(count))
     result = infer(parameters, declared + loads + chain + sums + "ld.global.u32 %r1, [%d1]; st.global.u32 [%d2], 0;")
     assert {f"p{i}": R | W for i in range(count)} == modes(result)
+
+
+@pytest.mark.parametrize("count", [40, 100])
+def test_index_beside_one_of_very_many_pointers(count):
+    parameters = ", ".join(f".param .u64 p{i}" for i in range(count))
+    body = "".join(f"ld.param.u64 %d2, [p{i}]; selp.b64 %d1, %d2, %d1, %p1;" for i in range(count))
+    body += "mov.u32 %r1, %tid.x; mad.wide.u32 %d3, %r1, 4, %d1; st.global.u32 [%d3], 0;"
+    result = infer(parameters, "mov.u64 %d1, 0;" + body)
+    assert ({f"p{i}": W for i in range(count)}, frozenset()) == (modes(result), result.doubts)
 
 
 def test_no_such_kernel():

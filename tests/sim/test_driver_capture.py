@@ -132,6 +132,21 @@ def test_launch_attributes_are_captured(driver, ok, programs, capture):
     assert [4] == programs.numbers()
 
 
+def test_cooperative_launches_are_captured_as_such(driver, ok, programs, capture):
+    arguments = (programs.memory, 1, 4), (ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32)
+    launch, kernel = driver.cuLaunchCooperativeKernel, programs.functions["affine"]
+    capture.begin()
+    ok(launch(kernel, 1, 1, 1, 1, 1, 1, 0, capture.stream, arguments))
+    too_large = launch(kernel, 1 << 20, 1, 1, 1, 1, 1, 0, capture.stream, arguments)
+    assert "COOPERATIVE_LAUNCH_TOO_LARGE" == name(too_large)
+    graph = capture.end()
+    (node,), _ = ok(driver.cuGraphGetNodes(graph, 1))
+    kind = driver.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+    assert 1 == ok(driver.cuGraphKernelNodeGetAttribute(node, kind)).cooperative
+    run(driver, ok, programs, graph)
+    assert [4] == programs.numbers()
+
+
 def test_captured_launch_of_a_graph_is_a_child_graph(driver, ok, programs, capture):
     programs.affine(1, 2)
     executable = programs.instantiate()

@@ -154,8 +154,8 @@ def test_code_that_does_not_exist(machine):
 
 
 def test_missing_entry_point_is_named(driver):
-    with pytest.raises(Exception, match="cuArray3DCreate") as error:
-        driver.cuArray3DCreate(driver.CUDA_ARRAY3D_DESCRIPTOR())
+    with pytest.raises(Exception, match="cuImportExternalSemaphore") as error:
+        driver.cuImportExternalSemaphore(driver.CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC())
     assert type(error.value).__name__ == "FunctionNotFoundError"
 
 

@@ -482,6 +482,26 @@ def test_kernel_attributes_are_set_and_copied(driver, ok, programs):
     assert "ERROR_INVALID_VALUE" == name(driver.cuGraphKernelNodeGetAttribute(empty, kind))
 
 
+def test_cooperative_kernels_that_do_not_fit_are_refused(driver, ok, programs):
+    params = programs.kernel_params("affine", programs.memory, 1, 1, grid=1 << 20)
+    node = ok(driver.cuGraphAddKernelNode(programs.graph, None, 0, params))
+    value = driver.CUkernelNodeAttrValue()
+    value.cooperative = 1
+    kind = driver.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+    answer = driver.cuGraphKernelNodeSetAttribute(node, kind, value)
+    assert "ERROR_COOPERATIVE_LAUNCH_TOO_LARGE" == name(answer)
+    ok(driver.cuGraphKernelNodeSetParams(node, programs.kernel_params("affine", programs.memory, 1, 1)))
+    ok(driver.cuGraphKernelNodeSetAttribute(node, kind, value))
+    executable = programs.instantiate()
+    other = ok(driver.cuGraphCreate(0))
+    plain = programs.affine(1, 1, graph=other)
+    assert ("ATTRIBUTES_CHANGED", int(plain), 0) == update_failure(executable, other)
+    programs.run(executable)
+    assert [1] == programs.numbers()
+    ok(driver.cuGraphExecDestroy(executable))
+    ok(driver.cuGraphDestroy(other))
+
+
 # ---- Instantiating ----
 
 

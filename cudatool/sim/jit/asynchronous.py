@@ -111,14 +111,14 @@ finish:
   br label %loop
 end:
   ret void
-}}
-
-declare void @llvm.memcpy.p0.p0.i32(ptr, ptr, i32, i1)
-declare void @llvm.memset.p0.i32(ptr, i8, i32, i1)"""
+}}"""
+_MEMCPY = "declare void @llvm.memcpy.p0.p0.i32(ptr, ptr, i32, i1)"
+_MEMSET = "declare void @llvm.memset.p0.i32(ptr, i8, i32, i1)"
 
 
 def _queue(e: Emitter) -> str:
-    e.define(_FUNCTIONS)
+    for text in (_FUNCTIONS, _MEMCPY, _MEMSET):
+        e.define(text)
     return e.op(f"getelementptr i8, ptr %local, i64 {e.layout.local[ASYNC_QUEUE]}")
 
 
@@ -129,9 +129,11 @@ def begin(e: Emitter) -> None:
 
 @lowers("cp")
 def _cp(e: Emitter, i: Instruction) -> None:
-    if i.modifiers[0] != "async" or {"bulk", "reduce"}.intersection(i.modifiers):
+    if i.modifiers[0] != "async" or {"tensor", "reduce"}.intersection(i.modifiers):
         raise e.unsupported()
-    if "mbarrier" in i.modifiers:
+    if "bulk" in i.modifiers:
+        _bulk(e, i)
+    elif "mbarrier" in i.modifiers:
         # The copies that the arrival waits for are made now; unless .noinc, the arrival was counted as it came.
         _finish_all(e)
         if "noinc" in i.modifiers:
@@ -144,6 +146,26 @@ def _cp(e: Emitter, i: Instruction) -> None:
         _finish_all(e)
     else:
         _copy(e, i)
+
+
+def _bulk(e: Emitter, i: Instruction) -> None:
+    """A bulk copy is made at once: nobody but another thread may be waiting for it."""
+    if {"commit_group", "wait_group", "prefetch"}.intersection(i.modifiers):
+        return
+    to_space, from_space = (m.partition("::")[0] for m in i.modifiers if m.partition("::")[0] in ("shared", "global"))
+    to_space, to = e.pointer(to_space, i.operands[0])
+    from_space, source = e.pointer(from_space, i.operands[1])
+    size = e.get(i.operands[2], "u32")
+    if e.instrument:  # a multiple of 16 bytes: the first and the last 16 stand for all
+        last = e.op(f"sub i32 {size}, 16")
+        e.guarded(to_space, e.op(f"getelementptr i8, ptr {to}, i32 {last}"), 16, WRITE, i)
+        e.guarded(from_space, e.op(f"getelementptr i8, ptr {source}, i32 {last}"), 16, READ, i)
+    to, source = e.guarded(to_space, to, 16, WRITE, i), e.guarded(from_space, source, 16, READ, i)
+    e.define(_MEMCPY)
+    e.emit(f"call void @llvm.memcpy.p0.p0.i32(ptr {to}, ptr {source}, i32 {size}, i1 false)")
+    if "mbarrier::complete_tx::bytes" in i.modifiers:
+        done = e.op(f"sub i64 0, {e.op(f'zext i32 {size} to i64')}")
+        _update(e, i, i.operands[3], arrivals="0", bytes_=done)
 
 
 def _finish_all(e: Emitter) -> None:

@@ -91,7 +91,12 @@ def _slct(e: Emitter, i: Instruction) -> None:
 def _mov(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     target, source = i.operands
-    if isinstance(source, VectorOperand):  # pack
+    if isinstance(source, VectorOperand) and isinstance(target, VectorOperand):
+        kind = f"b{8 * type_bytes(t)}"
+        values = [e.get(element, kind) for element in source.elements]  # all of them before the first is set
+        for element, value in zip(target.elements, values, strict=True):
+            e.set(element, value, kind)
+    elif isinstance(source, VectorOperand):  # pack
         part = f"i{8 * type_bytes(t) // len(source.elements)}"
         values = [e.get(element, f"b{part[1:]}") for element in source.elements]
         e.set(target, e.pack(values, part), f"b{8 * type_bytes(t)}")

@@ -278,7 +278,7 @@ class Emitter:
             raise self.unsupported(f"register {register}")
         slot = self.used.get(register)
         if slot is None:
-            slot = self.used[register] = f'%"{register}"'
+            slot = self.used[register] = f'%"register {register}"'
         return slot, storage_type(declared)
 
     def read(self, register: str) -> tuple[str, str]:

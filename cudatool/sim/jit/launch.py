@@ -302,7 +302,7 @@ class _Run:
         self.workers = _take_workers(threads)
         self.spare: list[_Memory] = []
         self.asleep: dict[_Worker, deque[_Memory]] = {worker: deque() for worker in self.workers}
-        self.ended = False  # whether everybody is to stop
+        self._ended = False
         self.reason = Stop.NONE
         self.started = time.monotonic()
         self.seen = (0, self.started, 0)  # progress, when it was made, and how many rounds ago
@@ -329,10 +329,14 @@ class _Run:
             context.arena_base, context.arena_bytes = footprint.base, footprint.size
             context.shadow_read, context.shadow_write, context.shadow_atomic, context.shadow_pages = footprint.addresses
 
+    def ended(self) -> bool:
+        """Return whether everybody is to stop."""
+        return self._ended
+
     def stop(self, reason: int = Stop.NONE) -> None:
         """Let nobody begin another block."""
         self.reason = self.reason or reason
-        self.ended = True
+        self._ended = True
         self.counter.value = self.blocks
 
     def work(self, worker: _Worker) -> int:
@@ -340,10 +344,10 @@ class _Run:
         worker.thread = threading.get_ident()
         asleep = self.asleep[worker]
         fresh = True  # whether there may be blocks that nobody has begun
-        while not self.ended:
+        while not self.ended():
             # As many new blocks as there are parked ones, so that each is looked at often, but not too often.
             begin = self.blocks if self.launch.cooperative else max(1, len(asleep))
-            while fresh and begin and len(asleep) < _MAX_PARKED and not self.ended:
+            while fresh and begin and len(asleep) < _MAX_PARKED and not self.ended():
                 if number := self._call(worker, None):
                     return number
                 fresh = bool(worker.context.parked)
@@ -351,7 +355,7 @@ class _Run:
             if not asleep:
                 return 0
             for _ in range(len(asleep)):
-                if self.ended:
+                if self.ended():
                     break
                 if number := self._call(worker, asleep.popleft()):
                     return number
@@ -366,6 +370,9 @@ class _Run:
             self.spare.append(worker.memory)
             worker.use(parked)
             context.current = parked.current
+            # A block that waited for others is ordered after what they did: no race with that is looked for.
+            context.race_moment += 1
+            context.race_launch = context.race_block = context.race_moment
         context.resume, context.parked = parked is not None, 0
         left_ns = 0
         if self.launch.timeout_s:
@@ -475,7 +482,7 @@ def _finish(going: _Run, worker: _Worker, job: Future[int] | None) -> int:
         return 0
     while True:
         try:
-            return job.result(timeout=0.2 if going.ended else None)
+            return job.result(timeout=0.2 if going.ended() else None)
         except TimeoutError:
             if worker.thread and not job.done():
                 signal.pthread_kill(worker.thread, STOP_SIGNAL)
