@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudatool.ptx import PtxError, device_code, is_container, ptx_for, register_counts
@@ -97,6 +97,7 @@ def test_machine_code_has_no_ptx():
     assert [] == ptx_for(plain_fatbin(cubin, 90, kind=2), 90)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_anything_is_read_or_refused(data):
     whole = archive(object_file(b".nv_fatbin", plain_fatbin(PTX, 90)), object_file(b".text", b"", machine=190))
