@@ -20,6 +20,7 @@ libraries = [
     Extension(
         "cudatool.sim._libcuda",
         ["cudatool/sim/_libcuda.c", "cudatool/sim/_device.c", "cudatool/sim/_texture.c"],
+        libraries=["m"],
         extra_link_args=["-Wl,-soname,libcuda.so.1"],
     ),
     Extension(

@@ -4,6 +4,8 @@
  * fault (see cudatool_guarded_call), so nothing here touches memory of the kernel's while it holds a lock.
  */
 #define _GNU_SOURCE
+#include <fenv.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -279,3 +281,29 @@ int32_t cudatool_free(heap_t *heap, char *block) {
     leave(&heap->lock);
     return good;
 }
+
+/* Arithmetic rounded in a direction: add, sub, mul, fma, div, sqrt; to nearest, down, up, to zero. The operands are
+ * volatile so that nothing moves across the change of the rounding mode. */
+static const int directions[] = {FE_TONEAREST, FE_DOWNWARD, FE_UPWARD, FE_TOWARDZERO};
+
+#define ROUNDED(name, type, fused, root)                                                                               \
+    type name(int32_t operation, int32_t mode, type x, type y, type z) {                                               \
+        volatile type a = x, b = y, c = z, result = 0;                                                                 \
+        int before = fegetround();                                                                                     \
+        cudatool_busy = 1;                                                                                             \
+        fesetround(directions[mode & 3]);                                                                              \
+        switch (operation) {                                                                                           \
+        case 0: result = a + b; break;                                                                                 \
+        case 1: result = a - b; break;                                                                                 \
+        case 2: result = a * b; break;                                                                                 \
+        case 3: result = fused(a, b, c); break;                                                                        \
+        case 4: result = a / b; break;                                                                                 \
+        case 5: result = root(a); break;                                                                               \
+        }                                                                                                              \
+        fesetround(before);                                                                                            \
+        cudatool_leave_busy();                                                                                         \
+        return result;                                                                                                 \
+    }
+
+ROUNDED(cudatool_rounded_f32, float, fmaf, sqrtf)
+ROUNDED(cudatool_rounded_f64, double, fma, sqrt)

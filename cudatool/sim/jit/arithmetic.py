@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cudatool.ptx import Instruction, Register, type_bytes
 from cudatool.sim.jit.emit import Emitter, llvm_type
-from cudatool.sim.jit.formats import fma_to_odd, narrow, sum_error
+from cudatool.sim.jit.formats import fma_to_odd, narrow
 from cudatool.sim.jit.table import lowers, types_of
 
 __all__ = ["FLOATS", "canonical", "directed", "flush", "inputs", "intrinsic", "saturate"]
@@ -91,31 +91,16 @@ def _relu(e: Emitter, value: str, kind: str) -> str:
     return intrinsic(e, "maximum", kind, value, _zero(kind))
 
 
-def directed(e: Emitter, i: Instruction, kind: str, rounded: str, error: str) -> str:
-    """Correct a result rounded to nearest to the rounding that `i` asks for.
+_OPERATIONS = ("add", "sub", "mul", "fma", "div", "sqrt")  # as cudatool_rounded_* of _device.c counts them
+_MODES = ("rn", "rm", "rp", "rz")
 
-    `error` is the exact result minus `rounded`, of which only the sign matters. One step of the last place in the
-    wanted direction is one step of the bit pattern.
-    """
-    mode = next(m for m in i.modifiers if m in _DIRECTED)
-    bits = "i32" if kind == "float" else "i64"
-    above = e.op(f"fcmp ogt {kind} {error}, 0.0")  # the exact value lies above
-    below = e.op(f"fcmp olt {kind} {error}, 0.0")
-    pattern = e.op(f"bitcast {kind} {rounded} to {bits}")
-    negative = e.op(f"icmp slt {bits} {pattern}, 0")
-    up = {"rp": above, "rm": "false", "rz": ""}[mode] or e.op(f"and i1 {above}, {negative}")
-    positive = e.op(f"xor i1 {negative}, true")
-    down = {"rm": below, "rp": "false", "rz": ""}[mode] or e.op(f"and i1 {below}, {positive}")
-    # Away from zero the pattern grows.
-    grow = e.op(f"xor i1 {up}, {negative}")
-    moved = e.op(f"or i1 {up}, {down}")
-    grow_step = e.op(f"select i1 {grow}, {bits} 1, {bits} -1")
-    step = e.op(f"select i1 {moved}, {bits} {grow_step}, {bits} 0")
-    zero = e.op(f"fcmp oeq {kind} {rounded}, 0.0")
-    smallest = e.op(f"select i1 {down}, {bits} {-(2**31) + 1 if kind == 'float' else -(2**63) + 1}, {bits} 1")
-    kept = e.op(f"select i1 {moved}, {bits} {smallest}, {bits} {pattern}")
-    stepped = e.op(f"add {bits} {pattern}, {step}")
-    return e.op(f"bitcast {bits} {e.op(f'select i1 {zero}, {bits} {kept}, {bits} {stepped}')} to {kind}")
+
+def directed(e: Emitter, i: Instruction, kind: str, operation: str, *values: str) -> str:
+    """Return the result of an operation rounded in the direction that `i` asks for: the host computes it so."""
+    mode = next(number for number, name in enumerate(_MODES) if number and name in i.modifiers)
+    suffix = "f32" if kind == "float" else "f64"
+    operands = [f"{kind} {value}" for value in (*values, "0.0", "0.0")[:3]]
+    return e.call(kind, f"cudatool_rounded_{suffix}", f"i32 {_OPERATIONS.index(operation)}", f"i32 {mode}", *operands)
 
 
 def _is_directed(e: Emitter, i: Instruction, t: str) -> bool:
@@ -135,11 +120,8 @@ def _add(e: Emitter, i: Instruction) -> None:
     kind = llvm_type(t)
     a, b = inputs(e, i, t)
     if t in FLOATS:
-        value = e.op(f"f{i.opcode} {kind} {a}, {b}")
-        if _is_directed(e, i, t):
-            other = b if i.opcode == "add" else e.op(f"fneg {kind} {b}")
-            value = directed(e, i, kind, value, sum_error(e, kind, a, other, value))
-        _put_result(e, i, t, value)
+        directs = _is_directed(e, i, t)
+        _put_result(e, i, t, directed(e, i, kind, i.opcode, a, b) if directs else e.op(f"f{i.opcode} {kind} {a}, {b}"))
     elif "sat" in i.modifiers:
         e.set(i.operands[0], intrinsic(e, f"s{i.opcode}.sat", kind, a, b), t)
     else:
@@ -200,10 +182,8 @@ def _mul(e: Emitter, i: Instruction) -> None:
     kind = llvm_type(t)
     a, b = inputs(e, i, t)
     if t in FLOATS:
-        value = e.op(f"fmul {kind} {a}, {b}")
-        if _is_directed(e, i, t):
-            value = directed(e, i, kind, value, intrinsic(e, "fma", kind, a, b, e.op(f"fneg {kind} {value}")))
-        _put_result(e, i, t, value)
+        directs = _is_directed(e, i, t)
+        _put_result(e, i, t, directed(e, i, kind, "mul", a, b) if directs else e.op(f"fmul {kind} {a}, {b}"))
     else:
         e.set(i.operands[0], *_product(e, i, t, a, b))
 
@@ -254,37 +234,9 @@ def _fma(e: Emitter, i: Instruction) -> None:
     a, b, c = inputs(e, i, t)
     if t not in ("f32", "f64"):
         return _put_result(e, i, t, _half_fma(e, t, a, b, c))
-    value = intrinsic(e, "fma", kind, a, b, c)
     if _is_directed(e, i, t):
-        error = _fma_error(e, a, b, c, value) if t == "f32" else _fma_error_double(e, a, b, c, value)
-        value = directed(e, i, kind, value, error)
-    return _put_result(e, i, t, value)
-
-
-def _fma_error(e: Emitter, a: str, b: str, c: str, value: str) -> str:
-    """Return a float with the sign of a * b + c - value."""
-    a, b, c, result = (e.op(f"fpext float {x} to double") for x in (a, b, c, value))
-    product = e.op(f"fmul double {a}, {b}")  # exact in double
-    total = e.op(f"fadd double {product}, {c}")
-    # exact = total + rest, where `total - result` is exact unless `total` is far off, and then decides alone
-    rest = sum_error(e, "double", product, c, total)
-    error = e.op(f"fadd double {e.op(f'fsub double {total}, {result}')}, {rest}")
-    sign = intrinsic(e, "copysign", "float", "1.0", e.op(f"fptrunc double {error} to float"))
-    return e.op(f"select i1 {e.op(f'fcmp oeq double {error}, 0.0')}, float 0.0, float {sign}")
-
-
-def _fma_error_double(e: Emitter, a: str, b: str, c: str, value: str) -> str:
-    """Return a double with the sign of a * b + c - value; exact unless a part of the product underflows."""
-    product = e.op(f"fmul double {a}, {b}")
-    low = intrinsic(e, "fma", "double", a, b, e.op(f"fneg double {product}"))
-    total = e.op(f"fadd double {product}, {c}")
-    rest = sum_error(e, "double", product, c, total)
-    small = e.op(f"fadd double {rest}, {low}")
-    tiny = sum_error(e, "double", rest, low, small)
-    apart = e.op(f"fsub double {total}, {value}")
-    error = e.op(f"fadd double {apart}, {small}")
-    left = e.op(f"fadd double {sum_error(e, 'double', apart, small, error)}, {tiny}")
-    return e.op(f"select i1 {e.op(f'fcmp oeq double {error}, 0.0')}, double {left}, double {error}")
+        return _put_result(e, i, t, directed(e, i, kind, "fma", a, b, c))
+    return _put_result(e, i, t, intrinsic(e, "fma", kind, a, b, c))
 
 
 def _halves(e: Emitter, t: str, value: str) -> list[str]:
@@ -350,9 +302,8 @@ def _div(e: Emitter, i: Instruction) -> None:
     kind = llvm_type(t)
     a, b = inputs(e, i, t)
     if t in FLOATS:
-        value = e.op(f"fdiv {kind} {a}, {b}")
-        if _is_directed(e, i, t):
-            value = directed(e, i, kind, value, _quotient_error(e, kind, a, b, value))
+        directs = _is_directed(e, i, t)
+        value = directed(e, i, kind, "div", a, b) if directs else e.op(f"fdiv {kind} {a}, {b}")
         return _put_result(e, i, t, value)
     # A zero divisor gives all ones, and the dividend as the remainder; neither may trap on the host.
     zero = e.op(f"icmp eq {kind} {b}, 0")
@@ -367,13 +318,6 @@ def _div(e: Emitter, i: Instruction) -> None:
     value = e.op(f"select i1 {zero}, {kind} {'-1' if i.opcode == 'div' else a}, {kind} {value}")
     e.set(i.operands[0], value, t)
     return None
-
-
-def _quotient_error(e: Emitter, kind: str, a: str, b: str, quotient: str) -> str:
-    """Return a number with the sign of a / b - quotient."""
-    rest = intrinsic(e, "fma", kind, e.op(f"fneg {kind} {quotient}"), b, a)
-    flipped = e.op(f"fneg {kind} {rest}")
-    return e.op(f"select i1 {e.op(f'fcmp olt {kind} {b}, 0.0')}, {kind} {flipped}, {kind} {rest}")
 
 
 @lowers("abs neg")
@@ -423,10 +367,8 @@ def _rcp(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind = llvm_type(t)
     (a,) = inputs(e, i, t)
-    value = e.op(f"fdiv {kind} 1.0, {a}")
-    if _is_directed(e, i, t):
-        value = directed(e, i, kind, value, _quotient_error(e, kind, "1.0", a, value))
-    _put_result(e, i, t, value)
+    directs = _is_directed(e, i, t)
+    _put_result(e, i, t, directed(e, i, kind, "div", "1.0", a) if directs else e.op(f"fdiv {kind} 1.0, {a}"))
 
 
 @lowers("sqrt")
@@ -434,11 +376,12 @@ def _sqrt(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind = llvm_type(t)
     (a,) = inputs(e, i, t)
-    value = intrinsic(e, "sqrt", kind, a)
-    if _is_directed(e, i, t):
-        error = intrinsic(e, "fma", kind, e.op(f"fneg {kind} {value}"), value, a)
-        value = directed(e, i, kind, value, error)
-    _put_result(e, i, t, value)
+    directs = _is_directed(e, i, t)
+    value = directed(e, i, kind, "sqrt", a) if directs else intrinsic(e, "sqrt", kind, a)
+    # Said in so many words because LLVM 22 takes a root of what may be negative for a number.
+    real = e.op(f"fcmp oge {kind} {a}, 0.0")
+    nan = "0x7FFFFFFFE0000000" if kind == "float" else "0xFFF8000000000000"
+    _put_result(e, i, t, e.op(f"select i1 {real}, {kind} {value}, {kind} {nan}"))
 
 
 @lowers("rsqrt")
@@ -471,7 +414,8 @@ def _copysign(e: Emitter, i: Instruction) -> None:
     e.set(i.operands[0], intrinsic(e, "copysign", llvm_type(t), b, a), t)  # PTX names the sign first
 
 
-_CLASSES = {"finite": 504, "infinite": 516, "number": 1020, "notanumber": 3, "normal": 264, "subnormal": 144}
+# What llvm.is.fpclass tests; zeros count as normal numbers.
+_CLASSES = {"finite": 504, "infinite": 516, "number": 1020, "notanumber": 3, "normal": 360, "subnormal": 144}
 
 
 @lowers("testp")

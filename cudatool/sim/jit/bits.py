@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cudatool.ptx import Instruction, Pair, type_bytes
+from cudatool.ptx import Instruction, Operand, Pair, type_bytes
 from cudatool.sim.jit.arithmetic import inputs, intrinsic
 from cudatool.sim.jit.emit import Emitter, llvm_type
 from cudatool.sim.jit.table import lowers, types_of
@@ -112,12 +112,20 @@ def _shifted(e: Emitter, operation: str, value: str, count: str, kind: str, bits
     return e.op(f"select i1 {inside}, {kind} {shifted}, {kind} 0")
 
 
+def _field_operand(e: Emitter, operand: Operand, bits: int) -> str:
+    """Return a position or length. PTX names its low 8 bits; for fields of 64 bits an H200 goes by the whole value."""
+    value = e.get(operand, "u32")
+    if bits == 64:
+        return intrinsic(e, "umin", "i32", value, "255")
+    return e.op(f"and i32 {value}, 255")
+
+
 @lowers("bfe")
 def _bfe(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind, bits = llvm_type(t), 8 * type_bytes(t)
     a = e.get(i.operands[1], t)
-    position, length = (e.op(f"and i32 {e.get(operand, 'u32')}, 255") for operand in i.operands[2:])
+    position, length = (_field_operand(e, operand, bits) for operand in i.operands[2:])
     mask = _field_mask(e, length, kind, bits)
     value = e.op(f"and {kind} {_shifted(e, 'lshr', a, position, kind, bits)}, {mask}")
     if t[0] == "s":
@@ -140,7 +148,7 @@ def _bfi(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind, bits = llvm_type(t), 8 * type_bytes(t)
     a, b = (e.get(operand, t) for operand in i.operands[1:3])
-    position, length = (e.op(f"and i32 {e.get(operand, 'u32')}, 255") for operand in i.operands[3:])
+    position, length = (_field_operand(e, operand, bits) for operand in i.operands[3:])
     mask = _shifted(e, "shl", _field_mask(e, length, kind, bits), position, kind, bits)
     inserted = e.op(f"and {kind} {_shifted(e, 'shl', a, position, kind, bits)}, {mask}")
     kept = e.op(f"and {kind} {b}, {e.op(f'xor {kind} {mask}, -1')}")

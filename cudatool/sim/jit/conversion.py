@@ -5,7 +5,7 @@ from __future__ import annotations
 from cudatool.ptx import Instruction, Symbol, type_bytes
 from cudatool.sim.jit.arithmetic import canonical, directed, flush, intrinsic, saturate
 from cudatool.sim.jit.emit import Emitter, llvm_type
-from cudatool.sim.jit.formats import FORMATS, narrow, sum_error, widen_fp8
+from cudatool.sim.jit.formats import FORMATS, narrow, widen_fp8
 from cudatool.sim.jit.table import lowers, types_of
 
 __all__: list[str] = []
@@ -151,10 +151,14 @@ def _float_to_integer(e: Emitter, i: Instruction, value: str, source: str, targe
     integral = next((_INTEGRAL[m] for m in i.modifiers if m in _INTEGRAL), "trunc")
     if integral != "trunc":
         value = intrinsic(e, integral, have, value)
-    # The result saturates, and NaN gives 0, whether or not .sat is written.
+    # The result saturates, whether or not .sat is written.
     how = "fptosi" if target[0] == "s" else "fptoui"
     suffix = {"float": "f32", "double": "f64"}[have]
-    e.set(i.operands[0], e.call(want, f"llvm.{how}.sat.{want}.{suffix}", f"{have} {value}"), target)
+    result = e.call(want, f"llvm.{how}.sat.{want}.{suffix}", f"{have} {value}")
+    if have == "double" or want == "i64":  # NaN gives the highest bit alone; in the other cases zero
+        nan = e.op(f"fcmp uno {have} {value}, 0.0")
+        result = e.op(f"select i1 {nan}, {want} {1 << int(want[1:]) - 1}, {want} {result}")
+    e.set(i.operands[0], result, target)
 
 
 def _integer_to_float(e: Emitter, i: Instruction, source: str, target: str) -> None:
@@ -172,14 +176,13 @@ def _integer_to_float(e: Emitter, i: Instruction, source: str, target: str) -> N
 
 
 def _directed_double(e: Emitter, i: Instruction, value: str, have: str, how: str) -> str:
-    """Return an integer as a double rounded as `i` says: the sum of two exact halves, and its error."""
+    """Return an integer as a double rounded as `i` says: the sum of two exact halves."""
     wide = e.convert(value, have, "i64", signed=how == "sitofp")
     shift = "ashr" if how == "sitofp" else "lshr"
     upper = e.op(f"{shift} i64 {wide}, 32")
     high = e.op(f"fmul double {e.op(f'{how} i64 {upper} to double')}, 4294967296.0")
     low = e.op(f"uitofp i64 {e.op(f'and i64 {wide}, 4294967295')} to double")
-    total = e.op(f"fadd double {high}, {low}")
-    return directed(e, i, "double", total, sum_error(e, "double", high, low, total))
+    return directed(e, i, "double", "add", high, low)
 
 
 def _fit_double(e: Emitter, value: str, how: str) -> str:
