@@ -16,7 +16,7 @@ demo: $(VENV)/installed
 	@echo "Page:   $(CURDIR)/demo/mlp.html   (open it in a browser)"
 
 test: $(VENV)/installed-dev
-	$(PYTHON) -m pytest -q
+	$(PYTHON) -m pytest -q -n auto
 
 lint: $(VENV)/installed-dev
 	$(VENV)/bin/ruff format --check .

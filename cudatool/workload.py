@@ -64,7 +64,10 @@ class Workload:
             error.__traceback__ = _user_frames(error.__traceback__)
             sys.excepthook(type(error), error, error.__traceback__)
             status = 130 if isinstance(error, KeyboardInterrupt) else 1
-        # What the interpreter does at its own end, early enough to be recorded.
+        # What the interpreter does at its own end, early enough to be recorded: first it lets the threads of executors
+        # go (threading._register_atexit), which would otherwise be waited for for ever.
+        for leave in reversed(getattr(threading, "_threading_atexits", [])):
+            leave()
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()

@@ -152,3 +152,13 @@ def test_what_is_never_waited_for_still_runs_and_is_recorded(run_command, tmp_pa
 
     assert run_command("run", "-o", "t.ctrace", "program.py").returncode == 0
     assert len(read(tmp_path / "t.ctrace").of_kind(Kind.EXECUTION)) == 1
+
+
+def test_program_that_leaves_an_executor_open_ends(run_command, tmp_path):
+    (tmp_path / "pool.py").write_text(
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "pool = ThreadPoolExecutor(2)\n"
+        "print(pool.submit(lambda: 'from a thread').result())\n"
+    )
+    done = run_command("run", "-o", "t.ctrace", "pool.py")
+    assert (0, "from a thread\n") == (done.returncode, done.stdout)
