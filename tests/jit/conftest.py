@@ -207,7 +207,7 @@ class Program:
         driver.cuCtxDestroy(self.context)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def ptx_of() -> Callable[..., bytes]:
     """Return the function that compiles CUDA C++."""
     return nvrtc_ptx

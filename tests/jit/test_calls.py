@@ -76,10 +76,8 @@ def _ackermann(m: int, n: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def recursive(request):
-    from conftest import nvrtc_ptx
-
-    return jit.load(nvrtc_ptx(RECURSION)).kernels
+def recursive(ptx_of):
+    return jit.load(ptx_of(RECURSION)).kernels
 
 
 def test_functions_that_call_themselves(launch, recursive):
