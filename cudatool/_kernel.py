@@ -192,7 +192,11 @@ def _emit_accesses(
         return next(((start, size) for start, size in ranges if start <= address < start + size), None)
 
     flags = {Mode.READ: AccessFlag.READ, Mode.WRITE: AccessFlag.WRITE, Mode.ATOMIC: AccessFlag.ATOMIC}
-    for touched in accesses_of_launch(accesses, values, find).ranges:
+    found = accesses_of_launch(accesses, values, find)
+    if found.unknown:
+        doubts = ", ".join(sorted(found.doubts))
+        hooks.emit(Kind.WARNING, name=f"{accesses.kernel} may access more than its arguments say: {doubts}", stack=0)
+    for touched in found.ranges:
         how = AccessFlag.INEXACT
         for mode in touched.mode:
             how |= flags[mode]

@@ -13,6 +13,8 @@ from cudatool.trace.model import Frame, Trace
 
 __all__ = ["check"]
 
+_DOUBT = "may access more than its arguments say"  # of a kernel whose accesses were inferred
+
 
 def check(trace: Trace, *, races: bool = True, leaked: bool = False) -> Report:
     """Return every access of `trace` that CUDA's rules leave in no order with another one or with its memory's life.
@@ -59,7 +61,9 @@ def check(trace: Trace, *, races: bool = True, leaked: bool = False) -> Report:
 
 
 def _notes(trace: Trace, engine: Engine, reported: int) -> list[str]:
-    notes = []
+    notes = sorted(
+        {trace.names[int(name)] for name in trace.of_kind(Kind.WARNING)["name"] if _DOUBT in trace.names[int(name)]}
+    )
     if more := len(engine.defects) - reported:
         notes.append(f"{_count(more, 'more pair')} of call sites in no order, all of which follow from the findings")
     if engine.unchecked:

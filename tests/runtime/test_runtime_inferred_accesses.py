@@ -17,6 +17,7 @@ extern "C" __global__ void add(const float *a, const float *b, float *c, int n) 
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) c[i] = a[i] + b[i];
 }
+extern "C" __global__ void follow(float **rows) { rows[0][threadIdx.x] = 1; }
 extern "C" __global__ void count(unsigned *total) { atomicAdd(total, 1); }
 """
 
@@ -68,3 +69,20 @@ def test_atomics_are_told_apart(accesses):
 def test_a_launch_has_them_only_when_asked(accesses):
     hooks.wants_accesses = False
     assert [] == launched(accesses, "count", ct.zeros(1, np.uint32))
+
+
+def test_pointers_in_memory_are_said_not_to_be_followed(accesses):
+    row = ct.zeros(32, np.float32)
+    rows = ct.asarray(np.array([row.data_ptr()], np.uint64))
+    warnings: list[str] = []
+
+    def keep(event: Event) -> None:
+        if event.kind is Kind.WARNING:
+            warnings.append(event.name)
+
+    hooks.subscribe(keep)
+    try:
+        assert [(rows.data_ptr(), 8, AccessFlag.READ)] == launched(accesses, "follow", rows)
+    finally:
+        hooks.unsubscribe(keep)
+    assert ["follow may access more than its arguments say: loaded pointer"] == warnings
