@@ -5,8 +5,8 @@
 
 A seed gives one kernel. Even seeds give *programs*: straight code, branches, loops, shared and local memory, warp
 collectives and atomics over integers, floats and doubles, with every result bit defined by PTX. Odd seeds apply one
-*instruction form* to many operands, the first time to values of all kinds, then to edge values alone; the ``.approx`` forms have a bound in units in the last
-place. NaNs count as equal, as PTX does not define their payloads.
+*instruction form* to many operands, the first time to values of all kinds, then to edge values alone; the ``.approx``
+forms have a bound in units in the last place. NaNs count as equal, as PTX does not define their payloads.
 
 The device is the one that ``CUDATOOL_DEVICE`` names. Exit status of ``--compare``: 1 if results differ.
 """
