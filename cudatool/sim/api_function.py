@@ -69,7 +69,7 @@ def cuFuncIsLoaded(state_out: int, function: int) -> None:
 
 @entry("cuKernelGetParamInfo(CUkernel kernel, size_t paramIndex, size_t *paramOffset, size_t *paramSize)")
 def cuKernelGetParamInfo(kernel: int, paramIndex: int, paramOffset: int, paramSize: int) -> None:
-    parameters = state.machine.get(kernel, Function).on(some_device()).params
+    parameters = state.machine.get(kernel, Function).on(current_context().device).params
     if paramIndex >= len(parameters):
         raise DriverError(Result.INVALID_VALUE, f"the kernel has {len(parameters)} parameters")
     write(paramOffset, c_size_t, parameters[paramIndex].offset)

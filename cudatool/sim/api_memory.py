@@ -143,8 +143,11 @@ def cuMemHostGetFlags(pFlags: int, p: int) -> None:
 
 
 def _allocate_async(dptr: int, bytesize: int, pool: Pool, stream: StreamState) -> None:
-    if not dptr or not bytesize:
+    if not dptr:
         raise DriverError(Result.INVALID_VALUE)
+    if not bytesize:
+        write(dptr, c_uint64, 0)  # nothing to allocate is no error here, unlike for cuMemAlloc
+        return
     machine = state.machine
     try:
         allocation = pool.allocate(bytesize, stream.context)
@@ -174,6 +177,8 @@ def cuMemAllocFromPoolAsync(dptr: int, bytesize: int, pool: int, hStream: int) -
 @entry("cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)")
 def cuMemFreeAsync(dptr: int, hStream: int) -> None:
     stream = stream_of(hStream)
+    if not dptr:
+        return
     allocation = state.machine.allocations.at(dptr)
     if allocation is not None and allocation.kind == "graph":
         state.machine.graph_memory.will_free(dptr)

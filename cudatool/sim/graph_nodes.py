@@ -291,7 +291,9 @@ class Call(_Leaf):
 
     def enqueue(self, run: Run, after: list[Operation]) -> Operation:
         function = _HostFunction(self.function)
-        return run.add("host", "host node", after, run=lambda _: function(self.data), cost=5_000)
+        operation = run.add("host", "host node", after, run=lambda _: function(self.data), cost=5_000)
+        state.machine.scheduler.run_soon(operation)
+        return operation
 
     def describe(self) -> str:
         return f"HOST {self.function:#x}({self.data:#x})"

@@ -61,22 +61,13 @@ class Box:
         return self.span(extent) == extent.size
 
 
-def reach(
-    address: int, size: int, stream: StreamState, *, to_write: bool = False, peer: bool = False
-) -> Allocation | None:
-    """Return the allocation that holds the range, None if the driver has none there.
-
-    Raises
-    ------
-    DriverError
-        CUDA_ERROR_INVALID_VALUE also if it is of a pool that the stream's device has no access to, except for copies
-        between two named contexts (`peer`).
-    """
-    found = state.machine.locate(address, size, to_write=to_write)
-    ordinal = stream.context.device.ordinal
-    if not peer and found is not None and found.pool and not state.machine.pools.live[found.pool].may_access(ordinal):
-        raise DriverError(Result.INVALID_VALUE, f"device {ordinal} has no access to the pool of {address:#x}")
-    return found
+def _check_access(allocations: list[Allocation | None], stream: StreamState) -> None:
+    """Fail with CUDA_ERROR_INVALID_VALUE if no device can reach all of the pools that allocations are of."""
+    machine = state.machine
+    pools = [machine.pools.live[found.pool] for found in allocations if found is not None and found.pool]
+    devices = {stream.context.device.ordinal, *(pool.device for pool in pools if pool.device >= 0)}
+    if not any(all(pool.may_access(device) for pool in pools) for device in devices):
+        raise DriverError(Result.INVALID_VALUE, "no device has access to the memory pools of both sides")
 
 
 def need_device(address: int, size: int) -> None:
@@ -130,8 +121,10 @@ def copy_box(
         return
     if not to.address or not source.address:
         raise DriverError(Result.INVALID_VALUE)
-    target = reach(to.address, to.span(extent), stream, to_write=True, peer=peer)
-    origin = reach(source.address, source.span(extent), stream, peer=peer)
+    target = machine.locate(to.address, to.span(extent), to_write=True)
+    origin = machine.locate(source.address, source.span(extent))
+    if not peer:
+        _check_access([target, origin], stream)
     to_device = target is not None and target.device >= 0
     from_device = origin is not None and origin.device >= 0
     operation = Operation(stream, "memcpy", name, abi.call.correlation)
@@ -200,7 +193,8 @@ def fill(
         )
     need_device(box.address, box.span(extent))
     operation = Operation(stream, "memset", name, abi.call.correlation)
-    target = reach(box.address, box.span(extent), stream, to_write=True)
+    target = machine.locate(box.address, box.span(extent), to_write=True)
+    _check_access([target], stream)
     lines = Extent(extent.size) if box.is_dense(extent) else extent
 
     def run(_: Operation) -> None:
