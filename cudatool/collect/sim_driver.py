@@ -33,8 +33,13 @@ _QUESTIONS = ("cuPointerGet", "cuDeviceGet", "cuGetError", "cuCtxGet")
 _ENDED = ("STREAM_CAPTURE_INVALIDATED", "STREAM_CAPTURE_UNJOINED")
 
 
+# Copies and fills whose arguments are not one address and one size for each side.
+_OF_BOXES = ("cuMemcpy2D", "cuMemcpy3D", "cuMemcpyBatch", "cuMemsetD2D")
+
+
 class _Thread(threading.local):
     operation: Any = None  # the last operation that the call in progress enqueued
+    copies: tuple[Any, ...] = ()  # those of them that copy or fill
     memory: tuple[Any, ...] = ()  # those of them that allocate or free
     later: list[Any] | None = None  # operations executed during the call, reported after the call itself
     size = 0  # of the allocation that the call is about to free
@@ -89,7 +94,7 @@ class SimDriverCollector:
     def enter(self, entry: Entry, arguments: tuple[Any, ...], correlation: int) -> None:
         """Remember what the call destroys, while it is still there."""
         thread = self._thread
-        thread.operation, thread.memory = None, ()
+        thread.operation, thread.memory, thread.copies = None, (), ()
         thread.later = None if hooks.current_operation() else []
         thread.size = 0
         if entry.name.startswith("cuMemFree"):
@@ -114,6 +119,8 @@ class SimDriverCollector:
         self._thread.operation = operation
         if operation.kind in ("alloc", "free"):
             self._thread.memory += (operation,)
+        elif operation.kind in ("memcpy", "memset"):
+            self._thread.copies += (operation,)
         if self.blocks is not None:
             self.blocks.enqueued(operation, stream_id)
 
@@ -367,6 +374,9 @@ class SimDriverCollector:
         )
 
     def _copy(self, values: dict[str, Any], name: str) -> None:
+        if name.startswith(_OF_BOXES):
+            self._boxes(Kind.MEMCPY, values, name)
+            return
         to = values.get("dst") or values.get("dstDevice") or values.get("dstHost") or 0
         source = values.get("src") or values.get("srcDevice") or values.get("srcHost") or 0
         size = values.get("ByteCount", values.get("size", 0))
@@ -397,7 +407,38 @@ class SimDriverCollector:
         self._access(correlation, device, stream, source, size, AccessFlag.READ, "source")
         self._access(correlation, device, stream, to, size, AccessFlag.WRITE, "destination")
 
+    def _boxes(self, kind: Kind, values: dict[str, Any], name: str) -> None:
+        """Report copies or fills of several rows, or of several ranges. What each touches is reported when it runs."""
+        for operation in self._thread.copies:
+            correlation, stream = self._owners[operation.sequence]
+            read = [(address, size) for address, size, flags in operation.footprint if flags == AccessFlag.READ]
+            written = [(address, size) for address, size, flags in operation.footprint if flags == AccessFlag.WRITE]
+            flags = CopyFlag.ASYNC if "hStream" in values else CopyFlag(0)
+            for ranges, on_device, pageable in (
+                (written, CopyFlag.DESTINATION_DEVICE, CopyFlag.DESTINATION_PAGEABLE),
+                (read, CopyFlag.SOURCE_DEVICE, CopyFlag.SOURCE_PAGEABLE),
+            ):
+                found = self._machine.allocations.holding(ranges[0][0]) if ranges else None
+                if ranges and found is None:
+                    flags |= pageable
+                elif found is not None and found.device >= 0:
+                    flags |= on_device
+            hooks.emit(
+                kind,
+                device=operation.stream.context.device.ordinal,
+                stream=stream,
+                correlation=correlation,
+                address=written[0][0],
+                size=sum(size for _, size in written),
+                aux0=read[0][0] if read else 0,
+                flags=flags,
+                name=name,
+            )
+
     def _memset(self, values: dict[str, Any], name: str) -> None:
+        if name.startswith(_OF_BOXES):
+            self._boxes(Kind.MEMSET, values, name)
+            return
         width = {"cuMemsetD8": 1, "cuMemsetD16": 2, "cuMemsetD32": 4}[name.removesuffix("Async")]
         value = next(values[key] for key in ("uc", "us", "ui") if key in values)
         correlation, device, stream = self._owner()

@@ -36,7 +36,9 @@ __all__ = [
 # Modules that declare entry points of the driver, by the sections of NVIDIA's reference.
 _ENTRY_POINTS = (
     "api_capture",
+    "api_copy",
     "api_device",
+    "api_function",
     "api_graph",
     "api_graph_exec",
     "api_graph_nodes",

@@ -26,7 +26,7 @@ __all__ = [
     "ENTRIES",
     "Entry",
     "Handler",
-    "IpcMemHandle",
+    "IpcHandle",
     "Subscriber",
     "after_call",
     "call",
@@ -48,8 +48,8 @@ log: Final = logging.getLogger("cudatool.sim")
 Handler = Callable[..., None]
 
 
-class IpcMemHandle(ctypes.Structure):
-    """CUipcMemHandle, the one structure that an entry point takes by value."""
+class IpcHandle(ctypes.Structure):
+    """CUipcMemHandle and CUipcEventHandle, the structures of several words that entry points take by value."""
 
     _fields_ = (("reserved", ctypes.c_ubyte * 64),)
 
@@ -75,7 +75,8 @@ _SCALARS: Final[dict[str, Any]] = {
     "CUsurfObject": ctypes.c_uint64,
     "CUgraphConditionalHandle": ctypes.c_uint64,
     "CUgraphMem_attribute": ctypes.c_int,
-    "CUipcMemHandle": IpcMemHandle,
+    "CUipcEventHandle": IpcHandle,
+    "CUipcMemHandle": IpcHandle,
     "CUjitInputType": ctypes.c_int,
     "CUkernelNodeAttrID": ctypes.c_int,
     "CUlimit": ctypes.c_int,
@@ -105,7 +106,9 @@ _HANDLES: Final = frozenset(
         "CUlibrary",
         "CUlinkState",
         "CUmemoryPool",
+        "CUmipmappedArray",
         "CUmodule",
+        "CUoccupancyB2DSize",
         "CUstream",
         "CUstreamCallback",
         "CUuserObject",

@@ -17,6 +17,7 @@ from cudatool.sim import machine as state
 from cudatool.sim.abi import Entry, entry, write
 from cudatool.sim.api_graph import add_node, edges_from, graph_object
 from cudatool.sim.api_module import COOPERATIVE, LaunchConfig, launch_attributes
+from cudatool.sim.boxes import Memcpy2D, Memcpy3D
 from cudatool.sim.capture import Capture, CapturedEvent, CaptureStatus, Mode
 from cudatool.sim.graph import PLAIN_EDGE, Graph, Node, Work
 from cudatool.sim.graph_nodes import ChildGraph, RecordEvent, WaitForEvent
@@ -382,6 +383,35 @@ for _name in (
     "cuMemcpyWithAttributesAsync",
 ):
     VARIANTS[_name] = _capture_copy
+
+
+@_captured
+def _cuMemcpy2DAsync(capture: Capture, stream: StreamState, pCopy: int, hStream: int) -> None:
+    _capture_box(capture, stream, Memcpy2D.from_address(pCopy).as_3d())
+
+
+@_captured
+def _cuMemcpy3DAsync(capture: Capture, stream: StreamState, pCopy: int, hStream: int) -> None:
+    _capture_box(capture, stream, Memcpy3D.from_address(pCopy))
+
+
+def _capture_box(capture: Capture, stream: StreamState, what: Memcpy3D) -> None:
+    if what.extent.size:
+        _add(capture, stream, params.copy_of(what, stream.context))
+
+
+def _capture_fill_2d(width: int) -> _Variant:
+    def capture_fill(
+        capture: Capture, stream: StreamState, dst: int, pitch: int, value: int, count: int, rows: int, hStream: int
+    ) -> None:
+        if count and rows:
+            what = MemsetParams(dst, pitch, value, width, count, rows, 0)
+            _add(capture, stream, params.fill_of(what, stream.context))
+
+    return capture_fill
+
+
+VARIANTS.update({f"cuMemsetD2D{8 * width}Async": _capture_fill_2d(width) for width in (1, 2, 4)})
 
 
 def _capture_fill(width: int) -> _Variant:

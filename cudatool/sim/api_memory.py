@@ -1,15 +1,13 @@
-"""Driver entry points: memory management, stream-ordered allocation, copies, memset.
+"""Driver entry points: memory management, stream-ordered allocation.
 
-Grouped as in the CUDA driver API reference. What "synchronous" means is in its section "API synchronization
-behavior"; each rule stands beside the code that follows it.
+Grouped as in the CUDA driver API reference. Copies and fills are in :mod:`cudatool.sim.api_copy`.
 """
 
 from __future__ import annotations
 
-import ctypes
 from ctypes import c_size_t, c_uint, c_uint64
 
-from cudatool.sim import abi, profile
+from cudatool.sim import abi
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, write
 from cudatool.sim.machine import current_context, stream_of
@@ -145,8 +143,11 @@ def cuMemHostGetFlags(pFlags: int, p: int) -> None:
 
 
 def _allocate_async(dptr: int, bytesize: int, pool: Pool, stream: StreamState) -> None:
-    if not dptr or not bytesize:
+    if not dptr:
         raise DriverError(Result.INVALID_VALUE)
+    if not bytesize:
+        write(dptr, c_uint64, 0)  # nothing to allocate is no error here, unlike for cuMemAlloc
+        return
     machine = state.machine
     try:
         allocation = pool.allocate(bytesize, stream.context)
@@ -176,6 +177,8 @@ def cuMemAllocFromPoolAsync(dptr: int, bytesize: int, pool: int, hStream: int) -
 @entry("cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream)")
 def cuMemFreeAsync(dptr: int, hStream: int) -> None:
     stream = stream_of(hStream)
+    if not dptr:
+        return
     allocation = state.machine.allocations.at(dptr)
     if allocation is not None and allocation.kind == "graph":
         state.machine.graph_memory.will_free(dptr)
@@ -191,204 +194,3 @@ def cuMemFreeAsync(dptr: int, hStream: int) -> None:
 
     operation.run = run
     state.machine.scheduler.enqueue(operation, cost=0)
-
-
-# ---- Copies ----
-
-
-def _reach(address: int, size: int, stream: StreamState, *, to_write: bool = False) -> Allocation | None:
-    """Return the allocation that holds the range, None if the driver has none there.
-
-    Raises
-    ------
-    DriverError
-        CUDA_ERROR_INVALID_VALUE also if it is of a pool that the stream's device has no access to.
-    """
-    found = state.machine.locate(address, size, to_write=to_write)
-    ordinal = stream.context.device.ordinal
-    if found is not None and found.pool and not state.machine.pools.live[found.pool].may_access(ordinal):
-        raise DriverError(Result.INVALID_VALUE, f"device {ordinal} has no access to the pool of {address:#x}")
-    return found
-
-
-def copy(dst: int, src: int, size: int, hStream: int | None, name: str) -> None:
-    """Enqueue a copy. `hStream` None is a synchronous call on the default stream."""
-    machine = state.machine
-    stream = stream_of(hStream or 0)
-    if not size:
-        return
-    if not dst or not src:
-        raise DriverError(Result.INVALID_VALUE)
-    to, source = _reach(dst, size, stream, to_write=True), _reach(src, size, stream)
-    to_device = to is not None and to.device >= 0
-    from_device = source is not None and source.device >= 0
-    operation = Operation(stream, "memcpy", name, abi.call.correlation)
-    engine = "" if to_device == from_device else "h2d" if to_device else "d2h"
-    staged = b""
-    if hStream is not None and source is None:
-        # Pageable memory is staged before the call returns: later changes to it are not seen.
-        staged = ctypes.string_at(src, size)
-    elif hStream is not None and to is not None and from_device and not to_device:
-        # Until the copy runs, its destination holds neither the old nor the new bytes; unless an earlier copy is
-        # still going to read the old ones, as it may.
-        if not machine.scheduler.will_read_host(dst, size):
-            ctypes.memset(dst, 0xA5, size)
-    elif source is not None and not from_device:
-        operation.host_source = src, size
-
-    def run(_: Operation) -> None:
-        if (to is not None and machine.allocations.at(to.address) is not to) or (
-            source is not None and machine.allocations.at(source.address) is not source
-        ):
-            raise DriverError(Result.ILLEGAL_ADDRESS, f"{name} touches memory freed before it ran")
-        ctypes.memmove(dst, staged or src, size)
-        if machine.checkers is not None:
-            machine.checkers.shadow.copied(dst, src, size)
-
-    operation.run = run
-    machine.scheduler.enqueue(
-        operation, cost=profile.copy_cost(size, on_device=to_device and from_device), engine=engine
-    )
-    # Synchronous calls return when done, except device to device ("Memcpy", synchronous). An asynchronous one to
-    # pageable memory waits too, as the driver may, and as this one must: it cannot know how long that memory lives.
-    if (hStream is None and not (to_device and from_device)) or to is None:
-        machine.scheduler.wait(operation)
-        machine.scheduler.check(stream.context)
-
-
-def _need_device(address: int, size: int) -> None:
-    if size:
-        found = state.machine.locate(address, size)
-        if found is None:
-            raise DriverError(Result.INVALID_VALUE, f"{address:#x} is not a device address")
-
-
-@entry("cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount)")
-def cuMemcpy(dst: int, src: int, ByteCount: int) -> None:
-    copy(dst, src, ByteCount, None, "cuMemcpy")
-
-
-@entry("cuMemcpyHtoD(CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount)")
-def cuMemcpyHtoD(dstDevice: int, srcHost: int, ByteCount: int) -> None:
-    current_context()
-    _need_device(dstDevice, ByteCount)
-    copy(dstDevice, srcHost, ByteCount, None, "cuMemcpyHtoD")
-
-
-@entry("cuMemcpyDtoH(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount)")
-def cuMemcpyDtoH(dstHost: int, srcDevice: int, ByteCount: int) -> None:
-    current_context()
-    _need_device(srcDevice, ByteCount)
-    copy(dstHost, srcDevice, ByteCount, None, "cuMemcpyDtoH")
-
-
-@entry("cuMemcpyDtoD(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount)")
-def cuMemcpyDtoD(dstDevice: int, srcDevice: int, ByteCount: int) -> None:
-    current_context()
-    _need_device(dstDevice, ByteCount)
-    _need_device(srcDevice, ByteCount)
-    copy(dstDevice, srcDevice, ByteCount, None, "cuMemcpyDtoD")
-
-
-@entry("cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream)")
-def cuMemcpyAsync(dst: int, src: int, ByteCount: int, hStream: int) -> None:
-    copy(dst, src, ByteCount, hStream, "cuMemcpyAsync")
-
-
-@entry("cuMemcpyHtoDAsync(CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount, CUstream hStream)")
-def cuMemcpyHtoDAsync(dstDevice: int, srcHost: int, ByteCount: int, hStream: int) -> None:
-    stream_of(hStream)
-    _need_device(dstDevice, ByteCount)
-    copy(dstDevice, srcHost, ByteCount, hStream, "cuMemcpyHtoDAsync")
-
-
-@entry("cuMemcpyDtoHAsync(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream)")
-def cuMemcpyDtoHAsync(dstHost: int, srcDevice: int, ByteCount: int, hStream: int) -> None:
-    stream_of(hStream)
-    _need_device(srcDevice, ByteCount)
-    copy(dstHost, srcDevice, ByteCount, hStream, "cuMemcpyDtoHAsync")
-
-
-@entry("cuMemcpyDtoDAsync(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream)")
-def cuMemcpyDtoDAsync(dstDevice: int, srcDevice: int, ByteCount: int, hStream: int) -> None:
-    stream_of(hStream)
-    _need_device(dstDevice, ByteCount)
-    _need_device(srcDevice, ByteCount)
-    copy(dstDevice, srcDevice, ByteCount, hStream, "cuMemcpyDtoDAsync")
-
-
-@entry(
-    "cuMemcpyWithAttributesAsync(CUdeviceptr dst, CUdeviceptr src, size_t size, CUmemcpyAttributes *attr, "
-    "CUstream hStream)"
-)
-def cuMemcpyWithAttributesAsync(dst: int, src: int, size: int, attr: int, hStream: int) -> None:
-    copy(dst, src, size, hStream, "cuMemcpyWithAttributesAsync")
-
-
-# ---- Memset ----
-
-
-def _set(dst: int, value: int, count: int, width: int, hStream: int | None, name: str) -> None:
-    stream = stream_of(hStream or 0)
-    size = count * width
-    if not size:
-        return
-    if dst % width:
-        raise DriverError(Result.INVALID_VALUE, f"{dst:#x} is not aligned to {width} bytes")
-    _need_device(dst, size)
-    operation = Operation(stream, "memset", name, abi.call.correlation)
-    machine = state.machine
-    target = _reach(dst, size, stream, to_write=True)
-
-    def run(_: Operation) -> None:
-        if target is not None and machine.allocations.at(target.address) is not target:
-            raise DriverError(Result.ILLEGAL_ADDRESS, f"{name} touches memory freed before it ran")
-        if machine.checkers is not None:
-            machine.checkers.shadow.written(dst, size)
-        pattern = value.to_bytes(width, "little")
-        if len(set(pattern)) == 1:
-            ctypes.memset(dst, pattern[0], size)
-            return
-        # Fill by doubling: each copy moves what was filled so far.
-        ctypes.memmove(dst, pattern, width)
-        filled = width
-        while filled < size:
-            step = min(filled, size - filled)
-            ctypes.memmove(dst + filled, dst, step)
-            filled += step
-
-    operation.run = run
-    # Asynchronous with respect to the host when the target is device memory ("Memset").
-    machine.scheduler.enqueue(operation, cost=profile.memset_cost(size))
-    if hStream is None and target is not None and target.device < 0:
-        machine.scheduler.wait(operation)
-
-
-@entry("cuMemsetD8(CUdeviceptr dstDevice, unsigned char uc, size_t N)")
-def cuMemsetD8(dstDevice: int, uc: int, N: int) -> None:
-    _set(dstDevice, uc, N, 1, None, "cuMemsetD8")
-
-
-@entry("cuMemsetD16(CUdeviceptr dstDevice, unsigned short us, size_t N)")
-def cuMemsetD16(dstDevice: int, us: int, N: int) -> None:
-    _set(dstDevice, us, N, 2, None, "cuMemsetD16")
-
-
-@entry("cuMemsetD32(CUdeviceptr dstDevice, unsigned int ui, size_t N)")
-def cuMemsetD32(dstDevice: int, ui: int, N: int) -> None:
-    _set(dstDevice, ui, N, 4, None, "cuMemsetD32")
-
-
-@entry("cuMemsetD8Async(CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream)")
-def cuMemsetD8Async(dstDevice: int, uc: int, N: int, hStream: int) -> None:
-    _set(dstDevice, uc, N, 1, hStream, "cuMemsetD8Async")
-
-
-@entry("cuMemsetD16Async(CUdeviceptr dstDevice, unsigned short us, size_t N, CUstream hStream)")
-def cuMemsetD16Async(dstDevice: int, us: int, N: int, hStream: int) -> None:
-    _set(dstDevice, us, N, 2, hStream, "cuMemsetD16Async")
-
-
-@entry("cuMemsetD32Async(CUdeviceptr dstDevice, unsigned int ui, size_t N, CUstream hStream)")
-def cuMemsetD32Async(dstDevice: int, ui: int, N: int, hStream: int) -> None:
-    _set(dstDevice, ui, N, 4, hStream, "cuMemsetD32Async")

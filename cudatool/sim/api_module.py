@@ -1,4 +1,7 @@
-"""Driver entry points: modules, libraries, kernels, launches, occupancy, grouped as in the driver API reference."""
+"""Driver entry points: modules, libraries, launches, grouped as in the driver API reference.
+
+What can be asked of a kernel is in :mod:`cudatool.sim.api_function`.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,22 @@ from cudatool.sim.results import DriverError, Result
 if TYPE_CHECKING:
     from cudatool.sim.jit import Instrument, JitModule
     from cudatool.sim.jit import Kernel as JitKernel
+
+__all__ = [
+    "COOPERATIVE",
+    "Function",
+    "Launch",
+    "LaunchConfig",
+    "Library",
+    "active_blocks",
+    "checked_launch",
+    "cluster_of",
+    "launch_attributes",
+    "max_dynamic_shared",
+    "prepared",
+    "registers",
+    "some_device",
+]
 
 
 class Library:
@@ -113,7 +132,7 @@ def _translator() -> Any:
     return jit
 
 
-def _some_device() -> Device:
+def some_device() -> Device:
     """Return the current device, the first one if no context is current."""
     stack = state.machine.thread.contexts
     return stack[-1].device if stack else state.machine.device(0)
@@ -187,6 +206,11 @@ def cuModuleGetGlobal(dptr: int, bytes: int, hmod: int, name: int) -> None:
 @entry("cuModuleGetFunctionCount(unsigned int *count, CUmodule mod)")
 def cuModuleGetFunctionCount(count: int, mod: int) -> None:
     write(count, c_uint, len(state.machine.get(mod, Library).names))
+
+
+@entry("cuModuleEnumerateFunctions(CUfunction *functions, unsigned int numFunctions, CUmodule mod)")
+def cuModuleEnumerateFunctions(functions: int, numFunctions: int, mod: int) -> None:
+    cuLibraryEnumerateKernels(functions, numFunctions, mod)
 
 
 @entry("cuModuleGetLoadingMode(int *mode)")
@@ -267,144 +291,35 @@ def cuLibraryGetGlobal(dptr: int, bytes: int, library: int, name: int) -> None:
     cuModuleGetGlobal(dptr, bytes, library, name)
 
 
-@entry("cuKernelGetFunction(CUfunction *pFunc, CUkernel kernel)")
-def cuKernelGetFunction(pFunc: int, kernel: int) -> None:
-    write(pFunc, c_size_t, state.machine.get(kernel, Function).handle)
-
-
-@entry("cuKernelGetLibrary(CUlibrary *pLib, CUkernel kernel)")
-def cuKernelGetLibrary(pLib: int, kernel: int) -> None:
-    write(pLib, c_size_t, state.machine.get(kernel, Function).library.handle)
-
-
-@entry("cuFuncGetModule(CUmodule *hmod, CUfunction hfunc)")
-def cuFuncGetModule(hmod: int, hfunc: int) -> None:
-    cuKernelGetLibrary(hmod, hfunc)
-
-
-_names: dict[str, bytes] = {}  # what C callers hold pointers to
-
-
-@entry("cuKernelGetName(const char **name, CUkernel hfunc)")
-def cuKernelGetName(name: int, hfunc: int) -> None:
-    function = state.machine.get(hfunc, Function)
-    text = _names.setdefault(function.name, function.name.encode())
-    write(name, c_size_t, ctypes.cast(ctypes.c_char_p(text), ctypes.c_void_p).value or 0)
-
-
-@entry("cuFuncGetName(const char **name, CUfunction hfunc)")
-def cuFuncGetName(name: int, hfunc: int) -> None:
-    cuKernelGetName(name, hfunc)
-
-
-@entry("cuFuncLoad(CUfunction function)")
-def cuFuncLoad(function: int) -> None:
-    _prepare(state.machine.get(function, Function), current_context().device)
-
-
-@entry("cuFuncIsLoaded(int *state_out, CUfunction function)")
-def cuFuncIsLoaded(state_out: int, function: int) -> None:
-    state.machine.get(function, Function)
-    write(state_out, c_int, 1)
-
-
-@entry("cuKernelGetParamInfo(CUkernel kernel, size_t paramIndex, size_t *paramOffset, size_t *paramSize)")
-def cuKernelGetParamInfo(kernel: int, paramIndex: int, paramOffset: int, paramSize: int) -> None:
-    parameters = state.machine.get(kernel, Function).on(_some_device()).params
-    if paramIndex >= len(parameters):
-        raise DriverError(Result.INVALID_VALUE)
-    write(paramOffset, c_size_t, parameters[paramIndex].offset)
-    if paramSize:
-        write(paramSize, c_size_t, parameters[paramIndex].size)
-
-
-@entry("cuFuncGetParamInfo(CUfunction func, size_t paramIndex, size_t *paramOffset, size_t *paramSize)")
-def cuFuncGetParamInfo(func: int, paramIndex: int, paramOffset: int, paramSize: int) -> None:
-    cuKernelGetParamInfo(func, paramIndex, paramOffset, paramSize)
-
-
-@entry("cuKernelGetParamCount(CUkernel kernel, size_t *paramCount)")
-def cuKernelGetParamCount(kernel: int, paramCount: int) -> None:
-    write(paramCount, c_size_t, len(state.machine.get(kernel, Function).on(_some_device()).params))
-
-
-@entry("cuFuncGetParamCount(CUfunction func, size_t *paramCount)")
-def cuFuncGetParamCount(func: int, paramCount: int) -> None:
-    cuKernelGetParamCount(func, paramCount)
-
-
-def _function_attribute(function: Function, attribute: int, device: Device) -> int:
-    kernel = _prepare(function, device)
-    values = {
-        0: kernel.max_threads,
-        1: kernel.static_shared,
-        2: sum(variable.size for variable in function.library.parsed.variables.values() if variable.space == "const"),
-        3: kernel.local_bytes,
-        4: _registers(function),
-        5: 90,  # PTX version
-        6: 90,  # binary version
-        7: 0,
-        8: _max_dynamic_shared(function, kernel),
-        9: -1,
-    }
-    if not 0 <= attribute <= 17:
-        raise DriverError(Result.INVALID_VALUE)
-    return values.get(attribute, 0)
-
-
-def _registers(function: Function) -> int:
-    """Return the registers of a thread: what the linker found, else a common number so that occupancy makes sense."""
-    return function.library.parsed.register_counts.get(function.name, 32)
-
-
-def _max_dynamic_shared(function: Function, kernel: JitKernel) -> int:
-    if function.max_dynamic_shared is not None:
-        return function.max_dynamic_shared
-    return profile.MAX_SHARED - kernel.static_shared
-
-
-@entry("cuFuncGetAttribute(int *pi, CUfunction_attribute attrib, CUfunction hfunc)")
-def cuFuncGetAttribute(pi: int, attrib: int, hfunc: int) -> None:
-    write(pi, c_int, _function_attribute(state.machine.get(hfunc, Function), attrib, current_context().device))
-
-
-@entry("cuKernelGetAttribute(int *pi, CUfunction_attribute attrib, CUkernel kernel, CUdevice dev)")
-def cuKernelGetAttribute(pi: int, attrib: int, kernel: int, dev: int) -> None:
-    write(pi, c_int, _function_attribute(state.machine.get(kernel, Function), attrib, state.machine.device(dev)))
-
-
-@entry("cuFuncSetAttribute(CUfunction hfunc, CUfunction_attribute attrib, int value)")
-def cuFuncSetAttribute(hfunc: int, attrib: int, value: int) -> None:
-    cuKernelSetAttribute(attrib, value, hfunc, _some_device().ordinal)
-
-
-@entry("cuKernelSetAttribute(CUfunction_attribute attrib, int val, CUkernel kernel, CUdevice dev)")
-def cuKernelSetAttribute(attrib: int, val: int, kernel: int, dev: int) -> None:
-    function = state.machine.get(kernel, Function)
-    if attrib == 8:
-        static = _prepare(function, state.machine.device(dev)).static_shared
-        if not 0 <= val <= profile.MAX_SHARED_OPTIN - static:
-            raise DriverError(Result.INVALID_VALUE)
-        function.max_dynamic_shared = val
-    elif attrib != 9:  # the carve-out is a hint
-        raise DriverError(Result.INVALID_VALUE)
-
-
-@entry("cuFuncSetCacheConfig(CUfunction hfunc, CUfunc_cache config)")
-def cuFuncSetCacheConfig(hfunc: int, config: int) -> None:
-    state.machine.get(hfunc, Function)
-
-
-@entry("cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice dev)")
-def cuKernelSetCacheConfig(kernel: int, config: int, dev: int) -> None:
-    state.machine.device(dev)
-    cuFuncSetCacheConfig(kernel, config)
+@entry("cuLibraryGetManaged(CUdeviceptr *dptr, size_t *bytes, CUlibrary library, const char *name)")
+def cuLibraryGetManaged(dptr: int, bytes: int, library: int, name: int) -> None:
+    found = state.machine.get(library, Library)
+    text = read_string(name).decode()
+    if text not in found.parsed.variables or not found.parsed.variables[text].managed:
+        raise DriverError(Result.NOT_FOUND, f"the image has no managed variable {text!r}")
+    # Managed variables have one address on all devices (cuLibraryGetManaged): that on the first.
+    for target, value in zip((dptr, bytes), found.variable(text, state.machine.device(0)), strict=True):
+        if target:
+            write(target, c_size_t, value)
 
 
 # ---- Execution control ----
 
 
-def _prepare(function: Function, device: Device) -> JitKernel:
+def registers(function: Function) -> int:
+    """Return the registers of a thread: what the linker found, else a common number so that occupancy makes sense."""
+    return function.library.parsed.register_counts.get(function.name, 32)
+
+
+def max_dynamic_shared(function: Function, kernel: JitKernel) -> int:
+    """Return the bytes of dynamic shared memory that a launch may ask for."""
+    if function.max_dynamic_shared is not None:
+        return function.max_dynamic_shared
+    return profile.MAX_SHARED - kernel.static_shared
+
+
+def prepared(function: Function, device: Device) -> JitKernel:
+    """Return a kernel's native code; fail with CUDA_ERROR_NOT_SUPPORTED for PTX that has no translation."""
     kernel = function.on(device)
     try:
         kernel.prepare(_instrument())
@@ -445,6 +360,18 @@ def _pack(kernel: JitKernel, kernelParams: int, extra: int) -> ctypes.Array[ctyp
     return buffer
 
 
+def active_blocks(function: Function, kernel: JitKernel, block: int, dynamic: int) -> int:
+    """Return how many blocks of `block` threads a multiprocessor runs at the same time."""
+    attributes = profile.ATTRIBUTES
+    if block <= 0:
+        raise DriverError(Result.INVALID_VALUE)
+    shared = kernel.static_shared + dynamic
+    warps = -(-block // 32)
+    taken = warps * -(-32 * registers(function) // 256) * 256  # warps take them in units of 256
+    blocks = min(attributes[106], attributes[39] // (warps * 32), attributes[82] // taken)
+    return min(blocks, attributes[81] // (shared + 1024)) if block <= 1024 else 0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Launch:
     """A kernel and all that one launch of it needs, checked. `params` are its arguments, as they are declared."""
@@ -472,7 +399,7 @@ class Launch:
         """Return the same as a cooperative launch. Fails with CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE."""
         blocks = self.grid[0] * self.grid[1] * self.grid[2]
         threads = self.block[0] * self.block[1] * self.block[2]
-        room = profile.ATTRIBUTES[16] * _active_blocks(self.function, self.kernel, threads, self.shared)
+        room = profile.ATTRIBUTES[16] * active_blocks(self.function, self.kernel, threads, self.shared)
         if blocks > room:
             raise DriverError(
                 Result.COOPERATIVE_LAUNCH_TOO_LARGE,
@@ -494,7 +421,7 @@ def checked_launch(
 ) -> Launch:
     """Return the launch that these arguments of cuLaunchKernel describe; fail with the error it has for them."""
     function = state.machine.get(f, Function)
-    kernel = _prepare(function, context.device)
+    kernel = prepared(function, context.device)
     threads = block[0] * block[1] * block[2]
     limits = (1024, 1024, 64)
     if not all(0 < g <= limit for g, limit in zip(grid, profile.MAX_GRID, strict=True)):
@@ -507,11 +434,11 @@ def checked_launch(
         raise DriverError(
             Result.INVALID_VALUE, f"{function.name} was compiled for at most {kernel.max_threads} threads"
         )
-    if shared > _max_dynamic_shared(function, kernel):
+    if shared > max_dynamic_shared(function, kernel):
         raise DriverError(
             Result.INVALID_VALUE,
             f"{function.name}: {shared} bytes of dynamic shared memory; "
-            f"{_max_dynamic_shared(function, kernel)} are allowed (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)",
+            f"{max_dynamic_shared(function, kernel)} are allowed (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)",
         )
     launch = Launch(function, kernel, grid, block, shared, _pack(kernel, params, extra))
     if cooperative:
@@ -640,14 +567,21 @@ COOPERATIVE, _CLUSTER_DIMENSION = 2, 4
 
 def launch_attributes(launch: LaunchConfig) -> dict[int, bytes]:
     """Return each CUlaunchAttributeValue by its CUlaunchAttributeID; fail for what there is not on this device."""
-    found = {}
-    for index in range(launch.numAttrs):
-        attribute = launch.attrs + index * _ATTRIBUTE_BYTES
-        kind, value = c_int.from_address(attribute).value, (c_uint * 3).from_address(attribute + 8)
-        if kind == _CLUSTER_DIMENSION and tuple(value) != (1, 1, 1):
-            raise DriverError(Result.NOT_SUPPORTED, "the software device has no thread block clusters")
-        found[kind] = ctypes.string_at(attribute + 8, _ATTRIBUTE_BYTES - 8)
-    return found
+    if cluster_of(launch) != (1, 1, 1):
+        raise DriverError(Result.NOT_SUPPORTED, "the software device has no thread block clusters")
+    return _attributes(launch)
+
+
+def cluster_of(launch: LaunchConfig) -> tuple[int, ...]:
+    """Return the dimensions of the clusters that a launch asks for."""
+    value = _attributes(launch).get(_CLUSTER_DIMENSION)
+    return tuple((c_uint * 3).from_buffer_copy(value)) if value is not None else (1, 1, 1)
+
+
+def _attributes(launch: LaunchConfig) -> dict[int, bytes]:
+    first = launch.attrs
+    attributes = range(first, first + launch.numAttrs * _ATTRIBUTE_BYTES, _ATTRIBUTE_BYTES)
+    return {c_int.from_address(at).value: ctypes.string_at(at + 8, _ATTRIBUTE_BYTES - 8) for at in attributes}
 
 
 @entry("cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra)")
@@ -658,43 +592,3 @@ def cuLaunchKernelEx(config: int, f: int, kernelParams: int, extra: int) -> None
     cooperative = any(launch_attributes(launch).get(COOPERATIVE, b"")[:4])
     grid, block = tuple(launch.grid), tuple(launch.block)
     _launch(f, grid, block, launch.sharedMemBytes, launch.hStream, kernelParams, extra, cooperative=cooperative)
-
-
-# ---- Occupancy ----
-
-
-def _active_blocks(function: Function, kernel: JitKernel, block: int, dynamic: int) -> int:
-    """Return how many blocks of `block` threads a multiprocessor runs at the same time."""
-    attributes = profile.ATTRIBUTES
-    if block <= 0:
-        raise DriverError(Result.INVALID_VALUE)
-    shared = kernel.static_shared + dynamic
-    warps = -(-block // 32)
-    registers = warps * -(-32 * _registers(function) // 256) * 256  # warps take them in units of 256
-    blocks = min(attributes[106], attributes[39] // (warps * 32), attributes[82] // registers)
-    return min(blocks, attributes[81] // (shared + 1024)) if block <= 1024 else 0
-
-
-def _occupancy(func: int, block: int, dynamic: int) -> int:
-    function = state.machine.get(func, Function)
-    return _active_blocks(function, _prepare(function, current_context().device), block, dynamic)
-
-
-@entry(
-    "cuOccupancyMaxActiveBlocksPerMultiprocessor(int *numBlocks, CUfunction func, int blockSize, "
-    "size_t dynamicSMemSize)"
-)
-def cuOccupancyMaxActiveBlocksPerMultiprocessor(
-    numBlocks: int, func: int, blockSize: int, dynamicSMemSize: int
-) -> None:
-    write(numBlocks, c_int, _occupancy(func, blockSize, dynamicSMemSize))
-
-
-@entry(
-    "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *numBlocks, CUfunction func, int blockSize, "
-    "size_t dynamicSMemSize, unsigned int flags)"
-)
-def cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-    numBlocks: int, func: int, blockSize: int, dynamicSMemSize: int, flags: int
-) -> None:
-    write(numBlocks, c_int, _occupancy(func, blockSize, dynamicSMemSize))

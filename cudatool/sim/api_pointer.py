@@ -82,7 +82,7 @@ def cuPointerGetAttribute(data: int, attribute: int, ptr: int) -> None:
 )
 def cuPointerGetAttributes(numAttributes: int, attributes: int, data: int, ptr: int) -> None:
     # A pointer that CUDA does not know is no error here: values are zero, the ordinal is -2 (cuPointerGetAttributes).
-    current_context()
+    state.machine.device(0)  # needs no context
     kinds = (c_int * numAttributes).from_address(attributes)
     targets = (c_size_t * numAttributes).from_address(data)
     for kind, target in zip(kinds, targets, strict=True):

@@ -12,7 +12,6 @@ from ctypes import c_int, c_size_t, c_uint64
 
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, write
-from cudatool.sim.machine import current_context
 from cudatool.sim.memory import READ_ONLY, READ_WRITE
 from cudatool.sim.pool import DEVICE, FILE_DESCRIPTOR, MANAGED, PINNED, PointerData, Pool, check_location
 from cudatool.sim.results import DriverError, Result
@@ -48,7 +47,7 @@ def _location(address: int) -> tuple[int, int]:
 
 @entry("cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps)")
 def cuMemPoolCreate(pool: int, poolProps: int) -> None:
-    current_context()
+    state.machine.device(0)  # needs no context
     if not pool or not poolProps:
         raise DriverError(Result.INVALID_VALUE)
     props = _PoolProps.from_address(poolProps)
@@ -162,7 +161,7 @@ def cuMemPoolSetAccess(pool: int, map: int, count: int) -> None:
             raise DriverError(Result.INVALID_VALUE)
         state.machine.device(access.location_id)
         if access.location_id == found.device and access.flags != READ_WRITE:
-            raise DriverError(Result.INVALID_VALUE, "a pool's own device always has access to it")
+            raise DriverError(Result.INVALID_VALUE)  # it cannot lose access to its own pool; cuda.core always tries
     for access in wanted:
         found.access[access.location_id] = access.flags
 
@@ -196,7 +195,7 @@ def cuMemPoolExportToShareableHandle(handle_out: int, pool: int, handleType: int
     "unsigned long long flags)"
 )
 def cuMemPoolImportFromShareableHandle(pool_out: int, handle: int, handleType: int, flags: int) -> None:
-    current_context()
+    state.machine.device(0)
     if not pool_out or handleType != FILE_DESCRIPTOR or flags:
         raise DriverError(Result.INVALID_VALUE, "a pool is shared by file descriptor")
     write(pool_out, c_size_t, Pool.from_file(state.machine, handle).handle)
@@ -204,7 +203,7 @@ def cuMemPoolImportFromShareableHandle(pool_out: int, handle: int, handleType: i
 
 @entry("cuMemPoolExportPointer(CUmemPoolPtrExportData *shareData_out, CUdeviceptr ptr)")
 def cuMemPoolExportPointer(shareData_out: int, ptr: int) -> None:
-    current_context()
+    state.machine.device(0)
     found = state.machine.allocations.at(ptr)
     if not shareData_out or found is None or not found.pool:
         raise DriverError(Result.INVALID_VALUE, f"{ptr:#x} is not the start of live memory from a pool")
@@ -215,8 +214,8 @@ def cuMemPoolExportPointer(shareData_out: int, ptr: int) -> None:
 
 @entry("cuMemPoolImportPointer(CUdeviceptr *ptr_out, CUmemoryPool pool, CUmemPoolPtrExportData *shareData)")
 def cuMemPoolImportPointer(ptr_out: int, pool: int, shareData: int) -> None:
-    context = current_context()
+    state.machine.device(0)
     if not ptr_out or not shareData:
         raise DriverError(Result.INVALID_VALUE)
     data = PointerData.from_buffer_copy(ctypes.string_at(shareData, ctypes.sizeof(PointerData)))
-    write(ptr_out, c_uint64, state.machine.get(pool, Pool).import_pointer(data, context).address)
+    write(ptr_out, c_uint64, state.machine.get(pool, Pool).import_pointer(data).address)

@@ -8,8 +8,9 @@ from ctypes import c_float, c_int, c_size_t, c_uint, c_uint64
 from cudatool.sim import abi
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, write
+from cudatool.sim.ipc import SharedEvent
 from cudatool.sim.machine import current_context, stream_of
-from cudatool.sim.queue import EventState, Operation, StreamState
+from cudatool.sim.queue import DISABLE_TIMING, INTERPROCESS, EventState, Operation, StreamState
 from cudatool.sim.results import DriverError, Result
 
 # ---- Streams ----
@@ -73,9 +74,14 @@ def cuStreamWaitEvent(hStream: int, hEvent: int, Flags: int) -> None:
     event = _executed_event(hEvent)
     if Flags:
         raise DriverError(Result.INVALID_VALUE)  # CU_EVENT_WAIT_EXTERNAL is for capturing streams
+    wait = Operation(stream, "wait", "cuStreamWaitEvent", abi.call.correlation)
+    shared = event.shared
+    if shared is not None and shared.is_pending_elsewhere:
+        wait.run = lambda _: shared.wait()
+        state.machine.scheduler.enqueue(wait, cost=0)
+        return
     if event.recorded is None:
         return  # an event that was never recorded counts as complete
-    wait = Operation(stream, "wait", "cuStreamWaitEvent", abi.call.correlation)
     state.machine.scheduler.enqueue(wait, cost=0, after=[event.recorded])
 
 
@@ -119,6 +125,7 @@ def cuLaunchHostFunc(hStream: int, fn: int, userData: int) -> None:
     operation = Operation(stream, "host", "cuLaunchHostFunc", abi.call.correlation)
     operation.run = lambda _: function(userData)
     state.machine.scheduler.enqueue(operation, cost=5_000)
+    state.machine.scheduler.run_soon(operation)
 
 
 @entry("cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, void *userData, unsigned int flags)")
@@ -130,6 +137,7 @@ def cuStreamAddCallback(hStream: int, callback: int, userData: int, flags: int) 
     operation = Operation(stream, "host", "cuStreamAddCallback", abi.call.correlation)
     operation.run = lambda _: function(hStream, 0, userData)
     state.machine.scheduler.enqueue(operation, cost=5_000)
+    state.machine.scheduler.run_soon(operation)
 
 
 # ---- Events ----
@@ -148,16 +156,20 @@ def cuEventCreate(phEvent: int, Flags: int) -> None:
     context = current_context()
     if Flags & ~7:
         raise DriverError(Result.INVALID_VALUE)
-    if Flags & 4:
-        raise DriverError(Result.NOT_SUPPORTED, "the software device has no interprocess events")
+    if Flags & INTERPROCESS and not Flags & DISABLE_TIMING:
+        raise DriverError(Result.INVALID_VALUE, "interprocess events have no times (CU_EVENT_DISABLE_TIMING)")
     event = EventState(context, state.machine.new_handle(), Flags)
+    if Flags & INTERPROCESS:
+        event.shared = SharedEvent.create()
     write(phEvent, c_size_t, event.handle)
     state.machine.objects[event.handle] = event
 
 
 @entry("cuEventDestroy(CUevent hEvent)")
 def cuEventDestroy(hEvent: int) -> None:
-    del state.machine.objects[state.machine.get(hEvent, EventState).handle]
+    event = state.machine.get(hEvent, EventState)
+    del state.machine.objects[hEvent]
+    event.close()
 
 
 @entry("cuEventRecord(CUevent hEvent, CUstream hStream)")
@@ -167,7 +179,13 @@ def cuEventRecord(hEvent: int, hStream: int) -> None:
     if event.context is not stream.context:
         raise DriverError(Result.INVALID_HANDLE)  # event and stream must be of one context (cuEventRecord)
     record = Operation(stream, "record", "cuEventRecord", abi.call.correlation)
+    shared = event.shared
+    if shared is not None:
+        number = shared.record()
+        record.run = lambda _: shared.finish(number)
     state.machine.scheduler.enqueue(record, cost=0)
+    if shared is not None:
+        state.machine.scheduler.run_soon(record)
     event.recorded, event.captured = record, None
 
 
@@ -182,6 +200,8 @@ def cuEventRecordWithFlags(hEvent: int, hStream: int, flags: int) -> None:
 def cuEventQuery(hEvent: int) -> None:
     event = _executed_event(hEvent)
     done = state.machine.scheduler.query(event.recorded)
+    if event.shared is not None:
+        done = done and not event.shared.is_pending_elsewhere
     state.machine.scheduler.check(event.context)
     if not done:
         raise DriverError(Result.NOT_READY)
@@ -191,6 +211,8 @@ def cuEventQuery(hEvent: int) -> None:
 def cuEventSynchronize(hEvent: int) -> None:
     event = _executed_event(hEvent)
     state.machine.scheduler.wait(event.recorded)
+    while event.shared is not None and event.shared.is_pending_elsewhere:
+        abi.lock.wait(timeout=0.001)  # other threads of this process go on meanwhile
     state.machine.scheduler.check(event.context)
 
 

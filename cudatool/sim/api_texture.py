@@ -1,7 +1,7 @@
 """Driver entry points: arrays, copies to and from them, texture objects, surface objects.
 
-Not here: mipmapped and sparse arrays, resource views that change an array's format, texture references (removed from
-CUDA), and arrays in ``cuMemcpy2D`` and ``cuMemcpy3D``.
+Not here: textures of mipmapped arrays, sparse arrays, resource views that change an array's format, texture references
+(removed from CUDA).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from ctypes import c_size_t, c_uint64
 
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, write
-from cudatool.sim.api_memory import copy
 from cudatool.sim.machine import current_context
 from cudatool.sim.results import DriverError, Result
-from cudatool.sim.textures import FORMATS, Array, Record, SurfaceObject, TextureObject, describe
+from cudatool.sim.textures import FORMATS, Array, MipmappedArray, Record, SurfaceObject, TextureObject, describe
+from cudatool.sim.transfers import copy
 
 __all__ = ["array_of"]
 
@@ -87,8 +87,7 @@ def array_of(handle: int) -> Array:
 # ---- arrays ----
 
 
-def _create(pHandle: int, wanted: _Array3DDescriptor) -> None:
-    context = current_context()
+def _check(pHandle: int, wanted: _Array3DDescriptor) -> None:
     if not pHandle or not wanted.Width or wanted.Format not in FORMATS or wanted.NumChannels not in (1, 2, 4):
         raise DriverError(Result.INVALID_VALUE)
     extent = wanted.Width, wanted.Height, wanted.Depth
@@ -100,12 +99,29 @@ def _create(pHandle: int, wanted: _Array3DDescriptor) -> None:
         raise DriverError(Result.INVALID_VALUE, "a cubemap has square faces, six of them")
     if wanted.Depth and not wanted.Height and not wanted.Flags & _LAYERED:
         raise DriverError(Result.INVALID_VALUE, "an array with depth and no height is layered")
-    size = wanted.NumChannels * FORMATS[wanted.Format][1]
-    size *= wanted.Width * max(wanted.Height, 1) * max(wanted.Depth, 1)
-    allocation = state.machine.allocate(context.device, size, "array", context=context)
-    handle = state.machine.new_handle()
-    state.machine.objects[handle] = Array(handle, *extent, wanted.Format, wanted.NumChannels, wanted.Flags, allocation)
-    write(pHandle, c_uint64, handle)
+
+
+def _create(wanted: _Array3DDescriptor, levels: int) -> list[Array]:
+    """Return registered arrays in one allocation, each half the size of the one before."""
+    context = current_context()
+    extents = [(wanted.Width, wanted.Height, wanted.Depth)]
+    while len(extents) < levels:
+        width, height, depth = extents[-1]
+        layers = wanted.Flags & (_LAYERED | _CUBEMAP)  # which all levels have as many of
+        extents.append(
+            (max(width // 2, 1), height and max(height // 2, 1), depth if layers else depth and max(depth // 2, 1))
+        )
+    element = wanted.NumChannels * FORMATS[wanted.Format][1]
+    sizes = [element * width * max(height, 1) * max(depth, 1) for width, height, depth in extents]
+    allocation = state.machine.allocate(context.device, sum(sizes), "array", context=context)
+    arrays = []
+    for number, extent in enumerate(extents):
+        handle = state.machine.new_handle()
+        array = Array(handle, *extent, wanted.Format, wanted.NumChannels, wanted.Flags, allocation)
+        array.offset, array.is_level = sum(sizes[:number]), levels > 0
+        state.machine.objects[handle] = array
+        arrays.append(array)
+    return arrays
 
 
 @entry("cuArrayCreate(CUarray *pHandle, const CUDA_ARRAY_DESCRIPTOR *pAllocateArray)")
@@ -113,20 +129,25 @@ def cuArrayCreate(pHandle: int, pAllocateArray: int) -> None:
     if not pAllocateArray:
         raise DriverError(Result.INVALID_VALUE)
     given = _ArrayDescriptor.from_address(pAllocateArray)
-    _create(pHandle, _Array3DDescriptor(given.Width, given.Height, 0, given.Format, given.NumChannels, 0))
+    wanted = _Array3DDescriptor(given.Width, given.Height, 0, given.Format, given.NumChannels, 0)
+    cuArray3DCreate(pHandle, ctypes.addressof(wanted))
 
 
 @entry("cuArray3DCreate(CUarray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pAllocateArray)")
 def cuArray3DCreate(pHandle: int, pAllocateArray: int) -> None:
     if not pAllocateArray:
         raise DriverError(Result.INVALID_VALUE)
-    _create(pHandle, _Array3DDescriptor.from_address(pAllocateArray))
+    wanted = _Array3DDescriptor.from_address(pAllocateArray)
+    _check(pHandle, wanted)
+    write(pHandle, c_uint64, _create(wanted, 0)[0].handle)
 
 
 @entry("cuArrayDestroy(CUarray hArray)")
 def cuArrayDestroy(hArray: int) -> None:
     context = current_context()
     array = array_of(hArray)
+    if array.is_level:
+        raise DriverError(Result.INVALID_HANDLE, "a level ends with its mipmapped array")
     state.machine.scheduler.wait_device(context.device)
     del state.machine.objects[hArray]
     state.machine.release(array.allocation)
@@ -146,14 +167,47 @@ def cuArray3DGetDescriptor(pArrayDescriptor: int, hArray: int) -> None:
     ctypes.memmove(pArrayDescriptor, ctypes.addressof(found), ctypes.sizeof(found))
 
 
+@entry(
+    "cuMipmappedArrayCreate(CUmipmappedArray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pMipmappedArrayDesc, "
+    "unsigned int numMipmapLevels)"
+)
+def cuMipmappedArrayCreate(pHandle: int, pMipmappedArrayDesc: int, numMipmapLevels: int) -> None:
+    if not pMipmappedArrayDesc:
+        raise DriverError(Result.INVALID_VALUE)
+    wanted = _Array3DDescriptor.from_address(pMipmappedArrayDesc)
+    _check(pHandle, wanted)
+    # "clamped to the range [1, 1 + floor(log2(max(width, height, depth)))]" (cuMipmappedArrayCreate).
+    levels = min(max(numMipmapLevels, 1), max(wanted.Width, wanted.Height, wanted.Depth).bit_length())
+    arrays = _create(wanted, levels)
+    handle = state.machine.new_handle()
+    state.machine.objects[handle] = MipmappedArray(handle, arrays, arrays[0].allocation)
+    write(pHandle, c_uint64, handle)
+
+
+@entry("cuMipmappedArrayGetLevel(CUarray *pLevelArray, CUmipmappedArray hMipmappedArray, unsigned int level)")
+def cuMipmappedArrayGetLevel(pLevelArray: int, hMipmappedArray: int, level: int) -> None:
+    levels = state.machine.get(hMipmappedArray, MipmappedArray).levels
+    if level >= len(levels):
+        raise DriverError(Result.INVALID_VALUE, f"the mipmapped array has {len(levels)} levels")
+    write(pLevelArray, c_uint64, levels[level].handle)
+
+
+@entry("cuMipmappedArrayDestroy(CUmipmappedArray hMipmappedArray)")
+def cuMipmappedArrayDestroy(hMipmappedArray: int) -> None:
+    context = current_context()
+    found = state.machine.get(hMipmappedArray, MipmappedArray)
+    state.machine.scheduler.wait_device(context.device)
+    for handle in (hMipmappedArray, *(array.handle for array in found.levels)):
+        del state.machine.objects[handle]
+    state.machine.release(found.allocation)
+
+
 def _within(handle: int, offset: int, size: int) -> int:
     """Return the address of a part of an array, which must lie in it."""
     array = array_of(handle)
-    if offset + size > array.allocation.size:
-        raise DriverError(
-            Result.INVALID_VALUE, f"{size} bytes at {offset} of an array of {array.allocation.size} bytes"
-        )
-    return array.allocation.address + offset
+    if offset + size > array.size:
+        raise DriverError(Result.INVALID_VALUE, f"{size} bytes at {offset} of an array of {array.size} bytes")
+    return array.address + offset
 
 
 @entry("cuMemcpyHtoA(CUarray dstArray, size_t dstOffset, const void *srcHost, size_t ByteCount)")
@@ -201,7 +255,7 @@ def _resource_record(resource: _ResourceDescriptor) -> Record:
     if resource.resType == _ARRAY:
         return array_of(resource.pointer).record()
     if resource.resType == _MIPMAPPED_ARRAY:
-        raise DriverError(Result.NOT_SUPPORTED, "mipmapped arrays")
+        raise DriverError(Result.NOT_SUPPORTED, "the software device has no textures of mipmapped arrays")
     if resource.resType not in (_LINEAR, _PITCH2D):
         raise DriverError(Result.INVALID_VALUE)
     if resource.resType == _LINEAR:

@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 _DEVICE: Final = 2  # CU_MEMORYTYPE_DEVICE
+_ARRAY: Final = 3  # CU_MEMORYTYPE_ARRAY
 _IF, _WHILE, _SWITCH = 0, 1, 2  # CUgraphConditionalNodeType
 _HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _READ: Final = 1  # flags of Operation.footprint
@@ -149,7 +150,7 @@ class Copy(_Leaf):
                 raise DriverError(Result.INVALID_VALUE, f"the pitch {operand.pitch} is less than a row of {self.width}")
             if self.depth > 1 and operand.slice < self.height * operand.pitch:
                 raise DriverError(Result.INVALID_VALUE, "the slices of a copy overlap")
-            if operand.memory == _DEVICE:
+            if operand.memory in (_DEVICE, _ARRAY):
                 _check_reachable(operand.address, self._span(operand))
 
     def enqueue(self, run: Run, after: list[Operation]) -> Operation:
@@ -290,7 +291,9 @@ class Call(_Leaf):
 
     def enqueue(self, run: Run, after: list[Operation]) -> Operation:
         function = _HostFunction(self.function)
-        return run.add("host", "host node", after, run=lambda _: function(self.data), cost=5_000)
+        operation = run.add("host", "host node", after, run=lambda _: function(self.data), cost=5_000)
+        state.machine.scheduler.run_soon(operation)
+        return operation
 
     def describe(self) -> str:
         return f"HOST {self.function:#x}({self.data:#x})"

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from cudatool.sim import machine as state
 from cudatool.sim.api_module import checked_launch
+from cudatool.sim.boxes import ARRAY, DEVICE, HOST, Memcpy3D, Side, box_of
 from cudatool.sim.graph import Graph, Node, NodeType, Work
 from cudatool.sim.graph_nodes import (
     Allocate,
@@ -28,6 +29,7 @@ from cudatool.sim.graph_nodes import (
 from cudatool.sim.machine import Context, current_context
 from cudatool.sim.queue import EventState
 from cudatool.sim.results import DriverError, Result
+from cudatool.sim.transfers import Extent
 
 __all__ = [
     "ChildParams",
@@ -70,36 +72,6 @@ class KernelParams(ctypes.Structure):
         ("extra", c_size_t),
         ("kern", c_size_t),
         ("ctx", c_size_t),
-    )
-
-
-class _Side(ctypes.Structure):
-    """One half of CUDA_MEMCPY3D."""
-
-    _fields_ = (
-        ("XInBytes", c_size_t),
-        ("Y", c_size_t),
-        ("Z", c_size_t),
-        ("LOD", c_size_t),
-        ("MemoryType", c_int),
-        ("Host", c_size_t),
-        ("Device", c_uint64),
-        ("Array", c_size_t),
-        ("reserved", c_size_t),
-        ("Pitch", c_size_t),
-        ("Height", c_size_t),
-    )
-
-
-class Memcpy3D(ctypes.Structure):
-    """CUDA_MEMCPY3D."""
-
-    _fields_ = (
-        ("src", _Side),
-        ("dst", _Side),
-        ("WidthInBytes", c_size_t),
-        ("Height", c_size_t),
-        ("Depth", c_size_t),
     )
 
 
@@ -200,7 +172,6 @@ class NodeParams(ctypes.Structure):
 
 assert tuple(map(ctypes.sizeof, (KernelParams, Memcpy3D, NodeParams))) == (72, 200, 256)
 
-_HOST, _DEVICE, _ARRAY, _UNIFIED = 1, 2, 3, 4  # CUmemorytype
 _PINNED, _MANAGED = 1, 2  # CUmemAllocationType
 _LOCATION_DEVICE: Final = 1
 _ACCESS_DESC_BYTES: Final = 12
@@ -237,30 +208,24 @@ def kernel_of(params: KernelParams, attributes: dict[int, bytes] | None = None) 
 
 def copy_of(params: Memcpy3D, context: Context) -> Copy:
     """Return what a memcpy node does."""
-    source, target = _operand(params.src), _operand(params.dst)
+    source, target = _operand(params.src, params.extent), _operand(params.dst, params.extent)
     copy = Copy(source, target, params.WidthInBytes, params.Height, params.Depth, context, bytes(params))
     copy.check()
     return copy
 
 
-def _operand(side: _Side) -> Operand:
-    if side.MemoryType == _ARRAY or side.LOD:
-        raise DriverError(Result.NOT_SUPPORTED, "the software device copies no arrays in graphs")
-    if side.MemoryType not in (_HOST, _DEVICE, _UNIFIED):
-        raise DriverError(Result.INVALID_VALUE, f"{side.MemoryType} is not a type of memory")
-    base = side.Host if side.MemoryType == _HOST else side.Device
-    plane = side.Pitch * side.Height
-    address = base and base + side.Z * plane + side.Y * side.Pitch + side.XInBytes
-    is_known = side.MemoryType == _DEVICE or memory_at(address)[0] != ""
-    return Operand(address, side.Pitch, plane, side.MemoryType, is_known)
+def _operand(side: Side, extent: Extent) -> Operand:
+    box = box_of(side, extent)
+    is_known = side.MemoryType in (DEVICE, ARRAY) or memory_at(box.address)[0] != ""
+    return Operand(box.address, box.pitch, box.slice, side.MemoryType, is_known)
 
 
 def flat_copy(target: int, source: int, size: int, context: Context) -> Copy:
     """Return what the memcpy node of a captured copy does."""
     params = Memcpy3D(WidthInBytes=size, Height=1, Depth=1)
     for side, address in ((params.src, source), (params.dst, target)):
-        side.MemoryType = _HOST if memory_at(address)[1] < 0 else _DEVICE
-        side.Host, side.Device = (address, 0) if side.MemoryType == _HOST else (0, address)
+        side.MemoryType = HOST if memory_at(address)[1] < 0 else DEVICE
+        side.Host, side.Device = (address, 0) if side.MemoryType == HOST else (0, address)
     return copy_of(params, context)
 
 

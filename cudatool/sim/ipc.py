@@ -1,4 +1,4 @@
-"""Memory that processes share: what a handle says, and which memory of other processes is mapped in this one.
+"""Memory and events that processes share: what a handle says, and what of other processes is open in this one.
 
 What is shared lies in an anonymous file. A handle names the process that has the file and its descriptor there, by
 which other processes of the same user open it (``/proc/PID/fd``).
@@ -7,18 +7,20 @@ which other processes of the same user open it (``/proc/PID/fd``).
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cudatool.sim.abi import IpcMemHandle
-from cudatool.sim.memory import PAGE, READ_WRITE, Allocation
+from cudatool.sim.abi import IpcHandle
+from cudatool.sim.memory import PAGE, READ_WRITE, Allocation, Store
 from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:
     from cudatool.sim.machine import Context, Machine
 
-__all__ = ["Handle", "Imports"]
+__all__ = ["EventHandle", "Handle", "Imports", "SharedEvent"]
 
 
 class Handle(ctypes.Structure):
@@ -35,7 +37,7 @@ class Handle(ctypes.Structure):
     )
 
 
-assert ctypes.sizeof(Handle) <= ctypes.sizeof(IpcMemHandle)
+assert ctypes.sizeof(Handle) <= ctypes.sizeof(IpcHandle)
 
 
 @dataclass(slots=True)
@@ -115,3 +117,86 @@ class Imports:
         space.unmap(found.start, found.size)
         space.unreserve(found.start, found.size)
         del self._by_key[found.key], self._by_address[found.allocation.address]
+
+
+# ---- Events ----
+
+
+class EventHandle(ctypes.Structure):
+    """What a CUipcEventHandle holds."""
+
+    _fields_ = (
+        ("process", ctypes.c_uint32),
+        ("file", ctypes.c_int32),
+        ("inode", ctypes.c_uint64),
+    )
+
+
+class _EventState(ctypes.Structure):
+    _fields_ = (("recorded", ctypes.c_uint64), ("done", ctypes.c_uint64), ("recorder", ctypes.c_uint64))
+
+
+class SharedEvent:
+    """What several processes know of an event: how often it was recorded, by whom last, and which records are done."""
+
+    _POLL_S = 0.001
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._map = mmap.mmap(file, mmap.PAGESIZE)
+        self._state = _EventState.from_buffer(self._map)
+        self._last = 0  # record of this process
+        self._is_closing = False
+
+    @classmethod
+    def create(cls) -> SharedEvent:
+        """Return the state of a new event."""
+        return cls(Store.new_file(mmap.PAGESIZE))
+
+    @classmethod
+    def open(cls, handle: EventHandle) -> SharedEvent:
+        """Return the state of an event of another process; CUDA_ERROR_INVALID_HANDLE if it is there no more."""
+        path = f"/proc/{handle.process}/fd/{handle.file}"
+        try:
+            if os.stat(path).st_ino != handle.inode:
+                raise FileNotFoundError(path)
+            return cls(os.open(path, os.O_RDWR))
+        except OSError as error:
+            raise DriverError(Result.INVALID_HANDLE, "the event's owner destroyed it, or has ended") from error
+
+    def handle(self) -> EventHandle:
+        """Return what other processes open it by."""
+        return EventHandle(os.getpid(), self._file, os.fstat(self._file).st_ino)
+
+    def record(self) -> int:
+        """Say that this process records the event, and return the record's number."""
+        self._state.recorded += 1
+        self._state.recorder = os.getpid()
+        self._last = self._state.recorded
+        return self._last
+
+    def finish(self, record: int) -> None:
+        """Say that a record of this process, and so every earlier one, is done."""
+        self._state.done = max(self._state.done, record)
+        if self._is_closing:
+            self.close()
+
+    @property
+    def is_pending_elsewhere(self) -> bool:
+        """Whether another process recorded it last, and that is not done. The work of a process ends with it."""
+        if self._state.done >= self._state.recorded or self._state.recorder == os.getpid():
+            return False
+        return os.path.exists(f"/proc/{self._state.recorder}")
+
+    def wait(self) -> None:
+        """Wait for what other processes recorded last. Call it without the driver's lock."""
+        while self.is_pending_elsewhere:
+            time.sleep(self._POLL_S)
+
+    def close(self) -> None:
+        """Take it out of this process, as soon as its records are done."""
+        self._is_closing = True
+        if self._state.done >= self._last:
+            del self._state
+            self._map.close()
+            os.close(self._file)

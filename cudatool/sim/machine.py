@@ -194,6 +194,8 @@ class Machine:
         self.imports.close_all(context)
         for handle, item in list(self.objects.items()):
             if isinstance(item, StreamState | EventState) and item.context is context:
+                if isinstance(item, EventState):
+                    item.close()
                 del self.objects[handle]
         self.objects.pop(context.handle, None)
 

@@ -227,7 +227,7 @@ class Pool:
             raise DriverError(Result.INVALID_VALUE, "the memory is not from a pool of this process that can be shared")
         return PointerData(self._shared.inode, allocation.address - self._shared.start, allocation.size)
 
-    def import_pointer(self, data: PointerData, context: Context) -> Allocation:
+    def import_pointer(self, data: PointerData) -> Allocation:
         """Return an allocation of the process that the pool is of. Importing it again gives the same."""
         shared = self._shared
         if (
@@ -242,7 +242,7 @@ class Pool:
         if found is None:
             shared.open(data.offset, data.size)
             kind, serial = "pool" if self.device >= 0 else "host", self._machine.new_serial()
-            found = Allocation(address, data.size, kind, self.device, context.handle, serial, self.handle)
+            found = Allocation(address, data.size, kind, self.device, 0, serial, self.handle)
             self._machine.allocations.add(found)
         self._imports[address] = self._imports.get(address, 0) + 1
         return found

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
+import time
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -24,8 +26,13 @@ from cudatool.sim.results import DriverError
 if TYPE_CHECKING:
     from cudatool.sim.capture import CapturedEvent
     from cudatool.sim.checkers import CheckFinding
+    from cudatool.sim.ipc import SharedEvent
 
-__all__ = ["EventState", "Operation", "Schedule", "Scheduler", "StreamState"]
+__all__ = ["DISABLE_TIMING", "INTERPROCESS", "EventState", "Operation", "Schedule", "Scheduler", "StreamState"]
+
+
+DISABLE_TIMING, INTERPROCESS = 2, 4  # CU_EVENT_*
+_SOON_S = 0.2
 
 
 class Schedule(StrEnum):
@@ -124,7 +131,8 @@ class StreamState:
 class EventState:
     """An event: the operation that its latest record enqueued, None before the first.
 
-    `captured` is what its latest record captured instead, if that was in a capturing stream.
+    `captured` is what its latest record captured instead, if that was in a capturing stream. `shared` is what other
+    processes know of it, if they can.
     """
 
     def __init__(self, context: Any, handle: int, flags: int) -> None:
@@ -133,11 +141,17 @@ class EventState:
         self.flags = flags
         self.recorded: Operation | None = None
         self.captured: CapturedEvent | None = None
+        self.shared: SharedEvent | None = None
 
     @property
     def timed(self) -> bool:
         """Whether it records times (CU_EVENT_DISABLE_TIMING not given)."""
-        return not self.flags & 2
+        return not self.flags & DISABLE_TIMING
+
+    def close(self) -> None:
+        """Give back what it shares with other processes."""
+        if self.shared is not None:
+            self.shared.close()
 
 
 class Scheduler:
@@ -154,6 +168,8 @@ class Scheduler:
         self._ready: dict[int, Operation] = {}  # those of them that wait for nothing and do not run yet
         self._sequence = itertools.count(1)
         self._engines: dict[tuple[int, str], int] = {}  # when each copy engine is free
+        self._soon: list[Operation] = []
+        self._runner: threading.Thread | None = None
 
     # ---- enqueuing ----
 
@@ -221,7 +237,14 @@ class Scheduler:
     def wait_all(self, operations: Iterable[Operation | None]) -> None:
         """Execute until all of `operations` are done, and let the host's clock wait for them."""
         targets = [o for o in operations if o is not None]
-        unfinished = [o for o in targets if not o.done]
+        self._finish(targets)
+        for target in targets:
+            self.host_time = max(self.host_time, target.end)
+        self.synchronized()
+
+    def _finish(self, operations: Iterable[Operation]) -> None:
+        """Execute until all of `operations` are done."""
+        unfinished = [o for o in operations if not o.done]
         needed = self._ancestors(unfinished) if self.schedule is Schedule.LATE else None
         for target in sorted(unfinished, key=lambda o: o.sequence):
             while not target.done:
@@ -230,9 +253,26 @@ class Scheduler:
                     lock.wait(timeout=60)  # another host thread runs what we need; it notifies when done
                 else:
                     self._run(chosen)
-        for target in targets:
-            self.host_time = max(self.host_time, target.end)
-        self.synchronized()
+
+    def run_soon(self, operation: Operation) -> None:
+        """Let a thread execute `operation` before long, though no call of this process may ever wait for it.
+
+        What other processes wait for, and host functions, which the host can wait for without the driver.
+        """
+        self._soon.append(operation)
+        if self._runner is None:
+            self._runner = threading.Thread(target=self._run_what_is_due, name="cudatool.sim", daemon=True)
+            self._runner.start()
+
+    def _run_what_is_due(self) -> None:
+        while True:
+            time.sleep(_SOON_S)
+            with lock:
+                due, self._soon = [o for o in self._soon if not o.done], []
+                if not due:
+                    self._runner = None
+                    return
+                self._finish(due)
 
     def query(self, operation: Operation | None) -> bool:
         """Tell whether `operation` has completed by the host's clock, and let that clock move on.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from cudatool.sim.memory import Allocation
 from cudatool.sim.results import DriverError, Result
 
-__all__ = ["FORMATS", "Array", "Record", "SurfaceObject", "TextureObject", "describe"]
+__all__ = ["FORMATS", "Array", "MipmappedArray", "Record", "SurfaceObject", "TextureObject", "describe"]
 
 _UNSIGNED, _SIGNED, _FLOATING = range(3)
 
@@ -61,6 +61,8 @@ class Array:
         A key of :data:`FORMATS`, and channels of an element.
     flags
         ``CUDA_ARRAY3D_*``.
+    offset
+        Of a level of a mipmapped array: where in the memory of all levels it lies.
     """
 
     handle: int
@@ -71,6 +73,18 @@ class Array:
     channels: int
     flags: int
     allocation: Allocation
+    offset: int = 0
+    is_level: bool = False
+
+    @property
+    def address(self) -> int:
+        """Of the first element."""
+        return self.allocation.address + self.offset
+
+    @property
+    def size(self) -> int:
+        """Bytes of all elements."""
+        return self.slice_bytes * max(self.depth, 1)
 
     @property
     def element_bytes(self) -> int:
@@ -89,10 +103,19 @@ class Array:
 
     def record(self) -> Record:
         """Return a record of the array, without what a texture adds."""
-        record = describe(self.allocation.address, self.format, self.channels, self.width, max(self.height, 1))
+        record = describe(self.address, self.format, self.channels, self.width, max(self.height, 1))
         record.depth = max(self.depth, 1)
         record.row_bytes, record.slice_bytes = self.row_bytes, self.slice_bytes
         return record
+
+
+@dataclass(slots=True)
+class MipmappedArray:
+    """A CUmipmappedArray: arrays of half the size each, in one allocation."""
+
+    handle: int
+    levels: list[Array]
+    allocation: Allocation
 
 
 def describe(address: int, format_: int, channels: int, width: int, height: int) -> Record:

@@ -398,10 +398,10 @@ def test_copies_and_fills_that_cannot_be_made_are_refused(driver, programs):
         "nothing": programs.copy_params(memory, memory + 64, 0),
         "nowhere": programs.copy_params(memory, 0x1000, 4),
         "overlapping rows": pitched,
-        "array": array,
+        "array": array,  # of a handle that is none
     }
     found = {key: name(driver.cuGraphAddMemcpyNode(programs.graph, None, 0, p, context)) for key, p in answers.items()}
-    assert {**dict.fromkeys(answers, "ERROR_INVALID_VALUE"), "array": "ERROR_NOT_SUPPORTED"} == found
+    assert {**dict.fromkeys(answers, "ERROR_INVALID_VALUE"), "array": "ERROR_INVALID_HANDLE"} == found
     for params in (
         programs.set_params(memory, 0, 0),
         programs.set_params(memory, 0, 4, element=3),

@@ -1,0 +1,310 @@
+"""Driver entry points: copies and fills, the part of "Memory Management" whose names begin with cuMemcpy and cuMemset.
+
+Grouped as in the CUDA driver API reference. :mod:`cudatool.sim.transfers` does the work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int, c_size_t, c_uint64
+from typing import Final
+
+from cudatool.sim import machine as state
+from cudatool.sim import profile
+from cudatool.sim.abi import entry
+from cudatool.sim.boxes import DEVICE, Memcpy2D, Memcpy3D, box_of
+from cudatool.sim.machine import Context, current_context, stream_of
+from cudatool.sim.results import DriverError, Result
+from cudatool.sim.transfers import Box, copy, copy_box, fill, need_device
+
+
+class _CopyAttributes(ctypes.Structure):
+    """CUmemcpyAttributes."""
+
+    _fields_ = (
+        ("srcAccessOrder", c_int),
+        ("srcLocHint", c_int * 2),
+        ("dstLocHint", c_int * 2),
+        ("flags", ctypes.c_uint),
+    )
+
+
+_ORDER_STREAM, _ORDER_DURING_API_CALL, _ORDER_ANY = 1, 2, 3  # CU_MEMCPY_SRC_ACCESS_ORDER_*
+
+
+def _reads_now(attributes: _CopyAttributes) -> bool:
+    """Tell whether a copy's source is read before the call returns."""
+    if attributes.srcAccessOrder not in (_ORDER_STREAM, _ORDER_DURING_API_CALL, _ORDER_ANY):
+        raise DriverError(Result.INVALID_VALUE, f"{attributes.srcAccessOrder} is no order of accesses to a source")
+    return attributes.srcAccessOrder == _ORDER_DURING_API_CALL
+
+
+# ---- One dimension ----
+
+
+@entry("cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount)")
+def cuMemcpy(dst: int, src: int, ByteCount: int) -> None:
+    copy(dst, src, ByteCount, None, "cuMemcpy")
+
+
+@entry("cuMemcpyHtoD(CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount)")
+def cuMemcpyHtoD(dstDevice: int, srcHost: int, ByteCount: int) -> None:
+    current_context()
+    need_device(dstDevice, ByteCount)
+    copy(dstDevice, srcHost, ByteCount, None, "cuMemcpyHtoD")
+
+
+@entry("cuMemcpyDtoH(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount)")
+def cuMemcpyDtoH(dstHost: int, srcDevice: int, ByteCount: int) -> None:
+    current_context()
+    need_device(srcDevice, ByteCount)
+    copy(dstHost, srcDevice, ByteCount, None, "cuMemcpyDtoH")
+
+
+@entry("cuMemcpyDtoD(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount)")
+def cuMemcpyDtoD(dstDevice: int, srcDevice: int, ByteCount: int) -> None:
+    current_context()
+    need_device(dstDevice, ByteCount)
+    need_device(srcDevice, ByteCount)
+    copy(dstDevice, srcDevice, ByteCount, None, "cuMemcpyDtoD")
+
+
+@entry("cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream)")
+def cuMemcpyAsync(dst: int, src: int, ByteCount: int, hStream: int) -> None:
+    copy(dst, src, ByteCount, hStream, "cuMemcpyAsync")
+
+
+@entry("cuMemcpyHtoDAsync(CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount, CUstream hStream)")
+def cuMemcpyHtoDAsync(dstDevice: int, srcHost: int, ByteCount: int, hStream: int) -> None:
+    stream_of(hStream)
+    need_device(dstDevice, ByteCount)
+    copy(dstDevice, srcHost, ByteCount, hStream, "cuMemcpyHtoDAsync")
+
+
+@entry("cuMemcpyDtoHAsync(void *dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream)")
+def cuMemcpyDtoHAsync(dstHost: int, srcDevice: int, ByteCount: int, hStream: int) -> None:
+    stream_of(hStream)
+    need_device(srcDevice, ByteCount)
+    copy(dstHost, srcDevice, ByteCount, hStream, "cuMemcpyDtoHAsync")
+
+
+@entry("cuMemcpyDtoDAsync(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream)")
+def cuMemcpyDtoDAsync(dstDevice: int, srcDevice: int, ByteCount: int, hStream: int) -> None:
+    stream_of(hStream)
+    need_device(dstDevice, ByteCount)
+    need_device(srcDevice, ByteCount)
+    copy(dstDevice, srcDevice, ByteCount, hStream, "cuMemcpyDtoDAsync")
+
+
+@entry(
+    "cuMemcpyWithAttributesAsync(CUdeviceptr dst, CUdeviceptr src, size_t size, CUmemcpyAttributes *attr, "
+    "CUstream hStream)"
+)
+def cuMemcpyWithAttributesAsync(dst: int, src: int, size: int, attr: int, hStream: int) -> None:
+    if not attr:
+        raise DriverError(Result.INVALID_VALUE)
+    now = _reads_now(_CopyAttributes.from_address(attr))
+    copy(dst, src, size, hStream, "cuMemcpyWithAttributesAsync", now=now)
+
+
+def _context(handle: int) -> Context:
+    found = state.machine.objects.get(handle)
+    if not isinstance(found, Context):
+        raise DriverError(Result.INVALID_CONTEXT)
+    return found
+
+
+@entry(
+    "cuMemcpyPeer(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext, "
+    "size_t ByteCount)"
+)
+def cuMemcpyPeer(dstDevice: int, dstContext: int, srcDevice: int, srcContext: int, ByteCount: int) -> None:
+    _check_peers(dstDevice, dstContext, srcDevice, srcContext, ByteCount)
+    copy(dstDevice, srcDevice, ByteCount, None, "cuMemcpyPeer", peer=True)
+
+
+@entry(
+    "cuMemcpyPeerAsync(CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext, "
+    "size_t ByteCount, CUstream hStream)"
+)
+def cuMemcpyPeerAsync(
+    dstDevice: int, dstContext: int, srcDevice: int, srcContext: int, ByteCount: int, hStream: int
+) -> None:
+    _check_peers(dstDevice, dstContext, srcDevice, srcContext, ByteCount)
+    copy(dstDevice, srcDevice, ByteCount, hStream, "cuMemcpyPeerAsync", peer=True)
+
+
+def _check_peers(dst: int, dst_context: int, src: int, src_context: int, size: int) -> None:
+    for address, handle in ((dst, dst_context), (src, src_context)):
+        _context(handle)
+        need_device(address, size)
+
+
+@entry(
+    "cuMemcpyBatchAsync(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, "
+    "CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs, CUstream hStream)"
+)
+def cuMemcpyBatchAsync(
+    dsts: int, srcs: int, sizes: int, count: int, attrs: int, attrsIdxs: int, numAttrs: int, hStream: int
+) -> None:
+    # The copies of a batch have no order; here they run in theirs.
+    stream = stream_of(hStream)
+    if stream is stream.context.legacy_stream:
+        raise DriverError(Result.INVALID_VALUE, "a batch cannot be in the legacy default stream")
+    if not count or not numAttrs or numAttrs > count or not all((dsts, srcs, sizes, attrs, attrsIdxs)):
+        raise DriverError(Result.INVALID_VALUE)
+    starts = list((c_size_t * numAttrs).from_address(attrsIdxs))
+    if starts[0] or starts != sorted(set(starts)) or starts[-1] >= count:
+        raise DriverError(Result.INVALID_VALUE, "the first index is 0, and the others ascend")
+    orders = [_reads_now(one) for one in (_CopyAttributes * numAttrs).from_address(attrs)]
+    targets, sources = (c_uint64 * count).from_address(dsts), (c_uint64 * count).from_address(srcs)
+    lengths = (c_size_t * count).from_address(sizes)
+    if not all((*targets, *sources, *lengths)):
+        raise DriverError(Result.INVALID_VALUE, "a batch has no copies of nothing")
+    for index in range(count):
+        now = orders[sum(start <= index for start in starts) - 1]
+        copy(targets[index], sources[index], lengths[index], hStream, "cuMemcpyBatchAsync", now=now, footprint=True)
+
+
+# ---- Two and three dimensions ----
+
+
+def _copy_2d(pCopy: int, hStream: int | None, name: str, *, max_pitch: int = profile.ATTRIBUTES[11]) -> None:
+    if not pCopy:
+        raise DriverError(Result.INVALID_VALUE)
+    _copy_boxes(Memcpy2D.from_address(pCopy).as_3d(), hStream, name, max_pitch=max_pitch)
+
+
+def _copy_3d(pCopy: int, hStream: int | None, name: str, *, peer: bool = False) -> None:
+    if not pCopy:
+        raise DriverError(Result.INVALID_VALUE)
+    _copy_boxes(Memcpy3D.from_address(pCopy), hStream, name, peer=peer)
+
+
+def _copy_boxes(
+    what: Memcpy3D, hStream: int | None, name: str, *, peer: bool = False, max_pitch: int = profile.ATTRIBUTES[11]
+) -> None:
+    current_context()
+    extent = what.extent
+    if not extent.size:
+        return
+    if max(what.src.Pitch, what.dst.Pitch) > max_pitch:
+        raise DriverError(Result.INVALID_VALUE, f"the largest pitch is {max_pitch} bytes")
+    if peer:
+        _context(what.src.context)
+        _context(what.dst.context)
+    to, source = box_of(what.dst, extent), box_of(what.src, extent)
+    for side, box in ((what.dst, to), (what.src, source)):
+        if side.MemoryType == DEVICE:
+            need_device(box.address, box.span(extent))
+    copy_box(to, source, extent, hStream, name, peer=peer)
+
+
+_ANY_PITCH: Final = 1 << 62
+
+
+@entry("cuMemcpy2D(const CUDA_MEMCPY2D *pCopy)")
+def cuMemcpy2D(pCopy: int) -> None:
+    _copy_2d(pCopy, None, "cuMemcpy2D")
+
+
+@entry("cuMemcpy2DUnaligned(const CUDA_MEMCPY2D *pCopy)")
+def cuMemcpy2DUnaligned(pCopy: int) -> None:
+    _copy_2d(pCopy, None, "cuMemcpy2DUnaligned", max_pitch=_ANY_PITCH)
+
+
+@entry("cuMemcpy2DAsync(const CUDA_MEMCPY2D *pCopy, CUstream hStream)")
+def cuMemcpy2DAsync(pCopy: int, hStream: int) -> None:
+    _copy_2d(pCopy, hStream, "cuMemcpy2DAsync")
+
+
+@entry("cuMemcpy3D(const CUDA_MEMCPY3D *pCopy)")
+def cuMemcpy3D(pCopy: int) -> None:
+    _copy_3d(pCopy, None, "cuMemcpy3D")
+
+
+@entry("cuMemcpy3DAsync(const CUDA_MEMCPY3D *pCopy, CUstream hStream)")
+def cuMemcpy3DAsync(pCopy: int, hStream: int) -> None:
+    _copy_3d(pCopy, hStream, "cuMemcpy3DAsync")
+
+
+@entry("cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER *pCopy)")
+def cuMemcpy3DPeer(pCopy: int) -> None:
+    _copy_3d(pCopy, None, "cuMemcpy3DPeer", peer=True)
+
+
+@entry("cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *pCopy, CUstream hStream)")
+def cuMemcpy3DPeerAsync(pCopy: int, hStream: int) -> None:
+    _copy_3d(pCopy, hStream, "cuMemcpy3DPeerAsync", peer=True)
+
+
+# ---- Fills ----
+
+
+@entry("cuMemsetD8(CUdeviceptr dstDevice, unsigned char uc, size_t N)")
+def cuMemsetD8(dstDevice: int, uc: int, N: int) -> None:
+    fill(Box(dstDevice), uc, 1, N, 1, None, "cuMemsetD8")
+
+
+@entry("cuMemsetD16(CUdeviceptr dstDevice, unsigned short us, size_t N)")
+def cuMemsetD16(dstDevice: int, us: int, N: int) -> None:
+    fill(Box(dstDevice), us, 2, N, 1, None, "cuMemsetD16")
+
+
+@entry("cuMemsetD32(CUdeviceptr dstDevice, unsigned int ui, size_t N)")
+def cuMemsetD32(dstDevice: int, ui: int, N: int) -> None:
+    fill(Box(dstDevice), ui, 4, N, 1, None, "cuMemsetD32")
+
+
+@entry("cuMemsetD8Async(CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream)")
+def cuMemsetD8Async(dstDevice: int, uc: int, N: int, hStream: int) -> None:
+    fill(Box(dstDevice), uc, 1, N, 1, hStream, "cuMemsetD8Async")
+
+
+@entry("cuMemsetD16Async(CUdeviceptr dstDevice, unsigned short us, size_t N, CUstream hStream)")
+def cuMemsetD16Async(dstDevice: int, us: int, N: int, hStream: int) -> None:
+    fill(Box(dstDevice), us, 2, N, 1, hStream, "cuMemsetD16Async")
+
+
+@entry("cuMemsetD32Async(CUdeviceptr dstDevice, unsigned int ui, size_t N, CUstream hStream)")
+def cuMemsetD32Async(dstDevice: int, ui: int, N: int, hStream: int) -> None:
+    fill(Box(dstDevice), ui, 4, N, 1, hStream, "cuMemsetD32Async")
+
+
+@entry("cuMemsetD2D8(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height)")
+def cuMemsetD2D8(dstDevice: int, dstPitch: int, uc: int, Width: int, Height: int) -> None:
+    fill(Box(dstDevice, dstPitch), uc, 1, Width, Height, None, "cuMemsetD2D8", footprint=True)
+
+
+@entry(
+    "cuMemsetD2D8Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height, "
+    "CUstream hStream)"
+)
+def cuMemsetD2D8Async(dstDevice: int, dstPitch: int, uc: int, Width: int, Height: int, hStream: int) -> None:
+    fill(Box(dstDevice, dstPitch), uc, 1, Width, Height, hStream, "cuMemsetD2D8Async", footprint=True)
+
+
+@entry("cuMemsetD2D16(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height)")
+def cuMemsetD2D16(dstDevice: int, dstPitch: int, us: int, Width: int, Height: int) -> None:
+    fill(Box(dstDevice, dstPitch), us, 2, Width, Height, None, "cuMemsetD2D16", footprint=True)
+
+
+@entry(
+    "cuMemsetD2D16Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height, "
+    "CUstream hStream)"
+)
+def cuMemsetD2D16Async(dstDevice: int, dstPitch: int, us: int, Width: int, Height: int, hStream: int) -> None:
+    fill(Box(dstDevice, dstPitch), us, 2, Width, Height, hStream, "cuMemsetD2D16Async", footprint=True)
+
+
+@entry("cuMemsetD2D32(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height)")
+def cuMemsetD2D32(dstDevice: int, dstPitch: int, ui: int, Width: int, Height: int) -> None:
+    fill(Box(dstDevice, dstPitch), ui, 4, Width, Height, None, "cuMemsetD2D32", footprint=True)
+
+
+@entry(
+    "cuMemsetD2D32Async(CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height, "
+    "CUstream hStream)"
+)
+def cuMemsetD2D32Async(dstDevice: int, dstPitch: int, ui: int, Width: int, Height: int, hStream: int) -> None:
+    fill(Box(dstDevice, dstPitch), ui, 4, Width, Height, hStream, "cuMemsetD2D32Async", footprint=True)

@@ -1,0 +1,110 @@
+"""The C structures of copies in two and three dimensions (cuda.h), and where in memory the bytes of each side are."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int, c_size_t, c_uint64
+
+from cudatool.sim import machine as state
+from cudatool.sim.results import DriverError, Result
+from cudatool.sim.textures import Array
+from cudatool.sim.transfers import Box, Extent
+
+__all__ = ["ARRAY", "DEVICE", "HOST", "UNIFIED", "Memcpy2D", "Memcpy3D", "Side", "box_of"]
+
+HOST, DEVICE, ARRAY, UNIFIED = 1, 2, 3, 4  # CUmemorytype
+
+
+class Side(ctypes.Structure):
+    """One half of CUDA_MEMCPY3D and CUDA_MEMCPY3D_PEER."""
+
+    _fields_ = (
+        ("XInBytes", c_size_t),
+        ("Y", c_size_t),
+        ("Z", c_size_t),
+        ("LOD", c_size_t),
+        ("MemoryType", c_int),
+        ("Host", c_size_t),
+        ("Device", c_uint64),
+        ("Array", c_size_t),
+        ("context", c_size_t),  # of CUDA_MEMCPY3D_PEER
+        ("Pitch", c_size_t),
+        ("Height", c_size_t),
+    )
+
+
+class Memcpy3D(ctypes.Structure):
+    """CUDA_MEMCPY3D."""
+
+    _fields_ = (
+        ("src", Side),
+        ("dst", Side),
+        ("WidthInBytes", c_size_t),
+        ("Height", c_size_t),
+        ("Depth", c_size_t),
+    )
+
+    @property
+    def extent(self) -> Extent:
+        """How much is copied."""
+        return Extent(self.WidthInBytes, self.Height, self.Depth)
+
+
+class _Side2D(ctypes.Structure):
+    _fields_ = (
+        ("XInBytes", c_size_t),
+        ("Y", c_size_t),
+        ("MemoryType", c_int),
+        ("Host", c_size_t),
+        ("Device", c_uint64),
+        ("Array", c_size_t),
+        ("Pitch", c_size_t),
+    )
+
+
+class Memcpy2D(ctypes.Structure):
+    """CUDA_MEMCPY2D."""
+
+    _fields_ = (("src", _Side2D), ("dst", _Side2D), ("WidthInBytes", c_size_t), ("Height", c_size_t))
+
+    def as_3d(self) -> Memcpy3D:
+        """Return the same copy as one of a single slice."""
+        what = Memcpy3D(WidthInBytes=self.WidthInBytes, Height=self.Height, Depth=1)
+        for old, new in ((self.src, what.src), (self.dst, what.dst)):
+            for name, _ in _Side2D._fields_:
+                setattr(new, name, getattr(old, name))
+        return what
+
+
+def box_of(side: Side, extent: Extent) -> Box:
+    """Return where the bytes of one side of a copy are.
+
+    Raises
+    ------
+    DriverError
+        CUDA_ERROR_INVALID_VALUE if rows or slices would overlap, or a copy leaves its array; CUDA_ERROR_INVALID_HANDLE
+        for an array that is none.
+    """
+    if side.MemoryType == ARRAY:
+        return _box_in(state.machine.get(side.Array, Array), side, extent)
+    if side.MemoryType not in (HOST, DEVICE, UNIFIED):
+        raise DriverError(Result.INVALID_VALUE, f"{side.MemoryType} is not a type of memory")
+    width, height, depth = extent
+    if (height > 1 or depth > 1) and side.Pitch < side.XInBytes + width:
+        raise DriverError(
+            Result.INVALID_VALUE, f"a pitch of {side.Pitch} is less than {width} bytes from {side.XInBytes} on"
+        )
+    if depth > 1 and side.Height < side.Y + height:
+        raise DriverError(Result.INVALID_VALUE, f"slices of {side.Height} rows are less than {height} from {side.Y} on")
+    base = side.Host if side.MemoryType == HOST else side.Device
+    box = Box(base, side.Pitch, side.Pitch * side.Height)
+    return Box(base and base + side.Z * box.slice + side.Y * box.pitch + side.XInBytes, box.pitch, box.slice)
+
+
+def _box_in(array: Array, side: Side, extent: Extent) -> Box:
+    room = array.row_bytes, max(array.height, 1), max(array.depth, 1)
+    corner = side.XInBytes, side.Y, side.Z
+    if any(start + size > limit for start, size, limit in zip(corner, extent, room, strict=True)):
+        raise DriverError(Result.INVALID_VALUE, f"{tuple(extent)} from {corner} on is not inside an array of {room}")
+    address = array.address + side.Z * array.slice_bytes + side.Y * array.row_bytes + side.XInBytes
+    return Box(address, array.row_bytes, array.slice_bytes)

@@ -1,0 +1,227 @@
+"""Copies and fills of boxes of bytes: what every copy and memset outside of graphs comes to.
+
+What "synchronous" means is in the CUDA driver API reference, "API synchronization behavior"; each rule stands beside
+the code that follows it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from cudatool.sim import abi, profile
+from cudatool.sim import machine as state
+from cudatool.sim.machine import stream_of
+from cudatool.sim.memory import Allocation
+from cudatool.sim.queue import Operation, StreamState
+from cudatool.sim.results import DriverError, Result
+
+__all__ = ["Box", "Extent", "copy", "copy_box", "fill", "need_device"]
+
+_READ: Final = 1  # flags of Operation.footprint
+_WRITE: Final = 2
+
+
+class Extent(NamedTuple):
+    """Bytes of a row, rows of a slice, slices."""
+
+    width: int
+    height: int = 1
+    depth: int = 1
+
+    @property
+    def size(self) -> int:
+        """Bytes that are copied."""
+        return self.width * self.height * self.depth
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Where a copy's bytes are: rows, `pitch` bytes apart, in slices, `slice` bytes apart."""
+
+    address: int
+    pitch: int = 0
+    slice: int = 0
+
+    def rows(self, extent: Extent) -> Iterator[int]:
+        """Yield the address of each row."""
+        for z in range(extent.depth):
+            start = self.address + z * self.slice
+            for y in range(extent.height):
+                yield start + y * self.pitch
+
+    def span(self, extent: Extent) -> int:
+        """Return the bytes from the first to the last."""
+        return (extent.depth - 1) * self.slice + (extent.height - 1) * self.pitch + extent.width
+
+    def is_dense(self, extent: Extent) -> bool:
+        """Tell whether there are no gaps between the rows."""
+        return self.span(extent) == extent.size
+
+
+def _check_access(allocations: list[Allocation | None], stream: StreamState) -> None:
+    """Fail with CUDA_ERROR_INVALID_VALUE if no device can reach all of the pools that allocations are of."""
+    machine = state.machine
+    pools = [machine.pools.live[found.pool] for found in allocations if found is not None and found.pool]
+    devices = {stream.context.device.ordinal, *(pool.device for pool in pools if pool.device >= 0)}
+    if not any(all(pool.may_access(device) for pool in pools) for device in devices):
+        raise DriverError(Result.INVALID_VALUE, "no device has access to the memory pools of both sides")
+
+
+def need_device(address: int, size: int) -> None:
+    """Fail with CUDA_ERROR_INVALID_VALUE if the driver does not know the memory at an address."""
+    if size and state.machine.locate(address, size) is None:
+        raise DriverError(Result.INVALID_VALUE, f"{address:#x} is not a device address")
+
+
+def copy(
+    dst: int,
+    src: int,
+    size: int,
+    hStream: int | None,
+    name: str,
+    *,
+    peer: bool = False,
+    now: bool = False,
+    footprint: bool = False,
+) -> None:
+    """Enqueue a copy of `size` bytes; the keywords are those of :func:`copy_box`."""
+    copy_box(Box(dst), Box(src), Extent(size), hStream, name, peer=peer, now=now, footprint=footprint)
+
+
+def copy_box(
+    to: Box,
+    source: Box,
+    extent: Extent,
+    hStream: int | None,
+    name: str,
+    *,
+    peer: bool = False,
+    now: bool = False,
+    footprint: bool = True,
+) -> None:
+    """Enqueue a copy.
+
+    Parameters
+    ----------
+    hStream
+        None is a synchronous call on the default stream.
+    peer
+        Whether the two contexts were named, so that no access need have been given.
+    now
+        Whether the source is read before the call returns (CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL).
+    footprint
+        Whether the operation says what it touches, for who cannot see it from the call's arguments.
+    """
+    machine = state.machine
+    stream = stream_of(hStream or 0)
+    if not extent.size:
+        return
+    if not to.address or not source.address:
+        raise DriverError(Result.INVALID_VALUE)
+    target = machine.locate(to.address, to.span(extent), to_write=True)
+    origin = machine.locate(source.address, source.span(extent))
+    if not peer:
+        _check_access([target, origin], stream)
+    to_device = target is not None and target.device >= 0
+    from_device = origin is not None and origin.device >= 0
+    operation = Operation(stream, "memcpy", name, abi.call.correlation)
+    engine = "" if to_device == from_device else "h2d" if to_device else "d2h"
+    # Without gaps on either side, the box is one row.
+    lines = Extent(extent.size) if to.is_dense(extent) and source.is_dense(extent) else extent
+    staged: list[bytes] = []
+    if hStream is not None and (origin is None or now):
+        # Pageable memory is staged before the call returns: later changes to it are not seen.
+        staged = [ctypes.string_at(row, lines.width) for row in source.rows(lines)]
+    elif hStream is not None and target is not None and from_device and not to_device:
+        # Until the copy runs, its destination holds neither the old nor the new bytes; unless an earlier copy is
+        # still going to read the old ones, as it may.
+        if not machine.scheduler.will_read_host(to.address, to.span(extent)):
+            for row in to.rows(lines):
+                ctypes.memset(row, 0xA5, lines.width)
+    elif origin is not None and not from_device:
+        operation.host_source = source.address, source.span(extent)
+
+    def run(_: Operation) -> None:
+        if (target is not None and machine.allocations.at(target.address) is not target) or (
+            origin is not None and machine.allocations.at(origin.address) is not origin
+        ):
+            raise DriverError(Result.ILLEGAL_ADDRESS, f"{name} touches memory freed before it ran")
+        for row, before in zip(to.rows(lines), staged or source.rows(lines), strict=True):
+            ctypes.memmove(row, before, lines.width)
+        if machine.checkers is not None:
+            for row, before in zip(to.rows(lines), source.rows(lines), strict=True):
+                machine.checkers.shadow.copied(row, before, lines.width)
+
+    if footprint:
+        operation.footprint = [
+            (row, lines.width, flag) for box, flag in ((source, _READ), (to, _WRITE)) for row in box.rows(lines)
+        ]
+    operation.run = run
+    machine.scheduler.enqueue(
+        operation, cost=profile.copy_cost(extent.size, on_device=to_device and from_device), engine=engine
+    )
+    # Synchronous calls return when done, except device to device ("Memcpy", synchronous). An asynchronous one to
+    # pageable memory waits too, as the driver may, and as this one must: it cannot know how long that memory lives.
+    if (hStream is None and not (to_device and from_device)) or target is None:
+        machine.scheduler.wait(operation)
+        machine.scheduler.check(stream.context)
+
+
+def fill(
+    box: Box,
+    value: int,
+    width: int,
+    count: int,
+    height: int,
+    hStream: int | None,
+    name: str,
+    *,
+    footprint: bool = False,
+) -> None:
+    """Enqueue setting `height` rows of `count` elements of `width` bytes to a value. `footprint` as in `copy_box`."""
+    machine = state.machine
+    stream = stream_of(hStream or 0)
+    extent = Extent(count * width, height)
+    if not extent.size:
+        return
+    if box.address % width or (height > 1 and (box.pitch % width or box.pitch < extent.width)):
+        raise DriverError(
+            Result.INVALID_VALUE, f"{box.address:#x} with a pitch of {box.pitch} does not fit elements of {width} bytes"
+        )
+    need_device(box.address, box.span(extent))
+    operation = Operation(stream, "memset", name, abi.call.correlation)
+    target = machine.locate(box.address, box.span(extent), to_write=True)
+    _check_access([target], stream)
+    lines = Extent(extent.size) if box.is_dense(extent) else extent
+
+    def run(_: Operation) -> None:
+        if target is not None and machine.allocations.at(target.address) is not target:
+            raise DriverError(Result.ILLEGAL_ADDRESS, f"{name} touches memory freed before it ran")
+        for row in box.rows(lines):
+            if machine.checkers is not None:
+                machine.checkers.shadow.written(row, lines.width)
+            _fill_row(row, lines.width, value.to_bytes(width, "little"))
+
+    if footprint:
+        operation.footprint = [(row, lines.width, _WRITE) for row in box.rows(lines)]
+    operation.run = run
+    # Asynchronous with respect to the host when the target is device memory ("Memset").
+    machine.scheduler.enqueue(operation, cost=profile.memset_cost(extent.size))
+    if hStream is None and target is not None and target.device < 0:
+        machine.scheduler.wait(operation)
+
+
+def _fill_row(row: int, size: int, pattern: bytes) -> None:
+    if len(set(pattern)) == 1:
+        ctypes.memset(row, pattern[0], size)
+        return
+    # Fill by doubling: each copy moves what was filled so far.
+    filled = len(pattern)
+    ctypes.memmove(row, pattern, filled)
+    while filled < size:
+        step = min(filled, size - filled)
+        ctypes.memmove(row + filled, row, step)
+        filled += step

@@ -1,0 +1,277 @@
+"""Copies and fills of several rows, between devices, and in batches."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def memory(driver, ok):
+    """Allocate device memory; everything is freed at the end."""
+    addresses = []
+
+    def allocate(size):
+        addresses.append(ok(driver.cuMemAlloc(size)))
+        return addresses[-1]
+
+    yield allocate
+    for address in addresses:
+        ok(driver.cuMemFree(address))
+
+
+def upload(driver, ok, address, data):
+    ok(driver.cuMemcpyHtoD(address, data.ctypes.data, data.nbytes))
+
+
+def download(driver, ok, address, shape, dtype=np.uint8):
+    data = np.empty(shape, dtype)
+    ok(driver.cuMemcpyDtoH(data.ctypes.data, address, data.nbytes))
+    return data
+
+
+def copy_2d(driver, **fields):
+    what = driver.CUDA_MEMCPY2D()
+    for name, value in fields.items():
+        setattr(what, name, value)
+    return what
+
+
+def copy_3d(driver, kind="CUDA_MEMCPY3D", **fields):
+    what = getattr(driver, kind)()
+    for name, value in fields.items():
+        setattr(what, name, value)
+    return what
+
+
+@pytest.fixture
+def kinds(driver):
+    return driver.CUmemorytype
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_rectangle_is_cut_out_of_pitched_memory(driver, ok, memory, kinds, is_async):
+    source = np.arange(8 * 16, dtype=np.uint8).reshape(8, 16)
+    upload(driver, ok, address := memory(source.nbytes), source)
+    target = np.zeros((3, 8), np.uint8)
+    what = copy_2d(
+        driver,
+        srcMemoryType=kinds.CU_MEMORYTYPE_DEVICE,
+        srcDevice=address,
+        srcPitch=16,
+        srcXInBytes=4,
+        srcY=2,
+        dstMemoryType=kinds.CU_MEMORYTYPE_HOST,
+        dstHost=target.ctypes.data,
+        dstPitch=8,
+        WidthInBytes=5,
+        Height=3,
+    )
+    if is_async:
+        stream = ok(driver.cuStreamCreate(1))
+        ok(driver.cuMemcpy2DAsync(what, stream))
+        ok(driver.cuStreamDestroy(stream))
+    else:
+        ok(driver.cuMemcpy2D(what))
+    assert (source[2:5, 4:9] == target[:, :5]).all()
+    assert (target[:, 5:] == 0).all()
+
+
+def test_box_moves_between_layouts_of_a_device(driver, ok, memory, kinds):
+    source = np.arange(4 * 6 * 10, dtype=np.uint8).reshape(4, 6, 10)
+    upload(driver, ok, address := memory(source.nbytes), source)
+    ok(driver.cuMemsetD8(target := memory(3 * 3 * 8), 0, 72))
+    what = copy_3d(
+        driver,
+        srcMemoryType=kinds.CU_MEMORYTYPE_DEVICE,
+        srcDevice=address,
+        srcPitch=10,
+        srcHeight=6,
+        srcXInBytes=3,
+        srcY=1,
+        srcZ=1,
+        dstMemoryType=kinds.CU_MEMORYTYPE_UNIFIED,
+        dstDevice=target,
+        dstPitch=8,
+        dstHeight=3,
+        WidthInBytes=7,
+        Height=2,
+        Depth=3,
+    )
+    ok(driver.cuMemcpy3D(what))
+    found = download(driver, ok, target, (3, 3, 8))
+    expected = np.zeros_like(found)
+    expected[:, :2, :7] = source[1:4, 1:3, 3:10]
+    assert (expected == found).all()
+
+
+def test_rows_of_a_pageable_source_are_read_when_the_copy_is_enqueued(driver, ok, memory, kinds):
+    source = np.full((4, 8), 7, np.uint8)
+    target = memory(32)
+    what = copy_2d(
+        driver,
+        srcMemoryType=kinds.CU_MEMORYTYPE_HOST,
+        srcHost=source.ctypes.data,
+        srcPitch=8,
+        dstMemoryType=kinds.CU_MEMORYTYPE_DEVICE,
+        dstDevice=target,
+        dstPitch=4,
+        WidthInBytes=4,
+        Height=4,
+    )
+    stream = ok(driver.cuStreamCreate(1))
+    ok(driver.cuMemcpy2DAsync(what, stream))
+    source[:] = 9
+    ok(driver.cuStreamSynchronize(stream))
+    assert (download(driver, ok, target, 16) == 7).all()
+    ok(driver.cuStreamDestroy(stream))
+
+
+def test_boxes_of_an_array_are_written_and_read(driver, ok, kinds):
+    description = driver.CUDA_ARRAY3D_DESCRIPTOR()
+    description.Width, description.Height, description.Depth = 4, 3, 2
+    description.Format, description.NumChannels = driver.CUarray_format.CU_AD_FORMAT_UNSIGNED_INT16, 2
+    array = ok(driver.cuArray3DCreate(description))
+    source = np.arange(4 * 3 * 2 * 2, dtype=np.uint16)
+    host = {"srcMemoryType": kinds.CU_MEMORYTYPE_HOST, "srcHost": source.ctypes.data, "srcPitch": 16, "srcHeight": 3}
+    into = {"dstMemoryType": kinds.CU_MEMORYTYPE_ARRAY, "dstArray": array}
+    ok(driver.cuMemcpy3D(copy_3d(driver, WidthInBytes=16, Height=3, Depth=2, **host, **into)))
+    target = np.zeros((1, 2, 4), np.uint16)
+    what = copy_3d(
+        driver,
+        srcMemoryType=kinds.CU_MEMORYTYPE_ARRAY,
+        srcArray=array,
+        srcXInBytes=8,
+        srcY=1,
+        srcZ=1,
+        dstMemoryType=kinds.CU_MEMORYTYPE_HOST,
+        dstHost=target.ctypes.data,
+        dstPitch=8,
+        dstHeight=2,
+        WidthInBytes=8,
+        Height=2,
+        Depth=1,
+    )
+    ok(driver.cuMemcpy3D(what))
+    assert (source.reshape(2, 3, 8)[1, 1:3, 4:8] == target[0]).all()
+    what.srcY = 2
+    assert driver.cuMemcpy3D(what)[0].name == "CUDA_ERROR_INVALID_VALUE"
+    ok(driver.cuArrayDestroy(array))
+    assert driver.cuMemcpy3D(what)[0].name == "CUDA_ERROR_INVALID_HANDLE"
+
+
+def test_levels_of_a_mipmapped_array_halve_and_hold_what_is_copied(driver, ok, kinds):
+    description = driver.CUDA_ARRAY3D_DESCRIPTOR()
+    description.Width, description.Height = 8, 4
+    description.Format, description.NumChannels = driver.CUarray_format.CU_AD_FORMAT_UNSIGNED_INT8, 1
+    mipmap = ok(driver.cuMipmappedArrayCreate(description, 9))
+    levels = [ok(driver.cuMipmappedArrayGetLevel(mipmap, level)) for level in range(4)]
+    sizes = [(d.Width, d.Height) for d in (ok(driver.cuArrayGetDescriptor(level)) for level in levels)]
+    assert [(8, 4), (4, 2), (2, 1), (1, 1)] == sizes
+    assert driver.cuMipmappedArrayGetLevel(mipmap, 4)[0].name == "CUDA_ERROR_INVALID_VALUE"
+    assert driver.cuArrayDestroy(levels[1])[0].name == "CUDA_ERROR_INVALID_HANDLE"
+    data = np.arange(32, dtype=np.uint8)
+    for level, (width, height) in zip(levels, sizes, strict=True):
+        ok(driver.cuMemcpyHtoA(level, 0, data.ctypes.data + width, width * height))
+    found = np.zeros(8, np.uint8)
+    ok(driver.cuMemcpyAtoH(found.ctypes.data, levels[1], 0, 8))
+    assert (data[4:12] == found).all()
+    ok(driver.cuMipmappedArrayDestroy(mipmap))
+    assert driver.cuArrayGetDescriptor(levels[0])[0].name == "CUDA_ERROR_INVALID_HANDLE"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"srcPitch": 7}, {"dstPitch": 7}, {"srcMemoryType": 9}, {"srcPitch": 1 << 31}, {"srcDevice": 0x1000}],
+    ids=lambda fields: "".join(fields),
+)
+def test_rectangle_that_cannot_be_copied_is_invalid(driver, ok, memory, kinds, wrong):
+    fields = {
+        "srcMemoryType": kinds.CU_MEMORYTYPE_DEVICE,
+        "srcDevice": memory(64),
+        "srcPitch": 8,
+        "dstMemoryType": kinds.CU_MEMORYTYPE_DEVICE,
+        "dstDevice": memory(64),
+        "dstPitch": 8,
+        "WidthInBytes": 8,
+        "Height": 8,
+    }
+    ok(driver.cuMemcpy2D(copy_2d(driver, **fields)))
+    what = copy_2d(driver, **fields)
+    for name, value in wrong.items():
+        if name == "srcMemoryType":  # the bindings take members of the enumeration only
+            ctypes.c_int.from_address(what.getPtr() + 16).value = value
+        else:
+            setattr(what, name, value)
+    assert driver.cuMemcpy2D(what)[0].name == "CUDA_ERROR_INVALID_VALUE"
+
+
+@pytest.mark.parametrize(("bits", "value"), [(8, 0x5A), (16, 0x1234), (32, 0x01020304)])
+def test_fill_of_rows_leaves_the_gaps(driver, ok, memory, bits, value):
+    dtype = np.dtype(f"u{bits // 8}")
+    address = memory(4 * 8 * dtype.itemsize)
+    ok(driver.cuMemsetD8(address, 0xFF, 4 * 8 * dtype.itemsize))
+    ok(getattr(driver, f"cuMemsetD2D{bits}")(address, 8 * dtype.itemsize, value, 5, 4))
+    found = download(driver, ok, address, (4, 8), dtype)
+    assert (found[:, :5] == value).all()
+    assert (found[:, 5:] == np.iinfo(dtype).max).all()
+    narrow = getattr(driver, f"cuMemsetD2D{bits}")(address, 4 * dtype.itemsize, value, 5, 4)
+    assert narrow[0].name == "CUDA_ERROR_INVALID_VALUE"
+
+
+def batch_attributes(driver, order):
+    attributes = driver.CUmemcpyAttributes()
+    attributes.srcAccessOrder = getattr(driver.CUmemcpySrcAccessOrder, f"CU_MEMCPY_SRC_ACCESS_ORDER_{order}")
+    return attributes
+
+
+def test_batch_copies_every_range(driver, ok, memory):
+    sources = [memory(16) for _ in range(3)]
+    targets = [memory(16) for _ in range(3)]
+    for number, address in enumerate(sources):
+        ok(driver.cuMemsetD8(address, number + 1, 16))
+    stream = ok(driver.cuStreamCreate(0))
+    attributes = [batch_attributes(driver, "STREAM")]
+    ok(driver.cuMemcpyBatchAsync(targets, sources, [4, 8, 16], 3, attributes, [0], 1, stream))
+    ok(driver.cuStreamSynchronize(stream))
+    assert [bytes([1] * 4), bytes([2] * 8), bytes([3] * 16)] == [
+        download(driver, ok, target, size).tobytes() for target, size in zip(targets, (4, 8, 16), strict=True)
+    ]
+    ok(driver.cuStreamDestroy(stream))
+
+
+@pytest.mark.parametrize(("order", "seen"), [("STREAM", 2), ("DURING_API_CALL", 1)])
+def test_source_of_a_batch_is_read_when_its_attributes_say(driver, ok, memory, order, seen):
+    pinned = ok(driver.cuMemAllocHost(16))
+    ctypes.memset(int(pinned), 1, 16)
+    target, source = memory(16), driver.CUdeviceptr(int(pinned))
+    stream = ok(driver.cuStreamCreate(1))
+    ok(driver.cuMemcpyBatchAsync([target], [source], [16], 1, [batch_attributes(driver, order)], [0], 1, stream))
+    ctypes.memset(int(pinned), 2, 16)
+    ok(driver.cuStreamSynchronize(stream))
+    assert bytes([seen] * 16) == download(driver, ok, target, 16).tobytes()
+    ok(driver.cuStreamDestroy(stream))
+    ok(driver.cuMemFreeHost(pinned))
+
+
+def test_batch_that_makes_no_sense_is_invalid(driver, ok, memory):
+    target, source = memory(16), memory(16)
+    stream = ok(driver.cuStreamCreate(0))
+    attributes = batch_attributes(driver, "STREAM")
+
+    def batch(size=16, indices=(0,), where=stream):
+        many = [attributes] * len(indices)
+        return driver.cuMemcpyBatchAsync([target], [source], [size], 1, many, list(indices), len(indices), where)[
+            0
+        ].name
+
+    assert ["CUDA_SUCCESS", *["CUDA_ERROR_INVALID_VALUE"] * 4] == [
+        batch(),
+        batch(size=0),
+        batch(indices=(1,)),
+        batch(indices=(0, 0)),
+        batch(where=0),
+    ]
+    ok(driver.cuStreamDestroy(stream))
