@@ -35,9 +35,25 @@ _DEFAULT = ("race", "memcheck", "synccheck")
 @click.option(
     "--error-exitcode", type=click.IntRange(0, 255), default=1, show_default=True, help="Exit status for findings."
 )
+@click.option("--witness", is_flag=True, help="Prove races: replay legal orders until the results differ.")
+@click.option(
+    "--witness-budget",
+    type=click.FloatRange(0, min_open=True),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="For all replays together.",
+)
 @workload_arguments
 def sanitize(
-    device: str | None, form: str, checks: str, error_exitcode: int, module: str | None, workload: tuple[str, ...]
+    device: str | None,
+    form: str,
+    checks: str,
+    error_exitcode: int,
+    witness: bool,
+    witness_budget: float,
+    module: str | None,
+    workload: tuple[str, ...],
 ) -> None:
     """Find unsynchronized accesses and memory errors in a program or a recorded trace.
 
@@ -55,7 +71,7 @@ def sanitize(
     """
     from cudatool.errors import UsageError
     from cudatool.recording import record
-    from cudatool.sanitize import check, render_json, render_text
+    from cudatool.sanitize import check, render_json, render_text, with_witnesses
     from cudatool.trace import reader
     from cudatool.workload import Workload
 
@@ -63,10 +79,16 @@ def sanitize(
     if unknown := [check for check in wanted if check not in _CHECKS]:
         raise UsageError(f"there is no check {unknown[0]!r}; there are {', '.join(_CHECKS)}, and all")
     target, arguments, is_module = split_workload(module, workload)
-    status = 0
+    status, tape = 0, None
+    if witness:
+        from cudatool.sim.tape import Tape
+
+        tape = Tape()
     if not is_module and os.path.isfile(target) and reader.is_trace(target):
         if arguments:
             raise UsageError("a trace takes no arguments")
+        if witness:
+            raise UsageError("--witness needs the program: a trace does not say what kernels compute")
         trace = reader.read(target)
     else:
         if target.endswith(".ctrace"):
@@ -81,7 +103,7 @@ def sanitize(
             measure = "race" in wanted
             with (
                 _stdout_for_the_report(),
-                record(path, device=device, measure_accesses=measure, checks=in_kernels),
+                record(path, device=device, measure_accesses=measure, checks=in_kernels, tape=tape),
             ):
                 status = program.run()
                 if "leak" in wanted:
@@ -90,6 +112,8 @@ def sanitize(
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     report = check(trace, races="race" in wanted, leaked="leak" in wanted)
+    if tape is not None:
+        report = with_witnesses(report, trace, tape, budget_s=witness_budget)
     if form == "json":
         click.echo(render_json(report))
     else:

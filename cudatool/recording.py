@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cudatool import _driver
 
 if TYPE_CHECKING:
+    from cudatool.sim.tape import Tape
     from cudatool.trace.recorder import Recorder
 
 __all__ = ["record"]
@@ -24,6 +25,7 @@ def record(
     with_stacks: bool = True,
     measure_accesses: bool = False,
     checks: Sequence[str] = (),
+    tape: Tape | None = None,
     force: bool = False,
 ) -> Iterator[Recorder]:
     """Record everything that happens on the device inside the ``with`` block to the trace file `path`.
@@ -46,6 +48,8 @@ def record(
     checks
         The checkers to run kernels under (software device only): ``"memcheck"``, ``"initcheck"``, ``"racecheck"``,
         ``"synccheck"``.
+    tape
+        Filled with what a replay of the run needs (software device only); kernels then run on one host thread.
     force
         Replace an existing file.
 
@@ -85,6 +89,9 @@ def record(
         choice.machine.check(checks)
         collector = SimDriverCollector(choice.machine)
         sim.subscribe(collector)
+        if tape is not None:
+            tape.start(choice.machine)
+            sim.subscribe(tape)
         if collector.blocks is not None:
             hooks.subscribe(collector.blocks)
     else:
@@ -96,6 +103,9 @@ def record(
             finally:
                 if choice.machine is not None:
                     sim.drain()  # what was enqueued and never waited for still runs, and is part of the program
+                    if tape is not None:
+                        sim.unsubscribe(tape)
+                        tape.stop()
     finally:
         stacks.enable(True)
         hooks.wants_accesses = False

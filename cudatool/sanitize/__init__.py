@@ -6,6 +6,7 @@
 from cudatool.sanitize.checker import check
 from cudatool.sanitize.findings import AccessSite, BufferSite, Finding, FindingKind, Report
 from cudatool.sanitize.report import render_json, render_text
+from cudatool.sanitize.witness import with_witnesses
 
 __all__ = [
     "AccessSite",
@@ -16,4 +17,5 @@ __all__ = [
     "check",
     "render_json",
     "render_text",
+    "with_witnesses",
 ]

@@ -17,6 +17,8 @@ __all__ = [
     "Finding",
     "FindingKind",
     "Report",
+    "Witness",
+    "WitnessStep",
     "digest",
     "fingerprint",
     "functions",
@@ -102,6 +104,46 @@ class BufferSite:
 
 
 @dataclass(frozen=True, slots=True)
+class WitnessStep:
+    """An operation of an order: what, on which stream, where it was asked for, and its index in the records."""
+
+    operation: str
+    agent: str
+    location: str
+    record: int
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """Two legal orders of the recorded work, and where their results differ.
+
+    Attributes
+    ----------
+    order_a, order_b
+        The operations that matter, out of `steps`. In the first order the finding's first side comes first.
+    address, bytes_a, bytes_b
+        Device address of the first difference, and what was there: hexadecimal, up to 16 bytes. Empty if what differs
+        is that one order fails.
+    observed_at
+        Who saw it.
+    replays
+        How many it took to find.
+    exchanged
+        Records of the two operations that changed places.
+    """
+
+    order_a: tuple[WitnessStep, ...]
+    order_b: tuple[WitnessStep, ...]
+    steps: int
+    address: int
+    bytes_a: str
+    bytes_b: str
+    observed_at: str
+    replays: int
+    exchanged: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One defect, however often it occurred.
 
@@ -124,6 +166,8 @@ class Finding:
         How often the same two call sites collided.
     fingerprint
         Stays the same when lines move; unique in a report.
+    witness, no_witness
+        The proof, or why there is none; both empty if none was looked for.
     """
 
     kind: FindingKind
@@ -136,6 +180,8 @@ class Finding:
     repair: str
     count: int
     fingerprint: str
+    witness: Witness | None = None
+    no_witness: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import textwrap
 from typing import Any
 
 from cudatool.sanitize.findings import AccessSite, DeviceFinding, Finding, FindingKind, Report
+from cudatool.sanitize.witness import witness_lines
 from cudatool.trace.model import Frame
 from cudatool.units import format_bytes
 
@@ -108,6 +109,10 @@ class _Style:
         lines.append(self.wrap(f"why: {finding.reason}", "   "))
         if finding.repair:
             lines.append(self.paint("32", self.wrap(f"repair: {finding.repair}", "   ")))
+        if finding.witness is not None:
+            lines += [self.wrap(text, indent) for indent, text in witness_lines(finding.witness)]
+        elif finding.no_witness:
+            lines.append(self.wrap(f"witness: none: {finding.no_witness}", "   "))
         lines.append(self.paint("2", f"   fingerprint: {finding.fingerprint}"))
         return "\n".join(lines)
 

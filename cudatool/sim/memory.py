@@ -31,6 +31,7 @@ __all__ = [
     "HostMemory",
     "Ranges",
     "Store",
+    "renew",
 ]
 
 PAGE: Final = 2 << 20
@@ -65,6 +66,11 @@ def _place(address: int, size: int, protection: int, flags: int, file: int = -1,
     """Replace what is at an address: by addresses that cost nothing, or by a part of a file."""
     if _libc.mmap(address, size, protection, flags | _MAP_FIXED, file, offset) != address:
         raise DriverError(Result.OUT_OF_MEMORY, "the host has no memory left for the software device")
+
+
+def renew(address: int, size: int) -> None:
+    """Put new pages of zeros, which no other process sees, in the place of what is at an address."""
+    _place(address, size, _PROT_RW, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE)
 
 
 @dataclass(slots=True, eq=False)
@@ -151,21 +157,21 @@ class Ranges(Generic[_R]):
 
 
 class Allocations(Ranges[Allocation]):
-    """All live allocations. `watcher`, if there is one, hears of those that come and go."""
+    """All live allocations. `watchers` hear of those that come and go."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.watcher: AllocationWatcher | None = None
+        self.watchers: list[AllocationWatcher] = []
 
     def add(self, item: Allocation) -> None:
         super().add(item)
-        if self.watcher is not None:
-            self.watcher.added(item)
+        for watcher in self.watchers:
+            watcher.added(item)
 
     def remove(self, item: Allocation) -> None:
         super().remove(item)
-        if self.watcher is not None:
-            self.watcher.removed(item)
+        for watcher in self.watchers:
+            watcher.removed(item)
 
 
 class AllocationWatcher(Protocol):
