@@ -7,7 +7,7 @@ the code that follows it.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -149,7 +149,8 @@ def copy_box(
             origin is not None and machine.allocations.at(origin.address) is not origin
         ):
             raise DriverError(Result.ILLEGAL_ADDRESS, f"{name} touches memory freed before it ran")
-        for row, before in zip(to.rows(lines), staged or source.rows(lines), strict=True):
+        data: Iterable[bytes | int] = staged or source.rows(lines)
+        for row, before in zip(to.rows(lines), data, strict=True):
             ctypes.memmove(row, before, lines.width)
         if machine.checkers is not None:
             for row, before in zip(to.rows(lines), source.rows(lines), strict=True):
