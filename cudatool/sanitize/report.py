@@ -13,12 +13,12 @@ from cudatool.sanitize.witness import witness_lines
 from cudatool.trace.model import Frame
 from cudatool.units import format_bytes
 
-__all__ = ["SCHEMA", "render_json", "render_text"]
+__all__ = ["SCHEMA", "TITLES", "render_json", "render_text"]
 
 SCHEMA = "cudatool.sanitize/1"
 _FRAMES = 8  # of a stack, in the text report
 
-_TITLES = {
+TITLES = {
     FindingKind.RACE_RAW: "race: a read that may come before the write",
     FindingKind.RACE_WAR: "race: a write that may come before the read",
     FindingKind.RACE_WAW: "race: two writes in no order",
@@ -87,7 +87,7 @@ class _Style:
         return textwrap.fill(text, self._width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
     def finding(self, finding: Finding, number: int) -> str:
-        title = f"{number}. {_TITLES[finding.kind]} [{finding.kind}]"
+        title = f"{number}. {TITLES[finding.kind]} [{finding.kind}]"
         if finding.count > 1:
             title += f", {finding.count:,} times"
         lines = [self.paint("1;31", self.wrap(title, ""))]
@@ -117,7 +117,7 @@ class _Style:
         return "\n".join(lines)
 
     def device_finding(self, finding: DeviceFinding, number: int) -> str:
-        title = f"{number}. {finding.check}: {_TITLES[finding.kind]} [{finding.kind}]"
+        title = f"{number}. {finding.check}: {TITLES[finding.kind]} [{finding.kind}]"
         if finding.count > 1:
             title += f", {finding.count:,} times"
         lines = [self.paint("1;31", self.wrap(title, ""))]

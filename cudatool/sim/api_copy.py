@@ -36,7 +36,7 @@ def _reads_now(attributes: _CopyAttributes) -> bool:
     """Tell whether a copy's source is read before the call returns."""
     if attributes.srcAccessOrder not in (_ORDER_STREAM, _ORDER_DURING_API_CALL, _ORDER_ANY):
         raise DriverError(Result.INVALID_VALUE, f"{attributes.srcAccessOrder} is no order of accesses to a source")
-    return attributes.srcAccessOrder == _ORDER_DURING_API_CALL
+    return bool(attributes.srcAccessOrder == _ORDER_DURING_API_CALL)
 
 
 # ---- One dimension ----

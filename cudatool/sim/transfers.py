@@ -7,7 +7,7 @@ the code that follows it.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -154,7 +154,8 @@ def copy_box(
             raise DriverError(Result.ILLEGAL_ADDRESS, f"{name} touches memory freed before it ran")
         if machine.tape is not None:
             machine.tape.copying(operation, to.rows(lines), source.rows(lines), lines.width, staged)
-        for row, before in zip(to.rows(lines), staged or source.rows(lines), strict=True):
+        data: Iterable[bytes | int] = staged or source.rows(lines)
+        for row, before in zip(to.rows(lines), data, strict=True):
             ctypes.memmove(row, before, lines.width)
         if machine.checkers is not None:
             for row, before in zip(to.rows(lines), source.rows(lines), strict=True):
