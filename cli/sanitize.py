@@ -8,10 +8,15 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import click
 
 from cudatool.cli._options import device_option, split_workload, workload_arguments
+from cudatool.cli._proof import Proof, proof_options
+
+if TYPE_CHECKING:
+    from cudatool.sanitize import Report
 
 __all__ = ["sanitize"]
 
@@ -35,23 +40,14 @@ _DEFAULT = ("race", "memcheck", "synccheck")
 @click.option(
     "--error-exitcode", type=click.IntRange(0, 255), default=1, show_default=True, help="Exit status for findings."
 )
-@click.option("--witness", is_flag=True, help="Prove races: replay legal orders until the results differ.")
-@click.option(
-    "--witness-budget",
-    type=click.FloatRange(0, min_open=True),
-    default=60.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="For all replays together.",
-)
+@proof_options
 @workload_arguments
 def sanitize(
     device: str | None,
     form: str,
     checks: str,
     error_exitcode: int,
-    witness: bool,
-    witness_budget: float,
+    proof: Proof,
     module: str | None,
     workload: tuple[str, ...],
 ) -> None:
@@ -71,7 +67,7 @@ def sanitize(
     """
     from cudatool.errors import UsageError
     from cudatool.recording import record
-    from cudatool.sanitize import check, render_json, render_text, with_witnesses
+    from cudatool.sanitize import check
     from cudatool.trace import reader
     from cudatool.workload import Workload
 
@@ -79,22 +75,22 @@ def sanitize(
     if unknown := [check for check in wanted if check not in _CHECKS]:
         raise UsageError(f"there is no check {unknown[0]!r}; there are {', '.join(_CHECKS)}, and all")
     target, arguments, is_module = split_workload(module, workload)
-    status, tape = 0, None
-    if witness:
-        from cudatool.sim.tape import Tape
-
-        tape = Tape()
+    status = 0
     if not is_module and os.path.isfile(target) and reader.is_trace(target):
         if arguments:
             raise UsageError("a trace takes no arguments")
-        if witness:
-            raise UsageError("--witness needs the program: a trace does not say what kernels compute")
+        proof.refuse_trace()
         trace = reader.read(target)
     else:
         if target.endswith(".ctrace"):
             reader.read(target)  # says what is wrong with it
         program = Workload(target, arguments, is_module)
         program.check()
+        if proof.explores:
+            report = proof.explored(device, checks, module, workload)
+            failed = next((run.status for run in report.schedules if run.status), 0)
+            _finish(report, form, failed, error_exitcode)
+            return
         # Not a TemporaryDirectory: the workload's exit handlers run inside and would remove it.
         folder = tempfile.mkdtemp(prefix="cudatool-")
         try:
@@ -103,7 +99,7 @@ def sanitize(
             measure = "race" in wanted
             with (
                 _stdout_for_the_report(),
-                record(path, device=device, measure_accesses=measure, checks=in_kernels, tape=tape),
+                record(path, device=device, measure_accesses=measure, checks=in_kernels, tape=proof.tape),
             ):
                 status = program.run()
                 if "leak" in wanted:
@@ -111,17 +107,22 @@ def sanitize(
             trace = reader.read(path)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    report = check(trace, races="race" in wanted, leaked="leak" in wanted)
-    if tape is not None:
-        report = with_witnesses(report, trace, tape, budget_s=witness_budget)
+    report = proof.proven(check(trace, races="race" in wanted, leaked="leak" in wanted), trace)
+    if report.unchecked_launches and trace.header.get("device_kind") == "cuda":
+        click.echo("Next: the same with --device sim, which measures what kernels access", err=True)
+    _finish(report, form, status, error_exitcode)
+
+
+def _finish(report: Report, form: str, status: int, error_exitcode: int) -> None:
+    """Print the report and exit, unless all is well; `status` is the workload's."""
+    from cudatool.sanitize import render_json, render_text
+
     if form == "json":
         click.echo(render_json(report))
     else:
         color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         width = min(os.get_terminal_size().columns, 120) if sys.stdout.isatty() else 100
         click.echo(render_text(report, color=color, width=width))
-    if report.unchecked_launches and trace.header.get("device_kind") == "cuda":
-        click.echo("Next: the same with --device sim, which measures what kernels access", err=True)
     if status:
         click.echo(f"cudatool: the workload itself failed with exit status {status}", err=True)
         sys.exit(3)

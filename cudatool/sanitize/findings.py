@@ -17,6 +17,7 @@ __all__ = [
     "Finding",
     "FindingKind",
     "Report",
+    "ScheduleRun",
     "Witness",
     "WitnessStep",
     "digest",
@@ -168,6 +169,8 @@ class Finding:
         Stays the same when lines move; unique in a report.
     witness, no_witness
         The proof, or why there is none; both empty if none was looked for.
+    seen_in
+        The schedules that showed it, if there were several.
     """
 
     kind: FindingKind
@@ -182,6 +185,7 @@ class Finding:
     fingerprint: str
     witness: Witness | None = None
     no_witness: str = ""
+    seen_in: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +216,8 @@ class DeviceFinding:
         How often it happened, in all launches from the same place.
     fingerprint
         Stays the same when lines move; unique in a report.
+    seen_in
+        The schedules that showed it, if there were several.
     """
 
     kind: FindingKind
@@ -234,6 +240,26 @@ class DeviceFinding:
     buffer: BufferSite | None
     count: int
     fingerprint: str
+    seen_in: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRun:
+    """A run of the program under one schedule of the software device.
+
+    Attributes
+    ----------
+    schedule
+        ``"fifo"``, ``"lifo"``, ``"late"`` or ``"random 1"``.
+    status
+        Exit status of the program; negative: the signal that ended it.
+    difference
+        How what the program printed differs from what it printed under the first schedule; empty if it does not.
+    """
+
+    schedule: str
+    status: int
+    difference: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +284,8 @@ class Report:
         Number of times that each ordering rule applied: the edge set that the report rests on.
     notes
         What limits the report: an incomplete trace, unchecked launches, orderings that cannot be known.
+    schedules
+        The runs that it joins, if there were several.
     """
 
     findings: tuple[Finding, ...]
@@ -268,6 +296,7 @@ class Report:
     unchecked_launches: int = 0
     edges: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    schedules: tuple[ScheduleRun, ...] = ()
 
 
 def location(stack: tuple[Frame, ...]) -> str:

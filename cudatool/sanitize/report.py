@@ -8,6 +8,7 @@ import linecache
 import textwrap
 from typing import Any
 
+from cudatool.sanitize.explore import schedule_lines, seen_lines
 from cudatool.sanitize.findings import AccessSite, DeviceFinding, Finding, FindingKind, Report
 from cudatool.sanitize.witness import witness_lines
 from cudatool.trace.model import Frame
@@ -113,6 +114,7 @@ class _Style:
             lines += [self.wrap(text, indent) for indent, text in witness_lines(finding.witness)]
         elif finding.no_witness:
             lines.append(self.wrap(f"witness: none: {finding.no_witness}", "   "))
+        lines += [self.wrap(text, "   ") for text in seen_lines(finding)]
         lines.append(self.paint("2", f"   fingerprint: {finding.fingerprint}"))
         return "\n".join(lines)
 
@@ -143,6 +145,7 @@ class _Style:
             size = format_bytes(finding.buffer.size)
             lines.append(self.wrap(f"memory: {size} at 0x{finding.buffer.address:x}, allocated at", "   "))
             lines += self._stack(finding.buffer.stack)
+        lines += [self.wrap(text, "   ") for text in seen_lines(finding)]
         lines.append(self.paint("2", f"   fingerprint: {finding.fingerprint}"))
         return "\n".join(lines)
 
@@ -183,5 +186,6 @@ class _Style:
             self.wrap(f"checked {report.operations:,} operation{'' if report.operations == 1 else 's'}{device}", "  ")
         )
         lines.append(self.wrap(f"ordering seen: {edges or 'stream order only'}", "  "))
+        lines += [self.wrap(text, "  ") for text in schedule_lines(report)]
         lines += [self.wrap(f"note: {note}", "  ") for note in report.notes]
         return "\n".join(lines)
