@@ -62,10 +62,15 @@ class Box:
 
 
 def _check_access(allocations: list[Allocation | None], stream: StreamState) -> None:
-    """Fail with CUDA_ERROR_INVALID_VALUE if no device can reach all of the pools that allocations are of."""
+    """Fail with CUDA_ERROR_INVALID_VALUE if no device that could do it has access to the pools (cuMemPoolSetAccess).
+
+    That is the stream's device, or one of the two whose memory it is; memory that moves is no device's.
+    """
     machine = state.machine
     pools = [machine.pools.live[found.pool] for found in allocations if found is not None and found.pool]
-    devices = {stream.context.device.ordinal, *(pool.device for pool in pools if pool.device >= 0)}
+    devices = {stream.context.device.ordinal}
+    if all(found is not None and found.device >= 0 and found.kind != "managed" for found in allocations):
+        devices |= {found.device for found in allocations if found is not None}
     if not any(all(pool.may_access(device) for pool in pools) for device in devices):
         raise DriverError(Result.INVALID_VALUE, "no device has access to the memory pools of both sides")
 
