@@ -64,14 +64,15 @@ class Box:
 def _check_access(allocations: list[Allocation | None], stream: StreamState) -> None:
     """Fail with CUDA_ERROR_INVALID_VALUE if no device that could do it has access to the pools (cuMemPoolSetAccess).
 
-    That is the stream's device, or one of the two whose memory it is; memory that moves is no device's.
+    That is the stream's device, or another one that has all of the memory within its reach without it.
     """
-    machine = state.machine
-    pools = [machine.pools.live[found.pool] for found in allocations if found is not None and found.pool]
-    devices = {stream.context.device.ordinal}
-    if all(found is not None and found.device >= 0 and found.kind != "managed" for found in allocations):
-        devices |= {found.device for found in allocations if found is not None}
-    if not any(all(pool.may_access(device) for pool in pools) for device in devices):
+    known = [found for found in allocations if found is not None and found.device >= 0]
+    pools = [state.machine.pools.live[found.pool] for found in known if found.pool]
+    own = stream.context.device.ordinal
+    others = {found.device for found in known} - {own}
+    # Managed memory was made for one device, and is in the reach of the stream's.
+    others -= {device for device in others for found in known if found.kind == "managed" and found.device != device}
+    if not any(all(pool.may_access(device) for pool in pools) for device in {own, *others}):
         raise DriverError(Result.INVALID_VALUE, "no device has access to the memory pools of both sides")
 
 
