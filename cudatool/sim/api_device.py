@@ -140,10 +140,10 @@ def cuDevicePrimaryCtxRetain(pctx: int, dev: int) -> None:
 @entry("cuDevicePrimaryCtxRelease(CUdevice dev)")
 def cuDevicePrimaryCtxRelease(dev: int) -> None:
     device = state.machine.device(dev)
-    if device.primary is None or not device.primary_references:
+    if not device.primary_references:
         raise DriverError(Result.INVALID_CONTEXT)
     device.primary_references -= 1
-    if not device.primary_references:
+    if not device.primary_references and device.primary is not None:
         state.machine.destroy_context(device.primary)
         device.primary = None
 
@@ -152,8 +152,9 @@ def cuDevicePrimaryCtxRelease(dev: int) -> None:
 def cuDevicePrimaryCtxReset(dev: int) -> None:
     device = state.machine.device(dev)
     if device.primary is not None:
+        # "Resetting the primary context does not release it": it is still to be released as often as it was retained.
         state.machine.destroy_context(device.primary)
-        device.primary, device.primary_references = None, 0
+        device.primary = None
 
 
 @entry("cuDevicePrimaryCtxSetFlags(CUdevice dev, unsigned int flags)")

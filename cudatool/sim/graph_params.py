@@ -272,14 +272,15 @@ def allocation_of(params: MemAllocParams) -> Allocate:
     props = params.poolProps
     if not params.bytesize or props.handleTypes:
         raise DriverError(Result.INVALID_VALUE, "a memory allocation node allocates bytes that are not shared")
-    if props.allocType != _PINNED or props.location_type != _LOCATION_DEVICE:
-        raise DriverError(Result.NOT_SUPPORTED, "memory allocation nodes allocate device memory here")
+    if props.allocType not in (_PINNED, _MANAGED) or props.location_type != _LOCATION_DEVICE:
+        raise DriverError(Result.NOT_SUPPORTED, "memory allocation nodes allocate a device's memory here")
     machine = state.machine
     if params.accessDescCount > len(machine.devices) or (params.accessDescCount and not params.accessDescs):
         raise DriverError(Result.INVALID_VALUE, "more access descriptors than devices")
     device = machine.device(props.location_id)
     access = ctypes.string_at(params.accessDescs, params.accessDescCount * _ACCESS_DESC_BYTES)
-    slot = machine.graph_memory.reserve(params.bytesize, current_context(), device)
+    is_managed = props.allocType == _MANAGED
+    slot = machine.graph_memory.reserve(params.bytesize, current_context(), device, is_managed=is_managed)
     params.dptr = slot.address
     return Allocate(slot, bytes(params), access)
 
