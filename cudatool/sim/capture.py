@@ -117,6 +117,14 @@ class Captures:
         """Return the capture that a stream takes part in."""
         return self._by_stream.get(stream)
 
+    def added_by(self, call: int) -> tuple[StreamState, Node] | None:
+        """Return the node that the driver call with this correlation captured, and in which stream."""
+        for stream, capture in self._by_stream.items():
+            for node in capture.tails[stream]:
+                if node.added_by == call:
+                    return stream, node
+        return None
+
     def begin(self, stream: StreamState, mode: Mode, graph: Graph | None, tail: dict[Node, bytes]) -> Capture:
         """Begin to capture in a stream, into a new graph if none is given.
 

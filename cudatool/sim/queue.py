@@ -70,8 +70,9 @@ class Operation:
         What the checkers found when it ran.
     host_source
         Address and size of the pinned memory that a copy will read when it runs.
-    launch
-        The beginning of the graph launch that it is part of, None outside of graphs.
+    launch, node
+        The beginning of the graph launch that it is part of, None outside of graphs; and the number of its node in the
+        executable graph.
     """
 
     __slots__ = (
@@ -86,6 +87,7 @@ class Operation:
         "launch",
         "missing",
         "name",
+        "node",
         "predecessors",
         "run",
         "sequence",
@@ -109,6 +111,7 @@ class Operation:
         self.findings: list[CheckFinding] = []
         self.host_source = (0, 0)
         self.launch: Operation | None = None
+        self.node = 0
 
 
 class StreamState:
