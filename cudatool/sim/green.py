@@ -160,7 +160,7 @@ def split_in_groups(whole: Resource, groups: list[Group], number: int) -> tuple[
         for what this one cannot.
     """
     whole.check(ResourceType.SM)
-    free, results = list(whole.taken), []
+    free, results = list(whole.taken), list[Resource]()
     for group in groups:
         together, count = group.coscheduledSmCount or _ALIGNMENT, group.smCount
         backfill = bool(group.flags & _BACKFILL)
@@ -196,7 +196,7 @@ def split_by_count(
         raise _impossible("what a split resulted in cannot be split again without a green context")
     together = _SMALLEST if flags & _IGNORE_COSCHEDULING else _LARGE_CLUSTER if flags & _MAX_CLUSTERS else _ALIGNMENT
     size = -(-max(minimum, 1) // together) * together
-    free, results = list(whole.taken), []
+    free, results = list(whole.taken), list[Resource]()
     while limit is None or len(results) < limit:
         left = list(free)
         taken = _take(left, size, together)
