@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from cudatool.cli._options import split_workload
 
 if TYPE_CHECKING:
     from cudatool.sanitize import Report
@@ -44,19 +47,36 @@ class Proof:
         """Whether the program is to run under several schedules."""
         return self._number is not None
 
-    def explored(self, device: str | None, checks: str, module: str | None, workload: Sequence[str]) -> Report:
-        """Return one report of the program under all schedules."""
+    def explored(
+        self, device: str | None, checks: str, module: str | None, workload: tuple[str, ...]
+    ) -> tuple[Report, int]:
+        """Return one report of the program under all schedules, and its first exit status that is not 0."""
         from cudatool.sanitize.explore import explore
+        from cudatool.trace import reader
+        from cudatool.workload import Workload
 
         assert self._number is not None
+        target, arguments, is_module = split_workload(module, workload)
+        if not is_module and os.path.isfile(target) and reader.is_trace(target):
+            self.refuse_trace()
+        Workload(target, arguments, is_module).check()
         proof = ["--witness", "--witness-budget", f"{self._budget_s:g}"] if self._witness else []
         program = ["-m", module, *workload] if module is not None else list(workload)
-        return explore(
+        report = explore(
             device,
             self._number,
             ["--checks", checks, *proof, *program],
             tell=lambda line: click.echo(line, err=True),
         )
+        return report, next((run.status for run in report.schedules if run.status), 0)
+
+    def begin(self) -> None:
+        """Prepare for the recording, now that the driver is chosen and before the workload runs."""
+        if self.tape is not None and not self.tape.refusal:
+            from cudatool.blas import _host
+
+            _host.repeatable = True
+            self.tape.again[_host.address] = _host.repeat
 
     def proven(self, report: Report, trace: Trace) -> Report:
         """Return the report with witnesses, if they are wanted."""

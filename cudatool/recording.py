@@ -89,7 +89,9 @@ def sources(
     """
     from cudatool.memory.settings import conf_in_environment
     from cudatool.trace import hooks, stacks
+    from cudatool.trace.events import AccessFlag, Event, Kind
 
+    exact_write = AccessFlag.WRITE | AccessFlag.INEXACT
     _driver.choose(device)
     choice = _driver.initialize()
     machine = choice.machine
@@ -108,6 +110,13 @@ def sources(
     stacks.enable(with_stacks)
     hooks.wants_accesses = measure_accesses
     collector = None
+
+    def tell_tape(event: Event) -> None:
+        """What the host says that it writes is an operation that a replay can move."""
+        if tape is not None and event.kind == Kind.HOST_ACCESS and event.flags & exact_write == AccessFlag.WRITE:
+            for row in range(max(event.aux1, 1)):
+                tape.host_writes(event.address + row * event.aux0, event.size)
+
     if machine is not None:
         from cudatool import sim
         from cudatool.collect.sim_driver import SimDriverCollector
@@ -118,7 +127,7 @@ def sources(
         sim.subscribe(collector)
         if tape is not None:
             tape.start(machine)
-            sim.subscribe(tape)
+            hooks.subscribe(tell_tape)
         if collector.blocks is not None:
             hooks.subscribe(collector.blocks)
     try:
@@ -128,7 +137,7 @@ def sources(
         hooks.wants_accesses = hooks.measures_accesses = False
         if collector is not None and machine is not None:
             if tape is not None:
-                sim.unsubscribe(tape)
+                hooks.unsubscribe(tell_tape)
                 tape.stop()
             if collector.blocks is not None:
                 hooks.unsubscribe(collector.blocks)

@@ -22,7 +22,7 @@ from typing import Any
 from cudatool.errors import CudatoolError, UsageError
 from cudatool.sanitize.findings import DeviceFinding, Finding, Report, ScheduleRun
 
-__all__ = ["Run", "device_for", "explore", "joined", "report_from_json", "schedule_lines", "schedules", "seen_lines"]
+__all__ = ["Run", "device_for", "explore", "joined", "report_from_json", "schedule_lines", "schedules"]
 
 _PROGRAM = "from cudatool.cli import main; main()"
 _FAILED = re.compile(r"^cudatool: the workload itself failed with exit status (\d+)$", re.MULTILINE)
@@ -127,14 +127,29 @@ def joined(runs: Sequence[Run], again: Run) -> Report:
     `again` is another run under the first one's schedule: what it prints differently says nothing.
     """
     first = runs[0]
+    reports = [(run.schedule, _whole(run.report)) for run in runs]
     told = tuple(ScheduleRun(run.schedule, run.status, _unlike(first, again, run)) for run in runs)
     return replace(
-        first.report,
-        findings=_union((run.schedule, run.report.findings) for run in runs),
-        possible=_union((run.schedule, run.report.possible) for run in runs),
-        on_device=_union((run.schedule, run.report.on_device) for run in runs),
-        notes=tuple(dict.fromkeys(note for run in runs for note in run.report.notes)),
+        reports[0][1],
+        findings=_union((schedule, report.findings) for schedule, report in reports),
+        possible=_union((schedule, report.possible) for schedule, report in reports),
+        on_device=_union((schedule, report.on_device) for schedule, report in reports),
+        notes=tuple(dict.fromkeys(note for _, report in reports for note in report.notes)),
         schedules=told,
+    )
+
+
+def _whole(report: Report) -> Report:
+    """Return a report in which nothing is set aside: that is for the joined one."""
+    aside = [one.finding for one in report.set_aside]
+    races = [finding for finding in aside if isinstance(finding, Finding)]
+    return replace(
+        report,
+        findings=(*report.findings, *(f for f in races if f.first.exact and f.second.exact)),
+        possible=(*report.possible, *(f for f in races if not (f.first.exact and f.second.exact))),
+        on_device=(*report.on_device, *(finding for finding in aside if isinstance(finding, DeviceFinding))),
+        set_aside=(),
+        remarks=(),
     )
 
 
@@ -165,19 +180,12 @@ def _unlike(first: Run, again: Run, run: Run) -> str:
     return ""
 
 
-def seen_lines(finding: Finding | DeviceFinding) -> list[str]:
-    """Return which schedules showed a finding, as lines of a report: none if there was only one run."""
-    count = len(finding.seen_in)
-    return [f"seen under {_schedules(count)}: {', '.join(finding.seen_in)}"] if count else []
-
-
 def schedule_lines(report: Report) -> list[str]:
     """Return what the runs of a joined report gave, as lines of a report."""
     lines = []
     if report.schedules:
-        lines.append(
-            f"ran under {_schedules(len(report.schedules))}: {', '.join(r.schedule for r in report.schedules)}"
-        )
+        names = ", ".join(run.schedule for run in report.schedules)
+        lines.append(f"ran under: {_count(len(report.schedules), 'schedule')}: {names}")
     for run in report.schedules:
         if run.status:
             ended = f"was ended by signal {-run.status}" if run.status < 0 else f"failed with exit status {run.status}"
@@ -187,8 +195,8 @@ def schedule_lines(report: Report) -> list[str]:
     return lines
 
 
-def _schedules(count: int) -> str:
-    return f"{count} schedule{'' if count == 1 else 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 # ---- from JSON ----
@@ -214,7 +222,9 @@ def _restored(kind: Any, value: Any) -> Any:
     """Return a value of type `kind` from what JSON keeps of it."""
     origin, of = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
-        return None if value is None else _restored(next(one for one in of if one is not type(None)), value)
+        if value is None:
+            return None
+        return _restored(next(one for one in of if is_dataclass(one) and _fits(one, value)), value)
     if origin is tuple:
         kinds = [of[0]] * len(value) if of[1:] == (...,) else of
         return tuple(_restored(one, item) for one, item in zip(kinds, value, strict=True))
@@ -228,3 +238,7 @@ def _restored(kind: Any, value: Any) -> Any:
     if isinstance(kind, type) and issubclass(kind, tuple):  # a NamedTuple
         return kind(**value)
     return kind(value) if isinstance(kind, type) and issubclass(kind, Enum) else value
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    return set(value) <= {field.name for field in fields(kind)}

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cudatool.sanitize.engine import Engine
-from cudatool.sanitize.intervals import ATOMIC, WRITE, Access, Operation
+from cudatool.sanitize.intervals import ATOMIC, READ, WRITE, Access, Operation, overlap
 from cudatool.sanitize.ordering import Agent, Ordering
 from cudatool.sanitize.rows import WORK, read_rows
-from cudatool.trace.events import Kind
+from cudatool.trace.events import AccessFlag, Kind
 from cudatool.trace.model import Trace
 
 __all__ = ["Order", "Step", "Steps"]
@@ -24,6 +24,13 @@ __all__ = ["Order", "Step", "Steps"]
 Order = list[int]
 """Positions in :attr:`Steps.all`."""
 _DRIVER_ALLOCATIONS = (Kind.MEM_ALLOC, Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
+
+
+_MANY = 1 << 20  # pairs of accesses to compare
+
+
+def _start(item: tuple[int, int, Access]) -> tuple[int, int]:
+    return item[:2]
 
 
 @dataclass(slots=True)
@@ -88,8 +95,9 @@ class Steps:
             if at is None:
                 continue
             kind, accesses = Kind(row.kind), row.accesses or []
-            if kind is Kind.HOST_ACCESS:
-                accesses = [Access(row.address, row.address + row.size, row.flags & 3)]
+            if kind is Kind.HOST_ACCESS and not accesses:
+                exact = not row.flags & AccessFlag.INEXACT
+                accesses = [Access(row.address, row.address + row.size, row.flags & (READ | WRITE), exact=exact)]
             correlation = int(trace.records["correlation"][row.record])
             self.all.append(Step(at, kind, correlation, accesses))
         self._agent = np.array([step.operation.agent for step in self.all], np.int64)
@@ -191,6 +199,31 @@ class Steps:
         own = self._agent[index]
         heads = (queue[-1] for agent, queue in enumerate(queues) if queue and agent != own)
         return all(self._epoch[head] > clock[self._agent[head]] for head in heads) and self.all[index].after <= done
+
+    # ---- what they do to memory ----
+
+    def races(self) -> list[tuple[int, int]] | None:
+        """Return the pairs of steps that touch the same bytes, one of them writing, in no order; None if too many."""
+        found: set[tuple[int, int]] = set()
+        active: list[tuple[int, Access]] = []
+        compared = 0
+        flat = sorted(((a.start, i, a) for i, step in enumerate(self.all) for a in step.accesses), key=_start)
+        for start, index, access in flat:
+            active = [(i, a) for i, a in active if a.stop > start]
+            compared += len(active)
+            if compared > _MANY:
+                return None
+            for other, earlier in active:
+                plain = (access.mode | earlier.mode) & WRITE or (access.mode ^ earlier.mode) & ATOMIC
+                pair = min(index, other), max(index, other)
+                if plain and pair not in found and not self._is_before(*pair) and overlap(earlier, access):
+                    found.add(pair)
+            active.append((index, access))
+        return sorted(found)
+
+    def _is_before(self, first: int, second: int) -> bool:
+        one, other = self.all[first].operation, self.all[second].operation
+        return one.before(other.agent, other.clock) or first in self.all[second].after
 
     def memory_written(self) -> list[tuple[int, int]]:
         """Return address and size of all runs of bytes that some step writes."""
