@@ -95,14 +95,14 @@ class Replay:
         outcome = Outcome()
         for step in order:
             if isinstance(step, HostRead):
-                outcome.read[step.key] = self._read(step)
+                outcome.read[step.key] = self._read(step.address, step.size)
                 continue
             try:
                 self._do(step, outcome, whole)
             except KernelError as error:
                 outcome.failure = step, f"{self._tape.entries[step].name}: {error}"
                 break
-        outcome.memory = {address: ctypes.string_at(address, size) for address, size in memory}
+        outcome.memory = {address: self._read(address, size) for address, size in memory}
         return outcome
 
     def difference(self, outcome: Outcome) -> str:
@@ -152,12 +152,13 @@ class Replay:
                 timeout_s=_TIMEOUT_S,
             )
 
-    def _read(self, step: HostRead) -> bytes:
-        """Return what the host finds; nothing if it is memory that the tape knows nothing of."""
-        holding = [w for w in self._tape.watched if w.address <= step.address and step.address < w.address + w.size]
+    def _read(self, address: int, size: int) -> bytes:
+        """Return what memory holds; nothing if the tape does not know it."""
+        holding = [memory for memory in self._tape.watched if memory.address <= address < memory.address + memory.size]
         if holding:
-            return ctypes.string_at(self._place(step.address, holding[-1]), step.size)
-        return ctypes.string_at(step.address, step.size) if self._tape.is_device(step.address) else b""
+            memory = holding[-1]
+            return ctypes.string_at(self._place(address, memory), min(size, memory.address + memory.size - address))
+        return ctypes.string_at(address, size) if self._tape.is_device(address) else b""
 
     def _place(self, address: int, memory: WatchedMemory | None) -> int:
         """Return where the bytes at an address of the device, or of `memory`, are in the replay."""

@@ -303,6 +303,7 @@ class Tape:
                 memory.written(row, np.resize(np.frombuffer(pattern, np.uint8), width))
 
     def _new(self, operation: Operation) -> TapeEntry:
+        self._flush()
         owner = self.owners.get(operation.sequence, 0)
         entry = TapeEntry(owner, operation.node, operation.kind, operation.name)
         self.entries.append(entry)
