@@ -26,6 +26,7 @@ Order = list[int]
 _DRIVER_ALLOCATIONS = (Kind.MEM_ALLOC, Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
 
 
+_ALLOCATIONS = (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC, Kind.HOST_ALLOC)  # made for the program
 _MANY = 1 << 20  # pairs of accesses to compare
 
 
@@ -90,6 +91,7 @@ class Steps:
         engine.run()
         self.agents = engine.agents
         self.all: list[Step] = []
+        self._records = trace.records
         for row in read_rows(trace, (*WORK, Kind.HOST_ACCESS)):
             at = positions.at.get(row.record)
             if at is None:
@@ -224,6 +226,14 @@ class Steps:
     def _is_before(self, first: int, second: int) -> bool:
         one, other = self.all[first].operation, self.all[second].operation
         return one.before(other.agent, other.clock) or first in self.all[second].after
+
+    def owner(self, address: int) -> int | None:
+        """Return the record of the last allocation that holds an address."""
+        records = self._records
+        start = records["address"].astype(np.int64)
+        holds = (start <= address) & (address < start + records["size"].astype(np.int64))
+        found = np.flatnonzero(holds & np.isin(records["kind"], _ALLOCATIONS))
+        return int(found[-1]) if len(found) else None
 
     def memory_written(self) -> list[tuple[int, int]]:
         """Return address and size of all runs of bytes that some step writes."""

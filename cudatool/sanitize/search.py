@@ -31,7 +31,7 @@ from typing import Any, Protocol
 from cudatool.sanitize.findings import Finding, Witness, WitnessStep, location
 from cudatool.sanitize.legal import Order, Steps
 from cudatool.trace.events import Kind
-from cudatool.trace.model import Trace
+from cudatool.trace.model import Frame, Trace
 
 __all__ = ["Outcome", "Replayer", "Search", "Tape"]
 
@@ -59,6 +59,8 @@ class Replayer(Protocol):
         order: Sequence[Any],
         memory: Iterable[tuple[int, int]] = (),
         whole: Collection[tuple[int, int]] = (),
+        *,
+        as_recorded: bool = False,
     ) -> Any: ...
     def difference(self, outcome: Any) -> str: ...
 
@@ -184,7 +186,8 @@ class Search:
             if self._refusal:
                 raise _Refused(self._refusal)
             return
-        difference = self._replayer.difference(self._replayer.run(range(len(self._tape.entries))))
+        run = self._replayer.run(range(len(self._tape.entries)), as_recorded=True)
+        difference = self._replayer.difference(run)
         if difference:
             self._refusal = f"the replay cannot be trusted: the order of the run {difference}"
             raise _Refused(self._refusal)
@@ -320,8 +323,9 @@ class Search:
         if found.failure:
             return f"that only one of them fails: {found.failure}"
         if found.step is None:
-            inside = finding.buffer is not None and 0 <= found.address - finding.buffer.address < finding.buffer.size
-            return f"what {'the buffer' if inside else 'memory'} holds in the end, which nothing copied to the host"
+            owner = self._steps.owner(found.address)
+            memory = "memory" if owner is None else f"the memory allocated at {location(self._stack(owner))}"
+            return f"what {memory} holds in the end, which nothing copied to the host"
         step = self._step(found.step)
         if self._steps.all[found.step].kind is Kind.HOST_ACCESS:
             return f"what the host reads ({step.location})"
@@ -329,6 +333,9 @@ class Search:
 
     def _record(self, index: int) -> int:
         return self._steps.all[index].operation.record
+
+    def _stack(self, record: int) -> tuple[Frame, ...]:
+        return self._trace.stack(int(self._trace.records["stack"][record]))
 
     def _step(self, index: int) -> WitnessStep:
         step = self._steps.all[index]
@@ -339,7 +346,7 @@ class Search:
         return WitnessStep(
             operation=name or step.kind.name.lower().replace("_", " "),
             agent=self._steps.agents[step.operation.agent].label,
-            location=location(self._trace.stack(int(record["stack"]))),
+            location=location(self._stack(step.operation.record)),
             record=step.operation.record,
         )
 

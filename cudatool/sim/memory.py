@@ -18,9 +18,11 @@ from cudatool.sim.managed import Advised
 from cudatool.sim.results import DriverError, Result
 
 __all__ = [
+    "ALIGNMENT",
     "PAGE",
     "READ_ONLY",
     "READ_WRITE",
+    "SLAB_LIMIT",
     "AddressSpace",
     "Allocation",
     "AllocationWatcher",
@@ -39,8 +41,10 @@ PAGE: Final = 2 << 20
 """Bytes per device page."""
 READ_ONLY: Final = 1  # CU_MEM_ACCESS_FLAGS_PROT_READ
 READ_WRITE: Final = 3  # CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-_ALIGNMENT: Final = 512
-_SLAB_LIMIT: Final = 1 << 20
+ALIGNMENT: Final = 512
+"""Of allocations, bytes."""
+SLAB_LIMIT: Final = 1 << 20
+"""Bytes from which on an allocation has pages of its own."""
 _HOST_PAGE: Final = mmap.PAGESIZE
 _PROT_NONE, _PROT_READ, _PROT_RW = 0, 1, 1 | 2
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x01, 0x02, 0x10, 0x20, 0x4000
@@ -347,8 +351,8 @@ class DeviceMemory:
 
         `gap` bytes at least follow that belong to nobody.
         """
-        if size < _SLAB_LIMIT:
-            rounded = -(-(size + gap) // _ALIGNMENT) * _ALIGNMENT
+        if size < SLAB_LIMIT:
+            rounded = -(-(size + gap) // ALIGNMENT) * ALIGNMENT
             address = self._small.take(rounded)
             if address is None:
                 slab = self._take_pages(PAGE)
@@ -381,10 +385,10 @@ class DeviceMemory:
 
     def free(self, address: int, size: int, gap: int = 0) -> None:
         """Take back what :meth:`allocate` gave for `size` and `gap`."""
-        if size >= _SLAB_LIMIT:
+        if size >= SLAB_LIMIT:
             self._give_pages(address, -(-size // PAGE) * PAGE, PAGE if gap else 0)
             return
-        low, high = self._small.give(address, address + -(-(size + gap) // _ALIGNMENT) * _ALIGNMENT)
+        low, high = self._small.give(address, address + -(-(size + gap) // ALIGNMENT) * ALIGNMENT)
         slab = address // PAGE * PAGE
         if low <= slab and slab + PAGE <= high:
             self._small.remove(slab, slab + PAGE)

@@ -76,6 +76,8 @@ class Replay:
         order: Sequence[int | HostRead],
         memory: Iterable[tuple[int, int]] = (),
         whole: Collection[tuple[int, int]] = (),
+        *,
+        as_recorded: bool = False,
     ) -> Outcome:
         """Run entries, by their index, from the beginning.
 
@@ -85,6 +87,9 @@ class Replay:
             Address and size of what is to be reported at the end.
         whole
             Copies to the host of which the bytes are wanted, where all together are too many to keep.
+        as_recorded
+            Let memory of the host hold what it held in the run before each entry, also where the entries before it
+            have put something else: the driver may have filled it while a copy was pending.
         """
         for start, length in self._pages:
             renew(start, length)
@@ -98,6 +103,7 @@ class Replay:
                 outcome.read[step.key] = self._read(step.address, step.size)
                 continue
             try:
+                self._give(step, as_recorded=as_recorded)
                 self._do(step, outcome, whole)
             except KernelError as error:
                 outcome.failure = step, f"{self._tape.entries[step].name}: {error}"
@@ -120,12 +126,15 @@ class Replay:
                 return f"left other bytes than the run in the {size:,} bytes at {address:#x}"
         return ""
 
+    def _give(self, index: int, *, as_recorded: bool) -> None:
+        """Put what the host had written before an entry where the entry reads it."""
+        for given in self._tape.entries[index].given:
+            data = np.frombuffer(given.data, np.uint8)
+            mine = slice(None) if given.replayed is None or as_recorded else ~given.replayed
+            bytes_at(self._place(given.address, given.memory), len(data))[mine] = data[mine]
+
     def _do(self, index: int, outcome: Outcome, whole: Collection[tuple[int, int]]) -> None:
         entry = self._tape.entries[index]
-        for given in entry.given:
-            data = np.frombuffer(given.data, np.uint8)
-            mine = slice(None) if given.replayed is None else ~given.replayed
-            bytes_at(self._place(given.address, given.memory), len(data))[mine] = data[mine]
         for piece in entry.pieces:
             moved = piece.data
             if moved is None:

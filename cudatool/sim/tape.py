@@ -24,7 +24,7 @@ import numpy as np
 from cudatool.sim import abi
 from cudatool.sim.jit import Instrument
 from cudatool.sim.machine import Context
-from cudatool.sim.memory import Allocation
+from cudatool.sim.memory import ALIGNMENT, SLAB_LIMIT, Allocation
 from cudatool.sim.replay import HostRead, Replay
 from cudatool.sim.watched import HostBytes, WatchedMemory, bytes_at, view
 
@@ -135,6 +135,7 @@ class Tape:
         self.watched: list[WatchedMemory] = []
         self.last: list[tuple[int, int, bytes]] = []
         self._live: dict[int, WatchedMemory] = {}
+        self._used_units: set[int] = set()  # of small allocations
         self._limit = limit
         self._kept = self._copied = 0
         self._pending: list[tuple[TapeEntry, WatchedMemory, int, int]] = []  # what the host is writing
@@ -147,7 +148,7 @@ class Tape:
         self._machine, self.refusal = machine, ""
         for allocation in machine.allocations:
             self.added(allocation)
-            if allocation.device >= 0:
+            if allocation.device >= 0 and allocation.size >= SLAB_LIMIT:
                 self.initialized(allocation.address, allocation.size)
         machine.allocations.watchers.append(self)
         machine.tape = self
@@ -195,6 +196,8 @@ class Tape:
             self.watched.append(self._live[allocation.address])
         if allocation.device >= 0:
             self.regions.add((allocation.address, allocation.size))
+            if allocation.size < SLAB_LIMIT:
+                self._see_leftovers(allocation)
 
     def removed(self, allocation: Allocation) -> None:
         """Memory is not used any more."""
@@ -202,8 +205,16 @@ class Tape:
 
     def initialized(self, address: int, size: int) -> None:
         """Memory begins with what it holds now."""
-        if self._keep(size):
+        if bytes_at(address, size).any() and self._keep(size):
             self.images.append((address, ctypes.string_at(address, size)))
+
+    def _see_leftovers(self, allocation: Allocation) -> None:
+        """Small allocations share pages, so that one may hold what an owner before the recording left."""
+        start, size = allocation.address, allocation.size
+        units = range(start // ALIGNMENT, (start + size - 1) // ALIGNMENT + 1)
+        if self._used_units.isdisjoint(units):
+            self.initialized(start, size)
+        self._used_units.update(units)
 
     def is_device(self, address: int) -> bool:
         """Whether an address is one of the device's."""
@@ -340,6 +351,8 @@ class Tape:
             entry = self._new(operation)
             entry.function, entry.argument = self._calls.pop(operation.sequence, (0, 0))
         elif operation.kind == "kernel":
+            if any(found.check == "memcheck" for found in operation.findings):
+                self.refuse(f"memcheck kept kernel {operation.name} from accesses that a replay would make")
             for address, size, flags in operation.footprint:
                 memory = self._memory(address) if flags & ~1 else None
                 if memory is not None:
