@@ -57,6 +57,9 @@ class Access:
         Index of the argument's or source line's name.
     exact
         False if the operation may touch less.
+    node
+        The number of the node of a graph that does it, for the accesses of a graph launch; then the record of that node
+        (-1 if it is not known, and for work outside of graphs).
     operation, owner
         Who touches them, and the allocation that the first byte lay in. Known when the operation is reached.
     """
@@ -68,6 +71,7 @@ class Access:
     stride: int = 0
     name: int = 0
     exact: bool = True
+    node: int = -1
     operation: Operation = _NOBODY
     owner: Buffer | None = None
 

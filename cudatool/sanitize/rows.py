@@ -30,7 +30,9 @@ class Row(NamedTuple):
     flags: int
     thread: int
     stream: int
+    correlation: int
     stack: int
+    name: int
     address: int
     size: int
     aux0: int
@@ -93,5 +95,5 @@ def _byte_sets(records: npt.NDArray[np.void]) -> list[Access]:
     stride = np.where((rows > 1) & (stride > size), stride, 0)
     mode = np.where(flags & AccessFlag.ATOMIC, ATOMIC, flags & (READ | WRITE))
     exact = (flags & AccessFlag.INEXACT) == 0
-    columns = (start, stop, mode, size, stride, records["name"], exact)
+    columns = (start, stop, mode, size, stride, records["name"], exact, records["stream"])
     return list(map(Access, *(column.tolist() for column in columns)))

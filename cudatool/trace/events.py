@@ -61,6 +61,9 @@ class Kind(IntEnum):
     EVENT_SYNCHRONIZE = 28
     EVENT_QUERY = 29
     DEVICE_SYNCHRONIZE = 30
+    STREAM_WRITE_VALUE = 31
+    STREAM_WAIT_VALUE = 32
+    STREAM_WAIT_UNKNOWN = 33
     # Work on a stream. `correlation` names the operation.
     KERNEL_LAUNCH = 40
     MEMCPY = 41
@@ -110,15 +113,21 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.STREAM_WAIT_EVENT: "stream, aux0=event, correlation, stack",
     Kind.STREAM_SYNCHRONIZE: "stream, stack",
     Kind.STREAM_QUERY: "stream, aux1=1 if all its work had completed, stack",
-    Kind.EVENT_CREATE: "aux0=event, address=handle, flags=1 timing enabled, stack",
+    Kind.EVENT_CREATE: "aux0=event, address=handle, flags=1 timing enabled, +2 other processes can record it, stack",
     Kind.EVENT_DESTROY: "aux0=event, stack",
     Kind.EVENT_RECORD: "stream, aux0=event, correlation, stack",
     Kind.EVENT_SYNCHRONIZE: "aux0=event, stack",
     Kind.EVENT_QUERY: "aux0=event, aux1=1 if it had completed, stack",
     Kind.DEVICE_SYNCHRONIZE: "device, stack (cuCtxSynchronize and torch.cuda's synchronize)",
+    Kind.STREAM_WRITE_VALUE: "stream, address, aux0=value, size=4 or 8, correlation, stack",
+    Kind.STREAM_WAIT_VALUE: "stream, address, aux0=value, size=4 or 8, flags=CUstreamWaitValue_flags, "
+    "correlation, stack",
+    Kind.STREAM_WAIT_UNKNOWN: "a stream waits for what no trace can show, as an external semaphore: stream, name=API, "
+    "correlation, stack",
     Kind.KERNEL_LAUNCH: "stream, correlation, name=kernel, aux0=pack_dims(grid), aux1=pack_dims(block), "
     "size=shared bytes, stack",
-    Kind.MEMCPY: "stream, correlation, address=destination, size, aux0=source, flags=CopyFlag, name=API, stack",
+    Kind.MEMCPY: "stream, correlation, address=destination, size, aux0=source, flags=CopyFlag, name=API, stack; "
+    "aux1=1 << ordinal of each device of a copy between devices",
     Kind.MEMSET: "stream, correlation, address, size, aux0=value, aux1=bytes per element, flags=CopyFlag, name=API, "
     "stack",
     Kind.GEMM: "stream, correlation, name=routine, address=C, size=bytes of C, aux0=pack_dims(m, n, k), stack",
