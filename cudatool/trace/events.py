@@ -150,7 +150,8 @@ FIELDS: Final[dict[Kind, str]] = {
     "aux0=executable graph, aux1=node, address, size (0 if not known)",
     Kind.ACCESS: "correlation=the operation, address, size, flags=AccessFlag, name=argument or source line, "
     "stream=the node of a graph launch whose GRAPH_NODE records are there (else it says nothing); "
-    "a strided set has aux0=distance between rows, aux1=number of rows, and size=bytes per row",
+    "a strided set has aux0=distance between rows, aux1=number of rows, and size=bytes per row; "
+    "for a mask see AccessFlag",
     Kind.HOST_ACCESS: "address, size, flags=AccessFlag, stack",
     Kind.EXECUTION: "correlation, stream, device, name, aux0=start, aux1=end, both ns on the device's clock, "
     "flags=1 a kernel that a graph launch ran",
@@ -190,6 +191,8 @@ class AccessFlag(IntFlag):
     """A read-modify-write that does not race with another atomic."""
     INEXACT = 8
     """A conservative range: the operation may touch less."""
+    MASK = 16
+    """``ACCESS`` only: those of 128 elements of `size` bytes whose bits are set, the first 64 in aux0, then aux1."""
 
 
 class Event(NamedTuple):
