@@ -198,6 +198,7 @@ class _Call(threading.local):
     depth = 0
     correlation = 0
     message = ""  # why the last call failed, where the driver knows more than the error code says
+    address = 0  # of the memory that this is about
     null_stream = 1  # what stream handle 0 means: CU_STREAM_LEGACY, or CU_STREAM_PER_THREAD if compiled so
 
 
@@ -239,7 +240,7 @@ def _invoke(entry: Entry, arguments: tuple[Any, ...], null_stream: int) -> int:
     correlation = next(_correlations)
     call.correlation, call.null_stream = correlation, null_stream
     call.depth += 1
-    call.message = ""
+    call.message, call.address = "", 0
     watchers = subscribers
     try:
         for watcher in watchers:
@@ -254,7 +255,7 @@ def _invoke(entry: Entry, arguments: tuple[Any, ...], null_stream: int) -> int:
         except DriverError as error:
             result = error.result
             if error.args[0] != result.text:
-                call.message = str(error)
+                call.message, call.address = str(error), error.address
                 if not error.logged:
                     log_message(f"{entry.name}: {result.c_name}: {error}")
         for watcher in reversed(watchers):

@@ -307,7 +307,8 @@ class Machine:
         if found is None or found.kind == "virtual":
             found = self.virtual.reachable(address, size, to_write=to_write)
             if found is None:
-                raise DriverError(Result.INVALID_VALUE, f"{size} bytes at {address:#x} are not inside one allocation")
+                text = f"{size} bytes at {address:#x} are not inside one allocation"
+                raise DriverError(Result.INVALID_VALUE, text, address=address)
         return found
 
 
