@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from cudatool.sim.driver_log import DriverLog
 from cudatool.sim.results import DriverError, Result
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Subscriber",
     "after_call",
     "call",
+    "driver_log",
     "entry",
     "function_pointer",
     "guard",
@@ -44,6 +46,8 @@ __all__ = [
 ]
 
 log: Final = logging.getLogger("cudatool.sim")
+driver_log: Final = DriverLog()
+"""What was said with :func:`log_message`, for programs that ask."""
 
 Handler = Callable[..., None]
 
@@ -91,6 +95,9 @@ _SCALARS: Final[dict[str, Any]] = {
     "CUmemPool_attribute": ctypes.c_int,
     "CUpointer_attribute": ctypes.c_int,
     "CUresult": ctypes.c_int,
+    "CUdevice_P2PAttribute": ctypes.c_int,
+    "CUexecAffinityType": ctypes.c_int,
+    "CUstreamAttrID": ctypes.c_int,
     "CUstreamCaptureMode": ctypes.c_int,
 }
 _HANDLES: Final = frozenset(
@@ -108,6 +115,8 @@ _HANDLES: Final = frozenset(
         "CUkernel",
         "CUlibrary",
         "CUlinkState",
+        "CUlogsCallback",
+        "CUlogsCallbackHandle",
         "CUmemoryPool",
         "CUmipmappedArray",
         "CUmodule",
@@ -277,6 +286,7 @@ def after_call(callback: Callable[[], None]) -> None:
 
 def log_message(text: str) -> None:
     """Say `text` where NVIDIA's driver would with ``CUDA_LOG_FILE=stderr``: as a warning of ``cudatool.sim``."""
+    driver_log.add(text)
     log.warning("%s", text)
 
 

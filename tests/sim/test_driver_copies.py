@@ -480,3 +480,79 @@ print("done")
 def test_copies_between_two_devices():
     found = subprocess.run([sys.executable, "-c", _TWO_DEVICES], capture_output=True, text=True, timeout=120)
     assert "done\n" == found.stdout, found.stderr
+
+
+# ---- Boxes by elements ----
+
+
+def box_operation(driver, source, target, extent):
+    what = driver.CUDA_MEMCPY3D_BATCH_OP()
+    for operand, given in ((what.src, source), (what.dst, target)):
+        kinds = driver.CUmemcpy3DOperandType
+        if isinstance(given, tuple):
+            operand.type = kinds.CU_MEMCPY_OPERAND_TYPE_ARRAY
+            operand.op.array.array = given[0]
+            operand.op.array.offset.x, operand.op.array.offset.y, operand.op.array.offset.z = given[1:]
+        else:
+            operand.type = kinds.CU_MEMCPY_OPERAND_TYPE_POINTER
+            operand.op.ptr.ptr = given
+    what.extent.width, what.extent.height, what.extent.depth = extent
+    what.srcAccessOrder = driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+    return what
+
+
+@pytest.fixture
+def array(driver, ok):
+    """An array of 4 x 3 x 2 pairs of 16-bit numbers."""
+    description = driver.CUDA_ARRAY3D_DESCRIPTOR()
+    description.Width, description.Height, description.Depth = 4, 3, 2
+    description.Format, description.NumChannels = driver.CUarray_format.CU_AD_FORMAT_UNSIGNED_INT16, 2
+    made = ok(driver.cuArray3DCreate(description))
+    yield made
+    ok(driver.cuArrayDestroy(made))
+
+
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_batch_of_boxes_counts_in_elements_of_arrays(driver, ok, memory, array, captured, is_captured):
+    data = np.arange(4 * 3 * 2 * 2, dtype=np.uint16)
+    source, target, copy = memory(data.nbytes), memory(2 * 2 * 4), memory(8)
+    upload(driver, ok, source, data)
+    whole = box_operation(driver, source, (array, 0, 0, 0), (4, 3, 2))
+    corner = box_operation(driver, (array, 2, 1, 1), target, (2, 2, 1))
+    bytes_ = box_operation(driver, source, copy, (8, 1, 1))
+
+    def enqueue(stream):
+        ok(driver.cuMemcpy3DBatchAsync(1, [whole], 0, stream))
+        ok(driver.cuMemcpy3DBatchAsync(2, [corner, bytes_], 0, stream))
+
+    if is_captured:
+        assert captured(enqueue) == (3, 2)
+    else:
+        stream = ok(driver.cuStreamCreate(1))
+        enqueue(stream)
+        ok(driver.cuStreamSynchronize(stream))
+        ok(driver.cuStreamDestroy(stream))
+    assert (data.reshape(2, 3, 8)[1, 1:3, 4:8] == download(driver, ok, target, (2, 4), np.uint16)).all()
+    assert (data[:4] == download(driver, ok, copy, 4, np.uint16)).all()
+
+
+def test_box_of_elements_that_makes_no_sense_is_invalid(driver, ok, memory, array):
+    source, target = memory(64), memory(64)
+    stream = ok(driver.cuStreamCreate(1))
+
+    def copy(what, flags=0, where=stream):
+        return driver.cuMemcpy3DBatchAsync(1, [what], flags, where)[0].name.removeprefix("CUDA_ERROR_")
+
+    fine = box_operation(driver, source, target, (4, 4, 4))
+    assert "CUDA_SUCCESS" == copy(fine)
+    ok(driver.cuMemcpy3DWithAttributesAsync(fine, 0, stream))
+    assert ["INVALID_VALUE"] * 5 == [
+        copy(fine, flags=1),
+        copy(fine, where=0),
+        copy(box_operation(driver, source, target, (4, 0, 4))),
+        copy(box_operation(driver, source, target, (5, 4, 4))),
+        copy(box_operation(driver, source, (array, 3, 0, 0), (2, 1, 1))),
+    ]
+    fine.src.op.ptr.rowLength = 3
+    assert "INVALID_VALUE" == copy(fine)
+    ok(driver.cuStreamDestroy(stream))
