@@ -34,8 +34,8 @@ _EXCLUDED: Final = (
     ("graphics interoperability", r"pyglet|^tests/test_graphics"),
     ("checkpoints of processes", r"^tests/test_checkpoint"),
     ("GPU machine code without PTX", r"load_rdc"),
-    ("tensor maps (TMA)", r"TMA|im2col|^tests/test_tensor_map"),
-    ("another package: CuPy, PyTorch, numba", r"cupy|torch|numba"),
+    ("tensor maps (TMA)", r"\bTMA\b|im2col|^tests/test_tensor_map"),
+    ("another package: CuPy, PyTorch, numba", r"cupy|torch|\bnumba\b"),
 )
 
 
