@@ -62,6 +62,7 @@ class SimDriverCollector:
         self._report: dict[str, Callable[[dict[str, Any], str], None]] = {
             "cuStreamCreateWithPriority": self._stream_create,
             "cuStreamCreate": self._stream_create,
+            "cuGreenCtxStreamCreate": self._stream_create,
             "cuStreamDestroy": self._stream_destroy,
             "cuStreamSynchronize": self._stream_synchronize,
             "cuStreamWaitEvent": self._stream_wait_event,
@@ -73,6 +74,7 @@ class SimDriverCollector:
             "cuEventSynchronize": self._event_synchronize,
             "cuMemAlloc": self._mem_alloc,
             "cuMemAllocPitch": self._mem_alloc,
+            "cuMemAllocManaged": self._mem_alloc,
             "cuMemAllocAsync": self._mem_alloc,
             "cuMemAllocFromPoolAsync": self._mem_alloc,
             "cuMemFree": self._mem_free,
@@ -243,7 +245,8 @@ class SimDriverCollector:
     def _stream_create(self, values: dict[str, Any], name: str) -> None:
         handle = _pointed(values["phStream"])
         flags = StreamFlag.NON_BLOCKING if values.get("flags", values.get("Flags", 0)) & 1 else StreamFlag(0)
-        hooks.stream_id(self._device, handle, flags=flags, priority=values.get("priority", 0))
+        device = self._machine.objects[handle].context.device.ordinal
+        hooks.stream_id(device, handle, flags=flags, priority=values.get("priority", 0))
 
     def _stream_destroy(self, values: dict[str, Any], name: str) -> None:
         device = self._thread.device
