@@ -48,7 +48,7 @@ _SESSION: Final = pytest.StashKey["Session"]()
 _RESULT: Final = pytest.StashKey[dict[str, Any]]()  # of an item: what its next report says of it
 
 
-class CudaCheckFailed(pytest.fail.Exception):
+class CudaCheckFailed(pytest.fail.Exception):  # type: ignore[name-defined, misc]  # pytest declares a variable
     """A test did what the sanitizer or one of its limits forbids; the message is the report."""
 
     __module__ = "builtins"  # as pytest's own: a summary has no room for where it is defined
@@ -198,6 +198,7 @@ _Wrapper = Generator[None, object, object]
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> _Wrapper:
     """From here on what is recorded is the test's."""
+    __tracebackhide__ = True
     session = item.config.stash.get(_SESSION, None)
     if session is not None:
         from cudatool.testing.session import Test
@@ -209,6 +210,7 @@ def pytest_runtest_setup(item: pytest.Item) -> _Wrapper:
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> _Wrapper:
     """What a fixture records is the test's too, unless other tests use it as well."""
+    __tracebackhide__ = True
     session = request.config.stash.get(_SESSION, None)
     if session is None or fixturedef.scope == "function":
         return (yield)
@@ -219,6 +221,7 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.Fix
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> _Wrapper:
     """Fail the test for what it did; if it fails by itself, only add a section."""
+    __tracebackhide__ = True
     session = item.config.stash.get(_SESSION, None)
     if session is None or session.test is None:
         return (yield)
@@ -239,6 +242,7 @@ def pytest_runtest_call(item: pytest.Item) -> _Wrapper:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> _Wrapper:
     """Fail the tear-down for what it did."""
+    __tracebackhide__ = True
     session = item.config.stash.get(_SESSION, None)
     if session is None or session.test is None:
         return (yield)
@@ -269,7 +273,7 @@ def _judge(item: pytest.Item, session: Session, test: Test) -> list[str]:
 
 def _headline(report: Report) -> str:
     """Return one line for the summary of failures."""
-    kinds = Counter(str(found.kind) for found in (*report.findings, *report.on_device))
+    kinds = Counter(map(str, (*(f.kind for f in report.findings), *(f.kind for f in report.on_device))))
     return ", ".join(kind if count == 1 else f"{count} {kind}" for kind, count in kinds.items())
 
 
