@@ -21,8 +21,8 @@ from cudatool.trace.events import AccessFlag, Event, Kind
 
 __all__ = ["annotate", "annotating"]
 
-P = ParamSpec("P")
-R = TypeVar("R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 _MEASURED: Final = (Kind.KERNEL_LAUNCH, Kind.GRAPH_LAUNCH)  # by a device that measures accesses
 _OPAQUE: Final = (*_MEASURED, Kind.GEMM, Kind.HOST_FUNCTION)
@@ -122,14 +122,14 @@ class annotate:  # noqa: N801 - reads as a statement
         )
         return correlation
 
-    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+    def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
         signature = inspect.signature(function)
         for array in (*self._reads, *self._writes):
             if isinstance(array, str) and array not in signature.parameters:
                 raise UsageError(f"{function.__qualname__} has no parameter {array!r}")
 
         @functools.wraps(function)
-        def annotated(*args: P.args, **kwargs: P.kwargs) -> R:
+        def annotated(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             if not hooks.active:
                 return function(*args, **kwargs)
             given = signature.bind(*args, **kwargs)

@@ -234,8 +234,7 @@ def pytest_runtest_call(item: pytest.Item) -> _Wrapper:
     except BaseException:
         _judge(item, session, test)
         raise
-    if failures := [*_judge(item, session, test), *_limits(item, session, test)]:
-        raise CudaCheckFailed("\n\n".join(failures))
+    _fail([*_judge(item, session, test), *_limits(item, session, test)])
     return result
 
 
@@ -248,11 +247,16 @@ def pytest_runtest_teardown(item: pytest.Item) -> _Wrapper:
         return (yield)
     try:
         result = yield
-        if failures := _judge(item, session, session.test):
-            raise CudaCheckFailed(failures[0])
+        if session.test.judged >= 0:
+            _fail(_judge(item, session, session.test))
         return result
     finally:
         session.end()
+
+
+def _fail(reasons: list[str]) -> None:
+    if reasons:
+        raise CudaCheckFailed("\n\n".join(reasons))
 
 
 def _judge(item: pytest.Item, session: Session, test: Test) -> list[str]:

@@ -57,14 +57,14 @@ class Test:
     call
         Where in the log its call began.
     judged
-        Up to where the log has been checked.
+        Up to where the log has been checked; -1 if the test has not come to an end of its own.
     """
 
     name: str
     checks: tuple[str, ...]
     shared: list[tuple[int, int]] = field(default_factory=list)
     call: int = 0
-    judged: int = 0
+    judged: int = -1
 
 
 class Session:
@@ -147,7 +147,7 @@ class Session:
         """Return what is new since the last verdict, None if nothing happened that could be wrong."""
         drain()
         records = self.log.records()
-        since, test.judged = test.judged, len(records)
+        since, test.judged = max(test.judged, 0), len(records)
         if not test.checks or not np.isin(records["kind"][since:], _SECOND_SIDES).any():
             return None
         return self._check(records, test.checks, since)
