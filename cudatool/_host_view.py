@@ -155,10 +155,10 @@ class HostArray(np.ndarray[Any, Any]):
         return _plain(self).flat
 
     @flat.setter
-    def flat(self, value: Any) -> None:  # type: ignore[misc]  # NumPy's can be set too
+    def flat(self, value: Any) -> None:
         if hooks.wants_accesses:
             _record([self], _WRITE)
-        _plain(self).flat = value
+        _plain(self).flat = value  # type: ignore[misc]  # NumPy's stubs do not know that it can be set
 
 
 def _method(name: str, mode: AccessFlag) -> Callable[..., Any]:

@@ -54,7 +54,9 @@ def findings(path: Path) -> set[tuple[str, str]]:
     """Return test and kind of everything in a report."""
     report = json.loads(path.read_text())
     assert "cudatool.sanitize/1" == report["schema"]
-    return {(one["test"].partition("::")[2], one["kind"]) for one in report["findings"] + report["on_device"]}
+    kinds = {one["fingerprint"]: one["kind"] for one in report["findings"] + report["on_device"]}
+    tests = [note.split(" is of ") for note in report["notes"] if " is of " in note]
+    return {(test.partition("::")[2], kinds[fingerprint]) for fingerprint, names in tests for test in names.split(", ")}
 
 
 ITSELF = """
@@ -83,6 +85,9 @@ class TestOldStyle(unittest.TestCase):
 def test_left_out(): write_twice(ct.zeros(16))
 @pytest.mark.cuda_sanitize(checks="memcheck,synccheck")
 def test_not_for_races(): write_twice(ct.zeros(16))
+kept = []
+@pytest.mark.cuda_sanitize(checks="leak")
+def test_leaks(): kept.append(ct.zeros(16))
 """
 RACY = {"test_racy", "test_fails_by_itself", "test_known", "test_many[False]", "test_async", "TestOldStyle::test_racy"}
 
@@ -90,17 +95,19 @@ RACY = {"test_racy", "test_fails_by_itself", "test_known", "test_many[False]", "
 @pytest.mark.parametrize("processes", [(), ("-n", "2", "-p", "no:randomly")], ids=["alone", "xdist"])
 def test_each_test_answers_for_itself(run: Run, pytester: pytest.Pytester, processes: tuple[str, ...]) -> None:
     result = run(ITSELF, "--cudatool", "--cudatool-report=report.json", "--junitxml=junit.xml", *processes)
-    result.assert_outcomes(failed=5, passed=5, skipped=1, xfailed=1)
-    assert {(name, "race-waw") for name in RACY} == findings(pytester.path / "report.json")
+    result.assert_outcomes(failed=6, passed=5, skipped=1, xfailed=1)
+    expected = {*((name, "race-waw") for name in RACY), ("test_leaks", "leak")}
+    assert expected == findings(pytester.path / "report.json")
     result.stdout.fnmatch_lines_random(
         [
             "FAILED *::test_racy - CudaCheckFailed: race-waw",
             "FAILED *::test_fails_by_itself - assert 1 == 2",
             "1. race: two writes in no order [[]race-waw]",
-            "   why: Nothing makes stream * wait for stream *",
+            "   why: *Nothing makes stream * wait for stream *",
             "     6 race-waw in 6 tests",
-            "10 tests checked, * operations on the device",
-            "Wrote report.json",
+            "     1 leak in 1 test",
+            "11 tests checked, * operations on the device",
+            "Wrote */report.json",
         ]
     )
     result.stdout.no_fnmatch_line("*traceback entries are hidden*")
@@ -149,7 +156,7 @@ def test_fixtures_of_a_wider_scope(run: Run, pytester: pytest.Pytester) -> None:
         ("TestOrder::test_7_names_an_early_allocation", "race-waw"),
     } == findings(pytester.path / "report.json")
     report = json.loads((pytester.path / "report.json").read_text())
-    touched, early = report["findings"]
+    early, touched = sorted(report["findings"], key=lambda one: one["kind"], reverse=True)
     assert "shared" == touched["first"]["stack"][0]["function"]
     assert ["shared", "<module>"] == [one["buffer"]["stack"][0]["function"] for one in (touched, early)]
 
@@ -296,7 +303,41 @@ def test_ini_file_turns_it_on(run: Run, pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\ncudatool = true\ncudatool_device = sim:schedule=lifo\ncudatool_checks = memcheck\n")
     result = run("def test_racy(): write_twice(ct.zeros(16))", device="")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["=* cudatool on the software device (*, schedule lifo, *", "1 tests checked, *"])
+    result.stdout.fnmatch_lines(["=* cudatool on the software device (*, schedule lifo, *", "1 test checked, *"])
+
+
+def test_findings_can_be_accepted(run: Run, pytester: pytest.Pytester) -> None:
+    suite = """
+        def accepted_here(x):
+            a, b = ct.Stream(), ct.Stream()
+            with a: x.fill_(1)
+            with b: x.fill_(1)  # cudatool: ignore[race]
+
+        def test_by_a_comment():
+            x = ct.zeros(16)
+            ct.synchronize()
+            accepted_here(x)
+        def test_by_a_rule(): write_twice(ct.zeros(16))
+        def test_by_the_baseline(): write_twice(ct.zeros(16))
+        def test_not(): write_twice(ct.zeros(16))
+        """
+    accepting = ["--cudatool", "--cudatool-suppress=function=test_by_a_rule", "--cudatool-baseline=known.json"]
+    result = run(suite, *accepting, "--cudatool-update-baseline", "-k", "not test_not")
+    result.assert_outcomes(passed=3, deselected=1)
+    (entry,) = json.loads((pytester.path / "known.json").read_text())["findings"]
+    assert "race-waw" == entry["kind"]
+    result = run(suite, *accepting, "--cudatool-report=junit=junit.xml", "--cudatool-report=github", "-n", "1")
+    result.assert_outcomes(passed=3, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "     1 race-waw in 1 test",
+            "     3 set aside by comments, rules or the baseline",
+            "::error file=test_findings_can_be_accepted.py,line=*race-waw*",
+            "FAILED *::test_not - CudaCheckFailed: race-waw",
+        ]
+    )
+    junit = ElementTree.parse(pytester.path / "junit.xml")
+    assert (1, 3) == (len(list(junit.iter("failure"))), len(list(junit.iter("skipped"))))
 
 
 @pytest.mark.parametrize(
@@ -305,6 +346,10 @@ def test_ini_file_turns_it_on(run: Run, pytester: pytest.Pytester) -> None:
         (["--cudatool-checks=races"], "there is no check 'races'; there are race, memcheck, *"),
         (["--cudatool-device=gpu"], "'gpu' is not a device; *"),
         (["--cudatool-most-allocations=x"], "--cudatool-most-allocations=x: not a number"),
+        (["--cudatool-baseline=none.json"], "none.json: there is no such baseline; *"),
+        (["--cudatool-update-baseline"], "--cudatool-update-baseline needs --cudatool-baseline=FILE"),
+        (["--cudatool-suppress=kind=?"], "*no kind of finding is '[?]'*"),
+        (["--cudatool-report=/no/such/folder/f.json"], "*/no/such/folder/f.json*"),
     ],
 )
 def test_wrong_options_are_one_line(run: Run, arguments: list[str], said: str) -> None:
@@ -321,7 +366,8 @@ def test_without_options_nothing_is_loaded(pytester: pytest.Pytester) -> None:
 
         def test_modules():
             ours = {name for name in sys.modules if name.startswith("cudatool")}
-            assert {"cudatool", "cudatool.testing", "cudatool.testing.plugin", "cudatool.testing.summary"} == ours
+            modules = {"cudatool.testing." + name for name in ("options", "plugin", "summary")}
+            assert {"cudatool", "cudatool.testing"} | modules == ours
             assert not {"numpy", "cuda", "llvmlite"} & {name.partition(".")[0] for name in sys.modules}
         """
     )
