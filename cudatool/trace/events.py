@@ -152,7 +152,7 @@ FIELDS: Final[dict[Kind, str]] = {
     "stream=the node of a graph launch whose GRAPH_NODE records are there (else it says nothing); "
     "a strided set has aux0=distance between rows, aux1=number of rows, and size=bytes per row; "
     "for a mask see AccessFlag",
-    Kind.HOST_ACCESS: "address, size, flags=AccessFlag, stack",
+    Kind.HOST_ACCESS: "address, size, flags=AccessFlag, aux0 and aux1 as of ACCESS, stack",
     Kind.EXECUTION: "correlation, stream, device, name, aux0=start, aux1=end, both ns on the device's clock, "
     "flags=1 a kernel that a graph launch ran",
     Kind.RANGE_PUSH: "name",
