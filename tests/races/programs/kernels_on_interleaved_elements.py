@@ -17,7 +17,7 @@ ct.synchronize()
 first, second = ct.Stream(), ct.Stream()
 fill_every(first, x, step=2)  # @even
 if sys.argv[1] == "fixed":
-    fill_every(second, x, step=2, first=1)
+    fill_every(second, x, step=2, first=1)  # @odd
 else:
     fill_every(second, x, step=3)  # @other
 ct.synchronize()

@@ -9,7 +9,7 @@
 import sys
 
 import numpy as np
-from race_kernels import N, fill
+from race_kernels import N
 
 import cudatool as ct
 

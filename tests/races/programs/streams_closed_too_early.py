@@ -9,8 +9,8 @@
 import sys
 
 from cuda.bindings import driver
-from race_kernels import BYTES, copy, fill, ok
 from cuda.core import Device
+from race_kernels import BYTES, copy, fill, ok
 
 Device().set_current()
 x, y = ok(driver.cuMemAlloc(BYTES)), ok(driver.cuMemAlloc(BYTES))
