@@ -9,7 +9,7 @@ import re
 
 import pytest
 from race_corpus import programs
-from run import devices, run_all, summary
+from run import devices, run_all
 
 KNOWN_FAULTS: dict[str, str] = {
     # "PROGRAM VARIANT" -> why the sanitizer does not do there what the label says
@@ -55,8 +55,6 @@ def test_findings_are_the_labels_ones_under_every_schedule(device: str) -> None:
     if "lifo" in device:  # where most shows
         assert set(KNOWN_FAULTS) == set(wrong)  # what is mended leaves the table
     assert not [r for r in results if r["skipped"]]
-    found, missed, false = summary(results)
-    assert found >= 100 and missed + false <= 2 * len(KNOWN_FAULTS)
 
 
 def test_corpus_has_pairs() -> None:
