@@ -42,6 +42,7 @@ __all__ = [
     "emitting",
     "end",
     "event_id",
+    "measures_accesses",
     "new_correlation",
     "reset",
     "stream_id",
@@ -59,7 +60,10 @@ active: bool = False
 """True while anybody subscribes. Test this before building an event."""
 
 wants_accesses: bool = False
-"""Whether sources that can only infer what an operation accesses should do so, as its device does not measure it."""
+"""Whether what operations and the host access is to be recorded."""
+
+measures_accesses: bool = False
+"""Whether the device itself tells what its operations access, so that nobody has to infer it."""
 
 strict: bool = False
 """Raise a subscriber's exception instead of dropping the subscriber (tests)."""
