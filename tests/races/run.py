@@ -80,7 +80,7 @@ def _print(results: list[dict]) -> int:
     for r in results:
         for what in ("error", "missed", "false"):
             if r.get(what):
-                detail = r[what] if what == "error" else ", ".join(" ".join(f) for f in r[what])
+                detail = r[what].splitlines()[-1] if what == "error" else ", ".join(" ".join(f) for f in r[what])
                 seen.setdefault(f"{r['program']} {r['variant']}: {what}: {detail}", []).append(r["device"])
     for line, where in seen.items():
         print(f"{line}  [{len(where)}: {where[0]}]")

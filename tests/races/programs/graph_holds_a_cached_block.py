@@ -22,5 +22,5 @@ fill(builder, x)  # @node
 graph = builder.end_building().complete()
 if sys.argv[1] == "racy":
     del x  # @free
-graph.launch(stream)  # @launch
+graph.launch(stream)  # @node
 stream.sync()

@@ -22,5 +22,5 @@ graph = ok(driver.cuStreamEndCapture(stream))
 executable = ok(driver.cuGraphInstantiate(graph, 0))
 if sys.argv[1] == "racy":
     ok(driver.cuMemFree(x))  # @free
-ok(driver.cuGraphLaunch(executable, stream))  # @launch
+ok(driver.cuGraphLaunch(executable, stream))  # @node
 driver.cuCtxSynchronize()
