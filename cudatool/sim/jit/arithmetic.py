@@ -161,11 +161,13 @@ def _add(e: Emitter, i: Instruction) -> None:
     else:
         value = e.op(f"{i.opcode} {kind} {a}, {b}")
         if "cc" in i.modifiers:
-            _set_carry(e, e.op(f"icmp ult {kind} {value if i.opcode == 'add' else a}, {a if i.opcode == 'add' else b}"))
+            _set_carry(e, e.op(f"icmp {f'ult {kind} {value}, {a}' if i.opcode == 'add' else f'uge {kind} {a}, {b}'}"))
         e.set(i.operands[0], value, t)
 
 
-_CARRY = "%CC"  # the condition code register, declared like any other when a kernel uses it
+# The condition code register, declared like any other when a kernel uses it. After a subtraction it holds whether
+# there was *no* borrow: a GPU subtracts by adding the complement and one.
+_CARRY = "%CC"
 
 
 def _set_carry(e: Emitter, value: str) -> None:
@@ -182,14 +184,16 @@ def _carry(e: Emitter, kind: str) -> str:
 def _addc(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind, wide = llvm_type(t), f"i{16 * type_bytes(t)}"
-    a, b = (e.op(f"zext {kind} {value} to {wide}") for value in inputs(e, i, t))
-    operation = i.opcode[:3]
-    value = e.op(f"{operation} {wide} {e.op(f'{operation} {wide} {a}, {b}')}, {_carry(e, wide)}")
+    a, b = inputs(e, i, t)
+    if i.opcode == "subc":
+        b = e.op(f"xor {kind} {b}, -1")
+    a, b = (e.op(f"zext {kind} {value} to {wide}") for value in (a, b))
+    value = e.op(f"add {wide} {e.op(f'add {wide} {a}, {b}')}, {_carry(e, wide)}")
     _finish_carry(e, i, t, value, wide)
 
 
 def _finish_carry(e: Emitter, i: Instruction, t: str, value: str, wide: str) -> None:
-    """Write the low half of a double-width result, and carry or borrow if asked for."""
+    """Write the low half of a double-width result, and the carry if asked for."""
     kind = llvm_type(t)
     if "cc" in i.modifiers:
         high = e.op(f"lshr {wide} {value}, {8 * type_bytes(t)}")
