@@ -7,7 +7,7 @@ from pathlib import Path
 from cudatool.sanitize.findings import AccessSite, BufferSite, DeviceFinding, Finding, FindingKind, Report
 from cudatool.trace.model import Frame
 
-SOURCE = '''\
+SOURCE = """\
 def produce(stream):
     launch(
         stream,
@@ -16,7 +16,7 @@ def produce(stream):
 def consume(stream):
     launch(stream, use)
 buffer = allocate()
-'''
+"""
 ON_DEVICE = {
     FindingKind.OUT_OF_BOUNDS: "memcheck",
     FindingKind.HOST_POINTER: "memcheck",
