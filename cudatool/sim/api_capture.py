@@ -15,7 +15,7 @@ from cudatool.sim import abi
 from cudatool.sim import graph_params as params
 from cudatool.sim import machine as state
 from cudatool.sim.abi import Entry, entry, write
-from cudatool.sim.api_copy import batch_of, check_peers, context_behind, reads_now
+from cudatool.sim.api_copy import batch_of, check_peers, reads_now
 from cudatool.sim.api_graph import add_node, edges_from, graph_object
 from cudatool.sim.api_module import COOPERATIVE, LaunchConfig, launch_attributes
 from cudatool.sim.boxes import Memcpy3D, read_2d, read_3d
@@ -24,7 +24,7 @@ from cudatool.sim.graph import PLAIN_EDGE, Graph, Node, Work
 from cudatool.sim.graph_nodes import ChildGraph, RecordEvent, WaitForEvent
 from cudatool.sim.graph_params import KernelParams, MemAllocParams, MemsetParams
 from cudatool.sim.graph_run import GraphExec
-from cudatool.sim.machine import current_context, stream_of
+from cudatool.sim.machine import context_behind, current_context, stream_of
 from cudatool.sim.pool import Pool
 from cudatool.sim.queue import EventState, StreamState
 from cudatool.sim.results import DriverError, Result
@@ -196,8 +196,8 @@ def _guard(entry: Entry, arguments: tuple[Any, ...]) -> None:
         return
     if name in _UNSAFE:
         captures.check_unsafe()
-    if name == "cuCtxSynchronize":
-        captures.check_context(current_context())
+    if name in ("cuCtxSynchronize", "cuCtxSynchronize_v2"):
+        captures.check_context(context_behind(arguments[0]).primary if any(arguments) else current_context())
     if name in ("cuEventQuery", "cuEventSynchronize"):
         _check_event(arguments[0])
     stream = _stream(entry, arguments)

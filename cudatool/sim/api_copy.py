@@ -10,15 +10,14 @@ import ctypes
 from ctypes import c_int, c_size_t, c_uint64
 from typing import Final
 
-from cudatool.sim import machine as state
 from cudatool.sim import profile
 from cudatool.sim.abi import entry
 from cudatool.sim.boxes import DEVICE, Memcpy3D, box_of, read_2d, read_3d
-from cudatool.sim.machine import Context, current_context, stream_of
+from cudatool.sim.machine import context_behind, current_context, stream_of
 from cudatool.sim.results import DriverError, Result
 from cudatool.sim.transfers import Box, copy, copy_box, fill, need_device
 
-__all__ = ["batch_of", "check_peers", "context_behind", "reads_now"]
+__all__ = ["batch_of", "check_peers", "reads_now"]
 
 
 class _CopyAttributes(ctypes.Structure):
@@ -108,14 +107,6 @@ def cuMemcpyDtoDAsync(dstDevice: int, srcDevice: int, ByteCount: int, hStream: i
 )
 def cuMemcpyWithAttributesAsync(dst: int, src: int, size: int, attr: int, hStream: int) -> None:
     copy(dst, src, size, hStream, "cuMemcpyWithAttributesAsync", now=reads_now(attr))
-
-
-def context_behind(handle: int) -> Context:
-    """Return the context of that handle; CUDA_ERROR_INVALID_CONTEXT if there is none."""
-    found = state.machine.objects.get(handle)
-    if not isinstance(found, Context):
-        raise DriverError(Result.INVALID_CONTEXT)
-    return found
 
 
 @entry(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
@@ -196,6 +197,13 @@ class Captures:
         for stream in [stream for stream in self._by_stream if stream.context is context]:
             if stream in self._by_stream:
                 self.leave(stream)
+
+    def invalidate(self, streams: Iterable[StreamState]) -> bool:
+        """Invalidate the captures in these streams; tell whether there were any."""
+        found = [self._by_stream[stream] for stream in streams if stream in self._by_stream]
+        for capture in found:
+            capture.invalidate()
+        return bool(found)
 
     # ---- what is forbidden ----
 

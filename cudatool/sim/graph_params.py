@@ -26,6 +26,7 @@ from cudatool.sim.graph_nodes import (
     WaitForEvent,
     memory_at,
 )
+from cudatool.sim.green import GreenContext
 from cudatool.sim.machine import Context, current_context
 from cudatool.sim.queue import EventState
 from cudatool.sim.results import DriverError, Result
@@ -184,7 +185,12 @@ _IF, _WHILE, _SWITCH = 0, 1, 2  # CUgraphConditionalNodeType
 
 def context_of(handle: int) -> Context:
     """Return the context that a node runs in: the one it names, or the current one."""
-    return state.machine.get(handle, Context) if handle else current_context()
+    if not handle:
+        return current_context()
+    found = state.machine.objects.get(handle)
+    if not isinstance(found, Context | GreenContext):
+        raise DriverError(Result.INVALID_HANDLE)
+    return found.primary
 
 
 def context_before(work: Work) -> Context:

@@ -115,14 +115,17 @@ class Operation:
 
 
 class StreamState:
-    """A stream of one context: its last operation is all that ordering needs."""
+    """A stream of one context, and of a green context if it was made in one: its last operation orders the next."""
 
-    def __init__(self, context: Any, handle: int, flags: int, priority: int, serial: int) -> None:
+    def __init__(
+        self, context: Any, handle: int, flags: int, priority: int, serial: int, green: Any | None = None
+    ) -> None:
         self.context = context
         self.handle = handle
         self.flags = flags
         self.priority = priority
         self.serial = serial
+        self.green = green
         self.last: Operation | None = None
 
     @property
