@@ -124,6 +124,8 @@ class SimDriverCollector:
             if operation.launch is operation:
                 self._launches[operation.sequence] = correlation
         self._owners[operation.sequence] = correlation, stream_id
+        if self._machine.tape is not None:
+            self._machine.tape.owners[operation.sequence] = correlation
         self._thread.operation = operation
         if operation.kind in ("alloc", "free"):
             self._thread.memory += (operation,)
