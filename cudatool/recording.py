@@ -29,7 +29,8 @@ def record(
     """Record everything that happens on the device inside the ``with`` block to the trace file `path`.
 
     Our runtime's events are recorded on any device. On the software device, also the driver calls of any cuda.core or
-    cuda.bindings program, when its operations ran, and on request which bytes its kernels touched.
+    cuda.bindings program, when its operations ran, and on request which bytes its kernels touched. On a GPU, what the
+    program does through PyTorch, if it imports that.
 
     Parameters
     ----------
@@ -76,7 +77,7 @@ def record(
         header["total_memory"] = [choice.machine.options.memory] * choice.machine.options.count
     recorder = Recorder(path, header=header, force=force)
     stacks.enable(with_stacks)
-    collector = None
+    collector = torch_program = None
     if choice.machine is not None:
         from cudatool import sim
         from cudatool.collect.sim_driver import SimDriverCollector
@@ -88,14 +89,21 @@ def record(
         if collector.blocks is not None:
             hooks.subscribe(collector.blocks)
     else:
+        from cudatool.collect.torch_program import TorchCollector
+
         hooks.wants_accesses = measure_accesses
+        torch_program = TorchCollector(recorder)
     try:
         with recorder:
+            if torch_program is not None:
+                torch_program.start()
             try:
                 yield recorder
             finally:
                 if choice.machine is not None:
                     sim.drain()  # what was enqueued and never waited for still runs, and is part of the program
+                if torch_program is not None:
+                    torch_program.stop()
     finally:
         stacks.enable(True)
         hooks.wants_accesses = False

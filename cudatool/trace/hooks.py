@@ -110,10 +110,11 @@ def thread_name(thread: int) -> str:
     return _thread_names.get(thread, "")
 
 
-def subscribe(subscriber: Subscriber) -> None:
+def subscribe(subscriber: Subscriber, *, first: bool = False) -> None:
     """Call `subscriber` with every :class:`Event` from now on. Adding it a second time changes nothing.
 
-    It first receives the ``STREAM_CREATE`` of each stream that is already known.
+    It at once receives the ``STREAM_CREATE`` of each stream that is already known. With `first` it hears of each event
+    before those who subscribe already.
     """
     global _subscribers, active
     with _lock:
@@ -121,7 +122,7 @@ def subscribe(subscriber: Subscriber) -> None:
             return
         if _on_collection not in gc.callbacks:
             gc.callbacks.append(_on_collection)
-        _subscribers = (*_subscribers, subscriber)
+        _subscribers = (subscriber, *_subscribers) if first else (*_subscribers, subscriber)
         active = True
         known = list(_streams.values())
     for fields in known:
