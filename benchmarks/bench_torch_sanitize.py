@@ -1,7 +1,7 @@
 """The slowdown of a small transformer's training step under PyTorch's CUDA sanitizer and under ours.
 
-A transformer of 6 layers, width 512, trained by AdamW on 8 sequences of 128, as in PyTorch's eager mode: a step is about
-a thousand operators, and the GPU waits for Python. Each way runs in a process of its own. Needs a GPU and PyTorch.
+A transformer of 6 layers, width 512, trained by AdamW on 8 sequences of 128: a step is some hundred operators, and the
+GPU waits for Python. Each way runs in a process of its own. Needs a GPU and PyTorch.
 
     python benchmarks/bench_torch_sanitize.py [STEPS]
 """

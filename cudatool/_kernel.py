@@ -172,7 +172,7 @@ def launch(stream: Any, config: Any, kernel: Kernel, *arguments: Any) -> None:
             aux1=pack_dims(*config.block),
             size=config.shmem_size,
         )
-        if hooks.wants_accesses and kernel.accesses is not None:
+        if hooks.wants_accesses and not hooks.measures_accesses and kernel.accesses is not None:
             _emit_accesses(kernel.accesses, arguments, bytes(pointers.block), stream, correlation)  # type: ignore[attr-defined]
 
 

@@ -13,7 +13,7 @@ from cudatool import _driver
 if TYPE_CHECKING:
     from cudatool.trace.recorder import Recorder
 
-__all__ = ["record"]
+__all__ = ["drain", "record", "sources"]
 
 
 @contextmanager
@@ -57,59 +57,88 @@ def record(
     ConfigError, DeviceUnavailableError
         See :mod:`cudatool._driver`.
     """
+    from cudatool.trace.recorder import Recorder
+
+    with (
+        sources(device=device, with_stacks=with_stacks, measure_accesses=measure_accesses, checks=checks) as header,
+        Recorder(path, header=header, force=force) as recorder,
+    ):
+        try:
+            yield recorder
+        finally:
+            drain()
+
+
+@contextmanager
+def sources(
+    *,
+    device: str | None = None,
+    with_stacks: bool = True,
+    measure_accesses: bool = False,
+    checks: Sequence[str] = (),
+) -> Iterator[dict[str, Any]]:
+    """Let everything that happens on the device inside the ``with`` block reach the subscribers of the hooks.
+
+    The parameters are those of :func:`record`; the value is what a trace's header says of the recording.
+    """
+    from cudatool.collect import torch_program
     from cudatool.memory.settings import conf_in_environment
     from cudatool.trace import hooks, stacks
-    from cudatool.trace.recorder import Recorder
 
     _driver.choose(device)
     choice = _driver.initialize()
+    machine = choice.machine
     header: dict[str, Any] = {
         "device": choice.description,
         "device_kind": choice.kind,
         "argv": sys.argv,
         "pid": os.getpid(),
-        "accesses": bool(measure_accesses and choice.machine is not None),
-        "checks": list(checks) if choice.machine is not None else [],
+        "accesses": bool(measure_accesses and machine is not None),
+        "checks": list(checks) if machine is not None else [],
     }
     if conf := conf_in_environment():
         header["allocator_conf"] = conf[1]
-    if choice.machine is not None:  # asking a GPU would start its driver before the program does
-        header["total_memory"] = [choice.machine.options.memory] * choice.machine.options.count
-    recorder = Recorder(path, header=header, force=force)
+    if machine is not None:  # asking a GPU would start its driver before the program does
+        header["total_memory"] = [machine.options.memory] * machine.options.count
     stacks.enable(with_stacks)
-    collector = torch_program = None
-    if choice.machine is not None:
+    hooks.wants_accesses = measure_accesses
+    collector = None
+    if machine is not None:
         from cudatool import sim
         from cudatool.collect.sim_driver import SimDriverCollector
 
-        choice.machine.measure_accesses = measure_accesses
-        choice.machine.check(checks)
-        collector = SimDriverCollector(choice.machine)
+        hooks.measures_accesses = machine.measure_accesses = measure_accesses
+        machine.check(checks)
+        collector = SimDriverCollector(machine)
         sim.subscribe(collector)
         if collector.blocks is not None:
             hooks.subscribe(collector.blocks)
     else:
-        from cudatool.collect.torch_program import TorchCollector
-
-        hooks.wants_accesses = measure_accesses
-        torch_program = TorchCollector(recorder)
+        torch_program.start()
     try:
-        with recorder:
-            if torch_program is not None:
-                torch_program.start()
-            try:
-                yield recorder
-            finally:
-                if choice.machine is not None:
-                    sim.drain()  # what was enqueued and never waited for still runs, and is part of the program
-                if torch_program is not None:
-                    torch_program.stop()
+        yield header
     finally:
+        torch_program.stop()
         stacks.enable(True)
-        hooks.wants_accesses = False
-        if collector is not None and choice.machine is not None:
+        hooks.wants_accesses = hooks.measures_accesses = False
+        if collector is not None and machine is not None:
             if collector.blocks is not None:
                 hooks.unsubscribe(collector.blocks)
-            choice.machine.measure_accesses = False
-            choice.machine.check(())
+            machine.measure_accesses = False
+            machine.check(())
             sim.unsubscribe(collector)
+
+
+def drain() -> None:
+    """Let the subscribers have all that happened so far.
+
+    What was enqueued on the software device and never waited for is run; what PyTorch did is read from its log.
+    """
+    from cudatool.collect import torch_program
+
+    torch_program.flush()
+    choice = _driver.chosen()
+    if choice is not None and choice.machine is not None:
+        from cudatool import sim
+
+        sim.drain()

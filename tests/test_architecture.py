@@ -29,9 +29,18 @@ ALLOWED = {
     "viz": LEAVES | {"trace", "analyze", "sanitize"},
     "__main__": {"cli"},
     "_driver": LEAVES | {"sim"},
+    "testing": LEAVES | {"_driver", "recording", "trace", "sanitize"},
     "recording": LEAVES | {"_driver", "sim", "collect", "memory", "trace"},
 }
-BEYOND_THE_RUNTIME = {"sim", "collect", "analyze", "sanitize", "viz", "cli"}  # for every area not named above
+BEYOND_THE_RUNTIME = {
+    "sim",
+    "collect",
+    "analyze",
+    "sanitize",
+    "viz",
+    "cli",
+    "testing",
+}  # for every area not named above
 ONLY_NUMPY = {"errors", "units", "ptx", "trace", "memory", "analyze", "sanitize"}
 CUDA_PROVIDER = "cudatool.memory.driver_provider"  # where the policy meets a driver
 

@@ -80,13 +80,22 @@ function showTiles(device) {
 
 function showWork(shared, data) {
   byId("work").hidden = false;
-  if (data.operations.start.length) new StreamsView(shared, data);
+  let streams = null;
+  if (data.operations.start.length) streams = new StreamsView(shared, data);
   else byId("streams").closest(".card").hidden = true;
   const time = (ns) => (ns === null ? "time not recorded" : formatTime(ns));
   fill(byId("kernels"), null, data.kernels, data.kernels.length, (k) => shared.row({
     name: k.name, detail: `${formatCount(k.launches)} launched`, numbers: time(k.time) }));
   fill(byId("copies"), null, data.copies, data.copies.length, (c) => shared.row({
     name: c.name, detail: `${formatCount(c.count)}, ${time(c.time)}`, numbers: formatBytes(c.size) }));
+  return streams;
+}
+
+/** What a check found comes first, and the streams with it; memory after that. */
+function showDefects(defects, streams) {
+  document.querySelector("main").prepend(byId("defects"), byId("work"));
+  byId("streams-clock").textContent = byId("streams-clock").textContent.replace("above", "below");
+  new DefectsView(defects, streams);
 }
 
 function showFindings(findings, several) {
@@ -160,7 +169,9 @@ async function showPage() {
     choice.addEventListener("change", () => show(Number(choice.value)));
     await show(0);
   }
-  if (data.kernels.length || data.copies.length || data.operations.start.length) showWork(shared, data);
+  const worked = data.kernels.length || data.copies.length || data.operations.start.length;
+  const streams = worked ? showWork(shared, data) : null;
+  if (data.defects) showDefects(data.defects, streams);
   byId("nothing").hidden = !(byId("memory").hidden && byId("work").hidden);
   listenToKeys(view);
   window.memoryView = view; // for whoever wants to ask it something in the console

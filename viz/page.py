@@ -11,7 +11,7 @@ import zlib
 from importlib import resources
 from pathlib import Path
 
-from cudatool import analyze
+from cudatool import analyze, sanitize
 from cudatool.analyze import Report
 from cudatool.errors import OutputError
 from cudatool.trace.model import Trace
@@ -34,13 +34,14 @@ _SCRIPTS = (
     "flame.js",
     "diagnosis.js",
     "streams.js",
+    "defects.js",
     "memory.js",
     "page.js",
 )
 
 
-def page(report: Report) -> str:
-    """Return the page for an analyzed trace.
+def page(report: Report, found: sanitize.Report | None = None) -> str:
+    """Return the page for an analyzed trace, with what the sanitizer found in it.
 
     All that comes from the trace, except for its name in the title, is compressed and in base64, which no markup can
     hide in; the scripts show it as text only. A content security policy forbids everything from elsewhere.
@@ -48,7 +49,7 @@ def page(report: Report) -> str:
     parts = {
         "title": html.escape(f"{report.summary.source.rsplit('/', 1)[-1]} - cudatool"),
         "style": _asset("page.css"),
-        "payload": _packed(payload(report)),
+        "payload": _packed(payload(report, found)),
         "plotly": _packed(_plotly()) if report.summary.devices else "",
         "script": "\n".join(_asset(name) for name in _SCRIPTS),
     }
@@ -56,15 +57,15 @@ def page(report: Report) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
 
 
-def write_report(report: Report, path: str | Path) -> None:
-    """Write the page for an analyzed trace, under a temporary name first.
+def write_report(report: Report, path: str | Path, found: sanitize.Report | None = None) -> None:
+    """Write the page for an analyzed trace, with what the sanitizer found in it, under a temporary name first.
 
     Raises
     ------
     OutputError
         The file cannot be written.
     """
-    text = page(report)
+    text = page(report, found)
     temporary = Path(f"{path}.{os.getpid()}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
@@ -75,9 +76,9 @@ def write_report(report: Report, path: str | Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def write_page(trace: Trace, path: str | Path) -> None:
+def write_page(trace: Trace, path: str | Path, found: sanitize.Report | None = None) -> None:
     """Analyze a trace and write its page; see :func:`write_report`."""
-    write_report(analyze.report(trace), path)
+    write_report(analyze.report(trace), path, found)
 
 
 def _asset(name: str) -> str:

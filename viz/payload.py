@@ -18,9 +18,23 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.analyze import RULES, Diagnosis, Lifetimes, Report, Timeline, Usage, range_at, site_keys, site_label
+from cudatool import sanitize
+from cudatool.analyze import (
+    RULES,
+    Diagnosis,
+    Lifetimes,
+    Operations,
+    Report,
+    Timeline,
+    Usage,
+    calls,
+    range_at,
+    site_keys,
+    site_label,
+)
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
+from cudatool.viz.defects import defects
 
 __all__ = ["Columns", "payload"]
 
@@ -76,9 +90,11 @@ def _form(values: _Ints, delta: bool, planes: bool) -> tuple[dict[str, Any], byt
     return how, stored.tobytes()
 
 
-def payload(report: Report) -> bytes:
-    """Return the page's payload. Times are ns since the first event, sizes bytes."""
+def payload(report: Report, found: sanitize.Report | None = None) -> bytes:
+    """Return the page's payload, with what the sanitizer found. Times are ns since the first event, sizes bytes."""
     summary, columns = report.summary, Columns()
+    # Where nobody timed the device, operations are drawn at the moment of their calls.
+    drawn = report.operations if len(report.operations) else calls(report.trace)
     start = int(report.trace.records["time"].min(initial=np.iinfo(np.int64).max)) if summary.events else 0
     devices = []
     for device, curve, diagnosis in zip(summary.devices, report.timelines, report.diagnoses, strict=True):
@@ -112,10 +128,15 @@ def payload(report: Report) -> bytes:
         ],
         "devices": devices,
         "rules": [{"category": r.category, "confidence": r.confidence, "reason": r.reason} for r in RULES],
-        "streams": [{"device": s.device, "id": s.id, "label": s.label, "busy": s.busy} for s in summary.streams],
+        "streams": [
+            # Findings speak of streams by their numbers in the trace, not by their handles.
+            {"device": s.device, "id": s.id, "label": s.label if found is None else f"stream {s.id}", "busy": s.busy}
+            for s in summary.streams
+        ],
         "kernels": [{"name": k.name, "launches": k.launches, "time": k.time} for k in summary.kernels],
         "copies": [{"name": c.direction, "count": c.count, "size": c.size, "time": c.time} for c in summary.copies],
-        "operations": _operations(report, columns),
+        "operations": {**_operations(drawn, report.trace, columns), "timed": len(report.operations) > 0},
+        "defects": None if found is None else defects(found, drawn),
         "names": report.trace.names,
         **_stacks(report.trace, columns),
     }
@@ -211,12 +232,12 @@ def _diagnosis(diagnosis: Diagnosis, rows: _Rows) -> dict[str, Any]:
     return plain
 
 
-def _operations(report: Report, columns: Columns) -> dict[str, Any]:
+def _operations(ran: Operations, trace: Trace, columns: Columns) -> dict[str, Any]:
     """Return executions as columns, with the name and the stack of the call; times from the first execution on."""
-    ran, records = report.operations, report.trace.records
+    records = trace.records
     known = ran.call >= 0
     call = np.where(known, ran.call, 0)
-    used = report.trace.records[call] if len(records) else records[:0]
+    used = records[call] if len(records) else records[:0]
     first = int(ran.start.min()) if len(ran) else 0
     return {
         "stream": columns.add(ran.stream),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from cudatool.analyze.categories import RULES, Categories, Category, CategoryShare, Rule, categorize
 from cudatool.analyze.diagnosis import Diagnosis, advice, diagnose
 from cudatool.analyze.diff import Diff, DiffRow, Match, diff
-from cudatool.analyze.execution import Copies, Kernel, Operations, Stream, copies, kernels, operations, streams
+from cudatool.analyze.execution import Copies, Kernel, Operations, Stream, calls, copies, kernels, operations, streams
 from cudatool.analyze.fragmentation import (
     Cause,
     CauseShare,
@@ -103,6 +103,7 @@ __all__ = [
     "advise",
     "blocks",
     "by_call_site",
+    "calls",
     "call_site",
     "card_use",
     "categorize",

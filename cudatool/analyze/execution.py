@@ -11,7 +11,7 @@ from cudatool.analyze.lifetimes import Ints
 from cudatool.trace.events import CopyFlag, Kind, StreamFlag
 from cudatool.trace.model import Trace
 
-__all__ = ["Copies", "Kernel", "Operations", "Stream", "copies", "kernels", "operations", "streams"]
+__all__ = ["Copies", "Kernel", "Operations", "Stream", "calls", "copies", "kernels", "operations", "streams"]
 
 _WORK: Final = (Kind.KERNEL_LAUNCH, Kind.MEMCPY, Kind.MEMSET, Kind.GEMM, Kind.HOST_FUNCTION, Kind.GRAPH_LAUNCH)
 
@@ -57,6 +57,15 @@ def operations(trace: Trace) -> Operations:
     return Operations(
         call, ran["device"].astype(np.int64), ran["stream"].astype(np.int64), start, np.maximum(start, end)
     )
+
+
+def calls(trace: Trace) -> Operations:
+    """Return the calls that enqueued work as operations without duration, at the host's time of each call."""
+    records = trace.records
+    call = np.flatnonzero(np.isin(records["kind"], _WORK) & (records["stream"] > 0))
+    of = records[call]
+    time = of["time"].astype(np.int64)
+    return Operations(call, of["device"].astype(np.int64), of["stream"].astype(np.int64), time, time)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudatool.collect.kernel_names import kernel_name
 from cudatool.collect.sim_blocks import BlockWatcher
+from cudatool.collect.sim_graphs import GraphWatcher
 from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, CopyFlag, Kind, StreamFlag, pack_dims
 
@@ -53,6 +54,7 @@ class SimDriverCollector:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self.blocks = BlockWatcher(machine.checkers) if machine.checkers is not None else None
+        self._graphs = GraphWatcher(machine)
         self._thread = _Thread()
         self._owners: dict[int, tuple[int, int]] = {}  # operation -> correlation, stream id
         self._launches: dict[int, int] = {}  # first operation of a graph launch -> correlation of all of them
@@ -83,6 +85,9 @@ class SimDriverCollector:
             "cuStreamAddCallback": self._host_function,
             "cuStreamBeginCapture": self._capture_begin,
             "cuStreamBeginCaptureToGraph": self._capture_begin,
+            "cuGraphInstantiateWithFlags": self._graph_instantiate,
+            "cuGraphInstantiateWithParams": self._graph_instantiate,
+            "cuGraphExecUpdate": self._graph_update,
             "cuGraphLaunch": self._graph_launch,
             "cuLibraryLoadData": self._module_load,
             "cuModuleLoadData": self._module_load,
@@ -143,6 +148,8 @@ class SimDriverCollector:
             found = checkers.explain_call(name, arguments[0])
             if found is not None:
                 self._finding(found, device=self._device)
+        if result == 0 and self._machine.captures:
+            self._graphs.captured(correlation)
         if later is None:
             return  # our runtime's own call
         if name == "cuStreamEndCapture" and (result == 0 or result.name in _ENDED):
@@ -158,6 +165,10 @@ class SimDriverCollector:
                 self._memset(values, name)
             elif name in ("cuStreamQuery", "cuEventQuery"):
                 self._query(values, done=result == 0)
+            elif name.startswith("cuGraphAdd") and "phGraphNode" in values:
+                self._graphs.added(_pointed(values["phGraphNode"]))
+            elif name.startswith("cuGraphExec") and "NodeSet" in name:
+                self._graph_update(values, name)
         elif not name.startswith(_QUESTIONS) and result.name != "NOT_READY":
             hooks.emit(Kind.WARNING, name=f"{name} returned {result.c_name}")
         for operation in later:
@@ -196,7 +207,7 @@ class SimDriverCollector:
             hooks.emit(
                 Kind.ACCESS,
                 device=ordinal,
-                stream=stream,
+                stream=operation.node,
                 correlation=correlation,
                 address=address,
                 size=size,
@@ -343,6 +354,12 @@ class SimDriverCollector:
         graph = self._machine.objects.get(_pointed(arguments[1]))
         hooks.emit(Kind.GRAPH_CAPTURE_END, device=device, stream=stream, aux0=graph.id if graph is not None else 0)
 
+    def _graph_instantiate(self, values: dict[str, Any], name: str) -> None:
+        self._graphs.instantiated(_pointed(values["phGraphExec"]))
+
+    def _graph_update(self, values: dict[str, Any], name: str) -> None:
+        self._graphs.updated(values["hGraphExec"])
+
     def _graph_launch(self, values: dict[str, Any], name: str) -> None:
         correlation, device, stream = self._owner()
         if not correlation:
@@ -404,8 +421,8 @@ class SimDriverCollector:
             flags=flags,
             name=name,
         )
-        self._access(correlation, device, stream, source, size, AccessFlag.READ, "source")
-        self._access(correlation, device, stream, to, size, AccessFlag.WRITE, "destination")
+        self._access(correlation, device, source, size, AccessFlag.READ, "source")
+        self._access(correlation, device, to, size, AccessFlag.WRITE, "destination")
 
     def _boxes(self, kind: Kind, values: dict[str, Any], name: str) -> None:
         """Report copies or fills of several rows, or of several ranges. What each touches is reported when it runs."""
@@ -457,16 +474,13 @@ class SimDriverCollector:
             name=name,
         )
         size = values["N"] * width
-        self._access(correlation, device, stream, values["dstDevice"], size, AccessFlag.WRITE, "destination")
+        self._access(correlation, device, values["dstDevice"], size, AccessFlag.WRITE, "destination")
 
     @staticmethod
-    def _access(
-        correlation: int, device: int, stream: int, address: int, size: int, flags: AccessFlag, name: str
-    ) -> None:
+    def _access(correlation: int, device: int, address: int, size: int, flags: AccessFlag, name: str) -> None:
         hooks.emit(
             Kind.ACCESS,
             device=device,
-            stream=stream,
             correlation=correlation,
             address=address,
             size=size,

@@ -449,6 +449,13 @@ PyObject* py_start(PyObject*, PyObject* arguments) {
   new_thread = Py_NewRef(thread_function);
   watched = std::strcmp(device, "cpu") ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
   if (names.empty()) name_index("");  // 0 is no name
+  {
+    std::lock_guard<std::mutex> guard(lock);  // who reads from now on has seen nothing yet
+    payloads.clear();
+    streams.clear();
+    rows.clear();
+  }
+  stacks.clear();
   trace_gpu();
   callback = at::addGlobalCallback(at::RecordFunctionCallback(begin, end).needsInputs(true).needsOutputs(true).scopes(
       {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));

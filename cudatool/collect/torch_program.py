@@ -26,24 +26,43 @@ from cudatool.collect.torch_log import Note, TorchEvents
 from cudatool.trace import hooks, stacks
 from cudatool.trace.events import AccessFlag, Event, Kind
 
-__all__ = ["TorchCollector"]
+__all__ = ["TorchCollector", "flush", "start", "stop"]
 
 _log = logging.getLogger("cudatool.collect")
+_running: TorchCollector | None = None
+
+
+def start() -> None:
+    """Watch PyTorch on a GPU, until :func:`stop`."""
+    global _running
+    _running = TorchCollector()
+    _running.start()
+
+
+def flush() -> None:
+    """Let the subscribers of the hooks have what PyTorch did so far, if it is watched."""
+    if _running is not None:
+        _running.flush()
+
+
+def stop() -> None:
+    """Watch PyTorch no more, if it is watched."""
+    global _running
+    if _running is not None:
+        _running.stop()
+    _running = None
 
 
 class TorchCollector:
-    """Watches PyTorch from its import (or now, if it is imported already) until :meth:`stop`.
+    """Watches PyTorch, from its import or from now if it is imported already, until :meth:`stop`.
 
     Parameters
     ----------
-    emit
-        Called with each event: the recorder.
     device
         ``"cuda"``; or ``"cpu"``, which takes the host's tensors for a device's (tests).
     """
 
-    def __init__(self, emit: Callable[[Event], None], *, device: str = "cuda") -> None:
-        self._emit = emit
+    def __init__(self, *, device: str = "cuda") -> None:
         self._device = device
         self._extension: Any = None
         self._events: TorchEvents | None = None
@@ -60,19 +79,23 @@ class TorchCollector:
         else:
             sys.meta_path.insert(0, self._finder)
 
+    def flush(self) -> None:
+        """Pass on what was logged so far."""
+        if self._events is not None:
+            self._read()
+            self._events.finish()
+
     def stop(self) -> None:
-        """End, and pass on what was logged. Stopping again changes nothing."""
+        """End. What was logged and not passed on is lost. Stopping again changes nothing."""
         if self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
-        if self._extension is None or self._events is None:
-            return
-        self._extension.stop()
-        hooks.unsubscribe(self._before_event)
-        for owner, name, original in reversed(self._undo):
-            setattr(owner, name, original)
-        self._read()
-        self._events.finish()
-        self._extension = None
+        if self._extension is not None:
+            self._extension.stop()
+            hooks.unsubscribe(self._before_event)
+            for owner, name, original in reversed(self._undo):
+                setattr(owner, name, original)
+            self._extension.drain()
+        self._extension = self._events = None
 
     def _watch(self, torch: ModuleType) -> None:
         if self._device == "cuda" and not torch.version.cuda:
@@ -85,7 +108,7 @@ class TorchCollector:
             return
         stacks.hide(os.path.dirname(torch.__file__ or ""))
         self._extension = extension
-        self._events = TorchEvents(self._emit, _plan_reader(torch), extension.names)
+        self._events = TorchEvents(hooks.forward, _plan_reader(torch), extension.names)
         extension.start(self._device, stacks.capture, hooks.thread_id)
         os.register_at_fork(after_in_child=extension.forget)
         hooks.subscribe(self._before_event, first=True)

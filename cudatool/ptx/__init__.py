@@ -21,7 +21,7 @@ from cudatool.ptx.access import (
 from cudatool.ptx.container import DeviceCode, device_code, is_container, ptx_for, register_counts
 from cudatool.ptx.effects import Mode
 from cudatool.ptx.flow import Block, Flow
-from cudatool.ptx.frames import STACK, function_addresses, merge_calls
+from cudatool.ptx.frames import FRAME_SCALE, STACK, function_addresses, merge_calls
 from cudatool.ptx.linker import LinkError, join, link, parse_image, split, undefined
 from cudatool.ptx.model import (
     Address,
@@ -44,6 +44,7 @@ from cudatool.ptx.parser import parse
 from cudatool.ptx.summary import Feature, InstructionClass, KernelSummary, summarize
 
 __all__ = [
+    "FRAME_SCALE",
     "STACK",
     "function_addresses",
     "parse",

@@ -7,7 +7,9 @@ barriers and warp collectives inside of such functions are nothing special.
 A frame, at a multiple of 16::
 
     0   number of the call     8   frame of the caller
-    16  results and arguments, each in steps of 16; the function's own local memory; the registers that it saves
+    16  results and arguments; the function's own local memory; the registers that it saves
+
+What is larger than 8 lies at a multiple of 16, all else at a multiple of 8.
 
 Registers belong to a function, not to one of its activations: what it needs after a call it saves before.
 
@@ -35,12 +37,16 @@ from cudatool.ptx.model import (
     type_bytes,
 )
 
-__all__ = ["STACK", "STACK_SLACK", "function_addresses", "merge_calls"]
+__all__ = ["FRAME_SCALE", "STACK", "STACK_SLACK", "function_addresses", "merge_calls"]
 
 STACK = "%stack"
 """Name of the local variable that holds the stack."""
 STACK_SLACK = 8192
 """Bytes behind the end of the stack that a call may write to before it finds that there is no room."""
+
+FRAME_SCALE = 2
+"""Bytes of stack for each byte of CU_LIMIT_STACK_SIZE, which programs set for a GPU's frames. Those are smaller: in
+machine code arguments and most of what lives across a call stay in registers."""
 
 _FRAME, _TOP, _NUMBER = Register("%stack.frame"), Register("%stack.top"), Register("%stack.number")
 _WORD, _FLAG = Register("%stack.word"), Register("%stack.flag")
@@ -100,12 +106,17 @@ def _pointed_to(module: Module) -> list[str]:
     return [name for name, function in module.functions.items() if name in names and function.has_body]
 
 
+def _round_up(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
 def _steps(sizes: list[int], start: int) -> list[int]:
-    """Return where variables of these sizes lie, in steps of 16, and where they end."""
-    offsets = [start]
+    """Return where variables of these sizes lie, and where they end."""
+    offsets, end = [], start
     for size in sizes:
-        offsets.append(offsets[-1] + -(-max(size, 1) // 16) * 16)
-    return offsets
+        offsets.append(_round_up(end, 16 if size > 8 else 8))
+        end = offsets[-1] + _round_up(max(size, 1), 8)
+    return [*offsets, end]
 
 
 class _Merger:
@@ -124,6 +135,7 @@ class _Merger:
         self.variables: dict[str, Variable] = {}
         self.places: dict[str, int] = {}  # offsets in its frame
         self.saved: dict[str, int] = {}
+        self.end = 0
 
     def merge(self, kernel: Function, stack_bytes: int) -> Function:
         result = self._body(kernel, "")
@@ -196,20 +208,20 @@ class _Merger:
         own = [v for v in body.variables.values() if v.space == "local"]
         if any(v.align > 16 for v in own):
             raise PtxError(f"{name}: local memory aligned to more than 16 bytes in a function that is not inlined")
-        more = _steps([v.size for v in own], offsets[-1])
+        more = _steps([max(v.size, v.align) for v in own], offsets[-1])
         self.places |= {v.name: at for v, at in zip(own, more, strict=False)}
-        self.saved = {}
+        self.saved, self.end = {}, more[-1]
         if body.instructions:
             self.at = body.instructions[0]
         self.labels[f"{prefix}begin"] = len(self.code)
         first = len(self.code)
         self._emit("add", "u64", _TOP, _FRAME, Immediate(0))  # the size is known at the end
         self._check()
-        self._write(body, f"{prefix}end", more[-1])
+        self._write(body, f"{prefix}end")
         self.labels[f"{prefix}end"] = len(self.code)
         self._emit("mov", "u64", _TOP, _FRAME)
         self._emit("bra", "", Symbol(_LEAVE))
-        size = more[-1] + 16 * len(self.saved)
+        size = _round_up(self.end, 16)
         self.code[first] = replace(self.code[first], operands=(_TOP, _FRAME, Immediate(size)))
 
     def _check(self) -> None:
@@ -217,7 +229,7 @@ class _Merger:
         self._emit("setp", "gt.u64", _FLAG, _TOP, Register("%stack.limit"))
         self._emit("overflow", "", guard=_FLAG)
 
-    def _write(self, body: Function, end: str | None, saves_at: int = 0) -> None:
+    def _write(self, body: Function, end: str | None) -> None:
         """Append the code of `body`; `end` is where its returns lead, None for the kernel, which saves nothing."""
         self.variables = body.variables
         live = _live_after_calls(body) if end is not None else {}
@@ -231,7 +243,7 @@ class _Merger:
             if i.opcode == "ret" and end is not None:
                 self._emit("bra", "", Symbol(end), guard=i.guard)
             elif i.opcode == "call" and self._uses_stack(i):
-                self._call(body, i, live.get(index, []), saves_at)
+                self._call(body, i, live.get(index, []))
             elif i.opcode in ("alloca", "stacksave", "stackrestore"):
                 self._allocate(i)
             else:
@@ -301,7 +313,7 @@ class _Merger:
             return Address(_FRAME, self.places[operand.name] + operand.offset)
         return Address(operand)
 
-    def _call(self, body: Function, call: Instruction, live: list[str], saves_at: int) -> None:
+    def _call(self, body: Function, call: Instruction, live: list[str]) -> None:
         results, target, arguments = call_parts(call)
         number = len(self.returns)
         back, behind = f"%stack.back.{number}", f"%stack.behind.{number}"
@@ -310,7 +322,7 @@ class _Merger:
             skip = replace(call.guard, negated=not call.guard.negated)
             self._emit("bra", "", Symbol(behind), guard=skip)
         for name in live:
-            self._save(body, name, saves_at, load=False)
+            self._save(body, name, load=False)
         named = (*results, *arguments)
         sizes = [self._size(operand) for operand in named]
         offsets = _steps(sizes, _HEADER)
@@ -335,7 +347,7 @@ class _Merger:
         for operand, offset, size in zip(results, offsets, sizes, strict=False):
             self._copy(self._variable(operand), Address(_TOP, offset), size)
         for name in live:
-            self._save(body, name, saves_at, load=True)
+            self._save(body, name, load=True)
         self.labels[behind] = len(self.code)
 
     def _size(self, operand: Operand) -> int:
@@ -352,10 +364,14 @@ class _Merger:
         function = self.module.functions[name]
         return len(function.returns) == results and [v.size for v in (*function.returns, *function.params)] == sizes
 
-    def _save(self, body: Function, name: str, saves_at: int, *, load: bool) -> None:
+    def _save(self, body: Function, name: str, *, load: bool) -> None:
         """Save a register in the frame, or load it from there."""
-        place = self.saved.setdefault(name, saves_at + 16 * len(self.saved))
-        kind, register, address = body.registers[name], Register(name), Address(_FRAME, place)
+        kind = body.registers[name]
+        if name not in self.saved:
+            step = 16 if type_bytes(kind) > 8 else 8
+            self.saved[name] = _round_up(self.end, step)
+            self.end = self.saved[name] + step
+        register, address = Register(name), Address(_FRAME, self.saved[name])
         if kind == "pred":
             if load:
                 self._emit("ld", "local.u32", _NUMBER, address)

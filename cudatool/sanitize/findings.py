@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from cudatool.sanitize.places import user_frames
 from cudatool.trace.model import Frame
 
 __all__ = [
@@ -16,7 +17,10 @@ __all__ = [
     "DeviceFinding",
     "Finding",
     "FindingKind",
+    "Known",
+    "Remark",
     "Report",
+    "SetAside",
     "digest",
     "fingerprint",
     "functions",
@@ -191,6 +195,59 @@ class DeviceFinding:
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """A finding that the baseline names.
+
+    Attributes
+    ----------
+    fingerprint, kind, check
+        Of the finding; the check is the one that found it.
+    what
+        The operations and functions, in words, for whoever reads the file.
+    reason
+        Why it is accepted.
+    expires
+        ``"2027-01-31"``, the last day on which it is; empty for ever.
+    """
+
+    fingerprint: str
+    kind: str = ""
+    check: str = ""
+    what: str = ""
+    reason: str = ""
+    expires: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A finding that does not count.
+
+    Attributes
+    ----------
+    by
+        Who said so: ``"baseline"``, ``"rule"`` (of ``--suppress``) or ``"comment"`` (in the source).
+    reason
+        The baseline's reason, the rule, or where the comment is.
+    expires
+        Of a baseline's entry, see :class:`Known`.
+    """
+
+    finding: Finding | DeviceFinding
+    by: str
+    reason: str
+    expires: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Something wrong with what the user wrote to the sanitizer, and the file and line."""
+
+    file: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """What a check found, and what it looked at.
 
@@ -212,6 +269,12 @@ class Report:
         Number of times that each ordering rule applied: the edge set that the report rests on.
     notes
         What limits the report: an incomplete trace, unchecked launches, orderings that cannot be known.
+    set_aside
+        Findings that are in none of the three lists above, because a baseline, a rule or a comment says so.
+    expired, stale
+        Entries of the baseline: those of findings that count again, and those of findings that did not occur.
+    remarks
+        Comments in the source that name no check.
     """
 
     findings: tuple[Finding, ...]
@@ -222,6 +285,15 @@ class Report:
     unchecked_launches: int = 0
     edges: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    set_aside: tuple[SetAside, ...] = ()
+    expired: tuple[Known, ...] = ()
+    stale: tuple[Known, ...] = ()
+    remarks: tuple[Remark, ...] = ()
+
+    @property
+    def all(self) -> tuple[Finding | DeviceFinding, ...]:
+        """Everything that was found and not set aside: first what fails a run, then what is only possible."""
+        return (*self.findings, *self.on_device, *self.possible)
 
 
 def location(stack: tuple[Frame, ...]) -> str:
@@ -242,8 +314,16 @@ def fingerprint(kind: FindingKind, first: AccessSite, second: AccessSite, buffer
 
 
 def functions(stack: tuple[Frame, ...]) -> str:
-    """Return the functions of a stack, as a part of a fingerprint."""
-    return ";".join(f"{os.path.basename(frame.file)}:{frame.function}" for frame in stack)
+    """Return the functions of a stack, as a part of a fingerprint: the same on every machine that runs the program.
+
+    Frames of installed packages differ between their versions, and a comprehension has one of its own only before
+    Python 3.12 (PEP 709).
+    """
+    return ";".join(
+        f"{os.path.basename(frame.file)}:{frame.function}"
+        for frame in user_frames(stack)
+        if not frame.function.endswith(("<listcomp>", "<setcomp>", "<dictcomp>"))
+    )
 
 
 def digest(parts: Iterable[str]) -> str:

@@ -42,6 +42,7 @@ _ENTRY_POINTS = (
     "api_graph",
     "api_graph_exec",
     "api_graph_nodes",
+    "api_green",
     "api_ipc",
     "api_link",
     "api_managed",
@@ -56,6 +57,8 @@ _ENTRY_POINTS = (
 )
 _PER_THREAD = 2  # CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM
 _NOT_FOUND, _SUCCESS = 500, 0
+# Since which version of CUDA a name stands for another function, the first one still being asked for.
+_SECOND_VERSIONS = {"cuCtxGetDevice": 13_000, "cuCtxSynchronize": 13_000, "cuStreamGetCtx": 12_050}
 _loaded: Machine | None = None
 
 
@@ -89,9 +92,10 @@ def load(options: Options | None = None) -> Machine:
 
     def resolve(symbol: bytes, function: int, version: int, flags: int, status: int) -> int:
         try:
-            address = abi.function_pointer(
-                symbol.decode(), library.cudatool_thunk, per_thread=bool(flags & _PER_THREAD)
-            )
+            name = symbol.decode()
+            if version >= _SECOND_VERSIONS.get(name, version + 1):
+                name += "_v2"
+            address = abi.function_pointer(name, library.cudatool_thunk, per_thread=bool(flags & _PER_THREAD))
             if symbol in (b"cuGetProcAddress", b"cuGetProcAddress_v2"):
                 address = ctypes.cast(library.cuGetProcAddress_v2, ctypes.c_void_p).value or 0
             ctypes.c_size_t.from_address(function).value = address

@@ -4,6 +4,7 @@
  * every call to the real nvJitLink, which needs no GPU and whose diagnostics are NVIDIA's own, except those that
  * cudatool/sim/nvjitlink.py has hooked: they hand out the linked PTX where machine code is asked for.
  */
+#include <Python.h>
 #include <dlfcn.h>
 #include <stddef.h>
 #include <string.h>
@@ -34,11 +35,23 @@ typedef long (*function_t)(long, long, long, long, long);
 
 static volatile int closed;
 
+/* A C++ destructor may end a link while Python is on its way out of a function with an exception, which is not the
+ * hook's: that starts without one, and the exception is there again when the hook is over. */
+static long call(function_t hook, long a, long b, long c, long d, long e) {
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    long result = hook(a, b, c, d, e);
+    PyErr_Restore(type, value, traceback);
+    PyGILState_Release(state);
+    return result;
+}
+
 #define DEFINE(name)                                                                                                   \
     static function_t real_##name, hook_##name;                                                                        \
     long name(long a, long b, long c, long d, long e) {                                                                \
-        function_t function = hook_##name && !closed ? hook_##name : real_##name;                                      \
-        return function ? function(a, b, c, d, e) : NVJITLINK_ERROR_INTERNAL;                                          \
+        if (hook_##name && !closed) return call(hook_##name, a, b, c, d, e);                                           \
+        return real_##name ? real_##name(a, b, c, d, e) : NVJITLINK_ERROR_INTERNAL;                                    \
     }
 FUNCTIONS(DEFINE)
 

@@ -69,6 +69,7 @@ _SCALARS: Final[dict[str, Any]] = {
     "CUdeviceptr": ctypes.c_uint64,
     # enumerations
     "CUdevice_attribute": ctypes.c_int,
+    "CUdevResourceType": ctypes.c_int,
     "CUfunc_cache": ctypes.c_int,
     "CUfunction_attribute": ctypes.c_int,
     "CUtexObject": ctypes.c_uint64,
@@ -96,11 +97,13 @@ _HANDLES: Final = frozenset(
     [
         "CUarray",
         "CUcontext",
+        "CUdevResourceDesc",
         "CUevent",
         "CUfunction",
         "CUgraph",
         "CUgraphExec",
         "CUgraphNode",
+        "CUgreenCtx",
         "CUhostFn",
         "CUkernel",
         "CUlibrary",

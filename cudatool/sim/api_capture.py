@@ -15,15 +15,16 @@ from cudatool.sim import abi
 from cudatool.sim import graph_params as params
 from cudatool.sim import machine as state
 from cudatool.sim.abi import Entry, entry, write
+from cudatool.sim.api_copy import batch_of, check_peers, reads_now
 from cudatool.sim.api_graph import add_node, edges_from, graph_object
 from cudatool.sim.api_module import COOPERATIVE, LaunchConfig, launch_attributes
-from cudatool.sim.boxes import Memcpy2D, Memcpy3D
+from cudatool.sim.boxes import Memcpy3D, read_2d, read_3d
 from cudatool.sim.capture import Capture, CapturedEvent, CaptureStatus, Mode
 from cudatool.sim.graph import PLAIN_EDGE, Graph, Node, Work
 from cudatool.sim.graph_nodes import ChildGraph, RecordEvent, WaitForEvent
 from cudatool.sim.graph_params import KernelParams, MemAllocParams, MemsetParams
 from cudatool.sim.graph_run import GraphExec
-from cudatool.sim.machine import current_context, stream_of
+from cudatool.sim.machine import context_behind, current_context, stream_of
 from cudatool.sim.pool import Pool
 from cudatool.sim.queue import EventState, StreamState
 from cudatool.sim.results import DriverError, Result
@@ -195,8 +196,8 @@ def _guard(entry: Entry, arguments: tuple[Any, ...]) -> None:
         return
     if name in _UNSAFE:
         captures.check_unsafe()
-    if name == "cuCtxSynchronize":
-        captures.check_context(current_context())
+    if name in ("cuCtxSynchronize", "cuCtxSynchronize_v2"):
+        captures.check_context(context_behind(arguments[0]).primary if any(arguments) else current_context())
     if name in ("cuEventQuery", "cuEventSynchronize"):
         _check_event(arguments[0])
     stream = _stream(entry, arguments)
@@ -380,19 +381,60 @@ for _name in (
     "cuMemcpyHtoDAsync",
     "cuMemcpyDtoHAsync",
     "cuMemcpyDtoDAsync",
-    "cuMemcpyWithAttributesAsync",
 ):
     VARIANTS[_name] = _capture_copy
 
 
 @_captured
+def _cuMemcpyWithAttributesAsync(
+    capture: Capture, stream: StreamState, dst: int, src: int, size: int, attr: int, hStream: int
+) -> None:
+    reads_now(attr)  # to check it: a graph reads its sources when it runs
+    _capture_copy(capture, stream, dst, src, size)
+
+
+@_captured
+def _cuMemcpyBatchAsync(capture: Capture, stream: StreamState, *arguments: int) -> None:
+    before, nodes = capture.tails[stream], {}
+    for target, source, size, _ in batch_of(*arguments):
+        work = params.flat_copy(target, source, size, stream.context)
+        params.check_place(capture.graph, work.kind)
+        nodes[add_node(capture.graph, work, before)] = PLAIN_EDGE
+    capture.tails[stream] = nodes
+
+
+@_captured
+def _cuMemcpyPeerAsync(
+    capture: Capture,
+    stream: StreamState,
+    dstDevice: int,
+    dstContext: int,
+    srcDevice: int,
+    srcContext: int,
+    ByteCount: int,
+    hStream: int,
+) -> None:
+    check_peers(dstDevice, dstContext, srcDevice, srcContext, ByteCount)
+    _capture_copy(capture, stream, dstDevice, srcDevice, ByteCount)
+
+
+@_captured
 def _cuMemcpy2DAsync(capture: Capture, stream: StreamState, pCopy: int, hStream: int) -> None:
-    _capture_box(capture, stream, Memcpy2D.from_address(pCopy).as_3d())
+    _capture_box(capture, stream, read_2d(pCopy))
 
 
 @_captured
 def _cuMemcpy3DAsync(capture: Capture, stream: StreamState, pCopy: int, hStream: int) -> None:
-    _capture_box(capture, stream, Memcpy3D.from_address(pCopy))
+    _capture_box(capture, stream, read_3d(pCopy))
+
+
+@_captured
+def _cuMemcpy3DPeerAsync(capture: Capture, stream: StreamState, pCopy: int, hStream: int) -> None:
+    what = read_3d(pCopy)
+    for side in (what.dst, what.src):
+        context_behind(side.context)
+        side.context = 0  # reserved, in the parameters of a node
+    _capture_box(capture, stream, what)
 
 
 def _capture_box(capture: Capture, stream: StreamState, what: Memcpy3D) -> None:

@@ -5,17 +5,19 @@ Grouped as in the CUDA driver API reference. :mod:`cudatool.sim.transfers` does 
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 from ctypes import c_int, c_size_t, c_uint64
 from typing import Final
 
-from cudatool.sim import machine as state
 from cudatool.sim import profile
 from cudatool.sim.abi import entry
-from cudatool.sim.boxes import DEVICE, Memcpy2D, Memcpy3D, box_of
-from cudatool.sim.machine import Context, current_context, stream_of
+from cudatool.sim.boxes import DEVICE, Memcpy3D, box_of, read_2d, read_3d
+from cudatool.sim.machine import context_behind, current_context, stream_of
 from cudatool.sim.results import DriverError, Result
 from cudatool.sim.transfers import Box, copy, copy_box, fill, need_device
+
+__all__ = ["batch_of", "check_peers", "reads_now"]
 
 
 class _CopyAttributes(ctypes.Structure):
@@ -32,11 +34,14 @@ class _CopyAttributes(ctypes.Structure):
 _ORDER_STREAM, _ORDER_DURING_API_CALL, _ORDER_ANY = 1, 2, 3  # CU_MEMCPY_SRC_ACCESS_ORDER_*
 
 
-def _reads_now(attributes: _CopyAttributes) -> bool:
-    """Tell whether a copy's source is read before the call returns."""
+def reads_now(address: int) -> bool:
+    """Tell whether the source of a copy with the CUmemcpyAttributes at an address is read before the call returns."""
+    if not address:
+        raise DriverError(Result.INVALID_VALUE)
+    attributes = _CopyAttributes.from_address(address)
     if attributes.srcAccessOrder not in (_ORDER_STREAM, _ORDER_DURING_API_CALL, _ORDER_ANY):
         raise DriverError(Result.INVALID_VALUE, f"{attributes.srcAccessOrder} is no order of accesses to a source")
-    return attributes.srcAccessOrder == _ORDER_DURING_API_CALL
+    return bool(attributes.srcAccessOrder == _ORDER_DURING_API_CALL)
 
 
 # ---- One dimension ----
@@ -101,17 +106,7 @@ def cuMemcpyDtoDAsync(dstDevice: int, srcDevice: int, ByteCount: int, hStream: i
     "CUstream hStream)"
 )
 def cuMemcpyWithAttributesAsync(dst: int, src: int, size: int, attr: int, hStream: int) -> None:
-    if not attr:
-        raise DriverError(Result.INVALID_VALUE)
-    now = _reads_now(_CopyAttributes.from_address(attr))
-    copy(dst, src, size, hStream, "cuMemcpyWithAttributesAsync", now=now)
-
-
-def _context(handle: int) -> Context:
-    found = state.machine.objects.get(handle)
-    if not isinstance(found, Context):
-        raise DriverError(Result.INVALID_CONTEXT)
-    return found
+    copy(dst, src, size, hStream, "cuMemcpyWithAttributesAsync", now=reads_now(attr))
 
 
 @entry(
@@ -119,7 +114,7 @@ def _context(handle: int) -> Context:
     "size_t ByteCount)"
 )
 def cuMemcpyPeer(dstDevice: int, dstContext: int, srcDevice: int, srcContext: int, ByteCount: int) -> None:
-    _check_peers(dstDevice, dstContext, srcDevice, srcContext, ByteCount)
+    check_peers(dstDevice, dstContext, srcDevice, srcContext, ByteCount)
     copy(dstDevice, srcDevice, ByteCount, None, "cuMemcpyPeer", peer=True)
 
 
@@ -130,13 +125,14 @@ def cuMemcpyPeer(dstDevice: int, dstContext: int, srcDevice: int, srcContext: in
 def cuMemcpyPeerAsync(
     dstDevice: int, dstContext: int, srcDevice: int, srcContext: int, ByteCount: int, hStream: int
 ) -> None:
-    _check_peers(dstDevice, dstContext, srcDevice, srcContext, ByteCount)
+    check_peers(dstDevice, dstContext, srcDevice, srcContext, ByteCount)
     copy(dstDevice, srcDevice, ByteCount, hStream, "cuMemcpyPeerAsync", peer=True)
 
 
-def _check_peers(dst: int, dst_context: int, src: int, src_context: int, size: int) -> None:
+def check_peers(dst: int, dst_context: int, src: int, src_context: int, size: int) -> None:
+    """Fail as cuMemcpyPeer does for contexts or addresses that are none."""
     for address, handle in ((dst, dst_context), (src, src_context)):
-        _context(handle)
+        context_behind(handle)
         need_device(address, size)
 
 
@@ -148,6 +144,21 @@ def cuMemcpyBatchAsync(
     dsts: int, srcs: int, sizes: int, count: int, attrs: int, attrsIdxs: int, numAttrs: int, hStream: int
 ) -> None:
     # The copies of a batch have no order; here they run in theirs.
+    for target, source, size, now in batch_of(dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, hStream):
+        copy(target, source, size, hStream, "cuMemcpyBatchAsync", now=now, footprint=True)
+
+
+def batch_of(
+    dsts: int, srcs: int, sizes: int, count: int, attrs: int, attrsIdxs: int, numAttrs: int, hStream: int
+) -> list[tuple[int, int, int, bool]]:
+    """Return target, source, bytes and :func:`reads_now` of each copy that cuMemcpyBatchAsync was asked for.
+
+    Raises
+    ------
+    DriverError
+        CUDA_ERROR_INVALID_VALUE for the legacy default stream, for copies of nothing, and if not every copy has
+        attributes.
+    """
     stream = stream_of(hStream)
     if stream is stream.context.legacy_stream:
         raise DriverError(Result.INVALID_VALUE, "a batch cannot be in the legacy default stream")
@@ -156,33 +167,24 @@ def cuMemcpyBatchAsync(
     starts = list((c_size_t * numAttrs).from_address(attrsIdxs))
     if starts[0] or starts != sorted(set(starts)) or starts[-1] >= count:
         raise DriverError(Result.INVALID_VALUE, "the first index is 0, and the others ascend")
-    orders = [_reads_now(one) for one in (_CopyAttributes * numAttrs).from_address(attrs)]
+    orders = [reads_now(attrs + index * ctypes.sizeof(_CopyAttributes)) for index in range(numAttrs)]
     targets, sources = (c_uint64 * count).from_address(dsts), (c_uint64 * count).from_address(srcs)
     lengths = (c_size_t * count).from_address(sizes)
     if not all((*targets, *sources, *lengths)):
         raise DriverError(Result.INVALID_VALUE, "a batch has no copies of nothing")
-    for index in range(count):
-        now = orders[sum(start <= index for start in starts) - 1]
-        copy(targets[index], sources[index], lengths[index], hStream, "cuMemcpyBatchAsync", now=now, footprint=True)
+    now = [orders[bisect.bisect_right(starts, index) - 1] for index in range(count)]
+    return list(zip(targets, sources, lengths, now, strict=True))
 
 
 # ---- Two and three dimensions ----
 
 
-def _copy_2d(pCopy: int, hStream: int | None, name: str, *, max_pitch: int = profile.ATTRIBUTES[11]) -> None:
-    if not pCopy:
-        raise DriverError(Result.INVALID_VALUE)
-    _copy_boxes(Memcpy2D.from_address(pCopy).as_3d(), hStream, name, max_pitch=max_pitch)
-
-
-def _copy_3d(pCopy: int, hStream: int | None, name: str, *, peer: bool = False) -> None:
-    if not pCopy:
-        raise DriverError(Result.INVALID_VALUE)
-    _copy_boxes(Memcpy3D.from_address(pCopy), hStream, name, peer=peer)
+_MAX_PITCH: Final = profile.ATTRIBUTES[11]
+_ANY_PITCH: Final = 1 << 62
 
 
 def _copy_boxes(
-    what: Memcpy3D, hStream: int | None, name: str, *, peer: bool = False, max_pitch: int = profile.ATTRIBUTES[11]
+    what: Memcpy3D, hStream: int | None, name: str, *, peer: bool = False, max_pitch: int = _MAX_PITCH
 ) -> None:
     current_context()
     extent = what.extent
@@ -191,8 +193,8 @@ def _copy_boxes(
     if max(what.src.Pitch, what.dst.Pitch) > max_pitch:
         raise DriverError(Result.INVALID_VALUE, f"the largest pitch is {max_pitch} bytes")
     if peer:
-        _context(what.src.context)
-        _context(what.dst.context)
+        context_behind(what.src.context)
+        context_behind(what.dst.context)
     to, source = box_of(what.dst, extent), box_of(what.src, extent)
     for side, box in ((what.dst, to), (what.src, source)):
         if side.MemoryType == DEVICE:
@@ -200,42 +202,39 @@ def _copy_boxes(
     copy_box(to, source, extent, hStream, name, peer=peer)
 
 
-_ANY_PITCH: Final = 1 << 62
-
-
 @entry("cuMemcpy2D(const CUDA_MEMCPY2D *pCopy)")
 def cuMemcpy2D(pCopy: int) -> None:
-    _copy_2d(pCopy, None, "cuMemcpy2D")
+    _copy_boxes(read_2d(pCopy), None, "cuMemcpy2D")
 
 
 @entry("cuMemcpy2DUnaligned(const CUDA_MEMCPY2D *pCopy)")
 def cuMemcpy2DUnaligned(pCopy: int) -> None:
-    _copy_2d(pCopy, None, "cuMemcpy2DUnaligned", max_pitch=_ANY_PITCH)
+    _copy_boxes(read_2d(pCopy), None, "cuMemcpy2DUnaligned", max_pitch=_ANY_PITCH)
 
 
 @entry("cuMemcpy2DAsync(const CUDA_MEMCPY2D *pCopy, CUstream hStream)")
 def cuMemcpy2DAsync(pCopy: int, hStream: int) -> None:
-    _copy_2d(pCopy, hStream, "cuMemcpy2DAsync")
+    _copy_boxes(read_2d(pCopy), hStream, "cuMemcpy2DAsync")
 
 
 @entry("cuMemcpy3D(const CUDA_MEMCPY3D *pCopy)")
 def cuMemcpy3D(pCopy: int) -> None:
-    _copy_3d(pCopy, None, "cuMemcpy3D")
+    _copy_boxes(read_3d(pCopy), None, "cuMemcpy3D")
 
 
 @entry("cuMemcpy3DAsync(const CUDA_MEMCPY3D *pCopy, CUstream hStream)")
 def cuMemcpy3DAsync(pCopy: int, hStream: int) -> None:
-    _copy_3d(pCopy, hStream, "cuMemcpy3DAsync")
+    _copy_boxes(read_3d(pCopy), hStream, "cuMemcpy3DAsync")
 
 
 @entry("cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER *pCopy)")
 def cuMemcpy3DPeer(pCopy: int) -> None:
-    _copy_3d(pCopy, None, "cuMemcpy3DPeer", peer=True)
+    _copy_boxes(read_3d(pCopy), None, "cuMemcpy3DPeer", peer=True)
 
 
 @entry("cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *pCopy, CUstream hStream)")
 def cuMemcpy3DPeerAsync(pCopy: int, hStream: int) -> None:
-    _copy_3d(pCopy, hStream, "cuMemcpy3DPeerAsync", peer=True)
+    _copy_boxes(read_3d(pCopy), hStream, "cuMemcpy3DPeerAsync", peer=True)
 
 
 # ---- Fills ----

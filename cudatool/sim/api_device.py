@@ -12,7 +12,8 @@ from cudatool.sim import machine as state
 from cudatool.sim import profile
 from cudatool.sim.abi import entry, write
 from cudatool.sim.device_runtime import DEFAULT_LIMITS, set_limit
-from cudatool.sim.machine import Context, current_context
+from cudatool.sim.green import GreenContext
+from cudatool.sim.machine import Context, context_behind, current_context, current_green
 from cudatool.sim.results import DriverError, Result
 
 _strings: dict[int, bytes] = {}  # what C callers hold pointers to
@@ -130,30 +131,21 @@ def cuDeviceCanAccessPeer(canAccessPeer: int, dev: int, peerDev: int) -> None:
 
 @entry("cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)")
 def cuDevicePrimaryCtxRetain(pctx: int, dev: int) -> None:
-    device = state.machine.device(dev)
-    if device.primary is None:
-        device.primary = state.machine.new_context(device, device.primary_flags)
-    device.primary_references += 1
-    write(pctx, c_size_t, device.primary.handle)
+    write(pctx, c_size_t, state.machine.retain_primary(state.machine.device(dev)).handle)
 
 
 @entry("cuDevicePrimaryCtxRelease(CUdevice dev)")
 def cuDevicePrimaryCtxRelease(dev: int) -> None:
-    device = state.machine.device(dev)
-    if device.primary is None or not device.primary_references:
-        raise DriverError(Result.INVALID_CONTEXT)
-    device.primary_references -= 1
-    if not device.primary_references:
-        state.machine.destroy_context(device.primary)
-        device.primary = None
+    state.machine.release_primary(state.machine.device(dev))
 
 
 @entry("cuDevicePrimaryCtxReset(CUdevice dev)")
 def cuDevicePrimaryCtxReset(dev: int) -> None:
     device = state.machine.device(dev)
     if device.primary is not None:
+        # "Resetting the primary context does not release it": it is still to be released as often as it was retained.
         state.machine.destroy_context(device.primary)
-        device.primary, device.primary_references = None, 0
+        device.primary = None
 
 
 @entry("cuDevicePrimaryCtxSetFlags(CUdevice dev, unsigned int flags)")
@@ -171,14 +163,11 @@ def cuDevicePrimaryCtxGetState(dev: int, flags: int, active: int) -> None:
 # ---- Contexts ----
 
 
-def _context(handle: int) -> Context:
+def _context(handle: int) -> Context | GreenContext:
     """Return the context behind `handle`, the current one for NULL."""
-    if not handle:
-        return current_context()
-    found = state.machine.objects.get(handle)
-    if not isinstance(found, Context):
-        raise DriverError(Result.INVALID_CONTEXT)
-    return found
+    if handle:
+        return context_behind(handle)
+    return current_green() or current_context()
 
 
 @entry("cuCtxCreate(CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags, CUdevice dev)")
@@ -203,10 +192,7 @@ def cuCtxDestroy(ctx: int) -> None:
 
 @entry("cuCtxPushCurrent(CUcontext ctx)")
 def cuCtxPushCurrent(ctx: int) -> None:
-    context = state.machine.objects.get(ctx)
-    if not isinstance(context, Context):
-        raise DriverError(Result.INVALID_CONTEXT)
-    state.machine.thread.contexts.append(context)
+    state.machine.thread.contexts.append(context_behind(ctx))
 
 
 @entry("cuCtxPopCurrent(CUcontext *pctx)")
@@ -227,10 +213,7 @@ def cuCtxSetCurrent(ctx: int) -> None:
     if not ctx:
         del stack[-1:]
         return
-    context = state.machine.objects.get(ctx)
-    if not isinstance(context, Context):
-        raise DriverError(Result.INVALID_CONTEXT)
-    stack[-1:] = [context]
+    stack[-1:] = [context_behind(ctx)]
 
 
 @entry("cuCtxGetCurrent(CUcontext *pctx)")
@@ -244,6 +227,11 @@ def cuCtxGetCurrent(pctx: int) -> None:
 @entry("cuCtxGetDevice(CUdevice *device)")
 def cuCtxGetDevice(device: int) -> None:
     write(device, c_int, current_context().device.ordinal)
+
+
+@entry("cuCtxGetDevice_v2(CUdevice *device, CUcontext ctx)")
+def cuCtxGetDevice_v2(device: int, ctx: int) -> None:
+    write(device, c_int, _context(ctx).device.ordinal)
 
 
 @entry("cuCtxGetFlags(unsigned int *flags)")
@@ -264,7 +252,13 @@ def cuCtxGetApiVersion(ctx: int, version: int) -> None:
 
 @entry("cuCtxSynchronize()")
 def cuCtxSynchronize() -> None:
-    context = current_context()
+    cuCtxSynchronize_v2(0)
+
+
+@entry("cuCtxSynchronize_v2(CUcontext ctx)")
+def cuCtxSynchronize_v2(ctx: int) -> None:
+    # The work of a primary context includes that of its green contexts, which are waited for here all together.
+    context = _context(ctx).primary
     state.machine.scheduler.wait_context(context)
     state.machine.scheduler.check(context)
 
@@ -305,8 +299,8 @@ def cuCtxSetLimit(limit: int, value: int) -> None:
 @entry("cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags)")
 def cuCtxEnablePeerAccess(peerContext: int, Flags: int) -> None:
     context = current_context()
-    peer = state.machine.objects.get(peerContext)
-    if not isinstance(peer, Context) or peer.device is context.device:
+    peer = context_behind(peerContext)
+    if peer.device is context.device:
         raise DriverError(Result.INVALID_CONTEXT)
     if Flags:
         raise DriverError(Result.INVALID_VALUE)
@@ -318,8 +312,7 @@ def cuCtxEnablePeerAccess(peerContext: int, Flags: int) -> None:
 @entry("cuCtxDisablePeerAccess(CUcontext peerContext)")
 def cuCtxDisablePeerAccess(peerContext: int) -> None:
     context = current_context()
-    if not isinstance(state.machine.objects.get(peerContext), Context):
-        raise DriverError(Result.INVALID_CONTEXT)
+    context_behind(peerContext)
     if peerContext not in context.peers:
         raise DriverError(Result.PEER_ACCESS_NOT_ENABLED)
     context.peers.remove(peerContext)

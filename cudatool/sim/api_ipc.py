@@ -28,6 +28,7 @@ def cuIpcGetMemHandle(pHandle: int, dptr: int) -> None:
     while machine.scheduler.is_busy:
         machine.scheduler.drain()
     file, offset = machine.devices[allocation.device].memory.share(allocation.address, allocation.size)
+    machine.scheduler.share()
     inode = os.fstat(file).st_ino
     handle = Handle(os.getpid(), file, allocation.device, inode, offset, allocation.size, allocation.serial)
     ctypes.memset(pHandle, 0, ctypes.sizeof(IpcHandle))
@@ -40,6 +41,7 @@ def cuIpcOpenMemHandle(pdptr: int, handle: IpcHandle, Flags: int) -> None:
     if not pdptr or Flags != _LAZY_ENABLE_PEER_ACCESS:
         raise DriverError(Result.INVALID_VALUE, "Flags must be CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS")
     write(pdptr, c_uint64, state.machine.imports.open(Handle.from_buffer_copy(handle), context))
+    state.machine.scheduler.share()
 
 
 @entry("cuIpcCloseMemHandle(CUdeviceptr dptr)")

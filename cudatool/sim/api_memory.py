@@ -6,15 +6,18 @@ Grouped as in the CUDA driver API reference. Copies and fills are in :mod:`cudat
 from __future__ import annotations
 
 from ctypes import c_size_t, c_uint, c_uint64
+from typing import Final
 
 from cudatool.sim import abi
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, write
 from cudatool.sim.machine import current_context, stream_of
-from cudatool.sim.memory import Allocation
+from cudatool.sim.memory import Allocation, is_mapped
 from cudatool.sim.pool import DEVICE, Pool
 from cudatool.sim.queue import Operation, StreamState
 from cudatool.sim.results import DriverError, Result
+
+_IO_MEMORY: Final = 4  # CU_MEMHOSTREGISTER_IOMEMORY
 
 # ---- Memory management ----
 
@@ -67,8 +70,8 @@ def cuMemFree(dptr: int) -> None:
 def cuMemGetAddressRange(pbase: int, psize: int, dptr: int) -> None:
     current_context()
     allocation = state.machine.virtual.mapping_at(dptr) or state.machine.allocations.holding(dptr)
-    if allocation is None or allocation.kind in ("host", "registered"):
-        raise DriverError(Result.NOT_FOUND)
+    if allocation is None:
+        raise DriverError(Result.NOT_FOUND, f"{dptr:#x} is in no allocation")
     if pbase:
         write(pbase, c_uint64, allocation.address)
     if psize:
@@ -101,10 +104,15 @@ def cuMemFreeHost(p: int) -> None:
 @entry("cuMemHostRegister(void *p, size_t bytesize, unsigned int Flags)")
 def cuMemHostRegister(p: int, bytesize: int, Flags: int) -> None:
     context = current_context()
-    if not p or not bytesize:
+    if not p or not bytesize or Flags > 15:
         raise DriverError(Result.INVALID_VALUE)
+    if Flags & _IO_MEMORY:
+        raise DriverError(Result.NOT_SUPPORTED, "the software device reaches no memory of other devices")
     machine = state.machine
-    if machine.allocations.holding(p):
+    overlapping = machine.allocations.overlapping(p, bytesize)
+    if any(found.device >= 0 for found in overlapping) or not is_mapped(p, bytesize):
+        raise DriverError(Result.INVALID_VALUE, f"{bytesize} bytes at {p:#x} are not all memory of the host")
+    if overlapping:
         raise DriverError(Result.HOST_MEMORY_ALREADY_REGISTERED)
     machine.allocations.add(
         Allocation(p, bytesize, "registered", -1, context.handle, machine.new_serial(), flags=Flags)
@@ -114,9 +122,12 @@ def cuMemHostRegister(p: int, bytesize: int, Flags: int) -> None:
 @entry("cuMemHostUnregister(void *p)")
 def cuMemHostUnregister(p: int) -> None:
     context = current_context()
-    allocation = state.machine.allocations.at(p)
+    allocation = state.machine.allocations.holding(p)
     if allocation is None or allocation.kind != "registered":
         raise DriverError(Result.HOST_MEMORY_NOT_REGISTERED)
+    if allocation.address != p:
+        # "The base address must be the same one specified to cuMemHostRegister()."
+        raise DriverError(Result.INVALID_VALUE, f"{p:#x} is not the start of registered memory")
     state.machine.scheduler.wait_context(context)
     state.machine.release(allocation)
 

@@ -45,15 +45,17 @@ def _pointer_attribute(attribute: int, address: int) -> int | None:
     # "not necessarily the mapped region, but the mappable address range" (CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)
     within = virtual.reservation_at(address) or found
     on_host = found.device < 0
+    slot = state.machine.graph_memory.at(found.address)
+    is_managed = found.kind == "managed" or (slot is not None and slot.is_managed)
     context = state.machine.objects.get(found.context)
     ordinal = found.device if not on_host else context.device.ordinal if isinstance(context, Context) else 0
     values = {
         1: found.context,
         2: 1 if on_host else 2,  # CU_MEMORYTYPE_HOST, _DEVICE
         3: address,
-        4: address if on_host or found.kind == "managed" else None,
+        4: address if on_host or is_managed else None,
         7: found.serial,
-        8: int(found.kind == "managed"),
+        8: int(is_managed),
         9: ordinal,
         10: int(found.kind == "device"),
         11: within.address,

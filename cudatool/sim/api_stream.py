@@ -9,7 +9,7 @@ from cudatool.sim import abi
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, write
 from cudatool.sim.ipc import SharedEvent
-from cudatool.sim.machine import current_context, stream_of
+from cudatool.sim.machine import current_context, current_green, stream_of
 from cudatool.sim.queue import DISABLE_TIMING, INTERPROCESS, EventState, Operation, StreamState
 from cudatool.sim.results import DriverError, Result
 
@@ -26,18 +26,16 @@ def cuStreamCreateWithPriority(phStream: int, flags: int, priority: int) -> None
     context = current_context()
     if flags > 1:
         raise DriverError(Result.INVALID_VALUE)
-    machine = state.machine
-    # Priorities out of range are clamped (cuStreamCreateWithPriority).
-    stream = StreamState(context, machine.new_handle(), flags, max(-5, min(0, priority)), machine.new_serial())
-    write(phStream, c_size_t, stream.handle)
-    machine.objects[stream.handle] = context.streams[stream.handle] = stream
+    if not phStream:
+        raise DriverError(Result.INVALID_VALUE)
+    write(phStream, c_size_t, state.machine.new_stream(context, flags, priority, current_green()).handle)
 
 
 @entry("cuStreamDestroy(CUstream hStream)")
 def cuStreamDestroy(hStream: int) -> None:
     if hStream in (0, state.LEGACY_STREAM, state.PER_THREAD_STREAM):
         raise DriverError(Result.INVALID_HANDLE)
-    stream = stream_of(hStream)
+    stream = state.machine.get(hStream, StreamState)  # one whose green context is gone, too
     # Returns at once; what is enqueued still completes (cuStreamDestroy).
     del state.machine.objects[hStream], stream.context.streams[hStream]
     if stream.last is not None and not stream.last.done and stream.blocking:
@@ -98,11 +96,6 @@ def cuStreamGetFlags(hStream: int, flags: int) -> None:
 @entry("cuStreamGetId(CUstream hStream, unsigned long long *streamId)")
 def cuStreamGetId(hStream: int, streamId: int) -> None:
     write(streamId, c_uint64, stream_of(hStream).serial)
-
-
-@entry("cuStreamGetCtx(CUstream hStream, CUcontext *pctx)")
-def cuStreamGetCtx(hStream: int, pctx: int) -> None:
-    write(pctx, c_size_t, stream_of(hStream).context.handle)
 
 
 @entry("cuStreamGetDevice(CUstream hStream, CUdevice *device)")

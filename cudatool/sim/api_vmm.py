@@ -169,6 +169,7 @@ def cuMemExportToShareableHandle(shareableHandle: int, handle: int, handleType: 
     if handleType != _FILE_DESCRIPTOR or not physical.handle_types & handleType or flags:
         raise DriverError(Result.INVALID_VALUE, "memory is shared by file descriptor, if it was created for that")
     write(shareableHandle, c_int, os.dup(physical.file))
+    state.machine.scheduler.share()
 
 
 @entry(
@@ -180,6 +181,7 @@ def cuMemImportFromShareableHandle(handle: int, osHandle: int, shHandleType: int
     if not handle or shHandleType != _FILE_DESCRIPTOR:
         raise DriverError(Result.INVALID_VALUE, "memory is shared by file descriptor")
     write(handle, c_uint64, state.machine.virtual.adopt(context.device, osHandle).handle)
+    state.machine.scheduler.share()
 
 
 def _physical(handle: int) -> Physical:

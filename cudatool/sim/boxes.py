@@ -10,7 +10,7 @@ from cudatool.sim.results import DriverError, Result
 from cudatool.sim.textures import Array
 from cudatool.sim.transfers import Box, Extent
 
-__all__ = ["ARRAY", "DEVICE", "HOST", "UNIFIED", "Memcpy2D", "Memcpy3D", "Side", "box_of"]
+__all__ = ["ARRAY", "DEVICE", "HOST", "UNIFIED", "Memcpy2D", "Memcpy3D", "Side", "box_of", "read_2d", "read_3d"]
 
 HOST, DEVICE, ARRAY, UNIFIED = 1, 2, 3, 4  # CUmemorytype
 
@@ -74,6 +74,20 @@ class Memcpy2D(ctypes.Structure):
             for name, _ in _Side2D._fields_:
                 setattr(new, name, getattr(old, name))
         return what
+
+
+def read_2d(address: int) -> Memcpy3D:
+    """Return the CUDA_MEMCPY2D at an address as a copy of a single slice; CUDA_ERROR_INVALID_VALUE for NULL."""
+    if not address:
+        raise DriverError(Result.INVALID_VALUE)
+    return Memcpy2D.from_address(address).as_3d()
+
+
+def read_3d(address: int) -> Memcpy3D:
+    """Return a copy of the CUDA_MEMCPY3D or CUDA_MEMCPY3D_PEER at an address; CUDA_ERROR_INVALID_VALUE for NULL."""
+    if not address:
+        raise DriverError(Result.INVALID_VALUE)
+    return Memcpy3D.from_buffer_copy(Memcpy3D.from_address(address))
 
 
 def box_of(side: Side, extent: Extent) -> Box:

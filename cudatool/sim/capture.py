@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
@@ -116,6 +117,14 @@ class Captures:
         """Return the capture that a stream takes part in."""
         return self._by_stream.get(stream)
 
+    def added_by(self, call: int) -> tuple[StreamState, Node] | None:
+        """Return the node that the driver call with this correlation captured, and in which stream."""
+        for stream, capture in self._by_stream.items():
+            for node in capture.tails[stream]:
+                if node.added_by == call:
+                    return stream, node
+        return None
+
     def begin(self, stream: StreamState, mode: Mode, graph: Graph | None, tail: dict[Node, bytes]) -> Capture:
         """Begin to capture in a stream, into a new graph if none is given.
 
@@ -188,6 +197,13 @@ class Captures:
         for stream in [stream for stream in self._by_stream if stream.context is context]:
             if stream in self._by_stream:
                 self.leave(stream)
+
+    def invalidate(self, streams: Iterable[StreamState]) -> bool:
+        """Invalidate the captures in these streams; tell whether there were any."""
+        found = [self._by_stream[stream] for stream in streams if stream in self._by_stream]
+        for capture in found:
+            capture.invalidate()
+        return bool(found)
 
     # ---- what is forbidden ----
 

@@ -89,9 +89,10 @@ class Work(Protocol):
 class Node:
     """A node of a graph. Edges are kept in the order in which they were made, at both ends."""
 
-    def __init__(self, graph: Graph, work: Work | None, number: int) -> None:
+    def __init__(self, graph: Graph, work: Work | None, number: int, added_by: int) -> None:
         self.graph = graph
         self.number = number  # within the graph, never given twice (cuGraphNodeGetLocalId)
+        self.added_by = added_by  # correlation of the driver call; a copy has the one of what it copies
         self.handle = 0
         self.dependencies: dict[Node, bytes] = {}
         self.dependents: dict[Node, bytes] = {}
@@ -252,7 +253,7 @@ class Graph:
 
     def add(self, work: Work | Callable[[Node], Work], dependencies: dict[Node, bytes]) -> Node:
         """Add a node. A work that contains graphs is made by a function of the node that will own them."""
-        node = Node(self, None, next(self._numbers))
+        node = Node(self, None, next(self._numbers), abi.call.correlation)
         node.work = work(node) if callable(work) else work
         self.nodes[node] = None
         for dependency, data in dependencies.items():
@@ -282,7 +283,7 @@ class Graph:
         """Return a copy, with copies of the graphs inside. The copy of each node is entered in `nodes`."""
         copy = Graph(owner)
         for node in self.nodes:
-            twin = nodes[node] = Node(copy, None, node.number)
+            twin = nodes[node] = Node(copy, None, node.number, node.added_by)
             copy.nodes[twin] = None
             twin.work = node.work.clone(twin, nodes)
             for slot in twin.work.slots:

@@ -36,6 +36,8 @@ class Slot:
         Whether the latest launch that allocates it was not followed by a call that frees it.
     holders
         Graphs and executable graphs with the node.
+    is_managed
+        Whether it is managed memory, which the host can use, too.
     freed_in
         The graphs with a node that frees it; `is_freed_by_owner` if that is the graph that allocates it.
     """
@@ -45,6 +47,7 @@ class Slot:
     span: int
     device: Device
     context: Context
+    is_managed: bool = False
     allocation: Allocation | None = None
     allocations: int = 0
     is_unfreed: bool = False
@@ -63,10 +66,10 @@ class GraphMemory:
         self._slots: Ranges[Slot] = Ranges()
         self._high: dict[tuple[int, str], int] = {}
 
-    def reserve(self, size: int, context: Context, device: Device) -> Slot:
+    def reserve(self, size: int, context: Context, device: Device, *, is_managed: bool = False) -> Slot:
         """Return a new address for `size` bytes of `device`."""
         span = -(-size // PAGE) * PAGE
-        slot = Slot(self._space.reserve(span, PAGE), size, span, device, context)
+        slot = Slot(self._space.reserve(span, PAGE), size, span, device, context, is_managed)
         self._slots.add(slot)
         return slot
 

@@ -151,7 +151,7 @@ class Copy(_Leaf):
             if self.depth > 1 and operand.slice < self.height * operand.pitch:
                 raise DriverError(Result.INVALID_VALUE, "the slices of a copy overlap")
             if operand.memory in (_DEVICE, _ARRAY):
-                _check_reachable(operand.address, self._span(operand))
+                _check_reachable(operand.address, self.span(operand))
 
     def enqueue(self, run: Run, after: list[Operation]) -> Operation:
         kinds = memory_at(self.source.address)[0], memory_at(self.target.address)[0]
@@ -170,7 +170,7 @@ class Copy(_Leaf):
             + [(a, n, _WRITE) for a, n in self._runs(self.target)],
         )
         if kinds[0] in ("host", "registered"):
-            operation.host_source = self.source.address, self._span(self.source)
+            operation.host_source = self.source.address, self.span(self.source)
         return operation
 
     def update_to(self, new: Copy) -> Update:
@@ -186,7 +186,7 @@ class Copy(_Leaf):
     def describe(self) -> str:
         return f"MEMCPY {self.source.address:#x} -> {self.target.address:#x} {self.width}x{self.height}x{self.depth}"
 
-    def _span(self, operand: Operand) -> int:
+    def span(self, operand: Operand) -> int:
         return (self.depth - 1) * operand.slice + (self.height - 1) * operand.pitch + self.width
 
     def _runs(self, operand: Operand) -> Iterator[tuple[int, int]]:
@@ -202,7 +202,7 @@ class Copy(_Leaf):
         machine = state.machine
         for operand in (self.source, self.target):
             if operand.is_known:
-                _check_live(operand.address, self._span(operand), "memcpy")
+                _check_live(operand.address, self.span(operand), "memcpy")
         for z in range(self.depth):
             for y in range(self.height):
                 to = self.target.address + z * self.target.slice + y * self.target.pitch
@@ -233,7 +233,7 @@ class Fill(_Leaf):
             raise DriverError(Result.INVALID_VALUE, f"{self.address:#x} is not aligned to {self.element} bytes")
         if self.height > 1 and (self.pitch < self.row or self.pitch % self.element):
             raise DriverError(Result.INVALID_VALUE, f"the pitch {self.pitch} does not fit rows of {self.row} bytes")
-        _check_reachable(self.address, self._span)
+        _check_reachable(self.address, self.span)
 
     @property
     def row(self) -> int:
@@ -241,7 +241,7 @@ class Fill(_Leaf):
         return self.width * self.element
 
     @property
-    def _span(self) -> int:
+    def span(self) -> int:
         return (self.height - 1) * self.pitch + self.row
 
     def enqueue(self, run: Run, after: list[Operation]) -> Operation:
@@ -271,7 +271,7 @@ class Fill(_Leaf):
         return f"MEMSET {self.address:#x} {self.value:#x} {self.width}x{self.height} of {self.element}"
 
     def _run(self, _: Operation) -> None:
-        _check_live(self.address, self._span, "memset")
+        _check_live(self.address, self.span, "memset")
         checkers = state.machine.checkers
         mask = (1 << 8 * self.element) - 1
         row = (self.value & mask).to_bytes(self.element, "little") * self.width
@@ -433,6 +433,11 @@ class Conditional(_Leaf):
     @property
     def graphs(self) -> tuple[Graph, ...]:
         return self.bodies
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether its body may run more than once in a launch."""
+        return self.type == _WHILE
 
     def enqueue(self, run: Run, after: list[Operation]) -> Operation:
         def decide(operation: Operation) -> None:

@@ -26,6 +26,7 @@ from cudatool.sim.graph_nodes import (
     WaitForEvent,
     memory_at,
 )
+from cudatool.sim.green import GreenContext
 from cudatool.sim.machine import Context, current_context
 from cudatool.sim.queue import EventState
 from cudatool.sim.results import DriverError, Result
@@ -184,7 +185,12 @@ _IF, _WHILE, _SWITCH = 0, 1, 2  # CUgraphConditionalNodeType
 
 def context_of(handle: int) -> Context:
     """Return the context that a node runs in: the one it names, or the current one."""
-    return state.machine.get(handle, Context) if handle else current_context()
+    if not handle:
+        return current_context()
+    found = state.machine.objects.get(handle)
+    if not isinstance(found, Context | GreenContext):
+        raise DriverError(Result.INVALID_HANDLE)
+    return found.primary
 
 
 def context_before(work: Work) -> Context:
@@ -272,14 +278,15 @@ def allocation_of(params: MemAllocParams) -> Allocate:
     props = params.poolProps
     if not params.bytesize or props.handleTypes:
         raise DriverError(Result.INVALID_VALUE, "a memory allocation node allocates bytes that are not shared")
-    if props.allocType != _PINNED or props.location_type != _LOCATION_DEVICE:
-        raise DriverError(Result.NOT_SUPPORTED, "memory allocation nodes allocate device memory here")
+    if props.allocType not in (_PINNED, _MANAGED) or props.location_type != _LOCATION_DEVICE:
+        raise DriverError(Result.NOT_SUPPORTED, "memory allocation nodes allocate a device's memory here")
     machine = state.machine
     if params.accessDescCount > len(machine.devices) or (params.accessDescCount and not params.accessDescs):
         raise DriverError(Result.INVALID_VALUE, "more access descriptors than devices")
     device = machine.device(props.location_id)
     access = ctypes.string_at(params.accessDescs, params.accessDescCount * _ACCESS_DESC_BYTES)
-    slot = machine.graph_memory.reserve(params.bytesize, current_context(), device)
+    is_managed = props.allocType == _MANAGED
+    slot = machine.graph_memory.reserve(params.bytesize, current_context(), device, is_managed=is_managed)
     params.dptr = slot.address
     return Allocate(slot, bytes(params), access)
 

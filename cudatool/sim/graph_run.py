@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from cudatool.sim import abi
@@ -65,16 +66,23 @@ class Mismatch(DriverError):
 class Run:
     """One launch of an executable graph: what its nodes need to enqueue their operations.
 
-    `values` are those of the conditions, and `disabled` the nodes that do nothing this time.
+    `values` are those of the conditions, `numbers` those of the nodes, and `disabled` does nothing this time.
     """
 
     def __init__(
-        self, stream: StreamState, begin: Operation, values: dict[Condition, int], disabled: frozenset[Node]
+        self,
+        stream: StreamState,
+        begin: Operation,
+        values: dict[Condition, int],
+        numbers: dict[Node, int],
+        disabled: frozenset[Node],
     ) -> None:
         self._stream = stream
         self._begin = begin
         self.values = values
+        self._numbers = numbers
         self._disabled = disabled
+        self._node = 0  # the number of the one that adds its operations now
 
     def add(
         self,
@@ -93,7 +101,7 @@ class Run:
         if context is not None and context is not stream.context:
             stream = context.legacy_stream  # only says where it runs: it takes no place in a stream
         operation = Operation(stream, kind, name, self._begin.correlation)
-        operation.launch = self._begin
+        operation.launch, operation.node = self._begin, self._node
         operation.run = run
         operation.footprint = list(footprint)
         state.machine.scheduler.add(operation, cost=cost, engine=engine, after=after)
@@ -104,6 +112,7 @@ class Run:
         done: dict[Node, Operation] = {}
         for node in graph.ordered():
             behind = [done[dependency] for dependency in node.dependencies] or after
+            self._node = self._numbers[node]
             if node in self._disabled:
                 done[node] = self.add("graph", "disabled node", behind)
             else:
@@ -139,6 +148,7 @@ class GraphExec:
         self._source = source
         self._twins: dict[Node, Node] = {}
         self._graph = source.clone(self._twins)
+        self._numbers = {node: number for number, node in enumerate(self._graph.walk(), 1)}
         self._disabled: set[Node] = set()
         self._values: dict[Condition, int] = {}
         self._find_conditions()
@@ -151,6 +161,48 @@ class GraphExec:
     def id(self) -> int:
         """A number unique among graphs and executable ones."""
         return self._graph.id
+
+    @property
+    def source(self) -> Graph:
+        """The graph that it was made of."""
+        return self._source
+
+    def nodes(self) -> Iterator[tuple[int, Node]]:
+        """Yield all nodes, those of graphs inside too, with their numbers."""
+        for node, number in self._numbers.items():
+            yield number, node
+
+    def edges(self) -> Iterator[tuple[int, int]]:
+        """Yield the pairs of numbers of nodes that are ordered directly.
+
+        A node that contains graphs comes behind them, and they behind what it depends on. The nodes of a loop's body
+        are in one line, because its rounds order each of them with all.
+        """
+        yield from self._edges(self._graph, [])[0]
+
+    def _edges(self, graph: Graph, after: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
+        """Return the edges of `graph` behind the nodes `after`, and the nodes that it ends with."""
+        edges: list[tuple[int, int]] = []
+        for node in graph.ordered():
+            number = self._numbers[node]
+            behind = [self._numbers[dependency] for dependency in node.dependencies] or after
+            ends = list(behind)
+            for inner in node.work.graphs:
+                inside, inner_ends = self._edges(inner, behind)
+                if isinstance(node.work, Conditional) and node.work.is_loop:
+                    line = list(self._in_order(inner))
+                    inside, inner_ends = [*inside, *pairwise(line)], line[-1:]
+                edges += inside
+                ends += inner_ends
+            edges += [(end, number) for end in dict.fromkeys(ends)]
+        return edges, [self._numbers[node] for node in graph.ends] or after
+
+    def _in_order(self, graph: Graph) -> Iterator[int]:
+        """Yield the numbers of all nodes of `graph`, each behind what it depends on."""
+        for node in graph.ordered():
+            for inner in node.work.graphs:
+                yield from self._in_order(inner)
+            yield self._numbers[node]
 
     def copy_for(self, node: Node) -> Graph:
         """Return a copy of the graph as it is now, to be inside of `node`."""
@@ -189,7 +241,7 @@ class GraphExec:
 
         begin.run = assign_defaults
         scheduler.enqueue(begin, cost=0, after=[self._last] if self._last else [])
-        ends = Run(stream, begin, values, frozenset(self._disabled)).enqueue(self._graph, [begin])
+        ends = Run(stream, begin, values, self._numbers, frozenset(self._disabled)).enqueue(self._graph, [begin])
         end = Operation(stream, "graph_end", "cuGraphLaunch", abi.call.correlation)
         end.launch, end.run = begin, self._ended
         scheduler.enqueue(end, cost=0, after=ends)
@@ -303,7 +355,7 @@ class GraphExec:
             if isinstance(mine.work, Conditional) and isinstance(new.work, Conditional):
                 mine.work = replace(mine.work, condition=new.work.condition)
             elif not mine.work.graphs:
-                mine.work = new.work
+                mine.work, mine.added_by = new.work, new.added_by
         self._find_conditions()
         for own, other in pairs.graphs:
             before, own.user_objects = own.user_objects, other.user_objects.copy()

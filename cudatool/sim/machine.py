@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from cudatool.sim import abi
 from cudatool.sim.capture import Captures
 from cudatool.sim.graph_memory import GraphMemory
+from cudatool.sim.green import GreenContext
 from cudatool.sim.ipc import Imports
 from cudatool.sim.memory import PAGE, Allocation, Allocations, Arena, DeviceMemory, HostMemory
 from cudatool.sim.pool import Pools
-from cudatool.sim.queue import EventState, Schedule, Scheduler, StreamState
+from cudatool.sim.queue import EventState, Operation, Schedule, Scheduler, StreamState
 from cudatool.sim.results import DriverError, Result
 from cudatool.sim.virtual import VirtualMemory
 
@@ -32,8 +33,10 @@ __all__ = [
     "Device",
     "Machine",
     "Options",
+    "context_behind",
     "create",
     "current_context",
+    "current_green",
     "machine",
     "stream_of",
 ]
@@ -110,14 +113,21 @@ class Context:
     """The system calls that the kernels launched so far contain."""
     legacy_stream: StreamState = field(init=False)
     per_thread: dict[int, StreamState] = field(default_factory=dict)
+    barrier: Operation | None = None
+    """What all work that is enqueued in streams to come has to wait for (cuCtxWaitEvent)."""
 
     def __post_init__(self) -> None:
         self.legacy_stream = StreamState(self, LEGACY_STREAM, 0, 0, 1)
 
+    @property
+    def primary(self) -> Context:
+        """The context that objects made while it is current belong to: itself, as it is no green context."""
+        return self
+
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.contexts: list[Context] = []  # the thread's stack of current contexts
+        self.contexts: list[Context | GreenContext] = []  # the thread's stack of current contexts
 
 
 class Machine:
@@ -181,6 +191,29 @@ class Machine:
         context = Context(device, self.new_handle(), self.new_serial(), flags)
         self.objects[context.handle] = context
         return context
+
+    def retain_primary(self, device: Device) -> Context:
+        """Return a device's primary context, made if need be, which is held once more from now on."""
+        if device.primary is None:
+            device.primary = self.new_context(device, device.primary_flags)
+        device.primary_references += 1
+        return device.primary
+
+    def release_primary(self, device: Device) -> None:
+        """Undo :meth:`retain_primary`; the last time ends the context."""
+        if not device.primary_references:
+            raise DriverError(Result.INVALID_CONTEXT)
+        device.primary_references -= 1
+        if not device.primary_references and device.primary is not None:
+            self.destroy_context(device.primary)
+            device.primary = None
+
+    def new_stream(self, context: Context, flags: int, priority: int, green: GreenContext | None = None) -> StreamState:
+        """Make a stream and register its handle. Priorities out of range are clamped (cuStreamCreateWithPriority)."""
+        stream = StreamState(context, self.new_handle(), flags, max(-5, min(0, priority)), self.new_serial(), green)
+        stream.last = (green or context).barrier
+        self.objects[stream.handle] = context.streams[stream.handle] = stream
+        return stream
 
     def destroy_context(self, context: Context) -> None:
         """Run what is pending, then drop the context with everything in it."""
@@ -302,11 +335,25 @@ def current_context() -> Context:
     stack = machine.thread.contexts
     if not stack:
         raise DriverError(Result.INVALID_CONTEXT)
-    context = stack[-1]
-    if context.handle not in machine.objects:
+    context = stack[-1].primary
+    if stack[-1].handle not in machine.objects or context.handle not in machine.objects:
         raise DriverError(Result.CONTEXT_IS_DESTROYED)
     machine.scheduler.check(context)
     return context
+
+
+def current_green() -> GreenContext | None:
+    """Return this thread's current green context, None if it has none or another context."""
+    stack = machine.thread.contexts
+    return stack[-1] if stack and isinstance(stack[-1], GreenContext) else None
+
+
+def context_behind(handle: int) -> Context | GreenContext:
+    """Return what a CUcontext stands for, else fail with CUDA_ERROR_INVALID_CONTEXT."""
+    found = machine.objects.get(handle)
+    if isinstance(found, Context) or (isinstance(found, GreenContext) and found.handle == handle):
+        return found
+    raise DriverError(Result.INVALID_CONTEXT)
 
 
 def stream_of(handle: int, context: Context | None = None) -> StreamState:
@@ -326,5 +373,7 @@ def stream_of(handle: int, context: Context | None = None) -> StreamState:
     if not machine.initialized:
         raise DriverError(Result.NOT_INITIALIZED)
     stream = machine.get(handle, StreamState)
+    if stream.green is not None and stream.green.is_destroyed:
+        raise DriverError(Result.STREAM_DETACHED)
     machine.scheduler.check(stream.context)
     return stream

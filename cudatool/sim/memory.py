@@ -31,6 +31,7 @@ __all__ = [
     "HostMemory",
     "Ranges",
     "Store",
+    "is_mapped",
 ]
 
 PAGE: Final = 2 << 20
@@ -57,6 +58,7 @@ _libc.mmap.argtypes = [
     ctypes.c_int64,
 ]
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
@@ -446,3 +448,10 @@ class HostMemory:
     def free(self, address: int) -> None:
         """Give the pages at `address` back. As on a GPU, views of it dangle from then on."""
         del self._maps[address]
+
+
+def is_mapped(address: int, size: int) -> bool:
+    """Tell whether all of a range of addresses is memory of this process."""
+    start = address // _HOST_PAGE * _HOST_PAGE
+    pages = -(-(address + size - start) // _HOST_PAGE)
+    return bool(_libc.mincore(start, pages * _HOST_PAGE, ctypes.create_string_buffer(pages)) == 0)

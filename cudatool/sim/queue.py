@@ -70,8 +70,9 @@ class Operation:
         What the checkers found when it ran.
     host_source
         Address and size of the pinned memory that a copy will read when it runs.
-    launch
-        The beginning of the graph launch that it is part of, None outside of graphs.
+    launch, node
+        The beginning of the graph launch that it is part of, None outside of graphs; and the number of its node in the
+        executable graph.
     """
 
     __slots__ = (
@@ -86,6 +87,7 @@ class Operation:
         "launch",
         "missing",
         "name",
+        "node",
         "predecessors",
         "run",
         "sequence",
@@ -109,17 +111,21 @@ class Operation:
         self.findings: list[CheckFinding] = []
         self.host_source = (0, 0)
         self.launch: Operation | None = None
+        self.node = 0
 
 
 class StreamState:
-    """A stream of one context: its last operation is all that ordering needs."""
+    """A stream of one context, and of a green context if it was made in one: its last operation orders the next."""
 
-    def __init__(self, context: Any, handle: int, flags: int, priority: int, serial: int) -> None:
+    def __init__(
+        self, context: Any, handle: int, flags: int, priority: int, serial: int, green: Any | None = None
+    ) -> None:
         self.context = context
         self.handle = handle
         self.flags = flags
         self.priority = priority
         self.serial = serial
+        self.green = green
         self.last: Operation | None = None
 
     @property
@@ -168,6 +174,7 @@ class Scheduler:
         self._ready: dict[int, Operation] = {}  # those of them that wait for nothing and do not run yet
         self._sequence = itertools.count(1)
         self._engines: dict[tuple[int, str], int] = {}  # when each copy engine is free
+        self._is_shared = False  # other processes see memory of this one
         self._soon: list[Operation] = []
         self._runner: threading.Thread | None = None
 
@@ -199,6 +206,8 @@ class Scheduler:
             operation.start = max(operation.start, self._engines.get(key, 0))
             self._engines[key] = operation.start + cost
         operation.end = operation.start + cost
+        if self._is_shared:
+            self.run_soon(operation)
         for watcher in abi.subscribers:
             watcher.enqueued(operation)
 
@@ -263,6 +272,13 @@ class Scheduler:
         if self._runner is None:
             self._runner = threading.Thread(target=self._run_what_is_due, name="cudatool.sim", daemon=True)
             self._runner.start()
+
+    def share(self) -> None:
+        """From now on other processes see memory of this one: let everything run before long, what is pending too."""
+        if not self._is_shared:
+            self._is_shared = True
+            for operation in list(self._pending.values()):
+                self.run_soon(operation)
 
     def _run_what_is_due(self) -> None:
         while True:

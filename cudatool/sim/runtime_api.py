@@ -46,6 +46,13 @@ def _cudaDeviceGetPCIBusId(driver: _Driver, length: int, device: int) -> tuple[A
 
 
 @_replacement
+def _cudaDeviceGetAttribute(driver: _Driver, attribute: Any, device: int) -> tuple[Any, ...]:
+    driver.cuInit(0)  # both APIs number the attributes alike
+    result: tuple[Any, ...] = driver.cuDeviceGetAttribute(driver.CUdevice_attribute(int(attribute)), device)
+    return result
+
+
+@_replacement
 def _cudaGetDeviceCount(driver: _Driver) -> tuple[Any, ...]:
     driver.cuInit(0)
     result: tuple[Any, ...] = driver.cuDeviceGetCount()

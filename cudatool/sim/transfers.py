@@ -7,7 +7,7 @@ the code that follows it.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -62,11 +62,17 @@ class Box:
 
 
 def _check_access(allocations: list[Allocation | None], stream: StreamState) -> None:
-    """Fail with CUDA_ERROR_INVALID_VALUE if no device can reach all of the pools that allocations are of."""
-    machine = state.machine
-    pools = [machine.pools.live[found.pool] for found in allocations if found is not None and found.pool]
-    devices = {stream.context.device.ordinal, *(pool.device for pool in pools if pool.device >= 0)}
-    if not any(all(pool.may_access(device) for pool in pools) for device in devices):
+    """Fail with CUDA_ERROR_INVALID_VALUE if no device that could do it has access to the pools (cuMemPoolSetAccess).
+
+    That is the stream's device, or another one that has all of the memory within its reach without it.
+    """
+    known = [found for found in allocations if found is not None and found.device >= 0]
+    pools = [state.machine.pools.live[found.pool] for found in known if found.pool]
+    own = stream.context.device.ordinal
+    others = {found.device for found in known} - {own}
+    # Managed memory was made for one device, and is in the reach of the stream's.
+    others -= {device for device in others for found in known if found.kind == "managed" and found.device != device}
+    if not any(all(pool.may_access(device) for pool in pools) for device in {own, *others}):
         raise DriverError(Result.INVALID_VALUE, "no device has access to the memory pools of both sides")
 
 
@@ -149,7 +155,8 @@ def copy_box(
             origin is not None and machine.allocations.at(origin.address) is not origin
         ):
             raise DriverError(Result.ILLEGAL_ADDRESS, f"{name} touches memory freed before it ran")
-        for row, before in zip(to.rows(lines), staged or source.rows(lines), strict=True):
+        data: Iterable[bytes | int] = staged or source.rows(lines)
+        for row, before in zip(to.rows(lines), data, strict=True):
             ctypes.memmove(row, before, lines.width)
         if machine.checkers is not None:
             for row, before in zip(to.rows(lines), source.rows(lines), strict=True):

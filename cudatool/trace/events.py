@@ -70,6 +70,13 @@ class Kind(IntEnum):
     GRAPH_CAPTURE_BEGIN = 45
     GRAPH_CAPTURE_END = 46
     GRAPH_LAUNCH = 47
+    # What a graph consists of: told when it is made, not at each launch.
+    GRAPH_NODE_ADDED = 48
+    GRAPH_INSTANTIATE = 49
+    GRAPH_UPDATE = 50
+    GRAPH_NODE = 51
+    GRAPH_EDGE = 52
+    GRAPH_POINTER = 53
     # What an operation touched, and when it ran.
     ACCESS = 60
     HOST_ACCESS = 61
@@ -120,7 +127,20 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.GRAPH_CAPTURE_END: "stream, aux0=graph (0 if the capture failed), stack",
     Kind.GRAPH_LAUNCH: "stream, correlation (of the executions of all its nodes too), aux0=executable graph, name=API, "
     "stack",
-    Kind.ACCESS: "correlation=the operation, address, size, flags=AccessFlag, name=argument or source line; "
+    Kind.GRAPH_NODE_ADDED: "a call added a node: aux0=graph, correlation (no work has it), flags=CUgraphNodeType, "
+    "stream=the one it was captured in (0 if added by hand), name=kernel or what the node is, stack",
+    Kind.GRAPH_INSTANTIATE: "aux0=executable graph, aux1=graph it is made of, stack; "
+    "its GRAPH_NODE, GRAPH_EDGE and GRAPH_POINTER records follow",
+    Kind.GRAPH_UPDATE: "aux0=executable graph, stack; its GRAPH_NODE and GRAPH_POINTER records follow, the edges stay",
+    Kind.GRAPH_NODE: "aux0=executable graph, aux1=node (from 1 on, those of graphs inside too), flags=CUgraphNodeType, "
+    "correlation=of GRAPH_NODE_ADDED (0 if not seen), address=event of an event node, name; "
+    "a node that contains graphs stands for their end",
+    Kind.GRAPH_EDGE: "aux0=executable graph, address=the node that comes first, aux1=the node behind it; "
+    "edges lead into graphs inside; the nodes of a loop's body are in one line, as its rounds order them",
+    Kind.GRAPH_POINTER: "an address among a node's parameters, which are fixed until an update: "
+    "aux0=executable graph, aux1=node, address, size (0 if not known)",
+    Kind.ACCESS: "correlation=the operation, address, size, flags=AccessFlag, name=argument or source line, "
+    "stream=the node of a graph launch whose GRAPH_NODE records are there (else it says nothing); "
     "a strided set has aux0=distance between rows, aux1=number of rows, and size=bytes per row",
     Kind.HOST_ACCESS: "address, size, flags=AccessFlag, stack",
     Kind.EXECUTION: "correlation, stream, device, name, aux0=start, aux1=end, both ns on the device's clock, "

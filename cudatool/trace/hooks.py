@@ -42,6 +42,8 @@ __all__ = [
     "emitting",
     "end",
     "event_id",
+    "forward",
+    "measures_accesses",
     "new_correlation",
     "reset",
     "stream_id",
@@ -59,7 +61,10 @@ active: bool = False
 """True while anybody subscribes. Test this before building an event."""
 
 wants_accesses: bool = False
-"""Whether sources that can only infer what an operation accesses should do so, as its device does not measure it."""
+"""Whether what operations and the host access is to be recorded."""
+
+measures_accesses: bool = False
+"""Whether the device itself tells what its operations access, so that nobody has to infer it."""
 
 strict: bool = False
 """Raise a subscriber's exception instead of dropping the subscriber (tests)."""
@@ -209,6 +214,11 @@ def emit(
     finally:
         if outermost:
             thread.emitting = False
+
+
+def forward(event: Event) -> None:
+    """Send an event that happened earlier, as its source noted it. A subscriber may do so before the current event."""
+    _deliver(event, _subscribers)
 
 
 def _deliver(event: Event, subscribers: tuple[Subscriber, ...]) -> None:

@@ -33,7 +33,7 @@ from cudatool.trace.file import (
 )
 from cudatool.trace.model import Frame
 
-__all__ = ["Recorder"]
+__all__ = ["Recorder", "cut_words"]
 
 _RECORD = struct.Struct(RECORD_STRUCT)
 _RECORDS_CAPACITY = 4096 * _RECORD.size
@@ -151,7 +151,7 @@ class Recorder:
             try:
                 data = _RECORD.pack(*words)
             except struct.error:  # a value too wide for its field: better cut than lost
-                data = _RECORD.pack(*_cut(words))
+                data = _RECORD.pack(*cut_words(words))
             self._records.append(data)
             self._recorded += 1
 
@@ -294,7 +294,7 @@ def _create(path: str, *, force: bool) -> int:
         raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def _cut(words: tuple[int, ...]) -> tuple[int, ...]:
+def cut_words(words: tuple[int, ...]) -> tuple[int, ...]:
     """Return the words of a record, each cut to the width of its field."""
     cut = []
     for word, code in zip(words, RECORD_STRUCT[1:], strict=True):

@@ -59,7 +59,8 @@ def capture(skip: int = 0) -> int:
     """Return the id of the caller's Python stack; equal stacks have equal ids, 0 is the empty stack.
 
     Left out are frames of cudatool itself, of ``runpy`` and of the import system, and everything outside the
-    program that ``cudatool run`` started. At most 256 frames are kept, the innermost ones.
+    program that ``cudatool run`` started or the test that pytest called. At most 256 frames are kept, the innermost
+    ones.
 
     Parameters
     ----------
@@ -131,10 +132,10 @@ def _role(file: str) -> int:
 
 @cache
 def _own_directories() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return where the command line lies, and the rest of cudatool; an editable install has them apart."""
+    """Return what calls a program, our command line or pytest; and the rest of cudatool, which may lie elsewhere."""
 
     def directories(*packages: str) -> tuple[str, ...]:
         origins = [spec.origin for spec in map(find_spec, packages) if spec is not None and spec.origin is not None]
         return tuple(os.path.join(os.path.dirname(os.path.realpath(origin)), "") for origin in origins)
 
-    return directories("cudatool.cli"), directories("cudatool", "cudatool.viz")
+    return directories("cudatool.cli", "_pytest"), directories("cudatool", "cudatool.viz")

@@ -108,3 +108,82 @@ def test_memory_of_a_graph_is_allocated_and_freed_at_each_launch(recorded):
         if record["kind"] in kinds and name == "cuGraphLaunch"
     ]
     assert [("alloc", 32), ("launch", 0), ("free", 32)] * 3 == order
+
+
+def test_nodes_edges_and_pointers_are_told_once_when_a_graph_is_instantiated(recorded):
+    trace, (memory, copy) = recorded
+    (made,) = trace.of_kind(Kind.GRAPH_INSTANTIATE)
+    (end,) = trace.of_kind(Kind.GRAPH_CAPTURE_END)
+    assert {int(one["aux0"]) for one in trace.of_kind(Kind.GRAPH_LAUNCH)} == {int(made["aux0"])}
+    assert int(end["aux0"]) == int(made["aux1"])
+    nodes = trace.of_kind(Kind.GRAPH_NODE)
+    names = ["mem alloc node", "mem free node", "one", "one", "memcpy node", "host node"]
+    assert names == [trace.names[int(node["name"])] for node in nodes]
+    assert [1, 2, 3, 4, 5, 6] == nodes["aux1"].tolist()
+    edges = trace.of_kind(Kind.GRAPH_EDGE)
+    assert [(1, 2), (2, 3), (3, 4), (4, 5), (5, 6)] == list(
+        zip(edges["address"].tolist(), edges["aux1"].tolist(), strict=True)
+    )
+    pointers = trace.of_kind(Kind.GRAPH_POINTER)
+    assert [(3, memory, 0), (4, memory, 0), (5, memory, 64), (5, copy, 64)] == [
+        (int(one["aux1"]), int(one["address"]), int(one["size"])) for one in pointers
+    ]
+
+
+def test_nodes_know_the_calls_that_captured_them(recorded):
+    trace, _ = recorded
+    added = trace.of_kind(Kind.GRAPH_NODE_ADDED)
+    assert added["correlation"].tolist() == trace.of_kind(Kind.GRAPH_NODE)["correlation"].tolist()
+    assert {int(trace.of_kind(Kind.GRAPH_CAPTURE_BEGIN)["stream"][0])} == set(added["stream"].tolist())
+    first, second = added[2:4]
+    assert first["stack"] == second["stack"] != 0
+    assert set(added["correlation"].tolist()).isdisjoint(trace.of_kind(Kind.GRAPH_LAUNCH)["correlation"].tolist())
+
+
+def test_accesses_of_a_launch_name_their_nodes(recorded):
+    trace, _ = recorded
+    touched = trace.of_kind(Kind.ACCESS)
+    assert [3, 4, 5, 5] * 3 == touched["stream"].tolist()
+
+
+_SHAPES = """
+import ctypes
+import cudatool as ct
+with ct.record("t.ctrace", device="sim"):
+    from cuda.bindings import driver
+    def call(name, *arguments):
+        error, *rest = getattr(driver, name)(*arguments)
+        assert error == driver.CUresult.CUDA_SUCCESS, (name, error)
+        return rest[0] if rest else None
+    call("cuInit", 0)
+    context = call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", 0))
+    call("cuCtxSetCurrent", context)
+    memory = call("cuMemAlloc", 64)
+    def fill(graph, value, *after):
+        what = driver.CUDA_MEMSET_NODE_PARAMS()
+        what.dst, what.value, what.elementSize, what.width, what.height = memory, value, 1, 64, 1
+        return call("cuGraphAddMemsetNode", graph, list(after), len(after), what, context)
+    inner = call("cuGraphCreate", 0)
+    fill(inner, 1), fill(inner, 2)
+    outer = call("cuGraphCreate", 0)
+    first = fill(outer, 3)
+    child = call("cuGraphAddChildGraphNode", outer, [first], 1, inner)
+    last = fill(outer, 4, child)
+    made = call("cuGraphInstantiate", outer, 0)
+    call("cuGraphExecUpdate", made, outer)
+"""
+
+
+def test_edges_lead_into_child_graphs_and_updates_tell_the_nodes_again(tmp_path):
+    done = subprocess.run([sys.executable, "-c", _SHAPES], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    trace = read(tmp_path / "t.ctrace")
+    edges = trace.of_kind(Kind.GRAPH_EDGE)
+    # Nodes 1, 2 (the child graph) and its 3 and 4, and 5.
+    assert [(1, 2), (1, 3), (1, 4), (2, 5), (3, 2), (4, 2)] == sorted(
+        zip(edges["address"].tolist(), edges["aux1"].tolist(), strict=True)
+    )
+    assert 1 == len(trace.of_kind(Kind.GRAPH_UPDATE))
+    assert 2 * [1, 2, 3, 4, 5] == trace.of_kind(Kind.GRAPH_NODE)["aux1"].tolist()
+    added = trace.of_kind(Kind.GRAPH_NODE_ADDED)
+    assert [0] * 5 == added["stream"].tolist()

@@ -190,6 +190,15 @@ def test_stray_kernel_ends_its_context_and_not_the_process(driver, ok, machine):
     ok(driver.cuMemFree(ok(driver.cuMemAlloc(16))))  # other contexts go on
 
 
+def test_asking_for_parameters_until_there_are_no_more_logs_nothing(driver, ok, caplog):
+    module = ok(driver.cuModuleLoadData(_STRAY + b"\0"))
+    kernel = ok(driver.cuModuleGetFunction(module, b"stray"))
+    assert (0, 8) == ok(driver.cuFuncGetParamInfo(kernel, 0))
+    assert driver.cuFuncGetParamInfo(kernel, 1)[0].name == "CUDA_ERROR_INVALID_VALUE"
+    assert "" == caplog.text
+    ok(driver.cuModuleUnload(module))
+
+
 def test_instruction_that_is_not_there_is_named_with_kernel_and_line(driver, ok, caplog):
     module = ok(driver.cuModuleLoadData(_STRAY + b"\0"))
     function = ok(driver.cuModuleGetFunction(module, b"unknown"))

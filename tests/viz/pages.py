@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from cudatool.trace.events import RECORD, CopyFlag, Kind, StreamFlag
+from cudatool.sanitize import Report, check
+from cudatool.trace.events import RECORD, AccessFlag, CopyFlag, Kind, StreamFlag
 from cudatool.trace.model import Frame, Trace
 
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>{{payload}}"
@@ -44,3 +45,27 @@ def program(name: str = "kernel", *, repeat: int = 20) -> Trace:
         notes=[f"a note about {name}"],
         source=f"/tmp/{name}.ctrace" if name == "kernel" else name,
     )
+
+
+def racy(name: str = "kernel", *, timed: bool = True) -> tuple[Trace, Report]:
+    """Two kernels that write the same bytes on streams in no order, and what the sanitizer says of them."""
+    rows: list[dict[str, Any]] = [
+        {"kind": Kind.STREAM_CREATE, "stream": stream, "address": stream << 8, "flags": StreamFlag.NON_BLOCKING}
+        for stream in (1, 2)
+    ]
+    rows.append({"kind": Kind.MEM_ALLOC, "address": 1 << 40, "size": 1 << 20, "stack": 1, "name": 1})
+    for stream in (1, 2):
+        work = {"correlation": stream, "address": 1 << 40, "size": 4096}
+        rows.append({"kind": Kind.KERNEL_LAUNCH, "stream": stream, "correlation": stream, "stack": stream, "name": 1})
+        rows.append({"kind": Kind.ACCESS, "flags": AccessFlag.WRITE, **work})
+        if timed:
+            times = {"aux0": 1000 * stream, "aux1": 1000 * stream + 700}
+            rows.append({"kind": Kind.EXECUTION, "stream": stream, "correlation": stream, **times})
+    records = np.zeros(len(rows), RECORD)
+    for i, row in enumerate(rows):
+        records[i]["time"] = 1000 * i
+        for field, value in row.items():
+            records[i][field] = value
+    frames = [Frame(f"/home/{name}.py", name, 3), Frame("/home/u/other.py", "consume", 9)]
+    trace = Trace(records, names=["", name], stacks=[(), (0,), (1,)], frames=frames, source="racy.ctrace")
+    return trace, check(trace)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from chromium import EXECUTABLE, Page
-from pages import HOSTILE, program
+from pages import HOSTILE, program, racy
 
-from cudatool import analyze, viz
+from cudatool import analyze, sanitize, viz
 from cudatool.collect import torch_snapshot
 from cudatool.trace.events import Kind
 
@@ -493,4 +493,50 @@ def test_an_empty_recording_says_so(tmp_path: Path) -> None:
     viz.write_page(program(repeat=0), tmp_path / "empty.html")
     with Page(tmp_path / "empty.html") as page:
         assert page.evaluate("!byId('nothing').hidden && byId('memory').hidden && byId('work').hidden")
+        assert [] == page.errors
+
+
+def marked_columns(page: Page) -> str:
+    """How many columns of the stream timeline show the colour of a mark."""
+    return page.evaluate(
+        """(() => {
+          const c = byId("streams");
+          const copy = new OffscreenCanvas(c.width, c.height).getContext("2d", { willReadFrequently: true });
+          copy.drawImage(c, 0, 0);
+          const pixels = new Uint32Array(copy.getImageData(0, 0, c.width, c.height).data.buffer);
+          const red = pixel(theme.peak), columns = new Set();
+          pixels.forEach((value, i) => { if (value === red) columns.add(i % c.width); });
+          return columns.size;
+        })()"""
+    )
+
+
+@pytest.mark.parametrize("timed", [True, False], ids=["timed", "calls only"])
+def test_findings_come_first_and_both_accesses_are_marked_on_the_streams(tmp_path: Path, timed: bool) -> None:
+    trace, found = racy(timed=timed)
+    viz.write_page(trace, tmp_path / "racy.html", found)
+    with Page(tmp_path / "racy.html") as page:
+        page.evaluate(SETTLE)
+        assert "defects" == page.evaluate("document.querySelector('main').firstElementChild.id")
+        text = page.evaluate("byId('defects').innerText")
+        for words in ("write by kernel kernel on stream 1", "kernel.py:3", "other.py:9", found.findings[0].fingerprint):
+            assert words in text
+        assert marked_columns(page) > 40
+        assert [] == page.errors
+
+
+def test_a_finding_in_a_hostile_trace_is_text_only(tmp_path: Path) -> None:
+    trace, found = racy(HOSTILE)
+    viz.write_page(trace, tmp_path / "racy.html", found)
+    with Page(tmp_path / "racy.html") as page:
+        assert HOSTILE in page.evaluate("byId('defects').textContent")
+        assert page.evaluate("window.hacked === undefined")
+        assert [] == page.errors
+
+
+def test_a_clean_check_says_so_on_the_page(tmp_path: Path) -> None:
+    trace = program()
+    viz.write_page(trace, tmp_path / "clean.html", sanitize.Report(()))
+    with Page(tmp_path / "clean.html") as page:
+        assert "nothing was found" in page.evaluate("byId('defects').innerText")
         assert [] == page.errors

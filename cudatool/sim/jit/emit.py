@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cudatool.ptx import (
+    FRAME_SCALE,
     STACK,
     Address,
     Function,
@@ -531,7 +532,7 @@ SPECIAL: dict[str, Callable[[Emitter], tuple[str, str]]] = {
     "%envreg1": lambda e: (e.op(f"lshr i64 {e.field('workspace')}, 32"), "i64"),
     "%envreg2": lambda e: (e.field("workspace"), "i64"),
     # Where the stack of calls that are not inlined ends (cudatool.ptx.frames).
-    "%stack.limit": lambda e: (e.op(f"add i64 {e.field('stack_bytes')}, {e.layout.local[STACK]}"), "i64"),
+    "%stack.limit": lambda e: (_stack_limit(e), "i64"),
     "%is_explicit_cluster": lambda e: ("false", "i1"),
     "%cluster_ctarank": lambda e: ("0", "i32"),
     "%cluster_nctarank": lambda e: ("1", "i32"),
@@ -549,6 +550,11 @@ SPECIAL |= {
     )
 }
 SPECIAL["%aggr_smem_size"] = SPECIAL["%total_smem_size"]
+
+
+def _stack_limit(e: Emitter) -> str:
+    size = e.op(f"mul i64 {e.field('stack_bytes')}, {FRAME_SCALE}")
+    return e.op(f"add i64 {size}, {e.layout.local[STACK]}")
 
 
 def _nanoseconds(e: Emitter) -> str:

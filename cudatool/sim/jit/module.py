@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cudatool.ptx import (
+    FRAME_SCALE,
     Function,
     Instruction,
     Module,
@@ -45,8 +46,8 @@ from cudatool.sim.jit.shadow import Found, Launching, Shadow
 from cudatool.sim.jit.system import SYSTEM
 from cudatool.sim.jit.table import types_of
 
-MAX_STACK = 512 << 10
-"""Largest stack of a thread, bytes."""
+MAX_STACK = 256 << 10
+"""Largest stack of a thread, bytes as CU_LIMIT_STACK_SIZE counts them."""
 
 __all__ = ["MAX_STACK", "GlobalVariable", "JitModule", "Kernel", "Param", "load"]
 
@@ -187,7 +188,7 @@ class Kernel:
     def _function(self) -> Function:
         if self._inlined is None:
             try:
-                self._inlined = insert_yields(merge_calls(self._owner._module, self._declared, MAX_STACK))
+                self._inlined = insert_yields(merge_calls(self._owner._module, self._declared, FRAME_SCALE * MAX_STACK))
             except PtxError as error:
                 raise UnsupportedInstruction(f"call ({error.args[0]})", self.name, "", error.line) from None
         return self._inlined

@@ -1,0 +1,104 @@
+"""What graphs consist of, told to the hooks when the software device makes or changes them.
+
+A launch then needs one record only: which node touched what is said by number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from cudatool.collect.kernel_names import kernel_name
+from cudatool.trace import hooks
+from cudatool.trace.events import Kind
+
+if TYPE_CHECKING:
+    from cudatool.sim import Machine
+
+__all__ = ["GraphWatcher"]
+
+_KERNEL, _MEMCPY, _MEMSET, _WAIT_EVENT, _EVENT_RECORD = 0, 1, 2, 6, 7  # CUgraphNodeType
+
+
+class GraphWatcher:
+    """Emits the ``GRAPH_*`` events that describe graphs. One for each :class:`SimDriverCollector`."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._added: dict[int, int] = {}  # driver call that added a node -> correlation of its event
+
+    def captured(self, call: int) -> None:
+        """Tell of the node, if any, that a driver call has captured."""
+        found = self._machine.captures.added_by(call)
+        if found is not None:
+            stream, node = found
+            ordinal = stream.context.device.ordinal
+            self._node_added(node, device=ordinal, stream=hooks.stream_id(ordinal, stream.handle))
+
+    def added(self, handle: int) -> None:
+        """Tell of a node that was added by hand."""
+        self._node_added(self._machine.objects[handle])
+
+    def _node_added(self, node: Any, **where: int) -> None:
+        self._added[node.added_by] = correlation = hooks.new_correlation()
+        hooks.emit(
+            Kind.GRAPH_NODE_ADDED,
+            correlation=correlation,
+            aux0=node.graph.id,
+            flags=int(node.kind),
+            name=_name(node),
+            **where,
+        )
+
+    def instantiated(self, handle: int) -> None:
+        """Tell of an executable graph that was made, and of its nodes and edges."""
+        executable = self._machine.objects[handle]
+        hooks.emit(Kind.GRAPH_INSTANTIATE, aux0=executable.id, aux1=executable.source.id)
+        self._nodes(executable)
+        for first, second in executable.edges():
+            hooks.emit(Kind.GRAPH_EDGE, aux0=executable.id, address=first, aux1=second)
+
+    def updated(self, handle: int) -> None:
+        """Tell what the nodes of an executable graph do from now on."""
+        executable = self._machine.objects[handle]
+        hooks.emit(Kind.GRAPH_UPDATE, aux0=executable.id)
+        self._nodes(executable)
+
+    def _nodes(self, executable: Any) -> None:
+        for number, node in executable.nodes():
+            event = 0
+            if node.kind in (_WAIT_EVENT, _EVENT_RECORD):
+                event = hooks.event_id(node.work.event.handle)
+            hooks.emit(
+                Kind.GRAPH_NODE,
+                correlation=self._added.get(node.added_by, 0),
+                aux0=executable.id,
+                aux1=number,
+                flags=int(node.kind),
+                address=event,
+                name=_name(node),
+            )
+            for address, size in self._pointers(node):
+                hooks.emit(Kind.GRAPH_POINTER, aux0=executable.id, aux1=number, address=address, size=size)
+
+    def _pointers(self, node: Any) -> Iterator[tuple[int, int]]:
+        """Yield the device addresses that a node will use, and how many bytes from there if that is known."""
+        work = node.work
+        if node.kind == _KERNEL:
+            words = bytes(work.launch.params)
+            for at in range(0, len(words) - 7, 8):
+                address = int.from_bytes(words[at : at + 8], "little")
+                if self._machine.allocations.holding(address) is not None:
+                    yield address, 0
+        elif node.kind == _MEMCPY:
+            for side in (work.source, work.target):
+                if side.is_known:
+                    yield side.address, work.span(side)
+        elif node.kind == _MEMSET:
+            yield work.address, work.span
+
+
+def _name(node: Any) -> str:
+    if node.kind == _KERNEL:
+        return kernel_name(node.work.launch.function.name)
+    return f"{node.kind.name.lower().replace('_', ' ')} node"

@@ -1,0 +1,239 @@
+"""One recording for all tests of a process, and the verdict on each.
+
+::
+
+    start of the process     the device's events go to one log; the checkers are on
+    before a test's set-up   what the log has goes to the past, as shared; the log is emptied
+    fixtures                 of a wider scope than a function: their stretch of the log is shared
+    after its call           pending work runs; past + log are checked; what is new is the test's
+    after its tear-down      again, if the tear-down did anything that could be wrong
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+
+from cudatool.recording import drain, sources
+from cudatool.sanitize import Finding, Report, check
+from cudatool.sanitize.findings import DeviceFinding
+from cudatool.testing.memory import Memory, describe, memory_of
+from cudatool.testing.past import WORK, Past, Records
+from cudatool.trace import hooks
+from cudatool.trace.events import Kind
+from cudatool.trace.log import EventLog
+from cudatool.trace.model import Trace
+from cudatool.units import format_bytes
+
+__all__ = ["CudaTrace", "Session", "Test"]
+
+_SECOND_SIDES: Final = (
+    *WORK,
+    Kind.HOST_ACCESS,
+    Kind.FINDING,
+    Kind.BLOCK_ALLOC,
+    Kind.MEM_ALLOC,
+    Kind.MEM_FREE,
+)  # records that a finding can be about, the later of its two sides
+
+
+@dataclass(slots=True)
+class Test:
+    """What is known of the test that runs.
+
+    Attributes
+    ----------
+    name
+        pytest's node id.
+    checks
+        What it is checked for; empty: nothing.
+    shared
+        Stretches of the log that fixtures of a wider scope wrote.
+    call
+        Where in the log its call began.
+    judged
+        Up to where the log has been checked.
+    """
+
+    name: str
+    checks: tuple[str, ...]
+    shared: list[tuple[int, int]] = field(default_factory=list)
+    call: int = 0
+    judged: int = 0
+
+
+class Session:
+    """The recording of this process.
+
+    Parameters
+    ----------
+    checks
+        What tests ask for.
+
+    Raises
+    ------
+    ConfigError, DeviceUnavailableError
+        See :mod:`cudatool._driver`.
+    """
+
+    def __init__(self, checks: Iterable[str]) -> None:
+        self._checks = frozenset(checks)
+        self._sources = ExitStack()
+        header = self._observe()
+        self.device = str(header["device"])
+        self.log = EventLog(header)
+        hooks.subscribe(self.log)
+        self._past = Past()
+        self.test: Test | None = None
+
+    def _observe(self) -> dict[str, Any]:
+        in_kernels = sorted(self._checks - {"race"})
+        return self._sources.enter_context(sources(measure_accesses=True, checks=in_kernels))
+
+    def widen(self, checks: Iterable[str]) -> None:
+        """Run kernels under these checks too."""
+        if not self._checks.issuperset(checks):
+            self._checks |= frozenset(checks)
+            drain()
+            self._sources.close()
+            self.log.header = self._observe()
+
+    def close(self) -> None:
+        """Stop recording."""
+        drain()
+        hooks.unsubscribe(self.log)
+        self._sources.close()
+
+    def begin(self, test: Test) -> None:
+        """A test's set-up starts."""
+        self._close_test()
+        self.test = test
+
+    def call(self, test: Test) -> None:
+        """A test's own code starts."""
+        test.call = len(self.log)
+
+    def end(self) -> None:
+        """A test's tear-down is over."""
+        drain()
+        self._close_test()
+
+    def _close_test(self) -> None:
+        """Let the log be past: as the test's, or as nobody's if there is none."""
+        records, test = self.log.records(), self.test
+        self.log.clear()
+        shared = np.full(len(records), test is None)
+        for start, stop in test.shared if test is not None else ():
+            shared[start:stop] = True
+        self._past.add(records, shared)
+        self.test = None
+
+    @contextmanager
+    def shared_fixture(self) -> Iterator[None]:
+        """What is recorded inside belongs to a fixture that other tests use too."""
+        test, start = self.test, len(self.log)
+        try:
+            yield
+        finally:
+            if test is not None:
+                test.shared.append((start, len(self.log)))
+
+    def judge(self, test: Test) -> Report | None:
+        """Return what is new since the last verdict, None if nothing happened that could be wrong."""
+        drain()
+        records = self.log.records()
+        since, test.judged = test.judged, len(records)
+        if not test.checks or not np.isin(records["kind"][since:], _SECOND_SIDES).any():
+            return None
+        return self._check(records, test.checks, since)
+
+    def _check(self, records: Records, checks: Sequence[str], since: int = 0) -> Report:
+        """Check the past and `records`; return what `records` from number `since` on are to blame for."""
+        before = len(self._past)
+        trace = self.log.trace(np.concatenate([self._past.records, records]))
+        report = check(trace, races="race" in checks)
+        first = before + since
+        return replace(
+            report,
+            findings=tuple(found for found in report.findings if found.second.record >= first),
+            possible=tuple(found for found in report.possible if found.second.record >= first),
+            on_device=tuple(one for one in report.on_device if one.record >= first and one.check in checks),
+        )
+
+    def findings(self, checks: Sequence[str]) -> Report:
+        """Return the report on the test so far."""
+        drain()
+        return self._check(self.log.records(), checks)
+
+    def memory(self, test: Test) -> Memory:
+        """Return what the call of the test allocated."""
+        return memory_of(self.log.records(test.call))
+
+    def over_limit(self, test: Test, most: int) -> str:
+        """Return who held the memory at the peak of the test's call if that was more than `most` bytes, else ``""``."""
+        records = self.log.records(test.call)
+        found = memory_of(records)
+        if found.peak <= most:
+            return ""
+        return (
+            f"the test allocated {format_bytes(found.peak)} of device memory at its peak; "
+            f"the limit is {format_bytes(most)}\n" + describe(self.log.trace(records), found.at_peak)
+        )
+
+    def leaked(self, test: Test, most: int) -> str:
+        """Return who allocated what the test's call left behind if that is more than `most` bytes, else ``""``."""
+        gc.collect()
+        drain()
+        records = self.log.records(test.call)
+        found = memory_of(records)
+        if found.left_bytes <= most:
+            return ""
+        return (
+            f"the test left {format_bytes(found.left_bytes)} of device memory allocated; "
+            f"the limit is {format_bytes(most)}\n" + describe(self.log.trace(records), found.left)
+        )
+
+
+class CudaTrace:
+    """The fixture ``cuda_trace``: what the test has done on the device so far, its fixtures included.
+
+    Every look runs what is pending on the software device first, so that it is complete.
+    """
+
+    def __init__(self, session: Session, checks: Sequence[str]) -> None:
+        self._session = session
+        self._checks = checks
+
+    def trace(self) -> Trace:
+        """Return the trace, as :mod:`cudatool.analyze` and :mod:`cudatool.sanitize` take it."""
+        drain()
+        return self._session.log.trace(self._session.log.records())
+
+    def events(self, *kinds: Kind) -> Records:
+        """Return the records of these kinds, of all if none is given (:data:`cudatool.trace.events.RECORD`)."""
+        records = self.trace().records
+        return records[np.isin(records["kind"], kinds)] if kinds else records
+
+    @property
+    def peak_memory(self) -> int:
+        """The most bytes of device memory that the test and its fixtures had allocated at one time."""
+        return memory_of(self.events()).peak
+
+    @property
+    def memory(self) -> int:
+        """Bytes of device memory that the test and its fixtures have allocated now."""
+        return memory_of(self.events()).left_bytes
+
+    def report(self) -> Report:
+        """Return the sanitizer's report."""
+        return self._session.findings(self._checks)
+
+    def findings(self) -> tuple[Finding | DeviceFinding, ...]:
+        """Return what the sanitizer has to say; empty if all is well."""
+        report = self.report()
+        return (*report.findings, *report.on_device)

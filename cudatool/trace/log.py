@@ -1,0 +1,93 @@
+"""Recording events in memory: for who wants to look at them while the program goes on."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cudatool.trace import hooks, stacks
+from cudatool.trace.events import RECORD, RECORD_STRUCT, Event
+from cudatool.trace.model import Frame, Trace
+from cudatool.trace.recorder import cut_words
+
+__all__ = ["EventLog"]
+
+_RECORD = struct.Struct(RECORD_STRUCT)
+_THREADS = 1 << 16
+
+
+class EventLog:
+    """A subscriber that keeps every event, 64 bytes each. Any thread may emit.
+
+    Parameters
+    ----------
+    header
+        Facts about the recording, for :attr:`Trace.header <cudatool.trace.model.Trace>`.
+    """
+
+    def __init__(self, header: dict[str, Any]) -> None:
+        self.header = header
+        self._lock = threading.RLock()
+        self._data = bytearray()
+        self._names, self._name_index = [""], {"": 0}
+        self._stacks: list[tuple[int, ...]] = [()]
+        self._stack_index = {0: 0}
+        self._frames: list[Frame] = []
+        self._frame_index: dict[Frame, int] = {}
+        self._last_thread = 0
+
+    def __len__(self) -> int:
+        """Number of events kept."""
+        return len(self._data) // _RECORD.size
+
+    def __call__(self, event: Event) -> None:
+        """Keep one event."""
+        moment, kind, device, flags, thread, stream, correlation, stack, name, address, size, aux0, aux1 = event
+        with self._lock:
+            name_index = self._name_index.get(name)
+            if name_index is None:
+                name_index = self._name_index[name] = len(self._names)
+                self._names.append(name)
+            stack_index = self._stack_index.get(stack)
+            if stack_index is None:
+                stack_index = self._add_stack(stack)
+            self._last_thread = max(self._last_thread, thread)
+            # fmt: off
+            words = (moment, kind, device, flags, thread % _THREADS, 0, stream, correlation, stack_index, name_index,
+                     address, size, aux0, aux1)
+            # fmt: on
+            try:
+                self._data += _RECORD.pack(*words)
+            except struct.error:  # a value too wide for its field
+                self._data += _RECORD.pack(*cut_words(words))
+
+    def records(self, start: int = 0) -> npt.NDArray[np.void]:
+        """Return a copy of the records from number `start` on, of dtype :data:`cudatool.trace.events.RECORD`."""
+        with self._lock:
+            return np.frombuffer(bytes(memoryview(self._data)[start * _RECORD.size :]), RECORD)
+
+    def clear(self) -> None:
+        """Forget the events. What :meth:`records` returned can still be made a trace."""
+        with self._lock:
+            self._data.clear()
+
+    def trace(self, records: npt.NDArray[np.void]) -> Trace:
+        """Return records of this log as a trace."""
+        threads = [hooks.thread_name(thread) for thread in range(min(self._last_thread + 1, _THREADS))]
+        return Trace(records, self._names, self._stacks, self._frames, threads, self.header)
+
+    def _add_stack(self, stack: int) -> int:
+        indices = []
+        for frame in stacks.frames(stack):
+            index = self._frame_index.get(frame)
+            if index is None:
+                index = self._frame_index[frame] = len(self._frames)
+                self._frames.append(frame)
+            indices.append(index)
+        self._stacks.append(tuple(indices))
+        self._stack_index[stack] = len(self._stacks) - 1
+        return self._stack_index[stack]
