@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 
 PROGRAMS = Path(__file__).with_name("torch_programs")
 EXPECTED = {  # program -> the finding of its racy version, and whether PyTorch's sanitizer finds it too
-    "overlapping_views": ("race-waw", False),
+    "overlapping_views": ("race-raw", False),
     "side_stream_write": ("race-raw", True),
     "allocator_reuse": ("reuse", False),
     "pinned_read_early": ("race-host", False),
