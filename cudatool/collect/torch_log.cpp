@@ -76,7 +76,7 @@ Words rows;
 std::unordered_map<Words, uint64_t, Hash> payloads;
 uint64_t payload_count = 0, call_count = 0;
 std::unordered_map<const void*, Op> ops;
-std::vector<std::string> names;  // of operators and of nodes of the backward graph
+std::vector<std::string> names;  // of operators, of nodes of the backward graph, and of kernels
 std::unordered_map<std::string, uint64_t> name_indices;
 std::unordered_map<uint64_t, uint64_t> streams;  // seen: handle -> flags
 std::unordered_map<uint64_t, uint64_t> forward_stacks;  // thread and sequence number of a forward operator -> stack
@@ -103,14 +103,14 @@ uint64_t now() {
 
 // ---- rows (the lock is held) ----
 
-void append(Row kind, std::initializer_list<uint64_t> words) {
+void append(Row kind, const Words& words) {
   if (self.call && !self.begun && kind != CALL) {
     self.begun = true;
     append(BEGIN, {self.call});
   }
   rows.push_back(kind | (2 + words.size()) << 8 | self.id << 40);
   rows.push_back(now());
-  rows.insert(rows.end(), words);
+  rows.insert(rows.end(), words.begin(), words.end());
 }
 
 void see_stream([[maybe_unused]] uint64_t handle, [[maybe_unused]] int device) {
@@ -485,14 +485,24 @@ PyObject* py_forget(PyObject*, PyObject*) {  // in a forked child, another threa
 }
 
 PyObject* py_note(PyObject*, PyObject* arguments) {
-  unsigned long long words[5];
-  if (!PyArg_ParseTuple(arguments, "KKKKK", words, words + 1, words + 2, words + 3, words + 4)) return nullptr;
+  Words words;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arguments); i++) {
+    words.push_back(PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(arguments, i)));
+  }
+  if (PyErr_Occurred()) return nullptr;
   if (!enabled) Py_RETURN_NONE;
   enter_thread();
-  uint64_t at = stack();
+  words.insert(words.begin(), stack());
   std::lock_guard<std::mutex> guard(lock);
-  append(NOTE, {words[0], words[1], words[2], words[3], words[4], at});
+  append(NOTE, words);
   Py_RETURN_NONE;
+}
+
+PyObject* py_name(PyObject*, PyObject* text) {
+  const char* name = PyUnicode_AsUTF8(text);
+  if (!name) return nullptr;
+  std::lock_guard<std::mutex> guard(lock);
+  return PyLong_FromUnsignedLongLong(name_index(name));
 }
 
 PyObject* py_stream(PyObject*, PyObject* arguments) {
@@ -531,11 +541,12 @@ PyMethodDef methods[] = {
     {"watch_memory", py_watch_memory, METH_NOARGS, "watch_memory(): watch the caching allocators, from now on"},
     {"stop", py_stop, METH_NOARGS, "stop(): watch no more"},
     {"forget", py_forget, METH_NOARGS, "forget(): log nothing more in this process"},
-    {"note", py_note, METH_VARARGS, "note(what, a, b, c, d): add a NOTE row"},
+    {"note", py_note, METH_VARARGS, "note(what, *words): add a NOTE row"},
     {"stream", py_stream, METH_VARARGS, "stream(device): the current stream's handle"},
     {"backward_from", py_backward_from, METH_O, "backward_from(stack): the backward graph is run from there"},
     {"drain", py_drain, METH_NOARGS, "drain(): the rows so far, which are then forgotten"},
-    {"names", py_names, METH_NOARGS, "names(): of operators and nodes, by index"},
+    {"name", py_name, METH_O, "name(text): its index in names()"},
+    {"names", py_names, METH_NOARGS, "names(): of operators, nodes and kernels, by index"},
     {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "torch_log", nullptr, -1, methods};
 

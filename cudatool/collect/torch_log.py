@@ -10,17 +10,18 @@ PAYLOAD   number, operator, backward node, extra, number of tensors, and for eac
           storage, bytes of storage, stream handle, sizes, strides
 MEMORY    the allocator's action, address, size, stream handle, device, call
 TRACE     what, two handles, device, stack
-NOTE      what, four words, stack
+NOTE      stack, what, words
 STREAM    handle, device, flags (1 non-blocking)
 ========= ============================================================================================
 
 An operator is written when it is over. What it does inside, allocations and synchronizations, comes before it, so the
 order is put right here::
 
-    BEGIN .. CALL of one thread:  allocations stay where they are (what is returned must be allocated first)
+    BEGIN .. CALL of one thread:  allocations, and what of these is freed again: where they are
                                   the operator's launch
                                   its synchronizations, event records and waits
                                   the launch again, if it went on after a synchronization
+                                  frees of what was there before: it may have been used
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from cudatool.trace.events import AccessFlag, CopyFlag, Event, Kind, StreamFlag
 
 __all__ = ["Note", "RowKind", "TorchEvents", "TraceCall"]
 
+_BETWEEN = CopyFlag.SOURCE_DEVICE | CopyFlag.DESTINATION_DEVICE
+_ANY_KERNEL = Plan(True, True, (), (), ())
 _NEEDED = 512  # bytes to which the caching allocator rounds a block
 _MOST_ROWS = 64  # of memory that the host touches
 
@@ -73,6 +76,7 @@ class Note(IntEnum):
     GRAPH_END = 4  # (graph, stream handle, device, done)
     GRAPH_LAUNCH = 5  # (graph, stream handle, device)
     HOST_ACCESS = 6  # (address, size, flags)
+    LAUNCH = 7  # (name, stream handle, device, then for each access: address, size, flags)
 
 
 class _Action(IntEnum):
@@ -107,6 +111,15 @@ class _Row(NamedTuple):
 
 
 @dataclass(slots=True)
+class _Open:
+    """An operator that is not over: the rows that wait for its end, its frees, and what it has allocated."""
+
+    waiting: list[_Row] = field(default_factory=list)
+    frees: list[_Row] = field(default_factory=list)
+    made: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
 class _Payload:
     """What a call does, worked out once.
 
@@ -126,10 +139,10 @@ class _Payload:
         New pinned memory: address, size.
     copy
         Flags, destination and source of a copy between the memories.
-    extra
-        The handle of record_stream's stream.
-    first
-        The first tensor.
+    goes_on
+        Whether it writes memory of the device after it synchronized the stream, if it does that.
+    used_on
+        Of record_stream: the storage, and the handle of the stream.
     """
 
     name: str
@@ -141,8 +154,10 @@ class _Payload:
     made: list[tuple[int, int]] = field(default_factory=list)
     copy: tuple[CopyFlag, int, int, int] | None = None
     goes_on: bool = False
-    extra: int = 0
-    first: TensorView | None = None
+    used_on: tuple[int, int] | None = None
+
+
+_NOTHING = _Payload("", _ANY_KERNEL)
 
 
 class _Captured:
@@ -176,7 +191,7 @@ class TorchEvents:
         self._payloads: dict[int, _Payload] = {}
         self._streams: dict[tuple[int, int], int] = {}  # device and handle -> id
         self._flags: dict[int, StreamFlag] = {}  # stream handle -> how it was created
-        self._open: dict[int, list[_Row]] = {}  # thread -> what waits for the end of its operator
+        self._open: dict[int, _Open] = {}  # by thread
         self._stacks: dict[int, int] = {}  # call -> stack, of the log being read
         self._blocks: dict[int, tuple[int, int]] = {}  # address -> size asked for, stream id
         self._freeing: dict[int, Event] = {}  # device -> a free that may complete at once
@@ -197,7 +212,8 @@ class TorchEvents:
     def finish(self) -> None:
         """Pass on what still waits for something."""
         for thread in list(self._open):
-            for row in self._open.pop(thread):
+            unfinished = self._open.pop(thread)
+            for row in unfinished.waiting + unfinished.frees:
                 self._perform(row)
         for device in list(self._freeing):
             self._complete(device, at_once=False)
@@ -213,27 +229,22 @@ class TorchEvents:
             handle, _, flags = row.words
             self._flags[handle] = StreamFlag.NON_BLOCKING if flags & 1 else StreamFlag(0)
         elif kind == RowKind.BEGIN:
-            self._open[row.thread] = []
+            self._open[row.thread] = _Open()
         elif kind == RowKind.CALL:
             self._call(row)
         elif kind == RowKind.MEMORY:
-            self._memory(row)
+            self._order_memory(row)
         elif row.thread in self._open:
-            self._open[row.thread].append(row)
+            self._open[row.thread].waiting.append(row)
         else:
             self._perform(row)
 
     def _call(self, row: _Row) -> None:
         _, number, stack = row.words
-        waiting = self._open.pop(row.thread, [])
-        payload = self._payloads.get(number)
-        if payload is None or not (payload.plan.runs or payload.made):
-            if payload is not None and payload.name == "aten::record_stream":
-                self._record_stream(row, payload, stack)
-            for other in waiting:
-                self._perform(other)
-            return
-        if payload.copy is not None and payload.copy[0] & 3 == 3 and waiting:
+        inside = self._open.pop(row.thread, None) or _Open()
+        waiting = inside.waiting
+        payload = self._payloads.get(number, _NOTHING)
+        if payload.copy is not None and payload.copy[0] & _BETWEEN == _BETWEEN:
             # Between two devices: the source's stream first waits for the destination's.
             waits = [index for index, other in enumerate(waiting) if other.words[0] == TraceCall.EVENT_WAIT]
             before = waits[0] + 1 if waits else 0
@@ -241,20 +252,22 @@ class TorchEvents:
                 self._perform(other)
             waiting = waiting[before:]
         self._row = row
-        self._launch(row, payload, stack)
+        self._launch(payload, stack)
         for other in waiting:
             self._perform(other)
-        synchronized = any(
-            other.kind == RowKind.TRACE and other.words[0] == TraceCall.STREAM_SYNCHRONIZE for other in waiting
-        )
-        if synchronized and payload.goes_on:
+        synchronized = (TraceCall.STREAM_SYNCHRONIZE, RowKind.TRACE)
+        if payload.goes_on and any((other.words[0], other.kind) == synchronized for other in waiting):
             self._row = row
-            self._launch(row, payload, stack)
+            self._launch(payload, stack)
+        for other in inside.frees:
+            self._perform(other)
 
     def _perform(self, row: _Row) -> None:
         self._row = row
         if row.kind == RowKind.TRACE:
             self._trace(*row.words)
+        elif row.kind == RowKind.MEMORY:
+            self._memory(*row.words)
         else:
             self._note(*row.words)
 
@@ -262,15 +275,14 @@ class TorchEvents:
 
     def _payload(self, words: tuple[int, ...]) -> _Payload:
         _, operator, node, extra, count = words[:5]
-        if max(operator, node) >= len(self._known_names):
-            self._known_names = self._names()
-        name = self._known_names[operator]
+        name = self._name_of(operator)
         plan = self._plan_of(name)
         tensors = list(_tensors(words[5:], count))
-        shown = f"{name} ({self._known_names[node].rpartition('::')[2]})" if node else name
-        payload = _Payload(name if name == "aten::record_stream" else shown, plan, extra=extra)
+        shown = f"{name} ({self._name_of(node).rpartition('::')[2]})" if node else name
+        payload = _Payload(shown, plan)
         on_device = [tensor for tensor in tensors if tensor.on_device]
-        payload.first = tensors[0] if tensors else None
+        if name == "aten::record_stream" and on_device:
+            payload.used_on = on_device[0].storage, extra
         given = {(tensor.storage, tensor.address) for tensor in tensors if not tensor.is_result}
         for tensor in tensors:
             if tensor.is_pinned and tensor.is_result and (tensor.storage, tensor.address) not in given:
@@ -328,13 +340,23 @@ class TorchEvents:
             size *= length
         payload.copy = flags, to.address, source.address, size
 
-    def _launch(self, row: _Row, payload: _Payload, stack: int) -> None:
+    def _name_of(self, index: int) -> str:
+        if index >= len(self._known_names):
+            self._known_names = self._names()
+        return self._known_names[index]
+
+    def _launch(self, payload: _Payload, stack: int) -> None:
+        if payload.used_on is not None:
+            self._record_stream(payload, stack)
         for address, size in payload.made:
             self._event(Kind.HOST_ALLOC, address=address, size=size, name=payload.name, stack=stack)
         for found, flags, _ in payload.on_host:
             self._host_access(found, flags, stack)
-        if not payload.accesses and payload.plan.is_known:
-            return  # of the host alone, or of empty tensors
+        if payload.accesses or not payload.plan.is_known:  # else it is of the host alone, or of empty tensors
+            self._start(payload, stack)
+
+    def _start(self, payload: _Payload, stack: int) -> None:
+        """An operation of the device; of a graph, while that is captured."""
         stream = self._stream(payload.device, payload.stream)
         graph = self._capturing.get(stream)
         if graph is not None:  # captured: it runs when the graph does
@@ -381,20 +403,14 @@ class TorchEvents:
             address = found.address + index * found.stride
             self._event(Kind.HOST_ACCESS, address=address, size=found.size, flags=flags, stack=stack)
 
-    def _record_stream(self, row: _Row, payload: _Payload, stack: int) -> None:
-        tensor = payload.first
-        if tensor is not None and tensor.storage in self._blocks:
-            self._row = row
-            stream = self._stream(tensor.device, payload.extra)
-            size, _ = self._blocks[tensor.storage]
-            self._event(
-                Kind.BLOCK_RECORD_STREAM,
-                device=tensor.device,
-                stream=stream,
-                address=tensor.storage,
-                size=size,
-                stack=stack,
-            )
+    def _record_stream(self, payload: _Payload, stack: int) -> None:
+        assert payload.used_on is not None
+        address, handle = payload.used_on
+        size, _ = self._blocks.get(address, (0, 0))
+        if size:
+            stream = self._stream(payload.device, handle)
+            where = {"device": payload.device, "stream": stream, "address": address, "size": size}
+            self._event(Kind.BLOCK_RECORD_STREAM, **where, stack=stack)
 
     # Streams and events -----------------------------------------------------------------------------------------
 
@@ -435,27 +451,35 @@ class TorchEvents:
         elif what == TraceCall.DEVICE_SYNCHRONIZE:
             self._event(Kind.DEVICE_SYNCHRONIZE, device=device, stack=stack)
 
-    def _note(self, what: int, first: int, second: int, third: int, fourth: int, stack: int) -> None:
+    def _note(self, stack: int, what: int, first: int, second: int, third: int = 0, *more: int) -> None:
         if what == Note.EVENT_QUERY:
             self._event(Kind.EVENT_QUERY, aux0=hooks.event_id(first), aux1=second, stack=stack)
-        elif what == Note.STREAM_QUERY:
+            return
+        if what == Note.HOST_ACCESS:
+            self._host_access(ByteSet(first, second), AccessFlag(third), stack)
+            return
+        if what == Note.STREAM_QUERY:
             stream = self._stream(third, first)
             self._event(Kind.STREAM_QUERY, device=third, stream=stream, aux1=second, stack=stack)
-        elif what == Note.HOST_ACCESS:
-            self._host_access(ByteSet(first, second), AccessFlag(third), stack)
-        else:
-            stream = self._stream(third, second)
-            if what == Note.GRAPH_BEGIN:
-                self._capturing[stream] = first
-                self._graphs[first] = _Captured()
-                self._event(Kind.GRAPH_CAPTURE_BEGIN, device=third, stream=stream, stack=stack)
-            elif what == Note.GRAPH_END:
-                self._capturing = {s: graph for s, graph in self._capturing.items() if graph != first}
-                self._captured_events = {e: graph for e, graph in self._captured_events.items() if graph != first}
-                graph = first if fourth else 0
-                self._event(Kind.GRAPH_CAPTURE_END, device=third, stream=stream, aux0=graph, stack=stack)
-            elif what == Note.GRAPH_LAUNCH:
-                self._graph_launch(first, third, stream, stack)
+            return
+        stream = self._stream(third, second)
+        if what == Note.GRAPH_BEGIN:
+            self._capturing[stream] = first
+            self._graphs[first] = _Captured()
+            self._event(Kind.GRAPH_CAPTURE_BEGIN, device=third, stream=stream, stack=stack)
+        elif what == Note.GRAPH_END:
+            self._capturing = {s: graph for s, graph in self._capturing.items() if graph != first}
+            self._captured_events = {e: graph for e, graph in self._captured_events.items() if graph != first}
+            self._event(Kind.GRAPH_CAPTURE_END, device=third, stream=stream, aux0=first, stack=stack)
+        elif what == Note.GRAPH_LAUNCH:
+            self._graph_launch(first, third, stream, stack)
+        elif what == Note.LAUNCH:
+            accesses = [
+                (ByteSet(address, size), AccessFlag(flags), "")
+                for address, size, flags in zip(more[::3], more[1::3], more[2::3], strict=True)
+            ]
+            name = self._name_of(first)
+            self._start(_Payload(name, _ANY_KERNEL, third, second, accesses), stack)
 
     def _graph_launch(self, graph: int, device: int, stream: int, stack: int) -> None:
         captured = self._graphs.get(graph)
@@ -466,14 +490,31 @@ class TorchEvents:
 
     # Memory -----------------------------------------------------------------------------------------------------
 
-    def _memory(self, row: _Row) -> None:
-        action, address, size, handle, device, call = row.words
+    def _order_memory(self, row: _Row) -> None:
+        action, address, size = row.words[:3]
+        own = self._open.get(row.thread)
+        if action in (_Action.FREE_REQUESTED, _Action.FREE_COMPLETED):
+            if own is not None and address not in own.made:
+                own.frees.append(row)
+                return
+        elif action == _Action.ALLOC:
+            for other in self._open.values():
+                if any(
+                    free.words[1] < address + size and address < free.words[1] + free.words[2] for free in other.frees
+                ):
+                    frees, other.frees = other.frees, []  # their memory is needed
+                    for free in frees:
+                        self._perform(free)
+            if own is not None:
+                own.made.add(address)
+        self._perform(row)
+
+    def _memory(self, action: int, address: int, size: int, handle: int, device: int, call: int) -> None:
         if action in (_Action.SNAPSHOT, _Action.OOM):
             return
         waiting = self._freeing.get(device)
         if waiting is not None:
             self._complete(device, at_once=action == _Action.FREE_COMPLETED and address == waiting.address)
-        self._row = row
         stream, stack = self._stream(device, handle), self._stacks.get(call, 0)
         if action in _SEGMENTS:
             kind = _SEGMENTS[_Action(action)]

@@ -69,15 +69,11 @@ class TorchCollector:
         self._reading = False
         self._undo: list[tuple[Any, str, Any]] = []
         self._graphs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._finder = _AfterImport("torch", self._watch)
+        self._finders = [_AfterImport("torch", self._watch)]
 
     def start(self) -> None:
         """Begin."""
-        torch = sys.modules.get("torch")
-        if torch is not None:
-            self._watch(torch)
-        else:
-            sys.meta_path.insert(0, self._finder)
+        self._finders[0].start()
 
     def flush(self) -> None:
         """Pass on what was logged so far."""
@@ -87,8 +83,8 @@ class TorchCollector:
 
     def stop(self) -> None:
         """End. What was logged and not passed on is lost. Stopping again changes nothing."""
-        if self._finder in sys.meta_path:
-            sys.meta_path.remove(self._finder)
+        for finder in self._finders:
+            finder.stop()
         if self._extension is not None:
             self._extension.stop()
             hooks.unsubscribe(self._before_event)
@@ -136,23 +132,21 @@ class TorchCollector:
         stream_of = self._extension.stream
 
         def event_query(event: Any, done: bool) -> None:
-            note(Note.EVENT_QUERY, event.cuda_event, int(done), 0, 0)
+            note(Note.EVENT_QUERY, event.cuda_event, int(done))
 
         def stream_query(stream: Any, done: bool) -> None:
-            note(Note.STREAM_QUERY, stream.cuda_stream, int(done), stream.device_index, 0)
+            note(Note.STREAM_QUERY, stream.cuda_stream, int(done), stream.device_index)
 
         def leaves(tensor: Any, _: Any, flags: AccessFlag) -> None:
             if tensor.device.type == "cpu" and tensor.is_pinned():
                 if not tensor.is_contiguous():
                     flags |= AccessFlag.INEXACT
-                span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-                size = (span + 1) * tensor.itemsize if tensor.numel() else 0
-                note(Note.HOST_ACCESS, tensor.data_ptr(), size, flags, 0)
+                note(Note.HOST_ACCESS, tensor.data_ptr(), _span(tensor), flags)
 
-        def graph_note(what: Note, graph: Any, done: bool = True) -> None:
+        def graph_note(what: Note, graph: Any) -> None:
             number = self._graphs.setdefault(graph, len(self._graphs) + 1)
             device = torch.cuda.current_device()
-            note(what, number, stream_of(device), device, int(done))
+            note(what, number, stream_of(device), device)
 
         self._after(torch.cuda.Event, "query", event_query)
         self._after(torch.cuda.Stream, "query", stream_query)
@@ -178,6 +172,57 @@ class TorchCollector:
             if getattr(module, "_engine_run_backward", None) is backward:
                 self._replace(module, "_engine_run_backward", run_backward)
 
+        # Kernels that are launched past the dispatcher: of PyTorch's compiler, and Triton's own.
+        for name, then in (
+            ("torch._inductor.runtime.triton_heuristics", self._wrap_compiled),
+            ("triton.runtime.jit", self._wrap_triton),
+        ):
+            self._finders.append(_AfterImport(name, then))
+            self._finders[-1].start()
+
+    def _wrap_compiled(self, heuristics: ModuleType) -> None:
+        def launched(tuner: Any, stream: int, *args: Any) -> None:
+            words = []
+            for name, value in zip(tuner.fn.arg_names, args, strict=False):
+                if getattr(value, "is_cuda", False):
+                    # As the compiler names them; it knows what user-written kernels mutate.
+                    flags = AccessFlag.INEXACT | (
+                        AccessFlag.READ | AccessFlag.WRITE
+                        if name in tuner.mutated_arg_names or name.startswith("in_out_ptr")
+                        else AccessFlag.WRITE
+                        if name.startswith("out_ptr")
+                        else AccessFlag.READ
+                    )
+                    words += [value.data_ptr(), _span(value), flags]
+            self._launched(tuner.fn.__name__, stream, words)
+
+        original = heuristics.CachingAutotuner.run
+
+        @wraps(original)
+        def run(tuner: Any, *args: Any, stream: int, **kwargs: Any) -> Any:
+            result = original(tuner, *args, stream=stream, **kwargs)
+            launched(tuner, stream, *args)
+            return result
+
+        self._replace(heuristics.CachingAutotuner, "run", run)
+
+    def _wrap_triton(self, jit: ModuleType) -> None:
+        original = jit.JITFunction.run
+
+        @wraps(original)
+        def run(kernel: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:
+            result = original(kernel, *args, warmup=warmup, **kwargs)
+            if not warmup:
+                torch = sys.modules["torch"]
+                self._launched(kernel.fn.__name__, self._extension.stream(torch.cuda.current_device()), [])
+            return result
+
+        self._replace(jit.JITFunction, "run", run)
+
+    def _launched(self, name: str, stream: int, words: list[int]) -> None:
+        device = sys.modules["torch"].cuda.current_device()
+        self._extension.note(Note.LAUNCH, self._extension.name(name), stream, device, *words)
+
     def _after(self, owner: Any, name: str, tell: Callable[[Any, Any], None]) -> None:
         """Call ``tell(self, result)`` after each call of the method."""
         original = getattr(owner, name)
@@ -193,6 +238,12 @@ class TorchCollector:
     def _replace(self, owner: Any, name: str, new: Any) -> None:
         self._undo.append((owner, name, getattr(owner, name)))
         setattr(owner, name, new)
+
+
+def _span(tensor: Any) -> int:
+    """Return the bytes from a tensor's first element to its last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.itemsize if tensor.numel() else 0
 
 
 def _plan_reader(torch: ModuleType) -> Callable[[str], Plan]:
@@ -218,11 +269,22 @@ def _arguments(found: Sequence[Any]) -> list[Argument]:
 
 
 class _AfterImport(MetaPathFinder):
-    """Calls `then` with the module `name` when a program has imported it."""
+    """Calls `then` with the module `name` when a program has imported it, or at once."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
         self._name = name
         self._then = then
+
+    def start(self) -> None:
+        module = sys.modules.get(self._name)
+        if module is not None:
+            self._then(module)
+        else:
+            sys.meta_path.insert(0, self)
+
+    def stop(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
