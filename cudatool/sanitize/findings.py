@@ -48,6 +48,12 @@ class FindingKind(StrEnum):
     """An access to memory that was given back, or that may run after it was given back in stream order."""
     USE_BEFORE_ALLOC = "use-before-alloc"
     """An access that nothing orders after the stream-ordered allocation of its memory."""
+    WAIT_UNRECORDED = "wait-unrecorded"
+    """A wait did nothing, because its event had not been recorded, and what it should have ordered races."""
+    CAPTURE_MISSED = "capture-missed"
+    """Work done while a graph was captured, but not captured, uses what a captured call has not yet made."""
+    CAPTURED_EVENT = "captured-event"
+    """A wait, outside of the capture, for an event that was recorded in one: it stands for no work."""
     # What the software device's checkers see inside of kernels and calls.
     OUT_OF_BOUNDS = "out-of-bounds"
     HOST_POINTER = "host-pointer"
@@ -83,11 +89,13 @@ class AccessSite:
     argument
         The kernel's argument or source line, where known.
     stack
-        Host stack of the call, innermost frame first.
+        Host stack of the call, innermost frame first; for a node of a graph, of the call that captured or added it.
     record
         Index of the operation in the trace's records.
     exact
         False for a conservative range: the operation may touch less.
+    launch
+        For a node of a graph, host stack of the launch of the graph; else empty.
     """
 
     operation: str
@@ -97,6 +105,7 @@ class AccessSite:
     stack: tuple[Frame, ...]
     record: int
     exact: bool = True
+    launch: tuple[Frame, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

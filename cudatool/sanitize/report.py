@@ -96,8 +96,9 @@ class _Style:
     def _race(self, finding: Finding) -> list[str]:
         second, first = sites(finding)
         lines = [*self._site("first", first), *self._site("second", second)]
-        end = finding.start + finding.size - 1
-        lines.append(self._about("bytes", f"{format_bytes(finding.size)} at 0x{finding.start:x} to 0x{end:x}"))
+        if finding.size:  # of a wait there are none
+            end = finding.start + finding.size - 1
+            lines.append(self._about("bytes", f"{format_bytes(finding.size)} at 0x{finding.start:x} to 0x{end:x}"))
         if (buffer := finding.buffer) is not None:
             offset = finding.start - buffer.address
             where = f"from its byte {offset:,} on" if offset >= 0 else "from before its start"

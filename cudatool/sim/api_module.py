@@ -187,6 +187,11 @@ def cuModuleLoadDataEx(module: int, image: int, numOptions: int, options: int, o
     write(module, c_size_t, library.handle)
 
 
+@entry("cuModuleLoadFatBinary(CUmodule *module, const void *fatCubin)")
+def cuModuleLoadFatBinary(module: int, fatCubin: int) -> None:
+    cuModuleLoadData(module, fatCubin)
+
+
 @entry("cuModuleUnload(CUmodule hmod)")
 def cuModuleUnload(hmod: int) -> None:
     state.machine.get(hmod, Library).unload()

@@ -491,7 +491,7 @@ def memory_at(address: int) -> tuple[str, int]:
 def _check_reachable(address: int, size: int) -> None:
     """Fail with CUDA_ERROR_INVALID_VALUE for what is neither allocated nor will be by a graph."""
     if state.machine.graph_memory.holding(address, size) is None and state.machine.locate(address, size) is None:
-        raise DriverError(Result.INVALID_VALUE, f"{size} bytes at {address:#x} are not device memory")
+        raise DriverError(Result.INVALID_VALUE, f"{size} bytes at {address:#x} are not device memory", address=address)
 
 
 def _check_live(address: int, size: int, what: str) -> None:

@@ -80,7 +80,7 @@ def _check_access(allocations: list[Allocation | None], stream: StreamState) -> 
 def need_device(address: int, size: int) -> None:
     """Fail with CUDA_ERROR_INVALID_VALUE if the driver does not know the memory at an address."""
     if size and state.machine.locate(address, size) is None:
-        raise DriverError(Result.INVALID_VALUE, f"{address:#x} is not a device address")
+        raise DriverError(Result.INVALID_VALUE, f"{address:#x} is not a device address", address=address)
 
 
 def copy(
