@@ -38,6 +38,7 @@ __all__ = ["Outcome", "Replayer", "Search", "Tape"]
 _SHOWN_BYTES = 16
 _SHOWN_STEPS = 8
 _PAIRS = 8  # of the same call sites
+_KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 _TRIES = 50  # by chance, for one pair
 _SEEN_BYTES = 1 << 28  # of memory that is compared at the end of each replay
 
@@ -121,17 +122,23 @@ class Search:
 
     def _assign_entries(self) -> None:
         """Say for each step what a replay does for it."""
-        owned: dict[int, list[int]] = {}
+        owned: dict[tuple[int, int], list[int]] = {}
         written: deque[int] = deque()
         for index, entry in enumerate(self._tape.entries):
             if entry.kind == "host write":
                 written.append(index)
             else:
-                owned.setdefault(entry.owner, []).append(index)
+                owned.setdefault((entry.owner, entry.node), []).append(index)
+        launches: dict[int, list[int]] = {}  # owner -> numbers of the nodes
+        for owner, node in owned:
+            launches.setdefault(owner, []).append(node)
         self._todo: list[list[Any]] = []
         self._step_of: dict[int, int] = {}
         for index, step in enumerate(self._steps.all):
-            todo: list[Any] = owned.pop(step.correlation, []) if step.correlation else []
+            todo: list[Any] = []
+            for node in [step.node] if step.node else launches.get(step.correlation, []):
+                todo += owned.pop((step.correlation, node), [])
+            todo.sort()
             if step.kind is Kind.HOST_ACCESS:
                 for access in step.accesses:
                     if access.mode & 1:
@@ -147,9 +154,10 @@ class Search:
     def witness(self, finding: Finding, until: float) -> Witness | str:
         """Return the witness of a finding, or why there is none, by the time `until` (``time.monotonic``)."""
         self._until = until
-        first, second = (self._steps.of_record.get(side.record) for side in (finding.first, finding.second))
-        if first is None or second is None:
+        pair = self._reported(finding)
+        if pair is None:
             return "only the order of operations is replayed, and one side is none"
+        first, second = pair
         for index, side in ((first, finding.first), (second, finding.second)):
             if reason := self._cannot_move(index):
                 return f"{side.operation} {reason}"
@@ -168,6 +176,18 @@ class Search:
         if self._replays == before:
             return "no legal order exchanges the two: the memory was handed out again between them"
         return f"{_count(self._replays - before, 'replay')}, with the two either way round, gave the same bytes"
+
+    def _reported(self, finding: Finding) -> tuple[int, int] | None:
+        """Return the steps of the two sides, None if one is none."""
+        sides = finding.first, finding.second
+        start, stop = finding.start, finding.start + finding.size
+        found: list[int] = []
+        for side in sides:
+            steps = [index for index in self._steps.of_record(side.record) if index not in found]
+            if side.launch:  # of a graph: the node from that line that touches the bytes
+                steps = [index for index in steps if self._stack(self._steps.all[index].source) == side.stack]
+            found += [index for index in steps if self._steps.all[index].touches(start, stop)][:1] or steps[:1]
+        return (found[0], found[1]) if len(found) == len(sides) else None
 
     def _cannot_move(self, index: int) -> str:
         """Say why a replay cannot run a step at another time; nothing if it can."""
@@ -239,7 +259,7 @@ class Search:
         return bytes(place[first] < place[second] for first, second in self._races or ())
 
     def _site(self, index: int) -> tuple[int, int]:
-        record = self._trace.records[self._steps.all[index].operation.record]
+        record = self._trace.records[self._steps.all[index].source]
         return int(record["name"]), int(record["stack"])
 
     # ---- replaying and comparing ----
@@ -316,7 +336,7 @@ class Search:
             bytes_b=found.after.hex(" "),
             observed_at=self._observed(finding, found),
             replays=replays,
-            exchanged=(self._record(pair[0]), self._record(pair[1])),
+            exchanged=(self._steps.all[pair[0]].source, self._steps.all[pair[1]].source),
         )
 
     def _observed(self, finding: Finding, found: _Difference) -> str:
@@ -331,23 +351,22 @@ class Search:
             return f"what the host reads ({step.location})"
         return f"what {step.operation} ({step.location}) copies to the host"
 
-    def _record(self, index: int) -> int:
-        return self._steps.all[index].operation.record
-
     def _stack(self, record: int) -> tuple[Frame, ...]:
         return self._trace.stack(int(self._trace.records["stack"][record]))
 
     def _step(self, index: int) -> WitnessStep:
         step = self._steps.all[index]
-        record = self._trace.records[step.operation.record]
+        record = self._trace.records[step.source]
         name = self._trace.names[int(record["name"])]
-        if step.kind is Kind.KERNEL_LAUNCH:
+        if step.kind is Kind.KERNEL_LAUNCH or (step.node and record["flags"] == _KERNEL_NODE):
             name = f"kernel {name}"
+        if step.node:
+            name += " of a graph"
         return WitnessStep(
             operation=name or step.kind.name.lower().replace("_", " "),
             agent=self._steps.agents[step.operation.agent].label,
-            location=location(self._stack(step.operation.record)),
-            record=step.operation.record,
+            location=location(self._stack(step.source)),
+            record=step.source,
         )
 
 

@@ -169,6 +169,19 @@ CASES = {
         ct.synchronize()
         y.get()
     """,
+    "nodes of one graph": """
+        x, y = new(), new()
+        ct.synchronize()
+        config, count = core.LaunchConfig(grid=1, block=N), np.uint64
+        stream = core.Device().create_stream()
+        left, right = stream.create_graph_builder().begin_building().split(2)
+        core.launch(left, config, put.core, count(x.data_ptr()), np.float32(2))
+        core.launch(right, config, add.core, count(x.data_ptr()), count(y.data_ptr()))
+        graph = left.join(left, right).end_building().complete()
+        graph.launch(stream)
+        stream.sync()
+        y.get()
+    """,
     "only the third time": """
         x, y = new(), new()
         ct.synchronize()
@@ -388,6 +401,18 @@ def test_what_the_host_wrote_is_there_in_every_order(reports):
 def test_graph_launch_changes_places_as_a_whole(reports):
     finding = only_finding(reports["graph and stream"])
     assert floats(finding) == [(2.0,) * 4, (0.0,) * 4]
+
+
+def test_nodes_of_a_graph_that_no_edge_orders_change_places(reports):
+    finding = only_finding(reports["nodes of one graph"])
+    assert floats(finding) == [(2.0,) * 4, (0.0,) * 4]
+    names = [[step["operation"] for step in finding["witness"][order]] for order in ("order_a", "order_b")]
+    inside = [[name for name in order if name.endswith("of a graph")] for order in names]
+    assert inside == [
+        ["kernel put of a graph", "kernel add of a graph"],
+        ["kernel add of a graph", "kernel put of a graph"],
+    ]
+    assert pair(finding, "order_b") == pair(finding, "order_a")[::-1]
 
 
 def test_race_that_matters_only_later_in_a_loop_is_proven_there(reports):
