@@ -147,6 +147,8 @@ class Witness:
         How many it took to find.
     exchanged
         Records of the two operations that changed places.
+    also_exchanged
+        How many other racing pairs changed places with them.
     """
 
     order_a: tuple[WitnessStep, ...]
@@ -158,6 +160,7 @@ class Witness:
     observed_at: str
     replays: int
     exchanged: tuple[int, int]
+    also_exchanged: int = 0
 
 
 @dataclass(frozen=True, slots=True)

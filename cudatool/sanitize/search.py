@@ -5,6 +5,7 @@
     replay the order of the run: it must give the bytes of the run
     for each finding (first, second), and other pairs of operations from the same two call sites:
         replay the order of the program                 (twice: it must give the same bytes)
+        replay it with second, and what precedes it by the program's favour, moved before first
         replay it with second, and what must precede it, moved before first
         replay it with first, and what must follow it, moved behind second
     for each of these pairs again, while there is time:
@@ -254,16 +255,21 @@ class Search:
         return pairs
 
     def _told(self, first: int, second: int) -> Iterator[tuple[tuple[int, int], Order, Order]]:
-        order = self.steps.program_order()
-        yield (first, second), order, self.steps.advanced(order, second)
-        yield (first, second), order, self.steps.delayed(order, first, second)
+        """Yield the program's order and others: first one in which nothing but the two changes places, if it can be."""
+        steps, order = self.steps, self.steps.program_order()
+        alone = steps.before_but(second, first, self._races or ())
+        if first not in alone:
+            yield (first, second), order, steps.advanced(order, second, alone)
+        yield (first, second), order, steps.advanced(order, second, steps.before(second))
+        yield (first, second), order, steps.delayed(order, first, second)
 
     def _by_chance(self, first: int, second: int) -> Iterator[tuple[tuple[int, int], Order, Order]]:
         choose = random.Random(first)
         for _ in range(_TRIES):
             order = self.steps.any_order(choose)
             earlier, later = sorted((first, second), key=order.index)
-            yield (earlier, later), order, self.steps.delayed(order, earlier, later)
+            other = self.steps.delayed(order, earlier, later)
+            yield (first, second), *((order, other) if earlier == first else (other, order))
 
     def _agreement(self, order: Order) -> bytes:
         """Return what decides the results of an order: which step comes first, of each two that race."""
@@ -349,8 +355,15 @@ class Search:
             bytes_b=found.after.hex(" "),
             observed_at=self._observed(finding, found),
             replays=replays,
+            also_exchanged=max(self._exchanged(order, other) - 1, 0),
             exchanged=(self.steps.all[pair[0]].source, self.steps.all[pair[1]].source),
         )
+
+    def _exchanged(self, order: Order, other: Order) -> int:
+        """Return how many racing pairs are the other way round."""
+        places = [{step: position for position, step in enumerate(one)} for one in (order, other)]
+        before = ([place[first] < place[second] for first, second in self._races or ()] for place in places)
+        return sum(one != another for one, another in zip(*before, strict=True)) if self._races else 1
 
     def _observed(self, finding: Finding, found: _Difference) -> str:
         if found.failure:

@@ -124,6 +124,8 @@ def witness_lines(finding: Finding) -> Iterator[tuple[str, str]]:
     part = "" if shown == witness.steps else f", of which {shown} are shown,"
     operations = f"{witness.steps:,} operation{'' if witness.steps == 1 else 's'}"
     yield "witness", f"two legal orders of {operations}{part} differ in {witness.observed_at}"
+    if more := witness.also_exchanged:
+        yield "", f"{more:,} other racing pair{'' if more == 1 else 's'} changed places with the one that is marked"
     for number, order, held in ((1, witness.order_a, witness.bytes_a), (2, witness.order_b, witness.bytes_b)):
         label = f"order {number}"
         for step in order:
