@@ -162,6 +162,8 @@ class Stream:
     def wait_event(self, event: Event) -> None:
         """Let everything enqueued from now on wait for `event`; one that was never recorded changes nothing."""
         if not event.cuda_event:
+            if hooks.active:
+                self._emit(Kind.STREAM_WAIT_EVENT, aux0=event.trace_id())
             return
         with on_device(self.device_index), operation() as correlation:
             self.core.wait(event.core)

@@ -100,7 +100,12 @@ def sources(
         header["total_memory"] = [machine.options.memory] * machine.options.count
     stacks.enable(with_stacks)
     hooks.wants_accesses = measure_accesses
-    collector = None
+    collector = hand_overs = None
+    if measure_accesses:
+        from cudatool.collect.hand_overs import HandOvers
+
+        hand_overs = HandOvers()
+        hand_overs.install()
     if machine is not None:
         from cudatool import sim
         from cudatool.collect.sim_driver import SimDriverCollector
@@ -116,6 +121,8 @@ def sources(
     finally:
         stacks.enable(True)
         hooks.wants_accesses = hooks.measures_accesses = False
+        if hand_overs is not None:
+            hand_overs.remove()
         if collector is not None and machine is not None:
             if collector.blocks is not None:
                 hooks.unsubscribe(collector.blocks)

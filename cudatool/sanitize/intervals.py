@@ -62,6 +62,8 @@ class Access:
     node
         The number of the node of a graph that does it, for the accesses of a graph launch; then the record of that node
         (-1 if it is not known, and for work outside of graphs).
+    host
+        The record of the HOST_ACCESS, if a host function does it; else -1.
     operation, owner
         Who touches them, and the allocation that the first byte lay in. Known when the operation is reached.
     """
@@ -75,6 +77,7 @@ class Access:
     exact: bool = True
     node: int = -1
     mask: int = 0
+    host: int = -1
     operation: Operation = _NOBODY
     owner: Buffer | None = None
 

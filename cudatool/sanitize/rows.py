@@ -44,10 +44,12 @@ class Row(NamedTuple):
 def read_rows(trace: Trace, kinds: Collection[int]) -> Iterator[Row]:
     """Yield the records of these kinds in order, a chunk in memory at a time.
 
-    ACCESS records are tied to their operation by correlation, and may stand anywhere in the trace.
+    ACCESS records, and HOST_ACCESS records of host functions, are tied to their operation by correlation, and may stand
+    anywhere in the trace.
     """
     records = trace.records
-    tells = np.flatnonzero(records["kind"] == Kind.ACCESS)
+    of_host_functions = (records["kind"] == Kind.HOST_ACCESS) & (records["correlation"] != 0)
+    tells = np.flatnonzero((records["kind"] == Kind.ACCESS) | of_host_functions)
     correlations = records["correlation"][tells]
     order = np.argsort(correlations, kind="stable")
     tells, correlations = tells[order], correlations[order]
@@ -75,6 +77,8 @@ def read_rows(trace: Trace, kinds: Collection[int]) -> Iterator[Row]:
         last = np.cumsum(count)
         taken = tells[np.repeat(low - last + count, count) + np.arange(count.sum())]
         accesses = _byte_sets(records[taken])
+        for place in np.flatnonzero(records["kind"][taken] == Kind.HOST_ACCESS).tolist():
+            accesses[place].host = int(taken[place])
         masked = bool((records["flags"][taken] & AccessFlag.MASK).any())
 
         idle = (count == 0) & np.isin(chunk["kind"], LAUNCHES) & np.isin(wanted, executed)

@@ -85,7 +85,7 @@ class Footprint:
         pages = np.flatnonzero(mixed) + first
         if len(pages):
             read, write, atomic = (view[: len(view) // PAGE * PAGE].reshape(-1, PAGE)[pages] for view in self._views)
-            bytes_ = read | write << 1 | atomic << 2
+            bytes_ = (read | write << 1 | atomic << 2).astype(np.uint8)
             changed = np.ones(bytes_.shape, bool)  # each page is a piece of its own
             changed[:, 1:] = bytes_[:, 1:] != bytes_[:, :-1]
             page, offset = np.nonzero(changed)
