@@ -9,7 +9,6 @@ streams and their events are the edges, and what they say they touch holds for e
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 from cudatool.sanitize.defects import race_of
@@ -342,7 +341,7 @@ def check_nodes(
                     add(kind, access, whole)
             (freed if node.type == FREE else given).append(whole)
         for access in of_node.get(number, ()):
-            placed = replace(access, operation=operation)
+            placed = access.of(operation, number)
             for free in freed:
                 if overlap(free, placed):
                     add(FindingKind.USE_AFTER_FREE, free, placed)

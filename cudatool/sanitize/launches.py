@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cudatool.sanitize.defects import Side, side_of
@@ -108,7 +107,7 @@ class Launches:
         for number, node in graph.nodes.items():
             if node.baked is None:
                 return None
-            told += [replace(access, node=number) for access in node.baked]
+            told += [access.of(access.operation, number) for access in node.baked]
         return told if graph.nodes else None
 
     def _check_nodes(self, graph: Executable, accesses: list[Access], operation: Operation) -> None:
@@ -122,7 +121,7 @@ class Launches:
         found = check_nodes(graph, accesses, extra, go_on_repaired=self._engine.go_on_repaired)
         for race in found:
             first, second = (
-                side_of(replace(one, operation=operation, node=node.record))
+                side_of(one.of(operation, node.record))
                 if one.mode
                 else Side(operation, "free" if node.type == FREE else "allocate", node=node.record)
                 for one in (race.first, race.second)
@@ -153,7 +152,7 @@ class Launches:
                 if node is None or not made.mode & (WRITE | ATOMIC) or node.record > eager.operation.record:
                     continue
                 if (found := overlap(made, eager)) is not None:
-                    first = side_of(replace(made, operation=operation, node=node.record))
+                    first = side_of(made.of(operation, node.record))
                     buffer = self._engine.buffers.find(found[0])
                     self._engine.found.report(FindingKind.CAPTURE_MISSED, first, side_of(eager), *found, buffer)
         graph.eager = []
