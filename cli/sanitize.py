@@ -3,41 +3,68 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from datetime import date
+from functools import partial
 
 import click
 
-from cudatool.cli._options import device_option, split_workload, workload_arguments
+from cudatool.cli._options import device_option, workload_arguments
+from cudatool.cli._proof import Proof, proof_options
+from cudatool.cli._recorded import trace_of
+from cudatool.errors import UsageError
 
 __all__ = ["sanitize"]
 
-_CHECKS = ("race", "memcheck", "initcheck", "racecheck", "synccheck", "leak")
-_DEFAULT = ("race", "memcheck", "synccheck")
+_DEFAULT = "race,memcheck,synccheck"
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @device_option
 @click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Of the report."
+    "--format",
+    "formats",
+    multiple=True,
+    metavar="FORMAT[=FILE]",
+    help="text, json, sarif, junit, github or gitlab; several times for several. Without =FILE it goes to stdout, and "
+    "the text report does if nothing else does.",
 )
-@click.option("--json", "form", flag_value="json", help="Short for --format json.")
+@click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
+@click.option("--html", metavar="FILE", help="Also write a page with the findings on the stream timeline.")
 @click.option(
     "--checks",
-    default=",".join(_DEFAULT),
+    default=_DEFAULT,
     show_default=True,
     metavar="LIST",
-    help=f"What to look for, separated by commas: {', '.join(_CHECKS)}, or all.",
+    help="What to look for, separated by commas: race, memcheck, initcheck, racecheck, synccheck, leak, or all.",
 )
+@click.option(
+    "--suppress",
+    multiple=True,
+    metavar="RULE|@FILE",
+    help="Leave out findings for which every term of a rule holds, for example 'kind=race-* file=third_party/*.py'; "
+    "terms are kind, file, function, operation and fingerprint. @FILE has one rule on each line.",
+)
+@click.option("--baseline", metavar="FILE", help="Findings that are known, each with a reason and a last day.")
+@click.option("--update-baseline", is_flag=True, help="Write what is found now to the --baseline, keeping its reasons.")
 @click.option(
     "--error-exitcode", type=click.IntRange(0, 255), default=1, show_default=True, help="Exit status for findings."
 )
+@proof_options
 @workload_arguments
 def sanitize(
-    device: str | None, form: str, checks: str, error_exitcode: int, module: str | None, workload: tuple[str, ...]
+    device: str | None,
+    formats: tuple[str, ...],
+    as_json: bool,
+    html: str | None,
+    checks: str,
+    suppress: tuple[str, ...],
+    baseline: str | None,
+    update_baseline: bool,
+    error_exitcode: int,
+    proof: Proof,
+    module: str | None,
+    workload: tuple[str, ...],
 ) -> None:
     """Find unsynchronized accesses and memory errors in a program or a recorded trace.
 
@@ -49,54 +76,48 @@ def sanitize(
     initcheck (reads of memory never written), racecheck (threads of one kernel that race), synccheck (barriers that
     not all threads come to), leak (memory never given back). The default are those that cost little.
 
-    What the program prints goes to stderr: stdout has the report alone.
+    A comment `# cudatool: ignore[race]` on the line of either access accepts a finding there; in brackets stand checks
+    or kinds of finding, without brackets it accepts all.
 
-    Exit status: 0 clean, 1 findings (or --error-exitcode), 2 usage, 3 the workload itself failed.
+    What the program prints goes to stderr: stdout has the report alone. Files are written whole or not at all.
+
+    Exit status: 0 clean, 1 findings (or --error-exitcode), 2 it could not be done, 3 the workload itself failed.
     """
-    from cudatool.errors import UsageError
-    from cudatool.recording import record
-    from cudatool.sanitize import check, render_json, render_text
-    from cudatool.trace import reader
-    from cudatool.workload import Workload
+    from cudatool.sanitize import Baseline, Outputs, Run, accepted, check, known, parse_checks, parse_rules, render_text
+    from cudatool.sanitize.places import project_root
 
-    wanted = _CHECKS if checks == "all" else tuple(filter(None, checks.split(",")))
-    if unknown := [check for check in wanted if check not in _CHECKS]:
-        raise UsageError(f"there is no check {unknown[0]!r}; there are {', '.join(_CHECKS)}, and all")
-    target, arguments, is_module = split_workload(module, workload)
-    status = 0
-    if not is_module and os.path.isfile(target) and reader.is_trace(target):
-        if arguments:
-            raise UsageError("a trace takes no arguments")
-        trace = reader.read(target)
+    # All that can be wrong with the options is said before the workload runs; and it may change directory.
+    wanted = parse_checks(checks)
+    outputs = Outputs.parse([*formats, *(["json"] if as_json else [])], html, baseline if update_baseline else None)
+    rules = parse_rules(suppress)
+    accepts = Baseline.read(baseline, may_be_new=update_baseline) if baseline else Baseline({})
+    if update_baseline and not baseline:
+        raise UsageError("--update-baseline needs --baseline FILE")
+    baseline, html = baseline and os.path.abspath(baseline), html and os.path.abspath(html)
+    root = project_root()
+
+    if proof.explores:
+        if html:
+            raise UsageError("--html shows one run: leave out --explore")
+        trace, report, status = None, *proof.explored(device, checks, module, workload)
     else:
-        if target.endswith(".ctrace"):
-            reader.read(target)  # says what is wrong with it
-        program = Workload(target, arguments, is_module)
-        program.check()
-        # Not a TemporaryDirectory: the workload's exit handlers run inside and would remove it.
-        folder = tempfile.mkdtemp(prefix="cudatool-")
-        try:
-            path = os.path.join(folder, "sanitize.ctrace")
-            in_kernels = [check for check in wanted if check not in ("race", "leak")]
-            measure = "race" in wanted
-            with (
-                _stdout_for_the_report(),
-                record(path, device=device, measure_accesses=measure, checks=in_kernels),
-            ):
-                status = program.run()
-                if "leak" in wanted:
-                    program.forget()
-            trace = reader.read(path)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-    report = check(trace, races="race" in wanted, leaked="leak" in wanted)
-    if form == "json":
-        click.echo(render_json(report))
-    else:
-        color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-        width = min(os.get_terminal_size().columns, 120) if sys.stdout.isatty() else 100
-        click.echo(render_text(report, color=color, width=width))
-    if report.unchecked_launches and trace.header.get("device_kind") == "cuda":
+        trace, status = trace_of(module, workload, device, wanted, proof)
+        report = proof.proven(check(trace, races="race" in wanted, leaked="leak" in wanted), trace)
+    report = accepted(report, rules)
+    if update_baseline and baseline and not status:
+        accepts = accepts.updated(report, wanted)
+        accepts.write(baseline)
+    report = known(report, accepts, wanted, date.today())
+    text = partial(render_text, color=_in_colour(), width=_width())
+    written = outputs.write(report, Run(root, wanted, status), click.echo, text)
+    if html and trace is not None:
+        from cudatool import viz
+
+        viz.write_page(trace, html, report)
+        written.append(html)
+    for path in written:
+        click.echo(f"Wrote {os.path.relpath(path)}", err=True)
+    if report.unchecked_launches and trace is not None and trace.header.get("device_kind") == "cuda":
         click.echo("Next: the same with --device sim, which measures what kernels access", err=True)
     if status:
         click.echo(f"cudatool: the workload itself failed with exit status {status}", err=True)
@@ -105,15 +126,9 @@ def sanitize(
         sys.exit(error_exitcode)
 
 
-@contextmanager
-def _stdout_for_the_report() -> Iterator[None]:
-    """Send to stderr what this process and its children write to stdout."""
-    sys.stdout.flush()
-    saved = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(saved, 1)
-        os.close(saved)
+def _in_colour() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
+def _width() -> int:
+    return min(os.get_terminal_size().columns, 120) if sys.stdout.isatty() else 100

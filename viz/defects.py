@@ -7,7 +7,7 @@ from typing import Any
 from cudatool.analyze import Operations
 from cudatool.sanitize import AccessSite, BufferSite, Finding, Report
 from cudatool.sanitize.findings import DeviceFinding, location
-from cudatool.sanitize.report import TITLES
+from cudatool.sanitize.kinds import KINDS
 from cudatool.trace.model import Frame
 
 __all__ = ["defects"]
@@ -65,7 +65,7 @@ def _on_device(finding: DeviceFinding, operation: dict[int, int]) -> dict[str, A
 def _common(finding: Finding | DeviceFinding, certain: bool) -> dict[str, Any]:
     return {
         "kind": finding.kind.value,
-        "title": TITLES[finding.kind],
+        "title": KINDS[finding.kind].title,
         "certain": certain,
         "count": finding.count,
         "buffer": _buffer(finding.buffer),

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from cudatool.collect.byte_sets import compress
 from cudatool.collect.kernel_names import kernel_name
 from cudatool.collect.sim_blocks import BlockWatcher
 from cudatool.collect.sim_graphs import GraphWatcher
@@ -123,6 +124,8 @@ class SimDriverCollector:
             if operation.launch is operation:
                 self._launches[operation.sequence] = correlation
         self._owners[operation.sequence] = correlation, stream_id
+        if self._machine.tape is not None:
+            self._machine.tape.owners[operation.sequence] = correlation
         self._thread.operation = operation
         if operation.kind in ("alloc", "free"):
             self._thread.memory += (operation,)
@@ -205,7 +208,7 @@ class SimDriverCollector:
         if operation.kind not in _WORK or not correlation:
             return
         ordinal = operation.stream.context.device.ordinal
-        for address, size, flags in operation.footprint:
+        for address, size, flags, aux0, aux1 in compress(operation.footprint):
             hooks.emit(
                 Kind.ACCESS,
                 device=ordinal,
@@ -214,6 +217,8 @@ class SimDriverCollector:
                 address=address,
                 size=size,
                 flags=flags,
+                aux0=aux0,
+                aux1=aux1,
                 stack=0,
             )
         for found in operation.findings:

@@ -1,19 +1,38 @@
 """The happens-before engine, its findings and their reports.
 
-:func:`check` takes a trace and says which accesses no CUDA rule orders; the renderers turn that into text or JSON.
+:func:`check` takes a trace and says which accesses no CUDA rule orders. :func:`accepted` and :func:`known` set aside
+what comments, rules and a baseline accept. :class:`Outputs` writes the rest in the formats that people and CI systems
+read.
 """
 
+from cudatool.sanitize.baseline import Baseline
 from cudatool.sanitize.checker import check
-from cudatool.sanitize.findings import AccessSite, BufferSite, Finding, FindingKind, Report
+from cudatool.sanitize.findings import AccessSite, BufferSite, DeviceFinding, Finding, FindingKind, Report
+from cudatool.sanitize.kinds import parse_checks
+from cudatool.sanitize.outputs import Outputs
 from cudatool.sanitize.report import render_json, render_text
+from cudatool.sanitize.suppress import Rule, parse_rules
+from cudatool.sanitize.triage import accepted, known
+from cudatool.sanitize.views import Run
+from cudatool.sanitize.witness import with_witnesses
 
 __all__ = [
     "AccessSite",
+    "Baseline",
     "BufferSite",
+    "DeviceFinding",
     "Finding",
     "FindingKind",
+    "Outputs",
     "Report",
+    "Rule",
+    "Run",
+    "accepted",
     "check",
+    "known",
+    "parse_checks",
+    "parse_rules",
     "render_json",
     "render_text",
+    "with_witnesses",
 ]

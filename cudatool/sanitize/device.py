@@ -144,8 +144,10 @@ def leaks(trace: Trace) -> tuple[DeviceFinding, ...]:
 def _with_fingerprints(found: list[DeviceFinding]) -> tuple[DeviceFinding, ...]:
     seen: Counter[str] = Counter()
     result = []
-    for one in found:
-        parts = (one.kind, one.operation, one.mode, one.space, functions(one.stack))
+    for one in sorted(found, key=lambda one: one.record):  # not in the order in which the kernels happened to run
+        # Which of two racing threads comes second, and so whether it reads or writes, differs from run to run.
+        mode = "" if one.kind is FindingKind.KERNEL_RACE else one.mode
+        parts = (one.kind, one.operation, mode, one.space, functions(one.stack))
         identity = digest(parts)
         seen[identity] += 1
         if seen[identity] > 1:

@@ -5,43 +5,34 @@ from __future__ import annotations
 import dataclasses
 import json
 import linecache
+import os
 import textwrap
 from typing import Any
 
-from cudatool.sanitize.findings import AccessSite, DeviceFinding, Finding, FindingKind, Report
+from cudatool.sanitize.explore import schedule_lines
+from cudatool.sanitize.findings import DeviceFinding, Finding, Report, SetAside
+from cudatool.sanitize.kinds import KINDS, check_of
+from cudatool.sanitize.places import relative_path, source_place, user_frames
+from cudatool.sanitize.views import Entry, Run, Site, entries, place, sites, sources, times, verdict
+from cudatool.sanitize.witness import witness_lines
 from cudatool.trace.model import Frame
 from cudatool.units import format_bytes
 
-__all__ = ["SCHEMA", "TITLES", "render_json", "render_text"]
+__all__ = ["SCHEMA", "render_entry", "render_json", "render_text"]
 
 SCHEMA = "cudatool.sanitize/1"
 _FRAMES = 8  # of a stack, in the text report
-
-TITLES = {
-    FindingKind.RACE_RAW: "race: a read that may come before the write",
-    FindingKind.RACE_WAR: "race: a write that may come before the read",
-    FindingKind.RACE_WAW: "race: two writes in no order",
-    FindingKind.RACE_HOST: "race: the host and the device, in no order",
-    FindingKind.REUSE: "memory given to a new owner while a stream may still use it",
-    FindingKind.USE_AFTER_FREE: "use of memory after it was freed",
-    FindingKind.USE_BEFORE_ALLOC: "use of memory before its stream-ordered allocation",
-    FindingKind.OUT_OF_BOUNDS: "access out of bounds",
-    FindingKind.HOST_POINTER: "a kernel uses a pointer of the host",
-    FindingKind.MISALIGNED: "misaligned access",
-    FindingKind.UNINITIALIZED: "read of memory that was never written",
-    FindingKind.KERNEL_RACE: "race between threads of a kernel",
-    FindingKind.BARRIER_DIVERGENCE: "a barrier that not all threads come to",
-    FindingKind.BAD_MASK: "a warp operation with a wrong member mask",
-    FindingKind.INVALID_FREE: "free of what is no allocation",
-    FindingKind.DOUBLE_FREE: "memory freed twice",
-    FindingKind.INVALID_COPY: "copy or fill beyond its memory",
-    FindingKind.LEAK: "memory never given back",
-}
+_LABEL = 8  # columns of what a line is about
 
 
-def render_json(report: Report) -> str:
-    """Return the report as one JSON object, schema ``cudatool.sanitize/1``: raw bytes, addresses as numbers."""
+def render_json(report: Report, run: Run | None = None) -> str:
+    """Return the report as one JSON object, schema ``cudatool.sanitize/1``: raw bytes, addresses as numbers.
+
+    ``docs/sanitize.schema.json`` describes it.
+    """
     payload: dict[str, Any] = {"schema": SCHEMA, **_plain(report)}
+    if run is not None:
+        payload |= {"checks": list(run.checks), "workload_status": run.status}
     return json.dumps(payload, indent=2, ensure_ascii=False)
 
 
@@ -56,127 +47,146 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def render_text(report: Report, *, color: bool = False, width: int = 80) -> str:
+def render_text(report: Report, run: Run | None = None, *, color: bool = False, width: int = 80) -> str:
     """Return the report for a terminal of `width` columns; `color` adds ANSI colours, and nothing depends on them.
 
     Source lines are quoted where their files can be read.
     """
-    style = _Style(color, max(width, 40))
-    blocks = [style.finding(finding, number) for number, finding in enumerate(report.findings, 1)]
-    if report.possible:
-        blocks.append(style.wrap("Possible: an operation below may touch less than it is said to.", ""))
-        blocks += [
-            style.finding(finding, number) for number, finding in enumerate(report.possible, len(report.findings) + 1)
-        ]
-    first = len(report.findings) + len(report.possible) + 1
-    blocks += [style.device_finding(finding, number) for number, finding in enumerate(report.on_device, first)]
-    blocks.append(style.summary(report))
+    style = _Style(color, max(width, 40), run.root if run else os.getcwd())
+    blocks: list[str] = []
+    for number, entry in enumerate((entry for entry in entries(report) if entry.aside is None), 1):
+        if entry.level == "warning" and (not blocks or number == len(report.findings) + len(report.on_device) + 1):
+            blocks.append(style.wrap("Possible: an operation below may touch less than it is said to.", ""))
+        blocks.append(style.entry(entry, f"{number}. "))
+    blocks.append(style.summary(report, run))
     return "\n\n".join(blocks)
 
 
+def render_entry(entry: Entry, root: str) -> str:
+    """Return one finding as the text report has it, paths relative to `root`."""
+    return _Style(False, 100, root).entry(entry)
+
+
 class _Style:
-    def __init__(self, color: bool, width: int) -> None:
+    def __init__(self, color: bool, width: int, root: str) -> None:
         self._color = color
         self._width = width
+        self._root = root
 
     def paint(self, code: str, text: str) -> str:
         return f"\x1b[{code}m{text}\x1b[0m" if self._color else text
 
-    def wrap(self, text: str, indent: str) -> str:
-        return textwrap.fill(text, self._width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    def wrap(self, text: str, indent: str, first: str | None = None) -> str:
+        start = indent if first is None else first
+        return textwrap.fill(text, self._width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False)
 
-    def finding(self, finding: Finding, number: int) -> str:
-        title = f"{number}. {TITLES[finding.kind]} [{finding.kind}]"
-        if finding.count > 1:
-            title += f", {finding.count:,} times"
+    def entry(self, entry: Entry, number: str = "") -> str:
+        finding = entry.finding
+        check = "" if check_of(finding) == "race" else f"{check_of(finding)}: "
+        title = f"{number}{check}{KINDS[finding.kind].title} [{finding.kind}]{times(finding)}"
         lines = [self.paint("1;31", self.wrap(title, ""))]
-        for side in (finding.first, finding.second):
-            lines += self._side(side)
-        end = finding.start + finding.size - 1
-        lines.append(self.wrap(f"bytes: {format_bytes(finding.size)} at 0x{finding.start:x} to 0x{end:x}", "   "))
-        if finding.buffer is not None:
-            offset = finding.start - finding.buffer.address
-            where = f"at its byte {offset:,}" if offset >= 0 else "from before its start"
-            lines.append(
-                self.wrap(
-                    f"in: a buffer of {format_bytes(finding.buffer.size)} at 0x{finding.buffer.address:x}, {where}, "
-                    "allocated at" + ("" if finding.buffer.stack else " an unknown line"),
-                    "   ",
-                )
-            )
-            lines += self._stack(finding.buffer.stack)
-        lines.append(self.wrap(f"why: {finding.reason}", "   "))
+        lines += self._race(finding) if isinstance(finding, Finding) else self._on_device(finding)
+        if finding.seen_in:
+            lines.append(self._about("seen", f"under {', '.join(finding.seen_in)}"))
+        if entry.remark:
+            lines.append(self._about("known", entry.remark))
+        lines.append(self.paint("2", f"   fingerprint: {finding.fingerprint}"))
+        return "\n".join(lines)
+
+    def _race(self, finding: Finding) -> list[str]:
+        second, first = sites(finding)
+        lines = [*self._site("first", first), *self._site("second", second)]
+        if finding.size:  # of a wait there are none
+            end = finding.start + finding.size - 1
+            lines.append(self._about("bytes", f"{format_bytes(finding.size)} at 0x{finding.start:x} to 0x{end:x}"))
+        if (buffer := finding.buffer) is not None:
+            offset = finding.start - buffer.address
+            where = f"from its byte {offset:,} on" if offset >= 0 else "from before its start"
+            text = f"{format_bytes(buffer.size)} at 0x{buffer.address:x}, touched {where}, allocated"
+            lines += self._site("buffer", Site(text + ("" if buffer.stack else " at an unknown line"), buffer.stack))
+        lines.append(self._about("why", finding.reason))
         if finding.repair:
-            lines.append(self.paint("32", self.wrap(f"repair: {finding.repair}", "   ")))
-        lines.append(self.paint("2", f"   fingerprint: {finding.fingerprint}"))
-        return "\n".join(lines)
-
-    def device_finding(self, finding: DeviceFinding, number: int) -> str:
-        title = f"{number}. {finding.check}: {TITLES[finding.kind]} [{finding.kind}]"
-        if finding.count > 1:
-            title += f", {finding.count:,} times"
-        lines = [self.paint("1;31", self.wrap(title, ""))]
-        if finding.operation:
-            what = (
-                f"{finding.mode} of {format_bytes(finding.size)} in {finding.space} memory by " if finding.mode else ""
-            )
-            where = f" on {finding.agent}" if finding.block else ""
-            lines.append(self.paint("1", self.wrap(f"{what}{finding.operation}{where}", "   ")))
-        if finding.block:
-            lines.append(self._thread(finding.block, finding.thread, finding.source))
-        if finding.other_thread:
-            lines.append(self._thread(finding.other_block, finding.other_thread, finding.other_source, "after "))
-        if finding.mode:
-            offset = "offset " if finding.space != "global" else ""
-            lines.append(self.wrap(f"address: {offset}0x{finding.address:x}: {finding.text}", "   "))
-        else:
-            lines.append(self.wrap(f"why: {finding.text}", "   "))
-        if finding.stack:
-            lines.append(self.wrap("launched at" if finding.block else "at", "   "))
-            lines += self._stack(finding.stack)
-        if finding.buffer is not None and finding.check != "leak":
-            size = format_bytes(finding.buffer.size)
-            lines.append(self.wrap(f"memory: {size} at 0x{finding.buffer.address:x}, allocated at", "   "))
-            lines += self._stack(finding.buffer.stack)
-        lines.append(self.paint("2", f"   fingerprint: {finding.fingerprint}"))
-        return "\n".join(lines)
-
-    def _thread(self, block: tuple[int, ...], thread: tuple[int, ...], source: str, before: str = "") -> str:
-        text = self.wrap(f"{before}thread {thread} of block {block} at {source}", "   ")
-        file, _, line = source.rpartition(":")
-        if line.isdigit() and (code := linecache.getline(file, int(line)).strip()):
-            text += "\n" + self.paint("2", "       " + textwrap.shorten(code, self._width - 7, placeholder=" ..."))
-        return text
-
-    def _side(self, side: AccessSite) -> list[str]:
-        argument = f" through {side.argument}" if side.argument else ""
-        inexact = "" if side.exact else " at most"
-        text = f"{side.mode}{inexact} by {side.operation}{argument} on {side.agent}"
-        if side.operation == "host access":
-            text = f"{side.mode}{inexact} by {side.agent}"
-        return [self.paint("1", self.wrap(text, "   ")), *self._stack(side.stack)]
-
-    def _stack(self, stack: tuple[Frame, ...]) -> list[str]:
-        lines = []
-        for frame in stack[:_FRAMES]:
-            lines.append(f"     {frame.file}:{frame.line} in {frame.function}")
-            if source := linecache.getline(frame.file, frame.line).strip():
-                lines.append(self.paint("2", "       " + textwrap.shorten(source, self._width - 7, placeholder=" ...")))
-        if len(stack) > _FRAMES:
-            lines.append(f"     ... and {len(stack) - _FRAMES} more")
+            lines.append(self.paint("32", self._about("repair", finding.repair)))
+        lines += [self._about(label, text) for label, text in witness_lines(finding)]
         return lines
 
-    def summary(self, report: Report) -> str:
-        found = len(report.findings) + len(report.on_device)
-        verdict = "no findings" if not found else "1 finding" if found == 1 else f"{found:,} findings"
-        if report.possible:
-            verdict += f", {len(report.possible):,} possible"
-        lines = [self.paint("1;31" if found else "1;32", f"cudatool sanitize: {verdict}")]
+    def _on_device(self, finding: DeviceFinding) -> list[str]:
+        (site,) = sites(finding)
+        lines = []
+        if finding.operation:
+            lines.append(self.paint("1", self._about("what", site.text)))
+        for thread, source in sources(finding):
+            label = "thread" if not thread.startswith("after") else ""
+            lines.append(self._about(label, f"{thread.removeprefix('thread ')} at {source}"))
+            if (at := source_place(source)) is not None:
+                lines += self._code(*at)
+        if finding.mode:
+            offset = "offset " if finding.space != "global" else ""
+            lines.append(self._about("address", f"{offset}0x{finding.address:x}: {finding.text}"))
+        else:
+            lines.append(self._about("why", finding.text))
+        if finding.stack:
+            lines += self._site("from", Site("", finding.stack))
+        if finding.buffer is not None and finding.check != "leak":
+            text = f"{format_bytes(finding.buffer.size)} at 0x{finding.buffer.address:x}, allocated"
+            lines += self._site("buffer", Site(text, finding.buffer.stack))
+        return lines
+
+    def _about(self, label: str, text: str) -> str:
+        first = f"   {label + ':' if label else '':{_LABEL}} "
+        return self.wrap(text, " " * len(first), first)
+
+    def _site(self, label: str, site: Site) -> list[str]:
+        lines = self._stack(site.stack)
+        if site.text:
+            return [self.paint("1", self._about(label, site.text)), *lines]
+        lines[0] = self._about(label, lines[0].strip())
+        return lines
+
+    def _stack(self, stack: tuple[Frame, ...]) -> list[str]:
+        """The frames of the user's own code, innermost first, with their source."""
+        indent = " " * (_LABEL + 4)
+        own = user_frames(stack)
+        lines = []
+        for frame in own[:_FRAMES]:
+            file = relative_path(frame.file, self._root) or frame.file
+            lines.append(f"{indent}{file}:{frame.line} in {frame.function}")
+            lines += self._code(frame.file, frame.line)
+        if len(own) > _FRAMES:
+            lines.append(f"{indent}... and {len(own) - _FRAMES} more")
+        return lines
+
+    def _code(self, file: str, line: int) -> list[str]:
+        indent = " " * (_LABEL + 6)
+        source = linecache.getline(file, line).strip()
+        short = textwrap.shorten(source, self._width - len(indent), placeholder=" ...")
+        return [self.paint("2", indent + short)] if source else []
+
+    def summary(self, report: Report, run: Run | None) -> str:
+        lines = [self._set_aside(one) for one in report.set_aside]
+        lines += [
+            self.wrap(f"stale: {known.fingerprint} ({known.what}) did not occur: take it out of the baseline", "  ", "")
+            for known in report.stale
+        ]
+        lines += [self.wrap(f"warning: {one.file}:{one.line}: {one.text}", "  ", "") for one in report.remarks]
         device = f" on {report.device}" if report.device else ""
         edges = ", ".join(f"{count:,} {rule}" for rule, count in report.edges.items())
-        lines.append(
-            self.wrap(f"checked {report.operations:,} operation{'' if report.operations == 1 else 's'}{device}", "  ")
-        )
-        lines.append(self.wrap(f"ordering seen: {edges or 'stream order only'}", "  "))
-        lines += [self.wrap(f"note: {note}", "  ") for note in report.notes]
+        operations = f"{report.operations:,} operation{'' if report.operations == 1 else 's'}"
+        lines.append(self.wrap(f"checked: {operations}{device}", "  ", ""))
+        lines.append(self.wrap(f"ordering seen: {edges or 'stream order only'}", "  ", ""))
+        lines += [self.wrap(text, "  ", "") for text in schedule_lines(report)]
+        lines += [self.wrap(f"note: {note}", "  ", "") for note in report.notes]
+        if run is not None and run.status:
+            lines.append(self.wrap(f"the workload itself failed with exit status {run.status}", "  ", ""))
+        found = len(report.findings) + len(report.on_device)
+        lines.append(self.paint("1;31" if found else "1;32", self.wrap(verdict(report), "  ", "")))
         return "\n".join(lines)
+
+    def _set_aside(self, one: SetAside) -> str:
+        frame = place(one.finding)
+        file = frame and (relative_path(frame.file, self._root) or frame.file)
+        at = f" at {file}:{frame.line}" if frame else ""
+        until = f" until {one.expires}" if one.expires else ""
+        said = {"baseline": "known", "rule": "suppressed", "comment": "ignored"}[one.by]
+        reason = f": {one.reason}" if one.reason else ""
+        return self.wrap(f"{said}{until}: {one.finding.kind}{at} ({one.finding.fingerprint}){reason}", "  ", "")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cudatool.sim.checkers import Checkers
     from cudatool.sim.graph import Condition
     from cudatool.sim.jit import Shadow
+    from cudatool.sim.tape import Tape
 
 __all__ = [
     "LEGACY_STREAM",
@@ -147,6 +148,7 @@ class Machine:
         self.allocations = Allocations()
         self.checkers: Checkers | None = None
         self.shadow: Shadow | None = None  # the checkers' maps, kept from one to the next
+        self.tape: Tape | None = None  # while what happens is kept, to be done again
         self.host = HostMemory()
         span = -(-3 * options.memory // PAGE) * PAGE
         self.arena = Arena(span * options.count, min(_RANGES_PER_BYTE * options.memory * options.count, _MAX_RANGES))
@@ -242,8 +244,11 @@ class Machine:
 
         if self.checkers is not None:
             self.checkers.release_held()
+            self.allocations.watchers.remove(self.checkers)
         checks = tuple(checks)
-        self.checkers = self.allocations.watcher = Checkers(self, checks) if checks else None
+        self.checkers = Checkers(self, checks) if checks else None
+        if self.checkers is not None:
+            self.allocations.watchers.append(self.checkers)
 
     # ---- memory ----
 

@@ -148,10 +148,10 @@ def test_a_finding_names_thread_line_memory_and_launch(run_command, tmp_path):
     for text in (
         "memcheck: access out of bounds",
         "write of 4 B in global memory by kernel fill",
-        "thread (64, 0, 0) of block (0, 0, 0) at program.cu:4",
+        "thread:  (64, 0, 0) of block (0, 0, 0) at program.cu:4",
         "0 bytes after the end of 256 B",
         "wrong.py:",
-        "allocated at",
+        "buffer:  256 B at ",
     ):
         assert text in done.stdout, done.stdout
 

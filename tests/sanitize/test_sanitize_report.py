@@ -140,9 +140,9 @@ def test_text_of_a_clean_report_says_so() -> None:
     program = Program()
     program.kernel(program.stream(), (W, BUFFER, SIZE))
     assert render_text(check(program.trace())) == (
-        "cudatool sanitize: no findings\n"
-        "  checked 1 operation on sim: cudatool software device\n"
-        "  ordering seen: stream order only"
+        "checked: 1 operation on sim: cudatool software device\n"
+        "ordering seen: stream order only\n"
+        "cudatool sanitize: no findings"
     )
 
 

@@ -269,14 +269,14 @@ def test_forked_child_does_not_write_into_its_parents_file(tmp_path: Path) -> No
 def test_full_disk_stops_the_recording_and_not_the_program(tmp_path: Path, small_chunks: None) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with Recorder(tmp_path / "trace.ctrace", header={}) as recorder:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(recorder.path) + 20_000, hard))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(recorder.path) + 8_000, hard))
         try:
-            emit_numbered(range(200))
+            emit_numbered(range(1000))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert not hooks.active
     trace = read(tmp_path / "trace.ctrace")
-    assert 3 < len(trace.records) < 200
+    assert 3 < len(trace.records) < 1000
     assert addresses(trace) == list(range(len(trace.records)))
     assert trace.notes == ["The recording stopped early: File too large."]
 

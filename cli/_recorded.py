@@ -1,0 +1,77 @@
+"""The trace that a command is about: read from a file, or recorded from a workload that is run for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from cudatool.cli._options import split_workload
+from cudatool.errors import UsageError
+
+if TYPE_CHECKING:
+    from cudatool.cli._proof import Proof
+    from cudatool.trace.model import Trace
+
+__all__ = ["trace_of"]
+
+
+def trace_of(
+    module: str | None,
+    workload: tuple[str, ...],
+    device: str | None,
+    checks: Collection[str],
+    proof: Proof,
+) -> tuple[Trace, int]:
+    """Return the trace that `workload` names, or that it leaves when it runs under `checks`, and its exit status.
+
+    `proof` has the tape for the recording. What the workload prints goes to stderr.
+    """
+    from cudatool.recording import record
+    from cudatool.trace import reader
+    from cudatool.workload import Workload
+
+    target, arguments, is_module = split_workload(module, workload)
+    if not is_module and os.path.isfile(target) and reader.is_trace(target):
+        if arguments:
+            raise UsageError("a trace takes no arguments")
+        proof.refuse_trace()
+        return reader.read(target), 0
+    if not is_module and target.endswith(".ctrace"):
+        reader.read(target)  # says what is wrong with it
+    program = Workload(target, arguments, is_module)
+    program.check()
+    # Not a TemporaryDirectory: the workload's exit handlers run inside and would remove it.
+    folder = tempfile.mkdtemp(prefix="cudatool-")
+    try:
+        path = os.path.join(folder, "sanitize.ctrace")
+        in_kernels = [check for check in checks if check not in ("race", "leak")]
+        with (
+            _stdout_for_the_report(),
+            record(path, device=device, measure_accesses="race" in checks, checks=in_kernels, tape=proof.tape),
+        ):
+            proof.begin()
+            status = program.run()
+            if "leak" in checks:
+                program.forget()
+        return reader.read(path), status
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _stdout_for_the_report() -> Iterator[None]:
+    """Send to stderr what this process and its children write to stdout."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(saved, 1)
+        os.close(saved)

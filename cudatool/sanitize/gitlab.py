@@ -1,0 +1,32 @@
+"""A report as GitLab's Code Quality JSON, which merge requests show beside the changed lines."""
+
+from __future__ import annotations
+
+import json
+
+from cudatool.sanitize.findings import Report
+from cudatool.sanitize.kinds import KINDS
+from cudatool.sanitize.places import relative_path
+from cudatool.sanitize.views import Run, describe, entries, place
+
+__all__ = ["render_gitlab"]
+
+
+def render_gitlab(report: Report, run: Run) -> str:
+    """Return the findings that were not set aside; one without a known line is put at line 1 of ``.``."""
+    found = []
+    for entry in entries(report):
+        if entry.aside is not None:
+            continue
+        finding, frame = entry.finding, place(entry.finding)
+        path = (frame and (relative_path(frame.file, run.root) or frame.file)) or "."
+        found.append(
+            {
+                "description": f"{KINDS[finding.kind].title}: {describe(finding)}",
+                "check_name": finding.kind.value,
+                "fingerprint": finding.fingerprint,
+                "severity": "critical" if entry.level == "error" else "minor",
+                "location": {"path": path, "lines": {"begin": frame.line if frame else 1}},
+            }
+        )
+    return json.dumps(found, indent=2, ensure_ascii=False)

@@ -1,0 +1,74 @@
+"""A report as JUnit XML, which every CI system shows: one failed test for each finding, one passed for each check."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+
+from cudatool.sanitize.findings import Report
+from cudatool.sanitize.kinds import CHECKS, KINDS, check_of
+from cudatool.sanitize.places import relative_path
+from cudatool.sanitize.report import render_entry
+from cudatool.sanitize.views import Entry, Run, describe, entries, place, verdict, what
+
+__all__ = ["render_junit"]
+
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, 2.2
+
+
+def render_junit(report: Report, run: Run) -> str:
+    """Return the report as JUnit XML.
+
+    A finding that fails the run is a failure, a possible one passes with its text as output, and one that was set
+    aside is skipped. A workload that failed is an error.
+    """
+    listed = list(entries(report))
+    suites = ET.Element("testsuites")
+    suite = ET.SubElement(suites, "testsuite", name="cudatool sanitize")
+    for entry in listed:
+        _case(suite, entry, run.root)
+    failed = {check_of(entry.finding) for entry in listed if entry.level == "error"}
+    for check in run.checks or CHECKS:
+        if check not in failed:
+            ET.SubElement(suite, "testcase", classname="cudatool.sanitize", name=check)
+    if run.status:
+        case = ET.SubElement(suite, "testcase", classname="cudatool.sanitize", name="workload")
+        text = f"the workload itself failed with exit status {run.status}"
+        ET.SubElement(case, "error", type="workload", message=text).text = text
+    notes = [*report.notes, *(f"{one.file}:{one.line}: {one.text}" for one in report.remarks), verdict(report)]
+    ET.SubElement(suite, "system-out").text = _xml("\n".join(notes))
+    for element in (suites, suite):
+        counts = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+        element.set("tests", str(len(suite.findall("testcase"))))
+        for attribute, tag in counts.items():
+            element.set(attribute, str(len(suite.findall(f"testcase/{tag}"))))
+        element.set("time", "0")
+    ET.indent(suites)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(suites, encoding="unicode")
+
+
+def _case(suite: ET.Element, entry: Entry, root: str) -> None:
+    finding, frame = entry.finding, place(entry.finding)
+    file = frame and (relative_path(frame.file, root) or frame.file)
+    case = ET.SubElement(
+        suite,
+        "testcase",
+        classname=f"cudatool.sanitize.{check_of(finding)}",
+        name=_xml(f"{finding.kind}: {what(finding)} ({finding.fingerprint})"),
+    )
+    if frame and file:
+        case.set("file", _xml(file))
+        case.set("line", str(frame.line))
+    text = _xml(render_entry(entry, root))
+    if entry.level == "error":
+        failure = ET.SubElement(case, "failure", type=finding.kind.value, message=_xml(KINDS[finding.kind].title))
+        failure.text = text
+    elif entry.aside is not None:
+        ET.SubElement(case, "skipped", message=_xml(f"{entry.aside.by}: {entry.aside.reason}"))
+    else:
+        ET.SubElement(case, "system-out").text = "Possible: " + _xml(describe(finding))
+
+
+def _xml(text: str) -> str:
+    """Replace the characters that XML cannot hold at all."""
+    return _NOT_XML.sub("\ufffd", text)

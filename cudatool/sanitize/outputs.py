@@ -1,0 +1,120 @@
+"""Where a report goes: several formats at once, each to a file or to stdout."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cudatool.errors import OutputError, UsageError
+from cudatool.sanitize.files import check_writable, write_whole
+from cudatool.sanitize.findings import Report
+from cudatool.sanitize.github import render_github, render_summary
+from cudatool.sanitize.gitlab import render_gitlab
+from cudatool.sanitize.junit import render_junit
+from cudatool.sanitize.report import render_json, render_text
+from cudatool.sanitize.sarif import render_sarif
+from cudatool.sanitize.views import Run
+
+__all__ = ["FORMATS", "Output", "Outputs", "Renderer"]
+
+Renderer = Callable[[Report, Run], str]
+
+FORMATS: Final[dict[str, Renderer]] = {
+    "text": render_text,
+    "json": render_json,
+    "sarif": render_sarif,
+    "junit": render_junit,
+    "github": render_github,
+    "gitlab": render_gitlab,
+}
+_SUMMARY: Final = "GITHUB_STEP_SUMMARY"
+_FOR_LOGS: Final = ("text", "github")  # can follow one another on stdout
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One format, and the absolute path of its file, empty for stdout."""
+
+    format: str
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Everything that one run writes."""
+
+    outputs: tuple[Output, ...]
+
+    @staticmethod
+    def parse(texts: Sequence[str], *others: str | None) -> Outputs:
+        """Return what ``FORMAT`` and ``FORMAT=FILE`` ask for; the text report goes to stdout if nothing else does.
+
+        `others` are files that somebody else writes: they are looked at, too.
+
+        Raises
+        ------
+        UsageError
+            An unknown format, one file for two formats, or two formats on stdout that would spoil each other.
+        OutputError
+            A file that cannot be written.
+        """
+        outputs = list(dict.fromkeys(_parse(text) for text in texts))
+        if not any(not output.path for output in outputs):
+            outputs.insert(0, Output("text"))
+        on_stdout = [output.format for output in outputs if not output.path]
+        if len(set(on_stdout)) > 1 and not set(on_stdout) <= set(_FOR_LOGS):
+            raise UsageError(f"only one of {' and '.join(on_stdout)} can go to stdout; write {on_stdout[-1]}=FILE")
+        paths = [output.path for output in outputs if output.path] + [os.path.abspath(path) for path in others if path]
+        if twice := [path for path in paths if paths.count(path) > 1]:
+            raise UsageError(f"two results cannot go to the same file {twice[0]}")
+        if "github" in {output.format for output in outputs} and (summary := os.environ.get(_SUMMARY)):
+            check_writable(summary)
+        for path in paths:
+            check_writable(path)
+        return Outputs(tuple(outputs))
+
+    def write(self, report: Report, run: Run, echo: Callable[[str], None], text: Renderer = render_text) -> list[str]:
+        """Write the files and return their paths; `echo` prints what goes to stdout, the text report as `text` has it.
+
+        Raises
+        ------
+        OutputError
+            A file could not be written. All others have been.
+        """
+        failed: OutputError | None = None
+        written = []
+        for output in self.outputs:
+            render = text if output == Output("text") else FORMATS[output.format]
+            try:
+                if output.path:
+                    write_whole(output.path, render(report, run) + "\n")
+                    written.append(output.path)
+                else:
+                    echo(render(report, run))
+                if output.format == "github" and (summary := os.environ.get(_SUMMARY)):
+                    _append(summary, render_summary(report, run))
+            except OutputError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+        return written
+
+
+def _parse(text: str) -> Output:
+    form, equals, path = text.partition("=")
+    if form not in FORMATS:
+        raise UsageError(f"there is no format {form!r}; there are {', '.join(FORMATS)}")
+    if equals and not path:
+        raise UsageError(f"--format {text} names no file")
+    return Output(form, "" if path in ("", "-") else os.path.abspath(path))
+
+
+def _append(path: str, text: str) -> None:
+    try:
+        with Path(path).open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from error

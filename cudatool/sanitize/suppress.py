@@ -1,0 +1,108 @@
+"""What the user does not want to hear of: rules on the command line or in a file.
+
+A rule is a line of terms, all of which must hold::
+
+    kind=race-* file=third_party/*.py function=warm_up     # a comment
+    operation='void scale<float, 4>*'
+    fingerprint=6f80ee944f6e3bea
+
+Values are shell patterns; one with a space is quoted as in a shell. ``kind`` is a kind of finding, or a check
+(``race``, ``memcheck``) for all kinds that it finds. ``file`` and ``function`` must hold for the same frame of either
+access's stack; ``file`` is matched from the end of the path. ``operation`` is either access's: a kernel's name, or a
+call's.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from cudatool.errors import UsageError
+from cudatool.sanitize.findings import DeviceFinding, Finding, FindingKind
+from cudatool.sanitize.kinds import CHECKS, check_of
+from cudatool.trace.model import Frame
+
+__all__ = ["Rule", "parse_rules"]
+
+_TERMS = ("kind", "file", "function", "operation", "fingerprint")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A pattern for each term that the rule has, and the line that it was written as."""
+
+    text: str
+    kind: str = ""
+    file: str = ""
+    function: str = ""
+    operation: str = ""
+    fingerprint: str = ""
+
+    def matches(self, finding: Finding | DeviceFinding) -> bool:
+        """Return whether every term holds."""
+        if isinstance(finding, Finding):
+            stacks = finding.first.stack + finding.second.stack
+            operations = [finding.first.operation, finding.second.operation]
+        else:
+            stacks, operations = finding.stack, [finding.operation]
+            # The line in the kernel counts as a frame of a function that has no name.
+            stacks += tuple(
+                Frame(source.rpartition(":")[0], "", 0) for source in (finding.source, finding.other_source)
+            )
+        names = [*operations, *(name.removeprefix("kernel ") for name in operations)]
+        return (
+            (not self.kind or any(fnmatchcase(name, self.kind) for name in (finding.kind, check_of(finding))))
+            and (not self.fingerprint or fnmatchcase(finding.fingerprint, self.fingerprint))
+            and (not self.operation or any(fnmatchcase(name, self.operation) for name in names))
+            and (not (self.file or self.function) or any(map(self._in_frame, stacks)))
+        )
+
+    def _in_frame(self, frame: Frame) -> bool:
+        file = frame.file.replace("\\", "/")
+        in_file = not self.file or fnmatchcase(file, self.file) or fnmatchcase(file, f"*/{self.file}")
+        return in_file and (not self.function or fnmatchcase(frame.function, self.function))
+
+
+def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
+    """Return the rules that `texts` are, or, for ``@FILE``, that the lines of a file are.
+
+    Raises
+    ------
+    UsageError
+        A rule or file that cannot be read; the message names the line.
+    """
+    rules: list[Rule | None] = []
+    for text in texts:
+        if not text.startswith("@"):
+            rules.append(_parse(text, "--suppress"))
+            continue
+        path = Path(text[1:])
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise UsageError(f"cannot read suppressions from {path}: {why}") from error
+        rules += [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
+    return tuple(rule for rule in rules if rule is not None)
+
+
+def _parse(text: str, where: str) -> Rule | None:
+    try:
+        words = shlex.split(text, comments=True)
+    except ValueError as error:
+        raise UsageError(f"{where}: {error} in {text!r}") from error
+    terms: dict[str, str] = {}
+    for word in words:
+        term, equals, pattern = word.partition("=")
+        if not equals or term not in _TERMS or not pattern:
+            raise UsageError(f"{where}: {word!r} is no term of a rule; write for example kind=race-* file=tests/*.py")
+        if term in terms:
+            raise UsageError(f"{where}: {term} is there twice; one rule has one of each")
+        terms[term] = pattern
+    names = [*CHECKS, *FindingKind]
+    if (kind := terms.get("kind")) and not any(fnmatchcase(name, kind) for name in names):
+        raise UsageError(f"{where}: no kind of finding is {kind!r}; there are {', '.join(names)}")
+    return Rule(" ".join(words), **terms) if terms else None

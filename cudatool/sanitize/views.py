@@ -1,0 +1,161 @@
+"""What every report format needs of a finding, whichever of the two types it has: how it stands, who, where, why."""
+
+from __future__ import annotations
+
+import os.path
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cudatool.sanitize.findings import AccessSite, DeviceFinding, Finding, Report, SetAside, location
+from cudatool.sanitize.kinds import check_of
+from cudatool.sanitize.places import user_frame
+from cudatool.trace.model import Frame
+from cudatool.units import format_bytes
+
+__all__ = ["Entry", "Run", "Site", "describe", "entries", "place", "sites", "sources", "times", "verdict", "what"]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a report says beside its findings.
+
+    Attributes
+    ----------
+    root
+        The directory that paths are written relative to.
+    checks
+        What was looked for.
+    status
+        Exit status of the workload, 0 for a trace from a file.
+    """
+
+    root: str
+    checks: tuple[str, ...] = ()
+    status: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A finding and how it stands.
+
+    Attributes
+    ----------
+    level
+        ``"error"`` if it fails the run, ``"warning"`` if it is only possible, ``"none"`` if it was set aside.
+    aside
+        Who set it aside and why.
+    remark
+        One sentence on its baseline entry, if that has expired.
+    """
+
+    finding: Finding | DeviceFinding
+    level: str
+    aside: SetAside | None = None
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One thing that took part: what it is, in words, and the host stack of the call that made it."""
+
+    text: str
+    stack: tuple[Frame, ...]
+
+
+def entries(report: Report) -> Iterator[Entry]:
+    """Yield every finding: those that fail the run, the possible ones, and those set aside."""
+    expired = {known.fingerprint: known for known in report.expired}
+    certain = len(report.findings) + len(report.on_device)
+    for index, finding in enumerate(report.all):
+        remark = ""
+        if known := expired.get(finding.fingerprint):
+            because = f" ({known.reason})" if known.reason else ""
+            remark = f"The baseline knows it{because}, but only until {known.expires}."
+        yield Entry(finding, "error" if index < certain else "warning", remark=remark)
+    yield from (Entry(aside.finding, "none", aside) for aside in report.set_aside)
+
+
+def sites(finding: Finding | DeviceFinding) -> tuple[Site, ...]:
+    """Return what took part, the site where a repair belongs first, then the earlier access if there is one."""
+    if isinstance(finding, Finding):
+        return _side(finding.second), _side(finding.first)
+    if not finding.operation:
+        return (Site(finding.text, finding.stack),)
+    access = f"{finding.mode} of {format_bytes(finding.size)} in {finding.space} memory by " if finding.mode else ""
+    agent = f" on {finding.agent}" if finding.block else ""
+    return (Site(f"{access}{finding.operation}{agent}", finding.stack),)
+
+
+def _side(side: AccessSite) -> Site:
+    most = "" if side.exact else " at most"
+    if side.operation == "host access":
+        return Site(f"{side.mode}{most} by {side.agent}", side.stack)
+    through = f" through {side.argument}" if side.argument else ""
+    return Site(f"{side.mode}{most} by {side.operation}{through} on {side.agent}", side.stack)
+
+
+def sources(finding: Finding | DeviceFinding) -> tuple[tuple[str, str], ...]:
+    """Return the threads of a kernel that did it, in words, each with its ``file:line``."""
+    if isinstance(finding, Finding) or not finding.block:
+        return ()
+    threads = [(f"thread {finding.thread} of block {finding.block}", finding.source)]
+    if finding.other_thread:
+        threads.append((f"after thread {finding.other_thread} of block {finding.other_block}", finding.other_source))
+    return tuple(threads)
+
+
+def describe(finding: Finding | DeviceFinding) -> str:
+    """Return what happened, why it is wrong and how to repair it, in one line of plain text."""
+    first, *others = sites(finding)
+    parts = [first.text, *(f"{other.text} ({_at(other)})" for other in others)]
+    parts += [f"{text} at {source}" for text, source in sources(finding)]
+    text = "; ".join(parts)
+    if isinstance(finding, DeviceFinding):
+        return text if text == finding.text else f"{text}: {finding.text}."
+    return f"{text}. {finding.reason}" + (f" Repair: {finding.repair}" if finding.repair else "")
+
+
+def times(finding: Finding | DeviceFinding) -> str:
+    """Return ``", 4 times"`` for what happened more than once; the text of a leak counts for itself."""
+    return f", {finding.count:,} times" if finding.count > 1 and check_of(finding) != "leak" else ""
+
+
+def verdict(report: Report) -> str:
+    """Return the one line that sums a report up."""
+    found = len(report.findings) + len(report.on_device)
+    parts = ["no findings" if not found else "1 finding" if found == 1 else f"{found:,} findings"]
+    said = Counter(one.by for one in report.set_aside)
+    counts = {
+        "possible": len(report.possible),
+        "known": said["baseline"],
+        "ignored by comments": said["comment"],
+        "suppressed": said["rule"],
+        "expired": len(report.expired),
+        "stale in the baseline": len(report.stale),
+    }
+    parts += [f"{count:,} {what}" for what, count in counts.items() if count]
+    return f"cudatool sanitize: {', '.join(parts)}"
+
+
+def what(finding: Finding | DeviceFinding) -> str:
+    """Return operations and functions, without lines: it stays as it is when code moves."""
+    if isinstance(finding, Finding):
+        sides = [(finding.first.operation, finding.first.stack), (finding.second.operation, finding.second.stack)]
+    else:
+        sides = [(finding.operation or "memory", finding.stack)]
+    words = []
+    for operation, stack in sides:
+        frame = user_frame(stack)
+        words.append(f"{operation} in {frame.function} ({os.path.basename(frame.file)})" if frame else operation)
+    return "; ".join(words)
+
+
+def _at(site: Site) -> str:
+    frame = user_frame(site.stack)
+    return location((frame,) if frame else ())
+
+
+def place(finding: Finding | DeviceFinding) -> Frame | None:
+    """Return the user's line that a finding is shown at, None if no host stack is known."""
+    return next((frame for site in sites(finding) if (frame := user_frame(site.stack))), None)
