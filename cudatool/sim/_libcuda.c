@@ -35,6 +35,13 @@ int cuGetProcAddress(const char *symbol, void **function, int version, uint64_t 
     return cuGetProcAddress_v2(symbol, function, version, flags, &status);
 }
 
+/* Return the entry point behind an exported symbol (_exports.c): asked for without a version, NULL if there is none. */
+void *cudatool_exported(const char *symbol) {
+    void *function = NULL;
+    int status;
+    return resolver && resolver(symbol, &function, 0, 0, &status) == 0 ? function : NULL;
+}
+
 /* ---- thunks ----------------------------------------------------------------------------------------------------
  *
  * Programs hold pointers to entry points until the process ends, and cuda.core destroys handles from C++ when the
