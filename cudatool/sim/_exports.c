@@ -9,6 +9,7 @@
 typedef int (*entry_t)(long, long, long, long, long, long, long, long, long, long, long, long);
 
 entry_t cudatool_exported(const char *symbol);
+int cudatool_refusal(void);
 
 #define EXPORTS(E)                                                                                                     \
     E(cuArray3DCreate) E(cuArray3DCreate_v2) E(cuArray3DGetDescriptor) E(cuArray3DGetDescriptor_v2) E(cuArrayCreate) \
@@ -105,7 +106,7 @@ entry_t cudatool_exported(const char *symbol);
     int name(long a, long b, long c, long d, long e, long f, long g, long h, long i, long j, long k, long l) {         \
         static entry_t function;                                                                                       \
         if (!function) function = cudatool_exported(#name);                                                            \
-        return function ? function(a, b, c, d, e, f, g, h, i, j, k, l) : 3; /* CUDA_ERROR_NOT_INITIALIZED */           \
+        return function ? function(a, b, c, d, e, f, g, h, i, j, k, l) : cudatool_refusal();                           \
     }
 EXPORTS(DEFINE)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 
 import pytest
 
@@ -41,3 +43,23 @@ def test_undocumented_tables_are_not_found(library):
     table = ctypes.c_void_p(1)
     assert 500 == library["cuGetExportTable"](ctypes.byref(table), None)
     assert table.value is None
+
+
+_AT_EXIT = """
+import ctypes
+import subprocess
+import sys
+from cudatool import _driver
+_driver.choose("sim")
+_driver.initialize()
+library = ctypes.CDLL("libcuda.so.1")
+assert library.cuInit(0) == 0
+# exit(3) calls them when Python has ended: one that was used before, and one that was not
+for function in (library.cuInit, library.cuMemFreeHost):
+    ctypes.CDLL(None)["__cxa_atexit"](function, None, None)
+"""
+
+
+def test_symbols_can_be_called_when_python_is_gone():
+    found = subprocess.run([sys.executable, "-c", _AT_EXIT], capture_output=True, text=True, timeout=120)
+    assert (0, "") == (found.returncode, found.stderr.partition("\n")[2])
