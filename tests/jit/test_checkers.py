@@ -325,3 +325,26 @@ ret;"""
     assert [] == check(Instrument.RACECHECK, body.format(fence, fence), grid=4, block=1)
     memory[:] = 0
     assert 0 < len(check(Instrument.RACECHECK, body.format("", ""), grid=4, block=1))
+
+
+# ---- the same each time ----
+
+
+@pytest.mark.parametrize("kinds", [Instrument.NONE, Instrument.MEMCHECK | Instrument.RACECHECK])
+def test_on_one_host_thread_bits_and_findings_are_the_same_each_time(check, memory, kinds):
+    """The sum depends on the order of its terms, so on that of the blocks and threads; a seed changes it."""
+    body = """.reg .b32 %s<8>; .reg .f32 %f<4>; .reg .b64 %o;
+    mov.u32 %s1, %ctaid.x; mad.lo.u32 %s2, %s1, 64, %r1; mul.lo.u32 %s3, %s2, 2654435761; shr.u32 %s4, %s3, 8; or.b32 %s4, %s4, 1;
+    cvt.rn.f32.u32 %f1, %s4; rcp.rn.f32 %f1, %f1; red.global.add.f32 [%a1], %f1;
+    mul.wide.u32 %o, %s4, 1; and.b64 %o, %o, 4092; add.u64 %o, %o, %a1;
+    st.global.u32 [%o+64], %s2; bar.sync 0; ld.global.u32 %s5, [%o+128]; ret;"""
+
+    def once(seed: int) -> tuple[bytes, list[jit.Found]]:
+        memory[:8192] = 0
+        found = check(kinds, body, grid=8, seed=seed, threads=1)
+        return memory[:8192].tobytes(), found
+
+    runs = [once(7), once(7), once(8)]
+    assert runs[0] == runs[1]
+    assert runs[0][0][:4] != runs[2][0][:4]
+    assert bool(kinds) == bool(runs[0][1])
