@@ -368,13 +368,26 @@ end:
 
 _BLOCK_FREED = f"""
 define internal void @block_freed(ptr %context, i64 %block) noinline {{
+entry:
 {_load("heap", "heap")}
 {_load("arena_base", "base")}
 {_load("shadow_valid", "valid", "ptr")}
   %whole = call i64 @cudatool_block_bytes(i64 %heap, i64 %block)
   %offset = sub i64 %block, %base
   %bytes = getelementptr i8, ptr %valid, i64 %offset
-  call void @llvm.memset.p0.i64(ptr %bytes, i8 {FREED_BLOCK}, i64 %whole, i1 false)
+  br label %next
+next:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %mark ]
+  %done = icmp uge i64 %i, %whole
+  br i1 %done, label %end, label %mark
+mark:
+  %byte = getelementptr i8, ptr %bytes, i64 %i
+  %was = load i8, ptr %byte
+  %now = mul i8 %was, {FREED_BLOCK}
+  store i8 %now, ptr %byte
+  %i.next = add i64 %i, 1
+  br label %next
+end:
   ret void
 }}"""
 
