@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from cudatool.ptx import Address, Flow, Function, Immediate, Instruction, Register, Symbol, type_bytes
+from cudatool.ptx import Address, Flow, Function, Immediate, Instruction, Register, Symbol, space_of, type_bytes
 from cudatool.ptx.flow import reads, writes
 from cudatool.sim.jit import (
     arithmetic,
@@ -44,7 +44,7 @@ from cudatool.sim.jit.context import EXIT
 from cudatool.sim.jit.divergence import divergent
 from cudatool.sim.jit.emit import ASYNC_QUEUE, ENVIRONMENT, SPECIAL, Emitter, Layout, storage_type
 from cudatool.sim.jit.instrument import Instrument, functions
-from cudatool.sim.jit.table import TABLE, Lowering, space_of
+from cudatool.sim.jit.table import TABLE, Lowering
 
 __all__ = ["Native", "generate"]
 

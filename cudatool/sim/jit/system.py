@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cudatool.ptx import Address, Instruction, Operand, Symbol, VectorOperand
+from cudatool.ptx import Address, Instruction, Operand, Symbol, call_parts
 from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.emit import Emitter
 from cudatool.sim.jit.instrument import block_freed, block_taken, with_gap
-from cudatool.sim.jit.table import elements, lowers
+from cudatool.sim.jit.table import lowers
 
 __all__ = ["SYSTEM"]
 
@@ -90,12 +90,11 @@ SYSTEM: dict[str, _Call] = {
 
 @lowers("call")
 def _call(e: Emitter, i: Instruction) -> None:
-    operands = list(i.operands)
-    results = elements(operands.pop(0)) if isinstance(operands[0], VectorOperand) else ()
-    name = getattr(operands[0], "name", "")
+    results, target, arguments = call_parts(i)
+    name = getattr(target, "name", "")
     if name not in SYSTEM:
         raise e.unsupported(name)
-    SYSTEM[name](e, results, elements(operands[1]) if len(operands) > 1 else ())
+    SYSTEM[name](e, results, arguments)
 
 
 @lowers("trap")

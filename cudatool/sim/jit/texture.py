@@ -8,9 +8,9 @@ bits, as is done here, but nobody says how it rounds them.
 
 from __future__ import annotations
 
-from cudatool.ptx import Address, Immediate, Instruction, Operand, Pair, Register, Symbol, type_bytes
+from cudatool.ptx import Address, Immediate, Instruction, Operand, Pair, Register, Symbol, elements, type_bytes
 from cudatool.sim.jit.emit import ENVIRONMENT, READ, WRITE, Emitter
-from cudatool.sim.jit.table import elements, lowers, types_of
+from cudatool.sim.jit.table import lowers, types_of
 
 __all__: list[str] = []
 
