@@ -7,7 +7,8 @@ names, whatever type it was declared with, as PTX allows.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from cudatool.ptx import (
@@ -250,6 +251,16 @@ class Emitter:
     def new_label(self) -> str:
         self.count += 1
         return f"l{self.count}"
+
+    @contextmanager
+    def when(self, condition: str) -> Iterator[None]:
+        """Emit what is emitted inside of the ``with`` statement as what only happens if `condition` (i1) holds."""
+        do, after = self.new_label(), self.new_label()
+        self.emit(f"br i1 {condition}, label %{do}, label %{after}")
+        self.label(do)
+        yield
+        self.emit(f"br label %{after}")
+        self.label(after)
 
     def unsupported(self, what: str = "") -> UnsupportedInstruction:
         instruction = self.instruction

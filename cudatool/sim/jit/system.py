@@ -51,13 +51,8 @@ def _free(e: Emitter, results: tuple[Operand, ...], arguments: tuple[Operand, ..
     block = _argument(e, arguments[0], "i64")
     block_freed(e, block)
     freed = e.call("i32", "cudatool_free", f"i64 {e.field('heap')}", f"i64 {block}")
-    good = e.op(f"icmp ne i32 {freed}, 0")
-    after, bad = e.new_label(), e.new_label()
-    e.emit(f"br i1 {good}, label %{after}, label %{bad}")
-    e.label(bad)
-    e.stop("BAD_FREE")
-    e.emit(f"br label %{after}")
-    e.label(after)
+    with e.when(e.op(f"icmp eq i32 {freed}, 0")):
+        e.stop("BAD_FREE")
 
 
 def _assert(e: Emitter, results: tuple[Operand, ...], arguments: tuple[Operand, ...]) -> None:

@@ -164,12 +164,8 @@ def _element(e: Emitter, i: Instruction, address: Operand, size: int) -> str:
         *(f"ptr {record}", f"i32 {_GEOMETRIES[geometry]}", f"i32 {outside}", f"i32 {size}"),
         *(f"i32 {value}" for value in (layer, x, y, z)),
     )
-    bad, after = e.new_label(), e.new_label()
-    e.emit(f"br i1 {e.op(f'icmp eq i64 {place}, 1')}, label %{bad}, label %{after}")
-    e.label(bad)
-    e.stop("TRAP")
-    e.emit(f"br label %{after}")
-    e.label(after)
+    with e.when(e.op(f"icmp eq i64 {place}, 1")):
+        e.stop("TRAP")
     return place
 
 
@@ -182,15 +178,11 @@ def _suld(e: Emitter, i: Instruction) -> None:
     place = _element(e, i, i.operands[1], size * len(targets))
     for register in targets:
         e.set(register, "0", t)
-    inside, after = e.new_label(), e.new_label()
-    e.emit(f"br i1 {e.op(f'icmp ne i64 {place}, 0')}, label %{inside}, label %{after}")
-    e.label(inside)
-    pointer = e.guarded("global", e.op(f"inttoptr i64 {place} to ptr"), size * len(targets), READ, i)
-    for index, register in enumerate(targets):
-        at = e.op(f"getelementptr i8, ptr {pointer}, i64 {size * index}")
-        e.set(register, e.op(f"load i{8 * size}, ptr {at}, align {size}"), t)
-    e.emit(f"br label %{after}")
-    e.label(after)
+    with e.when(e.op(f"icmp ne i64 {place}, 0")):
+        pointer = e.guarded("global", e.op(f"inttoptr i64 {place} to ptr"), size * len(targets), READ, i)
+        for index, register in enumerate(targets):
+            at = e.op(f"getelementptr i8, ptr {pointer}, i64 {size * index}")
+            e.set(register, e.op(f"load i{8 * size}, ptr {at}, align {size}"), t)
 
 
 @lowers("sust")
@@ -200,15 +192,11 @@ def _sust(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     size, sources = type_bytes(t), elements(i.operands[1])
     place = _element(e, i, i.operands[0], size * len(sources))
-    inside, after = e.new_label(), e.new_label()
-    e.emit(f"br i1 {e.op(f'icmp ne i64 {place}, 0')}, label %{inside}, label %{after}")
-    e.label(inside)
-    pointer = e.guarded("global", e.op(f"inttoptr i64 {place} to ptr"), size * len(sources), WRITE, i)
-    for index, source in enumerate(sources):
-        at = e.op(f"getelementptr i8, ptr {pointer}, i64 {size * index}")
-        e.emit(f"store i{8 * size} {e.get(source, t)}, ptr {at}, align {size}")
-    e.emit(f"br label %{after}")
-    e.label(after)
+    with e.when(e.op(f"icmp ne i64 {place}, 0")):
+        pointer = e.guarded("global", e.op(f"inttoptr i64 {place} to ptr"), size * len(sources), WRITE, i)
+        for index, source in enumerate(sources):
+            at = e.op(f"getelementptr i8, ptr {pointer}, i64 {size * index}")
+            e.emit(f"store i{8 * size} {e.get(source, t)}, ptr {at}, align {size}")
 
 
 # Queries: field of the record, by the PTX name.
