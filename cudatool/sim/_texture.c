@@ -21,6 +21,9 @@ struct texture {
     int32_t as_integer, normalized, linear, srgb;
     int32_t mode[3];
     float border[4];
+    int32_t levels; /* of a mipmapped array: as many structures follow each other, one for each level; 0 for others */
+    int32_t blends; /* whether values of two levels are blended, if the level lies between them */
+    float bias, least, most;
 };
 
 static float half_value(uint16_t half) {
@@ -152,7 +155,7 @@ static int corners(const struct texture *t, int geometry, int how, int layer, do
     return count;
 }
 
-words cudatool_texture(const struct texture *t, int geometry, int how, int layer, double x, double y, double z) {
+static words fetched(const struct texture *t, int geometry, int how, int layer, double x, double y, double z) {
     struct corner list[8];
     int count = corners(t, geometry, how, layer, x, y, z, list);
     if (count == 1) return texel(t, list[0].element);
@@ -171,6 +174,52 @@ words cudatool_texture(const struct texture *t, int geometry, int how, int layer
     return result;
 }
 
+/* Choose the levels of detail that a fetch looks at, one or two; return the share of the second. A texture without
+ * mipmaps has one only. */
+static double chosen_levels(const struct texture *t, int how, double level, const struct texture *list[2]) {
+    list[0] = t, list[1] = NULL;
+    if (how == GATHER || !t->levels || !t->data) return 0;
+    level = isnan(level) ? 0 : level;
+    if (how != WHOLE) level = fmin(fmax(level + t->bias, t->least), t->most);
+    level = fmin(fmax(level, 0), t->levels - 1);
+    if (how == WHOLE || !t->blends) {
+        list[0] = t + (int)floor(level + 0.5);
+        return 0;
+    }
+    int lower = (int)floor(level);
+    double share = weight(level);
+    list[0] = t + lower;
+    if (share != 0 && lower + 1 < t->levels) list[1] = t + lower + 1;
+    return share;
+}
+
+/* Fetch. */
+words cudatool_texture_level(const struct texture *t, int geometry, int how, int layer, double x, double y, double z,
+                             double level) {
+    const struct texture *list[2];
+    double share = chosen_levels(t, how, level, list);
+    words result = fetched(list[0], geometry, how, layer, x, y, z);
+    if (!list[1]) return result;
+    words upper = fetched(list[1], geometry, how, layer, x, y, z);
+    for (int c = 0; c < t->channels; c++) {
+        uint32_t ends[2] = {result[c], upper[c]};
+        float values[2];
+        memcpy(values, ends, sizeof values);
+        result[c] = bits_of((float)((1 - share) * values[0] + share * values[1]));
+    }
+    return result;
+}
+
+/* Return the level of detail whose texels are as far apart as places where the coordinates change so much. */
+double cudatool_texture_gradient(const struct texture *t, int geometry, double xx, double xy, double xz, double yx,
+                                 double yy, double yz) {
+    int axes = axes_of(geometry);
+    double w = t->width, h = axes > 1 ? t->height : 0, d = axes > 2 ? t->depth : 0;
+    double one = sqrt(xx * w * xx * w + xy * h * xy * h + xz * d * xz * d);
+    double other = sqrt(yx * w * yx * w + yy * h * yy * h + yz * d * yz * d);
+    return log2(fmax(one, other));
+}
+
 /* Gather one channel of the four texels that a linear filter would look at. */
 words cudatool_gather(const struct texture *t, int geometry, int component, int layer, double x, double y, double z) {
     struct corner list[4];
@@ -180,15 +229,21 @@ words cudatool_gather(const struct texture *t, int geometry, int component, int 
     return result;
 }
 
-/* Say what a fetch reads: fill in the addresses of pieces of 1, 2 or 4 bytes, at most 32, and return 8 times their
+/* Say what a fetch reads: fill in the addresses of pieces of 1, 2 or 4 bytes, at most 64, and return 8 times their
  * number plus their size. For the checkers and for footprints. */
 uint32_t cudatool_texels(const struct texture *t, int geometry, int how, int layer, double x, double y, double z,
-                         uint64_t *places) {
-    struct corner list[8];
-    int count = corners(t, geometry, how, layer, x, y, z, list), bytes = t->channels * t->channel_bytes;
+                         double level, uint64_t *places) {
+    const struct texture *levels[2];
+    chosen_levels(t, how, level, levels);
+    int bytes = t->channels * t->channel_bytes;
     uint32_t piece = bytes < 4 ? bytes : 4, number = 0;
-    for (int n = 0; n < count; n++)
-        for (int at = 0; list[n].element && at < bytes; at += piece) places[number++] = (uint64_t)list[n].element + at;
+    for (int one = 0; one < 2 && levels[one]; one++) {
+        struct corner list[8];
+        int count = corners(levels[one], geometry, how, layer, x, y, z, list);
+        for (int n = 0; n < count; n++)
+            for (int at = 0; list[n].element && at < bytes; at += piece)
+                places[number++] = (uint64_t)list[n].element + at;
+    }
     return number * 8 + piece;
 }
 

@@ -308,6 +308,13 @@ def test_footprint_of_strided_writes(arena, ptx_kernel, launch):
     assert [(12 * t + 2, 2, WRITE) for t in range(400)] == relative(footprint)
 
 
+def test_footprint_of_every_second_element_of_a_page(arena, ptx_kernel, launch):
+    region, footprint = arena
+    body = HEAD + "mad.wide.u32 %a, %t, 8, %a; st.global.u32 [%a], %t; ret;"
+    launch(ptx_kernel(".param .u64 p", body), 1, 512, region, footprint=footprint)
+    assert [(8 * t, 4, WRITE) for t in range(512)] == relative(footprint)
+
+
 def test_footprint_overlap_by_one_byte(arena, ptx_kernel, launch):
     region, footprint = arena
     body = HEAD + "ld.global.u64 %b, [%a]; st.global.u8 [%a+7], 1; st.global.v2.u32 [%a+16], {%t, %t}; ret;"

@@ -89,3 +89,16 @@ def test_a_store_races_with_another_threads_fetch(memory, ptx_kernel):
     shadow = jit.Shadow(memory.ctypes.data, memory.nbytes, Instrument.RACECHECK)
     found = fetch(memory, ptx_kernel, record, FETCH, threads=8, shadow=shadow)
     assert Defect.WRITE_AFTER_READ in {f.defect for f in found}
+
+
+def test_a_fetch_between_levels_of_detail_reads_both(memory, ptx_kernel):
+    records = (Record * 2)(
+        describe(memory.ctypes.data, FLOAT, 1, 16, 16), describe(memory.ctypes.data + 1024, FLOAT, 1, 8, 8)
+    )
+    for record in records:
+        record.levels, record.blends, record.most = 2, 1, 1.0
+    footprint = jit.Footprint(memory.ctypes.data, memory.nbytes)
+    instruction = "mov.f32 %y, 0.5; tex.level.2d.v4.u32.f32 {%r0, %r1, %r2, %r3}, [%h, (xy)], %y"
+    fetch(memory, ptx_kernel, records[0], instruction, threads=4, footprint=footprint)
+    found = [(address - footprint.base, size, flags) for address, size, flags in footprint.ranges()]
+    assert [(0, 16, READ), (1024, 16, READ), (32768, 64, WRITE)] == found

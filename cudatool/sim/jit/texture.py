@@ -78,16 +78,18 @@ def _fetched(e: Emitter, i: Instruction, function: str, how: str, choice: str) -
     record, coordinates = _object(e, i, i.operands[1])
     layer, (x, y, z) = _place(e, geometry, coordinates, coordinate)
     texture = (f"ptr {record}", f"i32 {_GEOMETRIES[geometry]}")
-    place = (f"i32 {layer}", *(f"double {value}" for value in (x, y, z)))
+    place = [f"i32 {layer}", *(f"double {value}" for value in (x, y, z))]
+    level = f"double {_level(e, i, record, geometry)}"
+    arguments = (*texture, f"i32 {choice}", *place, *([level] if how != _GATHER else []))
     if not e.instrument:
-        return _take(e, i, e.call(_WORDS, function, *texture, f"i32 {choice}", *place))
+        return _take(e, i, e.call(_WORDS, function, *arguments))
     start, fetch, after = e.new_label(), e.new_label(), e.new_label()
-    readable = _observe(e, i, *texture, f"i32 {how}", *place)
+    readable = _observe(e, i, *texture, f"i32 {how}", *place, level)
     e.emit(f"br label %{start}")
     e.label(start)
     e.emit(f"br i1 {readable}, label %{fetch}, label %{after}")
     e.label(fetch)
-    found = e.call(_WORDS, function, *texture, f"i32 {choice}", *place)
+    found = e.call(_WORDS, function, *arguments)
     e.emit(f"br label %{after}")
     e.label(after)
     return _take(e, i, e.op(f"phi {_WORDS} [ {found}, %{fetch} ], [ zeroinitializer, %{start} ]"))
@@ -104,15 +106,15 @@ def _observe(e: Emitter, i: Instruction, *fetch: str) -> str:
         body.label(f"seen.{size}")
         body.emit("br label %more")
     e.validated |= body.validated
-    e.define("declare i32 @cudatool_texels(ptr, i32, i32, i32, double, double, double, ptr)")
+    e.define("declare i32 @cudatool_texels(ptr, i32, i32, i32, double, double, double, double, ptr)")
     parameters = f"{ENVIRONMENT}, ptr %local, i32 %t"
-    given = "ptr %record, i32 %geometry, i32 %how, i32 %layer, double %x, double %y, double %z"
+    given = "ptr %record, i32 %geometry, i32 %how, i32 %layer, double %x, double %y, double %z, double %level"
     same = ", ".join(f"[ {pointer}, %seen.{size} ]" for pointer, size in zip(used, (1, 2, 4), strict=True))
     observe = "\n".join(body.lines)
     e.define(f"""
 define internal i1 @texels_{i.line}({parameters}, {given}) noinline {{
 entry:
-  %places = alloca [32 x i64]
+  %places = alloca [64 x i64]
   %found = call i32 @cudatool_texels({given}, ptr %places)
   %count = lshr i32 %found, 3
   %piece = and i32 %found, 7
@@ -140,11 +142,29 @@ end:
     return e.op(f"call i1 @texels_{i.line}({parameters}, {', '.join(fetch)})")
 
 
+def _level(e: Emitter, i: Instruction, record: str, geometry: str) -> str:
+    """Return the level of detail as a double: the one that is given, that of gradients, or the first."""
+    kind = types_of(i)[-1]
+    if "level" in i.modifiers:
+        value = e.get(i.operands[2], kind)
+        return e.op(f"sitofp i32 {value} to double" if kind == "s32" else f"fpext float {value} to double")
+    if "grad" not in i.modifiers:
+        return "0.0"
+    steps = []
+    for operand in i.operands[2:4]:
+        steps += _place(e, geometry.lstrip("a"), list(elements(operand)), kind)[1]
+    return e.call(
+        "double",
+        "cudatool_texture_gradient",
+        *(f"ptr {record}", f"i32 {_GEOMETRIES[geometry]}"),
+        *(f"double {value}" for value in steps),
+    )
+
+
 @lowers("tex")
 def _tex(e: Emitter, i: Instruction) -> None:
-    """Levels of detail (``.level``, ``.grad``) are all the same: there are no mipmaps."""
     how = _WHOLE if types_of(i)[-1] == "s32" else _PLACE
-    _fetched(e, i, "cudatool_texture", how, how)
+    _fetched(e, i, "cudatool_texture_level", how, how)
 
 
 @lowers("tld4")
