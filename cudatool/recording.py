@@ -31,7 +31,8 @@ def record(
     """Record everything that happens on the device inside the ``with`` block to the trace file `path`.
 
     Our runtime's events are recorded on any device. On the software device, also the driver calls of any cuda.core or
-    cuda.bindings program, when its operations ran, and on request which bytes its kernels touched.
+    cuda.bindings program, when its operations ran, and on request which bytes its kernels touched. On a GPU, what the
+    program does through PyTorch, if it imports that.
 
     Parameters
     ----------
@@ -87,6 +88,7 @@ def sources(
 
     The parameters are those of :func:`record`; the value is what a trace's header says of the recording.
     """
+    from cudatool.collect import torch_program
     from cudatool.memory.settings import conf_in_environment
     from cudatool.trace import hooks, stacks
     from cudatool.trace.events import AccessFlag, Event, Kind
@@ -130,9 +132,12 @@ def sources(
             hooks.subscribe(tell_tape)
         if collector.blocks is not None:
             hooks.subscribe(collector.blocks)
+    else:
+        torch_program.start()
     try:
         yield header
     finally:
+        torch_program.stop()
         stacks.enable(True)
         hooks.wants_accesses = hooks.measures_accesses = False
         if collector is not None and machine is not None:
@@ -147,7 +152,13 @@ def sources(
 
 
 def drain() -> None:
-    """Run what was enqueued on the software device and never waited for: it is part of the program too."""
+    """Let the subscribers have all that happened so far.
+
+    What was enqueued on the software device and never waited for is run; what PyTorch did is read from its log.
+    """
+    from cudatool.collect import torch_program
+
+    torch_program.flush()
     choice = _driver.chosen()
     if choice is not None and choice.machine is not None:
         from cudatool import sim
