@@ -34,6 +34,9 @@ _QUESTIONS = ("cuPointerGet", "cuDeviceGet", "cuGetError", "cuCtxGet")
 # Results of cuStreamEndCapture that end the capture too, without a graph.
 _ENDED = ("STREAM_CAPTURE_INVALIDATED", "STREAM_CAPTURE_UNJOINED")
 
+# Calls that are recorded though they were refused: what is wrong with them is a finding.
+_TOLD = (("cuStreamWaitEvent", "CAPTURED_EVENT"),)
+
 
 # Copies and fills whose arguments are not one address and one size for each side.
 _OF_BOXES = ("cuMemcpy2D", "cuMemcpy3D", "cuMemcpyBatch", "cuMemsetD2D")
@@ -164,7 +167,7 @@ class SimDriverCollector:
             return  # our runtime's own call
         if name == "cuStreamEndCapture" and (result == 0 or result.name in _ENDED):
             self._capture_end(arguments)
-        if result == 0 or (name.endswith("Query") and result.name == "NOT_READY"):
+        if result == 0 or (name, result.name) in _TOLD or (name.endswith("Query") and result.name == "NOT_READY"):
             values = dict(zip(entry.parameters, arguments, strict=True))
             report = self._report.get(name)
             if report is not None:
