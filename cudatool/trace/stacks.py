@@ -22,12 +22,13 @@ from types import CodeType, FrameType
 
 from cudatool.trace.model import Frame
 
-__all__ = ["capture", "enable", "frames"]
+__all__ = ["capture", "enable", "frames", "hide"]
 
 _HIDDEN, _BOUNDARY = 0, -1
 _MAX_DEPTH = 256  # of runaway recursion, the innermost frames say enough
 
 _enabled = True
+_hidden: tuple[str, ...] = ()  # directories
 
 # A code object's bytecode lies inside the object (CPython >= 3.11), so that its address plus the offset of the
 # running instruction is a number that no other place of the program has, as long as the object lives.
@@ -45,6 +46,13 @@ def enable(on: bool) -> None:
     """Capture stacks (the default), or let every :func:`capture` return the empty stack."""
     global _enabled
     _enabled = on
+
+
+def hide(directory: str) -> None:
+    """Leave frames of files below `directory` out of stacks captured from now on: a framework's, say."""
+    global _hidden
+    _hidden = (*_hidden, os.path.join(os.path.realpath(directory), ""))
+    _role.cache_clear()
 
 
 def capture(skip: int = 0) -> int:
@@ -119,7 +127,7 @@ def _role(file: str) -> int:
     callers, called = _others()
     if path.startswith(callers):
         return _BOUNDARY
-    return _HIDDEN if path.startswith(called) else 1
+    return _HIDDEN if path.startswith((*called, *_hidden)) else 1
 
 
 @cache
