@@ -36,7 +36,7 @@ from cudatool.collect.torch_accesses import ByteSet, Plan, TensorView, byte_sets
 from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, CopyFlag, Event, Kind, StreamFlag
 
-__all__ = ["Note", "RowKind", "TorchEvents", "TraceCall"]
+__all__ = ["Access", "Note", "RowKind", "TorchEvents", "TraceCall"]
 
 _BETWEEN = CopyFlag.SOURCE_DEVICE | CopyFlag.DESTINATION_DEVICE
 _ANY_KERNEL = Plan(True, True, (), (), ())

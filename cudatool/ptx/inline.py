@@ -123,10 +123,10 @@ class Inliner:
             return  # they are the same variable
         size = type_bytes(formal.type)
         places: list[Operand] = [Register(prefix + name) for name in formal.registers]
-        given = list(actual.elements) if isinstance(actual, VectorOperand) else [actual]
+        given: list[Operand] = list(actual.elements) if isinstance(actual, VectorOperand) else [actual]
         if not places:
             places = [Address(Symbol(prefix + formal.name), size * n) for n in range(len(given))]
-        if in_memory:
+        if isinstance(actual, Symbol):
             given = [Address(actual, size * n) for n in range(len(places))]
         if len(places) != len(given):
             raise PtxError(f"{call.name}: {formal.name} has {len(places)} elements, {len(given)} given", call.line)

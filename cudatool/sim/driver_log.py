@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["DriverLog"]
+__all__ = ["DriverLog", "Listener"]
 
 _ROOM: Final = 25_600  # bytes: "The maximum size of the buffer is 25600 bytes" (cuLogsDumpToMemory)
 _TRUNCATED: Final = "older messages are lost"

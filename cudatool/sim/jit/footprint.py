@@ -88,14 +88,14 @@ class Footprint:
             flags |= np.where(high != 0, flag, 0).astype(np.uint8)
             mixed |= (low != high) | ((low != 0) & (low != _EVERY_BYTE))
         whole = np.flatnonzero(~mixed)
-        pieces = [
+        pieces: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]] = [
             ((whole + first) * PAGE, flags[whole]),
             (np.array([stop * PAGE]), np.zeros(1, np.uint8)),  # the pages after the run
         ]
         pages = np.flatnonzero(mixed) + first
         if len(pages):
             read, write, atomic = (view[: len(view) // PAGE * PAGE].reshape(-1, PAGE)[pages] for view in self._views)
-            bytes_ = read | write << 1 | atomic << 2
+            bytes_ = (read | write << 1 | atomic << 2).astype(np.uint8, copy=False)
             changed = np.ones(bytes_.shape, bool)  # each page is a piece of its own
             changed[:, 1:] = bytes_[:, 1:] != bytes_[:, :-1]
             page, offset = np.nonzero(changed)
