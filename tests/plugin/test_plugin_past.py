@@ -109,6 +109,14 @@ def test_only_what_lives_stays_once_all_is_waited_for() -> None:
     assert expected == kinds(before.records)
 
 
+def test_graphs_of_fixtures_stay() -> None:
+    graph = records((Kind.GRAPH_INSTANTIATE, {"aux0": 1}), (Kind.GRAPH_NODE, {"aux0": 1, "aux1": 1}))
+    before = past((True, graph), (False, graph))
+    for _ in range(2):
+        before.add(graph, np.zeros(len(graph), bool))
+        assert [Kind.GRAPH_INSTANTIATE, Kind.GRAPH_NODE, Kind.DEVICE_SYNCHRONIZE] == kinds(before.records)
+
+
 def test_past_does_not_grow_with_the_number_of_tests() -> None:
     before = past(CREATED, (True, records(fill(A, 1))))  # never waited for
     noise = records(*[(Kind.STREAM_QUERY, {"stream": B})] * 500)
