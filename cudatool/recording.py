@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cudatool.sim.tape import Tape
     from cudatool.trace.recorder import Recorder
 
-__all__ = ["drain", "record", "sources"]
+__all__ = ["drain", "narrow", "record", "sources"]
 
 
 @contextmanager
@@ -149,6 +149,17 @@ def sources(
             machine.measure_accesses = False
             machine.check(())
             sim.unsubscribe(collector)
+
+
+def narrow(checks: Iterable[str]) -> None:
+    """Run kernels only under these of the checks that :func:`sources` turned on, until the next call.
+
+    What is pending runs first, under those that were on. initcheck, once on, stays on.
+    """
+    choice = _driver.chosen()
+    if choice is not None and choice.machine is not None and choice.machine.checkers is not None:
+        drain()
+        choice.machine.checkers.narrow(checks)
 
 
 def drain() -> None:

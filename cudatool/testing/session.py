@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool.recording import drain, sources
+from cudatool.recording import drain, narrow, sources
 from cudatool.sanitize import DeviceFinding, Finding, Report, accepted, check, known
 from cudatool.sanitize.device import leaks
 from cudatool.testing.memory import Memory, describe, memory_of
@@ -35,6 +35,7 @@ from cudatool.units import format_bytes
 
 __all__ = ["CudaTrace", "Session", "Test"]
 
+_ON_TRACES: Final = {"race", "leak"}  # the other checks are compiled into kernels
 _SECOND_SIDES: Final = (
     *WORK,
     Kind.HOST_ACCESS,
@@ -101,7 +102,7 @@ class Session:
         self.test: Test | None = None
 
     def _observe(self) -> dict[str, Any]:
-        in_kernels = sorted(self._checks - {"race", "leak"})
+        in_kernels = sorted(self._checks - _ON_TRACES)
         return self._sources.enter_context(sources(measure_accesses=True, checks=in_kernels))
 
     def widen(self, checks: Iterable[str]) -> None:
@@ -122,6 +123,7 @@ class Session:
         """A test's set-up starts."""
         self._close_test()
         self.test = test
+        narrow(set(test.checks) - _ON_TRACES)
 
     def call(self, test: Test) -> None:
         """A test's own code starts."""
