@@ -1,5 +1,5 @@
 // What a PyTorch program does on the device, as a log of 64-bit words. It is built on the user's machine against the
-// PyTorch that the program imports (cudatool/collect/torch_build.py) and read by cudatool/collect/torch_log.py, which
+// PyTorch that the program imports (cudatool/collect/torch_build.py) and read by cudatool/collect/torch_rows.py, which
 // holds the layout of the rows.
 //
 // Three sources, all in order:
