@@ -91,7 +91,6 @@ class TorchCollector:
             hooks.unsubscribe(self._before_event)
             for owner, name, original in reversed(self._undo):
                 setattr(owner, name, original)
-            self._extension.drain()
         self._extension = self._events = None
 
     def _watch(self, torch: ModuleType) -> None:
@@ -122,7 +121,8 @@ class TorchCollector:
         assert self._events is not None
         self._reading = True
         try:
-            self._events.read(self._extension.drain())
+            while log := self._extension.drain():
+                self._events.read(log)
         finally:
             self._reading = False
 
