@@ -10,6 +10,7 @@ from functools import partial
 import click
 
 from cudatool.cli._options import device_option, workload_arguments
+from cudatool.cli._proof import Proof, proof_options
 from cudatool.cli._recorded import trace_of
 from cudatool.errors import UsageError
 
@@ -49,6 +50,7 @@ _DEFAULT = "race,memcheck,synccheck"
 @click.option(
     "--error-exitcode", type=click.IntRange(0, 255), default=1, show_default=True, help="Exit status for findings."
 )
+@proof_options
 @workload_arguments
 def sanitize(
     device: str | None,
@@ -60,6 +62,7 @@ def sanitize(
     baseline: str | None,
     update_baseline: bool,
     error_exitcode: int,
+    proof: Proof,
     module: str | None,
     workload: tuple[str, ...],
 ) -> None:
@@ -93,22 +96,28 @@ def sanitize(
     baseline, html = baseline and os.path.abspath(baseline), html and os.path.abspath(html)
     root = project_root()
 
-    trace, status = trace_of(module, workload, device, wanted)
-    report = accepted(check(trace, races="race" in wanted, leaked="leak" in wanted), rules)
+    if proof.explores:
+        if html:
+            raise UsageError("--html shows one run: leave out --explore")
+        trace, report, status = None, *proof.explored(device, checks, module, workload)
+    else:
+        trace, status = trace_of(module, workload, device, wanted, proof)
+        report = proof.proven(check(trace, races="race" in wanted, leaked="leak" in wanted), trace)
+    report = accepted(report, rules)
     if update_baseline and baseline and not status:
         accepts = accepts.updated(report, wanted)
         accepts.write(baseline)
     report = known(report, accepts, wanted, date.today())
     text = partial(render_text, color=_in_colour(), width=_width())
     written = outputs.write(report, Run(root, wanted, status), click.echo, text)
-    if html:
+    if html and trace is not None:
         from cudatool import viz
 
         viz.write_page(trace, html, report)
         written.append(html)
     for path in written:
         click.echo(f"Wrote {os.path.relpath(path)}", err=True)
-    if report.unchecked_launches and trace.header.get("device_kind") == "cuda":
+    if report.unchecked_launches and trace is not None and trace.header.get("device_kind") == "cuda":
         click.echo("Next: the same with --device sim, which measures what kernels access", err=True)
     if status:
         click.echo(f"cudatool: the workload itself failed with exit status {status}", err=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cudatool import _driver
 
 if TYPE_CHECKING:
+    from cudatool.sim.tape import Tape
     from cudatool.trace.recorder import Recorder
 
 __all__ = ["drain", "record", "sources"]
@@ -24,6 +25,7 @@ def record(
     with_stacks: bool = True,
     measure_accesses: bool = False,
     checks: Sequence[str] = (),
+    tape: Tape | None = None,
     force: bool = False,
 ) -> Iterator[Recorder]:
     """Record everything that happens on the device inside the ``with`` block to the trace file `path`.
@@ -47,6 +49,8 @@ def record(
     checks
         The checkers to run kernels under (software device only): ``"memcheck"``, ``"initcheck"``, ``"racecheck"``,
         ``"synccheck"``.
+    tape
+        Filled with what a replay of the run needs (software device only); kernels then run on one host thread.
     force
         Replace an existing file.
 
@@ -60,7 +64,9 @@ def record(
     from cudatool.trace.recorder import Recorder
 
     with (
-        sources(device=device, with_stacks=with_stacks, measure_accesses=measure_accesses, checks=checks) as header,
+        sources(
+            device=device, with_stacks=with_stacks, measure_accesses=measure_accesses, checks=checks, tape=tape
+        ) as header,
         Recorder(path, header=header, force=force) as recorder,
     ):
         try:
@@ -76,6 +82,7 @@ def sources(
     with_stacks: bool = True,
     measure_accesses: bool = False,
     checks: Sequence[str] = (),
+    tape: Tape | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Let everything that happens on the device inside the ``with`` block reach the subscribers of the hooks.
 
@@ -84,7 +91,9 @@ def sources(
     from cudatool.collect import torch_program
     from cudatool.memory.settings import conf_in_environment
     from cudatool.trace import hooks, stacks
+    from cudatool.trace.events import AccessFlag, Event, Kind
 
+    exact_write = AccessFlag.WRITE | AccessFlag.INEXACT
     _driver.choose(device)
     choice = _driver.initialize()
     machine = choice.machine
@@ -103,6 +112,13 @@ def sources(
     stacks.enable(with_stacks)
     hooks.wants_accesses = measure_accesses
     collector = None
+
+    def tell_tape(event: Event) -> None:
+        """What the host says that it writes is an operation that a replay can move."""
+        if tape is not None and event.kind == Kind.HOST_ACCESS and event.flags & exact_write == AccessFlag.WRITE:
+            for row in range(max(event.aux1, 1)):
+                tape.host_writes(event.address + row * event.aux0, event.size)
+
     if machine is not None:
         from cudatool import sim
         from cudatool.collect.sim_driver import SimDriverCollector
@@ -111,6 +127,9 @@ def sources(
         machine.check(checks)
         collector = SimDriverCollector(machine)
         sim.subscribe(collector)
+        if tape is not None:
+            tape.start(machine)
+            hooks.subscribe(tell_tape)
         if collector.blocks is not None:
             hooks.subscribe(collector.blocks)
     else:
@@ -122,6 +141,9 @@ def sources(
         stacks.enable(True)
         hooks.wants_accesses = hooks.measures_accesses = False
         if collector is not None and machine is not None:
+            if tape is not None:
+                hooks.unsubscribe(tell_tape)
+                tape.stop()
             if collector.blocks is not None:
                 hooks.unsubscribe(collector.blocks)
             machine.measure_accesses = False

@@ -52,7 +52,7 @@ class BlockWatcher:
                 self._waiting.setdefault(last.sequence, []).append(block)
         elif kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP):
             self._shadow.freed(event.address, event.size)  # nothing of it is handed out yet
-        elif kind is Kind.ACCESS and event.flags & AccessFlag.WRITE:
+        elif kind is Kind.ACCESS and event.flags & AccessFlag.WRITE and not event.flags & AccessFlag.MASK:
             # What stands in for a library's kernel (a matrix product, say) writes from the host.
             step, rows = (event.aux0, event.aux1) if event.aux1 else (0, 1)
             for row in range(rows):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from cudatool.collect.byte_sets import compress
 from cudatool.collect.kernel_names import kernel_name
 from cudatool.collect.sim_blocks import BlockWatcher
 from cudatool.collect.sim_graphs import GraphWatcher
@@ -61,6 +62,7 @@ class SimDriverCollector:
         self._report: dict[str, Callable[[dict[str, Any], str], None]] = {
             "cuStreamCreateWithPriority": self._stream_create,
             "cuStreamCreate": self._stream_create,
+            "cuGreenCtxStreamCreate": self._stream_create,
             "cuStreamDestroy": self._stream_destroy,
             "cuStreamSynchronize": self._stream_synchronize,
             "cuStreamWaitEvent": self._stream_wait_event,
@@ -72,6 +74,7 @@ class SimDriverCollector:
             "cuEventSynchronize": self._event_synchronize,
             "cuMemAlloc": self._mem_alloc,
             "cuMemAllocPitch": self._mem_alloc,
+            "cuMemAllocManaged": self._mem_alloc,
             "cuMemAllocAsync": self._mem_alloc,
             "cuMemAllocFromPoolAsync": self._mem_alloc,
             "cuMemFree": self._mem_free,
@@ -121,6 +124,8 @@ class SimDriverCollector:
             if operation.launch is operation:
                 self._launches[operation.sequence] = correlation
         self._owners[operation.sequence] = correlation, stream_id
+        if self._machine.tape is not None:
+            self._machine.tape.owners[operation.sequence] = correlation
         self._thread.operation = operation
         if operation.kind in ("alloc", "free"):
             self._thread.memory += (operation,)
@@ -203,7 +208,7 @@ class SimDriverCollector:
         if operation.kind not in _WORK or not correlation:
             return
         ordinal = operation.stream.context.device.ordinal
-        for address, size, flags in operation.footprint:
+        for address, size, flags, aux0, aux1 in compress(operation.footprint):
             hooks.emit(
                 Kind.ACCESS,
                 device=ordinal,
@@ -212,6 +217,8 @@ class SimDriverCollector:
                 address=address,
                 size=size,
                 flags=flags,
+                aux0=aux0,
+                aux1=aux1,
                 stack=0,
             )
         for found in operation.findings:
@@ -240,7 +247,8 @@ class SimDriverCollector:
     def _stream_create(self, values: dict[str, Any], name: str) -> None:
         handle = _pointed(values["phStream"])
         flags = StreamFlag.NON_BLOCKING if values.get("flags", values.get("Flags", 0)) & 1 else StreamFlag(0)
-        hooks.stream_id(self._device, handle, flags=flags, priority=values.get("priority", 0))
+        device = self._machine.objects[handle].context.device.ordinal
+        hooks.stream_id(device, handle, flags=flags, priority=values.get("priority", 0))
 
     def _stream_destroy(self, values: dict[str, Any], name: str) -> None:
         device = self._thread.device

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from cudatool.trace.events import AccessFlag
 
-__all__ = ["Argument", "ByteSet", "Plan", "TensorView", "byte_sets", "make_plan"]
+__all__ = ["INEXACT", "READ", "WRITE", "Argument", "ByteSet", "Plan", "TensorView", "byte_sets", "make_plan"]
 
 _MOST_RUNS = 64  # strided sets that one tensor may become before its hull stands for them
 

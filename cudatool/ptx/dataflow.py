@@ -145,8 +145,8 @@ class Dataflow:
             held = scope.arguments.setdefault(parameter.name, {})
             for (offset, width), value in cells:
                 self._put(held, offset, width, value)
-            if parameter.name.startswith("%"):  # declared .reg
-                self._set_register(scope, parameter.name, _read(held, ANYWHERE, 0))
+            for register in parameter.registers:
+                self._set_register(scope, register, _read(held, ANYWHERE, 0))
         return scope
 
     def _forget_all_but(self, root: Scope) -> None:

@@ -203,6 +203,8 @@ class _Merger:
         result.branch_targets.update(body.branch_targets)
         result.registers.update(body.registers)
         formals = (*function.returns, *function.params)
+        if any(v.space == "reg" for v in formals):
+            raise PtxError(f"{name}: register parameters of a function that is not inlined", function.line)
         offsets = _steps([v.size for v in formals], _HEADER)
         self.places = {prefix + v.name: at for v, at in zip(formals, offsets, strict=False)}
         own = [v for v in body.variables.values() if v.space == "local"]

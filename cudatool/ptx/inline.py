@@ -20,6 +20,7 @@ from cudatool.ptx.model import (
     Symbol,
     Variable,
     VectorOperand,
+    type_bytes,
 )
 
 __all__ = ["Inliner", "call_parts"]
@@ -90,14 +91,18 @@ class Inliner:
         if len(formals) != len(actuals):
             raise PtxError(f"{target} takes {len(formals)} parameters, {len(actuals)} given", call.line)
         for formal, actual in zip(formals, actuals, strict=True):
-            if not isinstance(actual, Symbol):
-                raise PtxError("call arguments that are not .param variables are not supported", call.line)
-            names[formal.name] = actual.name
-        after = f"{prefix}return"
+            if formal.space == "param" and isinstance(actual, Symbol):
+                names[formal.name] = actual.name
+            elif formal.space == "param":
+                names[formal.name] = prefix + formal.name
+                self.result.variables[prefix + formal.name] = replace(formal, name=prefix + formal.name)
+        after, behind = f"{prefix}return", f"{prefix}behind"
         out = self.result.instructions
         if call.guard is not None:
             skip = replace(call.guard, negated=not call.guard.negated)
-            out.append(replace(call, opcode="bra", modifiers=(), operands=(Symbol(after),), guard=skip))
+            out.append(replace(call, opcode="bra", modifiers=(), operands=(Symbol(behind),), guard=skip))
+        for formal, actual in zip(callee.params, arguments, strict=True):
+            self.transfer(call, formal, prefix, actual, back=False)
         keep = Register(f"{prefix}stack")
         allocates = any(i.opcode == "alloca" for i in callee.instructions)
         if allocates:  # what a function takes from the stack it gives back when it ends
@@ -106,7 +111,32 @@ class Inliner:
         self.copy(callee, names, prefix, after)
         self.result.labels[after] = len(out)
         if allocates:
-            out.append(replace(call, opcode="stackrestore", modifiers=("u64",), operands=(keep,), guard=call.guard))
+            out.append(replace(call, opcode="stackrestore", modifiers=("u64",), operands=(keep,), guard=None))
+        for formal, actual in zip(callee.returns, results, strict=True):
+            self.transfer(call, formal, prefix, actual, back=True)
+        self.result.labels[behind] = len(out)
+
+    def transfer(self, call: Instruction, formal: Variable, prefix: str, actual: Operand, *, back: bool) -> None:
+        """Append what copies an argument to its parameter, or a result `back`, where either is a register."""
+        in_memory = isinstance(actual, Symbol)
+        if in_memory and formal.space == "param":
+            return  # they are the same variable
+        size = type_bytes(formal.type)
+        places: list[Operand] = [Register(prefix + name) for name in formal.registers]
+        given: list[Operand] = list(actual.elements) if isinstance(actual, VectorOperand) else [actual]
+        if not places:
+            places = [Address(Symbol(prefix + formal.name), size * n) for n in range(len(given))]
+        if isinstance(actual, Symbol):
+            given = [Address(actual, size * n) for n in range(len(places))]
+        if len(places) != len(given):
+            raise PtxError(f"{call.name}: {formal.name} has {len(places)} elements, {len(given)} given", call.line)
+        for place, value in zip(places, given, strict=True):
+            target, source = (value, place) if back else (place, value)
+            opcode = "st" if isinstance(target, Address) else "ld" if isinstance(source, Address) else "mov"
+            kind = formal.type if formal.type == "pred" else f"b{8 * size}"
+            modifiers = (kind,) if opcode == "mov" else ("param", kind)
+            move = replace(call, opcode=opcode, modifiers=modifiers, operands=(target, source), guard=None)
+            self.result.instructions.append(move)
 
     def declare(self, callee: Function, prefix: str) -> dict[str, str]:
         """Enter the names of a function in the result, with `prefix`; return the new name of each."""

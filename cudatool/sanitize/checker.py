@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from cudatool.sanitize.defects import Defect, Key, Repairs, Side
 from cudatool.sanitize.device import device_findings, leaks
-from cudatool.sanitize.engine import Defect, Engine, Key, Repairs, Side
+from cudatool.sanitize.engine import Engine
 from cudatool.sanitize.findings import AccessSite, BufferSite, Finding, FindingKind, Report, fingerprint, location
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Frame, Trace
 
 __all__ = ["check"]
 
+_KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 _DOUBT = "may access more than its arguments say"  # of a kernel whose accesses were inferred
 
 
@@ -70,7 +72,12 @@ def _notes(trace: Trace, engine: Engine, reported: int) -> list[str]:
         notes.append(f"{_count(engine.unchecked, 'launch', 'launches')} not checked: what they access is not known")
     if engine.unknown_streams:
         notes.append(f"{_count(engine.unknown_streams, 'operation')} not checked: their stream is not known")
-    if empty := engine.ordering.empty_waits:
+    if engine.ordering.unknown:
+        notes.append(
+            f"{_count(engine.ordering.unknown, 'wait')} for what the trace does not show, as another process's event; "
+            f"{_count(engine.unsure, 'pair')} of accesses may be ordered by it and were not reported"
+        )
+    if empty := engine.ordering.empty:
         notes.append(f"{_count(empty, 'stream wait')} did nothing: the event had not been recorded")
     if engine.threads > 1:
         # How threads hand work to each other is not in the trace: say how much rests on it, do not guess.
@@ -93,15 +100,25 @@ def _plan(engine: Engine, defects: Iterable[Defect]) -> Repairs:
     repairs = Repairs()
     for defect in defects:
         first, second = defect.first, defect.second
-        if first.mode == "free":
+        if first.mode == "free" or defect.kind in _NO_REPAIR:
             continue
-        if (owner := _forgotten(defect)) is not None:
+        if defect.inside:
+            repairs.edges.add((first.record, second.record))
+        elif defect.kind is FindingKind.WAIT_UNRECORDED:
+            continue  # that of its race is tried
+        elif defect.wait >= 0:
+            stack = int(engine.records["stack"][defect.wait])
+            repairs.waits.setdefault((stack, second.operation.agent), set()).add(first.operation.agent)
+        elif (owner := _forgotten(defect)) is not None:
             stack = int(engine.records["stack"][owner])
             repairs.record_streams.setdefault(stack, set()).add(first.operation.agent)
         else:
             stack = int(engine.records["stack"][second.operation.record])
             repairs.waits.setdefault((stack, second.operation.agent), set()).add(first.operation.agent)
     return repairs
+
+
+_NO_REPAIR = (FindingKind.CAPTURE_MISSED, FindingKind.CAPTURED_EVENT)
 
 
 def _forgotten(defect: Defect) -> int | None:
@@ -144,15 +161,16 @@ class _Words:
         )
 
     def _site(self, side: Side) -> AccessSite:
-        record = side.operation.record
+        record = side.record
         return AccessSite(
             operation=self._operation(record),
             agent=self._engine.agents[side.operation.agent].label,
             mode=side.mode,
             argument=self._trace.names[side.name],
             stack=self._stack(record),
-            record=record,
+            record=side.operation.record,
             exact=side.exact,
+            launch=self._stack(side.operation.record) if side.node >= 0 else (),
         )
 
     def _stack(self, record: int) -> tuple[Frame, ...]:
@@ -161,6 +179,8 @@ class _Words:
     def _operation(self, record: int) -> str:
         row = self._trace.records[record]
         kind, name = Kind(int(row["kind"])), self._trace.names[int(row["name"])]
+        if kind in (Kind.GRAPH_NODE_ADDED, Kind.GRAPH_NODE):
+            return f"kernel {name} of a graph" if row["flags"] == _KERNEL_NODE else f"{name} of a graph"
         if kind is Kind.KERNEL_LAUNCH:
             return f"kernel {name}" if name else "a kernel"
         return name or kind.name.lower().replace("_", " ")
@@ -172,13 +192,30 @@ class _Words:
         first, second = defect.first.operation, defect.second.operation
         earlier, later = (self._engine.agents[side.agent] for side in (first, second))
         if defect.first.mode == "free":
-            return f"The memory was already given back at {location(self._stack(first.record))}."
+            freed = location(self._stack(first.record))
+            if defect.second.node >= 0:
+                return f"The graph was made for this memory, and it was given back at {freed} before the launch."
+            return f"The memory was already given back at {freed}."
+        if defect.inside:
+            return f"No edge of the graph leads from {self._at(defect.first.record)} to the other."
+        if defect.kind is FindingKind.WAIT_UNRECORDED:
+            before = self._at(defect.wait)
+            return f"The event had not been recorded, so nothing makes {later.label} wait for {before}."
+        if defect.kind is FindingKind.CAPTURED_EVENT:
+            return "The event was last recorded in a capture, so it stands for a place in a graph and for no work."
+        if defect.kind is FindingKind.CAPTURE_MISSED:
+            return (
+                f"{self._at(defect.first.record)} was captured and had not run when {later.label} was given this work, "
+                "which is no part of the graph."
+            )
         if defect.common:
             met = self._at(earlier.records[defect.common - 1])
             order = f"{later.label} is ordered after {earlier.label} only up to {met}"
         else:
             order = f"nothing makes {later.label} wait for {earlier.label}"
         order = order[0].upper() + order[1:] + "."
+        if defect.wait >= 0:
+            order += f" The wait at {location(self._stack(defect.wait))} did nothing: its event had not been recorded."
         owner = defect.first.owner
         if defect.kind is FindingKind.REUSE and owner is not None:
             freed = f", was freed at {location(self._stack(owner.freed.record))}" if owner.freed else ""
@@ -189,9 +226,24 @@ class _Words:
         return order
 
     def _repair(self, defect: Defect) -> str:
-        first, second = defect.first.operation, defect.second.operation
-        earlier, later = (self._engine.agents[side.agent] for side in (first, second))
+        first, second = defect.first, defect.second
+        earlier, later = (self._engine.agents[side.operation.agent] for side in (first, second))
         here = f"{self._operation(second.record)} at {location(self._stack(second.record))}"
+        if defect.inside:
+            streams = [int(self._trace.records["stream"][side.record]) for side in (first, second)]
+            if all(streams):
+                return (
+                    f"Before {here} is captured, make stream {streams[1]} wait for stream {streams[0]}: "
+                    f"`consumer.wait_event(event)` with the event recorded after {self._at(first.record)}."
+                )
+            return f"Let {here} depend on {self._at(first.record)}: `cuGraphAddDependencies`."
+        if defect.wait >= 0 and defect.kind is not FindingKind.WAIT_UNRECORDED:
+            waited = location(self._stack(defect.wait))
+            return f"Record the event after {self._at(first.record)} and before the wait at {waited}."
+        if defect.kind is FindingKind.WAIT_UNRECORDED:
+            return f"Record the event after {self._at(defect.wait)} and before this wait."
+        if second.node >= 0:
+            here += f", launched at {location(self._stack(second.operation.record))}"
         if (owner := _forgotten(defect)) is not None:
             return (
                 f"Before the block allocated at {location(self._stack(owner))} is freed, call "

@@ -18,78 +18,24 @@ Records of what a kernel accessed may come later in the file than its launch: th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import replace
 
 import numpy as np
 
+from cudatool.sanitize.defects import Defect, Defects, Key, Repairs, Side, race_of, side_of
 from cudatool.sanitize.findings import FindingKind
+from cudatool.sanitize.graphs import Executable, Graphs, Node, races_between_nodes
 from cudatool.sanitize.intervals import ATOMIC, READ, WRITE, Access, History, Operation, overlap
 from cudatool.sanitize.lifetimes import Buffer, Buffers
 from cudatool.sanitize.ordering import Agent, Ordering, join
-from cudatool.sanitize.rows import LAUNCHES, WORK, Row, read_rows
+from cudatool.sanitize.rows import LAUNCHES, WORK, Row, byte_sets, read_rows
 from cudatool.trace.events import AccessFlag, CopyFlag, Kind, StreamFlag
 from cudatool.trace.model import Trace
 
-__all__ = ["Defect", "Engine", "Key", "Repairs", "Side"]
+__all__ = ["Engine"]
 
-Key = tuple[Any, ...]
-"""What makes two defects the same: kind, certainty, both call sites and the allocation's."""
-
-
-class Side(NamedTuple):
-    """One of the two operations of a defect and what it does to the memory."""
-
-    operation: Operation
-    mode: str
-    name: int = 0
-    exact: bool = True
-    owner: Buffer | None = None
-
-
-@dataclass(slots=True)
-class Defect:
-    """The first of a series of equal findings.
-
-    Attributes
-    ----------
-    kind, first, second
-        What is wrong, with the two sides in record order.
-    start, size
-        The bytes.
-    buffer
-        Their owner when the second side came; None if not seen.
-    common
-        The epoch of the first side's agent up to which the second side is ordered after it; 0 for none.
-    count, last
-        Length of the series, and the records of its latest pair.
-    """
-
-    kind: FindingKind
-    first: Side
-    second: Side
-    start: int
-    size: int
-    buffer: Buffer | None
-    common: int
-    count: int = 1
-    last: tuple[int, int] = (-1, -1)
-
-
-@dataclass(slots=True)
-class Repairs:
-    """Changes of the program, to be tried on the trace.
-
-    Attributes
-    ----------
-    waits
-        (stack, agent) -> agents: before whatever it does at that call site, the agent waits for these.
-    record_streams
-        Stack of an allocation -> agents: ``record_stream`` is called on such blocks for these.
-    """
-
-    waits: dict[tuple[int, int], set[int]] = field(default_factory=dict)
-    record_streams: dict[int, set[int]] = field(default_factory=dict)
+_SERIALIZED = ("cuMemcpyPeer", "cuMemcpy3DPeer")  # "with respect to all pending and future asynchronous work"
+_EAGER = 1000  # accesses beside a capture that are looked at
 
 
 class Engine:
@@ -110,37 +56,41 @@ class Engine:
 
     Attributes
     ----------
-    defects
-        What was found, by call sites, in order of appearance.
     history
         The accesses that still mattered at the end.
-    operations, unchecked, unknown_streams, threads
+    operations, unchecked, unknown_streams, unsure, threads
         Numbers of operations on streams; of launches whose accesses are not known; of operations that name no stream;
-        of host threads that use the device.
+        of pairs of accesses whose order depends on what no trace can show; of host threads that use the device.
     """
 
     def __init__(
         self, trace: Trace, *, one_host: bool = True, go_on_repaired: bool = False, repairs: Repairs | None = None
     ) -> None:
-        self.defects: dict[Key, Defect] = {}
         self.operations = 0
         self.unchecked = 0
         self.unknown_streams = 0
+        self.unsure = 0
         self.records = trace.records
         self._trace = trace
-        self._sites = trace.records[["kind", "name", "stack"]]
+        self._defects = Defects(trace.records)
         self._repairs = repairs
         self._go_on_repaired = go_on_repaired
         self._make_agents(trace, one_host)
         self.ordering = Ordering(list(self._streams.values()))
         self.history = History()
         self._buffers = Buffers()
-        self._capturing: dict[int, int] = {}  # stream -> the stream whose capture it takes part in
-        self._captured_events: dict[int, int] = {}  # event -> likewise
+        self._graphs = Graphs()
+        self._graph_memory = {index for index, name in enumerate(trace.names) if name == "cuGraphLaunch"}
+        self._peer_copies = {index for index, name in enumerate(trace.names) if name in _SERIALIZED}
+        records = trace.records[trace.records["kind"] == Kind.EVENT_RECORD]
+        events, firsts = np.unique(records["aux0"], return_index=True)
+        self._first_records = dict(zip(events.tolist(), records["stream"][firsts].tolist(), strict=True))
         self._handlers: dict[int, Callable[[Row], None]] = {
             **dict.fromkeys(WORK, self._work),
             Kind.MEMCPY: self._copy,
             Kind.MEMSET: self._fill,
+            Kind.GRAPH_LAUNCH: self._launch_graph,
+            Kind.EVENT_CREATE: self._create_event,
             Kind.EVENT_RECORD: self._record_event,
             Kind.STREAM_WAIT_EVENT: self._wait_event,
             Kind.EVENT_SYNCHRONIZE: self._synchronize_event,
@@ -148,6 +98,9 @@ class Engine:
             Kind.STREAM_SYNCHRONIZE: self._synchronize_stream,
             Kind.STREAM_QUERY: self._query_stream,
             Kind.DEVICE_SYNCHRONIZE: self._synchronize_device,
+            Kind.STREAM_WRITE_VALUE: self._write_value,
+            Kind.STREAM_WAIT_VALUE: self._wait_value,
+            Kind.STREAM_WAIT_UNKNOWN: self._wait_unknown,
             Kind.HOST_ACCESS: self._host_access,
             Kind.MEM_ALLOC: self._memory_alloc,
             Kind.MEM_FREE: self._memory_free,
@@ -161,9 +114,20 @@ class Engine:
             Kind.SEGMENT_MAP: self._unmap,
             Kind.SEGMENT_UNMAP: self._unmap,
             Kind.SEGMENT_FREE: self._segment_free,
-            Kind.GRAPH_CAPTURE_BEGIN: self._capture_begin,
-            Kind.GRAPH_CAPTURE_END: self._capture_end,
+            Kind.GRAPH_CAPTURE_BEGIN: self._graphs.begin,
+            Kind.GRAPH_CAPTURE_END: self._graphs.end,
+            Kind.GRAPH_NODE_ADDED: self._graphs.node_added,
+            Kind.GRAPH_INSTANTIATE: self._graphs.instantiate,
+            Kind.GRAPH_UPDATE: self._graphs.update,
+            Kind.GRAPH_NODE: self._graphs.node,
+            Kind.GRAPH_EDGE: self._graphs.edge,
+            Kind.GRAPH_POINTER: self._graph_pointer,
         }
+
+    @property
+    def defects(self) -> dict[Key, Defect]:
+        """What was found, by call sites, in order of appearance."""
+        return self._defects.found
 
     def run(self) -> None:
         """Read the whole trace."""
@@ -202,7 +166,7 @@ class Engine:
                 label = f"the per-thread default stream ({label})"
             if several_devices:
                 label += f" of device {device}"
-            agent = self._streams[stream] = Agent(index, total, label, device=device)
+            agent = self._streams[stream] = Agent(index, total, label, device=device, stream=stream)
             if flags & StreamFlag.LEGACY_DEFAULT:
                 legacy.append(agent)
             elif not flags & StreamFlag.NON_BLOCKING:
@@ -217,11 +181,7 @@ class Engine:
     # Work on streams --------------------------------------------------------------------------------------------
 
     def _work(self, row: Row) -> None:
-        """A kernel launch, matrix product, host function or graph launch: one operation in stream order.
-
-        Host functions run in stream order (cuLaunchHostFunc); a graph runs between the stream's earlier and later
-        work (cuGraphLaunch).
-        """
+        """A kernel launch, matrix product or host function: one operation in stream order (cuLaunchHostFunc)."""
         self._enqueue_work(row, ())
 
     def _copy(self, row: Row) -> None:
@@ -236,11 +196,25 @@ class Engine:
             WRITE if flags & CopyFlag.DESTINATION_PAGEABLE else 0
         )
         stream = self._streams.get(row.stream)
-        if stream is None or row.stream in self._capturing or flags & CopyFlag.ASYNC:
-            # Asynchronous 1: between device and pageable memory it "might be synchronous": no edge.
+        if stream is None or row.stream in self._graphs.captures:
             self._enqueue_work(row, touched, staged)
             return
         host = self._hosts[row.thread]
+        on_device = flags & (CopyFlag.SOURCE_DEVICE | CopyFlag.DESTINATION_DEVICE)
+        if flags & CopyFlag.ASYNC:
+            self._enqueue_work(row, touched, staged)
+            # Asynchronous 1: between device and pageable memory it "might be synchronous": no edge. Asynchronous 2:
+            # "any host memory to any host memory" is "fully synchronous with respect to the host".
+            if not on_device:
+                self.ordering.stream_done(host, stream, "copy on the host")
+            return
+        if row.name in self._peer_copies:
+            self.ordering.serialize(stream, row.aux1)
+            self._enqueue_work(row, touched, staged)
+            self.ordering.serialized(stream, row.aux1)
+            if on_device != CopyFlag.SOURCE_DEVICE | CopyFlag.DESTINATION_DEVICE:
+                self.ordering.stream_done(host, stream, "synchronous copy")
+            return
         if flags & CopyFlag.SOURCE_PAGEABLE and flags & CopyFlag.DESTINATION_DEVICE:
             # Synchronous 1: "a stream sync is performed before the copy is initiated"; it returns once staged.
             self.ordering.stream_done(host, stream, "synchronous copy")
@@ -248,7 +222,7 @@ class Engine:
             return
         self._enqueue_work(row, touched, staged)
         # Synchronous 2, 3, 5: blocks until done. 4: between device memories "no host-side synchronization".
-        if not (flags & CopyFlag.SOURCE_DEVICE and flags & CopyFlag.DESTINATION_DEVICE):
+        if on_device != CopyFlag.SOURCE_DEVICE | CopyFlag.DESTINATION_DEVICE:
             self.ordering.stream_done(host, stream, "synchronous copy")
 
     def _fill(self, row: Row) -> None:
@@ -260,8 +234,9 @@ class Engine:
 
     def _enqueue_work(self, row: Row, known: Sequence[Access], ignored: int = 0) -> None:
         """Append an operation. It touches what its ACCESS records say, or else `known`, except in mode `ignored`."""
-        if row.stream in self._capturing:
-            return  # captured work does not execute now (cuStreamBeginCapture)
+        if row.stream in self._graphs.captures:  # captured work does not execute now (cuStreamBeginCapture)
+            self._capture(row, [access for access in row.accesses or known if not access.mode & ignored])
+            return
         stream = self._streams.get(row.stream)
         if stream is None:
             self.unknown_streams += 1
@@ -278,7 +253,10 @@ class Engine:
             operation = Operation(stream.index, stream.count, stream.clock, row.record)
             for touched in known:
                 if not touched.mode & ignored:
+                    touched.node = -1
                     self._access(operation, touched)
+            if self._graphs.captures:
+                self._note_eager(row, known)
 
     def _host_access(self, row: Row) -> None:
         """The host itself reads or writes memory that the device can reach."""
@@ -288,16 +266,26 @@ class Engine:
         self.ordering.host_step(host, row.record)
         mode = row.flags & (READ | WRITE)
         touched = Access(row.address, row.address + row.size, mode, exact=not row.flags & AccessFlag.INEXACT)
+        if row.aux1 > 1:
+            (touched,) = byte_sets(self.records[row.record : row.record + 1])
         self._access(Operation(host.index, host.count, host.clock, row.record), touched)
 
-    def _access(self, operation: Operation, touched: Access) -> None:
+    def _access(self, operation: Operation, touched: Access, node: Node | None = None) -> None:
         """Check one byte range of `operation` against the life of its memory and the accesses before it."""
         if touched.start >= touched.stop or not touched.mode:
             return
         touched.operation = operation
         touched.owner = buffer = self._buffers.find(touched.start)
         if buffer is not None:
+            if node is not None and (baked := node.freed_memory(touched.start)) is not None:
+                assert baked.freed is not None
+                side = Side(baked.freed, "free")
+                size = touched.stop - touched.start
+                self._report(FindingKind.USE_AFTER_FREE, side, side_of(touched), touched.start, size, baked)
+                return
             if buffer.freed is not None:
+                if node is not None and buffer.of_graphs:
+                    return  # a graph goes on using what was allocated for it in its private pool
                 self._misuse(FindingKind.USE_AFTER_FREE, Side(buffer.freed, "free"), touched)
                 return
             buffer.suspect = None
@@ -306,28 +294,161 @@ class Engine:
                 self._misuse(FindingKind.USE_BEFORE_ALLOC, Side(buffer.born, "allocate"), touched)
         self.history.touch(touched, self._conflict)
 
+    # Graphs -----------------------------------------------------------------------------------------------------
+
+    def _launch_graph(self, row: Row) -> None:
+        """cuGraphLaunch: "ordered behind both any previous work in hStream and any previous launches of hGraphExec".
+
+        The stream's next operation comes behind all nodes. What the nodes touch is one operation to all outside.
+        """
+        if row.stream in self._graphs.captures:
+            self._capture(row, None)  # a child graph
+            return
+        stream = self._streams.get(row.stream)
+        if stream is None:
+            self.unknown_streams += 1
+            return
+        if self._repairs is not None:
+            self._repair(row, stream)
+        self.operations += 1
+        graph = self._graphs.launched(row.aux0)
+        nodes = graph.nodes.values() if graph is not None else ()
+        if graph is not None and graph.last is not None:
+            stream.clock = join(stream.clock, graph.last)
+            self.ordering.edges["relaunch of a graph"] += 1
+        for node in nodes:
+            if node.event and not node.records_event:  # an external wait; when in the launch does not matter here
+                self.ordering.join_event(stream, node.event)
+        self.ordering.enqueue(self._hosts[row.thread], stream, row.record)
+        operation = Operation(stream.index, stream.count, stream.clock, row.record)
+        if graph is not None:
+            graph.last = operation.after
+        for node in nodes:
+            if node.event and node.records_event:
+                self.ordering.record_here(stream, node.event)
+        accesses = self._accesses_of_launch(row, graph)
+        if accesses is None:
+            self.unchecked += 1
+            return
+        if graph is not None:
+            self._check_nodes(graph, accesses, operation)
+        for touched in accesses:
+            node_ = graph.nodes.get(touched.node) if graph is not None else None
+            touched.node = node_.record if node_ is not None else -1
+            self._access(operation, touched, node_)
+
+    def _accesses_of_launch(self, row: Row, graph: Executable | None) -> list[Access] | None:
+        """Return what the nodes touch, each access with its node's number; None if not everything is known."""
+        if graph is None or graph.known:
+            return row.accesses
+        if row.accesses is not None:
+            for touched in row.accesses:
+                touched.node = -1  # what the record says is of another time
+            return row.accesses
+        told: list[Access] = []
+        for number, node in graph.nodes.items():
+            if node.baked is None:
+                return None
+            told += [replace(access, node=number) for access in node.baked]
+        return told if graph.nodes else None
+
+    def _check_nodes(self, graph: Executable, accesses: list[Access], operation: Operation) -> None:
+        """Look for races between the nodes of one launch, and with work that the capture missed."""
+        if graph.eager:
+            self._check_eager(graph, accesses, operation)
+        shape = hash(tuple([(a.node, a.start, a.stop, a.mode, a.row, a.stride) for a in accesses]))
+        if shape in graph.clean:
+            return
+        extra = self._repairs.edges if self._repairs is not None else ()
+        found = False
+        for old, new in races_between_nodes(graph, accesses, extra, go_on_repaired=self._go_on_repaired):
+            meeting = overlap(old, new)
+            assert meeting is not None
+            first, second = (replace(one, operation=operation, node=graph.nodes[one.node].record) for one in (old, new))
+            buffer = self._buffers.find(meeting[0])
+            self._defects.report(race_of(old, new), side_of(first), side_of(second), *meeting, buffer, inside=True)
+            found = True
+        if not found:
+            graph.clean.add(shape)
+
+    def _check_eager(self, graph: Executable, accesses: list[Access], operation: Operation) -> None:
+        """Work in another stream, done while the graph was captured, that uses what a node captured before it makes.
+
+        "The operations are not executed" at capture (cuStreamBeginCapture): it ran without them, and no launch will
+        run it again.
+        """
+        for eager in graph.eager:
+            for made in accesses:
+                node = graph.nodes.get(made.node)
+                if node is None or not made.mode & (WRITE | ATOMIC) or node.record > eager.operation.record:
+                    continue
+                if (found := overlap(made, eager)) is not None:
+                    first = side_of(replace(made, operation=operation, node=node.record))
+                    buffer = self._buffers.find(found[0])
+                    self._defects.report(FindingKind.CAPTURE_MISSED, first, side_of(eager), *found, buffer)
+        graph.eager = []
+
+    def _capture(self, row: Row, known: Sequence[Access] | None) -> None:
+        """A call becomes a node. What it said it touches holds for every launch."""
+        baked = None if known is None or (row.accesses is None and row.kind in LAUNCHES) else list(known)
+        node = Node(row.record, baked=baked)
+        for touched in baked or ():
+            self._bake(node, self._buffers.find(touched.start))
+        self._graphs.captures[row.stream].add(row.stream, node)
+
+    def _note_eager(self, row: Row, accesses: Sequence[Access]) -> None:
+        """Work is done beside captures."""
+        for capture in set(self._graphs.captures.values()):
+            if capture.thread == row.thread and len(capture.eager) < _EAGER:
+                capture.eager += [access for access in accesses if access.mode & READ]
+
+    def _graph_pointer(self, row: Row) -> None:
+        node = self._graphs.node_of(row)
+        if node is not None:
+            self._bake(node, self._buffers.find(row.address))
+
+    @staticmethod
+    def _bake(node: Node, buffer: Buffer | None) -> None:
+        """A node will use `buffer` in every launch. Memory of graphs and of private pools is theirs."""
+        if buffer is not None and buffer.freed is None and not buffer.of_graphs:
+            node.pointers.append(buffer)
+
     # Synchronization --------------------------------------------------------------------------------------------
 
+    def _create_event(self, row: Row) -> None:
+        if row.flags & 2:
+            self.ordering.foreign_events.add(row.aux0)
+
     def _record_event(self, row: Row) -> None:
-        origin = self._capturing.get(row.stream)
-        if origin is not None:
-            self._captured_events[row.aux0] = origin
-            return
-        self._captured_events.pop(row.aux0, None)
         stream = self._streams.get(row.stream)
-        if stream is not None:
+        if not self._graphs.event_recorded(row) and stream is not None:
             self.ordering.record_event(self._hosts[row.thread], stream, row.aux0, row.record)
 
     def _wait_event(self, row: Row) -> None:
-        if row.aux0 in self._captured_events:
-            # Waiting for a captured event takes the stream into the capture ("Stream Management", stream capture).
-            self._capturing[row.stream] = self._captured_events[row.aux0]
         stream = self._streams.get(row.stream)
-        if stream is not None and row.stream not in self._capturing:
-            self.ordering.wait_event(self._hosts[row.thread], stream, row.aux0, row.record)
+        if self._graphs.event_waited(row) or stream is None:
+            return
+        if self._repairs is not None:
+            self._repair(row, stream)
+        host = self._hosts[row.thread]
+        captured = self._graphs.captured_record(row.aux0)
+        if captured is not None:
+            # CUDA_ERROR_CAPTURED_EVENT: "not permitted on an event which was last recorded in a capturing stream".
+            self.ordering.enqueue(host, stream, row.record)
+            operation = Operation(stream.index, stream.count, stream.clock, row.record)
+            first, second = (
+                Side(Operation(stream.index, stream.count, stream.clock, captured), "record"),
+                Side(operation, "wait"),
+            )
+            self._defects.report(FindingKind.CAPTURED_EVENT, first, second, 0, 0, None)
+            return
+        self.ordering.wait_event(host, stream, row.aux0, row.record, row.stack)
 
     def _synchronize_event(self, row: Row) -> None:
-        self.ordering.event_done(self._hosts[row.thread], row.aux0, "event synchronize")
+        host = self._hosts[row.thread]
+        if self._repairs is not None:
+            self._repair(row, host)
+        self.ordering.event_done(host, row.aux0, "event synchronize", row.record, row.stack)
 
     def _query_event(self, row: Row) -> None:
         if row.aux1:
@@ -346,12 +467,22 @@ class Engine:
     def _synchronize_device(self, row: Row) -> None:
         self.ordering.device_done(self._hosts[row.thread], row.device)
 
-    def _capture_begin(self, row: Row) -> None:
-        self._capturing[row.stream] = row.stream
+    def _write_value(self, row: Row) -> None:
+        stream = self._streams.get(row.stream)
+        if stream is not None:
+            self.ordering.write_value(self._hosts[row.thread], stream, row.address, row.aux0, row.record)
 
-    def _capture_end(self, row: Row) -> None:
-        self._capturing = {stream: origin for stream, origin in self._capturing.items() if origin != row.stream}
-        self._captured_events = {e: origin for e, origin in self._captured_events.items() if origin != row.stream}
+    def _wait_value(self, row: Row) -> None:
+        stream = self._streams.get(row.stream)
+        if stream is not None:
+            self.ordering.wait_value(
+                self._hosts[row.thread], stream, row.address, row.aux0, row.flags, row.size, row.record
+            )
+
+    def _wait_unknown(self, row: Row) -> None:
+        stream = self._streams.get(row.stream)
+        if stream is not None:
+            self.ordering.wait_unknown(self._hosts[row.thread], stream, row.record)
 
     # Lifetimes --------------------------------------------------------------------------------------------------
 
@@ -363,9 +494,9 @@ class Engine:
         """
         stop = row.address + row.size
         self.history.forget(row.address, stop)
-        buffer = Buffer(row.address, stop, row.record)
+        buffer = Buffer(row.address, stop, row.record, of_graphs=row.name in self._graph_memory)
         stream = self._streams.get(row.stream)
-        if stream is not None and row.stream not in self._capturing:
+        if stream is not None and row.stream not in self._graphs.captures:
             self.ordering.enqueue(self._hosts[row.thread], stream, row.record)
             buffer.agent = stream.index
             buffer.born = Operation(stream.index, stream.count, stream.clock, row.record)
@@ -373,7 +504,7 @@ class Engine:
 
     def _memory_free(self, row: Row) -> None:
         """cuMemFree, or cuMemFreeAsync if on a stream."""
-        if row.stream in self._capturing:
+        if row.stream in self._graphs.captures:
             return
         host = self._hosts[row.thread]
         buffer = self._freed_buffer(row)
@@ -394,8 +525,8 @@ class Engine:
             for access in list(self.history.within(buffer.start, buffer.stop)):
                 if not access.operation.before(operation.agent, operation.clock):
                     start, stop = max(access.start, buffer.start), min(access.stop, buffer.stop)
-                    sides = _side(access), Side(operation, "free")
-                    self._report(FindingKind.USE_AFTER_FREE, *sides, start, stop - start)
+                    sides = side_of(access), Side(operation, "free")
+                    self._report(FindingKind.USE_AFTER_FREE, *sides, start, stop - start, buffer)
         buffer.freed = operation
         self.history.forget(buffer.start, buffer.stop)
 
@@ -428,7 +559,7 @@ class Engine:
 
         The old owner's accesses stay in the history: only their order against the new owner's can tell a race.
         """
-        buffer = Buffer(row.address, row.address + row.size, row.record)
+        buffer = Buffer(row.address, row.address + row.size, row.record, of_graphs=row.aux1 != 0)
         stream = self._streams.get(row.stream)
         if stream is not None:
             buffer.agent = stream.index
@@ -485,22 +616,37 @@ class Engine:
         """Two accesses in no order, one of which writes."""
         found = overlap(old, new)
         assert found is not None
+        first, second = self.agents[old.operation.agent], self.agents[new.operation.agent]
+        if first.is_unsure(old.operation.epoch) or second.is_unsure(new.operation.epoch):
+            self.unsure += 1
+            return
         buffer = self._buffers.find(found[0])
-        if self.agents[old.operation.agent].is_host or self.agents[new.operation.agent].is_host:
+        if first.is_host or second.is_host:
             kind = FindingKind.RACE_HOST
         elif buffer is not None and buffer.record > old.operation.record:
             kind = FindingKind.REUSE
-        elif old.mode & (WRITE | ATOMIC) and new.mode & (READ | ATOMIC):
-            kind = FindingKind.RACE_RAW
-        elif old.mode & (WRITE | ATOMIC):
-            kind = FindingKind.RACE_WAW
         else:
-            kind = FindingKind.RACE_WAR
-        self._report(kind, _side(old), _side(new), *found)
+            kind = race_of(old, new)
+        wait = self._empty_wait(old.operation, new.operation)
+        self._report(kind, side_of(old), side_of(new), *found, buffer, wait=wait)
+
+    def _empty_wait(self, earlier: Operation, later: Operation) -> int:
+        """The latest wait of the later side that would have ordered the two, had its event been recorded; else -1."""
+        agent = self.agents[earlier.agent]
+        for event, record in self.ordering.empty_waits[later.agent].values():
+            # It was meant for the earlier side's stream, as far as the event's first record can tell.
+            meant_for = self._first_records.get(event, agent.stream)
+            if earlier.record < record < later.record and meant_for == agent.stream:
+                operation = Operation(later.agent, later.epoch, later.clock, record)
+                side = Side(operation, "wait")
+                self._defects.report(FindingKind.WAIT_UNRECORDED, side, side, 0, 0, None, wait=earlier.record)
+                return record
+        return -1
 
     def _misuse(self, kind: FindingKind, first: Side, touched: Access) -> None:
         """An access at a time at which its memory is not there for it."""
-        self._report(kind, first, _side(touched), touched.start, touched.stop - touched.start)
+        buffer = self._buffers.find(touched.start)
+        self._report(kind, first, side_of(touched), touched.start, touched.stop - touched.start, buffer)
 
     def _report_suspect(self, buffer: Buffer) -> None:
         """A block was handed out too early, and no known access of the new owner shows that it did no harm."""
@@ -508,42 +654,20 @@ class Engine:
             old, handing_out = buffer.suspect
             buffer.suspect = None
             start, stop = max(old.start, buffer.start), min(old.stop, buffer.stop)
-            self._report(FindingKind.REUSE, _side(old), Side(handing_out, "allocate"), start, stop - start, buffer)
+            self._report(FindingKind.REUSE, side_of(old), Side(handing_out, "allocate"), start, stop - start, buffer)
 
     def _report(
-        self, kind: FindingKind, first: Side, second: Side, start: int, size: int, buffer: Buffer | None = None
+        self, kind: FindingKind, first: Side, second: Side, start: int, size: int, buffer: Buffer | None, wait: int = -1
     ) -> None:
-        """Add a defect, or count it if its call sites are known."""
-        buffer = buffer or self._buffers.find(start)
-        certain = first.exact and second.exact
-        earlier, later = first.operation, second.operation
-        sites = self._sites[earlier.record].item(), self._sites[later.record].item()
-        key = (kind, certain, *sites, self._stack(buffer))
-        defect = self.defects.get(key)
-        if defect is None:
-            common = later.clock[earlier.agent]
-            self.defects[key] = Defect(kind, first, second, start, size, buffer, common)
-        elif defect.last != (earlier.record, later.record):
-            defect.count += 1
-        self.defects[key].last = earlier.record, later.record
-        if self._go_on_repaired and certain and first.mode != "free":
+        self._defects.report(kind, first, second, start, size, buffer, wait=wait)
+        if self._go_on_repaired and first.exact and second.exact and first.mode != "free":
+            earlier, later = first.operation, second.operation
             agent = self.agents[later.agent]
             agent.clock = join(agent.clock, earlier.after)
             later.clock = join(later.clock, earlier.after)
-
-    def _stack(self, buffer: Buffer | None) -> int:
-        return int(self.records["stack"][buffer.record]) if buffer else 0
 
     def _repair(self, row: Row, agent: Agent) -> None:
         """Let `agent` wait for what the repairs say it should wait for at this call site."""
         assert self._repairs is not None
         for other in self._repairs.waits.get((row.stack, agent.index), ()):
             agent.clock = join(agent.clock, self.ordering.position(self.agents[other]))
-
-
-def _mode(mode: int) -> str:
-    return {READ: "read", WRITE: "write", READ | WRITE: "read and write"}.get(mode, "atomic")
-
-
-def _side(access: Access) -> Side:
-    return Side(access.operation, _mode(access.mode), access.name, access.exact, access.owner)

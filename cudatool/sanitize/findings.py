@@ -21,6 +21,9 @@ __all__ = [
     "Remark",
     "Report",
     "SetAside",
+    "ScheduleRun",
+    "Witness",
+    "WitnessStep",
     "digest",
     "fingerprint",
     "functions",
@@ -45,6 +48,12 @@ class FindingKind(StrEnum):
     """An access to memory that was given back, or that may run after it was given back in stream order."""
     USE_BEFORE_ALLOC = "use-before-alloc"
     """An access that nothing orders after the stream-ordered allocation of its memory."""
+    WAIT_UNRECORDED = "wait-unrecorded"
+    """A wait did nothing, because its event had not been recorded, and what it should have ordered races."""
+    CAPTURE_MISSED = "capture-missed"
+    """Work done while a graph was captured, but not captured, uses what a captured call has not yet made."""
+    CAPTURED_EVENT = "captured-event"
+    """A wait, outside of the capture, for an event that was recorded in one: it stands for no work."""
     # What the software device's checkers see inside of kernels and calls.
     OUT_OF_BOUNDS = "out-of-bounds"
     HOST_POINTER = "host-pointer"
@@ -80,11 +89,13 @@ class AccessSite:
     argument
         The kernel's argument or source line, where known.
     stack
-        Host stack of the call, innermost frame first.
+        Host stack of the call, innermost frame first; for a node of a graph, of the call that captured or added it.
     record
         Index of the operation in the trace's records.
     exact
         False for a conservative range: the operation may touch less.
+    launch
+        For a node of a graph, host stack of the launch of the graph; else empty.
     """
 
     operation: str
@@ -94,6 +105,7 @@ class AccessSite:
     stack: tuple[Frame, ...]
     record: int
     exact: bool = True
+    launch: tuple[Frame, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +115,46 @@ class BufferSite:
     address: int
     size: int
     stack: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WitnessStep:
+    """An operation of an order: what, on which stream, where it was asked for, and its index in the records."""
+
+    operation: str
+    agent: str
+    location: str
+    record: int
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """Two legal orders of the recorded work, and where their results differ.
+
+    Attributes
+    ----------
+    order_a, order_b
+        The operations that matter, out of `steps`. In the first order the finding's first side comes first.
+    address, bytes_a, bytes_b
+        Device address of the first difference, and what was there: hexadecimal, up to 16 bytes. Empty if what differs
+        is that one order fails.
+    observed_at
+        Who saw it.
+    replays
+        How many it took to find.
+    exchanged
+        Records of the two operations that changed places.
+    """
+
+    order_a: tuple[WitnessStep, ...]
+    order_b: tuple[WitnessStep, ...]
+    steps: int
+    address: int
+    bytes_a: str
+    bytes_b: str
+    observed_at: str
+    replays: int
+    exchanged: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +180,10 @@ class Finding:
         How often the same two call sites collided.
     fingerprint
         Stays the same when lines move; unique in a report.
+    witness, no_witness
+        The proof, or why there is none; both empty if none was looked for.
+    seen_in
+        The schedules that showed it, if there were several.
     """
 
     kind: FindingKind
@@ -140,6 +196,9 @@ class Finding:
     repair: str
     count: int
     fingerprint: str
+    witness: Witness | None = None
+    no_witness: str = ""
+    seen_in: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +229,8 @@ class DeviceFinding:
         How often it happened, in all launches from the same place.
     fingerprint
         Stays the same when lines move; unique in a report.
+    seen_in
+        The schedules that showed it, if there were several.
     """
 
     kind: FindingKind
@@ -192,6 +253,26 @@ class DeviceFinding:
     buffer: BufferSite | None
     count: int
     fingerprint: str
+    seen_in: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRun:
+    """A run of the program under one schedule of the software device.
+
+    Attributes
+    ----------
+    schedule
+        ``"fifo"``, ``"lifo"``, ``"late"`` or ``"random 1"``.
+    status
+        Exit status of the program; negative: the signal that ended it.
+    difference
+        How what the program printed differs from what it printed under the first schedule; empty if it does not.
+    """
+
+    schedule: str
+    status: int
+    difference: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +356,8 @@ class Report:
         Entries of the baseline: those of findings that count again, and those of findings that did not occur.
     remarks
         Comments in the source that name no check.
+    schedules
+        The runs that it joins, if there were several.
     """
 
     findings: tuple[Finding, ...]
@@ -289,6 +372,7 @@ class Report:
     expired: tuple[Known, ...] = ()
     stale: tuple[Known, ...] = ()
     remarks: tuple[Remark, ...] = ()
+    schedules: tuple[ScheduleRun, ...] = ()
 
     @property
     def all(self) -> tuple[Finding | DeviceFinding, ...]:

@@ -53,10 +53,15 @@ class Access:
         `READ`, `WRITE`, both, or `ATOMIC`.
     row, stride
         Bytes of a row and distance between rows; `stride` is 0 for one run.
+    mask
+        If not 0, the set is no rows but those elements of `row` bytes from `start` on whose bits are set.
     name
         Index of the argument's or source line's name.
     exact
         False if the operation may touch less.
+    node
+        The number of the node of a graph that does it, for the accesses of a graph launch; then the record of that node
+        (-1 if it is not known, and for work outside of graphs).
     operation, owner
         Who touches them, and the allocation that the first byte lay in. Known when the operation is reached.
     """
@@ -68,12 +73,16 @@ class Access:
     stride: int = 0
     name: int = 0
     exact: bool = True
+    node: int = -1
+    mask: int = 0
     operation: Operation = _NOBODY
     owner: Buffer | None = None
 
 
 def overlap(first: Access, second: Access) -> tuple[int, int] | None:
     """Return (address, size) of the first run of bytes that both touch, None if there is none."""
+    if first.mask or second.mask:
+        return _overlap_of_masks(first, second)
     if not first.stride and not second.stride:
         start = max(first.start, second.start)
         stop = min(first.stop, second.stop)
@@ -91,11 +100,26 @@ def _covers(new: Access, old: Access) -> bool:
     """Whether `new` touches, within one segment of both hulls, every byte that `old` does."""
     if not new.exact and old.exact:
         return False
-    return not new.stride or (new.start, new.stop, new.stride, new.row) == (old.start, old.stop, old.stride, old.row)
+    if not new.stride and not new.mask:
+        return True
+    return (new.start, new.stop, new.stride, new.row, new.mask) == (old.start, old.stop, old.stride, old.row, old.mask)
 
 
 def _rows(access: Access, start: int, stop: int) -> Iterator[tuple[int, int]]:
     """The rows of `access` that meet [start, stop), ascending."""
+    if access.mask:
+        skipped = max(0, (start - access.start) // access.row)
+        rest, at = access.mask >> skipped, access.start + skipped * access.row
+        while rest and at < stop:
+            zeros = (rest & -rest).bit_length() - 1
+            rest >>= zeros
+            ones = (~rest & (rest + 1)).bit_length() - 1
+            rest >>= ones
+            low = at + zeros * access.row
+            at = low + ones * access.row
+            if low < stop:
+                yield low, at
+        return
     if not access.stride:
         yield access.start, access.stop
         return
@@ -109,6 +133,22 @@ def _run_in_rows(start: int, stop: int, access: Access) -> tuple[int, int] | Non
         low, high = max(low, start), min(high, stop)
         if low < high:
             return low, high - low
+    return None
+
+
+def _overlap_of_masks(first: Access, second: Access) -> tuple[int, int] | None:
+    if first.mask and second.mask and first.row == second.row and not (first.start - second.start) % first.row:
+        start = max(first.start, second.start)
+        both = first.mask >> (start - first.start) // first.row & second.mask >> (start - second.start) // first.row
+        if not both:
+            return None
+        meeting = Access(start, start + both.bit_length() * first.row, first.mode, first.row, mask=both)
+        low, high = next(_rows(meeting, meeting.start, meeting.stop))
+        return low, high - low
+    rows, other = (first, second) if first.mask else (second, first)
+    for low, high in _rows(rows, other.start, other.stop):
+        if found := _run_in_rows(low, high, other):
+            return found
     return None
 
 
@@ -156,7 +196,7 @@ class History:
         agent = operation.agent
         low, high = self._cut(new.start, new.stop)
         alone = high - low > 1
-        covers_all = new.exact and not new.stride
+        covers_all = new.exact and not new.stride and not new.mask
         for index in range(low, high):
             kept = [new]
             for old in self._accesses[index]:

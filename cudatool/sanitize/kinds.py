@@ -68,6 +68,23 @@ KINDS: Final[dict[FindingKind, KindText]] = {
         "Memory of a stream-ordered allocation exists from its place in that stream on, and nothing orders this "
         "operation on another stream after that. Let the other stream wait for an event recorded after the allocation.",
     ),
+    FindingKind.WAIT_UNRECORDED: KindText(
+        "a wait for an event that was not recorded yet",
+        "Before its first record an event is an empty set of work, so the wait did nothing, and what it was meant to "
+        "order races. Record the event before the call that waits for it. Such a wait is reported only beside a race "
+        "that it would have prevented.",
+    ),
+    FindingKind.CAPTURE_MISSED: KindText(
+        "work beside a capture that needs what was captured",
+        "While a stream captured, the same thread gave work to a stream that took no part, and that work uses what a "
+        "captured call has yet to make. It ran once, too early, and no launch of the graph repeats it. Let the stream "
+        "take part: let it wait for an event recorded in the capture, and join it again at the end.",
+    ),
+    FindingKind.CAPTURED_EVENT: KindText(
+        "a wait for an event that belongs to a captured graph",
+        "An event recorded in a capture stands for a place in the graph and for no work. Record an event after the "
+        "launch of the graph and wait for that, or let the graph record one (CU_EVENT_RECORD_EXTERNAL).",
+    ),
     FindingKind.OUT_OF_BOUNDS: KindText(
         "access out of bounds",
         "A thread of a kernel reads or writes outside of every allocation, or of the kernel's shared or local memory. "

@@ -32,6 +32,9 @@ class Buffer:
         Streams that ``record_stream`` named.
     releases
         Clocks of those streams when the block was freed: it becomes free again after them.
+    of_graphs
+        Whether graphs go on using it whenever it is given back: what a graph launch allocates, and blocks of a private
+        pool of the caching allocator.
     suspect
         An access for the previous owner, and the handing out that nothing orders after it; until this owner's own
         accesses can tell whether it did harm.
@@ -45,6 +48,7 @@ class Buffer:
     freed: Operation | None = None
     other_streams: set[int] = field(default_factory=set)
     releases: list[Clock] = field(default_factory=list)
+    of_graphs: bool = False
     suspect: tuple[Access, Operation] | None = None
 
 

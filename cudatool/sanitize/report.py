@@ -9,10 +9,12 @@ import os
 import textwrap
 from typing import Any
 
+from cudatool.sanitize.explore import schedule_lines
 from cudatool.sanitize.findings import DeviceFinding, Finding, Report, SetAside
 from cudatool.sanitize.kinds import KINDS, check_of
 from cudatool.sanitize.places import relative_path, source_place, user_frames
 from cudatool.sanitize.views import Entry, Run, Site, entries, place, sites, sources, times, verdict
+from cudatool.sanitize.witness import witness_lines
 from cudatool.trace.model import Frame
 from cudatool.units import format_bytes
 
@@ -84,6 +86,8 @@ class _Style:
         title = f"{number}{check}{KINDS[finding.kind].title} [{finding.kind}]{times(finding)}"
         lines = [self.paint("1;31", self.wrap(title, ""))]
         lines += self._race(finding) if isinstance(finding, Finding) else self._on_device(finding)
+        if finding.seen_in:
+            lines.append(self._about("seen", f"under {', '.join(finding.seen_in)}"))
         if entry.remark:
             lines.append(self._about("known", entry.remark))
         lines.append(self.paint("2", f"   fingerprint: {finding.fingerprint}"))
@@ -92,8 +96,9 @@ class _Style:
     def _race(self, finding: Finding) -> list[str]:
         second, first = sites(finding)
         lines = [*self._site("first", first), *self._site("second", second)]
-        end = finding.start + finding.size - 1
-        lines.append(self._about("bytes", f"{format_bytes(finding.size)} at 0x{finding.start:x} to 0x{end:x}"))
+        if finding.size:  # of a wait there are none
+            end = finding.start + finding.size - 1
+            lines.append(self._about("bytes", f"{format_bytes(finding.size)} at 0x{finding.start:x} to 0x{end:x}"))
         if (buffer := finding.buffer) is not None:
             offset = finding.start - buffer.address
             where = f"from its byte {offset:,} on" if offset >= 0 else "from before its start"
@@ -102,6 +107,7 @@ class _Style:
         lines.append(self._about("why", finding.reason))
         if finding.repair:
             lines.append(self.paint("32", self._about("repair", finding.repair)))
+        lines += [self._about(label, text) for label, text in witness_lines(finding)]
         return lines
 
     def _on_device(self, finding: DeviceFinding) -> list[str]:
@@ -168,6 +174,7 @@ class _Style:
         operations = f"{report.operations:,} operation{'' if report.operations == 1 else 's'}"
         lines.append(self.wrap(f"checked: {operations}{device}", "  ", ""))
         lines.append(self.wrap(f"ordering seen: {edges or 'stream order only'}", "  ", ""))
+        lines += [self.wrap(text, "  ", "") for text in schedule_lines(report)]
         lines += [self.wrap(f"note: {note}", "  ", "") for note in report.notes]
         if run is not None and run.status:
             lines.append(self.wrap(f"the workload itself failed with exit status {run.status}", "  ", ""))

@@ -12,12 +12,13 @@ from cudatool.sanitize.intervals import ATOMIC, READ, WRITE, Access
 from cudatool.trace.events import AccessFlag, Kind
 from cudatool.trace.model import Trace
 
-__all__ = ["LAUNCHES", "WORK", "Row", "read_rows"]
+__all__ = ["LAUNCHES", "WORK", "Row", "byte_sets", "read_rows"]
 
 WORK = (Kind.KERNEL_LAUNCH, Kind.MEMCPY, Kind.MEMSET, Kind.GEMM, Kind.HOST_FUNCTION, Kind.GRAPH_LAUNCH)
 LAUNCHES = (Kind.KERNEL_LAUNCH, Kind.GEMM, Kind.GRAPH_LAUNCH)
 """The work whose accesses only ACCESS records can tell."""
 
+_MASK_BITS = 1 << 15  # elements of a mask, at most
 _CHUNK = 1 << 14  # records turned into Python objects at a time
 
 
@@ -30,7 +31,9 @@ class Row(NamedTuple):
     flags: int
     thread: int
     stream: int
+    correlation: int
     stack: int
+    name: int
     address: int
     size: int
     aux0: int
@@ -71,27 +74,65 @@ def read_rows(trace: Trace, kinds: Collection[int]) -> Iterator[Row]:
         count[elsewhere] = 0
         last = np.cumsum(count)
         taken = tells[np.repeat(low - last + count, count) + np.arange(count.sum())]
-        accesses = _byte_sets(records[taken])
+        accesses = byte_sets(records[taken])
+        masked = bool((records["flags"][taken] & AccessFlag.MASK).any())
 
         idle = (count == 0) & np.isin(chunk["kind"], LAUNCHES) & np.isin(wanted, executed)
         told = [
             accesses[stop - length : stop] if length else [] if nothing else None
             for stop, length, nothing in zip(last.tolist(), count.tolist(), (elsewhere | idle).tolist(), strict=True)
         ]
+        if masked:
+            told = [one and _with_masks(one) for one in told]
         columns = (chunk[name].tolist() for name in Row._fields[1:-1])
         yield from map(Row, index.tolist(), *columns, told)
 
 
-def _byte_sets(records: npt.NDArray[np.void]) -> list[Access]:
-    """Return what ACCESS records describe, with every strided set brought to ascending rows that do not touch."""
+def byte_sets(records: npt.NDArray[np.void]) -> list[Access]:
+    """Return what ACCESS and HOST_ACCESS records describe, every strided set as ascending rows that do not touch."""
     start, size = records["address"].astype(np.int64), records["size"].astype(np.int64)
     stride, rows = records["aux0"].astype(np.int64), np.maximum(records["aux1"].astype(np.int64), 1)
     flags = records["flags"]
+    mask = (flags & AccessFlag.MASK) != 0
+    rows, stride = np.where(mask, 1, rows), np.where(mask, 0, stride)
     start = start + np.where(stride < 0, stride * (rows - 1), 0)
     stride = np.abs(stride)
     stop = np.where(size > 0, start + stride * (rows - 1) + size, start)
     stride = np.where((rows > 1) & (stride > size), stride, 0)
     mode = np.where(flags & AccessFlag.ATOMIC, ATOMIC, flags & (READ | WRITE))
     exact = (flags & AccessFlag.INEXACT) == 0
-    columns = (start, stop, mode, size, stride, records["name"], exact)
-    return list(map(Access, *(column.tolist() for column in columns)))
+    columns = (start, stop, mode, size, stride, records["name"], exact, records["stream"])
+    accesses = list(map(Access, *(column.tolist() for column in columns)))
+    for index in np.flatnonzero(mask).tolist():
+        accesses[index].mask = int(records["aux0"][index]) | int(records["aux1"][index]) << 64
+    return accesses
+
+
+def _with_masks(accesses: list[Access]) -> list[Access]:
+    """Return the accesses of one operation with masks that follow each other put together."""
+    joined: list[Access] = []
+    last = None  # the mask that the next one may continue
+    for access in accesses:
+        if not access.mask:
+            joined.append(access)
+            continue
+        if last is None or (last.mode, last.row, last.exact, last.node) != (
+            access.mode,
+            access.row,
+            access.exact,
+            access.node,
+        ):
+            last = None
+        offset = (access.start - last.start) // access.row if last is not None else -1
+        if last is not None and 0 <= offset < _MASK_BITS and not (access.start - last.start) % access.row:
+            last.mask |= access.mask << offset
+        else:
+            last = access
+            joined.append(access)
+    for access in joined:
+        if access.mask:
+            zeros = (access.mask & -access.mask).bit_length() - 1
+            access.mask >>= zeros
+            access.start += zeros * access.row
+            access.stop = access.start + access.mask.bit_length() * access.row
+    return joined

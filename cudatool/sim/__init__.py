@@ -45,6 +45,7 @@ _ENTRY_POINTS = (
     "api_green",
     "api_ipc",
     "api_link",
+    "api_logs",
     "api_managed",
     "api_memory",
     "api_module",

@@ -21,6 +21,9 @@ struct texture {
     int32_t as_integer, normalized, linear, srgb;
     int32_t mode[3];
     float border[4];
+    int32_t levels; /* of a mipmapped array: as many structures follow each other, one for each level; 0 for others */
+    int32_t blends; /* whether values of two levels are blended, if the level lies between them */
+    float bias, least, most;
 };
 
 static float half_value(uint16_t half) {
@@ -136,6 +139,38 @@ words cudatool_texture(const struct texture *t, int geometry, int whole, int lay
     words result = {0, 0, 0, 0};
     for (int c = 0; c < t->channels; c++) result[c] = bits_of((float)sum[c]);
     return result;
+}
+
+/* Fetch from a level of detail. A texture without mipmaps has one only. */
+words cudatool_texture_level(const struct texture *t, int geometry, int whole, int layer, double x, double y, double z,
+                             double level) {
+    if (!t->levels || !t->data) return cudatool_texture(t, geometry, whole, layer, x, y, z);
+    level = isnan(level) ? 0 : level;
+    if (!whole) level = fmin(fmax(level + t->bias, t->least), t->most);
+    level = fmin(fmax(level, 0), t->levels - 1);
+    int lower = (int)floor(level);
+    double share = weight(level);
+    if (whole || !t->blends) return cudatool_texture(t + (int)floor(level + 0.5), geometry, whole, layer, x, y, z);
+    words result = cudatool_texture(t + lower, geometry, whole, layer, x, y, z);
+    if (share == 0 || lower + 1 >= t->levels) return result;
+    words upper = cudatool_texture(t + lower + 1, geometry, whole, layer, x, y, z);
+    for (int c = 0; c < t->channels; c++) {
+        uint32_t ends[2] = {result[c], upper[c]};
+        float values[2];
+        memcpy(values, ends, sizeof values);
+        result[c] = bits_of((float)((1 - share) * values[0] + share * values[1]));
+    }
+    return result;
+}
+
+/* Return the level of detail whose texels are as far apart as places where the coordinates change so much. */
+double cudatool_texture_gradient(const struct texture *t, int geometry, double xx, double xy, double xz, double yx,
+                                 double yy, double yz) {
+    int axes = axes_of(geometry);
+    double w = t->width, h = axes > 1 ? t->height : 0, d = axes > 2 ? t->depth : 0;
+    double one = sqrt(xx * w * xx * w + xy * h * xy * h + xz * d * xz * d);
+    double other = sqrt(yx * w * yx * w + yy * h * yy * h + yz * d * yz * d);
+    return log2(fmax(one, other));
 }
 
 /* Gather one channel of the four texels that a linear filter would look at. */

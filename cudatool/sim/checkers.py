@@ -238,7 +238,7 @@ class Checkers:
             text = "the memory was freed before" if twice else "no memory that can be freed begins there"
             return CheckFinding("memcheck", kind, text, address=address, kernel=name)
         if name.startswith(("cuMemcpy", "cuMemset")) and abi.call.message:
-            return CheckFinding("memcheck", "invalid-copy", abi.call.message, address=address, kernel=name)
+            return CheckFinding("memcheck", "invalid-copy", abi.call.message, address=abi.call.address, kernel=name)
         return None
 
 

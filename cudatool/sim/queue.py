@@ -126,6 +126,7 @@ class StreamState:
         self.priority = priority
         self.serial = serial
         self.green = green
+        self.attributes: dict[int, bytes] = {}  # CUlaunchAttributeValue by CUlaunchAttributeID, but for the priority
         self.last: Operation | None = None
 
     @property

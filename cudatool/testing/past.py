@@ -56,10 +56,13 @@ class Past:
     ----------
     records
         In order; what they say is a program of its own.
+    settled
+        Number of those, synchronizations of all devices, that nobody made: they stand for those that were left out.
     """
 
     def __init__(self) -> None:
         self.records: Records = np.zeros(0, RECORD)
+        self.settled = 0
         self._shared: _Mask = np.zeros(0, bool)
 
     def __len__(self) -> int:
@@ -121,3 +124,4 @@ class Past:
         waited["kind"], waited["device"] = Kind.DEVICE_SYNCHRONIZE, -1
         self.records = np.concatenate([records[sorted(living.values())], waited])
         self._shared = np.zeros(len(self.records), bool)
+        self.settled = 1

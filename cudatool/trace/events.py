@@ -61,6 +61,9 @@ class Kind(IntEnum):
     EVENT_SYNCHRONIZE = 28
     EVENT_QUERY = 29
     DEVICE_SYNCHRONIZE = 30
+    STREAM_WRITE_VALUE = 31
+    STREAM_WAIT_VALUE = 32
+    STREAM_WAIT_UNKNOWN = 33
     # Work on a stream. `correlation` names the operation.
     KERNEL_LAUNCH = 40
     MEMCPY = 41
@@ -107,18 +110,24 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.HOST_FREE: "address, size, flags as of HOST_ALLOC: name=API, or aux0=rounded size of the block; stack",
     Kind.STREAM_CREATE: "stream, flags=StreamFlag, address=handle, aux0=priority (two's complement), stack",
     Kind.STREAM_DESTROY: "stream, stack",
-    Kind.STREAM_WAIT_EVENT: "stream, aux0=event, correlation, stack",
+    Kind.STREAM_WAIT_EVENT: "stream, aux0=event (0: one that was never recorded), correlation, stack",
     Kind.STREAM_SYNCHRONIZE: "stream, stack",
     Kind.STREAM_QUERY: "stream, aux1=1 if all its work had completed, stack",
-    Kind.EVENT_CREATE: "aux0=event, address=handle, flags=1 timing enabled, stack",
+    Kind.EVENT_CREATE: "aux0=event, address=handle, flags=1 timing enabled, +2 other processes can record it, stack",
     Kind.EVENT_DESTROY: "aux0=event, stack",
     Kind.EVENT_RECORD: "stream, aux0=event, correlation, stack",
     Kind.EVENT_SYNCHRONIZE: "aux0=event, stack",
     Kind.EVENT_QUERY: "aux0=event, aux1=1 if it had completed, stack",
     Kind.DEVICE_SYNCHRONIZE: "device, stack (cuCtxSynchronize and torch.cuda's synchronize)",
+    Kind.STREAM_WRITE_VALUE: "stream, address, aux0=value, size=4 or 8, correlation, stack",
+    Kind.STREAM_WAIT_VALUE: "stream, address, aux0=value, size=4 or 8, flags=CUstreamWaitValue_flags, "
+    "correlation, stack",
+    Kind.STREAM_WAIT_UNKNOWN: "a stream waits for what no trace can show, as an external semaphore: stream, name=API, "
+    "correlation, stack",
     Kind.KERNEL_LAUNCH: "stream, correlation, name=kernel, aux0=pack_dims(grid), aux1=pack_dims(block), "
     "size=shared bytes, stack",
-    Kind.MEMCPY: "stream, correlation, address=destination, size, aux0=source, flags=CopyFlag, name=API, stack",
+    Kind.MEMCPY: "stream, correlation, address=destination, size, aux0=source, flags=CopyFlag, name=API, stack; "
+    "aux1=1 << ordinal of each device of a copy between devices",
     Kind.MEMSET: "stream, correlation, address, size, aux0=value, aux1=bytes per element, flags=CopyFlag, name=API, "
     "stack",
     Kind.GEMM: "stream, correlation, name=routine, address=C, size=bytes of C, aux0=pack_dims(m, n, k), stack",
@@ -141,8 +150,9 @@ FIELDS: Final[dict[Kind, str]] = {
     "aux0=executable graph, aux1=node, address, size (0 if not known)",
     Kind.ACCESS: "correlation=the operation, address, size, flags=AccessFlag, name=argument or source line, "
     "stream=the node of a graph launch whose GRAPH_NODE records are there (else it says nothing); "
-    "a strided set has aux0=distance between rows, aux1=number of rows, and size=bytes per row",
-    Kind.HOST_ACCESS: "address, size, flags=AccessFlag, stack",
+    "a strided set has aux0=distance between rows, aux1=number of rows, and size=bytes per row; "
+    "for a mask see AccessFlag",
+    Kind.HOST_ACCESS: "address, size, flags=AccessFlag, aux0 and aux1 as of ACCESS, stack",
     Kind.EXECUTION: "correlation, stream, device, name, aux0=start, aux1=end, both ns on the device's clock, "
     "flags=1 a kernel that a graph launch ran",
     Kind.RANGE_PUSH: "name",
@@ -181,6 +191,8 @@ class AccessFlag(IntFlag):
     """A read-modify-write that does not race with another atomic."""
     INEXACT = 8
     """A conservative range: the operation may touch less."""
+    MASK = 16
+    """``ACCESS`` only: those of 128 elements of `size` bytes whose bits are set, the first 64 in aux0, then aux1."""
 
 
 class Event(NamedTuple):

@@ -58,9 +58,9 @@ def hide(directory: str) -> None:
 def capture(skip: int = 0) -> int:
     """Return the id of the caller's Python stack; equal stacks have equal ids, 0 is the empty stack.
 
-    Left out are frames of cudatool itself, of ``runpy`` and of the import system, and everything outside the
-    program that ``cudatool run`` started or the test that pytest called. At most 256 frames are kept, the innermost
-    ones.
+    Left out are frames of cudatool itself, of NumPy, of ``runpy`` and of the import system, and everything outside
+    the program that ``cudatool run`` started or the test that pytest called. At most 256 frames are kept, the
+    innermost ones.
 
     Parameters
     ----------
@@ -124,18 +124,18 @@ def _role(file: str) -> int:
     if file.startswith("<"):  # not a file: frozen into the interpreter, or typed in
         return _HIDDEN if file.startswith(("<frozen runpy", "<frozen importlib")) else 1
     path = os.path.realpath(file)
-    command_line, rest = _own_directories()
-    if path.startswith(command_line):
+    callers, called = _others()
+    if path.startswith(callers):
         return _BOUNDARY
-    return _HIDDEN if path.startswith((*rest, *_hidden)) else 1
+    return _HIDDEN if path.startswith((*called, *_hidden)) else 1
 
 
 @cache
-def _own_directories() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what calls a program, our command line or pytest; and the rest of cudatool, which may lie elsewhere."""
+def _others() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the files, or folders, of those that call a program, and of those that it calls."""
 
-    def directories(*packages: str) -> tuple[str, ...]:
-        origins = [spec.origin for spec in map(find_spec, packages) if spec is not None and spec.origin is not None]
-        return tuple(os.path.join(os.path.dirname(os.path.realpath(origin)), "") for origin in origins)
+    def files(*modules: str) -> tuple[str, ...]:
+        origins = [spec.origin for spec in map(find_spec, modules) if spec is not None and spec.origin is not None]
+        return tuple(os.path.realpath(origin).removesuffix("__init__.py") for origin in origins)
 
-    return directories("cudatool.cli", "_pytest"), directories("cudatool", "cudatool.viz")
+    return files("cudatool.cli", "_pytest", "unittest.case"), files("cudatool", "cudatool.viz", "numpy")

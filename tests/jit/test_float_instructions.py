@@ -103,6 +103,17 @@ def test_min_and_max_prefer_numbers_and_order_zeros(elementwise, opcode, kind):
     same(expected, found)
 
 
+@pytest.mark.parametrize("opcode", ["min", "max"])
+def test_min_and_max_prefer_numbers_that_are_known_to_be_numbers(elementwise, opcode):
+    a, b = pairs("f4")
+    code = f"add.sat.f32 %c, %b, 0f00000000; {opcode}.f32 %d, %a, %c; {opcode}.f32 %e, %c, %a;"
+    found = elementwise(code, {"a": a, "b": b}, dict.fromkeys("cde", "f4"))
+    assert not np.isnan(found["c"]).any()
+    reference = np.fmin if opcode == "min" else np.fmax
+    same(reference(a, found["c"]) + 0, found["d"] + 0)
+    same(reference(a, found["c"]) + 0, found["e"] + 0)
+
+
 def test_min_with_nan_modifier_gives_nan(elementwise):
     a, b = pairs(np.float32)
     found = elementwise("min.NaN.f32 %d, %a, %b; max.NaN.f32 %e, %a, %b;", {"a": a, "b": b}, {"d": "f4", "e": "f4"})

@@ -105,18 +105,60 @@ class Program:
     def kernel(self, stream: int, *accesses: tuple[int, ...], name: str = "k", line: int | None = None) -> None:
         self._correlation += 1
         self.emit(Kind.KERNEL_LAUNCH, stream=stream, correlation=self._correlation, name=name, line=line)
-        for mode, address, size, *rows in accesses:
-            stride, count = rows or (0, 0)
-            self.emit(
-                Kind.ACCESS,
-                correlation=self._correlation,
-                flags=mode,
-                address=address,
-                size=size,
-                aux0=stride % 2**64,
-                aux1=count,
-                line=line or self._line,
-            )
+        for access in accesses:
+            self.access(*access, line=line)
+
+    def access(
+        self,
+        mode: int,
+        address: int,
+        size: int,
+        stride: int = 0,
+        rows: int = 0,
+        *,
+        node: int = 0,
+        line: int | None = None,
+    ) -> None:
+        """What the latest operation touches."""
+        self.emit(
+            Kind.ACCESS,
+            correlation=self._correlation,
+            stream=node,
+            flags=mode,
+            address=address,
+            size=size,
+            aux0=stride % 2**64,
+            aux1=rows,
+            line=line or self._line,
+        )
+
+    # Graphs.
+    def node(self, graph: int, stream: int = 0, name: str = "k") -> int:
+        """A node is captured in a stream, or added by hand. Returns its number for `instantiate`."""
+        self._correlation += 1
+        self.emit(Kind.GRAPH_NODE_ADDED, aux0=graph, correlation=self._correlation, stream=stream, name=name)
+        return self._correlation
+
+    def instantiate(self, executable: int, graph: int, nodes: list[int], *edges: tuple[int, int]) -> None:
+        """`nodes` are what :meth:`node` returned; edges are positions in it, from 1 on."""
+        self.emit(Kind.GRAPH_INSTANTIATE, aux0=executable, aux1=graph)
+        self.tell_nodes(executable, nodes)
+        for first, second in edges:
+            self.emit(Kind.GRAPH_EDGE, aux0=executable, address=first, aux1=second)
+
+    def tell_nodes(self, executable: int, nodes: list[int]) -> None:
+        for number, correlation in enumerate(nodes, 1):
+            self.emit(Kind.GRAPH_NODE, aux0=executable, aux1=number, correlation=correlation)
+
+    def point(self, executable: int, node: int, address: int) -> None:
+        self.emit(Kind.GRAPH_POINTER, aux0=executable, aux1=node, address=address)
+
+    def launch(self, executable: int, stream: int, *accesses: tuple[int, ...], line: int | None = None) -> None:
+        """`accesses` are (node, mode, address, size)."""
+        self._correlation += 1
+        self.emit(Kind.GRAPH_LAUNCH, stream=stream, correlation=self._correlation, aux0=executable, line=line)
+        for node, *access in accesses:
+            self.access(*access, node=node, line=line)
 
     def copy(self, stream: int, to: int, source: int, size: int, flags: int = 0) -> None:
         self._correlation += 1

@@ -51,6 +51,46 @@ def test_two_streams_race_exactly_where_their_bytes_meet(
     assert count(program) == int(races)
 
 
+def masked(program: Program, stream: int, *masks: tuple[int, int, int]) -> None:
+    """A kernel that writes elements of 4 bytes: (address, the first 64 bits, 64 more)."""
+    program.kernel(stream)
+    for address, low, high in masks:
+        program.access(W | AccessFlag.MASK, address, 4, low, high)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ((0x5555, 0), (0xAAAA, 0), None),  # even and odd elements
+        ((0x5555, 0), (0xAAAB, 0), (BUFFER, 4)),
+        ((0, 1 << 63), (0, 1 << 63), (BUFFER + 4 * 127, 4)),
+        ((0b11100, 0), (0b01110, 0), (BUFFER + 8, 8)),
+    ],
+)
+def test_masks_race_where_they_share_a_bit(
+    first: tuple[int, int], second: tuple[int, int], expected: tuple[int, int] | None
+) -> None:
+    program = Program()
+    masked(program, program.stream(), (BUFFER, *first))
+    masked(program, program.stream(), (BUFFER, *second))
+    found = [(finding.start, finding.size) for finding in check(program.trace()).findings]
+    assert found == ([expected] if expected else [])
+
+
+def test_masks_that_follow_each_other_are_one_access() -> None:
+    program = Program()
+    masked(program, program.stream(), *((BUFFER + 512 * i, 0x5555, 1) for i in range(20)))
+    engine = Engine(program.trace())
+    engine.run()
+    assert len(engine.history) == 1
+    program.kernel(program.stream(), (W, BUFFER + 512 * 19 + 256, 1))
+    assert count(program) == 1
+    program = Program()
+    masked(program, program.stream(), *((BUFFER + 512 * i, 0x5555, 1) for i in range(20)))
+    program.kernel(program.stream(), (W, BUFFER + 512 * 19 + 260, 100))
+    assert count(program) == 0
+
+
 def test_finding_names_the_overlapping_bytes() -> None:
     program = Program()
     program.kernel(program.stream(), (W, BUFFER, 513))
@@ -256,7 +296,12 @@ def test_forgetting_the_middle_keeps_both_ends() -> None:
 @st.composite
 def byte_sets(draw: st.DrawFn) -> Access:
     start, row = draw(st.integers(0, 60)), draw(st.integers(1, 8))
-    rows = draw(st.integers(1, 6))
+    rows = draw(st.integers(0, 6))
+    if rows == 0:
+        mask = draw(st.integers(0, 2**12)) * 2 + 1
+        masked = access(start, start + mask.bit_length() * row, row)
+        masked.mask = mask
+        return masked
     if rows == 1:
         return access(start, start + row)
     stride = draw(st.integers(row + 1, row + 8))
@@ -264,6 +309,9 @@ def byte_sets(draw: st.DrawFn) -> Access:
 
 
 def bytes_of(item: Access) -> set[int]:
+    if item.mask:
+        elements = [item.start + i * item.row for i in range(item.mask.bit_length()) if item.mask >> i & 1]
+        return {b for element in elements for b in range(element, element + item.row)}
     if not item.stride:
         return set(range(item.start, item.stop))
     return {b for row in range(item.start, item.stop, item.stride) for b in range(row, row + item.row)}

@@ -17,6 +17,7 @@ __all__ = ["ATOMIC", "MAP_NORESERVE", "PAGE", "READ", "WRITE", "Footprint"]
 READ, WRITE, ATOMIC = 1, 2, 4
 PAGE = 4096
 MAP_NORESERVE = 0x4000  # on Linux; Python names it from 3.13 on
+_EVERY_BYTE = np.uint64(0x0101010101010101)  # a word of a map whose bytes are all accessed
 
 
 class Footprint:
@@ -75,17 +76,20 @@ class Footprint:
             words = view[first * PAGE : stop * PAGE].view(np.uint64).reshape(-1, PAGE // 8)
             low, high = words.min(axis=1), words.max(axis=1)
             flags |= np.where(high != 0, flag, 0).astype(np.uint8)
-            mixed |= low != high
+            mixed |= (low != high) | ((low != 0) & (low != _EVERY_BYTE))
         whole = np.flatnonzero(~mixed)
-        pieces = [
+        pieces: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]] = [
             ((whole + first) * PAGE, flags[whole]),
             (np.array([stop * PAGE]), np.zeros(1, np.uint8)),  # the pages after the run
         ]
-        for page in (np.flatnonzero(mixed) + first).tolist():
-            read, write, atomic = (view[page * PAGE : (page + 1) * PAGE] for view in self._views)
-            bytes_ = read | write << 1 | atomic << 2
-            edges = np.concatenate(([0], np.flatnonzero(np.diff(bytes_)) + 1))
-            pieces.append((edges + page * PAGE, bytes_[edges].astype(np.uint8)))
+        pages = np.flatnonzero(mixed) + first
+        if len(pages):
+            read, write, atomic = (view[: len(view) // PAGE * PAGE].reshape(-1, PAGE)[pages] for view in self._views)
+            bytes_ = (read | write << 1 | atomic << 2).astype(np.uint8, copy=False)
+            changed = np.ones(bytes_.shape, bool)  # each page is a piece of its own
+            changed[:, 1:] = bytes_[:, 1:] != bytes_[:, :-1]
+            page, offset = np.nonzero(changed)
+            pieces.append((pages[page] * PAGE + offset, bytes_[page, offset]))
         return pieces
 
     def clear(self) -> None:

@@ -155,5 +155,6 @@ def guarded_call(function: int, argument: int, address: int, limit_ns: int = 0) 
 _CALLABLE = (
     *("cudatool_vprintf", "cudatool_malloc", "cudatool_free", "cudatool_assert"),
     *("cudatool_rounded_f32", "cudatool_rounded_f64"),
-    *("cudatool_texture", "cudatool_gather", "cudatool_surface"),
+    *("cudatool_texture", "cudatool_texture_level", "cudatool_texture_gradient"),
+    *("cudatool_gather", "cudatool_surface"),
 )

@@ -69,7 +69,7 @@ def _take(e: Emitter, i: Instruction, found: str) -> None:
         e.set(register, e.op(f"extractelement {_WORDS} {found}, i32 {index}"), "b32")
 
 
-def _fetched(e: Emitter, i: Instruction, function: str, choice: str) -> None:
+def _fetched(e: Emitter, i: Instruction, function: str, choice: str, *, has_level: bool) -> None:
     result, coordinate = types_of(i)
     if result not in ("f32", "s32", "u32"):
         raise e.unsupported()
@@ -81,19 +81,38 @@ def _fetched(e: Emitter, i: Instruction, function: str, choice: str) -> None:
         function,
         *(f"ptr {record}", f"i32 {_GEOMETRIES[geometry]}", f"i32 {choice}", f"i32 {layer}"),
         *(f"double {value}" for value in (x, y, z)),
+        *([f"double {_level(e, i, record, geometry)}"] if has_level else []),
     )
     _take(e, i, found)
 
 
+def _level(e: Emitter, i: Instruction, record: str, geometry: str) -> str:
+    """Return the level of detail as a double: the one that is given, that of gradients, or the first."""
+    kind = types_of(i)[-1]
+    if "level" in i.modifiers:
+        value = e.get(i.operands[2], kind)
+        return e.op(f"sitofp i32 {value} to double" if kind == "s32" else f"fpext float {value} to double")
+    if "grad" not in i.modifiers:
+        return "0.0"
+    steps = []
+    for operand in i.operands[2:4]:
+        steps += _place(e, geometry.lstrip("a"), list(elements(operand)), kind)[1]
+    return e.call(
+        "double",
+        "cudatool_texture_gradient",
+        *(f"ptr {record}", f"i32 {_GEOMETRIES[geometry]}"),
+        *(f"double {value}" for value in steps),
+    )
+
+
 @lowers("tex")
 def _tex(e: Emitter, i: Instruction) -> None:
-    """Levels of detail (``.level``, ``.grad``) are all the same: there are no mipmaps."""
-    _fetched(e, i, "cudatool_texture", "1" if types_of(i)[-1] == "s32" else "0")
+    _fetched(e, i, "cudatool_texture_level", "1" if types_of(i)[-1] == "s32" else "0", has_level=True)
 
 
 @lowers("tld4")
 def _tld4(e: Emitter, i: Instruction) -> None:
-    _fetched(e, i, "cudatool_gather", str("rgba".index(i.modifiers[0])))
+    _fetched(e, i, "cudatool_gather", str("rgba".index(i.modifiers[0])), has_level=False)
 
 
 def _element(e: Emitter, i: Instruction, address: Operand, size: int) -> str:

@@ -1,0 +1,138 @@
+"""What the engine found: pairs of operations, counted by call sites, and changes of the program that may cure them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cudatool.sanitize.findings import FindingKind
+from cudatool.sanitize.intervals import ATOMIC, READ, WRITE, Access, Operation
+from cudatool.sanitize.lifetimes import Buffer
+
+__all__ = ["Defect", "Defects", "Key", "Repairs", "Side", "race_of", "side_of"]
+
+Key = tuple[Any, ...]
+"""What makes two defects the same: kind, certainty, both call sites and the allocation's."""
+
+
+class Side(NamedTuple):
+    """One of the two operations of a defect and what it does to the memory.
+
+    `node` is the record of the node that does it, for a graph launch whose nodes are known, else -1.
+    """
+
+    operation: Operation
+    mode: str
+    name: int = 0
+    exact: bool = True
+    owner: Buffer | None = None
+    node: int = -1
+
+    @property
+    def record(self) -> int:
+        """The trace record of the call that made the work: for a node, the one that captured or added it."""
+        return self.operation.record if self.node < 0 else self.node
+
+
+@dataclass(slots=True)
+class Defect:
+    """The first of a series of equal findings.
+
+    Attributes
+    ----------
+    kind, first, second
+        What is wrong, with the two sides in record order.
+    start, size
+        The bytes.
+    buffer
+        Their owner when the second side came; None if not seen.
+    common
+        The epoch of the first side's agent up to which the second side is ordered after it; 0 for none.
+    inside
+        Whether the two sides are nodes of one graph that no edge orders.
+    wait
+        The record of a wait between the two that did nothing, because its event had not been recorded; -1 for none.
+    count, last
+        Length of the series, and the records of its latest pair.
+    """
+
+    kind: FindingKind
+    first: Side
+    second: Side
+    start: int
+    size: int
+    buffer: Buffer | None
+    common: int
+    inside: bool = False
+    wait: int = -1
+    count: int = 1
+    last: tuple[int, int] = (-1, -1)
+
+
+@dataclass(slots=True)
+class Repairs:
+    """Changes of the program, to be tried on the trace.
+
+    Attributes
+    ----------
+    waits
+        (stack, agent) -> agents: before whatever it does at that call site, the agent waits for these.
+    record_streams
+        Stack of an allocation -> agents: ``record_stream`` is called on such blocks for these.
+    edges
+        Edges of graphs: the records of two nodes.
+    """
+
+    waits: dict[tuple[int, int], set[int]] = field(default_factory=dict)
+    record_streams: dict[int, set[int]] = field(default_factory=dict)
+    edges: set[tuple[int, int]] = field(default_factory=set)
+
+
+class Defects:
+    """The defects of a trace, by call sites, in order of appearance."""
+
+    def __init__(self, records: npt.NDArray[np.void]) -> None:
+        self.found: dict[Key, Defect] = {}
+        self._stacks = records["stack"]
+        self._sites = records[["kind", "name", "stack"]]
+
+    def report(
+        self,
+        kind: FindingKind,
+        first: Side,
+        second: Side,
+        start: int,
+        size: int,
+        buffer: Buffer | None,
+        *,
+        inside: bool = False,
+        wait: int = -1,
+    ) -> None:
+        """Add a defect, or count it if its call sites are known."""
+        sites = self._sites[first.record].item(), self._sites[second.record].item()
+        stack = int(self._stacks[buffer.record]) if buffer is not None else 0
+        key = (kind, first.exact and second.exact, *sites, stack)
+        pair = first.operation.record, second.operation.record
+        defect = self.found.get(key)
+        if defect is None:
+            common = 0 if inside else second.operation.clock[first.operation.agent]
+            self.found[key] = defect = Defect(kind, first, second, start, size, buffer, common, inside, wait)
+        elif defect.last != pair:
+            defect.count += 1
+        defect.last = pair
+
+
+def race_of(old: Access, new: Access) -> FindingKind:
+    """Return the kind of race of two accesses, of which `new` is the later one in the program."""
+    if not old.mode & (WRITE | ATOMIC):
+        return FindingKind.RACE_WAR
+    return FindingKind.RACE_RAW if new.mode & (READ | ATOMIC) else FindingKind.RACE_WAW
+
+
+def side_of(access: Access) -> Side:
+    """Return an access as a side of a defect."""
+    mode = {READ: "read", WRITE: "write", READ | WRITE: "read and write"}.get(access.mode, "atomic")
+    return Side(access.operation, mode, access.name, access.exact, access.owner, access.node)

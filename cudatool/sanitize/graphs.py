@@ -1,0 +1,297 @@
+"""Graphs: which of their nodes are ordered, what the nodes will use, and captures in progress.
+
+What a graph consists of is known in one of two ways. A device that knows its graphs tells their nodes and edges when
+they are instantiated (``GRAPH_NODE``, ``GRAPH_EDGE``), and at each launch which node touched what. Elsewhere only the
+calls are seen that are captured, as records of work in a capturing stream: they are the nodes, their order in the
+streams and their events are the edges, and what they say they touch holds for every launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
+from cudatool.sanitize.intervals import Access, History, Operation
+from cudatool.sanitize.lifetimes import Buffer
+from cudatool.sanitize.ordering import Clock, join
+from cudatool.sanitize.rows import Row
+
+__all__ = ["Capture", "Executable", "Graphs", "Node", "races_between_nodes"]
+
+_EVENT_RECORD = 7  # CU_GRAPH_NODE_TYPE_EVENT_RECORD
+
+
+class Node:
+    """A node of a graph.
+
+    Attributes
+    ----------
+    record
+        The trace record that says what it is and where it was captured or added.
+    after
+        Numbers of the nodes directly before it.
+    event, records_event
+        The CUDA event of an event node, 0 for others, and whether it records it; else it waits.
+    baked
+        What a captured call said it touches; None if it said nothing.
+    pointers
+        The live allocations that addresses among its parameters were in.
+    """
+
+    __slots__ = ("after", "baked", "event", "pointers", "record", "records_event")
+
+    def __init__(self, record: int, after: Collection[int] = (), baked: list[Access] | None = None) -> None:
+        self.record = record
+        self.after = list(after)
+        self.event = 0
+        self.records_event = False
+        self.baked = baked
+        self.pointers: list[Buffer] = []
+
+    def freed_memory(self, address: int) -> Buffer | None:
+        """Return the allocation at `address` that the node was made for, if it was given back since."""
+        for buffer in self.pointers:
+            if buffer.freed is not None and buffer.start <= address < buffer.stop:
+                return buffer
+        return None
+
+
+class Capture:
+    """A capture in progress.
+
+    Attributes
+    ----------
+    thread
+        The host thread that began it.
+    nodes
+        The captured calls that were seen, by number from 1 on.
+    tails
+        For each stream that takes part, the nodes that its next one comes behind.
+    eager
+        Work of the same thread in other streams meanwhile, which is no part of the graph.
+    """
+
+    def __init__(self, stream: int, thread: int) -> None:
+        self.thread = thread
+        self.nodes: dict[int, Node] = {}
+        self.tails: dict[int, frozenset[int]] = {stream: frozenset()}
+        self.eager: list[Access] = []
+
+    def add(self, stream: int, node: Node) -> None:
+        """Append a node to a stream."""
+        number = len(self.nodes) + 1
+        node.after = sorted(self.tails[stream])
+        self.nodes[number] = node
+        self.tails[stream] = frozenset([number])
+
+
+class Executable:
+    """What can be launched: an executable graph, or a captured one that is launched directly.
+
+    Attributes
+    ----------
+    nodes
+        By number.
+    last
+        The clock of somebody who has waited for its launches so far.
+    eager
+        As of its capture; emptied when it has been looked at.
+    known
+        Whether each access of a launch names its node.
+    clean
+        Sets of accesses of a launch in which no two nodes were found to race.
+    """
+
+    def __init__(self, nodes: dict[int, Node], eager: list[Access], *, known: bool) -> None:
+        self.nodes = nodes
+        self.last: Clock | None = None
+        self.eager = eager
+        self.known = known
+        self.clean: set[int] = set()
+        self._order: list[int] | None = None
+
+    def connect(self, first: int, second: int) -> None:
+        """Add an edge."""
+        if first in self.nodes and second in self.nodes:
+            self.nodes[second].after.append(first)
+            self._order = None
+
+    def positions(self, extra: Collection[tuple[int, int]] = ()) -> Iterator[tuple[int, Operation]]:
+        """Yield all nodes, each behind those that it depends on, with its place in the graph's order.
+
+        The graph is covered with chains of nodes that follow each other, which are the agents of this order. `extra`
+        are edges to add, as pairs of records. A node's clock may be changed before the next one is asked for.
+        """
+        order = self._sorted()
+        chains: dict[int, int] = {}
+        ends: dict[int, int] = {}  # last node of a chain -> the chain
+        width = 0
+        for number in order:
+            before = next((n for n in self.nodes[number].after if n in ends), None)
+            if before is None:
+                chains[number] = width
+                width += 1
+            else:
+                chains[number] = ends.pop(before)
+            ends[number] = chains[number]
+        nothing: Clock = (0,) * width
+        made: dict[int, Operation] = {}
+        epochs = [0] * len(nothing)
+        for number in order:
+            node, chain = self.nodes[number], chains[number]
+            clock = nothing
+            for before in node.after:
+                if before in made:
+                    clock = join(clock, made[before].after)
+            for first, second in extra:
+                if second == node.record:
+                    for other in made.values():
+                        if other.record == first:
+                            clock = join(clock, other.after)
+            epochs[chain] += 1
+            made[number] = Operation(chain, epochs[chain], clock, node.record)
+            yield number, made[number]
+
+    def _sorted(self) -> list[int]:
+        """The numbers of the nodes, each behind those that it depends on; what is on a cycle last."""
+        if self._order is None:
+            missing = {number: len(node.after) for number, node in self.nodes.items()}
+            behind: dict[int, list[int]] = {}
+            for number, node in self.nodes.items():
+                for before in node.after:
+                    behind.setdefault(before, []).append(number)
+            order = [number for number, count in missing.items() if not count]
+            for number in order:  # grows while it is read
+                for other in behind.get(number, ()):
+                    missing[other] -= 1
+                    if not missing[other]:
+                        order.append(other)
+            done = set(order)
+            self._order = order + [number for number in self.nodes if number not in done]
+        return self._order
+
+
+class Graphs:
+    """All graphs of a trace, while it is read, and the captures in progress.
+
+    Attributes
+    ----------
+    captures
+        By stream that takes part.
+    """
+
+    def __init__(self) -> None:
+        self.captures: dict[int, Capture] = {}
+        self._events: dict[int, tuple[Capture, frozenset[int], int]] = {}  # what events stand for that were captured
+        self._calls: dict[int, int] = {}  # correlation -> record of GRAPH_NODE_ADDED
+        self._captured: dict[int, Capture] = {}  # graph -> its capture
+        self._executables: dict[int, Executable] = {}
+
+    # Captures ---------------------------------------------------------------------------------------------------
+
+    def begin(self, row: Row) -> None:
+        """A stream begins to capture."""
+        self.captures[row.stream] = Capture(row.stream, row.thread)
+
+    def end(self, row: Row) -> None:
+        """The capture that began in this stream is over; its graph is 0 if it failed."""
+        ended = self.captures.get(row.stream)
+        self.captures = {stream: capture for stream, capture in self.captures.items() if capture is not ended}
+        if ended is not None and row.aux0:
+            self._captured[row.aux0] = ended
+
+    def event_recorded(self, row: Row) -> bool:
+        """Tell whether the record of an event was captured, and is therefore none."""
+        capture = self.captures.get(row.stream)
+        if capture is None:
+            self._events.pop(row.aux0, None)
+            return False
+        self._events[row.aux0] = capture, capture.tails[row.stream], row.record
+        return True
+
+    def event_waited(self, row: Row) -> bool:
+        """Tell whether a wait was captured, and is therefore none.
+
+        "Stream Management", stream capture: a wait for an event of a capture takes the stream into it.
+        """
+        capture, behind, _ = self._events.get(row.aux0, (None, frozenset(), 0))
+        if capture is not None and capture in self.captures.values():
+            capture.tails[row.stream] = capture.tails.get(row.stream, frozenset()) | behind
+            self.captures[row.stream] = capture
+        return row.stream in self.captures
+
+    def captured_record(self, event: int) -> int | None:
+        """Return the record by which an event became a part of a capture, None if it stands for real work."""
+        found = self._events.get(event)
+        return None if found is None else found[2]
+
+    # Structure --------------------------------------------------------------------------------------------------
+
+    def node_added(self, row: Row) -> None:
+        """A call that adds a node, by capture or by hand."""
+        self._calls[row.correlation] = row.record
+
+    def instantiate(self, row: Row) -> None:
+        """An executable graph is made. Its nodes are those of the capture until others are told."""
+        capture = self._captured.get(row.aux1)
+        self._executables[row.aux0] = (
+            Executable(capture.nodes, capture.eager, known=False) if capture else Executable({}, [], known=False)
+        )
+
+    def update(self, row: Row) -> None:
+        """An executable graph gets new parameters: its nodes follow."""
+        executable = self._executables.get(row.aux0)
+        if executable is not None:
+            executable.clean.clear()
+
+    def node(self, row: Row) -> None:
+        """A node of an executable graph, new or with new parameters."""
+        executable = self._executables.get(row.aux0)
+        if executable is None:  # instantiated before the trace began: its edges are not known
+            return
+        if not executable.known:
+            executable.known, executable.nodes = True, {}
+        old = executable.nodes.get(row.aux1)
+        node = Node(self._calls.get(row.correlation, row.record), old.after if old is not None else ())
+        node.event, node.records_event = row.address, row.flags == _EVENT_RECORD
+        executable.nodes[row.aux1] = node
+
+    def edge(self, row: Row) -> None:
+        """An edge of an executable graph."""
+        executable = self._executables.get(row.aux0)
+        if executable is not None:
+            executable.connect(row.address, row.aux1)
+
+    def node_of(self, row: Row) -> Node | None:
+        """Return the node that a record names, None if it is not known."""
+        executable = self._executables.get(row.aux0)
+        return None if executable is None else executable.nodes.get(row.aux1)
+
+    def launched(self, graph: int) -> Executable | None:
+        """Return what a launch runs, None if nothing is known of it."""
+        found = self._executables.get(graph)
+        if found is None and graph in self._captured:
+            capture = self._captured[graph]
+            found = self._executables[graph] = Executable(capture.nodes, capture.eager, known=False)
+        return found
+
+
+def races_between_nodes(
+    graph: Executable, accesses: list[Access], extra: Collection[tuple[int, int]], *, go_on_repaired: bool
+) -> list[tuple[Access, Access]]:
+    """Return the pairs of accesses of one launch that race: of two nodes that no edge orders, not even of `extra`."""
+    of_node: dict[int, list[Access]] = {}
+    for access in accesses:
+        of_node.setdefault(access.node, []).append(access)
+    found = []
+    history = History()
+
+    def conflict(old: Access, new: Access) -> None:
+        found.append((old, new))
+        if go_on_repaired and old.exact and new.exact:
+            new.operation.clock = join(new.operation.clock, old.operation.after)
+
+    for number, operation in graph.positions(extra):
+        for access in of_node.get(number, ()):
+            history.touch(replace(access, operation=operation), conflict)
+    return found

@@ -1,0 +1,363 @@
+"""The search for two legal orders of recorded work whose results differ.
+
+::
+
+    replay the order of the run: it must give the bytes of the run
+    for each finding (first, second), and other pairs of operations from the same two call sites:
+        replay the order of the program                 (twice: it must give the same bytes)
+        replay it with second, and what must precede it, moved before first
+        replay it with first, and what must follow it, moved behind second
+    for each of these pairs again, while there is time:
+        replay a legal order by chance, and the same with the two exchanged
+    the first two orders of which something can be seen to differ are the witness
+
+What can be seen are the bytes that copies take to the host, those that the host reads in memory of its own, and what
+the written memory holds in the end. Bytes are compared, so that a NaN equals itself.
+
+Two orders that agree on which comes first, for every pair of operations that touch the same bytes in no order, give the
+same results: the second of them is not replayed.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Protocol
+
+from cudatool.sanitize.findings import Finding, Witness, WitnessStep, location
+from cudatool.sanitize.legal import Order, Steps
+from cudatool.trace.events import Kind
+from cudatool.trace.model import Frame, Trace
+
+__all__ = ["Outcome", "Replayer", "Search", "Tape"]
+
+_SHOWN_BYTES = 16
+_SHOWN_STEPS = 8
+_PAIRS = 8  # of the same call sites
+_TRIES = 50  # by chance, for one pair
+_SEEN_BYTES = 1 << 28  # of memory that is compared at the end of each replay
+
+
+class Outcome(Protocol):
+    """What can be seen of a replay: see :class:`cudatool.sim.replay.Outcome`."""
+
+    copied: dict[tuple[int, int], bytes]
+    read: dict[int, bytes]
+    memory: dict[int, bytes]
+    failure: tuple[int, str] | None
+
+
+class Replayer(Protocol):
+    """Runs recorded operations again: see :class:`cudatool.sim.replay.Replay`."""
+
+    def run(
+        self,
+        order: Sequence[Any],
+        memory: Iterable[tuple[int, int]] = (),
+        whole: Collection[tuple[int, int]] = (),
+        *,
+        as_recorded: bool = False,
+    ) -> Any: ...
+    def difference(self, outcome: Any) -> str: ...
+
+
+class Tape(Protocol):
+    """Recorded operations: see :class:`cudatool.sim.tape.Tape`."""
+
+    refusal: str
+
+    @property
+    def copies_much(self) -> bool: ...
+    @property
+    def entries(self) -> Sequence[Any]: ...
+    def can_repeat(self, index: int) -> bool: ...
+    def host_read(self, key: int, address: int, size: int) -> Any: ...
+    def prepare(self) -> None: ...
+    def fork(self) -> int: ...
+    def replay(self) -> Replayer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    """Something seen to differ: by a step, or in memory at the end; or `failure`, of one order."""
+
+    address: int
+    before: bytes
+    after: bytes
+    step: int | None
+    key: tuple[int, int] | None = None  # of the copy, in the outcome
+    failure: str = ""
+
+
+class _OutOfTime(Exception):
+    pass
+
+
+class _Refused(Exception):
+    pass
+
+
+class Search:
+    """Replays of one tape. Made in a process of its own: it replaces the device's memory."""
+
+    def __init__(self, trace: Trace, tape: Tape) -> None:
+        self._trace = trace
+        self._tape = tape
+        self._steps = Steps(trace)
+        self._replayer = tape.replay()
+        self._replays = 0
+        self._until = 0.0
+        self._kept: tuple[Order, Any] | None = None
+        self._races = self._steps.races()
+        self._assign_entries()
+        self._memory = self._steps.memory_written()
+        if sum(size for _, size in self._memory) > _SEEN_BYTES:
+            self._memory = []
+        self._is_checked = False
+
+    def _assign_entries(self) -> None:
+        """Say for each step what a replay does for it."""
+        owned: dict[int, list[int]] = {}
+        written: deque[int] = deque()
+        for index, entry in enumerate(self._tape.entries):
+            if entry.kind == "host write":
+                written.append(index)
+            else:
+                owned.setdefault(entry.owner, []).append(index)
+        self._todo: list[list[Any]] = []
+        self._step_of: dict[int, int] = {}
+        for index, step in enumerate(self._steps.all):
+            todo: list[Any] = owned.pop(step.correlation, []) if step.correlation else []
+            if step.kind is Kind.HOST_ACCESS:
+                for access in step.accesses:
+                    if access.mode & 1:
+                        todo.append(self._tape.host_read(index, access.start, access.stop - access.start))
+                    if access.mode & 2 and access.exact:
+                        rows = range(access.start, access.stop, access.stride or access.stop - access.start)
+                        todo += [written.popleft() for _ in rows if written]
+            self._todo.append(todo)
+            self._step_of.update((entry, index) for entry in todo if isinstance(entry, int))
+        names = {self._tape.entries[entries[0]].name for entries in owned.values()}
+        self._refusal = f"the trace does not say when {', '.join(sorted(names))} may run" if names else ""
+
+    def witness(self, finding: Finding, until: float) -> Witness | str:
+        """Return the witness of a finding, or why there is none, by the time `until` (``time.monotonic``)."""
+        self._until = until
+        first, second = (self._steps.of_record.get(side.record) for side in (finding.first, finding.second))
+        if first is None or second is None:
+            return "only the order of operations is replayed, and one side is none"
+        for index, side in ((first, finding.first), (second, finding.second)):
+            if reason := self._cannot_move(index):
+                return f"{side.operation} {reason}"
+        before = self._replays
+        try:
+            self._check_itself()
+            before = self._replays
+            for pair, order, other in self._exchanges(finding, first, second):
+                found = self._compare(finding, order, other)
+                if found is not None:
+                    return self._explain(finding, pair, order, other, found, self._replays - before)
+        except _Refused as refusal:
+            return str(refusal)
+        except _OutOfTime:
+            return f"none was found in the time that there was, by {_count(self._replays - before, 'replay')}"
+        if self._replays == before:
+            return "no legal order exchanges the two: the memory was handed out again between them"
+        return f"{_count(self._replays - before, 'replay')}, with the two either way round, gave the same bytes"
+
+    def _cannot_move(self, index: int) -> str:
+        """Say why a replay cannot run a step at another time; nothing if it can."""
+        step, todo = self._steps.all[index], self._todo[index]
+        if step.kind is Kind.HOST_ACCESS:
+            return "" if todo else "writes what nobody has seen: it cannot be done again"
+        if not todo:
+            return "is not on the tape: nothing says how to do it again"
+        if not all(self._tape.can_repeat(entry) for entry in todo):
+            return "calls a function of the host, which is not called again"
+        return ""
+
+    def _check_itself(self) -> None:
+        """See, once, that the order of the run gives the bytes of the run, and that of the program the same twice."""
+        if self._is_checked or self._refusal:
+            if self._refusal:
+                raise _Refused(self._refusal)
+            return
+        run = self._replayer.run(range(len(self._tape.entries)), as_recorded=True)
+        difference = self._replayer.difference(run)
+        if difference:
+            self._refusal = f"the replay cannot be trusted: the order of the run {difference}"
+            raise _Refused(self._refusal)
+        order = self._steps.program_order()
+        first = self._run(order)
+        self._kept = None
+        if self._difference(order, first, self._run(order), range(0)) is not None:
+            self._refusal = "the kernels' results are not reproducible: one order gives other bytes each time"
+            raise _Refused(self._refusal)
+        self._is_checked = True
+
+    # ---- orders to compare ----
+
+    def _exchanges(self, finding: Finding, first: int, second: int) -> Iterator[tuple[tuple[int, int], Order, Order]]:
+        """Yield pairs of steps, with two legal orders: in the second one they are the other way round."""
+        pairs = [pair for pair in self._pairs(finding, first, second) if pair[0] not in self._steps.before(pair[1])]
+        seen: set[frozenset[bytes]] = set()
+        told = chain.from_iterable(self._told(*pair) for pair in pairs)
+        for pair, order, other in chain(told, chain.from_iterable(self._by_chance(*pair) for pair in pairs)):
+            kinds = frozenset((self._agreement(order), self._agreement(other)))
+            if self._races is None or kinds not in seen:
+                seen.add(kinds)
+                yield pair, order, other
+
+    def _pairs(self, finding: Finding, first: int, second: int) -> list[tuple[int, int]]:
+        """Return the pair that was reported, and some more that touch the same bytes and are from the same lines."""
+        pairs = [(first, second)]
+        if finding.count > 1 and self._races:
+            sites = self._site(first), self._site(second)
+            alike = [pair for pair in self._races if (self._site(pair[0]), self._site(pair[1])) == sites]
+            pairs += [pair for pair in alike if pair != pairs[0]][: _PAIRS - 1]
+        return pairs
+
+    def _told(self, first: int, second: int) -> Iterator[tuple[tuple[int, int], Order, Order]]:
+        order = self._steps.program_order()
+        yield (first, second), order, self._steps.advanced(order, second)
+        yield (first, second), order, self._steps.delayed(order, first, second)
+
+    def _by_chance(self, first: int, second: int) -> Iterator[tuple[tuple[int, int], Order, Order]]:
+        choose = random.Random(first)
+        for _ in range(_TRIES):
+            order = self._steps.any_order(choose)
+            earlier, later = sorted((first, second), key=order.index)
+            yield (earlier, later), order, self._steps.delayed(order, earlier, later)
+
+    def _agreement(self, order: Order) -> bytes:
+        """Return what decides the results of an order: which step comes first, of each two that race."""
+        place = {step: position for position, step in enumerate(order)}
+        return bytes(place[first] < place[second] for first, second in self._races or ())
+
+    def _site(self, index: int) -> tuple[int, int]:
+        record = self._trace.records[self._steps.all[index].operation.record]
+        return int(record["name"]), int(record["stack"])
+
+    # ---- replaying and comparing ----
+
+    def _run(self, order: Order, whole: Collection[tuple[int, int]] = ()) -> Any:
+        if self._kept is not None and self._kept[0] == order and not whole:
+            return self._kept[1]
+        if time.monotonic() > self._until:
+            raise _OutOfTime
+        self._replays += 1
+        return self._replayer.run([task for step in order for task in self._todo[step]], self._memory, whole)
+
+    def _compare(self, finding: Finding, order: Order, other: Order) -> _Difference | None:
+        """Return the first difference that can be seen between two orders."""
+        one = self._run(order)
+        self._kept = order, one  # the next pair often begins with it again
+        preferred = range(finding.start, finding.start + finding.size)
+        found = self._difference(order, one, self._run(other), preferred)
+        if found is not None and found.key is not None:
+            held, others = (self._run(o, (found.key,)).copied[found.key] for o in (order, other))
+            return _first(found.key[1], held, others, found.step)
+        return found
+
+    def _difference(self, order: Order, one: Any, other: Any, preferred: range) -> _Difference | None:
+        if one.failure or other.failure:
+            if one.failure and other.failure:
+                return None
+            entry, text = one.failure or other.failure
+            return _Difference(preferred.start, b"", b"", self._step_of[entry], failure=text)
+        for step in order:
+            for task in self._todo[step]:
+                if not isinstance(task, int):
+                    if one.read[step] != other.read[step]:
+                        return _first(task.address, one.read[step], other.read[step], step)
+                elif self._tape.entries[task].pieces:
+                    for piece in self._tape.entries[task].pieces:
+                        key = task, piece.source
+                        if key in one.copied and one.copied[key] != other.copied[key]:
+                            if self._tape.copies_much:  # only digests were kept
+                                return _Difference(piece.source, b"", b"", step, key)
+                            return _first(piece.source, one.copied[key], other.copied[key], step)
+        return self._in_memory(one.memory, other.memory, preferred)
+
+    @staticmethod
+    def _in_memory(one: dict[int, bytes], other: dict[int, bytes], preferred: range) -> _Difference | None:
+        """Return the first difference in `preferred`, else the first of all."""
+        found = None
+        for address, held in one.items():
+            if held == other[address]:
+                continue
+            found = found or _first(address, held, other[address], None)
+            part = slice(max(preferred.start - address, 0), max(preferred.stop - address, 0))
+            if held[part] != other[address][part]:
+                return _first(address + part.start, held[part], other[address][part], None)
+        return found
+
+    # ---- telling it ----
+
+    def _explain(
+        self, finding: Finding, pair: tuple[int, int], order: Order, other: Order, found: _Difference, replays: int
+    ) -> Witness:
+        """Put a difference into a witness: of the operations, those that touch the bytes, and who saw it."""
+        start, stop = finding.start, finding.start + finding.size
+        key = {*pair, *([found.step] if found.step is not None else [])}
+        involved = [i for i, step in enumerate(self._steps.all) if step.touches(start, stop) and i not in key]
+        near = sorted(involved, key=lambda index: abs(index - sum(pair) / 2))[: _SHOWN_STEPS - len(key)]
+        shown = {*key, *near}
+        return Witness(
+            order_a=tuple(self._step(index) for index in order if index in shown),
+            order_b=tuple(self._step(index) for index in other if index in shown),
+            steps=len(order),
+            address=found.address,
+            bytes_a=found.before.hex(" "),
+            bytes_b=found.after.hex(" "),
+            observed_at=self._observed(finding, found),
+            replays=replays,
+            exchanged=(self._record(pair[0]), self._record(pair[1])),
+        )
+
+    def _observed(self, finding: Finding, found: _Difference) -> str:
+        if found.failure:
+            return f"that only one of them fails: {found.failure}"
+        if found.step is None:
+            owner = self._steps.owner(found.address)
+            memory = "memory" if owner is None else f"the memory allocated at {location(self._stack(owner))}"
+            return f"what {memory} holds in the end, which nothing copied to the host"
+        step = self._step(found.step)
+        if self._steps.all[found.step].kind is Kind.HOST_ACCESS:
+            return f"what the host reads ({step.location})"
+        return f"what {step.operation} ({step.location}) copies to the host"
+
+    def _record(self, index: int) -> int:
+        return self._steps.all[index].operation.record
+
+    def _stack(self, record: int) -> tuple[Frame, ...]:
+        return self._trace.stack(int(self._trace.records["stack"][record]))
+
+    def _step(self, index: int) -> WitnessStep:
+        step = self._steps.all[index]
+        record = self._trace.records[step.operation.record]
+        name = self._trace.names[int(record["name"])]
+        if step.kind is Kind.KERNEL_LAUNCH:
+            name = f"kernel {name}"
+        return WitnessStep(
+            operation=name or step.kind.name.lower().replace("_", " "),
+            agent=self._steps.agents[step.operation.agent].label,
+            location=location(self._stack(step.operation.record)),
+            record=step.operation.record,
+        )
+
+
+def _first(address: int, one: bytes, other: bytes, step: int | None) -> _Difference:
+    """Return the first word in which the two differ, and what follows it."""
+    at = next(i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
+    at = max(at - (address + at) % 4, 0)
+    part = slice(at, at + _SHOWN_BYTES)
+    return _Difference(address + at, one[part], other[part], step)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
