@@ -121,7 +121,10 @@ class BufferSite:
 
 @dataclass(frozen=True, slots=True)
 class WitnessStep:
-    """An operation of an order: what, on which stream, where it was asked for, and its index in the records."""
+    """An operation of an order: what, on which stream, where it was asked for, and the record that says so.
+
+    Of a node of a graph, `record` and `location` are those of the call that captured or added it.
+    """
 
     operation: str
     agent: str
