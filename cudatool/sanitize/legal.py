@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 
 from cudatool.sanitize.engine import Engine
-from cudatool.sanitize.intervals import ATOMIC, READ, WRITE, Access, Operation, overlap
+from cudatool.sanitize.intervals import ATOMIC, WRITE, Access, Operation, overlap
 from cudatool.sanitize.ordering import Agent, Ordering
-from cudatool.sanitize.rows import WORK, read_rows
-from cudatool.trace.events import AccessFlag, Kind
+from cudatool.sanitize.rows import WORK, byte_sets, read_rows
+from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
 __all__ = ["Order", "Step", "Steps"]
@@ -108,9 +108,9 @@ class Steps:
             if at is None:
                 continue
             kind, accesses = Kind(row.kind), row.accesses or []
-            if kind is Kind.HOST_ACCESS and not accesses:
-                exact = not row.flags & AccessFlag.INEXACT
-                accesses = [Access(row.address, row.address + row.size, row.flags & (READ | WRITE), exact=exact)]
+            if kind is Kind.HOST_ACCESS:
+                accesses = byte_sets(trace.records[row.record : row.record + 1])
+                accesses[0].host = row.record
             correlation = int(trace.records["correlation"][row.record])
             if nodes := launches.get(row.record):
                 self.all += self._of_nodes(at, correlation, accesses, nodes)

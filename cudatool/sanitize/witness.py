@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import logging
 import os
 import signal
 import struct
@@ -23,6 +24,7 @@ from cudatool.trace.model import Trace
 __all__ = ["apart", "with_witnesses", "witness_lines"]
 
 _T = TypeVar("_T")
+_log = logging.getLogger("cudatool.sanitize")
 _GRACE_S = 15.0  # for the replay in progress when the budget ends
 _RACES = (
     FindingKind.RACE_RAW,
@@ -95,6 +97,8 @@ def apart(tape: Tape, work: Callable[[], Iterator[_T]], until: float) -> Iterato
             gc.disable()  # no handle may be destroyed here: the driver is not for forked processes
             for result in work():
                 sender.send(result)
+        except Exception:
+            _log.exception("the replay broke")
         finally:
             sender.close()
             os._exit(0)

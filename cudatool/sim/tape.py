@@ -15,7 +15,7 @@ import ctypes
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -247,14 +247,15 @@ class Tape:
             memory.look(address, size)
             memory.written(address, np.full(size, value, np.uint8))
 
-    def host_writes(self, address: int, size: int) -> None:
-        """The host says that it writes here, just now: what, is seen at the next call."""
-        memory = self._memory(address)
-        if memory is not None and address + size <= memory.address + memory.size and self._keep(size):
-            memory.look(address, size)
-            entry = TapeEntry(0, 0, "host write", "host access")
-            self.entries.append(entry)
-            self._pending.append((entry, memory, address, size))
+    def host_writes(self, address: int, size: int, stride: int, rows: int) -> None:
+        """The host says that it writes these rows, just now: what, is seen at the next call."""
+        entry = TapeEntry(0, 0, "host write", "host access")
+        self.entries.append(entry)
+        for row in range(address, address + rows * stride, stride) if rows > 1 else (address,):
+            memory = self._memory(row)
+            if memory is not None and row + size <= memory.address + memory.size and self._keep(size):
+                memory.look(row, size)
+                self._pending.append((entry, memory, row, size))
 
     def _flush(self) -> None:
         pending, self._pending = self._pending, []
@@ -390,7 +391,7 @@ class Tape:
             launch.kernel.prepare(Instrument.NONE)
 
     @staticmethod
-    def host_read(key: int, address: int, size: int) -> HostRead:
+    def host_read(key: Hashable, address: int, size: int) -> HostRead:
         """Return the step of a replay in which the host reads."""
         return HostRead(key, address, size)
 
