@@ -142,6 +142,7 @@ class Tape:
         self._kept = self._copied = 0
         self._pending: list[tuple[TapeEntry, WatchedMemory, int, int]] = []  # what the host is writing
         self._calls: dict[int, tuple[int, int]] = {}  # operation -> function and argument
+        self._in_use: dict[int, list[WatchedMemory]] = {}  # kernel -> what it may write
         self._thread = _Thread()
         self._one_at_a_time = threading.Lock()
         self._machine: Machine
@@ -206,7 +207,9 @@ class Tape:
 
     def removed(self, allocation: Allocation) -> None:
         """Memory is not used any more."""
-        self._live.pop(allocation.address, None)
+        memory = self._live.pop(allocation.address, None)
+        if memory is not None and memory.in_place and memory.kind == "host":
+            self.refuse("pinned memory that a kernel used in place was freed")
 
     def initialized(self, address: int, size: int) -> None:
         """Memory begins with what it holds now."""
@@ -273,10 +276,12 @@ class Tape:
         if {"malloc", "free"} & launch.kernel.system_calls:
             self.refuse(f"kernel {launch.function.name} uses the device's heap")
         for memory in self._reachable(launch):
-            if not memory.is_managed:
-                self.refuse(f"kernel {launch.function.name} uses memory of the host in place")
+            if memory.kind == "registered":
+                self.refuse(f"kernel {launch.function.name} uses registered memory of the host in place")
             elif self._keep(2 * memory.size):
+                memory.in_place = True
                 entry.given.append(memory.look(memory.address, memory.size))
+                self._in_use.setdefault(operation.sequence, []).append(memory)
 
     def copying(
         self,
@@ -366,14 +371,12 @@ class Tape:
             self._calls[operation.sequence] = self._thread.function
 
     def executed(self, operation: Operation) -> None:
-        """Take note of what a kernel wrote to managed memory."""
+        """Take note of what a kernel wrote to memory of the host."""
         if operation.kind == "kernel":
             if any(found.check == "memcheck" for found in operation.findings):
                 self.refuse(f"memcheck kept kernel {operation.name} from accesses that a replay would make")
-            for address, size, flags in operation.footprint:
-                memory = self._memory(address) if flags & ~1 else None
-                if memory is not None:
-                    memory.written(address, bytes_at(address, size))
+            for memory in self._in_use.pop(operation.sequence, ()):
+                memory.see_written()
 
     def leave(self, entry: Entry, arguments: tuple[Any, ...], correlation: int, result: Result) -> None:
         """Nothing to do."""
