@@ -315,13 +315,13 @@ class TorchEvents:
                 own.made.add(address)
         self._perform(row)
 
-    def _memory(self, action: int, address: int, size: int, handle: int, device: int, call: int) -> None:
+    def _memory(self, action: int, address: int, size: int, handle: int, device: int, call: int, stack: int) -> None:
         if action in (Action.SNAPSHOT, Action.OOM):
             return
         waiting = self._freeing.get(device)
         if waiting is not None:
             self._complete(device, at_once=action == Action.FREE_COMPLETED and address == waiting.address)
-        stream, stack = self._stream(device, handle), self._stacks.get(call, 0)
+        stream, stack = self._stream(device, handle), stack or self._stacks.get(call, 0)
         if action in _SEGMENTS:
             kind = _SEGMENTS[Action(action)]
             self._event(kind, device=device, stream=stream, address=address, size=size, stack=stack)

@@ -8,7 +8,7 @@ CALL      call, payload (0: it touches no memory of the device), stack
 PAYLOAD   number, operator, backward node, extra, number of tensors, and for each tensor: position | result << 8 |
           on device << 16 | pinned << 17 | device << 24 | bytes per element << 32 | dimensions << 48, address,
           storage, bytes of storage, stream handle, sizes, strides
-MEMORY    the allocator's action, address, size, stream handle, device, call
+MEMORY    the allocator's action, address, size, stream handle, device, call (0: in none), stack (in none)
 TRACE     what, two handles, device, stack
 NOTE      stack, what, words
 STREAM    handle, device, flags (1 non-blocking)

@@ -67,8 +67,8 @@ def begin(number, *, thread=1):
     return row(RowKind.BEGIN, number, thread=thread)
 
 
-def memory(action, address, *, size=1024, stream=0, device=0, number=0, thread=1):
-    return row(RowKind.MEMORY, action, address, size, stream, device, number, thread=thread)
+def memory(action, address, *, size=1024, stream=0, device=0, number=0, stack=0, thread=1):
+    return row(RowKind.MEMORY, action, address, size, stream, device, number, stack, thread=thread)
 
 
 def trace(what, first=0, second=0, *, device=0, stack=0):
@@ -180,6 +180,11 @@ def test_allocation_has_the_stack_of_its_operator_and_comes_first():
     )
     assert (allocation.kind, allocation.size, allocation.aux0, allocation.stack) == (Kind.BLOCK_ALLOC, 1024, 1024, 77)
     assert launch.kind is Kind.KERNEL_LAUNCH
+
+
+def test_free_outside_of_operators_has_its_own_stack():
+    free, _ = events(memory(REQUESTED, A, stack=5), memory(COMPLETED, A))
+    assert (free.kind, free.stack) == (Kind.BLOCK_FREE_REQUESTED, 5)
 
 
 @pytest.mark.parametrize(("size", "block"), [(1, 512), (512, 512), (513, 1024)])
