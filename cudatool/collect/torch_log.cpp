@@ -495,11 +495,17 @@ PyObject* py_start(PyObject*, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
-PyObject* py_watch_memory(PyObject*, PyObject*) {  // once CUDA is initialized: before, there are no allocators
+// Once CUDA is initialized: before, there are no allocators. Other allocators than the caching one refuse.
+PyObject* py_watch_memory(PyObject*, PyObject*) {
 #ifdef WITH_CUDA
   static bool once = false;
-  if (!once) c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(on_memory);
-  once = true;
+  try {
+    if (!once) c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(on_memory);
+    once = true;
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
 #endif
   Py_RETURN_NONE;
 }

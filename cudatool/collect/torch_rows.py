@@ -60,7 +60,8 @@ class Note(IntEnum):
     GRAPH_END = 4  # (graph, stream handle, device, done)
     GRAPH_LAUNCH = 5  # (graph, stream handle, device)
     HOST_ACCESS = 6  # (address, size, flags)
-    LAUNCH = 7  # (name, stream handle, device, then for each access: address, size, flags)
+    EMPTY_WAIT = 7  # (stream handle, device): for an event that was never recorded
+    LAUNCH = 8  # (name, stream handle, device, then for each access: address, size, flags)
 
 
 class Action(IntEnum):

@@ -291,6 +291,19 @@ def test_stream_is_non_blocking_if_it_was_created_so():
     assert [event.flags for event in created] == [StreamFlag.LEGACY_DEFAULT, StreamFlag.NON_BLOCKING, 0]
 
 
+def test_stream_is_of_the_device_on_which_it_was_seen_first():
+    waits = [trace(TraceCall.STREAM_SYNCHRONIZE, SIDE, device=device) for device in (1, 0)]
+    found = events(row(RowKind.STREAM, SIDE, 1, 1), *waits)
+    assert {event.stream for event in found} == {hooks.stream_id(1, SIDE)}
+    assert len({event.stream for event in events(*(trace(5, 0, device=device) for device in (1, 0)))}) == 2
+
+
+def test_wait_for_an_event_that_was_never_recorded_is_a_wait():
+    first, second = events(note(Note.EMPTY_WAIT, SIDE, 0), note(Note.EMPTY_WAIT, SIDE, 0))
+    assert (first.kind, first.stream) == (Kind.STREAM_WAIT_EVENT, hooks.stream_id(0, SIDE))
+    assert first.aux0 != second.aux0
+
+
 def test_queries_say_whether_the_work_was_done():
     found = events(note(Note.EVENT_QUERY, 0xE, 1), note(Note.STREAM_QUERY, SIDE, 0, 0))
     assert [(event.kind, event.aux1) for event in found] == [(Kind.EVENT_QUERY, 1), (Kind.STREAM_QUERY, 0)]
