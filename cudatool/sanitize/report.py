@@ -94,8 +94,11 @@ class _Style:
         return "\n".join(lines)
 
     def _race(self, finding: Finding) -> list[str]:
-        second, first = sites(finding)
-        lines = [*self._site("first", first), *self._site("second", second)]
+        *earlier, last = reversed(sites(finding))
+        lines = [line for site in earlier for line in self._site("first", site)]
+        lines += self._site("second" if earlier else "what", last)
+        if launch := finding.second.launch or finding.first.launch:
+            lines += self._site("graph", Site("launched", launch))
         if finding.size:  # of a wait there are none
             end = finding.start + finding.size - 1
             lines.append(self._about("bytes", f"{format_bytes(finding.size)} at 0x{finding.start:x} to 0x{end:x}"))
