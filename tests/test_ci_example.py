@@ -224,7 +224,9 @@ class TestAction:
         environment |= {"GITHUB_OUTPUT": str(output), "GITHUB_WORKSPACE": str(project)}
         done = shell(step["run"], project / filled(step["working-directory"]), **environment)
         outputs = dict(line.split("=", 1) for line in output.read_text().splitlines())
-        assert set(ACTION["outputs"]) == set(outputs)
+        assert {f"${{{{ steps.sanitize.outputs.{name} }}}}" for name in ACTION["outputs"]} == {
+            facts["value"] for facts in ACTION["outputs"].values()
+        }
         return done, outputs
 
     def test_findings_fail_it_and_its_outputs_name_the_files(self, racy, shell, check_schema):
@@ -264,7 +266,8 @@ class TestAction:
         assert (["race"], True) == (report["checks"], "schedule lifo" in report["device"])
 
     def test_an_input_is_never_part_of_the_script(self, project, shell):
-        done, _ = self.run(shell, project, program='-m pytest "$(touch ran)"; touch ran', checks="race; touch ran")
-        assert 2 == done.returncode
+        given = {"program": '-m pytest "$(touch ran)"; touch ran', "checks": "race; touch ran"}
+        done, outputs = self.run(shell, project, **given)
+        assert (2, {"status": "2"}) == (done.returncode, outputs)  # and no file that another step would upload
         assert "'race; touch ran'" in done.stderr
         assert not (project / "ran").exists()
