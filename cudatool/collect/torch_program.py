@@ -22,7 +22,8 @@ from typing import Any
 
 from cudatool.collect.torch_accesses import Argument, Plan, make_plan
 from cudatool.collect.torch_build import TorchBuildError, load
-from cudatool.collect.torch_log import Note, TorchEvents
+from cudatool.collect.torch_events import TorchEvents
+from cudatool.collect.torch_rows import Note
 from cudatool.trace import hooks, stacks
 from cudatool.trace.events import AccessFlag, Event, Kind
 
@@ -90,7 +91,6 @@ class TorchCollector:
             hooks.unsubscribe(self._before_event)
             for owner, name, original in reversed(self._undo):
                 setattr(owner, name, original)
-            self._extension.drain()
         self._extension = self._events = None
 
     def _watch(self, torch: ModuleType) -> None:
@@ -121,7 +121,8 @@ class TorchCollector:
         assert self._events is not None
         self._reading = True
         try:
-            self._events.read(self._extension.drain())
+            while log := self._extension.drain():
+                self._events.read(log)
         finally:
             self._reading = False
 
@@ -156,7 +157,7 @@ class TorchCollector:
         if torch.version.cuda:
             graphs = torch.cuda.CUDAGraph
             self._after(graphs, "capture_begin", lambda graph, _: graph_note(Note.GRAPH_BEGIN, graph))
-            self._after(graphs, "capture_end", lambda graph, _: graph_note(Note.GRAPH_END, graph))
+            self._after(graphs, "capture_end", lambda graph, _: graph_note(Note.GRAPH_END, graph), always=True)
             self._after(graphs, "replay", lambda graph, _: graph_note(Note.GRAPH_LAUNCH, graph))
         backward = torch.autograd.graph._engine_run_backward
 
@@ -223,13 +224,19 @@ class TorchCollector:
         device = sys.modules["torch"].cuda.current_device()
         self._extension.note(Note.LAUNCH, self._extension.name(name), stream, device, *words)
 
-    def _after(self, owner: Any, name: str, tell: Callable[[Any, Any], None]) -> None:
-        """Call ``tell(self, result)`` after each call of the method."""
+    def _after(self, owner: Any, name: str, tell: Callable[[Any, Any], None], *, always: bool = False) -> None:
+        """Call ``tell(self, result)`` after each call of the method; with `always`, after one that failed too."""
         original = getattr(owner, name)
 
         @wraps(original)
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(self, *args, **kwargs)
+            result = None
+            try:
+                result = original(self, *args, **kwargs)
+            except BaseException:
+                if always:
+                    tell(self, None)
+                raise
             tell(self, result)
             return result
 

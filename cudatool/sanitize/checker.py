@@ -100,12 +100,12 @@ def _plan(engine: Engine, defects: Iterable[Defect]) -> Repairs:
     repairs = Repairs()
     for defect in defects:
         first, second = defect.first, defect.second
-        if first.mode == "free" or defect.kind in _NO_REPAIR:
+        if defect.kind in _NO_REPAIR:
             continue
         if defect.inside:
             repairs.edges.add((first.record, second.record))
-        elif defect.kind is FindingKind.WAIT_UNRECORDED:
-            continue  # that of its race is tried
+        elif first.mode == "free" or defect.kind is FindingKind.WAIT_UNRECORDED:
+            continue  # no order helps; that of its race is tried
         elif defect.wait >= 0:
             stack = int(engine.records["stack"][defect.wait])
             repairs.waits.setdefault((stack, second.operation.agent), set()).add(first.operation.agent)
@@ -191,7 +191,7 @@ class _Words:
     def _reason(self, defect: Defect) -> str:
         first, second = defect.first.operation, defect.second.operation
         earlier, later = (self._engine.agents[side.agent] for side in (first, second))
-        if defect.first.mode == "free":
+        if defect.first.mode == "free" and not defect.inside:
             freed = location(self._stack(first.record))
             if defect.second.node >= 0:
                 return f"The graph was made for this memory, and it was given back at {freed} before the launch."

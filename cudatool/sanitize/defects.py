@@ -21,7 +21,8 @@ Key = tuple[Any, ...]
 class Side(NamedTuple):
     """One of the two operations of a defect and what it does to the memory.
 
-    `node` is the record of the node that does it, for a graph launch whose nodes are known, else -1.
+    `node` is the record of the node that does it, for a graph launch whose nodes are known, and that of the access, for
+    a host function; else -1.
     """
 
     operation: Operation
@@ -33,7 +34,10 @@ class Side(NamedTuple):
 
     @property
     def record(self) -> int:
-        """The trace record of the call that made the work: for a node, the one that captured or added it."""
+        """The trace record of the call that made the work: for a node, the one that captured or added it.
+
+        Of a host function, what it does itself.
+        """
         return self.operation.record if self.node < 0 else self.node
 
 
@@ -135,4 +139,5 @@ def race_of(old: Access, new: Access) -> FindingKind:
 def side_of(access: Access) -> Side:
     """Return an access as a side of a defect."""
     mode = {READ: "read", WRITE: "write", READ | WRITE: "read and write"}.get(access.mode, "atomic")
-    return Side(access.operation, mode, access.name, access.exact, access.owner, access.node)
+    node = access.node if access.host < 0 else access.host
+    return Side(access.operation, mode, access.name, access.exact, access.owner, node)

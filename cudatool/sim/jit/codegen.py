@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from cudatool.ptx import Address, Flow, Function, Immediate, Instruction, Register, Symbol, type_bytes
+from cudatool.ptx import Address, Flow, Function, Immediate, Instruction, Register, Symbol, space_of, type_bytes
 from cudatool.ptx.flow import reads, writes
 from cudatool.sim.jit import (
     arithmetic,
@@ -44,7 +44,7 @@ from cudatool.sim.jit.context import EXIT
 from cudatool.sim.jit.divergence import divergent
 from cudatool.sim.jit.emit import ASYNC_QUEUE, ENVIRONMENT, SPECIAL, Emitter, Layout, storage_type
 from cudatool.sim.jit.instrument import Instrument, functions
-from cudatool.sim.jit.table import TABLE, Lowering, space_of
+from cudatool.sim.jit.table import TABLE, Lowering
 
 __all__ = ["Native", "generate"]
 
@@ -338,12 +338,8 @@ class _Kernel:
         if instruction.guard is None:
             _emit(row, e, instruction)
             return
-        do, skip = e.new_label(), e.new_label()
-        e.emit(f"br i1 {e.get(instruction.guard, 'pred')}, label %{do}, label %{skip}")
-        e.label(do)
-        _emit(row, e, instruction)
-        e.emit(f"br label %{skip}")
-        e.label(skip)
+        with e.when(e.get(instruction.guard, "pred")):
+            _emit(row, e, instruction)
 
     def _branch(self, e: Emitter, instruction: Instruction, number: int, following: set[int]) -> None:
         guard = instruction.guard
@@ -357,9 +353,7 @@ class _Kernel:
                 e.emit(f"br i1 {e.get(guard, 'pred')}, {there}, label %b{number + 1}")
             return
         if guard is not None:
-            do = e.new_label()
-            e.emit(f"br i1 {e.get(guard, 'pred')}, label %{do}, label %b{number + 1}")
-            e.label(do)
+            _pass_unless(e, e.get(guard, "pred"), number)
         if instruction.opcode == "brx":
             index, table = instruction.operands
             assert isinstance(table, Symbol)
@@ -383,13 +377,9 @@ class _Kernel:
         if self._yields(index) and self._conditional(index):
             polls = e.op(f"add i32 {e.op('load i32, ptr %polls')}, 1")
             e.emit(f"store i32 {polls}, ptr %polls")
-            do = e.new_label()
-            e.emit(f"br i1 {e.op(f'icmp uge i32 {polls}, {_POLLS}')}, label %{do}, label %b{number + 1}")
-            e.label(do)
+            _pass_unless(e, e.op(f"icmp uge i32 {polls}, {_POLLS}"), number)
         if instruction.guard is not None:
-            do = e.new_label()
-            e.emit(f"br i1 {e.get(instruction.guard, 'pred')}, label %{do}, label %b{number + 1}")
-            e.label(do)
+            _pass_unless(e, e.get(instruction.guard, "pred"), number)
         for name, operand, type_name in self.rows[index].leave(instruction):
             if isinstance(operand, Address):
                 space, pointer = e.pointer(space_of(instruction), operand)
@@ -452,6 +442,13 @@ class _Kernel:
         counted = any(other.kind == Kind.ARRIVE for other in self.rows.values())
         barrier = row.kind in (Kind.BARRIER, Kind.BARRIER_REDUCE)
         return row.kind in (Kind.ARRIVE, Kind.YIELD) or (counted and barrier)
+
+
+def _pass_unless(e: Emitter, condition: str, number: int) -> None:
+    """Emit a branch to what follows block `number`, unless `condition` holds."""
+    stay = e.new_label()
+    e.emit(f"br i1 {condition}, label %{stay}, label %b{number + 1}")
+    e.label(stay)
 
 
 def _emit(row: Lowering, e: Emitter, instruction: Instruction) -> None:
