@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from cudatool.sim.tape import Tape
     from cudatool.trace.recorder import Recorder
 
-__all__ = ["drain", "record", "sources"]
+__all__ = ["drain", "is_observing", "narrow", "record", "sources"]
+
+_observing: dict[str, Any] | None = None  # what the open block's header says
 
 
 @contextmanager
@@ -86,8 +88,13 @@ def sources(
 ) -> Iterator[dict[str, Any]]:
     """Let everything that happens on the device inside the ``with`` block reach the subscribers of the hooks.
 
-    The parameters are those of :func:`record`; the value is what a trace's header says of the recording.
+    The parameters are those of :func:`record`; the value is what a trace's header says of the recording. Inside of
+    another such block nothing changes: the first one has chosen.
     """
+    global _observing
+    if _observing is not None:
+        yield dict(_observing)
+        return
     from cudatool.collect import torch_program
     from cudatool.memory.settings import conf_in_environment
     from cudatool.trace import hooks, stacks
@@ -111,14 +118,18 @@ def sources(
         header["total_memory"] = [machine.options.memory] * machine.options.count
     stacks.enable(with_stacks)
     hooks.wants_accesses = measure_accesses
-    collector = None
+    collector = hand_overs = None
 
     def tell_tape(event: Event) -> None:
         """What the host says that it writes is an operation that a replay can move."""
         if tape is not None and event.kind == Kind.HOST_ACCESS and event.flags & exact_write == AccessFlag.WRITE:
-            for row in range(max(event.aux1, 1)):
-                tape.host_writes(event.address + row * event.aux0, event.size)
+            tape.host_writes(event.address, event.size, event.aux0, max(event.aux1, 1))
 
+    if measure_accesses:
+        from cudatool.collect.hand_overs import HandOvers
+
+        hand_overs = HandOvers()
+        hand_overs.install()
     if machine is not None:
         from cudatool import sim
         from cudatool.collect.sim_driver import SimDriverCollector
@@ -134,12 +145,16 @@ def sources(
             hooks.subscribe(collector.blocks)
     else:
         torch_program.start()
+    _observing = header
     try:
         yield header
     finally:
+        _observing = None
         torch_program.stop()
         stacks.enable(True)
         hooks.wants_accesses = hooks.measures_accesses = False
+        if hand_overs is not None:
+            hand_overs.remove()
         if collector is not None and machine is not None:
             if tape is not None:
                 hooks.unsubscribe(tell_tape)
@@ -149,6 +164,22 @@ def sources(
             machine.measure_accesses = False
             machine.check(())
             sim.unsubscribe(collector)
+
+
+def is_observing() -> bool:
+    """Return whether a :func:`record` or :func:`sources` block is open."""
+    return _observing is not None
+
+
+def narrow(checks: Iterable[str]) -> None:
+    """Run kernels only under these of the checks that :func:`sources` turned on, until the next call.
+
+    What is pending runs first, under those that were on. initcheck, once on, stays on.
+    """
+    choice = _driver.chosen()
+    if choice is not None and choice.machine is not None and choice.machine.checkers is not None:
+        drain()
+        choice.machine.checkers.narrow(checks)
 
 
 def drain() -> None:

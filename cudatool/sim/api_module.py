@@ -477,7 +477,8 @@ def _execute(launch: Launch, operation: Operation) -> None:
     machine = state.machine
     footprint = None
     if machine.measure_accesses:
-        footprint = jit.Footprint(machine.arena.base, machine.arena.size)
+        footprint, machine.footprint = machine.footprint, None
+        footprint = footprint or jit.Footprint(machine.arena.base, machine.arena.size)
     checkers = machine.checkers
     if machine.tape is not None:
         machine.tape.launching(operation, launch, limit_of(operation.stream.context, STACK_SIZE))
@@ -512,7 +513,8 @@ def _execute(launch: Launch, operation: Operation) -> None:
     except (jit.KernelDeadlock, jit.KernelTimeout) as stuck:
         raise DriverError(Result.LAUNCH_TIMEOUT, str(stuck)) from stuck
     if footprint is not None:
-        operation.footprint = footprint.ranges()
+        operation.footprint = footprint.take()
+        machine.footprint = footprint
 
 
 @entry(

@@ -24,7 +24,7 @@ from cudatool.sim.virtual import VirtualMemory
 if TYPE_CHECKING:
     from cudatool.sim.checkers import Checkers
     from cudatool.sim.graph import Condition
-    from cudatool.sim.jit import Shadow
+    from cudatool.sim.jit import Footprint, Shadow
     from cudatool.sim.tape import Tape
 
 __all__ = [
@@ -148,6 +148,7 @@ class Machine:
         self.allocations = Allocations()
         self.checkers: Checkers | None = None
         self.shadow: Shadow | None = None  # the checkers' maps, kept from one to the next
+        self.footprint: Footprint | None = None  # maps of what a launch accesses, likewise; None while in use
         self.tape: Tape | None = None  # while what happens is kept, to be done again
         self.host = HostMemory()
         span = -(-3 * options.memory // PAGE) * PAGE

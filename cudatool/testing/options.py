@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -71,6 +72,8 @@ class Options:
 
     Attributes
     ----------
+    device
+        As for :func:`cudatool.record`, empty for none given.
     checks
         For tests without a marker.
     rules, baseline
@@ -83,6 +86,7 @@ class Options:
         How many tests to list by their memory.
     """
 
+    device: str
     checks: tuple[str, ...]
     rules: tuple[Rule, ...]
     baseline: Baseline
@@ -119,7 +123,8 @@ def _read(config: pytest.Config) -> Options:
     from cudatool.errors import UsageError
     from cudatool.sanitize import Baseline, parse_checks, parse_rules
 
-    _driver.choose(_given(config, "cudatool_device") or None)
+    device = _given(config, "cudatool_device") or os.environ.get("CUDATOOL_DEVICE", "")
+    _driver.choose(device or None)
     path, updates = _given(config, "cudatool_baseline") or "", bool(_given_update(config))
     if updates and not path:
         raise UsageError("--cudatool-update-baseline needs --cudatool-baseline=FILE")
@@ -127,6 +132,7 @@ def _read(config: pytest.Config) -> Options:
     if not most.isdecimal():
         raise UsageError(f"--cudatool-most-allocations={most}: not a number")
     return Options(
+        device=device,
         checks=parse_checks(_given(config, "cudatool_checks") or _DEFAULT_CHECKS),
         rules=parse_rules(_given(config, "cudatool_suppress")),
         baseline=Baseline.read(path, may_be_new=updates) if path else Baseline({}),

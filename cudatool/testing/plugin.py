@@ -78,8 +78,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Record from the start, also what modules do when they are imported."""
-    if is_on(session.config) and not _is_controller(session.config):
+    if not is_on(session.config):
+        return
+    if not _is_controller(session.config):
         _start(session.config)
+    elif options_of(session.config).device.startswith("cuda"):
+        from cudatool import _driver
+
+        if not _driver.gpu_names():  # said once, instead of by every process
+            raise pytest.UsageError("no NVIDIA GPU answers on this machine; use --cudatool-device=sim")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool.recording import drain, sources
+from cudatool.recording import drain, is_observing, narrow, sources
 from cudatool.sanitize import DeviceFinding, Finding, Report, accepted, check, known
 from cudatool.sanitize.device import leaks
 from cudatool.testing.memory import Memory, describe, memory_of
@@ -35,6 +35,7 @@ from cudatool.units import format_bytes
 
 __all__ = ["CudaTrace", "Session", "Test"]
 
+_ON_TRACES: Final = {"race", "leak"}  # the other checks are compiled into kernels
 _SECOND_SIDES: Final = (
     *WORK,
     Kind.HOST_ACCESS,
@@ -93,6 +94,7 @@ class Session:
         self.options = options
         self._checks = frozenset(checks)
         self._sources = ExitStack()
+        self._narrows = not is_observing()  # else `cudatool sanitize` runs this, with checks of its own
         header = self._observe()
         self.device = str(header["device"])
         self.log = EventLog(header)
@@ -101,7 +103,7 @@ class Session:
         self.test: Test | None = None
 
     def _observe(self) -> dict[str, Any]:
-        in_kernels = sorted(self._checks - {"race", "leak"})
+        in_kernels = sorted(self._checks - _ON_TRACES)
         return self._sources.enter_context(sources(measure_accesses=True, checks=in_kernels))
 
     def widen(self, checks: Iterable[str]) -> None:
@@ -122,6 +124,8 @@ class Session:
         """A test's set-up starts."""
         self._close_test()
         self.test = test
+        if self._narrows:
+            narrow(set(test.checks) - _ON_TRACES)
 
     def call(self, test: Test) -> None:
         """A test's own code starts."""

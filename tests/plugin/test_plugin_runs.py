@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
@@ -306,6 +307,25 @@ def test_ini_file_turns_it_on(run: Run, pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["=* cudatool on the software device (*, schedule lifo, *", "1 test checked, *"])
 
 
+def test_inside_of_a_recording(run: Run, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        PRELUDE
+        + dedent("""
+        def test_racy(): write_twice(ct.zeros(16))
+
+        def test_records_itself(tmp_path):
+            with ct.record(tmp_path / "t.ctrace"):
+                write_twice(ct.zeros(16), ordered=True)
+        """)
+    )
+    command = ["-m", "cudatool", "sanitize", "--device=sim", "--json", "-m", "pytest", "."]
+    result = pytester.run(sys.executable, *command, "--cudatool")
+    assert 3 == result.ret
+    (finding,) = json.loads(result.stdout.str())["findings"]
+    assert ("race-waw", 1) == (finding["kind"], finding["count"])
+    result.stderr.fnmatch_lines(["*FAILED *::test_racy - CudaCheckFailed: race-waw", "*1 failed, 1 passed*"])
+
+
 def test_findings_can_be_accepted(run: Run, pytester: pytest.Pytester) -> None:
     suite = """
         def accepted_here(x):
@@ -345,6 +365,8 @@ def test_findings_can_be_accepted(run: Run, pytester: pytest.Pytester) -> None:
     [
         (["--cudatool-checks=races"], "there is no check 'races'; there are race, memcheck, *"),
         (["--cudatool-device=gpu"], "'gpu' is not a device; *"),
+        (["--cudatool-device=cuda"], "no NVIDIA GPU answers on this machine; *"),
+        (["--cudatool-device=cuda", "-n", "2"], "no NVIDIA GPU answers on this machine; *"),
         (["--cudatool-most-allocations=x"], "--cudatool-most-allocations=x: not a number"),
         (["--cudatool-baseline=none.json"], "none.json: there is no such baseline; *"),
         (["--cudatool-update-baseline"], "--cudatool-update-baseline needs --cudatool-baseline=FILE"),
@@ -352,7 +374,8 @@ def test_findings_can_be_accepted(run: Run, pytester: pytest.Pytester) -> None:
         (["--cudatool-report=/no/such/folder/f.json"], "*/no/such/folder/f.json*"),
     ],
 )
-def test_wrong_options_are_one_line(run: Run, arguments: list[str], said: str) -> None:
+def test_wrong_options_are_one_line(run: Run, arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     result = run("", "--cudatool", *arguments)
     assert pytest.ExitCode.USAGE_ERROR == result.ret
     result.stderr.fnmatch_lines([f"ERROR: {said}"])
