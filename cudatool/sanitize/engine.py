@@ -110,6 +110,7 @@ class Engine:
             Kind.MEMCPY: self._copy,
             Kind.MEMSET: self._fill,
             Kind.EVENT_CREATE: self._create_event,
+            Kind.EVENT_DESTROY: self._destroy_event,
             Kind.EVENT_RECORD: self._record_event,
             Kind.STREAM_WAIT_EVENT: self._wait_event,
             Kind.EVENT_SYNCHRONIZE: self._synchronize_event,
@@ -309,6 +310,9 @@ class Engine:
     def _create_event(self, row: Row) -> None:
         if row.flags & 2:
             self.ordering.foreign_events.add(row.aux0)
+
+    def _destroy_event(self, row: Row) -> None:
+        self.ordering.destroy_event(row.aux0)
 
     def _record_event(self, row: Row) -> None:
         stream = self.streams.get(row.stream)
