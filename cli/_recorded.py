@@ -14,17 +14,22 @@ from cudatool.cli._options import split_workload
 from cudatool.errors import UsageError
 
 if TYPE_CHECKING:
+    from cudatool.cli._proof import Proof
     from cudatool.trace.model import Trace
 
 __all__ = ["trace_of"]
 
 
 def trace_of(
-    module: str | None, workload: tuple[str, ...], device: str | None, checks: Collection[str]
+    module: str | None,
+    workload: tuple[str, ...],
+    device: str | None,
+    checks: Collection[str],
+    proof: Proof,
 ) -> tuple[Trace, int]:
     """Return the trace that `workload` names, or that it leaves when it runs under `checks`, and its exit status.
 
-    What the workload prints goes to stderr.
+    `proof` has the tape for the recording. What the workload prints goes to stderr.
     """
     from cudatool.recording import record
     from cudatool.trace import reader
@@ -34,6 +39,7 @@ def trace_of(
     if not is_module and os.path.isfile(target) and reader.is_trace(target):
         if arguments:
             raise UsageError("a trace takes no arguments")
+        proof.refuse_trace()
         return reader.read(target), 0
     if not is_module and target.endswith(".ctrace"):
         reader.read(target)  # says what is wrong with it
@@ -46,8 +52,9 @@ def trace_of(
         in_kernels = [check for check in checks if check not in ("race", "leak")]
         with (
             _stdout_for_the_report(),
-            record(path, device=device, measure_accesses="race" in checks, checks=in_kernels),
+            record(path, device=device, measure_accesses="race" in checks, checks=in_kernels, tape=proof.tape),
         ):
+            proof.begin()
             status = program.run()
             if "leak" in checks:
                 program.forget()

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         reset_peak_memory_stats,
         set_per_process_memory_fraction,
     )
+    from cudatool._annotate import annotate
     from cudatool._array import DeviceArray, asarray, empty, from_dlpack, full, ones, zeros
     from cudatool._device import (
         can_device_access_peer,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         synchronize,
     )
     from cudatool._event import Event
+    from cudatool._host_view import HostArray, host_view
     from cudatool._ipc import IpcArray, IpcHandle, ipc_handle, open_ipc_handle
     from cudatool._kernel import Kernel, compile, launch
     from cudatool._mempool import MemPool, graph_pool_handle, use_mem_pool
@@ -158,6 +160,9 @@ __all__ = [
     "compile",
     "launch",
     # traces
+    "annotate",
+    "HostArray",
+    "host_view",
     "range",
     "record",
     # errors
@@ -180,6 +185,8 @@ _HOMES = (
     "memory.pluggable",
     "_kernel",
     "_array",
+    "_annotate",
+    "_host_view",
     "_ipc",
     "blas",
     "recording",

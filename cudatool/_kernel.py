@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from cudatool import _cuda, _driver
+from cudatool._annotate import annotating
 from cudatool._array import DeviceArray
 from cudatool._cuda import check, operation
 from cudatool._device import current_device
 from cudatool._device import device as on_device
 from cudatool._nvrtc import include_paths
-from cudatool._stream import ExternalStream, Stream, current_stream
+from cudatool._stream import Stream, as_stream
 from cudatool.config import cache_directory
 from cudatool.errors import UsageError
 from cudatool.trace import hooks
@@ -156,7 +157,7 @@ def launch(stream: Any, config: Any, kernel: Kernel, *arguments: Any) -> None:
     CudaError
         The driver refused the launch.
     """
-    stream = _as_stream(stream)
+    stream = as_stream(stream)
     pointers = kernel.pack(arguments)
     native = _native_config(config, stream.core.handle)
     with on_device(stream.device_index), operation() as correlation:
@@ -172,7 +173,8 @@ def launch(stream: Any, config: Any, kernel: Kernel, *arguments: Any) -> None:
             aux1=pack_dims(*config.block),
             size=config.shmem_size,
         )
-        if hooks.wants_accesses and not hooks.measures_accesses and kernel.accesses is not None:
+        inferring = hooks.wants_accesses and not hooks.measures_accesses and not annotating()
+        if inferring and kernel.accesses is not None:
             _emit_accesses(kernel.accesses, arguments, bytes(pointers.block), stream, correlation)  # type: ignore[attr-defined]
 
 
@@ -220,18 +222,6 @@ def _extent(argument: Any) -> tuple[int, int] | None:
     if isinstance(argument, _cuda.core.Buffer):
         return int(argument.handle), int(argument.size)
     return None
-
-
-def _as_stream(stream: Any) -> Stream:
-    if stream is None:
-        return current_stream()
-    if isinstance(stream, Stream):
-        return stream
-    try:
-        _, handle = stream.__cuda_stream__()
-    except AttributeError:
-        raise UsageError(f"{type(stream).__name__} is not a stream: it has no __cuda_stream__") from None
-    return ExternalStream(handle)
 
 
 def _native_config(config: Any, stream: Any) -> Any:

@@ -19,6 +19,7 @@ from cudatool._allocator import Shape, array_interface, nested
 from cudatool._cuda import check, operation
 from cudatool._device import current_device
 from cudatool._device import device as on_device
+from cudatool._host_view import HostArray
 from cudatool._stream import Stream
 from cudatool.memory import Settings
 from cudatool.memory.driver_provider import DriverProvider
@@ -151,7 +152,7 @@ def empty_pinned(shape: Shape, dtype: npt.DTypeLike = np.float32) -> npt.NDArray
 
     When the last view of it is gone, the memory is kept for the next array of its size, rounded up to a power of
     two, once the copies that used it are done. That holds for the copies of this package: keep the array until others,
-    of cuda.core for instance, are done.
+    of cuda.core for instance, are done. While accesses are recorded, it is a :class:`cudatool.HostArray`.
 
     Raises
     ------
@@ -161,12 +162,13 @@ def empty_pinned(shape: Shape, dtype: npt.DTypeLike = np.float32) -> npt.NDArray
     dtype = np.dtype(dtype)
     extents = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
     memory = _PinnedMemory(math.prod(extents) * dtype.itemsize)
-    return np.asarray(memory).view(dtype).reshape(extents)
+    array = np.asarray(memory).view(dtype).reshape(extents)
+    return array.view(HostArray) if hooks.wants_accesses else array
 
 
 def pin_memory(array: npt.ArrayLike) -> npt.NDArray[Any]:
     """Return a copy of a host array in pinned memory."""
-    source = np.asarray(array)
+    source = array if isinstance(array, HostArray) else np.asarray(array)
     pinned = empty_pinned(source.shape, source.dtype)
     pinned[...] = source
     return pinned

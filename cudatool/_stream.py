@@ -13,7 +13,7 @@ from cudatool._cuda import check, operation
 from cudatool._device import DeviceLike, current_device, device_index, set_device
 from cudatool._device import device as on_device
 from cudatool._event import Event
-from cudatool.errors import CudaError
+from cudatool.errors import CudaError, UsageError
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind, StreamFlag
 
@@ -21,6 +21,7 @@ __all__ = [
     "ExternalStream",
     "Stream",
     "StreamContext",
+    "as_stream",
     "current_stream",
     "default_stream",
     "set_stream",
@@ -168,7 +169,7 @@ class Stream:
         with on_device(self.device_index), operation() as correlation:
             self.core.wait(event.core)
         if correlation:
-            self._emit(Kind.STREAM_WAIT_EVENT, aux0=hooks.event_id(event.cuda_event), correlation=correlation)
+            self._emit(Kind.STREAM_WAIT_EVENT, aux0=event.trace_id(), correlation=correlation)
 
     def wait_stream(self, stream: Stream) -> None:
         """Let everything enqueued from now on wait for what has been enqueued on `stream` so far."""
@@ -225,6 +226,25 @@ class ExternalStream(Stream):
             flags = StreamFlag.NON_BLOCKING if found.is_nonblocking else StreamFlag(0)
             self._set(found, index, stream_ptr, found.priority)
         hooks.stream_id(index, stream_ptr, flags=flags, priority=self.priority)
+
+
+def as_stream(stream: Any) -> Stream:
+    """Return anything with ``__cuda_stream__`` as a stream of ours; None is the current stream.
+
+    Raises
+    ------
+    UsageError
+        It is no stream.
+    """
+    if stream is None:
+        return current_stream()
+    if isinstance(stream, Stream):
+        return stream
+    try:
+        _, handle = stream.__cuda_stream__()
+    except AttributeError:
+        raise UsageError(f"{type(stream).__name__} is not a stream: it has no __cuda_stream__") from None
+    return ExternalStream(handle)
 
 
 class _Current(threading.local):

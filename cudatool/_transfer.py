@@ -17,6 +17,7 @@ from cudatool import _cuda
 from cudatool._allocator import Layout, allocate
 from cudatool._cuda import check, operation
 from cudatool._device import device as on_device
+from cudatool._extents import emit_extents, extents
 from cudatool._pinned import note_use
 from cudatool._stream import Stream
 from cudatool.errors import UsageError
@@ -37,7 +38,9 @@ def copy_to_device(target: Layout, source: npt.NDArray[Any], stream: Stream) -> 
         The shapes do not fit.
     """
     np.broadcast_to(source, target.shape)
-    source = np.asarray(source, target.dtype, order="C")
+    given, source = source, np.asarray(source, target.dtype, order="C")
+    if hooks.wants_accesses and source.ctypes.data != given.ctypes.data:
+        emit_extents(Kind.HOST_ACCESS, extents(given), AccessFlag.READ)
     if source.shape == target.shape and target.flags.c_contiguous:
         _copy("cuMemcpyHtoDAsync", target.ctypes.data, source.ctypes.data, source.nbytes, stream)
     else:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cudatool import _driver
 
 if TYPE_CHECKING:
+    from cudatool.sim.tape import Tape
     from cudatool.trace.recorder import Recorder
 
-__all__ = ["drain", "record", "sources"]
+__all__ = ["drain", "is_observing", "narrow", "record", "sources"]
+
+_observing: dict[str, Any] | None = None  # what the open block's header says
 
 
 @contextmanager
@@ -24,12 +27,14 @@ def record(
     with_stacks: bool = True,
     measure_accesses: bool = False,
     checks: Sequence[str] = (),
+    tape: Tape | None = None,
     force: bool = False,
 ) -> Iterator[Recorder]:
     """Record everything that happens on the device inside the ``with`` block to the trace file `path`.
 
     Our runtime's events are recorded on any device. On the software device, also the driver calls of any cuda.core or
-    cuda.bindings program, when its operations ran, and on request which bytes its kernels touched.
+    cuda.bindings program, when its operations ran, and on request which bytes its kernels touched. On a GPU, what the
+    program does through PyTorch, if it imports that.
 
     Parameters
     ----------
@@ -46,6 +51,8 @@ def record(
     checks
         The checkers to run kernels under (software device only): ``"memcheck"``, ``"initcheck"``, ``"racecheck"``,
         ``"synccheck"``.
+    tape
+        Filled with what a replay of the run needs (software device only); kernels then run on one host thread.
     force
         Replace an existing file.
 
@@ -59,7 +66,9 @@ def record(
     from cudatool.trace.recorder import Recorder
 
     with (
-        sources(device=device, with_stacks=with_stacks, measure_accesses=measure_accesses, checks=checks) as header,
+        sources(
+            device=device, with_stacks=with_stacks, measure_accesses=measure_accesses, checks=checks, tape=tape
+        ) as header,
         Recorder(path, header=header, force=force) as recorder,
     ):
         try:
@@ -75,14 +84,23 @@ def sources(
     with_stacks: bool = True,
     measure_accesses: bool = False,
     checks: Sequence[str] = (),
+    tape: Tape | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Let everything that happens on the device inside the ``with`` block reach the subscribers of the hooks.
 
-    The parameters are those of :func:`record`; the value is what a trace's header says of the recording.
+    The parameters are those of :func:`record`; the value is what a trace's header says of the recording. Inside of
+    another such block nothing changes: the first one has chosen.
     """
+    global _observing
+    if _observing is not None:
+        yield dict(_observing)
+        return
+    from cudatool.collect import torch_program
     from cudatool.memory.settings import conf_in_environment
     from cudatool.trace import hooks, stacks
+    from cudatool.trace.events import AccessFlag, Event, Kind
 
+    exact_write = AccessFlag.WRITE | AccessFlag.INEXACT
     _driver.choose(device)
     choice = _driver.initialize()
     machine = choice.machine
@@ -101,6 +119,12 @@ def sources(
     stacks.enable(with_stacks)
     hooks.wants_accesses = measure_accesses
     collector = hand_overs = None
+
+    def tell_tape(event: Event) -> None:
+        """What the host says that it writes is an operation that a replay can move."""
+        if tape is not None and event.kind == Kind.HOST_ACCESS and event.flags & exact_write == AccessFlag.WRITE:
+            tape.host_writes(event.address, event.size, event.aux0, max(event.aux1, 1))
+
     if measure_accesses:
         from cudatool.collect.hand_overs import HandOvers
 
@@ -114,16 +138,27 @@ def sources(
         machine.check(checks)
         collector = SimDriverCollector(machine)
         sim.subscribe(collector)
+        if tape is not None:
+            tape.start(machine)
+            hooks.subscribe(tell_tape)
         if collector.blocks is not None:
             hooks.subscribe(collector.blocks)
+    else:
+        torch_program.start()
+    _observing = header
     try:
         yield header
     finally:
+        _observing = None
+        torch_program.stop()
         stacks.enable(True)
         hooks.wants_accesses = hooks.measures_accesses = False
         if hand_overs is not None:
             hand_overs.remove()
         if collector is not None and machine is not None:
+            if tape is not None:
+                hooks.unsubscribe(tell_tape)
+                tape.stop()
             if collector.blocks is not None:
                 hooks.unsubscribe(collector.blocks)
             machine.measure_accesses = False
@@ -131,8 +166,30 @@ def sources(
             sim.unsubscribe(collector)
 
 
+def is_observing() -> bool:
+    """Return whether a :func:`record` or :func:`sources` block is open."""
+    return _observing is not None
+
+
+def narrow(checks: Iterable[str]) -> None:
+    """Run kernels only under these of the checks that :func:`sources` turned on, until the next call.
+
+    What is pending runs first, under those that were on. initcheck, once on, stays on.
+    """
+    choice = _driver.chosen()
+    if choice is not None and choice.machine is not None and choice.machine.checkers is not None:
+        drain()
+        choice.machine.checkers.narrow(checks)
+
+
 def drain() -> None:
-    """Run what was enqueued on the software device and never waited for: it is part of the program too."""
+    """Let the subscribers have all that happened so far.
+
+    What was enqueued on the software device and never waited for is run; what PyTorch did is read from its log.
+    """
+    from cudatool.collect import torch_program
+
+    torch_program.flush()
     choice = _driver.chosen()
     if choice is not None and choice.machine is not None:
         from cudatool import sim

@@ -19,10 +19,14 @@ from cudatool._allocator import Layout
 from cudatool._cuda import check
 from cudatool._stream import Stream
 
-__all__ = ["gemm"]
+__all__ = ["address", "gemm", "repeat", "repeatable"]
+
+repeatable = False
+"""Whether products that were computed are kept, to be computed again."""
 
 _log = logging.getLogger("cudatool.blas")
 _pending: dict[int, Callable[[], object]] = {}
+_done: dict[int, Callable[[], object]] = {}
 _keys = itertools.count(1)
 
 
@@ -32,7 +36,7 @@ def gemm(a: Layout, b: Layout, c: Layout, stream: Stream) -> None:
     a, b, c = (_unowned(layout) for layout in (a, b, c))
     handle, key = stream.core.handle, next(_keys)
     _pending[key] = lambda: np.matmul(a, b, out=c)
-    check(_cuda.driver.cuLaunchHostFunc(handle, _address, key))
+    check(_cuda.driver.cuLaunchHostFunc(handle, address, key))
 
 
 def _unowned(layout: Layout) -> Layout:
@@ -42,10 +46,19 @@ def _unowned(layout: Layout) -> Layout:
 
 def _run(key: int) -> None:
     try:
-        _pending.pop(key)()
+        product = _pending.pop(key)
+        if repeatable:
+            _done[key] = product
+        product()
     except Exception:  # must not reach the driver, which is C
         _log.exception("matmul failed on the software device")
 
 
+def repeat(key: int) -> None:
+    """Compute a product again, of what its operands hold now; `key` is the argument of the host function."""
+    _done[key]()
+
+
 _callback: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_run)
-_address: Final = ctypes.cast(_callback, ctypes.c_void_p).value
+address: Final = ctypes.cast(_callback, ctypes.c_void_p).value or 0
+"""Of the host function that computes products."""

@@ -34,6 +34,9 @@ _QUESTIONS = ("cuPointerGet", "cuDeviceGet", "cuGetError", "cuCtxGet")
 # Results of cuStreamEndCapture that end the capture too, without a graph.
 _ENDED = ("STREAM_CAPTURE_INVALIDATED", "STREAM_CAPTURE_UNJOINED")
 
+# Calls that are recorded though they were refused: what is wrong with them is a finding.
+_TOLD = (("cuStreamWaitEvent", "CAPTURED_EVENT"),)
+
 
 # Copies and fills whose arguments are not one address and one size for each side.
 _OF_BOXES = ("cuMemcpy2D", "cuMemcpy3D", "cuMemcpyBatch", "cuMemsetD2D")
@@ -62,6 +65,7 @@ class SimDriverCollector:
         self._report: dict[str, Callable[[dict[str, Any], str], None]] = {
             "cuStreamCreateWithPriority": self._stream_create,
             "cuStreamCreate": self._stream_create,
+            "cuGreenCtxStreamCreate": self._stream_create,
             "cuStreamDestroy": self._stream_destroy,
             "cuStreamSynchronize": self._stream_synchronize,
             "cuStreamWaitEvent": self._stream_wait_event,
@@ -74,6 +78,7 @@ class SimDriverCollector:
             "cuEventSynchronize": self._event_synchronize,
             "cuMemAlloc": self._mem_alloc,
             "cuMemAllocPitch": self._mem_alloc,
+            "cuMemAllocManaged": self._mem_alloc,
             "cuMemAllocAsync": self._mem_alloc,
             "cuMemAllocFromPoolAsync": self._mem_alloc,
             "cuMemFree": self._mem_free,
@@ -125,6 +130,8 @@ class SimDriverCollector:
             if operation.launch is operation:
                 self._launches[operation.sequence] = correlation
         self._owners[operation.sequence] = correlation, stream_id
+        if self._machine.tape is not None:
+            self._machine.tape.owners[operation.sequence] = correlation
         self._thread.operation = operation
         if operation.kind in ("alloc", "free"):
             self._thread.memory += (operation,)
@@ -160,7 +167,7 @@ class SimDriverCollector:
             return  # our runtime's own call
         if name == "cuStreamEndCapture" and (result == 0 or result.name in _ENDED):
             self._capture_end(arguments)
-        if result == 0 or (name.endswith("Query") and result.name == "NOT_READY"):
+        if result == 0 or (name, result.name) in _TOLD or (name.endswith("Query") and result.name == "NOT_READY"):
             values = dict(zip(entry.parameters, arguments, strict=True))
             report = self._report.get(name)
             if report is not None:
@@ -248,7 +255,8 @@ class SimDriverCollector:
     def _stream_create(self, values: dict[str, Any], name: str) -> None:
         handle = _pointed(values["phStream"])
         flags = StreamFlag.NON_BLOCKING if values.get("flags", values.get("Flags", 0)) & 1 else StreamFlag(0)
-        hooks.stream_id(self._device, handle, flags=flags, priority=values.get("priority", 0))
+        device = self._machine.objects[handle].context.device.ordinal
+        hooks.stream_id(device, handle, flags=flags, priority=values.get("priority", 0))
 
     def _stream_destroy(self, values: dict[str, Any], name: str) -> None:
         device = self._thread.device

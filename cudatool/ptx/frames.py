@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cudatool.ptx.flow import Flow, reads, writes
-from cudatool.ptx.inline import Inliner, call_parts
+from cudatool.ptx.inline import Inliner
 from cudatool.ptx.model import (
     Address,
     Function,
@@ -36,6 +36,7 @@ from cudatool.ptx.model import (
     Variable,
     type_bytes,
 )
+from cudatool.ptx.operands import call_parts
 
 __all__ = ["FRAME_SCALE", "STACK", "STACK_SLACK", "function_addresses", "merge_calls"]
 
@@ -203,6 +204,8 @@ class _Merger:
         result.branch_targets.update(body.branch_targets)
         result.registers.update(body.registers)
         formals = (*function.returns, *function.params)
+        if any(v.space == "reg" for v in formals):
+            raise PtxError(f"{name}: register parameters of a function that is not inlined", function.line)
         offsets = _steps([v.size for v in formals], _HEADER)
         self.places = {prefix + v.name: at for v, at in zip(formals, offsets, strict=False)}
         own = [v for v in body.variables.values() if v.space == "local"]

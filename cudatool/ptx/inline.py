@@ -14,15 +14,15 @@ from cudatool.ptx.model import (
     Instruction,
     Module,
     Operand,
-    Pair,
     PtxError,
     Register,
     Symbol,
     Variable,
-    VectorOperand,
+    type_bytes,
 )
+from cudatool.ptx.operands import call_parts, elements, renamed
 
-__all__ = ["Inliner", "call_parts"]
+__all__ = ["Inliner"]
 
 _MAX_INSTRUCTIONS = 200_000
 
@@ -64,7 +64,7 @@ class Inliner:
             guard = instruction.guard and replace(
                 instruction.guard, name=names.get(instruction.guard.name, instruction.guard.name)
             )
-            operands = tuple(_rename(operand, names) for operand in instruction.operands)
+            operands = tuple(renamed(operand, names) for operand in instruction.operands)
             copied = replace(instruction, guard=guard, operands=operands)
             if end is not None and instruction.opcode == "ret":
                 out.append(replace(copied, opcode="bra", modifiers=(), operands=(Symbol(end),)))
@@ -90,14 +90,18 @@ class Inliner:
         if len(formals) != len(actuals):
             raise PtxError(f"{target} takes {len(formals)} parameters, {len(actuals)} given", call.line)
         for formal, actual in zip(formals, actuals, strict=True):
-            if not isinstance(actual, Symbol):
-                raise PtxError("call arguments that are not .param variables are not supported", call.line)
-            names[formal.name] = actual.name
-        after = f"{prefix}return"
+            if formal.space == "param" and isinstance(actual, Symbol):
+                names[formal.name] = actual.name
+            elif formal.space == "param":
+                names[formal.name] = prefix + formal.name
+                self.result.variables[prefix + formal.name] = replace(formal, name=prefix + formal.name)
+        after, behind = f"{prefix}return", f"{prefix}behind"
         out = self.result.instructions
         if call.guard is not None:
             skip = replace(call.guard, negated=not call.guard.negated)
-            out.append(replace(call, opcode="bra", modifiers=(), operands=(Symbol(after),), guard=skip))
+            out.append(replace(call, opcode="bra", modifiers=(), operands=(Symbol(behind),), guard=skip))
+        for formal, actual in zip(callee.params, arguments, strict=True):
+            self.transfer(call, formal, prefix, actual, back=False)
         keep = Register(f"{prefix}stack")
         allocates = any(i.opcode == "alloca" for i in callee.instructions)
         if allocates:  # what a function takes from the stack it gives back when it ends
@@ -106,7 +110,31 @@ class Inliner:
         self.copy(callee, names, prefix, after)
         self.result.labels[after] = len(out)
         if allocates:
-            out.append(replace(call, opcode="stackrestore", modifiers=("u64",), operands=(keep,), guard=call.guard))
+            out.append(replace(call, opcode="stackrestore", modifiers=("u64",), operands=(keep,), guard=None))
+        for formal, actual in zip(callee.returns, results, strict=True):
+            self.transfer(call, formal, prefix, actual, back=True)
+        self.result.labels[behind] = len(out)
+
+    def transfer(self, call: Instruction, formal: Variable, prefix: str, actual: Operand, *, back: bool) -> None:
+        """Append what copies an argument to its parameter, or a result `back`, where either is a register."""
+        size = type_bytes(formal.type)
+        places: list[Operand] = [Register(prefix + name) for name in formal.registers]
+        given = list(elements(actual))
+        if not places and isinstance(actual, Symbol):
+            return  # they are the same variable
+        if not places:
+            places = [Address(Symbol(prefix + formal.name), size * n) for n in range(len(given))]
+        elif isinstance(actual, Symbol):
+            given = [Address(actual, size * n) for n in range(len(places))]
+        if len(places) != len(given):
+            raise PtxError(f"{call.name}: {formal.name} has {len(places)} elements, {len(given)} given", call.line)
+        for place, value in zip(places, given, strict=True):
+            target, source = (value, place) if back else (place, value)
+            opcode = "st" if isinstance(target, Address) else "ld" if isinstance(source, Address) else "mov"
+            kind = formal.type if formal.type == "pred" else f"b{8 * size}"
+            modifiers = (kind,) if opcode == "mov" else ("param", kind)
+            move = replace(call, opcode=opcode, modifiers=modifiers, operands=(target, source), guard=None)
+            self.result.instructions.append(move)
 
     def declare(self, callee: Function, prefix: str) -> dict[str, str]:
         """Enter the names of a function in the result, with `prefix`; return the new name of each."""
@@ -122,33 +150,3 @@ class Inliner:
         for name, labels in callee.branch_targets.items():
             self.result.branch_targets[prefix + name] = tuple(prefix + label for label in labels)
         return names
-
-
-def call_parts(call: Instruction) -> tuple[tuple[Operand, ...], Operand, tuple[Operand, ...]]:
-    """Return results, target and arguments of a call; the target is a symbol, or a register that points to it."""
-    operands = list(call.operands)
-    results: tuple[Operand, ...] = ()
-    if operands and isinstance(operands[0], VectorOperand):
-        results = operands.pop(0).elements  # type: ignore[union-attr]
-    target = operands.pop(0)
-    arguments: tuple[Operand, ...] = ()
-    if operands and isinstance(operands[0], VectorOperand):
-        arguments = operands[0].elements
-    return results, target, arguments
-
-
-def _rename(operand: Operand, names: dict[str, str]) -> Operand:
-    if not names:
-        return operand
-    if isinstance(operand, Register | Symbol):
-        return replace(operand, name=names.get(operand.name, operand.name))
-    if isinstance(operand, Address):
-        base = operand.base and replace(operand.base, name=names.get(operand.base.name, operand.base.name))
-        return replace(operand, base=base, coordinates=tuple(_rename(one, names) for one in operand.coordinates))
-    if isinstance(operand, VectorOperand):
-        return VectorOperand(tuple(_rename(element, names) for element in operand.elements))
-    if isinstance(operand, Pair):
-        first, second = _rename(operand.first, names), _rename(operand.second, names)
-        assert isinstance(first, Register) and isinstance(second, Register)
-        return Pair(first, second)
-    return operand

@@ -21,6 +21,7 @@ __all__ = [
     "Symbol",
     "Variable",
     "VectorOperand",
+    "register_names",
     "type_bytes",
 ]
 
@@ -58,6 +59,16 @@ def type_bytes(name: str) -> int:
     if name in ("e4m3x2", "e5m2x2"):
         return 2
     return int(name.lstrip("subf")) // 8
+
+
+# Elements of a vector register. ``.r .g .b .a`` mean the same as the first four (PTX ISA, "Vectors as Operands"); the
+# ISA names no more, and an eight-wide vector is only used whole.
+_ELEMENTS = (".x", ".y", ".z", ".w", ".4", ".5", ".6", ".7")
+
+
+def register_names(name: str, count: int) -> tuple[str, ...]:
+    """Return the registers that a vector register of `count` elements consists of; itself if it is none."""
+    return tuple(name + element for element in _ELEMENTS[:count]) if count > 1 else (name,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +189,8 @@ class Variable:
     Attributes
     ----------
     space
-        ``"global"``, ``"const"``, ``"shared"``, ``"local"`` or ``"param"``.
+        ``"global"``, ``"const"``, ``"shared"``, ``"local"`` or ``"param"``; ``"reg"`` for a function's parameter that
+        is a register.
     size
         Bytes; 0 for ``[]``, an array whose size the launch decides.
     initial
@@ -200,6 +212,11 @@ class Variable:
     pointer: bool = False
     managed: bool = False
     linkage: str = ""
+
+    @property
+    def registers(self) -> tuple[str, ...]:
+        """The registers of a parameter that is one, or that is a vector of them; none for what is in memory."""
+        return register_names(self.name, self.size // type_bytes(self.type)) if self.space == "reg" else ()
 
 
 @dataclass(slots=True)
@@ -264,3 +281,16 @@ class Module:
     def kernels(self) -> dict[str, Function]:
         """The ``.entry`` functions."""
         return {name: function for name, function in self.functions.items() if function.is_kernel}
+
+    def kernel(self, name: str) -> Function:
+        """Return a kernel that is defined here.
+
+        Raises
+        ------
+        PtxError
+            There is none of that name.
+        """
+        function = self.functions.get(name)
+        if function is None or not function.is_kernel or not function.has_body:
+            raise PtxError(f"the module has no kernel {name!r}")
+        return function

@@ -27,6 +27,7 @@ from cudatool.ptx.model import (
     Symbol,
     Variable,
     VectorOperand,
+    register_names,
     type_bytes,
 )
 
@@ -48,9 +49,6 @@ _SPACES = {".global", ".const", ".shared", ".local", ".param"}
 _LINKAGE = {".visible", ".extern", ".weak", ".common"}
 _TYPE = re.compile(r"\.(?:[usb](?:8|16|32|64|128)|b?f16(?:x2)?|tf32|f32|f64|pred|texref|samplerref|surfref)$")
 _VECTOR = {".v2": 2, ".v4": 4, ".v8": 8}
-# Elements of a vector register. ``.r .g .b .a`` mean the same as the first four (PTX ISA, "Vectors as Operands"); the
-# ISA names no more, and an eight-wide vector is only used whole.
-_ELEMENTS = (".x", ".y", ".z", ".w", ".4", ".5", ".6", ".7")
 _COLORS = {**{name: name for name in "xyzw"}, **dict(zip("rgba", "xyzw", strict=True))}
 _SELECTOR = re.compile(r"b[0-7]{1,4}|h[0-3]{1,2}")
 _NO_VALUE = {"noreturn", "explicitcluster", "blocksareclusters"}
@@ -78,6 +76,7 @@ class _Parser:
         self.position = 0
         self._tokenize()
         self.result = Module()
+        self.hoisted: list[str] = []  # variables of the module that are declared in functions
         self.location: Location | None = None
 
     def _tokenize(self) -> None:
@@ -176,7 +175,7 @@ class _Parser:
             else:
                 self.directive(token)
         outside.append(self.text[begin:])
-        self.result.preamble = "".join(outside)
+        self.result.preamble = "".join((*outside, *self.hoisted))
         if not self.result.version[0]:
             raise PtxError("no .version directive: not a PTX module")
         return self.result
@@ -218,8 +217,7 @@ class _Parser:
         return found
 
     def variable(self, space: str, *, external: bool = False) -> Variable:
-        align = count = 0
-        count = 1
+        align, count = 0, 1
         type_name, pointer, managed = "", False, False
         while self.peek.startswith("."):
             token = self.next()
@@ -319,7 +317,7 @@ class _Parser:
             space = self.next()
             if space not in (".param", ".reg"):
                 raise PtxError(f"expected a parameter, found {space!r}", self.line)
-            found.append(self.variable(".param"))
+            found.append(self.variable(space))
             self.accept(",")
         return tuple(found)
 
@@ -375,6 +373,10 @@ class _Body:
         parser = self.parser
         parser.expect("{")
         self.scopes.append({})
+        if len(self.scopes) == 1:
+            for parameter in (*self.function.returns, *self.function.params):
+                if parameter.space == "reg":
+                    self.register(parameter.name, parameter.type, len(parameter.registers))
         self.declare_labels()
         while not parser.accept("}"):
             if not parser.peek:
@@ -455,6 +457,9 @@ class _Body:
             if token in _LINKAGE:
                 token = parser.next()
             for variable in parser.variables(token, external=external):
+                if token in (".global", ".const"):
+                    self.hoist(variable)
+                    continue
                 variable.name = self.declare(variable.name)
                 self.function.variables[variable.name] = variable
         elif token == ".loc":
@@ -472,6 +477,13 @@ class _Body:
         else:
             raise PtxError(f"unexpected {token!r} in a function", parser.lines[parser.position - 1])
 
+    def hoist(self, variable: Variable) -> None:
+        """Enter a variable declared in a function that lives as long as the module."""
+        name = f"{self.function.name}.{variable.name}.{len(self.parser.hoisted)}"
+        self.scopes[-1][variable.name] = variable.name = name
+        self.parser.hoisted.append(f"{name} {variable.space} {variable.size}\n")
+        self.parser.result.variables[name] = variable
+
     def registers(self) -> None:
         parser = self.parser
         count = 1
@@ -487,14 +499,18 @@ class _Body:
                 names = [f"{name}{index}" for index in range(parser.integer())]
                 parser.expect(">")
             for name in names:
-                full = self.declare(name)
-                elements = [full] if count == 1 else [f"{full}{suffix}" for suffix in _ELEMENTS[:count]]
-                self.function.registers.update((element, type_name[1:]) for element in elements)
-                if count > 1:
-                    self.vectors[full] = tuple(Register(element) for element in elements)
+                self.register(name, type_name[1:], count)
             if parser.accept(";"):
                 return
             parser.expect(",")
+
+    def register(self, name: str, type_name: str, count: int) -> None:
+        """Declare a register, or a vector of `count`."""
+        full = self.declare(name)
+        elements = register_names(full, count)
+        self.function.registers.update(dict.fromkeys(elements, type_name))
+        if count > 1:
+            self.vectors[full] = tuple(Register(element) for element in elements)
 
     # ---- instructions ----
 
@@ -559,7 +575,20 @@ class _Body:
         register = Register(name)
         if parser.accept("|"):
             return Pair(register, Register(self.resolve(parser.next())))
+        if parser.peek in ("+", "-"):
+            return self.sum(register)
         return register
+
+    def sum(self, register: Register) -> Register:
+        """Return a register that holds the sum of one and a constant, which an instruction of its own computes."""
+        type_name = self.function.registers.get(register.name, "b32")
+        result = Register(f"{register.name}.sum.{len(self.function.instructions)}")
+        self.function.registers[result.name] = type_name
+        operands = (result, register, Immediate(self.offset()))
+        kind = f"u{8 * type_bytes(type_name)}"
+        addition = Instruction("add", (kind,), operands, None, self.parser.line, self.parser.location)
+        self.function.instructions.append(addition)
+        return result
 
     def is_register(self, name: str) -> bool:
         return name in self.function.registers or name.startswith("%") or name in ("_", "WARP_SZ")

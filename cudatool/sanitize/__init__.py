@@ -14,6 +14,7 @@ from cudatool.sanitize.report import render_json, render_text
 from cudatool.sanitize.suppress import Rule, parse_rules
 from cudatool.sanitize.triage import accepted, known
 from cudatool.sanitize.views import Run
+from cudatool.sanitize.witness import with_witnesses
 
 __all__ = [
     "AccessSite",
@@ -33,4 +34,5 @@ __all__ = [
     "parse_rules",
     "render_json",
     "render_text",
+    "with_witnesses",
 ]

@@ -31,7 +31,7 @@ from cudatool.sanitize.launches import Launches
 from cudatool.sanitize.lifetimes import Buffer, Buffers
 from cudatool.sanitize.memory import Memory
 from cudatool.sanitize.ordering import Agent, Clock, Ordering, join
-from cudatool.sanitize.rows import LAUNCHES, WORK, Row, read_rows
+from cudatool.sanitize.rows import LAUNCHES, WORK, Row, byte_sets, read_rows
 from cudatool.trace.events import AccessFlag, CopyFlag, Kind, StreamFlag
 from cudatool.trace.model import Trace
 
@@ -276,6 +276,8 @@ class Engine:
         self.ordering.host_step(host, row.record)
         mode = row.flags & (READ | WRITE)
         touched = Access(row.address, row.address + row.size, mode, exact=not row.flags & AccessFlag.INEXACT)
+        if row.aux1 > 1:
+            (touched,) = byte_sets(self.records[row.record : row.record + 1])
         self.access(Operation(host.index, host.count, host.clock, row.record), touched)
 
     def access(self, operation: Operation, touched: Access, node: Node | None = None) -> None:

@@ -21,6 +21,9 @@ __all__ = [
     "Remark",
     "Report",
     "SetAside",
+    "ScheduleRun",
+    "Witness",
+    "WitnessStep",
     "digest",
     "fingerprint",
     "functions",
@@ -117,6 +120,52 @@ class BufferSite:
 
 
 @dataclass(frozen=True, slots=True)
+class WitnessStep:
+    """An operation of an order: what, on which stream, where it was asked for, and the record that says so.
+
+    Of a node of a graph, `record` and `location` are those of the call that captured or added it.
+    """
+
+    operation: str
+    agent: str
+    location: str
+    record: int
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """Two legal orders of the recorded work, and where their results differ.
+
+    Attributes
+    ----------
+    order_a, order_b
+        The operations that matter, out of `steps`. In the first order the finding's first side comes first.
+    address, bytes_a, bytes_b
+        Device address of the first difference, and what was there: hexadecimal, up to 16 bytes. Empty if what differs
+        is that one order fails.
+    observed_at
+        Who saw it.
+    replays
+        How many it took to find.
+    exchanged
+        Records of the two operations that changed places.
+    also_exchanged
+        How many other racing pairs changed places with them.
+    """
+
+    order_a: tuple[WitnessStep, ...]
+    order_b: tuple[WitnessStep, ...]
+    steps: int
+    address: int
+    bytes_a: str
+    bytes_b: str
+    observed_at: str
+    replays: int
+    exchanged: tuple[int, int]
+    also_exchanged: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One defect, however often it occurred.
 
@@ -139,6 +188,10 @@ class Finding:
         How often the same two call sites collided.
     fingerprint
         Stays the same when lines move; unique in a report.
+    witness, no_witness
+        The proof, or why there is none; both empty if none was looked for.
+    seen_in
+        The schedules that showed it, if there were several.
     """
 
     kind: FindingKind
@@ -151,6 +204,9 @@ class Finding:
     repair: str
     count: int
     fingerprint: str
+    witness: Witness | None = None
+    no_witness: str = ""
+    seen_in: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +237,8 @@ class DeviceFinding:
         How often it happened, in all launches from the same place.
     fingerprint
         Stays the same when lines move; unique in a report.
+    seen_in
+        The schedules that showed it, if there were several.
     """
 
     kind: FindingKind
@@ -203,6 +261,26 @@ class DeviceFinding:
     buffer: BufferSite | None
     count: int
     fingerprint: str
+    seen_in: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRun:
+    """A run of the program under one schedule of the software device.
+
+    Attributes
+    ----------
+    schedule
+        ``"fifo"``, ``"lifo"``, ``"late"`` or ``"random 1"``.
+    status
+        Exit status of the program; negative: the signal that ended it.
+    difference
+        How what the program printed differs from what it printed under the first schedule; empty if it does not.
+    """
+
+    schedule: str
+    status: int
+    difference: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +364,8 @@ class Report:
         Entries of the baseline: those of findings that count again, and those of findings that did not occur.
     remarks
         Comments in the source that name no check.
+    schedules
+        The runs that it joins, if there were several.
     """
 
     findings: tuple[Finding, ...]
@@ -300,6 +380,7 @@ class Report:
     expired: tuple[Known, ...] = ()
     stale: tuple[Known, ...] = ()
     remarks: tuple[Remark, ...] = ()
+    schedules: tuple[ScheduleRun, ...] = ()
 
     @property
     def all(self) -> tuple[Finding | DeviceFinding, ...]:

@@ -11,7 +11,7 @@ from cudatool.sanitize.intervals import ATOMIC, READ, WRITE, Access
 from cudatool.trace.events import AccessFlag, Kind
 from cudatool.trace.model import Trace
 
-__all__ = ["LAUNCHES", "WORK", "Row", "read_rows"]
+__all__ = ["LAUNCHES", "WORK", "Row", "byte_sets", "read_rows"]
 
 WORK = (Kind.KERNEL_LAUNCH, Kind.MEMCPY, Kind.MEMSET, Kind.GEMM, Kind.HOST_FUNCTION, Kind.GRAPH_LAUNCH)
 LAUNCHES = (Kind.KERNEL_LAUNCH, Kind.GEMM, Kind.GRAPH_LAUNCH)
@@ -125,7 +125,7 @@ def read_rows(trace: Trace, kinds: Collection[int]) -> Iterator[Row]:
         count[elsewhere] = 0
         last = np.cumsum(count)
         taken = tells[np.repeat(low - last + count, count) + np.arange(count.sum())]
-        accesses = _byte_sets(records[taken])
+        accesses = byte_sets(records[taken])
         for place in np.flatnonzero(records["kind"][taken] == Kind.HOST_ACCESS).tolist():
             accesses[place].host = int(taken[place])
         masked = bool((records["flags"][taken] & AccessFlag.MASK).any())
@@ -141,8 +141,8 @@ def read_rows(trace: Trace, kinds: Collection[int]) -> Iterator[Row]:
         yield from map(Row, index.tolist(), *columns, told)
 
 
-def _byte_sets(records: npt.NDArray[np.void]) -> list[Access]:
-    """Return what ACCESS records describe, with every strided set brought to ascending rows that do not touch."""
+def byte_sets(records: npt.NDArray[np.void]) -> list[Access]:
+    """Return what ACCESS and HOST_ACCESS records describe, every strided set as ascending rows that do not touch."""
     start, size = records["address"].astype(np.int64), records["size"].astype(np.int64)
     stride, rows = records["aux0"].astype(np.int64), np.maximum(records["aux1"].astype(np.int64), 1)
     flags = records["flags"]

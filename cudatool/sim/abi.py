@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from cudatool.sim.driver_log import DriverLog
 from cudatool.sim.results import DriverError, Result
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Subscriber",
     "after_call",
     "call",
+    "driver_log",
     "entry",
     "function_pointer",
     "guard",
@@ -44,6 +46,8 @@ __all__ = [
 ]
 
 log: Final = logging.getLogger("cudatool.sim")
+driver_log: Final = DriverLog()
+"""What was said with :func:`log_message`, for programs that ask."""
 
 Handler = Callable[..., None]
 
@@ -91,6 +95,9 @@ _SCALARS: Final[dict[str, Any]] = {
     "CUmemPool_attribute": ctypes.c_int,
     "CUpointer_attribute": ctypes.c_int,
     "CUresult": ctypes.c_int,
+    "CUdevice_P2PAttribute": ctypes.c_int,
+    "CUexecAffinityType": ctypes.c_int,
+    "CUstreamAttrID": ctypes.c_int,
     "CUstreamCaptureMode": ctypes.c_int,
 }
 _HANDLES: Final = frozenset(
@@ -108,6 +115,8 @@ _HANDLES: Final = frozenset(
         "CUkernel",
         "CUlibrary",
         "CUlinkState",
+        "CUlogsCallback",
+        "CUlogsCallbackHandle",
         "CUmemoryPool",
         "CUmipmappedArray",
         "CUmodule",
@@ -198,6 +207,7 @@ class _Call(threading.local):
     depth = 0
     correlation = 0
     message = ""  # why the last call failed, where the driver knows more than the error code says
+    address = 0  # of the memory that this is about
     null_stream = 1  # what stream handle 0 means: CU_STREAM_LEGACY, or CU_STREAM_PER_THREAD if compiled so
 
 
@@ -210,18 +220,24 @@ _correlations = itertools.count(1)
 # thread, in the middle of a change of its state. Such calls return at once and are carried out when the outer one ends.
 _DEFERRABLE: Final = frozenset(
     [
+        "cuArrayDestroy",
         "cuDevicePrimaryCtxRelease",
         "cuEventDestroy",
         "cuGraphDestroy",
         "cuGraphExecDestroy",
+        "cuGreenCtxDestroy",
         "cuIpcCloseMemHandle",
         "cuLibraryUnload",
+        "cuLinkDestroy",
         "cuMemFree",
         "cuMemFreeAsync",
         "cuMemFreeHost",
         "cuMemPoolDestroy",
+        "cuMipmappedArrayDestroy",
         "cuModuleUnload",
         "cuStreamDestroy",
+        "cuSurfObjectDestroy",
+        "cuTexObjectDestroy",
         "cuUserObjectRelease",
     ]
 )
@@ -239,7 +255,7 @@ def _invoke(entry: Entry, arguments: tuple[Any, ...], null_stream: int) -> int:
     correlation = next(_correlations)
     call.correlation, call.null_stream = correlation, null_stream
     call.depth += 1
-    call.message = ""
+    call.message, call.address = "", 0
     watchers = subscribers
     try:
         for watcher in watchers:
@@ -254,7 +270,7 @@ def _invoke(entry: Entry, arguments: tuple[Any, ...], null_stream: int) -> int:
         except DriverError as error:
             result = error.result
             if error.args[0] != result.text:
-                call.message = str(error)
+                call.message, call.address = str(error), error.address
                 if not error.logged:
                     log_message(f"{entry.name}: {result.c_name}: {error}")
         for watcher in reversed(watchers):
@@ -276,6 +292,7 @@ def after_call(callback: Callable[[], None]) -> None:
 
 def log_message(text: str) -> None:
     """Say `text` where NVIDIA's driver would with ``CUDA_LOG_FILE=stderr``: as a warning of ``cudatool.sim``."""
+    driver_log.add(text)
     log.warning("%s", text)
 
 

@@ -15,13 +15,13 @@ from cudatool.sim import abi
 from cudatool.sim import graph_params as params
 from cudatool.sim import machine as state
 from cudatool.sim.abi import Entry, entry, write
-from cudatool.sim.api_copy import batch_of, check_peers, reads_now
+from cudatool.sim.api_copy import batch_of, batch_of_boxes, check_peers, reads_now
 from cudatool.sim.api_graph import add_node, edges_from, graph_object
 from cudatool.sim.api_module import COOPERATIVE, LaunchConfig, launch_attributes
 from cudatool.sim.boxes import Memcpy3D, read_2d, read_3d
 from cudatool.sim.capture import Capture, CapturedEvent, CaptureStatus, Mode
 from cudatool.sim.graph import PLAIN_EDGE, Graph, Node, Work
-from cudatool.sim.graph_nodes import ChildGraph, RecordEvent, WaitForEvent
+from cudatool.sim.graph_nodes import ChildGraph, Copy, RecordEvent, WaitForEvent
 from cudatool.sim.graph_params import KernelParams, MemAllocParams, MemsetParams
 from cudatool.sim.graph_run import GraphExec
 from cudatool.sim.machine import context_behind, current_context, stream_of
@@ -395,12 +395,30 @@ def _cuMemcpyWithAttributesAsync(
 
 @_captured
 def _cuMemcpyBatchAsync(capture: Capture, stream: StreamState, *arguments: int) -> None:
-    before, nodes = capture.tails[stream], {}
-    for target, source, size, _ in batch_of(*arguments):
-        work = params.flat_copy(target, source, size, stream.context)
+    context = stream.context
+    _add_all(capture, stream, [params.flat_copy(to, of, size, context) for to, of, size, _ in batch_of(*arguments)])
+
+
+@_captured
+def _cuMemcpy3DBatchAsync(
+    capture: Capture, stream: StreamState, numOps: int, opList: int, flags: int, hStream: int
+) -> None:
+    copies = batch_of_boxes(numOps, opList, flags)
+    _add_all(capture, stream, [params.copy_of(what, stream.context) for what, _ in copies])
+
+
+@_captured
+def _cuMemcpy3DWithAttributesAsync(capture: Capture, stream: StreamState, op: int, flags: int, hStream: int) -> None:
+    for what, _ in batch_of_boxes(1, op, flags):
+        _add(capture, stream, params.copy_of(what, stream.context))
+
+
+def _add_all(capture: Capture, stream: StreamState, copies: list[Copy]) -> None:
+    """Capture nodes that have no order among each other."""
+    before = capture.tails[stream]
+    for work in copies:
         params.check_place(capture.graph, work.kind)
-        nodes[add_node(capture.graph, work, before)] = PLAIN_EDGE
-    capture.tails[stream] = nodes
+    capture.tails[stream] = {add_node(capture.graph, work, before): PLAIN_EDGE for work in copies}
 
 
 @_captured

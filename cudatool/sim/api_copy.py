@@ -12,12 +12,12 @@ from typing import Final
 
 from cudatool.sim import profile
 from cudatool.sim.abi import entry
-from cudatool.sim.boxes import DEVICE, Memcpy3D, box_of, read_2d, read_3d
+from cudatool.sim.boxes import DEVICE, BatchOperation, Memcpy3D, box_of, read_2d, read_3d
 from cudatool.sim.machine import context_behind, current_context, stream_of
 from cudatool.sim.results import DriverError, Result
 from cudatool.sim.transfers import Box, copy, copy_box, fill, need_device
 
-__all__ = ["batch_of", "check_peers", "reads_now"]
+__all__ = ["batch_of", "batch_of_boxes", "check_peers", "reads_now"]
 
 
 class _CopyAttributes(ctypes.Structure):
@@ -38,10 +38,13 @@ def reads_now(address: int) -> bool:
     """Tell whether the source of a copy with the CUmemcpyAttributes at an address is read before the call returns."""
     if not address:
         raise DriverError(Result.INVALID_VALUE)
-    attributes = _CopyAttributes.from_address(address)
-    if attributes.srcAccessOrder not in (_ORDER_STREAM, _ORDER_DURING_API_CALL, _ORDER_ANY):
-        raise DriverError(Result.INVALID_VALUE, f"{attributes.srcAccessOrder} is no order of accesses to a source")
-    return bool(attributes.srcAccessOrder == _ORDER_DURING_API_CALL)
+    return _is_now(_CopyAttributes.from_address(address).srcAccessOrder)
+
+
+def _is_now(order: int) -> bool:
+    if order not in (_ORDER_STREAM, _ORDER_DURING_API_CALL, _ORDER_ANY):
+        raise DriverError(Result.INVALID_VALUE, f"{order} is no order of accesses to a source")
+    return order == _ORDER_DURING_API_CALL
 
 
 # ---- One dimension ----
@@ -148,6 +151,12 @@ def cuMemcpyBatchAsync(
         copy(target, source, size, hStream, "cuMemcpyBatchAsync", now=now, footprint=True)
 
 
+def _check_batch_stream(hStream: int) -> None:
+    stream = stream_of(hStream)
+    if stream is stream.context.legacy_stream:
+        raise DriverError(Result.INVALID_VALUE, "a batch cannot be in the legacy default stream")
+
+
 def batch_of(
     dsts: int, srcs: int, sizes: int, count: int, attrs: int, attrsIdxs: int, numAttrs: int, hStream: int
 ) -> list[tuple[int, int, int, bool]]:
@@ -159,9 +168,7 @@ def batch_of(
         CUDA_ERROR_INVALID_VALUE for the legacy default stream, for copies of nothing, and if not every copy has
         attributes.
     """
-    stream = stream_of(hStream)
-    if stream is stream.context.legacy_stream:
-        raise DriverError(Result.INVALID_VALUE, "a batch cannot be in the legacy default stream")
+    _check_batch_stream(hStream)
     if not count or not numAttrs or numAttrs > count or not all((dsts, srcs, sizes, attrs, attrsIdxs)):
         raise DriverError(Result.INVALID_VALUE)
     starts = list((c_size_t * numAttrs).from_address(attrsIdxs))
@@ -184,7 +191,13 @@ _ANY_PITCH: Final = 1 << 62
 
 
 def _copy_boxes(
-    what: Memcpy3D, hStream: int | None, name: str, *, peer: bool = False, max_pitch: int = _MAX_PITCH
+    what: Memcpy3D,
+    hStream: int | None,
+    name: str,
+    *,
+    peer: bool = False,
+    now: bool = False,
+    max_pitch: int = _MAX_PITCH,
 ) -> None:
     current_context()
     extent = what.extent
@@ -199,7 +212,7 @@ def _copy_boxes(
     for side, box in ((what.dst, to), (what.src, source)):
         if side.MemoryType == DEVICE:
             need_device(box.address, box.span(extent))
-    copy_box(to, source, extent, hStream, name, peer=peer)
+    copy_box(to, source, extent, hStream, name, peer=peer, now=now)
 
 
 @entry("cuMemcpy2D(const CUDA_MEMCPY2D *pCopy)")
@@ -235,6 +248,29 @@ def cuMemcpy3DPeer(pCopy: int) -> None:
 @entry("cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER *pCopy, CUstream hStream)")
 def cuMemcpy3DPeerAsync(pCopy: int, hStream: int) -> None:
     _copy_boxes(read_3d(pCopy), hStream, "cuMemcpy3DPeerAsync", peer=True)
+
+
+@entry("cuMemcpy3DWithAttributesAsync(CUDA_MEMCPY3D_BATCH_OP *op, unsigned long long flags, CUstream hStream)")
+def cuMemcpy3DWithAttributesAsync(op: int, flags: int, hStream: int) -> None:
+    for what, now in batch_of_boxes(1, op, flags):
+        _copy_boxes(what, hStream, "cuMemcpy3DWithAttributesAsync", now=now)
+
+
+@entry(
+    "cuMemcpy3DBatchAsync(size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, unsigned long long flags, CUstream hStream)"
+)
+def cuMemcpy3DBatchAsync(numOps: int, opList: int, flags: int, hStream: int) -> None:
+    _check_batch_stream(hStream)
+    for what, now in batch_of_boxes(numOps, opList, flags):
+        _copy_boxes(what, hStream, "cuMemcpy3DBatchAsync", now=now)
+
+
+def batch_of_boxes(count: int, operations: int, flags: int) -> list[tuple[Memcpy3D, bool]]:
+    """Return each copy of an array of CUDA_MEMCPY3D_BATCH_OP, and whether its source is read at once."""
+    if not count or not operations or flags:
+        raise DriverError(Result.INVALID_VALUE)
+    given = (BatchOperation * count).from_address(operations)
+    return [(one.as_3d(), _is_now(one.srcAccessOrder)) for one in given]
 
 
 # ---- Fills ----

@@ -6,11 +6,12 @@ Grouped as in the CUDA driver API reference; each handler stands under its C pro
 from __future__ import annotations
 
 import ctypes
+import re
 from ctypes import c_char_p, c_int, c_size_t, c_uint, c_uint64
 
 from cudatool.sim import machine as state
 from cudatool.sim import profile
-from cudatool.sim.abi import entry, write
+from cudatool.sim.abi import entry, read_string, write
 from cudatool.sim.device_runtime import DEFAULT_LIMITS, set_limit
 from cudatool.sim.green import GreenContext
 from cudatool.sim.machine import Context, context_behind, current_context, current_green
@@ -126,6 +127,35 @@ def cuDeviceCanAccessPeer(canAccessPeer: int, dev: int, peerDev: int) -> None:
     write(canAccessPeer, c_int, int(one is not other))
 
 
+@entry("cuDeviceGetByPCIBusId(CUdevice *dev, const char *pciBusId)")
+def cuDeviceGetByPCIBusId(dev: int, pciBusId: int) -> None:
+    # [domain]:[bus]:[device].[function], of which the domain or the function can be left out
+    match = re.fullmatch(rb"(?:([0-9a-f]+):)?([0-9a-f]+):([0-9a-f]+)(?:\.([0-9a-f]+))?", read_string(pciBusId), re.I)
+    if match is None or (match[1] is None and match[4] is None):
+        raise DriverError(Result.INVALID_VALUE)
+    domain, bus, device, function = (int(part or b"0", 16) for part in match.groups())
+    if domain or device or function or not bus:
+        raise DriverError(Result.INVALID_DEVICE)
+    write(dev, c_int, state.machine.device(bus - 1).ordinal)
+
+
+@entry("cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attrib, CUdevice srcDevice, CUdevice dstDevice)")
+def cuDeviceGetP2PAttribute(value: int, attrib: int, srcDevice: int, dstDevice: int) -> None:
+    if state.machine.device(srcDevice) is state.machine.device(dstDevice):
+        raise DriverError(Result.INVALID_DEVICE, "a device has no link to itself")
+    # rank, access, all atomics, arrays, only some atomics
+    values = {1: 0, 2: 1, 3: 1, 4: 1, 5: 0}
+    if attrib not in values:
+        raise DriverError(Result.INVALID_VALUE)
+    write(value, c_int, values[attrib])
+
+
+@entry("cuDeviceGetExecAffinitySupport(int *pi, CUexecAffinityType type, CUdevice dev)")
+def cuDeviceGetExecAffinitySupport(pi: int, type: int, dev: int) -> None:
+    state.machine.device(dev)
+    write(pi, c_int, 0)
+
+
 # ---- Primary contexts ----
 
 
@@ -177,6 +207,11 @@ def cuCtxCreate(pctx: int, ctxCreateParams: int, flags: int, dev: int) -> None:
     context = state.machine.new_context(state.machine.device(dev), flags)
     write(pctx, c_size_t, context.handle)
     state.machine.thread.contexts.append(context)
+
+
+@entry("cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev)")
+def cuCtxCreate_v2(pctx: int, flags: int, dev: int) -> None:
+    cuCtxCreate(pctx, 0, flags, dev)
 
 
 @entry("cuCtxDestroy(CUcontext ctx)")
@@ -237,6 +272,16 @@ def cuCtxGetDevice_v2(device: int, ctx: int) -> None:
 @entry("cuCtxGetFlags(unsigned int *flags)")
 def cuCtxGetFlags(flags: int) -> None:
     write(flags, c_uint, current_context().flags)
+
+
+@entry("cuCtxSetFlags(unsigned int flags)")
+def cuCtxSetFlags(flags: int) -> None:
+    current_context().flags = flags
+
+
+@entry("cuCtxResetPersistingL2Cache()")
+def cuCtxResetPersistingL2Cache() -> None:
+    current_context()
 
 
 @entry("cuCtxGetId(CUcontext ctx, unsigned long long *ctxId)")

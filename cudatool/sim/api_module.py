@@ -81,6 +81,8 @@ class Library:
                 ctypes.c_uint64.from_address(addresses[name] + offset).value = (
                     addresses.get(symbol) or module.functions[symbol]
                 ) + addend
+        if offsets and state.machine.tape is not None:
+            state.machine.tape.initialized(block.address, end)
         module.bind(addresses)
         self.modules[device.ordinal] = module
         return module
@@ -183,6 +185,11 @@ def cuModuleLoadData(module: int, image: int) -> None:
 def cuModuleLoadDataEx(module: int, image: int, numOptions: int, options: int, optionValues: int) -> None:
     library = _load_with_log(image, current_context(), numOptions, options, optionValues)
     write(module, c_size_t, library.handle)
+
+
+@entry("cuModuleLoadFatBinary(CUmodule *module, const void *fatCubin)")
+def cuModuleLoadFatBinary(module: int, fatCubin: int) -> None:
+    cuModuleLoadData(module, fatCubin)
 
 
 @entry("cuModuleUnload(CUmodule hmod)")
@@ -470,15 +477,19 @@ def _execute(launch: Launch, operation: Operation) -> None:
     machine = state.machine
     footprint = None
     if machine.measure_accesses:
-        footprint = jit.Footprint(machine.arena.base, machine.arena.size)
+        footprint, machine.footprint = machine.footprint, None
+        footprint = footprint or jit.Footprint(machine.arena.base, machine.arena.size)
     checkers = machine.checkers
+    if machine.tape is not None:
+        machine.tape.launching(operation, launch, limit_of(operation.stream.context, STACK_SIZE))
     try:
         found = launch.kernel.launch(
             grid=launch.grid,
             block=launch.block,
             shared_bytes=launch.shared,
             params=ctypes.addressof(launch.params),
-            threads=machine.options.threads or len(os.sched_getaffinity(0)),
+            # One thread makes also the order of atomics the same when the tape is replayed.
+            threads=1 if machine.tape is not None else machine.options.threads or len(os.sched_getaffinity(0)),
             footprint=footprint,
             shadow=checkers.shadow if checkers is not None else None,
             host_ranges=checkers.host_ranges() if checkers is not None else (),
@@ -502,7 +513,8 @@ def _execute(launch: Launch, operation: Operation) -> None:
     except (jit.KernelDeadlock, jit.KernelTimeout) as stuck:
         raise DriverError(Result.LAUNCH_TIMEOUT, str(stuck)) from stuck
     if footprint is not None:
-        operation.footprint = footprint.ranges()
+        operation.footprint = footprint.take()
+        machine.footprint = footprint
 
 
 @entry(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_float, c_int, c_size_t, c_uint, c_uint64
+from typing import Final
 
 from cudatool.sim import abi
 from cudatool.sim import machine as state
@@ -101,6 +102,43 @@ def cuStreamGetId(hStream: int, streamId: int) -> None:
 @entry("cuStreamGetDevice(CUstream hStream, CUdevice *device)")
 def cuStreamGetDevice(hStream: int, device: int) -> None:
     write(device, c_int, stream_of(hStream).context.device.ordinal)
+
+
+# CUlaunchAttributeID that streams have: access policy window, synchronization policy, memory synchronization domains,
+# NVLink scheduling. They are hints, which nothing here follows; the priority is the stream's own.
+_ATTRIBUTES: Final = (1, 3, 9, 10, 16)
+_PRIORITY: Final = 8
+_VALUE_BYTES: Final = 64  # of a CUlaunchAttributeValue
+
+
+@entry("cuStreamGetAttribute(CUstream hStream, CUstreamAttrID attr, CUstreamAttrValue *value_out)")
+def cuStreamGetAttribute(hStream: int, attr: int, value_out: int) -> None:
+    stream = stream_of(hStream)
+    if not value_out or attr not in (*_ATTRIBUTES, _PRIORITY):
+        raise DriverError(Result.INVALID_VALUE)
+    value = (
+        stream.priority.to_bytes(4, "little", signed=True) if attr == _PRIORITY else stream.attributes.get(attr, b"")
+    )
+    ctypes.memmove(value_out, value.ljust(_VALUE_BYTES, b"\0"), _VALUE_BYTES)
+
+
+@entry("cuStreamSetAttribute(CUstream hStream, CUstreamAttrID attr, const CUstreamAttrValue *value)")
+def cuStreamSetAttribute(hStream: int, attr: int, value: int) -> None:
+    stream = stream_of(hStream)
+    if not value or attr not in (*_ATTRIBUTES, _PRIORITY):
+        raise DriverError(Result.INVALID_VALUE)
+    if attr == _PRIORITY:
+        stream.priority = state.clamped_priority(c_int.from_address(value).value)
+    else:
+        stream.attributes[attr] = ctypes.string_at(value, _VALUE_BYTES)
+
+
+@entry("cuStreamCopyAttributes(CUstream dst, CUstream src)")
+def cuStreamCopyAttributes(dst: int, src: int) -> None:
+    to, origin = stream_of(dst), stream_of(src)
+    if to.context is not origin.context:
+        raise DriverError(Result.INVALID_VALUE, "the streams are of two contexts")
+    to.attributes, to.priority = dict(origin.attributes), origin.priority
 
 
 # ---- Host functions ----

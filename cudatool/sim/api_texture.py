@@ -1,6 +1,6 @@
 """Driver entry points: arrays, copies to and from them, texture objects, surface objects.
 
-Not here: textures of mipmapped arrays, sparse arrays, resource views that change an array's format, texture references
+Not here: sparse arrays, resource views that change an array's format, texture references
 (removed from CUDA).
 """
 
@@ -254,8 +254,6 @@ def _resource_record(resource: _ResourceDescriptor) -> Record:
         raise DriverError(Result.INVALID_VALUE, "flags of a resource descriptor must be zero")
     if resource.resType == _ARRAY:
         return array_of(resource.pointer).record()
-    if resource.resType == _MIPMAPPED_ARRAY:
-        raise DriverError(Result.NOT_SUPPORTED, "the software device has no textures of mipmapped arrays")
     if resource.resType not in (_LINEAR, _PITCH2D):
         raise DriverError(Result.INVALID_VALUE)
     if resource.resType == _LINEAR:
@@ -272,6 +270,22 @@ def _resource_record(resource: _ResourceDescriptor) -> Record:
     return record
 
 
+def _add_sampler(record: Record, kind: int, texture: _TextureDescriptor) -> None:
+    """Say in a record how it is read."""
+    if kind == _LINEAR:  # addressing and filter are ignored; beyond its end there is zero
+        record.mode = (3, 3, 3)
+    else:
+        record.mode, record.border = texture.addressMode, texture.borderColor
+        record.linear = texture.filterMode
+        record.normalized = int(bool(texture.flags & _NORMALIZED))
+    record.srgb = int(bool(texture.flags & _SRGB))
+    record.as_integer = int(record.kind != 2 and (bool(texture.flags & _AS_INTEGER) or record.channel_bytes == 4))
+    record.blends, record.bias = texture.mipmapFilterMode, texture.mipmapLevelBias
+    record.least, record.most = texture.minMipmapLevelClamp, texture.maxMipmapLevelClamp
+    if record.as_integer and (record.linear or (record.levels and record.blends)):
+        raise DriverError(Result.INVALID_VALUE, "integers are not filtered")
+
+
 @entry(
     "cuTexObjectCreate(CUtexObject *pTexObject, const CUDA_RESOURCE_DESC *pResDesc, const CUDA_TEXTURE_DESC *pTexDesc, "
     "const CUDA_RESOURCE_VIEW_DESC *pResViewDesc)"
@@ -281,17 +295,15 @@ def cuTexObjectCreate(pTexObject: int, pResDesc: int, pTexDesc: int, pResViewDes
     if not pTexObject or not pResDesc or not pTexDesc:
         raise DriverError(Result.INVALID_VALUE)
     resource, texture = _ResourceDescriptor.from_address(pResDesc), _TextureDescriptor.from_address(pTexDesc)
-    record = _resource_record(resource)
-    if resource.resType == _LINEAR:  # addressing and filter are ignored; beyond its end there is zero
-        record.mode = (3, 3, 3)
+    if resource.resType == _MIPMAPPED_ARRAY:
+        records = list(state.machine.get(resource.pointer, MipmappedArray).records())
+        if not texture.flags & _NORMALIZED:
+            raise DriverError(Result.INVALID_VALUE, "mipmapped arrays have normalized coordinates")
     else:
-        record.mode, record.border = texture.addressMode, texture.borderColor
-        record.linear = texture.filterMode
-        record.normalized = int(bool(texture.flags & _NORMALIZED))
-    record.srgb = int(bool(texture.flags & _SRGB))
-    record.as_integer = int(record.kind != 2 and (bool(texture.flags & _AS_INTEGER) or record.channel_bytes == 4))
-    if record.linear and record.as_integer:
-        raise DriverError(Result.INVALID_VALUE, "integers are not filtered")
+        records = [_resource_record(resource)]
+    for record in records:
+        _add_sampler(record, resource.resType, texture)
+    record = records[0]
     view = ctypes.string_at(pResViewDesc, _VIEW_BYTES) if pResViewDesc else b""
     handle = ctypes.addressof(record)
     state.machine.objects[handle] = TextureObject(record, bytes(resource), bytes(texture), view)

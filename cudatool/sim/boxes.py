@@ -10,9 +10,22 @@ from cudatool.sim.results import DriverError, Result
 from cudatool.sim.textures import Array
 from cudatool.sim.transfers import Box, Extent
 
-__all__ = ["ARRAY", "DEVICE", "HOST", "UNIFIED", "Memcpy2D", "Memcpy3D", "Side", "box_of", "read_2d", "read_3d"]
+__all__ = [
+    "ARRAY",
+    "DEVICE",
+    "HOST",
+    "UNIFIED",
+    "BatchOperation",
+    "Memcpy2D",
+    "Memcpy3D",
+    "Side",
+    "box_of",
+    "read_2d",
+    "read_3d",
+]
 
 HOST, DEVICE, ARRAY, UNIFIED = 1, 2, 3, 4  # CUmemorytype
+_OF_MEMORY, _OF_ARRAY = 1, 2  # CUmemcpy3DOperandType
 
 
 class Side(ctypes.Structure):
@@ -74,6 +87,68 @@ class Memcpy2D(ctypes.Structure):
             for name, _ in _Side2D._fields_:
                 setattr(new, name, getattr(old, name))
         return what
+
+
+class _PointerOperand(ctypes.Structure):
+    _fields_ = (("ptr", c_uint64), ("rowLength", c_size_t), ("layerHeight", c_size_t), ("locHint", c_int * 2))
+
+
+class _ArrayOperand(ctypes.Structure):
+    _fields_ = (("array", c_size_t), ("offset", c_size_t * 3))
+
+
+class _AnyOperand(ctypes.Union):
+    _fields_ = (("ptr", _PointerOperand), ("array", _ArrayOperand))
+
+
+class _Operand(ctypes.Structure):
+    """CUmemcpy3DOperand."""
+
+    _fields_ = (("type", c_int), ("op", _AnyOperand))
+
+    @property
+    def element_bytes(self) -> int | None:
+        """Bytes of an element of its array; None for memory, which has none of its own."""
+        if self.type == _OF_ARRAY:
+            return state.machine.get(self.op.array.array, Array).element_bytes
+        if self.type != _OF_MEMORY:
+            raise DriverError(Result.INVALID_VALUE, f"{self.type} is not a type of operand")
+        return None
+
+    def as_side(self, extent: list[int], element: int) -> Side:
+        """Return it as a half of a CUDA_MEMCPY3D."""
+        if self.type == _OF_ARRAY:
+            x, y, z = self.op.array.offset
+            return Side(x * element, y, z, 0, ARRAY, Array=self.op.array.array)
+        memory = self.op.ptr
+        row, height = memory.rowLength or extent[0], memory.layerHeight or extent[1]
+        if row < extent[0] or height < extent[1]:
+            raise DriverError(
+                Result.INVALID_VALUE, f"rows of {row} and layers of {height} are less than what is copied"
+            )
+        return Side(MemoryType=UNIFIED, Device=memory.ptr, Pitch=row * element, Height=height)
+
+
+class BatchOperation(ctypes.Structure):
+    """CUDA_MEMCPY3D_BATCH_OP."""
+
+    _fields_ = (
+        ("src", _Operand),
+        ("dst", _Operand),
+        ("extent", c_size_t * 3),
+        ("srcAccessOrder", c_int),
+        ("flags", ctypes.c_uint),
+    )
+
+    def as_3d(self) -> Memcpy3D:
+        """Return the copy; CUDA_ERROR_INVALID_VALUE for one of nothing, or between elements of different sizes."""
+        sizes = {size for size in (self.src.element_bytes, self.dst.element_bytes) if size is not None} or {1}
+        extent = list(self.extent)
+        if len(sizes) > 1 or not all(extent):
+            raise DriverError(Result.INVALID_VALUE, f"{extent} elements of {sorted(sizes)} bytes cannot be copied")
+        element = sizes.pop()
+        sides = (side.as_side(extent, element) for side in (self.src, self.dst))
+        return Memcpy3D(*sides, extent[0] * element, extent[1], extent[2])
 
 
 def read_2d(address: int) -> Memcpy3D:

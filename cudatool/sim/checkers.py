@@ -15,7 +15,7 @@ from cudatool.sim import abi
 from cudatool.sim.memory import Allocation
 
 if TYPE_CHECKING:
-    from cudatool.sim.jit import Found, Kernel
+    from cudatool.sim.jit import Found, Instrument, Kernel
     from cudatool.sim.machine import Machine
 
 __all__ = ["CHECKS", "CheckFinding", "Checkers"]
@@ -82,9 +82,7 @@ class Checkers:
         from cudatool.sim.jit import Instrument, Shadow
 
         self._machine = machine
-        kinds = Instrument.NONE
-        for check in checks:
-            kinds |= Instrument[check.upper()]
+        kinds = _instrument(checks)
         if machine.shadow is None:
             machine.shadow = Shadow(machine.arena.base, machine.arena.limit, kinds)
         self.shadow = machine.shadow
@@ -98,6 +96,13 @@ class Checkers:
             self.added(allocation)
             if allocation.device >= 0:  # nobody knows what was written before
                 self.shadow.written(allocation.address, allocation.size)
+
+    def narrow(self, checks: Iterable[str]) -> None:
+        """Check kernels only for these of the checks that are on, until the next call.
+
+        Nothing may be pending. initcheck stays on: it must see every write.
+        """
+        self.shadow.narrow(_instrument(checks))
 
     # ---- memory (called with the driver's lock held) ----
 
@@ -214,6 +219,8 @@ class Checkers:
         for freed in reversed(self._freed):
             if freed.address <= address < freed.address + freed.size:
                 return "use-after-free", f"{address - freed.address} bytes into freed memory of {freed.size} bytes"
+        if self.shadow.in_freed_block(address):
+            return "use-after-free", "in a block of the kernels' own heap that was freed"
         near = self._machine.allocations.before(address)
         if near is not None:
             beyond = address - near.address - near.size
@@ -238,8 +245,17 @@ class Checkers:
             text = "the memory was freed before" if twice else "no memory that can be freed begins there"
             return CheckFinding("memcheck", kind, text, address=address, kernel=name)
         if name.startswith(("cuMemcpy", "cuMemset")) and abi.call.message:
-            return CheckFinding("memcheck", "invalid-copy", abi.call.message, address=address, kernel=name)
+            return CheckFinding("memcheck", "invalid-copy", abi.call.message, address=abi.call.address, kernel=name)
         return None
+
+
+def _instrument(checks: Iterable[str]) -> Instrument:
+    from cudatool.sim.jit import Instrument
+
+    kinds = Instrument.NONE
+    for check in checks:
+        kinds |= Instrument[check.upper()]
+    return kinds
 
 
 def _coordinates(number: int, shape: tuple[int, int, int]) -> tuple[int, int, int]:

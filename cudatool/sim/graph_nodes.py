@@ -198,18 +198,23 @@ class Copy(_Leaf):
             else:
                 yield from ((start + y * operand.pitch, self.width) for y in range(self.height))
 
-    def _run(self, _: Operation) -> None:
+    def _rows(self, operand: Operand) -> Iterator[int]:
+        """Yield the address of each row."""
+        for z in range(self.depth):
+            for y in range(self.height):
+                yield operand.address + z * operand.slice + y * operand.pitch
+
+    def _run(self, operation: Operation) -> None:
         machine = state.machine
         for operand in (self.source, self.target):
             if operand.is_known:
                 _check_live(operand.address, self.span(operand), "memcpy")
-        for z in range(self.depth):
-            for y in range(self.height):
-                to = self.target.address + z * self.target.slice + y * self.target.pitch
-                origin = self.source.address + z * self.source.slice + y * self.source.pitch
-                ctypes.memmove(to, origin, self.width)
-                if machine.checkers is not None:
-                    machine.checkers.shadow.copied(to, origin, self.width)
+        if machine.tape is not None:
+            machine.tape.copying(operation, self._rows(self.target), self._rows(self.source), self.width)
+        for to, origin in zip(self._rows(self.target), self._rows(self.source), strict=True):
+            ctypes.memmove(to, origin, self.width)
+            if machine.checkers is not None:
+                machine.checkers.shadow.copied(to, origin, self.width)
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,11 +275,15 @@ class Fill(_Leaf):
     def describe(self) -> str:
         return f"MEMSET {self.address:#x} {self.value:#x} {self.width}x{self.height} of {self.element}"
 
-    def _run(self, _: Operation) -> None:
+    def _run(self, operation: Operation) -> None:
         _check_live(self.address, self.span, "memset")
-        checkers = state.machine.checkers
+        checkers, tape = state.machine.checkers, state.machine.tape
         mask = (1 << 8 * self.element) - 1
-        row = (self.value & mask).to_bytes(self.element, "little") * self.width
+        pattern = (self.value & mask).to_bytes(self.element, "little")
+        row = pattern * self.width
+        if tape is not None:
+            rows = range(self.address, self.address + self.height * self.pitch, self.pitch or 1)
+            tape.filling(operation, rows if self.height > 1 else [self.address], pattern, len(row))
         for y in range(self.height):
             ctypes.memmove(self.address + y * self.pitch, row, len(row))
             if checkers is not None:
@@ -482,7 +491,7 @@ def memory_at(address: int) -> tuple[str, int]:
 def _check_reachable(address: int, size: int) -> None:
     """Fail with CUDA_ERROR_INVALID_VALUE for what is neither allocated nor will be by a graph."""
     if state.machine.graph_memory.holding(address, size) is None and state.machine.locate(address, size) is None:
-        raise DriverError(Result.INVALID_VALUE, f"{size} bytes at {address:#x} are not device memory")
+        raise DriverError(Result.INVALID_VALUE, f"{size} bytes at {address:#x} are not device memory", address=address)
 
 
 def _check_live(address: int, size: int, what: str) -> None:

@@ -125,6 +125,8 @@ class Run:
             return work
 
         def run(operation: Operation) -> None:
+            if state.machine.tape is not None:
+                state.machine.tape.refuse("a graph with conditional nodes decides what runs when it runs")
             for condition, value in self.values.items():
                 condition.value.value = value
             work(operation)

@@ -24,7 +24,8 @@ from cudatool.sim.virtual import VirtualMemory
 if TYPE_CHECKING:
     from cudatool.sim.checkers import Checkers
     from cudatool.sim.graph import Condition
-    from cudatool.sim.jit import Shadow
+    from cudatool.sim.jit import Footprint, Shadow
+    from cudatool.sim.tape import Tape
 
 __all__ = [
     "LEGACY_STREAM",
@@ -33,6 +34,7 @@ __all__ = [
     "Device",
     "Machine",
     "Options",
+    "clamped_priority",
     "context_behind",
     "create",
     "current_context",
@@ -146,6 +148,8 @@ class Machine:
         self.allocations = Allocations()
         self.checkers: Checkers | None = None
         self.shadow: Shadow | None = None  # the checkers' maps, kept from one to the next
+        self.footprint: Footprint | None = None  # maps of what a launch accesses, likewise; None while in use
+        self.tape: Tape | None = None  # while what happens is kept, to be done again
         self.host = HostMemory()
         span = -(-3 * options.memory // PAGE) * PAGE
         self.arena = Arena(span * options.count, min(_RANGES_PER_BYTE * options.memory * options.count, _MAX_RANGES))
@@ -209,8 +213,9 @@ class Machine:
             device.primary = None
 
     def new_stream(self, context: Context, flags: int, priority: int, green: GreenContext | None = None) -> StreamState:
-        """Make a stream and register its handle. Priorities out of range are clamped (cuStreamCreateWithPriority)."""
-        stream = StreamState(context, self.new_handle(), flags, max(-5, min(0, priority)), self.new_serial(), green)
+        """Make a stream and register its handle."""
+        priority = clamped_priority(priority)
+        stream = StreamState(context, self.new_handle(), flags, priority, self.new_serial(), green)
         stream.last = (green or context).barrier
         self.objects[stream.handle] = context.streams[stream.handle] = stream
         return stream
@@ -240,8 +245,11 @@ class Machine:
 
         if self.checkers is not None:
             self.checkers.release_held()
+            self.allocations.watchers.remove(self.checkers)
         checks = tuple(checks)
-        self.checkers = self.allocations.watcher = Checkers(self, checks) if checks else None
+        self.checkers = Checkers(self, checks) if checks else None
+        if self.checkers is not None:
+            self.allocations.watchers.append(self.checkers)
 
     # ---- memory ----
 
@@ -307,7 +315,8 @@ class Machine:
         if found is None or found.kind == "virtual":
             found = self.virtual.reachable(address, size, to_write=to_write)
             if found is None:
-                raise DriverError(Result.INVALID_VALUE, f"{size} bytes at {address:#x} are not inside one allocation")
+                text = f"{size} bytes at {address:#x} are not inside one allocation"
+                raise DriverError(Result.INVALID_VALUE, text, address=address)
         return found
 
 
@@ -319,6 +328,11 @@ def create(options: Options) -> Machine:
     global machine
     machine = Machine(options)
     return machine
+
+
+def clamped_priority(priority: int) -> int:
+    """Return the priority that a stream gets which asks for this one (cuStreamCreateWithPriority)."""
+    return max(-5, min(0, priority))
 
 
 def current_context() -> Context:

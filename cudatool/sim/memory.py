@@ -18,9 +18,11 @@ from cudatool.sim.managed import Advised
 from cudatool.sim.results import DriverError, Result
 
 __all__ = [
+    "ALIGNMENT",
     "PAGE",
     "READ_ONLY",
     "READ_WRITE",
+    "SLAB_LIMIT",
     "AddressSpace",
     "Allocation",
     "AllocationWatcher",
@@ -32,14 +34,17 @@ __all__ = [
     "Ranges",
     "Store",
     "is_mapped",
+    "renew",
 ]
 
 PAGE: Final = 2 << 20
 """Bytes per device page."""
 READ_ONLY: Final = 1  # CU_MEM_ACCESS_FLAGS_PROT_READ
 READ_WRITE: Final = 3  # CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-_ALIGNMENT: Final = 512
-_SLAB_LIMIT: Final = 1 << 20
+ALIGNMENT: Final = 512
+"""Of allocations, bytes."""
+SLAB_LIMIT: Final = 1 << 20
+"""Bytes from which on an allocation has pages of its own."""
 _HOST_PAGE: Final = mmap.PAGESIZE
 _PROT_NONE, _PROT_READ, _PROT_RW = 0, 1, 1 | 2
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x01, 0x02, 0x10, 0x20, 0x4000
@@ -67,6 +72,11 @@ def _place(address: int, size: int, protection: int, flags: int, file: int = -1,
     """Replace what is at an address: by addresses that cost nothing, or by a part of a file."""
     if _libc.mmap(address, size, protection, flags | _MAP_FIXED, file, offset) != address:
         raise DriverError(Result.OUT_OF_MEMORY, "the host has no memory left for the software device")
+
+
+def renew(address: int, size: int) -> None:
+    """Put new pages of zeros, which no other process sees, in the place of what is at an address."""
+    _place(address, size, _PROT_RW, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE)
 
 
 @dataclass(slots=True, eq=False)
@@ -153,21 +163,21 @@ class Ranges(Generic[_R]):
 
 
 class Allocations(Ranges[Allocation]):
-    """All live allocations. `watcher`, if there is one, hears of those that come and go."""
+    """All live allocations. `watchers` hear of those that come and go."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.watcher: AllocationWatcher | None = None
+        self.watchers: list[AllocationWatcher] = []
 
     def add(self, item: Allocation) -> None:
         super().add(item)
-        if self.watcher is not None:
-            self.watcher.added(item)
+        for watcher in self.watchers:
+            watcher.added(item)
 
     def remove(self, item: Allocation) -> None:
         super().remove(item)
-        if self.watcher is not None:
-            self.watcher.removed(item)
+        for watcher in self.watchers:
+            watcher.removed(item)
 
 
 class AllocationWatcher(Protocol):
@@ -341,8 +351,8 @@ class DeviceMemory:
 
         `gap` bytes at least follow that belong to nobody.
         """
-        if size < _SLAB_LIMIT:
-            rounded = -(-(size + gap) // _ALIGNMENT) * _ALIGNMENT
+        if size < SLAB_LIMIT:
+            rounded = -(-(size + gap) // ALIGNMENT) * ALIGNMENT
             address = self._small.take(rounded)
             if address is None:
                 slab = self._take_pages(PAGE)
@@ -375,10 +385,10 @@ class DeviceMemory:
 
     def free(self, address: int, size: int, gap: int = 0) -> None:
         """Take back what :meth:`allocate` gave for `size` and `gap`."""
-        if size >= _SLAB_LIMIT:
+        if size >= SLAB_LIMIT:
             self._give_pages(address, -(-size // PAGE) * PAGE, PAGE if gap else 0)
             return
-        low, high = self._small.give(address, address + -(-(size + gap) // _ALIGNMENT) * _ALIGNMENT)
+        low, high = self._small.give(address, address + -(-(size + gap) // ALIGNMENT) * ALIGNMENT)
         slab = address // PAGE * PAGE
         if low <= slab and slab + PAGE <= high:
             self._small.remove(slab, slab + PAGE)

@@ -166,9 +166,13 @@ _TEXTS = {
 
 
 class DriverError(Exception):
-    """A driver call fails with `result`; the message is what the driver log would say."""
+    """A driver call fails with `result`; the message is what the driver log would say.
 
-    def __init__(self, result: Result, message: str = "") -> None:
+    `address` is that of the memory which it is about, 0 if it is about no memory.
+    """
+
+    def __init__(self, result: Result, message: str = "", *, address: int = 0) -> None:
         super().__init__(message or result.text)
         self.result = result
+        self.address = address
         self.logged = False

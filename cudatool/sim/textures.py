@@ -48,6 +48,11 @@ class Record(ctypes.Structure):
         ("srgb", ctypes.c_int32),
         ("mode", ctypes.c_int32 * 3),
         ("border", ctypes.c_float * 4),
+        ("levels", ctypes.c_int32),
+        ("blends", ctypes.c_int32),
+        ("bias", ctypes.c_float),
+        ("least", ctypes.c_float),
+        ("most", ctypes.c_float),
     )
 
 
@@ -116,6 +121,12 @@ class MipmappedArray:
     handle: int
     levels: list[Array]
     allocation: Allocation
+
+    def records(self) -> ctypes.Array[Record]:
+        """Return the records of all levels, one behind the other."""
+        made = (Record * len(self.levels))(*(level.record() for level in self.levels))
+        made[0].levels = len(self.levels)
+        return made
 
 
 def describe(address: int, format_: int, channels: int, width: int, height: int) -> Record:

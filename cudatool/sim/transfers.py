@@ -18,10 +18,11 @@ from cudatool.sim.memory import Allocation
 from cudatool.sim.queue import Operation, StreamState
 from cudatool.sim.results import DriverError, Result
 
-__all__ = ["Box", "Extent", "copy", "copy_box", "fill", "need_device"]
+__all__ = ["Box", "Extent", "copy", "copy_box", "fill", "fill_row", "need_device"]
 
 _READ: Final = 1  # flags of Operation.footprint
 _WRITE: Final = 2
+_POISON: Final = 0xA5  # what pinned memory holds while a copy to it is pending
 
 
 class Extent(NamedTuple):
@@ -79,7 +80,7 @@ def _check_access(allocations: list[Allocation | None], stream: StreamState) -> 
 def need_device(address: int, size: int) -> None:
     """Fail with CUDA_ERROR_INVALID_VALUE if the driver does not know the memory at an address."""
     if size and state.machine.locate(address, size) is None:
-        raise DriverError(Result.INVALID_VALUE, f"{address:#x} is not a device address")
+        raise DriverError(Result.INVALID_VALUE, f"{address:#x} is not a device address", address=address)
 
 
 def copy(
@@ -146,7 +147,9 @@ def copy_box(
         # still going to read the old ones, as it may.
         if not machine.scheduler.will_read_host(to.address, to.span(extent)):
             for row in to.rows(lines):
-                ctypes.memset(row, 0xA5, lines.width)
+                if machine.tape is not None:
+                    machine.tape.poisoned(row, lines.width, _POISON)
+                ctypes.memset(row, _POISON, lines.width)
     elif origin is not None and not from_device:
         operation.host_source = source.address, source.span(extent)
 
@@ -155,6 +158,8 @@ def copy_box(
             origin is not None and machine.allocations.at(origin.address) is not origin
         ):
             raise DriverError(Result.ILLEGAL_ADDRESS, f"{name} touches memory freed before it ran")
+        if machine.tape is not None:
+            machine.tape.copying(operation, to.rows(lines), source.rows(lines), lines.width, staged)
         data: Iterable[bytes | int] = staged or source.rows(lines)
         for row, before in zip(to.rows(lines), data, strict=True):
             ctypes.memmove(row, before, lines.width)
@@ -207,10 +212,12 @@ def fill(
     def run(_: Operation) -> None:
         if target is not None and machine.allocations.at(target.address) is not target:
             raise DriverError(Result.ILLEGAL_ADDRESS, f"{name} touches memory freed before it ran")
+        if machine.tape is not None:
+            machine.tape.filling(operation, box.rows(lines), value.to_bytes(width, "little"), lines.width)
         for row in box.rows(lines):
             if machine.checkers is not None:
                 machine.checkers.shadow.written(row, lines.width)
-            _fill_row(row, lines.width, value.to_bytes(width, "little"))
+            fill_row(row, lines.width, value.to_bytes(width, "little"))
 
     if footprint:
         operation.footprint = [(row, lines.width, _WRITE) for row in box.rows(lines)]
@@ -221,7 +228,8 @@ def fill(
         machine.scheduler.wait(operation)
 
 
-def _fill_row(row: int, size: int, pattern: bytes) -> None:
+def fill_row(row: int, size: int, pattern: bytes) -> None:
+    """Set `size` bytes to a pattern again and again."""
     if len(set(pattern)) == 1:
         ctypes.memset(row, pattern[0], size)
         return

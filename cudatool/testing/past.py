@@ -6,6 +6,7 @@ Records are *shared* if they were made by a fixture of a wider scope than a func
     another test's work                  is dropped: whatever it did wrong is no fault of this test
     what orders work, by whomever        stays while shared work does
     allocations, streams, events         stay as long as they live
+    shared graphs                        stay
 
 So a test is told of its own races and of those with its fixtures, never of another test's. What the tests before it
 did wait for counts: nothing is reported that could not happen in this run.
@@ -46,6 +47,14 @@ _LIVING: Final = (
     Kind.EVENT_RECORD,
     Kind.EVENT_DESTROY,
 )
+_GRAPHS: Final = (
+    Kind.GRAPH_NODE_ADDED,
+    Kind.GRAPH_INSTANTIATE,
+    Kind.GRAPH_UPDATE,
+    Kind.GRAPH_NODE,
+    Kind.GRAPH_EDGE,
+    Kind.GRAPH_POINTER,
+)  # what graphs consist of
 _MOST: Final = 20_000  # records; more are not worth the time of every later test
 
 
@@ -56,10 +65,13 @@ class Past:
     ----------
     records
         In order; what they say is a program of its own.
+    settled
+        Number of those, synchronizations of all devices, that nobody made: they stand for those that were left out.
     """
 
     def __init__(self) -> None:
         self.records: Records = np.zeros(0, RECORD)
+        self.settled = 0
         self._shared: _Mask = np.zeros(0, bool)
 
     def __len__(self) -> int:
@@ -117,7 +129,10 @@ class Past:
                 living.pop((Kind.EVENT_RECORD, aux0), None)
             else:
                 living[kind, aux0] = row
+        graphs = self._shared & np.isin(records["kind"], _GRAPHS)
+        kept = sorted([*living.values(), *np.flatnonzero(graphs).tolist()])
         waited = np.zeros(1, RECORD)
         waited["kind"], waited["device"] = Kind.DEVICE_SYNCHRONIZE, -1
-        self.records = np.concatenate([records[sorted(living.values())], waited])
-        self._shared = np.zeros(len(self.records), bool)
+        self.records = np.concatenate([records[kept], waited])
+        self._shared = np.append(graphs[kept], False)
+        self.settled = 1

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from cudatool.testing.summary import Summary
+from cudatool.testing.options import add_options, is_on, options_of
+from cudatool.testing.summary import Summary, packed
 
 if TYPE_CHECKING:
     from cudatool.sanitize import Report
     from cudatool.testing.session import CudaTrace, Session, Test
 
 __all__ = [
-    "CHECKS",
     "CudaCheckFailed",
     "cuda_trace",
     "pytest_addoption",
@@ -34,9 +34,6 @@ __all__ = [
     "pytest_sessionstart",
 ]
 
-CHECKS: Final = ("race", "memcheck", "initcheck", "racecheck", "synccheck")
-_DEFAULT_CHECKS: Final = "race,memcheck,synccheck"
-_MOST: Final = "5"
 _MARKERS: Final = {
     "cuda_sanitize": "cuda_sanitize(checks=...): check the test for these mistakes in its use of CUDA; () for none.",
     "limit_cuda_memory": 'limit_cuda_memory("100 MiB"): fail if the test allocates more device memory at one time.',
@@ -48,7 +45,7 @@ _SESSION: Final = pytest.StashKey["Session"]()
 _RESULT: Final = pytest.StashKey[dict[str, Any]]()  # of an item: what its next report says of it
 
 
-class CudaCheckFailed(pytest.fail.Exception):
+class CudaCheckFailed(pytest.fail.Exception):  # type: ignore[name-defined, misc]  # pytest declares a variable
     """A test did what the sanitizer or one of its limits forbids; the message is the report."""
 
     __module__ = "builtins"  # as pytest's own: a summary has no room for where it is defined
@@ -57,88 +54,39 @@ class CudaCheckFailed(pytest.fail.Exception):
         super().__init__(message, pytrace=False)
 
 
-# ---- options ----
+# ---- the run ----
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options, and the same as ini settings."""
-    group = parser.getgroup("cudatool", "CUDA under the sanitizer (cudatool)")
-    options = (
-        ("device", "DEVICE", "auto, cuda, or sim[:OPTIONS], for example sim:schedule=lifo."),
-        ("checks", "LIST", f"What tests are checked for: race, memcheck, initcheck, racecheck, synccheck, or all "
-         f"(default: {_DEFAULT_CHECKS})."),
-        ("report", "FILE", "Write all findings to FILE as JSON."),
-        ("most-allocations", "N", "Show the N tests that allocate most device memory at one time (default: 5)."),
-    )  # fmt: skip
-    about = "Check each test for races and memory errors on the CUDA device."
-    group.addoption("--cudatool", action="store_true", help=about)
-    parser.addini("cudatool", about, type="bool", default=False)
-    for name, metavar, help_text in options:
-        group.addoption(f"--cudatool-{name}", metavar=metavar, help=help_text)
-        parser.addini(f"cudatool_{name.replace('-', '_')}", help_text)
-
-
-def _option(config: pytest.Config, name: str) -> Any:
-    """Return an option as the command line or the ini file has it."""
-    key = f"cudatool_{name}" if name else "cudatool"
-    given = getattr(config.option, key, None) or getattr(config.known_args_namespace, key, None)
-    return given or config.getini(key)
-
-
-def _is_on(config: pytest.Config) -> bool:
-    return bool(_option(config, ""))
-
-
-def _checks(config: pytest.Config) -> tuple[str, ...]:
-    """Return what tests without a marker are checked for."""
-    text = _option(config, "checks") or _DEFAULT_CHECKS
-    return CHECKS if text == "all" else _known_checks(text)
-
-
-def _known_checks(given: Any) -> tuple[str, ...]:
-    names = given.split(",") if isinstance(given, str) else given
-    names = tuple(name for name in map(str.strip, names) if name)
-    if unknown := [name for name in names if name not in CHECKS]:
-        raise pytest.UsageError(f"there is no check {unknown[0]!r}; there are {', '.join(CHECKS)}, and all")
-    return names
-
-
-# ---- the run ----
+    add_options(parser)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Choose the device before any of the project's code can use another."""
-    if _is_on(early_config):
-        _choose(early_config)
-
-
-def _choose(config: pytest.Config) -> None:
-    from cudatool import _driver
-    from cudatool.errors import CudatoolError
-
-    try:
-        _driver.choose(_option(config, "device") or None)
-    except CudatoolError as error:
-        raise pytest.UsageError(str(error)) from error
+    if is_on(early_config):
+        options_of(early_config)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Say what the markers are, and look at the options early."""
+    """Say what the markers are."""
     for line in _MARKERS.values():
         config.addinivalue_line("markers", line)
-    if _is_on(config):
-        _checks(config)
-    most = _option(config, "most_allocations") or _MOST
-    if not most.isdecimal():
-        raise pytest.UsageError(f"--cudatool-most-allocations={most}: not a number")
-    config.pluginmanager.register(Summary(int(most), _option(config, "report")))
+    config.pluginmanager.register(Summary(config))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Record from the start, also what modules do when they are imported."""
-    if _is_on(session.config) and not _is_controller(session.config):
+    if not is_on(session.config):
+        return
+    if not _is_controller(session.config):
         _start(session.config)
+    elif options_of(session.config).device.startswith("cuda"):
+        from cudatool import _driver
+
+        if not _driver.gpu_names():  # said once, instead of by every process
+            raise pytest.UsageError("no NVIDIA GPU answers on this machine; use --cudatool-device=sim")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -161,9 +109,18 @@ def _checks_of(item: pytest.Item) -> tuple[str, ...]:
     """Return what a test is checked for."""
     mark = item.get_closest_marker("cuda_sanitize")
     if mark is None:
-        return _checks(item.config) if _is_on(item.config) else ()
+        return options_of(item.config).checks if is_on(item.config) else ()
+    from cudatool.errors import UsageError
+    from cudatool.sanitize import parse_checks
+
     given = mark.args[0] if mark.args else mark.kwargs.get("checks")
-    return _checks(item.config) if given is None else _known_checks(given)
+    if given is None:
+        return options_of(item.config).checks
+    text = given if isinstance(given, str) else ",".join(given)
+    try:
+        return parse_checks(text) if text else ()
+    except UsageError as error:
+        raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.cuda_sanitize: {error}") from error
 
 
 def _start(config: pytest.Config) -> Session:
@@ -173,9 +130,9 @@ def _start(config: pytest.Config) -> Session:
         from cudatool.errors import CudatoolError
         from cudatool.testing.session import Session
 
-        _choose(config)
+        options = options_of(config)
         try:
-            found = config.stash[_SESSION] = Session(_checks(config) if _is_on(config) else ())
+            found = config.stash[_SESSION] = Session(options, options.checks if is_on(config) else ())
         except CudatoolError as error:
             raise pytest.UsageError(str(error)) from error
     return found
@@ -198,6 +155,7 @@ _Wrapper = Generator[None, object, object]
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> _Wrapper:
     """From here on what is recorded is the test's."""
+    __tracebackhide__ = True
     session = item.config.stash.get(_SESSION, None)
     if session is not None:
         from cudatool.testing.session import Test
@@ -209,6 +167,7 @@ def pytest_runtest_setup(item: pytest.Item) -> _Wrapper:
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> _Wrapper:
     """What a fixture records is the test's too, unless other tests use it as well."""
+    __tracebackhide__ = True
     session = request.config.stash.get(_SESSION, None)
     if session is None or fixturedef.scope == "function":
         return (yield)
@@ -219,6 +178,7 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.Fix
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> _Wrapper:
     """Fail the test for what it did; if it fails by itself, only add a section."""
+    __tracebackhide__ = True
     session = item.config.stash.get(_SESSION, None)
     if session is None or session.test is None:
         return (yield)
@@ -231,37 +191,43 @@ def pytest_runtest_call(item: pytest.Item) -> _Wrapper:
     except BaseException:
         _judge(item, session, test)
         raise
-    if failures := [*_judge(item, session, test), *_limits(item, session, test)]:
-        raise CudaCheckFailed("\n\n".join(failures))
+    _fail([*_judge(item, session, test), *_limits(item, session, test)])
     return result
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> _Wrapper:
     """Fail the tear-down for what it did."""
+    __tracebackhide__ = True
     session = item.config.stash.get(_SESSION, None)
     if session is None or session.test is None:
         return (yield)
     try:
         result = yield
-        if failures := _judge(item, session, session.test):
-            raise CudaCheckFailed(failures[0])
+        if session.test.judged >= 0:
+            _fail(_judge(item, session, session.test))
         return result
     finally:
         session.end()
 
 
+def _fail(reasons: list[str]) -> None:
+    if reasons:
+        raise CudaCheckFailed("\n\n".join(reasons))
+
+
 def _judge(item: pytest.Item, session: Session, test: Test) -> list[str]:
     """Check what the test has done since the last look, note it for its report, and return what it fails for."""
-    from cudatool.sanitize import render_json, render_text
+    from cudatool.sanitize import render_text
 
     report = session.judge(test)
-    text = render_text(report, width=100) if report is not None and (report.findings or report.on_device) else ""
+    fails = report is not None and bool(report.findings or report.on_device) and not session.options.updates_baseline
+    text = render_text(report, width=100) if report is not None and fails else ""
     item.stash[_RESULT] = {
         "device": session.device,
         "checked": bool(test.checks),
         "peak": session.memory(test).peak,
-        "report": "" if report is None else render_json(report),
+        "report": "" if report is None else packed(report),
         "text": text,
     }
     return [f"{_headline(report)}\n\n{text}"] if report is not None and text else []
@@ -269,7 +235,7 @@ def _judge(item: pytest.Item, session: Session, test: Test) -> list[str]:
 
 def _headline(report: Report) -> str:
     """Return one line for the summary of failures."""
-    kinds = Counter(str(found.kind) for found in (*report.findings, *report.on_device))
+    kinds = Counter(map(str, (*(f.kind for f in report.findings), *(f.kind for f in report.on_device))))
     return ", ".join(kind if count == 1 else f"{count} {kind}" for kind, count in kinds.items())
 
 
@@ -319,4 +285,4 @@ def cuda_trace(request: pytest.FixtureRequest) -> CudaTrace:
     """What the test has done on the CUDA device so far: events, memory and findings."""
     from cudatool.testing.session import CudaTrace
 
-    return CudaTrace(_start(request.config), _checks_of(request.node) or _checks(request.config))
+    return CudaTrace(_start(request.config), _checks_of(request.node) or options_of(request.config).checks)

@@ -12,17 +12,20 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import date
 from typing import Any, Final
 
 import numpy as np
 
-from cudatool.recording import drain, sources
-from cudatool.sanitize import Finding, Report, check
-from cudatool.sanitize.findings import DeviceFinding
+from cudatool.recording import drain, is_observing, narrow, sources
+from cudatool.sanitize import DeviceFinding, Finding, Report, accepted, check, known
+from cudatool.sanitize.device import leaks
 from cudatool.testing.memory import Memory, describe, memory_of
+from cudatool.testing.options import Options
 from cudatool.testing.past import WORK, Past, Records
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind
@@ -32,6 +35,7 @@ from cudatool.units import format_bytes
 
 __all__ = ["CudaTrace", "Session", "Test"]
 
+_ON_TRACES: Final = {"race", "leak"}  # the other checks are compiled into kernels
 _SECOND_SIDES: Final = (
     *WORK,
     Kind.HOST_ACCESS,
@@ -57,14 +61,17 @@ class Test:
     call
         Where in the log its call began.
     judged
-        Up to where the log has been checked.
+        Up to where the log has been checked; -1 if the test has not come to an end of its own.
+    unchecked
+        Launches up to there that could not be checked.
     """
 
     name: str
     checks: tuple[str, ...]
     shared: list[tuple[int, int]] = field(default_factory=list)
     call: int = 0
-    judged: int = 0
+    judged: int = -1
+    unchecked: int = 0
 
 
 class Session:
@@ -72,6 +79,8 @@ class Session:
 
     Parameters
     ----------
+    options
+        What sets findings aside.
     checks
         What tests ask for.
 
@@ -81,9 +90,11 @@ class Session:
         See :mod:`cudatool._driver`.
     """
 
-    def __init__(self, checks: Iterable[str]) -> None:
+    def __init__(self, options: Options, checks: Iterable[str]) -> None:
+        self.options = options
         self._checks = frozenset(checks)
         self._sources = ExitStack()
+        self._narrows = not is_observing()  # else `cudatool sanitize` runs this, with checks of its own
         header = self._observe()
         self.device = str(header["device"])
         self.log = EventLog(header)
@@ -92,7 +103,7 @@ class Session:
         self.test: Test | None = None
 
     def _observe(self) -> dict[str, Any]:
-        in_kernels = sorted(self._checks - {"race"})
+        in_kernels = sorted(self._checks - _ON_TRACES)
         return self._sources.enter_context(sources(measure_accesses=True, checks=in_kernels))
 
     def widen(self, checks: Iterable[str]) -> None:
@@ -113,6 +124,8 @@ class Session:
         """A test's set-up starts."""
         self._close_test()
         self.test = test
+        if self._narrows:
+            narrow(set(test.checks) - _ON_TRACES)
 
     def call(self, test: Test) -> None:
         """A test's own code starts."""
@@ -145,25 +158,44 @@ class Session:
 
     def judge(self, test: Test) -> Report | None:
         """Return what is new since the last verdict, None if nothing happened that could be wrong."""
+        if "leak" in test.checks:
+            gc.collect()
         drain()
         records = self.log.records()
-        since, test.judged = test.judged, len(records)
-        if not test.checks or not np.isin(records["kind"][since:], _SECOND_SIDES).any():
+        since, test.judged = max(test.judged, 0), len(records)
+        kinds = records["kind"][since:]
+        if not test.checks or not np.isin(kinds, _SECOND_SIDES).any():
             return None
-        return self._check(records, test.checks, since)
+        report = self._check(records, test.checks, since)
+        if "leak" in test.checks and not since:
+            left = self._leaks(records[test.call :])
+            report = replace(report, on_device=report.on_device + left)
+        report = replace(
+            report,
+            operations=int(np.isin(kinds, WORK).sum()),
+            unchecked_launches=report.unchecked_launches - test.unchecked,
+        )
+        test.unchecked += report.unchecked_launches
+        today, options = date.today(), self.options
+        return replace(known(accepted(report, options.rules), options.baseline, test.checks, today), stale=())
 
     def _check(self, records: Records, checks: Sequence[str], since: int = 0) -> Report:
         """Check the past and `records`; return what `records` from number `since` on are to blame for."""
-        before = len(self._past)
+        first = len(self._past) + since
         trace = self.log.trace(np.concatenate([self._past.records, records]))
         report = check(trace, races="race" in checks)
-        first = before + since
+        edges = Counter(report.edges)
+        edges["device synchronize"] -= self._past.settled
         return replace(
             report,
+            edges=dict(+edges),
             findings=tuple(found for found in report.findings if found.second.record >= first),
             possible=tuple(found for found in report.possible if found.second.record >= first),
             on_device=tuple(one for one in report.on_device if one.record >= first and one.check in checks),
         )
+
+    def _leaks(self, records: Records) -> tuple[DeviceFinding, ...]:
+        return leaks(self.log.trace(records[records["kind"] != Kind.HOST_ALLOC]))
 
     def findings(self, checks: Sequence[str]) -> Report:
         """Return the report on the test so far."""

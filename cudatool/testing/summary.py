@@ -2,47 +2,98 @@
 
 from __future__ import annotations
 
-import json
+import base64
+import pickle
 from collections import Counter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-__all__ = ["Summary"]
+from cudatool.testing.options import options_of
 
-_LISTS: Final = ("findings", "possible", "on_device")
+if TYPE_CHECKING:
+    from cudatool.sanitize import Report
+
+__all__ = ["Summary", "packed"]
+
+
+def packed(report: Report) -> str:
+    """Return a report as text, for the way from one of pytest's processes to another."""
+    return base64.b64encode(pickle.dumps(report)).decode()
 
 
 class Summary:
-    """A plugin of its own in each process; the one that prints has heard of every test.
+    """A plugin of its own in each process; the one that prints has heard of every test."""
 
-    Parameters
-    ----------
-    most
-        How many tests to list by the memory that they allocated.
-    path
-        Where to write all findings, empty for nowhere.
-    """
-
-    def __init__(self, most: int, path: str) -> None:
-        self._most = most
-        self._path = path
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
         self._device = ""
         self._checked: set[str] = set()
         self._peaks: dict[str, int] = {}
-        self._reports: list[tuple[str, dict[str, Any]]] = []  # test, what `cudatool sanitize --json` would print
+        self._reports: list[tuple[str, Report]] = []
+        self._written: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add up what the reports carry."""
         told: dict[str, Any] | None = getattr(report, "cudatool", None)
-        if told is None:
+        if told is None or hasattr(self._config, "workerinput"):
             return
         self._device = told["device"]
         if told["checked"]:
             self._checked.add(report.nodeid)
         self._peaks[report.nodeid] = max(told["peak"], self._peaks.get(report.nodeid, 0))
         if told["report"]:
-            self._reports.append((report.nodeid, json.loads(told["report"])))
+            # Our own process or one that it started wrote it a moment ago: no stranger's pickle.
+            self._reports.append((report.nodeid, pickle.loads(base64.b64decode(told["report"]))))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """Write the baseline and the files."""
+        if not self._device:
+            return
+        from cudatool.errors import CudatoolError
+        from cudatool.sanitize import Run
+        from cudatool.sanitize.places import project_root
+
+        options, report = options_of(self._config), self._together()
+        try:
+            if options.updates_baseline:
+                options.baseline.updated(report, options.checks).write(options.baseline_path)
+                self._written.append(f"Wrote {options.baseline_path}")
+            run = Run(project_root(), options.checks)
+            files = options.outputs.write(report, run, self._written.append)
+            self._written += [f"Wrote {path}" for path in files]
+        except CudatoolError as error:
+            raise pytest.UsageError(str(error)) from error
+
+    def _together(self) -> Report:
+        """Return one report of all tests. Findings with the same fingerprint are one; a note names their tests."""
+        from cudatool.sanitize import Report
+
+        reports = [report for _, report in self._reports]
+        tests: dict[str, dict[str, None]] = {}  # by fingerprint, each once
+        for test, report in self._reports:
+            for one in report.all:
+                tests.setdefault(one.fingerprint, {})[test] = None
+        edges: Counter[str] = Counter()
+        for report in reports:
+            edges.update(report.edges)
+        return Report(
+            findings=_merged(one for report in reports for one in report.findings),
+            possible=_merged(one for report in reports for one in report.possible),
+            on_device=_merged(one for report in reports for one in report.on_device),
+            device=self._device,
+            operations=sum(report.operations for report in reports),
+            unchecked_launches=sum(report.unchecked_launches for report in reports),
+            edges=dict(sorted(edges.items())),
+            notes=(
+                *sorted({note for report in reports for note in report.notes}),
+                *(f"{fingerprint} is of {', '.join(names)}" for fingerprint, names in tests.items()),
+            ),
+            set_aside=tuple({one.finding.fingerprint: one for report in reports for one in report.set_aside}.values()),
+            expired=tuple({one.fingerprint: one for report in reports for one in report.expired}.values()),
+            remarks=tuple(dict.fromkeys(one for report in reports for one in report.remarks)),
+        )
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say how many tests were checked, what was found, and who took most memory."""
@@ -51,56 +102,50 @@ class Summary:
         from cudatool.units import format_bytes
 
         write = terminalreporter.write_line
-        terminalreporter.section(f"cudatool on {self._device}", sep="=")
+        terminalreporter.section(f"cudatool on {self._device}")
         if self._checked:
-            operations = sum(report["operations"] for _, report in self._reports)
-            write(f"{len(self._checked):,} tests checked, {operations:,} operations on the device")
+            operations = sum(report.operations for _, report in self._reports)
+            write(f"{_count(len(self._checked), 'test')} checked, {_count(operations, 'operation')} on the device")
             self._print_findings(terminalreporter)
-        if unchecked := sum(report["unchecked_launches"] for _, report in self._reports):
-            write(f"{unchecked:,} launches not checked: what they access is not known")
-        ranking = sorted((peak, test) for test, peak in self._peaks.items() if peak)[::-1][: self._most]
-        if ranking:
+        if unchecked := sum(report.unchecked_launches for _, report in self._reports):
+            write(f"{_count(unchecked, 'launch', 'launches')} not checked: what they access is not known")
+        ranking = sorted(self._peaks.items(), key=lambda item: (-item[1], item[0]))[: options_of(self._config).most]
+        if ranking and ranking[0][1]:
             write("device memory at the peak of a test:")
-        for peak, test in ranking:
-            write(f"{format_bytes(peak):>12}  {test}")
-        if self._path:
-            write(f"Wrote {self._path}")
+        for test, peak in ranking:
+            if peak:
+                write(f"{format_bytes(peak):>12}  {test}")
+        for line in self._written:
+            write(line)
 
     def _print_findings(self, terminalreporter: pytest.TerminalReporter) -> None:
-        certain = [(one["kind"], test) for test, report in self._reports for one in _certain(report)]
-        for kind, count in sorted(Counter(kind for kind, _ in certain).items()):
-            tests = len({test for one, test in certain if one == kind})
-            terminalreporter.write_line(f"{count:>6,} {kind} in {tests:,} test{'' if tests == 1 else 's'}", red=True)
-        if possible := sum(len(report["possible"]) for _, report in self._reports):
-            terminalreporter.write_line(f"{possible:>6,} possible: an operation may touch less than it is said to")
-        if not certain:
-            terminalreporter.write_line("no findings", green=True)
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write all findings to one file, as ``cudatool sanitize --json`` prints them; each names its test."""
-        if not self._path or hasattr(session.config, "workerinput"):
-            return
-        together: dict[str, Any] = {
-            "schema": "cudatool.sanitize/1",
-            "device": self._device,
-            "tests": len(self._checked),
-            "operations": sum(report["operations"] for _, report in self._reports),
-            "unchecked_launches": sum(report["unchecked_launches"] for _, report in self._reports),
-        }
-        for name in _LISTS:
-            together[name] = [{**one, "test": test} for test, report in self._reports for one in report[name]]
-        edges: Counter[str] = Counter()
-        for _, report in self._reports:
-            edges.update(report["edges"])
-        together["edges"] = dict(sorted(edges.items()))
-        together["notes"] = sorted({note for _, report in self._reports for note in report["notes"]})
-        try:
-            with open(self._path, "w", encoding="utf-8") as file:
-                json.dump(together, file, indent=2)
-        except OSError as error:
-            raise pytest.UsageError(f"{self._path}: cannot be written: {error.strerror}") from error
+        write = terminalreporter.write_line
+        found = [
+            (kind, test)
+            for test, report in self._reports
+            for kind in (*(one.kind for one in report.findings), *(one.kind for one in report.on_device))
+        ]
+        for kind, count in sorted(Counter(kind for kind, _ in found).items()):
+            tests = len({test for one, test in found if one == kind})
+            write(f"{count:>6,} {kind} in {_count(tests, 'test')}", red=True)
+        if possible := sum(len(report.possible) for _, report in self._reports):
+            write(f"{possible:>6,} possible: an operation may touch less than it is said to")
+        if aside := sum(len(report.set_aside) for _, report in self._reports):
+            write(f"{aside:>6,} set aside by comments, rules or the baseline")
+        if not found:
+            write("no findings", green=True)
 
 
-def _certain(report: dict[str, Any]) -> list[dict[str, Any]]:
-    return [*report["findings"], *report["on_device"]]
+def _merged(findings: Any) -> tuple[Any, ...]:
+    """Return the first of each fingerprint, with the number of all."""
+    from dataclasses import replace
+
+    first: dict[str, Any] = {}
+    for one in findings:
+        known = first.get(one.fingerprint)
+        first[one.fingerprint] = one if known is None else replace(known, count=known.count + one.count)
+    return tuple(first.values())
+
+
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

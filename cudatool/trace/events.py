@@ -114,7 +114,7 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.HOST_FREE: "address, size, flags as of HOST_ALLOC: name=API, or aux0=rounded size of the block; stack",
     Kind.STREAM_CREATE: "stream, flags=StreamFlag, address=handle, aux0=priority (two's complement), stack",
     Kind.STREAM_DESTROY: "stream, stack",
-    Kind.STREAM_WAIT_EVENT: "stream, aux0=event, correlation, stack",
+    Kind.STREAM_WAIT_EVENT: "stream, aux0=event (0: one that was never recorded), correlation, stack",
     Kind.STREAM_SYNCHRONIZE: "stream, stack",
     Kind.STREAM_QUERY: "stream, aux1=1 if all its work had completed, stack",
     Kind.EVENT_CREATE: "aux0=event, address=handle, flags=1 timing enabled, +2 other processes can record it, stack",
@@ -156,7 +156,8 @@ FIELDS: Final[dict[Kind, str]] = {
     "stream=the node of a graph launch whose GRAPH_NODE records are there (else it says nothing); "
     "a strided set has aux0=distance between rows, aux1=number of rows, and size=bytes per row; "
     "for a mask see AccessFlag",
-    Kind.HOST_ACCESS: "address, size, flags=AccessFlag, correlation=the host function that does it (0 for none), stack",
+    Kind.HOST_ACCESS: "address, size, flags=AccessFlag, aux0 and aux1 as of ACCESS, "
+    "correlation=the host function that does it (0 for none), stack",
     Kind.HAND_OVER: "aux0=object, correlation=the host function that does it (0 for none): whoever takes it over from "
     "now on knows that what came before is done",
     Kind.TAKE_OVER: "aux0=object, correlation likewise: what was handed over with it so far came before",

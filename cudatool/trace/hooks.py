@@ -43,6 +43,7 @@ __all__ = [
     "emitting",
     "end",
     "event_id",
+    "forward",
     "host_function",
     "measures_accesses",
     "new_correlation",
@@ -119,10 +120,11 @@ def thread_name(thread: int) -> str:
     return _thread_names.get(thread, "")
 
 
-def subscribe(subscriber: Subscriber) -> None:
+def subscribe(subscriber: Subscriber, *, first: bool = False) -> None:
     """Call `subscriber` with every :class:`Event` from now on. Adding it a second time changes nothing.
 
-    It first receives the ``STREAM_CREATE`` of each stream that is already known.
+    It at once receives the ``STREAM_CREATE`` of each stream that is already known. With `first` it hears of each event
+    before those who subscribe already.
     """
     global _subscribers, active
     with _lock:
@@ -130,7 +132,7 @@ def subscribe(subscriber: Subscriber) -> None:
             return
         if _on_collection not in gc.callbacks:
             gc.callbacks.append(_on_collection)
-        _subscribers = (*_subscribers, subscriber)
+        _subscribers = (subscriber, *_subscribers) if first else (*_subscribers, subscriber)
         active = True
         known = list(_streams.values())
     for fields in known:
@@ -233,6 +235,11 @@ def emit(
     finally:
         if outermost:
             thread.emitting = False
+
+
+def forward(event: Event) -> None:
+    """Send an event that happened earlier, as its source noted it. A subscriber may do so before the current event."""
+    _deliver(event, _subscribers)
 
 
 def _deliver(event: Event, subscribers: tuple[Subscriber, ...]) -> None:

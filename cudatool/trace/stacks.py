@@ -22,12 +22,13 @@ from types import CodeType, FrameType
 
 from cudatool.trace.model import Frame
 
-__all__ = ["capture", "enable", "frames"]
+__all__ = ["capture", "enable", "frames", "hide"]
 
 _HIDDEN, _BOUNDARY = 0, -1
 _MAX_DEPTH = 256  # of runaway recursion, the innermost frames say enough
 
 _enabled = True
+_hidden: tuple[str, ...] = ()  # directories
 
 # A code object's bytecode lies inside the object (CPython >= 3.11), so that its address plus the offset of the
 # running instruction is a number that no other place of the program has, as long as the object lives.
@@ -47,12 +48,19 @@ def enable(on: bool) -> None:
     _enabled = on
 
 
+def hide(directory: str) -> None:
+    """Leave frames of files below `directory` out of stacks captured from now on: a framework's, say."""
+    global _hidden
+    _hidden = (*_hidden, os.path.join(os.path.realpath(directory), ""))
+    _role.cache_clear()
+
+
 def capture(skip: int = 0) -> int:
     """Return the id of the caller's Python stack; equal stacks have equal ids, 0 is the empty stack.
 
-    Left out are frames of cudatool itself, of ``runpy`` and of the import system, and everything outside the
-    program that ``cudatool run`` started or the test that pytest called. At most 256 frames are kept, the innermost
-    ones.
+    Left out are frames of cudatool itself, of NumPy, of ``runpy`` and of the import system, and everything outside
+    the program that ``cudatool run`` started or the test that pytest called. At most 256 frames are kept, the
+    innermost ones.
 
     Parameters
     ----------
@@ -116,18 +124,18 @@ def _role(file: str) -> int:
     if file.startswith("<"):  # not a file: frozen into the interpreter, or typed in
         return _HIDDEN if file.startswith(("<frozen runpy", "<frozen importlib")) else 1
     path = os.path.realpath(file)
-    command_line, rest = _own_directories()
-    if path.startswith(command_line):
+    callers, called = _others()
+    if path.startswith(callers):
         return _BOUNDARY
-    return _HIDDEN if path.startswith(rest) else 1
+    return _HIDDEN if path.startswith((*called, *_hidden)) else 1
 
 
 @cache
-def _own_directories() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what calls a program, our command line or pytest; and the rest of cudatool, which may lie elsewhere."""
+def _others() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the files, or folders, of those that call a program, and of those that it calls."""
 
-    def directories(*packages: str) -> tuple[str, ...]:
-        origins = [spec.origin for spec in map(find_spec, packages) if spec is not None and spec.origin is not None]
-        return tuple(os.path.join(os.path.dirname(os.path.realpath(origin)), "") for origin in origins)
+    def files(*modules: str) -> tuple[str, ...]:
+        origins = [spec.origin for spec in map(find_spec, modules) if spec is not None and spec.origin is not None]
+        return tuple(os.path.realpath(origin).removesuffix("__init__.py") for origin in origins)
 
-    return directories("cudatool.cli", "_pytest"), directories("cudatool", "cudatool.viz")
+    return files("cudatool.cli", "_pytest", "unittest.case"), files("cudatool", "cudatool.viz", "numpy")

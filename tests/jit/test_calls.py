@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from cuda.bindings import driver
 
+from cudatool.ptx import PtxError
 from cudatool.sim import jit
 
 RECURSION = r"""
@@ -249,3 +250,35 @@ def test_printf_and_math_inside_of_recursion(program, capfd):
     loaded.launch("k", 1, 1, out)
     assert math.sqrt(math.sqrt(math.sqrt(7.5))) == loaded.download(out, 1, "f8")[0]
     assert ["3 1.5", "2 4.5", "1 6.5"] == capfd.readouterr().out.splitlines()
+
+
+REGISTER_PARAMETERS = """
+.func (.reg .v2 .b32 both, .reg .pred odd) split (.reg .v2 .b32 pair, .reg .f64 scale, .param .b32 more)
+{
+    .reg .b32 %t; .reg .f64 %f;
+    ld.param.b32 %t, [more];
+    cvt.rn.f64.u32 %f, pair.y; mul.f64 %f, %f, scale;
+    add.u32 both.x, pair.x, %t; cvt.rzi.u32.f64 both.y, %f;
+    and.b32 %t, pair.x, 1; setp.eq.u32 odd, %t, 1;
+    ret;
+}
+"""
+
+
+def test_parameters_and_results_in_registers(ptx_kernel, launch):
+    body = """.reg .b32 %t; .reg .b64 %b; .reg .v2 .b32 %v; .reg .pred %odd, %some;
+    mov.u32 %t, %tid.x; ld.param.u64 %b, [out]; mad.wide.u32 %b, %t, 12, %b;
+    mov.b32 %v.x, %t; mov.b32 %v.y, 100; setp.ne.u32 %odd, 0, 0; setp.lt.u32 %some, %t, 4;
+    @%some call (%v, %odd), split, (%v, 0d3FE0000000000000, 10);
+    st.global.u32 [%b], %v.x; st.global.u32 [%b+4], %v.y;
+    selp.b32 %t, 1, 0, %odd; st.global.u32 [%b+8], %t; ret;"""
+    out = np.zeros((6, 3), "u4")
+    launch(ptx_kernel(".param .u64 out", body, before=REGISTER_PARAMETERS), 1, 6, out)
+    assert [[t + 10, 50, t % 2] if t < 4 else [t, 100, 0] for t in range(6)] == out.tolist()
+
+
+def test_what_a_call_passes_must_fit(ptx_kernel, launch):
+    before = ".func take (.reg .v2 .b32 pair) { ret; }"
+    kernel = ptx_kernel("", ".reg .b32 %a; mov.b32 %a, 0; call take, (%a); ret;", before=before)
+    with pytest.raises(PtxError, match="pair has 2 elements, 1 given"):
+        launch(kernel, 1, 1)

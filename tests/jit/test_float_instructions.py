@@ -103,6 +103,17 @@ def test_min_and_max_prefer_numbers_and_order_zeros(elementwise, opcode, kind):
     same(expected, found)
 
 
+@pytest.mark.parametrize("opcode", ["min", "max"])
+def test_min_and_max_prefer_numbers_that_are_known_to_be_numbers(elementwise, opcode):
+    a, b = pairs("f4")
+    code = f"add.sat.f32 %c, %b, 0f00000000; {opcode}.f32 %d, %a, %c; {opcode}.f32 %e, %c, %a;"
+    found = elementwise(code, {"a": a, "b": b}, dict.fromkeys("cde", "f4"))
+    assert not np.isnan(found["c"]).any()
+    reference = np.fmin if opcode == "min" else np.fmax
+    same(reference(a, found["c"]) + 0, found["d"] + 0)
+    same(reference(a, found["c"]) + 0, found["e"] + 0)
+
+
 def test_min_with_nan_modifier_gives_nan(elementwise):
     a, b = pairs(np.float32)
     found = elementwise("min.NaN.f32 %d, %a, %b; max.NaN.f32 %e, %a, %b;", {"a": a, "b": b}, {"d": "f4", "e": "f4"})
@@ -141,6 +152,17 @@ def test_approximations(elementwise, opcode, reference):
         expected = reference(a)
     found = elementwise(f"{opcode}.approx.f32 %d, %a;", {"a": a}, {"d": "f4"})["d"]
     np.testing.assert_allclose(expected, found, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("opcode", ["rsqrt", "sqrt", "rcp", "lg2", "ex2", "sin", "cos", "tanh"])
+def test_what_is_no_number_is_known_to_be_none(elementwise, opcode):
+    """The optimizer must not conclude from an operation that its result is a number."""
+    a = np.array(EDGES, np.float32)
+    code = f"{opcode}.approx.f32 %d, %a; testp.notanumber.f32 %p, %d; selp.u32 %e, 1, 0, %p;"
+    found = elementwise(code, {"a": a}, {"d": "f4", "e": "u4"})
+    invalid = {"rsqrt": a < 0, "sqrt": a < 0, "lg2": a < 0, "sin": np.isinf(a), "cos": np.isinf(a)}
+    expected = np.isnan(a) | invalid.get(opcode, False)
+    assert expected.tolist() == np.isnan(found["d"]).tolist() == found["e"].astype(bool).tolist()
 
 
 def test_flush_to_zero_keeps_the_sign(elementwise):

@@ -304,6 +304,14 @@ def test_carries_chain_through_128_bits(elementwise):
         assert [operation(x, y) % 2**128 for x, y in cases] == totals
 
 
+def test_the_carry_after_a_subtraction_says_that_nothing_was_borrowed(elementwise):
+    a, b = np.array([5, 5, 5], "u4"), np.array([4, 5, 6], "u4")
+    code = "sub.cc.u32 %d, %a, %b; addc.u32 %d, 0, 0; add.cc.u32 %e, %b, -6; subc.u32 %e, 10, 0;"
+    found = elementwise(code, {"a": a, "b": b}, dict.fromkeys("de", "u4"))
+    assert [1, 1, 0] == found["d"].tolist()
+    assert [9, 9, 10] == found["e"].tolist()
+
+
 def test_mad_with_carry_multiplies_64_bits(elementwise):
     cases = list(itertools.product([0, 1, 2**32 - 1, 2**32, 2**64 - 1, 0x123456789ABCDEF0], repeat=2))
     words = {

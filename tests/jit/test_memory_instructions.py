@@ -142,6 +142,27 @@ def test_variables_carry_initial_values_and_relocations(ptx_kernel, launch, plac
     assert [30 + c + ord("i") for c in (10, 20, 30, 0)] == data.tolist()
 
 
+def test_variables_of_the_module_may_be_declared_in_functions(ptx_kernel, launch, place_variables):
+    kernel = ptx_kernel(
+        ".param .u64 out",
+        """.global .b32 first[2] = {11, 12}; .reg .b64 %b; .reg .b32 %v, %w;
+        { .const .b32 first[2] = {13, 14}; ld.const.b32 %w, [first+4]; }
+        ld.global.b32 %v, [first+4]; ld.param.u64 %b, [out]; st.global.v2.u32 [%b], {%v, %w}; ret;""",
+    )
+    place_variables(kernel._owner)
+    out = np.zeros(2, "u4")
+    launch(kernel, 1, 1, out)
+    assert [12, 14] == out.tolist()
+
+
+def test_an_operand_may_be_a_register_plus_a_constant(ptx_kernel, launch):
+    body = """.reg .b64 %b; .reg .b32 %v; ld.param.u64 %b, [out]; mov.b32 %v, 5;
+    st.global.v2.u32 [%b], {%v + 2, %v - 2}; mov.b32 %v, %v+3; st.global.u32 [%b+8], %v; ret;"""
+    out = np.zeros(3, "u4")
+    launch(ptx_kernel(".param .u64 out", body), 1, 1, out)
+    assert [7, 3, 8] == out.tolist()
+
+
 def test_parameters_are_laid_out_as_the_device_does(ptx_kernel, launch):
     params = ".param .u8 c, .param .u64 p, .param .align 8 .b8 s[12], .param .u16 h"
     body = f"{HEAD} .reg .b16 %h; ld.param.u8 %x, [c]; ld.param.u32 %y, [s+8]; add.u32 %x, %x, %y; ld.param.u16 %y, [h]; add.u32 %x, %x, %y; st.global.u32 [%a], %x; ret;"
@@ -174,6 +195,15 @@ def test_trap_names_the_thread(ptx_kernel, launch):
     body = HEAD + "setp.eq.u32 %p, %t, 5; @!%p bra E; trap; E: ret;"
     with pytest.raises(jit.KernelTrap, match=r"block \(0, 0, 0\), thread 5"):
         launch(ptx_kernel(".param .u64 p", body), 4, 8, np.zeros(1))
+
+
+def test_code_behind_a_trap_that_nothing_leads_to(ptx_kernel, launch):
+    body = """.reg .b32 %t; .reg .b64 %b; .reg .pred %p; mov.u32 %t, %tid.x; setp.lt.u32 %p, %t, 8; @%p bra ON;
+    trap; st.global.u32 [%b], %t;
+    ON: ld.param.u64 %b, [out]; mad.wide.u32 %b, %t, 4, %b; st.global.u32 [%b], %t; ret;"""
+    out = np.zeros(8, "u4")
+    launch(ptx_kernel(".param .u64 out", body), 1, 8, out)
+    assert list(range(8)) == out.tolist()
 
 
 def test_a_division_by_zero_is_no_fault(ptx_kernel, launch):

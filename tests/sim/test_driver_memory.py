@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
+import time
 
 import numpy as np
 
@@ -155,6 +158,86 @@ def test_registered_memory_counts_as_pinned(driver, ok):
     ok(driver.cuMemHostUnregister(data.ctypes.data))
     gone = driver.cuMemHostUnregister(data.ctypes.data)[0]
     assert gone.name == "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"
+
+
+def test_registration_checks_its_range(driver, ok):
+    data = np.zeros(1 << 16, np.uint8)
+    middle = data.ctypes.data + 4096
+    ok(driver.cuMemHostRegister(middle, 4096, 3))
+    overlapping = driver.cuMemHostRegister(data.ctypes.data, data.size, 0)[0]
+    assert overlapping.name == "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"
+    assert [int(v) for v in ok(driver.cuMemGetAddressRange(middle + 100))] == [middle, 4096]
+    inside = driver.cuMemHostUnregister(middle + 100)[0]
+    assert inside.name == "CUDA_ERROR_INVALID_VALUE"
+    ok(driver.cuMemHostUnregister(middle))
+    assert driver.cuMemGetAddressRange(middle)[0].name == "CUDA_ERROR_NOT_FOUND"
+
+
+def test_only_memory_of_the_host_is_registered(driver, ok):
+    address = ok(driver.cuMemAlloc(4096))
+    data = np.zeros(4096, np.uint8)
+    assert driver.cuMemHostRegister(int(address), 4096, 0)[0].name == "CUDA_ERROR_INVALID_VALUE"
+    beyond = int(address) + (64 << 20)  # which is a device's, if nobody's now
+    assert driver.cuMemHostRegister(beyond, 4096, 0)[0].name == "CUDA_ERROR_INVALID_VALUE"
+    assert driver.cuMemHostRegister(4096, 4096, 0)[0].name == "CUDA_ERROR_INVALID_VALUE"  # nothing is mapped there
+    assert driver.cuMemHostRegister(data.ctypes.data, data.size, 16)[0].name == "CUDA_ERROR_INVALID_VALUE"
+    assert driver.cuMemHostRegister(data.ctypes.data, data.size, 4)[0].name == "CUDA_ERROR_NOT_SUPPORTED"
+    ok(driver.cuMemFree(address))
+
+
+_RESET = """
+from cudatool import _driver
+_driver.choose("sim")
+_driver.initialize()
+from cuda.bindings import driver
+
+def ok(result):
+    assert result[0] == 0, result
+    return result[1] if len(result) == 2 else result[1:]
+
+ok(driver.cuInit(0))
+ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
+ok(driver.cuMemAlloc(4096))
+ok(driver.cuDevicePrimaryCtxReset(0))
+assert driver.cuMemAlloc(4096)[0].name == "CUDA_ERROR_CONTEXT_IS_DESTROYED"
+assert int(ok(driver.cuDevicePrimaryCtxGetState(0))[1]) == 0
+ok(driver.cuDevicePrimaryCtxRelease(0))
+assert driver.cuDevicePrimaryCtxRelease(0)[0].name == "CUDA_ERROR_INVALID_CONTEXT"
+print("done")
+"""
+
+
+def test_reset_of_a_primary_context_does_not_release_it():
+    found = subprocess.run([sys.executable, "-c", _RESET], capture_output=True, text=True, timeout=120)
+    assert "done\n" == found.stdout, found.stderr
+
+
+def test_work_on_exported_memory_runs_unasked(driver, ok, machine, monkeypatch):
+    monkeypatch.setattr(machine.scheduler, "_is_shared", False)
+    props = driver.CUmemPoolProps()
+    props.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    props.handleTypes = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    props.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    pool = ok(driver.cuMemPoolCreate(props))
+    address = ok(driver.cuMemAllocFromPoolAsync(8, pool, 0))
+    byte = ctypes.c_ubyte.from_address(int(address))
+    ok(driver.cuMemsetD8Async(address, 1, 8, 0))
+    assert byte.value == 0
+    ok(driver.cuMemPoolExportPointer(address))
+    _until(lambda: byte.value == 1)
+    ok(driver.cuMemsetD8Async(address, 2, 8, 0))
+    _until(lambda: byte.value == 2)
+    ok(driver.cuMemFreeAsync(address, 0))
+    ok(driver.cuStreamSynchronize(0))
+    ok(driver.cuMemPoolDestroy(pool))
+
+
+def _until(condition):
+    """Wait, without asking the driver; fail after a minute."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_pool_limits_and_counters(driver, ok):

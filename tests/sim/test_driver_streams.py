@@ -218,3 +218,31 @@ def test_runtime_functions_that_cuda_core_uses_are_answered(driver, ok, log, str
     assert runtime.cudaDeviceGetPCIBusId(13, 0) == (runtime.cudaError_t.cudaSuccess, b"0000:01:00.0\0")
     assert runtime.cudaGetDeviceCount()[1] == 1
     assert runtime.cudaDeviceGetPCIBusId(13, 7)[0] == runtime.cudaError_t.cudaErrorInvalidDevice
+
+
+def test_attributes_of_streams_are_kept_and_copied(driver, ok):
+    one, other = ok(driver.cuStreamCreate(1)), ok(driver.cuStreamCreate(1))
+    kinds = driver.CUlaunchAttributeID
+    value = driver.CUstreamAttrValue()
+    value.priority = -9
+    ok(driver.cuStreamSetAttribute(one, kinds.CU_LAUNCH_ATTRIBUTE_PRIORITY, value))
+    value = driver.CUstreamAttrValue()
+    value.memSyncDomain = driver.CUlaunchMemSyncDomain.CU_LAUNCH_MEM_SYNC_DOMAIN_REMOTE
+    ok(driver.cuStreamSetAttribute(one, kinds.CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN, value))
+    ok(driver.cuStreamCopyAttributes(other, one))
+    assert -5 == ok(driver.cuStreamGetPriority(other))
+    assert -5 == ok(driver.cuStreamGetAttribute(other, kinds.CU_LAUNCH_ATTRIBUTE_PRIORITY)).priority
+    found = ok(driver.cuStreamGetAttribute(other, kinds.CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN))
+    assert driver.CUlaunchMemSyncDomain.CU_LAUNCH_MEM_SYNC_DOMAIN_REMOTE == found.memSyncDomain
+    refused = driver.cuStreamGetAttribute(other, kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)[0]
+    assert refused.name == "CUDA_ERROR_INVALID_VALUE"
+    for stream in (one, other):
+        ok(driver.cuStreamDestroy(stream))
+
+
+def test_device_is_found_by_its_bus(driver, ok):
+    bus = ok(driver.cuDeviceGetPCIBusId(20, 0)).split(b"\0")[0]
+    assert 0 == int(ok(driver.cuDeviceGetByPCIBusId(bus)))
+    assert 0 == int(ok(driver.cuDeviceGetByPCIBusId(b"01:00.0")))
+    assert driver.cuDeviceGetByPCIBusId(b"0000:7f:00.0")[0].name == "CUDA_ERROR_INVALID_DEVICE"
+    assert driver.cuDeviceGetByPCIBusId(b"the first")[0].name == "CUDA_ERROR_INVALID_VALUE"

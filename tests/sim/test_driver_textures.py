@@ -293,6 +293,78 @@ def test_levels_and_gradients_of_a_texture_without_mipmaps(device):
     assert [4, 3] == out.view(np.int32)[2:].tolist()
 
 
+# ---- mipmaps ----
+
+
+def mipmap(device, levels, linear=False, bias=0.0, least=0.0, most=99.0, flags=NORMALIZED):
+    """Return a texture of an array of 8 x 4 numbers whose level n is full of ``10 * n``."""
+    d, ok = device.driver, device.ok
+    wanted = d.CUDA_ARRAY3D_DESCRIPTOR()
+    wanted.Width, wanted.Height = 8, 4
+    wanted.Format, wanted.NumChannels = d.CUarray_format.CU_AD_FORMAT_FLOAT, 1
+    array = ok(d.cuMipmappedArrayCreate(wanted, levels))
+    device.cleanup.append(lambda: d.cuMipmappedArrayDestroy(array))
+    for level in range(levels):
+        data = np.full((8 >> level) * max(4 >> level, 1), 10 * level, np.float32)
+        ok(d.cuMemcpyHtoA(ok(d.cuMipmappedArrayGetLevel(array, level)), 0, data.ctypes.data, data.nbytes))
+    resource = d.CUDA_RESOURCE_DESC()
+    resource.resType = d.CUresourcetype.CU_RESOURCE_TYPE_MIPMAPPED_ARRAY
+    resource.res.mipmap.hMipmappedArray = array
+    sampler = d.CUDA_TEXTURE_DESC()
+    sampler.addressMode, sampler.flags = [d.CUaddress_mode(CLAMP)] * 3, flags
+    sampler.mipmapFilterMode, sampler.mipmapLevelBias = d.CUfilter_mode(int(linear)), bias
+    sampler.minMipmapLevelClamp, sampler.maxMipmapLevelClamp = least, most
+    status, texture = d.cuTexObjectCreate(resource, sampler, None)
+    if status == d.CUresult.CUDA_SUCCESS:
+        device.cleanup.append(lambda: d.cuTexObjectDestroy(texture))
+    return status, texture
+
+
+def at_levels(device, texture, instruction, levels):
+    """Fetch once for each level of detail, which the instruction calls ``%c2``."""
+    levels = np.asarray(levels, np.float32)
+    out = np.zeros_like(levels)
+    where, place = device.memory(levels), device.memory(out)
+    body = f"""mov.f32 %c0, 0f3F000000; mad.wide.u32 %a, %t, 4, %p1; ld.global.f32 %c2, [%a];
+    {instruction}; mad.wide.u32 %a, %t, 4, %p2; st.global.f32 [%a], %f0;"""
+    assert device.run(body, len(levels), texture, where, place) == device.driver.CUresult.CUDA_SUCCESS
+    device.ok(device.driver.cuMemcpyDtoH(out.ctypes.data, place, out.nbytes))
+    return out.tolist()
+
+
+BY_LEVEL = "tex.level.2d.v4.f32.f32 {%f0, %f1, %f2, %f3}, [%p0, {%c0, %c0}], %c2"
+
+
+@pytest.mark.parametrize(
+    ("sampler", "expected"),
+    [
+        ({}, [0, 0, 10, 10, 20, 30, 30]),
+        ({"linear": True}, [0, 2.5, 7.5, 10, 20, 30, 30]),
+        ({"bias": 1.0}, [0, 10, 20, 20, 30, 30, 30]),
+        ({"least": 0.75, "most": 2.0, "linear": True}, [7.5, 7.5, 7.5, 10, 20, 20, 20]),
+    ],
+)
+def test_level_of_detail_chooses_or_blends(device, sampler, expected):
+    with device as d:
+        texture = d.ok(mipmap(d, 4, **sampler))
+        assert expected == at_levels(d, int(texture), BY_LEVEL, [-1, 0.25, 0.75, 1, 2, 3, 50])
+
+
+def test_gradients_give_the_level_and_plain_fetches_the_first(device):
+    by_gradient = BY_LEVEL.replace("level", "grad").replace("%c2", "{%c2, %c1}, {%c1, %c1}")
+    with device as d:
+        texture = int(d.ok(mipmap(d, 4)))
+        zero = "mov.f32 %c1, 0f00000000; "
+        assert [0, 10, 20, 30] == at_levels(d, texture, zero + by_gradient, [1 / 8, 2 / 8, 4 / 8, 8])
+        plain = "tex.2d.v4.f32.f32 {%f0, %f1, %f2, %f3}, [%p0, {%c0, %c0}]"
+        assert [0] == at_levels(d, texture, plain, [3])
+
+
+def test_mipmaps_need_normalized_coordinates(device):
+    with device as d:
+        assert "CUDA_ERROR_INVALID_VALUE" == mipmap(d, 2, flags=0)[0].name
+
+
 # ---- surfaces ----
 
 

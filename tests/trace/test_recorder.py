@@ -269,7 +269,7 @@ def test_forked_child_does_not_write_into_its_parents_file(tmp_path: Path) -> No
 def test_full_disk_stops_the_recording_and_not_the_program(tmp_path: Path, small_chunks: None) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with Recorder(tmp_path / "trace.ctrace", header={}) as recorder:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(recorder.path) + 20_000, hard))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(recorder.path) + 8_000, hard))
         try:
             emit_numbered(range(1000))
         finally:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import inspect
 import os
 import runpy
 import sys
+import unittest
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+import numpy as np
 import pytest
 
 import cudatool
@@ -77,6 +80,20 @@ def test_stack_ends_where_the_command_line_started_the_program() -> None:
     program = function_in("program.py")
     stack = launcher(lambda: program(stacks.capture))
     assert [frame.file for frame in stacks.frames(stack)] == ["program.py", __file__]
+
+
+def test_stack_ends_where_pytest_or_unittest_called_the_test() -> None:
+    for caller in (pytest.Item.runtest, unittest.TestCase.run):
+        launcher = function_in(inspect.getfile(caller))
+        program = function_in("program.py")
+        stack = launcher(lambda: program(stacks.capture))  # noqa: B023 - called at once
+        assert [frame.file for frame in stacks.frames(stack)] == ["program.py", __file__]
+
+
+def test_frames_of_numpy_are_left_out() -> None:
+    caller = here()
+    stack = int(np.apply_along_axis(lambda _: stacks.capture(), 0, np.zeros(1)))
+    assert [(caller.file, caller.line + 1)] * 2 == [(frame.file, frame.line) for frame in stacks.frames(stack)]
 
 
 def test_a_directory_whose_name_starts_like_ours_is_not_ours() -> None:

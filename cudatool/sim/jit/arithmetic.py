@@ -7,7 +7,7 @@ from cudatool.sim.jit.emit import Emitter, llvm_type
 from cudatool.sim.jit.formats import fma_to_odd, narrow
 from cudatool.sim.jit.table import lowers, types_of
 
-__all__ = ["FLOATS", "canonical", "directed", "flush", "inputs", "intrinsic", "saturate"]
+__all__ = ["FLOATS", "canonical", "directed", "extreme", "flush", "inputs", "intrinsic", "relu", "saturate"]
 
 FLOATS = frozenset({"f16", "bf16", "f16x2", "bf16x2", "f32", "f64"})
 _FLUSHED = frozenset({"f16", "bf16", "f16x2", "bf16x2", "f32"})
@@ -42,10 +42,8 @@ def flush(e: Emitter, value: str, kind: str) -> str:
     limit = "0x3810000000000000" if kind == "float" else "0xH0400"
     if kind[0] == "<":
         limit = f"splat ({'half 0xH0400' if 'half' in kind else 'float 0x3810000000000000'})"
-    tiny = e.op(f"fcmp olt {kind} {magnitude}, {limit}")
     zero = intrinsic(e, "copysign", kind, _zero(kind), value)
-    flag = f"<2 x i1> {tiny}" if kind[0] == "<" else f"i1 {tiny}"
-    return e.op(f"select {flag}, {kind} {zero}, {kind} {value}")
+    return _select(e, kind, f"olt {kind} {magnitude}, {limit}", zero, value)
 
 
 def saturate(e: Emitter, value: str, kind: str) -> str:
@@ -54,15 +52,55 @@ def saturate(e: Emitter, value: str, kind: str) -> str:
     if kind[0] == "<":
         scalar = "half" if "half" in kind else "float"
         zero, one = f"splat ({scalar} 0.0)", f"splat ({scalar} 1.0)"
-    return intrinsic(e, "minimumnum", kind, intrinsic(e, "maximumnum", kind, value, zero), one)
+    positive = _select(e, kind, f"ogt {kind} {value}, {zero}", value, zero)
+    return _select(e, kind, f"olt {kind} {positive}, {one}", positive, one)
+
+
+def relu(e: Emitter, value: str, kind: str) -> str:
+    """Return a float value with what is not positive replaced by zero; NaN stays (``.relu``)."""
+    return _select(e, kind, f"ole {kind} {value}, {_zero(kind)}", _zero(kind), value)
+
+
+def _select(e: Emitter, kind: str, test: str, yes: str, no: str) -> str:
+    """Return one of two values by a float comparison, for each element of a vector."""
+    return e.op(f"select {'<2 x i1>' if kind[0] == '<' else 'i1'} {e.op(f'fcmp {test}')}, {kind} {yes}, {kind} {no}")
+
+
+_NAN = {  # what a GPU makes
+    "half": "0xH7FFF",
+    "float": "0x7FFFFFFFE0000000",
+    "double": "0xFFF8000000000000",
+    "<2 x half>": "splat (half 0xH7FFF)",
+    "<2 x float>": "splat (float 0x7FFFFFFFE0000000)",
+}
+_BITS = {
+    "half": "i16",
+    "float": "i32",
+    "double": "i64",
+    "<2 x half>": "<2 x i16>",
+    "<2 x float>": "<2 x i32>",
+}
+
+
+def extreme(e: Emitter, which: str, kind: str, a: str, b: str, *, nan: bool = False) -> str:
+    """Return the ``"min"`` or ``"max"`` of two float values. Zeros are ordered by their signs.
+
+    Of a NaN and a number the number, or NaN if `nan` (``.NaN``). Comparisons, because LLVM 22's ``minimumnum`` gives
+    the NaN on x86 when it knows that the other operand is a number.
+    """
+    bits = _BITS[kind]
+    ordered = _select(e, kind, f"{'olt' if which == 'min' else 'ogt'} {kind} {a}, {b}", a, b)
+    patterns = (e.op(f"bitcast {kind} {value} to {bits}") for value in (a, b))
+    both = e.op(f"{'or' if which == 'min' else 'and'} {bits} {', '.join(patterns)}")
+    same = _select(e, kind, f"oeq {kind} {a}, {b}", e.op(f"bitcast {bits} {both} to {kind}"), ordered)
+    if nan:
+        return _select(e, kind, f"uno {kind} {a}, {b}", _NAN[kind], same)
+    return _select(e, kind, f"uno {kind} {b}, {b}", a, same)
 
 
 def canonical(e: Emitter, value: str, kind: str) -> str:
     """Return a half, or two, with any NaN replaced by the one that a GPU makes."""
-    nan = e.op(f"fcmp uno {kind} {value}, {value}")
-    if kind == "half":
-        return e.op(f"select i1 {nan}, half 0xH7FFF, half {value}")
-    return e.op(f"select <2 x i1> {nan}, {kind} splat (half 0xH7FFF), {kind} {value}")
+    return _select(e, kind, f"uno {kind} {value}, {value}", _NAN[kind], value)
 
 
 def inputs(e: Emitter, i: Instruction, t: str, start: int = 1, stop: int | None = None) -> list[str]:
@@ -83,12 +121,8 @@ def _put_result(e: Emitter, i: Instruction, t: str, value: str) -> None:
         if "sat" in i.modifiers:
             value = saturate(e, value, kind)
         if "relu" in i.modifiers:
-            value = _relu(e, value, kind)
+            value = relu(e, value, kind)
     e.set(i.operands[0], value, t)
-
-
-def _relu(e: Emitter, value: str, kind: str) -> str:
-    return intrinsic(e, "maximum", kind, value, _zero(kind))
 
 
 _OPERATIONS = ("add", "sub", "mul", "fma", "div", "sqrt")  # as cudatool_rounded_* of _device.c counts them
@@ -127,11 +161,13 @@ def _add(e: Emitter, i: Instruction) -> None:
     else:
         value = e.op(f"{i.opcode} {kind} {a}, {b}")
         if "cc" in i.modifiers:
-            _set_carry(e, e.op(f"icmp ult {kind} {value if i.opcode == 'add' else a}, {a if i.opcode == 'add' else b}"))
+            _set_carry(e, e.op(f"icmp {f'ult {kind} {value}, {a}' if i.opcode == 'add' else f'uge {kind} {a}, {b}'}"))
         e.set(i.operands[0], value, t)
 
 
-_CARRY = "%CC"  # the condition code register, declared like any other when a kernel uses it
+# The condition code register, declared like any other when a kernel uses it. After a subtraction it holds whether
+# there was *no* borrow: a GPU subtracts by adding the complement and one.
+_CARRY = "%CC"
 
 
 def _set_carry(e: Emitter, value: str) -> None:
@@ -148,14 +184,16 @@ def _carry(e: Emitter, kind: str) -> str:
 def _addc(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind, wide = llvm_type(t), f"i{16 * type_bytes(t)}"
-    a, b = (e.op(f"zext {kind} {value} to {wide}") for value in inputs(e, i, t))
-    operation = i.opcode[:3]
-    value = e.op(f"{operation} {wide} {e.op(f'{operation} {wide} {a}, {b}')}, {_carry(e, wide)}")
+    a, b = inputs(e, i, t)
+    if i.opcode == "subc":
+        b = e.op(f"xor {kind} {b}, -1")
+    a, b = (e.op(f"zext {kind} {value} to {wide}") for value in (a, b))
+    value = e.op(f"add {wide} {e.op(f'add {wide} {a}, {b}')}, {_carry(e, wide)}")
     _finish_carry(e, i, t, value, wide)
 
 
 def _finish_carry(e: Emitter, i: Instruction, t: str, value: str, wide: str) -> None:
-    """Write the low half of a double-width result, and carry or borrow if asked for."""
+    """Write the low half of a double-width result, and the carry if asked for."""
     kind = llvm_type(t)
     if "cc" in i.modifiers:
         high = e.op(f"lshr {wide} {value}, {8 * type_bytes(t)}")
@@ -339,16 +377,14 @@ def _min(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     kind = llvm_type(t)
     values = inputs(e, i, t)
-    if t in FLOATS:
-        name = f"{i.opcode}imum" if "NaN" in i.modifiers else f"{i.opcode}imumnum"
-        magnitudes = [intrinsic(e, "fabs", kind, value) for value in values] if "xorsign" in i.modifiers else values
-    else:
-        name = f"{t[0]}{i.opcode}"
-        magnitudes = values
-    value = magnitudes[0]
-    for other in magnitudes[1:]:
-        value = intrinsic(e, name, kind, value, other)
-    if "xorsign" in i.modifiers:
+    xorsign = "xorsign" in i.modifiers
+    value, *others = [intrinsic(e, "fabs", kind, value) for value in values] if xorsign else values
+    for other in others:
+        if t in FLOATS:
+            value = extreme(e, i.opcode, kind, value, other, nan="NaN" in i.modifiers)
+        else:
+            value = intrinsic(e, f"{t[0]}{i.opcode}", kind, value, other)
+    if xorsign:
         value = intrinsic(e, "copysign", kind, value, _sign_product(e, kind, *values))
     if "relu" in i.modifiers and t not in FLOATS:
         value = intrinsic(e, "smax", kind, value, "zeroinitializer" if kind[0] == "<" else "0")
@@ -357,7 +393,7 @@ def _min(e: Emitter, i: Instruction) -> None:
 
 def _sign_product(e: Emitter, kind: str, a: str, b: str) -> str:
     """Return a number whose sign is the exclusive or of the signs of `a` and `b`."""
-    bits = {"half": "i16", "<2 x half>": "<2 x i16>", "<2 x float>": "<2 x i32>"}.get(kind, "i32")
+    bits = _BITS[kind]
     a, b = (e.op(f"bitcast {kind} {value} to {bits}") for value in (a, b))
     return e.op(f"bitcast {bits} {e.op(f'xor {bits} {a}, {b}')} to {kind}")
 
@@ -379,9 +415,7 @@ def _sqrt(e: Emitter, i: Instruction) -> None:
     directs = _is_directed(e, i, t)
     value = directed(e, i, kind, "sqrt", a) if directs else intrinsic(e, "sqrt", kind, a)
     # Said in so many words because LLVM 22 takes a root of what may be negative for a number.
-    real = e.op(f"fcmp oge {kind} {a}, 0.0")
-    nan = "0x7FFFFFFFE0000000" if kind == "float" else "0xFFF8000000000000"
-    _put_result(e, i, t, e.op(f"select i1 {real}, {kind} {value}, {kind} {nan}"))
+    _put_result(e, i, t, _select(e, kind, f"oge {kind} {a}, 0.0", value, _NAN[kind]))
 
 
 @lowers("rsqrt")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cudatool.ptx import Instruction, Symbol, type_bytes
-from cudatool.sim.jit.arithmetic import canonical, directed, flush, intrinsic, saturate
+from cudatool.sim.jit.arithmetic import canonical, directed, flush, intrinsic, relu, saturate
 from cudatool.sim.jit.emit import Emitter, llvm_type
 from cudatool.sim.jit.formats import FORMATS, narrow, widen_fp8
 from cudatool.sim.jit.table import lowers, types_of
@@ -53,7 +53,7 @@ def _pattern(e: Emitter, i: Instruction, value: str, source: str, target: str) -
     """Return the pattern (i32) of a float or double in a narrower format, rounded and clamped as `i` says."""
     kind = llvm_type(source)
     if "relu" in i.modifiers:
-        value = intrinsic(e, "maximum", kind, value, "0.0")
+        value = relu(e, value, kind)
     if "sat" in i.modifiers:
         value = saturate(e, value, kind)
     mode, finite = _mode(i), "satfinite" in i.modifiers
@@ -99,7 +99,7 @@ def _finish(e: Emitter, i: Instruction, value: str, target: str) -> None:
     if "sat" in i.modifiers:
         value = saturate(e, value, kind)
     if "relu" in i.modifiers:
-        value = intrinsic(e, "maximum", kind, value, "0.0")
+        value = relu(e, value, kind)
     e.set(i.operands[0], value, target)
 
 
@@ -123,7 +123,7 @@ def _from_fp8(e: Emitter, i: Instruction, target: str, source: str) -> None:
     for n in (0, 1):
         half = widen_fp8(e, e.op(f"extractelement <2 x i8> {both}, i32 {n}"), source[:-2])
         if "relu" in i.modifiers:
-            half = intrinsic(e, "maximum", "half", half, "0.0")
+            half = relu(e, half, "half")
         halves.append(e.op(f"bitcast half {canonical(e, half, 'half')} to i16"))
     e.set(i.operands[0], e.pack(halves, "i16"), "b32")
 

@@ -17,6 +17,7 @@ __all__ = ["ATOMIC", "MAP_NORESERVE", "PAGE", "READ", "WRITE", "Footprint"]
 READ, WRITE, ATOMIC = 1, 2, 4
 PAGE = 4096
 MAP_NORESERVE = 0x4000  # on Linux; Python names it from 3.13 on
+_MANY = 512  # pages; more are given back rather than cleared
 _EVERY_BYTE = np.uint64(0x0101010101010101)  # a word of a map whose bytes are all accessed
 
 
@@ -34,22 +35,31 @@ class Footprint:
         self.size = size
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
         count = -(-(size // PAGE + 2) // 8) * 8  # an access may begin at the last byte
-        maps = [mmap.mmap(-1, length, flags=flags) for length in (count * PAGE, count * PAGE, count * PAGE, count)]
-        for shadow in maps:
+        self._maps = [
+            mmap.mmap(-1, length, flags=flags) for length in (count * PAGE, count * PAGE, count * PAGE, count)
+        ]
+        for shadow in self._maps:
             shadow.madvise(mmap.MADV_HUGEPAGE)  # dense accesses are the common case
-        *self._views, self._pages = (np.frombuffer(one, np.uint8) for one in maps)
-        self.addresses = tuple(ctypes.addressof(ctypes.c_char.from_buffer(one)) for one in maps)
+        *self._views, self._pages = (np.frombuffer(one, np.uint8) for one in self._maps)
+        self.addresses = tuple(ctypes.addressof(ctypes.c_char.from_buffer(one)) for one in self._maps)
 
     def _touched(self) -> npt.NDArray[np.int64]:
         """Return the numbers of the pages that were marked, and of those after them: an access may cross over."""
-        marked = np.flatnonzero(self._pages.view(np.uint64))  # eight at a time: the map is long and nearly empty
-        near = (marked[:, None] * 8 + np.arange(8)).ravel()
-        pages = near[self._pages[near] != 0]
+        pages = np.flatnonzero(self._pages.view(np.bool))  # NumPy passes over long stretches of False quickly
         return np.union1d(pages, pages + 1)
+
+    def take(self) -> list[tuple[int, int, int]]:
+        """Return what :meth:`ranges` does, and forget it."""
+        pages = self._touched()
+        found = self._ranges(pages)
+        self._clear(pages)
+        return found
 
     def ranges(self) -> list[tuple[int, int, int]]:
         """Return ``(address, size, flags)`` of each maximal run of bytes accessed in the same ways, by address."""
-        pages = self._touched()
+        return self._ranges(self._touched())
+
+    def _ranges(self, pages: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
         if not len(pages):
             return []
         runs = np.split(pages, np.flatnonzero(np.diff(pages) != 1) + 1)
@@ -78,14 +88,14 @@ class Footprint:
             flags |= np.where(high != 0, flag, 0).astype(np.uint8)
             mixed |= (low != high) | ((low != 0) & (low != _EVERY_BYTE))
         whole = np.flatnonzero(~mixed)
-        pieces = [
+        pieces: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]] = [
             ((whole + first) * PAGE, flags[whole]),
             (np.array([stop * PAGE]), np.zeros(1, np.uint8)),  # the pages after the run
         ]
         pages = np.flatnonzero(mixed) + first
         if len(pages):
             read, write, atomic = (view[: len(view) // PAGE * PAGE].reshape(-1, PAGE)[pages] for view in self._views)
-            bytes_ = (read | write << 1 | atomic << 2).astype(np.uint8)
+            bytes_ = (read | write << 1 | atomic << 2).astype(np.uint8, copy=False)
             changed = np.ones(bytes_.shape, bool)  # each page is a piece of its own
             changed[:, 1:] = bytes_[:, 1:] != bytes_[:, :-1]
             page, offset = np.nonzero(changed)
@@ -94,7 +104,14 @@ class Footprint:
 
     def clear(self) -> None:
         """Forget everything."""
-        for page in self._touched().tolist():
+        self._clear(self._touched())
+
+    def _clear(self, pages: npt.NDArray[np.int64]) -> None:
+        if len(pages) > _MANY:
+            for shadow in self._maps:
+                shadow.madvise(mmap.MADV_DONTNEED)  # zeros when they are read again
+            return
+        for page in pages.tolist():
             for view in self._views:
                 view[page * PAGE : (page + 1) * PAGE] = 0
             self._pages[page : page + 1] = 0

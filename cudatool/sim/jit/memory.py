@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cudatool.ptx import Instruction, Operand, type_bytes
-from cudatool.sim.jit.arithmetic import canonical, intrinsic
+from cudatool.ptx import Instruction, Operand, elements, space_of, type_bytes
+from cudatool.sim.jit.arithmetic import canonical, extreme
 from cudatool.sim.jit.emit import ATOMIC, READ, WRITE, Emitter, llvm_type
 from cudatool.sim.jit.instrument import acquire
-from cudatool.sim.jit.table import elements, lowers, space_of, types_of
+from cudatool.sim.jit.table import lowers, types_of
 
 __all__: list[str] = []
 
@@ -144,7 +144,7 @@ def _update_narrow(e: Emitter, t: str, operation: str, space: str, pointer: str,
         if operation == "add":
             result = e.op(f"fadd {kind} {now}, {value}")
         elif operation in ("min", "max"):
-            result = intrinsic(e, f"{operation}imumnum", kind, now, value)
+            result = extreme(e, operation, kind, now, value)
         else:
             raise e.unsupported()
         return e.to_bits(canonical(e, result, kind) if "half" in kind else result, t)

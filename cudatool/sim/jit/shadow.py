@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.footprint import MAP_NORESERVE, PAGE
-from cudatool.sim.jit.instrument import CELL, Defect, FoundRecord, Instrument
+from cudatool.sim.jit.instrument import CELL, FREED_BLOCK, Defect, FoundRecord, Instrument
 
 __all__ = ["Found", "Launching", "Shadow"]
 
@@ -74,6 +74,7 @@ class Shadow:
 
     def __init__(self, base: int, size: int, kinds: Instrument) -> None:
         self.base, self.size, self.kinds = base, size, kinds
+        self._tracked = kinds
         self._maps = [
             _Map(size + PAGE),
             _Map(size // PAGE + 2),
@@ -87,31 +88,48 @@ class Shadow:
 
     def reset(self, kinds: Instrument) -> None:
         """Forget everything, and check other things from now on."""
-        self.kinds = kinds
+        self.kinds = self._tracked = kinds
         for one in self._maps:
             one.clear()
         self._moment = 0
+
+    def narrow(self, kinds: Instrument) -> None:
+        """Check only these of what is checked, until the next call.
+
+        Reads of memory never written are checked on: kernels that are not, would leave what they write unknown.
+        """
+        self.kinds = self._tracked & (kinds | Instrument.INITCHECK)
 
     # ---- memory ----
 
     def allocated(self, address: int, size: int) -> None:
         """From now on these bytes may be used, and nothing was written to them."""
         self._set_valid(address - self.base, size, 1)
-        if self.kinds & Instrument.INITCHECK:
+        if self._tracked & Instrument.INITCHECK:
             self._init.view[address - self.base :][:size] = 0
 
     def freed(self, address: int, size: int) -> None:
         """From now on these bytes must not be used."""
         self._set_valid(address - self.base, size, 0)
 
+    def heap(self, address: int, size: int) -> None:
+        """This memory belongs to ``malloc`` in kernels, which has given out none of it."""
+        start, stop = address - self.base, address - self.base + size
+        self._valid.view[start:stop] = 0
+        self._pages.view[start // PAGE : -(-stop // PAGE)] = _PART
+
+    def in_freed_block(self, address: int) -> bool:
+        """Whether an address is in memory that kernels took from the heap and gave back."""
+        return bool(self._valid.view[address - self.base] == FREED_BLOCK)
+
     def written(self, address: int, size: int) -> None:
         """These bytes have a value now."""
-        if self.kinds & Instrument.INITCHECK and self._covers(address):
+        if self._tracked & Instrument.INITCHECK and self._covers(address):
             self._init.view[address - self.base :][:size] = 1
 
     def copied(self, target: int, source: int, size: int) -> None:
         """What is known of the values of `source` holds for `target`; memory of the host has values."""
-        if not self.kinds & Instrument.INITCHECK or not self._covers(target):
+        if not self._tracked & Instrument.INITCHECK or not self._covers(target):
             return
         if self._covers(source):
             at, come = target - self.base, source - self.base

@@ -1,7 +1,7 @@
 """Random PTX kernels, run on one device and compared with another.
 
-    python tests/gpu/random_kernels.py --seeds 0:500 --out RESULTS.npz
-    python tests/gpu/random_kernels.py --compare RESULTS.npz OTHER.npz
+    python tests/jit/random_kernels.py --seeds 0:500 --out RESULTS.npz
+    python tests/jit/random_kernels.py --compare RESULTS.npz OTHER.npz
 
 A seed gives one kernel. Even seeds give *programs*: straight code, branches, loops, shared and local memory, warp
 collectives and atomics over integers, floats and doubles, with every result bit defined by PTX. Odd seeds apply one
@@ -215,13 +215,13 @@ EDGES_64 += (0x7FF8000000000000, 0x0010000000000000, 0x000FFFFFFFFFFFFF, 0x3FF00
 EDGES_64 += (0x7FEFFFFFFFFFFFFF, 0x41DFFFFFFFC00000, 0x43E0000000000000, 0x3FE0000000000000, 0x8000000000000001)
 
 
-def inputs(seed: int) -> np.ndarray:
+def inputs(seed: int, threads: int = THREADS) -> np.ndarray:
     """Return ``WORDS`` words for each thread: edge values, small ones, floats of all sizes, doubles in pairs, and bits."""
     rng = np.random.default_rng(seed)
-    shape = (THREADS, WORDS)
+    shape = (threads, WORDS)
     if seed % 2 and seed // 2 >= len(FORMS):
         words = rng.choice(np.array(EDGES_32, np.uint32), shape)
-        words[:, WORDS // 2 :] = rng.choice(np.array(EDGES_64, np.uint64), (THREADS, WORDS // 4)).view(np.uint32)
+        words[:, WORDS // 2 :] = rng.choice(np.array(EDGES_64, np.uint64), (threads, WORDS // 4)).view(np.uint32)
         return words
     words = rng.integers(0, 1 << 32, shape, np.uint32)
     pick = rng.random(shape)
@@ -229,18 +229,19 @@ def inputs(seed: int) -> np.ndarray:
     floats = (rng.standard_normal(shape) * 10.0 ** rng.integers(-6, 7, shape)).astype(np.float32).view(np.uint32)
     words = np.where((pick >= 0.25) & (pick < 0.5), floats, words)
     words = np.where((pick >= 0.5) & (pick < 0.6), rng.integers(0, 100, shape, np.uint32), words)
-    doubles = (rng.standard_normal((THREADS, WORDS // 4)) * 10.0 ** rng.integers(-9, 10, (THREADS, WORDS // 4))).view(
+    doubles = (rng.standard_normal((threads, WORDS // 4)) * 10.0 ** rng.integers(-9, 10, (threads, WORDS // 4))).view(
         np.uint32
     )
-    words[:, WORDS // 2 :] = np.where(rng.random((THREADS, WORDS // 2)) < 0.6, doubles, words[:, WORDS // 2 :])
+    words[:, WORDS // 2 :] = np.where(rng.random((threads, WORDS // 2)) < 0.6, doubles, words[:, WORDS // 2 :])
     return np.ascontiguousarray(words)
 
 
 class Writer:
     """Writes the body of a kernel ``(in, out, counters)``; registers hold words, whatever type they are used as."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, threads: int = THREADS) -> None:
         self.rng = random.Random(seed)
+        self.threads = threads
         self.lines: list[str] = []
         self.count = Counter[str]()
         self.pool: dict[int, list[str]] = {2: [], 4: [], 8: [], 0: []}
@@ -278,7 +279,7 @@ class Writer:
             f".visible .entry {name}(.param .u64 in, .param .u64 out, .param .u64 counters) {{",
             *registers,
             ".reg .b64 %in, %out, %counters, %at; .reg .b32 %me, %offset, %shared_at, %other;",
-            f".shared .align 4 .b32 shared_{name}[{THREADS}]; .local .align 4 .b32 local_{name}[8];",
+            f".shared .align 4 .b32 shared_{name}[{self.threads}]; .local .align 4 .b32 local_{name}[8];",
             "mov.u32 %me, %tid.x;",
             "ld.param.u64 %in, [in]; ld.param.u64 %out, [out]; ld.param.u64 %counters, [counters];",
             f"mad.wide.u32 %in, %me, {4 * WORDS}, %in;",
@@ -319,11 +320,10 @@ class Writer:
         return f"{low}, {high}"
 
 
-def instruction_kernel(seed: int, name: str) -> tuple[str, str, float]:
-    """Return a kernel that applies one form to several operands, what it is, and its bound."""
-    writer = Writer(seed)
+def instruction_kernel(seed: int, name: str, form: Form, threads: int = THREADS) -> str:
+    """Return a kernel that applies one form to several operands."""
+    writer = Writer(seed, threads)
     writer.load_inputs()
-    form = FORMS[seed // 2 % len(FORMS)]
     results = []
     for _ in range(8):
         result = writer.instruction(form, [writer.operand(t) for t in form.sources])
@@ -338,16 +338,29 @@ def instruction_kernel(seed: int, name: str) -> tuple[str, str, float]:
             result = word
         results.append(result)
     writer.store(results)
-    return writer.kernel(name), f"{form.name} -> {form.result}", form.ulp
+    return writer.kernel(name)
 
 
-EXACT = [form for form in FORMS if not form.ulp and form.result not in ("f16", "bf16", "f16x2", "bf16x2")]
-EXACT = [form for form in EXACT if not {"f16", "bf16", "f16x2", "bf16x2"}.intersection(form.sources)]
+def _in_programs(form: Form) -> bool:
+    """Whether a form's result is exact, and the same in a program as alone.
+
+    NVIDIA's compiler takes some for what they are not where it puts instructions together: negation of a 16-bit number
+    never overflows, a NaN converted to 64 bits and then narrowed is zero, and of four ``mad.hi`` in an unrolled loop
+    two get lost (driver 580.159, H200).
+    """
+    merged = ("abs.s16", "neg.s16", "mad.hi")
+    narrows = form.name.startswith("cvt.sat") and form.name.endswith("64") and SIZES[form.result] < 8
+    kinds = {form.result, *form.sources}
+    exact = not form.ulp and not kinds.intersection(("f16", "bf16", "f16x2", "bf16x2"))
+    return exact and not narrows and not form.name.startswith(merged)
 
 
-def program_kernel(seed: int, name: str) -> str:
-    """Return a kernel of random code."""
-    writer = Writer(seed)
+EXACT = [form for form in FORMS if _in_programs(form)]
+
+
+def program_kernel(seed: int, name: str, forms: list[Form], threads: int = THREADS) -> str:
+    """Return a kernel of random code made of `forms`, which all threads of the only block run."""
+    writer = Writer(seed, threads)
     writer.load_inputs()
     rng = writer.rng
     labels = Counter[str]()
@@ -357,7 +370,7 @@ def program_kernel(seed: int, name: str) -> str:
         return f"$L_{name}_{labels['l']}"
 
     def statement() -> None:
-        form = rng.choice(EXACT)
+        form = rng.choice(forms)
         result = writer.instruction(form, [writer.operand(t) for t in form.sources])
         pool = writer.pool[SIZES[form.result]]
         if SIZES[form.result] == 0:
@@ -411,11 +424,11 @@ def program_kernel(seed: int, name: str) -> str:
             name_, kind = operation.split(".")
             writer.emit(f"redux.sync.{name_}.{kind} {result}, {source}, 0xffffffff;")
         elif what == 4:
-            step = rng.randrange(1, THREADS)
+            step = rng.randrange(1, threads)
             writer.emit(
                 f"bar.sync 0;\nmov.u32 %shared_at, shared_{name};\nmad.lo.u32 %offset, %me, 4, %shared_at;\n"
                 f"st.shared.u32 [%offset], {source};\nbar.sync 0;\nadd.u32 %other, %me, {step};\n"
-                f"and.b32 %other, %other, {THREADS - 1};\nmad.lo.u32 %offset, %other, 4, %shared_at;\n"
+                f"and.b32 %other, %other, {threads - 1};\nmad.lo.u32 %offset, %other, 4, %shared_at;\n"
                 f"ld.shared.u32 {result}, [%offset];"
             )
         elif what == 5:
@@ -441,8 +454,9 @@ def program_kernel(seed: int, name: str) -> str:
 def kernel_of(seed: int) -> tuple[str, str, float]:
     """Return the PTX of a seed's kernel, what it is about, and the allowed error in units in the last place."""
     if seed % 2:
-        return instruction_kernel(seed, f"k{seed}")
-    return program_kernel(seed, f"k{seed}"), "program", 0.0
+        form = FORMS[seed // 2 % len(FORMS)]
+        return instruction_kernel(seed, f"k{seed}", form), f"{form.name} -> {form.result}", form.ulp
+    return program_kernel(seed, f"k{seed}", EXACT), "program", 0.0
 
 
 def module_of(kernels: list[str]) -> str:

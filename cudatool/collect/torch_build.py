@@ -1,0 +1,97 @@
+"""Building :file:`torch_log.cpp` against the PyTorch that the program imports, once for each version of the two."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from types import ModuleType
+
+from cudatool.config import cache_directory
+from cudatool.errors import CudatoolError
+
+__all__ = ["TorchBuildError", "load"]
+
+_SOURCE = Path(__file__).with_name("torch_log.cpp")
+
+
+class TorchBuildError(CudatoolError):
+    """The part that watches PyTorch could not be built."""
+
+
+def load(torch: ModuleType) -> ModuleType:
+    """Return the extension module for this `torch`, built now (some seconds) if no earlier process has.
+
+    Raises
+    ------
+    TorchBuildError
+        There is no C++ compiler (``CXX``, else ``g++`` or ``c++``), or it failed: the first lines that it said.
+    """
+    path = _built(torch)
+    loader = importlib.machinery.ExtensionFileLoader("torch_log", str(path))
+    spec = importlib.util.spec_from_file_location("torch_log", path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def _built(torch: ModuleType) -> Path:
+    source = _SOURCE.read_bytes()
+    facts = (source, torch.__version__, torch.version.git_version, sys.implementation.cache_tag, os.uname().machine)
+    key = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+    path = cache_directory() / "torch" / f"{key}.so"
+    if path.exists():
+        return path
+    compiler = shutil.which(os.environ.get("CXX", "")) or shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        raise TorchBuildError("watching PyTorch needs a C++ compiler: install g++, or name one in CXX")
+    print("cudatool: building the part that watches PyTorch, once for this version of it", file=sys.stderr)  # noqa: T201
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / "torch_log.so"
+        done = subprocess.run(
+            [compiler, *_options(torch), str(_SOURCE), "-o", str(made), *_libraries(torch)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            said = "\n".join(line for line in done.stderr.splitlines() if "error" in line)[:2000]
+            raise TorchBuildError(f"the part that watches PyTorch {torch.__version__} cannot be built: {said}")
+        made.rename(path)
+    return path
+
+
+def _options(torch: ModuleType) -> list[str]:
+    root = Path(torch.__file__ or "").parent
+    # NDEBUG as PyTorch itself was built: the layout of RecordFunction depends on it.
+    options = ["-O2", "-DNDEBUG", "-std=c++20", "-fPIC", "-shared", "-w"]
+    options.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}")
+    includes = [Path(sysconfig.get_path("include")), root / "include"]
+    if torch.version.cuda:
+        options.append("-DWITH_CUDA")
+        includes += _cuda_includes()
+    return [*options, *(word for path in includes for word in ("-isystem", str(path)))]
+
+
+def _cuda_includes() -> list[Path]:
+    """Folders with the CUDA runtime's headers: NVIDIA's wheels (of which cudatool needs one), then a toolkit."""
+    spec = importlib.util.find_spec("nvidia")
+    wheels = [Path(path) for path in (spec.submodule_search_locations or ())] if spec is not None else []
+    folders = [wheel / name / "include" for wheel in wheels for name in ("cu13", "cuda_runtime")]
+    folders.append(Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include")
+    return [folder for folder in folders if (folder / "cuda_runtime_api.h").exists()]
+
+
+def _libraries(torch: ModuleType) -> list[str]:
+    folder = Path(torch.__file__ or "").parent / "lib"
+    names = ["torch_python", "torch_cpu", "c10"] + (["c10_cuda"] if torch.version.cuda else [])
+    return [f"-L{folder}", *(f"-l{name}" for name in names), f"-Wl,-rpath,{folder}"]

@@ -1,0 +1,601 @@
+// What a PyTorch program does on the device, as a log of 64-bit words. It is built on the user's machine against the
+// PyTorch that the program imports (cudatool/collect/torch_build.py) and read by cudatool/collect/torch_rows.py, which
+// holds the layout of the rows.
+//
+// Three sources, all in order:
+//   operators            a global RecordFunction callback: every thread, autograd's backward threads too
+//   streams and events   PyTorch's GPU trace: the functions that it calls at each event, wait and synchronization
+//   memory               the caching allocator's trace tracker
+//
+// An operator takes about a microsecond. What it touches (its payload) is written once and then named by a number:
+// a training step repeats the same operators on the same memory.
+#include <Python.h>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/record_function.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/GPUTrace.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#ifdef WITH_CUDA
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+#endif
+
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+c10::impl::PyInterpreter* getPyInterpreter();  // of libtorch_python
+
+namespace {
+
+using Words = std::vector<uint64_t>;
+
+enum Row : uint64_t { BEGIN = 1, CALL, PAYLOAD, MEMORY, TRACE, NOTE, STREAM };
+enum Trace : uint64_t {
+  EVENT_DELETION = 1, EVENT_RECORD, EVENT_WAIT, EVENT_SYNCHRONIZE, STREAM_SYNCHRONIZE, DEVICE_SYNCHRONIZE
+};
+
+struct Hash {
+  size_t operator()(const Words& words) const {
+    uint64_t hash = 14695981039346656037ull;
+    for (uint64_t word : words) hash = (hash ^ word ^ word >> 29) * 1099511628211ull;
+    return hash;
+  }
+};
+
+// What is known of an operator.
+struct Op {
+  uint64_t index;         // in the table of names
+  bool ignored;           // only makes views, or is made of other operators that are seen themselves
+  bool copies;            // between memories: tensors of the host count as well
+  int non_blocking = -1;  // position of that argument
+};
+
+constexpr size_t MOST_PAYLOADS = 1 << 18;  // kept to be found again
+constexpr size_t MOST_FORWARD = 1 << 20;
+constexpr size_t PAYLOAD_HEAD = 4;  // operator, node, extra, number of tensors
+constexpr size_t TENSOR_HEAD = 5;   // words of a tensor before its sizes and strides
+
+bool enabled = false;
+c10::DeviceType watched = c10::DeviceType::CUDA;
+PyObject* capture_stack = nullptr;  // Python: () -> id of the caller's stack
+PyObject* new_thread = nullptr;     // Python: () -> id of this thread
+at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;
+
+std::mutex lock;  // of what follows
+Words rows;
+unsigned long long most_words = 8 << 20;  // of rows in memory; then they go to a file
+FILE* spilled = nullptr;            // rows that went to a file, in chunks
+std::vector<size_t> chunks;         // words of each
+size_t next_chunk = 0, offset = 0;  // to be drained, and where it lies
+std::unordered_map<Words, uint64_t, Hash> payloads;
+uint64_t payload_count = 0, call_count = 0;
+std::unordered_map<const void*, Op> ops;
+std::vector<std::string> names;  // of operators, of nodes of the backward graph, and of kernels
+std::unordered_map<std::string, uint64_t> name_indices;
+std::unordered_map<uint64_t, uint64_t> streams;  // seen: handle -> flags
+std::unordered_map<uint64_t, uint64_t> forward_stacks;  // thread and sequence number of a forward operator -> stack
+
+std::unordered_map<Words, uint64_t, Hash> stacks;  // under the GIL: places of the frames -> id
+std::atomic<uint64_t> backward_stack{0};           // of the call that runs the backward graph
+
+struct Thread {
+  uint64_t id = 0;
+  uint64_t call = 0;   // number of the operator in progress
+  bool begun = false;  // whether the log has its beginning
+  uint64_t node = 0, node_stack = 0;  // of the backward graph: the name that runs, and its forward operator's stack
+  Words payload;       // of the operator in progress: PAYLOAD_HEAD words, then its tensors
+  uint64_t count = 0, extra = 0;
+  bool touches = false;
+  uint64_t free_stack = 0;  // of the free in progress
+};
+thread_local Thread self;
+
+uint64_t now() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return uint64_t(time.tv_sec) * 1000000000 + time.tv_nsec;
+}
+
+// ---- rows (the lock is held) ----
+
+void spill() {
+  if (!spilled && !(spilled = std::tmpfile())) return;  // then they stay in memory
+  std::fseek(spilled, 0, SEEK_END);
+  if (std::fwrite(rows.data(), sizeof(uint64_t), rows.size(), spilled) != rows.size()) return;
+  chunks.push_back(rows.size());
+  rows.clear();
+}
+
+void forget_spilled() {
+  if (spilled) std::fclose(spilled);
+  spilled = nullptr;
+  chunks.clear();
+  next_chunk = offset = 0;
+}
+
+void append(Row kind, std::initializer_list<uint64_t> first, const Words& rest = {}) {
+  if (self.call && !self.begun && kind != CALL && kind != PAYLOAD) {
+    self.begun = true;
+    append(BEGIN, {self.call});
+  }
+  if (rows.size() >= most_words) spill();
+  rows.push_back(kind | (2 + first.size() + rest.size()) << 8 | self.id << 40);
+  rows.push_back(now());
+  rows.insert(rows.end(), first);
+  rows.insert(rows.end(), rest.begin(), rest.end());
+}
+
+void see_stream([[maybe_unused]] uint64_t handle, [[maybe_unused]] int device) {
+#ifdef WITH_CUDA
+  if (!streams.emplace(handle, 0).second) return;
+  unsigned flags = 0;
+  if (handle > 2 && cudaStreamGetFlags(reinterpret_cast<cudaStream_t>(handle), &flags) != cudaSuccess) {
+    cudaGetLastError();
+    flags = cudaStreamNonBlocking;  // so PyTorch's own are; and no order is invented
+  }
+  append(STREAM, {handle, uint64_t(device), flags});
+#endif
+}
+
+uint64_t current_stream([[maybe_unused]] int device) {
+#ifdef WITH_CUDA
+  return reinterpret_cast<uint64_t>(c10::cuda::getCurrentCUDAStream(device).stream());
+#else
+  return 0;
+#endif
+}
+
+uint64_t name_index(const std::string& name) {
+  auto [found, is_new] = name_indices.emplace(name, names.size());
+  if (is_new) names.push_back(name);
+  return found->second;
+}
+
+// ---- threads and Python stacks ----
+
+void enter_thread() {
+  if (self.id) return;
+  PyGILState_STATE gil = PyGILState_Ensure();
+  PyObject* id = PyObject_CallNoArgs(new_thread);
+  self.id = id ? PyLong_AsUnsignedLongLong(id) : 0;
+  Py_XDECREF(id);
+  PyErr_Clear();
+  PyGILState_Release(gil);
+}
+
+// The id of this thread's Python stack. Known stacks cost a look-up by the places of their frames: a code object lives
+// as long as the process once its stack has an id, and the offset of the instruction lies inside of it.
+uint64_t python_stack() {
+  if (!PyGILState_GetThisThreadState()) return 0;
+  PyGILState_STATE gil = PyGILState_Ensure();
+  Words places;
+  places.reserve(32);
+  PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
+  while (frame) {
+    PyCodeObject* code = PyFrame_GetCode(frame);
+    places.push_back(reinterpret_cast<uint64_t>(code) + PyFrame_GetLasti(frame));
+    Py_DECREF(code);
+    PyFrameObject* outer = PyFrame_GetBack(frame);
+    Py_DECREF(frame);
+    frame = outer;
+  }
+  uint64_t stack = 0;
+  auto found = stacks.find(places);
+  if (found != stacks.end()) {
+    stack = found->second;
+  } else if (!places.empty()) {
+    PyObject *type, *error, *traceback;  // the operator may have failed
+    PyErr_Fetch(&type, &error, &traceback);
+    if (PyObject* id = PyObject_CallNoArgs(capture_stack)) {
+      stack = stacks[places] = PyLong_AsUnsignedLongLong(id);
+      Py_DECREF(id);
+    }
+    PyErr_Clear();
+    PyErr_Restore(type, error, traceback);
+  }
+  PyGILState_Release(gil);
+  return stack;
+}
+
+// In a backward graph the stack of the forward operator, where it is known: the engine's threads have none.
+uint64_t stack() {
+  uint64_t found = self.node ? self.node_stack : python_stack();
+  return found ? found : backward_stack.load();
+}
+
+// ---- operators ----
+
+const Op* find_op(const at::RecordFunction& fn) {
+  // The name lies in the schema, which stays where it is: each overload has its own.
+  std::lock_guard<std::mutex> guard(lock);
+  auto found = ops.find(fn.name());
+  if (found != ops.end()) return &found->second;
+  auto name = fn.operator_name();
+  auto handle = name ? c10::Dispatcher::singleton().findSchema(*name) : std::nullopt;
+  if (!handle) return nullptr;
+  const c10::FunctionSchema& schema = handle->schema();
+  auto is_written = [](const c10::Argument& a) { return a.alias_info() && a.alias_info()->isWrite(); };
+  auto is_view = [](const c10::Argument& a) { return a.alias_info() && !a.alias_info()->isWrite(); };
+  bool views = !schema.returns().empty() &&
+      std::all_of(schema.returns().begin(), schema.returns().end(), is_view) &&
+      std::none_of(schema.arguments().begin(), schema.arguments().end(), is_written);
+  bool composed = handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+      !handle->hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+  Op op{name_index(name->overload_name.empty() ? name->name : name->name + "." + name->overload_name),
+        views || composed, name->name == "aten::copy_" || name->name == "aten::_to_copy"};
+  for (size_t i = 0; i < schema.arguments().size(); i++) {
+    if (op.copies && schema.arguments()[i].name() == "non_blocking") op.non_blocking = int(i);
+  }
+  return &ops.emplace(fn.name(), op).first->second;
+}
+
+bool is_pinned(const at::Tensor& tensor) {
+  const c10::DataPtr& data = tensor.storage().data_ptr();
+  if (!data.get() || data.get_deleter() == c10::GetDefaultCPUAllocator()->raw_deleter()) return false;
+  return at::detail::getCUDAHooks().isPinnedPtr(data.get());
+}
+
+constexpr auto SYNTHETIC = {c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
+                            c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper};
+
+// Whether the tensor stands for others, on which the operator will be seen again.
+bool is_wrapper(const at::Tensor& tensor) {
+  for (auto key : SYNTHETIC) {
+    if (tensor.key_set().has(key)) return true;
+  }
+  return false;
+}
+
+// Adds a tensor to the payload; false if the operator is none that runs.
+bool add_tensor(const at::Tensor& tensor, uint64_t position, const Op& op) {
+  if (!tensor.defined()) return true;
+  if (is_wrapper(tensor)) return false;
+  if (!tensor.has_storage() || tensor.layout() != c10::kStrided || tensor.is_meta()) return true;
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  bool on_device = tensor.device().type() == watched;
+  bool pinned = !on_device && tensor.is_cpu() && is_pinned(tensor);
+  if (!on_device && !pinned && !op.copies) return true;
+  self.touches |= on_device || pinned;
+  int device = std::max<int>(tensor.device().index(), 0);
+  auto start = reinterpret_cast<uint64_t>(impl.storage().data());
+  self.payload.insert(self.payload.end(), {
+      position | uint64_t(on_device) << 16 | uint64_t(pinned) << 17 | uint64_t(device) << 24 |
+          uint64_t(impl.itemsize()) << 32 | uint64_t(impl.dim()) << 48,
+      start + impl.storage_offset() * impl.itemsize(), start, impl.storage().nbytes(),
+      on_device ? current_stream(device) : 0});
+  for (int64_t size : impl.sizes()) self.payload.push_back(size);
+  for (int64_t stride : impl.strides()) self.payload.push_back(stride);
+  self.count++;
+  return true;
+}
+
+bool add_value(const c10::IValue& value, uint64_t position, const Op& op) {
+  if (value.isTensor()) return add_tensor(value.toTensor(), position, op);
+  if (!value.isList()) return true;
+  for (const c10::IValue& item : value.toListRef()) {
+    if (!item.isTensor()) break;
+    if (!add_tensor(item.toTensor(), position, op)) return false;
+  }
+  return true;
+}
+
+struct InOperator : at::ObserverContext {
+  explicit InOperator(const Op* op) : op(op) {}
+  const Op* op;
+};
+
+struct InNode : at::ObserverContext {
+  uint64_t node = self.node, stack = self.node_stack;  // of the node around this one
+};
+
+uint64_t forward_key(uint64_t thread, int64_t sequence) { return thread << 48 ^ uint64_t(sequence); }
+
+std::unique_ptr<at::ObserverContext> begin_node(const at::RecordFunction& fn) {
+  // A node comes once or twice: "autograd::engine::evaluate_function: AddBackward0", and then "AddBackward0".
+  const char* prefix = std::strstr(fn.name(), ": ");
+  const char* name = prefix ? prefix + 2 : fn.name();
+  std::lock_guard<std::mutex> guard(lock);
+  uint64_t node = name_index(name);
+  if (node == self.node && !prefix) return nullptr;
+  auto context = std::make_unique<InNode>();
+  self.node = node;
+  auto found = forward_stacks.find(forward_key(fn.forwardThreadId(), fn.seqNr()));
+  self.node_stack = found == forward_stacks.end() ? 0 : found->second;
+  return context;
+}
+
+std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) {
+  if (!enabled) return nullptr;
+  if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION) return begin_node(fn);
+  // What an operator does inside is its own business. With a Python mode the operator is seen again below it.
+  if (self.call || c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Python)) return nullptr;
+  const Op* op = find_op(fn);
+  if (!op || op->ignored) return nullptr;
+  enter_thread();
+  self.payload.assign(PAYLOAD_HEAD, 0);
+  self.count = self.extra = 0;
+  self.touches = false;
+  uint64_t position = 0;
+  for (const c10::IValue& input : fn.inputs()) {
+    if (!add_value(input, position, *op)) return nullptr;
+    if (int(position) == op->non_blocking) self.extra = input.isBool() && input.toBool();
+#ifdef WITH_CUDA
+    if (input.isStream()) self.extra = uint64_t(c10::cuda::CUDAStream(input.toStream()).stream());
+#endif
+    position++;
+  }
+  self.begun = false;
+  std::lock_guard<std::mutex> guard(lock);
+  self.call = ++call_count;
+  return std::make_unique<InOperator>(op);
+}
+
+void end(const at::RecordFunction& fn, at::ObserverContext* context) {
+  if (auto* node = dynamic_cast<InNode*>(context)) {
+    self.node = node->node;
+    self.node_stack = node->stack;
+    return;
+  }
+  auto* operation = dynamic_cast<InOperator*>(context);
+  if (!operation) return;
+  const Op& op = *operation->op;
+  uint64_t position = 256;
+  for (const c10::IValue& output : fn.outputs()) add_value(output, position++, op);
+  uint64_t at = enabled && self.touches ? stack() : 0;
+  std::lock_guard<std::mutex> guard(lock);
+  if (enabled && self.touches) {
+    Words& words = self.payload;
+    words[0] = op.index, words[1] = self.node, words[2] = self.extra, words[3] = self.count;
+    auto found = payloads.find(words);
+    if (found == payloads.end()) {
+      if (payloads.size() >= MOST_PAYLOADS) payloads.clear();
+      found = payloads.emplace(words, ++payload_count).first;
+      append(PAYLOAD, {payload_count}, words);
+      for (size_t i = PAYLOAD_HEAD; i < words.size(); i += TENSOR_HEAD + 2 * (words[i] >> 48)) {
+        if (words[i] >> 16 & 1) see_stream(words[i + 4], words[i] >> 24 & 0xff);
+      }
+    }
+    append(CALL, {self.call, found->second, at});
+    if (fn.seqNr() >= 0 && !self.node) {  // autograd's node, if the operator gets one, has this number
+      if (forward_stacks.size() >= MOST_FORWARD) forward_stacks.clear();
+      forward_stacks[forward_key(at::RecordFunction::currentThreadId(), fn.seqNr())] = at;
+    }
+  } else if (self.begun) {
+    append(CALL, {self.call, 0, 0});
+  }
+  self.call = 0;
+}
+
+// ---- streams and events ----
+
+void trace(Trace what, uint64_t first, uint64_t second) {
+  if (!enabled) return;
+  enter_thread();
+  uint64_t at = what == EVENT_DELETION ? 0 : stack();
+  std::lock_guard<std::mutex> guard(lock);
+  int device = 0;
+#ifdef WITH_CUDA
+  device = c10::cuda::current_device();
+  if (what == EVENT_RECORD || what == EVENT_WAIT) see_stream(second, device);
+  if (what == STREAM_SYNCHRONIZE) see_stream(first, device);
+#endif
+  append(TRACE, {what, first, second, uint64_t(device), at});
+}
+
+using VTable = c10::impl::PyInterpreterVTable;
+
+// Replaces an entry in a copy of a table of virtual functions. A pointer to a virtual member function holds the
+// entry's place (Itanium C++ ABI, 2.3); a member function is called like a function whose first argument is the object.
+template <typename Member, typename Function>
+size_t replace(std::vector<void*>* table, Member member, Function* function) {
+  ptrdiff_t words[2];
+  static_assert(sizeof(member) == sizeof(words));
+  std::memcpy(words, &member, sizeof(words));
+#ifdef __aarch64__
+  size_t entry = words[0] / sizeof(void*);
+#else
+  size_t entry = (words[0] - 1) / sizeof(void*);
+#endif
+  if (table) (*table)[entry] = reinterpret_cast<void*>(function);
+  return entry;
+}
+
+template <Trace what>
+void on_one(const VTable*, c10::DeviceType, uintptr_t handle) { trace(what, handle, 0); }
+template <Trace what>
+void on_two(const VTable*, c10::DeviceType, uintptr_t event, uintptr_t stream) { trace(what, event, stream); }
+template <Trace what>
+void on_none(const VTable*, c10::DeviceType) { trace(what, 0, 0); }
+void on_nothing(const VTable*, c10::DeviceType, uintptr_t) {}
+
+// Just before the allocator takes its lock: there is no looking at the stack later (on_memory). Inside an operator the
+// free has that one's stack.
+void on_free(const VTable*, c10::DeviceType, uintptr_t) {
+  bool known = enabled && !self.call && (self.node || PyGILState_Check());
+  self.free_stack = known ? stack() : 0;
+}
+
+// PyTorch traces the GPU through its interpreter object, in Python: microseconds for each allocation. It gets a copy
+// of that object instead, in which only these functions differ.
+void trace_gpu() {
+  static std::vector<void*> table;
+  static void** object;
+  static c10::impl::PyInterpreter* interpreter;
+  if (interpreter) return;
+  size_t entries = replace(nullptr, &VTable::reset_backward_hooks, (void*)nullptr) + 1;  // the last one
+  entries = std::max(entries, replace(nullptr, &VTable::trace_gpu_event_synchronization, (void*)nullptr) + 1);
+  const VTable* original = getPyInterpreter()->vtable_;
+  void** from = *reinterpret_cast<void** const*>(original);
+  table.assign(from, from + entries);
+  replace(&table, &VTable::trace_gpu_event_creation, &on_nothing);
+  replace(&table, &VTable::trace_gpu_event_deletion, &on_one<EVENT_DELETION>);
+  replace(&table, &VTable::trace_gpu_event_record, &on_two<EVENT_RECORD>);
+  replace(&table, &VTable::trace_gpu_event_wait, &on_two<EVENT_WAIT>);
+  replace(&table, &VTable::trace_gpu_event_synchronization, &on_one<EVENT_SYNCHRONIZE>);
+  replace(&table, &VTable::trace_gpu_stream_creation, &on_nothing);
+  replace(&table, &VTable::trace_gpu_stream_synchronization, &on_one<STREAM_SYNCHRONIZE>);
+  replace(&table, &VTable::trace_gpu_device_synchronization, &on_none<DEVICE_SYNCHRONIZE>);
+  replace(&table, &VTable::trace_gpu_memory_allocation, &on_nothing);
+  replace(&table, &VTable::trace_gpu_memory_deallocation, &on_free);
+  object = table.data();
+  interpreter = new c10::impl::PyInterpreter(reinterpret_cast<const VTable*>(&object));
+  c10::impl::GPUTrace::set_trace(interpreter);
+}
+
+// ---- memory ----
+
+#ifdef WITH_CUDA
+// Called with the allocator's lock held: no looking at the stack here, because whoever has the GIL may be waiting for
+// that lock. The operator that allocates has a stack, and a free has left one.
+void on_memory(const c10::cuda::CUDACachingAllocator::TraceEntry& entry) {
+  if (!enabled) return;
+  std::lock_guard<std::mutex> guard(lock);
+  auto stream = reinterpret_cast<uint64_t>(entry.stream_);
+  see_stream(stream, entry.device_);
+  append(MEMORY, {uint64_t(entry.action_), entry.addr_, entry.size_, stream, uint64_t(entry.device_), self.call,
+                  entry.action_ == c10::cuda::CUDACachingAllocator::TraceEntry::FREE_REQUESTED ? self.free_stack : 0});
+}
+#endif
+
+// ---- Python ----
+
+PyObject* py_start(PyObject*, PyObject* arguments) {
+  const char* device;
+  PyObject *stack_function, *thread_function;
+  if (!PyArg_ParseTuple(arguments, "sOO|K", &device, &stack_function, &thread_function, &most_words)) return nullptr;
+  capture_stack = Py_NewRef(stack_function);
+  new_thread = Py_NewRef(thread_function);
+  watched = std::strcmp(device, "cpu") ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
+  if (names.empty()) name_index("");  // 0 is no name
+  {
+    std::lock_guard<std::mutex> guard(lock);  // who reads from now on has seen nothing yet
+    payloads.clear();
+    streams.clear();
+    rows.clear();
+    forget_spilled();
+  }
+  stacks.clear();
+  trace_gpu();
+  callback = at::addGlobalCallback(at::RecordFunctionCallback(begin, end).needsInputs(true).needsOutputs(true).scopes(
+      {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+  enabled = true;
+  Py_RETURN_NONE;
+}
+
+// Once CUDA is initialized: before, there are no allocators. Other allocators than the caching one refuse.
+PyObject* py_watch_memory(PyObject*, PyObject*) {
+#ifdef WITH_CUDA
+  static bool once = false;
+  try {
+    if (!once) c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(on_memory);
+    once = true;
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
+#endif
+  Py_RETURN_NONE;
+}
+
+PyObject* py_stop(PyObject*, PyObject*) {
+  enabled = false;
+  if (callback != at::INVALID_CALLBACK_HANDLE) at::removeCallback(callback);
+  callback = at::INVALID_CALLBACK_HANDLE;
+  Py_RETURN_NONE;
+}
+
+PyObject* py_forget(PyObject*, PyObject*) {  // in a forked child, another thread of whose parent may have held the lock
+  enabled = false;
+  Py_RETURN_NONE;
+}
+
+PyObject* py_note(PyObject*, PyObject* arguments) {
+  Words words;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arguments); i++) {
+    words.push_back(PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(arguments, i)));
+  }
+  if (PyErr_Occurred()) return nullptr;
+  if (!enabled) Py_RETURN_NONE;
+  enter_thread();
+  uint64_t at = stack();
+  std::lock_guard<std::mutex> guard(lock);
+  append(NOTE, {at}, words);
+  Py_RETURN_NONE;
+}
+
+PyObject* py_name(PyObject*, PyObject* text) {
+  const char* name = PyUnicode_AsUTF8(text);
+  if (!name) return nullptr;
+  std::lock_guard<std::mutex> guard(lock);
+  return PyLong_FromUnsignedLongLong(name_index(name));
+}
+
+PyObject* py_stream(PyObject*, PyObject* arguments) {
+  int device;
+  if (!PyArg_ParseTuple(arguments, "i", &device)) return nullptr;
+  uint64_t handle = current_stream(device);
+  enter_thread();
+  std::lock_guard<std::mutex> guard(lock);
+  if (enabled) see_stream(handle, device);
+  return PyLong_FromUnsignedLongLong(handle);
+}
+
+PyObject* py_backward_from(PyObject*, PyObject* stack_id) {
+  backward_stack = PyLong_AsUnsignedLongLong(stack_id);
+  Py_RETURN_NONE;
+}
+
+PyObject* py_drain(PyObject*, PyObject*) {
+  Words taken;
+  {
+    std::lock_guard<std::mutex> guard(lock);
+    if (next_chunk < chunks.size()) {
+      taken.resize(chunks[next_chunk++]);
+      std::fseek(spilled, long(offset * sizeof(uint64_t)), SEEK_SET);
+      taken.resize(std::fread(taken.data(), sizeof(uint64_t), taken.size(), spilled));
+      offset += taken.size();
+      if (next_chunk == chunks.size()) forget_spilled();
+    } else {
+      taken.swap(rows);
+    }
+  }
+  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(taken.data()), taken.size() * sizeof(uint64_t));
+}
+
+PyObject* py_names(PyObject*, PyObject*) {
+  std::lock_guard<std::mutex> guard(lock);
+  PyObject* list = PyList_New(names.size());
+  for (size_t i = 0; list && i < names.size(); i++) PyList_SET_ITEM(list, i, PyUnicode_FromString(names[i].c_str()));
+  return list;
+}
+
+PyMethodDef methods[] = {
+    {"start", py_start, METH_VARARGS, "start(device, capture_stack, thread_id[, most_words]): watch from now on"},
+    {"watch_memory", py_watch_memory, METH_NOARGS, "watch_memory(): watch the caching allocators, from now on"},
+    {"stop", py_stop, METH_NOARGS, "stop(): watch no more"},
+    {"forget", py_forget, METH_NOARGS, "forget(): log nothing more in this process"},
+    {"note", py_note, METH_VARARGS, "note(what, *words): add a NOTE row"},
+    {"stream", py_stream, METH_VARARGS, "stream(device): the current stream's handle"},
+    {"backward_from", py_backward_from, METH_O, "backward_from(stack): the backward graph is run from there"},
+    {"drain", py_drain, METH_NOARGS, "drain(): rows so far, which are then forgotten; again until there are none"},
+    {"name", py_name, METH_O, "name(text): its index in names()"},
+    {"names", py_names, METH_NOARGS, "names(): of operators, nodes and kernels, by index"},
+    {nullptr, nullptr, 0, nullptr}};
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "torch_log", nullptr, -1, methods};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit_torch_log() { return PyModule_Create(&module); }

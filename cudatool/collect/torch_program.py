@@ -1,0 +1,347 @@
+"""Events of a program that uses PyTorch on a GPU, with no change to the program.
+
+When the program imports ``torch``, a small extension is loaded (:mod:`cudatool.collect.torch_build`) that logs its
+operators, its streams and events and its caching allocator. What only Python sees is added here: queries, graphs, and
+pinned memory that leaves PyTorch as an array or a list. The log is read when the recording ends, and before an event of
+anybody else's, so that the order is right.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from functools import cache, wraps
+from importlib.abc import Loader, MetaPathFinder
+from types import ModuleType
+from typing import Any
+
+from cudatool.collect.torch_accesses import Argument, Plan, make_plan
+from cudatool.collect.torch_build import TorchBuildError, load
+from cudatool.collect.torch_events import TorchEvents
+from cudatool.collect.torch_rows import Note
+from cudatool.trace import hooks, stacks
+from cudatool.trace.events import AccessFlag, Event, Kind
+
+__all__ = ["TorchCollector", "flush", "start", "stop"]
+
+_log = logging.getLogger("cudatool.collect")
+_running: TorchCollector | None = None
+
+
+def start() -> None:
+    """Watch PyTorch on a GPU, until :func:`stop`."""
+    global _running
+    _running = TorchCollector()
+    _running.start()
+
+
+def flush() -> None:
+    """Let the subscribers of the hooks have what PyTorch did so far, if it is watched."""
+    if _running is not None:
+        _running.flush()
+
+
+def stop() -> None:
+    """Watch PyTorch no more, if it is watched."""
+    global _running
+    if _running is not None:
+        _running.stop()
+    _running = None
+
+
+class TorchCollector:
+    """Watches PyTorch, from its import or from now if it is imported already, until :meth:`stop`.
+
+    Parameters
+    ----------
+    device
+        ``"cuda"``; or ``"cpu"``, which takes the host's tensors for a device's (tests).
+    """
+
+    def __init__(self, *, device: str = "cuda") -> None:
+        self._device = device
+        self._extension: Any = None
+        self._events: TorchEvents | None = None
+        self._reading = False
+        self._undo: list[tuple[Any, str, Any]] = []
+        self._graphs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._finders = [_AfterImport("torch", self._watch)]
+
+    def start(self) -> None:
+        """Begin."""
+        self._finders[0].start()
+
+    def flush(self) -> None:
+        """Pass on what was logged so far."""
+        if self._events is not None:
+            self._read()
+            self._events.finish()
+
+    def stop(self) -> None:
+        """End. What was logged and not passed on is lost. Stopping again changes nothing."""
+        for finder in self._finders:
+            finder.stop()
+        if self._extension is not None:
+            self._extension.stop()
+            hooks.unsubscribe(self._before_event)
+            for owner, name, original in reversed(self._undo):
+                setattr(owner, name, original)
+        self._extension = self._events = None
+
+    def _watch(self, torch: ModuleType) -> None:
+        if self._device == "cuda" and not torch.version.cuda:
+            return  # this PyTorch knows no CUDA device
+        if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+            self._give_up("it runs without its caching allocator (PYTORCH_NO_CUDA_MEMORY_CACHING)")
+            return
+        try:
+            extension = load(torch)
+        except TorchBuildError as error:
+            self._give_up(str(error))
+            return
+        stacks.hide(os.path.dirname(torch.__file__ or ""))
+        self._extension = extension
+        self._events = TorchEvents(hooks.forward, _plan_reader(torch), extension.names)
+        extension.start(self._device, stacks.capture, hooks.thread_id)
+        os.register_at_fork(after_in_child=extension.forget)
+        hooks.subscribe(self._before_event, first=True)
+        if torch.version.cuda:
+            torch.cuda._lazy_call(self._watch_memory)
+        self._wrap_python(torch)
+
+    def _watch_memory(self) -> None:
+        if self._extension is not None:
+            try:
+                self._extension.watch_memory()
+            except RuntimeError as error:  # without its memory nothing right can be said of it
+                self._extension.stop()
+                self._give_up(str(error).partition("\n")[0])
+
+    @staticmethod
+    def _give_up(reason: str) -> None:
+        hooks.emit(Kind.WARNING, name=f"PyTorch is not watched: {reason}")
+        _log.warning("PyTorch is not watched: %s", reason)
+
+    def _before_event(self, event: Event) -> None:
+        """Somebody else's event: what PyTorch did came before it."""
+        if not self._reading:
+            self._read()
+
+    def _read(self) -> None:
+        assert self._events is not None
+        self._reading = True
+        try:
+            while log := self._extension.drain():
+                self._events.read(log)
+        finally:
+            self._reading = False
+
+    # What only Python sees --------------------------------------------------------------------------------------
+
+    def _wrap_python(self, torch: ModuleType) -> None:
+        note = self._extension.note
+        stream_of = self._extension.stream
+
+        def event_query(event: Any, done: bool) -> None:
+            note(Note.EVENT_QUERY, event.cuda_event, int(done))
+
+        def stream_query(stream: Any, done: bool) -> None:
+            note(Note.STREAM_QUERY, stream.cuda_stream, int(done), stream.device_index)
+
+        def event_wait(event: Any, _: None, stream: Any = None) -> None:
+            if not event.cuda_event:
+                stream = stream or torch.cuda.current_stream()
+                note(Note.EMPTY_WAIT, stream.cuda_stream, stream.device_index)
+
+        def leaves(tensor: Any, flags: AccessFlag) -> None:
+            if tensor.device.type == "cpu" and tensor.is_pinned():
+                if not tensor.is_contiguous():
+                    flags |= AccessFlag.INEXACT
+                note(Note.HOST_ACCESS, tensor.data_ptr(), _span(tensor), flags)
+
+        def graph_note(what: Note, graph: Any) -> None:
+            number = self._graphs.setdefault(graph, len(self._graphs) + 1)
+            device = torch.cuda.current_device()
+            note(what, number, stream_of(device), device)
+
+        self._after(torch.cuda.Event, "query", event_query)
+        self._after(torch.cuda.Event, "wait", event_wait)
+        self._after(torch.cuda.Stream, "query", stream_query)
+        # An array shares the memory; the program may well read it only later.
+        self._after(
+            torch.Tensor, "numpy", lambda tensor, *_, **__: leaves(tensor, AccessFlag.READ | AccessFlag.INEXACT)
+        )
+        self._after(torch.Tensor, "tolist", lambda tensor, _: leaves(tensor, AccessFlag.READ))
+        if torch.version.cuda:
+            graphs = torch.cuda.CUDAGraph
+            self._after(graphs, "capture_begin", lambda graph, *_, **__: graph_note(Note.GRAPH_BEGIN, graph))
+            self._after(graphs, "capture_end", lambda graph, _: graph_note(Note.GRAPH_END, graph), always=True)
+            self._after(graphs, "replay", lambda graph, _: graph_note(Note.GRAPH_LAUNCH, graph))
+        backward = torch.autograd.graph._engine_run_backward
+
+        @wraps(backward)
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            self._extension.backward_from(stacks.capture())
+            try:
+                return backward(*args, **kwargs)
+            finally:
+                self._extension.backward_from(0)
+
+        for module in (torch.autograd.graph, torch.autograd):
+            if getattr(module, "_engine_run_backward", None) is backward:
+                self._replace(module, "_engine_run_backward", run_backward)
+
+        # Kernels that are launched past the dispatcher: of PyTorch's compiler, and Triton's own.
+        for name, then in (
+            ("torch._inductor.runtime.triton_heuristics", self._wrap_compiled),
+            ("triton.runtime.jit", self._wrap_triton),
+        ):
+            self._finders.append(_AfterImport(name, then))
+            self._finders[-1].start()
+
+    def _wrap_compiled(self, heuristics: ModuleType) -> None:
+        def launched(tuner: Any, stream: int, *args: Any) -> None:
+            words = []
+            for name, value in zip(tuner.fn.arg_names, args, strict=False):
+                if getattr(value, "is_cuda", False):
+                    # As the compiler names them; it knows what user-written kernels mutate.
+                    flags = AccessFlag.INEXACT | (
+                        AccessFlag.READ | AccessFlag.WRITE
+                        if name in tuner.mutated_arg_names or name.startswith("in_out_ptr")
+                        else AccessFlag.WRITE
+                        if name.startswith("out_ptr")
+                        else AccessFlag.READ
+                    )
+                    words += [value.data_ptr(), _span(value), flags]
+            self._launched(tuner.fn.__name__, stream, words)
+
+        original = heuristics.CachingAutotuner.run
+
+        @wraps(original)
+        def run(tuner: Any, *args: Any, stream: int, **kwargs: Any) -> Any:
+            result = original(tuner, *args, stream=stream, **kwargs)
+            launched(tuner, stream, *args)
+            return result
+
+        self._replace(heuristics.CachingAutotuner, "run", run)
+
+    def _wrap_triton(self, jit: ModuleType) -> None:
+        original = jit.JITFunction.run
+
+        @wraps(original)
+        def run(kernel: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:
+            result = original(kernel, *args, warmup=warmup, **kwargs)
+            if not warmup:
+                torch = sys.modules["torch"]
+                self._launched(kernel.fn.__name__, self._extension.stream(torch.cuda.current_device()), [])
+            return result
+
+        self._replace(jit.JITFunction, "run", run)
+
+    def _launched(self, name: str, stream: int, words: list[int]) -> None:
+        device = sys.modules["torch"].cuda.current_device()
+        self._extension.note(Note.LAUNCH, self._extension.name(name), stream, device, *words)
+
+    def _after(self, owner: Any, name: str, tell: Callable[..., None], *, always: bool = False) -> None:
+        """Call ``tell(self, result, *args)`` after each call; with `always`, after one that failed too."""
+        original = getattr(owner, name)
+
+        @wraps(original)
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = None
+            try:
+                result = original(self, *args, **kwargs)
+            except BaseException:
+                if always:
+                    tell(self, None, *args, **kwargs)
+                raise
+            tell(self, result, *args, **kwargs)
+            return result
+
+        self._replace(owner, name, method)
+
+    def _replace(self, owner: Any, name: str, new: Any) -> None:
+        self._undo.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, new)
+
+
+def _span(tensor: Any) -> int:
+    """Return the bytes from a tensor's first element to its last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.itemsize if tensor.numel() else 0
+
+
+def _plan_reader(torch: ModuleType) -> Callable[[str], Plan]:
+    @cache
+    def plan_of(name: str) -> Plan:
+        base, _, overload = name.partition(".")
+        schema = torch._C._get_schema(base, overload)
+        return make_plan(name, _arguments(schema.arguments), _arguments(schema.returns))
+
+    return plan_of
+
+
+def _arguments(found: Sequence[Any]) -> list[Argument]:
+    return [
+        Argument(
+            argument.name,
+            is_written=argument.alias_info is not None and argument.alias_info.is_write,
+            is_aliased=argument.alias_info is not None and not argument.alias_info.is_write,
+            is_keyword=argument.kwarg_only,
+        )
+        for argument in found
+    ]
+
+
+class _AfterImport(MetaPathFinder):
+    """Calls `then` with the module `name` when a program has imported it, or at once."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._then = then
+
+    def start(self) -> None:
+        module = sys.modules.get(self._name)
+        if module is not None:
+            self._then(module)
+        else:
+            sys.meta_path.insert(0, self)
+
+    def stop(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _ThenLoader(spec.loader, self._then)
+        return spec
+
+
+class _ThenLoader(Loader):
+    """Another loader, and what to call when it is done. The module then has that other loader alone."""
+
+    def __init__(self, loader: Any, then: Callable[[ModuleType], None]) -> None:
+        self._loader = loader
+        self._then = then
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        created: ModuleType | None = self._loader.create_module(spec)
+        return created
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._then(module)

@@ -1,0 +1,246 @@
+"""The same program under several schedules of the software device, and one report of all of them.
+
+What CUDA's rules leave unordered is found under any schedule. Other schedules show what depends on results: code that
+runs only then, kernels that go out of bounds only then, and output that differs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum
+from typing import Any
+
+from cudatool.errors import CudatoolError, UsageError
+from cudatool.sanitize.findings import DeviceFinding, Finding, Report, ScheduleRun
+
+__all__ = ["Run", "device_for", "explore", "joined", "report_from_json", "schedule_lines", "schedules"]
+
+_PROGRAM = "from cudatool.cli import main; main()"
+_FAILED = re.compile(r"^cudatool: the workload itself failed with exit status (\d+)$", re.MULTILINE)
+_OURS = "cudatool: "  # begins every line on stderr that is not the program's
+_Some = typing.TypeVar("_Some", Finding, DeviceFinding)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a schedule gave: a report, the program's exit status (negative: the signal that ended it), its output."""
+
+    schedule: str
+    report: Report
+    status: int
+    output: tuple[str, ...]
+
+
+def schedules(number: int) -> list[str]:
+    """Return the first `number` schedules, as options of the software device: fifo, lifo, late, then by chance."""
+    fixed = [f"schedule={name}" for name in ("fifo", "lifo", "late")]
+    return [*fixed, *(f"schedule=random,seed={seed}" for seed in range(1, number - 2))][:number]
+
+
+def device_for(device: str | None, schedule: str) -> str:
+    """Return the specification of the software device `device` with another schedule.
+
+    Raises
+    ------
+    UsageError
+        `device` is a GPU.
+    """
+    kind, _, text = (device or os.environ.get("CUDATOOL_DEVICE") or "sim").partition(":")
+    if kind == "cuda":
+        raise UsageError("--explore needs the software device: a GPU cannot be told in which order to run")
+    options = [item for item in filter(None, text.split(",")) if not item.startswith(("schedule=", "seed="))]
+    if not any(item.startswith("threads=") for item in options):
+        options.append("threads=1")  # schedules run side by side, and the order of atomics is to be the same
+    return f"sim:{','.join([*options, schedule])}"
+
+
+def explore(device: str | None, number: int, arguments: Sequence[str], *, tell: Callable[[str], None]) -> Report:
+    """Run ``cudatool sanitize ARGUMENTS`` under `number` schedules, as many at a time as there are processors.
+
+    Parameters
+    ----------
+    device
+        As ``--device``.
+    arguments
+        Options of the command, the program and its arguments.
+    tell
+        Called with a line of progress now and then, and with what the program printed: under the first schedule, and
+        where it failed.
+
+    Raises
+    ------
+    UsageError
+        The command refuses its arguments, or the device is a GPU.
+    """
+    commands = {schedule: _command(device_for(device, schedule), arguments) for schedule in schedules(number)}
+    runs: dict[str, Run] = {}
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        waiting = {pool.submit(_run, schedule, command): schedule for schedule, command in commands.items()}
+        for done in as_completed(waiting):
+            runs[waiting[done]] = done.result()
+            tell(f"{_OURS}{len(runs)} of {number} schedules done")
+    ordered = [runs[schedule] for schedule in commands]
+    for run in ordered:
+        if run is ordered[0] or run.status:
+            tell("\n".join((f"{_OURS}what the program printed under {run.schedule}:", *run.output)))
+    again = ordered[0]
+    if any(run.output != again.output for run in ordered):
+        again = _run(*next(iter(commands.items())))  # what differs here has nothing to do with the order
+    return joined(ordered, again)
+
+
+def _command(device: str, arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-c", _PROGRAM, "sanitize", "--device", device, "--json", *arguments]
+
+
+def _run(schedule: str, command: list[str]) -> Run:
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
+    )
+    output = tuple(line for line in done.stderr.splitlines() if not line.startswith(_OURS))
+    if done.returncode == 2 and not done.stdout:
+        raise UsageError(done.stderr.strip().splitlines()[-1].removeprefix(f"{_OURS}error: "))
+    name = schedule.removeprefix("schedule=").replace(",seed=", " ")
+    if done.returncode < 0:
+        return Run(name, Report(()), done.returncode, output)
+    try:
+        report = report_from_json(done.stdout)
+    except ValueError as error:
+        raise CudatoolError(f"schedule {name}: no report, exit status {done.returncode}") from error
+    failed = _FAILED.search(done.stderr)
+    return Run(name, report, int(failed[1]) if failed else 0, output)
+
+
+# ---- one report of several ----
+
+
+def joined(runs: Sequence[Run], again: Run) -> Report:
+    """Return the report of the first run with what the others found added, and who saw what.
+
+    `again` is another run under the first one's schedule: what it prints differently says nothing.
+    """
+    first = runs[0]
+    reports = [(run.schedule, _whole(run.report)) for run in runs]
+    told = tuple(ScheduleRun(run.schedule, run.status, _unlike(first, again, run)) for run in runs)
+    return replace(
+        reports[0][1],
+        findings=_union((schedule, report.findings) for schedule, report in reports),
+        possible=_union((schedule, report.possible) for schedule, report in reports),
+        on_device=_union((schedule, report.on_device) for schedule, report in reports),
+        notes=tuple(dict.fromkeys(note for _, report in reports for note in report.notes)),
+        schedules=told,
+    )
+
+
+def _whole(report: Report) -> Report:
+    """Return a report in which nothing is set aside: that is for the joined one."""
+    aside = [one.finding for one in report.set_aside]
+    races = [finding for finding in aside if isinstance(finding, Finding)]
+    return replace(
+        report,
+        findings=(*report.findings, *(f for f in races if f.first.exact and f.second.exact)),
+        possible=(*report.possible, *(f for f in races if not (f.first.exact and f.second.exact))),
+        on_device=(*report.on_device, *(finding for finding in aside if isinstance(finding, DeviceFinding))),
+        set_aside=(),
+        remarks=(),
+    )
+
+
+def _union(found: Iterable[tuple[str, Sequence[_Some]]]) -> tuple[_Some, ...]:
+    """Return each finding once, by fingerprint, as the first schedule had it; one with a proof goes before."""
+    kept: dict[str, _Some] = {}
+    seen: dict[str, list[str]] = {}
+    for schedule, findings in found:
+        for finding in findings:
+            known = kept.setdefault(finding.fingerprint, finding)
+            if isinstance(finding, Finding) and finding.witness and isinstance(known, Finding) and not known.witness:
+                kept[finding.fingerprint] = finding
+            seen.setdefault(finding.fingerprint, []).append(schedule)
+    return tuple(replace(finding, seen_in=tuple(seen[name])) for name, finding in kept.items())
+
+
+def _unlike(first: Run, again: Run, run: Run) -> str:
+    """Say in which line the output of `run` begins to differ from that of `first`; nothing if it does not."""
+    if len(first.output) != len(again.output):
+        return "" if run.output == first.output else "the program prints other lines each time: not compared"
+    for number, (mine, same, other) in enumerate(zip(first.output, again.output, run.output, strict=False), 1):
+        if mine == same and mine != other:
+            return f"line {number} of the output is {other!r}, under {first.schedule} {mine!r}"
+    if len(first.output) != len(run.output):
+        longer, verb = (run, "goes on") if len(run.output) > len(first.output) else (first, "ends before")
+        number = min(len(first.output), len(run.output))
+        return f"the output {verb}, unlike under {first.schedule}: line {number + 1} is {longer.output[number]!r}"
+    return ""
+
+
+def schedule_lines(report: Report) -> list[str]:
+    """Return what the runs of a joined report gave, as lines of a report."""
+    lines = []
+    if report.schedules:
+        names = ", ".join(run.schedule for run in report.schedules)
+        lines.append(f"ran under: {_count(len(report.schedules), 'schedule')}: {names}")
+    for run in report.schedules:
+        if run.status:
+            ended = f"was ended by signal {-run.status}" if run.status < 0 else f"failed with exit status {run.status}"
+            lines.append(f"under {run.schedule}: the program {ended}")
+        if run.difference:
+            lines.append(f"under {run.schedule}: {run.difference}")
+    return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+# ---- from JSON ----
+
+
+def report_from_json(text: str) -> Report:
+    """Return the report that :func:`cudatool.sanitize.render_json` wrote.
+
+    Raises
+    ------
+    ValueError
+        It is no such report.
+    """
+    try:
+        report = _restored(Report, json.loads(text))
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"this is no report of cudatool sanitize: {error}") from error
+    assert isinstance(report, Report)
+    return report
+
+
+def _restored(kind: Any, value: Any) -> Any:
+    """Return a value of type `kind` from what JSON keeps of it."""
+    origin, of = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        if value is None:
+            return None
+        return _restored(next(one for one in of if is_dataclass(one) and _fits(one, value)), value)
+    if origin is tuple:
+        kinds = [of[0]] * len(value) if of[1:] == (...,) else of
+        return tuple(_restored(one, item) for one, item in zip(kinds, value, strict=True))
+    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
+        return dict(value)
+    if is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        return typing.cast(type, kind)(
+            **{f.name: _restored(hints[f.name], value[f.name]) for f in fields(kind) if f.name in value}
+        )
+    if isinstance(kind, type) and issubclass(kind, tuple):  # a NamedTuple
+        return kind(**value)
+    return kind(value) if isinstance(kind, type) and issubclass(kind, Enum) else value
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    return set(value) <= {field.name for field in fields(kind)}

@@ -1,0 +1,51 @@
+"""Random kernels of integer instructions, compared with a reference interpreter bit for bit.
+
+Seeds are part of the tests' names; ``CUDATOOL_TEST_SEED=N`` moves all of them by N. ``random_kernels.py`` compares
+kernels of all instructions with a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+
+import integer_interpreter
+import numpy as np
+import pytest
+from random_kernels import EXACT, FORMS, WORDS, Form, inputs, instruction_kernel, module_of, program_kernel
+
+from cudatool.sim import jit
+
+THREADS = 64
+FIRST = int(os.environ.get("CUDATOOL_TEST_SEED", "0"))
+
+
+def _is_integer(form: Form) -> bool:
+    return all(
+        name == "pred" or name[0] in "us" or name in ("b16", "b32", "b64") for name in (form.result, *form.sources)
+    )
+
+
+INTEGER = [form for form in EXACT if _is_integer(form)]
+ALONE = [form for form in FORMS if _is_integer(form)]
+
+
+def check(launch, text: str, seed: int) -> None:
+    """Run a kernel on the software device and by the reference interpreter; both must write the same."""
+    given = inputs(seed, THREADS)
+    out, counters = np.zeros((THREADS, WORDS), "u4"), np.zeros(WORDS, "u4")
+    memory = bytearray(given.tobytes() + out.tobytes() + counters.tobytes())
+    places = {"in": 0, "out": given.nbytes, "counters": 2 * given.nbytes}
+    integer_interpreter.run(text, places, memory, THREADS)
+    launch(jit.load(module_of([text]).encode()).kernels["k"], 1, THREADS, given, out, counters)
+    assert memory[given.nbytes :] == bytearray(out.tobytes() + counters.tobytes())
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + 16))
+def test_random_programs_write_what_the_reference_does(launch, seed):
+    check(launch, program_kernel(seed, "k", INTEGER, THREADS), seed)
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + 16))
+def test_random_forms_write_what_the_reference_does(launch, seed):
+    form = ALONE[seed * 7919 % len(ALONE)]
+    check(launch, instruction_kernel(seed, "k", form, THREADS), 2 * seed + 1)

@@ -1,0 +1,125 @@
+"""Runs the race corpus under the sanitizer and prints precision and recall.
+
+::
+
+    python tests/races/run.py                    # the software device, 3 schedules
+    python tests/races/run.py --schedules 20     # fifo, lifo, late and 17 random ones
+    python tests/races/run.py --device cuda      # a GPU, as it is
+    python tests/races/run.py --only event_wait --json
+
+Every schedule is a process of its own, in which all programs run one after the other, each recorded by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from race_corpus import cases, compare, run
+
+__all__ = ["devices", "run_all", "summary"]
+
+
+def devices(schedules: int) -> list[str]:
+    """Return the specification of a software device for each of so many schedules."""
+    named = [f"sim:count=2,schedule={name}" for name in ("fifo", "lifo", "late")]
+    return (named + [f"sim:count=2,schedule=random,seed={seed}" for seed in range(schedules)])[:schedules]
+
+
+def run_all(device: str, only: str = "") -> list[dict]:
+    """Run every variant on `device` in a new process; return what was found, missed and reported falsely."""
+    command = [sys.executable, __file__, "--in-this-process", "--device", device, "--only", only]
+    environment = {**os.environ, "CUDATOOL_DEVICE": device}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"the corpus failed on {device}:\n{done.stderr}")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def _run_here(device: str, only: str) -> None:
+    import gc
+
+    import cudatool as ct
+
+    on_gpu = device.startswith("cuda")
+    count = ct.device_count()
+    gc.freeze()  # collections look at the programs' own objects alone
+    for program, variant in cases():
+        if only not in f"{program.name}:{variant}":
+            continue
+        result = {"program": program.name, "variant": variant, "device": device, "skipped": "", "error": ""}
+        if on_gpu and program.cuda:
+            result["skipped"] = program.cuda
+        elif program.devices > count:
+            result["skipped"] = f"needs {program.devices} devices"
+        else:
+            try:
+                found = compare(program, variant, run(program, variant))
+                result |= {"found": found.found, "missed": found.missed, "false": found.false}
+            except Exception:
+                result["error"] = traceback.format_exc()
+        sys.__stdout__.write(json.dumps(result) + "\n")
+
+
+def summary(results: list[dict]) -> tuple[int, int, int]:
+    """Return how many expected findings were reported, how many were missed, and how many reports were false."""
+    ran = [r for r in results if not r["skipped"] and not r["error"]]
+    return sum(r["found"] for r in ran), sum(len(r["missed"]) for r in ran), sum(len(r["false"]) for r in ran)
+
+
+def _print(results: list[dict]) -> int:
+    seen: dict[str, list[str]] = {}
+    for r in results:
+        for what in ("error", "missed", "false"):
+            if r.get(what):
+                detail = r[what].splitlines()[-1] if what == "error" else ", ".join(" ".join(f) for f in r[what])
+                seen.setdefault(f"{r['program']} {r['variant']}: {what}: {detail}", []).append(r["device"])
+    for line, where in seen.items():
+        print(f"{line}  [{len(where)}: {where[0]}]")
+    skipped = {(r["program"], r["skipped"]) for r in results if r["skipped"]}
+    for program, reason in sorted(skipped):
+        print(f"not checked: {program}: {reason}")
+    found, missed, false = summary(results)
+    ran = {(r["program"], r["variant"]) for r in results if not r["skipped"]}
+    print(f"{len({p for p, _ in ran})} programs, {len(ran)} variants, {len({r['device'] for r in results})} schedules")
+    print(f"precision {_percent(found, found + false)} ({false} false of {found + false})")
+    print(f"recall    {_percent(found, found + missed)} ({missed} missed of {found + missed})")
+    return int(bool(seen))
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--schedules", type=int, default=3, help="of the software device")
+    parser.add_argument("--device", default="sim", help="sim or cuda")
+    parser.add_argument("--only", default="", help="a part of PROGRAM:VARIANT")
+    parser.add_argument("--json", action="store_true", help="one object for each variant and schedule")
+    parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.in_this_process:
+        _run_here(options.device, options.only)
+        return 0
+    where = ["cuda"] if options.device == "cuda" else devices(options.schedules)
+    results = [result for device in where for result in run_all(device, options.only)]
+    if options.json:
+        print("\n".join(json.dumps(result) for result in results))
+        return 0
+    status = _print(results)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"{used.ru_utime + used.ru_stime:.1f} s of CPU")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

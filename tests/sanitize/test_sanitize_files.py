@@ -1,0 +1,63 @@
+"""Result files are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cudatool.errors import OutputError
+from cudatool.sanitize import Outputs, Report, Run
+from cudatool.sanitize.files import check_writable, write_whole
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    path = tmp_path / "report.json"
+    path.write_text("good")
+    return path
+
+
+def no_space(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(good, monkeypatch, call):
+    monkeypatch.setattr(os, call, no_space)
+    with pytest.raises(OutputError, match="No space left on device"):
+        write_whole(str(good), "new")
+    assert "good" == good.read_text()
+    assert [good] == list(good.parent.iterdir())
+
+
+def test_a_write_replaces_the_old_file_and_keeps_a_link_to_it(good):
+    link = good.with_name("link.json")
+    link.symlink_to(good)
+    write_whole(str(link), "new \u20ac \udcff")
+    assert link.is_symlink()
+    assert "new \u20ac \\udcff" == good.read_text(encoding="utf-8")
+
+
+def test_a_pipe_or_device_is_written_to_in_place(tmp_path):
+    check_writable("/dev/null")
+    write_whole("/dev/null", "gone")
+    assert not Path("/dev/null").is_file()
+
+
+def test_looking_changes_nothing(good):
+    check_writable(str(good))
+    assert "good" == good.read_text()
+    assert [good] == list(good.parent.iterdir())
+
+
+def test_one_file_that_fails_does_not_keep_the_others_from_being_written(good, tmp_path):
+    (tmp_path / "folder").mkdir()
+    outputs = Outputs.parse([f"json={tmp_path / 'folder' / 'a'}", f"sarif={good}"])
+    (tmp_path / "folder").rmdir()  # the workload did it
+    printed: list[str] = []
+    with pytest.raises(OutputError, match="folder"):
+        outputs.write(Report(()), Run(str(tmp_path)), printed.append)
+    assert good.read_text().startswith("{")
+    assert printed[0].endswith("no findings")
