@@ -135,8 +135,9 @@ class Defects:
             self._stacks = array("q", self._records["stack"].astype(np.int64).tobytes())
         pair = first.operation.record, second.operation.record
         stack = self._stacks[buffer.record] if buffer is not None else 0
-        # Of nodes of graphs and of host functions both the work and its launch count.
-        sites = [self._sites[record] for record in (first.record, second.record, *pair)]
+        # Of a node the launch counts too, where it is the launch that could wait.
+        launches = () if inside or first.mode == "free" else pair
+        sites = [self._sites[record] for record in (first.record, second.record, *launches)]
         key = (kind, first.exact and second.exact, *sites, stack)
         defect = self.found.get(key)
         if defect is None:
