@@ -380,8 +380,10 @@ class Engine:
         clock = self._handed_over.get(row.aux0)
         if clock is not None and not row.correlation:
             host = self.hosts[row.thread]
-            host.clock = join(host.clock, clock)
-            self.ordering.edges["host function"] += 1
+            joined = join(host.clock, clock)
+            if joined != host.clock:  # of one's own, or known already, it is no edge
+                host.clock = joined
+                self.ordering.edges["hand-over"] += 1
 
     def _write_value(self, row: Row) -> None:
         stream = self.streams.get(row.stream)
