@@ -19,7 +19,7 @@ libraries = [
     # Not a Python module: a libcuda.so.1 whose entry points are resolved in Python (docs/design/software-device.md).
     Extension(
         "cudatool.sim._libcuda",
-        ["cudatool/sim/_libcuda.c", "cudatool/sim/_device.c", "cudatool/sim/_texture.c"],
+        [f"cudatool/sim/{name}.c" for name in ("_libcuda", "_exports", "_device", "_texture")],
         libraries=["m"],
         extra_link_args=["-Wl,-soname,libcuda.so.1"],
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -20,9 +21,22 @@ device_option = click.option(
 
 
 def workload_arguments(function: _F) -> _F:
-    """Add ``(WORKLOAD.py | -m MODULE) [ARGS]...`` to a command; its own options must stand before."""
-    function = click.argument("workload", nargs=-1, type=click.UNPROCESSED)(function)
-    return click.option("-m", "module", metavar="MODULE", help="Run a module, as `python -m MODULE`.")(function)
+    """Add ``(WORKLOAD.py | -m MODULE) [ARGS]...`` to a command; its own options must stand before.
+
+    The command gets `module`, None for a program, and `workload`, the other words.
+    """
+
+    # -m is a flag to click, so that the module's name ends our options: what follows is the module's own.
+    @click.option("-m", "is_module", is_flag=True, help="WORKLOAD is a module, as for `python -m`.")
+    @click.argument("workload", nargs=-1, type=click.UNPROCESSED)
+    @functools.wraps(function)
+    def command(*args: Any, is_module: bool, workload: tuple[str, ...], **kwargs: Any) -> Any:
+        if is_module and not workload:
+            raise click.UsageError("name a module to run after -m")
+        module, rest = (workload[0], workload[1:]) if is_module else (None, workload)
+        return function(*args, module=module, workload=rest, **kwargs)
+
+    return command  # type: ignore[return-value]  # it takes the place of the function for click only
 
 
 def split_workload(module: str | None, workload: tuple[str, ...]) -> tuple[str, tuple[str, ...], bool]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from datetime import date
 from functools import partial
 
 import click
 
+from cudatool.cli._acceptance import Acceptance, acceptance_options
 from cudatool.cli._options import device_option, workload_arguments
 from cudatool.cli._proof import Proof, proof_options
 from cudatool.cli._recorded import trace_of
@@ -39,17 +39,9 @@ _DEFAULT = "race,memcheck,synccheck"
     help="What to look for, separated by commas: race, memcheck, initcheck, racecheck, synccheck, leak, or all.",
 )
 @click.option(
-    "--suppress",
-    multiple=True,
-    metavar="RULE|@FILE",
-    help="Leave out findings for which every term of a rule holds, for example 'kind=race-* file=third_party/*.py'; "
-    "terms are kind, file, function, operation and fingerprint. @FILE has one rule on each line.",
-)
-@click.option("--baseline", metavar="FILE", help="Findings that are known, each with a reason and a last day.")
-@click.option("--update-baseline", is_flag=True, help="Write what is found now to the --baseline, keeping its reasons.")
-@click.option(
     "--error-exitcode", type=click.IntRange(0, 255), default=1, show_default=True, help="Exit status for findings."
 )
+@acceptance_options
 @proof_options
 @workload_arguments
 def sanitize(
@@ -58,10 +50,8 @@ def sanitize(
     as_json: bool,
     html: str | None,
     checks: str,
-    suppress: tuple[str, ...],
-    baseline: str | None,
-    update_baseline: bool,
     error_exitcode: int,
+    acceptance: Acceptance,
     proof: Proof,
     module: str | None,
     workload: tuple[str, ...],
@@ -70,7 +60,8 @@ def sanitize(
 
     Two accesses to the same bytes, at least one of them a write, that CUDA's rules leave in no order are reported
     with both stacks, whatever order they happened to run in. On the software device the bytes that kernels touch are
-    measured. On a GPU those of cudatool's kernels are inferred from their PTX; the report says what was not checked.
+    measured. On a GPU those of cudatool's kernels are inferred from their PTX, and those of PyTorch's operators follow
+    from their schemas and tensors; the report says what was not checked.
 
     On the software device also: memcheck (accesses out of bounds, misaligned or after a free, wrong frees and copies),
     initcheck (reads of memory never written), racecheck (threads of one kernel that race), synccheck (barriers that
@@ -83,18 +74,13 @@ def sanitize(
 
     Exit status: 0 clean, 1 findings (or --error-exitcode), 2 it could not be done, 3 the workload itself failed.
     """
-    from cudatool.sanitize import Baseline, Outputs, Run, accepted, check, known, parse_checks, parse_rules, render_text
+    from cudatool.sanitize import Outputs, Run, check, parse_checks, render_text
     from cudatool.sanitize.places import project_root
 
     # All that can be wrong with the options is said before the workload runs; and it may change directory.
     wanted = parse_checks(checks)
-    outputs = Outputs.parse([*formats, *(["json"] if as_json else [])], html, baseline if update_baseline else None)
-    rules = parse_rules(suppress)
-    accepts = Baseline.read(baseline, may_be_new=update_baseline) if baseline else Baseline({})
-    if update_baseline and not baseline:
-        raise UsageError("--update-baseline needs --baseline FILE")
-    baseline, html = baseline and os.path.abspath(baseline), html and os.path.abspath(html)
-    root = project_root()
+    outputs = Outputs.parse([*formats, *(["json"] if as_json else [])], html, acceptance.written)
+    html, root = html and os.path.abspath(html), project_root()
 
     if proof.explores:
         if html:
@@ -103,11 +89,7 @@ def sanitize(
     else:
         trace, status = trace_of(module, workload, device, wanted, proof)
         report = proof.proven(check(trace, races="race" in wanted, leaked="leak" in wanted), trace)
-    report = accepted(report, rules)
-    if update_baseline and baseline and not status:
-        accepts = accepts.updated(report, wanted)
-        accepts.write(baseline)
-    report = known(report, accepts, wanted, date.today())
+    report = acceptance.applied(report, wanted, complete=not status)
     text = partial(render_text, color=_in_colour(), width=_width())
     written = outputs.write(report, Run(root, wanted, status), click.echo, text)
     if html and trace is not None:

@@ -68,6 +68,10 @@ class Event:
         """Let everything enqueued on `stream`, by default the current one, from now on wait for the event."""
         (_current_stream() if stream is None else stream).wait_event(self)
 
+    def trace_id(self) -> int:
+        """Return the event's id in traces."""
+        return hooks.event_id(self.cuda_event or -id(self))
+
     def query(self) -> bool:
         """Return whether the work before the latest record has completed; True if it was never recorded."""
         if not self.cuda_event:

@@ -124,8 +124,12 @@ def note_use(address: int, stream: Stream) -> None:
 
     The copies of this package do so by themselves.
     """
-    if _allocator is not None:
-        _allocator.record_event(address, (stream.device_index, stream.cuda_stream))
+    if _allocator is None or not _allocator.record_event(address, (stream.device_index, stream.cuda_stream)):
+        return
+    if hooks.active:
+        hooks.emit(
+            Kind.BLOCK_RECORD_STREAM, device=stream.device_index, stream=stream.trace_id(), address=address, stack=0
+        )
 
 
 class _PinnedMemory:

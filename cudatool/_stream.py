@@ -162,12 +162,14 @@ class Stream:
 
     def wait_event(self, event: Event) -> None:
         """Let everything enqueued from now on wait for `event`; one that was never recorded changes nothing."""
+        if not event.cuda_event:
+            if hooks.active:
+                self._emit(Kind.STREAM_WAIT_EVENT, aux0=event.trace_id())
+            return
         with on_device(self.device_index), operation() as correlation:
-            if event.cuda_event:
-                self.core.wait(event.core)
+            self.core.wait(event.core)
         if correlation:
-            event_id = hooks.event_id(event.cuda_event) if event.cuda_event else 0
-            self._emit(Kind.STREAM_WAIT_EVENT, aux0=event_id, correlation=correlation)
+            self._emit(Kind.STREAM_WAIT_EVENT, aux0=event.trace_id(), correlation=correlation)
 
     def wait_stream(self, stream: Stream) -> None:
         """Let everything enqueued from now on wait for what has been enqueued on `stream` so far."""

@@ -118,14 +118,18 @@ def sources(
         header["total_memory"] = [machine.options.memory] * machine.options.count
     stacks.enable(with_stacks)
     hooks.wants_accesses = measure_accesses
-    collector = None
+    collector = hand_overs = None
 
     def tell_tape(event: Event) -> None:
         """What the host says that it writes is an operation that a replay can move."""
         if tape is not None and event.kind == Kind.HOST_ACCESS and event.flags & exact_write == AccessFlag.WRITE:
-            for row in range(max(event.aux1, 1)):
-                tape.host_writes(event.address + row * event.aux0, event.size)
+            tape.host_writes(event.address, event.size, event.aux0, max(event.aux1, 1))
 
+    if measure_accesses:
+        from cudatool.collect.hand_overs import HandOvers
+
+        hand_overs = HandOvers()
+        hand_overs.install()
     if machine is not None:
         from cudatool import sim
         from cudatool.collect.sim_driver import SimDriverCollector
@@ -149,6 +153,8 @@ def sources(
         torch_program.stop()
         stacks.enable(True)
         hooks.wants_accesses = hooks.measures_accesses = False
+        if hand_overs is not None:
+            hand_overs.remove()
         if collector is not None and machine is not None:
             if tape is not None:
                 hooks.unsubscribe(tell_tape)

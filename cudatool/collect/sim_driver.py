@@ -34,6 +34,9 @@ _QUESTIONS = ("cuPointerGet", "cuDeviceGet", "cuGetError", "cuCtxGet")
 # Results of cuStreamEndCapture that end the capture too, without a graph.
 _ENDED = ("STREAM_CAPTURE_INVALIDATED", "STREAM_CAPTURE_UNJOINED")
 
+# Calls that are recorded though they were refused: what is wrong with them is a finding.
+_TOLD = (("cuStreamWaitEvent", "CAPTURED_EVENT"),)
+
 
 # Copies and fills whose arguments are not one address and one size for each side.
 _OF_BOXES = ("cuMemcpy2D", "cuMemcpy3D", "cuMemcpyBatch", "cuMemsetD2D")
@@ -68,6 +71,7 @@ class SimDriverCollector:
             "cuStreamWaitEvent": self._stream_wait_event,
             "cuCtxSynchronize": self._device_synchronize,
             "cuEventCreate": self._event_create,
+            "cuIpcOpenEventHandle": self._event_open,
             "cuEventDestroy": self._event_destroy,
             "cuEventRecord": self._event_record,
             "cuEventRecordWithFlags": self._event_record,
@@ -81,7 +85,9 @@ class SimDriverCollector:
             "cuMemFreeAsync": self._mem_free,
             "cuMemAllocHost": self._host_alloc,
             "cuMemHostAlloc": self._host_alloc,
+            "cuMemHostRegister": self._host_register,
             "cuMemFreeHost": self._host_free,
+            "cuMemHostUnregister": self._host_free,
             "cuLaunchKernel": self._launch,
             "cuLaunchKernelEx": self._launch_ex,
             "cuLaunchHostFunc": self._host_function,
@@ -105,7 +111,7 @@ class SimDriverCollector:
         thread.operation, thread.memory, thread.copies = None, (), ()
         thread.later = None if hooks.current_operation() else []
         thread.size = 0
-        if entry.name.startswith("cuMemFree"):
+        if entry.name.startswith("cuMemFree") or entry.name == "cuMemHostUnregister":
             found = self._machine.allocations.at(arguments[0])
             thread.size = found.size if found else 0
             thread.on_host = found is not None and found.device < 0
@@ -131,6 +137,8 @@ class SimDriverCollector:
             self._thread.memory += (operation,)
         elif operation.kind in ("memcpy", "memset"):
             self._thread.copies += (operation,)
+        elif operation.kind == "host" and operation.run is not None:
+            operation.run = _as_host_function(operation.run, correlation)
         if self.blocks is not None:
             self.blocks.enqueued(operation, stream_id)
 
@@ -159,7 +167,7 @@ class SimDriverCollector:
             return  # our runtime's own call
         if name == "cuStreamEndCapture" and (result == 0 or result.name in _ENDED):
             self._capture_end(arguments)
-        if result == 0 or (name.endswith("Query") and result.name == "NOT_READY"):
+        if result == 0 or (name, result.name) in _TOLD or (name.endswith("Query") and result.name == "NOT_READY"):
             values = dict(zip(entry.parameters, arguments, strict=True))
             report = self._report.get(name)
             if report is not None:
@@ -265,15 +273,22 @@ class SimDriverCollector:
         event = hooks.event_id(values["hEvent"])
         hooks.emit(Kind.STREAM_WAIT_EVENT, device=device, stream=stream, aux0=event, correlation=self._owner()[0])
 
+    def _is_on_device(self, address: int) -> bool:
+        found = self._machine.allocations.holding(address)
+        return found is None or found.device >= 0
+
     def _device_synchronize(self, values: dict[str, Any], name: str) -> None:
         hooks.emit(Kind.DEVICE_SYNCHRONIZE, device=self._device)
 
     def _event_create(self, values: dict[str, Any], name: str) -> None:
         handle = _pointed(values["phEvent"])
-        timed = not values["Flags"] & 2
-        hooks.emit(
-            Kind.EVENT_CREATE, device=self._device, aux0=hooks.event_id(handle), address=handle, flags=int(timed)
-        )
+        timed, shared = not values["Flags"] & 2, values["Flags"] & 4
+        flags = int(timed) | (2 if shared else 0)
+        hooks.emit(Kind.EVENT_CREATE, device=self._device, aux0=hooks.event_id(handle), address=handle, flags=flags)
+
+    def _event_open(self, values: dict[str, Any], name: str) -> None:
+        handle = _pointed(values["phEvent"])
+        hooks.emit(Kind.EVENT_CREATE, device=self._device, aux0=hooks.event_id(handle), address=handle, flags=2)
 
     def _event_destroy(self, values: dict[str, Any], name: str) -> None:
         event = hooks.close_event(values["hEvent"])
@@ -320,6 +335,9 @@ class SimDriverCollector:
 
     def _host_alloc(self, values: dict[str, Any], name: str) -> None:
         hooks.emit(Kind.HOST_ALLOC, address=_pointed(values["pp"]), size=values["bytesize"], name=name)
+
+    def _host_register(self, values: dict[str, Any], name: str) -> None:
+        hooks.emit(Kind.HOST_ALLOC, address=values["p"], size=values["bytesize"], name=name)
 
     def _host_free(self, values: dict[str, Any], name: str) -> None:
         hooks.emit(Kind.HOST_FREE, address=values["p"], size=self._thread.size, name=name)
@@ -409,6 +427,7 @@ class SimDriverCollector:
         if not correlation:
             return  # nothing to copy
         target, origin = self._machine.allocations.holding(to), self._machine.allocations.holding(source)
+        devices = {found.device for found in (target, origin) if found is not None and found.device >= 0}
         flags = CopyFlag.ASYNC if "hStream" in values else CopyFlag(0)
         if target is None:
             flags |= CopyFlag.DESTINATION_PAGEABLE
@@ -426,6 +445,7 @@ class SimDriverCollector:
             address=to,
             size=size,
             aux0=source,
+            aux1=sum(1 << device for device in devices) if len(devices) > 1 else 0,
             flags=flags,
             name=name,
         )
@@ -478,7 +498,8 @@ class SimDriverCollector:
             size=values["N"] * width,
             aux0=value,
             aux1=width,
-            flags=CopyFlag.DESTINATION_DEVICE | (CopyFlag.ASYNC if "hStream" in values else 0),
+            flags=(CopyFlag.ASYNC if "hStream" in values else 0)
+            | (CopyFlag.DESTINATION_DEVICE if self._is_on_device(values["dstDevice"]) else 0),
             name=name,
         )
         size = values["N"] * width
@@ -496,6 +517,16 @@ class SimDriverCollector:
             name=name,
             stack=0,
         )
+
+
+def _as_host_function(run: Callable[[Operation], None], correlation: int) -> Callable[[Operation], None]:
+    """Return `run` such that what it does is known to be work of its operation."""
+
+    def called(operation: Operation) -> None:
+        with hooks.host_function(correlation):
+            run(operation)
+
+    return called
 
 
 def _pointed(address: int) -> int:

@@ -96,6 +96,8 @@ class GraphWatcher:
                     yield side.address, work.span(side)
         elif node.kind == _MEMSET:
             yield work.address, work.span
+        for slot in work.slots:
+            yield slot.address, slot.size
 
 
 def _name(node: Any) -> str:

@@ -1,5 +1,5 @@
 // What a PyTorch program does on the device, as a log of 64-bit words. It is built on the user's machine against the
-// PyTorch that the program imports (cudatool/collect/torch_build.py) and read by cudatool/collect/torch_log.py, which
+// PyTorch that the program imports (cudatool/collect/torch_build.py) and read by cudatool/collect/torch_rows.py, which
 // holds the layout of the rows.
 //
 // Three sources, all in order:
@@ -29,6 +29,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <string>
@@ -64,6 +65,8 @@ struct Op {
 
 constexpr size_t MOST_PAYLOADS = 1 << 18;  // kept to be found again
 constexpr size_t MOST_FORWARD = 1 << 20;
+constexpr size_t PAYLOAD_HEAD = 4;  // operator, node, extra, number of tensors
+constexpr size_t TENSOR_HEAD = 5;   // words of a tensor before its sizes and strides
 
 bool enabled = false;
 c10::DeviceType watched = c10::DeviceType::CUDA;
@@ -73,6 +76,10 @@ at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;
 
 std::mutex lock;  // of what follows
 Words rows;
+unsigned long long most_words = 8 << 20;  // of rows in memory; then they go to a file
+FILE* spilled = nullptr;            // rows that went to a file, in chunks
+std::vector<size_t> chunks;         // words of each
+size_t next_chunk = 0, offset = 0;  // to be drained, and where it lies
 std::unordered_map<Words, uint64_t, Hash> payloads;
 uint64_t payload_count = 0, call_count = 0;
 std::unordered_map<const void*, Op> ops;
@@ -89,9 +96,10 @@ struct Thread {
   uint64_t call = 0;   // number of the operator in progress
   bool begun = false;  // whether the log has its beginning
   uint64_t node = 0, node_stack = 0;  // of the backward graph: the name that runs, and its forward operator's stack
-  Words tensors;       // of the operator in progress
-  uint64_t count = 0, aux = 0;
+  Words payload;       // of the operator in progress: PAYLOAD_HEAD words, then its tensors
+  uint64_t count = 0, extra = 0;
   bool touches = false;
+  uint64_t free_stack = 0;  // of the free in progress
 };
 thread_local Thread self;
 
@@ -103,14 +111,31 @@ uint64_t now() {
 
 // ---- rows (the lock is held) ----
 
-void append(Row kind, const Words& words) {
-  if (self.call && !self.begun && kind != CALL) {
+void spill() {
+  if (!spilled && !(spilled = std::tmpfile())) return;  // then they stay in memory
+  std::fseek(spilled, 0, SEEK_END);
+  if (std::fwrite(rows.data(), sizeof(uint64_t), rows.size(), spilled) != rows.size()) return;
+  chunks.push_back(rows.size());
+  rows.clear();
+}
+
+void forget_spilled() {
+  if (spilled) std::fclose(spilled);
+  spilled = nullptr;
+  chunks.clear();
+  next_chunk = offset = 0;
+}
+
+void append(Row kind, std::initializer_list<uint64_t> first, const Words& rest = {}) {
+  if (self.call && !self.begun && kind != CALL && kind != PAYLOAD) {
     self.begun = true;
     append(BEGIN, {self.call});
   }
-  rows.push_back(kind | (2 + words.size()) << 8 | self.id << 40);
+  if (rows.size() >= most_words) spill();
+  rows.push_back(kind | (2 + first.size() + rest.size()) << 8 | self.id << 40);
   rows.push_back(now());
-  rows.insert(rows.end(), words.begin(), words.end());
+  rows.insert(rows.end(), first);
+  rows.insert(rows.end(), rest.begin(), rest.end());
 }
 
 void see_stream([[maybe_unused]] uint64_t handle, [[maybe_unused]] int device) {
@@ -246,13 +271,13 @@ bool add_tensor(const at::Tensor& tensor, uint64_t position, const Op& op) {
   self.touches |= on_device || pinned;
   int device = std::max<int>(tensor.device().index(), 0);
   auto start = reinterpret_cast<uint64_t>(impl.storage().data());
-  self.tensors.insert(self.tensors.end(), {
+  self.payload.insert(self.payload.end(), {
       position | uint64_t(on_device) << 16 | uint64_t(pinned) << 17 | uint64_t(device) << 24 |
           uint64_t(impl.itemsize()) << 32 | uint64_t(impl.dim()) << 48,
       start + impl.storage_offset() * impl.itemsize(), start, impl.storage().nbytes(),
       on_device ? current_stream(device) : 0});
-  for (int64_t size : impl.sizes()) self.tensors.push_back(size);
-  for (int64_t stride : impl.strides()) self.tensors.push_back(stride);
+  for (int64_t size : impl.sizes()) self.payload.push_back(size);
+  for (int64_t stride : impl.strides()) self.payload.push_back(stride);
   self.count++;
   return true;
 }
@@ -279,12 +304,14 @@ struct InNode : at::ObserverContext {
 uint64_t forward_key(uint64_t thread, int64_t sequence) { return thread << 48 ^ uint64_t(sequence); }
 
 std::unique_ptr<at::ObserverContext> begin_node(const at::RecordFunction& fn) {
-  auto context = std::make_unique<InNode>();
-  std::string name = fn.name();
-  size_t prefix = name.rfind(": ");  // "autograd::engine::evaluate_function: AddBackward0"
-  if (prefix != std::string::npos) name.erase(0, prefix + 2);
+  // A node comes once or twice: "autograd::engine::evaluate_function: AddBackward0", and then "AddBackward0".
+  const char* prefix = std::strstr(fn.name(), ": ");
+  const char* name = prefix ? prefix + 2 : fn.name();
   std::lock_guard<std::mutex> guard(lock);
-  self.node = name_index(name);
+  uint64_t node = name_index(name);
+  if (node == self.node && !prefix) return nullptr;
+  auto context = std::make_unique<InNode>();
+  self.node = node;
   auto found = forward_stacks.find(forward_key(fn.forwardThreadId(), fn.seqNr()));
   self.node_stack = found == forward_stacks.end() ? 0 : found->second;
   return context;
@@ -298,15 +325,15 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) {
   const Op* op = find_op(fn);
   if (!op || op->ignored) return nullptr;
   enter_thread();
-  self.tensors.clear();
-  self.count = self.aux = 0;
+  self.payload.assign(PAYLOAD_HEAD, 0);
+  self.count = self.extra = 0;
   self.touches = false;
   uint64_t position = 0;
   for (const c10::IValue& input : fn.inputs()) {
     if (!add_value(input, position, *op)) return nullptr;
-    if (int(position) == op->non_blocking) self.aux = input.isBool() && input.toBool();
+    if (int(position) == op->non_blocking) self.extra = input.isBool() && input.toBool();
 #ifdef WITH_CUDA
-    if (input.isStream()) self.aux = uint64_t(c10::cuda::CUDAStream(input.toStream()).stream());
+    if (input.isStream()) self.extra = uint64_t(c10::cuda::CUDAStream(input.toStream()).stream());
 #endif
     position++;
   }
@@ -330,19 +357,15 @@ void end(const at::RecordFunction& fn, at::ObserverContext* context) {
   uint64_t at = enabled && self.touches ? stack() : 0;
   std::lock_guard<std::mutex> guard(lock);
   if (enabled && self.touches) {
-    Words words{op.index, self.node, self.aux, self.count};
-    words.insert(words.end(), self.tensors.begin(), self.tensors.end());
-    if (payloads.size() >= MOST_PAYLOADS) payloads.clear();
-    auto [found, is_new] = payloads.emplace(std::move(words), payload_count + 1);
-    if (is_new) {
-      payload_count++;
-      rows.push_back(PAYLOAD | (3 + found->first.size()) << 8 | self.id << 40);
-      rows.push_back(now());
-      rows.push_back(payload_count);
-      rows.insert(rows.end(), found->first.begin(), found->first.end());
-      const Words& all = found->first;
-      for (size_t i = 4; i < all.size(); i += 5 + 2 * (all[i] >> 48)) {
-        if (all[i] >> 16 & 1) see_stream(all[i + 4], all[i] >> 24 & 0xff);
+    Words& words = self.payload;
+    words[0] = op.index, words[1] = self.node, words[2] = self.extra, words[3] = self.count;
+    auto found = payloads.find(words);
+    if (found == payloads.end()) {
+      if (payloads.size() >= MOST_PAYLOADS) payloads.clear();
+      found = payloads.emplace(words, ++payload_count).first;
+      append(PAYLOAD, {payload_count}, words);
+      for (size_t i = PAYLOAD_HEAD; i < words.size(); i += TENSOR_HEAD + 2 * (words[i] >> 48)) {
+        if (words[i] >> 16 & 1) see_stream(words[i + 4], words[i] >> 24 & 0xff);
       }
     }
     append(CALL, {self.call, found->second, at});
@@ -398,6 +421,13 @@ template <Trace what>
 void on_none(const VTable*, c10::DeviceType) { trace(what, 0, 0); }
 void on_nothing(const VTable*, c10::DeviceType, uintptr_t) {}
 
+// Just before the allocator takes its lock: there is no looking at the stack later (on_memory). Inside an operator the
+// free has that one's stack.
+void on_free(const VTable*, c10::DeviceType, uintptr_t) {
+  bool known = enabled && !self.call && (self.node || PyGILState_Check());
+  self.free_stack = known ? stack() : 0;
+}
+
 // PyTorch traces the GPU through its interpreter object, in Python: microseconds for each allocation. It gets a copy
 // of that object instead, in which only these functions differ.
 void trace_gpu() {
@@ -419,7 +449,7 @@ void trace_gpu() {
   replace(&table, &VTable::trace_gpu_stream_synchronization, &on_one<STREAM_SYNCHRONIZE>);
   replace(&table, &VTable::trace_gpu_device_synchronization, &on_none<DEVICE_SYNCHRONIZE>);
   replace(&table, &VTable::trace_gpu_memory_allocation, &on_nothing);
-  replace(&table, &VTable::trace_gpu_memory_deallocation, &on_nothing);
+  replace(&table, &VTable::trace_gpu_memory_deallocation, &on_free);
   object = table.data();
   interpreter = new c10::impl::PyInterpreter(reinterpret_cast<const VTable*>(&object));
   c10::impl::GPUTrace::set_trace(interpreter);
@@ -428,14 +458,15 @@ void trace_gpu() {
 // ---- memory ----
 
 #ifdef WITH_CUDA
-// Called with the allocator's lock held: no stack here, because whoever has the GIL may be waiting for that lock. The
-// operator that allocates has one.
+// Called with the allocator's lock held: no looking at the stack here, because whoever has the GIL may be waiting for
+// that lock. The operator that allocates has a stack, and a free has left one.
 void on_memory(const c10::cuda::CUDACachingAllocator::TraceEntry& entry) {
   if (!enabled) return;
   std::lock_guard<std::mutex> guard(lock);
   auto stream = reinterpret_cast<uint64_t>(entry.stream_);
   see_stream(stream, entry.device_);
-  append(MEMORY, {uint64_t(entry.action_), entry.addr_, entry.size_, stream, uint64_t(entry.device_), self.call});
+  append(MEMORY, {uint64_t(entry.action_), entry.addr_, entry.size_, stream, uint64_t(entry.device_), self.call,
+                  entry.action_ == c10::cuda::CUDACachingAllocator::TraceEntry::FREE_REQUESTED ? self.free_stack : 0});
 }
 #endif
 
@@ -444,7 +475,7 @@ void on_memory(const c10::cuda::CUDACachingAllocator::TraceEntry& entry) {
 PyObject* py_start(PyObject*, PyObject* arguments) {
   const char* device;
   PyObject *stack_function, *thread_function;
-  if (!PyArg_ParseTuple(arguments, "sOO", &device, &stack_function, &thread_function)) return nullptr;
+  if (!PyArg_ParseTuple(arguments, "sOO|K", &device, &stack_function, &thread_function, &most_words)) return nullptr;
   capture_stack = Py_NewRef(stack_function);
   new_thread = Py_NewRef(thread_function);
   watched = std::strcmp(device, "cpu") ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
@@ -454,6 +485,7 @@ PyObject* py_start(PyObject*, PyObject* arguments) {
     payloads.clear();
     streams.clear();
     rows.clear();
+    forget_spilled();
   }
   stacks.clear();
   trace_gpu();
@@ -463,11 +495,17 @@ PyObject* py_start(PyObject*, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
-PyObject* py_watch_memory(PyObject*, PyObject*) {  // once CUDA is initialized: before, there are no allocators
+// Once CUDA is initialized: before, there are no allocators. Other allocators than the caching one refuse.
+PyObject* py_watch_memory(PyObject*, PyObject*) {
 #ifdef WITH_CUDA
   static bool once = false;
-  if (!once) c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(on_memory);
-  once = true;
+  try {
+    if (!once) c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(on_memory);
+    once = true;
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
 #endif
   Py_RETURN_NONE;
 }
@@ -492,9 +530,9 @@ PyObject* py_note(PyObject*, PyObject* arguments) {
   if (PyErr_Occurred()) return nullptr;
   if (!enabled) Py_RETURN_NONE;
   enter_thread();
-  words.insert(words.begin(), stack());
+  uint64_t at = stack();
   std::lock_guard<std::mutex> guard(lock);
-  append(NOTE, words);
+  append(NOTE, {at}, words);
   Py_RETURN_NONE;
 }
 
@@ -524,7 +562,15 @@ PyObject* py_drain(PyObject*, PyObject*) {
   Words taken;
   {
     std::lock_guard<std::mutex> guard(lock);
-    taken.swap(rows);
+    if (next_chunk < chunks.size()) {
+      taken.resize(chunks[next_chunk++]);
+      std::fseek(spilled, long(offset * sizeof(uint64_t)), SEEK_SET);
+      taken.resize(std::fread(taken.data(), sizeof(uint64_t), taken.size(), spilled));
+      offset += taken.size();
+      if (next_chunk == chunks.size()) forget_spilled();
+    } else {
+      taken.swap(rows);
+    }
   }
   return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(taken.data()), taken.size() * sizeof(uint64_t));
 }
@@ -537,14 +583,14 @@ PyObject* py_names(PyObject*, PyObject*) {
 }
 
 PyMethodDef methods[] = {
-    {"start", py_start, METH_VARARGS, "start(device, capture_stack, thread_id): watch from now on"},
+    {"start", py_start, METH_VARARGS, "start(device, capture_stack, thread_id[, most_words]): watch from now on"},
     {"watch_memory", py_watch_memory, METH_NOARGS, "watch_memory(): watch the caching allocators, from now on"},
     {"stop", py_stop, METH_NOARGS, "stop(): watch no more"},
     {"forget", py_forget, METH_NOARGS, "forget(): log nothing more in this process"},
     {"note", py_note, METH_VARARGS, "note(what, *words): add a NOTE row"},
     {"stream", py_stream, METH_VARARGS, "stream(device): the current stream's handle"},
     {"backward_from", py_backward_from, METH_O, "backward_from(stack): the backward graph is run from there"},
-    {"drain", py_drain, METH_NOARGS, "drain(): the rows so far, which are then forgotten"},
+    {"drain", py_drain, METH_NOARGS, "drain(): rows so far, which are then forgotten; again until there are none"},
     {"name", py_name, METH_O, "name(text): its index in names()"},
     {"names", py_names, METH_NOARGS, "names(): of operators, nodes and kernels, by index"},
     {nullptr, nullptr, 0, nullptr}};

@@ -40,6 +40,7 @@ from cudatool.ptx.model import (
     VectorOperand,
     type_bytes,
 )
+from cudatool.ptx.operands import call_parts, elements, space_of, symbols
 from cudatool.ptx.parser import parse
 from cudatool.ptx.summary import Feature, InstructionClass, KernelSummary, summarize
 
@@ -77,6 +78,10 @@ __all__ = [
     "Flow",
     "PtxError",
     "type_bytes",
+    "call_parts",
+    "elements",
+    "space_of",
+    "symbols",
     "infer_accesses",
     "accesses_of_launch",
     "KernelAccesses",

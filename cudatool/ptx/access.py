@@ -17,9 +17,10 @@ from functools import reduce
 from operator import or_
 
 from cudatool.ptx import provenance
-from cudatool.ptx.dataflow import HARMLESS, Dataflow, Scope, call_parts, elements
-from cudatool.ptx.effects import GENERIC, MemoryOperand, Mode, memory_operands
+from cudatool.ptx.dataflow import HARMLESS, Dataflow, Scope
+from cudatool.ptx.effects import MemoryOperand, Mode, memory_operands
 from cudatool.ptx.model import Function, Instruction, Module, Operand, PtxError, Symbol
+from cudatool.ptx.operands import GENERIC, call_parts, elements
 from cudatool.ptx.provenance import ANYWHERE, Kind, Origin, Sum
 
 __all__ = [
@@ -194,10 +195,7 @@ def infer_accesses(module: Module, kernel: str) -> KernelAccesses:
     PtxError
         The module has no such kernel.
     """
-    function = module.functions.get(kernel)
-    if function is None or not function.is_kernel or not function.has_body:
-        raise PtxError(f"the module has no kernel {kernel!r}")
-    return _Collector(module, function).result()
+    return _Collector(module, module.kernel(kernel)).result()
 
 
 # What a doubt-free kernel may not contain.

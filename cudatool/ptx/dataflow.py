@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cudatool.ptx import provenance
-from cudatool.ptx.effects import GENERIC, MemoryOperand, memory_operands, space_of, value_type
+from cudatool.ptx.effects import MemoryOperand, memory_operands, value_type
 from cudatool.ptx.flow import writes
 from cudatool.ptx.model import (
     Address,
@@ -37,9 +37,10 @@ from cudatool.ptx.model import (
     VectorOperand,
     type_bytes,
 )
+from cudatool.ptx.operands import GENERIC, call_parts, elements, space_of
 from cudatool.ptx.provenance import ANYWHERE, LITERAL, NULL, NUMBER, UNDEFINED, Kind, Origin, Sum, Value
 
-__all__ = ["HARMLESS", "Dataflow", "Scope", "call_parts", "elements"]
+__all__ = ["HARMLESS", "Dataflow", "Scope"]
 
 HARMLESS: Final = frozenset({"vprintf", "__assertfail", "malloc", "free"})
 """Functions of CUDA's device runtime that touch no memory that a program handed to a kernel."""
@@ -493,26 +494,3 @@ def _loaded_from(term: Origin) -> Origin:
     if term.kind is Kind.PARAMETER:
         return Origin(Kind.LOADED, term.name, term.offset)
     return Origin(Kind.LOADED, term.name, ANYWHERE)
-
-
-def elements(operand: Operand) -> tuple[Operand, ...]:
-    """Return the elements of a vector operand, or the operand alone."""
-    return operand.elements if isinstance(operand, VectorOperand) else (operand,)
-
-
-def call_parts(call: Instruction) -> tuple[tuple[Operand, ...], Operand, tuple[Operand, ...]]:
-    """Return the results, the target (a register for an indirect call) and the arguments of a call.
-
-    Raises
-    ------
-    PtxError
-        It has no target.
-    """
-    results: tuple[Operand, ...] = ()
-    rest = call.operands
-    if rest and isinstance(rest[0], VectorOperand):
-        results, rest = rest[0].elements, rest[1:]
-    if not rest:
-        raise PtxError("these are no operands of call", call.line)
-    given = rest[1] if len(rest) > 1 else None
-    return results, rest[0], given.elements if isinstance(given, VectorOperand) else ()

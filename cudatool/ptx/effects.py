@@ -11,8 +11,9 @@ from enum import IntFlag
 from typing import Final
 
 from cudatool.ptx.model import Address, Immediate, Instruction, VectorOperand, type_bytes
+from cudatool.ptx.operands import GENERIC, SPACES, space_of
 
-__all__ = ["GENERIC", "MemoryOperand", "Mode", "memory_operands", "space_of", "value_type"]
+__all__ = ["MemoryOperand", "Mode", "memory_operands", "value_type"]
 
 
 class Mode(IntFlag):
@@ -26,20 +27,6 @@ class Mode(IntFlag):
     ATOMIC = 4
 
 
-GENERIC: Final = "generic"
-
-# State space, by the modifier that names it (PTX ISA 5.1).
-_SPACES: Final = {
-    "global": "global",
-    "const": "const",
-    "local": "local",
-    "shared": "shared",
-    "shared::cta": "shared",
-    "shared::cluster": "shared",
-    "param": "param",
-    "param::entry": "param",
-    "param::func": "param",
-}
 _OTHER_TYPES: Final = {
     "e4m3": 1,
     "e5m2": 1,
@@ -97,11 +84,6 @@ class MemoryOperand:
     width: int
 
 
-def space_of(instruction: Instruction) -> str:
-    """Return the state space that an instruction names."""
-    return next((_SPACES[m] for m in instruction.modifiers if m in _SPACES), GENERIC)
-
-
 def value_type(instruction: Instruction) -> str:
     """Return the type of the value that an instruction moves, empty if it names none."""
     return next((m for m in reversed(instruction.modifiers) if m in _TYPES or m in _OTHER_TYPES), "")
@@ -145,7 +127,7 @@ def _asynchronous(instruction: Instruction, addresses: list[Address]) -> list[Me
     if instruction.opcode != "cp":  # into shared memory, of the cluster or of the block
         mode = Mode.WRITE if instruction.opcode == "st" else Mode.ATOMIC
         return [MemoryOperand(addresses[0], "shared", mode, _width(instruction))]
-    spaces = [_SPACES[m] for m in modifiers if m in _SPACES]
+    spaces = [SPACES[m] for m in modifiers if m in SPACES]
     if len(addresses) < 2 or len(spaces) < 2 or "tensor" in modifiers:
         return []  # a prefetch, a wait; a tensor map alone says where
     sizes = [o.value for o in instruction.operands if isinstance(o, Immediate) and isinstance(o.value, int)]

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cudatool.ptx.flow import Flow, reads, writes
-from cudatool.ptx.inline import Inliner, call_parts
+from cudatool.ptx.inline import Inliner
 from cudatool.ptx.model import (
     Address,
     Function,
@@ -36,6 +36,7 @@ from cudatool.ptx.model import (
     Variable,
     type_bytes,
 )
+from cudatool.ptx.operands import call_parts
 
 __all__ = ["FRAME_SCALE", "STACK", "STACK_SLACK", "function_addresses", "merge_calls"]
 

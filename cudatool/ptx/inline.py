@@ -14,16 +14,15 @@ from cudatool.ptx.model import (
     Instruction,
     Module,
     Operand,
-    Pair,
     PtxError,
     Register,
     Symbol,
     Variable,
-    VectorOperand,
     type_bytes,
 )
+from cudatool.ptx.operands import call_parts, elements, renamed
 
-__all__ = ["Inliner", "call_parts"]
+__all__ = ["Inliner"]
 
 _MAX_INSTRUCTIONS = 200_000
 
@@ -65,7 +64,7 @@ class Inliner:
             guard = instruction.guard and replace(
                 instruction.guard, name=names.get(instruction.guard.name, instruction.guard.name)
             )
-            operands = tuple(_rename(operand, names) for operand in instruction.operands)
+            operands = tuple(renamed(operand, names) for operand in instruction.operands)
             copied = replace(instruction, guard=guard, operands=operands)
             if end is not None and instruction.opcode == "ret":
                 out.append(replace(copied, opcode="bra", modifiers=(), operands=(Symbol(end),)))
@@ -118,15 +117,14 @@ class Inliner:
 
     def transfer(self, call: Instruction, formal: Variable, prefix: str, actual: Operand, *, back: bool) -> None:
         """Append what copies an argument to its parameter, or a result `back`, where either is a register."""
-        in_memory = isinstance(actual, Symbol)
-        if in_memory and formal.space == "param":
-            return  # they are the same variable
         size = type_bytes(formal.type)
         places: list[Operand] = [Register(prefix + name) for name in formal.registers]
-        given: list[Operand] = list(actual.elements) if isinstance(actual, VectorOperand) else [actual]
+        given = list(elements(actual))
+        if not places and isinstance(actual, Symbol):
+            return  # they are the same variable
         if not places:
             places = [Address(Symbol(prefix + formal.name), size * n) for n in range(len(given))]
-        if isinstance(actual, Symbol):
+        elif isinstance(actual, Symbol):
             given = [Address(actual, size * n) for n in range(len(places))]
         if len(places) != len(given):
             raise PtxError(f"{call.name}: {formal.name} has {len(places)} elements, {len(given)} given", call.line)
@@ -152,33 +150,3 @@ class Inliner:
         for name, labels in callee.branch_targets.items():
             self.result.branch_targets[prefix + name] = tuple(prefix + label for label in labels)
         return names
-
-
-def call_parts(call: Instruction) -> tuple[tuple[Operand, ...], Operand, tuple[Operand, ...]]:
-    """Return results, target and arguments of a call; the target is a symbol, or a register that points to it."""
-    operands = list(call.operands)
-    results: tuple[Operand, ...] = ()
-    if operands and isinstance(operands[0], VectorOperand):
-        results = operands.pop(0).elements  # type: ignore[union-attr]
-    target = operands.pop(0)
-    arguments: tuple[Operand, ...] = ()
-    if operands and isinstance(operands[0], VectorOperand):
-        arguments = operands[0].elements
-    return results, target, arguments
-
-
-def _rename(operand: Operand, names: dict[str, str]) -> Operand:
-    if not names:
-        return operand
-    if isinstance(operand, Register | Symbol):
-        return replace(operand, name=names.get(operand.name, operand.name))
-    if isinstance(operand, Address):
-        base = operand.base and replace(operand.base, name=names.get(operand.base.name, operand.base.name))
-        return replace(operand, base=base, coordinates=tuple(_rename(one, names) for one in operand.coordinates))
-    if isinstance(operand, VectorOperand):
-        return VectorOperand(tuple(_rename(element, names) for element in operand.elements))
-    if isinstance(operand, Pair):
-        first, second = _rename(operand.first, names), _rename(operand.second, names)
-        assert isinstance(first, Register) and isinstance(second, Register)
-        return Pair(first, second)
-    return operand

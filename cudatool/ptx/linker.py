@@ -14,17 +14,14 @@ from dataclasses import replace
 from typing import TypeVar
 
 from cudatool.ptx.model import (
-    Address,
     Function,
     Location,
     Module,
-    Operand,
     PtxError,
     Relocation,
-    Symbol,
     Variable,
-    VectorOperand,
 )
+from cudatool.ptx.operands import renamed
 from cudatool.ptx.parser import parse
 
 __all__ = ["SYSTEM_CALLS", "LinkError", "join", "link", "parse_image", "split", "undefined"]
@@ -146,17 +143,7 @@ def _renamed_function(function: Function, names: dict[str, str], files: int) -> 
         location = instruction.location
         if files and location is not None:
             location = Location(location.file + files, location.line, location.column)
-        operands = tuple(_renamed(operand, seen) for operand in instruction.operands)
+        operands = tuple(renamed(operand, seen) for operand in instruction.operands)
         instructions.append(replace(instruction, operands=operands, location=location))
     text = function.text if name == function.name else f"// {name}\n{function.text}"
     return replace(function, name=name, instructions=instructions, text=text)
-
-
-def _renamed(operand: Operand, names: dict[str, str]) -> Operand:
-    if isinstance(operand, Symbol):
-        return replace(operand, name=names.get(operand.name, operand.name))
-    if isinstance(operand, Address) and isinstance(operand.base, Symbol):
-        return replace(operand, base=Symbol(names.get(operand.base.name, operand.base.name), operand.base.offset))
-    if isinstance(operand, VectorOperand):
-        return VectorOperand(tuple(_renamed(element, names) for element in operand.elements))
-    return operand

@@ -281,3 +281,16 @@ class Module:
     def kernels(self) -> dict[str, Function]:
         """The ``.entry`` functions."""
         return {name: function for name, function in self.functions.items() if function.is_kernel}
+
+    def kernel(self, name: str) -> Function:
+        """Return a kernel that is defined here.
+
+        Raises
+        ------
+        PtxError
+            There is none of that name.
+        """
+        function = self.functions.get(name)
+        if function is None or not function.is_kernel or not function.has_body:
+            raise PtxError(f"the module has no kernel {name!r}")
+        return function

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from cudatool.ptx.dataflow import HARMLESS, call_parts
-from cudatool.ptx.effects import GENERIC, space_of
-from cudatool.ptx.model import Function, Instruction, Module, Operand, PtxError, Symbol, VectorOperand
+from cudatool.ptx.dataflow import HARMLESS
+from cudatool.ptx.model import Function, Instruction, Module, Symbol
+from cudatool.ptx.operands import GENERIC, call_parts, space_of, symbols
 
 __all__ = ["Feature", "InstructionClass", "KernelSummary", "summarize"]
 
@@ -194,13 +194,11 @@ def summarize(module: Module, kernel: str) -> KernelSummary:
     PtxError
         The module has no such kernel.
     """
-    function = module.functions.get(kernel)
-    if function is None or not function.is_kernel or not function.has_body:
-        raise PtxError(f"the module has no kernel {kernel!r}")
+    function = module.kernel(kernel)
     functions, external, features = _reachable(module, function)
     code = [i for one in functions for i in one.instructions]
     features |= {feature for feature, sign in _SIGNS.items() if any(map(sign, code))}
-    named = {name for i in code for operand in i.operands for name in _symbols(operand)}
+    named = {name for i in code for operand in i.operands for name in symbols(operand)}
     variables = [v for one in functions for v in one.variables.values() if v.space in ("shared", "local")]
     variables += [v for v in module.variables.values() if v.name in named]
     if any(v.space == "shared" and not v.size for v in variables):
@@ -272,12 +270,3 @@ def _reaches(calls: dict[str, set[str]], start: str, goal: str) -> bool:
             seen.add(name)
             waiting.extend(calls.get(name, ()))
     return False
-
-
-def _symbols(operand: Operand) -> list[str]:
-    if isinstance(operand, Symbol):
-        return [operand.name]
-    if isinstance(operand, VectorOperand):
-        return [name for element in operand.elements for name in _symbols(element)]
-    base = getattr(operand, "base", None)
-    return [base.name] if isinstance(base, Symbol) else []

@@ -15,7 +15,8 @@ from cudatool.trace.model import Frame, Trace
 __all__ = ["check"]
 
 _KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
-_DOUBT = "may access more than its arguments say"  # of a kernel whose accesses were inferred
+# What a trace warns of and a report has to say: a kernel whose inferred accesses are not all; a library unseen.
+_DOUBTS = ("may access more than its arguments say", "is not watched")
 
 
 def check(trace: Trace, *, races: bool = True, leaked: bool = False) -> Report:
@@ -63,9 +64,8 @@ def check(trace: Trace, *, races: bool = True, leaked: bool = False) -> Report:
 
 
 def _notes(trace: Trace, engine: Engine, reported: int) -> list[str]:
-    notes = sorted(
-        {trace.names[int(name)] for name in trace.of_kind(Kind.WARNING)["name"] if _DOUBT in trace.names[int(name)]}
-    )
+    warnings = {trace.names[int(name)] for name in trace.of_kind(Kind.WARNING)["name"]}
+    notes = sorted(warning for warning in warnings if any(doubt in warning for doubt in _DOUBTS))
     if more := len(engine.defects) - reported:
         notes.append(f"{_count(more, 'more pair')} of call sites in no order, all of which follow from the findings")
     if engine.unchecked:
@@ -100,12 +100,12 @@ def _plan(engine: Engine, defects: Iterable[Defect]) -> Repairs:
     repairs = Repairs()
     for defect in defects:
         first, second = defect.first, defect.second
-        if first.mode == "free" or defect.kind in _NO_REPAIR:
+        if defect.kind in _NO_REPAIR:
             continue
         if defect.inside:
             repairs.edges.add((first.record, second.record))
-        elif defect.kind is FindingKind.WAIT_UNRECORDED:
-            continue  # that of its race is tried
+        elif first.mode == "free" or defect.kind is FindingKind.WAIT_UNRECORDED:
+            continue  # no order helps; that of its race is tried
         elif defect.wait >= 0:
             stack = int(engine.records["stack"][defect.wait])
             repairs.waits.setdefault((stack, second.operation.agent), set()).add(first.operation.agent)
@@ -191,7 +191,7 @@ class _Words:
     def _reason(self, defect: Defect) -> str:
         first, second = defect.first.operation, defect.second.operation
         earlier, later = (self._engine.agents[side.agent] for side in (first, second))
-        if defect.first.mode == "free":
+        if defect.first.mode == "free" and not defect.inside:
             freed = location(self._stack(first.record))
             if defect.second.node >= 0:
                 return f"The graph was made for this memory, and it was given back at {freed} before the launch."

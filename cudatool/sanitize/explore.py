@@ -103,7 +103,9 @@ def _command(device: str, arguments: Sequence[str]) -> list[str]:
 
 
 def _run(schedule: str, command: list[str]) -> Run:
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
+    )
     output = tuple(line for line in done.stderr.splitlines() if not line.startswith(_OURS))
     if done.returncode == 2 and not done.stdout:
         raise UsageError(done.stderr.strip().splitlines()[-1].removeprefix(f"{_OURS}error: "))

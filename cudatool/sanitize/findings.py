@@ -89,13 +89,15 @@ class AccessSite:
     argument
         The kernel's argument or source line, where known.
     stack
-        Host stack of the call, innermost frame first; for a node of a graph, of the call that captured or added it.
+        Host stack of the call, innermost frame first; for a node of a graph, of the call that captured or added it; for
+        what a host function does, its own.
     record
         Index of the operation in the trace's records.
     exact
         False for a conservative range: the operation may touch less.
     launch
-        For a node of a graph, host stack of the launch of the graph; else empty.
+        Host stack of the launch of the graph, for one of its nodes, and of the call that enqueued a host function; else
+        empty.
     """
 
     operation: str
@@ -119,7 +121,10 @@ class BufferSite:
 
 @dataclass(frozen=True, slots=True)
 class WitnessStep:
-    """An operation of an order: what, on which stream, where it was asked for, and its index in the records."""
+    """An operation of an order: what, on which stream, where it was asked for, and the record that says so.
+
+    Of a node of a graph, `record` and `location` are those of the call that captured or added it.
+    """
 
     operation: str
     agent: str
@@ -144,6 +149,8 @@ class Witness:
         How many it took to find.
     exchanged
         Records of the two operations that changed places.
+    also_exchanged
+        How many other racing pairs changed places with them.
     """
 
     order_a: tuple[WitnessStep, ...]
@@ -155,6 +162,7 @@ class Witness:
     observed_at: str
     replays: int
     exchanged: tuple[int, int]
+    also_exchanged: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,29 @@ streams and their events are the edges, and what they say they touch holds for e
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import replace
+from typing import NamedTuple
 
-from cudatool.sanitize.intervals import Access, History, Operation
+from cudatool.sanitize.defects import race_of
+from cudatool.sanitize.findings import FindingKind
+from cudatool.sanitize.intervals import Access, History, Operation, overlap
 from cudatool.sanitize.lifetimes import Buffer
 from cudatool.sanitize.ordering import Clock, join
 from cudatool.sanitize.rows import Row
 
-__all__ = ["Capture", "Executable", "Graphs", "Node", "races_between_nodes"]
+__all__ = [
+    "ALLOC",
+    "EVENT_RECORD",
+    "EVENT_WAIT",
+    "FREE",
+    "Capture",
+    "Executable",
+    "Graphs",
+    "Node",
+    "NodeRace",
+    "check_nodes",
+]
 
-_EVENT_RECORD = 7  # CU_GRAPH_NODE_TYPE_EVENT_RECORD
+EVENT_WAIT, EVENT_RECORD, ALLOC, FREE = 6, 7, 10, 11  # CUgraphNodeType
 
 
 class Node:
@@ -30,21 +43,28 @@ class Node:
         The trace record that says what it is and where it was captured or added.
     after
         Numbers of the nodes directly before it.
-    event, records_event
-        The CUDA event of an event node, 0 for others, and whether it records it; else it waits.
+    type
+        CUgraphNodeType.
+    event
+        The CUDA event of an event node, 0 for others.
+    memory
+        First byte and one past the last of what it allocates or frees.
     baked
         What a captured call said it touches; None if it said nothing.
     pointers
         The live allocations that addresses among its parameters were in.
     """
 
-    __slots__ = ("after", "baked", "event", "pointers", "record", "records_event")
+    __slots__ = ("after", "baked", "event", "memory", "pointers", "record", "type")
 
-    def __init__(self, record: int, after: Collection[int] = (), baked: list[Access] | None = None) -> None:
+    def __init__(
+        self, record: int, after: Collection[int] = (), baked: list[Access] | None = None, type_: int = -1
+    ) -> None:
         self.record = record
         self.after = list(after)
+        self.type = type_
         self.event = 0
-        self.records_event = False
+        self.memory = (0, 0)
         self.baked = baked
         self.pointers: list[Buffer] = []
 
@@ -252,8 +272,8 @@ class Graphs:
         if not executable.known:
             executable.known, executable.nodes = True, {}
         old = executable.nodes.get(row.aux1)
-        node = Node(self._calls.get(row.correlation, row.record), old.after if old is not None else ())
-        node.event, node.records_event = row.address, row.flags == _EVENT_RECORD
+        node = Node(self._calls.get(row.correlation, row.record), old.after if old is not None else (), None, row.flags)
+        node.event = row.address
         executable.nodes[row.aux1] = node
 
     def edge(self, row: Row) -> None:
@@ -276,22 +296,57 @@ class Graphs:
         return found
 
 
-def races_between_nodes(
+class NodeRace(NamedTuple):
+    """Two nodes of one launch that no edge orders. One of them may allocate or free what the other one uses.
+
+    `first` and `second` say what they do by ``Access.node``, the number of the node.
+    """
+
+    kind: FindingKind
+    first: Access
+    second: Access
+    start: int
+    size: int
+
+
+def check_nodes(
     graph: Executable, accesses: list[Access], extra: Collection[tuple[int, int]], *, go_on_repaired: bool
-) -> list[tuple[Access, Access]]:
-    """Return the pairs of accesses of one launch that race: of two nodes that no edge orders, not even of `extra`."""
+) -> list[NodeRace]:
+    """Return what is in no order among the nodes of one launch, even with the edges `extra`."""
     of_node: dict[int, list[Access]] = {}
     for access in accesses:
         of_node.setdefault(access.node, []).append(access)
-    found = []
+    found: list[NodeRace] = []
     history = History()
+    given: list[Access] = []  # by allocation nodes; their mode is 0
+    freed: list[Access] = []
 
-    def conflict(old: Access, new: Access) -> None:
-        found.append((old, new))
+    def add(kind: FindingKind, old: Access, new: Access) -> None:
+        meeting = overlap(old, new)
+        assert meeting is not None
+        found.append(NodeRace(kind, old, new, *meeting))
         if go_on_repaired and old.exact and new.exact:
             new.operation.clock = join(new.operation.clock, old.operation.after)
 
+    def conflict(old: Access, new: Access) -> None:
+        add(race_of(old, new), old, new)
+
     for number, operation in graph.positions(extra):
+        node = graph.nodes[number]
+        if node.type in (ALLOC, FREE):
+            whole = Access(*node.memory, 0, node=number, operation=operation)
+            for access in list(history.within(*node.memory)):
+                if not access.operation.before(operation.agent, operation.clock) and overlap(access, whole):
+                    kind = FindingKind.USE_AFTER_FREE if node.type == FREE else FindingKind.USE_BEFORE_ALLOC
+                    add(kind, access, whole)
+            (freed if node.type == FREE else given).append(whole)
         for access in of_node.get(number, ()):
-            history.touch(replace(access, operation=operation), conflict)
+            placed = access.of(operation, number)
+            for free in freed:
+                if overlap(free, placed):
+                    add(FindingKind.USE_AFTER_FREE, free, placed)
+            for alloc in given:
+                if overlap(alloc, placed) and not alloc.operation.before(operation.agent, operation.clock):
+                    add(FindingKind.USE_BEFORE_ALLOC, alloc, placed)
+            history.touch(placed, conflict)
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cudatool.sanitize.ordering import Clock
@@ -41,7 +40,6 @@ class Operation:
 _NOBODY = Operation(0, 0, (), -1)
 
 
-@dataclass(slots=True, eq=False)
 class Access:
     """A set of bytes that one operation touches: one run, or rows at equal distances.
 
@@ -62,21 +60,59 @@ class Access:
     node
         The number of the node of a graph that does it, for the accesses of a graph launch; then the record of that node
         (-1 if it is not known, and for work outside of graphs).
+    host
+        The record of the HOST_ACCESS, if a host function does it; else -1.
     operation, owner
         Who touches them, and the allocation that the first byte lay in. Known when the operation is reached.
     """
 
-    start: int
-    stop: int
-    mode: int
-    row: int = 0
-    stride: int = 0
-    name: int = 0
-    exact: bool = True
-    node: int = -1
-    mask: int = 0
-    operation: Operation = _NOBODY
-    owner: Buffer | None = None
+    __slots__ = (
+        "exact",
+        "host",
+        "mask",
+        "mode",
+        "name",
+        "node",
+        "operation",
+        "owner",
+        "row",
+        "start",
+        "stop",
+        "stride",
+    )
+
+    def __init__(
+        self,
+        start: int,
+        stop: int,
+        mode: int,
+        row: int = 0,
+        stride: int = 0,
+        name: int = 0,
+        exact: bool = True,
+        node: int = -1,
+        mask: int = 0,
+        host: int = -1,
+        operation: Operation = _NOBODY,
+        owner: Buffer | None = None,
+    ) -> None:
+        self.start = start
+        self.stop = stop
+        self.mode = mode
+        self.row = row
+        self.stride = stride
+        self.name = name
+        self.exact = exact
+        self.node = node
+        self.mask = mask
+        self.host = host
+        self.operation = operation
+        self.owner = owner
+
+    def of(self, operation: Operation, node: int) -> Access:
+        """Return the same bytes as touched by an operation, or by a node of it."""
+        how = (self.mode, self.row, self.stride, self.name, self.exact, node, self.mask, self.host)
+        return Access(self.start, self.stop, *how, operation, self.owner)
 
 
 def overlap(first: Access, second: Access) -> tuple[int, int] | None:
@@ -171,6 +207,17 @@ def _same_stride(first: Access, second: Access) -> tuple[int, int] | None:
     return best
 
 
+class Segment:
+    """A run of bytes and the accesses to it that a later one could still race with, newest first."""
+
+    __slots__ = ("accesses", "start", "stop")
+
+    def __init__(self, start: int, stop: int, accesses: list[Access]) -> None:
+        self.start = start
+        self.stop = stop
+        self.accesses = accesses
+
+
 class History:
     """The accesses to every byte that a later one could still race with.
 
@@ -178,13 +225,13 @@ class History:
     is dropped when a later one dominates it: whoever races with the dropped one then also races with the later one,
     or is ordered after both. So a segment holds a few accesses for each agent, however long the program runs.
 
-    A strided set lies on the segments of its hull; its rows are compared only when its hull collides.
+    A strided set or mask lies on the segments of its hull; its bytes are compared only when its hull collides.
     """
 
     def __init__(self) -> None:
         self._starts: list[int] = []
-        self._stops: list[int] = []
-        self._accesses: list[list[Access]] = []
+        self._segments: list[Segment] = []
+        self._at: dict[int, Segment] = {}  # by first byte
 
     def __len__(self) -> int:
         """Number of segments."""
@@ -192,68 +239,84 @@ class History:
 
     def touch(self, new: Access, conflict: Callable[[Access, Access], None]) -> None:
         """Enter `new`; call ``conflict(old, new)`` for every kept access that it collides with in no order."""
-        operation, mode = new.operation, new.mode
-        agent = operation.agent
+        segment = self._at.get(new.start)
+        if segment is not None and segment.stop == new.stop:
+            self._touch(segment, new, conflict)  # the common case: the bytes of an earlier access
+            return
         low, high = self._cut(new.start, new.stop)
         alone = high - low > 1
-        covers_all = new.exact and not new.stride and not new.mask
-        for index in range(low, high):
-            kept = [new]
-            for old in self._accesses[index]:
-                earlier = old.operation
-                ordered = earlier.agent == agent or operation.clock[earlier.agent] >= earlier.epoch
-                if not ordered and ((old.mode | mode) & WRITE or (old.mode ^ mode) & ATOMIC) and overlap(old, new):
-                    conflict(old, new)
-                    ordered = operation.clock[earlier.agent] >= earlier.epoch  # `conflict` may have repaired it
-                if not (ordered and (mode & WRITE or mode == old.mode) and (covers_all or _covers(new, old))):
-                    kept.append(old)
-            alone = alone and len(kept) == 1
-            self._accesses[index] = kept
+        for segment in self._segments[low:high]:
+            self._touch(segment, new, conflict)
+            alone = alone and len(segment.accesses) == 1
         if alone:  # every one of these segments now says the same
-            self._starts[low:high] = [new.start]
-            self._stops[low:high] = [new.stop]
-            self._accesses[low:high] = [[new]]
+            for start in self._starts[low:high]:
+                del self._at[start]
+            self._put(low, high, [Segment(new.start, new.stop, [new])])
+
+    def _touch(self, segment: Segment, new: Access, conflict: Callable[[Access, Access], None]) -> None:
+        mode, agent, clock = new.mode, new.operation.agent, new.operation.clock
+        whole = new.exact and not new.stride and not new.mask
+        kept = [new]
+        for old in segment.accesses:
+            earlier = old.operation
+            ordered = earlier.agent == agent or clock[earlier.agent] >= earlier.epoch
+            if not ordered and ((old.mode | mode) & WRITE or (old.mode ^ mode) & ATOMIC) and overlap(old, new):
+                conflict(old, new)
+                clock = new.operation.clock  # `conflict` may have repaired it
+                ordered = clock[earlier.agent] >= earlier.epoch
+            if not (ordered and (mode & WRITE or mode == old.mode) and (whole or _covers(new, old))):
+                kept.append(old)
+        segment.accesses = kept
 
     def within(self, start: int, stop: int) -> Iterator[Access]:
         """The accesses kept for any byte of [start, stop), the newest first in each segment."""
         seen = set()
-        for index in range(bisect_right(self._stops, start), bisect_left(self._starts, stop)):
-            for access in self._accesses[index]:
+        for segment in self._segments[self._first(start) : bisect_left(self._starts, stop)]:
+            for access in segment.accesses:
                 if id(access) not in seen:
                     seen.add(id(access))
                     yield access
 
     def forget(self, start: int, stop: int) -> None:
         """Drop what is known of [start, stop)."""
-        low, high = bisect_right(self._stops, start), bisect_left(self._starts, stop)
+        low, high = self._first(start), bisect_left(self._starts, stop)
         if low < high:
-            if self._starts[low] < start or self._stops[high - 1] > stop:
+            if self._starts[low] < start or self._segments[high - 1].stop > stop:
                 low, high = self._cut(start, stop)
-            del self._starts[low:high], self._stops[low:high], self._accesses[low:high]
+            for first in self._starts[low:high]:
+                del self._at[first]
+            self._put(low, high, [])
+
+    def _first(self, address: int) -> int:
+        """The index of the segment that holds `address`, or of the next one."""
+        index = bisect_right(self._starts, address)
+        return index - 1 if index and self._segments[index - 1].stop > address else index
+
+    def _put(self, low: int, high: int, segments: list[Segment]) -> None:
+        """Let `segments` stand in the place of those from `low` to `high`."""
+        self._segments[low:high] = segments
+        self._starts[low:high] = [segment.start for segment in segments]
+        for segment in segments:
+            self._at[segment.start] = segment
 
     def _cut(self, start: int, stop: int) -> tuple[int, int]:
         """Make segments that cover exactly [start, stop) and return their index range."""
-        starts, stops, accesses = self._starts, self._stops, self._accesses
-        low = bisect_right(stops, start)
-        if low < len(starts) and starts[low] == start and stops[low] == stop:
-            return low, low + 1
-        if low < len(starts) and starts[low] < start:
+        low = self._first(start)
+        if low < len(self._starts) and self._starts[low] < start:
             self._split(low, start)
             low += 1
         high, position = low, start
         while position < stop:
-            if high == len(starts) or starts[high] > position:  # a gap: nobody has touched these bytes
-                end = stop if high == len(starts) else min(stop, starts[high])
-                starts.insert(high, position)
-                stops.insert(high, end)
-                accesses.insert(high, [])
-            elif stops[high] > stop:
+            if high == len(self._starts) or self._starts[high] > position:  # a gap: nobody has touched these bytes
+                end = stop if high == len(self._starts) else min(stop, self._starts[high])
+                self._put(high, high, [Segment(position, end, [])])
+            elif self._segments[high].stop > stop:
                 self._split(high, stop)
-            position = stops[high]
+            position = self._segments[high].stop
             high += 1
         return low, high
 
     def _split(self, index: int, at: int) -> None:
-        self._starts.insert(index + 1, at)
-        self._stops.insert(index, at)
-        self._accesses.insert(index + 1, list(self._accesses[index]))
+        segment = self._segments[index]
+        self._put(index + 1, index + 1, [Segment(at, segment.stop, list(segment.accesses))])
+        segment.stop = at

@@ -1,22 +1,25 @@
 """The legal orders of recorded work: linear extensions of the happens-before relation.
 
-An operation may run as soon as everything has that happens before it. Memory that the driver hands out again adds
-edges: what used it for the old owner runs before what uses it for the new one.
+A step may run as soon as everything has that happens before it. Two more rules order steps, that no clock shows:
+
+* The nodes of a graph launch are steps of one operation; edges of the graph order them.
+* What used memory for one owner runs before what uses it for the next one that the driver gives it to.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from cudatool.sanitize.engine import Engine
-from cudatool.sanitize.intervals import ATOMIC, READ, WRITE, Access, Operation, overlap
+from cudatool.sanitize.intervals import ATOMIC, WRITE, Access, Operation, overlap
 from cudatool.sanitize.ordering import Agent, Ordering
-from cudatool.sanitize.rows import WORK, read_rows
-from cudatool.trace.events import AccessFlag, Kind
+from cudatool.sanitize.rows import WORK, byte_sets, read_rows
+from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
 __all__ = ["Order", "Step", "Steps"]
@@ -24,46 +27,53 @@ __all__ = ["Order", "Step", "Steps"]
 Order = list[int]
 """Positions in :attr:`Steps.all`."""
 _DRIVER_ALLOCATIONS = (Kind.MEM_ALLOC, Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
-
-
 _ALLOCATIONS = (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC, Kind.HOST_ALLOC)  # made for the program
+_GRAPHS = (Kind.GRAPH_NODE_ADDED, Kind.GRAPH_INSTANTIATE, Kind.GRAPH_NODE, Kind.GRAPH_EDGE, Kind.GRAPH_LAUNCH)
 _MANY = 1 << 20  # pairs of accesses to compare
 
 
-def _start(item: tuple[int, int, Access]) -> tuple[int, int]:
-    return item[:2]
+class _Node(NamedTuple):
+    """A node of a graph: the record that says where it comes from, and all nodes that come before and behind it."""
+
+    number: int
+    record: int
+    before: frozenset[int]
+    behind: frozenset[int]
 
 
 @dataclass(slots=True)
 class Step:
-    """An operation, or an access by the host.
+    """An operation, a node of a graph launch, or an access by the host.
 
     Attributes
     ----------
     operation
-        Its place in the happens-before relation.
-    correlation
-        Of its record; 0 for the host's.
+        Its place in the happens-before relation. The nodes of a launch share one.
+    source
+        The record that names it: of the operation, or of the call that made the node.
+    correlation, node
+        Of the operation's record, 0 for the host's; and the number of the node, 0 for none.
     accesses
         What it touches, as far as that is known.
+    before, behind
+        Steps of the same launch that come before and behind it.
     after
         Steps that come before it for the sake of memory that is handed out again.
     """
 
     operation: Operation
     kind: Kind
+    source: int
     correlation: int
     accesses: list[Access]
+    node: int = 0
+    before: frozenset[int] = frozenset()
+    behind: frozenset[int] = frozenset()
     after: set[int] = field(default_factory=set)
 
     def touches(self, start: int, stop: int) -> bool:
         """Whether it may touch a byte of the range."""
         return any(access.start < stop and start < access.stop for access in self.accesses)
-
-    @property
-    def written(self) -> list[tuple[int, int]]:
-        """First byte and one past the last of what it writes."""
-        return [(access.start, access.stop) for access in self.accesses if access.mode & (WRITE | ATOMIC)]
 
 
 class _Positions(Ordering):
@@ -92,26 +102,44 @@ class Steps:
         self.agents = engine.agents
         self.all: list[Step] = []
         self._records = trace.records
+        launches = _nodes_of_launches(trace)
         for row in read_rows(trace, (*WORK, Kind.HOST_ACCESS)):
             at = positions.at.get(row.record)
             if at is None:
                 continue
             kind, accesses = Kind(row.kind), row.accesses or []
-            if kind is Kind.HOST_ACCESS and not accesses:
-                exact = not row.flags & AccessFlag.INEXACT
-                accesses = [Access(row.address, row.address + row.size, row.flags & (READ | WRITE), exact=exact)]
+            if kind is Kind.HOST_ACCESS:
+                accesses = byte_sets(trace.records[row.record : row.record + 1])
+                accesses[0].host = row.record
             correlation = int(trace.records["correlation"][row.record])
-            self.all.append(Step(at, kind, correlation, accesses))
+            if nodes := launches.get(row.record):
+                self.all += self._of_nodes(at, correlation, accesses, nodes)
+            else:
+                self.all.append(Step(at, kind, row.record, correlation, accesses))
         self._agent = np.array([step.operation.agent for step in self.all], np.int64)
         self._epoch = np.array([step.operation.epoch for step in self.all], np.int64)
         clocks = [step.operation.clock for step in self.all]
         self._clocks = np.array(clocks, np.int64).reshape(len(self.all), len(self.agents))
-        self.of_record = {step.operation.record: index for index, step in enumerate(self.all)}
-        self._order_owners(trace)
+        self._order_owners()
 
-    def _order_owners(self, trace: Trace) -> None:
+    def _of_nodes(self, at: Operation, correlation: int, accesses: list[Access], nodes: list[_Node]) -> Iterator[Step]:
+        """Yield a step for each node of a launch, in an order that the graph's edges allow."""
+        place = {node.number: len(self.all) + index for index, node in enumerate(nodes)}
+        for node in nodes:
+            yield Step(
+                at,
+                Kind.GRAPH_LAUNCH,
+                node.record,
+                correlation,
+                [access for access in accesses if access.node == node.number],
+                node.number,
+                frozenset(place[number] for number in node.before),
+                frozenset(place[number] for number in node.behind),
+            )
+
+    def _order_owners(self) -> None:
         """Let the users of memory come before those that use it for a later owner that the driver gave it to."""
-        records = trace.records
+        records = self._records
         owners = np.flatnonzero(np.isin(records["kind"], _DRIVER_ALLOCATIONS))
         flat = [(i, a.start, a.stop) for i, step in enumerate(self.all) for a in step.accesses]
         step, start, stop = np.array(flat, np.int64).reshape(-1, 3).T
@@ -129,6 +157,10 @@ class Steps:
             for user in set(step[overlapping & (at > owner) & (at < until)].tolist()):
                 self.all[user].after |= before
 
+    def of_record(self, record: int) -> list[int]:
+        """Return the steps of an operation: one, or the nodes of a graph launch."""
+        return [index for index, step in enumerate(self.all) if step.operation.record == record]
+
     # ---- what comes before what ----
 
     def before(self, index: int) -> set[int]:
@@ -139,12 +171,28 @@ class Steps:
             one = waiting.pop()
             agent, epoch = self._agent[one], self._epoch[one]
             mask = self._epoch <= self._clocks[one][self._agent]
-            mask |= (self._agent == agent) & (self._epoch < epoch)
-            mask[one] = False
-            new = (set(np.flatnonzero(mask).tolist()) | self.all[one].after) - found
+            mask[self._agent == agent] = self._epoch[self._agent == agent] < epoch
+            after = self.all[one].after
+            new = (set(np.flatnonzero(mask).tolist()) | self.all[one].before | after) - found
             found |= new
-            # Happening before is transitive already: only the other edges lead further.
-            waiting += [x for x in new if self.all[x].after or x in self.all[one].after]
+            # Clocks and graphs are transitive already: only the edges between owners lead further.
+            waiting += [x for x in new if self.all[x].after or x in after]
+        return found
+
+    def before_but(self, index: int, other: int, races: Collection[tuple[int, int]]) -> set[int]:
+        """Return what comes before a step if every race but that with `other` is decided in the program's favour."""
+        racing: dict[int, list[int]] = {}
+        for first, second in races:
+            if (first, second) != (other, index):
+                racing.setdefault(second, []).append(first)
+        found = self.before(index)
+        waiting = [index, *found]
+        while waiting:
+            for first in racing.get(waiting.pop(), ()):
+                if first not in found:
+                    new = {first, *self.before(first)} - found
+                    found |= new
+                    waiting += new
         return found
 
     def behind(self, index: int) -> set[int]:
@@ -154,7 +202,7 @@ class Steps:
         while waiting:
             one = waiting.pop()
             found.add(one)
-            found |= self._follow(one)
+            found |= self._follow(one) | self.all[one].behind
             waiting += [x for x, step in enumerate(self.all) if x not in found and step.after & found]
         found.discard(index)
         return found
@@ -165,15 +213,22 @@ class Steps:
         mask[self._agent == agent] = self._epoch[self._agent == agent] > epoch
         return set(np.flatnonzero(mask).tolist())
 
+    def _is_before(self, first: int, second: int) -> bool:
+        """Whether a step that the program asked for earlier comes before another one, as far as one edge tells."""
+        one, other = self.all[first].operation, self.all[second].operation
+        if one.record == other.record:
+            return first in self.all[second].before
+        return one.before(other.agent, other.clock) or first in self.all[second].after
+
     # ---- orders ----
 
     def program_order(self) -> Order:
         """Return the order in which the program asked for the work."""
         return list(range(len(self.all)))
 
-    def advanced(self, order: Order, step: int) -> Order:
-        """Return `order` with a step, and what must come before it, run first."""
-        needed = self.before(step)
+    @staticmethod
+    def advanced(order: Order, step: int, needed: Collection[int]) -> Order:
+        """Return `order` with a step, and what is `needed` before it, run first."""
         return [x for x in order if x in needed] + [step] + [x for x in order if x not in needed and x != step]
 
     def delayed(self, order: Order, step: int, behind: int) -> Order:
@@ -186,21 +241,38 @@ class Steps:
     def any_order(self, choose: random.Random) -> Order:
         """Return a legal order, by chance."""
         queues: list[Order] = [[] for _ in self.agents]
-        for index in reversed(range(len(self.all))):
+        for index in range(len(self.all)):
             queues[self._agent[index]].append(index)
         order: Order = []
         done: set[int] = set()
         while len(order) < len(self.all):
-            ready = [queue for queue in queues if queue and self._may_run(queue[-1], queues, done)]
-            order.append(choose.choice(ready).pop())
+            heads = [queue[0] for queue in queues if queue]
+            ready = [
+                index
+                for queue in queues
+                for index in queue[: self._launched_with(queue)]
+                if self._may_run(index, heads, done)
+            ]
+            order.append(choose.choice(ready))
+            queues[self._agent[order[-1]]].remove(order[-1])
             done.add(order[-1])
         return order
 
-    def _may_run(self, index: int, queues: list[Order], done: set[int]) -> bool:
-        clock = self._clocks[index]
-        own = self._agent[index]
-        heads = (queue[-1] for agent, queue in enumerate(queues) if queue and agent != own)
-        return all(self._epoch[head] > clock[self._agent[head]] for head in heads) and self.all[index].after <= done
+    def _launched_with(self, queue: Order) -> int:
+        """Return how many steps at the head of a queue are of one operation."""
+        count = 0
+        while count < len(queue) and self._epoch[queue[count]] == self._epoch[queue[0]]:
+            count += 1
+        return count
+
+    def _may_run(self, index: int, heads: Order, done: set[int]) -> bool:
+        clock, own, step = self._clocks[index], self._agent[index], self.all[index]
+        others = (head for head in heads if self._agent[head] != own)
+        return (
+            all(self._epoch[head] > clock[self._agent[head]] for head in others)
+            and step.after <= done
+            and step.before <= done
+        )
 
     # ---- what they do to memory ----
 
@@ -218,14 +290,12 @@ class Steps:
             for other, earlier in active:
                 plain = (access.mode | earlier.mode) & WRITE or (access.mode ^ earlier.mode) & ATOMIC
                 pair = min(index, other), max(index, other)
-                if plain and pair not in found and not self._is_before(*pair) and overlap(earlier, access):
+                if not plain or index == other or pair in found or self._is_before(*pair):
+                    continue
+                if overlap(earlier, access):
                     found.add(pair)
             active.append((index, access))
         return sorted(found)
-
-    def _is_before(self, first: int, second: int) -> bool:
-        one, other = self.all[first].operation, self.all[second].operation
-        return one.before(other.agent, other.clock) or first in self.all[second].after
 
     def owner(self, address: int) -> int | None:
         """Return the record of the last allocation that holds an address."""
@@ -238,9 +308,69 @@ class Steps:
     def memory_written(self) -> list[tuple[int, int]]:
         """Return address and size of all runs of bytes that some step writes."""
         runs: list[list[int]] = []
-        for start, stop in sorted(run for step in self.all for run in step.written):
+        written = ((a.start, a.stop) for step in self.all for a in step.accesses if a.mode & (WRITE | ATOMIC))
+        for start, stop in sorted(written):
             if runs and start <= runs[-1][1]:
                 runs[-1][1] = max(runs[-1][1], stop)
             else:
                 runs.append([start, stop])
         return [(start, stop - start) for start, stop in runs]
+
+
+def _start(item: tuple[int, int, Access]) -> tuple[int, int]:
+    return item[:2]
+
+
+# ---- graphs ----
+
+
+def _nodes_of_launches(trace: Trace) -> dict[int, list[_Node]]:
+    """Return the nodes of each graph launch whose graph is told in the trace, in an order that its edges allow."""
+    records = trace.records
+    rows = np.flatnonzero(np.isin(records["kind"], _GRAPHS))
+    columns = zip(
+        rows.tolist(),
+        *(records[name][rows].tolist() for name in ("kind", "correlation", "aux0", "aux1", "address")),
+        strict=True,
+    )
+    added: dict[int, int] = {}  # correlation -> record of the call that added the node
+    nodes: dict[int, dict[int, int]] = {}  # graph -> number -> record
+    edges: dict[int, list[tuple[int, int]]] = {}
+    sorted_: dict[int, list[_Node]] = {}
+    launches: dict[int, list[_Node]] = {}
+    for record, kind, correlation, graph, number, address in columns:
+        if kind == Kind.GRAPH_NODE_ADDED:
+            added[correlation] = record
+        elif kind == Kind.GRAPH_INSTANTIATE:
+            nodes[graph], edges[graph] = {}, []
+        elif kind == Kind.GRAPH_LAUNCH:
+            if graph in nodes:
+                if graph not in sorted_:
+                    sorted_[graph] = _sorted(nodes[graph], edges[graph])
+                launches[record] = sorted_[graph]
+        elif graph in nodes:
+            sorted_.pop(graph, None)
+            if kind == Kind.GRAPH_NODE:
+                nodes[graph][number] = added.get(correlation, record)
+            else:
+                edges[graph].append((address, number))
+    return launches
+
+
+def _sorted(nodes: dict[int, int], edges: list[tuple[int, int]]) -> list[_Node]:
+    direct: dict[int, list[int]] = {number: [] for number in nodes}
+    for first, second in edges:
+        if first in nodes and second in nodes:
+            direct[second].append(first)
+    before: dict[int, frozenset[int]] = {}
+    while len(before) < len(nodes):
+        ready = [n for n in nodes if n not in before and all(first in before for first in direct[n])]
+        if not ready:
+            return []  # a cycle: nobody knows what that is
+        for number in ready:
+            before[number] = frozenset(direct[number]).union(*(before[first] for first in direct[number]))
+    behind: dict[int, set[int]] = {number: set() for number in nodes}
+    for number, earlier in before.items():
+        for first in earlier:
+            behind[first].add(number)
+    return [_Node(number, nodes[number], before[number], frozenset(behind[number])) for number in before]

@@ -58,11 +58,15 @@ class Buffers:
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._buffers: list[Buffer] = []
+        self._at: dict[int, Buffer] = {}  # by first byte
 
     def add(self, buffer: Buffer) -> list[Buffer]:
         """Enter `buffer` and return those that it replaces."""
         low, high = self._range(buffer.start, buffer.stop)
         replaced = self._buffers[low:high]
+        for old in replaced:
+            del self._at[old.start]
+        self._at[buffer.start] = buffer
         self._starts[low:high] = [buffer.start]
         self._buffers[low:high] = [buffer]
         return replaced
@@ -71,11 +75,16 @@ class Buffers:
         """Forget and return every allocation that has a byte in [start, stop)."""
         low, high = self._range(start, stop)
         removed = self._buffers[low:high]
+        for buffer in removed:
+            del self._at[buffer.start]
         del self._starts[low:high], self._buffers[low:high]
         return removed
 
     def find(self, address: int) -> Buffer | None:
         """Return the allocation, live or freed, that holds `address`."""
+        found = self._at.get(address)
+        if found is not None:
+            return found
         index = bisect_right(self._starts, address) - 1
         if index >= 0 and address < self._buffers[index].stop:
             return self._buffers[index]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,32 +21,84 @@ _MASK_BITS = 1 << 15  # elements of a mask, at most
 _CHUNK = 1 << 14  # records turned into Python objects at a time
 
 
-class Row(NamedTuple):
+class Row:
     """One record. `accesses` is what it touches, None if no ACCESS record tells."""
 
-    record: int
-    kind: int
-    device: int
-    flags: int
-    thread: int
-    stream: int
-    correlation: int
-    stack: int
-    name: int
-    address: int
-    size: int
-    aux0: int
-    aux1: int
-    accesses: list[Access] | None
+    __slots__ = (
+        "accesses",
+        "address",
+        "aux0",
+        "aux1",
+        "correlation",
+        "device",
+        "flags",
+        "kind",
+        "name",
+        "record",
+        "size",
+        "stack",
+        "stream",
+        "thread",
+    )
+
+    def __init__(
+        self,
+        record: int,
+        kind: int,
+        device: int,
+        flags: int,
+        thread: int,
+        stream: int,
+        correlation: int,
+        stack: int,
+        name: int,
+        address: int,
+        size: int,
+        aux0: int,
+        aux1: int,
+        accesses: list[Access] | None,
+    ) -> None:
+        self.record = record
+        self.kind = kind
+        self.device = device
+        self.flags = flags
+        self.thread = thread
+        self.stream = stream
+        self.correlation = correlation
+        self.stack = stack
+        self.name = name
+        self.address = address
+        self.size = size
+        self.aux0 = aux0
+        self.aux1 = aux1
+        self.accesses = accesses
+
+
+_COLUMNS = (
+    "kind",
+    "device",
+    "flags",
+    "thread",
+    "stream",
+    "correlation",
+    "stack",
+    "name",
+    "address",
+    "size",
+    "aux0",
+    "aux1",
+)
 
 
 def read_rows(trace: Trace, kinds: Collection[int]) -> Iterator[Row]:
     """Yield the records of these kinds in order, a chunk in memory at a time.
 
-    ACCESS records are tied to their operation by correlation, and may stand anywhere in the trace.
+    ACCESS records, and HOST_ACCESS records of host functions, are tied to their operation by correlation, and may stand
+    anywhere in the trace.
     """
     records = trace.records
-    tells = np.flatnonzero(records["kind"] == Kind.ACCESS)
+    of_host_functions = (records["kind"] == Kind.HOST_ACCESS) & (records["correlation"] != 0)
+    tells = np.flatnonzero((records["kind"] == Kind.ACCESS) | of_host_functions)
     correlations = records["correlation"][tells]
     order = np.argsort(correlations, kind="stable")
     tells, correlations = tells[order], correlations[order]
@@ -75,6 +126,8 @@ def read_rows(trace: Trace, kinds: Collection[int]) -> Iterator[Row]:
         last = np.cumsum(count)
         taken = tells[np.repeat(low - last + count, count) + np.arange(count.sum())]
         accesses = byte_sets(records[taken])
+        for place in np.flatnonzero(records["kind"][taken] == Kind.HOST_ACCESS).tolist():
+            accesses[place].host = int(taken[place])
         masked = bool((records["flags"][taken] & AccessFlag.MASK).any())
 
         idle = (count == 0) & np.isin(chunk["kind"], LAUNCHES) & np.isin(wanted, executed)
@@ -84,7 +137,7 @@ def read_rows(trace: Trace, kinds: Collection[int]) -> Iterator[Row]:
         ]
         if masked:
             told = [one and _with_masks(one) for one in told]
-        columns = (chunk[name].tolist() for name in Row._fields[1:-1])
+        columns = (chunk[name].tolist() for name in _COLUMNS)
         yield from map(Row, index.tolist(), *columns, told)
 
 

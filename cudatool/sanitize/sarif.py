@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,8 @@ from urllib.parse import quote
 from cudatool.sanitize.findings import DeviceFinding, Finding, Report, SetAside
 from cudatool.sanitize.kinds import KINDS, check_of, help_url
 from cudatool.sanitize.places import relative_path, source_place, user_frame
-from cudatool.sanitize.views import Entry, Run, Site, entries, sites, sources
+from cudatool.sanitize.views import Entry, Run, Site, around, entries, sites, sources
 from cudatool.trace.model import Frame
-from cudatool.units import format_bytes
 
 __all__ = ["FINGERPRINT", "render_sarif"]
 
@@ -100,7 +100,7 @@ class _Result:
 
     def of(self, entry: Entry) -> dict[str, Any]:
         finding = entry.finding
-        (shown, *others), buffer = sites(finding), finding.buffer
+        shown, *others = sites(finding)
         parts = [_plain(shown.text)]
         parts += [self._link(other.text, user_frame(other.stack)) for other in others]
         parts += [self._source(text, source) for text, source in sources(finding)]
@@ -108,18 +108,14 @@ class _Result:
             parts.append(_plain(finding.reason))
         elif finding.text != shown.text:
             parts.append(_plain(finding.text))
-        if buffer is not None and check_of(finding) != "leak":
-            size = f"in a buffer of {format_bytes(buffer.size)}"
-            parts.append(self._link(f"{size}, allocated here", user_frame(buffer.stack)))
-        message = ". ".join(part[0].upper() + part[1:].rstrip(".") for part in parts) + "."
+        parts += [self._link(site.text, user_frame(site.stack)) for site in around(finding)]
+        message = ". ".join(_sentence(part) for part in parts) + "."
         if isinstance(finding, Finding) and finding.repair:
             message += f" Repair: {_plain(finding.repair)}"
         if entry.remark:
             message += f" {_plain(entry.remark)}"
         frame = user_frame(shown.stack)
-        stacks = [shown, *others]
-        if buffer is not None and buffer.stack and check_of(finding) != "leak":
-            stacks.append(Site("allocation", buffer.stack))
+        stacks = [shown, *others, *around(finding)]
         result = {
             "ruleId": finding.kind.value,
             "ruleIndex": _KINDS.index(finding.kind),
@@ -183,11 +179,18 @@ def _properties(finding: Finding | DeviceFinding) -> dict[str, Any]:
     facts: dict[str, Any] = {"check": check_of(finding), "bytes": finding.size}
     if isinstance(finding, Finding):
         facts |= {"address": hex(finding.start), "repair": finding.repair}
+        if finding.witness is not None:
+            facts["witness"] = f"two legal orders of the work differ in {finding.witness.observed_at}"
     else:
         facts |= {"address": hex(finding.address), "space": finding.space}
     if finding.buffer is not None:
         facts |= {"bufferAddress": hex(finding.buffer.address), "bufferBytes": finding.buffer.size}
     return facts
+
+
+def _sentence(text: str) -> str:
+    """Begin with a capital, also inside of a link, and leave out the full stop."""
+    return re.sub(r"^\[?\w", lambda match: match[0].upper(), text).rstrip(".")
 
 
 def _plain(text: str) -> str:

@@ -5,6 +5,7 @@
     replay the order of the run: it must give the bytes of the run
     for each finding (first, second), and other pairs of operations from the same two call sites:
         replay the order of the program                 (twice: it must give the same bytes)
+        replay it with second, and what precedes it by the program's favour, moved before first
         replay it with second, and what must precede it, moved before first
         replay it with first, and what must follow it, moved behind second
     for each of these pairs again, while there is time:
@@ -22,22 +23,25 @@ from __future__ import annotations
 
 import random
 import time
-from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
 
+import numpy as np
+
 from cudatool.sanitize.findings import Finding, Witness, WitnessStep, location
+from cudatool.sanitize.intervals import READ, Access
 from cudatool.sanitize.legal import Order, Steps
-from cudatool.trace.events import Kind
+from cudatool.trace.events import AccessFlag, Kind
 from cudatool.trace.model import Frame, Trace
 
-__all__ = ["Outcome", "Replayer", "Search", "Tape"]
+__all__ = ["NotReplayableError", "Outcome", "Replayer", "Search", "Tape"]
 
 _SHOWN_BYTES = 16
 _SHOWN_STEPS = 8
 _PAIRS = 8  # of the same call sites
+_KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 _TRIES = 50  # by chance, for one pair
 _SEEN_BYTES = 1 << 28  # of memory that is compared at the end of each replay
 
@@ -46,7 +50,7 @@ class Outcome(Protocol):
     """What can be seen of a replay: see :class:`cudatool.sim.replay.Outcome`."""
 
     copied: dict[tuple[int, int], bytes]
-    read: dict[int, bytes]
+    read: dict[Hashable, bytes]
     memory: dict[int, bytes]
     failure: tuple[int, str] | None
 
@@ -75,7 +79,7 @@ class Tape(Protocol):
     @property
     def entries(self) -> Sequence[Any]: ...
     def can_repeat(self, index: int) -> bool: ...
-    def host_read(self, key: int, address: int, size: int) -> Any: ...
+    def host_read(self, key: Hashable, address: int, size: int) -> Any: ...
     def prepare(self) -> None: ...
     def fork(self) -> int: ...
     def replay(self) -> Replayer: ...
@@ -97,71 +101,93 @@ class _OutOfTime(Exception):
     pass
 
 
-class _Refused(Exception):
-    pass
+class NotReplayableError(Exception):
+    """The tape cannot be replayed, or its replay cannot be trusted."""
 
 
 class Search:
-    """Replays of one tape. Made in a process of its own: it replaces the device's memory."""
+    """Replays of one tape. Made in a process of its own: it replaces the device's memory.
+
+    Attributes
+    ----------
+    steps
+        What can be put in other orders.
+    """
 
     def __init__(self, trace: Trace, tape: Tape) -> None:
         self._trace = trace
         self._tape = tape
-        self._steps = Steps(trace)
+        self.steps = Steps(trace)
         self._replayer = tape.replay()
         self._replays = 0
-        self._until = 0.0
+        self._until = float("inf")
         self._kept: tuple[Order, Any] | None = None
-        self._races = self._steps.races()
+        self._races = self.steps.races()
         self._assign_entries()
-        self._memory = self._steps.memory_written()
+        self._memory = self.steps.memory_written()
         if sum(size for _, size in self._memory) > _SEEN_BYTES:
             self._memory = []
         self._is_checked = False
 
     def _assign_entries(self) -> None:
         """Say for each step what a replay does for it."""
-        owned: dict[int, list[int]] = {}
-        written: deque[int] = deque()
+        owned: dict[tuple[int, int], list[int]] = {}
+        written: list[int] = []
         for index, entry in enumerate(self._tape.entries):
             if entry.kind == "host write":
                 written.append(index)
             else:
-                owned.setdefault(entry.owner, []).append(index)
+                owned.setdefault((entry.owner, entry.node), []).append(index)
+        launches: dict[int, list[int]] = {}  # owner -> numbers of the nodes
+        for owner, node in owned:
+            launches.setdefault(owner, []).append(node)
+        records = self._trace.records
+        exact_write = AccessFlag.WRITE | AccessFlag.INEXACT
+        told = (records["kind"] == Kind.HOST_ACCESS) & (records["flags"] & exact_write == AccessFlag.WRITE)
+        writes = dict(zip(np.flatnonzero(told).tolist(), written, strict=False))
         self._todo: list[list[Any]] = []
         self._step_of: dict[int, int] = {}
-        for index, step in enumerate(self._steps.all):
-            todo: list[Any] = owned.pop(step.correlation, []) if step.correlation else []
-            if step.kind is Kind.HOST_ACCESS:
-                for access in step.accesses:
-                    if access.mode & 1:
-                        todo.append(self._tape.host_read(index, access.start, access.stop - access.start))
-                    if access.mode & 2 and access.exact:
-                        rows = range(access.start, access.stop, access.stride or access.stop - access.start)
-                        todo += [written.popleft() for _ in rows if written]
+        for index, step in enumerate(self.steps.all):
+            todo: list[Any] = []
+            for node in [step.node] if step.node else launches.get(step.correlation, []):
+                todo += owned.pop((step.correlation, node), [])
+            todo.sort()
+            by_host = [access for access in step.accesses if access.host >= 0]
+            if by_host:  # what a host function does is repeated; it is not called again
+                todo = [task for access in by_host for task in self._of_host(access, writes)]
             self._todo.append(todo)
             self._step_of.update((entry, index) for entry in todo if isinstance(entry, int))
         names = {self._tape.entries[entries[0]].name for entries in owned.values()}
         self._refusal = f"the trace does not say when {', '.join(sorted(names))} may run" if names else ""
 
+    def _of_host(self, access: Access, writes: dict[int, int]) -> Iterator[Any]:
+        """Yield what a replay does for an access by the host; nothing if it may touch less than is said."""
+        if access.exact and access.mode & READ:
+            rows = range(access.start, access.stop, access.stride or access.stop - access.start)
+            for row in rows:
+                yield self._tape.host_read((access.host, row), row, access.row)
+        if access.host in writes:
+            yield writes[access.host]
+
     def witness(self, finding: Finding, until: float) -> Witness | str:
         """Return the witness of a finding, or why there is none, by the time `until` (``time.monotonic``)."""
         self._until = until
-        first, second = (self._steps.of_record.get(side.record) for side in (finding.first, finding.second))
-        if first is None or second is None:
+        pair = self._reported(finding)
+        if pair is None:
             return "only the order of operations is replayed, and one side is none"
+        first, second = pair
         for index, side in ((first, finding.first), (second, finding.second)):
             if reason := self._cannot_move(index):
                 return f"{side.operation} {reason}"
         before = self._replays
         try:
-            self._check_itself()
+            self.check_itself()
             before = self._replays
             for pair, order, other in self._exchanges(finding, first, second):
                 found = self._compare(finding, order, other)
                 if found is not None:
                     return self._explain(finding, pair, order, other, found, self._replays - before)
-        except _Refused as refusal:
+        except NotReplayableError as refusal:
             return str(refusal)
         except _OutOfTime:
             return f"none was found in the time that there was, by {_count(self._replays - before, 'replay')}"
@@ -169,41 +195,59 @@ class Search:
             return "no legal order exchanges the two: the memory was handed out again between them"
         return f"{_count(self._replays - before, 'replay')}, with the two either way round, gave the same bytes"
 
+    def _reported(self, finding: Finding) -> tuple[int, int] | None:
+        """Return the steps of the two sides, None if one is none."""
+        sides = finding.first, finding.second
+        start, stop = finding.start, finding.start + finding.size
+        found: list[int] = []
+        for side in sides:
+            steps = [index for index in self.steps.of_record(side.record) if index not in found]
+            if any(self.steps.all[index].node for index in steps):  # the node from that line that touches the bytes
+                steps = [index for index in steps if self._stack(self.steps.all[index].source) == side.stack]
+            found += [index for index in steps if self.steps.all[index].touches(start, stop)][:1] or steps[:1]
+        return (found[0], found[1]) if len(found) == len(sides) else None
+
     def _cannot_move(self, index: int) -> str:
         """Say why a replay cannot run a step at another time; nothing if it can."""
-        step, todo = self._steps.all[index], self._todo[index]
+        step, todo = self.steps.all[index], self._todo[index]
         if step.kind is Kind.HOST_ACCESS:
             return "" if todo else "writes what nobody has seen: it cannot be done again"
         if not todo:
             return "is not on the tape: nothing says how to do it again"
-        if not all(self._tape.can_repeat(entry) for entry in todo):
+        if not all(self._tape.can_repeat(task) for task in todo if isinstance(task, int)):
             return "calls a function of the host, which is not called again"
         return ""
 
-    def _check_itself(self) -> None:
-        """See, once, that the order of the run gives the bytes of the run, and that of the program the same twice."""
+    def check_itself(self) -> None:
+        """See, once, that the order of the run gives the bytes of the run, and that of the program the same twice.
+
+        Raises
+        ------
+        NotReplayableError
+            They do not. The message says where.
+        """
         if self._is_checked or self._refusal:
             if self._refusal:
-                raise _Refused(self._refusal)
+                raise NotReplayableError(self._refusal)
             return
         run = self._replayer.run(range(len(self._tape.entries)), as_recorded=True)
         difference = self._replayer.difference(run)
         if difference:
             self._refusal = f"the replay cannot be trusted: the order of the run {difference}"
-            raise _Refused(self._refusal)
-        order = self._steps.program_order()
-        first = self._run(order)
+            raise NotReplayableError(self._refusal)
+        order = self.steps.program_order()
+        first = self.replay(order)
         self._kept = None
-        if self._difference(order, first, self._run(order), range(0)) is not None:
+        if self._difference(order, first, self.replay(order), range(0)) is not None:
             self._refusal = "the kernels' results are not reproducible: one order gives other bytes each time"
-            raise _Refused(self._refusal)
+            raise NotReplayableError(self._refusal)
         self._is_checked = True
 
     # ---- orders to compare ----
 
     def _exchanges(self, finding: Finding, first: int, second: int) -> Iterator[tuple[tuple[int, int], Order, Order]]:
         """Yield pairs of steps, with two legal orders: in the second one they are the other way round."""
-        pairs = [pair for pair in self._pairs(finding, first, second) if pair[0] not in self._steps.before(pair[1])]
+        pairs = [pair for pair in self._pairs(finding, first, second) if pair[0] not in self.steps.before(pair[1])]
         seen: set[frozenset[bytes]] = set()
         told = chain.from_iterable(self._told(*pair) for pair in pairs)
         for pair, order, other in chain(told, chain.from_iterable(self._by_chance(*pair) for pair in pairs)):
@@ -222,16 +266,21 @@ class Search:
         return pairs
 
     def _told(self, first: int, second: int) -> Iterator[tuple[tuple[int, int], Order, Order]]:
-        order = self._steps.program_order()
-        yield (first, second), order, self._steps.advanced(order, second)
-        yield (first, second), order, self._steps.delayed(order, first, second)
+        """Yield the program's order and others: first one in which nothing but the two changes places, if it can be."""
+        steps, order = self.steps, self.steps.program_order()
+        alone = steps.before_but(second, first, self._races or ())
+        if first not in alone:
+            yield (first, second), order, steps.advanced(order, second, alone)
+        yield (first, second), order, steps.advanced(order, second, steps.before(second))
+        yield (first, second), order, steps.delayed(order, first, second)
 
     def _by_chance(self, first: int, second: int) -> Iterator[tuple[tuple[int, int], Order, Order]]:
         choose = random.Random(first)
         for _ in range(_TRIES):
-            order = self._steps.any_order(choose)
+            order = self.steps.any_order(choose)
             earlier, later = sorted((first, second), key=order.index)
-            yield (earlier, later), order, self._steps.delayed(order, earlier, later)
+            other = self.steps.delayed(order, earlier, later)
+            yield (first, second), *((order, other) if earlier == first else (other, order))
 
     def _agreement(self, order: Order) -> bytes:
         """Return what decides the results of an order: which step comes first, of each two that race."""
@@ -239,12 +288,13 @@ class Search:
         return bytes(place[first] < place[second] for first, second in self._races or ())
 
     def _site(self, index: int) -> tuple[int, int]:
-        record = self._trace.records[self._steps.all[index].operation.record]
+        record = self._trace.records[self.steps.all[index].source]
         return int(record["name"]), int(record["stack"])
 
     # ---- replaying and comparing ----
 
-    def _run(self, order: Order, whole: Collection[tuple[int, int]] = ()) -> Any:
+    def replay(self, order: Order, whole: Collection[tuple[int, int]] = ()) -> Any:
+        """Return the outcome of an order of the steps; of the copies in `whole`, the bytes at any rate."""
         if self._kept is not None and self._kept[0] == order and not whole:
             return self._kept[1]
         if time.monotonic() > self._until:
@@ -254,12 +304,12 @@ class Search:
 
     def _compare(self, finding: Finding, order: Order, other: Order) -> _Difference | None:
         """Return the first difference that can be seen between two orders."""
-        one = self._run(order)
+        one = self.replay(order)
         self._kept = order, one  # the next pair often begins with it again
         preferred = range(finding.start, finding.start + finding.size)
-        found = self._difference(order, one, self._run(other), preferred)
+        found = self._difference(order, one, self.replay(other), preferred)
         if found is not None and found.key is not None:
-            held, others = (self._run(o, (found.key,)).copied[found.key] for o in (order, other))
+            held, others = (self.replay(o, (found.key,)).copied[found.key] for o in (order, other))
             return _first(found.key[1], held, others, found.step)
         return found
 
@@ -272,8 +322,8 @@ class Search:
         for step in order:
             for task in self._todo[step]:
                 if not isinstance(task, int):
-                    if one.read[step] != other.read[step]:
-                        return _first(task.address, one.read[step], other.read[step], step)
+                    if one.read[task.key] != other.read[task.key]:
+                        return _first(task.address, one.read[task.key], other.read[task.key], step)
                 elif self._tape.entries[task].pieces:
                     for piece in self._tape.entries[task].pieces:
                         key = task, piece.source
@@ -304,7 +354,7 @@ class Search:
         """Put a difference into a witness: of the operations, those that touch the bytes, and who saw it."""
         start, stop = finding.start, finding.start + finding.size
         key = {*pair, *([found.step] if found.step is not None else [])}
-        involved = [i for i, step in enumerate(self._steps.all) if step.touches(start, stop) and i not in key]
+        involved = [i for i, step in enumerate(self.steps.all) if step.touches(start, stop) and i not in key]
         near = sorted(involved, key=lambda index: abs(index - sum(pair) / 2))[: _SHOWN_STEPS - len(key)]
         shown = {*key, *near}
         return Witness(
@@ -316,38 +366,44 @@ class Search:
             bytes_b=found.after.hex(" "),
             observed_at=self._observed(finding, found),
             replays=replays,
-            exchanged=(self._record(pair[0]), self._record(pair[1])),
+            also_exchanged=max(self._exchanged(order, other) - 1, 0),
+            exchanged=(self.steps.all[pair[0]].source, self.steps.all[pair[1]].source),
         )
+
+    def _exchanged(self, order: Order, other: Order) -> int:
+        """Return how many racing pairs are the other way round."""
+        places = [{step: position for position, step in enumerate(one)} for one in (order, other)]
+        before = ([place[first] < place[second] for first, second in self._races or ()] for place in places)
+        return sum(one != another for one, another in zip(*before, strict=True)) if self._races else 1
 
     def _observed(self, finding: Finding, found: _Difference) -> str:
         if found.failure:
             return f"that only one of them fails: {found.failure}"
         if found.step is None:
-            owner = self._steps.owner(found.address)
+            owner = self.steps.owner(found.address)
             memory = "memory" if owner is None else f"the memory allocated at {location(self._stack(owner))}"
             return f"what {memory} holds in the end, which nothing copied to the host"
         step = self._step(found.step)
-        if self._steps.all[found.step].kind is Kind.HOST_ACCESS:
+        if self.steps.all[found.step].kind in (Kind.HOST_ACCESS, Kind.HOST_FUNCTION):
             return f"what the host reads ({step.location})"
         return f"what {step.operation} ({step.location}) copies to the host"
-
-    def _record(self, index: int) -> int:
-        return self._steps.all[index].operation.record
 
     def _stack(self, record: int) -> tuple[Frame, ...]:
         return self._trace.stack(int(self._trace.records["stack"][record]))
 
     def _step(self, index: int) -> WitnessStep:
-        step = self._steps.all[index]
-        record = self._trace.records[step.operation.record]
+        step = self.steps.all[index]
+        record = self._trace.records[step.source]
         name = self._trace.names[int(record["name"])]
-        if step.kind is Kind.KERNEL_LAUNCH:
+        if step.kind is Kind.KERNEL_LAUNCH or (step.node and record["flags"] == _KERNEL_NODE):
             name = f"kernel {name}"
+        if step.node:
+            name += " of a graph"
         return WitnessStep(
             operation=name or step.kind.name.lower().replace("_", " "),
-            agent=self._steps.agents[step.operation.agent].label,
-            location=location(self._stack(step.operation.record)),
-            record=step.operation.record,
+            agent=self.steps.agents[step.operation.agent].label,
+            location=location(self._stack(step.source)),
+            record=step.source,
         )
 
 

@@ -9,11 +9,25 @@ from dataclasses import dataclass
 
 from cudatool.sanitize.findings import AccessSite, DeviceFinding, Finding, Report, SetAside, location
 from cudatool.sanitize.kinds import check_of
-from cudatool.sanitize.places import user_frame
+from cudatool.sanitize.places import shown_path, user_frame
 from cudatool.trace.model import Frame
 from cudatool.units import format_bytes
 
-__all__ = ["Entry", "Run", "Site", "describe", "entries", "place", "sites", "sources", "times", "verdict", "what"]
+__all__ = [
+    "Entry",
+    "Run",
+    "Site",
+    "around",
+    "describe",
+    "entries",
+    "place",
+    "sites",
+    "sources",
+    "times",
+    "verdict",
+    "what",
+    "why_aside",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +93,7 @@ def entries(report: Report) -> Iterator[Entry]:
 def sites(finding: Finding | DeviceFinding) -> tuple[Site, ...]:
     """Return what took part, the site where a repair belongs first, then the earlier access if there is one."""
     if isinstance(finding, Finding):
-        return _side(finding.second), _side(finding.first)
+        return tuple(dict.fromkeys((_side(finding.second), _side(finding.first))))
     if not finding.operation:
         return (Site(finding.text, finding.stack),)
     access = f"{finding.mode} of {format_bytes(finding.size)} in {finding.space} memory by " if finding.mode else ""
@@ -95,14 +109,31 @@ def _side(side: AccessSite) -> Site:
     return Site(f"{side.mode}{most} by {side.operation}{through} on {side.agent}", side.stack)
 
 
+def around(finding: Finding | DeviceFinding) -> tuple[Site, ...]:
+    """Return what else there is to look at: where a graph was launched that a side is a node of, and the allocation."""
+    found = []
+    if isinstance(finding, Finding):
+        launches = dict.fromkeys(side.launch for side in (finding.second, finding.first) if side.launch)
+        found += [Site("the graph was launched here", launch) for launch in launches]
+    if finding.buffer is not None and check_of(finding) != "leak":
+        found.append(Site(f"in a buffer of {format_bytes(finding.buffer.size)}, allocated here", finding.buffer.stack))
+    return tuple(found)
+
+
 def sources(finding: Finding | DeviceFinding) -> tuple[tuple[str, str], ...]:
-    """Return the threads of a kernel that did it, in words, each with its ``file:line``."""
+    """Return the threads of a kernel that did it, in words, each with its ``file:line``.
+
+    Most CUDA sources are strings in a program. Their directory is that of some process which compiled them: left out.
+    """
     if isinstance(finding, Finding) or not finding.block:
         return ()
     threads = [(f"thread {finding.thread} of block {finding.block}", finding.source)]
     if finding.other_thread:
         threads.append((f"after thread {finding.other_thread} of block {finding.other_block}", finding.other_source))
-    return tuple(threads)
+    return tuple(
+        (text, source if os.path.isfile(source.rpartition(":")[0]) else os.path.basename(source))
+        for text, source in threads
+    )
 
 
 def describe(finding: Finding | DeviceFinding) -> str:
@@ -154,6 +185,11 @@ def what(finding: Finding | DeviceFinding) -> str:
 def _at(site: Site) -> str:
     frame = user_frame(site.stack)
     return location((frame,) if frame else ())
+
+
+def why_aside(aside: SetAside, root: str) -> str:
+    """Return the reason, the rule, or where the comment is, paths as a report writes them."""
+    return shown_path(aside.reason, root) if aside.by == "comment" else aside.reason
 
 
 def place(finding: Finding | DeviceFinding) -> Frame | None:

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import logging
 import os
 import signal
 import struct
 import time
 import warnings
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from cudatool.sanitize.findings import Finding, FindingKind, Report, Witness
 from cudatool.sanitize.search import Search, Tape
 from cudatool.trace.model import Trace
 
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
+__all__ = ["apart", "with_witnesses", "witness_lines"]
 
-__all__ = ["with_witnesses", "witness_lines"]
-
+_T = TypeVar("_T")
+_log = logging.getLogger("cudatool.sanitize")
 _GRACE_S = 15.0  # for the replay in progress when the budget ends
 _RACES = (
     FindingKind.RACE_RAW,
@@ -54,7 +54,7 @@ def with_witnesses(report: Report, trace: Trace, tape: Tape, *, budget_s: float)
 
     def proven(finding: Finding) -> Finding:
         if finding.kind not in _RACES:
-            return dataclasses.replace(finding, no_witness="only the order of accesses is replayed, not lifetimes")
+            return dataclasses.replace(finding, no_witness="only races are replayed")
         result = found[finding.fingerprint]
         if isinstance(result, str):
             return dataclasses.replace(finding, no_witness=result)
@@ -68,46 +68,50 @@ def with_witnesses(report: Report, trace: Trace, tape: Tape, *, budget_s: float)
 
 
 def _search_apart(races: list[Finding], trace: Trace, tape: Tape, budget_s: float) -> dict[str, Witness | str]:
-    """Return what a process of its own finds, by fingerprint."""
-    from multiprocessing.connection import Pipe
-
+    """Return what is found, by fingerprint."""
     tape.prepare()
     deadline = time.monotonic() + budget_s
+
+    def search() -> Iterator[tuple[str, Witness | str]]:
+        replays = Search(trace, tape)
+        for number, finding in enumerate(races):
+            now = time.monotonic()
+            share = (deadline - now) / (len(races) - number)
+            yield finding.fingerprint, replays.witness(finding, now + share)
+
+    found = dict(apart(tape, search, deadline + _GRACE_S))
+    missing = "the replay did not end, or broke as a program does"
+    return {finding.fingerprint: found.get(finding.fingerprint, missing) for finding in races}
+
+
+def apart(tape: Tape, work: Callable[[], Iterator[_T]], until: float) -> Iterator[_T]:
+    """Yield what `work` yields in a forked process, which ends then, or at the time `until`, or if it breaks."""
+    from multiprocessing.connection import Pipe
+
     receiver, sender = Pipe(duplex=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on: forking while there are threads
         process = tape.fork()
     if not process:
-        _search_and_exit(races, trace, tape, deadline, sender)
+        try:
+            gc.disable()  # no handle may be destroyed here: the driver is not for forked processes
+            for result in work():
+                sender.send(result)
+        except Exception:
+            _log.exception("the replay broke")
+        finally:
+            sender.close()
+            os._exit(0)
     sender.close()
-    found: dict[str, Witness | str] = {}
-    missing = f"none was found in {budget_s:g} seconds"
     try:
-        while len(found) < len(races) and receiver.poll(max(deadline + _GRACE_S - time.monotonic(), 0)):
-            fingerprint, result = receiver.recv()
-            found[fingerprint] = result
+        while receiver.poll(max(until - time.monotonic(), 0)):
+            yield receiver.recv()
     except EOFError:
-        missing = "the replay ended early, as a program does that breaks"
+        pass
     finally:
         receiver.close()
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
-    return {finding.fingerprint: found.get(finding.fingerprint, missing) for finding in races}
-
-
-def _search_and_exit(races: list[Finding], trace: Trace, tape: Tape, deadline: float, sender: Connection) -> None:
-    """Be the process that replays."""
-    status = 1
-    try:
-        gc.disable()  # no handle may be destroyed here: the driver is not for forked processes
-        search = Search(trace, tape)
-        for number, finding in enumerate(races):
-            now = time.monotonic()
-            sender.send((finding.fingerprint, search.witness(finding, now + (deadline - now) / (len(races) - number))))
-        status = 0
-    finally:
-        sender.close()
-        os._exit(status)
 
 
 # ---- telling it ----
@@ -124,6 +128,8 @@ def witness_lines(finding: Finding) -> Iterator[tuple[str, str]]:
     part = "" if shown == witness.steps else f", of which {shown} are shown,"
     operations = f"{witness.steps:,} operation{'' if witness.steps == 1 else 's'}"
     yield "witness", f"two legal orders of {operations}{part} differ in {witness.observed_at}"
+    if more := witness.also_exchanged:
+        yield "", f"{more:,} other racing pair{'' if more == 1 else 's'} changed places with the one that is marked"
     for number, order, held in ((1, witness.order_a, witness.bytes_a), (2, witness.order_b, witness.bytes_b)):
         label = f"order {number}"
         for step in order:

@@ -11,6 +11,7 @@ import ctypes
 import importlib
 import importlib.util
 import os
+import re
 from pathlib import Path
 
 from cudatool.sim.abi import Entry, Subscriber, subscribe, unsubscribe
@@ -60,6 +61,8 @@ _PER_THREAD = 2  # CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM
 _NOT_FOUND, _SUCCESS = 500, 0
 # Since which version of CUDA a name stands for another function, the first one still being asked for.
 _SECOND_VERSIONS = {"cuCtxGetDevice": 13_000, "cuCtxSynchronize": 13_000, "cuStreamGetCtx": 12_050}
+# Exported symbols that are not the function that the name stands for today.
+_EXPORTED_AS = {"cuCtxCreate": "cuCtxCreate_v2"}
 _loaded: Machine | None = None
 
 
@@ -93,9 +96,7 @@ def load(options: Options | None = None) -> Machine:
 
     def resolve(symbol: bytes, function: int, version: int, flags: int, status: int) -> int:
         try:
-            name = symbol.decode()
-            if version >= _SECOND_VERSIONS.get(name, version + 1):
-                name += "_v2"
+            name = _entry_name(symbol.decode(), version)
             address = abi.function_pointer(name, library.cudatool_thunk, per_thread=bool(flags & _PER_THREAD))
             if symbol in (b"cuGetProcAddress", b"cuGetProcAddress_v2"):
                 address = ctypes.cast(library.cuGetProcAddress_v2, ctypes.c_void_p).value or 0
@@ -115,6 +116,19 @@ def load(options: Options | None = None) -> Machine:
     _loaded.scheduler.synchronized = device_runtime.flush_printf
     atexit.register(drain)
     return _loaded
+
+
+def _entry_name(symbol: str, version: int) -> str:
+    """Return which entry point is meant by a name that is looked up for a version of CUDA, or by an exported symbol.
+
+    Those come with version 0, and name the version of the function that they are (``cuMemAlloc_v2``).
+    """
+    from cudatool.sim.abi import ENTRIES
+
+    if not version:
+        symbol = _EXPORTED_AS.get(symbol, symbol)
+        return symbol if symbol in ENTRIES else re.sub(r"_v\d$", "", symbol)
+    return f"{symbol}_v2" if version >= _SECOND_VERSIONS.get(symbol, version + 1) else symbol
 
 
 def last_message() -> str:

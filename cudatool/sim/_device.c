@@ -266,6 +266,17 @@ void *cudatool_malloc(heap_t *heap, uint64_t size) {
     return found;
 }
 
+/* Return the granules of a block that is in use, in bytes; 0 if none begins there. */
+uint64_t cudatool_block_bytes(heap_t *heap, char *block) {
+    if (!heap || block < heap->base || (size_t)(block - heap->base) % GRANULE) return 0;
+    size_t at = (size_t)(block - heap->base) / GRANULE;
+    if (at >= heap->count) return 0;
+    enter(&heap->lock);
+    uint32_t unit = heap->units[at];
+    leave(&heap->lock);
+    return unit & USED ? (uint64_t)(unit & ~USED) * GRANULE : 0;
+}
+
 /* Give a block back; NULL is none. Returns 0 if `block` is not one that cudatool_malloc gave and that is in use. */
 int32_t cudatool_free(heap_t *heap, char *block) {
     if (!block) return 1;

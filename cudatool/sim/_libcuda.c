@@ -21,12 +21,13 @@
 typedef int (*resolver_t)(const char *symbol, void **function, int version, uint64_t flags, int *status);
 
 static resolver_t resolver;
+static volatile int closed; /* what every entry point returns from now on, 0 while there is a driver */
 
 void cudatool_set_resolver(resolver_t r) { resolver = r; }
 
 int cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status) {
     if (function) *function = NULL;
-    if (!resolver) return 3; /* CUDA_ERROR_NOT_INITIALIZED */
+    if (closed || !resolver) return closed ? closed : 3; /* CUDA_ERROR_NOT_INITIALIZED */
     return resolver(symbol, function, version, flags, status);
 }
 
@@ -48,7 +49,6 @@ typedef int (*entry_t)(long, long, long, long, long, long, long, long, long, lon
 
 enum { SLOTS = 1024, CUDA_ERROR_NOT_INITIALIZED = 3, CUDA_ERROR_DEINITIALIZED = 4 };
 static entry_t targets[SLOTS];
-static volatile int closed; /* what every entry point returns from now on, 0 while there is a driver */
 
 /* A C++ destructor may call the driver while Python is on its way out of a function with an exception. That exception
  * is not the callback's, which starts without one, and is there again when the callback is over. */
@@ -104,6 +104,16 @@ void cudatool_close(void) { closed = CUDA_ERROR_DEINITIALIZED; }
 
 /* From now on every entry point returns CUDA_ERROR_NOT_INITIALIZED, as in a process forked from one that uses CUDA. */
 void cudatool_forked(void) { closed = CUDA_ERROR_NOT_INITIALIZED; }
+
+/* Return the entry point behind an exported symbol (_exports.c): asked for without a version, NULL if there is none. */
+entry_t cudatool_exported(const char *symbol) {
+    void *function = NULL;
+    int status;
+    return !cuGetProcAddress_v2(symbol, &function, 0, 0, &status) ? (entry_t)function : NULL;
+}
+
+/* What an exported symbol returns that has no entry point, because there is no driver yet or no more. */
+int cudatool_refusal(void) { return closed ? closed : CUDA_ERROR_NOT_INITIALIZED; }
 
 /* ---- guarded calls ------------------------------------------------------------------------------------------- */
 

@@ -68,19 +68,22 @@ static int64_t addressed(const struct texture *t, int axis, int64_t i, int64_t s
     return place < size ? place : period - 1 - place;
 }
 
-static words texel(const struct texture *t, int64_t x, int64_t y, int64_t z, int layered) {
-    words result = {0, 0, 0, 0};
+/* Return where a texel is, NULL for the border. */
+static const char *element(const struct texture *t, int64_t x, int64_t y, int64_t z, int layered) {
     x = addressed(t, 0, x, t->width);
     y = addressed(t, 1, y, t->height);
     if (layered) z = z < 0 ? 0 : z >= t->depth ? t->depth - 1 : z;
     else z = addressed(t, 2, z, t->depth);
-    if (x < 0 || y < 0 || z < 0) {
-        for (int c = 0; c < t->channels; c++)
-            result[c] = returns_float(t) ? bits_of(t->border[c]) : (uint32_t)(int32_t)t->border[c];
-        return result;
-    }
-    const char *element = t->data + z * t->slice_bytes + y * t->row_bytes + x * t->channels * t->channel_bytes;
-    for (int c = 0; c < t->channels; c++) result[c] = channel(t, element, c);
+    if (x < 0 || y < 0 || z < 0) return NULL;
+    return t->data + z * t->slice_bytes + y * t->row_bytes + x * t->channels * t->channel_bytes;
+}
+
+static words texel(const struct texture *t, const char *element) {
+    words result = {0, 0, 0, 0};
+    for (int c = 0; c < t->channels; c++)
+        result[c] = element           ? channel(t, element, c)
+                    : returns_float(t) ? bits_of(t->border[c])
+                                       : (uint32_t)(int32_t)t->border[c];
     return result;
 }
 
@@ -113,27 +116,57 @@ static int axes_of(int geometry) {
     return geometry == LINE || geometry == LINE_LAYERS ? 1 : geometry == VOLUME ? 3 : 2;
 }
 
-/* Fetch. `whole` says that the coordinates are integers, which are neither normalized nor filtered. */
-words cudatool_texture(const struct texture *t, int geometry, int whole, int layer, double x, double y, double z) {
-    int axes = axes_of(geometry), layered = geometry > VOLUME;
+enum { PLACE, WHOLE, GATHER }; /* fetch at a place; at integers, neither normalized nor filtered; take four texels */
+
+struct corner {
+    const char *element; /* NULL: the border */
+    double share;
+};
+
+/* List the texels that a fetch looks at, with the share of each in the result; return how many there are. */
+static int corners(const struct texture *t, int geometry, int how, int layer, double x, double y, double z,
+                   struct corner *list) {
+    int axes = axes_of(geometry), layered = geometry > VOLUME, whole = how == WHOLE;
     if (geometry >= CUBE) layer = face(&x, &y, z) + 6 * (geometry == CUBE_LAYERS ? layer : 0);
     double px = scaled(t, x, t->width, whole), py = axes > 1 ? scaled(t, y, t->height, whole) : 0;
     double pz = axes > 2 ? scaled(t, z, t->depth, whole) : 0;
     int64_t slice = layered ? layer : (int64_t)floor(pz);
-    if (whole || !t->linear || !returns_float(t)) return texel(t, floor(px), floor(py), slice, layered);
+    if (how == GATHER) {
+        static const int order[4][2] = {{0, 1}, {1, 1}, {1, 0}, {0, 0}};
+        int64_t i = floor(px - 0.5), j = floor(py - 0.5);
+        for (int n = 0; n < 4; n++)
+            list[n] = (struct corner){element(t, i + order[n][0], j + order[n][1], layer, layered), 1};
+        return 4;
+    }
+    if (whole || !t->linear || !returns_float(t)) {
+        list[0] = (struct corner){element(t, floor(px), floor(py), slice, layered), 1};
+        return 1;
+    }
     px -= 0.5, py -= axes > 1 ? 0.5 : 0, pz -= axes > 2 ? 0.5 : 0;
-    double wx = weight(px), wy = weight(py), wz = weight(pz), sum[4] = {0};
+    double wx = weight(px), wy = weight(py), wz = weight(pz);
+    int count = 0;
     for (int corner = 0; corner < 1 << axes; corner++) {
         int dx = corner & 1, dy = corner >> 1 & 1, dz = corner >> 2;
         double share = (dx ? wx : 1 - wx) * (axes < 2 ? 1 : dy ? wy : 1 - wy) * (axes < 3 ? 1 : dz ? wz : 1 - wz);
-        int64_t iz = layered ? slice : (int64_t)floor(pz) + dz;
-        words found = texel(t, (int64_t)floor(px) + dx, (int64_t)floor(py) + dy, iz, layered);
         if (share == 0) continue; /* what is not weighed must not spread NaN */
+        int64_t iz = layered ? slice : (int64_t)floor(pz) + dz;
+        list[count++] = (struct corner){element(t, (int64_t)floor(px) + dx, (int64_t)floor(py) + dy, iz, layered), share};
+    }
+    return count;
+}
+
+static words fetched(const struct texture *t, int geometry, int how, int layer, double x, double y, double z) {
+    struct corner list[8];
+    int count = corners(t, geometry, how, layer, x, y, z, list);
+    if (count == 1) return texel(t, list[0].element);
+    double sum[4] = {0};
+    for (int n = 0; n < count; n++) {
+        words found = texel(t, list[n].element);
         for (int c = 0; c < t->channels; c++) {
             float value;
             uint32_t bits = found[c];
             memcpy(&value, &bits, 4);
-            sum[c] += share * value;
+            sum[c] += list[n].share * value;
         }
     }
     words result = {0, 0, 0, 0};
@@ -141,19 +174,33 @@ words cudatool_texture(const struct texture *t, int geometry, int whole, int lay
     return result;
 }
 
-/* Fetch from a level of detail. A texture without mipmaps has one only. */
-words cudatool_texture_level(const struct texture *t, int geometry, int whole, int layer, double x, double y, double z,
-                             double level) {
-    if (!t->levels || !t->data) return cudatool_texture(t, geometry, whole, layer, x, y, z);
+/* Choose the levels of detail that a fetch looks at, one or two; return the share of the second. A texture without
+ * mipmaps has one only. */
+static double chosen_levels(const struct texture *t, int how, double level, const struct texture *list[2]) {
+    list[0] = t, list[1] = NULL;
+    if (how == GATHER || !t->levels || !t->data) return 0;
     level = isnan(level) ? 0 : level;
-    if (!whole) level = fmin(fmax(level + t->bias, t->least), t->most);
+    if (how != WHOLE) level = fmin(fmax(level + t->bias, t->least), t->most);
     level = fmin(fmax(level, 0), t->levels - 1);
+    if (how == WHOLE || !t->blends) {
+        list[0] = t + (int)floor(level + 0.5);
+        return 0;
+    }
     int lower = (int)floor(level);
     double share = weight(level);
-    if (whole || !t->blends) return cudatool_texture(t + (int)floor(level + 0.5), geometry, whole, layer, x, y, z);
-    words result = cudatool_texture(t + lower, geometry, whole, layer, x, y, z);
-    if (share == 0 || lower + 1 >= t->levels) return result;
-    words upper = cudatool_texture(t + lower + 1, geometry, whole, layer, x, y, z);
+    list[0] = t + lower;
+    if (share != 0 && lower + 1 < t->levels) list[1] = t + lower + 1;
+    return share;
+}
+
+/* Fetch. */
+words cudatool_texture_level(const struct texture *t, int geometry, int how, int layer, double x, double y, double z,
+                             double level) {
+    const struct texture *list[2];
+    double share = chosen_levels(t, how, level, list);
+    words result = fetched(list[0], geometry, how, layer, x, y, z);
+    if (!list[1]) return result;
+    words upper = fetched(list[1], geometry, how, layer, x, y, z);
     for (int c = 0; c < t->channels; c++) {
         uint32_t ends[2] = {result[c], upper[c]};
         float values[2];
@@ -175,12 +222,29 @@ double cudatool_texture_gradient(const struct texture *t, int geometry, double x
 
 /* Gather one channel of the four texels that a linear filter would look at. */
 words cudatool_gather(const struct texture *t, int geometry, int component, int layer, double x, double y, double z) {
-    int layered = geometry > VOLUME;
-    if (geometry >= CUBE) layer = face(&x, &y, z) + 6 * (geometry == CUBE_LAYERS ? layer : 0);
-    int64_t i = floor(scaled(t, x, t->width, 0) - 0.5), j = floor(scaled(t, y, t->height, 0) - 0.5);
-    words result = {texel(t, i, j + 1, layer, layered)[component], texel(t, i + 1, j + 1, layer, layered)[component],
-                    texel(t, i + 1, j, layer, layered)[component], texel(t, i, j, layer, layered)[component]};
+    struct corner list[4];
+    corners(t, geometry, GATHER, layer, x, y, z, list);
+    words result = {0, 0, 0, 0};
+    for (int n = 0; n < 4; n++) result[n] = texel(t, list[n].element)[component];
     return result;
+}
+
+/* Say what a fetch reads: fill in the addresses of pieces of 1, 2 or 4 bytes, at most 64, and return 8 times their
+ * number plus their size. For the checkers and for footprints. */
+uint32_t cudatool_texels(const struct texture *t, int geometry, int how, int layer, double x, double y, double z,
+                         double level, uint64_t *places) {
+    const struct texture *levels[2];
+    chosen_levels(t, how, level, levels);
+    int bytes = t->channels * t->channel_bytes;
+    uint32_t piece = bytes < 4 ? bytes : 4, number = 0;
+    for (int one = 0; one < 2 && levels[one]; one++) {
+        struct corner list[8];
+        int count = corners(levels[one], geometry, how, layer, x, y, z, list);
+        for (int n = 0; n < count; n++)
+            for (int at = 0; list[n].element && at < bytes; at += piece)
+                places[number++] = (uint64_t)list[n].element + at;
+    }
+    return number * 8 + piece;
 }
 
 enum { TRAP, TO_EDGE, ZERO }; /* what an access outside of a surface does */

@@ -209,6 +209,11 @@ def cuCtxCreate(pctx: int, ctxCreateParams: int, flags: int, dev: int) -> None:
     state.machine.thread.contexts.append(context)
 
 
+@entry("cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev)")
+def cuCtxCreate_v2(pctx: int, flags: int, dev: int) -> None:
+    cuCtxCreate(pctx, 0, flags, dev)
+
+
 @entry("cuCtxDestroy(CUcontext ctx)")
 def cuCtxDestroy(ctx: int) -> None:
     context = state.machine.objects.get(ctx)

@@ -219,6 +219,8 @@ class Checkers:
         for freed in reversed(self._freed):
             if freed.address <= address < freed.address + freed.size:
                 return "use-after-free", f"{address - freed.address} bytes into freed memory of {freed.size} bytes"
+        if self.shadow.in_freed_block(address):
+            return "use-after-free", "in a block of the kernels' own heap that was freed"
         near = self._machine.allocations.before(address)
         if near is not None:
             beyond = address - near.address - near.size

@@ -98,6 +98,8 @@ def prepare_calls(context: Context, calls: frozenset[str]) -> None:
         bytes_ = limit_of(context, HEAP_SIZE)
         block = state.machine.allocate(context.device, bytes_, "module", context=context)
         context.heap = Heap(block.address, bytes_)
+        if state.machine.checkers is not None:
+            state.machine.checkers.shadow.heap(block.address, bytes_)
     context.called |= calls
 
 

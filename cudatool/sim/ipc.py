@@ -11,6 +11,7 @@ import mmap
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cudatool.sim.abi import IpcHandle
@@ -186,7 +187,7 @@ class SharedEvent:
         """Whether another process recorded it last, and that is not done. The work of a process ends with it."""
         if self._state.done >= self._state.recorded or self._state.recorder == os.getpid():
             return False
-        return os.path.exists(f"/proc/{self._state.recorder}")
+        return _is_running(self._state.recorder)
 
     def wait(self) -> None:
         """Wait for what other processes recorded last. Call it without the driver's lock."""
@@ -200,3 +201,12 @@ class SharedEvent:
             del self._state
             self._map.close()
             os.close(self._file)
+
+
+def _is_running(process: int) -> bool:
+    """Tell whether a process can still do something: it exists, and is not one that only waits to be reaped."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_bytes()
+    except OSError:
+        return False
+    return text.rpartition(b") ")[2][:1] not in (b"Z", b"X")

@@ -84,6 +84,9 @@ class Kind(IntEnum):
     ACCESS = 60
     HOST_ACCESS = 61
     EXECUTION = 62
+    # Host threads, and host functions, that tell each other something through objects of Python's.
+    HAND_OVER = 63
+    TAKE_OVER = 64
     # Everything else.
     RANGE_PUSH = 70
     RANGE_POP = 71
@@ -106,7 +109,8 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.MEM_ALLOC: "address, size, stream (0 for cuMemAlloc, which is not stream-ordered), name=API, stack",
     Kind.MEM_FREE: "address, size, stream (0 for cuMemFree), name=API, stack",
     Kind.HOST_ALLOC: "address, size, flags=0 from the driver: name=API; "
-    "flags=1 a block that the caching allocator hands out: aux0=its rounded size; stack",
+    "flags=1 a block that the caching allocator hands out: aux0=its rounded size, +2 if it tells by "
+    "BLOCK_RECORD_STREAM which streams it will wait for; stack",
     Kind.HOST_FREE: "address, size, flags as of HOST_ALLOC: name=API, or aux0=rounded size of the block; stack",
     Kind.STREAM_CREATE: "stream, flags=StreamFlag, address=handle, aux0=priority (two's complement), stack",
     Kind.STREAM_DESTROY: "stream, stack",
@@ -152,7 +156,11 @@ FIELDS: Final[dict[Kind, str]] = {
     "stream=the node of a graph launch whose GRAPH_NODE records are there (else it says nothing); "
     "a strided set has aux0=distance between rows, aux1=number of rows, and size=bytes per row; "
     "for a mask see AccessFlag",
-    Kind.HOST_ACCESS: "address, size, flags=AccessFlag, aux0 and aux1 as of ACCESS, stack",
+    Kind.HOST_ACCESS: "address, size, flags=AccessFlag, aux0 and aux1 as of ACCESS, "
+    "correlation=the host function that does it (0 for none), stack",
+    Kind.HAND_OVER: "aux0=object, correlation=the host function that does it (0 for none): whoever takes it over from "
+    "now on knows that what came before is done",
+    Kind.TAKE_OVER: "aux0=object, correlation likewise: what was handed over with it so far came before",
     Kind.EXECUTION: "correlation, stream, device, name, aux0=start, aux1=end, both ns on the device's clock, "
     "flags=1 a kernel that a graph launch ran",
     Kind.RANGE_PUSH: "name",

@@ -24,7 +24,8 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import monotonic_ns
 from typing import Any
 
@@ -43,6 +44,7 @@ __all__ = [
     "end",
     "event_id",
     "forward",
+    "host_function",
     "measures_accesses",
     "new_correlation",
     "reset",
@@ -71,6 +73,8 @@ strict: bool = False
 
 _WITH_STACK = frozenset(kind for kind, fields in FIELDS.items() if "stack" in fields)
 
+_OF_HOST_FUNCTIONS = frozenset([Kind.HOST_ACCESS, Kind.HAND_OVER, Kind.TAKE_OVER])
+
 _new_event = tuple.__new__  # what Event(...) ends in, without its argument handling: half the time
 
 _subscribers: tuple[Subscriber, ...] = ()
@@ -85,12 +89,13 @@ _thread_names: dict[int, str] = {}
 class _Thread:
     """What this module knows about one thread."""
 
-    __slots__ = ("collecting", "correlation", "depth", "emitting", "id", "pending")
+    __slots__ = ("collecting", "correlation", "depth", "emitting", "host_function", "id", "pending")
 
     def __init__(self) -> None:
         self.id = next(_thread_counter)
         self.depth = 0
         self.correlation = 0
+        self.host_function = 0  # correlation of the one that the driver calls on this thread
         self.emitting = False
         self.collecting = False  # the garbage collector is running finalizers
         self.pending: list[Event] = []
@@ -168,6 +173,20 @@ def current_operation() -> int:
     return _local.thread.correlation
 
 
+@contextmanager
+def host_function(correlation: int) -> Iterator[None]:
+    """While the driver calls a host function of the program: what it does itself is work of that operation.
+
+    Events of kinds that say so get its correlation; the others stay as they are.
+    """
+    thread = _local.thread
+    outer, thread.host_function = thread.host_function, correlation
+    try:
+        yield
+    finally:
+        thread.host_function = outer
+
+
 def new_correlation() -> int:
     """Return a correlation id that was not used before (for sources below the runtime)."""
     return next(_correlations)
@@ -202,6 +221,8 @@ def emit(
         return
     outermost, thread.emitting = not thread.emitting, True
     try:
+        if thread.host_function and kind in _OF_HOST_FUNCTIONS:
+            correlation = thread.host_function
         if stack is None:
             stack = stacks.capture() if kind in _WITH_STACK else 0
         # fmt: off

@@ -28,12 +28,13 @@ def test_script_sees_what_plain_python_shows_it(run_command, plain_python, tmp_p
     assert ours.stdout == plain.stdout
 
 
-def test_module_sees_what_plain_python_shows_it(run_command, plain_python, tmp_path):
+@pytest.mark.parametrize("words", [["1", "--two"], ["-m", "--help", "-o", "x"]])
+def test_module_sees_what_plain_python_shows_it(run_command, plain_python, tmp_path, words):
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "__init__.py").write_text("")
     (tmp_path / "pkg" / "__main__.py").write_text("import sys\nprint(sys.argv, __name__, __package__, __file__)\n")
-    ours = run_command("run", "-m", "pkg", "1", "--two")
-    assert ours.stdout == plain_python("-m", "pkg", "1", "--two").stdout
+    ours = run_command("run", "-m", "pkg", *words)
+    assert ours.stdout == plain_python("-m", "pkg", *words).stdout
     assert ours.returncode == 0
 
 

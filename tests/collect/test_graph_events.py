@@ -125,9 +125,9 @@ def test_nodes_edges_and_pointers_are_told_once_when_a_graph_is_instantiated(rec
         zip(edges["address"].tolist(), edges["aux1"].tolist(), strict=True)
     )
     pointers = trace.of_kind(Kind.GRAPH_POINTER)
-    assert [(3, memory, 0), (4, memory, 0), (5, memory, 64), (5, copy, 64)] == [
-        (int(one["aux1"]), int(one["address"]), int(one["size"])) for one in pointers
-    ]
+    first, second, *others = [(int(one["aux1"]), int(one["address"]), int(one["size"])) for one in pointers]
+    assert [(3, memory, 0), (4, memory, 0), (5, memory, 64), (5, copy, 64)] == others
+    assert ((1, 32), (2, 32), first[1]) == ((first[0], first[2]), (second[0], second[2]), second[1])
 
 
 def test_nodes_know_the_calls_that_captured_them(recorded):
@@ -187,3 +187,39 @@ def test_edges_lead_into_child_graphs_and_updates_tell_the_nodes_again(tmp_path)
     assert 2 * [1, 2, 3, 4, 5] == trace.of_kind(Kind.GRAPH_NODE)["aux1"].tolist()
     added = trace.of_kind(Kind.GRAPH_NODE_ADDED)
     assert [0] * 5 == added["stream"].tolist()
+
+
+_THREADS = """
+import queue, threading
+from concurrent.futures import ThreadPoolExecutor
+import cudatool as ct
+with ct.record("t.ctrace", device="sim", measure_accesses=True):
+    event, work, seen = threading.Event(), queue.Queue(), []
+    def other():
+        event.wait()
+        work.put(1)
+    thread = threading.Thread(target=other)
+    thread.start()
+    event.set()
+    work.get()
+    thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(seen.append, 2).result()
+wait = threading.Event.wait
+assert "hand_overs" not in wait.__code__.co_filename
+"""
+
+
+def test_threads_that_hand_something_over_are_seen_to_do_so(tmp_path):
+    done = subprocess.run([sys.executable, "-c", _THREADS], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    trace = read(tmp_path / "t.ctrace")
+    given: dict[int, set[int]] = {}
+    taken: dict[int, set[int]] = {}
+    for record in trace.records:
+        if record["kind"] == Kind.HAND_OVER:
+            given.setdefault(int(record["aux0"]), set()).add(int(record["thread"]))
+        elif record["kind"] == Kind.TAKE_OVER:
+            taken.setdefault(int(record["aux0"]), set()).add(int(record["thread"]))
+    crossings = [item for item in given if taken.get(item, set()) - given[item] or given[item] - taken.get(item, set())]
+    assert 5 <= len(crossings)  # start or join, event, queue, task, future

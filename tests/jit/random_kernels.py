@@ -346,7 +346,7 @@ def _in_programs(form: Form) -> bool:
 
     NVIDIA's compiler takes some for what they are not where it puts instructions together: negation of a 16-bit number
     never overflows, a NaN converted to 64 bits and then narrowed is zero, and of four ``mad.hi`` in an unrolled loop
-    two get lost (seen on an H200).
+    two get lost (driver 580.159, H200).
     """
     merged = ("abs.s16", "neg.s16", "mad.hi")
     narrows = form.name.startswith("cvt.sat") and form.name.endswith("64") and SIZES[form.result] < 8

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from cudatool.sim import jit
+from cudatool.sim.device_runtime import Heap
 from cudatool.sim.jit import Defect, Instrument
 
 HEAD = """.reg .b64 %a<4>; .reg .b32 %r<8>; .reg .pred %p<3>;
@@ -325,3 +326,85 @@ ret;"""
     assert [] == check(Instrument.RACECHECK, body.format(fence, fence), grid=4, block=1)
     memory[:] = 0
     assert 0 < len(check(Instrument.RACECHECK, body.format("", ""), grid=4, block=1))
+
+
+# ---- the heap of malloc in kernels ----
+
+HEAP_CALLS = """
+.extern .func (.param .b64 block) malloc (.param .b64 size);
+.extern .func free (.param .b64 block);
+"""
+TAKE = """.reg .b64 %b<4>; .reg .b32 %v;
+{ .param .b64 n; .param .b64 r; st.param.b64 [n], 24; call.uni (r), malloc, (n); ld.param.b64 %b1, [r]; }"""
+FREE = "{ .param .b64 q; st.param.b64 [q], %b1; call.uni free, (q); }"
+
+
+@pytest.fixture
+def heap_check(memory, ptx_kernel) -> Iterator[Callable[[Instrument, str], list[tuple[Defect, int]]]]:
+    """Run a body of 8 threads, each with a block of 24 bytes at ``%b1``; return defects and how often each occurred.
+
+    What is invalid is in a freed block if the body frees it before its last store.
+    """
+    heap = Heap(memory.ctypes.data, memory.nbytes)
+    shadow = jit.Shadow(memory.ctypes.data, memory.nbytes, Instrument.NONE)
+
+    def run(kinds: Instrument, body: str) -> list[tuple[Defect, int]]:
+        shadow.reset(kinds)
+        shadow.heap(memory.ctypes.data, memory.nbytes)
+        kernel = ptx_kernel("", TAKE + body, before=HEAP_CALLS)
+        found = kernel.launch(
+            grid=(1, 1, 1), block=(8, 1, 1), shared_bytes=0, params=0, shadow=shadow, heap=heap.handle
+        )
+        assert all(
+            shadow.in_freed_block(f.address) == ("free" in body.rpartition("st.b32")[0])
+            for f in found
+            if f.defect is Defect.INVALID
+        )
+        return [(f.defect, f.count) for f in found]
+
+    yield run
+    heap.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "bad"),
+    [
+        ("st.b64 [%b1], %b1; st.b64 [%b1+16], %b1; ret;", 0),
+        ("st.b32 [%b1+24], 1; ret;", 8),
+        ("st.b32 [%b1+32], 1; ret;", 8),
+        ("st.b32 [%b1+-4], 1; ret;", 8),
+        (FREE + "st.b32 [%b1+20], 1; ret;", 8),
+        ("st.b32 [%b1+24], 1;" + FREE + "ret;", 8),
+        (FREE + TAKE.partition(";")[2].partition(";")[2] + "st.b32 [%b1], 1; ret;", 0),
+    ],
+)
+def test_each_block_of_the_heap_is_memory_of_its_own(heap_check, body, bad):
+    assert ([(Defect.INVALID, bad)] if bad else []) == heap_check(Instrument.MEMCHECK, body)
+
+
+def test_blocks_of_the_heap_have_no_values_at_first(heap_check):
+    reads = "ld.b32 %v, [%b1+8]; st.b32 [%b1+12], %v; ld.b32 %v, [%b1+12]; ret;"
+    assert [(Defect.UNINITIALIZED, 8)] == heap_check(Instrument.INITCHECK, "mov.b32 %v, 0;" + reads)
+
+
+# ---- the same each time ----
+
+
+@pytest.mark.parametrize("kinds", [Instrument.NONE, Instrument.MEMCHECK | Instrument.RACECHECK])
+def test_on_one_host_thread_bits_and_findings_are_the_same_each_time(check, memory, kinds):
+    """The sum depends on the order of its terms, so on that of the blocks and threads; a seed changes it."""
+    body = """.reg .b32 %s<8>; .reg .f32 %f<4>; .reg .b64 %o;
+    mov.u32 %s1, %ctaid.x; mad.lo.u32 %s2, %s1, 64, %r1; mul.lo.u32 %s3, %s2, 2654435761; shr.u32 %s4, %s3, 8; or.b32 %s4, %s4, 1;
+    cvt.rn.f32.u32 %f1, %s4; rcp.rn.f32 %f1, %f1; red.global.add.f32 [%a1], %f1;
+    mul.wide.u32 %o, %s4, 1; and.b64 %o, %o, 4092; add.u64 %o, %o, %a1;
+    st.global.u32 [%o+64], %s2; bar.sync 0; ld.global.u32 %s5, [%o+128]; ret;"""
+
+    def once(seed: int) -> tuple[bytes, list[jit.Found]]:
+        memory[:8192] = 0
+        found = check(kinds, body, grid=8, seed=seed, threads=1)
+        return memory[:8192].tobytes(), found
+
+    runs = [once(7), once(7), once(8)]
+    assert runs[0] == runs[1]
+    assert runs[0][0][:4] != runs[2][0][:4]
+    assert bool(kinds) == bool(runs[0][1])

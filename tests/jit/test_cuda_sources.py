@@ -3,39 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda.bindings import nvrtc
 
 from cudatool.sim import jit
-
-
-@cache
-def compiled(source: str, *options: str) -> bytes:
-    status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], [])
-    assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS
-    flags = [b"--gpu-architecture=compute_90", *(option.encode() for option in options)]
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
-    _, size = nvrtc.nvrtcGetProgramLogSize(program)
-    log = bytearray(size)
-    nvrtc.nvrtcGetProgramLog(program, log)
-    assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
-    _, size = nvrtc.nvrtcGetPTXSize(program)
-    ptx = bytearray(size)
-    nvrtc.nvrtcGetPTX(program, ptx)
-    nvrtc.nvrtcDestroyProgram(program)
-    return bytes(ptx)
-
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "kernels.cu"
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_benchmark_kernels(launch, threads):
-    kernels = jit.load(compiled(BENCHMARKS.read_text())).kernels
+def test_benchmark_kernels(launch, threads, ptx_of):
+    kernels = jit.load(ptx_of(BENCHMARKS.read_text())).kernels
     random = np.random.default_rng(3)
     n = 100_003
     a, b, c = (random.random(n, np.float32) for _ in range(3))
@@ -77,14 +57,14 @@ MATH = {
 }
 
 
-def test_math_functions(launch, place_variables):
+def test_math_functions(launch, place_variables, ptx_of):
     """libdevice arrives as plain PTX: exponentials, range reduction with local arrays, doubles."""
     body = "".join(
         f'extern "C" __global__ void k_{name}(const {kind} *x, {kind} *y) {{ y[threadIdx.x] = {name}(x[threadIdx.x]); }}\n'
         for name in MATH
         for kind in ["float" if name.endswith("f") or name.startswith("__") else "double"]
     )
-    module = jit.load(compiled(body))
+    module = jit.load(ptx_of(body))
     place_variables(module)
     kernels = module.kernels
     for name, reference in MATH.items():
@@ -98,12 +78,12 @@ def test_math_functions(launch, place_variables):
         np.testing.assert_allclose(expected, y, rtol=2e-6 if dtype == np.float32 else 1e-14, atol=1e-7, err_msg=name)
 
 
-def test_powers_and_remainders(launch, place_variables):
+def test_powers_and_remainders(launch, place_variables, ptx_of):
     source = """extern "C" __global__ void k(const double *x, const double *y, double *p, double *r, float *f) {
         int i = threadIdx.x; p[i] = pow(x[i], y[i]); r[i] = fmod(x[i], y[i]); f[i] = powf(x[i], y[i]); }"""
     x, y = np.array([2.0, 10.0, 0.5, 7.25, 1e10]), np.array([0.5, -3.0, 20.0, 2.5, 3.0])
     p, r, f = np.zeros(5), np.zeros(5), np.zeros(5, np.float32)
-    module = jit.load(compiled(source))
+    module = jit.load(ptx_of(source))
     place_variables(module)
     launch(module.kernels["k"], 1, 5, x, y, p, r, f)
     np.testing.assert_allclose(x**y, p, rtol=1e-14)
@@ -134,8 +114,8 @@ extern "C" __global__ void __launch_bounds__(128) k(const float *in, float *out,
 """
 
 
-def test_a_bit_of_everything(place_variables):
-    module = jit.load(compiled(KITCHEN_SINK, "-lineinfo"))
+def test_a_bit_of_everything(place_variables, ptx_of):
+    module = jit.load(ptx_of(KITCHEN_SINK, "-lineinfo"))
     memory = place_variables(module)
     kernel = module.kernels["k"]
     assert (128, 4) == (kernel.max_threads, len(kernel.params))
@@ -159,12 +139,12 @@ def test_a_bit_of_everything(place_variables):
     assert 3 * n == ctypes.c_int.from_buffer(memory[next(m for m in memory if "counter" in m)]).value
 
 
-def test_a_failed_assert_says_what_and_where(launch, place_variables):
+def test_a_failed_assert_says_what_and_where(launch, place_variables, ptx_of):
     source = """extern "C" __device__ void __assertfail(const char *, const char *, unsigned, const char *, size_t);
     extern "C" __global__ void k(const int *x) {
         if (x[threadIdx.x] < 0) __assertfail("x >= 0", "kernel.cu", 7, "k", 1);
     }"""
-    module = jit.load(compiled(source))
+    module = jit.load(ptx_of(source))
     place_variables(module)
     launch(module.kernels["k"], 1, 4, np.array([1, 2, 3, 4], "i4"))
     with pytest.raises(
@@ -173,7 +153,7 @@ def test_a_failed_assert_says_what_and_where(launch, place_variables):
         launch(module.kernels["k"], 1, 4, np.array([1, 2, -3, 4], "i4"))
 
 
-def test_deadlock_names_the_cuda_line(launch):
+def test_deadlock_names_the_cuda_line(launch, ptx_of):
     source = """extern "C" __global__ void k() {
         if (threadIdx.x < 32)
             asm volatile("bar.sync 1, 64;");
@@ -181,10 +161,10 @@ def test_deadlock_names_the_cuda_line(launch):
             asm volatile("bar.sync 2, 64;");
     }"""
     with pytest.raises(jit.KernelDeadlock, match=r"kernel\.cu:[35]"):
-        launch(jit.load(compiled(source, "-lineinfo")).kernels["k"], 1, 64)
+        launch(jit.load(ptx_of(source, "-lineinfo")).kernels["k"], 1, 64)
 
 
-def test_divergent_loops_around_barriers(launch):
+def test_divergent_loops_around_barriers(launch, ptx_of):
     """Each block leaves the loop after its own number of rounds; the last thread is alone in its warp."""
     source = """extern "C" __global__ void k(int *out) {
         __shared__ int value;
@@ -203,5 +183,5 @@ def test_divergent_loops_around_barriers(launch):
         out[blockIdx.x * blockDim.x + threadIdx.x] = most;
     }"""
     out = np.zeros(5 * 33, "i4")
-    launch(jit.load(compiled(source)).kernels["k"], 5, 33, out)
+    launch(jit.load(ptx_of(source)).kernels["k"], 5, 33, out)
     assert [[b + 31] * 32 + [b + 32] for b in range(5)] == out.reshape(5, 33).tolist()

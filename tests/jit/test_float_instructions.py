@@ -154,6 +154,17 @@ def test_approximations(elementwise, opcode, reference):
     np.testing.assert_allclose(expected, found, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("opcode", ["rsqrt", "sqrt", "rcp", "lg2", "ex2", "sin", "cos", "tanh"])
+def test_what_is_no_number_is_known_to_be_none(elementwise, opcode):
+    """The optimizer must not conclude from an operation that its result is a number."""
+    a = np.array(EDGES, np.float32)
+    code = f"{opcode}.approx.f32 %d, %a; testp.notanumber.f32 %p, %d; selp.u32 %e, 1, 0, %p;"
+    found = elementwise(code, {"a": a}, {"d": "f4", "e": "u4"})
+    invalid = {"rsqrt": a < 0, "sqrt": a < 0, "lg2": a < 0, "sin": np.isinf(a), "cos": np.isinf(a)}
+    expected = np.isnan(a) | invalid.get(opcode, False)
+    assert expected.tolist() == np.isnan(found["d"]).tolist() == found["e"].astype(bool).tolist()
+
+
 def test_flush_to_zero_keeps_the_sign(elementwise):
     a = np.array([1e-40, -1e-40, 1.5e-38, -2e-38], np.float32)
     found = elementwise("add.ftz.f32 %d, %a, %a; mul.ftz.f32 %e, %a, 0f3F000000;", {"a": a}, {"d": "f4", "e": "f4"})

@@ -365,9 +365,9 @@ def test_blocks_and_their_reuse_are_recorded(host: CachingHostAllocator, events:
     host.allocate(513)
     host.empty_cache()
     assert [
-        (Kind.HOST_ALLOC, address, 1000, 1, 1024),
-        (Kind.HOST_FREE, address, 1000, 1, 1024),
-        (Kind.HOST_ALLOC, address, 513, 1, 1024),
+        (Kind.HOST_ALLOC, address, 1000, 3, 1024),
+        (Kind.HOST_FREE, address, 1000, 3, 1024),
+        (Kind.HOST_ALLOC, address, 513, 3, 1024),
     ] == [(e.kind, e.address, e.size, e.flags, e.aux0) for e in events]
     assert all(event.stack for event in events)
 

@@ -35,7 +35,7 @@ _EXCLUDED: Final = (
     ("checkpoints of processes", r"^tests/test_checkpoint"),
     ("GPU machine code without PTX", r"load_rdc"),
     ("tensor maps (TMA)", r"\bTMA\b|im2col|^tests/test_tensor_map"),
-    ("another package: CuPy, PyTorch, numba", r"cupy|torch|\bnumba\b"),
+    ("another package: CuPy, PyTorch, numba", r"cupy|torch|numba(?!.debug)"),
 )
 
 

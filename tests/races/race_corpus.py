@@ -102,8 +102,6 @@ def run(program: Program, variant: str) -> Any:
     from cudatool.sanitize import check
     from cudatool.trace import reader
 
-    if "host_view" not in ct.__all__:
-        ct.host_view = _HostView
     folder = tempfile.mkdtemp(prefix="races-")
     argv, sys.argv = sys.argv, [str(program.path), variant]
     sys.path.insert(0, str(PROGRAMS))
@@ -165,27 +163,3 @@ def _count_checked(
 def _mark(program: Program, stack: Any) -> str:
     lines = [frame.line for frame in stack if frame.file == str(program.path)]
     return next((program.marks[line] for line in lines if line in program.marks), f"line {lines[0] if lines else '?'}")
-
-
-class _HostView:
-    def __init__(self, array):
-        self.array = array
-
-    def _emit(self, index, how):
-        import numpy as np
-
-        from cudatool.trace import hooks
-        from cudatool.trace.events import Kind
-
-        low, high = np.lib.array_utils.byte_bounds(
-            np.atleast_1d(self.array[index : index + 1 or None] if isinstance(index, int) else self.array[index])
-        )
-        hooks.emit(Kind.HOST_ACCESS, address=low, size=high - low, flags=how)
-
-    def __getitem__(self, index):
-        self._emit(index, 1)
-        return self.array[index]
-
-    def __setitem__(self, index, value):
-        self._emit(index, 2)
-        self.array[index] = value

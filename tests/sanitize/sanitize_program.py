@@ -160,7 +160,9 @@ class Program:
         for node, *access in accesses:
             self.access(*access, node=node, line=line)
 
-    def copy(self, stream: int, to: int, source: int, size: int, flags: int = 0) -> None:
+    def copy(
+        self, stream: int, to: int, source: int, size: int, flags: int = 0, *, name: str = "cuMemcpy", devices: int = 0
+    ) -> None:
         self._correlation += 1
         self.emit(
             Kind.MEMCPY,
@@ -169,8 +171,9 @@ class Program:
             address=to,
             aux0=source,
             size=size,
+            aux1=devices,
             flags=flags,
-            name="cuMemcpy",
+            name=name,
         )
 
     def fill(self, stream: int, address: int, size: int, flags: CopyFlag = CopyFlag.DESTINATION_DEVICE) -> None:

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import junitparser
 import pytest
-from report_examples import ON_DEVICE, every_kind, on_device, pipeline, race
+from report_examples import LIBRARY, ON_DEVICE, every_kind, on_device, pipeline, race
 
 from cudatool.sanitize.findings import FindingKind, Known, Remark, Report, SetAside
 from cudatool.sanitize.github import render_github, render_summary
@@ -298,13 +298,13 @@ class TestText:
         assert "launch(stream, use)" in text  # the source line
         assert "site-packages" not in text
 
-    def test_what_was_set_aside_is_told_in_a_line_each(self, file, run, mixed):
+    def test_what_was_set_aside_is_told_in_a_line_each(self, run, mixed):
         text = render_text(mixed, run, width=200)
         assert "known until 2099-01-31: race-raw at my pipeline.py:7 (a): both write zeros" in text
         assert "suppressed: race-raw at my pipeline.py:7 (b): kind=race-*" in text
-        assert f"ignored: misaligned at my pipeline.py:7 (c): {file}:7" in text
+        assert "ignored: misaligned at my pipeline.py:7 (c): my pipeline.py:7" in text
         assert "stale: gone (kernel a in f (b.py)) did not occur: take it out of the baseline" in text
-        assert f"warning: {file}:5: ignore[rase]" in text
+        assert "warning: my pipeline.py:5: ignore[rase]" in text
         assert "The baseline knows it (for the release), but only until 2020-01-31." in text
 
     def test_numbers_go_on_over_all_lists(self, run, mixed):
@@ -322,3 +322,45 @@ class TestText:
 
 def test_checks_of_the_examples_are_those_that_exist():
     assert set(ON_DEVICE.values()) | {"race"} == set(CHECKS)
+
+
+@pytest.fixture
+def wait(file: str) -> Report:
+    """A finding whose two sides are one call, and about no bytes."""
+    side = replace(race(file).second, operation="stream wait event", mode="wait")
+    finding = race(file, FindingKind.WAIT_UNRECORDED)
+    return Report((replace(finding, first=side, second=side, start=0, size=0, buffer=None),))
+
+
+@pytest.mark.parametrize("render", [render_text, render_junit, render_github, render_gitlab])
+def test_a_call_that_is_both_sides_is_told_once(render, run, wait):
+    assert 1 == render(wait, run).count("wait by stream wait event on stream 2")
+
+
+def test_a_call_that_is_both_sides_has_no_related_location(check_schema, run, wait):
+    check_schema("sarif", json.loads(render_sarif(wait, run)))
+    (result,) = sarif(wait, run)["results"]
+    assert ([], 1) == (result["relatedLocations"], len(result["stacks"]))
+
+
+def test_a_node_of_a_graph_says_where_the_graph_was_launched(file, run):
+    finding = race(file)
+    launched = replace(finding.second, launch=(LIBRARY, Frame(file, "main", 5)))
+    report = Report((replace(finding, second=launched),))
+    (result,) = sarif(report, run)["results"]
+    assert ["the graph was launched here"] == [
+        one["message"]["text"]
+        for one in result["relatedLocations"]
+        if 5 == one["physicalLocation"]["region"]["startLine"]
+    ]
+    text = " ".join(render_text(report, run).split())
+    assert "graph: launched my pipeline.py:5 in main" in text
+
+
+def test_the_directory_of_a_source_that_is_no_file_is_left_out(file, run, tmp_path):
+    finding = on_device(file, FindingKind.OUT_OF_BOUNDS, "memcheck", source="/of/another/process/scale.cu:4")
+    report = Report((), on_device=(finding,))
+    assert "of block (0, 0, 0) at scale.cu:4" in render_text(report, run)
+    (tmp_path / "scale.cu").write_text("")
+    there = Report((), on_device=(replace(finding, source=f"{tmp_path}/scale.cu:4"),))
+    assert f"{tmp_path}/scale.cu:4" in " ".join(render_text(there, run, width=300).split())

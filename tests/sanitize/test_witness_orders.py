@@ -11,6 +11,7 @@ from sanitize_program import Program, R, W
 from test_sanitize_oracle import Oracle, actions, play
 
 from cudatool.sanitize.legal import Order, Steps
+from cudatool.trace.events import Kind
 
 
 def violations(steps: Steps, oracle: Oracle, order: Order) -> list[tuple[int, int]]:
@@ -36,7 +37,7 @@ def test_every_order_is_legal(program_steps: list[Any], seed: int) -> None:
     for base in list(orders):
         for _ in range(2 if base else 0):
             step = choose.choice(base)
-            orders.append(steps.advanced(base, step))
+            orders.append(steps.advanced(base, step, steps.before(step)))
             free = [x for x in base[base.index(step) + 1 :] if step not in steps.before(x)]
             if free:
                 orders.append(steps.delayed(base, step, choose.choice(free)))
@@ -65,8 +66,32 @@ def test_unordered_pair_changes_places_in_both_ways() -> None:
     program.kernel(two, (R, 0, 4))
     program.kernel(one, (R, 64, 4))
     steps = Steps(program.trace())
-    assert steps.advanced([0, 1, 2], 1) == [1, 0, 2]
+    assert steps.advanced([0, 1, 2], 1, steps.before(1)) == [1, 0, 2]
     assert steps.delayed([0, 1, 2], 0, 1) == [1, 0, 2]
+
+
+def test_a_race_is_exchanged_alone_where_that_is_possible() -> None:
+    program = Program()
+    one, two, three = program.stream(), program.stream(), program.stream()
+    program.kernel(one, (W, 0, 4))  # 0 races with 2
+    program.kernel(two, (W, 64, 4))  # 1 races with 2
+    program.kernel(three, (R, 0, 4), (R, 64, 4))
+    steps = Steps(program.trace())
+    races = steps.races()
+    assert races == [(0, 2), (1, 2)]
+    alone = steps.before_but(2, 0, races)
+    assert alone == {1}
+    assert steps.advanced([0, 1, 2], 2, alone) == [1, 2, 0]
+
+
+def test_a_race_that_another_one_decides_is_not_exchanged_alone() -> None:
+    program = Program()
+    one, two = program.stream(), program.stream()
+    program.kernel(one, (R, 0, 4))
+    program.kernel(one, (W, 64, 4))
+    program.kernel(two, (W, 0, 4), (R, 64, 4))
+    steps = Steps(program.trace())
+    assert 0 in steps.before_but(2, 0, steps.races())
 
 
 def test_users_of_memory_come_before_those_of_its_next_owner() -> None:
@@ -81,6 +106,38 @@ def test_users_of_memory_come_before_those_of_its_next_owner() -> None:
     assert steps.before(1) == {0}
     assert steps.behind(0) == {1}
     assert steps.any_order(random.Random(1)) == [0, 1]
+
+
+def graph_launches(launches: int) -> Program:
+    """Nodes 1, 2 and 3, of which 1 comes before 3, in a graph that is launched so many times in a stream."""
+    program = Program()
+    stream = program.stream()
+    program.emit(Kind.GRAPH_INSTANTIATE, aux0=7)
+    for number in (3, 2, 1):
+        program.emit(Kind.GRAPH_NODE, aux0=7, aux1=number)
+    program.emit(Kind.GRAPH_EDGE, aux0=7, address=1, aux1=3)
+    for correlation in range(1001, 1001 + launches):
+        program.emit(Kind.GRAPH_LAUNCH, stream=stream, correlation=correlation, aux0=7)
+        for node, mode in ((1, W), (2, R), (3, R)):
+            program.emit(Kind.ACCESS, stream=node, correlation=correlation, flags=mode, address=0, size=4)
+    return program
+
+
+def test_nodes_of_a_launch_are_ordered_by_the_edges_of_their_graph() -> None:
+    steps = Steps(graph_launches(1).trace())
+    one, two, three = (next(i for i, step in enumerate(steps.all) if step.node == node) for node in (1, 2, 3))
+    assert (steps.before(one), steps.before(two), steps.before(three)) == (set(), set(), {one})
+    assert (steps.behind(one), steps.behind(two), steps.behind(three)) == ({three}, set(), set())
+    assert steps.races() == [(min(one, two), max(one, two))]
+    orders = {tuple(steps.any_order(random.Random(seed))) for seed in range(50)}
+    assert orders == {(one, two, three), (one, three, two), (two, one, three)}
+
+
+def test_launches_of_a_graph_follow_each_other() -> None:
+    steps = Steps(graph_launches(2).trace())
+    assert len(steps.all) == 6
+    assert [steps.before(index) >= {0, 1, 2} for index in range(6)] == [False] * 3 + [True] * 3
+    assert all(set(steps.any_order(random.Random(seed))[:3]) == {0, 1, 2} for seed in range(20))
 
 
 def test_memory_of_its_own_orders_nothing() -> None:

@@ -7,7 +7,8 @@ names, whatever type it was declared with, as PTX allows.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from cudatool.ptx import (
@@ -22,6 +23,7 @@ from cudatool.ptx import (
     Register,
     Symbol,
     Variable,
+    symbols,
     type_bytes,
 )
 from cudatool.sim.jit.context import EXIT, Context, Stop
@@ -140,7 +142,7 @@ class Layout:
         layout = cls.of_params(function)
         layout.globals = globals_
         layout.constants = {name: v.size for name, v in module_variables.items() if v.space == "const"}
-        used = {name for instruction in function.instructions for name in _symbols(instruction)}
+        used = {name for i in function.instructions for operand in i.operands for name in symbols(operand)}
         variables = [v for v in (*module_variables.values(), *function.variables.values()) if v.name in used]
         dynamic = []
         for variable in variables:
@@ -163,20 +165,6 @@ class Layout:
         for variable in dynamic:  # all of them name the same memory, after the rest
             layout.shared[variable.name] = layout.dynamic_offset
         return layout
-
-
-def _symbols(instruction: Instruction) -> list[str]:
-    found = []
-    pending = list(instruction.operands)
-    while pending:
-        operand = pending.pop()
-        if isinstance(operand, Symbol):
-            found.append(operand.name)
-        elif isinstance(operand, Address) and isinstance(operand.base, Symbol):
-            found.append(operand.base.name)
-        else:
-            pending.extend(getattr(operand, "elements", ()))
-    return found
 
 
 class Emitter:
@@ -263,6 +251,16 @@ class Emitter:
     def new_label(self) -> str:
         self.count += 1
         return f"l{self.count}"
+
+    @contextmanager
+    def when(self, condition: str) -> Iterator[None]:
+        """Emit what is emitted inside of the ``with`` statement as what only happens if `condition` (i1) holds."""
+        do, after = self.new_label(), self.new_label()
+        self.emit(f"br i1 {condition}, label %{do}, label %{after}")
+        self.label(do)
+        yield
+        self.emit(f"br label %{after}")
+        self.label(after)
 
     def unsupported(self, what: str = "") -> UnsupportedInstruction:
         instruction = self.instruction

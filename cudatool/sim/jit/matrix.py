@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cudatool.ptx import Immediate, Instruction, Operand
+from cudatool.ptx import Immediate, Instruction, Operand, elements, space_of
 from cudatool.sim.jit.collective import ROW, SUSPENSIONS, Kind, Suspension, array_offset, read_array
 from cudatool.sim.jit.emit import READ, WRITE, Emitter
 from cudatool.sim.jit.formats import widen_fp8
 from cudatool.sim.jit.fragments import ELEMENT_BITS, Fragment, fragment, quad_pair_fragment
-from cudatool.sim.jit.table import elements, space_of
 
 __all__: list[str] = []
 

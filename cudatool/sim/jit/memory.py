@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cudatool.ptx import Instruction, Operand, type_bytes
+from cudatool.ptx import Instruction, Operand, elements, space_of, type_bytes
 from cudatool.sim.jit.arithmetic import canonical, extreme
 from cudatool.sim.jit.emit import ATOMIC, READ, WRITE, Emitter, llvm_type
 from cudatool.sim.jit.instrument import acquire
-from cudatool.sim.jit.table import elements, lowers, space_of, types_of
+from cudatool.sim.jit.table import lowers, types_of
 
 __all__: list[str] = []
 

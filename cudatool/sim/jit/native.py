@@ -153,8 +153,8 @@ def guarded_call(function: int, argument: int, address: int, limit_ns: int = 0) 
 
 # What native code may call (cudatool/sim/_device.c, cudatool/sim/_texture.c).
 _CALLABLE = (
-    *("cudatool_vprintf", "cudatool_malloc", "cudatool_free", "cudatool_assert"),
+    *("cudatool_vprintf", "cudatool_malloc", "cudatool_block_bytes", "cudatool_free", "cudatool_assert"),
     *("cudatool_rounded_f32", "cudatool_rounded_f64"),
-    *("cudatool_texture", "cudatool_texture_level", "cudatool_texture_gradient"),
-    *("cudatool_gather", "cudatool_surface"),
+    *("cudatool_texture_level", "cudatool_texture_gradient", "cudatool_gather", "cudatool_texels"),
+    "cudatool_surface",
 )

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.footprint import MAP_NORESERVE, PAGE
-from cudatool.sim.jit.instrument import CELL, Defect, FoundRecord, Instrument
+from cudatool.sim.jit.instrument import CELL, FREED_BLOCK, Defect, FoundRecord, Instrument
 
 __all__ = ["Found", "Launching", "Shadow"]
 
@@ -111,6 +111,16 @@ class Shadow:
     def freed(self, address: int, size: int) -> None:
         """From now on these bytes must not be used."""
         self._set_valid(address - self.base, size, 0)
+
+    def heap(self, address: int, size: int) -> None:
+        """This memory belongs to ``malloc`` in kernels, which has given out none of it."""
+        start, stop = address - self.base, address - self.base + size
+        self._valid.view[start:stop] = 0
+        self._pages.view[start // PAGE : -(-stop // PAGE)] = _PART
+
+    def in_freed_block(self, address: int) -> bool:
+        """Whether an address is in memory that kernels took from the heap and gave back."""
+        return bool(self._valid.view[address - self.base] == FREED_BLOCK)
 
     def written(self, address: int, size: int) -> None:
         """These bytes have a value now."""

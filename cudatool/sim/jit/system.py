@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cudatool.ptx import Address, Instruction, Operand, Symbol, VectorOperand
+from cudatool.ptx import Address, Instruction, Operand, Symbol, call_parts
 from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.emit import Emitter
-from cudatool.sim.jit.table import elements, lowers
+from cudatool.sim.jit.instrument import block_freed, block_taken, with_gap
+from cudatool.sim.jit.table import lowers
 
 __all__ = ["SYSTEM"]
 
@@ -40,20 +41,18 @@ def _vprintf(e: Emitter, results: tuple[Operand, ...], arguments: tuple[Operand,
 def _malloc(e: Emitter, results: tuple[Operand, ...], arguments: tuple[Operand, ...]) -> None:
     """CUDA C++ Programming Guide, "Dynamic Global Memory Allocation and Operations"."""
     size = _argument(e, arguments[0], "i64")
-    _result(e, results, e.call("i64", "cudatool_malloc", f"i64 {e.field('heap')}", f"i64 {size}"), "i64")
+    block = e.call("i64", "cudatool_malloc", f"i64 {e.field('heap')}", f"i64 {with_gap(e, size)}")
+    block_taken(e, block, size)
+    _result(e, results, block, "i64")
 
 
 def _free(e: Emitter, results: tuple[Operand, ...], arguments: tuple[Operand, ...]) -> None:
     """Undefined for what is no block in use: the launch fails, as it does on GPUs."""
     block = _argument(e, arguments[0], "i64")
+    block_freed(e, block)
     freed = e.call("i32", "cudatool_free", f"i64 {e.field('heap')}", f"i64 {block}")
-    good = e.op(f"icmp ne i32 {freed}, 0")
-    after, bad = e.new_label(), e.new_label()
-    e.emit(f"br i1 {good}, label %{after}, label %{bad}")
-    e.label(bad)
-    e.stop("BAD_FREE")
-    e.emit(f"br label %{after}")
-    e.label(after)
+    with e.when(e.op(f"icmp eq i32 {freed}, 0")):
+        e.stop("BAD_FREE")
 
 
 def _assert(e: Emitter, results: tuple[Operand, ...], arguments: tuple[Operand, ...]) -> None:
@@ -86,12 +85,11 @@ SYSTEM: dict[str, _Call] = {
 
 @lowers("call")
 def _call(e: Emitter, i: Instruction) -> None:
-    operands = list(i.operands)
-    results = elements(operands.pop(0)) if isinstance(operands[0], VectorOperand) else ()
-    name = getattr(operands[0], "name", "")
+    results, target, arguments = call_parts(i)
+    name = getattr(target, "name", "")
     if name not in SYSTEM:
         raise e.unsupported(name)
-    SYSTEM[name](e, results, elements(operands[1]) if len(operands) > 1 else ())
+    SYSTEM[name](e, results, arguments)
 
 
 @lowers("trap")

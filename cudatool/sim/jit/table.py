@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cudatool.ptx import Instruction, Operand, VectorOperand
+from cudatool.ptx import Instruction
 from cudatool.sim.jit.emit import Emitter
 
-__all__ = ["TABLE", "Lowering", "elements", "lowers", "space_of", "types_of"]
+__all__ = ["TABLE", "Lowering", "lowers", "types_of"]
 
 Lowering = Callable[[Emitter, Instruction], None]
 
@@ -17,18 +17,6 @@ _TYPES = frozenset(
     [f"{kind}{bits}" for kind in "usb" for bits in (8, 16, 32, 64)]
     + ["b128", "f16", "bf16", "f16x2", "bf16x2", "u16x2", "s16x2", "e4m3x2", "e5m2x2", "f32", "f64", "tf32", "pred"]
 )
-
-_SPACES = {
-    "global": "global",
-    "const": "const",
-    "local": "local",
-    "shared": "shared",
-    "shared::cta": "shared",
-    "shared::cluster": "shared",
-    "param": "param",
-    "param::entry": "param",
-    "param::func": "param",
-}
 
 
 def lowers(opcodes: str) -> Callable[[Lowering], Lowering]:
@@ -45,13 +33,3 @@ def lowers(opcodes: str) -> Callable[[Lowering], Lowering]:
 def types_of(instruction: Instruction) -> list[str]:
     """Return the types among an instruction's modifiers, in order."""
     return [modifier for modifier in instruction.modifiers if modifier in _TYPES]
-
-
-def space_of(instruction: Instruction) -> str:
-    """Return the state space that an instruction names, ``"generic"`` if none."""
-    return next((_SPACES[modifier] for modifier in instruction.modifiers if modifier in _SPACES), "generic")
-
-
-def elements(operand: Operand) -> tuple[Operand, ...]:
-    """Return the parts of a vector operand; anything else is its only part."""
-    return operand.elements if isinstance(operand, VectorOperand) else (operand,)

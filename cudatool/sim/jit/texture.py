@@ -1,22 +1,23 @@
 """Textures and surfaces. Semantics: PTX ISA, 9.7.10 and 9.7.11.
 
 Texels are fetched by C functions of the package (``cudatool/sim/_texture.c``), from the record that the object's handle
-points to; so checkers and footprints do not see what a texture reads. A surface's elements are accessed here, as any
-other memory. Results between texels differ from a GPU's in the last bits: it keeps weights in 8 bits, as is done here,
-but nobody says how it rounds them.
+points to. Instrumented code asks first which texels a fetch will read, and observes each. A surface's elements are
+accessed here, as any other memory. Results between texels differ from a GPU's in the last bits: it keeps weights in 8
+bits, as is done here, but nobody says how it rounds them.
 """
 
 from __future__ import annotations
 
-from cudatool.ptx import Address, Immediate, Instruction, Operand, Pair, Register, Symbol, type_bytes
-from cudatool.sim.jit.emit import READ, WRITE, Emitter
-from cudatool.sim.jit.table import elements, lowers, types_of
+from cudatool.ptx import Address, Immediate, Instruction, Operand, Pair, Register, Symbol, elements, type_bytes
+from cudatool.sim.jit.emit import ENVIRONMENT, READ, WRITE, Emitter
+from cudatool.sim.jit.table import lowers, types_of
 
 __all__: list[str] = []
 
 _GEOMETRIES = {"1d": 0, "2d": 1, "3d": 2, "a1d": 3, "a2d": 4, "cube": 5, "acube": 6}
 _OUTSIDE = {"trap": 0, "clamp": 1, "zero": 2}
 _WORDS = "<4 x i32>"
+_PLACE, _WHOLE, _GATHER = "0", "1", "2"  # how a fetch is made, as _texture.c counts
 
 
 def _geometry(e: Emitter, i: Instruction) -> str:
@@ -69,21 +70,76 @@ def _take(e: Emitter, i: Instruction, found: str) -> None:
         e.set(register, e.op(f"extractelement {_WORDS} {found}, i32 {index}"), "b32")
 
 
-def _fetched(e: Emitter, i: Instruction, function: str, choice: str, *, has_level: bool) -> None:
+def _fetched(e: Emitter, i: Instruction, function: str, how: str, choice: str) -> None:
     result, coordinate = types_of(i)
     if result not in ("f32", "s32", "u32"):
         raise e.unsupported()
     geometry = _geometry(e, i)
     record, coordinates = _object(e, i, i.operands[1])
     layer, (x, y, z) = _place(e, geometry, coordinates, coordinate)
-    found = e.call(
-        _WORDS,
-        function,
-        *(f"ptr {record}", f"i32 {_GEOMETRIES[geometry]}", f"i32 {choice}", f"i32 {layer}"),
-        *(f"double {value}" for value in (x, y, z)),
-        *([f"double {_level(e, i, record, geometry)}"] if has_level else []),
-    )
-    _take(e, i, found)
+    texture = (f"ptr {record}", f"i32 {_GEOMETRIES[geometry]}")
+    place = [f"i32 {layer}", *(f"double {value}" for value in (x, y, z))]
+    level = f"double {_level(e, i, record, geometry)}"
+    arguments = (*texture, f"i32 {choice}", *place, *([level] if how != _GATHER else []))
+    if not e.instrument:
+        return _take(e, i, e.call(_WORDS, function, *arguments))
+    start, fetch, after = e.new_label(), e.new_label(), e.new_label()
+    readable = _observe(e, i, *texture, f"i32 {how}", *place, level)
+    e.emit(f"br label %{start}")
+    e.label(start)
+    e.emit(f"br i1 {readable}, label %{fetch}, label %{after}")
+    e.label(fetch)
+    found = e.call(_WORDS, function, *arguments)
+    e.emit(f"br label %{after}")
+    e.label(after)
+    return _take(e, i, e.op(f"phi {_WORDS} [ {found}, %{fetch} ], [ zeroinitializer, %{start} ]"))
+
+
+def _observe(e: Emitter, i: Instruction, *fetch: str) -> str:
+    """Observe what a fetch reads, by a function of the instruction's own; return whether all of it may be read."""
+    body = e.nested()
+    used = []
+    for size in (1, 2, 4):
+        body.label(f"size.{size}")
+        used.append(body.guarded("global", "%pointer", size, READ, i))
+        body.emit(f"br label %seen.{size}")
+        body.label(f"seen.{size}")
+        body.emit("br label %more")
+    e.validated |= body.validated
+    e.define("declare i32 @cudatool_texels(ptr, i32, i32, i32, double, double, double, double, ptr)")
+    parameters = f"{ENVIRONMENT}, ptr %local, i32 %t"
+    given = "ptr %record, i32 %geometry, i32 %how, i32 %layer, double %x, double %y, double %z, double %level"
+    same = ", ".join(f"[ {pointer}, %seen.{size} ]" for pointer, size in zip(used, (1, 2, 4), strict=True))
+    observe = "\n".join(body.lines)
+    e.define(f"""
+define internal i1 @texels_{i.line}({parameters}, {given}) noinline {{
+entry:
+  %places = alloca [64 x i64]
+  %found = call i32 @cudatool_texels({given}, ptr %places)
+  %count = lshr i32 %found, 3
+  %piece = and i32 %found, 7
+  br label %next
+next:
+  %i = phi i32 [ 0, %entry ], [ %i.next, %more ]
+  %good = phi i1 [ true, %entry ], [ %good.next, %more ]
+  %done = icmp uge i32 %i, %count
+  br i1 %done, label %end, label %look
+look:
+  %place.p = getelementptr i64, ptr %places, i32 %i
+  %place = load i64, ptr %place.p
+  %pointer = inttoptr i64 %place to ptr
+  switch i32 %piece, label %size.4 [ i32 1, label %size.1 i32 2, label %size.2 ]
+{observe}
+more:
+  %used = phi ptr {same}
+  %unchanged = icmp eq ptr %used, %pointer
+  %good.next = and i1 %good, %unchanged
+  %i.next = add i32 %i, 1
+  br label %next
+end:
+  ret i1 %good
+}}""")
+    return e.op(f"call i1 @texels_{i.line}({parameters}, {', '.join(fetch)})")
 
 
 def _level(e: Emitter, i: Instruction, record: str, geometry: str) -> str:
@@ -107,12 +163,13 @@ def _level(e: Emitter, i: Instruction, record: str, geometry: str) -> str:
 
 @lowers("tex")
 def _tex(e: Emitter, i: Instruction) -> None:
-    _fetched(e, i, "cudatool_texture_level", "1" if types_of(i)[-1] == "s32" else "0", has_level=True)
+    how = _WHOLE if types_of(i)[-1] == "s32" else _PLACE
+    _fetched(e, i, "cudatool_texture_level", how, how)
 
 
 @lowers("tld4")
 def _tld4(e: Emitter, i: Instruction) -> None:
-    _fetched(e, i, "cudatool_gather", str("rgba".index(i.modifiers[0])), has_level=False)
+    _fetched(e, i, "cudatool_gather", _GATHER, str("rgba".index(i.modifiers[0])))
 
 
 def _element(e: Emitter, i: Instruction, address: Operand, size: int) -> str:
@@ -127,12 +184,8 @@ def _element(e: Emitter, i: Instruction, address: Operand, size: int) -> str:
         *(f"ptr {record}", f"i32 {_GEOMETRIES[geometry]}", f"i32 {outside}", f"i32 {size}"),
         *(f"i32 {value}" for value in (layer, x, y, z)),
     )
-    bad, after = e.new_label(), e.new_label()
-    e.emit(f"br i1 {e.op(f'icmp eq i64 {place}, 1')}, label %{bad}, label %{after}")
-    e.label(bad)
-    e.stop("TRAP")
-    e.emit(f"br label %{after}")
-    e.label(after)
+    with e.when(e.op(f"icmp eq i64 {place}, 1")):
+        e.stop("TRAP")
     return place
 
 
@@ -145,15 +198,11 @@ def _suld(e: Emitter, i: Instruction) -> None:
     place = _element(e, i, i.operands[1], size * len(targets))
     for register in targets:
         e.set(register, "0", t)
-    inside, after = e.new_label(), e.new_label()
-    e.emit(f"br i1 {e.op(f'icmp ne i64 {place}, 0')}, label %{inside}, label %{after}")
-    e.label(inside)
-    pointer = e.guarded("global", e.op(f"inttoptr i64 {place} to ptr"), size * len(targets), READ, i)
-    for index, register in enumerate(targets):
-        at = e.op(f"getelementptr i8, ptr {pointer}, i64 {size * index}")
-        e.set(register, e.op(f"load i{8 * size}, ptr {at}, align {size}"), t)
-    e.emit(f"br label %{after}")
-    e.label(after)
+    with e.when(e.op(f"icmp ne i64 {place}, 0")):
+        pointer = e.guarded("global", e.op(f"inttoptr i64 {place} to ptr"), size * len(targets), READ, i)
+        for index, register in enumerate(targets):
+            at = e.op(f"getelementptr i8, ptr {pointer}, i64 {size * index}")
+            e.set(register, e.op(f"load i{8 * size}, ptr {at}, align {size}"), t)
 
 
 @lowers("sust")
@@ -163,15 +212,11 @@ def _sust(e: Emitter, i: Instruction) -> None:
     t = types_of(i)[-1]
     size, sources = type_bytes(t), elements(i.operands[1])
     place = _element(e, i, i.operands[0], size * len(sources))
-    inside, after = e.new_label(), e.new_label()
-    e.emit(f"br i1 {e.op(f'icmp ne i64 {place}, 0')}, label %{inside}, label %{after}")
-    e.label(inside)
-    pointer = e.guarded("global", e.op(f"inttoptr i64 {place} to ptr"), size * len(sources), WRITE, i)
-    for index, source in enumerate(sources):
-        at = e.op(f"getelementptr i8, ptr {pointer}, i64 {size * index}")
-        e.emit(f"store i{8 * size} {e.get(source, t)}, ptr {at}, align {size}")
-    e.emit(f"br label %{after}")
-    e.label(after)
+    with e.when(e.op(f"icmp ne i64 {place}, 0")):
+        pointer = e.guarded("global", e.op(f"inttoptr i64 {place} to ptr"), size * len(sources), WRITE, i)
+        for index, source in enumerate(sources):
+            at = e.op(f"getelementptr i8, ptr {pointer}, i64 {size * index}")
+            e.emit(f"store i{8 * size} {e.get(source, t)}, ptr {at}, align {size}")
 
 
 # Queries: field of the record, by the PTX name.

@@ -1,0 +1,69 @@
+"""Options of ``cudatool sanitize`` for findings that are meant, or known: rules, and a baseline."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Collection
+from datetime import date
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from cudatool.errors import UsageError
+
+if TYPE_CHECKING:
+    from cudatool.sanitize import Report
+
+__all__ = ["Acceptance", "acceptance_options"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class Acceptance:
+    """What was asked for, already read: all that can be wrong with it is said before the workload runs."""
+
+    def __init__(self, *, suppress: tuple[str, ...], baseline: str | None, update_baseline: bool) -> None:
+        from cudatool.sanitize import Baseline, parse_rules
+
+        if update_baseline and not baseline:
+            raise UsageError("--update-baseline needs --baseline FILE")
+        self._rules = parse_rules(suppress)
+        self._baseline = Baseline.read(baseline, may_be_new=update_baseline) if baseline else Baseline({})
+        self.written = os.path.abspath(baseline) if baseline and update_baseline else None
+        """The file that :meth:`applied` writes."""
+
+    def applied(self, report: Report, checks: Collection[str], *, complete: bool) -> Report:
+        """Return the report without what is accepted; a `complete` run updates the baseline first, if it is to be."""
+        from cudatool.sanitize import accepted, known
+
+        report = accepted(report, self._rules)
+        if self.written and complete:
+            self._baseline = self._baseline.updated(report, checks)
+            self._baseline.write(self.written)
+        return known(report, self._baseline, checks, date.today())
+
+
+def acceptance_options(function: _F) -> _F:
+    """Add the options to a command, which gets an :class:`Acceptance` for them."""
+
+    @click.option(
+        "--suppress",
+        multiple=True,
+        metavar="RULE|@FILE",
+        help="Leave out findings for which every term of a rule holds, for example 'kind=race-* "
+        "file=third_party/*.py'; terms are kind, file, function, operation and fingerprint. @FILE has one rule on each "
+        "line.",
+    )
+    @click.option("--baseline", metavar="FILE", help="Findings that are known, each with a reason and a last day.")
+    @click.option(
+        "--update-baseline", is_flag=True, help="Write what is found now to the --baseline, keeping its reasons."
+    )
+    @functools.wraps(function)
+    def command(
+        *args: Any, suppress: tuple[str, ...], baseline: str | None, update_baseline: bool, **kwargs: Any
+    ) -> Any:
+        acceptance = Acceptance(suppress=suppress, baseline=baseline, update_baseline=update_baseline)
+        return function(*args, acceptance=acceptance, **kwargs)
+
+    return command  # type: ignore[return-value]  # it takes the place of the function for click only

@@ -1,0 +1,167 @@
+"""How host threads hand work to each other, as far as Python's own classes show it.
+
+While installed, these tell the hooks when a thread lets go of an object and when another one has got it:
+``threading.Thread`` (start and join), ``Event``, ``Condition``, ``Semaphore``, ``Barrier``, ``queue.Queue`` and
+``concurrent.futures.Future``. Locks do not: they are C, and so are simple queues.
+
+Such a call costs some microseconds more then, and nothing when it is not installed.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from cudatool.trace import hooks
+from cudatool.trace.events import Kind
+
+__all__ = ["HandOvers"]
+
+_ids = itertools.count(1)
+
+
+def _id(item: Any) -> int:
+    """Return a number for an object, which no other object ever gets."""
+    number: int = item.__dict__.setdefault("_cudatool_id", next(_ids))
+    return number
+
+
+def _tell(kind: Kind, item: Any) -> None:
+    if hooks.active:
+        hooks.emit(kind, aux0=_id(item))
+
+
+def _is_internal() -> bool:
+    """Whether the caller of a wrapper is one of these classes itself, or cudatool.
+
+    They use each other, also where a thread is not yet one, and what matters is told by the outermost.
+    """
+    caller: str = sys._getframe(2).f_globals.get("__name__", "")
+    return caller in ("threading", "queue") or caller.startswith("cudatool.")
+
+
+def _lets_go(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_internal():
+            _tell(Kind.HAND_OVER, self)
+        return method(self, *args, **kwargs)
+
+    return wrapped
+
+
+def _lets_go_and_gets(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _tell(Kind.HAND_OVER, self)
+        answer = method(self, *args, **kwargs)
+        _tell(Kind.TAKE_OVER, self)
+        return answer
+
+    return wrapped
+
+
+def _gets(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Of a method that returns False if it has given up."""
+
+    @functools.wraps(method)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = method(self, *args, **kwargs)
+        if answer is not False and not _is_internal():
+            _tell(Kind.TAKE_OVER, self)
+        return answer
+
+    return wrapped
+
+
+def _start(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def start(self: threading.Thread) -> None:
+        if _is_internal():
+            method(self)
+            return
+        run = self.run
+
+        def told() -> None:
+            _tell(Kind.TAKE_OVER, self)
+            try:
+                run()
+            finally:
+                _tell(Kind.HAND_OVER, self)
+
+        self.run = told  # type: ignore[method-assign]
+        _tell(Kind.HAND_OVER, self)
+        method(self)
+
+    return start
+
+
+def _join(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def join(self: threading.Thread, timeout: float | None = None) -> None:
+        method(self, timeout)
+        if not self.is_alive() and not _is_internal():
+            _tell(Kind.TAKE_OVER, self)
+
+    return join
+
+
+def _submit(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def submit(self: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        task = threading.Event()  # only a name for this hand-over
+
+        def told(*args: Any, **kwargs: Any) -> Any:
+            _tell(Kind.TAKE_OVER, task)
+            return fn(*args, **kwargs)
+
+        _tell(Kind.HAND_OVER, task)
+        return method(self, told, *args, **kwargs)
+
+    return submit
+
+
+_METHODS: tuple[tuple[type, str, Callable[[Callable[..., Any]], Callable[..., Any]]], ...] = (
+    (threading.Thread, "start", _start),
+    (threading.Thread, "join", _join),
+    (threading.Event, "set", _lets_go),
+    (threading.Event, "wait", _gets),
+    (threading.Event, "is_set", _gets),
+    (threading.Condition, "notify", _lets_go),
+    (threading.Condition, "wait", _gets),
+    (threading.Semaphore, "release", _lets_go),
+    (threading.Semaphore, "acquire", _gets),
+    (threading.Barrier, "wait", _lets_go_and_gets),
+    (queue.Queue, "put", _lets_go),
+    (queue.Queue, "get", _gets),
+    (Future, "set_result", _lets_go),
+    (Future, "set_exception", _lets_go),
+    (Future, "result", _gets),
+    (Future, "exception", _gets),
+    (ThreadPoolExecutor, "submit", _submit),
+)
+
+
+class HandOvers:
+    """Puts wrappers around the methods, and takes them away again."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[type, str, Any]] = []
+
+    def install(self) -> None:
+        """Begin to tell."""
+        for owner, name, wrap in _METHODS:
+            method = owner.__dict__[name]
+            self._before.append((owner, name, method))
+            setattr(owner, name, wrap(method))
+
+    def remove(self) -> None:
+        """Leave the classes as they were."""
+        while self._before:
+            setattr(*self._before.pop())

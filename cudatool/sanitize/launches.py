@@ -1,0 +1,184 @@
+"""What a graph launch does: its place in the order of work, races between its nodes, and what its capture missed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
+
+from cudatool.sanitize.defects import Side, side_of
+from cudatool.sanitize.findings import FindingKind
+from cudatool.sanitize.graphs import EVENT_RECORD, EVENT_WAIT, FREE, Executable, Node, check_nodes
+from cudatool.sanitize.intervals import ATOMIC, READ, WRITE, Access, Operation, overlap
+from cudatool.sanitize.lifetimes import Buffer
+from cudatool.sanitize.ordering import join
+from cudatool.sanitize.rows import LAUNCHES, Row
+from cudatool.trace.events import Kind
+from cudatool.trace.model import Trace
+
+if TYPE_CHECKING:
+    from cudatool.sanitize.engine import Engine
+
+__all__ = ["Launches"]
+
+_EAGER = 1000  # accesses beside a capture that are looked at
+
+
+class Launches:
+    """Handles graph launches and what belongs to graphs, for an engine.
+
+    Attributes
+    ----------
+    handlers
+        By kind of record.
+    """
+
+    def __init__(self, engine: Engine, trace: Trace) -> None:
+        self._engine = engine
+        self._faults: dict[int, list[tuple[int, int]]] = {}  # correlation -> address and size of what was not done
+        for found in trace.of_kind(Kind.FINDING):
+            if found["correlation"] and found["address"]:
+                where = int(found["address"]), int(found["size"])
+                self._faults.setdefault(int(found["correlation"]), []).append(where)
+        graphs = engine.graphs
+        self.handlers: dict[int, Callable[[Row], None]] = {
+            Kind.GRAPH_LAUNCH: self._launch,
+            Kind.GRAPH_CAPTURE_BEGIN: graphs.begin,
+            Kind.GRAPH_CAPTURE_END: graphs.end,
+            Kind.GRAPH_NODE_ADDED: graphs.node_added,
+            Kind.GRAPH_INSTANTIATE: graphs.instantiate,
+            Kind.GRAPH_UPDATE: graphs.update,
+            Kind.GRAPH_NODE: graphs.node,
+            Kind.GRAPH_EDGE: graphs.edge,
+            Kind.GRAPH_POINTER: self._pointer,
+        }
+
+    def _launch(self, row: Row) -> None:
+        """cuGraphLaunch: "ordered behind both any previous work in hStream and any previous launches of hGraphExec".
+
+        The stream's next operation comes behind all nodes. What the nodes touch is one operation to all outside.
+        """
+        if row.stream in self._engine.graphs.captures:
+            self.capture(row, None)  # a child graph
+            return
+        stream = self._engine.streams.get(row.stream)
+        if stream is None:
+            self._engine.unknown_streams += 1
+            return
+        if self._engine.repairs is not None:
+            self._engine.repair(row, stream)
+        self._engine.operations += 1
+        graph = self._engine.graphs.launched(row.aux0)
+        nodes = graph.nodes.values() if graph is not None else ()
+        if graph is not None and graph.last is not None:
+            stream.clock = join(stream.clock, graph.last)
+            self._engine.ordering.edges["relaunch of a graph"] += 1
+        for node in nodes:
+            if node.type == EVENT_WAIT:  # an external wait; when in the launch does not matter here
+                self._engine.ordering.join_event(stream, node.event)
+        self._engine.ordering.enqueue(self._engine.hosts[row.thread], stream, row.record)
+        operation = Operation(stream.index, stream.count, stream.clock, row.record)
+        if graph is not None:
+            graph.last = operation.after
+        for node in nodes:
+            if node.type == EVENT_RECORD:
+                self._engine.ordering.record_here(stream, node.event)
+        for address, size in self._faults.get(row.correlation, ()):
+            self._check_fault(nodes, operation, address, size)
+        accesses = self._accesses_of_launch(row, graph)
+        if accesses is None:
+            self._engine.unchecked += 1
+            return
+        if graph is not None:
+            self._check_nodes(graph, accesses, operation)
+        for touched in accesses:
+            node_ = graph.nodes.get(touched.node) if graph is not None else None
+            touched.node = node_.record if node_ is not None else -1
+            self._engine.access(operation, touched, node_)
+
+    def _accesses_of_launch(self, row: Row, graph: Executable | None) -> list[Access] | None:
+        """Return what the nodes touch, each access with its node's number; None if not everything is known."""
+        if graph is None or graph.known:
+            return row.accesses
+        if row.accesses is not None:
+            for touched in row.accesses:
+                touched.node = -1  # what the record says is of another time
+            return row.accesses
+        told: list[Access] = []
+        for number, node in graph.nodes.items():
+            if node.baked is None:
+                return None
+            told += [access.of(access.operation, number) for access in node.baked]
+        return told if graph.nodes else None
+
+    def _check_nodes(self, graph: Executable, accesses: list[Access], operation: Operation) -> None:
+        """Look for races between the nodes of one launch, and with work that the capture missed."""
+        if graph.eager:
+            self._check_eager(graph, accesses, operation)
+        shape = hash(tuple([(a.node, a.start, a.stop, a.mode, a.row, a.stride) for a in accesses]))
+        if shape in graph.clean:
+            return
+        extra = self._engine.repairs.edges if self._engine.repairs is not None else ()
+        found = check_nodes(graph, accesses, extra, go_on_repaired=self._engine.go_on_repaired)
+        for race in found:
+            first, second = (
+                side_of(one.of(operation, node.record))
+                if one.mode
+                else Side(operation, "free" if node.type == FREE else "allocate", node=node.record)
+                for one in (race.first, race.second)
+                for node in (graph.nodes[one.node],)
+            )
+            buffer = self._engine.buffers.find(race.start)
+            self._engine.found.report(race.kind, first, second, race.start, race.size, buffer, inside=True)
+        if not found:
+            graph.clean.add(shape)
+
+    def _check_fault(self, nodes: Collection[Node], operation: Operation, address: int, size: int) -> None:
+        """An access that a checker of the device did not let happen: its memory may have been given back."""
+        for node in nodes:
+            if (buffer := node.freed_memory(address)) is not None and buffer.freed is not None:
+                first, second = Side(buffer.freed, "free"), Side(operation, "access", node=node.record)
+                self._engine.report(FindingKind.USE_AFTER_FREE, first, second, address, size, buffer)
+                return
+
+    def _check_eager(self, graph: Executable, accesses: list[Access], operation: Operation) -> None:
+        """Work in another stream, done while the graph was captured, that uses what a node captured before it makes.
+
+        "The operations are not executed" at capture (cuStreamBeginCapture): it ran without them, and no launch will
+        run it again.
+        """
+        for eager in graph.eager:
+            for made in accesses:
+                node = graph.nodes.get(made.node)
+                if node is None or not made.mode & (WRITE | ATOMIC) or node.record > eager.operation.record:
+                    continue
+                if (found := overlap(made, eager)) is not None:
+                    first = side_of(made.of(operation, node.record))
+                    buffer = self._engine.buffers.find(found[0])
+                    self._engine.found.report(FindingKind.CAPTURE_MISSED, first, side_of(eager), *found, buffer)
+        graph.eager = []
+
+    def capture(self, row: Row, known: Sequence[Access] | None) -> None:
+        """A call becomes a node. What it said it touches holds for every launch."""
+        baked = None if known is None or (row.accesses is None and row.kind in LAUNCHES) else list(known)
+        node = Node(row.record, baked=baked)
+        for touched in baked or ():
+            self._bake(node, self._engine.buffers.find(touched.start))
+        self._engine.graphs.captures[row.stream].add(row.stream, node)
+
+    def note_eager(self, row: Row, accesses: Sequence[Access]) -> None:
+        """Work is done beside captures."""
+        for capture in set(self._engine.graphs.captures.values()):
+            if capture.thread == row.thread and len(capture.eager) < _EAGER:
+                capture.eager += [access for access in accesses if access.mode & READ]
+
+    def _pointer(self, row: Row) -> None:
+        node = self._engine.graphs.node_of(row)
+        if node is not None:
+            node.memory = row.address, row.address + row.size
+            self._bake(node, self._engine.buffers.find(row.address))
+
+    @staticmethod
+    def _bake(node: Node, buffer: Buffer | None) -> None:
+        """A node will use `buffer` in every launch. Memory of graphs and of private pools is theirs."""
+        if buffer is not None and buffer.freed is None and not buffer.of_graphs:
+            node.pointers.append(buffer)

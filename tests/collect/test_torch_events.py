@@ -1,0 +1,398 @@
+"""From the log of a PyTorch program to events, without PyTorch: the order, the memory, the graphs."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from cudatool.collect.torch_accesses import Argument, make_plan
+from cudatool.collect.torch_events import TorchEvents
+from cudatool.collect.torch_rows import Action, Note, RowKind, TraceCall
+from cudatool.sanitize import check
+from cudatool.trace import hooks, read
+from cudatool.trace.events import AccessFlag, Kind, StreamFlag
+from cudatool.trace.recorder import Recorder
+
+SELF, SRC, RESULT = Argument("self"), Argument("src"), Argument("")
+CHANGED = Argument("self", is_written=True)
+SCHEMAS = {
+    "": ([], []),
+    "aten::relu": ([SELF], [RESULT]),
+    "aten::fill_.Scalar": ([CHANGED], [CHANGED]),
+    "aten::copy_": ([CHANGED, SRC], [CHANGED]),
+    "aten::record_stream": ([SELF], []),
+    "c10d::allreduce_": ([CHANGED], []),
+    "my_kernel": ([], []),
+}
+NAMES = list(SCHEMAS)
+A, B, HOST = 0x10000, 0x20000, 0x7000000  # addresses
+SIDE = 0x500  # a stream's handle
+
+
+@pytest.fixture(autouse=True)
+def clean_hooks() -> Iterator[None]:
+    hooks.reset()
+    hooks.strict = True
+    yield
+    hooks.reset()
+
+
+def row(kind, *words, thread=1):
+    return [kind | (2 + len(words)) << 8 | thread << 40, 0, *words]
+
+
+def log(*rows):
+    words = [word for one in rows for word in one]
+    return struct.pack(f"<{len(words)}Q", *words)
+
+
+def tensor(address, *, size=1024, position=0, result=False, where="device", device=0, stream=0):
+    place = {"device": 1 << 16, "pinned": 1 << 17, "pageable": 0}[where]
+    head = position | result << 8 | place | device << 24 | 1 << 32 | 1 << 48
+    return [head, address, address, size, stream, size, 1]
+
+
+def payload(number, name, *tensors, extra=0):
+    words = [word for one in tensors for word in one]
+    return row(RowKind.PAYLOAD, number, NAMES.index(name), 0, extra, len(tensors), *words)
+
+
+def call(number, payload_number, *, stack=0, thread=1):
+    return row(RowKind.CALL, number, payload_number, stack, thread=thread)
+
+
+def begin(number, *, thread=1):
+    return row(RowKind.BEGIN, number, thread=thread)
+
+
+def memory(action, address, *, size=1024, stream=0, device=0, number=0, stack=0, thread=1):
+    return row(RowKind.MEMORY, action, address, size, stream, device, number, stack, thread=thread)
+
+
+def trace(what, first=0, second=0, *, device=0, stack=0):
+    return row(RowKind.TRACE, what, first, second, device, stack)
+
+
+def note(what, *words):
+    return row(RowKind.NOTE, 0, what, *words)
+
+
+ALLOC, REQUESTED, COMPLETED = Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED
+
+
+def plan_of(name):
+    return make_plan(name, *SCHEMAS[name])
+
+
+def events(*rows):
+    found = []
+    reader = TorchEvents(found.append, plan_of, lambda: NAMES)
+    reader.read(log(*rows))
+    reader.finish()
+    return found
+
+
+def kinds(*rows):
+    return [event.kind for event in events(*rows) if event.kind is not Kind.ACCESS]
+
+
+def check_rows(path, *rows):
+    with Recorder(path / "t.ctrace", header={}):
+        reader = TorchEvents(hooks.forward, plan_of, lambda: NAMES)
+        reader.read(log(*rows))
+        reader.finish()
+    return check(read(path / "t.ctrace"))
+
+
+def test_operator_is_a_launch_with_its_accesses():
+    launch, first, second = events(
+        payload(1, "aten::relu", tensor(A, stream=SIDE), tensor(B, result=True, stream=SIDE)), call(1, 1, stack=0)
+    )
+    assert (launch.kind, launch.name) == (Kind.KERNEL_LAUNCH, "aten::relu")
+    assert [(a.address, a.size, a.flags, a.name) for a in (first, second)] == [
+        (A, 1024, AccessFlag.READ, "self"),
+        (B, 1024, AccessFlag.WRITE, ""),
+    ]
+    assert {event.correlation for event in (launch, first, second)} == {launch.correlation}
+    assert {event.stream for event in (launch, first, second)} == {hooks.stream_id(0, SIDE)}
+
+
+def test_host_waits_after_the_copy_in_which_it_waits():
+    found = kinds(
+        begin(1),
+        trace(TraceCall.STREAM_SYNCHRONIZE, 0),
+        payload(1, "aten::copy_", tensor(HOST, where="pageable"), tensor(A, position=1)),
+        call(1, 1),
+    )
+    assert found == [Kind.MEMCPY, Kind.STREAM_SYNCHRONIZE]
+
+
+def test_operator_that_waits_inside_and_returns_a_tensor_goes_on_after_it():
+    found = kinds(
+        begin(1),
+        trace(TraceCall.STREAM_SYNCHRONIZE, 0),
+        payload(1, "aten::relu", tensor(A), tensor(B, result=True)),
+        call(1, 1),
+    )
+    assert found == [Kind.KERNEL_LAUNCH, Kind.STREAM_SYNCHRONIZE, Kind.KERNEL_LAUNCH]
+
+
+def test_what_other_threads_do_meanwhile_does_not_wait():
+    found = kinds(
+        begin(1, thread=1),
+        payload(1, "aten::relu", tensor(A)),
+        payload(2, "aten::fill_.Scalar", tensor(B)),
+        call(2, 2, thread=2),
+        trace(TraceCall.DEVICE_SYNCHRONIZE),
+        call(1, 1, thread=1),
+    )
+    assert found == [Kind.KERNEL_LAUNCH, Kind.KERNEL_LAUNCH, Kind.DEVICE_SYNCHRONIZE]
+
+
+def test_copy_between_devices_lies_between_its_waits():
+    source_stream, target_stream = SIDE, 0x600
+    found = kinds(
+        begin(1),
+        trace(TraceCall.EVENT_RECORD, 0xE1, target_stream, device=1),
+        trace(TraceCall.EVENT_WAIT, 0xE1, source_stream),
+        trace(TraceCall.EVENT_RECORD, 0xE2, source_stream),
+        trace(TraceCall.EVENT_WAIT, 0xE2, target_stream, device=1),
+        payload(
+            1,
+            "aten::copy_",
+            tensor(B, device=1, stream=target_stream),
+            tensor(A, position=1, stream=source_stream),
+        ),
+        call(1, 1),
+    )
+    record, wait = Kind.EVENT_RECORD, Kind.STREAM_WAIT_EVENT
+    assert found == [record, wait, Kind.MEMCPY, record, wait]
+
+
+def test_allocation_has_the_stack_of_its_operator_and_comes_first():
+    allocation, launch, _, _ = events(
+        begin(1),
+        memory(ALLOC, B, number=1),
+        payload(1, "aten::relu", tensor(A), tensor(B, result=True)),
+        call(1, 1, stack=77),
+    )
+    assert (allocation.kind, allocation.size, allocation.aux0, allocation.stack) == (Kind.BLOCK_ALLOC, 1024, 1024, 77)
+    assert launch.kind is Kind.KERNEL_LAUNCH
+
+
+def test_free_outside_of_operators_has_its_own_stack():
+    free, _ = events(memory(REQUESTED, A, stack=5), memory(COMPLETED, A))
+    assert (free.kind, free.stack) == (Kind.BLOCK_FREE_REQUESTED, 5)
+
+
+@pytest.mark.parametrize(("size", "block"), [(1, 512), (512, 512), (513, 1024)])
+def test_block_is_rounded_as_the_allocator_does(size, block):
+    (allocation,) = events(memory(ALLOC, A, size=size))
+    assert (allocation.size, allocation.aux0) == (block, size)
+
+
+def test_operator_may_use_what_it_frees(tmp_path):
+    rows = [
+        memory(ALLOC, A),
+        begin(1),
+        memory(REQUESTED, A, number=1),
+        memory(COMPLETED, A, number=1),
+        payload(1, "aten::relu", tensor(A)),
+        call(1, 1),
+    ]
+    assert kinds(*rows) == [
+        Kind.BLOCK_ALLOC,
+        Kind.KERNEL_LAUNCH,
+        Kind.BLOCK_FREE_REQUESTED,
+        Kind.BLOCK_FREE_COMPLETED,
+    ]
+    assert check_rows(tmp_path, *rows).findings == ()
+
+
+def test_memory_that_an_operator_frees_and_takes_again_is_its_result(tmp_path):
+    rows = [
+        memory(ALLOC, A),
+        begin(1),
+        memory(REQUESTED, A, number=1),
+        memory(COMPLETED, A, number=1),
+        memory(ALLOC, A, number=1),
+        payload(1, "aten::relu", tensor(A, result=True)),
+        call(1, 1),
+    ]
+    assert kinds(*rows)[1:4] == [Kind.BLOCK_FREE_REQUESTED, Kind.BLOCK_FREE_COMPLETED, Kind.BLOCK_ALLOC]
+    assert check_rows(tmp_path, *rows).findings == ()
+
+
+def test_temporary_of_an_operator_ends_inside_of_it():
+    found = kinds(
+        begin(1),
+        memory(ALLOC, B, number=1),
+        memory(REQUESTED, B, number=1),
+        memory(COMPLETED, B, number=1),
+        payload(1, "aten::relu", tensor(A)),
+        call(1, 1),
+    )
+    assert found == [
+        Kind.BLOCK_ALLOC,
+        Kind.BLOCK_FREE_REQUESTED,
+        Kind.BLOCK_FREE_COMPLETED,
+        Kind.KERNEL_LAUNCH,
+    ]
+
+
+def reuse(*between):
+    """A block of the default stream is read on the side stream, freed, and given out again."""
+    return [
+        row(RowKind.STREAM, SIDE, 0, 1),
+        memory(ALLOC, A),
+        payload(1, "aten::relu", tensor(A, stream=SIDE)),
+        call(1, 1),
+        *between,
+        memory(ALLOC, A),
+        payload(2, "aten::fill_.Scalar", tensor(A)),
+        call(9, 2),
+    ]
+
+
+def test_block_that_a_stream_may_still_use_is_found(tmp_path):
+    report = check_rows(tmp_path, *reuse(memory(REQUESTED, A), memory(COMPLETED, A)))
+    assert [finding.kind for finding in report.findings] == ["reuse"]
+
+
+def test_record_stream_names_the_stream(tmp_path):
+    rows = reuse(
+        payload(3, "aten::record_stream", tensor(A), extra=SIDE),
+        call(2, 3),
+        memory(REQUESTED, A),
+        trace(TraceCall.EVENT_DELETION, 0xE),
+        memory(COMPLETED, A),
+    )
+    recorded = [event for event in events(*rows) if event.kind is Kind.BLOCK_RECORD_STREAM]
+    assert next((event.address, event.stream) for event in recorded) == (A, hooks.stream_id(0, SIDE))
+    assert check_rows(tmp_path, *rows).findings == ()
+
+
+def test_free_that_does_not_complete_at_once_waits_for_every_stream(tmp_path):
+    rows = reuse(memory(REQUESTED, A), memory(ALLOC, B), memory(COMPLETED, A))
+    assert Kind.BLOCK_RECORD_STREAM in kinds(*rows)
+    assert check_rows(tmp_path, *rows).findings == ()
+
+
+def test_stream_is_non_blocking_if_it_was_created_so():
+    created = []
+    hooks.subscribe(lambda event: created.append(event) if event.kind is Kind.STREAM_CREATE else None)
+    events(
+        row(RowKind.STREAM, SIDE, 0, 1),
+        row(RowKind.STREAM, 0x600, 0, 0),
+        *(note(Note.STREAM_QUERY, handle, 0, 0) for handle in (0, SIDE, 0x600)),
+    )
+    assert [event.flags for event in created] == [StreamFlag.LEGACY_DEFAULT, StreamFlag.NON_BLOCKING, 0]
+
+
+def test_stream_is_of_the_device_on_which_it_was_seen_first():
+    waits = [trace(TraceCall.STREAM_SYNCHRONIZE, SIDE, device=device) for device in (1, 0)]
+    found = events(row(RowKind.STREAM, SIDE, 1, 1), *waits)
+    assert {event.stream for event in found} == {hooks.stream_id(1, SIDE)}
+    assert len({event.stream for event in events(*(trace(5, 0, device=device) for device in (1, 0)))}) == 2
+
+
+def test_wait_for_an_event_that_was_never_recorded_is_a_wait():
+    first, second = events(note(Note.EMPTY_WAIT, SIDE, 0), note(Note.EMPTY_WAIT, SIDE, 0))
+    assert (first.kind, first.stream) == (Kind.STREAM_WAIT_EVENT, hooks.stream_id(0, SIDE))
+    assert first.aux0 != second.aux0
+
+
+def test_queries_say_whether_the_work_was_done():
+    found = events(note(Note.EVENT_QUERY, 0xE, 1), note(Note.STREAM_QUERY, SIDE, 0, 0))
+    assert [(event.kind, event.aux1) for event in found] == [(Kind.EVENT_QUERY, 1), (Kind.STREAM_QUERY, 0)]
+
+
+def test_event_whose_handle_comes_again_is_another_one():
+    first, _, second = events(
+        trace(TraceCall.EVENT_RECORD, 0xE, 0),
+        trace(TraceCall.EVENT_DELETION, 0xE),
+        trace(TraceCall.EVENT_RECORD, 0xE, 0),
+    )
+    assert first.aux0 != second.aux0
+
+
+def test_host_operator_is_an_access_of_the_host():
+    (access,) = events(payload(1, "aten::relu", tensor(HOST, where="pinned")), call(1, 1))
+    assert (access.kind, access.address, access.size, access.flags) == (Kind.HOST_ACCESS, HOST, 1024, AccessFlag.READ)
+
+
+def graph_rows():
+    return [
+        row(RowKind.STREAM, SIDE, 0, 1),
+        row(RowKind.STREAM, 0x600, 0, 1),
+        note(Note.GRAPH_BEGIN, 1, SIDE, 0),
+        memory(ALLOC, B, stream=SIDE),
+        payload(1, "aten::relu", tensor(A, stream=SIDE), tensor(B, result=True, stream=SIDE)),
+        call(1, 1),
+        memory(REQUESTED, B, stream=SIDE),
+        memory(COMPLETED, B, stream=SIDE),
+        trace(TraceCall.EVENT_RECORD, 0xE, SIDE),
+        trace(TraceCall.EVENT_WAIT, 0xE, 0x600),
+        payload(2, "aten::fill_.Scalar", tensor(A + 4096, stream=0x600)),  # on a stream that joined the capture
+        call(2, 2),
+        note(Note.GRAPH_END, 1, SIDE, 0),
+    ]
+
+
+def test_captured_operators_run_when_the_graph_does():
+    found = events(*graph_rows(), note(Note.GRAPH_LAUNCH, 1, 0, 0))
+    shown = [event.kind for event in found if event.kind is not Kind.ACCESS]
+    assert shown == [
+        Kind.GRAPH_CAPTURE_BEGIN,
+        Kind.EVENT_RECORD,
+        Kind.STREAM_WAIT_EVENT,
+        Kind.GRAPH_CAPTURE_END,
+        Kind.GRAPH_LAUNCH,
+    ]
+    touched = {(e.address, e.flags) for e in found if e.kind is Kind.ACCESS}
+    assert touched == {(A, AccessFlag.READ), (B, AccessFlag.WRITE), (A + 4096, AccessFlag.WRITE)}
+    launch = next(event for event in found if event.kind is Kind.GRAPH_LAUNCH)
+    assert {e.correlation for e in found if e.kind is Kind.ACCESS} == {launch.correlation}
+
+
+def test_stream_of_a_finished_capture_works_again():
+    assert kinds(*graph_rows(), call(3, 1))[-1] is Kind.KERNEL_LAUNCH
+
+
+def test_input_of_a_graph_that_another_stream_writes_is_found(tmp_path):
+    write = [payload(3, "aten::fill_.Scalar", tensor(A, stream=0x700)), call(5, 3)]
+    replay = note(Note.GRAPH_LAUNCH, 1, 0, 0)
+    report = check_rows(tmp_path, *graph_rows(), row(RowKind.STREAM, 0x700, 0, 1), *write, replay)
+    assert [finding.kind for finding in report.findings] == ["race-raw"]
+
+
+def test_graph_with_something_unknown_is_not_checked(tmp_path):
+    rows = [
+        note(Note.GRAPH_BEGIN, 1, SIDE, 0),
+        payload(1, "c10d::allreduce_", tensor(A, stream=SIDE)),
+        call(1, 1),
+        note(Note.GRAPH_END, 1, SIDE, 0),
+        note(Note.GRAPH_LAUNCH, 1, 0, 0),
+    ]
+    assert check_rows(tmp_path, *rows).unchecked_launches == 1
+
+
+def test_kernel_past_the_dispatcher_is_a_launch():
+    flags = AccessFlag.READ | AccessFlag.INEXACT
+    launch, access = events(note(Note.LAUNCH, NAMES.index("my_kernel"), SIDE, 0, A, 64, flags))
+    assert (launch.kind, launch.name, launch.stream) == (Kind.KERNEL_LAUNCH, "my_kernel", hooks.stream_id(0, SIDE))
+    assert (access.address, access.size, access.flags) == (A, 64, flags)
+
+
+def test_operator_that_never_ends_loses_nothing_that_happened_inside():
+    assert kinds(begin(1), trace(TraceCall.DEVICE_SYNCHRONIZE)) == [Kind.DEVICE_SYNCHRONIZE]
+
+
+def test_payload_of_an_earlier_log_is_known_in_the_next():
+    found = []
+    reader = TorchEvents(found.append, plan_of, lambda: NAMES)
+    reader.read(log(payload(1, "aten::relu", tensor(A)), call(1, 1)))
+    reader.read(log(call(2, 1)))
+    assert [event.kind for event in found] == [Kind.KERNEL_LAUNCH, Kind.ACCESS] * 2

@@ -1,0 +1,288 @@
+"""Rules for copies between devices, values in memory, other processes, host functions and pinned memory, both ways."""
+
+from __future__ import annotations
+
+import pytest
+from sanitize_program import Program, R, W
+
+from cudatool.sanitize import check
+from cudatool.trace.events import CopyFlag, Kind
+
+BUFFER, SIZE = 0x10000, 1024
+FLAG, PINNED = 0x500000, 0x900000
+ON_DEVICE = CopyFlag.SOURCE_DEVICE | CopyFlag.DESTINATION_DEVICE
+
+
+@pytest.fixture
+def program() -> Program:
+    return Program()
+
+
+def kinds(program: Program) -> list[str]:
+    return [finding.kind.value for finding in check(program.trace()).findings]
+
+
+def write(program: Program, stream: int) -> None:
+    program.kernel(stream, (W, BUFFER, SIZE), name="write")
+
+
+def read(program: Program, stream: int) -> None:
+    program.kernel(stream, (R, BUFFER, SIZE), name="read")
+
+
+# Copies ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "expected"),
+    [
+        ("cuMemcpyPeer", ON_DEVICE, []),
+        ("cuMemcpy3DPeer", ON_DEVICE, []),
+        ("cuMemcpyPeerAsync", ON_DEVICE | CopyFlag.ASYNC, ["race-raw"]),
+        ("cuMemcpyDtoD", ON_DEVICE, ["race-raw"]),
+    ],
+)
+def test_copy_between_devices_is_serialized_with_their_work_unless_asynchronous(
+    program: Program, name: str, flags: int, expected: list[str]
+) -> None:
+    a, b = program.stream(device=0), program.stream(device=1)
+    copier = program.stream(device=0)
+    write(program, a)
+    program.copy(copier, 0x700000, 0x800000, 4, flags, name=name, devices=0b11)
+    read(program, b)
+    assert expected == kinds(program)
+
+
+def test_copy_between_devices_orders_no_third_device(program: Program) -> None:
+    a, other = program.stream(device=0), program.stream(device=2)
+    write(program, a)
+    program.copy(program.stream(device=0), 0x700000, 0x800000, 4, ON_DEVICE, name="cuMemcpyPeer", devices=0b11)
+    read(program, other)
+    assert ["race-raw"] == kinds(program)
+
+
+@pytest.mark.parametrize(("flags", "expected"), [(CopyFlag(0), []), (CopyFlag.SOURCE_DEVICE, ["race-raw"])])
+def test_asynchronous_copy_on_the_host_blocks_it(program: Program, flags: CopyFlag, expected: list[str]) -> None:
+    a, b = program.stream(), program.stream()
+    write(program, a)
+    program.copy(a, PINNED, PINNED + SIZE, 4, flags | CopyFlag.ASYNC)
+    read(program, b)
+    assert expected == kinds(program)
+
+
+# Values in memory, and what comes from elsewhere -------------------------------------------------------------------
+
+
+def test_wait_for_a_value_comes_after_the_write_that_was_seen(program: Program) -> None:
+    a, b = program.stream(), program.stream()
+    write(program, a)
+    program.emit(Kind.STREAM_WRITE_VALUE, stream=a, address=FLAG, aux0=1, size=4)
+    program.emit(Kind.STREAM_WAIT_VALUE, stream=b, address=FLAG, aux0=1, size=4)
+    read(program, b)
+    assert [] == kinds(program)
+
+
+def test_write_of_a_value_orders_nobody_who_does_not_wait_for_it(program: Program) -> None:
+    a, b = program.stream(), program.stream()
+    write(program, a)
+    program.emit(Kind.STREAM_WRITE_VALUE, stream=a, address=FLAG, aux0=1, size=4)
+    read(program, b)
+    assert ["race-raw"] == kinds(program)
+
+
+def test_of_several_values_that_end_a_wait_the_first_may_be_it(program: Program) -> None:
+    a, b = program.stream(), program.stream()
+    program.emit(Kind.STREAM_WRITE_VALUE, stream=a, address=FLAG, aux0=1, size=4)
+    write(program, a)
+    program.emit(Kind.STREAM_WRITE_VALUE, stream=a, address=FLAG, aux0=2, size=4)
+    program.emit(Kind.STREAM_WAIT_VALUE, stream=b, address=FLAG, aux0=1, size=4)  # at least 1
+    read(program, b)
+    assert ["race-raw"] == kinds(program)
+
+
+@pytest.mark.parametrize(
+    ("flags", "written", "value", "met"),
+    [
+        (0, 5, 4, True),
+        (0, 3, 4, False),
+        (0, 1, 0xFFFFFFFF, True),
+        (1, 5, 4, False),
+        (1, 4, 4, True),
+        (2, 6, 2, True),
+        (2, 4, 2, False),
+        (3, 0xFFFFFFF0, 0xE, True),
+        (3, 0xFFFFFFF0, 0xF, False),
+    ],
+)
+def test_conditions_of_a_wait_for_a_value(program: Program, flags: int, written: int, value: int, met: bool) -> None:
+    a, b = program.stream(), program.stream()
+    program.emit(Kind.STREAM_WRITE_VALUE, stream=a, address=FLAG, aux0=written, size=4)
+    program.emit(Kind.STREAM_WAIT_VALUE, stream=b, address=FLAG, aux0=value, size=4, flags=flags)
+    report = check(program.trace())
+    assert met == ("wait for a value" in report.edges)
+    assert met != any("which the trace does not show" in note or "does not show" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("how", ["value", "semaphore", "event of another process"])
+def test_order_that_the_trace_cannot_show_is_a_note_and_no_finding(program: Program, how: str) -> None:
+    a, b, event = program.stream(), program.stream(), program.event()
+    write(program, a)
+    match how:
+        case "value":
+            program.emit(Kind.STREAM_WAIT_VALUE, stream=b, address=FLAG, aux0=1, size=4)
+        case "semaphore":
+            program.emit(Kind.STREAM_WAIT_UNKNOWN, stream=b)
+        case _:
+            program.emit(Kind.EVENT_CREATE, aux0=event, flags=2)
+            program.wait(b, event)
+    read(program, b)
+    write(program, a)  # which may have come before the read, too
+    report = check(program.trace())
+    assert () == report.findings
+    assert [
+        "1 wait for what the trace does not show, as another process's event; "
+        "1 pair of accesses may be ordered by it and were not reported"
+    ] == list(report.notes)
+
+
+def test_streams_that_waited_for_nothing_unknown_race_as_ever(program: Program) -> None:
+    a, b, c = program.stream(), program.stream(), program.stream()
+    program.emit(Kind.STREAM_WAIT_UNKNOWN, stream=c)
+    write(program, a)
+    read(program, b)
+    assert ["race-raw"] == kinds(program)
+
+
+def test_host_that_synchronized_knows_what_the_stream_waited_for(program: Program) -> None:
+    a, b = program.stream(), program.stream()
+    program.emit(Kind.STREAM_WAIT_UNKNOWN, stream=b)
+    program.synchronize(stream=b)
+    read(program, b)
+    write(program, a)
+    assert ["race-war"] == kinds(program)
+
+
+# Waits that did nothing --------------------------------------------------------------------------------------------
+
+
+def test_empty_wait_that_would_have_ordered_a_race_is_found_with_its_repair(program: Program) -> None:
+    a, b, event = program.stream(), program.stream(), program.event()
+    write(program, a)
+    program.wait(b, event)
+    program.record(event, a)
+    read(program, b)
+    found = {finding.kind.value: finding for finding in check(program.trace()).findings}
+    assert {"race-raw", "wait-unrecorded"} == found.keys()
+    assert found["race-raw"].reason.endswith("The wait at program.py:5 did nothing: its event had not been recorded.")
+    assert "Record the event after kernel write (program.py:4) and before the wait at program.py:5." == (
+        found["race-raw"].repair
+    )
+    assert 5 == found["wait-unrecorded"].first.stack[0].line == found["wait-unrecorded"].second.stack[0].line
+
+
+@pytest.mark.parametrize("how", ["no race", "another stream's event", "wait before the write", "wait elsewhere"])
+def test_empty_wait_that_matters_to_no_race_is_no_finding(program: Program, how: str) -> None:
+    a, b, c, event = program.stream(), program.stream(), program.stream(), program.event()
+    if how == "wait before the write":
+        program.wait(b, event)
+    if how != "no race":
+        write(program, a)
+    if how in ("no race", "another stream's event"):
+        program.wait(b, event)
+    if how == "wait elsewhere":
+        program.wait(c, event)
+    if how == "another stream's event":
+        program.record(event, c)
+    read(program, b)
+    assert "wait-unrecorded" not in kinds(program)
+
+
+def test_empty_synchronize_of_the_host_counts_as_well(program: Program) -> None:
+    a, event = program.stream(), program.event()
+    program.kernel(a, (W, PINNED, SIZE))
+    program.synchronize(event=event)
+    program.host(R, PINNED, SIZE)
+    assert {"race-host", "wait-unrecorded"} == set(kinds(program))
+
+
+# Host functions and threads ----------------------------------------------------------------------------------------
+
+
+def host_function(program: Program, stream: int) -> int:
+    program.emit(Kind.HOST_FUNCTION, stream=stream, correlation=1000, name="cuLaunchHostFunc")
+    return 1000
+
+
+@pytest.mark.parametrize(("same", "expected"), [(True, []), (False, ["race-host"])])
+def test_what_a_host_function_touches_is_in_its_streams_order(
+    program: Program, same: bool, expected: list[str]
+) -> None:
+    a, b = program.stream(), program.stream()
+    program.kernel(a, (W, PINNED, SIZE))
+    function = host_function(program, a if same else b)
+    program.emit(Kind.HOST_ACCESS, flags=R, address=PINNED, size=4, correlation=function)
+    report = check(program.trace())
+    assert expected == [finding.kind.value for finding in report.findings]
+    for finding in report.findings:
+        assert ("host access", 5, 4) == (
+            finding.second.operation,
+            finding.second.stack[0].line,
+            finding.second.launch[0].line,
+        )
+
+
+@pytest.mark.parametrize(("told", "expected"), [(True, []), (False, ["race-host"])])
+def test_host_that_a_host_function_told_comes_after_its_streams_work(
+    program: Program, told: bool, expected: list[str]
+) -> None:
+    a = program.stream()
+    program.kernel(a, (W, PINNED, SIZE))
+    function = host_function(program, a)
+    program.emit(Kind.HAND_OVER, aux0=7, correlation=function)
+    program.emit(Kind.TAKE_OVER, aux0=7 if told else 8)
+    program.host(R, PINNED, 4)
+    assert expected == kinds(program)
+
+
+@pytest.mark.parametrize(("taken", "pairs"), [(True, 0), (False, 1)])
+def test_hand_over_between_threads_orders_them(program: Program, taken: bool, pairs: int) -> None:
+    a, b = program.stream(), program.stream()
+    write(program, a)
+    program.synchronize(stream=a)
+    program.emit(Kind.HAND_OVER, aux0=7)
+    program.on_thread(1)
+    if taken:
+        program.emit(Kind.TAKE_OVER, aux0=7)
+    read(program, b)
+    assert pairs == len([note for note in check(program.trace()).notes if "host threads" in note])
+
+
+# Pinned memory -----------------------------------------------------------------------------------------------------
+
+BLOCK = 1 | 2  # flags of HOST_ALLOC: of a caching allocator, which tells what it will wait for
+
+
+@pytest.mark.parametrize(("told", "expected"), [(True, []), (False, ["race-host"])])
+def test_pinned_block_handed_out_again_is_safe_if_its_allocator_knew_of_the_copy(
+    program: Program, told: bool, expected: list[str]
+) -> None:
+    a = program.stream()
+    program.emit(Kind.HOST_ALLOC, address=PINNED, size=SIZE, flags=BLOCK)
+    program.copy(a, BUFFER, PINNED, SIZE, CopyFlag.DESTINATION_DEVICE | CopyFlag.ASYNC)
+    if told:
+        program.record_stream(PINNED, SIZE, a)
+    program.emit(Kind.HOST_FREE, address=PINNED, size=SIZE, flags=BLOCK)
+    program.emit(Kind.HOST_ALLOC, address=PINNED, size=SIZE, flags=BLOCK)
+    program.host(W, PINNED, SIZE)
+    assert expected == kinds(program)
+
+
+@pytest.mark.parametrize(("waited", "expected"), [(True, []), (False, ["use-after-free"])])
+def test_memory_is_unregistered_only_after_its_copies(program: Program, waited: bool, expected: list[str]) -> None:
+    a = program.stream()
+    program.emit(Kind.HOST_ALLOC, address=PINNED, size=SIZE, name="cuMemHostRegister")
+    program.copy(a, BUFFER, PINNED, SIZE, CopyFlag.DESTINATION_DEVICE | CopyFlag.ASYNC)
+    if waited:
+        program.synchronize(stream=a)
+    program.emit(Kind.HOST_FREE, address=PINNED, size=SIZE, name="cuMemHostUnregister")
+    assert expected == kinds(program)

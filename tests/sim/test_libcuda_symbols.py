@@ -1,0 +1,65 @@
+"""libcuda.so.1 for programs that link with it, or look its functions up by name."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def library(driver):
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def test_every_entry_point_is_a_symbol(library):
+    from cudatool.sim.abi import ENTRIES
+
+    def names(entry):
+        return entry, *(f"{entry}_v{version}" for version in (2, 3, 4))
+
+    assert [] == [entry for entry in ENTRIES if not any(hasattr(library, name) for name in names(entry))]
+
+
+def test_symbols_are_the_functions_of_their_version(driver, ok, library):
+    context, device, address = ctypes.c_void_p(), ctypes.c_int(-1), ctypes.c_uint64()
+    for name in ("cuCtxCreate", "cuCtxCreate_v2"):  # three arguments, unlike that of today
+        assert 0 == library[name](ctypes.byref(context), 0, 0)
+        assert 0 == library["cuCtxGetDevice"](ctypes.byref(device))
+        assert 0 == device.value
+        assert 0 == library["cuCtxDestroy_v2"](context)
+    assert 0 == library["cuMemAlloc_v2"](ctypes.byref(address), ctypes.c_size_t(64))
+    assert 0 == library["cuMemsetD8_v2"](address, 3, ctypes.c_size_t(64))
+    data = (ctypes.c_ubyte * 64)()
+    assert 0 == library["cuMemcpyDtoH_v2"](data, address, ctypes.c_size_t(64))
+    assert [3] * 64 == data[:]
+    assert 0 == library["cuMemFree_v2"](address)
+    assert 1 == library["cuMemFree_v2"](address)  # CUDA_ERROR_INVALID_VALUE
+
+
+def test_undocumented_tables_are_not_found(library):
+    table = ctypes.c_void_p(1)
+    assert 500 == library["cuGetExportTable"](ctypes.byref(table), None)
+    assert table.value is None
+
+
+_AT_EXIT = """
+import ctypes
+import subprocess
+import sys
+from cudatool import _driver
+_driver.choose("sim")
+_driver.initialize()
+library = ctypes.CDLL("libcuda.so.1")
+assert library.cuInit(0) == 0
+# exit(3) calls them when Python has ended: one that was used before, and one that was not
+for function in (library.cuInit, library.cuMemFreeHost):
+    ctypes.CDLL(None)["__cxa_atexit"](function, None, None)
+"""
+
+
+def test_symbols_can_be_called_when_python_is_gone():
+    found = subprocess.run([sys.executable, "-c", _AT_EXIT], capture_output=True, text=True, timeout=120)
+    assert (0, "") == (found.returncode, found.stderr.partition("\n")[2])
