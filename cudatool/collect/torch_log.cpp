@@ -423,10 +423,7 @@ void on_nothing(const VTable*, c10::DeviceType, uintptr_t) {}
 
 // Just before the allocator takes its lock: there is no looking at the stack later (on_memory). Inside an operator the
 // free has that one's stack.
-void on_free(const VTable*, c10::DeviceType, uintptr_t) {
-  bool known = enabled && !self.call && (self.node || PyGILState_Check());
-  self.free_stack = known ? stack() : 0;
-}
+void on_free(const VTable*, c10::DeviceType, uintptr_t) { self.free_stack = enabled && !self.call ? stack() : 0; }
 
 // PyTorch traces the GPU through its interpreter object, in Python: microseconds for each allocation. It gets a copy
 // of that object instead, in which only these functions differ.
