@@ -14,8 +14,12 @@ import junitparser
 import pytest
 import yaml
 
+from cudatool.sanitize import parse_rules
+from cudatool.sanitize.outputs import FORMATS
+
 ROOT = Path(__file__).parents[1]
-BLOCKS = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "ci.md").read_text(), re.DOTALL)
+PAGE = (ROOT / "docs" / "ci.md").read_text()
+BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 WITH_ACTION, WITH_STEPS, GITLAB = map(yaml.safe_load, BLOCKS)
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 INSTALL, TEST, EVERY_CHECK = [step for step in WITH_STEPS["jobs"]["without-a-gpu"]["steps"] if "run" in step]
@@ -131,6 +135,19 @@ def test_the_jobs_and_the_action_are_what_their_systems_accept(check_schema):
     check_schema("action", ACTION)
 
 
+def test_the_page_names_every_format_and_every_input_and_output_of_the_action():
+    assert list(FORMATS) == re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)
+    inputs, outputs = re.search(r"inputs are (.*?), its outputs (.*?);", PAGE, re.DOTALL).groups()
+    assert set(ACTION["inputs"]) | {"sim"} == set(re.findall(r"`([\w-]+)`", inputs))
+    assert set(ACTION["outputs"]) == set(re.findall(r"`([\w-]+)`", outputs))
+
+
+def test_the_rules_of_the_page_are_rules(tmp_path):
+    (rules,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "rules.txt").write_text(rules)
+    assert 3 == len(parse_rules([f"@{tmp_path / 'rules.txt'}"]))
+
+
 def test_the_steps_pass_for_tests_without_mistakes(project, shell):
     assert INSTALL["run"].startswith("python -m pip install")
     for step in (TEST, EVERY_CHECK):
@@ -190,8 +207,7 @@ def test_the_gitlab_job_names_the_same_lines_for_its_reports(racy, shell):
 
 
 def test_the_baseline_of_the_page_lets_the_job_pass_until_something_new_is_found(racy, shell):
-    page = (ROOT / "docs" / "ci.md").read_text()
-    update, check = re.findall(r"^\$ (cudatool .*)$", page, re.MULTILINE)
+    update, check = re.findall(r"^\$ (cudatool .*)$", PAGE, re.MULTILINE)
     options = " --device sim --baseline"
     done = shell(update.replace(" --baseline", options), racy)
     assert 0 == done.returncode, done.stderr
@@ -224,7 +240,9 @@ class TestAction:
         environment |= {"GITHUB_OUTPUT": str(output), "GITHUB_WORKSPACE": str(project)}
         done = shell(step["run"], project / filled(step["working-directory"]), **environment)
         outputs = dict(line.split("=", 1) for line in output.read_text().splitlines())
-        assert set(ACTION["outputs"]) == set(outputs)
+        assert {f"${{{{ steps.sanitize.outputs.{name} }}}}" for name in ACTION["outputs"]} == {
+            facts["value"] for facts in ACTION["outputs"].values()
+        }
         return done, outputs
 
     def test_findings_fail_it_and_its_outputs_name_the_files(self, racy, shell, check_schema):
@@ -264,7 +282,8 @@ class TestAction:
         assert (["race"], True) == (report["checks"], "schedule lifo" in report["device"])
 
     def test_an_input_is_never_part_of_the_script(self, project, shell):
-        done, _ = self.run(shell, project, program='-m pytest "$(touch ran)"; touch ran', checks="race; touch ran")
-        assert 2 == done.returncode
+        given = {"program": '-m pytest "$(touch ran)"; touch ran', "checks": "race; touch ran"}
+        done, outputs = self.run(shell, project, **given)
+        assert (2, {"status": "2"}) == (done.returncode, outputs)  # and no file that another step would upload
         assert "'race; touch ran'" in done.stderr
         assert not (project / "ran").exists()

@@ -10,9 +10,9 @@ import html
 
 from cudatool.sanitize.findings import Report
 from cudatool.sanitize.kinds import KINDS
-from cudatool.sanitize.places import relative_path
+from cudatool.sanitize.places import shown_path
 from cudatool.sanitize.report import render_entry
-from cudatool.sanitize.views import Entry, Run, describe, entries, place, verdict
+from cudatool.sanitize.views import Entry, Run, describe, entries, place, verdict, why_aside
 from cudatool.trace.model import Frame
 
 __all__ = ["render_github", "render_summary"]
@@ -45,7 +45,7 @@ def render_github(report: Report, run: Run) -> str:
 def _command(level: str, title: str, message: str, frame: Frame | None, run: Run) -> str:
     properties = {}
     if frame is not None:
-        properties = {"file": relative_path(frame.file, run.root) or frame.file, "line": str(frame.line)}
+        properties = {"file": shown_path(frame.file, run.root), "line": str(frame.line)}
     properties["title"] = title
     values = ",".join(f"{name}={_escape(value, ':,')}" for name, value in properties.items())
     return f"::{level} {values}::{_escape(message)}"
@@ -79,8 +79,8 @@ def render_summary(report: Report, run: Run) -> str:
 
 def _row(entry: Entry, root: str) -> str:
     frame = place(entry.finding)
-    where = f"{relative_path(frame.file, root) or frame.file}:{frame.line}" if frame else ""
-    standing = f"{entry.aside.by}: {entry.aside.reason}" if entry.aside else entry.level
+    where = f"{shown_path(frame.file, root)}:{frame.line}" if frame else ""
+    standing = f"{entry.aside.by}: {why_aside(entry.aside, root)}" if entry.aside else entry.level
     cells = [standing, entry.finding.kind.value, where, KINDS[entry.finding.kind].title]
     return f"| {' | '.join(map(_cell, cells))} |"
 

@@ -6,7 +6,7 @@ import json
 
 from cudatool.sanitize.findings import Report
 from cudatool.sanitize.kinds import KINDS
-from cudatool.sanitize.places import relative_path
+from cudatool.sanitize.places import shown_path
 from cudatool.sanitize.views import Run, describe, entries, place
 
 __all__ = ["render_gitlab"]
@@ -19,7 +19,7 @@ def render_gitlab(report: Report, run: Run) -> str:
         if entry.aside is not None:
             continue
         finding, frame = entry.finding, place(entry.finding)
-        path = (frame and (relative_path(frame.file, run.root) or frame.file)) or "."
+        path = shown_path(frame.file, run.root) if frame else "."
         found.append(
             {
                 "description": f"{KINDS[finding.kind].title}: {describe(finding)}",

@@ -7,9 +7,9 @@ import xml.etree.ElementTree as ET
 
 from cudatool.sanitize.findings import Report
 from cudatool.sanitize.kinds import CHECKS, KINDS, check_of
-from cudatool.sanitize.places import relative_path
+from cudatool.sanitize.places import shown_path
 from cudatool.sanitize.report import render_entry
-from cudatool.sanitize.views import Entry, Run, describe, entries, place, verdict, what
+from cudatool.sanitize.views import Entry, Run, describe, entries, place, verdict, what, why_aside
 
 __all__ = ["render_junit"]
 
@@ -35,7 +35,11 @@ def render_junit(report: Report, run: Run) -> str:
         case = ET.SubElement(suite, "testcase", classname="cudatool.sanitize", name="workload")
         text = f"the workload itself failed with exit status {run.status}"
         ET.SubElement(case, "error", type="workload", message=text).text = text
-    notes = [*report.notes, *(f"{one.file}:{one.line}: {one.text}" for one in report.remarks), verdict(report)]
+    notes = [
+        *report.notes,
+        *(f"{shown_path(one.file, run.root)}:{one.line}: {one.text}" for one in report.remarks),
+        verdict(report),
+    ]
     ET.SubElement(suite, "system-out").text = _xml("\n".join(notes))
     for element in (suites, suite):
         counts = {"failures": "failure", "errors": "error", "skipped": "skipped"}
@@ -49,7 +53,7 @@ def render_junit(report: Report, run: Run) -> str:
 
 def _case(suite: ET.Element, entry: Entry, root: str) -> None:
     finding, frame = entry.finding, place(entry.finding)
-    file = frame and (relative_path(frame.file, root) or frame.file)
+    file = frame and shown_path(frame.file, root)
     case = ET.SubElement(
         suite,
         "testcase",
@@ -64,7 +68,7 @@ def _case(suite: ET.Element, entry: Entry, root: str) -> None:
         failure = ET.SubElement(case, "failure", type=finding.kind.value, message=_xml(KINDS[finding.kind].title))
         failure.text = text
     elif entry.aside is not None:
-        ET.SubElement(case, "skipped", message=_xml(f"{entry.aside.by}: {entry.aside.reason}"))
+        ET.SubElement(case, "skipped", message=_xml(f"{entry.aside.by}: {why_aside(entry.aside, root)}"))
     else:
         ET.SubElement(case, "system-out").text = "Possible: " + _xml(describe(finding))
 

@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 from cudatool.trace.model import Frame
 
-__all__ = ["project_root", "relative_path", "source_place", "user_frame", "user_frames"]
+__all__ = ["project_root", "relative_path", "shown_path", "source_place", "user_frame", "user_frames"]
 
 # What `pip` or the interpreter's installation brought, judged by its path alone: a trace may be of another machine.
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib(64)?[/\\]python\d\.\d+[/\\]|^<frozen ")
@@ -28,6 +28,11 @@ def source_place(source: str) -> tuple[str, int] | None:
     """Return file and line of ``"kernels.cu:12"``, None for what is not of this form."""
     file, _, line = source.rpartition(":")
     return (file, int(line)) if file and line.isdecimal() else None
+
+
+def shown_path(file: str, root: str) -> str:
+    """Return a path as a report writes it: relative to `root` if it lies there."""
+    return relative_path(file, root) or file
 
 
 def project_root() -> str:

@@ -12,8 +12,8 @@ from typing import Any
 from cudatool.sanitize.explore import schedule_lines
 from cudatool.sanitize.findings import DeviceFinding, Finding, Report, SetAside
 from cudatool.sanitize.kinds import KINDS, check_of
-from cudatool.sanitize.places import relative_path, source_place, user_frames
-from cudatool.sanitize.views import Entry, Run, Site, entries, place, sites, sources, times, verdict
+from cudatool.sanitize.places import shown_path, source_place, user_frames
+from cudatool.sanitize.views import Entry, Run, Site, entries, place, sites, sources, times, verdict, why_aside
 from cudatool.sanitize.witness import witness_lines
 from cudatool.trace.model import Frame
 from cudatool.units import format_bytes
@@ -152,7 +152,7 @@ class _Style:
         own = user_frames(stack)
         lines = []
         for frame in own[:_FRAMES]:
-            file = relative_path(frame.file, self._root) or frame.file
+            file = shown_path(frame.file, self._root)
             lines.append(f"{indent}{file}:{frame.line} in {frame.function}")
             lines += self._code(frame.file, frame.line)
         if len(own) > _FRAMES:
@@ -171,7 +171,8 @@ class _Style:
             self.wrap(f"stale: {known.fingerprint} ({known.what}) did not occur: take it out of the baseline", "  ", "")
             for known in report.stale
         ]
-        lines += [self.wrap(f"warning: {one.file}:{one.line}: {one.text}", "  ", "") for one in report.remarks]
+        for one in report.remarks:
+            lines.append(self.wrap(f"warning: {shown_path(one.file, self._root)}:{one.line}: {one.text}", "  ", ""))
         device = f" on {report.device}" if report.device else ""
         edges = ", ".join(f"{count:,} {rule}" for rule, count in report.edges.items())
         operations = f"{report.operations:,} operation{'' if report.operations == 1 else 's'}"
@@ -187,9 +188,8 @@ class _Style:
 
     def _set_aside(self, one: SetAside) -> str:
         frame = place(one.finding)
-        file = frame and (relative_path(frame.file, self._root) or frame.file)
-        at = f" at {file}:{frame.line}" if frame else ""
+        at = f" at {shown_path(frame.file, self._root)}:{frame.line}" if frame else ""
         until = f" until {one.expires}" if one.expires else ""
         said = {"baseline": "known", "rule": "suppressed", "comment": "ignored"}[one.by]
-        reason = f": {one.reason}" if one.reason else ""
+        reason = f": {why_aside(one, self._root)}" if one.reason else ""
         return self.wrap(f"{said}{until}: {one.finding.kind}{at} ({one.finding.fingerprint}){reason}", "  ", "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,7 @@ class _Result:
         elif finding.text != shown.text:
             parts.append(_plain(finding.text))
         parts += [self._link(site.text, user_frame(site.stack)) for site in around(finding)]
-        message = ". ".join(part[0].upper() + part[1:].rstrip(".") for part in parts) + "."
+        message = ". ".join(_sentence(part) for part in parts) + "."
         if isinstance(finding, Finding) and finding.repair:
             message += f" Repair: {_plain(finding.repair)}"
         if entry.remark:
@@ -185,6 +186,11 @@ def _properties(finding: Finding | DeviceFinding) -> dict[str, Any]:
     if finding.buffer is not None:
         facts |= {"bufferAddress": hex(finding.buffer.address), "bufferBytes": finding.buffer.size}
     return facts
+
+
+def _sentence(text: str) -> str:
+    """Begin with a capital, also inside of a link, and leave out the full stop."""
+    return re.sub(r"^\[?\w", lambda match: match[0].upper(), text).rstrip(".")
 
 
 def _plain(text: str) -> str:

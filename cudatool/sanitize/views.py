@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cudatool.sanitize.findings import AccessSite, DeviceFinding, Finding, Report, SetAside, location
 from cudatool.sanitize.kinds import check_of
-from cudatool.sanitize.places import user_frame
+from cudatool.sanitize.places import shown_path, user_frame
 from cudatool.trace.model import Frame
 from cudatool.units import format_bytes
 
@@ -26,6 +26,7 @@ __all__ = [
     "times",
     "verdict",
     "what",
+    "why_aside",
 ]
 
 
@@ -184,6 +185,11 @@ def what(finding: Finding | DeviceFinding) -> str:
 def _at(site: Site) -> str:
     frame = user_frame(site.stack)
     return location((frame,) if frame else ())
+
+
+def why_aside(aside: SetAside, root: str) -> str:
+    """Return the reason, the rule, or where the comment is, paths as a report writes them."""
+    return shown_path(aside.reason, root) if aside.by == "comment" else aside.reason
 
 
 def place(finding: Finding | DeviceFinding) -> Frame | None:

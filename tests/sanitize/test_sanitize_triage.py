@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 from report_examples import LIBRARY, every_kind, on_device, pipeline, race
+from sanitize_program import Program
 
 from cudatool.errors import FileFormatError, OutputError, UsageError
-from cudatool.sanitize import Baseline, Report, accepted, known, parse_rules
+from cudatool.sanitize import Baseline, Report, accepted, check, known, parse_rules
 from cudatool.sanitize.findings import FindingKind, Known, fingerprint, functions
 from cudatool.sanitize.kinds import CHECKS
 from cudatool.sanitize.outputs import Outputs
+from cudatool.trace.events import Kind
 from cudatool.trace.model import Frame
 
 TODAY = date(2026, 6, 1)
@@ -291,6 +293,25 @@ class TestFingerprints:
 
     def test_a_stack_of_installed_packages_alone_still_counts(self):
         assert functions(self.STACK[2:3]) != functions(self.STACK[3:4]) != ""
+
+    def found(self, *order: int, mode: str = "write", kind: str = "out-of-bounds") -> dict[int, str]:
+        """Launch a kernel on lines 1 and 2, let its findings come in `order`; return fingerprints by line."""
+        program = Program()
+        stream = program.stream()
+        for line in (1, 2):
+            program.kernel(stream, line=line)
+        said = {"kind": kind, "check": "memcheck", "kernel": "k", "mode": mode, "space": "global", "text": "t"}
+        for line in order:
+            program.emit(Kind.FINDING, name=json.dumps(said), correlation=line, aux0=1, line=9)
+        return {one.stack[0].line: one.fingerprint for one in check(program.trace(), races=False).on_device}
+
+    def test_which_launch_ran_first_makes_no_difference(self):
+        assert self.found(1, 2) == self.found(2, 1)
+        assert 2 == len(set(self.found(1, 2).values()))
+
+    def test_which_of_two_racing_threads_came_second_makes_no_difference(self):
+        assert self.found(1, kind="kernel-race") == self.found(1, kind="kernel-race", mode="read")
+        assert self.found(1) != self.found(1, mode="read")
 
 
 class TestOutputs:
