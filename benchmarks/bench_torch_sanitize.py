@@ -1,5 +1,7 @@
 """The slowdown of a small transformer's training step under PyTorch's CUDA sanitizer and under ours.
 
+Beside them, what an empty TorchDispatchMode costs: the least that a sanitizer in Python could.
+
 A transformer of 6 layers, width 512, trained by AdamW on 8 sequences of 128: a step is some hundred operators, and the
 GPU waits for Python. Each way runs in a process of its own. Needs a GPU and PyTorch.
 
@@ -13,12 +15,15 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
+from typing import Any
 
 
 def measure(steps: int) -> None:
     """Train, and print the median of a step's milliseconds."""
     import torch
     from torch import nn
+    from torch.utils._python_dispatch import TorchDispatchMode
 
     torch.manual_seed(0)
     layers = [nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True) for _ in range(6)]
@@ -26,22 +31,28 @@ def measure(steps: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     inputs = torch.randn(8, 128, 512, device="cuda")
     targets = torch.randint(0, 1000, (8 * 128,), device="cuda")
+
+    class EmptyMode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
     times = []
-    for _ in range(10 + steps):
-        begin = time.perf_counter()
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets).backward()
-        optimizer.step()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - begin)
+    with EmptyMode() if "--mode" in sys.argv else nullcontext():
+        for _ in range(10 + steps):
+            begin = time.perf_counter()
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets).backward()
+            optimizer.step()
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - begin)
     print(f"milliseconds {statistics.median(times[10:]) * 1e3:.2f}", file=sys.stderr)
 
 
-def run(command: list[str], steps: int, **environment: str) -> tuple[float, float, str]:
+def run(command: list[str], steps: int, *options: str, **environment: str) -> tuple[float, float, str]:
     """Return the milliseconds of a step, the seconds of the whole process, and what it printed."""
     begin = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, *command, os.path.abspath(__file__), str(steps), "--measure"],
+        [sys.executable, *command, os.path.abspath(__file__), str(steps), "--measure", *options],
         env=os.environ | environment,
         capture_output=True,
         text=True,
@@ -65,10 +76,11 @@ def main() -> None:
         ("none", run([], steps)),
         ("PyTorch's CUDA sanitizer", run([], min(steps, 20), TORCH_CUDA_SANITIZER="1")),
         ("cudatool sanitize", run(ours, steps)),
+        ("an empty dispatch mode", run([], steps, "--mode")),
         ("none, again", run([], steps)),
     ]
-    plain = ways[0][1][0]
-    print(f"{'':28}{'ms a step':>10}{'times':>8}{'s in all':>10}")
+    plain = statistics.mean((ways[0][1][0], ways[-1][1][0]))
+    print(f"{'':28}{'ms a step':>10}{'times':>8}{'s in all':>10}   times: of the mean of both plain runs")
     for name, (milliseconds, seconds, _) in ways:
         print(f"{name:28}{milliseconds:10.2f}{milliseconds / plain:8.2f}{seconds:10.1f}")
     print(ways[2][1][2])

@@ -38,8 +38,8 @@ def run(
     """Run a Python program and record what it does on the device.
 
     The program runs as `python` would run it: arguments, __main__, exit status and tracebacks are its own. Recorded
-    are the operations of cudatool's runtime and, on the software device, the driver calls of any cuda.core or
-    cuda.bindings program.
+    are the operations of cudatool's runtime, on a GPU what the program does through PyTorch, and on the software
+    device the driver calls of any cuda.core or cuda.bindings program.
     """
     from cudatool.errors import OutputError
     from cudatool.recording import record

@@ -60,7 +60,8 @@ def sanitize(
 
     Two accesses to the same bytes, at least one of them a write, that CUDA's rules leave in no order are reported
     with both stacks, whatever order they happened to run in. On the software device the bytes that kernels touch are
-    measured. On a GPU those of cudatool's kernels are inferred from their PTX; the report says what was not checked.
+    measured. On a GPU those of cudatool's kernels are inferred from their PTX, and those of PyTorch's operators follow
+    from their schemas and tensors; the report says what was not checked.
 
     On the software device also: memcheck (accesses out of bounds, misaligned or after a free, wrong frees and copies),
     initcheck (reads of memory never written), racecheck (threads of one kernel that race), synccheck (barriers that

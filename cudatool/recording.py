@@ -123,8 +123,7 @@ def sources(
     def tell_tape(event: Event) -> None:
         """What the host says that it writes is an operation that a replay can move."""
         if tape is not None and event.kind == Kind.HOST_ACCESS and event.flags & exact_write == AccessFlag.WRITE:
-            for row in range(max(event.aux1, 1)):
-                tape.host_writes(event.address + row * event.aux0, event.size)
+            tape.host_writes(event.address, event.size, event.aux0, max(event.aux1, 1))
 
     if measure_accesses:
         from cudatool.collect.hand_overs import HandOvers

@@ -34,6 +34,7 @@ _SEGMENTS = {
     Action.SEGMENT_MAP: Kind.SEGMENT_MAP,
     Action.SEGMENT_UNMAP: Kind.SEGMENT_UNMAP,
 }
+_LAST_DEFAULT = 2  # CU_STREAM_PER_THREAD
 _DEFAULT_STREAMS = {0: StreamFlag.LEGACY_DEFAULT, 1: StreamFlag.LEGACY_DEFAULT, 2: StreamFlag.PER_THREAD_DEFAULT}
 
 
@@ -76,7 +77,7 @@ class TorchEvents:
         self._known_names: Sequence[str] = ()
         self._calls: dict[int, Call] = {}
         self._streams: dict[tuple[int, int], int] = {}  # device and handle -> id
-        self._flags: dict[int, StreamFlag] = {}  # stream handle -> how it was created
+        self._created: dict[int, tuple[int, StreamFlag]] = {}  # stream handle -> device, and how it was created
         self._open: dict[int, _Open] = {}  # by thread
         self._stacks: dict[int, int] = {}  # call -> stack, of the log being read
         self._blocks: dict[int, tuple[int, int]] = {}  # address -> size asked for, stream id
@@ -112,8 +113,8 @@ class TorchEvents:
         if kind == RowKind.PAYLOAD:
             self._calls[row.words[0]] = self._make_call(row.words)
         elif kind == RowKind.STREAM:
-            handle, _, flags = row.words
-            self._flags[handle] = StreamFlag.NON_BLOCKING if flags & 1 else StreamFlag(0)
+            handle, device, flags = row.words
+            self._created[handle] = device, StreamFlag.NON_BLOCKING if flags & 1 else StreamFlag(0)
         elif kind == RowKind.BEGIN:
             self._open[row.thread] = _Open()
         elif kind == RowKind.CALL:
@@ -222,9 +223,11 @@ class TorchEvents:
     # Streams and events -----------------------------------------------------------------------------------------
 
     def _stream(self, device: int, handle: int) -> int:
+        flags = StreamFlag(0)
+        if handle > _LAST_DEFAULT:  # the handle is of one device; the default streams' are the same on each
+            device, flags = self._created.get(handle, (device, StreamFlag.NON_BLOCKING))
         found = self._streams.get((device, handle))
         if found is None:
-            flags = self._flags.get(handle, StreamFlag.NON_BLOCKING) if handle > 2 else StreamFlag(0)
             found = self._streams[device, handle] = hooks.stream_id(device, handle, flags=flags)
             if hooks.emitting():  # what hooks emits now is left out
                 flags = _DEFAULT_STREAMS.get(handle, flags)
@@ -263,6 +266,12 @@ class TorchEvents:
             return
         if what == Note.HOST_ACCESS:
             self._host_access((ByteSet(first, second), AccessFlag(third)), stack)
+            return
+        if what == Note.EMPTY_WAIT:
+            unrecorded = hooks.event_id(0)
+            hooks.close_event(0)
+            stream = self._stream(second, first)
+            self._event(Kind.STREAM_WAIT_EVENT, device=second, stream=stream, aux0=unrecorded, stack=stack)
             return
         if what == Note.STREAM_QUERY:
             stream = self._stream(third, first)
@@ -315,13 +324,13 @@ class TorchEvents:
                 own.made.add(address)
         self._perform(row)
 
-    def _memory(self, action: int, address: int, size: int, handle: int, device: int, call: int) -> None:
+    def _memory(self, action: int, address: int, size: int, handle: int, device: int, call: int, stack: int) -> None:
         if action in (Action.SNAPSHOT, Action.OOM):
             return
         waiting = self._freeing.get(device)
         if waiting is not None:
             self._complete(device, at_once=action == Action.FREE_COMPLETED and address == waiting.address)
-        stream, stack = self._stream(device, handle), self._stacks.get(call, 0)
+        stream, stack = self._stream(device, handle), stack or self._stacks.get(call, 0)
         if action in _SEGMENTS:
             kind = _SEGMENTS[Action(action)]
             self._event(kind, device=device, stream=stream, address=address, size=size, stack=stack)

@@ -99,6 +99,7 @@ struct Thread {
   Words payload;       // of the operator in progress: PAYLOAD_HEAD words, then its tensors
   uint64_t count = 0, extra = 0;
   bool touches = false;
+  uint64_t free_stack = 0;  // of the free in progress
 };
 thread_local Thread self;
 
@@ -420,6 +421,13 @@ template <Trace what>
 void on_none(const VTable*, c10::DeviceType) { trace(what, 0, 0); }
 void on_nothing(const VTable*, c10::DeviceType, uintptr_t) {}
 
+// Just before the allocator takes its lock: there is no looking at the stack later (on_memory). Inside an operator the
+// free has that one's stack.
+void on_free(const VTable*, c10::DeviceType, uintptr_t) {
+  bool known = enabled && !self.call && (self.node || PyGILState_Check());
+  self.free_stack = known ? stack() : 0;
+}
+
 // PyTorch traces the GPU through its interpreter object, in Python: microseconds for each allocation. It gets a copy
 // of that object instead, in which only these functions differ.
 void trace_gpu() {
@@ -441,7 +449,7 @@ void trace_gpu() {
   replace(&table, &VTable::trace_gpu_stream_synchronization, &on_one<STREAM_SYNCHRONIZE>);
   replace(&table, &VTable::trace_gpu_device_synchronization, &on_none<DEVICE_SYNCHRONIZE>);
   replace(&table, &VTable::trace_gpu_memory_allocation, &on_nothing);
-  replace(&table, &VTable::trace_gpu_memory_deallocation, &on_nothing);
+  replace(&table, &VTable::trace_gpu_memory_deallocation, &on_free);
   object = table.data();
   interpreter = new c10::impl::PyInterpreter(reinterpret_cast<const VTable*>(&object));
   c10::impl::GPUTrace::set_trace(interpreter);
@@ -450,14 +458,15 @@ void trace_gpu() {
 // ---- memory ----
 
 #ifdef WITH_CUDA
-// Called with the allocator's lock held: no stack here, because whoever has the GIL may be waiting for that lock. The
-// operator that allocates has one.
+// Called with the allocator's lock held: no looking at the stack here, because whoever has the GIL may be waiting for
+// that lock. The operator that allocates has a stack, and a free has left one.
 void on_memory(const c10::cuda::CUDACachingAllocator::TraceEntry& entry) {
   if (!enabled) return;
   std::lock_guard<std::mutex> guard(lock);
   auto stream = reinterpret_cast<uint64_t>(entry.stream_);
   see_stream(stream, entry.device_);
-  append(MEMORY, {uint64_t(entry.action_), entry.addr_, entry.size_, stream, uint64_t(entry.device_), self.call});
+  append(MEMORY, {uint64_t(entry.action_), entry.addr_, entry.size_, stream, uint64_t(entry.device_), self.call,
+                  entry.action_ == c10::cuda::CUDACachingAllocator::TraceEntry::FREE_REQUESTED ? self.free_stack : 0});
 }
 #endif
 
@@ -486,11 +495,17 @@ PyObject* py_start(PyObject*, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
-PyObject* py_watch_memory(PyObject*, PyObject*) {  // once CUDA is initialized: before, there are no allocators
+// Once CUDA is initialized: before, there are no allocators. Other allocators than the caching one refuse.
+PyObject* py_watch_memory(PyObject*, PyObject*) {
 #ifdef WITH_CUDA
   static bool once = false;
-  if (!once) c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(on_memory);
-  once = true;
+  try {
+    if (!once) c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(on_memory);
+    once = true;
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
 #endif
   Py_RETURN_NONE;
 }
@@ -575,7 +590,7 @@ PyMethodDef methods[] = {
     {"note", py_note, METH_VARARGS, "note(what, *words): add a NOTE row"},
     {"stream", py_stream, METH_VARARGS, "stream(device): the current stream's handle"},
     {"backward_from", py_backward_from, METH_O, "backward_from(stack): the backward graph is run from there"},
-    {"drain", py_drain, METH_NOARGS, "drain(): the next of the rows so far, which are then forgotten; empty if there are none"},
+    {"drain", py_drain, METH_NOARGS, "drain(): rows so far, which are then forgotten; again until there are none"},
     {"name", py_name, METH_O, "name(text): its index in names()"},
     {"names", py_names, METH_NOARGS, "names(): of operators, nodes and kernels, by index"},
     {nullptr, nullptr, 0, nullptr}};

@@ -96,11 +96,13 @@ class TorchCollector:
     def _watch(self, torch: ModuleType) -> None:
         if self._device == "cuda" and not torch.version.cuda:
             return  # this PyTorch knows no CUDA device
+        if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+            self._give_up("it runs without its caching allocator (PYTORCH_NO_CUDA_MEMORY_CACHING)")
+            return
         try:
             extension = load(torch)
         except TorchBuildError as error:
-            hooks.emit(Kind.WARNING, name=f"PyTorch is not watched: {error}")
-            _log.warning("PyTorch is not watched: %s", error)
+            self._give_up(str(error))
             return
         stacks.hide(os.path.dirname(torch.__file__ or ""))
         self._extension = extension
@@ -109,8 +111,21 @@ class TorchCollector:
         os.register_at_fork(after_in_child=extension.forget)
         hooks.subscribe(self._before_event, first=True)
         if torch.version.cuda:
-            torch.cuda._lazy_call(extension.watch_memory)
+            torch.cuda._lazy_call(self._watch_memory)
         self._wrap_python(torch)
+
+    def _watch_memory(self) -> None:
+        if self._extension is not None:
+            try:
+                self._extension.watch_memory()
+            except RuntimeError as error:  # without its memory nothing right can be said of it
+                self._extension.stop()
+                self._give_up(str(error).partition("\n")[0])
+
+    @staticmethod
+    def _give_up(reason: str) -> None:
+        hooks.emit(Kind.WARNING, name=f"PyTorch is not watched: {reason}")
+        _log.warning("PyTorch is not watched: %s", reason)
 
     def _before_event(self, event: Event) -> None:
         """Somebody else's event: what PyTorch did came before it."""
@@ -138,7 +153,12 @@ class TorchCollector:
         def stream_query(stream: Any, done: bool) -> None:
             note(Note.STREAM_QUERY, stream.cuda_stream, int(done), stream.device_index)
 
-        def leaves(tensor: Any, _: Any, flags: AccessFlag) -> None:
+        def event_wait(event: Any, _: None, stream: Any = None) -> None:
+            if not event.cuda_event:
+                stream = stream or torch.cuda.current_stream()
+                note(Note.EMPTY_WAIT, stream.cuda_stream, stream.device_index)
+
+        def leaves(tensor: Any, flags: AccessFlag) -> None:
             if tensor.device.type == "cpu" and tensor.is_pinned():
                 if not tensor.is_contiguous():
                     flags |= AccessFlag.INEXACT
@@ -150,13 +170,16 @@ class TorchCollector:
             note(what, number, stream_of(device), device)
 
         self._after(torch.cuda.Event, "query", event_query)
+        self._after(torch.cuda.Event, "wait", event_wait)
         self._after(torch.cuda.Stream, "query", stream_query)
         # An array shares the memory; the program may well read it only later.
-        self._after(torch.Tensor, "numpy", lambda t, r: leaves(t, r, AccessFlag.READ | AccessFlag.INEXACT))
-        self._after(torch.Tensor, "tolist", lambda t, r: leaves(t, r, AccessFlag.READ))
+        self._after(
+            torch.Tensor, "numpy", lambda tensor, *_, **__: leaves(tensor, AccessFlag.READ | AccessFlag.INEXACT)
+        )
+        self._after(torch.Tensor, "tolist", lambda tensor, _: leaves(tensor, AccessFlag.READ))
         if torch.version.cuda:
             graphs = torch.cuda.CUDAGraph
-            self._after(graphs, "capture_begin", lambda graph, _: graph_note(Note.GRAPH_BEGIN, graph))
+            self._after(graphs, "capture_begin", lambda graph, *_, **__: graph_note(Note.GRAPH_BEGIN, graph))
             self._after(graphs, "capture_end", lambda graph, _: graph_note(Note.GRAPH_END, graph), always=True)
             self._after(graphs, "replay", lambda graph, _: graph_note(Note.GRAPH_LAUNCH, graph))
         backward = torch.autograd.graph._engine_run_backward
@@ -224,8 +247,8 @@ class TorchCollector:
         device = sys.modules["torch"].cuda.current_device()
         self._extension.note(Note.LAUNCH, self._extension.name(name), stream, device, *words)
 
-    def _after(self, owner: Any, name: str, tell: Callable[[Any, Any], None], *, always: bool = False) -> None:
-        """Call ``tell(self, result)`` after each call of the method; with `always`, after one that failed too."""
+    def _after(self, owner: Any, name: str, tell: Callable[..., None], *, always: bool = False) -> None:
+        """Call ``tell(self, result, *args)`` after each call; with `always`, after one that failed too."""
         original = getattr(owner, name)
 
         @wraps(original)
@@ -235,9 +258,9 @@ class TorchCollector:
                 result = original(self, *args, **kwargs)
             except BaseException:
                 if always:
-                    tell(self, None)
+                    tell(self, None, *args, **kwargs)
                 raise
-            tell(self, result)
+            tell(self, result, *args, **kwargs)
             return result
 
         self._replace(owner, name, method)

@@ -8,7 +8,7 @@ CALL      call, payload (0: it touches no memory of the device), stack
 PAYLOAD   number, operator, backward node, extra, number of tensors, and for each tensor: position | result << 8 |
           on device << 16 | pinned << 17 | device << 24 | bytes per element << 32 | dimensions << 48, address,
           storage, bytes of storage, stream handle, sizes, strides
-MEMORY    the allocator's action, address, size, stream handle, device, call
+MEMORY    the allocator's action, address, size, stream handle, device, call (0: in none), stack (in none)
 TRACE     what, two handles, device, stack
 NOTE      stack, what, words
 STREAM    handle, device, flags (1 non-blocking)
@@ -60,7 +60,8 @@ class Note(IntEnum):
     GRAPH_END = 4  # (graph, stream handle, device, done)
     GRAPH_LAUNCH = 5  # (graph, stream handle, device)
     HOST_ACCESS = 6  # (address, size, flags)
-    LAUNCH = 7  # (name, stream handle, device, then for each access: address, size, flags)
+    EMPTY_WAIT = 7  # (stream handle, device): for an event that was never recorded
+    LAUNCH = 8  # (name, stream handle, device, then for each access: address, size, flags)
 
 
 class Action(IntEnum):

@@ -15,7 +15,8 @@ from cudatool.trace.model import Frame, Trace
 __all__ = ["check"]
 
 _KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
-_DOUBT = "may access more than its arguments say"  # of a kernel whose accesses were inferred
+# What a trace warns of and a report has to say: a kernel whose inferred accesses are not all; a library unseen.
+_DOUBTS = ("may access more than its arguments say", "is not watched")
 
 
 def check(trace: Trace, *, races: bool = True, leaked: bool = False) -> Report:
@@ -63,9 +64,8 @@ def check(trace: Trace, *, races: bool = True, leaked: bool = False) -> Report:
 
 
 def _notes(trace: Trace, engine: Engine, reported: int) -> list[str]:
-    notes = sorted(
-        {trace.names[int(name)] for name in trace.of_kind(Kind.WARNING)["name"] if _DOUBT in trace.names[int(name)]}
-    )
+    warnings = {trace.names[int(name)] for name in trace.of_kind(Kind.WARNING)["name"]}
+    notes = sorted(warning for warning in warnings if any(doubt in warning for doubt in _DOUBTS))
     if more := len(engine.defects) - reported:
         notes.append(f"{_count(more, 'more pair')} of call sites in no order, all of which follow from the findings")
     if engine.unchecked:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,19 +19,30 @@ Key = tuple[Any, ...]
 """What makes two defects the same: kind, certainty, both call sites and the allocation's."""
 
 
-class Side(NamedTuple):
+class Side:
     """One of the two operations of a defect and what it does to the memory.
 
     `node` is the record of the node that does it, for a graph launch whose nodes are known, and that of the access, for
     a host function; else -1.
     """
 
-    operation: Operation
-    mode: str
-    name: int = 0
-    exact: bool = True
-    owner: Buffer | None = None
-    node: int = -1
+    __slots__ = ("exact", "mode", "name", "node", "operation", "owner")
+
+    def __init__(
+        self,
+        operation: Operation,
+        mode: str,
+        name: int = 0,
+        exact: bool = True,
+        owner: Buffer | None = None,
+        node: int = -1,
+    ) -> None:
+        self.operation = operation
+        self.mode = mode
+        self.name = name
+        self.exact = exact
+        self.owner = owner
+        self.node = node
 
     @property
     def record(self) -> int:
@@ -100,8 +112,9 @@ class Defects:
 
     def __init__(self, records: npt.NDArray[np.void]) -> None:
         self.found: dict[Key, Defect] = {}
-        self._stacks = records["stack"]
-        self._sites = records[["kind", "name", "stack"]]
+        self._records = records
+        self._sites = array("q")  # a number for each call site, by record
+        self._stacks = array("q")
 
     def report(
         self,
@@ -116,9 +129,12 @@ class Defects:
         wait: int = -1,
     ) -> None:
         """Add a defect, or count it if its call sites are known."""
-        sites = self._sites[first.record].item(), self._sites[second.record].item()
-        stack = int(self._stacks[buffer.record]) if buffer is not None else 0
-        key = (kind, first.exact and second.exact, *sites, stack)
+        if not self._sites:
+            _, numbers = np.unique(self._records[["kind", "name", "stack"]], return_inverse=True)
+            self._sites = array("q", numbers.astype(np.int64).tobytes())
+            self._stacks = array("q", self._records["stack"].astype(np.int64).tobytes())
+        stack = self._stacks[buffer.record] if buffer is not None else 0
+        key = (kind, first.exact and second.exact, self._sites[first.record], self._sites[second.record], stack)
         pair = first.operation.record, second.operation.record
         defect = self.found.get(key)
         if defect is None:

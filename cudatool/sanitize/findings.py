@@ -149,6 +149,8 @@ class Witness:
         How many it took to find.
     exchanged
         Records of the two operations that changed places.
+    also_exchanged
+        How many other racing pairs changed places with them.
     """
 
     order_a: tuple[WitnessStep, ...]
@@ -160,6 +162,7 @@ class Witness:
     observed_at: str
     replays: int
     exchanged: tuple[int, int]
+    also_exchanged: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,17 @@ A step may run as soon as everything has that happens before it. Two more rules 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from cudatool.sanitize.engine import Engine
-from cudatool.sanitize.intervals import ATOMIC, READ, WRITE, Access, Operation, overlap
+from cudatool.sanitize.intervals import ATOMIC, WRITE, Access, Operation, overlap
 from cudatool.sanitize.ordering import Agent, Ordering
-from cudatool.sanitize.rows import WORK, read_rows
-from cudatool.trace.events import AccessFlag, Kind
+from cudatool.sanitize.rows import WORK, byte_sets, read_rows
+from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
 __all__ = ["Order", "Step", "Steps"]
@@ -108,9 +108,9 @@ class Steps:
             if at is None:
                 continue
             kind, accesses = Kind(row.kind), row.accesses or []
-            if kind is Kind.HOST_ACCESS and not accesses:
-                exact = not row.flags & AccessFlag.INEXACT
-                accesses = [Access(row.address, row.address + row.size, row.flags & (READ | WRITE), exact=exact)]
+            if kind is Kind.HOST_ACCESS:
+                accesses = byte_sets(trace.records[row.record : row.record + 1])
+                accesses[0].host = row.record
             correlation = int(trace.records["correlation"][row.record])
             if nodes := launches.get(row.record):
                 self.all += self._of_nodes(at, correlation, accesses, nodes)
@@ -179,6 +179,22 @@ class Steps:
             waiting += [x for x in new if self.all[x].after or x in after]
         return found
 
+    def before_but(self, index: int, other: int, races: Collection[tuple[int, int]]) -> set[int]:
+        """Return what comes before a step if every race but that with `other` is decided in the program's favour."""
+        racing: dict[int, list[int]] = {}
+        for first, second in races:
+            if (first, second) != (other, index):
+                racing.setdefault(second, []).append(first)
+        found = self.before(index)
+        waiting = [index, *found]
+        while waiting:
+            for first in racing.get(waiting.pop(), ()):
+                if first not in found:
+                    new = {first, *self.before(first)} - found
+                    found |= new
+                    waiting += new
+        return found
+
     def behind(self, index: int) -> set[int]:
         """Return every step that must come after this one."""
         found: set[int] = set()
@@ -210,9 +226,9 @@ class Steps:
         """Return the order in which the program asked for the work."""
         return list(range(len(self.all)))
 
-    def advanced(self, order: Order, step: int) -> Order:
-        """Return `order` with a step, and what must come before it, run first."""
-        needed = self.before(step)
+    @staticmethod
+    def advanced(order: Order, step: int, needed: Collection[int]) -> Order:
+        """Return `order` with a step, and what is `needed` before it, run first."""
         return [x for x in order if x in needed] + [step] + [x for x in order if x not in needed and x != step]
 
     def delayed(self, order: Order, step: int, behind: int) -> Order:

@@ -12,12 +12,14 @@ Where CUDA promises nothing there is no edge. Quotations are from the CUDA Drive
 from __future__ import annotations
 
 from array import array
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 
 __all__ = ["Agent", "Clock", "Ordering", "join"]
 
 Clock = tuple[int, ...]
+
+_VALUES = 64  # of one address that are remembered
 
 
 class Agent:
@@ -117,7 +119,7 @@ class Ordering:
         self.unknown = 0
         self.foreign_events: set[int] = set()
         self._events: dict[int, Clock] = {}
-        self._values: dict[int, list[tuple[int, Clock]]] = {}  # address -> values written there by streams
+        self._values: dict[int, deque[tuple[int, Clock]]] = {}  # address -> the latest values that streams wrote there
 
     def host_step(self, host: Agent, record: int) -> None:
         """`host` does something itself. Work that it enqueues later comes after it, by program order."""
@@ -243,7 +245,8 @@ class Ordering:
     def write_value(self, host: Agent, stream: Agent, address: int, value: int, record: int) -> None:
         """cuStreamWriteValue32 and 64: the value is there when the stream's earlier work is done."""
         self.enqueue(host, stream, record)
-        self._values.setdefault(address, []).append((value, stream.done))
+        written = self._values.setdefault(address, deque(maxlen=_VALUES))
+        written.append((value, stream.done))
 
     def wait_value(
         self, host: Agent, stream: Agent, address: int, value: int, flags: int, size: int, record: int

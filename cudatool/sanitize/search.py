@@ -5,6 +5,7 @@
     replay the order of the run: it must give the bytes of the run
     for each finding (first, second), and other pairs of operations from the same two call sites:
         replay the order of the program                 (twice: it must give the same bytes)
+        replay it with second, and what precedes it by the program's favour, moved before first
         replay it with second, and what must precede it, moved before first
         replay it with first, and what must follow it, moved behind second
     for each of these pairs again, while there is time:
@@ -22,15 +23,17 @@ from __future__ import annotations
 
 import random
 import time
-from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
 
+import numpy as np
+
 from cudatool.sanitize.findings import Finding, Witness, WitnessStep, location
+from cudatool.sanitize.intervals import READ, Access
 from cudatool.sanitize.legal import Order, Steps
-from cudatool.trace.events import Kind
+from cudatool.trace.events import AccessFlag, Kind
 from cudatool.trace.model import Frame, Trace
 
 __all__ = ["NotReplayableError", "Outcome", "Replayer", "Search", "Tape"]
@@ -47,7 +50,7 @@ class Outcome(Protocol):
     """What can be seen of a replay: see :class:`cudatool.sim.replay.Outcome`."""
 
     copied: dict[tuple[int, int], bytes]
-    read: dict[int, bytes]
+    read: dict[Hashable, bytes]
     memory: dict[int, bytes]
     failure: tuple[int, str] | None
 
@@ -76,7 +79,7 @@ class Tape(Protocol):
     @property
     def entries(self) -> Sequence[Any]: ...
     def can_repeat(self, index: int) -> bool: ...
-    def host_read(self, key: int, address: int, size: int) -> Any: ...
+    def host_read(self, key: Hashable, address: int, size: int) -> Any: ...
     def prepare(self) -> None: ...
     def fork(self) -> int: ...
     def replay(self) -> Replayer: ...
@@ -129,7 +132,7 @@ class Search:
     def _assign_entries(self) -> None:
         """Say for each step what a replay does for it."""
         owned: dict[tuple[int, int], list[int]] = {}
-        written: deque[int] = deque()
+        written: list[int] = []
         for index, entry in enumerate(self._tape.entries):
             if entry.kind == "host write":
                 written.append(index)
@@ -138,6 +141,10 @@ class Search:
         launches: dict[int, list[int]] = {}  # owner -> numbers of the nodes
         for owner, node in owned:
             launches.setdefault(owner, []).append(node)
+        records = self._trace.records
+        exact_write = AccessFlag.WRITE | AccessFlag.INEXACT
+        told = (records["kind"] == Kind.HOST_ACCESS) & (records["flags"] & exact_write == AccessFlag.WRITE)
+        writes = dict(zip(np.flatnonzero(told).tolist(), written, strict=False))
         self._todo: list[list[Any]] = []
         self._step_of: dict[int, int] = {}
         for index, step in enumerate(self.steps.all):
@@ -145,17 +152,22 @@ class Search:
             for node in [step.node] if step.node else launches.get(step.correlation, []):
                 todo += owned.pop((step.correlation, node), [])
             todo.sort()
-            if step.kind is Kind.HOST_ACCESS:
-                for access in step.accesses:
-                    if access.mode & 1:
-                        todo.append(self._tape.host_read(index, access.start, access.stop - access.start))
-                    if access.mode & 2 and access.exact:
-                        rows = range(access.start, access.stop, access.stride or access.stop - access.start)
-                        todo += [written.popleft() for _ in rows if written]
+            by_host = [access for access in step.accesses if access.host >= 0]
+            if by_host:  # what a host function does is repeated; it is not called again
+                todo = [task for access in by_host for task in self._of_host(access, writes)]
             self._todo.append(todo)
             self._step_of.update((entry, index) for entry in todo if isinstance(entry, int))
         names = {self._tape.entries[entries[0]].name for entries in owned.values()}
         self._refusal = f"the trace does not say when {', '.join(sorted(names))} may run" if names else ""
+
+    def _of_host(self, access: Access, writes: dict[int, int]) -> Iterator[Any]:
+        """Yield what a replay does for an access by the host; nothing if it may touch less than is said."""
+        if access.exact and access.mode & READ:
+            rows = range(access.start, access.stop, access.stride or access.stop - access.start)
+            for row in rows:
+                yield self._tape.host_read((access.host, row), row, access.row)
+        if access.host in writes:
+            yield writes[access.host]
 
     def witness(self, finding: Finding, until: float) -> Witness | str:
         """Return the witness of a finding, or why there is none, by the time `until` (``time.monotonic``)."""
@@ -190,7 +202,7 @@ class Search:
         found: list[int] = []
         for side in sides:
             steps = [index for index in self.steps.of_record(side.record) if index not in found]
-            if side.launch:  # of a graph: the node from that line that touches the bytes
+            if any(self.steps.all[index].node for index in steps):  # the node from that line that touches the bytes
                 steps = [index for index in steps if self._stack(self.steps.all[index].source) == side.stack]
             found += [index for index in steps if self.steps.all[index].touches(start, stop)][:1] or steps[:1]
         return (found[0], found[1]) if len(found) == len(sides) else None
@@ -202,7 +214,7 @@ class Search:
             return "" if todo else "writes what nobody has seen: it cannot be done again"
         if not todo:
             return "is not on the tape: nothing says how to do it again"
-        if not all(self._tape.can_repeat(entry) for entry in todo):
+        if not all(self._tape.can_repeat(task) for task in todo if isinstance(task, int)):
             return "calls a function of the host, which is not called again"
         return ""
 
@@ -254,16 +266,21 @@ class Search:
         return pairs
 
     def _told(self, first: int, second: int) -> Iterator[tuple[tuple[int, int], Order, Order]]:
-        order = self.steps.program_order()
-        yield (first, second), order, self.steps.advanced(order, second)
-        yield (first, second), order, self.steps.delayed(order, first, second)
+        """Yield the program's order and others: first one in which nothing but the two changes places, if it can be."""
+        steps, order = self.steps, self.steps.program_order()
+        alone = steps.before_but(second, first, self._races or ())
+        if first not in alone:
+            yield (first, second), order, steps.advanced(order, second, alone)
+        yield (first, second), order, steps.advanced(order, second, steps.before(second))
+        yield (first, second), order, steps.delayed(order, first, second)
 
     def _by_chance(self, first: int, second: int) -> Iterator[tuple[tuple[int, int], Order, Order]]:
         choose = random.Random(first)
         for _ in range(_TRIES):
             order = self.steps.any_order(choose)
             earlier, later = sorted((first, second), key=order.index)
-            yield (earlier, later), order, self.steps.delayed(order, earlier, later)
+            other = self.steps.delayed(order, earlier, later)
+            yield (first, second), *((order, other) if earlier == first else (other, order))
 
     def _agreement(self, order: Order) -> bytes:
         """Return what decides the results of an order: which step comes first, of each two that race."""
@@ -305,8 +322,8 @@ class Search:
         for step in order:
             for task in self._todo[step]:
                 if not isinstance(task, int):
-                    if one.read[step] != other.read[step]:
-                        return _first(task.address, one.read[step], other.read[step], step)
+                    if one.read[task.key] != other.read[task.key]:
+                        return _first(task.address, one.read[task.key], other.read[task.key], step)
                 elif self._tape.entries[task].pieces:
                     for piece in self._tape.entries[task].pieces:
                         key = task, piece.source
@@ -349,8 +366,15 @@ class Search:
             bytes_b=found.after.hex(" "),
             observed_at=self._observed(finding, found),
             replays=replays,
+            also_exchanged=max(self._exchanged(order, other) - 1, 0),
             exchanged=(self.steps.all[pair[0]].source, self.steps.all[pair[1]].source),
         )
+
+    def _exchanged(self, order: Order, other: Order) -> int:
+        """Return how many racing pairs are the other way round."""
+        places = [{step: position for position, step in enumerate(one)} for one in (order, other)]
+        before = ([place[first] < place[second] for first, second in self._races or ()] for place in places)
+        return sum(one != another for one, another in zip(*before, strict=True)) if self._races else 1
 
     def _observed(self, finding: Finding, found: _Difference) -> str:
         if found.failure:
@@ -360,7 +384,7 @@ class Search:
             memory = "memory" if owner is None else f"the memory allocated at {location(self._stack(owner))}"
             return f"what {memory} holds in the end, which nothing copied to the host"
         step = self._step(found.step)
-        if self.steps.all[found.step].kind is Kind.HOST_ACCESS:
+        if self.steps.all[found.step].kind in (Kind.HOST_ACCESS, Kind.HOST_FUNCTION):
             return f"what the host reads ({step.location})"
         return f"what {step.operation} ({step.location}) copies to the host"
 

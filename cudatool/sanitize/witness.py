@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import logging
 import os
 import signal
 import struct
@@ -23,6 +24,7 @@ from cudatool.trace.model import Trace
 __all__ = ["apart", "with_witnesses", "witness_lines"]
 
 _T = TypeVar("_T")
+_log = logging.getLogger("cudatool.sanitize")
 _GRACE_S = 15.0  # for the replay in progress when the budget ends
 _RACES = (
     FindingKind.RACE_RAW,
@@ -95,6 +97,8 @@ def apart(tape: Tape, work: Callable[[], Iterator[_T]], until: float) -> Iterato
             gc.disable()  # no handle may be destroyed here: the driver is not for forked processes
             for result in work():
                 sender.send(result)
+        except Exception:
+            _log.exception("the replay broke")
         finally:
             sender.close()
             os._exit(0)
@@ -124,6 +128,8 @@ def witness_lines(finding: Finding) -> Iterator[tuple[str, str]]:
     part = "" if shown == witness.steps else f", of which {shown} are shown,"
     operations = f"{witness.steps:,} operation{'' if witness.steps == 1 else 's'}"
     yield "witness", f"two legal orders of {operations}{part} differ in {witness.observed_at}"
+    if more := witness.also_exchanged:
+        yield "", f"{more:,} other racing pair{'' if more == 1 else 's'} changed places with the one that is marked"
     for number, order, held in ((1, witness.order_a, witness.bytes_a), (2, witness.order_b, witness.bytes_b)):
         label = f"order {number}"
         for step in order:

@@ -220,18 +220,24 @@ _correlations = itertools.count(1)
 # thread, in the middle of a change of its state. Such calls return at once and are carried out when the outer one ends.
 _DEFERRABLE: Final = frozenset(
     [
+        "cuArrayDestroy",
         "cuDevicePrimaryCtxRelease",
         "cuEventDestroy",
         "cuGraphDestroy",
         "cuGraphExecDestroy",
+        "cuGreenCtxDestroy",
         "cuIpcCloseMemHandle",
         "cuLibraryUnload",
+        "cuLinkDestroy",
         "cuMemFree",
         "cuMemFreeAsync",
         "cuMemFreeHost",
         "cuMemPoolDestroy",
+        "cuMipmappedArrayDestroy",
         "cuModuleUnload",
         "cuStreamDestroy",
+        "cuSurfObjectDestroy",
+        "cuTexObjectDestroy",
         "cuUserObjectRelease",
     ]
 )

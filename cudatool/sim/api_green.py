@@ -197,6 +197,8 @@ def cuStreamGetCtx(hStream: int, pctx: int) -> None:
 @entry("cuStreamGetCtx_v2(CUstream hStream, CUcontext *pCtx, CUgreenCtx *pGreenCtx)")
 def cuStreamGetCtx_v2(hStream: int, pCtx: int, pGreenCtx: int) -> None:
     green = _green_of(hStream)
+    if green and stream_of(hStream).handle == state.PER_THREAD_STREAM:
+        raise DriverError(Result.INVALID_HANDLE, "a green context has no per-thread default stream")
     write(pCtx, c_size_t, stream_of(hStream).context.handle)
     write(pGreenCtx, c_size_t, green.green_handle if green else 0)
 

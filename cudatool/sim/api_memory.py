@@ -110,7 +110,8 @@ def cuMemHostRegister(p: int, bytesize: int, Flags: int) -> None:
         raise DriverError(Result.NOT_SUPPORTED, "the software device reaches no memory of other devices")
     machine = state.machine
     overlapping = machine.allocations.overlapping(p, bytesize)
-    if any(found.device >= 0 for found in overlapping) or not is_mapped(p, bytesize):
+    in_arena = p < machine.arena.base + machine.arena.limit and machine.arena.base < p + bytesize
+    if in_arena or not is_mapped(p, bytesize):
         raise DriverError(Result.INVALID_VALUE, f"{bytesize} bytes at {p:#x} are not all memory of the host")
     if overlapping:
         raise DriverError(Result.HOST_MEMORY_ALREADY_REGISTERED)

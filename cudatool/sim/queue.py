@@ -16,6 +16,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -170,6 +171,8 @@ class Scheduler:
         """Virtual ns on the host's clock: advances with driver calls and jumps forward when the host waits."""
         self.synchronized: Callable[[], None] = lambda: None
         """Called whenever the host has waited for work."""
+        self.turn: Callable[[Operation], AbstractContextManager[object]] = nullcontext
+        """What an operation runs in. Several host threads may run operations at the same time, unless this forbids."""
         self._random = random.Random(seed)
         self._pending: dict[int, Operation] = {}  # by sequence number, so ordered by enqueuing
         self._ready: dict[int, Operation] = {}  # those of them that wait for nothing and do not run yet
@@ -362,7 +365,8 @@ class Scheduler:
         lock.release()  # kernels and host functions run without it: other threads may enqueue meanwhile
         try:
             if operation.run is not None and context.error is None:
-                operation.run(operation)
+                with self.turn(operation):
+                    operation.run(operation)
         except DriverError as error:
             log_message(f"{operation.name}: {error.result.c_name}: {error}")
             if context.error is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -26,7 +26,7 @@ _TIMEOUT_S: Final = 10.0  # of a kernel: another order may make it wait for ever
 class HostRead:
     """The host reads memory that the device can reach, as a step of a replay; `key` names it in the outcome."""
 
-    key: int
+    key: Hashable
     address: int
     size: int
 
@@ -48,7 +48,7 @@ class Outcome:
     """
 
     copied: dict[tuple[int, int], bytes] = field(default_factory=dict)
-    read: dict[int, bytes] = field(default_factory=dict)
+    read: dict[Hashable, bytes] = field(default_factory=dict)
     memory: dict[int, bytes] = field(default_factory=dict)
     failure: tuple[int, str] | None = None
 

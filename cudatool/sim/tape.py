@@ -15,7 +15,8 @@ import ctypes
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,6 +40,7 @@ __all__ = ["Piece", "Tape", "TapeEntry"]
 
 _LIMIT: Final = 1 << 30  # bytes of the host's data that a tape may hold
 _MANY: Final = 1 << 27  # bytes copied to the host from which on a replay keeps digests only
+_REPEATED: Final = ("kernel", "memcpy", "memset")
 _CALLS: Final = ("cuLaunchHostFunc", "cuStreamAddCallback", "host node")
 
 
@@ -141,6 +143,7 @@ class Tape:
         self._pending: list[tuple[TapeEntry, WatchedMemory, int, int]] = []  # what the host is writing
         self._calls: dict[int, tuple[int, int]] = {}  # operation -> function and argument
         self._thread = _Thread()
+        self._one_at_a_time = threading.Lock()
         self._machine: Machine
 
     def start(self, machine: Machine) -> None:
@@ -151,6 +154,7 @@ class Tape:
             if allocation.device >= 0 and allocation.size >= SLAB_LIMIT:
                 self.initialized(allocation.address, allocation.size)
         machine.allocations.watchers.append(self)
+        machine.scheduler.turn = self._turn
         machine.tape = self
         abi.subscribe(self)
 
@@ -159,6 +163,7 @@ class Tape:
         self._flush()
         abi.unsubscribe(self)
         self._machine.tape = None
+        self._machine.scheduler.turn = nullcontext
         self._machine.allocations.watchers.remove(self)
         for item in self._machine.objects.values():
             if isinstance(item, Context) and item.error is not None:
@@ -242,14 +247,15 @@ class Tape:
             memory.look(address, size)
             memory.written(address, np.full(size, value, np.uint8))
 
-    def host_writes(self, address: int, size: int) -> None:
-        """The host says that it writes here, just now: what, is seen at the next call."""
-        memory = self._memory(address)
-        if memory is not None and address + size <= memory.address + memory.size and self._keep(size):
-            memory.look(address, size)
-            entry = TapeEntry(0, 0, "host write", "host access")
-            self.entries.append(entry)
-            self._pending.append((entry, memory, address, size))
+    def host_writes(self, address: int, size: int, stride: int, rows: int) -> None:
+        """The host says that it writes these rows, just now: what, is seen at the next call."""
+        entry = TapeEntry(0, 0, "host write", "host access")
+        self.entries.append(entry)
+        for row in range(address, address + rows * stride, stride) if rows > 1 else (address,):
+            memory = self._memory(row)
+            if memory is not None and row + size <= memory.address + memory.size and self._keep(size):
+                memory.look(row, size)
+                self._pending.append((entry, memory, row, size))
 
     def _flush(self) -> None:
         pending, self._pending = self._pending, []
@@ -313,6 +319,20 @@ class Tape:
                 memory.look(row, width)
                 memory.written(row, np.resize(np.frombuffer(pattern, np.uint8), width))
 
+    @contextmanager
+    def _turn(self, operation: Operation) -> Iterator[None]:
+        """Let an operation run while no other one does that a replay repeats: the tape is one sequence.
+
+        A function of the program may wait for other operations, so it must not keep them from running.
+        """
+        function, argument = self._calls.pop(operation.sequence, (0, 0))
+        repeats = operation.kind in _REPEATED or function in self.again
+        with self._one_at_a_time if repeats else nullcontext():
+            if operation.kind == "host" and operation.name in _CALLS:
+                entry = self._new(operation)
+                entry.function, entry.argument = function, argument
+            yield
+
     def _new(self, operation: Operation) -> TapeEntry:
         self._flush()
         owner = self.owners.get(operation.sequence, 0)
@@ -346,11 +366,8 @@ class Tape:
             self._calls[operation.sequence] = self._thread.function
 
     def executed(self, operation: Operation) -> None:
-        """Take note of what a kernel wrote to managed memory, and of calls of the program's functions."""
-        if operation.kind == "host" and operation.name in _CALLS:
-            entry = self._new(operation)
-            entry.function, entry.argument = self._calls.pop(operation.sequence, (0, 0))
-        elif operation.kind == "kernel":
+        """Take note of what a kernel wrote to managed memory."""
+        if operation.kind == "kernel":
             if any(found.check == "memcheck" for found in operation.findings):
                 self.refuse(f"memcheck kept kernel {operation.name} from accesses that a replay would make")
             for address, size, flags in operation.footprint:
@@ -374,7 +391,7 @@ class Tape:
             launch.kernel.prepare(Instrument.NONE)
 
     @staticmethod
-    def host_read(key: int, address: int, size: int) -> HostRead:
+    def host_read(key: Hashable, address: int, size: int) -> HostRead:
         """Return the step of a replay in which the host reads."""
         return HostRead(key, address, size)
 

@@ -67,8 +67,8 @@ def begin(number, *, thread=1):
     return row(RowKind.BEGIN, number, thread=thread)
 
 
-def memory(action, address, *, size=1024, stream=0, device=0, number=0, thread=1):
-    return row(RowKind.MEMORY, action, address, size, stream, device, number, thread=thread)
+def memory(action, address, *, size=1024, stream=0, device=0, number=0, stack=0, thread=1):
+    return row(RowKind.MEMORY, action, address, size, stream, device, number, stack, thread=thread)
 
 
 def trace(what, first=0, second=0, *, device=0, stack=0):
@@ -182,6 +182,11 @@ def test_allocation_has_the_stack_of_its_operator_and_comes_first():
     assert launch.kind is Kind.KERNEL_LAUNCH
 
 
+def test_free_outside_of_operators_has_its_own_stack():
+    free, _ = events(memory(REQUESTED, A, stack=5), memory(COMPLETED, A))
+    assert (free.kind, free.stack) == (Kind.BLOCK_FREE_REQUESTED, 5)
+
+
 @pytest.mark.parametrize(("size", "block"), [(1, 512), (512, 512), (513, 1024)])
 def test_block_is_rounded_as_the_allocator_does(size, block):
     (allocation,) = events(memory(ALLOC, A, size=size))
@@ -284,6 +289,19 @@ def test_stream_is_non_blocking_if_it_was_created_so():
         *(note(Note.STREAM_QUERY, handle, 0, 0) for handle in (0, SIDE, 0x600)),
     )
     assert [event.flags for event in created] == [StreamFlag.LEGACY_DEFAULT, StreamFlag.NON_BLOCKING, 0]
+
+
+def test_stream_is_of_the_device_on_which_it_was_seen_first():
+    waits = [trace(TraceCall.STREAM_SYNCHRONIZE, SIDE, device=device) for device in (1, 0)]
+    found = events(row(RowKind.STREAM, SIDE, 1, 1), *waits)
+    assert {event.stream for event in found} == {hooks.stream_id(1, SIDE)}
+    assert len({event.stream for event in events(*(trace(5, 0, device=device) for device in (1, 0)))}) == 2
+
+
+def test_wait_for_an_event_that_was_never_recorded_is_a_wait():
+    first, second = events(note(Note.EMPTY_WAIT, SIDE, 0), note(Note.EMPTY_WAIT, SIDE, 0))
+    assert (first.kind, first.stream) == (Kind.STREAM_WAIT_EVENT, hooks.stream_id(0, SIDE))
+    assert first.aux0 != second.aux0
 
 
 def test_queries_say_whether_the_work_was_done():

@@ -15,6 +15,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from cudatool.trace import read
+from cudatool.trace.events import Kind
+
 pytestmark = pytest.mark.gpu
 
 PROGRAMS = Path(__file__).with_name("torch_programs")
@@ -56,7 +59,6 @@ CORRECT = [
             "experts",
             "embeddings",
             "inference",
-            "temporaries",
             "prefetch",
             "captured",
         )
@@ -149,6 +151,29 @@ def test_clean_twin_has_no_finding(outcomes: dict[tuple[str, str], Outcome], pro
 def test_pytorchs_own_sanitizer_finds_only_some(outcomes: dict[tuple[str, str], Outcome], program: str) -> None:
     said = outcomes[program, "racy"].found_by_pytorch, outcomes[program, "clean"].found_by_pytorch
     assert said == EXPECTED[program][1:]
+
+
+def test_both_sides_and_the_life_of_the_memory_have_their_lines(outcomes: dict[tuple[str, str], Outcome]) -> None:
+    (finding,) = json.loads(outcomes["allocator_reuse", "racy"].ours.stdout)["findings"]
+    source = (PROGRAMS / "allocator_reuse.py").read_text().splitlines()
+    lines = [source[side["stack"][0]["line"] - 1].strip() for side in (finding["first"], finding["second"])]
+    assert lines[0] == "total = used.sum()"
+    assert lines[1].startswith("other = torch.zeros(")
+    freed = source.index("del used") + 1
+    assert f"was freed at allocator_reuse.py:{freed}" in finding["reason"]
+    assert "record_stream" in finding["repair"]
+
+
+def test_kernels_of_the_compiler_are_seen_with_what_they_may_touch(built: None, tmp_path: Path) -> None:
+    trace = tmp_path / "compiled.ctrace"
+    command = ["run", "--device", "cuda", "-o", str(trace), str(PROGRAMS / "idioms.py"), "compiled"]
+    done = subprocess.run([sys.executable, "-m", "cudatool", *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = read(trace)
+    launches = found.of_kind(Kind.KERNEL_LAUNCH)
+    compiled = [row["correlation"] for row in launches if found.names[int(row["name"])].startswith("triton_")]
+    assert len(compiled) > 0
+    assert set(compiled) <= set(found.of_kind(Kind.ACCESS)["correlation"])
 
 
 @pytest.fixture(scope="module")

@@ -139,6 +139,27 @@ CASES = {
         host(target, READ)
         ct.synchronize()
     """,
+    "host function reads too early": """
+        x, target = new(), ct.empty_pinned(N, np.float32)
+        target[:] = 9
+        put[G](x, 4.0)
+        ct.synchronize()
+        with ct.stream(a): x.get(out=target, blocking=False)
+        call_back(b, lambda: host(target, READ))
+        ct.synchronize()
+    """,
+    "host function writes too late": """
+        x, source = new(), ct.empty_pinned(N, np.float32)
+        source[:] = 1
+        ct.synchronize()
+        def prepare():
+            host(source, WRITE)
+            source[:] = 2
+        call_back(a, prepare)
+        with ct.stream(b): x.copy_(source, non_blocking=True)
+        ct.synchronize()
+        x.get()
+    """,
     "two sources from the host": """
         x, y, source = new(), new(), ct.empty_pinned(N, np.float32)
         ct.synchronize()
@@ -252,8 +273,10 @@ READ, WRITE = 1, 2
 def host(array, mode):
     hooks.emit(Kind.HOST_ACCESS, address=array.ctypes.data, size=array.nbytes, flags=mode)
 
-callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: None)
-def call_back(stream):
+callbacks = []
+def call_back(stream, function=lambda: None):
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: function())
+    callbacks.append(callback)
     address = ctypes.cast(callback, ctypes.c_void_p).value
     driver.cuLaunchHostFunc(stream.cuda_stream, driver.CUhostFn(address), 0)
 
@@ -385,8 +408,14 @@ def test_what_the_host_says_that_it_writes_changes_places_too(reports):
     assert floats(finding) == [(1.0,) * 4, (2.0,) * 4]
 
 
-def test_what_the_host_reads_is_seen(reports):
-    finding = only_finding(reports["host reads too early"])
+def test_what_a_host_function_says_that_it_writes_changes_places(reports):
+    finding = only_finding(reports["host function writes too late"])
+    assert floats(finding) == [(2.0,) * 4, (1.0,) * 4]
+
+
+@pytest.mark.parametrize("case", ["host reads too early", "host function reads too early"])
+def test_what_the_host_reads_is_seen(reports, case):
+    finding = only_finding(reports[case])
     assert finding["witness"]["observed_at"].startswith("what the host reads (")
     assert floats(finding) == [(4.0,) * 4, (9.0,) * 4]
 

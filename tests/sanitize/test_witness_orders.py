@@ -37,7 +37,7 @@ def test_every_order_is_legal(program_steps: list[Any], seed: int) -> None:
     for base in list(orders):
         for _ in range(2 if base else 0):
             step = choose.choice(base)
-            orders.append(steps.advanced(base, step))
+            orders.append(steps.advanced(base, step, steps.before(step)))
             free = [x for x in base[base.index(step) + 1 :] if step not in steps.before(x)]
             if free:
                 orders.append(steps.delayed(base, step, choose.choice(free)))
@@ -66,8 +66,32 @@ def test_unordered_pair_changes_places_in_both_ways() -> None:
     program.kernel(two, (R, 0, 4))
     program.kernel(one, (R, 64, 4))
     steps = Steps(program.trace())
-    assert steps.advanced([0, 1, 2], 1) == [1, 0, 2]
+    assert steps.advanced([0, 1, 2], 1, steps.before(1)) == [1, 0, 2]
     assert steps.delayed([0, 1, 2], 0, 1) == [1, 0, 2]
+
+
+def test_a_race_is_exchanged_alone_where_that_is_possible() -> None:
+    program = Program()
+    one, two, three = program.stream(), program.stream(), program.stream()
+    program.kernel(one, (W, 0, 4))  # 0 races with 2
+    program.kernel(two, (W, 64, 4))  # 1 races with 2
+    program.kernel(three, (R, 0, 4), (R, 64, 4))
+    steps = Steps(program.trace())
+    races = steps.races()
+    assert races == [(0, 2), (1, 2)]
+    alone = steps.before_but(2, 0, races)
+    assert alone == {1}
+    assert steps.advanced([0, 1, 2], 2, alone) == [1, 2, 0]
+
+
+def test_a_race_that_another_one_decides_is_not_exchanged_alone() -> None:
+    program = Program()
+    one, two = program.stream(), program.stream()
+    program.kernel(one, (R, 0, 4))
+    program.kernel(one, (W, 64, 4))
+    program.kernel(two, (W, 0, 4), (R, 64, 4))
+    steps = Steps(program.trace())
+    assert 0 in steps.before_but(2, 0, steps.races())
 
 
 def test_users_of_memory_come_before_those_of_its_next_owner() -> None:

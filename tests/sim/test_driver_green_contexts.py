@@ -197,6 +197,7 @@ def test_current_green_context_owns_nothing_but_streams(driver, ok, primary, gre
     assert (int(context), int(found)) == (int(primary), green)
     assert int(ok(driver.cuStreamGetCtx(stream))) == context_of(green)
     assert int(ok(driver.cuStreamGetGreenCtx(0))) == green
+    assert driver.cuStreamGetCtx_v2(2)[0].name == "CUDA_ERROR_INVALID_HANDLE"  # CU_STREAM_PER_THREAD
     ok(driver.cuMemFree(address))
     ok(driver.cuStreamDestroy(stream))
     ok(driver.cuCtxPopCurrent())

@@ -210,11 +210,31 @@ class _Kernel:
                 pending.extend(name for name in reads(self.code[index]) if name in self.repeatable)
         return [self.code[index] for index in sorted(needed)]
 
-    def _kept(self, index: int) -> list[str]:
-        """Return the registers that must survive the suspension at `index`."""
+    def _kept(self, index: int, among: set[str]) -> list[str]:
+        """Return those registers `among` all that must survive the suspension at `index`."""
         block = self.flow.blocks[self.flow.at[index]]
-        names = set(block.live_out) - set(writes(self.code[index])) - self.repeatable
+        names = (among & block.live_out) - set(writes(self.code[index])) - self.repeatable
         return sorted(names & self.function.registers.keys())
+
+    def _region(self, first: int) -> list[Instruction]:
+        """Return the instructions from block `first` to the suspensions that come next, those included."""
+        found: list[Instruction] = []
+        done: set[int] = set()
+        pending = [first]
+        while pending:
+            number = pending.pop()
+            if number in done:
+                continue
+            done.add(number)
+            block = self.flow.blocks[number]
+            code = self.code[block.start : block.stop]
+            found += code
+            last = block.stop - 1
+            if last not in self.rows:
+                pending += block.successors
+            elif self._conditional(last):
+                pending.append(number + 1)
+        return found
 
     def _slot(self, register: str) -> tuple[int, str]:
         kind = storage_type(self.function.registers[register])
@@ -259,21 +279,24 @@ class _Kernel:
         """Emit ``thread_<number>``; return the suspensions (or EXIT) that can come next."""
         e = self._emitter()
         following: set[int] = set()
-        first = 0
+        first = 0 if index is None else self.flow.at[index + 1]
+        region = self._region(first) + ([] if index is None else [self.code[index]])
+        # What the region does not touch stays in its slot; what it does not write is there already when it ends.
+        written = {name for one in region for name in writes(one)}
+        touched = written.union(*(reads(one) for one in region))
         if index is not None:
             instruction = e.instruction = self.code[index]
-            for register in self._kept(index):
+            for register in self._kept(index, touched):
                 offset, kind = self._slot(register)
                 at = self._own_slot(e, offset, kind)
                 stored = "i8" if kind == "i1" else kind
                 value = e.op(f"load {stored}, ptr {at}, !llvm.access.group !1")
                 e.write(register, e.op(f"trunc i8 {value} to i1") if kind == "i1" else value, kind)
             block = self.flow.blocks[self.flow.at[index]]
-            for repeated in self._repeat(block.live_out):
+            for repeated in self._repeat(touched & block.live_out):
                 self._instruction(e, repeated)
             e.instruction = instruction
             self.rows[index].resume(e, instruction)
-            first = self.flow.at[index + 1]
         elif ASYNC_QUEUE in self.layout.local:
             asynchronous.begin(e)
         e.emit(f"br label %b{first}")
@@ -283,7 +306,7 @@ class _Kernel:
             block_number = pending.pop()
             if block_number not in done:
                 done.add(block_number)
-                pending.extend(self._block(e, block_number, following))
+                pending.extend(self._block(e, block_number, following, written))
         self._finish(e)
         local = f"alloca [{max(self.layout.local_bytes, 1)} x i8], align {self.layout.local_align}"
         if self.rows or self.layout.local_bytes > _MAX_STACK:
@@ -307,8 +330,8 @@ class _Kernel:
         pointer = e.op(f"getelementptr i8, ptr %slots, i64 {offset}")
         return e.op(f"getelementptr {'i8' if kind == 'i1' else kind}, ptr {pointer}, i64 %slot")
 
-    def _block(self, e: Emitter, number: int, following: set[int]) -> list[int]:
-        """Emit a basic block; return the blocks that it leads to."""
+    def _block(self, e: Emitter, number: int, following: set[int], written: set[str]) -> list[int]:
+        """Emit a basic block of a region that writes the registers `written`; return the blocks that it leads to."""
         block = self.flow.blocks[number]
         e.label(f"b{number}")
         if number + 1 == len(self.flow.blocks) and block.start == block.stop:
@@ -321,7 +344,7 @@ class _Kernel:
             opcode = instruction.opcode
             if index in self.rows:
                 following.add(self.region_of[index])
-                self._suspend(e, index, number)
+                self._suspend(e, index, number, written)
                 return [number + 1] if self._conditional(index) else []
             if opcode in ("bra", "brx", "ret", "exit"):
                 self._branch(e, instruction, number, following)
@@ -372,7 +395,7 @@ class _Kernel:
         instruction = self.code[index]
         return instruction.guard is not None or (self._yields(index) and "always" not in instruction.modifiers)
 
-    def _suspend(self, e: Emitter, index: int, number: int) -> None:
+    def _suspend(self, e: Emitter, index: int, number: int, written: set[str]) -> None:
         instruction = self.code[index]
         if self._yields(index) and self._conditional(index):
             polls = e.op(f"add i32 {e.op('load i32, ptr %polls')}, 1")
@@ -387,7 +410,7 @@ class _Kernel:
                 self._leave(e, name, e.op(f"ptrtoint ptr {pointer} to i64"), type_name)
             else:
                 self._leave(e, name, e.get(operand, "b64" if type_name == "phase" else type_name), type_name)
-        for register in self._kept(index):
+        for register in self._kept(index, written):
             offset, kind = self._slot(register)
             value, _ = e.read(register)
             if kind == "i1":
