@@ -1,8 +1,9 @@
 """What `pytest --cudatool` costs a suite of CUDA tests: its tests' time without, under each check, and the ratio.
 
 The suite is made here, or given: arrays, copies, fills, two streams with events, and a kernel, in many short tests. All
-runs are on one device and take turns; the shortest of the rounds counts. A test's time is its set-up, call and
-tear-down, as pytest measures it, so that starting the interpreter and the device does not blur the ratio.
+runs are on one device and take turns; the shortest of the rounds counts. Seconds are those of set-up, call, tear-down
+as pytest measures them, so that starting the interpreter and the device does not blur the ratio. Processor seconds are
+those of the process, less those of a run that only collects: on a busy machine they say more.
 
     python benchmarks/bench_plugin.py [--device sim] [--rounds 3] [SUITE ...]
 """
@@ -64,18 +65,22 @@ RUNS = {
 }
 
 
-def run(suite: list[str], device: str, arguments: list[str], folder: str) -> tuple[float, int, int]:
-    """Return seconds in tests, number of tests and number of failures."""
+def run(suite: list[str], device: str, arguments: list[str], folder: str) -> tuple[float, float, int, int]:
+    """Return seconds in tests, seconds of processor time in tests, number of tests and number of failures."""
     junit = Path(folder, "junit.xml")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *suite, *arguments]
-    environment = {**os.environ, "CUDATOOL_DEVICE": device}
-    done = subprocess.run([*command, f"--junitxml={junit}"], env=environment, capture_output=True, text=True)
-    if done.returncode not in (0, 1):
-        sys.exit(done.stdout + done.stderr)
-    root = ET.parse(junit).getroot()
-    cases = list(root.iter("testcase"))
+    processor = []
+    for extra in ("--collect-only", f"--junitxml={junit}"):
+        before = os.times()
+        environment = {**os.environ, "CUDATOOL_DEVICE": device}
+        done = subprocess.run([*command, extra], env=environment, capture_output=True, text=True)
+        if done.returncode not in (0, 1):
+            sys.exit(done.stdout + done.stderr)
+        after = os.times()
+        processor.append(after.children_user - before.children_user + after.children_system - before.children_system)
+    cases = list(ET.parse(junit).getroot().iter("testcase"))
     bad = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
-    return sum(float(case.get("time", 0)) for case in cases), len(cases), len(bad)
+    return sum(float(case.get("time", 0)) for case in cases), processor[1] - processor[0], len(cases), len(bad)
 
 
 def main() -> None:
@@ -92,15 +97,18 @@ def main() -> None:
             suite = [f"--rootdir={folder}", str(file)]
         for arguments in RUNS.values():  # compile what is kept
             run(suite, given.device, arguments, folder)
-        results = {name: run(suite, given.device, arguments, folder) for name, arguments in RUNS.items()}
-        for _ in range(given.rounds - 1):
-            for name, arguments in RUNS.items():
-                results[name] = min(results[name], run(suite, given.device, arguments, folder))
-    print(f"{'':26}{'tests':>8}{'failed':>8}{'seconds':>10}{'ms a test':>11}{'ratio':>8}")
-    base = results["without the plugin"][0]
-    for name, (seconds, tests, failed) in results.items():
-        per_test = seconds / tests * 1000
-        print(f"{name:26}{tests:8,}{failed:8,}{seconds:10.2f}{per_test:11.2f}{seconds / base:8.2f}")
+        rounds = [
+            {name: run(suite, given.device, arguments, folder) for name, arguments in RUNS.items()}
+            for _ in range(given.rounds)
+        ]
+    print(f"{'':26}{'tests':>7}{'failed':>7}{'seconds':>9}{'ratio':>7}{'processor s':>13}{'ratio':>7}{'ms a test':>11}")
+    best = {name: tuple(min(column) for column in zip(*(one[name] for one in rounds), strict=True)) for name in RUNS}
+    base = best["without the plugin"]
+    for name, (seconds, processor, tests, failed) in best.items():
+        print(
+            f"{name:26}{tests:7,}{failed:7,}{seconds:9.2f}{seconds / base[0]:7.2f}"
+            f"{processor:13.2f}{processor / base[1]:7.2f}{processor / tests * 1000:11.2f}"
+        )
 
 
 if __name__ == "__main__":

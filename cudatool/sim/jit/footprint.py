@@ -17,8 +17,14 @@ __all__ = ["ATOMIC", "MAP_NORESERVE", "PAGE", "READ", "WRITE", "Footprint"]
 READ, WRITE, ATOMIC = 1, 2, 4
 PAGE = 4096
 MAP_NORESERVE = 0x4000  # on Linux; Python names it from 3.13 on
+_GROUP = mmap.PAGESIZE  # marks of pages in one page of the system
 _MANY = 512  # pages; more are given back rather than cleared
 _EVERY_BYTE = np.uint64(0x0101010101010101)  # a word of a map whose bytes are all accessed
+
+_libc = ctypes.CDLL(None)
+_libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+_libc.mlock2.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint)
+_MLOCK_ONFAULT = 1
 
 
 class Footprint:
@@ -34,18 +40,25 @@ class Footprint:
         self.base = base
         self.size = size
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-        count = -(-(size // PAGE + 2) // 8) * 8  # an access may begin at the last byte
+        count = -(-(size // PAGE + 2) // _GROUP) * _GROUP  # an access may begin at the last byte
         self._maps = [
             mmap.mmap(-1, length, flags=flags) for length in (count * PAGE, count * PAGE, count * PAGE, count)
         ]
-        for shadow in self._maps:
+        for shadow in self._maps[:-1]:
             shadow.madvise(mmap.MADV_HUGEPAGE)  # dense accesses are the common case
+        self._resident = np.zeros(count // _GROUP, np.uint8)
         *self._views, self._pages = (np.frombuffer(one, np.uint8) for one in self._maps)
         self.addresses = tuple(ctypes.addressof(ctypes.c_char.from_buffer(one)) for one in self._maps)
+        # What is swapped out counts as never written: keep it from that, where the limit on locked memory allows.
+        _libc.mlock2(self.addresses[-1], count, _MLOCK_ONFAULT)
 
     def _touched(self) -> npt.NDArray[np.int64]:
         """Return the numbers of the pages that were marked, and of those after them: an access may cross over."""
-        pages = np.flatnonzero(self._pages.view(np.bool))  # NumPy passes over long stretches of False quickly
+        # The map is long and nearly empty: only what the system has given memory for was ever written.
+        _libc.mincore(self.addresses[-1], len(self._pages), self._resident.ctypes.data)
+        groups = np.flatnonzero(self._resident & 1)
+        marked = np.flatnonzero(self._pages.view(np.bool).reshape(-1, _GROUP)[groups])
+        pages = groups[marked // _GROUP] * _GROUP + marked % _GROUP
         return np.union1d(pages, pages + 1)
 
     def take(self) -> list[tuple[int, int, int]]:
@@ -108,8 +121,9 @@ class Footprint:
 
     def _clear(self, pages: npt.NDArray[np.int64]) -> None:
         if len(pages) > _MANY:
-            for shadow in self._maps:
+            for shadow in self._maps[:-1]:
                 shadow.madvise(mmap.MADV_DONTNEED)  # zeros when they are read again
+            self._pages[pages[0] : pages[-1] + 1] = 0
             return
         for page in pages.tolist():
             for view in self._views:
