@@ -91,7 +91,7 @@ def sanitize(
         report = proof.proven(check(trace, races="race" in wanted, leaked="leak" in wanted), trace)
     report = acceptance.applied(report, wanted, complete=not status)
     text = partial(render_text, color=_in_colour(), width=_width())
-    written = outputs.write(report, Run(root, wanted, status), click.echo, text)
+    written = outputs.write(report, Run(root, wanted, status), _echo, text)
     if html and trace is not None:
         from cudatool import viz
 
@@ -106,6 +106,12 @@ def sanitize(
         sys.exit(3)
     if report.findings or report.on_device:
         sys.exit(error_exitcode)
+
+
+def _echo(text: str) -> None:
+    """Print whatever names there are, also to a terminal that cannot show them."""
+    encoding = sys.stdout.encoding or "utf-8"
+    click.echo(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def _in_colour() -> bool:

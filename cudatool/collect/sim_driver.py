@@ -75,6 +75,10 @@ class SimDriverCollector:
             "cuEventDestroy": self._event_destroy,
             "cuEventRecord": self._event_record,
             "cuEventRecordWithFlags": self._event_record,
+            "cuGreenCtxRecordEvent": self._context_record_event,
+            "cuCtxRecordEvent": self._context_record_event,
+            "cuGreenCtxWaitEvent": self._context_wait_event,
+            "cuCtxWaitEvent": self._context_wait_event,
             "cuEventSynchronize": self._event_synchronize,
             "cuMemAlloc": self._mem_alloc,
             "cuMemAllocPitch": self._mem_alloc,
@@ -300,6 +304,24 @@ class SimDriverCollector:
         correlation = self._owner()[0]
         event = hooks.event_id(values["hEvent"])
         hooks.emit(Kind.EVENT_RECORD, device=device, stream=stream, aux0=event, correlation=correlation)
+
+    def _context_record_event(self, values: dict[str, Any], name: str) -> None:
+        """Report an event that stands for all streams of a context as one of a stream that waits for all of them."""
+        context = self._machine.objects[values["hCtx"]]
+        device = context.device.ordinal
+        own = hooks.stream_id(device, values["hCtx"], flags=StreamFlag.NON_BLOCKING)
+        for stream in self._machine.streams_of(context):
+            part = hooks.event_id(stream.handle)
+            hooks.emit(Kind.EVENT_RECORD, device=device, stream=hooks.stream_id(device, stream.handle), aux0=part)
+            hooks.emit(Kind.STREAM_WAIT_EVENT, device=device, stream=own, aux0=part)
+        hooks.emit(Kind.EVENT_RECORD, device=device, stream=own, aux0=hooks.event_id(values["hEvent"]))
+
+    def _context_wait_event(self, values: dict[str, Any], name: str) -> None:
+        context = self._machine.objects[values["hCtx"]]
+        device, event = context.device.ordinal, hooks.event_id(values["hEvent"])
+        for stream in self._machine.streams_of(context):
+            waiting = hooks.stream_id(device, stream.handle)
+            hooks.emit(Kind.STREAM_WAIT_EVENT, device=device, stream=waiting, aux0=event)
 
     def _event_synchronize(self, values: dict[str, Any], name: str) -> None:
         hooks.emit(Kind.EVENT_SYNCHRONIZE, device=self._device, aux0=hooks.event_id(values["hEvent"]))

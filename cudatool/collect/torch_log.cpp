@@ -28,6 +28,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdio>
 #include <cstring>
@@ -64,7 +65,6 @@ struct Op {
 };
 
 constexpr size_t MOST_PAYLOADS = 1 << 18;  // kept to be found again
-constexpr size_t MOST_FORWARD = 1 << 20;
 constexpr size_t PAYLOAD_HEAD = 4;  // operator, node, extra, number of tensors
 constexpr size_t TENSOR_HEAD = 5;   // words of a tensor before its sizes and strides
 
@@ -86,7 +86,13 @@ std::unordered_map<const void*, Op> ops;
 std::vector<std::string> names;  // of operators, of nodes of the backward graph, and of kernels
 std::unordered_map<std::string, uint64_t> name_indices;
 std::unordered_map<uint64_t, uint64_t> streams;  // seen: handle -> flags
-std::unordered_map<uint64_t, uint64_t> forward_stacks;  // thread and sequence number of a forward operator -> stack
+
+// The stacks of the latest forward operators, at a place given by thread and sequence number (autograd numbers them).
+struct Forward {
+  uint64_t thread, sequence, stack;
+};
+std::array<Forward, 1 << 16> forward{};
+Forward& forward_at(uint64_t thread, uint64_t sequence) { return forward[(sequence ^ thread << 12) % forward.size()]; }
 
 std::unordered_map<Words, uint64_t, Hash> stacks;  // under the GIL: places of the frames -> id
 std::atomic<uint64_t> backward_stack{0};           // of the call that runs the backward graph
@@ -301,8 +307,6 @@ struct InNode : at::ObserverContext {
   uint64_t node = self.node, stack = self.node_stack;  // of the node around this one
 };
 
-uint64_t forward_key(uint64_t thread, int64_t sequence) { return thread << 48 ^ uint64_t(sequence); }
-
 std::unique_ptr<at::ObserverContext> begin_node(const at::RecordFunction& fn) {
   // A node comes once or twice: "autograd::engine::evaluate_function: AddBackward0", and then "AddBackward0".
   const char* prefix = std::strstr(fn.name(), ": ");
@@ -312,8 +316,9 @@ std::unique_ptr<at::ObserverContext> begin_node(const at::RecordFunction& fn) {
   if (node == self.node && !prefix) return nullptr;
   auto context = std::make_unique<InNode>();
   self.node = node;
-  auto found = forward_stacks.find(forward_key(fn.forwardThreadId(), fn.seqNr()));
-  self.node_stack = found == forward_stacks.end() ? 0 : found->second;
+  const Forward& known = forward_at(fn.forwardThreadId(), fn.seqNr());
+  bool same = known.thread == fn.forwardThreadId() && known.sequence == uint64_t(fn.seqNr());
+  self.node_stack = same ? known.stack : 0;
   return context;
 }
 
@@ -370,8 +375,8 @@ void end(const at::RecordFunction& fn, at::ObserverContext* context) {
     }
     append(CALL, {self.call, found->second, at});
     if (fn.seqNr() >= 0 && !self.node) {  // autograd's node, if the operator gets one, has this number
-      if (forward_stacks.size() >= MOST_FORWARD) forward_stacks.clear();
-      forward_stacks[forward_key(at::RecordFunction::currentThreadId(), fn.seqNr())] = at;
+      uint64_t thread = at::RecordFunction::currentThreadId(), sequence = fn.seqNr();
+      forward_at(thread, sequence) = {thread, sequence, at};
     }
   } else if (self.begun) {
     append(CALL, {self.call, 0, 0});
@@ -423,10 +428,7 @@ void on_nothing(const VTable*, c10::DeviceType, uintptr_t) {}
 
 // Just before the allocator takes its lock: there is no looking at the stack later (on_memory). Inside an operator the
 // free has that one's stack.
-void on_free(const VTable*, c10::DeviceType, uintptr_t) {
-  bool known = enabled && !self.call && (self.node || PyGILState_Check());
-  self.free_stack = known ? stack() : 0;
-}
+void on_free(const VTable*, c10::DeviceType, uintptr_t) { self.free_stack = enabled && !self.call ? stack() : 0; }
 
 // PyTorch traces the GPU through its interpreter object, in Python: microseconds for each allocation. It gets a copy
 // of that object instead, in which only these functions differ.

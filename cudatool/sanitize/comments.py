@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import ast
 import io
-import linecache
 import re
 import tokenize
 from dataclasses import dataclass, field
 
 from cudatool.sanitize.findings import DeviceFinding, Finding, FindingKind, Remark
 from cudatool.sanitize.kinds import CHECKS, check_of
-from cudatool.sanitize.places import source_place, user_frame
+from cudatool.sanitize.places import source_lines, source_place, user_frame
 from cudatool.sanitize.views import sites
 
 __all__ = ["Comments"]
@@ -84,7 +83,7 @@ def _statement_lines(text: str) -> dict[int, range]:
 
 def _read(file: str) -> tuple[dict[int, list[_Comment]], list[tuple[int, str]]]:
     """Return a file's comments by the lines they count for, and the unknown names with their lines."""
-    text = "".join(linecache.getlines(file))
+    text = "".join(source_lines(file))
     if "cudatool:" not in text:
         return {}, []
     python = file.endswith((".py", ".pyw")) or not file.endswith((".cu", ".cuh", ".h", ".hpp", ".cpp", ".ptx"))

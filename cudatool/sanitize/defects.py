@@ -133,9 +133,12 @@ class Defects:
             _, numbers = np.unique(self._records[["kind", "name", "stack"]], return_inverse=True)
             self._sites = array("q", numbers.astype(np.int64).tobytes())
             self._stacks = array("q", self._records["stack"].astype(np.int64).tobytes())
-        stack = self._stacks[buffer.record] if buffer is not None else 0
-        key = (kind, first.exact and second.exact, self._sites[first.record], self._sites[second.record], stack)
         pair = first.operation.record, second.operation.record
+        stack = self._stacks[buffer.record] if buffer is not None else 0
+        # Of a node the launch counts too, where it is the launch that could wait.
+        launches = () if inside or first.mode == "free" else pair
+        sites = [self._sites[record] for record in (first.record, second.record, *launches)]
+        key = (kind, first.exact and second.exact, *sites, stack)
         defect = self.found.get(key)
         if defect is None:
             common = 0 if inside else second.operation.clock[first.operation.agent]

@@ -190,13 +190,11 @@ class _Memory:
         buffer = BufferSite(start, stop - start, self._trace.stack(int(records["stack"][row])))
         if kind not in (FindingKind.OUT_OF_BOUNDS, FindingKind.USE_AFTER_FREE):
             return kind, text, buffer
-        freed = next(
-            (int(f) for f in self._frees if row < f < at and int(records["address"][f]) == start),
-            None,
-        )
+        freed = next((int(f) for f in self._frees if row < f and int(records["address"][f]) == start), None)
         if freed is not None and address < stop:
             where = location(self._trace.stack(int(records["stack"][freed])))
-            return FindingKind.USE_AFTER_FREE, f"{address - start:,} bytes into memory freed at {where}", buffer
+            late = "" if freed < at else " before this ran"
+            return FindingKind.USE_AFTER_FREE, f"{address - start:,} bytes into memory freed at {where}{late}", buffer
         if address + size > stop:
             beyond = address - stop
             place = f"{beyond:,} bytes after" if beyond >= 0 else "across"

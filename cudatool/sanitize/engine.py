@@ -110,6 +110,7 @@ class Engine:
             Kind.MEMCPY: self._copy,
             Kind.MEMSET: self._fill,
             Kind.EVENT_CREATE: self._create_event,
+            Kind.EVENT_DESTROY: self._destroy_event,
             Kind.EVENT_RECORD: self._record_event,
             Kind.STREAM_WAIT_EVENT: self._wait_event,
             Kind.EVENT_SYNCHRONIZE: self._synchronize_event,
@@ -310,6 +311,9 @@ class Engine:
         if row.flags & 2:
             self.ordering.foreign_events.add(row.aux0)
 
+    def _destroy_event(self, row: Row) -> None:
+        self.ordering.destroy_event(row.aux0)
+
     def _record_event(self, row: Row) -> None:
         stream = self.streams.get(row.stream)
         if not self.graphs.event_recorded(row) and stream is not None:
@@ -376,8 +380,10 @@ class Engine:
         clock = self._handed_over.get(row.aux0)
         if clock is not None and not row.correlation:
             host = self.hosts[row.thread]
-            host.clock = join(host.clock, clock)
-            self.ordering.edges["host function"] += 1
+            joined = join(host.clock, clock)
+            if joined != host.clock:  # of one's own, or known already, it is no edge
+                host.clock = joined
+                self.ordering.edges["hand-over"] += 1
 
     def _write_value(self, row: Row) -> None:
         stream = self.streams.get(row.stream)

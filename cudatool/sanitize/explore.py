@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -174,12 +175,18 @@ def _unlike(first: Run, again: Run, run: Run) -> str:
         return "" if run.output == first.output else "the program prints other lines each time: not compared"
     for number, (mine, same, other) in enumerate(zip(first.output, again.output, run.output, strict=False), 1):
         if mine == same and mine != other:
-            return f"line {number} of the output is {other!r}, under {first.schedule} {mine!r}"
+            return f"line {number} of the output is {_quoted(other)}, under {first.schedule} {_quoted(mine)}"
     if len(first.output) != len(run.output):
         longer, verb = (run, "goes on") if len(run.output) > len(first.output) else (first, "ends before")
         number = min(len(first.output), len(run.output))
-        return f"the output {verb}, unlike under {first.schedule}: line {number + 1} is {longer.output[number]!r}"
+        return (
+            f"the output {verb}, unlike under {first.schedule}: line {number + 1} is {_quoted(longer.output[number])}"
+        )
     return ""
+
+
+def _quoted(line: str) -> str:
+    return repr(textwrap.shorten(line, 100, placeholder=" ..."))
 
 
 def schedule_lines(report: Report) -> list[str]:

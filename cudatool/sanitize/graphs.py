@@ -288,11 +288,12 @@ class Graphs:
         return None if executable is None else executable.nodes.get(row.aux1)
 
     def launched(self, graph: int) -> Executable | None:
-        """Return what a launch runs, None if nothing is known of it."""
+        """Return what a launch runs, without nodes if nothing is known of it; None if the launch names no graph."""
         found = self._executables.get(graph)
-        if found is None and graph in self._captured:
-            capture = self._captured[graph]
-            found = self._executables[graph] = Executable(capture.nodes, capture.eager, known=False)
+        if found is None and graph:
+            capture = self._captured.get(graph)
+            nodes, eager = (capture.nodes, capture.eager) if capture is not None else ({}, [])
+            found = self._executables[graph] = Executable(nodes, eager, known=False)
         return found
 
 

@@ -11,7 +11,7 @@ from cudatool.sanitize.ordering import Clock
 if TYPE_CHECKING:
     from cudatool.sanitize.lifetimes import Buffer
 
-__all__ = ["ATOMIC", "READ", "WRITE", "Access", "History", "Operation", "overlap"]
+__all__ = ["ATOMIC", "READ", "WRITE", "Access", "History", "Operation", "Segment", "overlap"]
 
 READ, WRITE, ATOMIC = 1, 2, 4  # as trace.events.AccessFlag; ATOMIC stands alone
 

@@ -28,6 +28,7 @@ Order = list[int]
 """Positions in :attr:`Steps.all`."""
 _DRIVER_ALLOCATIONS = (Kind.MEM_ALLOC, Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
 _ALLOCATIONS = (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC, Kind.HOST_ALLOC)  # made for the program
+_FREES = (Kind.BLOCK_FREE_REQUESTED, Kind.MEM_FREE, Kind.HOST_FREE)
 _GRAPHS = (Kind.GRAPH_NODE_ADDED, Kind.GRAPH_INSTANTIATE, Kind.GRAPH_NODE, Kind.GRAPH_EDGE, Kind.GRAPH_LAUNCH)
 _MANY = 1 << 20  # pairs of accesses to compare
 
@@ -297,13 +298,17 @@ class Steps:
             active.append((index, access))
         return sorted(found)
 
-    def owner(self, address: int) -> int | None:
-        """Return the record of the last allocation that holds an address."""
+    def owner(self, address: int) -> tuple[int, bool] | None:
+        """Return the record of the last allocation that holds an address, and whether it lives in the end."""
         records = self._records
         start = records["address"].astype(np.int64)
         holds = (start <= address) & (address < start + records["size"].astype(np.int64))
         found = np.flatnonzero(holds & np.isin(records["kind"], _ALLOCATIONS))
-        return int(found[-1]) if len(found) else None
+        if not len(found):
+            return None
+        last = int(found[-1])
+        freed = (start[last:] == start[last]) & np.isin(records["kind"][last:], _FREES)
+        return last, not freed.any()
 
     def memory_written(self) -> list[tuple[int, int]]:
         """Return address and size of all runs of bytes that some step writes."""

@@ -169,6 +169,10 @@ class Ordering:
         """
         self._events[event] = stream.done
 
+    def destroy_event(self, event: int) -> None:
+        """cuEventDestroy: what waited for the event keeps its order, and nothing can wait for it any more."""
+        self._events.pop(event, None)
+
     def wait_event(self, host: Agent, stream: Agent, event: int, record: int, site: int = 0) -> None:
         """cuStreamWaitEvent: "makes all future work submitted to hStream wait for all work captured in hEvent".
 

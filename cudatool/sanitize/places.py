@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import re
 from pathlib import PurePath
 
 from cudatool.trace.model import Frame
 
-__all__ = ["project_root", "relative_path", "shown_path", "source_place", "user_frame", "user_frames"]
+__all__ = ["project_root", "relative_path", "shown_path", "source_lines", "source_place", "user_frame", "user_frames"]
 
 # What `pip` or the interpreter's installation brought, judged by its path alone: a trace may be of another machine.
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib(64)?[/\\]python\d\.\d+[/\\]|^<frozen ")
@@ -22,6 +23,11 @@ def user_frames(stack: tuple[Frame, ...]) -> tuple[Frame, ...]:
 def user_frame(stack: tuple[Frame, ...]) -> Frame | None:
     """Return the innermost frame of the user's own code, None for an empty stack."""
     return user_frames(stack)[0] if stack else None
+
+
+def source_lines(file: str) -> list[str]:
+    """Return the lines of a source file, none for what is no regular file here: a path comes from a trace."""
+    return linecache.getlines(file) if os.path.isfile(file) else []
 
 
 def source_place(source: str) -> tuple[str, int] | None:
@@ -50,8 +56,8 @@ def project_root() -> str:
 
 
 def relative_path(file: str, root: str) -> str | None:
-    """Return `file` relative to `root`, with slashes; None if it lies elsewhere, or is no file (``"<string>"``)."""
-    if file.startswith("<"):
+    """Return `file` relative to `root`, with slashes; None if it lies elsewhere, or can be no file (``"<string>"``)."""
+    if not file or file.startswith("<") or "\0" in file:
         return None
     relative = os.path.relpath(os.path.join(root, file), root)
     if relative.split(os.sep)[0] == os.pardir:

@@ -11,7 +11,6 @@ import json
 import os
 import re
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -37,7 +36,7 @@ def render_sarif(report: Report, run: Run) -> str:
         "runs": [
             {
                 "tool": {"driver": _driver()},
-                "originalUriBaseIds": {_ROOT: {"uri": Path(run.root).as_uri() + "/"}},
+                "originalUriBaseIds": {_ROOT: {"uri": f"file://{_quoted(run.root.rstrip(os.sep))}/"}},
                 "invocations": [_invocation(report, run)],
                 "results": [_Result(run.root).of(entry) for entry in entries(report)],
                 "properties": {
@@ -115,7 +114,7 @@ class _Result:
         if entry.remark:
             message += f" {_plain(entry.remark)}"
         frame = user_frame(shown.stack)
-        stacks = [shown, *others, *around(finding)]
+        stacks = [self._stack(site) for site in (shown, *others, *around(finding)) if site.stack]
         result = {
             "ruleId": finding.kind.value,
             "ruleIndex": _KINDS.index(finding.kind),
@@ -123,7 +122,7 @@ class _Result:
             "message": {"text": message},
             "locations": [_location(frame, self._root)] if frame else [],
             "relatedLocations": self._related,
-            "stacks": [self._stack(site) for site in stacks if site.stack],
+            "stacks": [stack for index, stack in enumerate(stacks) if stack not in stacks[:index]],  # a set
             "occurrenceCount": finding.count,
             "partialFingerprints": {FINGERPRINT: finding.fingerprint},
             "suppressions": [_suppression(entry.aside, self._root)] if entry.aside else [],
@@ -155,14 +154,19 @@ def _location(frame: Frame, root: str) -> dict[str, Any]:
     relative = relative_path(frame.file, root)
     location: dict[str, Any] = {}
     if relative is not None:
-        location["physicalLocation"] = {"artifactLocation": {"uri": quote(relative), "uriBaseId": _ROOT}}
+        location["physicalLocation"] = {"artifactLocation": {"uri": _quoted(relative), "uriBaseId": _ROOT}}
     elif os.path.isabs(frame.file):
-        location["physicalLocation"] = {"artifactLocation": {"uri": Path(frame.file).as_uri()}}
+        location["physicalLocation"] = {"artifactLocation": {"uri": f"file://{_quoted(frame.file)}"}}
     if location and frame.line > 0:
         location["physicalLocation"]["region"] = {"startLine": frame.line}
     if frame.function:
         location["logicalLocations"] = [{"fullyQualifiedName": frame.function, "kind": "function"}]
     return location
+
+
+def _quoted(path: str) -> str:
+    """Return a path as part of a URI, whatever bytes its names are made of."""
+    return quote(path, errors="backslashreplace")
 
 
 def _suppression(aside: SetAside, root: str) -> dict[str, Any]:

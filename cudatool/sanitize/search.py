@@ -333,18 +333,20 @@ class Search:
                             return _first(piece.source, one.copied[key], other.copied[key], step)
         return self._in_memory(one.memory, other.memory, preferred)
 
-    @staticmethod
-    def _in_memory(one: dict[int, bytes], other: dict[int, bytes], preferred: range) -> _Difference | None:
-        """Return the first difference in `preferred`, else the first of all."""
-        found = None
+    def _in_memory(self, one: dict[int, bytes], other: dict[int, bytes], preferred: range) -> _Difference | None:
+        """Return a difference: in memory that lives, if there is one, and then in `preferred`."""
+        found: list[_Difference] = []
         for address, held in one.items():
-            if held == other[address]:
-                continue
-            found = found or _first(address, held, other[address], None)
-            part = slice(max(preferred.start - address, 0), max(preferred.stop - address, 0))
-            if held[part] != other[address][part]:
-                return _first(address + part.start, held[part], other[address][part], None)
-        return found
+            if held != other[address]:
+                part = slice(max(preferred.start - address, 0), max(preferred.stop - address, 0))
+                if held[part] != other[address][part]:
+                    found.append(_first(address + part.start, held[part], other[address][part], None))
+                found.append(_first(address, held, other[address], None))
+        return min(found, key=lambda one: (not self._lives(one.address), one.address not in preferred), default=None)
+
+    def _lives(self, address: int) -> bool:
+        owner = self.steps.owner(address)
+        return owner is not None and owner[1]
 
     # ---- telling it ----
 
@@ -381,8 +383,9 @@ class Search:
             return f"that only one of them fails: {found.failure}"
         if found.step is None:
             owner = self.steps.owner(found.address)
-            memory = "memory" if owner is None else f"the memory allocated at {location(self._stack(owner))}"
-            return f"what {memory} holds in the end, which nothing copied to the host"
+            memory = "memory" if owner is None else f"the memory allocated at {location(self._stack(owner[0]))}"
+            freed = "; it was freed by then" if owner is not None and not owner[1] else ""
+            return f"what {memory} holds in the end, which nothing copied to the host{freed}"
         step = self._step(found.step)
         if self.steps.all[found.step].kind in (Kind.HOST_ACCESS, Kind.HOST_FUNCTION):
             return f"what the host reads ({step.location})"

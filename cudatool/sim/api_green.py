@@ -12,7 +12,7 @@ from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, write
 from cudatool.sim.green import Descriptor, GreenContext, Group, Resource, split_by_count, split_in_groups
 from cudatool.sim.machine import Context, context_behind, current_green, stream_of
-from cudatool.sim.queue import EventState, Operation, StreamState
+from cudatool.sim.queue import EventState, Operation
 from cudatool.sim.results import DriverError, Result
 
 _DEFAULT_STREAM: Final = 1  # CU_GREEN_CTX_DEFAULT_STREAM
@@ -144,7 +144,7 @@ def cuGreenCtxDestroy(hCtx: int) -> None:
     machine = state.machine
     green = _green(hCtx)
     green.is_destroyed = True
-    machine.captures.invalidate(_streams(green))
+    machine.captures.invalidate(machine.streams_of(green))
     del machine.objects[green.green_handle], machine.objects[green.handle]
     machine.release_primary(green.device)
 
@@ -203,18 +203,11 @@ def cuStreamGetCtx_v2(hStream: int, pCtx: int, pGreenCtx: int) -> None:
     write(pGreenCtx, c_size_t, green.green_handle if green else 0)
 
 
-def _streams(context: Context | GreenContext) -> list[StreamState]:
-    """Return the streams of a context; those of a primary context include those of its green contexts."""
-    if isinstance(context, GreenContext):
-        return [stream for stream in context.primary.streams.values() if stream.green is context]
-    return [context.legacy_stream, *context.streams.values()]
-
-
 def _record(context: Context | GreenContext, hEvent: int, name: str) -> None:
     event = state.machine.get(hEvent, EventState)
     if event.context is not context.primary:
         raise DriverError(Result.INVALID_HANDLE, "event and context are of different primary contexts")
-    streams = _streams(context)
+    streams = state.machine.streams_of(context)
     if state.machine.captures.invalidate(streams):
         raise DriverError(Result.STREAM_CAPTURE_UNSUPPORTED, "a stream of the context captures")
     record = Operation(context.primary.legacy_stream, "record", name, abi.call.correlation)
@@ -224,7 +217,7 @@ def _record(context: Context | GreenContext, hEvent: int, name: str) -> None:
 
 def _wait(context: Context | GreenContext, hEvent: int, name: str) -> None:
     event = state.machine.get(hEvent, EventState)
-    streams = _streams(context)
+    streams = state.machine.streams_of(context)
     if event.captured is not None:
         event.captured.capture.invalidate()
     if state.machine.captures.invalidate(streams) or event.captured is not None:

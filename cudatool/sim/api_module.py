@@ -478,7 +478,8 @@ def _execute(launch: Launch, operation: Operation) -> None:
     footprint = None
     if machine.measure_accesses:
         footprint, machine.footprint = machine.footprint, None
-        footprint = footprint or jit.Footprint(machine.arena.base, machine.arena.size)
+        if footprint is None or footprint.size < machine.arena.size:  # it grows with ranges that programs reserve
+            footprint = jit.Footprint(machine.arena.base, machine.arena.size)
     checkers = machine.checkers
     if machine.tape is not None:
         machine.tape.launching(operation, launch, limit_of(operation.stream.context, STACK_SIZE))

@@ -220,6 +220,13 @@ class Machine:
         self.objects[stream.handle] = context.streams[stream.handle] = stream
         return stream
 
+    @staticmethod
+    def streams_of(context: Context | GreenContext) -> list[StreamState]:
+        """Return the streams of a context; those of a primary context include those of its green contexts."""
+        if isinstance(context, GreenContext):
+            return [stream for stream in context.primary.streams.values() if stream.green is context]
+        return [context.legacy_stream, *context.streams.values()]
+
     def destroy_context(self, context: Context) -> None:
         """Run what is pending, then drop the context with everything in it."""
         self.scheduler.wait_context(context)

@@ -65,11 +65,12 @@ class Replay:
     def __init__(self, tape: Tape, again: dict[int, Callable[[int], object]]) -> None:
         self._tape = tape
         self._again = again
-        self._stands_for = {one: np.empty(one.size, np.uint8) for one in tape.watched if not one.is_managed}
+        self._stands_for = {one: np.empty(one.size, np.uint8) for one in tape.watched if not one.in_place}
         pages = {page for start, size in tape.regions for page in range(start // PAGE, (start + size - 1) // PAGE + 1)}
         numbers = np.array(sorted(pages), np.int64)
         runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1) if len(numbers) else []
         self._pages = [(int(run[0]) * PAGE, len(run) * PAGE) for run in runs]
+        self._pages += [(one.address, one.size) for one in tape.watched if one.in_place and one.kind == "host"]
 
     def run(
         self,
@@ -171,6 +172,6 @@ class Replay:
 
     def _place(self, address: int, memory: WatchedMemory | None) -> int:
         """Return where the bytes at an address of the device, or of `memory`, are in the replay."""
-        if memory is None or memory.is_managed:
+        if memory is None or memory.in_place:
             return address
         return int(self._stands_for[memory].ctypes.data) + address - memory.address

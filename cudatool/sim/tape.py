@@ -40,6 +40,7 @@ __all__ = ["Piece", "Tape", "TapeEntry"]
 
 _LIMIT: Final = 1 << 30  # bytes of the host's data that a tape may hold
 _MANY: Final = 1 << 27  # bytes copied to the host from which on a replay keeps digests only
+_PAGE: Final = 4096
 _REPEATED: Final = ("kernel", "memcpy", "memset")
 _CALLS: Final = ("cuLaunchHostFunc", "cuStreamAddCallback", "host node")
 
@@ -124,7 +125,7 @@ class Tape:
     watched
         The host's memory that there ever was.
     last
-        Address, size and digest of what is allocated in the end.
+        Address, size and digest of memory that was written and is allocated in the end.
     """
 
     def __init__(self, limit: int = _LIMIT) -> None:
@@ -142,6 +143,8 @@ class Tape:
         self._kept = self._copied = 0
         self._pending: list[tuple[TapeEntry, WatchedMemory, int, int]] = []  # what the host is writing
         self._calls: dict[int, tuple[int, int]] = {}  # operation -> function and argument
+        self._written: set[tuple[int, int]] = set()  # device memory: first page, and one past the last
+        self._in_use: dict[int, list[WatchedMemory]] = {}  # kernel -> what it may write
         self._thread = _Thread()
         self._one_at_a_time = threading.Lock()
         self._machine: Machine
@@ -171,10 +174,12 @@ class Tape:
         if self.refusal:
             self.entries.clear()
             return
-        for allocation in self._machine.allocations:
-            if allocation.kind in ("device", "pool", "graph"):
-                digest = self.digest(view(allocation.address, allocation.size))
-                self.last.append((allocation.address, allocation.size, digest))
+        for first, last in _merged(self._written):
+            for allocation in self._machine.allocations.overlapping(first * _PAGE, (last - first) * _PAGE):
+                if allocation.kind in ("device", "pool", "graph"):
+                    start = max(first * _PAGE, allocation.address)
+                    size = min(last * _PAGE, allocation.address + allocation.size) - start
+                    self.last.append((start, size, self.digest(view(start, size))))
 
     def refuse(self, reason: str) -> None:
         """Something happened that cannot be done again. The first reason is kept."""
@@ -206,7 +211,9 @@ class Tape:
 
     def removed(self, allocation: Allocation) -> None:
         """Memory is not used any more."""
-        self._live.pop(allocation.address, None)
+        memory = self._live.pop(allocation.address, None)
+        if memory is not None and memory.in_place and memory.kind == "host":
+            self.refuse("pinned memory that a kernel used in place was freed")
 
     def initialized(self, address: int, size: int) -> None:
         """Memory begins with what it holds now."""
@@ -273,10 +280,12 @@ class Tape:
         if {"malloc", "free"} & launch.kernel.system_calls:
             self.refuse(f"kernel {launch.function.name} uses the device's heap")
         for memory in self._reachable(launch):
-            if not memory.is_managed:
-                self.refuse(f"kernel {launch.function.name} uses memory of the host in place")
+            if memory.kind == "registered":
+                self.refuse(f"kernel {launch.function.name} uses registered memory of the host in place")
             elif self._keep(2 * memory.size):
+                memory.in_place = True
                 entry.given.append(memory.look(memory.address, memory.size))
+                self._in_use.setdefault(operation.sequence, []).append(memory)
 
     def copying(
         self,
@@ -303,7 +312,9 @@ class Tape:
                 target_memory.look(to, width)
                 target_memory.written(to, np.frombuffer(data or view(source, width), np.uint8))
             digest = b""
-            if not to_device:
+            if to_device:
+                self._writes([(to, width)])
+            else:
                 digest = self.digest(data or view(source, width))
                 self._copied += width
             entry.pieces.append(Piece(to, source, width, target_memory, source_memory, to_device, data, digest))
@@ -315,7 +326,9 @@ class Tape:
         for row in rows:
             memory = self._memory(row)
             entry.rows.append((row, memory))
-            if memory is not None:
+            if memory is None:
+                self._writes([(row, width)])
+            else:
                 memory.look(row, width)
                 memory.written(row, np.resize(np.frombuffer(pattern, np.uint8), width))
 
@@ -339,6 +352,9 @@ class Tape:
         entry = TapeEntry(owner, operation.node, operation.kind, operation.name)
         self.entries.append(entry)
         return entry
+
+    def _writes(self, ranges: Iterable[tuple[int, int]]) -> None:
+        self._written.update((start // _PAGE, (start + size - 1) // _PAGE + 1) for start, size in ranges)
 
     def _reachable(self, launch: Launch) -> list[WatchedMemory]:
         """Return the host's memory that a kernel's arguments point to."""
@@ -366,14 +382,13 @@ class Tape:
             self._calls[operation.sequence] = self._thread.function
 
     def executed(self, operation: Operation) -> None:
-        """Take note of what a kernel wrote to managed memory."""
+        """Take note of what a kernel wrote to memory of the host."""
         if operation.kind == "kernel":
             if any(found.check == "memcheck" for found in operation.findings):
                 self.refuse(f"memcheck kept kernel {operation.name} from accesses that a replay would make")
-            for address, size, flags in operation.footprint:
-                memory = self._memory(address) if flags & ~1 else None
-                if memory is not None:
-                    memory.written(address, bytes_at(address, size))
+            self._writes((address, size) for address, size, flags in operation.footprint if flags & ~1)
+            for memory in self._in_use.pop(operation.sequence, ()):
+                memory.see_written()
 
     def leave(self, entry: Entry, arguments: tuple[Any, ...], correlation: int, result: Result) -> None:
         """Nothing to do."""
@@ -404,3 +419,14 @@ class Tape:
     def replay(self) -> Replay:
         """Return what runs it again, in a forked process."""
         return Replay(self, self.again)
+
+
+def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return ranges that do not touch, for ranges that may overlap."""
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(stop, found[-1][1])
+        else:
+            found.append((start, stop))
+    return found

@@ -17,13 +17,15 @@ class WatchedMemory:
     """What is known of a pinned, registered or managed allocation.
 
     `initial` is what it held before the device first touched it, `known` what it held last, and `replayed` says which
-    of those bytes somebody has put there whose writing a replay repeats: the device, or the host if it said so.
+    of those bytes somebody has put there whose writing a replay repeats: the device, or the host if it said so. Kernels
+    use it `in_place` if their replay must find it at its own address.
     """
 
     def __init__(self, allocation: Allocation) -> None:
         self.address = allocation.address
         self.size = allocation.size
-        self.is_managed = allocation.device >= 0
+        self.kind = allocation.kind
+        self.in_place = allocation.kind == "managed"
         self.initial = np.zeros(allocation.size, np.uint8)
         self.known = np.zeros(allocation.size, np.uint8)
         self.replayed = np.zeros(allocation.size, bool)
@@ -40,6 +42,13 @@ class WatchedMemory:
         self.known[part] = now
         replayed = self.replayed[part]
         return HostBytes(self, address, now.tobytes(), replayed.copy() if replayed.any() else None)
+
+    def see_written(self) -> None:
+        """The device has put there what is new."""
+        now = bytes_at(self.address, self.size)
+        new = self.known != now
+        self.known[new] = now[new]
+        self.replayed[new] = True
 
     def written(self, address: int, data: npt.NDArray[np.uint8]) -> None:
         """Somebody has put `data` there whose writing is repeated."""

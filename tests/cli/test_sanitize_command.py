@@ -145,6 +145,15 @@ def test_text_and_annotations_share_stdout_and_the_job_gets_its_page(racy, tmp_p
     assert "| error | race-waw | racy.py:8 |" in page
 
 
+def test_names_that_stdout_cannot_show_are_escaped(racy, tmp_path):
+    (tmp_path / racy).rename(tmp_path / "gr\u00f6\u00dfe.py")
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "CUDATOOL_DEVICE": "sim"}
+    command = [sys.executable, "-m", "cudatool", "sanitize", "gr\u00f6\u00dfe.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert 1 == done.returncode, done.stderr
+    assert "gr\\xf6\\xdfe.py:8 in <module>" in done.stdout
+
+
 def test_a_workload_that_fails_is_in_the_files_too(run_command, tmp_path):
     (tmp_path / "fails.py").write_text("raise SystemExit(9)\n")
     done = run_command("sanitize", "--format=junit=j.xml", "--format=sarif=f.sarif", "fails.py")

@@ -396,3 +396,9 @@ def test_payload_of_an_earlier_log_is_known_in_the_next():
     reader.read(log(payload(1, "aten::relu", tensor(A)), call(1, 1)))
     reader.read(log(call(2, 1)))
     assert [event.kind for event in found] == [Kind.KERNEL_LAUNCH, Kind.ACCESS] * 2
+
+
+def test_report_says_what_was_not_watched(tmp_path):
+    with Recorder(tmp_path / "t.ctrace", header={}):
+        hooks.emit(Kind.WARNING, name="PyTorch is not watched: there is no compiler")
+    assert check(read(tmp_path / "t.ctrace")).notes == ("PyTorch is not watched: there is no compiler",)

@@ -177,6 +177,17 @@ def test_nothing_is_left_behind(seen):
     assert launches(seen) == []
 
 
+def test_without_the_caching_allocator_nothing_is_watched(seen, monkeypatch):
+    flush.collector.stop()
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    collector = TorchCollector(device="cpu")
+    collector.start()
+    torch.ones(4).relu()
+    collector.flush()
+    assert launches(seen) == []
+    assert [event.name.partition(":")[0] for event in seen if event.kind is Kind.WARNING] == ["PyTorch is not watched"]
+
+
 def program(source: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     path = folder / "program.py"
     path.write_text(

@@ -101,6 +101,22 @@ def test_values_survive_a_barrier(run):
     assert expected == run(body, np.arange(8)).tolist()
 
 
+def test_values_survive_regions_that_do_not_use_them_or_change_them_for_some_threads(run):
+    code = """.reg .b32 %keep, %change, %other; .reg .pred %odd, %p3;
+    mul.lo.u32 %keep, %t, 3; mov.u32 %change, 100; and.b32 %other, %t, 1; setp.eq.u32 %odd, %other, 1;
+    bar.sync 0;
+    mov.u32 %other, 7;
+    bar.sync 0;
+    @%odd add.u32 %change, %change, %t;
+    setp.gt.u32 %p3, %t, 20; @%p3 bra SKIP;
+    bar.warp.sync 0x1fffff;
+    add.u32 %change, %change, 1000;
+    SKIP: bar.sync 0;
+    add.u32 %x, %keep, %change; add.u32 %x, %x, %other; st.global.u32 [%b], %x; ret;"""
+    expected = [3 * t + 100 + (t if t % 2 else 0) + (1000 if t <= 20 else 0) + 7 for t in range(64)]
+    assert expected == run(code, np.zeros(64)).tolist()
+
+
 def test_deadlock_is_reported_with_its_place(run):
     body = "setp.lt.u32 %p, %t, 32;\n@%p bra E;\nbar.sync 0, 64;\nE: bar.sync 1;\nret;"
     with pytest.raises(jit.KernelDeadlock, match=r"bar\.sync.*PTX line \d+"):

@@ -148,12 +148,13 @@ def compare(program: Program, variant: str, report: Any) -> Mismatch:
 def _count_checked(
     kind: str, mark: str, program: Program, expected: Counter[Expected], reported: Counter[Expected]
 ) -> None:
-    """Count what a checker of the software device saw in a kernel or call that it then did not make.
+    """Count what a checker of the software device saw, of an access that was then not made.
 
-    Such an access is in no trace, so that the report names the defect once: by its checker.
+    Such an access is in no trace, so that the report names the defect once: under a schedule that runs a kernel after
+    its memory is gone, as a use after free, and not as what would follow from it.
     """
     for finding in expected:
-        if finding[0] == kind and mark in finding[1:]:
+        if kind == "use-after-free" and finding[0] in (kind, "reuse", "use-before-alloc") and mark in finding[1:]:
             reported[finding] = max(reported[finding], 1)
             return
     if not (expected and kind in program.memcheck):

@@ -13,16 +13,7 @@ from run import devices, run_all
 
 KNOWN_FAULTS: dict[str, str] = {
     # "PROGRAM VARIANT" -> why the sanitizer does not do there what the label says
-    "block_reused_on_its_stream racy": "what memcheck holds back is in no footprint",
-    "free_pinned_while_in_use racy": "frees of pinned memory are no accesses",
-    "graph_allocates racy": "alloc and free nodes of a graph are taken for the ends of its launch",
-    "host_function_in_stream_order fixed": "what the host does inside of a host function is taken for the host thread's",
-    "host_function_tells_the_host fixed": "what the host does inside of a host function is taken for the host thread's",
-    "host_function_then_copy fixed": "what the host does inside of a host function is taken for the host thread's",
-    "host_function_then_copy racy": "what the host does inside of a host function is taken for the host thread's",
-    "pinned_cached_and_reused racy": "cached pinned blocks are no objects",
     "pinned_written_by_kernel racy": "accesses of kernels to pinned memory are not measured",
-    "sync_memset_of_pinned fixed": "a memset of pinned memory is taken to be asynchronous",
 }
 
 

@@ -11,9 +11,21 @@ from urllib.parse import unquote
 
 import junitparser
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from report_examples import LIBRARY, ON_DEVICE, every_kind, on_device, pipeline, race
 
-from cudatool.sanitize.findings import FindingKind, Known, Remark, Report, SetAside
+from cudatool.sanitize import accepted, parse_rules
+from cudatool.sanitize.findings import (
+    AccessSite,
+    BufferSite,
+    Finding,
+    FindingKind,
+    Known,
+    Remark,
+    Report,
+    SetAside,
+)
 from cudatool.sanitize.github import render_github, render_summary
 from cudatool.sanitize.gitlab import render_gitlab
 from cudatool.sanitize.junit import render_junit
@@ -364,3 +376,85 @@ def test_the_directory_of_a_source_that_is_no_file_is_left_out(file, run, tmp_pa
     (tmp_path / "scale.cu").write_text("")
     there = Report((), on_device=(replace(finding, source=f"{tmp_path}/scale.cu:4"),))
     assert f"{tmp_path}/scale.cu:4" in " ".join(render_text(there, run, width=300).split())
+
+
+# What a trace from elsewhere may hold: anything that a string can, whatever a file system or an encoding allows.
+ANY_TEXT = st.text(st.characters(), max_size=12) | st.sampled_from(
+    [
+        "",
+        ".",
+        "/",
+        "..",
+        "a\0b",
+        "<string>",
+        "\udc80",
+        "\ud800",
+        "a\nb\r\n::error::c",
+        "%0A",
+        "]]>",
+        "[a](1)",
+    ]
+)
+ANY_STACK = st.lists(st.builds(Frame, ANY_TEXT, ANY_TEXT, st.integers(-1, 1 << 40)), max_size=3).map(tuple)
+ANY_SIDE = st.builds(
+    AccessSite, ANY_TEXT, ANY_TEXT, ANY_TEXT, ANY_TEXT, ANY_STACK, st.just(1), st.booleans(), launch=ANY_STACK
+)
+ANY_RACE = st.builds(
+    Finding,
+    st.sampled_from(FindingKind),
+    ANY_SIDE,
+    ANY_SIDE,
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 2**64 - 1),
+    st.none() | st.builds(BufferSite, st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), ANY_STACK),
+    ANY_TEXT,
+    ANY_TEXT,
+    st.integers(1, 3),
+    st.just("fingerprint"),
+)
+ANY_REPORT = st.builds(
+    Report,
+    st.tuples(ANY_RACE),
+    on_device=st.tuples(
+        st.builds(
+            lambda kind, stack, text, source: on_device(
+                "",
+                kind,
+                ON_DEVICE[kind],
+                stack=stack,
+                text=text,
+                source=source,
+                operation=text,
+                fingerprint="on-device",
+            ),
+            st.sampled_from(list(ON_DEVICE)),
+            ANY_STACK,
+            ANY_TEXT,
+            ANY_TEXT,
+        )
+    ),
+    device=ANY_TEXT,
+    notes=st.tuples(ANY_TEXT),
+)
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(report=ANY_REPORT)
+def test_no_text_in_a_trace_breaks_a_format(check_schema, report):
+    run = Run("/work", CHECKS)
+    report = accepted(report, parse_rules(["file=a"]))
+    texts = {render: render(report, run) for render in RENDERERS}
+    for text in texts.values():
+        text.encode("utf-8", errors="backslashreplace")
+    json.loads(texts[render_json])
+    json.loads(texts[render_gitlab])
+    check_schema("sarif", json.loads(texts[render_sarif]))
+    (suite,) = junitparser.JUnitXml.fromstring(texts[render_junit].encode())
+    assert 2 == suite.failures
+    lines = texts[render_github].split("\n")
+    assert [True, True, False] == [line.startswith("::error ") for line in lines]

@@ -10,7 +10,7 @@ from sanitize_program import ATOMIC, RW, Program, R, W
 
 from cudatool.sanitize import check
 from cudatool.sanitize.engine import Engine
-from cudatool.trace.events import AccessFlag, CopyFlag, StreamFlag
+from cudatool.trace.events import AccessFlag, CopyFlag, Kind, StreamFlag
 
 # Streams 1 to 5: the legacy default stream, two blocking and two non-blocking ones.
 FLAGS = (
@@ -28,6 +28,7 @@ streams, events = st.sampled_from(STREAMS), st.sampled_from(EVENTS)
 runs = st.tuples(st.integers(0, 12), st.integers(1, 6))
 rows = st.tuples(st.integers(0, 6), st.integers(1, 3), st.integers(4, 6), st.integers(2, 3))
 accesses = st.tuples(st.sampled_from([R, W, RW, ATOMIC]), runs | rows).map(lambda item: (item[0], *item[1]))
+edges = st.sets(st.sampled_from([(1, 2), (1, 3), (2, 3)]))  # of a graph of three nodes
 actions = st.one_of(
     st.tuples(st.just("kernel"), streams, st.lists(accesses, min_size=1, max_size=2)),
     st.tuples(st.just("kernel"), streams, st.lists(accesses, min_size=1, max_size=2)),
@@ -38,6 +39,13 @@ actions = st.one_of(
     st.tuples(st.just("synchronize device")),
     st.tuples(st.just("copy to host"), streams, st.integers(0, 12), st.booleans()),
     st.tuples(st.just("host access"), st.sampled_from([R, W]), runs),
+    st.tuples(st.just("copy on the host"), streams),
+    st.tuples(st.just("copy between devices"), streams),
+    st.tuples(st.just("write value"), streams, st.integers(1, 3)),
+    st.tuples(st.just("wait for value"), streams, st.integers(1, 3)),
+    st.tuples(st.just("host function"), streams, accesses),
+    st.tuples(st.just("graph"), streams, edges, st.lists(accesses, min_size=3, max_size=3)),
+    st.tuples(st.just("launch again"), streams, accesses),
 )
 
 
@@ -50,6 +58,8 @@ class Oracle:
         self.tail: dict[int, int] = {}
         self.recorded: dict[int, int] = {}
         self.accesses: list[tuple[int, int, set[int], int]] = []  # node, mode, bytes, record
+        self.values: list[tuple[int, int]] = []  # written to one address: value, node
+        self.launched = -1  # the end of the latest launch of the latest graph
 
     def node(self, *before: int) -> int:
         past = {node for node in before if node >= 0}
@@ -91,8 +101,12 @@ def byte_set(start: int, size: int, stride: int = 0, count: int = 1) -> set[int]
     return {byte for row in range(count) for byte in range(start + row * stride, start + row * stride + size)}
 
 
+def columns(address: int, size: int, stride: int = 0, count: int = 0) -> dict[str, int]:
+    return {"address": address, "size": size, "aux0": stride, "aux1": count}
+
+
 def play(steps: list[Any]) -> tuple[Program, Oracle]:
-    program, oracle = Program(), Oracle()
+    program, oracle, graph = Program(), Oracle(), 100
     for flags in FLAGS:
         program.stream(flags)
     for step in steps:
@@ -129,6 +143,51 @@ def play(steps: list[Any]) -> tuple[Program, Oracle]:
                 oracle.touch(node, R, byte_set(address, 4), record)
                 if not asynchronous:
                     oracle.call(node)
+            case "copy on the host", stream:
+                program.copy(stream, 2000, 3000, 4, CopyFlag.ASYNC)
+                oracle.call()
+                oracle.touch(oracle.enqueue(stream), 0, set(), record)
+                oracle.call(*oracle.tails(stream))
+            case "copy between devices", stream:
+                on_device = CopyFlag.SOURCE_DEVICE | CopyFlag.DESTINATION_DEVICE
+                program.copy(stream, 2000, 3000, 0, on_device, name="cuMemcpyPeer")
+                oracle.call()
+                node = oracle.enqueue(stream, *oracle.tail.values())
+                oracle.tail = dict.fromkeys(STREAMS, node)
+            case "write value", stream, value:
+                oracle.call()
+                program.emit(Kind.STREAM_WRITE_VALUE, stream=stream, address=5000, aux0=value, size=4)
+                oracle.values.append((value, oracle.enqueue(stream)))
+            case "wait for value", stream, value:
+                met = [{node, *oracle.after[node]} for written, node in oracle.values if written >= value]
+                if met:  # else nobody knows what it waits for
+                    oracle.call()
+                    program.emit(Kind.STREAM_WAIT_VALUE, stream=stream, address=5000, aux0=value, size=4)
+                    oracle.enqueue(stream, *set.intersection(*met))
+            case "host function", stream, (mode, *where):
+                oracle.call()
+                program.emit(Kind.HOST_FUNCTION, stream=stream, correlation=10_000 + record)
+                program.emit(Kind.ACCESS, correlation=10_000 + record, flags=mode, **columns(*where))
+                oracle.touch(oracle.enqueue(stream), mode, byte_set(*where), record)
+            case "graph", stream, edges_, touched:
+                graph += 1
+                program.instantiate(graph, 0, [program.node(graph) for _ in range(3)], *edges_)
+                record = len(program)
+                oracle.call()
+                begin = oracle.enqueue(stream)
+                program.launch(graph, stream, *((n, *access) for n, access in enumerate(touched, 1)))
+                nodes = {0: begin}
+                for number, (mode, *where) in enumerate(touched, 1):
+                    before = [nodes[first] for first, second in edges_ if second == number]
+                    nodes[number] = oracle.node(begin, *before)
+                    oracle.touch(nodes[number], mode, byte_set(*where), record)
+                oracle.launched = oracle.enqueue(stream, *nodes.values())
+            case "launch again", stream, (mode, *where):
+                oracle.call()
+                node = oracle.enqueue(stream, oracle.launched)
+                program.launch(graph, stream, (1, mode, *where))
+                oracle.touch(node, mode, byte_set(*where), record)
+                oracle.launched = node
             case "host access", mode, (address, size):
                 program.host(mode, address, size)
                 oracle.call()

@@ -20,8 +20,6 @@ from cudatool.trace.events import Kind
 
 SIZE = 512
 
-_DESTROYED_ALONE = pytest.param(True, False, marks=pytest.mark.xfail(reason="a wait for a destroyed event is an edge"))
-
 
 def tensor(number: int) -> int:
     return 0x10000 * (number + 1)
@@ -132,7 +130,7 @@ def test_expired_record(sequence: Sequence) -> None:
     assert ["race-war"] == sequence.found()
 
 
-@pytest.mark.parametrize(("destroyed", "created"), [(True, True), _DESTROYED_ALONE, (False, True)])
+@pytest.mark.parametrize(("destroyed", "created"), [(True, True), (True, False), (False, True)])
 def test_deleted_record(sequence: Sequence, destroyed: bool, created: bool) -> None:
     sequence.launch(1, reads=(1,))
     sequence.record(0, 1)

@@ -31,6 +31,7 @@ from cudatool.sim.jit import (
     texture,
     video,
 )
+from cudatool.sim.jit.checking import functions
 from cudatool.sim.jit.collective import (
     ARGUMENT_ARRAYS,
     ROW,
@@ -43,7 +44,7 @@ from cudatool.sim.jit.collective import (
 from cudatool.sim.jit.context import EXIT
 from cudatool.sim.jit.divergence import divergent
 from cudatool.sim.jit.emit import ASYNC_QUEUE, ENVIRONMENT, SPECIAL, Emitter, Layout, storage_type
-from cudatool.sim.jit.instrument import Instrument, functions
+from cudatool.sim.jit.instrument import Instrument
 from cudatool.sim.jit.table import TABLE, Lowering
 
 __all__ = ["Native", "generate"]

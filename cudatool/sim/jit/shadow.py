@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.footprint import MAP_NORESERVE, PAGE
-from cudatool.sim.jit.instrument import CELL, FREED_BLOCK, Defect, FoundRecord, Instrument
+from cudatool.sim.jit.heap_blocks import FREED_BLOCK
+from cudatool.sim.jit.instrument import CELL, KINDS, Defect, FoundRecord, Instrument
 
 __all__ = ["Found", "Launching", "Shadow"]
 
-_KINDS = 8
 _CAPACITY = 256  # different defects kept of one launch
 _WARPS = 32
 _NONE, _WHOLE, _PART = 0, 1, 2  # of a page: is its memory valid?
@@ -174,7 +174,7 @@ class Launching:
     ) -> None:
         self._shadow = shadow
         self._contexts = contexts
-        self._counts = (ctypes.c_uint32 * (lines * _KINDS))()
+        self._counts = (ctypes.c_uint32 * (lines * KINDS))()
         self._records = (ctypes.c_uint8 * (16 + _CAPACITY * ctypes.sizeof(FoundRecord)))()
         self._host = (ctypes.c_uint64 * max(2 * len(host), 1))(*(word for pair in host for word in pair))
         self._warps = (ctypes.c_uint32 * _WARPS)()
@@ -217,7 +217,7 @@ class Launching:
             block=tuple(record.block),
             thread=record.thread,
             line=record.line,
-            count=self._counts[record.line * _KINDS + record.kind],
+            count=self._counts[record.line * KINDS + record.kind],
         )
         if defect not in (Defect.READ_AFTER_WRITE, Defect.WRITE_AFTER_READ, Defect.WRITE_AFTER_WRITE):
             return found

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from cudatool.ptx import Address, Instruction, Operand, Symbol, call_parts
 from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.emit import Emitter
-from cudatool.sim.jit.instrument import block_freed, block_taken, with_gap
+from cudatool.sim.jit.heap_blocks import block_freed, block_taken, with_gap
 from cudatool.sim.jit.table import lowers
 
 __all__ = ["SYSTEM"]

@@ -29,5 +29,5 @@ if sys.argv[1] == "racy":
     ok(driver.cuStreamWaitEvent(stream, join, 0))
 graph = ok(driver.cuStreamEndCapture(stream))
 executable = ok(driver.cuGraphInstantiate(graph, 0))
-ok(driver.cuGraphLaunch(executable, stream))
+ok(driver.cuGraphLaunch(executable, stream))  # @use
 driver.cuCtxSynchronize()

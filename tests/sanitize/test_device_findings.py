@@ -1,0 +1,26 @@
+"""What the device's checkers saw, explained by the allocations of the trace."""
+
+from __future__ import annotations
+
+import json
+
+from sanitize_program import Program
+
+from cudatool.sanitize import check
+from cudatool.trace.events import Kind
+
+SAID = {"check": "memcheck", "kind": "out-of-bounds", "text": "", "space": "global", "mode": "read", "kernel": "late"}
+
+
+def test_memory_freed_after_the_launch_and_before_it_ran_is_used_after_its_free() -> None:
+    program = Program()
+    stream = program.stream()
+    program.block(0x10000, 1024, stream)
+    program.kernel(stream, name="late")
+    program.request_free(0x10000, 1024, stream)
+    freed_at = len(program)
+    program.complete_free(0x10000, 1024, stream)
+    program.emit(Kind.FINDING, correlation=1, address=0x10010, size=4, aux0=1, name=json.dumps(SAID), stream=stream)
+    (found,) = check(program.trace()).on_device
+    assert "use-after-free" == found.kind
+    assert f"16 bytes into memory freed at program.py:{freed_at} before this ran" == found.text
