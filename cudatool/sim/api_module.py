@@ -17,7 +17,7 @@ from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, read_string, write
 from cudatool.sim.device_library import with_device_library
 from cudatool.sim.device_runtime import STACK_SIZE, limit_of, prepare_calls
-from cudatool.sim.host_accesses import host_accesses
+from cudatool.sim.host_accesses import HostMemoryBefore
 from cudatool.sim.image import jit_options, ptx_at, read_file, write_error_log
 from cudatool.sim.machine import Context, Device, current_context, stream_of
 from cudatool.sim.memory import Allocation
@@ -481,6 +481,7 @@ def _execute(launch: Launch, operation: Operation) -> None:
         footprint, machine.footprint = machine.footprint, None
         if footprint is None or footprint.size < machine.arena.size:  # it grows with ranges that programs reserve
             footprint = jit.Footprint(machine.arena.base, machine.arena.size)
+        on_host = HostMemoryBefore(launch, machine.allocations)
     checkers = machine.checkers
     if machine.tape is not None:
         machine.tape.launching(operation, launch, limit_of(operation.stream.context, STACK_SIZE))
@@ -515,7 +516,7 @@ def _execute(launch: Launch, operation: Operation) -> None:
     except (jit.KernelDeadlock, jit.KernelTimeout) as stuck:
         raise DriverError(Result.LAUNCH_TIMEOUT, str(stuck)) from stuck
     if footprint is not None:
-        operation.footprint = [*footprint.take(), *host_accesses(launch, machine.allocations)]
+        operation.footprint = [*footprint.take(), *on_host.written()]
         machine.footprint = footprint
 
 

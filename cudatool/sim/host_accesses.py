@@ -1,50 +1,50 @@
-"""What kernels may access of pinned host memory.
+"""What kernels write to pinned host memory.
 
-Footprints are measured in the device's memory. A kernel that is passed the address of pinned host memory may use that,
-too: then its PTX says which of its arguments it reads and writes, and the allocations that they point to count as a
-whole.
+Footprints are measured in the device's memory. Where a kernel is passed an address of pinned host memory, the memory
+that it points into is compared with what it was before. That misses reads, and writes of what was there already, and
+could take for the kernel's what another thread of the host wrote meanwhile: such accesses are marked as inexact.
 """
 
 from __future__ import annotations
 
-import functools
+import ctypes
 from typing import TYPE_CHECKING, Final
 
-from cudatool.ptx import KernelAccesses, Mode, PtxError, accesses_of_launch, infer_accesses
+import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from cudatool.sim.api_module import Function, Launch
+    from cudatool.sim.api_module import Launch
     from cudatool.sim.memory import Allocations
 
-__all__ = ["host_accesses"]
+__all__ = ["HostMemoryBefore"]
 
-_FLAGS: Final = {Mode.READ: 1, Mode.WRITE: 2, Mode.ATOMIC: 4}
-_INEXACT: Final = 8
-
-
-def host_accesses(launch: Launch, allocations: Allocations) -> list[tuple[int, int, int]]:
-    """Return address, size and flags of the pinned memory that a launch may access, as in ``Operation.footprint``."""
-
-    def pinned(address: int) -> tuple[int, int] | None:
-        found = allocations.holding(address)
-        return (found.address, found.size) if found is not None and found.device < 0 else None
-
-    values = bytes(launch.params)
-    pointers = (values[p.offset : p.offset + 8] for p in launch.kernel.params if p.size == 8)
-    if not any(pinned(int.from_bytes(value, "little")) for value in pointers):
-        return []
-    accesses = _inferred(launch.function)
-    if accesses is None:
-        return []
-    return [
-        (part.address, part.size, sum((_FLAGS[mode] for mode in part.mode), _INEXACT))
-        for part in accesses_of_launch(accesses, values, pinned).ranges
-    ]
+_WRITTEN: Final = 2 | 8  # flags of Operation.footprint: a write, inexact
+_LIMIT: Final = 64 << 20  # bytes of an allocation, beyond which it is not compared
 
 
-@functools.lru_cache(256)
-def _inferred(function: Function) -> KernelAccesses | None:
-    try:
-        return infer_accesses(function.library.parsed, function.name)
-    except PtxError:
-        return None
+class HostMemoryBefore:
+    """The pinned memory that the arguments of a launch point into, as it is when this is made."""
+
+    def __init__(self, launch: Launch, allocations: Allocations) -> None:
+        self._before: dict[int, npt.NDArray[np.uint8]] = {}
+        values = bytes(launch.params)
+        for param in launch.kernel.params:
+            if param.size != 8:
+                continue
+            found = allocations.holding(int.from_bytes(values[param.offset : param.offset + 8], "little"))
+            if found is not None and found.device < 0 and found.size <= _LIMIT:
+                self._before[found.address] = _bytes_at(found.address, found.size).copy()
+
+    def written(self) -> list[tuple[int, int, int]]:
+        """Return address, size and flags of each run of bytes that are different now, by address."""
+        runs = []
+        for address, before in sorted(self._before.items()):
+            changed = np.flatnonzero(before != _bytes_at(address, len(before)))
+            for run in np.split(changed, np.flatnonzero(np.diff(changed) > 1) + 1) if len(changed) else ():
+                runs.append((address + int(run[0]), len(run), _WRITTEN))
+        return runs
+
+
+def _bytes_at(address: int, size: int) -> npt.NDArray[np.uint8]:
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
