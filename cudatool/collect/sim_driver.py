@@ -51,6 +51,10 @@ class _Thread(threading.local):
     on_host = False  # whether that is host memory
     device = 0  # of the stream that the call is about to destroy
 
+    def __init__(self) -> None:
+        # Correlation and stream id of each operation that the call enqueued; another thread may have run it since.
+        self.owners: dict[int, tuple[int, int]] = {}
+
 
 class SimDriverCollector:
     """Turns driver calls into events. Pass it to :func:`cudatool.sim.subscribe` while somebody subscribes to hooks."""
@@ -113,6 +117,7 @@ class SimDriverCollector:
         """Remember what the call destroys, while it is still there."""
         thread = self._thread
         thread.operation, thread.memory, thread.copies = None, (), ()
+        thread.owners.clear()
         thread.later = None if hooks.current_operation() else []
         thread.size = 0
         if entry.name.startswith("cuMemFree") or entry.name == "cuMemHostUnregister":
@@ -134,6 +139,7 @@ class SimDriverCollector:
             if operation.launch is operation:
                 self._launches[operation.sequence] = correlation
         self._owners[operation.sequence] = correlation, stream_id
+        self._thread.owners[operation.sequence] = correlation, stream_id
         if self._machine.tape is not None:
             self._machine.tape.owners[operation.sequence] = correlation
         self._thread.operation = operation
@@ -210,7 +216,7 @@ class SimDriverCollector:
         operation = self._thread.operation
         if operation is None:
             return 0, self._device, 0
-        correlation, stream = self._owners[operation.sequence]
+        correlation, stream = self._thread.owners[operation.sequence]
         return correlation, operation.stream.context.device.ordinal, stream
 
     def _execution(self, operation: Operation) -> None:
@@ -477,7 +483,7 @@ class SimDriverCollector:
     def _boxes(self, kind: Kind, values: dict[str, Any], name: str) -> None:
         """Report copies or fills of several rows, or of several ranges. What each touches is reported when it runs."""
         for operation in self._thread.copies:
-            correlation, stream = self._owners[operation.sequence]
+            correlation, stream = self._thread.owners[operation.sequence]
             read = [(address, size) for address, size, flags in operation.footprint if flags == AccessFlag.READ]
             written = [(address, size) for address, size, flags in operation.footprint if flags == AccessFlag.WRITE]
             flags = CopyFlag.ASYNC if "hStream" in values else CopyFlag(0)

@@ -17,6 +17,7 @@ from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, read_string, write
 from cudatool.sim.device_library import with_device_library
 from cudatool.sim.device_runtime import STACK_SIZE, limit_of, prepare_calls
+from cudatool.sim.host_accesses import host_accesses
 from cudatool.sim.image import jit_options, ptx_at, read_file, write_error_log
 from cudatool.sim.machine import Context, Device, current_context, stream_of
 from cudatool.sim.memory import Allocation
@@ -514,7 +515,7 @@ def _execute(launch: Launch, operation: Operation) -> None:
     except (jit.KernelDeadlock, jit.KernelTimeout) as stuck:
         raise DriverError(Result.LAUNCH_TIMEOUT, str(stuck)) from stuck
     if footprint is not None:
-        operation.footprint = footprint.take()
+        operation.footprint = [*footprint.take(), *host_accesses(launch, machine.allocations)]
         machine.footprint = footprint
 
 

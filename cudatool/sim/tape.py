@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Piece", "Tape", "TapeEntry"]
 
 _LIMIT: Final = 1 << 30  # bytes of the host's data that a tape may hold
+_CHANGES: Final = 2 | 4  # flags of Operation.footprint: writes, atomic updates
 _MANY: Final = 1 << 27  # bytes copied to the host from which on a replay keeps digests only
 _PAGE: Final = 4096
 _REPEATED: Final = ("kernel", "memcpy", "memset")
@@ -386,7 +387,7 @@ class Tape:
         if operation.kind == "kernel":
             if any(found.check == "memcheck" for found in operation.findings):
                 self.refuse(f"memcheck kept kernel {operation.name} from accesses that a replay would make")
-            self._writes((address, size) for address, size, flags in operation.footprint if flags & ~1)
+            self._writes((address, size) for address, size, flags in operation.footprint if flags & _CHANGES)
             for memory in self._in_use.pop(operation.sequence, ()):
                 memory.see_written()
 
