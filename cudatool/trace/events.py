@@ -114,7 +114,7 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.HOST_FREE: "address, size, flags as of HOST_ALLOC: name=API, or aux0=rounded size of the block; stack",
     Kind.STREAM_CREATE: "stream, flags=StreamFlag, address=handle, aux0=priority (two's complement), stack",
     Kind.STREAM_DESTROY: "stream, stack",
-    Kind.STREAM_WAIT_EVENT: "stream, aux0=event (0: one that was never recorded), correlation, stack",
+    Kind.STREAM_WAIT_EVENT: "stream, aux0=event, correlation, stack",
     Kind.STREAM_SYNCHRONIZE: "stream, stack",
     Kind.STREAM_QUERY: "stream, aux1=1 if all its work had completed, stack",
     Kind.EVENT_CREATE: "aux0=event, address=handle, flags=1 timing enabled, +2 other processes can record it, stack",

@@ -101,10 +101,11 @@ def test_wait_stream_records_and_waits(events: list[Event]) -> None:
     assert 0 != record.correlation != wait.correlation != 0
 
 
-def test_wait_for_an_event_never_recorded_names_no_event(events: list[Event]) -> None:
+def test_wait_for_an_event_never_recorded_is_told_and_does_nothing(events: list[Event]) -> None:
     stream, event = cudatool.current_stream(), cudatool.Event()
     stream.wait_event(event)
-    assert [(Kind.STREAM_WAIT_EVENT, stream.trace_id(), 0)] == [(e.kind, e.stream, e.aux0) for e in events]
+    expected = [(Kind.STREAM_WAIT_EVENT, stream.trace_id(), event.trace_id())]
+    assert expected == [(e.kind, e.stream, e.aux0) for e in events]
     assert not event.cuda_event
 
 

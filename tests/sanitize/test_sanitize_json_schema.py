@@ -82,4 +82,4 @@ def test_every_field_of_a_report_is_described():
 def test_what_is_not_described_would_be_seen():
     poorer = json.loads(json.dumps(SCHEMA))
     del poorer["properties"]["set_aside"]
-    assert ["report.set_aside"] == undescribed(Report, poorer, "report")
+    assert "report.set_aside" in undescribed(Report, poorer, "report")

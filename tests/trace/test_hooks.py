@@ -231,3 +231,17 @@ def test_emitting_is_true_exactly_while_a_subscriber_runs_on_this_thread() -> No
     instrumented_call()
     seen.append(hooks.emitting())
     assert seen == [False, True, False]
+
+
+def test_first_subscriber_hears_of_an_event_before_the_others_and_may_forward_earlier_ones() -> None:
+    heard: list[Kind] = []
+    earlier = Event(1, Kind.DEVICE_SYNCHRONIZE, 0, 0, 1, 0, 0, 0, "", 0, 0, 0, 0)
+
+    def before(event: Event) -> None:
+        if event is not earlier:
+            hooks.forward(earlier)
+
+    hooks.subscribe(lambda event: heard.append(event.kind))
+    hooks.subscribe(before, first=True)
+    hooks.emit(Kind.RANGE_PUSH, name="now")
+    assert heard == [Kind.DEVICE_SYNCHRONIZE, Kind.RANGE_PUSH]

@@ -131,3 +131,10 @@ def test_runaway_recursion_keeps_the_innermost_frames() -> None:
 def test_unknown_id_is_refused() -> None:
     with pytest.raises(KeyError):
         stacks.frames(10**9)
+
+
+def test_frames_below_a_hidden_directory_are_left_out(tmp_path: Path) -> None:
+    hidden, beside = function_in(str(tmp_path / "framework" / "a.py")), function_in(str(tmp_path / "framework2.py"))
+    stacks.hide(str(tmp_path / "framework"))
+    shown = [frame.file for frame in stacks.frames(hidden(lambda: beside(stacks.capture)))]
+    assert shown[:3] == [str(tmp_path / "framework2.py"), __file__, __file__]

@@ -1,6 +1,7 @@
 # race corpus
 # rule = "The legacy default stream synchronizes with streams of its own context, not of another device's"
 # source = "Driver API, 3. Stream synchronization behavior, Legacy default stream (in the same CUcontext)"
+# cuda = "calls of cuda.bindings are not recorded on a GPU"
 # devices = 2
 # [expect]
 # racy = [["race-raw", "write", "read"]]
