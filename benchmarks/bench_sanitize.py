@@ -2,7 +2,8 @@
 
 Three programs: one stream; a producer and a consumer stream with an event wait each way for every pair; and the
 same with the waits left out, which makes it report. Each operation reads one buffer and writes another, out of
-1,000 buffers. Prints seconds, operations per second, and the process's peak memory so far beside the size of the trace.
+1,000 buffers. Prints seconds of the processor, operations per second, and the process's peak memory so far beside the
+size of the trace.
 
     python benchmarks/bench_sanitize.py [OPERATIONS]
 """

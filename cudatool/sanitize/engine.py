@@ -124,8 +124,8 @@ class Engine:
             Kind.HOST_ACCESS: self._host_access,
             Kind.HAND_OVER: self._hand_over,
             Kind.TAKE_OVER: self._take_over,
-            **self._memory.handlers,
-            **self._launches.handlers,
+            **self._memory.handlers(),
+            **self._launches.handlers(),
         }
 
     @property
@@ -134,13 +134,16 @@ class Engine:
         return self.found.found
 
     def run(self) -> None:
-        """Read the whole trace."""
+        """Read the whole trace, once."""
         handlers = self._handlers
         with _no_garbage_collection():
             for row in read_rows(self._trace, handlers.keys()):
                 handlers[row.kind](row)
         for buffer in self.buffers:
             self._memory.report_suspect(buffer)
+        # They hold the engine: without them it goes, and the trace with it, when its last user does.
+        handlers.clear()
+        del self._memory, self._launches
 
     def _make_agents(self, trace: Trace, one_host: bool) -> None:
         records = trace.records

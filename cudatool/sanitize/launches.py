@@ -24,13 +24,7 @@ _EAGER = 1000  # accesses beside a capture that are looked at
 
 
 class Launches:
-    """Handles graph launches and what belongs to graphs, for an engine.
-
-    Attributes
-    ----------
-    handlers
-        By kind of record.
-    """
+    """Handles graph launches and what belongs to graphs, for an engine."""
 
     def __init__(self, engine: Engine, trace: Trace) -> None:
         self._engine = engine
@@ -39,8 +33,11 @@ class Launches:
             if found["correlation"] and found["address"]:
                 where = int(found["address"]), int(found["size"])
                 self._faults.setdefault(int(found["correlation"]), []).append(where)
-        graphs = engine.graphs
-        self.handlers: dict[int, Callable[[Row], None]] = {
+
+    def handlers(self) -> dict[int, Callable[[Row], None]]:
+        """Return what handles the records of each kind."""
+        graphs = self._engine.graphs
+        return {
             Kind.GRAPH_LAUNCH: self._launch,
             Kind.GRAPH_CAPTURE_BEGIN: graphs.begin,
             Kind.GRAPH_CAPTURE_END: graphs.end,

@@ -22,19 +22,16 @@ _USES_TOLD = 2  # flag of HOST_ALLOC and HOST_FREE
 
 
 class Memory:
-    """Handles the records of allocations and frees for an engine.
-
-    Attributes
-    ----------
-    handlers
-        By kind of record.
-    """
+    """Handles the records of allocations and frees for an engine."""
 
     def __init__(self, engine: Engine, names: list[str]) -> None:
         self._engine = engine
         self._of_graphs = {index for index, name in enumerate(names) if name == "cuGraphLaunch"}
         self._unregister = {index for index, name in enumerate(names) if name == "cuMemHostUnregister"}
-        self.handlers: dict[int, Callable[[Row], None]] = {
+
+    def handlers(self) -> dict[int, Callable[[Row], None]]:
+        """Return what handles the records of each kind."""
+        return {
             Kind.MEM_ALLOC: self._alloc,
             Kind.MEM_FREE: self._free,
             Kind.HOST_ALLOC: self._host_alloc,

@@ -162,6 +162,54 @@ def test_fixtures_of_a_wider_scope(run: Run, pytester: pytest.Pytester) -> None:
     assert ["shared", "<module>"] == [one["buffer"]["stack"][0]["function"] for one in (touched, early)]
 
 
+def test_graphs_and_events_from_before_the_test(run: Run, pytester: pytest.Pytester) -> None:
+    result = run(
+        """
+        from cuda.bindings import driver
+
+        def ok(result):
+            assert not result[0]
+            return result[1] if len(result) > 1 else None
+
+        @pytest.fixture(scope="module")
+        def graph():
+            x, stream = ct.zeros(64), ct.Stream()
+            ct.synchronize()
+            mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+            ok(driver.cuStreamBeginCapture(stream.cuda_stream, mode))
+            ok(driver.cuMemsetD32Async(x.data_ptr(), 1, 64, stream.cuda_stream))
+            yield x, ok(driver.cuGraphInstantiate(ok(driver.cuStreamEndCapture(stream.cuda_stream)), 0))
+
+        @pytest.mark.parametrize("waits", [True, False])
+        def test_launches(graph, waits):
+            x, executable = graph
+            first, second = ct.Stream(), ct.Stream()
+            ct.synchronize()
+            ok(driver.cuGraphLaunch(executable, first.cuda_stream))
+            if waits:
+                second.wait_stream(first)
+            with second: x.fill_(3)
+            ct.synchronize()
+
+        events = []
+
+        class TestOrder:
+            def test_1_records(self):
+                events.append(ct.Event())
+                events[0].record()
+            def test_2_waits(self): ct.Stream().wait_event(events[0])
+        """,
+        "--cudatool",
+        "--cudatool-report=report.json",
+        "-p",
+        "no:randomly",
+    )
+    result.assert_outcomes(passed=3, failed=1)
+    assert {("test_launches[False]", "race-waw")} == findings(pytester.path / "report.json")
+    (finding,) = json.loads((pytester.path / "report.json").read_text())["findings"]
+    assert "graph" == finding["first"]["stack"][0]["function"]  # where it was captured
+
+
 def test_tear_down_is_checked_too(run: Run, pytester: pytest.Pytester) -> None:
     result = run(
         """

@@ -101,10 +101,10 @@ def test_driver_allocations_and_reuse_are_told_apart(events: list[Event]) -> Non
     assert {event.address for event in found} == {address}
     assert [(event.kind, event.size, event.flags, event.name) for event in found] == [
         (Kind.HOST_ALLOC, 16, 0, "cuMemHostAlloc"),
-        (Kind.HOST_ALLOC, 10, 1, ""),
-        (Kind.HOST_FREE, 10, 1, ""),
-        (Kind.HOST_ALLOC, 12, 1, ""),
-        (Kind.HOST_FREE, 12, 1, ""),
+        (Kind.HOST_ALLOC, 10, 3, ""),
+        (Kind.HOST_FREE, 10, 3, ""),
+        (Kind.HOST_ALLOC, 12, 3, ""),
+        (Kind.HOST_FREE, 12, 3, ""),
         (Kind.HOST_FREE, 16, 0, "cuMemFreeHost"),
     ]
 
