@@ -48,7 +48,7 @@ def trace_of(
     # Not a TemporaryDirectory: the workload's exit handlers run inside and would remove it.
     folder = tempfile.mkdtemp(prefix="cudatool-")
     try:
-        path = os.path.join(folder, "sanitize.ctrace")
+        path = os.path.join(folder, f"{program.name}.ctrace")
         in_kernels = [check for check in checks if check not in ("race", "leak")]
         with (
             _stdout_for_the_report(),
