@@ -31,15 +31,16 @@ class DefectsView {
   }
 
   body(defect) {
-    const { bytes, buffer, why, repair } = defect;
+    const { bytes, buffer, why, repair, proof } = defect;
     const facts = [];
     const fact = (name, value, stack = []) => {
       if (value) facts.push(element("dt", {}, name), element("dd", {}, value, stack.length ? this.stack(stack) : null));
     };
     fact("why", why);
     fact("repair", repair);
+    if (proof.length) fact("proof", element("div", { className: "proof" }, proof.join("\n")));
     if (bytes) fact("bytes", `${formatBytes(bytes[1])} at 0x${bytes[0].toString(16)}`);
-    if (buffer) fact("buffer", `${formatBytes(buffer.size)} at 0x${buffer.address.toString(16)}, allocated at ${buffer.at}`, buffer.stack);
+    if (buffer) fact("buffer", `${formatBytes(buffer.size)} at 0x${buffer.address.toString(16)}, allocated at ${buffer.where}`, buffer.stack);
     fact("fingerprint", defect.fingerprint);
     return [
       element("div", { className: "columns fitting" }, ...defect.sides.map((side, i) => element("div", {},

@@ -8,6 +8,7 @@ from cudatool.analyze import Operations
 from cudatool.sanitize import AccessSite, BufferSite, Finding, Report
 from cudatool.sanitize.findings import DeviceFinding, location
 from cudatool.sanitize.kinds import KINDS
+from cudatool.sanitize.witness import witness_lines
 from cudatool.trace.model import Frame
 
 __all__ = ["defects"]
@@ -36,6 +37,7 @@ def _race(finding: Finding, certain: bool, operation: dict[int, int]) -> dict[st
         "sides": [_side(side, operation) for side in (finding.first, finding.second)],
         "why": finding.reason,
         "repair": finding.repair,
+        "proof": [f"{label:<8} {text}" for label, text in witness_lines(finding)],
     }
 
 
@@ -59,6 +61,7 @@ def _on_device(finding: DeviceFinding, operation: dict[int, int]) -> dict[str, A
         "sides": [side],
         "why": finding.text,
         "repair": "",
+        "proof": [],
     }
 
 
@@ -77,7 +80,7 @@ def _buffer(buffer: BufferSite | None) -> dict[str, Any] | None:
     if buffer is None:
         return None
     where = location(buffer.stack)
-    return {"address": buffer.address, "size": buffer.size, "at": where, "stack": _stack(buffer.stack)}
+    return {"address": buffer.address, "size": buffer.size, "where": where, "stack": _stack(buffer.stack)}
 
 
 def _stack(stack: tuple[Frame, ...]) -> list[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pages import HOSTILE, program
+from pages import HOSTILE, program, racy
 from twin import decode, payload_of, unpack
 
 from cudatool import analyze, viz
@@ -117,3 +118,20 @@ def test_the_page_names_nothing_to_load() -> None:
     text = viz.page(analyze.report(program()))
     assert "default-src 'none'" in text
     assert [] == re.findall(r"(?:src|href)\s*=\s*[\"']?(?!data:)[^\s\"']*//", text)
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_findings_point_at_the_operations_that_are_drawn(timed: bool) -> None:
+    trace, found = racy(timed=timed)
+    unproven = replace(found.findings[0], no_witness="nothing differs")
+    document = unpack(payload(analyze.report(trace), replace(found, findings=(unproven,))))
+    assert timed == document["operations"]["timed"]
+    (defect,) = document["defects"]
+    assert [0, 1] == [side["operation"] for side in defect["sides"]]
+    assert ["witness  none: nothing differs"] == defect["proof"]
+    assert ["stream 1", "stream 2"] == [stream["label"] for stream in document["streams"]]
+
+
+def test_without_a_check_there_are_no_findings_to_show() -> None:
+    document = unpack(payload(analyze.report(program())))
+    assert document["defects"] is None
