@@ -102,4 +102,6 @@ def _translate(error: BaseException) -> None:
         raise CompileError(f"the program does not compile ({reason})", log.strip(" \n\0")) from error
     if isinstance(error, CUDAError):
         name, _, text = str(error).partition(": ")
+        if not name.startswith("CUDA_"):  # cuda.core's own, with no name
+            raise CudaError(str(error)) from error
         raise _error(name, text) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import threading
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, SupportsIndex
@@ -18,6 +19,7 @@ __all__ = [
     "DeviceLike",
     "DeviceProperties",
     "can_device_access_peer",
+    "core_device",
     "current_device",
     "device",
     "device_count",
@@ -128,6 +130,28 @@ def set_device(device: DeviceLike) -> None:
     index = device_index(device) if device != 0 else 0
     with operation():
         _cuda.core.Device(index).set_current()
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.ready: set[int] = set()
+
+
+_thread = _Thread()
+
+
+def core_device(index: int) -> Any:
+    """Return the :class:`cuda.core.Device`, ready to make streams and events in the current context.
+
+    Before the thread's first ``set_current()`` it makes none, even if another library has made a context current.
+    """
+    found = _cuda.core.Device(index)
+    if index not in _thread.ready:
+        current = check(_cuda.driver.cuCtxGetCurrent())
+        found.set_current()
+        check(_cuda.driver.cuCtxSetCurrent(current))
+        _thread.ready.add(index)
+    return found
 
 
 class device:  # noqa: N801 - torch.cuda's name

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudatool import _cuda
 from cudatool._cuda import check, operation
+from cudatool._device import core_device
 from cudatool._device import device as on_device
 from cudatool.errors import CudaError
 from cudatool.trace import hooks
@@ -114,7 +115,7 @@ class Event:
     def _create(self, device: int) -> None:
         with operation() as correlation:
             options = _cuda.core.EventOptions(timing_enabled=self.enable_timing, blocking_sync=self.blocking)
-            self.core = _cuda.core.Device(device).create_event(options)
+            self.core = core_device(device).create_event(options)
         self.cuda_event = int(self.core.handle)
         self.device_index = device
         if correlation:

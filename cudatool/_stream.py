@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from cudatool import _cuda
 from cudatool._cuda import check, operation
-from cudatool._device import DeviceLike, current_device, device_index, set_device
+from cudatool._device import DeviceLike, core_device, current_device, device_index, set_device
 from cudatool._device import device as on_device
 from cudatool._event import Event
 from cudatool.errors import CudaError, UsageError
@@ -79,7 +79,7 @@ class Stream:
             found = pool.take()
             if found is None:
                 options = _cuda.core.StreamOptions(nonblocking=True, priority=priority)
-                found = _cuda.core.Device(index).create_stream(options=options)
+                found = core_device(index).create_stream(options=options)
         self._set(found, index, int(found.handle), priority)
         hooks.stream_id(index, self._handle, flags=StreamFlag.NON_BLOCKING, priority=priority)
         self._pool: _Pool | None = pool

@@ -16,6 +16,7 @@ import ctypes
 import itertools
 import logging
 import re
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -304,7 +305,7 @@ def _interrupt_caller() -> None:
 
 
 _pointers: dict[tuple[str, int], int] = {}
-_error = int(Result.UNKNOWN)
+_error, _gone = int(Result.UNKNOWN), int(Result.DEINITIALIZED)
 
 
 def function_pointer(name: str, thunk: Callable[[int, int | None], int], *, per_thread: bool = False) -> int:
@@ -327,6 +328,8 @@ def function_pointer(name: str, thunk: Callable[[int, int | None], int], *, per_
             null_stream: int = null_stream,
             invoke: Callable[..., int] = _invoke,
             error: int = _error,
+            gone: int = _gone,
+            is_finalizing: Callable[[], bool] = sys.is_finalizing,
             logger: logging.Logger = log,
             interrupt: Callable[[], None] = _interrupt_caller,
         ) -> int:
@@ -336,10 +339,9 @@ def function_pointer(name: str, thunk: Callable[[int, int | None], int], *, per_
                 interrupt()  # again, as soon as the caller is back in Python
                 return error
             except BaseException:
-                try:
-                    logger.exception("%s failed inside the software driver", entry.name)
-                except BaseException:
-                    pass  # the interpreter is going down; the caller still gets an error code
+                if is_finalizing():
+                    return gone  # with the driver's own modules
+                logger.exception("%s failed inside the software driver", entry.name)
                 return error
 
         function = ctypes.CFUNCTYPE(ctypes.c_int, *found.types)(trampoline)

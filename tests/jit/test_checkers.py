@@ -50,6 +50,7 @@ def check(memory, ptx_kernel) -> Check:
         written: int = 4096,
         host: tuple[tuple[int, int], ...] = (),
         address: int | None = None,
+        shared_bytes: int = 0,
         **options: Any,
     ) -> list[jit.Found]:
         shadow = jit.Shadow(memory.ctypes.data, memory.nbytes, kinds)
@@ -61,7 +62,7 @@ def check(memory, ptx_kernel) -> Check:
         return kernel.launch(
             grid=(grid, 1, 1),
             block=(block, 1, 1),
-            shared_bytes=0,
+            shared_bytes=shared_bytes,
             params=ctypes.addressof(params),
             shadow=shadow,
             host_ranges=host,
@@ -157,6 +158,25 @@ def test_shared_memory_ends_where_the_launch_says(check):
     assert [] == check(Instrument.MEMCHECK, body, block=64)
     (found,) = check(Instrument.MEMCHECK, body, block=80)
     assert ("shared", 256, 16) == (found.space, found.address, found.count)
+
+
+@pytest.mark.parametrize("generic", [False, True])
+def test_dynamic_shared_memory_ends_at_a_multiple_of_sixteen_bytes(check, memory, generic):
+    """A compiler reads 16 bytes at once where a launch asks for 28 in all."""
+    body = """.extern .shared .align 16 .b32 dynamic[];
+.reg .b32 %s<8>; .reg .b64 %d;
+mov.u32 %s0, dynamic;
+cvt.u64.u32 %d, %s0;
+cvta.shared.u64 %d, %d;
+st.shared.u32 [%s0+24], 5;
+{load} {{%s1, %s2, %s3, %s4}}, [{address}+{offset}];
+st.global.u32 [%a1], %s3;
+ret;"""
+    access = {"load": "ld.v4.u32", "address": "%d"} if generic else {"load": "ld.shared.v4.u32", "address": "%s0"}
+    assert [] == check(Instrument.MEMCHECK, body.format(offset=16, **access), block=1, shared_bytes=28)
+    assert 5 == memory[:4].view(np.uint32)[0]
+    (found,) = check(Instrument.MEMCHECK, body.format(offset=32, **access), block=1, shared_bytes=28)
+    assert ("read", 16) == (found.mode, found.size)
 
 
 def test_shared_and_local_memory_may_be_reached_by_generic_addresses(check):

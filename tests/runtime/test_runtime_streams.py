@@ -155,6 +155,27 @@ def test_streams_of_cuda_core_work() -> None:
         assert cudatool.ones(4).get().tolist() == [1, 1, 1, 1]
 
 
+def test_streams_and_events_where_another_library_has_made_the_context_current() -> None:
+    cudatool.init()
+    from cuda.bindings import driver
+
+    _, context = driver.cuDevicePrimaryCtxRetain(0)
+    found: list[object] = []
+
+    def program() -> None:
+        driver.cuCtxSetCurrent(context)
+        event = cudatool.Event()
+        event.record(cudatool.Stream())
+        event.synchronize()
+        found.extend((event.query(), int(driver.cuCtxGetCurrent()[1])))
+
+    thread = threading.Thread(target=program)  # cuda.core knows no device in a new thread
+    thread.start()
+    thread.join()
+    driver.cuDevicePrimaryCtxRelease(0)
+    assert found == [True, int(context)]
+
+
 @pytest.mark.parametrize(
     "use",
     [

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -229,3 +232,20 @@ def test_launches_out_of_limits(driver, ok):
     assert driver.cuModuleGetFunction(module, b"missing")[0].name == "CUDA_ERROR_NOT_FOUND"
     ok(driver.cuModuleUnload(module))
     assert driver.cuModuleGetFunction(module, b"stray")[0].name == "CUDA_ERROR_INVALID_HANDLE"
+
+
+def test_handles_that_outlive_the_driver_end_in_silence(tmp_path):
+    """Modules lose their globals in reverse order of import, so that an early one can hold handles longer."""
+    (tmp_path / "early.py").write_text(
+        "import codecs, sys\nkept = []\ncodecs.register(lambda name, this=sys.modules[__name__]: None)\n"
+    )
+    (tmp_path / "program.py").write_text(
+        "import logging, sys, traceback\nimport early\nimport cudatool\ncudatool.init()\n"
+        "from cuda.core import Device\ndevice = Device(0)\ndevice.set_current()\n"
+        "early.kept += [device.create_stream(), device.create_event(), list(sys.modules.values())]\n"
+    )
+    command = [sys.executable, "-W", "error", "program.py"]
+    environment = {**os.environ, "CUDATOOL_DEVICE": "sim", "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert (0, "") == (done.returncode, done.stdout)
+    assert ["cudatool: using the software device"] == [line.partition(" (")[0] for line in done.stderr.splitlines()]

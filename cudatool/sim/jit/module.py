@@ -373,7 +373,8 @@ class Kernel:
             block=block,
             params=params,
             table=ctypes.addressof(self._owner.table),
-            shared_bytes=self.layout.dynamic_offset + shared_bytes,
+            # Compilers widen loads to aligned 16 bytes: what lies there is a block's too, as a GPU gives it out.
+            shared_bytes=self.layout.dynamic_offset + (shared_bytes + 15) // 16 * 16,
             dynamic_bytes=shared_bytes,
             local_bytes=self.layout.local_bytes,
             slot_bytes=translated.slot_bytes,
