@@ -10,6 +10,7 @@ import numpy as np
 
 from cudatool import _driver
 from cudatool._allocator import Layout
+from cudatool._api import traced
 from cudatool._array import DeviceArray, empty
 from cudatool._cuda import operation
 from cudatool._device import device as on_device
@@ -32,6 +33,7 @@ _IMPLEMENTATIONS: Final = {
 _ROUTINES: Final = {np.dtype(np.float32): "sgemm", np.dtype(np.float64): "dgemm"}
 
 
+@traced
 def matmul(a: DeviceArray, b: DeviceArray, out: DeviceArray | None = None) -> DeviceArray:
     """Return the matrix product ``a @ b``, computed on the current stream.
 

@@ -29,7 +29,7 @@ _Mask = npt.NDArray[np.bool_]
 WORK: Final = (Kind.KERNEL_LAUNCH, Kind.MEMCPY, Kind.MEMSET, Kind.GEMM, Kind.HOST_FUNCTION, Kind.GRAPH_LAUNCH)
 _TOLD_LATER: Final = (Kind.ACCESS, Kind.EXECUTION, Kind.FINDING)  # of work, by its correlation
 _ONLY_SHARED: Final = (*WORK, *_TOLD_LATER, Kind.HOST_ACCESS, Kind.WARNING, Kind.OOM, Kind.MODULE_LOAD)
-_NEVER: Final = (Kind.RANGE_PUSH, Kind.RANGE_POP)
+_NEVER: Final = (Kind.RANGE_PUSH, Kind.RANGE_POP, Kind.CALL)
 
 ALLOCATIONS: Final = {
     # how memory is given -> how it is given back

@@ -93,6 +93,7 @@ class Kind(IntEnum):
     MODULE_LOAD = 72
     WARNING = 73
     FINDING = 74
+    CALL = 75
 
 
 FIELDS: Final[dict[Kind, str]] = {
@@ -167,6 +168,8 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.RANGE_POP: "",
     Kind.MODULE_LOAD: "name, size=bytes of the image, stack",
     Kind.WARNING: "name=the text",
+    Kind.CALL: "a public function of cudatool has ended: name, aux0=ns it took, aux1=how many others it was called by, "
+    "stack",
     Kind.FINDING: "what a checker of the device found: correlation=the operation, else stack=the call; stream, "
     "address, size, aux0=how often, name=JSON of the rest (cudatool.sim.checkers.CheckFinding)",
 }

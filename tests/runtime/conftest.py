@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 import cudatool
 from cudatool import _driver
 from cudatool.trace import hooks
-from cudatool.trace.events import Event
+from cudatool.trace.events import Event, Kind
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -32,12 +32,27 @@ def nothing_leaks(device: str) -> Iterator[None]:
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Event]]:
-    """What is emitted during the test."""
+    """What is emitted during the test, except which public functions were called."""
+    yield from _recorded(monkeypatch, lambda event: event.kind != Kind.CALL)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Event]]:
+    """Which public functions were called during the test."""
+    yield from _recorded(monkeypatch, lambda event: event.kind == Kind.CALL)
+
+
+def _recorded(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[Event], bool]) -> Iterator[list[Event]]:
     cudatool.synchronize()
     monkeypatch.setattr(hooks, "strict", True)
     recorded: list[Event] = []
-    hooks.subscribe(recorded.append)
+
+    def record(event: Event) -> None:
+        if wanted(event):
+            recorded.append(event)
+
+    hooks.subscribe(record)
     cudatool.default_stream().trace_id()
     recorded.clear()  # the streams that were there already
     yield recorded
-    hooks.unsubscribe(recorded.append)
+    hooks.unsubscribe(record)
