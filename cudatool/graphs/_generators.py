@@ -14,7 +14,7 @@ The device's default generator takes part in every capture; others are registere
 (:meth:`cudatool.CUDAGraph.register_generator_state`).
 
 A generator finds out whether a kernel for a stream is being captured, and into which graph, by
-:func:`cudatool.graphs.capturing_graph`. One that a graph does not know cannot be used in its capture.
+:func:`cudatool._capture.capture_of`, which is None or has it as ``graph``. One that a graph does not know cannot be used in its capture.
 """
 
 from __future__ import annotations
