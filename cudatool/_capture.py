@@ -24,6 +24,7 @@ __all__ = [
     "capture_id",
     "capture_of",
     "captures",
+    "capturing_graph",
     "is_capturing",
     "is_current_stream_capturing",
     "refuse_pageable",
@@ -83,6 +84,12 @@ def capture_id(handle: int) -> int:
 def capture_of(stream: Stream) -> Capture | None:
     """Return which of our captures a stream takes part in."""
     return captures.get(capture_id(stream.cuda_stream)) if captures else None
+
+
+def capturing_graph(stream: Stream) -> CUDAGraph | None:
+    """Return the graph that what is enqueued on a stream is captured into, None if that is executed."""
+    capture = capture_of(stream)
+    return None if capture is None else capture.graph
 
 
 def is_capturing(stream: Stream) -> bool:
