@@ -148,22 +148,21 @@ def test_replays_are_in_order_on_whatever_streams(increase: cudatool.Kernel) -> 
 
 
 def test_pinned_memory_is_copied_at_each_replay_and_kept_by_the_graph() -> None:
-    pinned = cudatool.pin_memory(np.full(1000, 1, np.float32))
+    pinned = [cudatool.pin_memory(np.full(1000, 1, np.float32))]
     result = cudatool.empty_pinned(1000)
 
     def work() -> cudatool.DeviceArray:
-        array = cudatool.empty(1000).copy_(pinned, non_blocking=True)
+        array = cudatool.empty(1000).copy_(pinned[0], non_blocking=True)
         array.get(out=result, blocking=False)
         return array
 
     graph, _ = captured(work)
     for value in (5, 6):
-        pinned[...] = value
+        pinned[0][...] = value
         graph.replay()
         cudatool.synchronize()
         assert result.tolist() == [value] * 1000
-    address = pinned.ctypes.data
-    del pinned
+    address = pinned.pop().ctypes.data
     others = [cudatool.empty_pinned(1000) for _ in range(3)]
     assert address not in [other.ctypes.data for other in others]
     graph.replay()
@@ -241,9 +240,13 @@ def test_waiting_for_captured_work_fails_and_everything_is_usable_again(
 
 def test_invalidated_capture_gives_no_graph_even_if_the_error_is_caught(increase: cudatool.Kernel) -> None:
     a, graph = cudatool.zeros(100), cudatool.CUDAGraph()
-    with pytest.raises(CudaError, match="the capture gives no graph") as raised, cudatool.graph(graph):
+
+    def work() -> None:
         with pytest.raises(CudaError):
             cudatool.current_stream().synchronize()
+
+    with pytest.raises(CudaError, match="the capture gives no graph") as raised, cudatool.graph(graph):
+        work()
     assert raised.value.name == "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"
     with pytest.raises(UsageError, match="nothing has been captured"):
         graph.replay()
@@ -253,11 +256,13 @@ def test_invalidated_capture_gives_no_graph_even_if_the_error_is_caught(increase
 
 def test_captured_event_stands_for_nothing_that_can_be_waited_for() -> None:
     event = cudatool.Event()
-    with pytest.raises(CudaError, match="record it again outside of the capture") as raised:
-        with cudatool.graph(cudatool.CUDAGraph(), capture_error_mode="relaxed"):
-            cudatool.zeros(10)
-            event.record()
-            event.query()
+    with (
+        pytest.raises(CudaError, match="record it again outside of the capture") as raised,
+        cudatool.graph(cudatool.CUDAGraph(), capture_error_mode="relaxed"),
+    ):
+        cudatool.zeros(10)
+        event.record()
+        event.query()
     assert raised.value.name == "CUDA_ERROR_CAPTURED_EVENT"
     event.record()
     event.synchronize()
@@ -266,10 +271,12 @@ def test_captured_event_stands_for_nothing_that_can_be_waited_for() -> None:
 
 def test_event_of_the_time_before_a_capture_cannot_be_waited_for_inside() -> None:
     event = cudatool.current_stream().record_event()
-    with pytest.raises(CudaError, match="wait for it before the capture begins"):
-        with cudatool.graph(cudatool.CUDAGraph()):
-            cudatool.zeros(10)
-            event.wait()
+    with (
+        pytest.raises(CudaError, match="wait for it before the capture begins"),
+        cudatool.graph(cudatool.CUDAGraph()),
+    ):
+        cudatool.zeros(10)
+        event.wait()
 
 
 def test_stream_that_is_not_waited_for_is_an_error() -> None:
@@ -349,9 +356,12 @@ def test_capture_of_a_stream_that_somebody_else_captures_is_refused() -> None:
 
 
 def test_graphs_need_the_caching_allocator() -> None:
-    with cudatool.caching_allocator_disabled(), pytest.raises(UsageError, match="graphs need the caching allocator"):
-        with cudatool.graph(cudatool.CUDAGraph()):
-            pass
+    with (
+        cudatool.caching_allocator_disabled(),
+        pytest.raises(UsageError, match="graphs need the caching allocator"),
+        cudatool.graph(cudatool.CUDAGraph()),
+    ):
+        pass
     assert cudatool.current_stream() == cudatool.default_stream()
 
 
