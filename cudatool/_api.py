@@ -27,6 +27,7 @@ PUBLIC_MODULES: Final = (
     "cudatool",
     "cudatool.blas",
     "cudatool.ops",
+    "cudatool.random",
 )
 
 _P = ParamSpec("_P")
