@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     )
     from cudatool.blas import matmul
     from cudatool.errors import CompileError, CudaError, CudatoolError, OutOfMemoryError
+    from cudatool.graphs import CUDAGraph, graph, is_current_stream_capturing, make_graphed_callables
     from cudatool.memory.pluggable import CUDAPluggableAllocator
     from cudatool.recording import record
 
@@ -132,6 +133,11 @@ __all__ = [
     "reset_peak_memory_stats",
     "set_per_process_memory_fraction",
     "use_mem_pool",
+    # graphs
+    "CUDAGraph",
+    "graph",
+    "is_current_stream_capturing",
+    "make_graphed_callables",
     # pinned memory
     "empty_host_cache",
     "empty_pinned",
@@ -190,6 +196,7 @@ _HOMES = (
     "_host_view",
     "_ipc",
     "blas",
+    "graphs",
     "recording",
 )
 _CUDA_CORE = ("LaunchConfig", "ProgramOptions")

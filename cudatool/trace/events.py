@@ -141,8 +141,8 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.GRAPH_CAPTURE_END: "stream, aux0=graph (0 if the capture failed), stack",
     Kind.GRAPH_LAUNCH: "stream, correlation (of the executions of all its nodes too), aux0=executable graph, name=API, "
     "stack",
-    Kind.GRAPH_NODE_ADDED: "a call added a node: aux0=graph, correlation (no work has it), flags=CUgraphNodeType, "
-    "stream=the one it was captured in (0 if added by hand), name=kernel or what the node is, stack",
+    Kind.GRAPH_NODE_ADDED: "a call added a node: aux0=graph, correlation (of our runtime's call too, else of nothing), "
+    "flags=CUgraphNodeType, stream=the one it was captured in (0 if added by hand), name=kernel or what it is, stack",
     Kind.GRAPH_INSTANTIATE: "aux0=executable graph, aux1=graph it is made of, stack; "
     "its GRAPH_NODE, GRAPH_EDGE and GRAPH_POINTER records follow",
     Kind.GRAPH_UPDATE: "aux0=executable graph, stack; its GRAPH_NODE and GRAPH_POINTER records follow, the edges stay",
