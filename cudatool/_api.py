@@ -28,6 +28,7 @@ PUBLIC_MODULES: Final = (
     "cudatool.blas",
     "cudatool.graphs",
     "cudatool.ops",
+    "cudatool.random",
 )
 
 _P = ParamSpec("_P")
