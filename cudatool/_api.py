@@ -25,7 +25,9 @@ __all__ = ["PUBLIC_MODULES", "is_traced", "public_name", "traced"]
 PUBLIC_MODULES: Final = (
     # What a program imports; docs/api.md and the tests of the interface go through these.
     "cudatool",
+    "cudatool.amp",
     "cudatool.blas",
+    "cudatool.optim",
 )
 
 _P = ParamSpec("_P")
