@@ -277,7 +277,7 @@ def check_alike(lists: Mapping[str, Sequence[DeviceArray]]) -> None:
 
 def check_steps(steps: Sequence[DeviceArray], params: Sequence[DeviceArray]) -> None:
     """Raise UsageError unless there is one step counter for each parameter."""
-    if len(steps) != len(params) or any((step.dtype, step.size) != (np.float32, 1) for step in steps):
+    if len(steps) != len(params) or any(step.dtype != np.float32 or step.size != 1 for step in steps):
         raise UsageError("state_steps must be one float32 on the device for each of params")
 
 

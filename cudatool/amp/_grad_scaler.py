@@ -122,7 +122,7 @@ class GradScaler:
             return scaled(outputs, scales[outputs.device], dtype)
         if isinstance(outputs, Iterable):
             each = (self._scaled(output, scales) for output in outputs)
-            return type(outputs)(each) if isinstance(outputs, list | tuple) else each  # type: ignore[call-arg]
+            return type(outputs)(each) if isinstance(outputs, list | tuple) else each
         raise UsageError(f"outputs must be an array or an iterable of arrays, not {type(outputs).__name__}")
 
     @traced
