@@ -544,7 +544,9 @@ def test_ranges_tell_what_a_part_of_the_history_was_about(tmp_path: Path) -> Non
             cudatool.empty(12)
 
     trace = recorded(tmp_path, program)
-    kinds = [Kind(kind) for kind in trace.records["kind"] if kind in (Kind.RANGE_PUSH, Kind.RANGE_POP, Kind.BLOCK_ALLOC)]
+    kinds = [
+        Kind(kind) for kind in trace.records["kind"] if kind in (Kind.RANGE_PUSH, Kind.RANGE_POP, Kind.BLOCK_ALLOC)
+    ]
     assert [Kind.RANGE_PUSH, Kind.BLOCK_ALLOC, Kind.RANGE_POP] == kinds
     (push,) = trace.of_kind(Kind.RANGE_PUSH)
     assert "metadata test" == trace.names[push["name"]]
