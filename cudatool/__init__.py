@@ -73,6 +73,7 @@ if TYPE_CHECKING:
         StreamContext,
         current_stream,
         default_stream,
+        get_stream_from_external,
         set_stream,
         stream,
     )
@@ -105,6 +106,7 @@ __all__ = [
     "StreamContext",
     "current_stream",
     "default_stream",
+    "get_stream_from_external",
     "set_stream",
     "stream",
     # memory

@@ -41,6 +41,11 @@ class Event:
         self.core: Any = None
         """The :class:`cuda.core.Event`, None before the first record."""
 
+    @property
+    def device(self) -> int | None:
+        """Ordinal of the device that the event lives on, None before the first record."""
+        return None if self.device_index < 0 else self.device_index
+
     def record(self, stream: Stream | None = None) -> None:
         """Mark the place that `stream`, by default the current one, has reached.
 

@@ -30,6 +30,27 @@ def nothing_leaks(device: str) -> Iterator[None]:
     assert cudatool.current_stream() == cudatool.default_stream()
 
 
+_SPIN = """
+extern "C" __global__ void spin(long long cycles) {
+    for (long long start = clock64(); clock64() - start < cycles;) {}
+}
+"""
+
+
+@pytest.fixture
+def delay(device: str) -> Callable[[], None]:
+    """Enqueues on the current stream what has not completed when the program looks next.
+
+    A GPU spins for some 50 ms; on the software device any kernel takes longer than the host does to ask.
+    """
+    cycles = 100_000_000 if device == "cuda" else 1
+    kernels = []
+    for index in range(cudatool.device_count()):
+        with cudatool.device(index):
+            kernels.append(cudatool.compile(_SPIN, "spin"))
+    return lambda: kernels[cudatool.current_device()][1, 1](cycles)
+
+
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Event]]:
     """What is emitted during the test, except which public functions were called."""
