@@ -26,6 +26,7 @@ PUBLIC_MODULES: Final = (
     # What a program imports; docs/api.md and the tests of the interface go through these.
     "cudatool",
     "cudatool.blas",
+    "cudatool.comm",
 )
 
 _P = ParamSpec("_P")
