@@ -126,7 +126,7 @@ def scatter(
             )
     chunks = [source[index] for index in _cuts(axis, sizes)]
     with ExitStack() as current:
-        for place, (index, stream) in enumerate(zip(indices, streams or ())):
+        for place, (index, stream) in enumerate(zip(indices, streams or (), strict=False)):
             if stream is None:
                 continue
             if stream.device_index != index:
@@ -140,7 +140,7 @@ def scatter(
                 chunk
                 if isinstance(chunk, DeviceArray) and chunk.device == index
                 else empty(chunk.shape, chunk.dtype, device=index)
-                for chunk, index in zip(chunks, indices)
+                for chunk, index in zip(chunks, indices, strict=False)  # there may be fewer chunks
             ]
         else:
             result = list(out)

@@ -46,7 +46,8 @@ def reduce_add(inputs: Iterable[DeviceArray], destination: DeviceLike = None) ->
             raise UsageError(f"reduce_add expects all inputs to be on GPUs; input {place} is a {type(part).__name__}")
         if (part.shape, part.dtype) != (first.shape, first.dtype):
             raise UsageError(
-                f"input {place} has invalid size: got {part.dtype} {part.shape}, but expected {first.dtype} {first.shape}"
+                f"input {place} has invalid size: got {part.dtype} {part.shape}, "
+                f"but expected {first.dtype} {first.shape}"
             )
     index = device_index(destination)
     root = next((place for place, part in enumerate(parts) if part.device == index), None)
