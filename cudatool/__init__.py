@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from cudatool._ipc import IpcArray, IpcHandle, ipc_handle, open_ipc_handle
     from cudatool._kernel import Kernel, compile, launch
     from cudatool._mempool import MemPool, graph_pool_handle, use_mem_pool
+    from cudatool._peer import enable_peer_access
     from cudatool._pinned import (
         empty_host_cache,
         empty_pinned,
@@ -91,6 +92,7 @@ __all__ = [
     "current_device",
     "device",
     "device_count",
+    "enable_peer_access",
     "get_device_capability",
     "get_device_name",
     "get_device_properties",
@@ -194,6 +196,7 @@ _HOMES = (
     "memory.pluggable",
     "_kernel",
     "_array",
+    "_peer",
     "_annotate",
     "_host_view",
     "_ipc",

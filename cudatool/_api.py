@@ -31,6 +31,7 @@ PUBLIC_MODULES: Final = (
     "cudatool.ops",
     "cudatool.random",
     "cudatool.optim",
+    "cudatool.comm",
 )
 
 _P = ParamSpec("_P")

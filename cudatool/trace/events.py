@@ -80,6 +80,8 @@ class Kind(IntEnum):
     GRAPH_NODE = 51
     GRAPH_EDGE = 52
     GRAPH_POINTER = 53
+    # Work of several devices together.
+    COLLECTIVE = 54
     # What an operation touched, and when it ran.
     ACCESS = 60
     HOST_ACCESS = 61
@@ -153,6 +155,9 @@ FIELDS: Final[dict[Kind, str]] = {
     "edges lead into graphs inside; the nodes of a loop's body are in one line, as its rounds order them",
     Kind.GRAPH_POINTER: "an address among a node's parameters, which are fixed until an update: "
     "aux0=executable graph, aux1=node, address, size (0 if not known)",
+    Kind.COLLECTIVE: "the part of one rank in an operation of several devices: stream, correlation, name=operation, "
+    "address=buffer of its result (of what is sent, where it gets none), size=bytes there, aux0=communicator, "
+    "aux1=pack_dims(rank, number of ranks), stack",
     Kind.ACCESS: "correlation=the operation, address, size, flags=AccessFlag, name=argument or source line, "
     "stream=the node of a graph launch whose GRAPH_NODE records are there (else it says nothing); "
     "a strided set has aux0=distance between rows, aux1=number of rows, and size=bytes per row; "

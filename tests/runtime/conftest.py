@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -17,6 +20,30 @@ from cudatool.trace.events import Event, Kind
 def device() -> str:
     """The kind of the device: ``"cuda"`` or ``"sim"``."""
     return _driver.initialize().kind
+
+
+@pytest.fixture
+def second() -> int:
+    """The second device; a test that asks for it runs in a process with two (:func:`on_two_devices`)."""
+    if cudatool.device_count() < 2:
+        pytest.skip("there is one device; the first test of the file runs this one on two")
+    return 1
+
+
+@pytest.fixture
+def on_two_devices(device: str) -> Callable[[str], str]:
+    """Run a file's tests on two software devices, and return what pytest said; skips where that is needless."""
+
+    def run(file: str) -> str:
+        if cudatool.device_count() > 1 or device != "sim":
+            pytest.skip("this process has its own devices")
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
+        environment = {**os.environ, "CUDATOOL_DEVICE": "sim:count=2"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    return run
 
 
 @pytest.fixture(autouse=True)
