@@ -76,6 +76,13 @@ if TYPE_CHECKING:
         set_stream,
         stream,
     )
+    from cudatool.backends._precision import (
+        are_deterministic_algorithms_enabled,
+        get_float32_matmul_precision,
+        is_deterministic_algorithms_warn_only_enabled,
+        set_float32_matmul_precision,
+        use_deterministic_algorithms,
+    )
     from cudatool.blas import matmul
     from cudatool.errors import CompileError, CudaError, CudatoolError, OutOfMemoryError
     from cudatool.memory.pluggable import CUDAPluggableAllocator
@@ -149,6 +156,12 @@ __all__ = [
     "matmul",
     "ones",
     "zeros",
+    # precision
+    "are_deterministic_algorithms_enabled",
+    "get_float32_matmul_precision",
+    "is_deterministic_algorithms_warn_only_enabled",
+    "set_float32_matmul_precision",
+    "use_deterministic_algorithms",
     # arrays of other processes
     "IpcArray",
     "IpcHandle",
@@ -189,6 +202,7 @@ _HOMES = (
     "_annotate",
     "_host_view",
     "_ipc",
+    "backends._precision",
     "blas",
     "recording",
 )

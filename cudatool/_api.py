@@ -25,6 +25,8 @@ __all__ = ["PUBLIC_MODULES", "is_traced", "public_name", "tell_call", "traced"]
 PUBLIC_MODULES: Final = (
     # What a program imports; docs/api.md and the tests of the interface go through these.
     "cudatool",
+    "cudatool.backends",
+    "cudatool.backends.cuda",
     "cudatool.blas",
     "cudatool.ops",
 )
