@@ -26,6 +26,9 @@ PUBLIC_MODULES: Final = (
     # What a program imports; docs/api.md and the tests of the interface go through these.
     "cudatool",
     "cudatool.blas",
+    "cudatool.gds",
+    "cudatool.nvtx",
+    "cudatool.profiler",
 )
 
 _P = ParamSpec("_P")

@@ -8,6 +8,7 @@
     ├── DeviceUnavailableError     the device asked for does not exist on this machine
     ├── CudaError                  a CUDA driver call failed; ``.name`` is the CUDA error's name (also a RuntimeError)
     │   └── OutOfMemoryError       no memory could be had even after cached blocks were given back
+    ├── SynchronizationError       a hidden synchronization, while set_sync_debug_mode("error") (also a RuntimeError)
     ├── CompileError               NVRTC refused a kernel; ``.log`` is what it said
     ├── FileFormatError            a file is not what it should be; ``.path`` names it
     │   ├── TraceFormatError       not a cudatool trace, or of an unknown version
@@ -26,6 +27,7 @@ __all__ = [
     "DeviceUnavailableError",
     "CudaError",
     "OutOfMemoryError",
+    "SynchronizationError",
     "CompileError",
     "FileFormatError",
     "TraceFormatError",
@@ -84,6 +86,10 @@ class OutOfMemoryError(CudaError):
 
     def __init__(self, message: str, name: str = "CUDA_ERROR_OUT_OF_MEMORY") -> None:
         super().__init__(message, name)
+
+
+class SynchronizationError(CudatoolError, RuntimeError):
+    """The program would have waited for the device without having said so (:func:`cudatool.set_sync_debug_mode`)."""
 
 
 class CompileError(CudatoolError):
