@@ -34,6 +34,9 @@ PUBLIC_MODULES: Final = (
     "cudatool.random",
     "cudatool.optim",
     "cudatool.comm",
+    "cudatool.gds",
+    "cudatool.nvtx",
+    "cudatool.profiler",
 )
 
 _P = ParamSpec("_P")
