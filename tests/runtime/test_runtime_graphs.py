@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import cudatool
+import cudatool.random
 from cudatool._capture import capture_of
 from cudatool.errors import CudaError, OutOfMemoryError, UsageError
 from cudatool.graphs import CapturableGenerator
@@ -594,6 +595,18 @@ def test_generators_are_told_of_captures_that_fail() -> None:
     with pytest.raises(KeyError), cudatool.graph(graph):
         raise KeyError
     assert generator.calls == ["begin_capture", "end_capture", "forget"]
+
+
+def test_each_replay_draws_the_numbers_that_eager_work_would() -> None:
+    cudatool.random.manual_seed(5)
+    expected = [cudatool.random.rand(8).get().tolist() for _ in range(5)]
+    cudatool.random.manual_seed(5)
+    graph, arrays = captured(lambda: [cudatool.random.rand(8), cudatool.random.rand(8)])
+    found = []
+    for _ in range(2):
+        graph.replay()
+        found += [array.get().tolist() for array in arrays]
+    assert [*found, cudatool.random.rand(8).get().tolist()] == expected
 
 
 # Graphed callables --------------------------------------------------------------------------------------------------
