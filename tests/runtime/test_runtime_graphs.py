@@ -447,9 +447,10 @@ def test_pool_of_a_graph_lives_as_long_as_the_graph() -> None:
     reserved = cudatool.memory_reserved()
     graph, _ = captured(lambda: cudatool.zeros(100) and None)
     cudatool.empty_cache()
-    assert cudatool.memory_reserved() == reserved + 2 * MIB
+    pool = graph.pool()
+    assert [segment["total_size"] for segment in cudatool.memory_snapshot(pool)] == [2 * MIB]
     del graph
-    assert cudatool.memory_reserved() == reserved + 2 * MIB  # like torch's, until the cache is emptied
+    assert len(cudatool.memory_snapshot(pool)) == 1  # like torch's, until the cache is emptied
     cudatool.empty_cache()
     assert cudatool.memory_reserved() == reserved
 
@@ -607,6 +608,13 @@ def test_each_replay_draws_the_numbers_that_eager_work_would() -> None:
         graph.replay()
         found += [array.get().tolist() for array in arrays]
     assert [*found, cudatool.random.rand(8).get().tolist()] == expected
+
+
+def test_graph_that_draws_is_not_part_of_another_one() -> None:
+    inner, _ = captured(lambda: cudatool.random.rand(8))
+    with pytest.raises(UsageError, match="cannot be replayed inside of another capture"):
+        captured(inner.replay)
+    inner.replay()
 
 
 # Graphed callables --------------------------------------------------------------------------------------------------
