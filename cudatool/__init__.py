@@ -52,6 +52,14 @@ if TYPE_CHECKING:
         set_device,
         synchronize,
     )
+    from cudatool._dtypes import (
+        bfloat16,
+        can_cast,
+        float8_e4m3fn,
+        float8_e5m2,
+        promote_types,
+        result_type,
+    )
     from cudatool._event import Event
     from cudatool._host_view import HostArray, host_view
     from cudatool._ipc import IpcArray, IpcHandle, ipc_handle, open_ipc_handle
@@ -149,6 +157,13 @@ __all__ = [
     "matmul",
     "ones",
     "zeros",
+    # number types
+    "bfloat16",
+    "can_cast",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "promote_types",
+    "result_type",
     # arrays of other processes
     "IpcArray",
     "IpcHandle",
@@ -185,6 +200,7 @@ _HOMES = (
     "_pinned",
     "memory.pluggable",
     "_kernel",
+    "_dtypes",
     "_array",
     "_annotate",
     "_host_view",
