@@ -82,6 +82,19 @@ from cudatool.ops._elementwise import (
     trunc,
     where,
 )
+from cudatool.ops._indexing import (
+    arange,
+    cat,
+    embedding,
+    embedding_dense_backward,
+    index_add,
+    index_select,
+    one_hot,
+    stack,
+)
+from cudatool.ops._loss import cross_entropy, cross_entropy_backward
+from cudatool.ops._normalization import layer_norm, native_layer_norm, native_layer_norm_backward
+from cudatool.ops._softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
 from cudatool.ops._statistics import (
     Extreme,
     all,
@@ -183,6 +196,23 @@ __all__ = [
     "triu",
     "trunc",
     "where",
+    "arange",
+    "cat",
+    "embedding",
+    "embedding_dense_backward",
+    "index_add",
+    "index_select",
+    "one_hot",
+    "stack",
+    "cross_entropy",
+    "cross_entropy_backward",
+    "layer_norm",
+    "native_layer_norm",
+    "native_layer_norm_backward",
+    "log_softmax",
+    "log_softmax_backward",
+    "softmax",
+    "softmax_backward",
     "Extreme",
     "all",
     "amax",
