@@ -28,6 +28,7 @@ __all__ = [
     "Compute",
     "Epilogue",
     "Gemm",
+    "Implementation",
     "Scales",
     "compute_type",
     "enqueue",
