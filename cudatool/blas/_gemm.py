@@ -143,6 +143,9 @@ class Gemm(NamedTuple):
     fast_accumulation: bool = False
     full_reduction: bool = False
 
+    def __repr__(self) -> str:
+        return f"<Gemm {self.a.shape} @ {self.b.shape} of {self.a.dtype}>"  # the layouts' own would read them
+
 
 Implementation = Callable[[Gemm, Stream], None]
 _IMPLEMENTATIONS: Final = {
