@@ -6,6 +6,8 @@ the device (:func:`cudatool._driver.initialize`). No other module knows how NVID
 
 from __future__ import annotations
 
+import os
+import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -38,16 +40,29 @@ _ADVICE = {
 }
 
 
+_loading = threading.RLock()
+
+
 def __getattr__(name: str) -> Any:
     if name not in ("core", "driver"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    _driver.initialize()  # before anything loads libcuda
-    from cuda import core
-    from cuda.bindings import driver
+    with _loading:  # cuda.core stands in for a package of its own: a second thread would find it half imported
+        _driver.initialize()  # before anything loads libcuda
+        from cuda import core
+        from cuda.bindings import driver
 
-    check(driver.cuInit(0))
-    globals().update(core=core, driver=driver)
+        check(driver.cuInit(0))
+        globals().update(core=core, driver=driver)
     return globals()[name]
+
+
+def _forked() -> None:
+    """In a forked child: look at the driver anew, which says that it cannot be used here."""
+    globals().pop("core", None)
+    globals().pop("driver", None)
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def check(result: tuple[Any, ...]) -> Any:

@@ -13,7 +13,7 @@
 The device's default generator takes part in every capture; others are registered before it
 (:meth:`cudatool.CUDAGraph.register_generator_state`).
 
-A generator finds out by ``cudatool.graphs.capturing_graph(stream)`` which graph a kernel is captured into, if it is. One
+A generator finds out by ``cudatool.graphs.capturing_graph(stream)`` which graph a kernel is captured into, if any. One
 that the graph does not know cannot be used in its capture.
 """
 

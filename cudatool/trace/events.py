@@ -80,6 +80,8 @@ class Kind(IntEnum):
     GRAPH_NODE = 51
     GRAPH_EDGE = 52
     GRAPH_POINTER = 53
+    # Work of several devices together.
+    COLLECTIVE = 54
     # What an operation touched, and when it ran.
     ACCESS = 60
     HOST_ACCESS = 61
@@ -94,6 +96,9 @@ class Kind(IntEnum):
     WARNING = 73
     FINDING = 74
     CALL = 75
+    MARK = 76
+    RANGE_START = 77
+    RANGE_END = 78
 
 
 FIELDS: Final[dict[Kind, str]] = {
@@ -153,6 +158,9 @@ FIELDS: Final[dict[Kind, str]] = {
     "edges lead into graphs inside; the nodes of a loop's body are in one line, as its rounds order them",
     Kind.GRAPH_POINTER: "an address among a node's parameters, which are fixed until an update: "
     "aux0=executable graph, aux1=node, address, size (0 if not known)",
+    Kind.COLLECTIVE: "the part of one rank in an operation of several devices: stream, correlation, name=operation, "
+    "address=buffer of its result (of what is sent, where it gets none), size=bytes there, aux0=communicator, "
+    "aux1=pack_dims(rank, number of ranks), stack",
     Kind.ACCESS: "correlation=the operation, address, size, flags=AccessFlag, name=argument or source line, "
     "stream=the node of a graph launch whose GRAPH_NODE records are there (else it says nothing); "
     "a strided set has aux0=distance between rows, aux1=number of rows, and size=bytes per row; "
@@ -166,6 +174,9 @@ FIELDS: Final[dict[Kind, str]] = {
     "flags=1 a kernel that a graph launch ran",
     Kind.RANGE_PUSH: "name",
     Kind.RANGE_POP: "",
+    Kind.MARK: "name: a moment that the program names",
+    Kind.RANGE_START: "name, aux0=range: one that need not be inside of others, and that any thread may end",
+    Kind.RANGE_END: "aux0=range",
     Kind.MODULE_LOAD: "name, size=bytes of the image, stack",
     Kind.WARNING: "name=the text",
     Kind.CALL: "a public function of cudatool has ended: name, aux0=ns it took, aux1=how many others it was called by, "
