@@ -114,13 +114,11 @@ class Generator:
     @traced
     def initial_seed(self) -> int:
         """Return the seed."""
-        self._refuse_capture()
         return self._state.seed
 
     @traced
     def get_offset(self) -> int:
         """Return how many numbers each thread has behind it."""
-        self._refuse_capture()
         return self._state.offset
 
     @traced
@@ -132,12 +130,11 @@ class Generator:
         UsageError
             It is no multiple of 4, or not in [0, 2^63).
         """
-        self._set(self._state.seed, _as_offset(operator.index(offset)))
+        self._set(self._state.seed, _as_offset(offset))
 
     @traced
     def get_state(self) -> npt.NDArray[np.uint8]:
         """Return seed and offset as 16 bytes, PyTorch's layout."""
-        self._refuse_capture()
         return np.array([self._state.seed, self._state.offset], _STATE).view(np.uint8)
 
     @traced
@@ -155,12 +152,11 @@ class Generator:
             It is something else, or the current stream is being captured.
         """
         found = np.asarray(new_state)
-        if found.dtype != np.uint8 or found.ndim != 1 or found.size not in (8, 16):
+        if found.dtype != np.uint8 or found.size not in (8, 16):
             raise UsageError(
-                f"a state is 16 bytes (uint8, one dimension), as get_state() returns; "
-                f"this has shape {found.shape} and dtype {found.dtype}"
+                f"a state is 16 bytes (uint8), as get_state() returns; this has shape {found.shape}, dtype {found.dtype}"
             )
-        seed, offset = (*map(int, np.ascontiguousarray(found).view(_STATE)), 0)[:2]
+        seed, offset = (*map(int, found.ravel().view(_STATE)), 0)[:2]
         self._set(seed, _as_offset(offset))
 
     @traced
@@ -200,8 +196,8 @@ class Generator:
     def _refuse_capture(self) -> None:
         if _driver.chosen() is not None and is_capturing(current_stream(self._device)):
             raise UsageError(
-                "seed and offset cannot be read or set while a graph is captured: each replay has its own; "
-                "use graphsafe_get_state() and graphsafe_set_state()"
+                "seed and offset cannot be set while a graph is captured: each replay takes those of its time; "
+                "use graphsafe_set_state(), or set them before a replay"
             )
 
     def draw(self, count: int, stream: Stream) -> Drawn:
@@ -263,15 +259,23 @@ class Generator:
             state.places.pop(id(graph), None)
 
 
+def _as_integer(number: SupportsIndex, what: str) -> int:
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise UsageError(f"{what} is an integer, not {type(number).__name__}") from None
+
+
 def _as_seed(seed: SupportsIndex) -> int:
     """Return a seed as 64 bits; a negative one counts from 2^64."""
-    number = operator.index(seed)
+    number = _as_integer(seed, "a seed")
     if not -_WORD // 2 <= number < _WORD:
         raise UsageError(f"a seed is in [-2^63, 2^64), not {number}")
     return number % _WORD
 
 
-def _as_offset(offset: int) -> int:
+def _as_offset(given: SupportsIndex) -> int:
+    offset = _as_integer(given, "an offset")
     if not 0 <= offset < _WORD // 2 or offset % 4:
         raise UsageError(f"an offset is a multiple of 4 in [0, 2^63), not {offset}")
     return offset

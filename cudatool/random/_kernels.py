@@ -237,7 +237,7 @@ template <typename T> struct Bernoulli {
     __device__ T operator()(Number x) const { return T(Number(x < p)); }
 };
 
-template <typename T, typename Bits> struct Integer {  // [low, low + range); a range of 0 stands for all numbers
+template <typename T, typename Bits> struct Integer {  // [low, low + range); a range of 0 is all numbers of Bits
     typedef T Element;
     typedef Bits Number;
     typedef Words<Bits> Draw;
@@ -246,7 +246,10 @@ template <typename T, typename Bits> struct Integer {  // [low, low + range); a 
     Bits range;
     long long low;
     __device__ Integer(Word64 a, long long b) : range(a), low(b) {}
-    __device__ T operator()(Bits x) const { return T((long long)((range ? x % range : x) + low)); }
+    __device__ T operator()(Bits x) const {
+        Bits mask = range - 1;
+        return T((long long)((range & mask ? x % range : x & mask) + low));
+    }
 };
 
 template <typename D>
