@@ -23,7 +23,7 @@ import numpy.typing as npt
 from cudatool import _cuda
 from cudatool._allocator import Layout
 from cudatool._annotate import annotate
-from cudatool._array import DeviceArray, asarray
+from cudatool._array import DeviceArray, asarray, empty
 from cudatool._device import device as on_device
 from cudatool._kernel import Kernel, compile, launch
 from cudatool._stream import current_stream
@@ -37,7 +37,9 @@ __all__ = [
     "MultiTensorKernel",
     "check_alike",
     "check_steps",
+    "empty_alike",
     "grouped",
+    "is_dense",
     "pointer",
     "scalar_on",
 ]
@@ -266,7 +268,7 @@ def check_alike(lists: Mapping[str, Sequence[DeviceArray]]) -> None:
             if layout.dtype not in C_TYPES:
                 known = ", ".join(map(str, C_TYPES))
                 raise UsageError(f"{name}[{index}] is {layout.dtype}; only {known} are possible here")
-            if not layout.flags.forc and not _is_dense(layout):
+            if not layout.flags.forc and not is_dense(layout):
                 raise UsageError(f"{name}[{index}] of shape {layout.shape} has gaps; pass its contiguous()")
             if layout.shape != model.shape or array.device != model.device or _order(layout) != _order(model.layout):
                 raise UsageError(
@@ -281,7 +283,7 @@ def check_steps(steps: Sequence[DeviceArray], params: Sequence[DeviceArray]) -> 
         raise UsageError("state_steps must be one float32 on the device for each of params")
 
 
-def _is_dense(layout: Layout) -> bool:
+def is_dense(layout: Layout) -> bool:
     """Return whether the elements fill the memory that they lie in, in any order of dimensions."""
     expected = layout.itemsize
     for stride, count in sorted(zip(layout.strides, layout.shape, strict=True)):
@@ -297,6 +299,15 @@ def _order(layout: Layout) -> Any:
     if layout.flags.c_contiguous:
         return None
     return [stride // layout.itemsize for stride, count in zip(layout.strides, layout.shape, strict=True) if count > 1]
+
+
+def empty_alike(array: DeviceArray, dtype: npt.DTypeLike) -> DeviceArray:
+    """Return a new array on the same device, of the same shape and with the dimensions in the same order in memory."""
+    if array.is_contiguous():
+        return empty(array.shape, dtype, device=array.device)
+    order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])  # the outermost dimension first
+    made = empty([array.shape[axis] for axis in order], dtype, device=array.device)
+    return made.transpose(*[order.index(axis) for axis in range(array.ndim)])
 
 
 def grouped(*lists: Sequence[DeviceArray]) -> list[tuple[list[DeviceArray], ...]]:

@@ -14,7 +14,18 @@ from cudatool._api import traced
 from cudatool._array import DeviceArray, asarray, empty
 from cudatool._device import device as on_device
 from cudatool._kernel import Kernel, compile, launch
-from cudatool._multi_tensor import C_TYPES, CHUNK, PRELUDE, MultiTensorKernel, check_alike, grouped, pointer, scalar_on
+from cudatool._multi_tensor import (
+    C_TYPES,
+    CHUNK,
+    PRELUDE,
+    MultiTensorKernel,
+    check_alike,
+    empty_alike,
+    grouped,
+    is_dense,
+    pointer,
+    scalar_on,
+)
 from cudatool._stream import current_stream
 from cudatool.errors import UsageError
 
@@ -243,10 +254,10 @@ def foreach_zero_(arrays: Sequence[DeviceArray]) -> None:
     _map_lists(_SET, arrays, arrays, 0.0)
 
 
-def scaled(array: DeviceArray, factor: DeviceArray, dtype: np.dtype[Any]) -> DeviceArray:
-    """Return a new array of `dtype`, in C order: `array` times one float32 on its device."""
-    source = array.contiguous()
-    result = empty(array.shape, dtype, device=array.device)
+def scaled(array: DeviceArray, factor: float | DeviceArray, dtype: np.dtype[Any]) -> DeviceArray:
+    """Return a new array of `dtype`: `array` times a number, or one float32 on its device."""
+    source = array if is_dense(array.layout) else array.contiguous()
+    result = empty_alike(source, dtype)
     _map_lists(_SCALE, [source], [result], factor)
     return result
 

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from cudatool._api import traced
-from cudatool._array import DeviceArray, empty, zeros
+from cudatool._array import DeviceArray, zeros
+from cudatool._multi_tensor import empty_alike
 from cudatool.errors import UsageError
 from cudatool.optim._adam import fused_adam_, fused_adamw_
 from cudatool.optim._foreach import foreach_add_, foreach_copy_, foreach_zero_
 from cudatool.optim._sgd import fused_sgd_
 
-__all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
+__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "is_parameter"]
 
-_LOW_PRECISION = 2  # bytes of an element that can have a master copy
+_LOW_PRECISION: Final = 2  # bytes of an element that can have a master copy
+_parameters: Final[WeakValueDictionary[int, DeviceArray]] = WeakValueDictionary()  # of all optimizers, by id
+
+
+def is_parameter(array: DeviceArray) -> bool:
+    """Return whether an optimizer has the array among its parameters."""
+    return _parameters.get(id(array)) is array
 
 
 class Optimizer:
@@ -79,6 +87,7 @@ class Optimizer:
             known.add(id(param))
         self._check(group)
         self.param_groups.append(group)
+        _parameters.update({id(param): param for param in group["params"]})
         self.state += self._initial_state(group)
 
     def _check(self, group: Mapping[str, Any]) -> None:
@@ -94,7 +103,7 @@ class Optimizer:
         if group["master_weights"]:
             for param, own in zip(group["params"], state, strict=True):
                 if param.dtype.itemsize == _LOW_PRECISION:
-                    own["master_param"] = _like(param, np.float32)
+                    own["master_param"] = empty_alike(param, np.float32)
             low = [param for param, own in zip(group["params"], state, strict=True) if own]
             foreach_copy_([own["master_param"] for own in state if own], low)
         return state
@@ -246,7 +255,7 @@ class Adam(Optimizer):
         for param, own in zip(group["params"], state, strict=True):
             model = own.get("master_param", param)
             own["step"] = zeros((), device=param.device)
-            own |= {part: _like(model, model.dtype).fill_(0) for part in parts}
+            own |= {part: empty_alike(model, model.dtype).fill_(0) for part in parts}
         return state
 
     @traced
@@ -352,7 +361,7 @@ class SGD(Optimizer):
             for param, own in zip(group["params"], state, strict=True):
                 model = own.get("master_param", param)
                 # Zero makes the first step what it is without dampening, so that a graph may contain it.
-                own["momentum_buffer"] = _like(model, model.dtype).fill_(0)
+                own["momentum_buffer"] = empty_alike(model, model.dtype).fill_(0)
                 if group["dampening"]:
                     own["step"] = zeros((), device=param.device)
         return state
@@ -387,10 +396,3 @@ class SGD(Optimizer):
             **scaling,
         )
         foreach_add_(steps, 1.0, found_inf=scaling["found_inf"])
-
-
-def _like(array: DeviceArray, dtype: Any) -> DeviceArray:
-    """Return a new array of the same shape and the same order of elements."""
-    order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])  # the outermost dimension first
-    made = empty([array.shape[axis] for axis in order], dtype, device=array.device)
-    return made.transpose(*[order.index(axis) for axis in range(array.ndim)])
