@@ -10,7 +10,7 @@ import numpy as np
 
 from cudatool._api import traced
 from cudatool._array import DeviceArray, zeros
-from cudatool._multi_tensor import empty_alike
+from cudatool._multi_tensor import Arrays, empty_alike
 from cudatool.errors import UsageError
 from cudatool.optim._adam import fused_adam_, fused_adamw_
 from cudatool.optim._foreach import foreach_add_, foreach_copy_, foreach_zero_
@@ -43,9 +43,10 @@ class Optimizer:
     Attributes
     ----------
     param_groups
-        One dictionary per group: its ``"params"``, and its options, which may be changed between steps.
+        One dictionary per group: its ``"params"``, which stay, and its options, which may be changed between steps.
     state
-        One dictionary per parameter, in the order of the groups: name of a part of the state -> array.
+        One dictionary per parameter, in the order of the groups: name of a part of the state -> array. The arrays stay;
+        copy into them.
     """
 
     _step_supports_amp_scaling: ClassVar[bool] = True  # as torch names it: GradScaler leaves the unscaling to step()
@@ -56,6 +57,7 @@ class Optimizer:
         self.defaults = dict(defaults)
         self.param_groups: list[dict[str, Any]] = []
         self.state: list[dict[str, DeviceArray]] = []
+        self._lists: dict[tuple[int, bool], tuple[list[int], dict[str, Arrays]]] = {}
         given = list(params)
         if not given:
             raise UsageError("an optimizer needs parameters; the list is empty")
@@ -126,27 +128,30 @@ class Optimizer:
             raise UsageError(f"{len(grads)} gradients for {params} parameters; pass one for each, None for none")
         start = 0
         for group in self.param_groups:
-            rows = [
-                (param, grad, state)
-                for param, grad, state in zip(group["params"], grads[start:], self.state[start:], strict=False)
-                if grad is not None
-            ]
-            start += len(group["params"])
-            for kind in (False, True):  # with and without a master
-                chosen = [row for row in rows if ("master_param" in row[2]) == kind]
+            stop = start + len(group["params"])
+            for masters in (False, True):
+                chosen = [
+                    index
+                    for index in range(start, stop)
+                    if grads[index] is not None and ("master_param" in self.state[index]) == masters
+                ]
                 if chosen:
-                    own_params, own_grads, states = map(list, zip(*chosen, strict=True))
-                    masters = [state["master_param"] for state in states] if kind else []
-                    self._step(group, own_params, own_grads, states, masters)
+                    own = Arrays(grads[index] for index in chosen)  # type: ignore[misc]
+                    self._step(group, own, self._lists_of(group, start, chosen))
+            start = stop
 
-    def _step(
-        self,
-        group: Mapping[str, Any],
-        params: list[DeviceArray],
-        grads: list[DeviceArray],
-        states: list[dict[str, DeviceArray]],
-        masters: list[DeviceArray],
-    ) -> None:
+    def _lists_of(self, group: Mapping[str, Any], start: int, chosen: list[int]) -> dict[str, Arrays]:
+        """Return parameters and each part of their state as lists: those of the step before, if they were the same."""
+        parts = self.state[chosen[0]]
+        known = self._lists.get((start, "master_param" in parts))
+        if known is None or known[0] != chosen:
+            lists = {part: Arrays(self.state[index][part] for index in chosen) for part in parts}
+            lists["params"] = Arrays(group["params"][index - start] for index in chosen)
+            known = self._lists[start, "master_param" in parts] = chosen, lists
+        return known[1]
+
+    def _step(self, group: Mapping[str, Any], grads: Arrays, lists: Mapping[str, Sequence[DeviceArray]]) -> None:
+        """Take a step of some parameters of a group; `lists` has their ``"params"`` and the parts of their state."""
         raise NotImplementedError
 
     def _scaling(self) -> dict[str, DeviceArray | None]:
@@ -262,24 +267,16 @@ class Adam(Optimizer):
     def step(self, grads: Sequence[DeviceArray | None]) -> None:
         super().step(grads)
 
-    def _step(
-        self,
-        group: Mapping[str, Any],
-        params: list[DeviceArray],
-        grads: list[DeviceArray],
-        states: list[dict[str, DeviceArray]],
-        masters: list[DeviceArray],
-    ) -> None:
+    def _step(self, group: Mapping[str, Any], grads: Arrays, lists: Mapping[str, Sequence[DeviceArray]]) -> None:
         scaling = self._scaling()
-        steps = [state["step"] for state in states]
-        foreach_add_(steps, 1.0, found_inf=scaling["found_inf"])
+        foreach_add_(lists["step"], 1.0, found_inf=scaling["found_inf"])
         self._fused(
-            params,
+            lists["params"],
             grads,
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [state["max_exp_avg_sq"] for state in states] if group["amsgrad"] else [],
-            steps,
+            lists["exp_avg"],
+            lists["exp_avg_sq"],
+            lists.get("max_exp_avg_sq", ()),
+            lists["step"],
             lr=group["lr"],
             beta1=group["betas"][0],
             beta2=group["betas"][1],
@@ -287,7 +284,7 @@ class Adam(Optimizer):
             eps=group["eps"],
             amsgrad=group["amsgrad"],
             maximize=group["maximize"],
-            master_params=masters,
+            master_params=lists.get("master_param", ()),
             **scaling,
         )
 
@@ -370,20 +367,13 @@ class SGD(Optimizer):
     def step(self, grads: Sequence[DeviceArray | None]) -> None:
         super().step(grads)
 
-    def _step(
-        self,
-        group: Mapping[str, Any],
-        params: list[DeviceArray],
-        grads: list[DeviceArray],
-        states: list[dict[str, DeviceArray]],
-        masters: list[DeviceArray],
-    ) -> None:
+    def _step(self, group: Mapping[str, Any], grads: Arrays, lists: Mapping[str, Sequence[DeviceArray]]) -> None:
         scaling = self._scaling()
-        steps = [state["step"] for state in states] if group["momentum"] and group["dampening"] else []
+        steps = lists.get("step", ())
         fused_sgd_(
-            params,
+            lists["params"],
             grads,
-            [state["momentum_buffer"] for state in states] if group["momentum"] else [],
+            lists.get("momentum_buffer", ()),
             weight_decay=group["weight_decay"],
             momentum=group["momentum"],
             lr=group["lr"],
@@ -392,7 +382,7 @@ class SGD(Optimizer):
             maximize=group["maximize"],
             is_first_step=False,
             state_steps=steps,
-            master_params=masters,
+            master_params=lists.get("master_param", ()),
             **scaling,
         )
         foreach_add_(steps, 1.0, found_inf=scaling["found_inf"])

@@ -129,18 +129,16 @@ def fused_sgd_(
         state["momentum_buffer_list"] = momentum_buffer_list
     if master_params:
         state["master_params"] = master_params
-    check_alike({"params": params, "grads": grads, **state})
-    if state_steps:
-        check_steps(state_steps, params)
-    for group in grouped(params, grads, *state.values(), *([state_steps] if state_steps else [])):
+    lists = check_alike({"params": params, "grads": grads, **state})
+    for group in grouped([*lists, check_steps(state_steps, lists[0])] if state_steps else lists):
         first = group[0][0]
-        kinds = {arrays[0].dtype for arrays in group[2 : 2 + len(state)]} or {first.dtype}
+        kinds = {arrays[0].dtype for arrays in group[2 : len(lists)]} or {first.dtype}
         if len(kinds) > 1:
             raise UsageError(f"the state of one parameter must be of one dtype, not {', '.join(map(str, kinds))}")
         device_lr = scalar_on(first.device, lr, "lr") if isinstance(lr, DeviceArray) else None
         scale = scalar_on(first.device, grad_scale, "grad_scale")
         inf = scalar_on(first.device, found_inf, "found_inf")
-        written = [0, *range(2, 2 + len(state))]
+        written = [0, *range(2, len(lists))]
         _sgd(
             [
                 *(C_TYPES[dtype] for dtype in (first.dtype, group[1][0].dtype, *kinds)),
