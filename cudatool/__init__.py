@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from cudatool._kernel import Kernel, compile, launch
     from cudatool._mempool import MemPool, graph_pool_handle, use_mem_pool
     from cudatool._nvml import clock_rate, device_memory_used, memory_usage, power_draw, temperature, utilization
+    from cudatool._peer import enable_peer_access
     from cudatool._pinned import (
         empty_host_cache,
         empty_pinned,
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
     from cudatool._sync_debug import get_sync_debug_mode, set_sync_debug_mode
     from cudatool.blas import matmul
     from cudatool.errors import CompileError, CudaError, CudatoolError, OutOfMemoryError, SynchronizationError
+    from cudatool.graphs import CUDAGraph, graph, is_current_stream_capturing, make_graphed_callables
     from cudatool.memory.driver_provider import free_mutex
     from cudatool.memory.pluggable import CUDAPluggableAllocator
     from cudatool.recording import record
@@ -107,6 +109,7 @@ __all__ = [
     "device_count",
     "device_of",
     "get_arch_list",
+    "enable_peer_access",
     "get_device_capability",
     "get_device_name",
     "get_device_properties",
@@ -173,6 +176,11 @@ __all__ = [
     "reset_peak_memory_stats",
     "set_per_process_memory_fraction",
     "use_mem_pool",
+    # graphs
+    "CUDAGraph",
+    "graph",
+    "is_current_stream_capturing",
+    "make_graphed_callables",
     # pinned memory
     "empty_host_cache",
     "empty_pinned",
@@ -235,10 +243,12 @@ _HOMES = (
     "memory.driver_provider",
     "_kernel",
     "_array",
+    "_peer",
     "_annotate",
     "_host_view",
     "_ipc",
     "blas",
+    "graphs",
     "recording",
 )
 _CUDA_CORE = ("LaunchConfig", "ProgramOptions")

@@ -25,7 +25,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _MEASURED: Final = (Kind.KERNEL_LAUNCH, Kind.GRAPH_LAUNCH)  # by a device that measures accesses
-_OPAQUE: Final = (*_MEASURED, Kind.GEMM, Kind.HOST_FUNCTION)
+_OPAQUE: Final = (*_MEASURED, Kind.GEMM, Kind.HOST_FUNCTION, Kind.COLLECTIVE)
 _TOLD: Final = (Kind.MEMCPY, Kind.MEMSET)
 
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from cudatool import _interop, _transfer
+from cudatool import _interop, _peer, _transfer
 from cudatool._allocator import Layout, Memory, Shape, allocate
 from cudatool._device import DeviceLike, device_index
 from cudatool._pinned import empty_pinned, is_pinned
@@ -178,20 +178,8 @@ class DeviceArray:
         elif source.device == self.device:
             _transfer.copy_on_device(self.layout, source.layout, stream)
         else:
-            self._copy_from_peer(source, stream)
+            _peer.copy_between([(self, source)])
         return self
-
-    def _copy_from_peer(self, source: DeviceArray, stream: Stream) -> None:
-        # One contiguous copy between the devices, in order with both current streams, as torch does it.
-        packed = source.contiguous()
-        fits = self.is_contiguous() and (self.shape, self.dtype) == (source.shape, source.dtype)
-        landing = self if fits else empty(source.shape, source.dtype, device=self.device)
-        other = current_stream(source.device)
-        stream.wait_stream(other)
-        _transfer.copy_on_device(landing.layout, packed.layout, stream)
-        other.wait_stream(stream)
-        if landing is not self:
-            _transfer.copy_on_device(self.layout, landing.layout, stream)
 
     def fill_(self, value: Any) -> DeviceArray:
         """Set every element to `value`, cast to the array's dtype, and return the array."""

@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 DeviceLike = SupportsIndex | str | None | Any
-"""An ordinal, ``"cuda:1"``, a :class:`cuda.core.Device`; None is the current device."""
+"""An ordinal, ``"cuda:1"``, a :class:`device`, a :class:`cuda.core.Device`; None is the current device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +214,10 @@ class device:  # noqa: N801 - torch.cuda's name
     def __init__(self, device: DeviceLike) -> None:
         self.idx = -1 if device is None else device_index(device)
         self._previous: Any = None
+
+    def __index__(self) -> int:
+        """Return the ordinal, so that the object names its device wherever one is asked for."""
+        return current_device() if self.idx < 0 else self.idx
 
     def __enter__(self) -> None:
         if self.idx >= 0 and _ask_current() != self.idx:

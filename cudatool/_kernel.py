@@ -98,6 +98,18 @@ class Kernel:
         """Take back what :meth:`pack` returned, when the driver has read it: a launch copies its arguments."""
         self._idle.append(packed)
 
+    def set_shared_memory_config(self, shared_mem_bytes: int) -> None:
+        """Allow launches to ask for so much dynamic shared memory on the current device; 48 KiB is allowed already.
+
+        Raises
+        ------
+        CudaError
+            The device has not that much for one block.
+        """
+        attribute = _cuda.driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        with operation():
+            check(_cuda.driver.cuKernelSetAttribute(attribute, shared_mem_bytes, self.handle, current_device()))
+
     @functools.cached_property
     def accesses(self) -> KernelAccesses | None:
         """Which memory the kernel may access, inferred from its PTX; None if that is not known."""

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from cudatool import _cuda
 from cudatool._allocator import Shape, array_interface, nested
+from cudatool._capture import capture_of, relaxed
 from cudatool._cuda import check, operation
 from cudatool._device import current_device
 from cudatool._device import device as on_device
@@ -37,6 +38,7 @@ __all__ = [
     "host_register",
     "is_pinned",
     "is_pinned_address",
+    "let_go",
     "note_use",
     "pin_memory",
     "reset_accumulated_host_memory_stats",
@@ -64,7 +66,7 @@ class _DriverMemory:
     def allocate(self, size: int) -> int:
         device = current_device()
         pages = _touched_pages(size, self._threads) if self._register else None
-        with operation() as correlation:
+        with operation() as correlation, relaxed():
             if pages is None:
                 name, address = "cuMemHostAlloc", int(check(_cuda.driver.cuMemHostAlloc(size, 0)))
             else:
@@ -78,7 +80,7 @@ class _DriverMemory:
     def free(self, address: int) -> None:
         found = self._allocations[address]
         name = "cuMemFreeHost" if found.pages is None else "cuMemHostUnregister"
-        with on_device(found.device), operation() as correlation:
+        with on_device(found.device), operation() as correlation, relaxed():
             check(getattr(_cuda.driver, name)(address))
         del self._allocations[address]
         if correlation:
@@ -127,14 +129,29 @@ def _host_allocator() -> CachingHostAllocator:
 def note_use(address: int, stream: Stream) -> None:
     """Say that work on `stream` uses the memory at `address`, pinned or not: it rests, once freed, until that is over.
 
-    The copies of this package do so by themselves.
+    If the stream is captured, the graph uses it at each replay, and keeps it. The copies of this package do so by
+    themselves.
     """
-    if _allocator is None or not _allocator.record_event(address, (stream.device_index, stream.cuda_stream)):
+    if _allocator is None:
+        return
+    capture = capture_of(stream)
+    if capture is not None:
+        if block := _allocator.hold(address):
+            capture.held.append(block)
+        return
+    if not _allocator.record_event(address, (stream.device_index, stream.cuda_stream)):
         return
     if hooks.active:
         hooks.emit(
             Kind.BLOCK_RECORD_STREAM, device=stream.device_index, stream=stream.trace_id(), address=address, stack=0
         )
+
+
+def let_go(blocks: Iterable[int], stream: Stream | None) -> None:
+    """Say that a graph does not use these blocks any more, once its last replay, on `stream`, is over."""
+    for block in blocks:
+        assert _allocator is not None
+        _allocator.let_go(block, None if stream is None else (stream.device_index, stream.cuda_stream))
 
 
 class _PinnedMemory:

@@ -95,13 +95,6 @@ class Stream:
         self.device_index = device
         self.priority = priority
 
-    @staticmethod
-    def priority_range(device: DeviceLike = None) -> tuple[int, int]:
-        """Return the lowest and the highest priority of a device's streams; the higher one is the lower number."""
-        with on_device(device_index(device)), operation():
-            lowest, highest = check(_cuda.driver.cuCtxGetStreamPriorityRange())
-        return int(lowest), int(highest)
-
     @classmethod
     def from_handle(cls, handle: int, device: DeviceLike = None) -> ExternalStream:
         """Return the stream that the driver knows as `handle`; its maker keeps it alive and destroys it."""
@@ -117,6 +110,18 @@ class Stream:
     def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
         if getattr(self, "_pool", None) is not None and not _finalizing():
             self.close()
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """Return the lowest and the highest priority that the current device has; the highest is the least number."""
+        current_device()  # from here on the thread has a context
+        lowest, highest = check(_cuda.driver.cuCtxGetStreamPriorityRange())
+        return int(lowest), int(highest)
+
+    @property
+    def device(self) -> int:
+        """Ordinal of the device that the stream is on."""
+        return self.device_index
 
     @property
     def is_closed(self) -> bool:
@@ -146,11 +151,6 @@ class Stream:
             The stream was closed.
         """
         return self._native if self._core is not None else self.core
-
-    @property
-    def is_default(self) -> bool:
-        """Whether it is the legacy or the per-thread default stream, of which each device has one."""
-        return self._handle in (0, 1, 2)
 
     @property
     def cuda_stream(self) -> int:
@@ -249,6 +249,11 @@ class ExternalStream(Stream):
         hooks.stream_id(index, stream_ptr, flags=flags, priority=self.priority)
 
 
+def get_stream_from_external(data_ptr: int, device: DeviceLike = None) -> Stream:
+    """Return the stream that the driver knows as `data_ptr`; its maker keeps it alive and destroys it."""
+    return ExternalStream(data_ptr, device)
+
+
 def as_stream(stream: Any) -> Stream:
     """Return anything with ``__cuda_stream__`` as a stream of ours; None is the current stream.
 
@@ -266,11 +271,6 @@ def as_stream(stream: Any) -> Stream:
     except AttributeError:
         raise UsageError(f"{type(stream).__name__} is not a stream: it has no __cuda_stream__") from None
     return ExternalStream(handle)
-
-
-def get_stream_from_external(data_ptr: int, device: DeviceLike = None) -> ExternalStream:
-    """Return the stream that the driver knows as `data_ptr`; its maker keeps it alive and destroys it."""
-    return ExternalStream(data_ptr, device)
 
 
 class _Current(threading.local):

@@ -41,6 +41,7 @@ __all__ = ["Columns", "payload"]
 _Ints = npt.NDArray[np.int64]
 _TYPES: Final = (("u8", 1 << 8), ("u16", 1 << 16), ("u32", 1 << 32))
 _DTYPES: Final = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "f64": "<f8"}
+_SIZED: Final = (Kind.MEMCPY, Kind.MEMSET, Kind.COLLECTIVE)  # operations that are told with their bytes
 _SAMPLE: Final = 1 << 14  # values that the best form of a column is chosen by
 
 
@@ -244,7 +245,7 @@ def _operations(ran: Operations, trace: Trace, columns: Columns) -> dict[str, An
         "start": columns.add(ran.start - first),
         "end": columns.add(ran.end - first),
         "kind": columns.add(np.where(known, used["kind"], 0)),
-        "size": columns.add(np.where(known & np.isin(used["kind"], (Kind.MEMCPY, Kind.MEMSET)), used["size"], 0)),
+        "size": columns.add(np.where(known & np.isin(used["kind"], _SIZED), used["size"], 0)),
         "stack": columns.add(np.where(known, used["stack"], 0)),
         "name": columns.add(np.where(known, used["name"], 0)),
     }

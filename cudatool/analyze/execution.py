@@ -13,7 +13,10 @@ from cudatool.trace.model import Trace
 
 __all__ = ["Copies", "Kernel", "Operations", "Stream", "calls", "copies", "kernels", "operations", "streams"]
 
-_WORK: Final = (Kind.KERNEL_LAUNCH, Kind.MEMCPY, Kind.MEMSET, Kind.GEMM, Kind.HOST_FUNCTION, Kind.GRAPH_LAUNCH)
+_WORK: Final = (
+    *(Kind.KERNEL_LAUNCH, Kind.MEMCPY, Kind.MEMSET, Kind.GEMM, Kind.HOST_FUNCTION, Kind.GRAPH_LAUNCH),
+    Kind.COLLECTIVE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ def calls(trace: Trace) -> Operations:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """All launches of one kernel or cuBLAS routine; `time` is their execution time in ns, None if not recorded."""
+    """All launches of one kernel, cuBLAS routine or collective; `time` is their execution time in ns, None if unknown."""
 
     name: str
     launches: int
@@ -104,7 +107,7 @@ def kernels(trace: Trace, ran: Operations) -> tuple[Kernel, ...]:
     A kernel that a graph launch ran counts as launched.
     """
     time, seen = _time_by_call(trace, ran)
-    calls = np.flatnonzero(np.isin(trace.records["kind"], (Kind.KERNEL_LAUNCH, Kind.GEMM)))
+    calls = np.flatnonzero(np.isin(trace.records["kind"], (Kind.KERNEL_LAUNCH, Kind.GEMM, Kind.COLLECTIVE)))
     in_graphs = trace.of_kind(Kind.EXECUTION)
     in_graphs = in_graphs[(in_graphs["flags"] & 1) != 0]
     rows = []

@@ -33,7 +33,10 @@ from cudatool.trace.model import Trace
 
 __all__ = ["write"]
 
-_WORK: Final = (Kind.KERNEL_LAUNCH, Kind.MEMCPY, Kind.MEMSET, Kind.GEMM, Kind.HOST_FUNCTION, Kind.GRAPH_LAUNCH)
+_WORK: Final = (
+    *(Kind.KERNEL_LAUNCH, Kind.MEMCPY, Kind.MEMSET, Kind.GEMM, Kind.HOST_FUNCTION, Kind.GRAPH_LAUNCH),
+    Kind.COLLECTIVE,
+)
 _CALLS: Final = (
     *_WORK,
     *(Kind.STREAM_WAIT_EVENT, Kind.STREAM_SYNCHRONIZE, Kind.EVENT_RECORD, Kind.EVENT_SYNCHRONIZE),
@@ -277,6 +280,9 @@ def _arguments(
     if kind in (Kind.MEMCPY, Kind.MEMSET):
         text += f',"bytes":{size},"asynchronous":{"true" if flags & CopyFlag.ASYNC else "false"}'
         return f'{text},"direction":"{_direction(flags)}"' if kind == Kind.MEMCPY else text
+    if kind == Kind.COLLECTIVE:
+        rank, ranks, _ = unpack_dims(aux1)
+        return f'{text},"bytes":{size},"communicator":{aux0},"rank":{rank},"ranks":{ranks}'
     if kind == Kind.GEMM:
         return f'{text},"mnk":{list(unpack_dims(aux0))}'
     return text

@@ -13,8 +13,11 @@ from cudatool.trace.model import Trace
 
 __all__ = ["LAUNCHES", "WORK", "Row", "byte_sets", "read_rows"]
 
-WORK = (Kind.KERNEL_LAUNCH, Kind.MEMCPY, Kind.MEMSET, Kind.GEMM, Kind.HOST_FUNCTION, Kind.GRAPH_LAUNCH)
-LAUNCHES = (Kind.KERNEL_LAUNCH, Kind.GEMM, Kind.GRAPH_LAUNCH)
+WORK = (
+    *(Kind.KERNEL_LAUNCH, Kind.MEMCPY, Kind.MEMSET, Kind.GEMM, Kind.HOST_FUNCTION, Kind.GRAPH_LAUNCH),
+    Kind.COLLECTIVE,
+)
+LAUNCHES = (Kind.KERNEL_LAUNCH, Kind.GEMM, Kind.GRAPH_LAUNCH, Kind.COLLECTIVE)
 """The work whose accesses only ACCESS records can tell."""
 
 _MASK_BITS = 1 << 15  # elements of a mask, at most

@@ -80,6 +80,8 @@ class Kind(IntEnum):
     GRAPH_NODE = 51
     GRAPH_EDGE = 52
     GRAPH_POINTER = 53
+    # Work of several devices together.
+    COLLECTIVE = 54
     # What an operation touched, and when it ran.
     ACCESS = 60
     HOST_ACCESS = 61
@@ -144,8 +146,8 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.GRAPH_CAPTURE_END: "stream, aux0=graph (0 if the capture failed), stack",
     Kind.GRAPH_LAUNCH: "stream, correlation (of the executions of all its nodes too), aux0=executable graph, name=API, "
     "stack",
-    Kind.GRAPH_NODE_ADDED: "a call added a node: aux0=graph, correlation (no work has it), flags=CUgraphNodeType, "
-    "stream=the one it was captured in (0 if added by hand), name=kernel or what the node is, stack",
+    Kind.GRAPH_NODE_ADDED: "a call added a node: aux0=graph, correlation (of our runtime's call too, else of nothing), "
+    "flags=CUgraphNodeType, stream=the one it was captured in (0 if added by hand), name=kernel or what it is, stack",
     Kind.GRAPH_INSTANTIATE: "aux0=executable graph, aux1=graph it is made of, stack; "
     "its GRAPH_NODE, GRAPH_EDGE and GRAPH_POINTER records follow",
     Kind.GRAPH_UPDATE: "aux0=executable graph, stack; its GRAPH_NODE and GRAPH_POINTER records follow, the edges stay",
@@ -156,6 +158,9 @@ FIELDS: Final[dict[Kind, str]] = {
     "edges lead into graphs inside; the nodes of a loop's body are in one line, as its rounds order them",
     Kind.GRAPH_POINTER: "an address among a node's parameters, which are fixed until an update: "
     "aux0=executable graph, aux1=node, address, size (0 if not known)",
+    Kind.COLLECTIVE: "the part of one rank in an operation of several devices: stream, correlation, name=operation, "
+    "address=buffer of its result (of what is sent, where it gets none), size=bytes there, aux0=communicator, "
+    "aux1=pack_dims(rank, number of ranks), stack",
     Kind.ACCESS: "correlation=the operation, address, size, flags=AccessFlag, name=argument or source line, "
     "stream=the node of a graph launch whose GRAPH_NODE records are there (else it says nothing); "
     "a strided set has aux0=distance between rows, aux1=number of rows, and size=bytes per row; "

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -19,6 +22,30 @@ def device() -> str:
     return _driver.initialize().kind
 
 
+@pytest.fixture
+def second() -> int:
+    """The second device; a test that asks for it runs in a process with two (:func:`on_two_devices`)."""
+    if cudatool.device_count() < 2:
+        pytest.skip("there is one device; the first test of the file runs this one on two")
+    return 1
+
+
+@pytest.fixture
+def on_two_devices(device: str) -> Callable[[str], str]:
+    """Run a file's tests on two software devices, and return what pytest said; skips where that is needless."""
+
+    def run(file: str) -> str:
+        if cudatool.device_count() > 1 or device != "sim":
+            pytest.skip("this process has its own devices")
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
+        environment = {**os.environ, "CUDATOOL_DEVICE": "sim:count=2"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    return run
+
+
 @pytest.fixture(autouse=True)
 def nothing_leaks(device: str) -> Iterator[None]:
     gc.collect()
@@ -28,6 +55,27 @@ def nothing_leaks(device: str) -> Iterator[None]:
     gc.collect()
     assert cudatool.memory_allocated() <= before  # less, where a test that failed before has let go
     assert cudatool.current_stream() == cudatool.default_stream()
+
+
+_SPIN = """
+extern "C" __global__ void spin(long long cycles) {
+    for (long long start = clock64(); clock64() - start < cycles;) {}
+}
+"""
+
+
+@pytest.fixture
+def delay(device: str) -> Callable[[], None]:
+    """Enqueues on the current stream what has not completed when the program looks next.
+
+    A GPU spins for some 50 ms; on the software device any kernel takes longer than the host does to ask.
+    """
+    cycles = 100_000_000 if device == "cuda" else 1
+    kernels = []
+    for index in range(cudatool.device_count()):
+        with cudatool.device(index):
+            kernels.append(cudatool.compile(_SPIN, "spin"))
+    return lambda: kernels[cudatool.current_device()][1, 1](cycles)
 
 
 @pytest.fixture
