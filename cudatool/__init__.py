@@ -91,6 +91,16 @@ if TYPE_CHECKING:
         set_stream,
         stream,
     )
+    from cudatool.backends._precision import (
+        are_deterministic_algorithms_enabled,
+        get_float32_matmul_precision,
+        is_deterministic_algorithms_warn_only_enabled,
+        set_float32_matmul_precision,
+        use_deterministic_algorithms,
+    )
+    from cudatool.blas import matmul
+    from cudatool.errors import CompileError, CudaError, CudatoolError, OutOfMemoryError
+    from cudatool.graphs import CUDAGraph, graph, is_current_stream_capturing, make_graphed_callables
     from cudatool._sync_debug import get_sync_debug_mode, set_sync_debug_mode
     from cudatool.blas import matmul
     from cudatool.errors import CompileError, CudaError, CudatoolError, OutOfMemoryError, SynchronizationError
@@ -200,6 +210,12 @@ __all__ = [
     "matmul",
     "ones",
     "zeros",
+    # precision
+    "are_deterministic_algorithms_enabled",
+    "get_float32_matmul_precision",
+    "is_deterministic_algorithms_warn_only_enabled",
+    "set_float32_matmul_precision",
+    "use_deterministic_algorithms",
     # arrays of other processes
     "IpcArray",
     "IpcHandle",
@@ -247,6 +263,7 @@ _HOMES = (
     "_annotate",
     "_host_view",
     "_ipc",
+    "backends._precision",
     "blas",
     "graphs",
     "recording",

@@ -26,6 +26,8 @@ PUBLIC_MODULES: Final = (
     # What a program imports; docs/api.md and the tests of the interface go through these.
     "cudatool",
     "cudatool.amp",
+    "cudatool.backends",
+    "cudatool.backends.cuda",
     "cudatool.blas",
     "cudatool.gds",
     "cudatool.nvtx",
