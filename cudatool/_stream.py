@@ -89,7 +89,7 @@ class Stream:
     def _set(self, core: Any, device: int, handle: int, priority: int) -> None:
         self._core = core
         self._handle = handle
-        self._native = core.handle  # the driver's, never 0, as an object of the bindings
+        self._native = int(core.handle)  # never 0
         self._pool = None
         self._contexts: list[StreamContext] = []
         self.device_index = device
@@ -142,15 +142,15 @@ class Stream:
         return self._core
 
     @property
-    def native(self) -> Any:
-        """The driver's handle as :mod:`cuda.bindings.driver` takes it at once; never 0, like ``core.handle``.
+    def native(self) -> int:
+        """The driver's handle; unlike :attr:`cuda_stream` never 0, which could mean either default stream.
 
         Raises
         ------
         CudaError
             The stream was closed.
         """
-        return self._native if self._core is not None else self.core
+        return self._native if self._core is not None else int(self.core.handle)
 
     @property
     def cuda_stream(self) -> int:
