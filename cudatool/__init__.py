@@ -91,6 +91,7 @@ if TYPE_CHECKING:
         set_stream,
         stream,
     )
+    from cudatool._sync_debug import get_sync_debug_mode, set_sync_debug_mode
     from cudatool.backends._precision import (
         are_deterministic_algorithms_enabled,
         get_float32_matmul_precision,
@@ -98,10 +99,6 @@ if TYPE_CHECKING:
         set_float32_matmul_precision,
         use_deterministic_algorithms,
     )
-    from cudatool.blas import matmul
-    from cudatool.errors import CompileError, CudaError, CudatoolError, OutOfMemoryError
-    from cudatool.graphs import CUDAGraph, graph, is_current_stream_capturing, make_graphed_callables
-    from cudatool._sync_debug import get_sync_debug_mode, set_sync_debug_mode
     from cudatool.blas import matmul
     from cudatool.errors import CompileError, CudaError, CudatoolError, OutOfMemoryError, SynchronizationError
     from cudatool.graphs import CUDAGraph, graph, is_current_stream_capturing, make_graphed_callables

@@ -19,7 +19,6 @@ from cudatool._annotate import annotating
 from cudatool._array import DeviceArray
 from cudatool._cuda import check, operation
 from cudatool._device import call_on, current_device
-from cudatool._device import device as on_device
 from cudatool._launcher import Launcher
 from cudatool._nvrtc import include_paths
 from cudatool._stream import Stream, as_stream, current_stream
