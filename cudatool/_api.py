@@ -15,18 +15,20 @@ import functools
 import threading
 from collections.abc import Callable
 from time import monotonic_ns
-from typing import Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind
 
-__all__ = ["PUBLIC_MODULES", "is_traced", "public_name", "traced"]
+__all__ = ["PUBLIC_MODULES", "is_traced", "public_name", "tell_call", "traced"]
 
 PUBLIC_MODULES: Final = (
     # What a program imports; docs/api.md and the tests of the interface go through these.
     "cudatool",
     "cudatool.blas",
     "cudatool.comm",
+    "cudatool.nccl",
+    "cudatool.ops",
 )
 
 _P = ParamSpec("_P")
@@ -48,19 +50,24 @@ def traced(function: Callable[_P, _R]) -> Callable[_P, _R]:
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         if not hooks.active:
             return function(*args, **kwargs)
-        start, depth = monotonic_ns(), _open.calls
-        _open.calls = depth + 1
-        try:
-            return function(*args, **kwargs)
-        finally:
-            _open.calls = depth
-            if hooks.active:
-                hooks.emit(Kind.CALL, name=name, aux0=monotonic_ns() - start, aux1=depth)
+        return tell_call(name, function, args, kwargs)
 
     # So that it is found, and pickled, as what programs see.
     call.__module__ = name.removesuffix(f".{call.__qualname__}")
     call.__traced__ = True  # type: ignore[attr-defined]
     return call
+
+
+def tell_call(name: str, function: Callable[..., _R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _R:
+    """Call `function` and tell it as a call of the public function `name`."""
+    start, depth = monotonic_ns(), _open.calls
+    _open.calls = depth + 1
+    try:
+        return function(*args, **kwargs)
+    finally:
+        _open.calls = depth
+        if hooks.active:
+            hooks.emit(Kind.CALL, name=name, aux0=monotonic_ns() - start, aux1=depth)
 
 
 def is_traced(function: object) -> bool:

@@ -8,6 +8,7 @@
     ├── DeviceUnavailableError     the device asked for does not exist on this machine
     ├── CudaError                  a CUDA driver call failed; ``.name`` is the CUDA error's name (also a RuntimeError)
     │   └── OutOfMemoryError       no memory could be had even after cached blocks were given back
+    ├── MissingImplementationError an operation has no implementation for this kind of device
     ├── CompileError               NVRTC refused a kernel; ``.log`` is what it said
     ├── FileFormatError            a file is not what it should be; ``.path`` names it
     │   ├── TraceFormatError       not a cudatool trace, or of an unknown version
@@ -26,6 +27,7 @@ __all__ = [
     "DeviceUnavailableError",
     "CudaError",
     "OutOfMemoryError",
+    "MissingImplementationError",
     "CompileError",
     "FileFormatError",
     "TraceFormatError",
@@ -84,6 +86,33 @@ class OutOfMemoryError(CudaError):
 
     def __init__(self, message: str, name: str = "CUDA_ERROR_OUT_OF_MEMORY") -> None:
         super().__init__(message, name)
+
+
+class MissingImplementationError(CudatoolError, NotImplementedError):
+    """An operation has no implementation for the kind of device that the process uses.
+
+    Parameters
+    ----------
+    op
+        The operation's name.
+    kind
+        The kind of device: ``"cuda"`` or ``"sim"``.
+    kinds
+        Those that it is implemented for.
+    """
+
+    def __init__(self, op: str, kind: str, kinds: tuple[str, ...]) -> None:
+        super().__init__(op, kind, kinds)
+        self.op = op
+        self.kind = kind
+        self.kinds = kinds
+
+    def __str__(self) -> str:
+        there = f"there is one for {' and '.join(self.kinds)}" if self.kinds else "there is none at all"
+        return (
+            f"{self.op} has no implementation for {self.kind} devices; {there}; "
+            f"register one with @cudatool.ops.op({self.op!r}).implementation({self.kind!r})"
+        )
 
 
 class CompileError(CudatoolError):

@@ -9,14 +9,19 @@ from importlib import import_module
 import pytest
 
 import cudatool
+import cudatool.ops
 from cudatool._api import PUBLIC_MODULES, is_traced, traced
+
+DEFINITIONS = {cudatool.ops.op, cudatool.ops.registered}  # they run when modules are imported, and do no work
 
 
 @pytest.mark.parametrize("module", PUBLIC_MODULES)
 def test_every_public_function_is_traced(module):
     found = import_module(module)
     functions = {name: getattr(found, name) for name in found.__all__ if inspect.isfunction(getattr(found, name))}
-    assert [] == [name for name, function in functions.items() if not is_traced(function)]
+    assert [] == [
+        name for name, function in functions.items() if not is_traced(function) and function not in DEFINITIONS
+    ]
 
 
 def test_a_call_is_told_under_the_name_that_programs_use(calls):
