@@ -196,7 +196,7 @@ class Communicator:
     def reduce_scatter(
         self, array: DeviceArray, out: DeviceArray, op: int = SUM, *, stream: Stream | None = None
     ) -> DeviceArray:
-        """Reduce the arrays of all ranks and give each its part, in `out`; `array` has `size` times as many elements."""
+        """Reduce the arrays of all ranks and give each its part: `out` has `size` times fewer elements than `array`."""
         self._same(array, out, 1, self.size)
         self._enqueue(Name.REDUCE_SCATTER, array, out, op=op, stream=stream)
         return out

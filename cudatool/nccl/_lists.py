@@ -88,9 +88,7 @@ def broadcast(inputs: _Arrays, root: int = 0, streams: _Streams = None, comms: _
 
 
 @traced
-def all_gather(
-    inputs: _Arrays, outputs: _Arrays, streams: _Streams = None, comms: _Communicators = None
-) -> None:
+def all_gather(inputs: _Arrays, outputs: _Arrays, streams: _Streams = None, comms: _Communicators = None) -> None:
     """Copy all inputs, one behind the other, into each of `outputs`, which have as many times more elements."""
     with group():
         for communicator, array, out, stream in _ranks(inputs, outputs, streams, comms):

@@ -26,9 +26,7 @@ def check(name: Name, sent: Sequence[_Array | None], received: Sequence[_Array |
     expected = {Name.ALL_GATHER: size * ranks, Name.REDUCE_SCATTER: size // ranks}.get(name, size)
     for target in received:
         if target is not None and (target.dtype, target.size) != (dtype, expected):
-            raise UsageError(
-                f"{name}: {expected} elements of {dtype} are received in {target.size} of {target.dtype}"
-            )
+            raise UsageError(f"{name}: {expected} elements of {dtype} are received in {target.size} of {target.dtype}")
 
 
 def perform(name: Name, op: int, sent: Sequence[_Array | None], received: Sequence[_Array | None]) -> None:
@@ -67,5 +65,6 @@ def _reduced(arrays: Sequence[_Array], op: int) -> _Array:
         total = _FUNCTIONS[op].reduce(stack, axis=0, dtype=stack.dtype)
         if op == AVG:
             count = total.dtype.type(len(arrays))
-            total = np.trunc(total / count) if total.dtype.kind in "iu" else total / count
+            # Integers are cut towards zero.
+            total = np.sign(total) * (np.abs(total) // count) if total.dtype.kind in "iu" else total / count
         return total.astype(dtype)
