@@ -25,10 +25,21 @@ __all__ = ["PUBLIC_MODULES", "is_traced", "public_name", "tell_call", "traced"]
 PUBLIC_MODULES: Final = (
     # What a program imports; docs/api.md and the tests of the interface go through these.
     "cudatool",
+    "cudatool.amp",
+    "cudatool.backends",
+    "cudatool.backends.cuda",
     "cudatool.blas",
     "cudatool.comm",
     "cudatool.nccl",
     "cudatool.ops",
+    "cudatool.graphs",
+    "cudatool.ops",
+    "cudatool.random",
+    "cudatool.optim",
+    "cudatool.comm",
+    "cudatool.gds",
+    "cudatool.nvtx",
+    "cudatool.profiler",
 )
 
 _P = ParamSpec("_P")

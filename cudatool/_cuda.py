@@ -6,6 +6,8 @@ the device (:func:`cudatool._driver.initialize`). No other module knows how NVID
 
 from __future__ import annotations
 
+import os
+import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -22,20 +24,45 @@ __all__ = ["check", "core", "driver", "operation"]
 _ADVICE = {
     "CUDA_ERROR_ILLEGAL_ADDRESS": "the context cannot be used again; mend the access and start the program anew",
     "CUDA_ERROR_NOT_READY": "the work it asks about has not completed; synchronize first",
+    "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED": "a stream is being captured into a graph: nothing is executed meanwhile, "
+    "so nothing can be waited for or asked about; do this before or after the capture, which has failed now",
+    "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED": "a call during the capture was not allowed, and its own error says why; "
+    "the capture gives no graph",
+    "CUDA_ERROR_STREAM_CAPTURE_UNJOINED": "a stream that takes part in the capture was not waited for; let the stream "
+    "that is captured wait for it (wait_stream) before the end",
+    "CUDA_ERROR_STREAM_CAPTURE_ISOLATION": "what is captured cannot wait for work outside of the capture; wait for it "
+    "before the capture begins",
+    "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT": "the default stream waits for every blocking stream, and one is being "
+    "captured; capture a stream of cudatool's, or do this on another stream than the default one",
+    "CUDA_ERROR_CAPTURED_EVENT": "the event was recorded in a stream that was being captured, so it stands for no "
+    "work; record it again outside of the capture",
     "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": "the NVIDIA driver is older than the installed NVRTC; update the driver",
 }
+
+
+_loading = threading.RLock()
 
 
 def __getattr__(name: str) -> Any:
     if name not in ("core", "driver"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    _driver.initialize()  # before anything loads libcuda
-    from cuda import core
-    from cuda.bindings import driver
+    with _loading:  # cuda.core stands in for a package of its own: a second thread would find it half imported
+        _driver.initialize()  # before anything loads libcuda
+        from cuda import core
+        from cuda.bindings import driver
 
-    check(driver.cuInit(0))
-    globals().update(core=core, driver=driver)
+        check(driver.cuInit(0))
+        globals().update(core=core, driver=driver)
     return globals()[name]
+
+
+def _forked() -> None:
+    """In a forked child: look at the driver anew, which says that it cannot be used here."""
+    globals().pop("core", None)
+    globals().pop("driver", None)
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def check(result: tuple[Any, ...]) -> Any:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,11 +17,13 @@ import numpy.typing as npt
 
 from cudatool import _cuda
 from cudatool._allocator import Shape, array_interface, nested
+from cudatool._capture import capture_of, relaxed
 from cudatool._cuda import check, operation
 from cudatool._device import current_device
 from cudatool._device import device as on_device
 from cudatool._host_view import HostArray
 from cudatool._stream import Stream
+from cudatool.errors import UsageError
 from cudatool.memory import Settings
 from cudatool.memory.driver_provider import DriverProvider
 from cudatool.memory.host import CachingHostAllocator
@@ -32,6 +35,10 @@ __all__ = [
     "empty_pinned",
     "host_memory_stats",
     "host_memory_stats_as_nested_dict",
+    "host_register",
+    "is_pinned",
+    "is_pinned_address",
+    "let_go",
     "note_use",
     "pin_memory",
     "reset_accumulated_host_memory_stats",
@@ -59,7 +66,7 @@ class _DriverMemory:
     def allocate(self, size: int) -> int:
         device = current_device()
         pages = _touched_pages(size, self._threads) if self._register else None
-        with operation() as correlation:
+        with operation() as correlation, relaxed():
             if pages is None:
                 name, address = "cuMemHostAlloc", int(check(_cuda.driver.cuMemHostAlloc(size, 0)))
             else:
@@ -73,7 +80,7 @@ class _DriverMemory:
     def free(self, address: int) -> None:
         found = self._allocations[address]
         name = "cuMemFreeHost" if found.pages is None else "cuMemHostUnregister"
-        with on_device(found.device), operation() as correlation:
+        with on_device(found.device), operation() as correlation, relaxed():
             check(getattr(_cuda.driver, name)(address))
         del self._allocations[address]
         if correlation:
@@ -122,14 +129,29 @@ def _host_allocator() -> CachingHostAllocator:
 def note_use(address: int, stream: Stream) -> None:
     """Say that work on `stream` uses the memory at `address`, pinned or not: it rests, once freed, until that is over.
 
-    The copies of this package do so by themselves.
+    If the stream is captured, the graph uses it at each replay, and keeps it. The copies of this package do so by
+    themselves.
     """
-    if _allocator is None or not _allocator.record_event(address, (stream.device_index, stream.cuda_stream)):
+    if _allocator is None:
+        return
+    capture = capture_of(stream)
+    if capture is not None:
+        if block := _allocator.hold(address):
+            capture.held.append(block)
+        return
+    if not _allocator.record_event(address, (stream.device_index, stream.cuda_stream)):
         return
     if hooks.active:
         hooks.emit(
             Kind.BLOCK_RECORD_STREAM, device=stream.device_index, stream=stream.trace_id(), address=address, stack=0
         )
+
+
+def let_go(blocks: Iterable[int], stream: Stream | None) -> None:
+    """Say that a graph does not use these blocks any more, once its last replay, on `stream`, is over."""
+    for block in blocks:
+        assert _allocator is not None
+        _allocator.let_go(block, None if stream is None else (stream.device_index, stream.cuda_stream))
 
 
 class _PinnedMemory:
@@ -172,6 +194,84 @@ def pin_memory(array: npt.ArrayLike) -> npt.NDArray[Any]:
     pinned = empty_pinned(source.shape, source.dtype)
     pinned[...] = source
     return pinned
+
+
+def is_pinned(array: npt.NDArray[Any]) -> bool:
+    """Return whether a NumPy array lies in memory that CUDA has pinned: ours, registered, or another library's."""
+    return is_pinned_address(array.ctypes.data)
+
+
+def is_pinned_address(address: int) -> bool:
+    """Return whether CUDA knows this host memory."""
+    attribute = _cuda.driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+    status, _ = _cuda.driver.cuPointerGetAttribute(attribute, address)
+    return not status
+
+
+class host_register:  # noqa: N801 - reads as a statement
+    """Pin the memory of a NumPy array where it lies, until :meth:`close` or the end of the ``with`` block.
+
+    Copies to and from it need not block then. Before it ends, wait for those that use it.
+
+    Parameters
+    ----------
+    array
+        In one piece. It is kept meanwhile.
+
+    Raises
+    ------
+    UsageError
+        The array has gaps, or no elements.
+    CudaError
+        The driver refuses, for instance memory that is pinned already (CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED).
+    """
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        if not (array.flags.c_contiguous or array.flags.f_contiguous) or not array.nbytes:
+            raise UsageError(
+                f"cannot pin an array of shape {array.shape} and strides {array.strides}: not in one piece"
+            )
+        self.array = array
+        self._address = 0
+        self._device = current_device()
+        address = array.ctypes.data
+        with operation() as correlation:
+            check(_cuda.driver.cuMemHostRegister(address, array.nbytes, 0))
+        self._address = address
+        if correlation:
+            hooks.emit(
+                Kind.HOST_ALLOC, device=self._device, name="cuMemHostRegister", address=address, size=array.nbytes
+            )
+
+    def close(self) -> None:
+        """Let the memory be ordinary again. A second time does nothing."""
+        if not self.is_closed:
+            address, self._address = self._address, 0
+            _unregister(address, self.array.nbytes, self._device)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return not self._address
+
+    def __enter__(self) -> npt.NDArray[Any]:
+        return self.array
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
+        if getattr(self, "_address", 0) and not _finalizing():
+            self.close()
+
+
+def _unregister(address: int, size: int, device: int) -> None:
+    with on_device(device), operation() as correlation:
+        check(_cuda.driver.cuMemHostUnregister(address))
+    if correlation:
+        hooks.emit(Kind.HOST_FREE, device=device, name="cuMemHostUnregister", address=address, size=size)
 
 
 def empty_host_cache() -> None:

@@ -138,6 +138,7 @@ def sources(
         machine.check(checks)
         collector = SimDriverCollector(machine)
         sim.subscribe(collector)
+        hooks.tells_graphs = True
         if tape is not None:
             tape.start(machine)
             hooks.subscribe(tell_tape)
@@ -152,7 +153,7 @@ def sources(
         _observing = None
         torch_program.stop()
         stacks.enable(True)
-        hooks.wants_accesses = hooks.measures_accesses = False
+        hooks.wants_accesses = hooks.measures_accesses = hooks.tells_graphs = False
         if hand_overs is not None:
             hand_overs.remove()
         if collector is not None and machine is not None:

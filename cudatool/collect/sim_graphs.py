@@ -26,6 +26,7 @@ class GraphWatcher:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._added: dict[int, int] = {}  # driver call that added a node -> correlation of its event
+        self._last = 0  # the last one of those
 
     def captured(self, call: int) -> None:
         """Tell of the node, if any, that a driver call has captured."""
@@ -40,7 +41,10 @@ class GraphWatcher:
         self._node_added(self._machine.objects[handle])
 
     def _node_added(self, node: Any, **where: int) -> None:
-        self._added[node.added_by] = correlation = hooks.new_correlation()
+        # The first node of an operation of our runtime goes by the operation's own correlation.
+        ours = hooks.current_operation()
+        self._last = correlation = ours if ours not in (0, self._last) else hooks.new_correlation()
+        self._added[node.added_by] = correlation
         hooks.emit(
             Kind.GRAPH_NODE_ADDED,
             correlation=correlation,

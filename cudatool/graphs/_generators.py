@@ -13,8 +13,8 @@
 The device's default generator takes part in every capture; others are registered before it
 (:meth:`cudatool.CUDAGraph.register_generator_state`).
 
-A generator finds out whether a kernel for a stream is being captured, and into which graph, by
-:func:`cudatool.graphs.capturing_graph`. One that a graph does not know cannot be used in its capture.
+A generator finds out by ``cudatool.graphs.capturing_graph(stream)`` which graph a kernel is captured into, if any. One
+that the graph does not know cannot be used in its capture.
 """
 
 from __future__ import annotations

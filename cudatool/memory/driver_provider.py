@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +11,21 @@ from typing import Any
 from cudatool.errors import CudaError, OutOfMemoryError
 from cudatool.trace import hooks
 
-__all__ = ["DriverProvider"]
+__all__ = ["DriverProvider", "free_mutex"]
+
+_freeing = threading.RLock()
+
+
+@contextmanager
+def free_mutex() -> Iterator[None]:
+    """Context manager: inside, no other thread gives device memory back to the driver; threads that want to, wait.
+
+    For work that such a free, which waits for the whole device, would bring to a standstill: two threads that each
+    launch their part of a collective operation, while a third one frees. It is torch.cuda's free mutex, except that the
+    thread inside may itself free, and may enter again.
+    """
+    with _freeing:
+        yield
 
 
 class DriverProvider:
@@ -42,12 +57,12 @@ class DriverProvider:
 
     def allocate(self, size: int, stream: int) -> int:
         """Return the address of `size` new bytes; the stream does not matter to the driver."""
-        with self._call() as driver:
+        with self._call(harmless=True) as driver:
             return int(_check(f"cuMemAlloc of {size} bytes", driver.cuMemAlloc(size)))
 
     def free(self, address: int) -> None:
         """Give back a segment. The driver waits for all work on the device first."""
-        with self._call() as driver:
+        with free_mutex(), self._call(harmless=True) as driver:
             _check("cuMemFree", driver.cuMemFree(address))
 
     def reserve(self, size: int, stream: int) -> int:
@@ -72,7 +87,7 @@ class DriverProvider:
         access = self._driver.CUmemAccessDesc()
         access.location.type, access.location.id = location_type, int(self._device)
         access.flags = self._driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        with self._call() as driver:
+        with self._call(harmless=True) as driver:
             handles: list[Any] = []
             try:
                 for _ in range(0, size, page_size):
@@ -89,7 +104,7 @@ class DriverProvider:
 
     def unmap(self, address: int, size: int, page_size: int) -> None:
         """Give back whole pages. Waits for all work on the device first, as cuMemFree does."""
-        with self._call() as driver:
+        with free_mutex(), self._call() as driver:
             _check("cuCtxSynchronize", driver.cuCtxSynchronize())
             for page in range(address, address + size, page_size):
                 _check("cuMemUnmap", driver.cuMemUnmap(page, page_size))
@@ -114,7 +129,7 @@ class DriverProvider:
 
     def event_passed(self, token: Any) -> bool:
         """Return whether an event has passed."""
-        with self._call() as driver:
+        with self._call(harmless=True) as driver:
             (result,) = driver.cuEventQuery(token)
             if result == driver.CUresult.CUDA_ERROR_NOT_READY:
                 return False
@@ -145,14 +160,23 @@ class DriverProvider:
         self._context = None
 
     @contextmanager
-    def _call(self) -> Iterator[Any]:
+    def _call(self, *, harmless: bool = False) -> Iterator[Any]:
+        """Give the driver, in our context; also for `harmless` calls that it forbids while something is captured.
+
+        No captured work depends on memory before we have it, nor on events of work outside of the capture.
+        """
         driver = self._driver
         hooks.begin()
         try:
             _check("cuCtxPushCurrent", driver.cuCtxPushCurrent(self._context))
+            mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+            exchange = driver.cuThreadExchangeStreamCaptureMode
+            before = _check("cuThreadExchangeStreamCaptureMode", exchange(mode)) if harmless else None
             try:
                 yield driver
             finally:
+                if harmless:
+                    _check("cuThreadExchangeStreamCaptureMode", exchange(before))
                 _check("cuCtxPopCurrent", driver.cuCtxPopCurrent())
         finally:
             hooks.end()

@@ -59,13 +59,15 @@ class HostProvider(Protocol):
 class _Block:
     """One piece of pinned memory."""
 
-    __slots__ = ("address", "in_use", "outstanding_events", "requested_size", "size", "streams")
+    __slots__ = ("address", "holders", "in_use", "is_kept", "outstanding_events", "requested_size", "size", "streams")
 
     def __init__(self, address: int, size: int) -> None:
         self.address = address
         self.size = size
         self.requested_size = 0
         self.in_use = False  # by the program
+        self.holders = 0  # graphs that use it at each replay
+        self.is_kept = False  # freed, but a graph may use it
         self.streams: dict[Hashable, None] = {}  # those that used it since it was handed out, in that order
         self.outstanding_events = 0  # once it is freed
 
@@ -190,8 +192,8 @@ class CachingHostAllocator:
         if block is None or not block.in_use:
             raise UsageError(f"{address:#x} is not a pinned block in use (was it freed before?)")
         block.in_use = False
-        if hooks.active:
-            hooks.emit(Kind.HOST_FREE, address=address, size=block.requested_size, flags=_CACHED, aux0=block.size)
+        if hooks.active and not block.holders:
+            self._emit_free(block)
         self._freed.append(block)
         if self._lock.acquire(blocking=False):
             try:
@@ -215,6 +217,38 @@ class CachingHostAllocator:
                 return False
             block.streams[stream] = None
             return True
+
+    def hold(self, address: int) -> int:
+        """Keep the block which `address` lies in, even if it is freed, until :meth:`let_go`; return its own address.
+
+        Returns
+        -------
+        int
+            0 if the address is in no block in use.
+        """
+        with self._lock:
+            block = self._holding(address)
+            if block is None or not block.in_use:
+                return 0
+            block.holders += 1
+            return block.address
+
+    def let_go(self, address: int, stream: Hashable | None) -> None:
+        """Undo :meth:`hold`. What is on `stream` by now still uses the block."""
+        with self._operation():
+            block = self._blocks[address]
+            block.holders -= 1
+            if stream is not None:
+                block.streams[stream] = None
+            if block.is_kept and not block.holders:
+                block.is_kept = False
+                if hooks.active:
+                    self._emit_free(block)
+                self._freed.append(block)
+
+    @staticmethod
+    def _emit_free(block: _Block) -> None:
+        hooks.emit(Kind.HOST_FREE, address=block.address, size=block.requested_size, flags=_CACHED, aux0=block.size)
 
     def empty_cache(self) -> None:
         """Give every free block back to the provider. What is part of the reserve segment is not used again."""
@@ -301,6 +335,9 @@ class CachingHostAllocator:
                 _log.exception("pinned memory at %#x was freed, but cannot be used again", block.address)
 
     def _take_back(self, block: _Block) -> None:
+        if block.holders:
+            block.is_kept = True
+            return
         streams, block.streams = block.streams, {}
         block.outstanding_events = len(streams)
         for stream in streams:

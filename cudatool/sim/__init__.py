@@ -85,6 +85,7 @@ def load(options: Options | None = None) -> Machine:
 
     library.cudatool_thunk.argtypes = [ctypes.c_int, ctypes.c_void_p]
     library.cudatool_thunk.restype = ctypes.c_void_p
+    atexit.register(library.cudatool_leave)
     ctypes.pythonapi.Py_AtExit(library.cudatool_close)
 
     def forked() -> None:

@@ -52,9 +52,8 @@ static entry_t targets[SLOTS];
 
 /* A C++ destructor may call the driver while Python is on its way out of a function with an exception. That exception
  * is not the callback's, which starts without one, and is there again when the callback is over. */
-static int call(entry_t target, long a, long b, long c, long d, long e, long f, long g, long h, long i, long j, long k,
-                long l) {
-    if (closed) return closed;
+static int call_python(entry_t target, long a, long b, long c, long d, long e, long f, long g, long h, long i, long j,
+                       long k, long l) {
     PyGILState_STATE state = PyGILState_Ensure();
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
@@ -62,6 +61,29 @@ static int call(entry_t target, long a, long b, long c, long d, long e, long f, 
     PyErr_Restore(type, value, traceback);
     PyGILState_Release(state);
     return result;
+}
+
+/* Threads that Python does not know are at work here, or are over for Python: cuda.core lets go of its contexts when
+ * the system's thread ends. Python would end them once it is finalizing, in the middle of a C++ destructor. */
+static volatile int leaving;
+static int strangers;
+
+static int call(entry_t target, long a, long b, long c, long d, long e, long f, long g, long h, long i, long j, long k,
+                long l) {
+    if (closed) return closed;
+    if (PyGILState_GetThisThreadState()) return call_python(target, a, b, c, d, e, f, g, h, i, j, k, l);
+    __atomic_add_fetch(&strangers, 1, __ATOMIC_SEQ_CST);
+    int result = leaving ? CUDA_ERROR_DEINITIALIZED : call_python(target, a, b, c, d, e, f, g, h, i, j, k, l);
+    __atomic_sub_fetch(&strangers, 1, __ATOMIC_SEQ_CST);
+    return result;
+}
+
+/* From now on entry points return CUDA_ERROR_DEINITIALIZED to threads that Python does not know. Waits, for a second at
+ * most, for those that are in one: Python is about to finalize, and must not be held by the caller. */
+void cudatool_leave(void) {
+    leaving = 1;
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    for (int i = 0; i < 10000 && __atomic_load_n(&strangers, __ATOMIC_SEQ_CST); ++i) usleep(100);
 }
 
 /* Set by a callback that Ctrl-C ended: the caller is to be interrupted when it is back in Python. */

@@ -96,6 +96,9 @@ class Kind(IntEnum):
     WARNING = 73
     FINDING = 74
     CALL = 75
+    MARK = 76
+    RANGE_START = 77
+    RANGE_END = 78
 
 
 FIELDS: Final[dict[Kind, str]] = {
@@ -143,8 +146,8 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.GRAPH_CAPTURE_END: "stream, aux0=graph (0 if the capture failed), stack",
     Kind.GRAPH_LAUNCH: "stream, correlation (of the executions of all its nodes too), aux0=executable graph, name=API, "
     "stack",
-    Kind.GRAPH_NODE_ADDED: "a call added a node: aux0=graph, correlation (no work has it), flags=CUgraphNodeType, "
-    "stream=the one it was captured in (0 if added by hand), name=kernel or what the node is, stack",
+    Kind.GRAPH_NODE_ADDED: "a call added a node: aux0=graph, correlation (of our runtime's call too, else of nothing), "
+    "flags=CUgraphNodeType, stream=the one it was captured in (0 if added by hand), name=kernel or what it is, stack",
     Kind.GRAPH_INSTANTIATE: "aux0=executable graph, aux1=graph it is made of, stack; "
     "its GRAPH_NODE, GRAPH_EDGE and GRAPH_POINTER records follow",
     Kind.GRAPH_UPDATE: "aux0=executable graph, stack; its GRAPH_NODE and GRAPH_POINTER records follow, the edges stay",
@@ -171,6 +174,9 @@ FIELDS: Final[dict[Kind, str]] = {
     "flags=1 a kernel that a graph launch ran",
     Kind.RANGE_PUSH: "name",
     Kind.RANGE_POP: "",
+    Kind.MARK: "name: a moment that the program names",
+    Kind.RANGE_START: "name, aux0=range: one that need not be inside of others, and that any thread may end",
+    Kind.RANGE_END: "aux0=range",
     Kind.MODULE_LOAD: "name, size=bytes of the image, stack",
     Kind.WARNING: "name=the text",
     Kind.CALL: "a public function of cudatool has ended: name, aux0=ns it took, aux1=how many others it was called by, "

@@ -51,6 +51,7 @@ __all__ = [
     "stream_id",
     "strict",
     "subscribe",
+    "tells_graphs",
     "thread_id",
     "thread_name",
     "unsubscribe",
@@ -67,6 +68,9 @@ wants_accesses: bool = False
 
 measures_accesses: bool = False
 """Whether the device itself tells what its operations access, so that nobody has to infer it."""
+
+tells_graphs: bool = False
+"""Whether a source of driver calls tells of graphs and their nodes, also of those that our runtime makes."""
 
 strict: bool = False
 """Raise a subscriber's exception instead of dropping the subscriber (tests)."""

@@ -58,8 +58,8 @@ def hide(directory: str) -> None:
 def capture(skip: int = 0) -> int:
     """Return the id of the caller's Python stack; equal stacks have equal ids, 0 is the empty stack.
 
-    Left out are frames of cudatool itself, of NumPy, of ``runpy`` and of the import system, and everything outside
-    the program that ``cudatool run`` started or the test that pytest called. At most 256 frames are kept, the
+    Left out are frames of cudatool itself, of NumPy, of contextlib, of ``runpy`` and of the import system, and everything
+    outside the program that ``cudatool run`` started or the test that pytest called. At most 256 frames are kept, the
     innermost ones.
 
     Parameters
@@ -138,4 +138,4 @@ def _others() -> tuple[tuple[str, ...], tuple[str, ...]]:
         origins = [spec.origin for spec in map(find_spec, modules) if spec is not None and spec.origin is not None]
         return tuple(os.path.realpath(origin).removesuffix("__init__.py") for origin in origins)
 
-    return files("cudatool.cli", "_pytest", "unittest.case"), files("cudatool", "cudatool.viz", "numpy")
+    return files("cudatool.cli", "_pytest", "unittest.case"), files("cudatool", "cudatool.viz", "numpy", "contextlib")

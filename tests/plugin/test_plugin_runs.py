@@ -274,6 +274,7 @@ def test_wrong_size(): pass
 
 
 def test_limits_work_without_the_sanitizer(run: Run) -> None:
+    """Source: test_cuda_multigpu.py::test_cuda_memory_leak_detection"""
     result = run(MEMORY, "-p", "no:randomly", "--cudatool-most-allocations=1", "--strict-markers")
     result.assert_outcomes(passed=6, failed=3)
     result.stdout.fnmatch_lines(

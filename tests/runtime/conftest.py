@@ -12,6 +12,7 @@ import pytest
 
 import cudatool
 from cudatool import _driver
+from cudatool.blas import clear_workspaces
 from cudatool.trace import hooks
 from cudatool.trace.events import Event, Kind
 
@@ -48,13 +49,36 @@ def on_two_devices(device: str) -> Callable[[str], str]:
 
 @pytest.fixture(autouse=True)
 def nothing_leaks(device: str) -> Iterator[None]:
+    clear_workspaces()
     gc.collect()
     before = cudatool.memory_allocated()
     yield
     cudatool.synchronize()
+    clear_workspaces()
     gc.collect()
     assert cudatool.memory_allocated() <= before  # less, where a test that failed before has let go
     assert cudatool.current_stream() == cudatool.default_stream()
+
+
+_SPIN = """
+extern "C" __global__ void spin(long long cycles) {
+    for (long long start = clock64(); clock64() - start < cycles;) {}
+}
+"""
+
+
+@pytest.fixture
+def delay(device: str) -> Callable[[], None]:
+    """Enqueues on the current stream what has not completed when the program looks next.
+
+    A GPU spins for some 50 ms; on the software device any kernel takes longer than the host does to ask.
+    """
+    cycles = 100_000_000 if device == "cuda" else 1
+    kernels = []
+    for index in range(cudatool.device_count()):
+        with cudatool.device(index):
+            kernels.append(cudatool.compile(_SPIN, "spin"))
+    return lambda: kernels[cudatool.current_device()][1, 1](cycles)
 
 
 @pytest.fixture

@@ -153,6 +153,10 @@ print(driver.cuPointerGetAttribute(kind, address)[0].name)
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_ordinary_memory_is_registered_on_request(threads: int) -> None:
+    """
+    Source: test_cuda.py::test_pinned_memory_with_cudaregister
+    Source: test_cuda.py::test_pinned_memory_empty_cache
+    """
     conf = f"pinned_use_cuda_host_register:True,pinned_num_register_threads:{threads}"
     assert run(_REGISTERED, conf).split() == ["CUDA_SUCCESS", "0", "True", "CUDA_ERROR_INVALID_VALUE"]
 
@@ -176,6 +180,7 @@ print([thread.name for thread in threading.enumerate()][1:])
 
 
 def test_background_thread_works_and_lets_the_program_end() -> None:
+    """Source: test_cuda.py::test_pinned_memory_use_background_threads"""
     assert run(_BACKGROUND, "pinned_use_background_threads:True").strip() == "['cudatool pinned memory']"
 
 

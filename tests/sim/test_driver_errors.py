@@ -249,3 +249,16 @@ def test_handles_that_outlive_the_driver_end_in_silence(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert (0, "") == (done.returncode, done.stdout)
     assert ["cudatool: using the software device"] == [line.partition(" (")[0] for line in done.stderr.splitlines()]
+
+
+def test_threads_that_end_with_the_program_end_in_silence():
+    """cuda.core lets go of a thread's contexts when the system's thread ends, which Python does not wait for."""
+    program = (
+        "import threading, cudatool\nfrom cuda.core import Device\ncudatool.init()\n"
+        "threads = [threading.Thread(target=lambda: Device(0).set_current()) for _ in range(8)]\n"
+        "for thread in threads: thread.start()\nfor thread in threads: thread.join()\n"
+    )
+    for _ in range(3):
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, env={**os.environ, "CUDATOOL_DEVICE": "sim"}, capture_output=True, text=True)
+        assert (0, 1) == (done.returncode, len(done.stderr.splitlines())), done.stderr

@@ -5,7 +5,8 @@ import os
 import runpy
 import sys
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -110,6 +111,16 @@ def test_frames_of_runpy_and_of_the_import_system_are_left_out(tmp_path: Path, m
     files = {frame.file for number in (stack, stacks_probe.stack) for frame in stacks.frames(number)}
     assert str(tmp_path / "stacks_probe.py") in files
     assert not [file for file in files if file.startswith("<frozen")]
+
+
+def test_frames_of_contextlib_are_left_out() -> None:
+    @contextmanager
+    def context() -> Iterator[int]:
+        yield stacks.capture()
+
+    with context() as stack:
+        names = [frame.function.rpartition(".")[2] for frame in stacks.frames(stack)]
+    assert ["context", "test_frames_of_contextlib_are_left_out"] == names[:2]
 
 
 def test_disabled_capture_returns_the_empty_stack() -> None:

@@ -1,0 +1,143 @@
+"""Captures of CUDA graphs that are under way, and what is different meanwhile.
+
+A call is captured or not by the stream that it works in. What the driver forbids meanwhile it forbids by thread, in the
+mode of each capture (cuThreadExchangeStreamCaptureMode); what is known to be harmless is done in :class:`relaxed`.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from cudatool import _cuda, _driver
+from cudatool._api import traced
+from cudatool._cuda import check
+from cudatool._stream import Stream, current_stream
+from cudatool.errors import UsageError
+
+if TYPE_CHECKING:
+    from cudatool.graphs import CUDAGraph
+
+__all__ = [
+    "Capture",
+    "capture_id",
+    "capture_of",
+    "captures",
+    "capturing_graph",
+    "is_capturing",
+    "is_current_stream_capturing",
+    "refuse_pageable",
+    "relaxed",
+]
+
+
+class Capture:
+    """A capture that one of our graphs has begun and not ended.
+
+    Attributes
+    ----------
+    graph
+        Whose it is.
+    stream
+        Where it began, and must end.
+    pool
+        Where memory for the streams that take part comes from.
+    thread
+        The host thread that began it.
+    id
+        The driver's; 0 before the driver has begun.
+    held
+        Blocks of pinned memory that captured copies use.
+    """
+
+    __slots__ = ("graph", "held", "id", "pool", "stream", "thread")
+
+    def __init__(self, graph: CUDAGraph, stream: Stream, pool: tuple[int, int]) -> None:
+        self.graph = graph
+        self.stream = stream
+        self.pool = pool
+        self.thread = threading.get_ident()
+        self.id = 0
+        self.held: list[int] = []
+
+    def has(self, handle: int) -> bool:
+        """Return whether the stream with this handle takes part."""
+        return self.id != 0 and capture_id(handle) == self.id
+
+
+captures: dict[int, Capture] = {}
+"""All of them, by id."""
+
+_LEGACY = (0, 1)  # handles of the legacy default stream, which cannot be captured and must not be asked
+
+
+def capture_id(handle: int) -> int:
+    """Return the driver's id of the capture that a stream takes part in, 0 if in none, or in one that has failed."""
+    if handle in _LEGACY:
+        return 0
+    status, state, number, *_ = _cuda.driver.cuStreamGetCaptureInfo(handle)
+    active = _cuda.driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
+    return int(number) if not status and state == active else 0
+
+
+def capture_of(stream: Stream) -> Capture | None:
+    """Return which of our captures a stream takes part in."""
+    return captures.get(capture_id(stream.cuda_stream)) if captures else None
+
+
+def capturing_graph(stream: Stream) -> CUDAGraph | None:
+    """Return the graph that what is enqueued on a stream is captured into, None if that is executed."""
+    capture = capture_of(stream)
+    return None if capture is None else capture.graph
+
+
+def is_capturing(stream: Stream) -> bool:
+    """Return whether anybody captures what is enqueued on a stream."""
+    if stream.cuda_stream in _LEGACY:
+        return False
+    status = check(_cuda.driver.cuStreamIsCapturing(stream.cuda_stream))
+    return bool(status != _cuda.driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+
+
+@traced
+def is_current_stream_capturing() -> bool:
+    """Return whether the current stream is being captured into a graph; before a device is used, it is not."""
+    return _driver.chosen() is not None and is_capturing(current_stream())
+
+
+class relaxed:  # noqa: N801 - reads as a statement
+    """Let the calling thread do what it could not while something is captured, because the capture cannot see it.
+
+    For calls that no captured work depends on: new memory, events outside of the capture, loading of kernels.
+    """
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        driver = _cuda.driver
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        self._before: Any = check(driver.cuThreadExchangeStreamCaptureMode(mode))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        check(_cuda.driver.cuThreadExchangeStreamCaptureMode(self._before))
+
+
+def refuse_pageable(stream: Stream, what: str) -> None:
+    """Refuse a copy of host memory that is not pinned, in a stream that is captured.
+
+    The copy would be done at each replay, from or to whatever is in that memory then.
+
+    Raises
+    ------
+    UsageError
+        The stream is captured.
+    """
+    if is_capturing(stream):
+        raise UsageError(
+            f"{what} while the stream is captured into a graph: the copy would be done at each replay, when that "
+            "memory may be gone; copy before the capture, or use pinned memory (pin_memory, empty_pinned) without "
+            "waiting for it (non_blocking=True, blocking=False)"
+        )

@@ -1,0 +1,243 @@
+"""Gradient scaling and autocast."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cudatool
+from cudatool import amp, optim
+from cudatool.errors import UsageError
+from cudatool.trace.events import Event, Kind
+
+WAITS = {Kind.STREAM_SYNCHRONIZE, Kind.DEVICE_SYNCHRONIZE, Kind.EVENT_SYNCHRONIZE}
+
+
+class PlainOptimizer:
+    """One of somebody else's, which knows nothing of scaling."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def step(self, grads: list[cudatool.DeviceArray]) -> str:
+        self.seen.append([grad.get().tolist() for grad in grads])
+        return "stepped"
+
+
+def scaler_with(**options: Any) -> amp.GradScaler:
+    """Return a scaler whose scale is on the device."""
+    scaler = amp.GradScaler(**options)
+    scaler.scale(cudatool.ones(()))
+    return scaler
+
+
+# GradScaler: decisions.
+
+
+def expected_scales(finite: list[bool], scale: float, growth: float, backoff: float, interval: int) -> list[float]:
+    """Return the scale after each step, as torch's documentation says it."""
+    scales, count = [], 0
+    for good in finite:
+        if good:
+            count += 1
+            if count == interval:
+                scale, count = scale * growth, 0
+        else:
+            scale, count = scale * backoff, 0
+        scales.append(scale)
+    return scales
+
+
+@pytest.mark.parametrize("make", [lambda param: optim.SGD([param], lr=1.0), lambda param: PlainOptimizer()])
+def test_scale_follows_the_gradients(make: Any) -> None:
+    finite = [True, True, True, False, True, False, False, True, True, True]
+    options = {"growth_factor": 4.0, "backoff_factor": 0.25}
+    scaler = scaler_with(init_scale=8.0, growth_interval=2, **options)
+    optimizer, found = make(cudatool.zeros(2)), []
+    for good in finite:
+        scaler.step(optimizer, [cudatool.full(2, 1.0 if good else np.inf)])
+        scaler.update()
+        found.append(scaler.get_scale())
+    assert expected_scales(finite, 8.0, 4.0, 0.25, 2) == found
+
+
+def test_a_fused_step_divides_by_the_scale_and_is_left_out_at_infinity() -> None:
+    param = cudatool.zeros(2)
+    optimizer, scaler = optim.SGD([param], lr=1.0), scaler_with(init_scale=4.0)
+    scaler.step(optimizer, [cudatool.full(2, 12.0)])
+    scaler.update()
+    assert [-3, -3] == param.get().tolist()
+    scaler.step(optimizer, [cudatool.asarray(np.float32([1, np.nan]))])
+    scaler.update()
+    assert ([-3, -3], 2.0) == (param.get().tolist(), scaler.get_scale())
+    assert not hasattr(optimizer, "found_inf")
+    assert not hasattr(optimizer, "grad_scale")
+
+
+def test_another_optimizer_sees_unscaled_gradients_or_none() -> None:
+    optimizer, scaler = PlainOptimizer(), scaler_with(init_scale=4.0)
+    assert "stepped" == scaler.step(optimizer, [cudatool.full(2, 12.0)])
+    scaler.update()
+    assert scaler.step(optimizer, [cudatool.full(2, np.inf)]) is None
+    assert [[[3, 3]]] == optimizer.seen
+
+
+def test_gradients_unscaled_by_hand_are_not_divided_again() -> None:
+    param, grad = cudatool.zeros(2), cudatool.full(2, 12.0)
+    optimizer, scaler = optim.SGD([param], lr=1.0), scaler_with(init_scale=4.0)
+    scaler.unscale_(optimizer, [grad])
+    assert [3, 3] == grad.get().tolist()
+    optim.clip_grad_norm_([grad], 1e-6)
+    grad.fill_(0.5)
+    scaler.step(optimizer, [grad])
+    assert [-0.5, -0.5] == param.get().tolist()
+
+
+def test_an_infinity_found_when_unscaling_by_hand_skips_the_step() -> None:
+    param, grad = cudatool.zeros(2), cudatool.full(2, np.inf)
+    optimizer, scaler = optim.SGD([param], lr=1.0), scaler_with(init_scale=4.0)
+    scaler.unscale_(optimizer, [grad])
+    scaler.step(optimizer, [cudatool.ones(2)])
+    scaler.update()
+    assert ([0, 0], 2.0) == (param.get().tolist(), scaler.get_scale())
+
+
+def test_half_precision_gradients_are_unscaled_by_the_fused_step() -> None:
+    param = cudatool.zeros(2, np.float16)
+    optimizer, scaler = optim.SGD([param], lr=1.0, master_weights=True), scaler_with(init_scale=2.0**13)
+    scaler.step(optimizer, [cudatool.full(2, 3 * 2.0**13, np.float16)])
+    assert [-3, -3] == param.get().tolist()
+
+
+def test_one_infinity_backs_off_for_all_optimizers() -> None:
+    params = [cudatool.zeros(1), cudatool.zeros(1)]
+    optimizers, scaler = [optim.SGD([param], lr=1.0) for param in params], scaler_with(init_scale=4.0)
+    scaler.step(optimizers[0], [cudatool.full(1, np.inf)])
+    scaler.step(optimizers[1], [cudatool.full(1, 4.0)])
+    scaler.update()
+    assert (0, -1, 2.0) == (params[0].get()[0], params[1].get()[0], scaler.get_scale())
+
+
+def test_nothing_waits_for_the_device(events: list[Event]) -> None:
+    param, grad, scaler = cudatool.zeros(2), cudatool.ones(2), amp.GradScaler()
+    optimizer = optim.Adam([param])
+    events.clear()
+    for _ in range(2):
+        scaler.scale(grad)
+        scaler.unscale_(optimizer, [grad])
+        scaler.step(optimizer, [grad])
+        scaler.update()
+    assert not [event for event in events if event.kind in WAITS]
+    scaler.get_scale()
+    assert [event for event in events if event.kind in WAITS]
+
+
+# GradScaler: scaling outputs.
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "expected"),
+    [((), "f4", "f4"), ((), "f2", "f4"), ((3,), "f2", "f2"), ((2, 2), "f8", "f8"), ((), "f8", "f8")],
+)
+def test_outputs_keep_their_precision_except_half_scalars(shape: Any, dtype: str, expected: str) -> None:
+    found = amp.GradScaler(init_scale=8.0).scale(cudatool.full(shape, 3, dtype))
+    assert (shape, expected) == (found.shape, found.dtype.str[1:])
+    assert np.all(found.get() == 24)
+
+
+def test_nested_outputs_come_back_as_they_are() -> None:
+    one = cudatool.ones(1)
+    found = amp.GradScaler(init_scale=4.0).scale([one, (one, [one]), iter([one])])
+    assert isinstance(found, list)
+    assert isinstance(found[1], tuple)
+    assert [4.0] * 4 == [float(a.get()[0]) for a in (found[0], found[1][0], found[1][1][0], next(found[2]))]
+    assert [1] == one.get().tolist()
+
+
+def test_outputs_with_gaps_are_scaled() -> None:
+    found = amp.GradScaler(init_scale=4.0).scale(cudatool.asarray(np.arange(6.0, dtype="f4"))[::2])
+    assert [0, 8, 16] == found.get().tolist()
+
+
+def test_a_disabled_scaler_does_nothing() -> None:
+    scaler, optimizer, one = amp.GradScaler(enabled=False), PlainOptimizer(), cudatool.full(1, np.inf)
+    assert scaler.scale(one) is one
+    assert "stepped" == scaler.step(optimizer, [one])
+    scaler.unscale_(optimizer, [one])
+    scaler.update()
+    scaler.load_state_dict({})
+    assert (1.0, {}, False) == (scaler.get_scale(), scaler.state_dict(), scaler.is_enabled())
+
+
+# GradScaler: state.
+
+
+def test_state_is_numbers_and_loads_before_and_after_first_use() -> None:
+    scaler = scaler_with(init_scale=8.0, growth_factor=3.0, backoff_factor=0.5, growth_interval=7)
+    scaler.step(PlainOptimizer(), [cudatool.ones(1)])
+    scaler.update()
+    expected = {"scale": 8.0, "growth_factor": 3.0, "backoff_factor": 0.5, "growth_interval": 7, "_growth_tracker": 1}
+    assert expected == scaler.state_dict()
+    for other in (amp.GradScaler(), scaler_with()):
+        other.load_state_dict(expected)
+        other.scale(cudatool.ones(()))
+        assert expected == other.state_dict()
+    assert expected == pickle.loads(pickle.dumps(scaler)).state_dict()
+
+
+def test_factors_and_interval_can_be_changed() -> None:
+    scaler = scaler_with(init_scale=8.0)
+    scaler.set_growth_factor(5.0)
+    scaler.set_backoff_factor(0.125)
+    scaler.set_growth_interval(1)
+    assert (5.0, 0.125, 1) == (
+        scaler.get_growth_factor(),
+        scaler.get_backoff_factor(),
+        scaler.get_growth_interval(),
+    )
+    for bad, expected in ((False, 40.0), (True, 5.0)):
+        scaler.step(PlainOptimizer(), [cudatool.full(1, np.inf if bad else 1.0)])
+        scaler.update()
+        assert expected == scaler.get_scale()
+
+
+def test_update_takes_a_new_scale() -> None:
+    scaler = scaler_with()
+    scaler.update(3.0)
+    assert 3.0 == scaler.get_scale()
+    scaler.update(cudatool.full(1, 5.0))
+    assert 5.0 == scaler.get_scale()
+
+
+def twice(scaler: Any, optimizer: Any, first: str, second: str) -> None:
+    for name in (first, second):
+        getattr(scaler, name)(optimizer, [cudatool.ones(1)])
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda s, o: amp.GradScaler(growth_factor=1.0), "growth_factor must be above 1"),
+        (lambda s, o: amp.GradScaler(backoff_factor=1.0), "backoff_factor must be below 1"),
+        (lambda s, o: amp.GradScaler().unscale_(o, []), r"unscale_\(\) before anything was scaled"),
+        (lambda s, o: amp.GradScaler().step(o, []), r"step\(\) before anything was scaled"),
+        (lambda s, o: amp.GradScaler().update(), r"update\(\) before anything was scaled"),
+        (lambda s, o: s.update(), "no gradients were checked"),
+        (lambda s, o: s.step(o, [None]), "no gradients to check"),
+        (lambda s, o: s.step(o, [], closure=print), "closure"),
+        (lambda s, o: twice(s, o, "unscale_", "unscale_"), "already been called on this optimizer"),
+        (lambda s, o: twice(s, o, "step", "unscale_"), r"unscale_\(\) is being called after step"),
+        (lambda s, o: twice(s, o, "step", "step"), r"step\(\) has already been called"),
+        (lambda s, o: s.unscale_(o, [cudatool.ones(1, np.float16)]), "float16"),
+        (lambda s, o: s.scale(3.0), "must be an array or an iterable"),
+        (lambda s, o: s.update(cudatool.ones(2)), "new_scale must be"),
+        (lambda s, o: s.load_state_dict({}), "empty"),
+        (lambda s, o: (s.unscale_(o, [cudatool.ones(1)]), pickle.dumps(s)), "pickled after"),
+    ],
+)
+def test_what_is_wrong_is_refused(use: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        use(scaler_with(), PlainOptimizer())
