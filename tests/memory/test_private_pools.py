@@ -131,6 +131,39 @@ def test_uses_while_redirected_are_over_when_that_ends(provider: FakeProvider, a
     assert {} == provider.tokens
 
 
+@pytest.mark.parametrize("seen", [(3,), (3, 4)], ids=["one", "both"])
+def test_block_is_had_again_during_a_capture_when_all_its_uses_come_before(
+    provider: FakeProvider, make: Make, seen: tuple[int, ...]
+) -> None:
+    allocator = make("graph_capture_record_stream_reuse:True")
+    allocator.begin_allocate_to_pool(POOL, everywhere)
+    address = allocator.malloc(2 * MIB, 0)
+    for stream in (1, 2):
+        allocator.record_stream(address, stream)
+    provider.tails = {0: (9, frozenset([1])), 1: (9, frozenset([3])), 2: (9, frozenset([4]))}
+    provider.edges = {2: [1], 3: [2], 4: [2], 5: [*seen, 1]}
+    allocator.free(address)
+    assert address != allocator.malloc(2 * MIB, 0)
+    provider.tails[0] = 9, frozenset([5])
+    assert (address == allocator.malloc(2 * MIB, 0)) == (seen == (3, 4))
+    allocator.end_allocate_to_pool(POOL)
+    assert {} == provider.tokens
+
+
+def test_block_that_a_stream_outside_of_the_capture_used_waits_for_its_end(provider: FakeProvider, make: Make) -> None:
+    allocator = make("graph_capture_record_stream_reuse:True")
+    allocator.begin_allocate_to_pool(POOL, everywhere)
+    address = allocator.malloc(2 * MIB, 0)
+    allocator.record_stream(address, 1)
+    provider.tails = {0: (9, frozenset([1]))}
+    allocator.free(address)
+    assert address != allocator.malloc(2 * MIB, 0)
+    allocator.end_allocate_to_pool(POOL)
+    allocator.malloc(512, 0)
+    allocator.begin_allocate_to_pool(POOL, everywhere)
+    assert address == allocator.malloc(2 * MIB, 0)
+
+
 def test_pool_can_have_a_provider_of_its_own(provider: FakeProvider, make: Make) -> None:
     allocator, own = make("expandable_segments:True"), FakeProvider()
     allocator.create_or_incref_pool(POOL, provider=own)
