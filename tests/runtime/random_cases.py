@@ -126,8 +126,6 @@ def viewed(memory: Any, case: dict[str, Any]) -> Any:
     return memory
 
 
-
-
 def dtype_of(name: str) -> np.dtype[Any]:
     """Return a dtype by PyTorch's name."""
     if name == "bfloat16":
