@@ -24,45 +24,58 @@ if TYPE_CHECKING:
         get_per_process_memory_fraction,
         list_gpu_processes,
         max_memory_allocated,
+        max_memory_cached,
         max_memory_reserved,
         mem_get_info,
         memory_allocated,
+        memory_cached,
         memory_reserved,
         memory_snapshot,
         memory_stats,
         memory_stats_as_nested_dict,
         memory_summary,
         reset_accumulated_memory_stats,
+        reset_max_memory_allocated,
+        reset_max_memory_cached,
         reset_peak_memory_stats,
         set_per_process_memory_fraction,
     )
     from cudatool._annotate import annotate
     from cudatool._array import DeviceArray, asarray, empty, from_dlpack, full, ones, zeros
+    from cudatool._cudart import check_error, cudart, cudaStatus
     from cudatool._device import (
         can_device_access_peer,
         current_device,
         device,
         device_count,
+        device_of,
+        get_arch_list,
         get_device_capability,
         get_device_name,
         get_device_properties,
+        get_gencode_flags,
         init,
         is_available,
+        is_bf16_supported,
         is_initialized,
+        is_tf32_supported,
         set_device,
         synchronize,
     )
     from cudatool._event import Event
     from cudatool._host_view import HostArray, host_view
-    from cudatool._ipc import IpcArray, IpcHandle, ipc_handle, open_ipc_handle
+    from cudatool._ipc import IpcArray, IpcHandle, ipc_collect, ipc_handle, open_ipc_handle
     from cudatool._kernel import Kernel, compile, launch
     from cudatool._mempool import MemPool, graph_pool_handle, use_mem_pool
     from cudatool._peer import enable_peer_access
+    from cudatool._nvml import clock_rate, device_memory_used, memory_usage, power_draw, temperature, utilization
     from cudatool._pinned import (
         empty_host_cache,
         empty_pinned,
         host_memory_stats,
         host_memory_stats_as_nested_dict,
+        host_register,
+        is_pinned,
         pin_memory,
         reset_accumulated_host_memory_stats,
         reset_peak_host_memory_stats,
@@ -78,9 +91,20 @@ if TYPE_CHECKING:
         set_stream,
         stream,
     )
+    from cudatool.backends._precision import (
+        are_deterministic_algorithms_enabled,
+        get_float32_matmul_precision,
+        is_deterministic_algorithms_warn_only_enabled,
+        set_float32_matmul_precision,
+        use_deterministic_algorithms,
+    )
     from cudatool.blas import matmul
     from cudatool.errors import CompileError, CudaError, CudatoolError, OutOfMemoryError
     from cudatool.graphs import CUDAGraph, graph, is_current_stream_capturing, make_graphed_callables
+    from cudatool._sync_debug import get_sync_debug_mode, set_sync_debug_mode
+    from cudatool.blas import matmul
+    from cudatool.errors import CompileError, CudaError, CudatoolError, OutOfMemoryError, SynchronizationError
+    from cudatool.memory.driver_provider import free_mutex
     from cudatool.memory.pluggable import CUDAPluggableAllocator
     from cudatool.recording import record
 
@@ -93,14 +117,33 @@ __all__ = [
     "device",
     "device_count",
     "enable_peer_access",
+    "device_of",
+    "get_arch_list",
     "get_device_capability",
     "get_device_name",
     "get_device_properties",
+    "get_gencode_flags",
     "init",
     "is_available",
+    "is_bf16_supported",
     "is_initialized",
+    "is_tf32_supported",
     "set_device",
     "synchronize",
+    # what their sensors say
+    "clock_rate",
+    "device_memory_used",
+    "memory_usage",
+    "power_draw",
+    "temperature",
+    "utilization",
+    # the CUDA runtime API
+    "check_error",
+    "cudaStatus",
+    "cudart",
+    # hidden synchronizations
+    "get_sync_debug_mode",
+    "set_sync_debug_mode",
     # streams and events
     "Event",
     "ExternalStream",
@@ -119,14 +162,17 @@ __all__ = [
     "change_current_allocator",
     "CUDAPluggableAllocator",
     "empty_cache",
+    "free_mutex",
     "get_allocator_backend",
     "get_per_process_memory_fraction",
     "graph_pool_handle",
     "list_gpu_processes",
     "max_memory_allocated",
+    "max_memory_cached",
     "max_memory_reserved",
     "mem_get_info",
     "memory_allocated",
+    "memory_cached",
     "memory_reserved",
     "memory_snapshot",
     "memory_stats",
@@ -134,6 +180,8 @@ __all__ = [
     "memory_summary",
     "MemPool",
     "reset_accumulated_memory_stats",
+    "reset_max_memory_allocated",
+    "reset_max_memory_cached",
     "reset_peak_memory_stats",
     "set_per_process_memory_fraction",
     "use_mem_pool",
@@ -147,6 +195,8 @@ __all__ = [
     "empty_pinned",
     "host_memory_stats",
     "host_memory_stats_as_nested_dict",
+    "host_register",
+    "is_pinned",
     "pin_memory",
     "reset_accumulated_host_memory_stats",
     "reset_peak_host_memory_stats",
@@ -159,9 +209,16 @@ __all__ = [
     "matmul",
     "ones",
     "zeros",
+    # precision
+    "are_deterministic_algorithms_enabled",
+    "get_float32_matmul_precision",
+    "is_deterministic_algorithms_warn_only_enabled",
+    "set_float32_matmul_precision",
+    "use_deterministic_algorithms",
     # arrays of other processes
     "IpcArray",
     "IpcHandle",
+    "ipc_collect",
     "ipc_handle",
     "open_ipc_handle",
     # kernels
@@ -181,25 +238,31 @@ __all__ = [
     "CudaError",
     "CudatoolError",
     "OutOfMemoryError",
+    "SynchronizationError",
 ]
 
 # Where the names live, what loads least first.
 _HOMES = (
     "errors",
     "_ranges",
+    "_sync_debug",
     "_device",
     "_event",
     "_stream",
     "_allocator",
+    "_cudart",
+    "_nvml",
     "_mempool",
     "_pinned",
     "memory.pluggable",
+    "memory.driver_provider",
     "_kernel",
     "_array",
     "_peer",
     "_annotate",
     "_host_view",
     "_ipc",
+    "backends._precision",
     "blas",
     "graphs",
     "recording",

@@ -45,9 +45,11 @@ __all__ = [
     "get_per_process_memory_fraction",
     "list_gpu_processes",
     "max_memory_allocated",
+    "max_memory_cached",
     "max_memory_reserved",
     "mem_get_info",
     "memory_allocated",
+    "memory_cached",
     "memory_reserved",
     "memory_snapshot",
     "memory_stats",
@@ -55,6 +57,8 @@ __all__ = [
     "memory_summary",
     "nested",
     "reset_accumulated_memory_stats",
+    "reset_max_memory_allocated",
+    "reset_max_memory_cached",
     "reset_peak_memory_stats",
     "set_per_process_memory_fraction",
 ]
@@ -317,6 +321,26 @@ def memory_reserved(device: DeviceLike = None) -> int:
 def max_memory_reserved(device: DeviceLike = None) -> int:
     """Return the most bytes that were reserved at a time since :func:`reset_peak_memory_stats`."""
     return memory_stats(device)["reserved_bytes.all.peak"]
+
+
+def memory_cached(device: DeviceLike = None) -> int:
+    """Return what :func:`memory_reserved` does; the name that torch.cuda had for it."""
+    return memory_reserved(device)
+
+
+def max_memory_cached(device: DeviceLike = None) -> int:
+    """Return what :func:`max_memory_reserved` does; the name that torch.cuda had for it."""
+    return max_memory_reserved(device)
+
+
+def reset_max_memory_allocated(device: DeviceLike = None) -> None:
+    """Do what :func:`reset_peak_memory_stats` does, for every peak."""
+    reset_peak_memory_stats(device)
+
+
+def reset_max_memory_cached(device: DeviceLike = None) -> None:
+    """Do what :func:`reset_peak_memory_stats` does, for every peak."""
+    reset_peak_memory_stats(device)
 
 
 def reset_peak_memory_stats(device: DeviceLike = None) -> None:

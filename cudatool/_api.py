@@ -26,12 +26,17 @@ PUBLIC_MODULES: Final = (
     # What a program imports; docs/api.md and the tests of the interface go through these.
     "cudatool",
     "cudatool.amp",
+    "cudatool.backends",
+    "cudatool.backends.cuda",
     "cudatool.blas",
     "cudatool.graphs",
     "cudatool.ops",
     "cudatool.random",
     "cudatool.optim",
     "cudatool.comm",
+    "cudatool.gds",
+    "cudatool.nvtx",
+    "cudatool.profiler",
 )
 
 _P = ParamSpec("_P")

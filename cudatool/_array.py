@@ -12,7 +12,9 @@ import numpy.typing as npt
 from cudatool import _interop, _peer, _transfer
 from cudatool._allocator import Layout, Memory, Shape, allocate
 from cudatool._device import DeviceLike, device_index
+from cudatool._pinned import empty_pinned, is_pinned
 from cudatool._stream import Stream, current_stream
+from cudatool._sync_debug import get_sync_debug_mode, hidden_synchronization
 from cudatool.errors import UsageError
 
 __all__ = ["DeviceArray", "asarray", "empty", "from_dlpack", "full", "ones", "zeros"]
@@ -39,12 +41,13 @@ class DeviceArray:
         Ordinal of the device that the addresses belong to.
     """
 
-    __slots__ = ("__weakref__", "_memory", "device", "layout")
+    __slots__ = ("__weakref__", "_address", "_memory", "device", "layout")
 
     def __init__(self, layout: Layout, memory: Memory | None, device: int) -> None:
         self.layout = layout
         self.device = device
         self._memory = memory
+        self._address = -1  # not asked for yet: NumPy takes its time to say
 
     # What it is.
 
@@ -84,7 +87,9 @@ class DeviceArray:
 
     def data_ptr(self) -> int:
         """Return the device address of the first element, 0 if there is none."""
-        return self.layout.ctypes.data if self.size else 0
+        if self._address < 0:
+            self._address = self.layout.ctypes.data if self.layout.size else 0
+        return self._address
 
     def __len__(self) -> int:
         return len(self.layout)
@@ -163,6 +168,10 @@ class DeviceArray:
         if hasattr(source, "__cuda_array_interface__") and not isinstance(source, DeviceArray):
             source = _import(source)
         if not isinstance(source, DeviceArray):
+            if not non_blocking:
+                hidden_synchronization(
+                    "a copy from the host that blocks; from pinned memory, non_blocking=True waits not"
+                )
             _transfer.copy_to_device(self.layout, np.asarray(source), stream)
             if not non_blocking:
                 stream.synchronize()
@@ -192,10 +201,11 @@ class DeviceArray:
         Parameters
         ----------
         out
-            Where to put them: same shape and dtype, in C order. Default: a new array.
+            Where to put them: same shape and dtype, in C order. Default: a new array, in pinned memory if the copy does
+            not block.
         blocking
-            Wait for the copy. If not, `out` should be pinned (:func:`cudatool.empty_pinned`) and must not be read
-            before the stream has reached the copy.
+            Wait for the copy. If not, the result must not be read before the stream has reached the copy; and if `out`
+            is not pinned (:func:`cudatool.empty_pinned`), the driver waits all the same.
 
         Raises
         ------
@@ -204,11 +214,15 @@ class DeviceArray:
         """
         stream = current_stream(self.device)
         if out is None:
-            out = np.empty(self.shape, self.dtype)
+            out = np.empty(self.shape, self.dtype) if blocking else empty_pinned(self.shape, self.dtype)
         elif (out.shape, out.dtype) != (self.shape, self.dtype) or not out.flags.c_contiguous:
             raise UsageError(
                 f"out must have shape {self.shape} and dtype {self.dtype}, in C order; "
                 f"it has {out.shape} and {out.dtype}"
+            )
+        if get_sync_debug_mode() and (blocking or not is_pinned(out)):
+            hidden_synchronization(
+                "a copy to the host that blocks; with blocking=False, to pinned memory, it waits not"
             )
         _transfer.copy_to_host(out, self.contiguous().layout, stream)
         if blocking:
@@ -288,7 +302,9 @@ def ones(shape: Shape, dtype: npt.DTypeLike = np.float32, *, device: DeviceLike 
     return full(shape, 1, dtype, device=device)
 
 
-def asarray(source: Any, dtype: npt.DTypeLike | None = None, *, device: DeviceLike = None) -> DeviceArray:
+def asarray(
+    source: Any, dtype: npt.DTypeLike | None = None, *, device: DeviceLike = None, non_blocking: bool = False
+) -> DeviceArray:
     """Return `source` as a device array.
 
     Parameters
@@ -296,6 +312,8 @@ def asarray(source: Any, dtype: npt.DTypeLike | None = None, *, device: DeviceLi
     source
         A device array, also of another library, is not copied if dtype and device are right; else anything that
         NumPy takes for an array.
+    non_blocking
+        Do not wait for a copy from pinned host memory, which must not be changed before the stream has reached it.
     """
     if isinstance(source, DeviceArray):
         found = source
@@ -305,7 +323,7 @@ def asarray(source: Any, dtype: npt.DTypeLike | None = None, *, device: DeviceLi
         found = from_dlpack(source, device=device)
     else:
         host = np.asarray(source, dtype)
-        return empty(host.shape, host.dtype, device=device).copy_(host)
+        return empty(host.shape, host.dtype, device=device).copy_(host, non_blocking)
     wanted = found.dtype if dtype is None else np.dtype(dtype)
     index = found.device if device is None else device_index(device)
     if (wanted, index) == (found.dtype, found.device):

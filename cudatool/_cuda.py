@@ -6,6 +6,7 @@ the device (:func:`cudatool._driver.initialize`). No other module knows how NVID
 
 from __future__ import annotations
 
+import os
 import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,15 @@ def __getattr__(name: str) -> Any:
         check(driver.cuInit(0))
         globals().update(core=core, driver=driver)
     return globals()[name]
+
+
+def _forked() -> None:
+    """In a forked child: look at the driver anew, which says that it cannot be used here."""
+    globals().pop("core", None)
+    globals().pop("driver", None)
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def check(result: tuple[Any, ...]) -> Any:

@@ -5,31 +5,39 @@ from __future__ import annotations
 import functools
 import operator
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, SupportsIndex
+from typing import Any, Final, SupportsIndex
 
 from cudatool import _cuda, _driver
 from cudatool._cuda import check, operation
-from cudatool.errors import DeviceUnavailableError, UsageError
+from cudatool.errors import CompileError, DeviceUnavailableError, UsageError
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind
 
 __all__ = [
     "DeviceLike",
     "DeviceProperties",
+    "call_on",
     "can_device_access_peer",
     "core_device",
     "current_device",
     "device",
     "device_count",
     "device_index",
+    "device_of",
+    "get_arch_list",
     "get_device_capability",
     "get_device_name",
     "get_device_properties",
+    "get_gencode_flags",
     "init",
     "is_available",
+    "is_bf16_supported",
+    "is_current",
     "is_initialized",
+    "is_tf32_supported",
     "set_device",
     "synchronize",
 ]
@@ -55,9 +63,18 @@ class DeviceProperties:
     shared_memory_per_block_optin: int
     shared_memory_per_multiprocessor: int
     L2_cache_size: int
+    clock_rate: int
+    """Of the multiprocessors, in kHz."""
+    memory_clock_rate: int
+    """In kHz."""
+    memory_bus_width: int
+    """In bits."""
     is_integrated: bool
+    is_multi_gpu_board: bool
     uuid: str
-    pci_bus_id: str
+    pci_bus_id: int
+    pci_device_id: int
+    pci_domain_id: int
 
 
 def init() -> None:
@@ -72,19 +89,22 @@ def init() -> None:
 
 
 def is_initialized() -> bool:
-    """Return whether the device has been chosen and its driver started."""
-    return _driver.chosen() is not None
+    """Return whether this process has chosen its device and started the driver."""
+    return _driver.started()
 
 
 def is_available() -> bool:
-    """Return whether there is a device to use; without a GPU that is the software device."""
+    """Return whether there is a device to use; without a GPU that is the software device.
+
+    No driver is started to find out, so that the process may still fork.
+    """
     return device_count() > 0
 
 
 def device_count() -> int:
-    """Return the number of devices, 0 if the one asked for is not there."""
+    """Return the number of devices, 0 if the one asked for is not there; starts no driver, as :func:`is_available`."""
     try:
-        return _count()
+        return _count() if _driver.started() else _driver.device_count()
     except DeviceUnavailableError:
         return 0
 
@@ -94,13 +114,51 @@ def _count() -> int:
     return int(check(_cuda.driver.cuDeviceGetCount()))
 
 
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.ready: set[int] = set()
+        self.alone = False  # it has a current device, and there is no other
+
+
+_thread = _Thread()
+
+
 def current_device() -> int:
     """Return the ordinal of the calling thread's current device; every thread starts with 0."""
+    return 0 if _thread.alone else _ask_current()
+
+
+def is_current(index: int) -> bool:
+    """Return whether a device is the calling thread's current one; costs no driver call where there is only one.
+
+    Another library may have taken the context away meanwhile. Then the driver answers with
+    CUDA_ERROR_INVALID_CONTEXT, and the same call works in ``with device(index)``: see :func:`call_on`.
+    """
+    return _thread.alone or _ask_current() == index
+
+
+def call_on(index: int, function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
+    """Call a function of the driver where a device is current, and return its status."""
+    if is_current(index):
+        status = function(*arguments)[0]
+        if status != _INVALID_CONTEXT:
+            return status
+    with device(index):
+        return function(*arguments)[0]
+
+
+_INVALID_CONTEXT: Final = 201  # CUDA_ERROR_INVALID_CONTEXT
+
+
+def _ask_current() -> int:
     status, ordinal = _cuda.driver.cuCtxGetDevice()
     if status == _cuda.driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:  # this thread has not used a device yet
         set_device(0)
-        return 0
-    return int(check((status, ordinal)))
+        ordinal = 0
+    else:
+        ordinal = int(check((status, ordinal)))
+    _thread.alone = _count() == 1
+    return ordinal
 
 
 def device_index(device: DeviceLike) -> int:
@@ -113,6 +171,8 @@ def device_index(device: DeviceLike) -> int:
     DeviceUnavailableError
         There is no such device.
     """
+    if type(device) is int and 0 <= device < _count():
+        return device
     if device is None or device == "cuda":
         return current_device()
     try:
@@ -120,8 +180,8 @@ def device_index(device: DeviceLike) -> int:
         index = int(text) if isinstance(text, str) else operator.index(text)
     except (TypeError, ValueError):
         raise UsageError(f"{device!r} is not a device; pass its number, 'cuda:N' or a cuda.core.Device") from None
-    if not 0 <= index < device_count():
-        raise DeviceUnavailableError(f"there is no device {index}; this machine has {device_count()}")
+    if not 0 <= index < _count():
+        raise DeviceUnavailableError(f"there is no device {index}; this machine has {_count()}")
     return index
 
 
@@ -130,14 +190,6 @@ def set_device(device: DeviceLike) -> None:
     index = device_index(device) if device != 0 else 0
     with operation():
         _cuda.core.Device(index).set_current()
-
-
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.ready: set[int] = set()
-
-
-_thread = _Thread()
 
 
 def core_device(index: int) -> Any:
@@ -168,7 +220,7 @@ class device:  # noqa: N801 - torch.cuda's name
         return current_device() if self.idx < 0 else self.idx
 
     def __enter__(self) -> None:
-        if self.idx >= 0 and current_device() != self.idx:
+        if self.idx >= 0 and _ask_current() != self.idx:
             self._previous = check(_cuda.driver.cuCtxGetCurrent())
             set_device(self.idx)
 
@@ -178,6 +230,28 @@ class device:  # noqa: N801 - torch.cuda's name
         if self._previous is not None:
             check(_cuda.driver.cuCtxSetCurrent(self._previous))
             self._previous = None
+
+
+class device_of(device):  # noqa: N801 - torch.cuda's name
+    """Context manager that makes the device of an array current; what is on no device changes nothing.
+
+    Parameters
+    ----------
+    obj
+        Any array, also of another library.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, obj: Any) -> None:
+        if hasattr(obj, "__dlpack_device__"):
+            kind, index = obj.__dlpack_device__()
+            super().__init__(index if kind in _CUDA_KINDS else None)
+        else:
+            super().__init__(getattr(obj, "device", None) if hasattr(obj, "__cuda_array_interface__") else None)
+
+
+_CUDA_KINDS: Final = (2, 13)  # kDLCUDA, kDLCUDAManaged
 
 
 def get_device_name(device: DeviceLike = None) -> str:
@@ -211,9 +285,15 @@ def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
             shared_memory_per_block_optin=properties.max_shared_memory_per_block_optin,
             shared_memory_per_multiprocessor=properties.max_shared_memory_per_multiprocessor,
             L2_cache_size=properties.l2_cache_size,
+            clock_rate=properties.clock_rate,
+            memory_clock_rate=properties.memory_clock_rate,
+            memory_bus_width=properties.global_memory_bus_width,
             is_integrated=bool(properties.integrated),
+            is_multi_gpu_board=bool(properties.multi_gpu_board),
             uuid=found.uuid,
-            pci_bus_id=check(_cuda.driver.cuDeviceGetPCIBusId(16, index)).partition(b"\0")[0].decode(),
+            pci_bus_id=properties.pci_bus_id,
+            pci_device_id=properties.pci_device_id,
+            pci_domain_id=properties.pci_domain_id,
         )
 
 
@@ -222,6 +302,39 @@ def can_device_access_peer(device: DeviceLike, peer_device: DeviceLike) -> bool:
     index, peer = device_index(device), device_index(peer_device)
     with operation():
         return bool(_cuda.core.Device(index).can_access_peer(peer))
+
+
+def get_arch_list() -> list[str]:
+    """Return the architectures that kernels can be compiled for here, which are NVRTC's: ``["sm_75", ...]``."""
+    from cuda.bindings import nvrtc
+
+    _driver.initialize()  # before anything loads NVRTC
+    status, architectures = nvrtc.nvrtcGetSupportedArchs()
+    if status:
+        raise CompileError(f"NVRTC does not say what it can compile for: {status.name}")
+    return [f"sm_{architecture}" for architecture in architectures]
+
+
+def get_gencode_flags() -> str:
+    """Return the options with which nvcc compiles for all of :func:`get_arch_list`."""
+    names = [architecture.removeprefix("sm_") for architecture in get_arch_list()]
+    return " ".join(f"-gencode compute=compute_{name},code=sm_{name}" for name in names)
+
+
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    """Return whether the current device computes with bfloat16: in hardware from capability 8.0 on.
+
+    Parameters
+    ----------
+    including_emulation
+        Count conversion to float32 and back, which every device can do.
+    """
+    return including_emulation or get_device_capability()[0] >= 8
+
+
+def is_tf32_supported() -> bool:
+    """Return whether the current device has TF32, as devices of capability 8.0 and above do."""
+    return get_device_capability()[0] >= 8
 
 
 def synchronize(device: DeviceLike = None) -> None:

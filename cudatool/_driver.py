@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +29,18 @@ from cudatool.units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from cudatool.sim import Machine, Options
 
-__all__ = ["Choice", "choose", "chosen", "gpu_names", "gpu_processes", "initialize", "last_message"]
+__all__ = [
+    "Choice",
+    "choose",
+    "chosen",
+    "device_count",
+    "gpu_names",
+    "gpu_processes",
+    "initialize",
+    "last_message",
+    "nvml",
+    "started",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +56,16 @@ class Choice:
 _spec: str | None = None
 _choice: Choice | None = None
 _lock = threading.Lock()
+_in_fork = False  # the driver was started in the parent of this process
+
+
+def _forked() -> None:
+    global _lock, _in_fork
+    _lock = threading.Lock()
+    _in_fork = _choice is not None
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def choose(spec: str | None) -> None:
@@ -67,6 +91,11 @@ def chosen() -> Choice | None:
     return _choice
 
 
+def started() -> bool:
+    """Return whether a driver was chosen in this very process, not in one that it was forked off."""
+    return _choice is not None and not _in_fork
+
+
 def initialize() -> Choice:
     """Load the chosen driver, once, and return the choice.
 
@@ -75,9 +104,15 @@ def initialize() -> Choice:
     ConfigError
         ``CUDATOOL_DEVICE`` cannot be read.
     DeviceUnavailableError
-        A GPU is asked for and there is none, or NVIDIA's driver is loaded already and ``sim`` is asked for.
+        A GPU is asked for and there is none, or NVIDIA's driver is loaded already and ``sim`` is asked for, or the
+        process was forked off one that had started a driver.
     """
     global _choice
+    if _in_fork:
+        raise DeviceUnavailableError(
+            "the process was forked off one that had started a CUDA driver, which does not work in both; "
+            "start processes by spawn: multiprocessing.set_start_method('spawn')"
+        )
     if _choice is None:
         with _lock:
             if _choice is None:
@@ -94,11 +129,22 @@ def last_message() -> str:
     return sim.last_message()
 
 
+def device_count() -> int:
+    """Return how many devices this process has, or will have, without starting a driver: it may fork afterwards.
+
+    Raises
+    ------
+    ConfigError
+        ``CUDATOOL_DEVICE`` cannot be read.
+    DeviceUnavailableError
+        The device asked for is not there.
+    """
+    kind, options, gpus = _wanted()
+    return len(gpus) if kind == "cuda" else int(options.get("count", 1))
+
+
 def gpu_names() -> list[str]:
     """Return the names of the NVIDIA GPUs that this process may use, without loading their driver."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible.strip() in ("", "-1"):
-        return []
     import pynvml
 
     try:
@@ -106,10 +152,56 @@ def gpu_names() -> list[str]:
     except pynvml.NVMLError:
         return []
     try:
-        count = pynvml.nvmlDeviceGetCount()
-        return [str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index))) for index in range(count)]
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        setting = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if setting is not None and setting.strip().startswith("MIG-"):  # CUDA uses one slice of a GPU at most
+            handles = [pynvml.nvmlDeviceGetHandleByUUID(setting.split(",")[0].strip())]
+        elif setting is not None:
+            uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+            handles = [handles[index] for index in _visible(setting, uuids)]
+        return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
     finally:
         pynvml.nvmlShutdown()
+
+
+def _visible(setting: str, uuids: list[str]) -> list[int]:
+    """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` names, by ordinal or by the beginning of their UUID.
+
+    As the CUDA programming guide has it, the first entry that names none ends the list. A driver that finds a GPU
+    named twice shows none at all.
+    """
+    found: list[int] = []
+    for entry in map(str.strip, setting.split(",")):
+        number = re.match(r"\+?\d+", entry)
+        if number:
+            matches = [int(number[0])] if int(number[0]) < len(uuids) else []
+        else:
+            matches = [index for index, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
+        if len(matches) != 1:
+            break
+        found += matches
+    return found if len(set(found)) == len(found) else []
+
+
+@contextmanager
+def nvml(uuid: str) -> Iterator[tuple[Any, Any]]:
+    """Open NVML inside the ``with`` block; the value is :mod:`pynvml` and its handle of a GPU.
+
+    Raises
+    ------
+    UsageError
+        NVML refuses to say what it is asked.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            yield pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        raise UsageError(f"NVML does not answer for GPU {uuid}: {error}") from error
 
 
 def gpu_processes(uuid: str) -> list[tuple[int, int]]:
@@ -120,17 +212,8 @@ def gpu_processes(uuid: str) -> list[tuple[int, int]]:
     UsageError
         NVML refuses to say.
     """
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
-            running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError as error:
-        raise UsageError(f"NVML does not list the processes of GPU {uuid}: {error}") from error
+    with nvml(uuid) as (pynvml, handle):
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     return [(int(process.pid), int(process.usedGpuMemory or 0)) for process in running]
 
 
@@ -167,19 +250,26 @@ def _parse(spec: str) -> tuple[str, dict[str, Any]]:
     return kind, options
 
 
-def _initialize() -> Choice:
-    spec = _spec or os.environ.get("CUDATOOL_DEVICE") or "auto"
-    kind, options = _parse(spec)
+def _wanted() -> tuple[str, dict[str, Any], list[str]]:
+    """Return the kind of device that is asked for and is there, its options, and the names of the GPUs."""
+    kind, options = _parse(_spec or os.environ.get("CUDATOOL_DEVICE") or "auto")
     gpus = gpu_names() if kind in ("auto", "cuda") else []
     if kind == "cuda" and not gpus:
         raise DeviceUnavailableError("no NVIDIA GPU answers on this machine; use --device sim for the software device")
     if gpus:
-        return Choice("cuda", gpus[0] if len(gpus) == 1 else f"{len(gpus)} GPUs ({', '.join(dict.fromkeys(gpus))})")
-    if _is_loaded("libcuda.so.1"):
+        return "cuda", options, gpus
+    if _choice is None and _is_loaded("libcuda.so.1"):
         raise DeviceUnavailableError(
             "NVIDIA's libcuda is loaded in this process already, so the software device cannot take its place; "
             "run the program with `cudatool run --device sim`, or use cudatool before what loaded it"
         )
+    return kind, options, []
+
+
+def _initialize() -> Choice:
+    kind, options, gpus = _wanted()
+    if gpus:
+        return Choice("cuda", gpus[0] if len(gpus) == 1 else f"{len(gpus)} GPUs ({', '.join(dict.fromkeys(gpus))})")
     from cudatool.sim import Options, Schedule, load
 
     schedule = Schedule(options.pop("schedule", "fifo"))

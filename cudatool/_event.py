@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from typing import TYPE_CHECKING, Any
 
 from cudatool import _cuda
 from cudatool._cuda import check, operation
-from cudatool._device import core_device
+from cudatool._device import DeviceLike, call_on, current_device, device_index
 from cudatool._device import device as on_device
-from cudatool.errors import CudaError
+from cudatool.errors import CudaError, UsageError
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Event"]
 
-_TIMING = 1  # of EVENT_CREATE's flags
+_TIMING, _SHARED = 1, 2  # EVENT_CREATE's flags
 
 
 class Event:
@@ -30,16 +31,62 @@ class Event:
         Measure when it is reached, for :meth:`elapsed_time`.
     blocking
         Let :meth:`synchronize` sleep instead of polling.
+    interprocess
+        Let other processes wait for it and record it (:meth:`ipc_handle`); without timing.
+    external
+        While a stream is being captured into a graph, let the graph record the event, or wait for it, each time that it
+        runs, so that work outside of the graph can be ordered with it. Else the capture makes a dependency of it.
+
+    Raises
+    ------
+    UsageError
+        An event with timing is to be shared.
     """
 
-    def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
+    def __init__(
+        self,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        external: bool = False,
+    ) -> None:
+        if enable_timing and interprocess:
+            raise UsageError("an event with timing cannot be shared; leave enable_timing or interprocess out")
         self.enable_timing = enable_timing
         self.blocking = blocking
+        self.interprocess = interprocess
+        self.external = external
         self.device_index = -1
         self.cuda_event = 0
         """The driver's handle, 0 before the first record."""
-        self.core: Any = None
-        """The :class:`cuda.core.Event`, None before the first record."""
+
+    @classmethod
+    def from_ipc_handle(cls, device: DeviceLike, handle: bytes) -> Event:
+        """Return the event of another process whose :meth:`ipc_handle` this is, for use on `device`."""
+        event = cls(interprocess=True)
+        index = device_index(device)
+        native = _cuda.driver.CUipcEventHandle()
+        native.reserved = handle
+        with on_device(index), operation() as correlation:
+            event.cuda_event = int(check(_cuda.driver.cuIpcOpenEventHandle(native)))
+        event._made(index, correlation)
+        return event
+
+    def ipc_handle(self) -> bytes:
+        """Return what another process opens the event with. One never recorded comes to life on the current device.
+
+        Raises
+        ------
+        UsageError
+            The event was not made with ``interprocess=True``.
+        """
+        if not self.interprocess:
+            raise UsageError("only an event made with interprocess=True can be shared")
+        if not self.cuda_event:
+            self._create(current_device())
+        with on_device(self.device_index), operation():
+            handle = check(_cuda.driver.cuIpcGetEventHandle(self.cuda_event))
+        return bytes(handle.reserved)
 
     @property
     def device(self) -> int | None:
@@ -55,12 +102,22 @@ class Event:
             The event lives on another device, or the stream was closed.
         """
         stream = _current_stream() if stream is None else stream
-        core_stream, index = stream.core, stream.device_index
-        with on_device(index):
-            if self.core is None:
-                self._create(index)
-            with operation() as correlation:
-                core_stream.record(self.core)
+        handle, index = stream.native, stream.device_index
+        if not self.cuda_event:
+            self._create(index)
+        correlation = hooks.begin() if hooks.active else 0
+        try:
+            if self.external and _is_capturing(stream):
+                driver = _cuda.driver
+                external = driver.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL
+                status = call_on(index, driver.cuEventRecordWithFlags, self.cuda_event, handle, external)
+            else:
+                status = call_on(index, _cuda.driver.cuEventRecord, self.cuda_event, handle)
+        finally:
+            if correlation:
+                hooks.end()
+        if status:
+            check((status,))
         if correlation:
             hooks.emit(
                 Kind.EVENT_RECORD,
@@ -71,12 +128,41 @@ class Event:
             )
 
     def wait(self, stream: Stream | None = None) -> None:
-        """Let everything enqueued on `stream`, by default the current one, from now on wait for the event."""
-        (_current_stream() if stream is None else stream).wait_event(self)
+        """Let everything enqueued on `stream`, by default the current one, from now on wait for the event.
+
+        One that was never recorded changes nothing.
+        """
+        stream = _current_stream() if stream is None else stream
+        handle, index = stream.native, stream.device_index
+        correlation = hooks.begin() if hooks.active else 0
+        try:
+            status = 0
+            if self.cuda_event:
+                flags = 0
+                if self.external and _is_capturing(stream):
+                    flags = _cuda.driver.CUevent_wait_flags.CU_EVENT_WAIT_EXTERNAL
+                status = call_on(index, _cuda.driver.cuStreamWaitEvent, handle, self.cuda_event, flags)
+        finally:
+            if correlation:
+                hooks.end()
+        if status:
+            check((status,))
+        if correlation:
+            hooks.emit(
+                Kind.STREAM_WAIT_EVENT,
+                device=index,
+                stream=stream.trace_id(),
+                aux0=self.trace_id(),
+                correlation=correlation if self.cuda_event else 0,
+            )
 
     def trace_id(self) -> int:
         """Return the event's id in traces."""
         return hooks.event_id(self.cuda_event or -id(self))
+
+    @property
+    def _as_parameter_(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self.cuda_event)  # as an argument of a C function
 
     def query(self) -> bool:
         """Return whether the work before the latest record has completed; True if it was never recorded."""
@@ -118,10 +204,15 @@ class Event:
             return float(check(_cuda.driver.cuEventElapsedTime(self.cuda_event, end_event.cuda_event)))
 
     def _create(self, device: int) -> None:
-        with operation() as correlation:
-            options = _cuda.core.EventOptions(timing_enabled=self.enable_timing, blocking_sync=self.blocking)
-            self.core = core_device(device).create_event(options)
-        self.cuda_event = int(self.core.handle)
+        kinds = _cuda.driver.CUevent_flags
+        flags = 0 if self.enable_timing else int(kinds.CU_EVENT_DISABLE_TIMING)
+        flags |= int(kinds.CU_EVENT_BLOCKING_SYNC) if self.blocking else 0
+        flags |= int(kinds.CU_EVENT_INTERPROCESS) if self.interprocess else 0
+        with on_device(device), operation() as correlation:
+            self.cuda_event = int(check(_cuda.driver.cuEventCreate(flags)))
+        self._made(device, correlation)
+
+    def _made(self, device: int, correlation: int) -> None:
         self.device_index = device
         if correlation:
             hooks.emit(
@@ -129,15 +220,15 @@ class Event:
                 device=device,
                 address=self.cuda_event,
                 aux0=hooks.event_id(self.cuda_event),
-                flags=_TIMING if self.enable_timing else 0,
+                flags=(_TIMING if self.enable_timing else 0) | (_SHARED if self.interprocess else 0),
             )
 
     def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
-        if getattr(self, "core", None) is None or _finalizing():
+        if not getattr(self, "cuda_event", 0) or _finalizing():
             return
         event = hooks.close_event(self.cuda_event)  # before the driver gives the handle to a new event
         with operation() as correlation:
-            self.core.close()
+            _cuda.driver.cuEventDestroy(self.cuda_event)  # a context that is gone has taken its events with it
         if correlation:
             hooks.emit(Kind.EVENT_DESTROY, device=self.device_index, aux0=event)
 
@@ -149,3 +240,12 @@ def _current_stream() -> Stream:
     from cudatool._stream import current_stream  # streams make events, too
 
     return current_stream()
+
+
+def _is_capturing(stream: Stream) -> bool:
+    """Return whether a stream is being captured into a graph. A default stream never is."""
+    if stream.is_default:
+        return False
+    with on_device(stream.device_index), operation():
+        status = check(_cuda.driver.cuStreamIsCapturing(stream.native))
+    return bool(status == _cuda.driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import math
 import sys
 from contextlib import suppress
@@ -22,7 +23,7 @@ from cudatool._stream import current_stream
 from cudatool.errors import CudatoolError, DeviceUnavailableError, UsageError
 from cudatool.memory.driver_provider import DriverProvider
 
-__all__ = ["IpcArray", "IpcHandle", "ipc_handle", "open_ipc_handle"]
+__all__ = ["IpcArray", "IpcHandle", "ipc_collect", "ipc_handle", "open_ipc_handle"]
 
 _CLOSED: Final = np.empty(0, np.uint8)
 
@@ -92,6 +93,14 @@ def ipc_handle(source: DeviceArray | int, size: int = 0, *, device: DeviceLike =
     return IpcHandle(native, address - segment, shape, dtype, get_device_properties(index).uuid)
 
 
+def ipc_collect() -> None:
+    """Let go of other processes' memory that no array of this one stands for any more.
+
+    It goes by itself with the last array, so that this finds only what reference cycles keep.
+    """
+    gc.collect()
+
+
 def open_ipc_handle(handle: IpcHandle) -> IpcArray:
     """Return the array that another process made a handle of, in the memory where it lies.
 
@@ -129,7 +138,7 @@ class IpcArray(DeviceArray):
         """Wait for the current stream, then let go of the memory."""
         if not self.is_closed:
             current_stream(self.device).synchronize()
-            self.layout = _CLOSED
+            self.layout, self._address = _CLOSED, 0
 
     def __enter__(self) -> Self:
         return self

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from cudatool._device import current_device
 from cudatool._device import device as on_device
 from cudatool._host_view import HostArray
 from cudatool._stream import Stream
+from cudatool.errors import UsageError
 from cudatool.memory import Settings
 from cudatool.memory.driver_provider import DriverProvider
 from cudatool.memory.host import CachingHostAllocator
@@ -33,6 +35,9 @@ __all__ = [
     "empty_pinned",
     "host_memory_stats",
     "host_memory_stats_as_nested_dict",
+    "host_register",
+    "is_pinned",
+    "is_pinned_address",
     "let_go",
     "note_use",
     "pin_memory",
@@ -189,6 +194,84 @@ def pin_memory(array: npt.ArrayLike) -> npt.NDArray[Any]:
     pinned = empty_pinned(source.shape, source.dtype)
     pinned[...] = source
     return pinned
+
+
+def is_pinned(array: npt.NDArray[Any]) -> bool:
+    """Return whether a NumPy array lies in memory that CUDA has pinned: ours, registered, or another library's."""
+    return is_pinned_address(array.ctypes.data)
+
+
+def is_pinned_address(address: int) -> bool:
+    """Return whether CUDA knows this host memory."""
+    attribute = _cuda.driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+    status, _ = _cuda.driver.cuPointerGetAttribute(attribute, address)
+    return not status
+
+
+class host_register:  # noqa: N801 - reads as a statement
+    """Pin the memory of a NumPy array where it lies, until :meth:`close` or the end of the ``with`` block.
+
+    Copies to and from it need not block then. Before it ends, wait for those that use it.
+
+    Parameters
+    ----------
+    array
+        In one piece. It is kept meanwhile.
+
+    Raises
+    ------
+    UsageError
+        The array has gaps, or no elements.
+    CudaError
+        The driver refuses, for instance memory that is pinned already (CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED).
+    """
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        if not (array.flags.c_contiguous or array.flags.f_contiguous) or not array.nbytes:
+            raise UsageError(
+                f"cannot pin an array of shape {array.shape} and strides {array.strides}: not in one piece"
+            )
+        self.array = array
+        self._address = 0
+        self._device = current_device()
+        address = array.ctypes.data
+        with operation() as correlation:
+            check(_cuda.driver.cuMemHostRegister(address, array.nbytes, 0))
+        self._address = address
+        if correlation:
+            hooks.emit(
+                Kind.HOST_ALLOC, device=self._device, name="cuMemHostRegister", address=address, size=array.nbytes
+            )
+
+    def close(self) -> None:
+        """Let the memory be ordinary again. A second time does nothing."""
+        if not self.is_closed:
+            address, self._address = self._address, 0
+            _unregister(address, self.array.nbytes, self._device)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return not self._address
+
+    def __enter__(self) -> npt.NDArray[Any]:
+        return self.array
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
+        if getattr(self, "_address", 0) and not _finalizing():
+            self.close()
+
+
+def _unregister(address: int, size: int, device: int) -> None:
+    with on_device(device), operation() as correlation:
+        check(_cuda.driver.cuMemHostUnregister(address))
+    if correlation:
+        hooks.emit(Kind.HOST_FREE, device=device, name="cuMemHostUnregister", address=address, size=size)
 
 
 def empty_host_cache() -> None:

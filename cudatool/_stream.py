@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 from collections import deque
@@ -88,10 +89,18 @@ class Stream:
     def _set(self, core: Any, device: int, handle: int, priority: int) -> None:
         self._core = core
         self._handle = handle
+        self._native = core.handle  # the driver's, never 0, as an object of the bindings
         self._pool = None
         self._contexts: list[StreamContext] = []
         self.device_index = device
         self.priority = priority
+
+    @staticmethod
+    def priority_range(device: DeviceLike = None) -> tuple[int, int]:
+        """Return the lowest and the highest priority of a device's streams; the higher one is the lower number."""
+        with on_device(device_index(device)), operation():
+            lowest, highest = check(_cuda.driver.cuCtxGetStreamPriorityRange())
+        return int(lowest), int(highest)
 
     @classmethod
     def from_handle(cls, handle: int, device: DeviceLike = None) -> ExternalStream:
@@ -140,16 +149,36 @@ class Stream:
         return self._core
 
     @property
+    def native(self) -> Any:
+        """The driver's handle as :mod:`cuda.bindings.driver` takes it at once; never 0, like ``core.handle``.
+
+        Raises
+        ------
+        CudaError
+            The stream was closed.
+        """
+        return self._native if self._core is not None else self.core
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is the legacy or the per-thread default stream, of which each device has one."""
+        return self._handle in (0, 1, 2)
+
+    @property
     def cuda_stream(self) -> int:
         """The driver's handle; 0 is the legacy default stream."""
         return self._handle if self.core is not None else 0
+
+    @property
+    def _as_parameter_(self) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self.cuda_stream)  # as an argument of a C function
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.cuda_stream
 
     def query(self) -> bool:
         """Return whether everything enqueued so far has completed."""
-        handle = self.core.handle
+        handle = self.native
         with on_device(self.device_index), operation() as correlation:
             (status,) = _cuda.driver.cuStreamQuery(handle)
             done = bool(status != _cuda.driver.CUresult.CUDA_ERROR_NOT_READY)
@@ -161,7 +190,7 @@ class Stream:
 
     def synchronize(self) -> None:
         """Wait for everything enqueued so far."""
-        handle = self.core.handle
+        handle = self.native
         with on_device(self.device_index), operation() as correlation:
             check(_cuda.driver.cuStreamSynchronize(handle))
         if correlation:
@@ -175,14 +204,7 @@ class Stream:
 
     def wait_event(self, event: Event) -> None:
         """Let everything enqueued from now on wait for `event`; one that was never recorded changes nothing."""
-        if not event.cuda_event:
-            if hooks.active:
-                self._emit(Kind.STREAM_WAIT_EVENT, aux0=event.trace_id())
-            return
-        with on_device(self.device_index), operation() as correlation:
-            self.core.wait(event.core)
-        if correlation:
-            self._emit(Kind.STREAM_WAIT_EVENT, aux0=event.trace_id(), correlation=correlation)
+        event.wait(self)
 
     def wait_stream(self, stream: Stream) -> None:
         """Let everything enqueued from now on wait for what has been enqueued on `stream` so far."""
@@ -192,10 +214,8 @@ class Stream:
         """Return the stream's id in traces."""
         return hooks.stream_id(self.device_index, self._handle)
 
-    def _emit(self, kind: Kind, *, aux0: int = 0, aux1: int = 0, correlation: int = 0) -> None:
-        hooks.emit(
-            kind, device=self.device_index, stream=self.trace_id(), aux0=aux0, aux1=aux1, correlation=correlation
-        )
+    def _emit(self, kind: Kind, *, aux1: int = 0) -> None:
+        hooks.emit(kind, device=self.device_index, stream=self.trace_id(), aux1=aux1)
 
     def __enter__(self) -> Stream:
         context = StreamContext(self)
@@ -265,6 +285,11 @@ def as_stream(stream: Any) -> Stream:
     return ExternalStream(handle)
 
 
+def get_stream_from_external(data_ptr: int, device: DeviceLike = None) -> ExternalStream:
+    """Return the stream that the driver knows as `data_ptr`; its maker keeps it alive and destroys it."""
+    return ExternalStream(data_ptr, device)
+
+
 class _Current(threading.local):
     """The calling thread's current stream of each device, where it is not the default stream."""
 
@@ -280,7 +305,7 @@ def default_stream(device: DeviceLike = None) -> Stream:
     """Return the legacy default stream of a device: it waits for all blocking streams, and they for it."""
     index = device_index(device)
     found = _defaults.get(index)
-    if found is None or found.is_closed:
+    if found is None or found._core is None:  # closed
         found = _defaults[index] = ExternalStream(0, index)
     return found
 
@@ -288,8 +313,7 @@ def default_stream(device: DeviceLike = None) -> Stream:
 def current_stream(device: DeviceLike = None) -> Stream:
     """Return the stream of a device on which the calling thread enqueues."""
     index = current_device() if device is None else device_index(device)
-    found = _current.streams.get(index)
-    return default_stream(index) if found is None else found
+    return _current.streams.get(index) or default_stream(index)
 
 
 def set_stream(stream: Stream) -> None:

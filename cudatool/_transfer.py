@@ -19,7 +19,7 @@ from cudatool._capture import refuse_pageable
 from cudatool._cuda import check, operation
 from cudatool._device import device as on_device
 from cudatool._extents import emit_extents, extents
-from cudatool._pinned import note_use
+from cudatool._pinned import is_pinned_address, note_use
 from cudatool._stream import Stream
 from cudatool.errors import UsageError
 from cudatool.trace import hooks
@@ -101,13 +101,6 @@ def fill(target: Layout, value: Any, stream: Stream) -> None:
     copy_on_device(target, element, stream)
 
 
-def _is_pinned(address: int) -> bool:
-    """Return whether CUDA knows this host memory."""
-    attribute = _cuda.driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-    status, _ = _cuda.driver.cuPointerGetAttribute(attribute, address)
-    return not status
-
-
 _DIRECTIONS: Final = {
     # API -> what is device memory
     "cuMemcpyHtoDAsync": CopyFlag.DESTINATION_DEVICE,
@@ -119,8 +112,8 @@ _DIRECTIONS: Final = {
 def _copy(name: str, target: int, source: int, size: int, stream: Stream) -> None:
     if not size:
         return
-    handle = stream.core.handle
-    if name != "cuMemcpyDtoDAsync" and not _is_pinned(target if name == "cuMemcpyDtoHAsync" else source):
+    handle = stream.native
+    if name != "cuMemcpyDtoDAsync" and not is_pinned_address(target if name == "cuMemcpyDtoHAsync" else source):
         refuse_pageable(stream, "cannot copy pageable host memory")
     with on_device(stream.device_index), operation() as correlation:
         if correlation:  # before the call: one to pageable memory returns when the work is done
@@ -132,9 +125,9 @@ def _copy(name: str, target: int, source: int, size: int, stream: Stream) -> Non
 
 def _emit_copy(name: str, target: int, source: int, size: int, stream: Stream, correlation: int) -> None:
     flags = CopyFlag.ASYNC | _DIRECTIONS[name]
-    if CopyFlag.SOURCE_DEVICE not in flags and not _is_pinned(source):
+    if CopyFlag.SOURCE_DEVICE not in flags and not is_pinned_address(source):
         flags |= CopyFlag.SOURCE_PAGEABLE
-    if CopyFlag.DESTINATION_DEVICE not in flags and not _is_pinned(target):
+    if CopyFlag.DESTINATION_DEVICE not in flags and not is_pinned_address(target):
         flags |= CopyFlag.DESTINATION_PAGEABLE
     device = stream.device_index
     hooks.emit(
@@ -162,7 +155,7 @@ def _emit_copy(name: str, target: int, source: int, size: int, stream: Stream, c
 def _memset(bits: int, address: int, value: int, size: int, stream: Stream) -> None:
     if not size:
         return
-    name, width, handle = f"cuMemsetD{bits}Async", bits // 8, stream.core.handle
+    name, width, handle = f"cuMemsetD{bits}Async", bits // 8, stream.native
     with on_device(stream.device_index), operation() as correlation:
         check(getattr(_cuda.driver, name)(address, value, size // width, handle))
     if correlation:

@@ -9,6 +9,7 @@
     ├── CudaError                  a CUDA driver call failed; ``.name`` is the CUDA error's name (also a RuntimeError)
     │   └── OutOfMemoryError       no memory could be had even after cached blocks were given back
     ├── MissingImplementationError an operation has no implementation for this kind of device
+    ├── SynchronizationError       a hidden synchronization, while set_sync_debug_mode("error") (also a RuntimeError)
     ├── CompileError               NVRTC refused a kernel; ``.log`` is what it said
     ├── FileFormatError            a file is not what it should be; ``.path`` names it
     │   ├── TraceFormatError       not a cudatool trace, or of an unknown version
@@ -28,6 +29,7 @@ __all__ = [
     "CudaError",
     "OutOfMemoryError",
     "MissingImplementationError",
+    "SynchronizationError",
     "CompileError",
     "FileFormatError",
     "TraceFormatError",
@@ -113,6 +115,10 @@ class MissingImplementationError(CudatoolError, NotImplementedError):
             f"{self.op} has no implementation for {self.kind} devices; {there}; "
             f"register one with @cudatool.ops.op({self.op!r}).implementation({self.kind!r})"
         )
+
+
+class SynchronizationError(CudatoolError, RuntimeError):
+    """The program would have waited for the device without having said so (:func:`cudatool.set_sync_debug_mode`)."""
 
 
 class CompileError(CudatoolError):

@@ -1,7 +1,8 @@
-"""GEMM on the software device: NumPy, run when the stream gets there.
+"""Products on the software device: NumPy, run when the stream gets there.
 
 Device memory of the software device lies in the address space of the process, so a layout can be read; but only in
-stream order, which is what a host function gives.
+stream order, which is what a host function gives. It is called once for a product that was enqueued, and at every
+launch of a graph for one that was captured: then the graph keeps what it calls.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from cudatool import _cuda
 from cudatool._allocator import Layout
 from cudatool._cuda import check
 from cudatool._stream import Stream
+from cudatool.blas._gemm import Gemm
+from cudatool.blas._numerics import apply_epilogue, product, store
+from cudatool.blas._workspace import is_capturing
 
 __all__ = ["address", "gemm", "repeat", "repeatable"]
 
@@ -25,33 +29,82 @@ repeatable = False
 """Whether products that were computed are kept, to be computed again."""
 
 _log = logging.getLogger("cudatool.blas")
-_pending: dict[int, Callable[[], object]] = {}
+_once: dict[int, Callable[[], object]] = {}
+_captured: dict[int, Callable[[], object]] = {}
 _done: dict[int, Callable[[], object]] = {}
 _keys = itertools.count(1)
 
 
-def gemm(a: Layout, b: Layout, c: Layout, stream: Stream) -> None:
-    """Enqueue ``c = a @ b``."""
-    # The addresses only: an operand that is dropped goes back to the allocator at once, as it does on a GPU.
-    a, b, c = (_unowned(layout) for layout in (a, b, c))
+def gemm(gemm: Gemm, stream: Stream) -> None:
+    """Enqueue a product."""
+    call = _computation(gemm)
     handle, key = stream.core.handle, next(_keys)
-    _pending[key] = lambda: np.matmul(a, b, out=c)
+    if is_capturing(stream):
+        _captured[key] = call
+        _let_graph_keep(check(_cuda.driver.cuStreamGetCaptureInfo(handle))[2], key)
+    else:
+        _once[key] = call
     check(_cuda.driver.cuLaunchHostFunc(handle, address, key))
 
 
+def _let_graph_keep(graph: object, key: int) -> None:
+    """Forget a captured product when nothing can launch it any more: the graph, and what was made of it."""
+    driver = _cuda.driver
+    no_sync = driver.CUuserObject_flags.CU_USER_OBJECT_NO_DESTRUCTOR_SYNC
+    owner = check(driver.cuUserObjectCreate(key, driver.CUhostFn(_forget_address), 1, no_sync))
+    moved = driver.CUuserObjectRetain_flags.CU_GRAPH_USER_OBJECT_MOVE
+    check(driver.cuGraphRetainUserObject(graph, owner, 1, moved))
+
+
+def _computation(gemm: Gemm) -> Callable[[], object]:
+    """Return what computes a product of what its operands hold by then.
+
+    It has their addresses only: an operand that is dropped goes back to the allocator at once, as it does on a GPU.
+    """
+    a, b, out = _unowned(gemm.a), _unowned(gemm.b), _unowned(gemm.out)
+    bias = None if gemm.bias is None else _unowned(gemm.bias)
+    aux = None if gemm.aux is None else _unowned(gemm.aux)
+    scales = [None if scale is None else _unowned(scale) for scale in gemm.scales or ()]
+    conjugate_a, conjugate_b = gemm.conjugate
+    alpha, beta, compute, epilogue = gemm.alpha, gemm.beta, gemm.compute, gemm.epilogue
+
+    def compute_now() -> None:
+        values = product(a.conj() if conjugate_a else a, b.conj() if conjugate_b else b, compute)
+        factors = [scale.reshape(()) for scale in scales if scale is not None]
+        for factor in factors[:2]:
+            values = values * factor
+        if alpha != 1:
+            values = values * values.dtype.type(alpha)
+        if beta:
+            values = values + values.dtype.type(beta) * out.astype(values.dtype)
+        values = apply_epilogue(values, epilogue, bias, aux)
+        for factor in factors[2:]:
+            values = values * factor
+        store(out, values)
+
+    return compute_now
+
+
 def _unowned(layout: Layout) -> Layout:
-    interface = {**layout.__array_interface__, "strides": layout.strides}
-    return np.asarray(type("Unowned", (), {"__array_interface__": interface})())
+    # As bytes, because the interface has no name for the types of ml_dtypes.
+    interface = {
+        "version": 3,
+        "shape": layout.shape,
+        "typestr": f"|V{layout.itemsize}",
+        "data": (layout.ctypes.data, False),
+        "strides": layout.strides,
+    }
+    return np.asarray(type("Unowned", (), {"__array_interface__": interface})()).view(layout.dtype)
 
 
 def _run(key: int) -> None:
     try:
-        product = _pending.pop(key)
+        compute = _captured[key] if key in _captured else _once.pop(key)
         if repeatable:
-            _done[key] = product
-        product()
+            _done[key] = compute
+        compute()
     except Exception:  # must not reach the driver, which is C
-        _log.exception("matmul failed on the software device")
+        _log.exception("a product failed on the software device")
 
 
 def repeat(key: int) -> None:
@@ -59,6 +112,13 @@ def repeat(key: int) -> None:
     _done[key]()
 
 
-_callback: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_run)
+def _forget(key: int) -> None:
+    _captured.pop(key, None)
+
+
+_Callback: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_callback: Final = _Callback(_run)
 address: Final = ctypes.cast(_callback, ctypes.c_void_p).value or 0
 """Of the host function that computes products."""
+_forget_callback: Final = _Callback(_forget)
+_forget_address: Final = ctypes.cast(_forget_callback, ctypes.c_void_p).value or 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +11,21 @@ from typing import Any
 from cudatool.errors import CudaError, OutOfMemoryError
 from cudatool.trace import hooks
 
-__all__ = ["DriverProvider"]
+__all__ = ["DriverProvider", "free_mutex"]
+
+_freeing = threading.RLock()
+
+
+@contextmanager
+def free_mutex() -> Iterator[None]:
+    """Context manager: inside, no other thread gives device memory back to the driver; threads that want to, wait.
+
+    For work that such a free, which waits for the whole device, would bring to a standstill: two threads that each
+    launch their part of a collective operation, while a third one frees. It is torch.cuda's free mutex, except that the
+    thread inside may itself free, and may enter again.
+    """
+    with _freeing:
+        yield
 
 
 class DriverProvider:
@@ -47,7 +62,7 @@ class DriverProvider:
 
     def free(self, address: int) -> None:
         """Give back a segment. The driver waits for all work on the device first."""
-        with self._call(harmless=True) as driver:
+        with free_mutex(), self._call(harmless=True) as driver:
             _check("cuMemFree", driver.cuMemFree(address))
 
     def reserve(self, size: int, stream: int) -> int:
@@ -89,7 +104,7 @@ class DriverProvider:
 
     def unmap(self, address: int, size: int, page_size: int) -> None:
         """Give back whole pages. Waits for all work on the device first, as cuMemFree does."""
-        with self._call() as driver:
+        with free_mutex(), self._call() as driver:
             _check("cuCtxSynchronize", driver.cuCtxSynchronize())
             for page in range(address, address + size, page_size):
                 _check("cuMemUnmap", driver.cuMemUnmap(page, page_size))

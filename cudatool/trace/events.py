@@ -96,6 +96,9 @@ class Kind(IntEnum):
     WARNING = 73
     FINDING = 74
     CALL = 75
+    MARK = 76
+    RANGE_START = 77
+    RANGE_END = 78
 
 
 FIELDS: Final[dict[Kind, str]] = {
@@ -171,6 +174,9 @@ FIELDS: Final[dict[Kind, str]] = {
     "flags=1 a kernel that a graph launch ran",
     Kind.RANGE_PUSH: "name",
     Kind.RANGE_POP: "",
+    Kind.MARK: "name: a moment that the program names",
+    Kind.RANGE_START: "name, aux0=range: one that need not be inside of others, and that any thread may end",
+    Kind.RANGE_END: "aux0=range",
     Kind.MODULE_LOAD: "name, size=bytes of the image, stack",
     Kind.WARNING: "name=the text",
     Kind.CALL: "a public function of cudatool has ended: name, aux0=ns it took, aux1=how many others it was called by, "

@@ -12,6 +12,7 @@ import pytest
 
 import cudatool
 from cudatool import _driver
+from cudatool.blas import clear_workspaces
 from cudatool.trace import hooks
 from cudatool.trace.events import Event, Kind
 
@@ -48,10 +49,12 @@ def on_two_devices(device: str) -> Callable[[str], str]:
 
 @pytest.fixture(autouse=True)
 def nothing_leaks(device: str) -> Iterator[None]:
+    clear_workspaces()
     gc.collect()
     before = cudatool.memory_allocated()
     yield
     cudatool.synchronize()
+    clear_workspaces()
     gc.collect()
     assert cudatool.memory_allocated() <= before  # less, where a test that failed before has let go
     assert cudatool.current_stream() == cudatool.default_stream()

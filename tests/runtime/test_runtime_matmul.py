@@ -80,7 +80,7 @@ def test_result_goes_into_out(rng: np.random.Generator, view: Any) -> None:
         (((2, 3), "f4"), ((3, 2), "f8"), "float32 and float64"),
         (((2, 3), "i4"), ((3, 2), "i4"), "not int32"),
         (((2, 3), "f4"), ((2, 3), "f4"), "cannot multiply"),
-        (((3,), "f4"), ((3, 2), "f4"), "cannot multiply"),
+        (((), "f4"), ((3, 2), "f4"), "cannot multiply"),
         (((2, 2, 3), "f4"), ((3, 3, 2), "f4"), "batches"),
     ],
 )
@@ -137,4 +137,4 @@ def test_batch_that_is_one_matrix_is_read_once(events: list[Event]) -> None:
     cudatool.matmul(a, b)
     reads = [event for event in events if event.kind is Kind.ACCESS and event.flags == AccessFlag.READ]
     assert sum(event.address == a.data_ptr() for event in reads) == 1
-    assert len(reads) == 1 + 4
+    assert len(reads) == 1 + 1

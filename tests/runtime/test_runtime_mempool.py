@@ -279,5 +279,5 @@ def test_pools_limits_and_pinned_memory_know_devices_apart() -> None:
 def test_refusal_of_nvml_is_a_typed_error() -> None:
     from cudatool import _driver
 
-    with pytest.raises(UsageError, match="NVML does not list the processes of GPU nothing"):
+    with pytest.raises(UsageError, match="NVML does not answer for GPU nothing"):
         _driver.gpu_processes("nothing")

@@ -1,0 +1,206 @@
+"""One product, ready to be enqueued: what it is, who computes it, and what is told about it in traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from importlib import import_module
+from typing import Any, Final, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from cudatool import _driver
+from cudatool._allocator import Layout
+from cudatool._cuda import operation
+from cudatool._device import device as on_device
+from cudatool._extents import emit_extents, extents
+from cudatool._stream import Stream
+from cudatool.backends._settings import settings
+from cudatool.blas._layout import Product
+from cudatool.trace import hooks
+from cudatool.trace.events import AccessFlag, Kind, pack_dims
+
+__all__ = [
+    "BFLOAT16",
+    "FP8",
+    "ROUTINES",
+    "Compute",
+    "Epilogue",
+    "Gemm",
+    "Scales",
+    "compute_type",
+    "enqueue",
+    "full_reduction",
+    "tuned",
+]
+
+BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
+FP8: Final = (np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2))
+ROUTINES: Final = {
+    # dtype of the operands -> what the product is called in traces
+    np.dtype(np.float32): "sgemm",
+    np.dtype(np.float64): "dgemm",
+    np.dtype(np.float16): "hgemm",
+    BFLOAT16: "bfgemm",
+    np.dtype(np.complex64): "cgemm",
+    np.dtype(np.complex128): "zgemm",
+    np.dtype(np.int8): "igemm",
+    **dict.fromkeys(FP8, "fp8gemm"),
+}
+_HALVES: Final = (np.dtype(np.float16), BFLOAT16)
+
+
+class Compute(StrEnum):
+    """In what precision the products are summed, and what is done to the inputs before."""
+
+    SINGLE = "float32"
+    TF32 = "tf32"
+    """float32 inputs rounded to TF32's ten bits, sums in float32."""
+    DOUBLE = "float64"
+    INTEGER = "int32"
+
+
+class Epilogue(StrEnum):
+    """What is done to each element of a product before it is stored, in cuBLASLt's names.
+
+    An `aux` epilogue also stores what the backward pass needs: of ReLU one bit an element, of GELU (approximated
+    with tanh) its input. A `d` epilogue multiplies with the derivative, read from there.
+    """
+
+    NONE = ""
+    RELU = "relu"
+    GELU = "gelu"
+    BIAS = "bias"
+    RELU_BIAS = "relu_bias"
+    GELU_BIAS = "gelu_bias"
+    RELU_AUX = "relu_aux"
+    GELU_AUX = "gelu_aux"
+    RELU_AUX_BIAS = "relu_aux_bias"
+    GELU_AUX_BIAS = "gelu_aux_bias"
+    DRELU = "drelu"
+    DGELU = "dgelu"
+    DRELU_BGRAD = "drelu_bgrad"
+    DGELU_BGRAD = "dgelu_bgrad"
+
+    @property
+    def reads_bias(self) -> bool:
+        """Whether a vector is added to each row."""
+        return self.endswith("bias")
+
+    @property
+    def writes_bias(self) -> bool:
+        """Whether the sums of the columns are stored, which are the gradient of a bias."""
+        return self.endswith("bgrad")
+
+    @property
+    def reads_aux(self) -> bool:
+        """Whether it is a derivative."""
+        return self.startswith("d")
+
+    @property
+    def writes_aux(self) -> bool:
+        """Whether something is stored for the backward pass."""
+        return "aux" in self
+
+
+class Scales(NamedTuple):
+    """Factors of 8-bit elements, each one float32 in device memory."""
+
+    a: Layout
+    b: Layout
+    out: Layout | None
+
+
+class Gemm(NamedTuple):
+    """``out = epilogue(alpha * (a @ b) + beta * out)``.
+
+    Attributes
+    ----------
+    a, b, out
+        All of two dimensions, or of three with the same batch in front. `out` overlaps neither.
+    product
+        How cuBLAS is told to compute it.
+    bias, aux
+        What the epilogue takes besides.
+    full_reduction
+        Sums must not be rounded to the result's dtype on the way.
+    """
+
+    a: Layout
+    b: Layout
+    out: Layout
+    product: Product
+    compute: Compute
+    alpha: complex = 1
+    beta: complex = 0
+    conjugate: tuple[bool, bool] = (False, False)
+    epilogue: Epilogue = Epilogue.NONE
+    bias: Layout | None = None
+    aux: Layout | None = None
+    scales: Scales | None = None
+    fast_accumulation: bool = False
+    full_reduction: bool = False
+
+
+Implementation = Callable[[Gemm, Stream], None]
+_IMPLEMENTATIONS: Final = {
+    # kind of device -> module with a function gemm
+    "cuda": "cudatool.blas._cublas",
+    "sim": "cudatool.blas._host",
+}
+_chosen: Implementation | None = None
+tuned: Callable[[Gemm, Stream, Implementation], Implementation] | None = None
+"""Chooses another implementation for a product (:mod:`cudatool.tunable`), while that is enabled."""
+
+
+def compute_type(dtype: np.dtype[Any]) -> Compute:
+    """Return in what precision products of `dtype` are summed now."""
+    if dtype.char in "dD":
+        return Compute.DOUBLE
+    if dtype.char in "fF" and settings.float32_matmul_precision != "highest":
+        return Compute.TF32
+    return Compute.INTEGER if dtype.char == "b" else Compute.SINGLE
+
+
+def full_reduction(dtype: np.dtype[Any]) -> bool:
+    """Return whether sums of products of `dtype` must not be rounded on the way now."""
+    if dtype == BFLOAT16:
+        return not settings.allow_bf16_reduced_precision_reduction
+    return dtype.char == "e" and not settings.allow_fp16_reduced_precision_reduction
+
+
+def enqueue(gemm: Gemm, stream: Stream) -> None:
+    """Enqueue a product, and tell of it."""
+    global _chosen
+    if _chosen is None:
+        _chosen = import_module(_IMPLEMENTATIONS[_driver.initialize().kind]).gemm
+    implementation = _chosen if tuned is None else tuned(gemm, stream, _chosen)
+    with on_device(stream.device_index), operation() as correlation:
+        implementation(gemm, stream)
+    if correlation:
+        _emit(gemm, stream, correlation)
+
+
+def _emit(gemm: Gemm, stream: Stream, correlation: int) -> None:
+    out, device = gemm.out, stream.device_index
+    name = ROUTINES[gemm.a.dtype] + ("_strided_batched" if out.ndim == 3 else "")
+    hooks.emit(
+        Kind.GEMM,
+        device=device,
+        stream=stream.trace_id(),
+        correlation=correlation,
+        name=f"{name}_{gemm.epilogue}" if gemm.epilogue else name,
+        address=out.ctypes.data,
+        size=out.nbytes,
+        aux0=pack_dims(out.shape[-2], out.shape[-1], gemm.a.shape[-1]),
+    )
+    read, write, epilogue = AccessFlag.READ, AccessFlag.WRITE, gemm.epilogue
+    touched = [(gemm.a, read), (gemm.b, read), (out, read | write if gemm.beta else write)]
+    if gemm.bias is not None:
+        touched.append((gemm.bias, write if epilogue.writes_bias else read))
+    if gemm.aux is not None:
+        touched.append((gemm.aux, read if epilogue.reads_aux else write))
+    touched += [(scale, read) for scale in gemm.scales or () if scale is not None]
+    for layout, mode in touched:
+        emit_extents(Kind.ACCESS, extents(layout), mode, device=device, correlation=correlation)

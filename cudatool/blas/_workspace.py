@@ -1,0 +1,122 @@
+"""Memory that cuBLAS works in: its size, as PyTorch reads it from the environment, and one block for each stream."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import warnings
+from typing import Final
+
+from cudatool import _cuda
+from cudatool._allocator import Memory
+from cudatool._api import traced
+from cudatool._cuda import check
+from cudatool._device import get_device_properties
+from cudatool._stream import Stream
+from cudatool.backends._settings import settings
+from cudatool.errors import UsageError
+
+__all__ = [
+    "check_deterministic",
+    "clear_workspaces",
+    "generation",
+    "is_capturing",
+    "new_workspace",
+    "size_of_workspace",
+    "workspace",
+    "workspace_size",
+]
+
+_DETERMINISTIC: Final = (":4096:8", ":16:8")
+_LEGACY: Final = (0, 1)  # handles of the legacy default stream
+_KIB: Final = 1024
+_HOPPER: Final = 9  # major compute capability
+_DEFAULT: Final = (2 * 4096 + 8 * 16) * _KIB
+_DEFAULT_SINCE_HOPPER: Final = 8 * 4096 * _KIB
+
+_blocks: dict[tuple[int, int, int], Memory] = {}
+generation = 0
+"""Counts how often the blocks were given back: a handle that was told of one before has it no more."""
+
+
+def workspace_size(config: str | None, capability: int) -> int:
+    """Return bytes of a workspace.
+
+    Parameters
+    ----------
+    config
+        ``CUBLAS_WORKSPACE_CONFIG``: ``:SIZE:COUNT``, repeated, with sizes in KiB. None is the default: 8.1 MiB, and
+        32 MiB from Hopper on.
+    capability
+        Major compute capability of the device.
+    """
+    default = _DEFAULT_SINCE_HOPPER if capability >= _HOPPER else _DEFAULT
+    if config is None:
+        return default
+    parts = re.findall(r":([0-9]+):([0-9]+)", config)
+    if not parts:
+        warnings.warn(
+            f"CUBLAS_WORKSPACE_CONFIG={config} is not :SIZE:COUNT, repeated; {default} bytes are used", stacklevel=2
+        )
+        return default
+    return sum(int(size) * int(count) for size, count in parts) * _KIB
+
+
+@functools.cache
+def _size(device: int) -> int:
+    return workspace_size(os.environ.get("CUBLAS_WORKSPACE_CONFIG"), get_device_properties(device).major)
+
+
+def workspace(handle: int, stream: Stream) -> Memory:
+    """Return the memory in which products of a handle on a stream work; it stays theirs until it is cleared."""
+    key = (stream.device_index, handle, stream.cuda_stream)
+    found = _blocks.get(key)
+    if found is None:
+        found = _blocks[key] = new_workspace(stream)
+    return found
+
+
+def new_workspace(stream: Stream) -> Memory:
+    """Return memory for products on a stream, for as long as it is held."""
+    return Memory(_size(stream.device_index), stream)
+
+
+def size_of_workspace(stream: Stream) -> int:
+    """Return bytes of the workspaces of a stream."""
+    return _size(stream.device_index)
+
+
+@traced
+def clear_workspaces() -> None:
+    """Give the memory in which products work back to the allocator. They take new memory when they are called again."""
+    global generation
+    generation += 1
+    _blocks.clear()
+
+
+def is_capturing(stream: Stream) -> bool:
+    """Return whether the stream records into a graph."""
+    if stream.cuda_stream in _LEGACY:  # which cannot be captured, and must not be asked
+        return False
+    status = check(_cuda.driver.cuStreamIsCapturing(stream.core.handle))
+    return bool(status != _cuda.driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+
+
+def check_deterministic() -> None:
+    """Raise, or warn, if products must be deterministic and the size of the workspaces lets cuBLAS choose.
+
+    Raises
+    ------
+    UsageError
+        ``CUBLAS_WORKSPACE_CONFIG`` is neither ``:4096:8`` nor ``:16:8``.
+    """
+    if os.environ.get("CUBLAS_WORKSPACE_CONFIG") in _DETERMINISTIC:
+        return
+    text = (
+        "products of cuBLAS may differ from run to run, and use_deterministic_algorithms was called; set "
+        "CUBLAS_WORKSPACE_CONFIG to :4096:8 or :16:8 before the program starts"
+    )
+    if not settings.deterministic_warn_only:
+        raise UsageError(text)
+    warnings.warn(text, stacklevel=3)

@@ -1,0 +1,54 @@
+"""NVIDIA's cuFile, with its errors turned into ours."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cudatool import _driver
+from cudatool.errors import CudaError, DeviceUnavailableError
+
+__all__ = ["cufile"]
+
+
+@contextmanager
+def cufile() -> Iterator[Any]:
+    """Give :mod:`cuda.bindings.cufile` to the ``with`` block.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        This machine has no cuFile, or it is the software device's.
+    CudaError
+        cuFile refused.
+    """
+    module = _opened()
+    try:
+        yield module
+    except module.cuFileError as error:
+        raise CudaError(f"cuFile: {error}", "CUDA_ERROR_UNKNOWN") from error
+
+
+@functools.cache
+def _opened() -> Any:
+    if _driver.initialize().kind == "sim":
+        raise DeviceUnavailableError(
+            "GPUDirect Storage needs an NVIDIA GPU; on the software device, read the file with NumPy and copy it with "
+            "cudatool.asarray"
+        )
+    try:
+        from cuda.bindings import cufile as module
+        from cuda.pathfinder import DynamicLibNotFoundError
+    except ImportError as error:
+        raise DeviceUnavailableError(f"GPUDirect Storage needs cuda.bindings with cuFile: {error}") from error
+    try:
+        module.driver_open()
+    except DynamicLibNotFoundError as error:
+        raise DeviceUnavailableError(
+            f"GPUDirect Storage needs libcufile: pip install nvidia-cufile ({error})"
+        ) from None
+    except module.cuFileError as error:
+        raise DeviceUnavailableError(f"cuFile does not start on this machine: {error}") from error
+    return module

@@ -1,0 +1,113 @@
+"""The public functions: each tells NVTX and, while anybody listens, the trace."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cudatool._api import traced
+from cudatool.errors import UsageError
+from cudatool.nvtx._library import nvtx
+from cudatool.trace import hooks
+from cudatool.trace.events import Kind
+
+__all__ = ["mark", "range", "range_end", "range_pop", "range_push", "range_start"]
+
+
+class _Open(threading.local):
+    def __init__(self) -> None:
+        self.in_trace: list[bool] = []  # of each range of this thread: whether the trace has its beginning
+
+
+_open = _Open()
+_started: dict[int, tuple[Any, bool]] = {}  # NVTX's own handle, and whether the trace has the beginning
+_handles = itertools.count(1)
+
+
+@traced
+def range_push(msg: str) -> int:
+    """Open a range on the calling thread, inside of those that are open, and return how many these are."""
+    library = nvtx()
+    if library is not None:
+        library.push(msg)
+    if hooks.active:
+        hooks.emit(Kind.RANGE_PUSH, name=msg)
+    _open.in_trace.append(hooks.active)
+    return len(_open.in_trace) - 1
+
+
+@traced
+def range_pop() -> int:
+    """Close the range that the calling thread opened last, and return how many were around it.
+
+    As in NVTX, a negative number says that none was open.
+    """
+    if not _open.in_trace:
+        return -1
+    library = nvtx()
+    if library is not None:
+        library.pop()
+    if _open.in_trace.pop() and hooks.active:
+        hooks.emit(Kind.RANGE_POP)
+    return len(_open.in_trace)
+
+
+@traced
+def range_start(msg: str) -> int:
+    """Open a range that any thread may close, in any order, and return what :func:`range_end` takes."""
+    library = nvtx()
+    handle = next(_handles)
+    _started[handle] = (library.start(msg) if library is not None else None), hooks.active
+    if hooks.active:
+        hooks.emit(Kind.RANGE_START, name=msg, aux0=handle)
+    return handle
+
+
+@traced
+def range_end(range_id: int) -> None:
+    """Close a range of :func:`range_start`.
+
+    Raises
+    ------
+    UsageError
+        There is none, or it was closed before.
+    """
+    found = _started.pop(range_id, None)
+    if found is None:
+        raise UsageError(f"{range_id!r} is no open range; pass what range_start returned, once")
+    started, in_trace = found
+    library = nvtx()
+    if library is not None:
+        library.end(started)
+    if in_trace and hooks.active:
+        hooks.emit(Kind.RANGE_END, aux0=range_id)
+
+
+@traced
+def mark(msg: str) -> None:
+    """Mark this moment."""
+    library = nvtx()
+    if library is not None:
+        library.mark(msg)
+    if hooks.active:
+        hooks.emit(Kind.MARK, name=msg)
+
+
+@traced
+@contextmanager
+def range(msg: str, *args: Any, **kwargs: Any) -> Iterator[None]:
+    """Context manager and decorator: name what happens inside.
+
+    Parameters
+    ----------
+    msg
+        A format string for the other arguments, as for :meth:`str.format`.
+    """
+    range_push(msg.format(*args, **kwargs))
+    try:
+        yield
+    finally:
+        range_pop()
