@@ -32,9 +32,8 @@ def page() -> str:
     lines = [
         "# What cudatool offers to programs",
         "",
-        "Written by `docs/generate_api.py` from the docstrings, which also say units, shapes and errors. A function appears",
-        "in traces under the name that it has here. What stands for which part of `torch.cuda`:",
-        "[torch-cuda.md](torch-cuda.md).",
+        "Written by `docs/generate_api.py` from the docstrings, which also say units, shapes and errors. Functions are",
+        "in traces under these names. What stands for which part of `torch.cuda`: [torch-cuda.md](torch-cuda.md).",
         "",
         "Modules: " + ", ".join(f"[{name}](#{name.replace('.', '')})" for name in PUBLIC_MODULES),
     ]

@@ -73,7 +73,7 @@ def calls(trace: Trace) -> Operations:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """All launches of one kernel, cuBLAS routine or collective; `time` is their execution time in ns, None if unknown."""
+    """All launches of a kernel, cuBLAS routine or collective; `time` is their execution time in ns, None if unknown."""
 
     name: str
     launches: int
