@@ -29,17 +29,15 @@ PUBLIC_MODULES: Final = (
     "cudatool.backends",
     "cudatool.backends.cuda",
     "cudatool.blas",
+    "cudatool.comm",
     "cudatool.gds",
-    "cudatool.nvtx",
-    "cudatool.profiler",
-    "cudatool.comm",
-    "cudatool.nccl",
-    "cudatool.ops",
     "cudatool.graphs",
+    "cudatool.nccl",
+    "cudatool.nvtx",
     "cudatool.ops",
-    "cudatool.random",
     "cudatool.optim",
-    "cudatool.comm",
+    "cudatool.profiler",
+    "cudatool.random",
 )
 
 _P = ParamSpec("_P")

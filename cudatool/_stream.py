@@ -111,6 +111,13 @@ class Stream:
         if getattr(self, "_pool", None) is not None and not _finalizing():
             self.close()
 
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """Return the lowest and the highest priority that the current device has; the highest is the least number."""
+        current_device()  # from here on the thread has a context
+        lowest, highest = check(_cuda.driver.cuCtxGetStreamPriorityRange())
+        return int(lowest), int(highest)
+
     @property
     def device(self) -> int:
         """Ordinal of the device that the stream is on."""
@@ -240,6 +247,11 @@ class ExternalStream(Stream):
             flags = StreamFlag.NON_BLOCKING if found.is_nonblocking else StreamFlag(0)
             self._set(found, index, stream_ptr, found.priority)
         hooks.stream_id(index, stream_ptr, flags=flags, priority=self.priority)
+
+
+def get_stream_from_external(data_ptr: int, device: DeviceLike = None) -> Stream:
+    """Return the stream that the driver knows as `data_ptr`; its maker keeps it alive and destroys it."""
+    return ExternalStream(data_ptr, device)
 
 
 def as_stream(stream: Any) -> Stream:
