@@ -455,7 +455,7 @@ def test_pool_of_a_graph_lives_as_long_as_the_graph() -> None:
 
 
 def test_cache_is_emptied_during_a_capture_without_harm() -> None:
-    kept, old = cudatool.zeros(100), captured(lambda: cudatool.zeros(30 * MIB) and None)[0]
+    kept, old = cudatool.zeros(100), captured(lambda: (cudatool.zeros(30 * MIB), None)[1])[0]
 
     def work() -> cudatool.DeviceArray:
         nonlocal old
