@@ -37,6 +37,7 @@ PUBLIC_MODULES: Final = (
     "cudatool.gds",
     "cudatool.nvtx",
     "cudatool.profiler",
+    "cudatool.tunable",
 )
 
 _P = ParamSpec("_P")
