@@ -38,6 +38,11 @@ PUBLIC_MODULES: Final = (
     "cudatool.optim",
     "cudatool.profiler",
     "cudatool.random",
+    "cudatool.comm",
+    "cudatool.gds",
+    "cudatool.nvtx",
+    "cudatool.profiler",
+    "cudatool.tunable",
 )
 
 _P = ParamSpec("_P")
