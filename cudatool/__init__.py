@@ -62,6 +62,14 @@ if TYPE_CHECKING:
         set_device,
         synchronize,
     )
+    from cudatool._dtypes import (
+        bfloat16,
+        can_cast,
+        float8_e4m3fn,
+        float8_e5m2,
+        promote_types,
+        result_type,
+    )
     from cudatool._event import Event
     from cudatool._host_view import HostArray, host_view
     from cudatool._ipc import IpcArray, IpcHandle, ipc_collect, ipc_handle, open_ipc_handle
@@ -125,9 +133,9 @@ __all__ = [
     "current_device",
     "device",
     "device_count",
-    "enable_peer_access",
     "device_of",
     "get_arch_list",
+    "enable_peer_access",
     "get_device_capability",
     "get_device_name",
     "get_device_properties",
@@ -228,6 +236,13 @@ __all__ = [
     "matmul",
     "ones",
     "zeros",
+    # number types
+    "bfloat16",
+    "can_cast",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "promote_types",
+    "result_type",
     # precision
     "are_deterministic_algorithms_enabled",
     "get_float32_matmul_precision",
@@ -276,6 +291,7 @@ _HOMES = (
     "memory.pluggable",
     "memory.driver_provider",
     "_kernel",
+    "_dtypes",
     "_array",
     "_peer",
     "_annotate",

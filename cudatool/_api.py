@@ -29,14 +29,14 @@ PUBLIC_MODULES: Final = (
     "cudatool.backends",
     "cudatool.backends.cuda",
     "cudatool.blas",
+    "cudatool.gds",
+    "cudatool.nvtx",
+    "cudatool.profiler",
     "cudatool.graphs",
     "cudatool.ops",
     "cudatool.random",
     "cudatool.optim",
     "cudatool.comm",
-    "cudatool.gds",
-    "cudatool.nvtx",
-    "cudatool.profiler",
 )
 
 _P = ParamSpec("_P")

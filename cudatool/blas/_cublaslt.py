@@ -261,7 +261,7 @@ def run(
     """Enqueue a product by the first of the algorithms."""
     factor = scalar_type(gemm)
     (alpha, _alpha), (beta, _beta) = scalar(gemm.alpha, factor), scalar(gemm.beta, factor)
-    memory = handle.use(stream)
+    workspace, _held = handle.use(stream)
     out = address_of(gemm.out)
     first, second, result = plan.layouts
     _bindings().matmul(
@@ -278,7 +278,7 @@ def run(
         out,
         result,
         algorithm.ctypes.data,  # type: ignore[attr-defined]
-        memory.address,
+        workspace,
         size_of_workspace(stream),
         int(stream.core.handle),
     )

@@ -29,6 +29,7 @@ __all__ = [
     "Compute",
     "Epilogue",
     "Gemm",
+    "Implementation",
     "Scales",
     "compute_type",
     "enqueue",
@@ -142,6 +143,9 @@ class Gemm(NamedTuple):
     scales: Scales | None = None
     fast_accumulation: bool = False
     full_reduction: bool = False
+
+    def __repr__(self) -> str:
+        return f"<Gemm {self.a.shape} @ {self.b.shape} of {self.a.dtype}>"  # the layouts' own would read them
 
 
 Implementation = Callable[[Gemm, Stream], None]
