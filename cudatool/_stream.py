@@ -95,6 +95,13 @@ class Stream:
         self.device_index = device
         self.priority = priority
 
+    @staticmethod
+    def priority_range(device: DeviceLike = None) -> tuple[int, int]:
+        """Return the lowest and the highest priority of a device's streams; the higher one is the lower number."""
+        with on_device(device_index(device)), operation():
+            lowest, highest = check(_cuda.driver.cuCtxGetStreamPriorityRange())
+        return int(lowest), int(highest)
+
     @classmethod
     def from_handle(cls, handle: int, device: DeviceLike = None) -> ExternalStream:
         """Return the stream that the driver knows as `handle`; its maker keeps it alive and destroys it."""
@@ -249,7 +256,11 @@ class ExternalStream(Stream):
         hooks.stream_id(index, stream_ptr, flags=flags, priority=self.priority)
 
 
+<<<<<<< HEAD
 def get_stream_from_external(data_ptr: int, device: DeviceLike = None) -> Stream:
+=======
+def get_stream_from_external(data_ptr: int, device: DeviceLike = None) -> ExternalStream:
+>>>>>>> htest
     """Return the stream that the driver knows as `data_ptr`; its maker keeps it alive and destroys it."""
     return ExternalStream(data_ptr, device)
 
