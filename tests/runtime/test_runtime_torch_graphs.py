@@ -210,7 +210,7 @@ def test_captured_products_take_no_workspace_each() -> None:
         cudatool.empty_cache()
         free, everything = cudatool.mem_get_info()
         used.append(everything - free)
-    assert used[1:] == used[:1] * 4
+    assert max(used) - used[0] < 8 * MIB
 
 
 def _pools(share: str, g0: cudatool.CUDAGraph | None, handle: tuple[int, int]) -> tuple[Any, ...]:
