@@ -126,8 +126,8 @@ def _copy(name: str, target: int, source: int, size: int, stream: Stream) -> Non
 def _refuse_pageable(address: int) -> None:
     if not is_pinned_address(address):
         raise UsageError(
-            "cannot copy pageable host memory while the stream is captured into a graph: the copy would be done at each "
-            "replay, when that memory may be gone; copy before the capture, or use pinned memory (pin_memory, "
+            "cannot copy pageable host memory while the stream is captured into a graph: the copy would be done at "
+            "each replay, when that memory may be gone; copy before the capture, or use pinned memory (pin_memory, "
             "empty_pinned) without waiting for it (non_blocking=True, blocking=False)"
         )
 

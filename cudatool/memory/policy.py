@@ -200,14 +200,19 @@ class Policy:
         return block
 
     def release_cached(self, pool: PoolId, keep: int = 0) -> None:
-        """Wait for pending blocks, then give back what is wholly free until no more than `keep` bytes are reserved."""
+        """Wait for pending blocks, then give back what is wholly free until no more than `keep` bytes are reserved.
+
+        While requests are redirected, nothing is waited for, as unmapping pages of an expandable segment would.
+        """
         segments = self.segments
         if pool == DEFAULT_POOL and not self._redirections:
             self._free_pending_blocks()
             segments.release_free(self._large, keep)
             segments.release_free(self._small, keep)
         for private in [p for p in self._private.values() if p.use_count == 0 and pool in (DEFAULT_POOL, p.id)]:
-            if pool != DEFAULT_POOL:
+            if self._redirections and private.small.expandable:
+                continue
+            if pool != DEFAULT_POOL and not self._redirections:
                 self._free_pending_blocks(pool)
             segments.release_free(private.small, keep)
             segments.release_free(private.large, keep)

@@ -164,6 +164,29 @@ def test_block_that_a_stream_outside_of_the_capture_used_waits_for_its_end(provi
     assert address == allocator.malloc(2 * MIB, 0)
 
 
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
+def test_pool_that_loses_its_last_user_during_a_capture_is_given_back_without_waiting(
+    provider: FakeProvider, make: Make, conf: str
+) -> None:
+    allocator, other = make(conf), (2, 0)
+    allocator.create_or_incref_pool(other)
+    allocator.begin_allocate_to_pool(other, everywhere)
+    free, used = allocator.malloc(30 * MIB, 0), allocator.malloc(30 * MIB, 5)
+    allocator.end_allocate_to_pool(other)
+    allocator.free(free)
+    allocator.record_stream(used, 1)
+    allocator.free(used)
+    allocator.begin_allocate_to_pool(POOL, everywhere)
+    for _ in range(2):
+        allocator.release_pool(other)
+    allocator.empty_cache(other)
+    assert [] == provider.synchronized
+    assert (1 if not conf else 2) == len([s for s in allocator.snapshot_segments() if s["segment_pool_id"] == other])
+    allocator.end_allocate_to_pool(POOL)
+    allocator.empty_cache()
+    assert [] == [s for s in allocator.snapshot_segments() if s["segment_pool_id"] == other]
+
+
 def test_pool_can_have_a_provider_of_its_own(provider: FakeProvider, make: Make) -> None:
     allocator, own = make("expandable_segments:True"), FakeProvider()
     allocator.create_or_incref_pool(POOL, provider=own)
