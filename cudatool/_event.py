@@ -12,7 +12,7 @@ from cudatool._device import DeviceLike, call_on, current_device, device_index
 from cudatool._device import device as on_device
 from cudatool.errors import CudaError, UsageError
 from cudatool.trace import hooks
-from cudatool.trace.events import Kind
+from cudatool.trace.events import EventFlag, Kind
 
 if TYPE_CHECKING:
     from cudatool._stream import Stream
@@ -106,9 +106,10 @@ class Event:
         if not self.cuda_event:
             self._create(index)
         correlation = hooks.begin() if hooks.active else 0
+        told = 0
         try:
             if self.external and _is_capturing(stream):
-                driver = _cuda.driver
+                driver, told = _cuda.driver, EventFlag.EXTERNAL
                 external = driver.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL
                 status = call_on(index, driver.cuEventRecordWithFlags, self.cuda_event, handle, external)
             else:
@@ -124,6 +125,7 @@ class Event:
                 device=index,
                 stream=stream.trace_id(),
                 aux0=hooks.event_id(self.cuda_event),
+                flags=told,
                 correlation=correlation,
             )
 
@@ -136,10 +138,11 @@ class Event:
         handle, index = stream.native, stream.device_index
         correlation = hooks.begin() if hooks.active else 0
         try:
-            status = 0
+            status = told = 0
             if self.cuda_event:
                 flags = 0
                 if self.external and _is_capturing(stream):
+                    told = EventFlag.EXTERNAL
                     flags = _cuda.driver.CUevent_wait_flags.CU_EVENT_WAIT_EXTERNAL
                 status = call_on(index, _cuda.driver.cuStreamWaitEvent, handle, self.cuda_event, flags)
         finally:
@@ -153,6 +156,7 @@ class Event:
                 device=index,
                 stream=stream.trace_id(),
                 aux0=self.trace_id(),
+                flags=told,
                 correlation=correlation if self.cuda_event else 0,
             )
 
