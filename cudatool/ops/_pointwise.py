@@ -284,6 +284,7 @@ __global__ void __launch_bounds__({threads}) {name}({parameters}, Plan plan) {{
     long long first = rest * N;
     int count = plan.size - first < N ? plan.size - first : N;
     {starts}
+    #pragma unroll 1
     for (int d = plan.ndim - 1; d >= 0; --d) {{
         long long at = rest;
         if (d) {{
