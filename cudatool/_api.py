@@ -29,6 +29,7 @@ PUBLIC_MODULES: Final = (
     "cudatool.backends",
     "cudatool.backends.cuda",
     "cudatool.blas",
+    "cudatool.comm",
     "cudatool.gds",
     "cudatool.nvtx",
     "cudatool.profiler",
@@ -36,10 +37,14 @@ PUBLIC_MODULES: Final = (
     "cudatool.nccl",
     "cudatool.graphs",
     "cudatool.jiterator",
+    "cudatool.graphs",
+    "cudatool.nccl",
+    "cudatool.nvtx",
     "cudatool.ops",
-    "cudatool.random",
     "cudatool.optim",
-    "cudatool.comm",
+    "cudatool.profiler",
+    "cudatool.random",
+    "cudatool.tunable",
 )
 
 _P = ParamSpec("_P")

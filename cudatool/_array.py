@@ -181,7 +181,7 @@ class DeviceArray(Operators):
         if not isinstance(source, DeviceArray):
             if not non_blocking:
                 hidden_synchronization(
-                    "a copy from the host that blocks; from pinned memory, non_blocking=True waits not"
+                    "a copy from the host that blocks; from pinned memory, non_blocking=True does not wait"
                 )
             _transfer.copy_to_device(self.layout, np.asarray(source), stream)
             if not non_blocking:
@@ -248,7 +248,7 @@ class DeviceArray(Operators):
             )
         if get_sync_debug_mode() and (blocking or not is_pinned(out)):
             hidden_synchronization(
-                "a copy to the host that blocks; with blocking=False, to pinned memory, it waits not"
+                "a copy to the host that blocks; with blocking=False, to pinned memory, it does not wait"
             )
         _transfer.copy_to_host(out, self.contiguous().layout, stream)
         if blocking:

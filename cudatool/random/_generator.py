@@ -23,7 +23,7 @@ from cudatool._device import DeviceLike, current_device, device_index
 from cudatool._stream import Stream, current_stream
 from cudatool.errors import UsageError
 
-__all__ = ["Drawn", "Generator", "default_generator", "seed_all_with"]
+__all__ = ["DEFAULT_SEED", "Drawn", "Generator", "default_generator", "seed_all_with"]
 
 DEFAULT_SEED: Final = 67280421310721
 """What a new generator begins with, as in PyTorch."""
@@ -154,7 +154,7 @@ class Generator:
         found = np.asarray(new_state)
         if found.dtype != np.uint8 or found.size not in (8, 16):
             raise UsageError(
-                f"a state is 16 bytes (uint8), as get_state() returns; this has shape {found.shape}, dtype {found.dtype}"
+                f"a state is 16 bytes (uint8), as get_state() returns, not shape {found.shape}, dtype {found.dtype}"
             )
         seed, offset = (*map(int, found.ravel().view(_STATE)), 0)[:2]
         self._set(seed, _as_offset(offset))
