@@ -23,7 +23,6 @@ from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, Kind, pack_dims
 
 __all__ = [
-    "Implementation",
     "BFLOAT16",
     "FP8",
     "ROUTINES",
