@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cudatool._allocator import Layout
+from cudatool._array import DeviceArray
 from cudatool._stream import Stream
-from cudatool.blas._cublas import COMPUTE_TYPES, DATA_TYPES, Handle, address_of, handle_for, scalar, scalar_type
+from cudatool.blas._cublas import COMPUTE_TYPES, DATA_TYPES, Handle, handle_for, scalar, scalar_type
 from cudatool.blas._gemm import FP8, Epilogue, Gemm
 from cudatool.blas._layout import Matrix
 from cudatool.blas._workspace import size_of_workspace
@@ -96,9 +96,9 @@ class Plan:
     def _put(self, attribute: int, value: np.generic) -> None:
         _set(_bindings().matmul_desc_set_attribute, self.description, attribute, value)
 
-    def point(self, attribute: int, layout: Layout) -> None:
+    def point(self, attribute: int, array: DeviceArray) -> None:
         """Set an address that is a part of the description."""
-        self._pointer[0] = address_of(layout)
+        self._pointer[0] = array.data_ptr()
         _bindings().matmul_desc_set_attribute(self.description, attribute, self._pointer.ctypes.data, 8)
 
     def find(self, handle: int, count: int, workspace: int, key: _Key) -> Any:
@@ -178,15 +178,15 @@ def _set(setter: Any, target: int, attribute: int, value: np.generic) -> None:
     setter(target, int(attribute), held.ctypes.data, held.nbytes)
 
 
-def _key(gemm: Gemm, device: int) -> tuple[_Key, Layout, Layout]:
+def _key(gemm: Gemm, device: int) -> tuple[_Key, DeviceArray, DeviceArray]:
     """Return what the plan of a product depends on, and cuBLAS's left and right operands."""
     product = gemm.product
     left, right = (gemm.b, gemm.a) if product.swapped else (gemm.a, gemm.b)
     first, second = (product.b, product.a) if product.swapped else (product.a, product.b)
-    held = [left, right, gemm.out, *(layout for layout in (gemm.bias, gemm.aux) if layout is not None)]
+    held = [left, right, gemm.out, *(array for array in (gemm.bias, gemm.aux) if array is not None)]
     leading = 0
     if gemm.aux is not None:
-        leading = gemm.aux.strides[0] * 8 if "relu" in gemm.epilogue else gemm.aux.strides[0] // gemm.aux.itemsize
+        leading = gemm.aux.strides[0] * 8 if "relu" in gemm.epilogue else gemm.aux.strides[0] // gemm.aux.dtype.itemsize
     key = _Key(
         device,
         (product.m, product.n, product.k, product.batch),
@@ -194,11 +194,11 @@ def _key(gemm: Gemm, device: int) -> tuple[_Key, Layout, Layout]:
         (DATA_TYPES[right.dtype], second),
         (DATA_TYPES[gemm.out.dtype], product.out),
         COMPUTE_TYPES[gemm.compute],
-        DATA_TYPES[scalar_type(gemm)],
+        DATA_TYPES[scalar_type(gemm.a.dtype, gemm.compute)],
         gemm.epilogue,
         -1 if gemm.bias is None else DATA_TYPES[gemm.bias.dtype],
         leading,
-        tuple(_alignment(address_of(layout)) for layout in held),
+        tuple(_alignment(array.data_ptr()) for array in held),
         (gemm.scales is not None, gemm.scales is not None and gemm.scales.out is not None),
         gemm.fast_accumulation,
         gemm.full_reduction,
@@ -279,20 +279,26 @@ def _refusal(gemm: Gemm) -> str:
 
 
 def _run(
-    gemm: Gemm, stream: Stream, handle: Handle, left: Layout, right: Layout, plan: Plan, algorithm: Sequence[Any]
+    gemm: Gemm,
+    stream: Stream,
+    handle: Handle,
+    left: DeviceArray,
+    right: DeviceArray,
+    plan: Plan,
+    algorithm: Sequence[Any],
 ) -> None:
-    factor = scalar_type(gemm)
+    factor = scalar_type(gemm.a.dtype, gemm.compute)
     (alpha, _alpha), (beta, _beta) = scalar(gemm.alpha, factor), scalar(gemm.beta, factor)
     workspace, _held = handle.use(stream)
-    out = address_of(gemm.out)
+    out = gemm.out.data_ptr()
     first, second, result = plan.layouts
     _bindings().matmul(
         handle.value,
         plan.description,
         alpha,
-        address_of(left),
+        left.data_ptr(),
         first,
-        address_of(right),
+        right.data_ptr(),
         second,
         beta,
         out,
