@@ -95,6 +95,13 @@ class Stream:
         self.device_index = device
         self.priority = priority
 
+    @staticmethod
+    def priority_range(device: DeviceLike = None) -> tuple[int, int]:
+        """Return the lowest and the highest priority of a device's streams; the higher one is the lower number."""
+        with on_device(device_index(device)), operation():
+            lowest, highest = check(_cuda.driver.cuCtxGetStreamPriorityRange())
+        return int(lowest), int(highest)
+
     @classmethod
     def from_handle(cls, handle: int, device: DeviceLike = None) -> ExternalStream:
         """Return the stream that the driver knows as `handle`; its maker keeps it alive and destroys it."""
@@ -240,6 +247,11 @@ class ExternalStream(Stream):
             flags = StreamFlag.NON_BLOCKING if found.is_nonblocking else StreamFlag(0)
             self._set(found, index, stream_ptr, found.priority)
         hooks.stream_id(index, stream_ptr, flags=flags, priority=self.priority)
+
+
+def get_stream_from_external(data_ptr: int, device: DeviceLike = None) -> ExternalStream:
+    """Return the stream that the driver knows as `data_ptr`; its maker keeps it alive and destroys it."""
+    return ExternalStream(data_ptr, device)
 
 
 def as_stream(stream: Any) -> Stream:
