@@ -17,7 +17,7 @@ import numpy as np
 from cudatool._array import DeviceArray
 from cudatool._stream import Stream
 from cudatool.blas._cublas import COMPUTE_TYPES, DATA_TYPES, Handle, handle_for, scalar, scalar_type
-from cudatool.blas._gemm import FP8, Epilogue, Gemm
+from cudatool.blas._gemm import BFLOAT16, FP8, Epilogue, Gemm
 from cudatool.blas._layout import Matrix
 from cudatool.blas._workspace import size_of_workspace
 from cudatool.errors import CudaError, UsageError
@@ -41,6 +41,7 @@ _EPILOGUES: Final = {
     Epilogue.DRELU_BGRAD: 8 | 128 | 16,
     Epilogue.DGELU_BGRAD: 64 | 128 | 16,
 }
+_EIGHT_BITS: Final = tuple(DATA_TYPES[dtype] for dtype in FP8)
 _FULL_REDUCTION: Final = 2  # CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; NONE is 0
 _ALGORITHM_BYTES: Final = 64  # of cublasLtMatmulAlgo_t
 _MOST_ALIGNMENT: Final = 256
@@ -75,7 +76,9 @@ class Plan:
         self.description: int = lt.matmul_desc_create(key.compute, key.scalar)
         self.layouts: list[int] = []
         self._pointer = np.zeros(1, np.uint64)
-        for (kind, matrix), rows, columns in ((key.left, m, k), (key.right, k, n), (key.out, m, n)):
+        # What is added is no matrix of 8 bits, even if the result is one.
+        added = (DATA_TYPES[BFLOAT16], key.out[1]) if key.out[0] in _EIGHT_BITS else key.out
+        for (kind, matrix), rows, columns in ((key.left, m, k), (key.right, k, n), (added, m, n), (key.out, m, n)):
             if matrix.operation:
                 rows, columns = columns, rows
             handle = lt.matrix_layout_create(kind, rows, columns, matrix.leading)
@@ -115,14 +118,10 @@ class Plan:
                 put(wanted.REDUCTION_SCHEME_MASK, np.uint32(_FULL_REDUCTION))
             found = np.zeros(count, lt.matmul_heuristic_result_dtype)
             returned = np.zeros(1, np.int32)
-            left, right, out = self.layouts
             lt.matmul_algo_get_heuristic(
                 handle,
                 self.description,
-                left,
-                right,
-                out,
-                out,
+                *self.layouts,
                 preference,
                 count,
                 found.ctypes.data,
@@ -138,9 +137,8 @@ class Plan:
         lt = _bindings()
         found = np.zeros(1, lt.matmul_heuristic_result_dtype)
         given = np.frombuffer(algorithm.ljust(_ALGORITHM_BYTES, b"\0"), np.uint8).copy()
-        left, right, out = self.layouts
         try:
-            lt.matmul_algo_check(handle, self.description, left, right, out, out, given.ctypes.data, found.ctypes.data)
+            lt.matmul_algo_check(handle, self.description, *self.layouts, given.ctypes.data, found.ctypes.data)
         except lt.cuBLASLtError:
             return None
         if found["state"][0] or found["workspace_size"][0] > workspace:
@@ -291,7 +289,7 @@ def _run(
     (alpha, _alpha), (beta, _beta) = scalar(gemm.alpha, factor), scalar(gemm.beta, factor)
     workspace, _held = handle.use(stream)
     out = gemm.out.data_ptr()
-    first, second, result = plan.layouts
+    first, second, added, result = plan.layouts
     _bindings().matmul(
         handle.value,
         plan.description,
@@ -302,7 +300,7 @@ def _run(
         second,
         beta,
         out,
-        result,
+        added,
         out,
         result,
         algorithm.ctypes.data,  # type: ignore[attr-defined]
