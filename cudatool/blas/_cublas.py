@@ -8,9 +8,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cudatool import _cuda
 from cudatool._allocator import Memory
-from cudatool._cuda import check
+from cudatool._capture import is_capturing, relaxed
 from cudatool._stream import Stream
 from cudatool.backends._settings import settings
 from cudatool.blas import _workspace
@@ -61,20 +60,15 @@ class Handle:
     """
 
     def __init__(self) -> None:
-        # cublasCreate takes memory from the driver, which a capture by this thread would not survive.
-        relaxed = _cuda.driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        before = check(_cuda.driver.cuThreadExchangeStreamCaptureMode(relaxed))
-        try:
+        with relaxed():  # it takes memory from the driver
             self.value: int = bindings().create()
-        finally:
-            check(_cuda.driver.cuThreadExchangeStreamCaptureMode(before))
         self._address = 0
         self._state: tuple[int, int] | None = None  # of the workspaces, and the stream
         self._math = _DEFAULT_MATH
 
     def use(self, stream: Stream) -> tuple[int, Memory | None]:
         """Let what follows run on `stream`; return where it works there, and what to hold until it is enqueued."""
-        if _workspace.is_capturing(stream):
+        if is_capturing(stream):
             # What a graph works in must be the graph's: from its pool, and free for its next node at once.
             memory = _workspace.new_workspace(stream)
             self._set(stream, memory.address, None)
@@ -86,7 +80,7 @@ class Handle:
 
     def _set(self, stream: Stream, address: int, state: tuple[int, int] | None) -> None:
         cublas = bindings()
-        cublas.set_stream(self.value, int(stream.core.handle))  # which resets the workspace
+        cublas.set_stream(self.value, stream.native)  # which resets the workspace
         cublas.set_workspace(self.value, address, _workspace.size_of_workspace(stream))
         self._address, self._state = address, state
 

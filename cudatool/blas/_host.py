@@ -18,11 +18,11 @@ import numpy as np
 from cudatool import _cuda
 from cudatool._allocator import Layout
 from cudatool._array import DeviceArray
+from cudatool._capture import is_capturing
 from cudatool._cuda import check
 from cudatool._stream import Stream
 from cudatool.blas._gemm import Gemm
 from cudatool.blas._numerics import apply_epilogue, product, store
-from cudatool.blas._workspace import is_capturing
 
 __all__ = ["address", "gemm", "repeat", "repeatable"]
 
