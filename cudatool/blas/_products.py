@@ -247,9 +247,9 @@ def _linear(input: Operand, weight: Operand, bias: DeviceArray | None = None) ->
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise UsageError(f"linear: the bias must have shape {weight.shape[:1]}, not {bias.shape}")
-    flat = _matrix(input)
+    flat = input if len(input.shape) == 2 else _matrix(input)
     found = _mm(flat, weight.T) if bias is None else _addmm(bias, flat, weight.T)
-    return found.reshape((*input.shape[:-1], weight.shape[0]))
+    return found if flat is input else found.reshape((*input.shape[:-1], weight.shape[0]))
 
 
 def added(
@@ -267,7 +267,7 @@ def added(
     _check_factors(name, a.dtype, alpha, beta)
     if beta == 1 and _can_be_bias(input, shape, a.dtype):
         found = room_for(name, out, shape, a.dtype, a.device, a, b, input)
-        bias = input.reshape(-1).contiguous()
+        bias = (input if input.ndim == 1 else input[0]).contiguous()
         with_bias = Epilogue(f"{epilogue}_bias" if epilogue else "bias")
         return multiply(a, b, found, alpha=alpha, epilogue=with_bias, bias=bias)
     found = _with_input(name, input, out, shape, a, b, copy=beta != 0)
