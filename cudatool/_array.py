@@ -125,7 +125,9 @@ class DeviceArray(Operators):
 
     def transpose(self, *axes: Any) -> DeviceArray:
         """Return a view with the dimensions in another order, by default the reverse."""
-        return self._view(self.layout.transpose(*axes))
+        view = self._view(self.layout.transpose(*axes))
+        view._address = self._address  # it begins where this does
+        return view
 
     @property
     def T(self) -> DeviceArray:
