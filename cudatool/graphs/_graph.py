@@ -253,6 +253,9 @@ class CUDAGraph:
         if self._executable is None:
             self.instantiate()
         stream = current_stream(self._device)
+        if self._drawing and self._last_stream not in (None, stream):
+            # Its kernels must have read where the generators write now.
+            stream.wait_stream(self._last_stream)
         for generator, drawn in self._drawing:
             generator.begin_replay(self, drawn)
         self._last_stream = stream

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -400,6 +401,38 @@ def test_streams_do_not_change_the_numbers() -> None:
     expected = random.rand(1000, generator=generator()).get()
     with cudatool.Stream():
         np.testing.assert_array_equal(expected, random.rand(1000, generator=generator()).get())
+
+
+@pytest.mark.parametrize("schedule", ["lifo", "late", "random"])
+def test_the_order_of_execution_does_not_change_the_numbers(device: str, schedule: str) -> None:
+    if device != "sim":
+        pytest.skip("chooses among the schedules of the software device")
+    program = """
+import cudatool
+from cudatool import random
+random.manual_seed(8)
+found = []
+for stream in [cudatool.Stream() for _ in range(3)]:
+    with stream:
+        found += [random.rand(500), random.randperm(100), random.dropout(cudatool.ones(64))]
+graph = cudatool.CUDAGraph()
+with cudatool.graph(graph):
+    found.append(random.randn(100))
+with cudatool.Stream():
+    graph.replay()
+cudatool.synchronize()
+print([hash(array.get().tobytes()) for array in found])
+"""
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            check=True,
+            capture_output=True,
+            env={**os.environ, "PYTHONHASHSEED": "0", "CUDATOOL_DEVICE": f"sim:schedule={one}"},
+        ).stdout
+        for one in ("fifo", schedule)
+    }
+    assert 1 == len(outputs)
 
 
 # Errors.
