@@ -29,14 +29,20 @@ PUBLIC_MODULES: Final = (
     "cudatool.backends",
     "cudatool.backends.cuda",
     "cudatool.blas",
+    "cudatool.comm",
+    "cudatool.gds",
     "cudatool.graphs",
+    "cudatool.nccl",
+    "cudatool.nvtx",
     "cudatool.ops",
-    "cudatool.random",
     "cudatool.optim",
+    "cudatool.profiler",
+    "cudatool.random",
     "cudatool.comm",
     "cudatool.gds",
     "cudatool.nvtx",
     "cudatool.profiler",
+    "cudatool.tunable",
 )
 
 _P = ParamSpec("_P")

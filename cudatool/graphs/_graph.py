@@ -23,7 +23,7 @@ from cudatool._stream import Stream, current_stream, default_stream
 from cudatool.errors import UsageError
 from cudatool.graphs._generators import CapturableGenerator
 from cudatool.memory import CachingAllocator
-from cudatool.random import default_generator
+from cudatool.random._generator import default_generator
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind
 
@@ -123,7 +123,7 @@ class CUDAGraph:
         allocator = _caching_allocator(stream.device_index)
         capture = Capture(self, stream, pool)
         try:
-            for generator in (default_generator(stream.device_index), *self._generators):
+            for generator in dict.fromkeys([default_generator(stream.device_index), *self._generators]):
                 generator.begin_capture(self)
                 self._known.append(generator)
                 self._open.append(generator)

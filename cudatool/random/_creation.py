@@ -39,7 +39,8 @@ def target(
         return empty(shape, default if dtype is None else dtype, device=where)
     if out.shape != shape or (dtype is not None and np.dtype(dtype) != out.dtype):
         raise UsageError(
-            f"out has shape {out.shape} and dtype {out.dtype}; {shape} and {np.dtype(dtype or out.dtype)} were asked for"
+            f"out has shape {out.shape} and dtype {out.dtype}, "
+            f"where {shape} and {np.dtype(dtype or out.dtype)} were asked for"
         )
     return out
 

@@ -23,7 +23,7 @@ from cudatool._device import DeviceLike, current_device, device_index
 from cudatool._stream import Stream, current_stream
 from cudatool.errors import UsageError
 
-__all__ = ["Drawn", "Generator", "default_generator", "seed_all_with"]
+__all__ = ["DEFAULT_SEED", "Drawn", "Generator", "default_generator", "seed_all_with"]
 
 DEFAULT_SEED: Final = 67280421310721
 """What a new generator begins with, as in PyTorch."""

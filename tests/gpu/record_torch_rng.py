@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 sys.path.append(str(Path(__file__).parents[1] / "runtime"))
-import random_cases  # noqa: E402 - beside the tests of all devices
+import random_cases
 
 
 def main(path: str) -> None:
