@@ -159,7 +159,7 @@ class Generator:
         found = np.asarray(new_state)
         if found.dtype != np.uint8 or found.size not in (8, 16):
             raise UsageError(
-                f"a state is 16 bytes (uint8), as get_state() returns; this has shape {found.shape}, dtype {found.dtype}"
+                f"a state is 16 bytes (uint8), as get_state() returns; this is {found.dtype} of shape {found.shape}"
             )
         seed, offset = (*map(int, found.ravel().view(_STATE)), 0)[:2]
         self._set(seed, _as_offset(offset))

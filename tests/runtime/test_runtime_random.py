@@ -405,8 +405,7 @@ def test_streams_do_not_change_the_numbers() -> None:
         np.testing.assert_array_equal(expected, random.rand(1000, generator=generator()).get())
 
 
-@pytest.mark.parametrize("schedule", ["lifo", "late", "random"])
-def test_the_order_of_execution_does_not_change_the_numbers(device: str, schedule: str) -> None:
+def test_the_order_of_execution_does_not_change_the_numbers(device: str) -> None:
     if device != "sim":
         pytest.skip("chooses among the schedules of the software device")
     program = """
@@ -432,7 +431,7 @@ print([hash(array.get().tobytes()) for array in found])
             capture_output=True,
             env={**os.environ, "PYTHONHASHSEED": "0", "CUDATOOL_DEVICE": f"sim:schedule={one}"},
         ).stdout
-        for one in ("fifo", schedule)
+        for one in ("fifo", "lifo", "random")
     }
     assert 1 == len(outputs)
 
@@ -456,7 +455,7 @@ print([hash(array.get().tobytes()) for array in found])
         ("low <= high", lambda: random.uniform_(cudatool.empty(3), -3e38, 3e38)),
         ("low <= high", lambda: random.uniform_(cudatool.empty(3, np.float16), 0, 1e5)),
         ("not int32", lambda: random.rand(3, dtype=np.int32)),
-        ("std >= 0", lambda: random.randn(3, out=None) and random.normal(0, -1, (3,))),
+        ("std >= 0", lambda: random.normal(0, -1, (3,))),
         ("lambd > 0", lambda: random.exponential_(cudatool.empty(3), 0)),
         ("std > 0", lambda: random.log_normal_(cudatool.empty(3), 0, 0)),
         ("sigma > 0", lambda: random.cauchy_(cudatool.empty(3), 0, 0)),

@@ -280,7 +280,7 @@ def test_generators_of_a_graph_hold_one_block_each(graphs: int, generators: int)
     before = cudatool.memory_stats()["active.all.current"]
     default = random.default_generators[0]
     states = [default.graphsafe_get_state(), *(default.clone_state() for _ in range(1, generators))]
-    made = [captured(lambda: random.rand(1) and None, *states)[0] for _ in range(graphs)]
+    made = [captured(lambda: [random.rand(1)].clear(), *states)[0] for _ in range(graphs)]
     for one in made:
         one.replay()
     del one
