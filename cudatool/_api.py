@@ -38,10 +38,6 @@ PUBLIC_MODULES: Final = (
     "cudatool.optim",
     "cudatool.profiler",
     "cudatool.random",
-    "cudatool.comm",
-    "cudatool.gds",
-    "cudatool.nvtx",
-    "cudatool.profiler",
     "cudatool.tunable",
 )
 

@@ -19,7 +19,7 @@ from cudatool._stream import current_stream
 from cudatool.ops._layout import LOADS, pack_width
 from cudatool.ops._pointwise import THREADS
 
-__all__ = ["RowKernels", "Tiling", "tile"]
+__all__ = ["ROWS", "RowKernels", "Tiling", "tile"]
 
 ROWS: Final = r"""
 // The value of all lanes of a row (threadIdx.y) together, in every lane; merged as a binary tree.

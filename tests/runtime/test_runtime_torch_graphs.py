@@ -233,7 +233,7 @@ def test_two_graphs_replayed_in_order(share: str) -> None:
 
     g0, b0 = captured(s, lambda: five(a.clone()), *_pools(share, None, handle))
     g1, b = captured(s, lambda: five(b0), *_pools(share, g0, handle))
-    # One buffer more for seed and offset, which are not in the graphs' pools.
+    # One segment more is the ordinary pool's, for the random generator's seeds and offsets.
     assert cudatool.memory_reserved() - before == SMALL_BUFFER * (3 if share == "none" else 2)
     c = a.clone()
     for graph in (g0, g1, None):
