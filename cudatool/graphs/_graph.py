@@ -255,16 +255,8 @@ class CUDAGraph:
         if self._executable is None:
             self.instantiate()
         stream = current_stream(self._device)
-<<<<<<< HEAD
-        if self._drawing and self._last_stream not in (None, stream):
-            # Its kernels must have read where the generators write now.
-            stream.wait_stream(self._last_stream)
-        for generator, drawn in self._drawing:
-            generator.begin_replay(self, drawn)
-=======
         if self._drawing:
             self._prepare_generators(stream)
->>>>>>> main
         self._last_stream = stream
         correlation = hooks.begin() if hooks.active and not hooks.tells_graphs else 0
         try:

@@ -159,11 +159,7 @@ class Generator:
         found = np.asarray(new_state)
         if found.dtype != np.uint8 or found.size not in (8, 16):
             raise UsageError(
-<<<<<<< HEAD
-                f"a state is 16 bytes (uint8), as get_state() returns; this is {found.dtype} of shape {found.shape}"
-=======
                 f"a state is 16 bytes (uint8), as get_state() returns, not shape {found.shape}, dtype {found.dtype}"
->>>>>>> main
             )
         seed, offset = (*map(int, found.ravel().view(_STATE)), 0)[:2]
         self._set(seed, _as_offset(offset))
