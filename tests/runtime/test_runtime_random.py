@@ -252,6 +252,18 @@ def test_like_functions_keep_shape_dtype_and_order() -> None:
     )
 
 
+def test_arrays_have_the_functions_as_methods() -> None:
+    array = cudatool.empty(64)
+    for name in ("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "log_normal_", "cauchy_"):
+        assert array is getattr(array, name)(generator=generator())
+        expected = getattr(random, name)(cudatool.empty(64), generator=generator())
+        np.testing.assert_array_equal(expected.get(), array.get())
+    array.fill_(1)
+    assert (64,) == array.bernoulli().shape
+    assert (5,) == array.multinomial(5).shape
+    assert array is array.geometric_(0.5)
+
+
 def test_out_is_filled_and_returned() -> None:
     out = cudatool.zeros((4, 4))
     assert out is random.rand(4, 4, out=out, generator=generator())
@@ -419,9 +431,13 @@ for stream in [cudatool.Stream() for _ in range(3)]:
 graph = cudatool.CUDAGraph()
 with cudatool.graph(graph):
     found.append(random.randn(100))
-with cudatool.Stream():
-    graph.replay()
+copies = [cudatool.empty(100) for _ in range(4)]
+for copy in copies:
+    with cudatool.Stream():
+        graph.replay()
+        copy.copy_(found[-1])
 cudatool.synchronize()
+found += copies
 print([hash(array.get().tobytes()) for array in found])
 """
     outputs = {
