@@ -164,8 +164,9 @@ class GradScaler:
     def step(self, optimizer: Any, grads: Sequence[DeviceArray | None], *args: Any, **kwargs: Any) -> Any:
         """Unscale the gradients, unless :meth:`unscale_` has, and step unless one of them is infinite or NaN.
 
-        An optimizer of :mod:`cudatool.optim` does both in its own kernel. Any other is one with ``step(grads)``: this
-        waits for the device, and leaves the call out if there was an infinite gradient.
+        An optimizer of :mod:`cudatool.optim` does both in its own kernel; its gradients are also divided by its
+        ``grad_scale``, if the program has set one, which holds for this step. Any other is one with ``step(grads)``:
+        this waits for the device, and leaves the call out if there was an infinite gradient.
 
         Parameters
         ----------
@@ -195,7 +196,11 @@ class GradScaler:
             if state.stage is _Stage.READY:
                 # Looks only: what multiplies by 1 changes nothing.
                 state.found_inf = _check_and_unscale(grads, scale, full((), 1, device=scale.device))
-            optimizer.grad_scale = scale if state.stage is _Stage.READY else None
+            preset = getattr(optimizer, "grad_scale", None)  # by the program, for this step
+            if state.stage is _Stage.READY:
+                optimizer.grad_scale = scale if preset is None else scaled(preset.reshape(()), scale, scale.dtype)
+            else:
+                optimizer.grad_scale = preset
             optimizer.found_inf = _combined(state.found_inf.values(), scale.device)
             try:
                 result = optimizer.step(grads, *args, **kwargs)
