@@ -132,7 +132,7 @@ class DeviceArray(Operators):
         """The view with the dimensions reversed."""
         return self.transpose()
 
-    def broadcast_to(self, shape: Shape) -> DeviceArray:
+    def broadcast_to(self, shape: tuple[int, ...]) -> DeviceArray:
         """Return a read-only view with this shape, in which the elements repeat.
 
         Raises

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from cudatool._dtypes import is_number
 from cudatool.errors import UsageError
-
-if TYPE_CHECKING:
-    from cudatool._array import DeviceArray
 
 __all__ = ["Operators"]
 
@@ -136,10 +133,10 @@ class Operators:
     __ge__ = _operator("ge")
     __hash__ = object.__hash__  # arrays are keys by identity, as in torch
 
-    def __matmul__(self, other: Any) -> DeviceArray:
+    def __matmul__(self, other: Any) -> Any:
         from cudatool.blas import matmul
 
-        return matmul(self, other)  # type: ignore[arg-type]
+        return matmul(self, other)
 
     def __bool__(self) -> bool:
         return bool(self.item())
