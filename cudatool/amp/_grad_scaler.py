@@ -11,6 +11,7 @@ import numpy as np
 
 from cudatool._api import traced
 from cudatool._array import DeviceArray, asarray, full
+from cudatool.amp._autocast import check_device_type
 from cudatool.errors import UsageError
 from cudatool.optim._foreach import (
     amp_foreach_non_finite_check_and_unscale_,
@@ -53,6 +54,8 @@ class GradScaler:
 
     Parameters
     ----------
+    device
+        ``"cuda"``, as every array is on such a device.
     init_scale
         The scale at first.
     growth_factor, backoff_factor
@@ -64,17 +67,19 @@ class GradScaler:
     Raises
     ------
     UsageError
-        The growth factor is not above 1, or the backoff factor not below.
+        The growth factor is not above 1, the backoff factor not below, or `device` another.
     """
 
     def __init__(
         self,
+        device: str = "cuda",
         init_scale: float = 2.0**16,
         growth_factor: float = 2.0,
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
         enabled: bool = True,
     ) -> None:
+        check_device_type(device)
         if enabled and not growth_factor > 1:
             raise UsageError(f"growth_factor must be above 1, not {growth_factor}")
         if enabled and not backoff_factor < 1:

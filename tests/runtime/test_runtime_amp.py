@@ -303,7 +303,7 @@ def test_regions_nest_and_end() -> None:
         found.append((product(), amp.is_autocast_enabled()))
         with amp.autocast(enabled=False):
             found.append((product(), amp.is_autocast_enabled()))
-            with amp.autocast(BFLOAT16):
+            with amp.autocast(dtype=BFLOAT16):
                 found.append((product(), amp.is_autocast_enabled()))
         found.append((product(), amp.is_autocast_enabled()))
     found.append((product(), amp.is_autocast_enabled()))
@@ -314,7 +314,7 @@ def test_regions_nest_and_end() -> None:
 
 def test_a_region_inherits_dtype_and_cache_of_the_one_around() -> None:
     assert (np.float16, True) == (amp.get_autocast_dtype(), amp.is_autocast_cache_enabled())
-    with amp.autocast(BFLOAT16, cache_enabled=False), amp.autocast():
+    with amp.autocast(dtype=BFLOAT16, cache_enabled=False), amp.autocast():
         assert (BFLOAT16, False) == (amp.get_autocast_dtype(), amp.is_autocast_cache_enabled())
 
 
@@ -437,10 +437,20 @@ def test_a_function_gets_its_inputs_in_the_precision_it_wants() -> None:
         assert (np.float16, np.float16) == unchanged(half)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.int8, False])
+@pytest.mark.parametrize("dtype", [np.float32, np.int8])
 def test_autocast_is_to_half_precision(dtype: Any) -> None:
-    with pytest.raises((UsageError, TypeError)):
-        amp.autocast(dtype)
+    with pytest.raises(UsageError, match="float16 or bfloat16"):
+        amp.autocast(dtype=dtype)
+
+
+def test_the_type_of_device_is_cuda() -> None:
+    with amp.autocast("cuda"):
+        assert amp.is_autocast_enabled("cuda")
+        assert np.float16 == amp.get_autocast_dtype("cuda")
+    assert amp.GradScaler("cuda").is_enabled()
+    for use in (amp.autocast, amp.GradScaler, amp.is_autocast_enabled, amp.get_autocast_dtype):
+        with pytest.raises(UsageError, match="not 'cpu'"):
+            use("cpu")
 
 
 def test_only_functions_are_decorated() -> None:
