@@ -73,10 +73,12 @@ class Proof:
     def begin(self) -> None:
         """Prepare for the recording, now that the driver is chosen and before the workload runs."""
         if self.tape is not None and not self.tape.refusal:
+            from cudatool import _host_function
             from cudatool.blas import _host
 
-            _host.repeatable = True
-            self.tape.again[_host.address] = _host.repeat
+            for functions in (_host, _host_function):
+                functions.repeatable = True
+                self.tape.again[functions.address] = functions.repeat
 
     def proven(self, report: Report, trace: Trace) -> Report:
         """Return the report with witnesses, if they are wanted."""

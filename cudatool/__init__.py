@@ -62,6 +62,14 @@ if TYPE_CHECKING:
         set_device,
         synchronize,
     )
+    from cudatool._dtypes import (
+        bfloat16,
+        can_cast,
+        float8_e4m3fn,
+        float8_e5m2,
+        promote_types,
+        result_type,
+    )
     from cudatool._event import Event
     from cudatool._host_view import HostArray, host_view
     from cudatool._ipc import IpcArray, IpcHandle, ipc_collect, ipc_handle, open_ipc_handle
@@ -104,6 +112,17 @@ if TYPE_CHECKING:
     from cudatool.graphs import CUDAGraph, graph, is_current_stream_capturing, make_graphed_callables
     from cudatool.memory.driver_provider import free_mutex
     from cudatool.memory.pluggable import CUDAPluggableAllocator
+    from cudatool.random import (
+        get_rng_state,
+        get_rng_state_all,
+        initial_seed,
+        manual_seed,
+        manual_seed_all,
+        seed,
+        seed_all,
+        set_rng_state,
+        set_rng_state_all,
+    )
     from cudatool.recording import record
 
 __version__ = "0.1.0"
@@ -198,6 +217,16 @@ __all__ = [
     "pin_memory",
     "reset_accumulated_host_memory_stats",
     "reset_peak_host_memory_stats",
+    # random numbers
+    "get_rng_state",
+    "get_rng_state_all",
+    "initial_seed",
+    "manual_seed",
+    "manual_seed_all",
+    "seed",
+    "seed_all",
+    "set_rng_state",
+    "set_rng_state_all",
     # arrays
     "DeviceArray",
     "asarray",
@@ -207,6 +236,13 @@ __all__ = [
     "matmul",
     "ones",
     "zeros",
+    # number types
+    "bfloat16",
+    "can_cast",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "promote_types",
+    "result_type",
     # precision
     "are_deterministic_algorithms_enabled",
     "get_float32_matmul_precision",
@@ -255,6 +291,7 @@ _HOMES = (
     "memory.pluggable",
     "memory.driver_provider",
     "_kernel",
+    "_dtypes",
     "_array",
     "_peer",
     "_annotate",
@@ -263,12 +300,17 @@ _HOMES = (
     "backends._precision",
     "blas",
     "graphs",
+    "random",
     "recording",
 )
 _CUDA_CORE = ("LaunchConfig", "ProgramOptions")
 
 
 def __getattr__(name: str) -> Any:
+    from cudatool._api import PUBLIC_MODULES, is_traced, traced
+
+    if f"cudatool.{name}" in PUBLIC_MODULES:
+        return import_module(f"cudatool.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'cudatool' has no attribute {name!r}")
     if name in _CUDA_CORE:
@@ -276,8 +318,6 @@ def __getattr__(name: str) -> Any:
 
         found = getattr(_cuda.core, name)
     else:
-        from cudatool._api import is_traced, traced
-
         modules = (import_module(f"cudatool.{home}") for home in _HOMES)
         found = next(getattr(module, name) for module in modules if name in module.__all__)
         if isfunction(found) and not is_traced(found):

@@ -29,14 +29,16 @@ PUBLIC_MODULES: Final = (
     "cudatool.backends",
     "cudatool.backends.cuda",
     "cudatool.blas",
-    "cudatool.gds",
-    "cudatool.nvtx",
-    "cudatool.profiler",
-    "cudatool.graphs",
-    "cudatool.ops",
-    "cudatool.random",
-    "cudatool.optim",
     "cudatool.comm",
+    "cudatool.gds",
+    "cudatool.graphs",
+    "cudatool.nccl",
+    "cudatool.nvtx",
+    "cudatool.ops",
+    "cudatool.optim",
+    "cudatool.profiler",
+    "cudatool.random",
+    "cudatool.tunable",
 )
 
 _P = ParamSpec("_P")

@@ -95,6 +95,13 @@ class Stream:
         self.device_index = device
         self.priority = priority
 
+    @staticmethod
+    def priority_range(device: DeviceLike = None) -> tuple[int, int]:
+        """Return the lowest and the highest priority of a device's streams; the higher one is the lower number."""
+        with on_device(device_index(device)), operation():
+            lowest, highest = check(_cuda.driver.cuCtxGetStreamPriorityRange())
+        return int(lowest), int(highest)
+
     @classmethod
     def from_handle(cls, handle: int, device: DeviceLike = None) -> ExternalStream:
         """Return the stream that the driver knows as `handle`; its maker keeps it alive and destroys it."""
@@ -110,13 +117,6 @@ class Stream:
     def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
         if getattr(self, "_pool", None) is not None and not _finalizing():
             self.close()
-
-    @staticmethod
-    def priority_range() -> tuple[int, int]:
-        """Return the lowest and the highest priority that the current device has; the highest is the least number."""
-        current_device()  # from here on the thread has a context
-        lowest, highest = check(_cuda.driver.cuCtxGetStreamPriorityRange())
-        return int(lowest), int(highest)
 
     @property
     def device(self) -> int:
@@ -249,7 +249,7 @@ class ExternalStream(Stream):
         hooks.stream_id(index, stream_ptr, flags=flags, priority=self.priority)
 
 
-def get_stream_from_external(data_ptr: int, device: DeviceLike = None) -> Stream:
+def get_stream_from_external(data_ptr: int, device: DeviceLike = None) -> ExternalStream:
     """Return the stream that the driver knows as `data_ptr`; its maker keeps it alive and destroys it."""
     return ExternalStream(data_ptr, device)
 

@@ -73,3 +73,12 @@ def test_other_samples_are_clean(run_command):
     for sample in ("vector_add", "mlp"):
         done = run_command("sanitize", _SAMPLES / f"{sample}.py")
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_data_parallel_training_gives_on_two_devices_what_it_gives_on_one(run_command):
+    done = run_command("sanitize", "--device", "sim:count=2", _SAMPLES / "data_parallel.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = re.findall(r"step +(\d+) on (\d) of 2: loss (\S+)", done.stderr + done.stdout)
+    on_two, on_one = ([(step, loss) for step, count, loss in losses if count == wanted] for wanted in "21")
+    assert len(on_one) == 4
+    assert on_one == on_two

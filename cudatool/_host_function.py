@@ -1,0 +1,85 @@
+"""Python functions that a stream calls when it gets there: what stands for machine code on the software device.
+
+Device memory of the software device lies in the address space of the process, so that NumPy can compute in it; but only
+in stream order, which a host function gives. One that was enqueued is called once; one that was captured is called at
+every launch of its graph, which keeps it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from cudatool import _cuda
+from cudatool._allocator import Layout
+from cudatool._cuda import check
+from cudatool._stream import Stream
+
+__all__ = ["address", "enqueue", "repeat", "repeatable", "unowned"]
+
+repeatable = False
+"""Whether functions that were called are kept, to be called again."""
+
+_log = logging.getLogger("cudatool.host_function")
+_once: dict[int, Callable[[], object]] = {}
+_captured: dict[int, Callable[[], object]] = {}
+_done: dict[int, Callable[[], object]] = {}
+_keys = itertools.count(1)
+
+
+def enqueue(function: Callable[[], object], stream: Stream) -> None:
+    """Let the stream call `function`; the caller has opened an operation and made the stream's device current.
+
+    `function` must not use the driver. What it raises is logged.
+    """
+    handle, key = stream.core.handle, next(_keys)
+    driver = _cuda.driver
+    status, _, graph, *_ = check(driver.cuStreamGetCaptureInfo(handle))
+    if status == driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:
+        _captured[key] = function
+        # The graph, and what is made of it, keeps the function.
+        flag = driver.CUuserObject_flags.CU_USER_OBJECT_NO_DESTRUCTOR_SYNC
+        owner = check(driver.cuUserObjectCreate(key, driver.CUhostFn(_forget_address), 1, flag))
+        moved = driver.CUuserObjectRetain_flags.CU_GRAPH_USER_OBJECT_MOVE
+        check(driver.cuGraphRetainUserObject(graph, owner, 1, moved))
+    else:
+        _once[key] = function
+    check(driver.cuLaunchHostFunc(handle, address, key))
+
+
+def unowned(layout: Layout) -> Layout:
+    """Return the same memory without what keeps it: dropped, it goes back to the allocator at once, as on a GPU."""
+    interface = {**layout.__array_interface__, "strides": layout.strides}
+    return np.asarray(type("Unowned", (), {"__array_interface__": interface})()).view(layout.dtype)
+
+
+def _call(key: int) -> None:
+    try:
+        function = _captured[key] if key in _captured else _once.pop(key)
+        if repeatable:
+            _done[key] = function
+        function()
+    except Exception:  # must not reach the driver, which is C
+        _log.exception("a function failed in a stream of the software device")
+
+
+def repeat(key: int) -> None:
+    """Call a function again; `key` is the argument of the host function."""
+    _done[key]()
+
+
+def _forget(key: int) -> None:
+    _captured.pop(key, None)
+
+
+_Callback: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_callback: Final = _Callback(_call)
+address: Final = ctypes.cast(_callback, ctypes.c_void_p).value or 0
+"""Of the host function that calls them."""
+_forget_callback: Final = _Callback(_forget)
+_forget_address: Final = ctypes.cast(_forget_callback, ctypes.c_void_p).value or 0

@@ -1,0 +1,101 @@
+"""What a rank asks for in a collective operation, and which requests make sense."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import numpy as np
+
+from cudatool._allocator import Layout
+from cudatool._stream import Stream
+from cudatool.errors import UsageError
+
+__all__ = ["AVG", "DTYPES", "MAX", "MIN", "PROD", "SUM", "Call", "Name", "wire"]
+
+SUM, PROD, MAX, MIN, AVG = range(5)
+"""ncclRedOp_t"""
+
+DTYPES: Final = {
+    # name of the dtype -> ncclDataType_t
+    "int8": 0,
+    "uint8": 1,
+    "int32": 2,
+    "uint32": 3,
+    "int64": 4,
+    "uint64": 5,
+    "float16": 6,
+    "float32": 7,
+    "float64": 8,
+    "bfloat16": 9,
+    "float8_e4m3fn": 10,
+    "float8_e5m2": 11,
+}
+
+
+class Name(StrEnum):
+    """The operations."""
+
+    ALL_REDUCE = "all_reduce"
+    REDUCE = "reduce"
+    BROADCAST = "broadcast"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    SEND = "send"
+    RECV = "recv"
+
+
+_REDUCING: Final = (Name.ALL_REDUCE, Name.REDUCE, Name.REDUCE_SCATTER)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """The part of one rank in an operation.
+
+    Attributes
+    ----------
+    name
+        Which operation.
+    sent, received
+        Contiguous memory of the rank's device, None where the rank gives or gets nothing.
+    rank, peer
+        The caller's, and the root's (reduce, broadcast) or the other one's (send, recv), else 0.
+    op
+        :data:`SUM` and the like.
+    stream
+        Where it is enqueued.
+    """
+
+    name: Name
+    sent: Layout | None
+    received: Layout | None
+    rank: int
+    peer: int
+    op: int
+    stream: Stream
+
+    @property
+    def result(self) -> Layout:
+        """What is received, else what is sent."""
+        found = self.sent if self.received is None else self.received
+        assert found is not None
+        return found
+
+
+def wire(layout: Layout, name: Name) -> Layout:
+    """Return a layout in a dtype that NCCL has: what it only moves may be of any other one, as bytes.
+
+    Raises
+    ------
+    UsageError
+        The elements are not contiguous, or NCCL cannot compute with them.
+    """
+    if not layout.flags.c_contiguous:
+        raise UsageError(f"{name} takes contiguous arrays; pass array.contiguous()")
+    dtype: np.dtype[Any] = layout.dtype
+    if dtype.name in DTYPES:
+        return layout
+    if name not in _REDUCING or dtype == np.bool:
+        return layout.reshape(-1).view(np.uint8)
+    raise UsageError(f"{name} cannot compute with {dtype}; NCCL has {', '.join(DTYPES)}")
