@@ -312,7 +312,10 @@ def empty(shape: Shape, dtype: npt.DTypeLike = np.float32, *, device: DeviceLike
     """
     stream = current_stream(device)
     layout, memory = allocate(shape, dtype, stream)
-    return DeviceArray(layout, memory, stream.device_index)
+    array = DeviceArray(layout, memory, stream.device_index)
+    if layout.size:
+        array._address = memory.address  # known: NumPy need not be asked
+    return array
 
 
 def full(shape: Shape, value: Any, dtype: npt.DTypeLike = np.float32, *, device: DeviceLike = None) -> DeviceArray:
