@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, SupportsIndex
+from typing import Any, Protocol, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from cudatool.units import format_bytes
 __all__ = [
     "Layout",
     "Memory",
+    "Owner",
     "Shape",
     "allocate",
     "allocator",
@@ -186,6 +187,13 @@ def _processes(device: int) -> list[tuple[int, int]]:
         return [used for used in _driver.gpu_processes(get_device_properties(device).uuid) if used[1]]
     except UsageError:
         return []
+
+
+class Owner(Protocol):
+    """What keeps the memory of an array."""
+
+    def record_stream(self, stream: Stream) -> None:
+        """Let the memory rest, once it is given back, until what is on `stream` by then has completed."""
 
 
 class Memory:
