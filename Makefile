@@ -6,7 +6,7 @@ SAMPLE := samples/mlp.py
 TYPES  := build/typecheck
 BUILT  := pyproject.toml $(wildcard cudatool/sim/*.c)
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint docs clean
 
 demo: $(VENV)/installed
 	@mkdir -p demo
@@ -25,6 +25,10 @@ lint: $(VENV)/installed-dev
 	@rm -rf $(TYPES)/cudatool && mkdir -p $(TYPES)/cudatool
 	@ln -s $(addprefix $(CURDIR)/,$(wildcard cudatool/*) cli viz) $(TYPES)/cudatool/
 	cd $(TYPES) && $(CURDIR)/$(VENV)/bin/mypy --config-file $(CURDIR)/pyproject.toml --strict -p cudatool
+
+docs: $(VENV)/installed-dev
+	$(PYTHON) docs/generate_api.py
+	$(PYTHON) tests/peers/torch_cuda.py
 
 clean:
 	rm -rf $(VENV) build demo *.egg-info cudatool/sim/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis

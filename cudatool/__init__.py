@@ -62,14 +62,22 @@ if TYPE_CHECKING:
         set_device,
         synchronize,
     )
+    from cudatool._dtypes import (
+        bfloat16,
+        can_cast,
+        float8_e4m3fn,
+        float8_e5m2,
+        promote_types,
+        result_type,
+    )
     from cudatool._event import Event
     from cudatool._host_view import HostArray, host_view
     from cudatool._ipc import IpcArray, IpcHandle, ipc_handle, open_ipc_handle
     from cudatool._ipc_loans import ipc_collect
     from cudatool._kernel import Kernel, compile, launch
     from cudatool._mempool import MemPool, graph_pool_handle, use_mem_pool
-    from cudatool._peer import enable_peer_access
     from cudatool._nvml import clock_rate, device_memory_used, memory_usage, power_draw, temperature, utilization
+    from cudatool._peer import enable_peer_access
     from cudatool._pinned import (
         empty_host_cache,
         empty_pinned,
@@ -92,6 +100,7 @@ if TYPE_CHECKING:
         set_stream,
         stream,
     )
+    from cudatool._sync_debug import get_sync_debug_mode, set_sync_debug_mode
     from cudatool.backends._precision import (
         are_deterministic_algorithms_enabled,
         get_float32_matmul_precision,
@@ -100,13 +109,21 @@ if TYPE_CHECKING:
         use_deterministic_algorithms,
     )
     from cudatool.blas import matmul
-    from cudatool.errors import CompileError, CudaError, CudatoolError, OutOfMemoryError
-    from cudatool.graphs import CUDAGraph, graph, is_current_stream_capturing, make_graphed_callables
-    from cudatool._sync_debug import get_sync_debug_mode, set_sync_debug_mode
-    from cudatool.blas import matmul
     from cudatool.errors import CompileError, CudaError, CudatoolError, OutOfMemoryError, SynchronizationError
+    from cudatool.graphs import CUDAGraph, graph, is_current_stream_capturing, make_graphed_callables
     from cudatool.memory.driver_provider import free_mutex
     from cudatool.memory.pluggable import CUDAPluggableAllocator
+    from cudatool.random import (
+        get_rng_state,
+        get_rng_state_all,
+        initial_seed,
+        manual_seed,
+        manual_seed_all,
+        seed,
+        seed_all,
+        set_rng_state,
+        set_rng_state_all,
+    )
     from cudatool.recording import record
 
 __version__ = "0.1.0"
@@ -117,9 +134,9 @@ __all__ = [
     "current_device",
     "device",
     "device_count",
-    "enable_peer_access",
     "device_of",
     "get_arch_list",
+    "enable_peer_access",
     "get_device_capability",
     "get_device_name",
     "get_device_properties",
@@ -201,6 +218,16 @@ __all__ = [
     "pin_memory",
     "reset_accumulated_host_memory_stats",
     "reset_peak_host_memory_stats",
+    # random numbers
+    "get_rng_state",
+    "get_rng_state_all",
+    "initial_seed",
+    "manual_seed",
+    "manual_seed_all",
+    "seed",
+    "seed_all",
+    "set_rng_state",
+    "set_rng_state_all",
     # arrays
     "DeviceArray",
     "asarray",
@@ -210,6 +237,13 @@ __all__ = [
     "matmul",
     "ones",
     "zeros",
+    # number types
+    "bfloat16",
+    "can_cast",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "promote_types",
+    "result_type",
     # precision
     "are_deterministic_algorithms_enabled",
     "get_float32_matmul_precision",
@@ -258,6 +292,7 @@ _HOMES = (
     "memory.pluggable",
     "memory.driver_provider",
     "_kernel",
+    "_dtypes",
     "_array",
     "_peer",
     "_annotate",
@@ -267,12 +302,17 @@ _HOMES = (
     "backends._precision",
     "blas",
     "graphs",
+    "random",
     "recording",
 )
 _CUDA_CORE = ("LaunchConfig", "ProgramOptions")
 
 
 def __getattr__(name: str) -> Any:
+    from cudatool._api import PUBLIC_MODULES, is_traced, traced
+
+    if f"cudatool.{name}" in PUBLIC_MODULES:
+        return import_module(f"cudatool.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'cudatool' has no attribute {name!r}")
     if name in _CUDA_CORE:
@@ -280,8 +320,6 @@ def __getattr__(name: str) -> Any:
 
         found = getattr(_cuda.core, name)
     else:
-        from cudatool._api import is_traced, traced
-
         modules = (import_module(f"cudatool.{home}") for home in _HOMES)
         found = next(getattr(module, name) for module in modules if name in module.__all__)
         if isfunction(found) and not is_traced(found):

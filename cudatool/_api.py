@@ -39,8 +39,14 @@ PUBLIC_MODULES: Final = (
     "cudatool.optim",
     "cudatool.comm",
     "cudatool.gds",
+    "cudatool.graphs",
+    "cudatool.nccl",
     "cudatool.nvtx",
+    "cudatool.ops",
+    "cudatool.optim",
     "cudatool.profiler",
+    "cudatool.random",
+    "cudatool.tunable",
 )
 
 _P = ParamSpec("_P")

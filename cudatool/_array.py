@@ -12,6 +12,7 @@ import numpy.typing as npt
 from cudatool import _interop, _peer, _transfer
 from cudatool._allocator import Layout, Owner, Shape, allocate
 from cudatool._device import DeviceLike, device_index
+from cudatool._operators import Operators
 from cudatool._pinned import empty_pinned, is_pinned
 from cudatool._stream import Stream, current_stream
 from cudatool._sync_debug import get_sync_debug_mode, hidden_synchronization
@@ -22,7 +23,7 @@ __all__ = ["DeviceArray", "asarray", "empty", "from_dlpack", "full", "ones", "ze
 _Index = SupportsIndex | slice | EllipsisType | None
 
 
-class DeviceArray:
+class DeviceArray(Operators):
     """An n-dimensional array in device memory; made by :func:`empty`, :func:`asarray` and the like.
 
     Shapes, strides and views are NumPy's, because a NumPy array holds them: `layout` lies at the device's
@@ -131,6 +132,16 @@ class DeviceArray:
         """The view with the dimensions reversed."""
         return self.transpose()
 
+    def broadcast_to(self, shape: Shape) -> DeviceArray:
+        """Return a read-only view with this shape, in which the elements repeat.
+
+        Raises
+        ------
+        ValueError
+            The shape does not fit.
+        """
+        return self._view(np.broadcast_to(self.layout, shape))
+
     def _view(self, layout: Layout) -> DeviceArray:
         return DeviceArray(layout, self._memory, self.device)
 
@@ -170,7 +181,7 @@ class DeviceArray:
         if not isinstance(source, DeviceArray):
             if not non_blocking:
                 hidden_synchronization(
-                    "a copy from the host that blocks; from pinned memory, non_blocking=True waits not"
+                    "a copy from the host that blocks; from pinned memory, non_blocking=True does not wait"
                 )
             _transfer.copy_to_device(self.layout, np.asarray(source), stream)
             if not non_blocking:
@@ -180,6 +191,21 @@ class DeviceArray:
         else:
             _peer.copy_between([(self, source)])
         return self
+
+    def to(self, dtype: npt.DTypeLike | None = None, *, device: DeviceLike = None, copy: bool = False) -> DeviceArray:
+        """Return the array in another dtype, or on another device; the array itself if both are right.
+
+        Parameters
+        ----------
+        copy
+            Return a copy in any case.
+        """
+        found = asarray(self, dtype, device=self.device if device is None else device)
+        return found.clone() if copy and found is self else found
+
+    def astype(self, dtype: npt.DTypeLike) -> DeviceArray:
+        """Return the array in another dtype; the array itself if it has it."""
+        return self.to(dtype)
 
     def fill_(self, value: Any) -> DeviceArray:
         """Set every element to `value`, cast to the array's dtype, and return the array."""
@@ -222,7 +248,7 @@ class DeviceArray:
             )
         if get_sync_debug_mode() and (blocking or not is_pinned(out)):
             hidden_synchronization(
-                "a copy to the host that blocks; with blocking=False, to pinned memory, it waits not"
+                "a copy to the host that blocks; with blocking=False, to pinned memory, it does not wait"
             )
         _transfer.copy_to_host(out, self.contiguous().layout, stream)
         if blocking:

@@ -244,9 +244,6 @@ def _current_stream() -> Stream:
 
 
 def _is_capturing(stream: Stream) -> bool:
-    """Return whether a stream is being captured into a graph. A default stream never is."""
-    if stream.is_default:
-        return False
-    with on_device(stream.device_index), operation():
-        status = check(_cuda.driver.cuStreamIsCapturing(stream.native))
-    return bool(status == _cuda.driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE)
+    from cudatool._capture import is_capturing  # captures know streams, too
+
+    return is_capturing(stream)

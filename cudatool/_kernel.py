@@ -18,8 +18,8 @@ from cudatool import _cuda, _driver
 from cudatool._annotate import annotating
 from cudatool._array import DeviceArray
 from cudatool._cuda import check, operation
-from cudatool._device import call_on, current_device, is_current
-from cudatool._device import device as on_device
+from cudatool._device import call_on, current_device
+from cudatool._launcher import Launcher
 from cudatool._nvrtc import include_paths
 from cudatool._stream import Stream, as_stream, current_stream
 from cudatool.config import cache_directory
@@ -30,7 +30,7 @@ from cudatool.trace.events import AccessFlag, Kind, pack_dims
 if TYPE_CHECKING:
     from cudatool.ptx import KernelAccesses
 
-__all__ = ["Arguments", "Kernel", "compile", "launch"]
+__all__ = ["Kernel", "compile", "launch"]
 
 
 class Kernel:
@@ -56,10 +56,9 @@ class Kernel:
         with operation():
             self.handle = int(core.handle)
             self.parameters = [(int(info.offset), int(info.size)) for info in core.arguments_info]
-        self.native = _cuda.driver.CUfunction(self.handle)
-        """The handle as :mod:`cuda.bindings.driver` takes it at once."""
-        self._idle: list[Arguments] = []
-        self._converters: dict[tuple[type, ...], _Converter] = {}
+        self.launcher = Launcher(
+            _entry("cuLaunchKernel"), self.handle, self.parameters, DeviceArray, np.generic, self._to_bytes
+        )
 
     def __getitem__(self, config: Any) -> Callable[..., None]:
         if isinstance(config, tuple):
@@ -68,35 +67,27 @@ class Kernel:
             config = _cuda.core.LaunchConfig(grid=config[0], block=config[1])
         return functools.partial(launch, None, config, self)
 
-    def pack(self, arguments: tuple[Any, ...]) -> Arguments:
-        """Return the arguments, converted to what the kernel's parameters are. Give them back to :meth:`reuse`.
+    def pack(self, arguments: tuple[Any, ...]) -> bytes:
+        """Return the bytes of the kernel's parameters, each at its offset, for these arguments.
 
         Raises
         ------
         UsageError
             There are too many or too few, or one does not fit its parameter.
         """
-        try:
-            packed = self._idle.pop()  # nobody else's until it is given back, whatever other threads do
-        except IndexError:
-            packed = Arguments(self.parameters)
-        types = tuple(map(type, arguments))
-        converter = self._converters.get(types)
-        if converter is None:
-            if len(arguments) != len(self.parameters):
-                raise UsageError(f"{self.name} takes {len(self.parameters)} arguments, not {len(arguments)}")
-            converter = self._converters[types] = _Converter(types, self.parameters)
-        if not converter.convert(arguments, packed.values):
-            for index, (argument, (offset, size)) in enumerate(zip(arguments, self.parameters, strict=True)):
-                try:
-                    packed.values[offset : offset + size] = _to_bytes(argument, size)
-                except (OverflowError, TypeError) as error:
-                    raise UsageError(f"argument {index} of {self.name}: {error}") from None
-        return packed
+        self.count(arguments)
+        return self.launcher.pack(arguments)
 
-    def reuse(self, packed: Arguments) -> None:
-        """Take back what :meth:`pack` returned, when the driver has read it: a launch copies its arguments."""
-        self._idle.append(packed)
+    def count(self, arguments: tuple[Any, ...]) -> None:
+        """Raise UsageError unless there are as many arguments as parameters."""
+        if len(arguments) != len(self.parameters):
+            raise UsageError(f"{self.name} takes {len(self.parameters)} arguments, not {len(arguments)}")
+
+    def _to_bytes(self, index: int, argument: Any) -> bytes:
+        try:
+            return _to_bytes(argument, self.parameters[index][1])
+        except (OverflowError, TypeError) as error:
+            raise UsageError(f"argument {index} of {self.name}: {error}") from None
 
     def set_shared_memory_config(self, shared_mem_bytes: int) -> None:
         """Allow launches to ask for so much dynamic shared memory on the current device; 48 KiB is allowed already.
@@ -127,75 +118,19 @@ class Kernel:
         return f"<Kernel {self.name}>"
 
 
-class Arguments:
-    """The arguments of one launch, in memory that stays where it is.
-
-    Attributes
-    ----------
-    values
-        Their bytes, each at its parameter's offset.
-    address
-        Of the array of their addresses, as the driver wants it.
-    """
-
-    __slots__ = ("_block", "_pointers", "address", "values")
-
-    def __init__(self, parameters: list[tuple[int, int]]) -> None:
-        self.values = bytearray(max((offset + size for offset, size in parameters), default=0))
-        self._block = (ctypes.c_char * len(self.values)).from_buffer(self.values)
-        base = ctypes.addressof(self._block)
-        self._pointers = (ctypes.c_void_p * len(parameters))(*[base + offset for offset, _ in parameters])
-        self.address = ctypes.addressof(self._pointers)
+@functools.cache
+def _entry(name: str) -> int:
+    """Return the address of a function of the driver."""
+    address, _ = check(_cuda.driver.cuGetProcAddress(name.encode(), _DRIVER_VERSION, 0))
+    return int(address)
 
 
-class _Converter:
-    """Converts arguments of certain types in one step. What it cannot, :func:`_to_bytes` does, or says why not."""
-
-    __slots__ = ("_format", "_getters")
-
-    def __init__(self, types: tuple[type, ...], parameters: list[tuple[int, int]]) -> None:
-        rows = [_row(kind, size) for kind, (_, size) in zip(types, parameters, strict=True)]
-        self._getters = [getter for _, getter in rows]
-        text, end = "=", 0
-        for (code, _), (offset, size) in zip(rows, parameters, strict=True):
-            text += f"{offset - end}x{code}"
-            end = offset + size
-        self._format = None if any(not code for code, _ in rows) else struct.Struct(text)
-
-    def convert(self, arguments: tuple[Any, ...], values: bytearray) -> bool:
-        """Write the bytes of the arguments, and return whether that was possible."""
-        if self._format is None:
-            return False
-        try:
-            numbers = [
-                argument if getter is None else getter(argument)
-                for getter, argument in zip(self._getters, arguments, strict=True)
-            ]
-            self._format.pack_into(values, 0, *numbers)
-        except (struct.error, OverflowError):  # an unsigned number, or one that does not fit
-            return False
-        return True
-
-
-def _row(kind: type, size: int) -> tuple[str, Callable[[Any], Any] | None]:
-    """Return how a value of a type becomes a parameter of a size: code of :mod:`struct`, and what it is applied to."""
-    if issubclass(kind, DeviceArray) and size == 8:
-        return "Q", kind.data_ptr
-    if kind in (int, bool) and size in _INTEGER_CODES:
-        return _INTEGER_CODES[size], None
-    if kind is float and size in _FLOAT_CODES:
-        return _FLOAT_CODES[size], None
-    if issubclass(kind, np.number | np.bool) and np.dtype(kind).itemsize == size:
-        return f"{size}s", kind.tobytes
-    return "", None
-
-
-_INTEGER_CODES: Final = {1: "b", 2: "h", 4: "i", 8: "q"}
-_FLOAT_CODES: Final = {2: "e", 4: "f", 8: "d"}
+_DRIVER_VERSION: Final = 12000  # as of which the functions are wanted
+_FLOAT_CODES: Final = {2: "<e", 4: "<f", 8: "<d"}
 
 
 def _to_bytes(argument: Any, size: int) -> bytes:
-    """Return the `size` bytes that stand for an argument."""
+    """Return the `size` bytes that stand for an argument, of any kind; for most, the launcher does it."""
     if isinstance(argument, DeviceArray):
         value = argument.data_ptr().to_bytes(8, "little")
     elif isinstance(argument, _cuda.core.Buffer):
@@ -212,7 +147,7 @@ def _to_bytes(argument: Any, size: int) -> bytes:
     elif isinstance(argument, float):
         if size not in _FLOAT_CODES:
             raise TypeError(f"a float was passed for a parameter of {size} bytes")
-        value = struct.pack(f"={_FLOAT_CODES[size]}", argument)
+        value = struct.pack(_FLOAT_CODES[size], argument)
     else:
         raise TypeError(f"cannot pass {type(argument).__name__}; foreign arrays go through cudatool.asarray")
     if len(value) != size:
@@ -243,36 +178,27 @@ def launch(stream: Any, config: Any, kernel: Kernel, *arguments: Any) -> None:
         The driver refused the launch.
     """
     stream = current_stream() if stream is None else as_stream(stream)
-    handle, index = stream.native, stream.device_index
-    packed = kernel.pack(arguments)
+    kernel.count(arguments)
     correlation = hooks.begin() if hooks.active else 0
     try:
-        if config.cluster or config.is_cooperative or config.programmatic_stream_serialization:
-            native = _native_config(config, handle)
-            status = call_on(index, _cuda.driver.cuLaunchKernelEx, native, kernel.native, packed.address, 0)
-        else:
-            # Not by way of call_on: this line is what the speed of small kernels depends on.
-            what = kernel.native, *config.grid, *config.block, config.shmem_size, handle, packed.address, 0
-            status = _cuda.driver.cuLaunchKernel(*what)[0] if is_current(index) else _INVALID_CONTEXT
-            if status == _INVALID_CONTEXT:
-                with on_device(index):
-                    status = _cuda.driver.cuLaunchKernel(*what)[0]
+        status = call_on(stream.device_index, _enqueue, stream.native, config, kernel, arguments)
     finally:
         if correlation:
             hooks.end()
     if status:
-        check((status,))
+        check((_cuda.driver.CUresult(status),))
     if correlation:
-        _emit_launch(stream, config, kernel, arguments, bytes(packed.values), correlation)
-    kernel.reuse(packed)
+        _emit_launch(stream, config, kernel, arguments, correlation)
 
 
-_INVALID_CONTEXT: Final = 201  # CUDA_ERROR_INVALID_CONTEXT
+def _enqueue(stream: int, config: Any, kernel: Kernel, arguments: tuple[Any, ...]) -> tuple[int]:
+    """Launch on the stream with this handle, and return the driver's status as the bindings' functions do."""
+    if config.cluster or config.is_cooperative or config.programmatic_stream_serialization:
+        return _enqueue_with_attributes(stream, config, kernel, arguments)
+    return (kernel.launcher.launch(config.grid, config.block, config.shmem_size, stream, arguments),)
 
 
-def _emit_launch(
-    stream: Stream, config: Any, kernel: Kernel, arguments: tuple[Any, ...], values: bytes, correlation: int
-) -> None:
+def _emit_launch(stream: Stream, config: Any, kernel: Kernel, arguments: tuple[Any, ...], correlation: int) -> None:
     cluster = config.cluster or (1, 1, 1)
     hooks.emit(
         Kind.KERNEL_LAUNCH,
@@ -286,7 +212,7 @@ def _emit_launch(
     )
     inferring = hooks.wants_accesses and not hooks.measures_accesses and not annotating()
     if inferring and kernel.accesses is not None:
-        _emit_accesses(kernel.accesses, arguments, values, stream, correlation)
+        _emit_accesses(kernel.accesses, arguments, kernel.pack(arguments), stream, correlation)
 
 
 def _emit_accesses(
@@ -335,7 +261,16 @@ def _extent(argument: Any) -> tuple[int, int] | None:
     return None
 
 
-def _native_config(config: Any, stream: Any) -> Any:
+def _enqueue_with_attributes(stream: int, config: Any, kernel: Kernel, arguments: tuple[Any, ...]) -> tuple[int]:
+    values = ctypes.create_string_buffer(kernel.launcher.pack(arguments))
+    base = ctypes.addressof(values)
+    pointers = (ctypes.c_void_p * len(arguments))(*[base + offset for offset, _ in kernel.parameters])
+    native = _native_config(config, stream)
+    done: tuple[int] = _cuda.driver.cuLaunchKernelEx(native, kernel.handle, ctypes.addressof(pointers), 0)
+    return done
+
+
+def _native_config(config: Any, stream: int) -> Any:
     """Return cuda.core's LaunchConfig as the driver's; a grid of clusters becomes one of blocks."""
     driver = _cuda.driver
     kinds = driver.CUlaunchAttributeID

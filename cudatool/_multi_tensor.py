@@ -23,7 +23,7 @@ import numpy.typing as npt
 from cudatool import _cuda
 from cudatool._allocator import Layout
 from cudatool._annotate import annotate
-from cudatool._array import DeviceArray, asarray
+from cudatool._array import DeviceArray, asarray, empty
 from cudatool._device import device as on_device
 from cudatool._kernel import Kernel, compile, launch
 from cudatool._stream import current_stream
@@ -34,10 +34,13 @@ __all__ = [
     "CHUNK",
     "C_TYPES",
     "PRELUDE",
+    "Arrays",
     "MultiTensorKernel",
     "check_alike",
     "check_steps",
+    "empty_alike",
     "grouped",
+    "is_dense",
     "pointer",
     "scalar_on",
 ]
@@ -46,6 +49,7 @@ CHUNK: Final = 65536
 """Elements that one thread block works on, at most."""
 _BLOCKS: Final = 320  # of one launch, at most
 _THREADS: Final = 512
+_FLOAT32: Final = np.dtype(np.float32)
 _TABLE_BYTES: Final = 4096 - 88  # what is left of a kernel's parameters beside the largest options
 C_TYPES: Final = {
     np.dtype(np.float32): "float",
@@ -111,6 +115,39 @@ __device__ void store(T *to, const C (&values)[4], long long i, long long size, 
     }
 }
 """
+
+
+class Arrays(tuple[DeviceArray, ...]):
+    """A list of arrays, and what launches need to know of them, which is found out once."""
+
+    @functools.cached_property
+    def addresses(self) -> npt.NDArray[np.uint64]:
+        """Address of each."""
+        return np.array([array.data_ptr() for array in self], np.uint64)
+
+    @functools.cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements of each."""
+        return tuple([array.layout.size for array in self])
+
+    @functools.cached_property
+    def kinds(self) -> dict[tuple[int, np.dtype[Any]], None]:
+        """Every device and dtype that one of them has, in the order in which they come first."""
+        return dict.fromkeys([(array.device, array.layout.dtype) for array in self])
+
+    @functools.cached_property
+    def forms(self) -> list[tuple[tuple[int, ...], Any]]:
+        """Shape of each, and in which order its elements lie: None is C order, ``()`` says that there are gaps."""
+        return [
+            (array.layout.shape, None if array.layout.flags.c_contiguous else _order(array.layout)) for array in self
+        ]
+
+
+def _order(layout: Layout) -> tuple[int, ...]:
+    """Return what all layouts of one shape that fill their memory in the same order have in common, ``()`` for gaps."""
+    if not is_dense(layout):
+        return ()
+    return tuple(step // layout.itemsize for step, count in zip(layout.strides, layout.shape, strict=True) if count > 1)
 
 
 class _Launch(NamedTuple):
@@ -199,18 +236,20 @@ class MultiTensorKernel:
         options
             Value of each field of the options.
         """
-        present = [index for index, array in enumerate(lists[0]) if array.size]
-        if not present:
+        arrays = [each if isinstance(each, Arrays) else Arrays(each) for each in lists]
+        if 0 in arrays[0].sizes:
+            present = [index for index, size in enumerate(arrays[0].sizes) if size]
+            arrays = [Arrays(each[index] for index in present) for each in arrays]
+        if not arrays[0]:
             return
-        device = lists[0][0].device
-        arrays = [lists_[:] if len(present) == len(lists_) else [lists_[i] for i in present] for lists_ in lists]
-        kernel = _compiled(self.source, f"{self.name}<{', '.join([*types, str(_most_arrays(len(lists)))])}>", device)
+        device = arrays[0][0].device
+        kernel = _compiled(self.source, f"{self.name}<{', '.join([*types, str(_most_arrays(len(arrays)))])}>", device)
         parameters = np.array(tuple(options[field] for field in self.options.names or ()), self.options)[()]
-        addresses = np.array([[array.data_ptr() for array in each] for each in arrays], np.uint64)
         stream = current_stream(device)
-        for first, last, blocks, template in _plan(tuple([array.size for array in arrays[0]]), len(lists)):
+        for first, last, blocks, template in _plan(arrays[0].sizes, len(arrays)):
             table = template.copy()
-            table["pointers"][:, : last - first] = addresses[:, first:last]
+            for row, each in zip(table["pointers"], arrays, strict=True):
+                row[: last - first] = each.addresses[first:last]
             config = _cuda.core.LaunchConfig(grid=blocks, block=_THREADS)
             if not hooks.active:
                 launch(stream, config, kernel, table[()], parameters)
@@ -248,40 +287,53 @@ def scalar_on(device: int, scalar: DeviceArray | None, name: str) -> DeviceArray
     return asarray(scalar, device=device)
 
 
-def check_alike(lists: Mapping[str, Sequence[DeviceArray]]) -> None:
-    """Check that arrays at the same place of each list have the same shape, the same order and no gaps.
+def check_alike(lists: Mapping[str, Sequence[DeviceArray]]) -> list[Arrays]:
+    """Return the lists, if arrays at the same place of each have the same shape, the same order and no gaps.
 
     Raises
     ------
     UsageError
-        They have not, or one of a dtype that :data:`C_TYPES` lacks.
+        They have not, or one is of a dtype that :data:`C_TYPES` lacks.
     """
-    (first_name, first), *others = lists.items()
-    for name, arrays in others:
-        if len(arrays) != len(first):
-            raise UsageError(f"{name} has {len(arrays)} arrays, {first_name} {len(first)}; pass one for each")
-    for name, arrays in lists.items():
-        for index, (array, model) in enumerate(zip(arrays, first, strict=True)):
-            layout = array.layout
-            if layout.dtype not in C_TYPES:
-                known = ", ".join(map(str, C_TYPES))
-                raise UsageError(f"{name}[{index}] is {layout.dtype}; only {known} are possible here")
-            if not layout.flags.forc and not _is_dense(layout):
-                raise UsageError(f"{name}[{index}] of shape {layout.shape} has gaps; pass its contiguous()")
-            if layout.shape != model.shape or array.device != model.device or _order(layout) != _order(model.layout):
+    checked = [arrays if isinstance(arrays, Arrays) else Arrays(arrays) for arrays in lists.values()]
+    model, model_name = checked[0], next(iter(lists))
+    for name, arrays in zip(lists, checked, strict=True):
+        if len(arrays) != len(model):
+            raise UsageError(f"{name} has {len(arrays)} arrays, {model_name} {len(model)}; pass one for each")
+        for _, dtype in arrays.kinds:
+            if dtype not in C_TYPES:
+                raise UsageError(f"{name} has {dtype}; only {', '.join(map(str, C_TYPES))} are possible here")
+        for index, (shape, order) in enumerate(arrays.forms):
+            if order == ():
+                raise UsageError(f"{name}[{index}] of shape {shape} has gaps; pass its contiguous()")
+        one_device = len({device for each in (arrays, model) for device, _ in each.kinds}) <= 1
+        if arrays.forms == model.forms and one_device:
+            continue
+        for index, (array, other) in enumerate(zip(arrays, model, strict=True)):
+            if arrays.forms[index] != model.forms[index] or array.device != other.device:
                 raise UsageError(
-                    f"{name}[{index}] and {first_name}[{index}] must have the same shape, strides and device: "
-                    f"{array!r} and {model!r}"
+                    f"{name}[{index}] and {model_name}[{index}] must have the same shape, order of elements and "
+                    f"device: {array!r} with strides {array.strides}, {other!r} with {other.strides}"
                 )
+    return checked
 
 
-def check_steps(steps: Sequence[DeviceArray], params: Sequence[DeviceArray]) -> None:
-    """Raise UsageError unless there is one step counter for each parameter."""
-    if len(steps) != len(params) or any(step.dtype != np.float32 or step.size != 1 for step in steps):
-        raise UsageError("state_steps must be one float32 on the device for each of params")
+def check_steps(steps: Sequence[DeviceArray], params: Sequence[DeviceArray]) -> Arrays:
+    """Return the step counters, one for each parameter.
+
+    Raises
+    ------
+    UsageError
+        There are more or less, or they are not one float32 each.
+    """
+    checked = steps if isinstance(steps, Arrays) else Arrays(steps)
+    fit = len(checked) == len(params) and all(s.device == p.device for s, p in zip(checked, params, strict=True))
+    if not fit or {*checked.sizes} - {1} or {dtype for _, dtype in checked.kinds} - {_FLOAT32}:
+        raise UsageError("state_steps must be one float32 for each of params, on its device")
+    return checked
 
 
-def _is_dense(layout: Layout) -> bool:
+def is_dense(layout: Layout) -> bool:
     """Return whether the elements fill the memory that they lie in, in any order of dimensions."""
     expected = layout.itemsize
     for stride, count in sorted(zip(layout.strides, layout.shape, strict=True)):
@@ -292,16 +344,20 @@ def _is_dense(layout: Layout) -> bool:
     return True
 
 
-def _order(layout: Layout) -> Any:
-    """Return what two layouts of the same shape without gaps have in common if their elements are in the same order."""
-    if layout.flags.c_contiguous:
-        return None
-    return [stride // layout.itemsize for stride, count in zip(layout.strides, layout.shape, strict=True) if count > 1]
+def empty_alike(array: DeviceArray, dtype: npt.DTypeLike) -> DeviceArray:
+    """Return a new array on the same device, of the same shape and with the dimensions in the same order in memory."""
+    if array.is_contiguous():
+        return empty(array.shape, dtype, device=array.device)
+    order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])  # the outermost dimension first
+    made = empty([array.shape[axis] for axis in order], dtype, device=array.device)
+    return made.transpose(*[order.index(axis) for axis in range(array.ndim)])
 
 
-def grouped(*lists: Sequence[DeviceArray]) -> list[tuple[list[DeviceArray], ...]]:
+def grouped(lists: Sequence[Arrays]) -> list[Sequence[Arrays]]:
     """Return the lists cut into groups, in each of which every list is of one dtype and all are on one device."""
+    if all(len(arrays.kinds) == 1 for arrays in lists):  # checked before: corresponding arrays are on one device
+        return [lists]
     groups: dict[Any, list[tuple[DeviceArray, ...]]] = {}
     for row in zip(*lists, strict=True):
         groups.setdefault((row[0].device, *[array.dtype for array in row]), []).append(row)
-    return [tuple(map(list, zip(*rows, strict=True))) for rows in groups.values()]
+    return [list(map(Arrays, zip(*rows, strict=True))) for rows in groups.values()]

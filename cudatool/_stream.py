@@ -89,7 +89,7 @@ class Stream:
     def _set(self, core: Any, device: int, handle: int, priority: int) -> None:
         self._core = core
         self._handle = handle
-        self._native = core.handle  # the driver's, never 0, as an object of the bindings
+        self._native = int(core.handle)  # never 0
         self._pool = None
         self._contexts: list[StreamContext] = []
         self.device_index = device
@@ -118,13 +118,6 @@ class Stream:
         if getattr(self, "_pool", None) is not None and not _finalizing():
             self.close()
 
-    @staticmethod
-    def priority_range() -> tuple[int, int]:
-        """Return the lowest and the highest priority that the current device has; the highest is the least number."""
-        current_device()  # from here on the thread has a context
-        lowest, highest = check(_cuda.driver.cuCtxGetStreamPriorityRange())
-        return int(lowest), int(highest)
-
     @property
     def device(self) -> int:
         """Ordinal of the device that the stream is on."""
@@ -149,20 +142,15 @@ class Stream:
         return self._core
 
     @property
-    def native(self) -> Any:
-        """The driver's handle as :mod:`cuda.bindings.driver` takes it at once; never 0, like ``core.handle``.
+    def native(self) -> int:
+        """The driver's handle; unlike :attr:`cuda_stream` never 0, which could mean either default stream.
 
         Raises
         ------
         CudaError
             The stream was closed.
         """
-        return self._native if self._core is not None else self.core
-
-    @property
-    def is_default(self) -> bool:
-        """Whether it is the legacy or the per-thread default stream, of which each device has one."""
-        return self._handle in (0, 1, 2)
+        return self._native if self._core is not None else int(self.core.handle)
 
     @property
     def cuda_stream(self) -> int:
@@ -261,7 +249,7 @@ class ExternalStream(Stream):
         hooks.stream_id(index, stream_ptr, flags=flags, priority=self.priority)
 
 
-def get_stream_from_external(data_ptr: int, device: DeviceLike = None) -> Stream:
+def get_stream_from_external(data_ptr: int, device: DeviceLike = None) -> ExternalStream:
     """Return the stream that the driver knows as `data_ptr`; its maker keeps it alive and destroys it."""
     return ExternalStream(data_ptr, device)
 
@@ -283,11 +271,6 @@ def as_stream(stream: Any) -> Stream:
     except AttributeError:
         raise UsageError(f"{type(stream).__name__} is not a stream: it has no __cuda_stream__") from None
     return ExternalStream(handle)
-
-
-def get_stream_from_external(data_ptr: int, device: DeviceLike = None) -> ExternalStream:
-    """Return the stream that the driver knows as `data_ptr`; its maker keeps it alive and destroys it."""
-    return ExternalStream(data_ptr, device)
 
 
 class _Current(threading.local):

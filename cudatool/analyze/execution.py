@@ -64,16 +64,16 @@ def operations(trace: Trace) -> Operations:
 
 def calls(trace: Trace) -> Operations:
     """Return the calls that enqueued work as operations without duration, at the host's time of each call."""
-    records = trace.records
-    call = np.flatnonzero(np.isin(records["kind"], _WORK) & (records["stream"] > 0))
-    of = records[call]
+    call = _made(trace, *_WORK)
+    call = call[trace.records["stream"][call] > 0]
+    of = trace.records[call]
     time = of["time"].astype(np.int64)
     return Operations(call, of["device"].astype(np.int64), of["stream"].astype(np.int64), time, time)
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """All launches of one kernel, cuBLAS routine or collective; `time`: their execution time in ns, None if unknown."""
+    """All launches of one kernel, cuBLAS routine or collective; `time` is that of all in ns, None if unknown."""
 
     name: str
     launches: int
@@ -107,7 +107,7 @@ def kernels(trace: Trace, ran: Operations) -> tuple[Kernel, ...]:
     A kernel that a graph launch ran counts as launched.
     """
     time, seen = _time_by_call(trace, ran)
-    calls = np.flatnonzero(np.isin(trace.records["kind"], (Kind.KERNEL_LAUNCH, Kind.GEMM, Kind.COLLECTIVE)))
+    calls = _made(trace, Kind.KERNEL_LAUNCH, Kind.GEMM, Kind.COLLECTIVE)
     in_graphs = trace.of_kind(Kind.EXECUTION)
     in_graphs = in_graphs[(in_graphs["flags"] & 1) != 0]
     rows = []
@@ -124,7 +124,7 @@ def copies(trace: Trace, ran: Operations) -> tuple[Copies, ...]:
     """Return copies and fills by direction, the most bytes first."""
     time, seen = _time_by_call(trace, ran)
     records = trace.records
-    calls = np.flatnonzero(np.isin(records["kind"], (Kind.MEMCPY, Kind.MEMSET)))
+    calls = _made(trace, Kind.MEMCPY, Kind.MEMSET)
     ends = records["flags"][calls] & int(CopyFlag.SOURCE_DEVICE | CopyFlag.DESTINATION_DEVICE)
     ends = np.where(records["kind"][calls] == Kind.MEMSET, 16, ends)
     rows = []
@@ -154,6 +154,13 @@ def streams(trace: Trace, ran: Operations) -> tuple[Stream, ...]:
         number = int(record["stream"])
         rows.append(Stream(int(record["device"]), number, label, int(own.sum()), _union(ran.start[own], ran.end[own])))
     return tuple(sorted(rows, key=lambda row: row.id))
+
+
+def _made(trace: Trace, *kinds: Kind) -> Ints:
+    """Return the records of calls of these kinds, except those that are known to have become nodes of a graph."""
+    records = trace.records
+    nodes = trace.of_kind(Kind.GRAPH_NODE_ADDED)["correlation"]
+    return np.flatnonzero(np.isin(records["kind"], kinds) & ~np.isin(records["correlation"], nodes))
 
 
 def _time_by_call(trace: Trace, ran: Operations) -> tuple[Ints, Ints]:

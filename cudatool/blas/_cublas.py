@@ -68,26 +68,27 @@ class Handle:
             self.value: int = bindings().create()
         finally:
             check(_cuda.driver.cuThreadExchangeStreamCaptureMode(before))
-        self.memory: Memory | None = None
+        self._address = 0
         self._state: tuple[int, int] | None = None  # of the workspaces, and the stream
         self._math = _DEFAULT_MATH
 
-    def use(self, stream: Stream) -> Memory:
-        """Let what follows run on `stream`, and return the memory in which it works there."""
+    def use(self, stream: Stream) -> tuple[int, Memory | None]:
+        """Let what follows run on `stream`; return where it works there, and what to hold until it is enqueued."""
         if _workspace.is_capturing(stream):
             # What a graph works in must be the graph's: from its pool, and free for its next node at once.
-            memory, state = _workspace.new_workspace(stream), None
-        else:
-            state = (_workspace.generation, stream.cuda_stream)
-            if state == self._state:
-                assert self.memory is not None
-                return self.memory
-            memory = _workspace.workspace(self.value, stream)
+            memory = _workspace.new_workspace(stream)
+            self._set(stream, memory.address, None)
+            return memory.address, memory
+        state = (_workspace.generation, stream.cuda_stream)
+        if state != self._state:
+            self._set(stream, _workspace.workspace(self.value, stream).address, state)
+        return self._address, None
+
+    def _set(self, stream: Stream, address: int, state: tuple[int, int] | None) -> None:
         cublas = bindings()
         cublas.set_stream(self.value, int(stream.core.handle))  # which resets the workspace
-        cublas.set_workspace(self.value, memory.address, _workspace.size_of_workspace(stream))
-        self._state, self.memory = state, memory if state else None
-        return memory
+        cublas.set_workspace(self.value, address, _workspace.size_of_workspace(stream))
+        self._address, self._state = address, state
 
     def set_math(self, mode: int) -> None:
         """Set cublasMath_t."""
@@ -174,7 +175,7 @@ def plain_gemm(gemm: Gemm, stream: Stream) -> None:
     (alpha, _alpha), (beta, _beta) = scalar(gemm.alpha, factor), scalar(gemm.beta, factor)
     out = gemm.out
     try:
-        memory = handle.use(stream)
+        _, held = handle.use(stream)
         handle.set_math(_FULL_REDUCTION if gemm.full_reduction else _DEFAULT_MATH)
         if product.batch == 1:
             (cublas.gemm_ex_64 if product.wide else cublas.gemm_ex)(
@@ -224,7 +225,7 @@ def plain_gemm(gemm: Gemm, stream: Stream) -> None:
                 COMPUTE_TYPES[gemm.compute],
                 _DEFAULT_ALGORITHM,
             )
-        del memory  # a graph's own goes back to its pool when the product is in the graph
+        del held  # a graph's memory goes back to its pool when the product is in the graph
     except cublas.cuBLASError as error:
         raise CudaError(f"cuBLAS: {error}", "CUDA_ERROR_UNKNOWN") from error
 

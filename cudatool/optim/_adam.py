@@ -20,7 +20,7 @@ struct Options {
     int decoupled, maximize;
 };
 
-enum { PARAM, GRAD, AVERAGE, AVERAGE_SQUARE, STEP, MORE };
+enum { PARAM, GRAD, AVERAGE, AVERAGE_SQUARE, MORE };  // more: largest squares, master, steps
 
 template <typename Param, typename Grad, typename State, bool AMSGRAD, bool MASTER, int ARRAYS>
 __global__ void __launch_bounds__(512)
@@ -30,7 +30,7 @@ adam(const __grid_constant__ Chunks<5 + AMSGRAD + MASTER, ARRAYS> chunks, const 
     const C lr = options.lr_pointer ? (C)*options.lr_pointer : (C)options.lr;
     const C beta1 = options.beta1, beta2 = options.beta2, weight_decay = options.weight_decay, eps = options.eps;
     const C scale = options.grad_scale ? (C)*options.grad_scale : C(1);
-    const C step = *chunks.template array_of<float>(STEP);
+    const C step = *chunks.template array_of<float>(MORE + AMSGRAD + MASTER);
     const C correction1 = 1 - pow(beta1, step), correction2_root = sqrt(1 - pow(beta2, step));
     const C step_size = lr / correction1;
 
@@ -222,14 +222,11 @@ def _step(
         state["max_exp_avg_sqs"] = max_exp_avg_sqs
     if master_params:
         state["master_params"] = master_params
-    check_alike({"params": params, "grads": grads, **state})
-    check_steps(state_steps, params)
+    lists = check_alike({"params": params, "grads": grads, **state})
     lr, grad_scale, found_inf = scalars
-    averages, squares, *more = state.values()
-    # Steps are float32 everywhere, so they do not split groups.
-    for group in grouped(params, grads, averages, squares, state_steps, *more):
+    for group in grouped([*lists, check_steps(state_steps, lists[0])]):
         first = group[0][0]
-        kinds = {arrays[0].dtype for index, arrays in enumerate(group) if index not in (0, 1, 4)}
+        kinds = {arrays[0].dtype for arrays in group[2:-1]}
         if len(kinds) > 1:
             raise UsageError(f"the state of one parameter must be of one dtype, not {', '.join(map(str, kinds))}")
         device_lr, scale, inf = (
@@ -240,7 +237,7 @@ def _step(
                 (found_inf, "found_inf"),
             )
         )
-        written = [0, 2, 3, *range(5, len(group))]
+        written = [0, *range(2, len(lists))]
         _adam(
             [
                 *(C_TYPES[arrays[0].dtype] for arrays in group[:3]),

@@ -14,7 +14,18 @@ from cudatool._api import traced
 from cudatool._array import DeviceArray, asarray, empty
 from cudatool._device import device as on_device
 from cudatool._kernel import Kernel, compile, launch
-from cudatool._multi_tensor import C_TYPES, CHUNK, PRELUDE, MultiTensorKernel, check_alike, grouped, pointer, scalar_on
+from cudatool._multi_tensor import (
+    C_TYPES,
+    CHUNK,
+    PRELUDE,
+    MultiTensorKernel,
+    check_alike,
+    empty_alike,
+    grouped,
+    is_dense,
+    pointer,
+    scalar_on,
+)
 from cudatool._stream import current_stream
 from cudatool.errors import UsageError
 
@@ -171,8 +182,7 @@ def _map_lists(
     value: float | DeviceArray,
     found_inf: DeviceArray | None = None,
 ) -> None:
-    check_alike({"arrays": sources, "results": targets})
-    for from_, to in grouped(sources, targets):
+    for from_, to in grouped(check_alike({"arrays": sources, "results": targets})):
         device = from_[0].device
         scalar = _factor_on(device, value) if isinstance(value, DeviceArray) else None
         skip = scalar_on(device, found_inf, "found_inf")
@@ -243,10 +253,10 @@ def foreach_zero_(arrays: Sequence[DeviceArray]) -> None:
     _map_lists(_SET, arrays, arrays, 0.0)
 
 
-def scaled(array: DeviceArray, factor: DeviceArray, dtype: np.dtype[Any]) -> DeviceArray:
-    """Return a new array of `dtype`, in C order: `array` times one float32 on its device."""
-    source = array.contiguous()
-    result = empty(array.shape, dtype, device=array.device)
+def scaled(array: DeviceArray, factor: float | DeviceArray, dtype: np.dtype[Any]) -> DeviceArray:
+    """Return a new array of `dtype`: `array` times a number, or one float32 on its device."""
+    source = array if is_dense(array.layout) else array.contiguous()
+    result = empty_alike(source, dtype)
     _map_lists(_SCALE, [source], [result], factor)
     return result
 
@@ -281,15 +291,15 @@ def get_total_norm(
     p = float(norm_type)
     if not p > 0:
         raise UsageError(f"norm_type must be above 0, not {norm_type}")
-    check_alike({"tensors": tensors})
-    devices = {array.device for array in tensors}
+    (checked,) = check_alike({"tensors": tensors})
+    devices = {device for device, _ in checked.kinds}
     if len(devices) > 1:
         raise UsageError(f"the arrays are on devices {sorted(devices)}; take the norm of each device's by itself")
     device = devices.pop() if devices else None
-    exact = any(array.dtype == np.float64 for array in tensors)
+    exact = any(dtype == np.float64 for _, dtype in checked.kinds)
     total = empty((), np.float64 if exact else np.float32, device=device)
-    groups = [group for (group,) in grouped(tensors)]
-    counts = [sum(-(-array.size // CHUNK) for array in group) for group in groups]
+    groups = [group for (group,) in grouped([checked])]
+    counts = [sum(-(-size // CHUNK) for size in group.sizes) for group in groups]
     if not sum(counts):
         return total.fill_(0)
     parts = empty(sum(counts), np.float64, device=device)
@@ -355,8 +365,7 @@ def amp_foreach_non_finite_check_and_unscale_(
     found_inf, inv_scale
         One float32 each, on that device.
     """
-    check_alike({"grads": grads})
-    for (group,) in grouped(grads):
+    for (group,) in grouped(check_alike({"grads": grads})):
         found, inverse = _scalar_at(group[0], found_inf, "found_inf"), _scalar_at(group[0], inv_scale, "inv_scale")
         _unscale(
             [C_TYPES[group[0].dtype]],

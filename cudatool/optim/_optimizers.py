@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from cudatool._api import traced
-from cudatool._array import DeviceArray, empty, zeros
+from cudatool._array import DeviceArray, zeros
+from cudatool._multi_tensor import Arrays, empty_alike
 from cudatool.errors import UsageError
 from cudatool.optim._adam import fused_adam_, fused_adamw_
 from cudatool.optim._foreach import foreach_add_, foreach_copy_, foreach_zero_
 from cudatool.optim._sgd import fused_sgd_
 
-__all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
+__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "is_parameter"]
 
-_LOW_PRECISION = 2  # bytes of an element that can have a master copy
+_LOW_PRECISION: Final = 2  # bytes of an element that can have a master copy
+_parameters: Final[WeakValueDictionary[int, DeviceArray]] = WeakValueDictionary()  # of all optimizers, by id
+
+
+def is_parameter(array: DeviceArray) -> bool:
+    """Return whether an optimizer has the array among its parameters."""
+    return _parameters.get(id(array)) is array
 
 
 class Optimizer:
@@ -35,9 +43,10 @@ class Optimizer:
     Attributes
     ----------
     param_groups
-        One dictionary per group: its ``"params"``, and its options, which may be changed between steps.
+        One dictionary per group: its ``"params"``, which stay, and its options, which may be changed between steps.
     state
-        One dictionary per parameter, in the order of the groups: name of a part of the state -> array.
+        One dictionary per parameter, in the order of the groups: name of a part of the state -> array. The arrays stay;
+        copy into them.
     """
 
     _step_supports_amp_scaling: ClassVar[bool] = True  # as torch names it: GradScaler leaves the unscaling to step()
@@ -48,6 +57,7 @@ class Optimizer:
         self.defaults = dict(defaults)
         self.param_groups: list[dict[str, Any]] = []
         self.state: list[dict[str, DeviceArray]] = []
+        self._lists: dict[tuple[int, bool], tuple[list[int], dict[str, Arrays]]] = {}
         given = list(params)
         if not given:
             raise UsageError("an optimizer needs parameters; the list is empty")
@@ -79,6 +89,7 @@ class Optimizer:
             known.add(id(param))
         self._check(group)
         self.param_groups.append(group)
+        _parameters.update({id(param): param for param in group["params"]})
         self.state += self._initial_state(group)
 
     def _check(self, group: Mapping[str, Any]) -> None:
@@ -94,7 +105,7 @@ class Optimizer:
         if group["master_weights"]:
             for param, own in zip(group["params"], state, strict=True):
                 if param.dtype.itemsize == _LOW_PRECISION:
-                    own["master_param"] = _like(param, np.float32)
+                    own["master_param"] = empty_alike(param, np.float32)
             low = [param for param, own in zip(group["params"], state, strict=True) if own]
             foreach_copy_([own["master_param"] for own in state if own], low)
         return state
@@ -117,27 +128,30 @@ class Optimizer:
             raise UsageError(f"{len(grads)} gradients for {params} parameters; pass one for each, None for none")
         start = 0
         for group in self.param_groups:
-            rows = [
-                (param, grad, state)
-                for param, grad, state in zip(group["params"], grads[start:], self.state[start:], strict=False)
-                if grad is not None
-            ]
-            start += len(group["params"])
-            for kind in (False, True):  # with and without a master
-                chosen = [row for row in rows if ("master_param" in row[2]) == kind]
+            stop = start + len(group["params"])
+            for masters in (False, True):
+                chosen = [
+                    index
+                    for index in range(start, stop)
+                    if grads[index] is not None and ("master_param" in self.state[index]) == masters
+                ]
                 if chosen:
-                    own_params, own_grads, states = map(list, zip(*chosen, strict=True))
-                    masters = [state["master_param"] for state in states] if kind else []
-                    self._step(group, own_params, own_grads, states, masters)
+                    own = Arrays(grads[index] for index in chosen)  # type: ignore[misc]
+                    self._step(group, own, self._lists_of(group, start, chosen))
+            start = stop
 
-    def _step(
-        self,
-        group: Mapping[str, Any],
-        params: list[DeviceArray],
-        grads: list[DeviceArray],
-        states: list[dict[str, DeviceArray]],
-        masters: list[DeviceArray],
-    ) -> None:
+    def _lists_of(self, group: Mapping[str, Any], start: int, chosen: list[int]) -> dict[str, Arrays]:
+        """Return parameters and each part of their state as lists: those of the step before, if they were the same."""
+        parts = self.state[chosen[0]]
+        known = self._lists.get((start, "master_param" in parts))
+        if known is None or known[0] != chosen:
+            lists = {part: Arrays(self.state[index][part] for index in chosen) for part in parts}
+            lists["params"] = Arrays(group["params"][index - start] for index in chosen)
+            known = self._lists[start, "master_param" in parts] = chosen, lists
+        return known[1]
+
+    def _step(self, group: Mapping[str, Any], grads: Arrays, lists: Mapping[str, Sequence[DeviceArray]]) -> None:
+        """Take a step of some parameters of a group; `lists` has their ``"params"`` and the parts of their state."""
         raise NotImplementedError
 
     def _scaling(self) -> dict[str, DeviceArray | None]:
@@ -246,31 +260,23 @@ class Adam(Optimizer):
         for param, own in zip(group["params"], state, strict=True):
             model = own.get("master_param", param)
             own["step"] = zeros((), device=param.device)
-            own |= {part: _like(model, model.dtype).fill_(0) for part in parts}
+            own |= {part: empty_alike(model, model.dtype).fill_(0) for part in parts}
         return state
 
     @traced
     def step(self, grads: Sequence[DeviceArray | None]) -> None:
         super().step(grads)
 
-    def _step(
-        self,
-        group: Mapping[str, Any],
-        params: list[DeviceArray],
-        grads: list[DeviceArray],
-        states: list[dict[str, DeviceArray]],
-        masters: list[DeviceArray],
-    ) -> None:
+    def _step(self, group: Mapping[str, Any], grads: Arrays, lists: Mapping[str, Sequence[DeviceArray]]) -> None:
         scaling = self._scaling()
-        steps = [state["step"] for state in states]
-        foreach_add_(steps, 1.0, found_inf=scaling["found_inf"])
+        foreach_add_(lists["step"], 1.0, found_inf=scaling["found_inf"])
         self._fused(
-            params,
+            lists["params"],
             grads,
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [state["max_exp_avg_sq"] for state in states] if group["amsgrad"] else [],
-            steps,
+            lists["exp_avg"],
+            lists["exp_avg_sq"],
+            lists.get("max_exp_avg_sq", ()),
+            lists["step"],
             lr=group["lr"],
             beta1=group["betas"][0],
             beta2=group["betas"][1],
@@ -278,7 +284,7 @@ class Adam(Optimizer):
             eps=group["eps"],
             amsgrad=group["amsgrad"],
             maximize=group["maximize"],
-            master_params=masters,
+            master_params=lists.get("master_param", ()),
             **scaling,
         )
 
@@ -352,7 +358,7 @@ class SGD(Optimizer):
             for param, own in zip(group["params"], state, strict=True):
                 model = own.get("master_param", param)
                 # Zero makes the first step what it is without dampening, so that a graph may contain it.
-                own["momentum_buffer"] = _like(model, model.dtype).fill_(0)
+                own["momentum_buffer"] = empty_alike(model, model.dtype).fill_(0)
                 if group["dampening"]:
                     own["step"] = zeros((), device=param.device)
         return state
@@ -361,20 +367,13 @@ class SGD(Optimizer):
     def step(self, grads: Sequence[DeviceArray | None]) -> None:
         super().step(grads)
 
-    def _step(
-        self,
-        group: Mapping[str, Any],
-        params: list[DeviceArray],
-        grads: list[DeviceArray],
-        states: list[dict[str, DeviceArray]],
-        masters: list[DeviceArray],
-    ) -> None:
+    def _step(self, group: Mapping[str, Any], grads: Arrays, lists: Mapping[str, Sequence[DeviceArray]]) -> None:
         scaling = self._scaling()
-        steps = [state["step"] for state in states] if group["momentum"] and group["dampening"] else []
+        steps = lists.get("step", ())
         fused_sgd_(
-            params,
+            lists["params"],
             grads,
-            [state["momentum_buffer"] for state in states] if group["momentum"] else [],
+            lists.get("momentum_buffer", ()),
             weight_decay=group["weight_decay"],
             momentum=group["momentum"],
             lr=group["lr"],
@@ -383,14 +382,7 @@ class SGD(Optimizer):
             maximize=group["maximize"],
             is_first_step=False,
             state_steps=steps,
-            master_params=masters,
+            master_params=lists.get("master_param", ()),
             **scaling,
         )
         foreach_add_(steps, 1.0, found_inf=scaling["found_inf"])
-
-
-def _like(array: DeviceArray, dtype: Any) -> DeviceArray:
-    """Return a new array of the same shape and the same order of elements."""
-    order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])  # the outermost dimension first
-    made = empty([array.shape[axis] for axis in order], dtype, device=array.device)
-    return made.transpose(*[order.index(axis) for axis in range(array.ndim)])

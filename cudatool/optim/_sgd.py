@@ -12,7 +12,7 @@ from cudatool.errors import UsageError
 
 __all__ = ["fused_sgd_"]
 
-# As in PyTorch's kernel the factors are double, and with them every product, rounded when it is assigned.
+# Operations come in the order of PyTorch's kernel, so that its results do.
 _SOURCE: Final = """
 struct Options {
     double lr, weight_decay, momentum, dampening;
@@ -27,8 +27,9 @@ __global__ void __launch_bounds__(512)
 sgd(const __grid_constant__ Chunks<2 + MOMENTUM + MASTER + STEPS, ARRAYS> chunks, const Options options) {
     typedef typename Compute<Param>::type C;
     if (options.found_inf && *options.found_inf != 0) return;
-    const double lr = options.lr_pointer ? *options.lr_pointer : options.lr;
-    const double scale = options.grad_scale ? *options.grad_scale : 1;
+    const C lr = options.lr_pointer ? (C)*options.lr_pointer : (C)options.lr;
+    const C weight_decay = options.weight_decay, factor = options.momentum, dampening = options.dampening;
+    const C scale = options.grad_scale ? (C)*options.grad_scale : C(1);
 
     const bool first_step =
         options.first_step || (STEPS && *chunks.template array_of<float>(MORE + MOMENTUM + MASTER) == 0);
@@ -47,19 +48,18 @@ sgd(const __grid_constant__ Chunks<2 + MOMENTUM + MASTER + STEPS, ARRAYS> chunks
         if (MOMENTUM) load(momentum, momenta, i, size, whole);
         if (options.grad_scale) {
             #pragma unroll
-            for (int k = 0; k < 4; ++k) grad[k] = grad[k] / scale;
+            for (int k = 0; k < 4; ++k) grad[k] /= scale;
             store(grads, grad, i, size, whole);
         }
         #pragma unroll
         for (int k = 0; k < 4; ++k) {
-            C g = grad[k];
-            if (options.weight_decay != 0) g = g + options.weight_decay * param[k];
+            C g = options.maximize ? -grad[k] : grad[k];
+            if (weight_decay != 0) g += weight_decay * param[k];
             if (MOMENTUM) {
-                double next = first_step ? g : options.momentum * momentum[k] + (1 - options.dampening) * g;
-                momentum[k] = next;
-                g = options.nesterov ? g + options.momentum * next : next;
+                momentum[k] = first_step ? g : factor * momentum[k] + (1 - dampening) * g;
+                g = options.nesterov ? g + factor * momentum[k] : momentum[k];
             }
-            param[k] = options.maximize ? param[k] + lr * g : param[k] - lr * g;
+            param[k] -= lr * g;
         }
         store(params, param, i, size, whole);
         if (MOMENTUM) store(momenta, momentum, i, size, whole);
@@ -98,11 +98,11 @@ def fused_sgd_(
 ) -> None:
     """Take one step of SGD, in place: ``torch._fused_sgd_``.
 
-    With g the gradient (divided by `grad_scale`, plus ``weight_decay * param``)::
+    With g the gradient (divided by `grad_scale`, negated if `maximize`, plus ``weight_decay * param``)::
 
         buffer = g if is_first_step else momentum * buffer + (1 - dampening) * g
         g      = g + momentum * buffer if nesterov else buffer
-        param -= lr * g                                             # += if maximize
+        param -= lr * g
 
     Parameters
     ----------
@@ -129,18 +129,16 @@ def fused_sgd_(
         state["momentum_buffer_list"] = momentum_buffer_list
     if master_params:
         state["master_params"] = master_params
-    check_alike({"params": params, "grads": grads, **state})
-    if state_steps:
-        check_steps(state_steps, params)
-    for group in grouped(params, grads, *state.values(), *([state_steps] if state_steps else [])):
+    lists = check_alike({"params": params, "grads": grads, **state})
+    for group in grouped([*lists, check_steps(state_steps, lists[0])] if state_steps else lists):
         first = group[0][0]
-        kinds = {arrays[0].dtype for arrays in group[2 : 2 + len(state)]} or {first.dtype}
+        kinds = {arrays[0].dtype for arrays in group[2 : len(lists)]} or {first.dtype}
         if len(kinds) > 1:
             raise UsageError(f"the state of one parameter must be of one dtype, not {', '.join(map(str, kinds))}")
         device_lr = scalar_on(first.device, lr, "lr") if isinstance(lr, DeviceArray) else None
         scale = scalar_on(first.device, grad_scale, "grad_scale")
         inf = scalar_on(first.device, found_inf, "found_inf")
-        written = [0, *range(2, 2 + len(state))]
+        written = [0, *range(2, len(lists))]
         _sgd(
             [
                 *(C_TYPES[dtype] for dtype in (first.dtype, group[1][0].dtype, *kinds)),

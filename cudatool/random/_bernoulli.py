@@ -6,7 +6,6 @@ import math
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from cudatool._array import DeviceArray, empty
 from cudatool._stream import current_stream

@@ -35,11 +35,12 @@ def target(
     if len(shape) == 1 and not hasattr(shape[0], "__index__"):
         shape = tuple(shape[0])
     if out is None:
-        where = generator.device if device is None and generator is not None else device
+        where = generator.device if device is None and isinstance(generator, Generator) else device
         return empty(shape, default if dtype is None else dtype, device=where)
     if out.shape != shape or (dtype is not None and np.dtype(dtype) != out.dtype):
         raise UsageError(
-            f"out has shape {out.shape} and dtype {out.dtype}; {shape} and {np.dtype(dtype or out.dtype)} were asked for"
+            f"out has shape {out.shape} and dtype {out.dtype}, "
+            f"where {shape} and {np.dtype(dtype or out.dtype)} were asked for"
         )
     return out
 

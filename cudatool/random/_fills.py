@@ -15,7 +15,17 @@ from cudatool.ops import Op, op
 from cudatool.random._generator import Generator
 from cudatool.random._kernels import REALS, fill, real_type, word_type
 
-__all__ = ["exponential_", "float_range", "normal_", "operation", "random_", "uniform_"]
+__all__ = [
+    "cauchy_",
+    "exponential_",
+    "float_range",
+    "geometric_",
+    "log_normal_",
+    "normal_",
+    "operation",
+    "random_",
+    "uniform_",
+]
 
 _INT64: Final = np.iinfo(np.int64)
 
@@ -103,6 +113,57 @@ def exponential_(array: DeviceArray, lambd: float = 1.0, *, generator: Generator
         raise UsageError(f"exponential_ expects lambd > 0, not {lambd}")
     name = real_type(array.dtype, "exponential_")
     return fill(array, f"Exponential<{name}>", _unroll(array.dtype), float(lambd), 0.0, generator)
+
+
+@operation
+def log_normal_(
+    array: DeviceArray, mean: float = 1.0, std: float = 2.0, *, generator: Generator | None = None
+) -> DeviceArray:
+    """Fill an array with numbers whose logarithms have this mean and deviation, and return it.
+
+    Raises
+    ------
+    UsageError
+        `std` is not positive, or the dtype is no floating-point one.
+    """
+    if not std > 0:
+        raise UsageError(f"log_normal_ expects std > 0, not {std}")
+    name = real_type(array.dtype, "log_normal_")
+    return fill(array, f"LogNormal<{name}>", _unroll(array.dtype), float(mean), float(std), generator)
+
+
+@operation
+def cauchy_(
+    array: DeviceArray, median: float = 0.0, sigma: float = 1.0, *, generator: Generator | None = None
+) -> DeviceArray:
+    """Fill an array with numbers of Cauchy's distribution, and return it.
+
+    Raises
+    ------
+    UsageError
+        `sigma` is not positive, or the dtype is no floating-point one.
+    """
+    if not sigma > 0:
+        raise UsageError(f"cauchy_ expects sigma > 0, not {sigma}")
+    name = real_type(array.dtype, "cauchy_")
+    return fill(array, f"Cauchy<{name}>", _unroll(array.dtype), float(median), float(sigma), generator)
+
+
+@operation
+def geometric_(array: DeviceArray, p: float, *, generator: Generator | None = None) -> DeviceArray:
+    """Fill an array with how many trials it takes until one succeeds, with probability `p` each, and return it.
+
+    Raises
+    ------
+    UsageError
+        `p` is not in (0, 1), or the dtype is complex or bool.
+    """
+    if not 0 < p < 1:
+        raise UsageError(f"geometric_ expects p to be in (0, 1), not {p}")
+    if array.dtype.kind == "b":
+        raise UsageError("geometric_ counts, which bool cannot")
+    name = word_type(array.dtype, "geometric_")
+    return fill(array, f"Geometric<{name}>", 2 if name == "double" else 4, float(p), 0.0, generator)
 
 
 @operation

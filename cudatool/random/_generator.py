@@ -18,11 +18,12 @@ import numpy.typing as npt
 from cudatool import _driver
 from cudatool._api import traced
 from cudatool._array import DeviceArray, empty
+from cudatool._capture import capturing_graph, is_capturing
 from cudatool._device import DeviceLike, current_device, device_index
 from cudatool._stream import Stream, current_stream
 from cudatool.errors import UsageError
 
-__all__ = ["Drawn", "Generator", "default_generator", "seed_all_with"]
+__all__ = ["DEFAULT_SEED", "Drawn", "Generator", "default_generator", "seed_all_with"]
 
 DEFAULT_SEED: Final = 67280421310721
 """What a new generator begins with, as in PyTorch."""
@@ -36,7 +37,7 @@ class Drawn(NamedTuple):
     seed: int
     offset: int
     place: Any
-    """0, or two 64-bit numbers in device memory: the seed, and what is added to the offset."""
+    """Null, or two 64-bit numbers in device memory: the seed, and what is added to the offset."""
 
 
 class _State:
@@ -73,14 +74,17 @@ class Generator:
     """
 
     def __init__(self, device: DeviceLike = None) -> None:
-        self._device = device_index(device)
-        self._state = _State(DEFAULT_SEED)
+        self._set_up(device_index(device), _State(DEFAULT_SEED))
+
+    def _set_up(self, device: int, state: _State) -> None:
+        self._device = device
+        self._state = state
+        self._captured: dict[int, _State] = {}  # what the state was when a capture began, by the id of the graph
 
     @classmethod
     def _of(cls, device: int, state: _State) -> Generator:
         found = cls.__new__(cls)
-        found._device = device
-        found._state = state
+        found._set_up(device, state)
         return found
 
     @property
@@ -110,13 +114,11 @@ class Generator:
     @traced
     def initial_seed(self) -> int:
         """Return the seed."""
-        self._refuse_capture()
         return self._state.seed
 
     @traced
     def get_offset(self) -> int:
         """Return how many numbers each thread has behind it."""
-        self._refuse_capture()
         return self._state.offset
 
     @traced
@@ -128,12 +130,11 @@ class Generator:
         UsageError
             It is no multiple of 4, or not in [0, 2^63).
         """
-        self._set(self._state.seed, _as_offset(operator.index(offset)))
+        self._set(self._state.seed, _as_offset(offset))
 
     @traced
     def get_state(self) -> npt.NDArray[np.uint8]:
         """Return seed and offset as 16 bytes, PyTorch's layout."""
-        self._refuse_capture()
         return np.array([self._state.seed, self._state.offset], _STATE).view(np.uint8)
 
     @traced
@@ -151,12 +152,11 @@ class Generator:
             It is something else, or the current stream is being captured.
         """
         found = np.asarray(new_state)
-        if found.dtype != np.uint8 or found.ndim != 1 or found.size not in (8, 16):
+        if found.dtype != np.uint8 or found.size not in (8, 16):
             raise UsageError(
-                f"a state is 16 bytes (uint8, one dimension), as get_state() returns; "
-                f"this has shape {found.shape} and dtype {found.dtype}"
+                f"a state is 16 bytes (uint8), as get_state() returns, not shape {found.shape}, dtype {found.dtype}"
             )
-        seed, offset = (*map(int, np.ascontiguousarray(found).view(_STATE)), 0)[:2]
+        seed, offset = (*map(int, found.ravel().view(_STATE)), 0)[:2]
         self._set(seed, _as_offset(offset))
 
     @traced
@@ -194,10 +194,10 @@ class Generator:
             state.seed, state.offset = seed, offset
 
     def _refuse_capture(self) -> None:
-        if _driver.chosen() is not None and _capturing(current_stream(self._device)) is not None:
+        if _driver.chosen() is not None and is_capturing(current_stream(self._device)):
             raise UsageError(
-                "seed and offset cannot be read or set while a graph is captured: each replay has its own; "
-                "use graphsafe_get_state() and graphsafe_set_state()"
+                "seed and offset cannot be set while a graph is captured: each replay takes those of its time; "
+                "use graphsafe_set_state(), or set them before a replay"
             )
 
     def draw(self, count: int, stream: Stream) -> Drawn:
@@ -216,17 +216,17 @@ class Generator:
         if stream.device_index != self._device:
             raise UsageError(f"this generator is for device {self._device}, the array is on {stream.device_index}")
         count = -(-count // 4) * 4
-        graph = _capturing(stream)
         state = self._state
+        capturing = is_capturing(stream)
         with state.lock:
-            if graph is None:
+            if not capturing:
                 offset, state.offset = state.offset, state.offset + count
-                return Drawn(state.seed, offset, 0)
-            place = state.places.get(id(graph))
+                return Drawn(state.seed, offset, np.uint64(0))
+            place = state.places.get(id(capturing_graph(stream)))
             if place is None:
                 raise UsageError(
-                    "this generator is not registered to the graph that is being captured; call the graph's "
-                    "register_generator_state(generator) before the capture"
+                    "this generator is not registered to the graph that is being captured: call its "
+                    "register_generator_state(generator) before the capture, of a cudatool.CUDAGraph"
                 )
             offset, place.drawn = place.drawn, place.drawn + count
             return Drawn(0, offset, place.array)
@@ -235,46 +235,50 @@ class Generator:
 
     def begin_capture(self, graph: object) -> None:
         """Give seed and offset of `graph` a place in device memory; the capture begins next."""
-        state = self._state
-        place = _Place(empty(2, _STATE, device=self._device))
+        state = self._captured[id(graph)] = self._state
+        place = state.places[id(graph)] = _Place(empty(2, _STATE, device=self._device))
         place.write(state.seed, 0)
-        state.places[id(graph)] = place
 
     def end_capture(self, graph: object) -> int:
-        """Return by how much the kernels captured into `graph` move the offset."""
-        place = self._state.places.get(id(graph))
-        return place.drawn if place else 0
+        """Return by how much the kernels captured into `graph` move the offset, if nobody was told yet."""
+        place = self._captured[id(graph)].places[id(graph)]
+        drawn, place.drawn = place.drawn, 0
+        return drawn
 
     def begin_replay(self, graph: object, drawn: int) -> None:
         """Let the kernels of `graph` begin at the current seed and offset, and move on by `drawn`."""
-        state = self._state
+        state = self._captured[id(graph)]
         with state.lock:
             offset, state.offset = state.offset, state.offset + drawn
             state.places[id(graph)].write(state.seed, offset)
 
     def forget(self, graph: object) -> None:
         """Give the place back; `graph` is not replayed any more."""
-        self._state.places.pop(id(graph), None)
+        state = self._captured.pop(id(graph), None)
+        if state is not None:
+            state.places.pop(id(graph), None)
+
+
+def _as_integer(number: SupportsIndex, what: str) -> int:
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise UsageError(f"{what} is an integer, not {type(number).__name__}") from None
 
 
 def _as_seed(seed: SupportsIndex) -> int:
     """Return a seed as 64 bits; a negative one counts from 2^64."""
-    number = operator.index(seed)
+    number = _as_integer(seed, "a seed")
     if not -_WORD // 2 <= number < _WORD:
         raise UsageError(f"a seed is in [-2^63, 2^64), not {number}")
     return number % _WORD
 
 
-def _as_offset(offset: int) -> int:
+def _as_offset(given: SupportsIndex) -> int:
+    offset = _as_integer(given, "an offset")
     if not 0 <= offset < _WORD // 2 or offset % 4:
         raise UsageError(f"an offset is a multiple of 4 in [0, 2^63), not {offset}")
     return offset
-
-
-def _capturing(stream: Stream) -> object | None:
-    from cudatool import graphs
-
-    return getattr(graphs, "capturing_graph", lambda stream: None)(stream)
 
 
 # The default generators. They are host memory, so that a seed can be set before the device is chosen.

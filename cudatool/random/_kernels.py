@@ -168,8 +168,21 @@ template <typename T> struct Normal {
     __device__ T operator()(Number x) const { return T(fma(x, deviation, mean)); }
 };
 
-__device__ float fast_log(float x) { return __logf(x); }
-__device__ double fast_log(double x) { return log(x); }
+// In float as fast as the device can, in double exact.
+__device__ float quick_log(float x) { return __logf(x); }
+__device__ double quick_log(double x) { return log(x); }
+__device__ float quick_exp(float x) { return __expf(x); }
+__device__ double quick_exp(double x) { return exp(x); }
+
+template <typename T> struct LogNormal {
+    typedef T Element;
+    typedef typename Real<T>::type Number;
+    typedef Normal01<Number> Draw;
+    typedef double A, B;
+    Number mean, deviation;
+    __device__ LogNormal(double a, double b) : mean(a), deviation(b) {}
+    __device__ T operator()(Number x) const { return T(quick_exp(fma(x, deviation, mean))); }
+};
 
 template <typename T> struct Exponential {  // never 0, whose logarithm a program may take
     typedef T Element;
@@ -179,9 +192,39 @@ template <typename T> struct Exponential {  // never 0, whose logarithm a progra
     Number rate, least;
     __device__ Exponential(double a, double) : rate(a), least(sizeof(Number) == 4 ? 0x1p-24 : 0x1p-53) {}
     __device__ T operator()(Number x) const {
-        Number logarithm = x >= 1 - least ? -least : fast_log(x);
+        Number logarithm = x >= 1 - least ? -least : quick_log(x);
         return T(Number(-1) / rate * logarithm);
     }
+};
+
+// The tangent of an angle from -pi/2 to pi/2; the quick one is kept away from both ends.
+__device__ float tangent(float x) {
+    x = fminf(fmaxf(x, 0x1p-23f), 1 - 0x1p-23f);
+    return __tanf(3.14159265f * (x - 0.5f));
+}
+__device__ double tangent(double x) { return tan(3.14159265358979324 * (x - 0.5)); }
+
+template <typename T> struct Cauchy {
+    typedef T Element;
+    typedef typename Real<T>::type Number;
+    typedef Uniform01<Number> Draw;
+    typedef double A, B;
+    Number median, scale;
+    __device__ Cauchy(double a, double b) : median(a), scale(b) {}
+    __device__ T operator()(Number x) const { return T(fma(scale, tangent(x), median)); }
+};
+
+__device__ float quick_log1p(float x) { return __logf(1 + x); }
+__device__ double quick_log1p(double x) { return log1p(x); }
+
+template <typename T> struct Geometric {  // how many trials until one succeeds
+    typedef T Element;
+    typedef typename Real<T>::type Number;
+    typedef Uniform01<Number> Draw;
+    typedef double A, B;
+    Number p;
+    __device__ Geometric(double a, double) : p(a) {}
+    __device__ T operator()(Number x) const { return T(ceil(quick_log(x) / quick_log1p(-p))); }
 };
 
 template <typename T> struct Bernoulli {
@@ -194,7 +237,7 @@ template <typename T> struct Bernoulli {
     __device__ T operator()(Number x) const { return T(Number(x < p)); }
 };
 
-template <typename T, typename Bits> struct Integer {  // [low, low + range); a range of 0 stands for all numbers
+template <typename T, typename Bits> struct Integer {  // [low, low + range); a range of 0 is all numbers of Bits
     typedef T Element;
     typedef Bits Number;
     typedef Words<Bits> Draw;
@@ -203,7 +246,10 @@ template <typename T, typename Bits> struct Integer {  // [low, low + range); a 
     Bits range;
     long long low;
     __device__ Integer(Word64 a, long long b) : range(a), low(b) {}
-    __device__ T operator()(Bits x) const { return T((long long)((range ? x % range : x) + low)); }
+    __device__ T operator()(Bits x) const {
+        Bits mask = range - 1;
+        return T((long long)((range & mask ? x % range : x & mask) + low));
+    }
 };
 
 template <typename D>
@@ -265,7 +311,7 @@ def take(generator: Generator | None, count: int, stream: Stream) -> Drawn:
     return found.draw(count, stream)
 
 
-def run(source: str, name: str, grid: int, block: int, stream: Stream, *arguments: Any) -> None:
+def run(source: str, name: str, grid: int | tuple[int, int], block: int, stream: Stream, *arguments: Any) -> None:
     """Launch a kernel of `source` on one-dimensional blocks."""
     from cudatool._kernel import launch
 

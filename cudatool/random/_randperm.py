@@ -198,8 +198,8 @@ def randperm(
 
 
 def _largest(dtype: np.dtype[Any]) -> int:
-    """Return how far a dtype has all whole numbers, as PyTorch counts it."""
-    return int(np.iinfo(dtype).max) if dtype.kind in "iu" else (1 << float_range(dtype)[1]) + 1
+    """Return how many numbers, 0 1 2 ..., a dtype has without a gap."""
+    return int(np.iinfo(dtype).max) + 1 if dtype.kind in "iu" else (1 << float_range(dtype)[1]) + 1
 
 
 def _key_bits(size: int) -> int:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 sys.path.append(str(Path(__file__).parents[1] / "runtime"))
-import random_cases  # noqa: E402 - beside the tests of all devices
+import random_cases
 
 
 def main(path: str) -> None:
@@ -71,7 +71,7 @@ def draw(torch: Any, case: dict[str, Any], generator: Any) -> Any:
         p = torch.arange(size, device="cuda", dtype=torch.float64).div_(size).float().reshape(array.shape)
         return array.bernoulli_(p, generator=generator)
     if method == "multinomial":
-        p = torch.arange(array.numel(), device="cuda").remainder_(100).to(dtype).reshape(array.shape)
+        p = torch.arange(array.numel(), device="cuda").remainder_(100).add_(1).to(dtype).reshape(array.shape)
         return torch.multinomial(p, *args, generator=generator)
     return getattr(array, method)(*args, generator=generator)
 

@@ -13,4 +13,5 @@ cd tests  # so that the installed package is tested, not the checkout
 
 "$python" -m cudatool devices
 # The runtime's own tests, on the GPU; then what only a GPU can show; then the samples on both devices, compared.
-"$python" -m pytest -q -c ../pyproject.toml --rootdir .. -p no:cacheprovider -p no:randomly runtime gpu "$@"
+# Tracebacks are short, because long ones print arguments, and a layout lies in memory that the host cannot read.
+"$python" -m pytest -q --tb=short -c ../pyproject.toml --rootdir .. -p no:cacheprovider -p no:randomly runtime gpu "$@"

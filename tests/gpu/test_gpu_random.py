@@ -9,6 +9,7 @@ import pytest
 import record_torch_rng
 from record_torch_rng import random_cases
 
+import cudatool
 from cudatool import random
 
 pytestmark = pytest.mark.gpu
@@ -33,3 +34,26 @@ def test_numbers_are_those_of_torch(torch: Any, case: dict[str, Any]) -> None:
         np.testing.assert_array_equal(random_cases.draw(case, ours), one, strict=True)
     assert theirs.get_offset() == ours.get_offset()
     np.testing.assert_array_equal(theirs.get_state().numpy(), ours.get_state())
+
+
+def test_replays_draw_what_torch_replays_draw(torch: Any) -> None:
+    torch.cuda.manual_seed(11)
+    theirs, uniform, normal = torch.cuda.CUDAGraph(), torch.empty(3000, device="cuda"), torch.empty(70, device="cuda")
+    with torch.cuda.graph(theirs):
+        uniform.uniform_()
+        normal.normal_()
+        kept, _ = torch.native_dropout(normal, 0.5, True)
+    random.manual_seed(11)
+    ours, own_uniform, own_normal = cudatool.CUDAGraph(), cudatool.empty(3000), cudatool.empty(70)
+    with cudatool.graph(ours):
+        random.uniform_(own_uniform)
+        random.normal_(own_normal)
+        own_kept = random.dropout(own_normal)
+    for _ in range(3):
+        theirs.replay()
+        ours.replay()
+        for expected, found in zip((uniform, normal, kept), (own_uniform, own_normal, own_kept), strict=True):
+            np.testing.assert_array_equal(expected.cpu().numpy(), found.get())
+        np.testing.assert_array_equal(torch.cuda.get_rng_state().numpy(), random.get_rng_state())
+        expected = torch.rand(10, device="cuda").cpu().numpy()  # between replays, the same generator
+        np.testing.assert_array_equal(expected, random.rand(10).get())

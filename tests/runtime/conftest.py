@@ -20,7 +20,10 @@ from cudatool.trace.events import Event, Kind
 @pytest.fixture(scope="session", autouse=True)
 def device() -> str:
     """The kind of the device: ``"cuda"`` or ``"sim"``."""
-    return _driver.initialize().kind
+    kind = _driver.initialize().kind
+    gc.collect()
+    gc.freeze()  # what is there now stays: the collections around each test need not go through it
+    return kind
 
 
 @pytest.fixture

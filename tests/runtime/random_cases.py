@@ -76,14 +76,14 @@ def cases() -> list[dict[str, Any]]:
         add("cauchy_", dtype, 1000, 1.0, 3.0)
     for dtype in (*REALS, "uint8", "int32", "int64"):
         add("geometric_", dtype, 1000, 0.3)
-    for dtype in REALS:
+    for dtype in ("float32", "float64"):
         for shape, count in (((1000,), 1), ((1000,), 1000), ((9, 33), 1), ((9, 33), 20)):
             add("multinomial", dtype, shape, count, False)
             add("multinomial", dtype, shape, count, True)
     for n in (1, 2, 3, 10, 100, 1000, 5000, 29_900, 30_000, 32_000, 33_000, 65_537, 300_000):
         add("randperm", "int64", n)
         add("randperm", "int64", n, seed=7, offset=12)
-    for dtype in ("float32", "float64", "float16", "bfloat16", "int32", "int16", "uint8"):
+    for dtype in ("float32", "float64", "float16", "int32", "int16", "uint8"):
         add("randperm", dtype, 100)
     return found
 
@@ -146,6 +146,9 @@ def draw(case: dict[str, Any], generator: random.Generator) -> np.ndarray[Any, A
         if method == "dropout":
             found, mask = random.native_dropout(found, args[0], generator=generator)
             np.testing.assert_array_equal(found.get() != 0, mask.get())
+        elif method == "multinomial":
+            weights = cudatool.asarray((np.arange(found.size) % 100 + 1).astype(dtype).reshape(found.shape))
+            found = random.multinomial(weights, *args, generator=generator)
         elif method == "bernoulli_array":
             p = (np.arange(found.size) / found.size).astype(np.float32).reshape(found.shape)
             random.bernoulli_(found, cudatool.asarray(p), generator=generator)

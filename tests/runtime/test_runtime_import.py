@@ -23,6 +23,16 @@ def test_every_public_name_exists(name: str) -> None:
     assert name in dir(cudatool)
 
 
+def test_packages_are_loaded_when_they_are_looked_at() -> None:
+    program = (
+        "import sys, cudatool; from cudatool._api import PUBLIC_MODULES as names\n"
+        "assert not set(names[1:]) & set(sys.modules)\n"
+        "for name in names[1:]: assert getattr(cudatool, name.partition('.')[2]).__name__ == name"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = cudatool.no_such_name  # type: ignore[attr-defined]

@@ -84,12 +84,13 @@ class SgdFormula:
     def step(self, grads: Arrays) -> None:
         o = self.options
         for i, grad in enumerate(grads):
-            g = grad.astype(np.float64) + o["weight_decay"] * self.params[i]
+            g = -grad.astype(np.float64) if o.get("maximize") else grad.astype(np.float64)
+            g = g + o["weight_decay"] * self.params[i]
             if o["momentum"]:
                 first = self.buffers[i] is None
                 self.buffers[i] = g if first else o["momentum"] * self.buffers[i] + (1 - o["dampening"]) * g
                 g = g + o["momentum"] * self.buffers[i] if o.get("nesterov") else self.buffers[i]
-            self.params[i] = self.params[i] + o["lr"] * g if o.get("maximize") else self.params[i] - o["lr"] * g
+            self.params[i] = self.params[i] - o["lr"] * g
 
 
 ADAM_OPTIONS = [
@@ -135,7 +136,7 @@ def test_adam_in_other_precisions(rng: np.random.Generator, dtype: Any) -> None:
         {},
         {"momentum": 0.9, "weight_decay": 0.1},
         {"momentum": 0.9, "dampening": 0.5},
-        {"momentum": 0.8, "nesterov": True, "maximize": True},
+        {"momentum": 0.8, "nesterov": True, "maximize": True, "weight_decay": 0.2},
     ],
 )
 def test_sgd_after_some_steps(rng: np.random.Generator, options: dict[str, Any]) -> None:

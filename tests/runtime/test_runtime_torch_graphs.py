@@ -149,6 +149,20 @@ def test_graph_is_dumped_as_dot(tmp_path: Path) -> None:
     assert text.count("->") == 1
 
 
+def test_events_outside_of_a_graph_time_its_work() -> None:
+    """Source: test_cuda.py::test_graph_timing"""
+    x, y, g = cudatool.ones(100_000), cudatool.ones(100_000), cudatool.CUDAGraph()
+    start, end = (cudatool.Event(enable_timing=True, external=True) for _ in range(2))
+    with cudatool.graph(g):
+        start.record()
+        add(x, y)
+        end.record()
+    cudatool.synchronize()
+    g.replay()
+    cudatool.synchronize()
+    assert start.elapsed_time(end) > 0
+
+
 def test_default_stream_is_not_captured() -> None:
     """Source: test_cuda.py::test_graph_error"""
     with pytest.raises(UsageError, match="CUDA graphs must be captured on a non-default stream"):
@@ -219,7 +233,8 @@ def test_two_graphs_replayed_in_order(share: str) -> None:
 
     g0, b0 = captured(s, lambda: five(a.clone()), *_pools(share, None, handle))
     g1, b = captured(s, lambda: five(b0), *_pools(share, g0, handle))
-    assert cudatool.memory_reserved() - before == SMALL_BUFFER * (2 if share == "none" else 1)
+    # One segment more is the ordinary pool's, for the random generator's seeds and offsets.
+    assert cudatool.memory_reserved() - before == SMALL_BUFFER * (3 if share == "none" else 2)
     c = a.clone()
     for graph in (g0, g1, None):
         for _ in range(2):

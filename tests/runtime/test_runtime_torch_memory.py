@@ -162,7 +162,7 @@ def test_out_of_memory_tells_what_was_asked_and_disturbs_nothing() -> None:
     """Source: test_cuda.py::test_out_of_memory"""
     array = cudatool.zeros(1024)
     for size in (800_000_000 << 30, 8_000_000_000 << 30):
-        with pytest.raises(OutOfMemoryError, match="tried to allocate .* on device 0, which has") as caught:
+        with pytest.raises(OutOfMemoryError, match=r"tried to allocate .* on device 0, which has") as caught:
             cudatool.empty(size, np.int8)
         total = cudatool.get_device_properties(0).total_memory
         assert (True, total) == (caught.value.wanted >= size, caught.value.total)

@@ -317,7 +317,7 @@ def pool() -> Iterator[Pool]:
 
 
 def program_of_several_sizes(pool: Pool) -> None:
-    x, y, *rest = pool.malloc(8 * MIB, 8 * MIB, MIB, MIB, MIB, MIB)
+    x, _, *rest = pool.malloc(8 * MIB, 8 * MIB, MIB, MIB, MIB, MIB)
     pool.free(x, rest[0], rest[2])
 
 

@@ -1,0 +1,310 @@
+/* Launcher: converts the arguments of a kernel and launches it, in one step from Python.
+ *
+ * What is enqueued, and where, is decided in cudatool/_kernel.py. This is only the part of a launch that takes a third
+ * of its time when it is done in Python: arguments to bytes, and cuLaunchKernel. It holds no state of a launch, so that
+ * any number of threads can use one Launcher.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef int (*launch_function)(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                               unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **parameters,
+                               void **extra); /* cuLaunchKernel */
+
+struct parameter {
+    Py_ssize_t offset, size;
+};
+
+typedef struct {
+    PyObject_HEAD
+    launch_function launch;
+    void *function;
+    PyTypeObject *array; /* whose attribute _address is passed, if it is known already */
+    PyTypeObject *scalar; /* whose bytes are passed */
+    PyObject *convert; /* (index, argument) -> bytes, for everything else */
+    Py_ssize_t count, size;
+    struct parameter *parameters;
+} Launcher;
+
+enum { MOST_ON_STACK = 1024 }; /* bytes of arguments */
+
+static PyObject *address_name; /* "_address" */
+
+static int Launcher_init(Launcher *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"launch", "function", "parameters", "array", "scalar", "convert", NULL};
+    unsigned long long launch, function;
+    PyObject *parameters, *convert;
+    PyTypeObject *array, *scalar;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKO!O!O!O", names, &launch, &function, &PyList_Type, &parameters,
+                                     &PyType_Type, &array, &PyType_Type, &scalar, &convert))
+        return -1;
+    if (self->convert) {
+        PyErr_SetString(PyExc_RuntimeError, "a Launcher cannot be made anew");
+        return -1;
+    }
+    Py_ssize_t count = PyList_GET_SIZE(parameters);
+    self->parameters = PyMem_Calloc(count ? count : 1, sizeof(struct parameter));
+    if (!self->parameters) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        struct parameter *one = &self->parameters[i];
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(parameters, i), "nn", &one->offset, &one->size))
+            return -1;
+        if (one->offset < 0 || one->size <= 0 || one->offset > PY_SSIZE_T_MAX - one->size) {
+            PyErr_SetString(PyExc_ValueError, "a parameter has a size, and an offset that is not negative");
+            return -1;
+        }
+        if (self->size < one->offset + one->size)
+            self->size = one->offset + one->size;
+    }
+    self->count = count;
+    self->launch = (launch_function)(uintptr_t)launch;
+    self->function = (void *)(uintptr_t)function;
+    self->array = (PyTypeObject *)Py_NewRef(array);
+    self->scalar = (PyTypeObject *)Py_NewRef(scalar);
+    self->convert = Py_NewRef(convert);
+    return 0;
+}
+
+static int Launcher_traverse(Launcher *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->array);
+    Py_VISIT(self->scalar);
+    Py_VISIT(self->convert);
+    return 0;
+}
+
+static int Launcher_clear(Launcher *self)
+{
+    Py_CLEAR(self->array);
+    Py_CLEAR(self->scalar);
+    Py_CLEAR(self->convert);
+    return 0;
+}
+
+static void Launcher_dealloc(Launcher *self)
+{
+    PyObject_GC_UnTrack(self);
+    Launcher_clear(self);
+    PyMem_Free(self->parameters);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+/* Each returns whether it has written the argument. None leaves an error behind. */
+
+static int write_integer(PyObject *argument, char *to, Py_ssize_t size)
+{
+    int overflow;
+    long long value = PyLong_AsLongLongAndOverflow(argument, &overflow);
+    if (overflow > 0 && size == 8) {
+        unsigned long long large = PyLong_AsUnsignedLongLong(argument);
+        if (large == (unsigned long long)-1 && PyErr_Occurred()) {
+            PyErr_Clear();
+            return 0;
+        }
+        memcpy(to, &large, 8);
+        return 1;
+    }
+    if (overflow || (size != 1 && size != 2 && size != 4 && size != 8))
+        return 0;
+    if (size < 8) {
+        long long limit = 1LL << (8 * size);
+        if (value < -limit / 2 || value >= limit)
+            return 0;
+    }
+    memcpy(to, &value, size); /* little-endian, as CUDA's hosts are */
+    return 1;
+}
+
+static int write_float(double value, char *to, Py_ssize_t size)
+{
+    int failed = size == 8 ? PyFloat_Pack8(value, to, 1)
+                 : size == 4 ? PyFloat_Pack4(value, to, 1)
+                 : size == 2 ? PyFloat_Pack2(value, to, 1)
+                             : 1;
+    if (failed)
+        PyErr_Clear();
+    return !failed;
+}
+
+static int write_array(PyObject *argument, char *to, Py_ssize_t size)
+{
+    if (size != 8)
+        return 0;
+    PyObject *address = PyObject_GetAttr(argument, address_name);
+    int written = 0;
+    if (address && PyLong_Check(address)) {
+        long long value = PyLong_AsLongLong(address);
+        written = value >= 0;
+        memcpy(to, &value, 8);
+    }
+    Py_XDECREF(address);
+    PyErr_Clear();
+    return written;
+}
+
+static int write_scalar(PyObject *argument, char *to, Py_ssize_t size)
+{
+    Py_buffer view;
+    if (PyObject_GetBuffer(argument, &view, PyBUF_SIMPLE)) {
+        PyErr_Clear();
+        return 0;
+    }
+    int fits = view.len == size;
+    if (fits)
+        memcpy(to, view.buf, size);
+    PyBuffer_Release(&view);
+    return fits;
+}
+
+static int write_other(Launcher *self, Py_ssize_t index, PyObject *argument, char *to, Py_ssize_t size)
+{
+    PyObject *bytes = PyObject_CallFunction(self->convert, "nO", index, argument);
+    if (!bytes)
+        return -1;
+    if (!PyBytes_Check(bytes) || PyBytes_GET_SIZE(bytes) != size) {
+        PyErr_Format(PyExc_TypeError, "convert must return %zd bytes", size);
+        Py_DECREF(bytes);
+        return -1;
+    }
+    memcpy(to, PyBytes_AS_STRING(bytes), size);
+    Py_DECREF(bytes);
+    return 0;
+}
+
+/* Write all arguments; return -1 with an error if one does not fit. */
+static int write_all(Launcher *self, PyObject *arguments, char *values)
+{
+    if (!PyTuple_Check(arguments) || PyTuple_GET_SIZE(arguments) != self->count) {
+        PyErr_Format(PyExc_TypeError, "arguments must be a tuple of %zd", self->count);
+        return -1;
+    }
+    memset(values, 0, self->size); /* also what lies between them */
+    for (Py_ssize_t i = 0; i < self->count; ++i) {
+        PyObject *argument = PyTuple_GET_ITEM(arguments, i);
+        char *to = values + self->parameters[i].offset;
+        Py_ssize_t size = self->parameters[i].size;
+        int written = 0;
+        if (PyLong_Check(argument))
+            written = write_integer(argument, to, size);
+        else if (PyObject_TypeCheck(argument, self->array))
+            written = write_array(argument, to, size);
+        else if (PyObject_TypeCheck(argument, self->scalar)) /* before floats: NumPy's double is one, too */
+            written = write_scalar(argument, to, size);
+        else if (PyFloat_Check(argument))
+            written = write_float(PyFloat_AS_DOUBLE(argument), to, size);
+        if (!written && write_other(self, i, argument, to, size))
+            return -1;
+    }
+    return 0;
+}
+
+static PyObject *Launcher_pack(Launcher *self, PyObject *arguments)
+{
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, self->size);
+    if (bytes && write_all(self, arguments, PyBytes_AS_STRING(bytes)))
+        Py_CLEAR(bytes);
+    return bytes;
+}
+
+static int read_dimensions(PyObject *tuple, unsigned dimensions[3])
+{
+    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != 3) {
+        PyErr_SetString(PyExc_TypeError, "grid and block are tuples of three numbers");
+        return -1;
+    }
+    for (int i = 0; i < 3; ++i) {
+        unsigned long value = PyLong_AsUnsignedLong(PyTuple_GET_ITEM(tuple, i));
+        if (value == (unsigned long)-1 && PyErr_Occurred())
+            return -1;
+        if (value > UINT32_MAX) {
+            PyErr_SetString(PyExc_OverflowError, "grid and block are numbers of 32 bits");
+            return -1;
+        }
+        dimensions[i] = (unsigned)value;
+    }
+    return 0;
+}
+
+static PyObject *Launcher_launch(Launcher *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    unsigned grid[3], block[3];
+    if (nargs != 5) {
+        PyErr_SetString(PyExc_TypeError, "launch(grid, block, shared, stream, arguments)");
+        return NULL;
+    }
+    if (read_dimensions(args[0], grid) || read_dimensions(args[1], block))
+        return NULL;
+    unsigned long shared = PyLong_AsUnsignedLong(args[2]);
+    if (PyErr_Occurred())
+        return NULL;
+    unsigned long long stream = PyLong_AsUnsignedLongLong(args[3]);
+    if (PyErr_Occurred())
+        return NULL;
+
+    /* The values, then their addresses. */
+    Py_ssize_t aligned = (self->size + 15) & ~(Py_ssize_t)15;
+    Py_ssize_t wanted = aligned + self->count * (Py_ssize_t)sizeof(void *);
+    _Alignas(16) char stack[MOST_ON_STACK];
+    char *values = wanted <= MOST_ON_STACK ? stack : PyMem_Malloc(wanted);
+    if (!values)
+        return PyErr_NoMemory();
+    PyObject *result = NULL;
+    if (!write_all(self, args[4], values)) {
+        void **addresses = (void **)(values + aligned);
+        for (Py_ssize_t i = 0; i < self->count; ++i)
+            addresses[i] = values + self->parameters[i].offset;
+        int status;
+        Py_BEGIN_ALLOW_THREADS /* the driver waits while its queue is full; the software device is in Python */
+        status = self->launch(self->function, grid[0], grid[1], grid[2], block[0], block[1], block[2],
+                              (unsigned)shared, (void *)(uintptr_t)stream, addresses, NULL);
+        Py_END_ALLOW_THREADS
+        result = PyLong_FromLong(status);
+    }
+    if (values != stack)
+        PyMem_Free(values);
+    return result;
+}
+
+static PyMethodDef Launcher_methods[] = {
+    {"launch", (PyCFunction)(void (*)(void))Launcher_launch, METH_FASTCALL,
+     "launch(grid, block, shared, stream, arguments)\n\nEnqueue the kernel and return the driver's status."},
+    {"pack", (PyCFunction)Launcher_pack, METH_O,
+     "pack(arguments)\n\nReturn the bytes of all parameters, each at its offset."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyTypeObject LauncherType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "cudatool._launcher.Launcher",
+    .tp_doc = "Launcher(launch, function, parameters, array, scalar, convert)",
+    .tp_basicsize = sizeof(Launcher),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = PyType_GenericNew,
+    .tp_init = (initproc)Launcher_init,
+    .tp_traverse = (traverseproc)Launcher_traverse,
+    .tp_clear = (inquiry)Launcher_clear,
+    .tp_dealloc = (destructor)Launcher_dealloc,
+    .tp_methods = Launcher_methods,
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "cudatool._launcher",
+    .m_doc = "Fast launches; see _launcher.c.",
+    .m_size = -1,
+};
+
+PyMODINIT_FUNC PyInit__launcher(void)
+{
+    address_name = PyUnicode_InternFromString("_address");
+    PyObject *made = address_name ? PyModule_Create(&module) : NULL;
+    if (made && PyModule_AddType(made, &LauncherType))
+        Py_CLEAR(made);
+    return made;
+}

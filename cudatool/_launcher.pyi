@@ -1,0 +1,47 @@
+"""What _launcher.c offers."""
+
+from collections.abc import Callable
+from typing import Any
+
+class Launcher:
+    """Converts the arguments of one kernel and launches it.
+
+    Parameters
+    ----------
+    launch
+        Address of the driver's cuLaunchKernel.
+    function
+        The kernel's handle.
+    parameters
+        Offset and size in bytes of each parameter.
+    array
+        A type; of its instances, ``_address`` is passed, unless that is negative.
+    scalar
+        A type; of its instances, the bytes are passed.
+    convert
+        Called with index and value of each argument that is none of these, no integer and no float, or that does not
+        fit; returns its bytes or raises.
+    """
+
+    def __init__(
+        self,
+        launch: int,
+        function: int,
+        parameters: list[tuple[int, int]],
+        array: type,
+        scalar: type,
+        convert: Callable[[int, Any], bytes],
+    ) -> None: ...
+    def launch(
+        self,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared: int,
+        stream: int,
+        arguments: tuple[Any, ...],
+        /,
+    ) -> int:
+        """Enqueue the kernel and return the driver's status. `arguments` must be as many as there are parameters."""
+
+    def pack(self, arguments: tuple[Any, ...], /) -> bytes:
+        """Return the bytes of all parameters, each at its offset."""

@@ -1,0 +1,232 @@
+"""Autocast: a layer in front of every operation that casts what goes in."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, ParamSpec, TypeVar
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from cudatool._api import traced
+from cudatool._array import DeviceArray
+from cudatool._capture import capture_id
+from cudatool._stream import current_stream
+from cudatool.amp._policy import POLICIES, Policy
+from cudatool.errors import UsageError
+from cudatool.ops import Op, layer
+from cudatool.optim._foreach import scaled
+from cudatool.optim._optimizers import is_parameter
+
+__all__ = [
+    "autocast",
+    "clear_autocast_cache",
+    "custom_fwd",
+    "get_autocast_dtype",
+    "is_autocast_cache_enabled",
+    "is_autocast_enabled",
+]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_FLOAT32: Final = np.dtype(np.float32)
+_LOWER: Final = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+_ELIGIBLE: Final = (_FLOAT32, *_LOWER)  # float64 was asked for and stays
+
+
+class _Thread(threading.local):
+    """The regions that the calling thread is in, and the parameters they have cast."""
+
+    def __init__(self) -> None:
+        self.regions: list[autocast] = []  # the innermost, which counts, is the last
+        # By id, dtype and capture: the parameter, which is kept so that its id stays its own, and the result.
+        self.cache: dict[tuple[int, np.dtype[Any], int], tuple[DeviceArray, DeviceArray]] = {}
+
+    @property
+    def region(self) -> autocast | None:
+        return self.regions[-1] if self.regions else None
+
+
+_thread = _Thread()
+
+
+class autocast:  # noqa: N801 - torch's name
+    """Run operations inside in the precision that suits each: ``torch.autocast("cuda", ...)``.
+
+    A context manager, and a decorator. Products of matrices run in `dtype`, what overflows or sums runs in float32,
+    and what combines arrays runs in the widest of theirs (:class:`~cudatool.amp._policy.Policy`); the rest, and
+    float64, is left alone, and so is a call with ``out=``. Regions nest; one that is not enabled is free of autocast.
+    It holds for the calling thread, and for calls by programs: what an operation calls itself is not cast again.
+
+    Parameters
+    ----------
+    dtype
+        float16 or bfloat16; default: that of the region around, or float16.
+    enabled
+        Whether to cast.
+    cache_enabled
+        Keep what a float32 parameter, which is an array that an optimizer has, was cast to, until the thread leaves
+        its outermost region; default: as the region around, or True. A parameter must not be changed meanwhile.
+
+    Raises
+    ------
+    UsageError
+        `dtype` is none of these.
+    """
+
+    dtype: np.dtype[Any]
+    enabled: bool
+    cache_enabled: bool
+
+    def __init__(
+        self, dtype: npt.DTypeLike | None = None, enabled: bool = True, cache_enabled: bool | None = None
+    ) -> None:
+        around = _thread.region
+        self.dtype = _lower(dtype) if dtype is not None else around.dtype if around else _LOWER[0]
+        self.enabled = enabled
+        self.cache_enabled = (around is None or around.cache_enabled) if cache_enabled is None else cache_enabled
+        self._layer = layer(self._run)
+
+    def __enter__(self) -> autocast:
+        self._layer.__enter__()
+        _thread.regions.append(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _thread.regions.pop()
+        self._layer.__exit__(kind, error, traceback)
+        if not _thread.regions:
+            _thread.cache.clear()
+
+    def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
+        if not callable(function):
+            raise UsageError(f"autocast()(function) decorates a function, not {type(function).__name__}; use with")
+
+        @functools.wraps(function)
+        def cast(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            with self:
+                return function(*args, **kwargs)
+
+        return cast
+
+    def _run(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        policy = POLICIES.get(op.name)
+        if policy is None or not self.enabled or _thread.region is not self or kwargs.get("out") is not None:
+            return op.redispatch(*args, **kwargs)
+        wanted = self.dtype if policy is Policy.LOWER_PRECISION else _FLOAT32
+        if policy is Policy.WIDEST:
+            wanted = self._widest(op, [*args, *kwargs.values()])
+        elif policy is Policy.FLOAT32_RESULT:
+            given = op.__signature__.bind_partial(*args, **kwargs).arguments
+            first = next(iter(given.values()), None)
+            if given.get("dtype") is None and isinstance(first, DeviceArray) and first.dtype in _ELIGIBLE:
+                kwargs = {**kwargs, "dtype": _FLOAT32}
+            return op.redispatch(*args, **kwargs)
+        args, kwargs = self.cast_all(args, kwargs, wanted)
+        return op.redispatch(*args, **kwargs)
+
+    def cast_all(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: np.dtype[Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call, with the arrays in them cast where autocast may."""
+        cast = self._cast
+        return tuple([cast(value, dtype) for value in args]), {key: cast(each, dtype) for key, each in kwargs.items()}
+
+    def _cast(self, value: Any, dtype: np.dtype[Any]) -> Any:
+        """Return an argument, with the arrays in it cast."""
+        if isinstance(value, list | tuple):
+            return [self._cast(each, dtype) for each in value] if _arrays(value) else value
+        if not isinstance(value, DeviceArray) or value.dtype == dtype or value.dtype not in _ELIGIBLE:
+            return value
+        if not (self.cache_enabled and value.dtype == _FLOAT32 and is_parameter(value)):
+            return scaled(value, 1.0, dtype)
+        # A graph must contain the casts that it uses: what was cast before its capture is not there at its replay.
+        key = id(value), dtype, capture_id(current_stream(value.device).cuda_stream)
+        if key not in _thread.cache:
+            _thread.cache[key] = value, scaled(value, 1.0, dtype)
+        return _thread.cache[key][1]
+
+    def _widest(self, op: Op, values: list[Any]) -> np.dtype[Any]:
+        dtypes = {array.dtype for array in _arrays(values) if array.dtype in _ELIGIBLE}
+        if _FLOAT32 in dtypes:
+            return _FLOAT32
+        if dtypes - {self.dtype}:
+            raise UsageError(
+                f"{op.name} was given {' and '.join(sorted(map(str, dtypes)))} under autocast to {self.dtype}; "
+                "use one half precision at a time"
+            )
+        return self.dtype
+
+
+def _arrays(value: Any) -> list[DeviceArray]:
+    """Return the arrays in an argument, or in a list of arguments."""
+    if isinstance(value, list | tuple):
+        return [array for each in value for array in _arrays(each)]
+    return [value] if isinstance(value, DeviceArray) else []
+
+
+def _lower(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    found = np.dtype(dtype)
+    if found not in _LOWER:
+        raise UsageError(f"autocast casts to {' or '.join(map(str, _LOWER))}, not {found}")
+    return found
+
+
+@traced
+def is_autocast_enabled() -> bool:
+    """Return whether operations that the calling thread calls are cast."""
+    return _thread.region is not None and _thread.region.enabled
+
+
+@traced
+def get_autocast_dtype() -> np.dtype[Any]:
+    """Return what products run in, in the region that the calling thread is in; outside, what they would run in."""
+    return _thread.region.dtype if _thread.region else _LOWER[0]
+
+
+@traced
+def is_autocast_cache_enabled() -> bool:
+    """Return whether parameters that are cast are kept, in the region that the calling thread is in."""
+    return _thread.region.cache_enabled if _thread.region else True
+
+
+@traced
+def clear_autocast_cache() -> None:
+    """Forget what the calling thread's parameters were cast to."""
+    _thread.cache.clear()
+
+
+@traced
+def custom_fwd(
+    fwd: Callable[_P, _R] | None = None, *, cast_inputs: npt.DTypeLike | None = None
+) -> Callable[_P, _R] | Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Decorate a function that wants its inputs in one precision: ``torch.amp.custom_fwd``.
+
+    Called under autocast, the arrays among its arguments that are floating-point, but not float64, are cast, and the
+    function runs without autocast. Elsewhere, or without `cast_inputs`, nothing is changed.
+
+    Parameters
+    ----------
+    cast_inputs
+        float32, float16 or bfloat16.
+    """
+    if fwd is None:
+        return functools.partial(custom_fwd, cast_inputs=cast_inputs)  # type: ignore[return-value]
+
+    @functools.wraps(fwd)
+    def forward(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        region = _thread.region
+        if cast_inputs is None or region is None or not region.enabled:
+            return fwd(*args, **kwargs)
+        cast_args, cast_kwargs = region.cast_all(args, kwargs, np.dtype(cast_inputs))
+        with autocast(enabled=False):
+            return fwd(*cast_args, **cast_kwargs)
+
+    return forward

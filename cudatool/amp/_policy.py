@@ -1,0 +1,44 @@
+"""In which precision autocast runs each operation.
+
+The classes and who is in which are torch's ("CUDA Op-Specific Behavior" in its documentation of AMP), as far as these
+operations exist here. What no list names runs in the types it is given.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+__all__ = ["POLICIES", "Policy"]
+
+
+class Policy(StrEnum):
+    """What autocast does with the arrays of an operation that are float16, bfloat16 or float32."""
+
+    LOWER_PRECISION = "lower precision"
+    """All become the dtype of autocast: products of matrices, which half precision makes fast and does not harm."""
+    FLOAT32 = "float32"
+    """All become float32: functions that overflow, or sum much."""
+    FLOAT32_RESULT = "float32 result"
+    """As FLOAT32, but by the operation's own `dtype`, which is left alone if it is given."""
+    WIDEST = "widest"
+    """All become float32 if one of them is, else the dtype of autocast: they must be of one dtype."""
+
+
+_MEMBERS: Final = {
+    Policy.LOWER_PRECISION: (
+        "blas.addmm blas.addmv blas.baddbmm blas.bmm blas.linear blas.matmul blas.mm blas.mv",
+        # Not torch's: what cuBLASLt fuses to a product.
+        "blas.addmm_activation blas.mm_epilogue",
+    ),
+    Policy.FLOAT32: (
+        "ops.exp ops.expm1 ops.log ops.log10 ops.log1p ops.log2 ops.pow ops.reciprocal ops.rsqrt ops.softplus ops.tan",
+    ),
+    Policy.FLOAT32_RESULT: (),
+    Policy.WIDEST: ("blas.dot blas.vdot ops.addcdiv ops.addcmul ops.atan2",),
+}
+
+POLICIES: Final = {
+    f"cudatool.{name}": policy for policy, lines in _MEMBERS.items() for line in lines for name in line.split()
+}
+"""Name of an operation -> what autocast does."""

@@ -1,0 +1,135 @@
+"""Where the elements of several arrays of one shape lie: the fewest dimensions, and the widest loads."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from cudatool._array import DeviceArray
+from cudatool.errors import UsageError
+
+__all__ = ["LOADS", "MOST_DIMENSIONS", "Walk", "collapse", "pack_width", "walk"]
+
+MOST_DIMENSIONS: Final = 8
+"""That a kernel walks through, after dimensions that lie one after the other were made one."""
+
+LOADS: Final = r"""
+// N elements that are loaded or stored by one instruction.
+template <typename T, int N> struct alignas(sizeof(T) * N) Pack { T at[N]; };
+
+template <typename T, int N>
+__device__ void load(Pack<T, N> &pack, const char *from, long long step, int count) {
+    if (step == 0) {  // one element for all
+        T value = *(const T *)from;
+        #pragma unroll
+        for (int j = 0; j < N; ++j) pack.at[j] = value;
+    } else if (count >= N) {
+        pack = *(const Pack<T, N> *)from;
+    } else {
+        #pragma unroll
+        for (int j = 0; j < N; ++j)
+            if (j < count) pack.at[j] = ((const T *)from)[j];
+    }
+}
+
+template <typename T, int N> __device__ void store(const Pack<T, N> &pack, char *to, int count) {
+    if (count >= N) {
+        *(Pack<T, N> *)to = pack;
+    } else {
+        #pragma unroll
+        for (int j = 0; j < N; ++j)
+            if (j < count) ((T *)to)[j] = pack.at[j];
+    }
+}
+"""
+_WIDEST: Final = 16  # bytes of one load
+
+
+class Walk(NamedTuple):
+    """How a kernel goes through arrays of one shape.
+
+    Attributes
+    ----------
+    width
+        Elements of one pack.
+    packs
+        Number of packs; the last one is not full where `size` is no multiple.
+    parameters
+        The kernel's struct: size, packs, ndim, shape in packs, and the strides of each array in bytes a step.
+    """
+
+    width: int
+    packs: int
+    parameters: np.void
+
+
+def collapse(shape: Sequence[int], strides: Sequence[Sequence[int]], *, reorder: bool) -> list[list[int]]:
+    """Return rows ``[extent, stride of the first array, of the second, ...]``, outermost first, as few as possible.
+
+    Parameters
+    ----------
+    reorder
+        Bring the dimensions into the order of the first array's memory; which elements meet does not change.
+    """
+    rows = [[n, *steps] for n, *steps in zip(shape, *strides, strict=True) if n != 1]
+    if reorder and len(rows) > 1:
+        rows.sort(key=lambda row: -abs(row[1]))
+    merged: list[list[int]] = []
+    for row in rows:
+        before = merged[-1] if merged else None
+        if before is not None and all(b == row[0] * s for b, s in zip(before[1:], row[1:], strict=True)):
+            merged[-1] = [before[0] * row[0], *row[1:]]
+        else:
+            merged.append(row)
+    return merged or [[1] + [0] * len(strides)]
+
+
+def pack_width(rows: list[list[int]], addresses: Sequence[int], itemsizes: Sequence[int]) -> int:
+    """Return how many elements can be loaded at once: as many as 16 bytes hold, or 1.
+
+    That is so if all arrays are contiguous in the innermost dimension, or have one element there; and if every
+    address that a pack begins at is a multiple of the pack's bytes.
+    """
+    width = _WIDEST // max(itemsizes)
+    extent, *inner = rows[-1]
+    if width < 2 or extent < width or (len(rows) > 1 and extent % width):
+        return 1
+    for k, (address, itemsize) in enumerate(zip(addresses, itemsizes, strict=True)):
+        if inner[k] not in (0, itemsize) or (k == 0 and not inner[k]):
+            return 1
+        size = width * itemsize
+        if inner[k] and (address % size or any(row[k + 1] % size for row in rows[:-1])):
+            return 1
+    return width
+
+
+def walk(arrays: Sequence[DeviceArray], *, reorder: bool = True) -> Walk:
+    """Return the way through arrays of one shape, of which the first is written.
+
+    Raises
+    ------
+    UsageError
+        They have too many dimensions.
+    """
+    shape, size = arrays[0].shape, arrays[0].size
+    itemsizes = [array.dtype.itemsize for array in arrays]
+    if all(array.is_contiguous() for array in arrays):
+        rows = [[size, *itemsizes]]
+    else:
+        rows = collapse(shape, [array.strides for array in arrays], reorder=reorder)
+    if len(rows) > MOST_DIMENSIONS:
+        raise UsageError(
+            f"arrays of shape {shape} have more than {MOST_DIMENSIONS} dimensions that do not lie one after the "
+            "other; make them contiguous() first"
+        )
+    width = pack_width(rows, [array.data_ptr() for array in arrays], itemsizes)
+    rows[-1] = [-(-rows[-1][0] // width), *[width * stride for stride in rows[-1][1:]]]
+    packs = 1
+    for row in rows:
+        packs *= row[0]
+    columns = [column + (0,) * (MOST_DIMENSIONS - len(rows)) for column in zip(*rows, strict=True)]
+    values = [size, packs, len(rows), *(value for column in columns for value in column)]
+    return Walk(width, packs, np.void(struct.pack(f"<{len(values)}q", *values)))

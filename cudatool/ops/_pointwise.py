@@ -1,0 +1,374 @@
+"""Elementwise kernels: a C++ expression in, an operation on arrays of any shapes, strides and dtypes out.
+
+One kernel for each combination of dtypes is compiled when it is first needed. It is told the dimensions, so arrays of
+every rank share it; and it loads 16 bytes at once where all arrays allow it, else element by element.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from cudatool import _cuda
+from cudatool._array import DeviceArray, empty
+from cudatool._device import device as on_device
+from cudatool._dtypes import NUMBERS, c_type, can_cast, category, compute_dtype, is_number, real_dtype, result_type
+from cudatool._kernel import Kernel, compile, launch
+from cudatool._stream import current_stream
+from cudatool.errors import UsageError
+from cudatool.ops._layout import LOADS, MOST_DIMENSIONS, walk
+
+__all__ = ["THREADS", "Pointwise", "Result", "Types", "check_out", "common_device", "writable_out"]
+
+THREADS: Final = 256
+_BOOL, _INT64, _FLOAT32 = np.dtype(np.bool), np.dtype(np.int64), np.dtype(np.float32)
+
+
+class Result(StrEnum):
+    """Which dtype an operation computes in and returns, from the common one of its operands (`result_type`)."""
+
+    SAME = "same"
+    """The common one."""
+    FLOAT = "float"
+    """The common one, or float32 instead of an integer."""
+    BOOL = "bool"
+    """Computes in the common one, returns bool."""
+    REAL = "real"
+    """Computes in the common one, returns the dtype of its real part."""
+
+
+class Types(NamedTuple):
+    """The dtypes of one call."""
+
+    common: np.dtype[Any]  # what the operands are cast to
+    result: np.dtype[Any]
+
+
+class Pointwise:
+    """An elementwise function; calling it launches its kernel.
+
+    Parameters
+    ----------
+    signature
+        Its name and parameters, ``"add(input, other, *, alpha=1)"``: arrays or numbers, which are broadcast, then
+        numbers by keyword. An operand marked ``mask: bool`` is cast to bool and has no say in the result's dtype; a
+        number marked ``rows: int = 1`` is an int64.
+    expression
+        C++: the result for one element, with the parameters by their names. The smaller floats come as float.
+        ``index`` is the element's number, in C order. With several outputs, a statement that sets ``out0``, ``out1``,
+        ... instead.
+    result
+        The rule for the dtype.
+    accepts
+        Categories of the common dtype.
+    functions
+        C++ in front of the kernel.
+    outputs
+        Number of results, all of one dtype.
+    """
+
+    def __init__(
+        self,
+        signature: str,
+        expression: str,
+        *,
+        result: Result = Result.SAME,
+        accepts: Sequence[str] = ("bool", "integer", "float"),
+        functions: str = "",
+        outputs: int = 1,
+    ) -> None:
+        definition = ast.parse(f"def {signature}: ...").body[0]
+        assert isinstance(definition, ast.FunctionDef)
+        self.name = definition.name
+        parameters = definition.args
+        self.operands = tuple(parameter.arg for parameter in parameters.args)
+        self.masks = frozenset(parameter.arg for parameter in parameters.args if parameter.annotation)
+        self.numbers = {
+            parameter.arg: ast.literal_eval(default)
+            for parameter, default in zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True)
+            if default is not None
+        }
+        self.integers = frozenset(parameter.arg for parameter in parameters.kwonlyargs if parameter.annotation)
+        self.expression = expression
+        self.outputs = outputs
+        self.result = result
+        self.accepts = tuple(accepts)
+        self.functions = functions
+        self._types = functools.cache(self._find_types)
+        self._kernel = functools.cache(self._compile)
+
+    def __call__(self, *operands: Any, out: DeviceArray | None = None, **numbers: Any) -> DeviceArray:
+        """Compute on the current stream of the arrays' device.
+
+        Parameters
+        ----------
+        out
+            Where the result goes: the broadcast shape, and a dtype of the same or a higher category. It may be one
+            of the operands.
+
+        Raises
+        ------
+        UsageError
+            Shapes, dtypes or devices do not fit.
+        """
+        operands = self.bind(operands, numbers)
+        arrays = [operand for operand in operands if isinstance(operand, DeviceArray)]
+        device = common_device(self.name, operands)
+        types = self.types(*operands)
+        shape = self._shape(arrays)
+        if out is None:
+            out = empty(shape, types.result, device=device)
+        else:
+            check_out(self.name, out, shape, types.result, device)
+            operands = tuple(_apart(operand, out) for operand in operands)
+        self.launch((out,), operands, numbers, types)
+        return out
+
+    def bind(self, operands: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
+        """Return the operands, with those that were passed by keyword taken out of `keywords`.
+
+        Raises
+        ------
+        TypeError
+            There are too many or too few, or a keyword is unknown.
+        """
+        missing = self.operands[len(operands) :]
+        bound = (*operands, *(keywords.pop(name) for name in missing if name in keywords))
+        unknown = keywords.keys() - self.numbers.keys()
+        if len(bound) != len(self.operands) or unknown:
+            parameters = ", ".join([*self.operands, *(f"{name}=" for name in self.numbers)])
+            given = ", ".join([f"{len(operands)} operands", *keywords])
+            raise TypeError(f"{self.name}({parameters}) was called with {given}")
+        return bound
+
+    def types(self, *operands: Any) -> Types:
+        """Return the dtype that it computes in for these operands, and the result's.
+
+        Raises
+        ------
+        UsageError
+            It does not take them.
+        """
+        return self._types(
+            result_type(
+                *(operand for name, operand in zip(self.operands, operands, strict=True) if name not in self.masks)
+            )
+        )
+
+    def _find_types(self, common: np.dtype[Any]) -> Types:
+        if self.result is Result.FLOAT and category(common) in ("bool", "integer"):
+            common = _FLOAT32
+        if category(common) not in self.accepts:
+            raise UsageError(f"{self.name} does not take {common}: it is for {', '.join(self.accepts)}")
+        match self.result:
+            case Result.BOOL:
+                return Types(common, _BOOL)
+            case Result.REAL:
+                return Types(common, real_dtype(common))
+            case _:
+                return Types(common, common)
+
+    def _shape(self, arrays: list[DeviceArray]) -> tuple[int, ...]:
+        first = arrays[0].shape
+        if all(array.shape == first for array in arrays):
+            return first
+        try:
+            return np.broadcast_shapes(*(array.shape for array in arrays))
+        except ValueError:
+            shapes = " and ".join(str(array.shape) for array in arrays)
+            raise UsageError(f"{self.name}: shapes {shapes} cannot be broadcast together") from None
+
+    def launch(
+        self,
+        outs: Sequence[DeviceArray],
+        operands: Sequence[Any],
+        numbers: dict[str, Any],
+        types: Types,
+    ) -> None:
+        """Compute into arrays of one shape and dtype; operands are broadcast to it, and must not overlap it partly."""
+        out = outs[0]
+        if not out.size:
+            return
+        compute = compute_dtype(types.common)
+        arrays, arguments, sources = list(outs), [], []
+        for name, operand in zip(self.operands, operands, strict=True):
+            if isinstance(operand, DeviceArray):
+                array = operand if operand.shape == out.shape else operand.broadcast_to(out.shape)
+                arrays.append(array)
+                arguments.append(array)
+                sources.append(array.dtype)
+            else:
+                arguments.append(_number(operand, _BOOL if name in self.masks else compute))
+                sources.append(None)
+        for name, default in self.numbers.items():
+            arguments.append(_number(numbers.get(name, default), _INT64 if name in self.integers else compute))
+        way = walk(arrays, reorder="index" not in self.expression)
+        kernel = self._kernel(types, out.dtype, tuple(sources), way.width, out.device)
+        config = _cuda.core.LaunchConfig(grid=-(-way.packs // THREADS), block=THREADS)
+        launch(current_stream(out.device), config, kernel, *outs, *arguments, way.parameters)
+
+    def _compile(
+        self, types: Types, out: np.dtype[Any], sources: tuple[np.dtype[Any] | None, ...], width: int, device: int
+    ) -> Kernel:
+        instance = [c_type(dtype) for dtype in (out, *sources) if dtype is not None]
+        with on_device(device):
+            return compile(self._source(types, sources), f"{self.name}<{', '.join(instance)}, {width}>")
+
+    def _source(self, types: Types, sources: tuple[np.dtype[Any] | None, ...]) -> str:
+        arrays = [name for name, source in zip(self.operands, sources, strict=True) if source is not None]
+        outs = [f"out{k}" for k in range(self.outputs)]
+        place = {name: k for k, name in enumerate([*outs, *arrays])}  # in the plan
+        kinds = {name: "bool" if name in self.masks else "Compute" for name in self.operands}
+        kinds |= {name: "long long" if name in self.integers else "Compute" for name in self.numbers}
+        parameters = [f"Out *{out}_array" for out in outs]
+        for name, kind in kinds.items():
+            parameters.append(f"const T_{name} *{name}_array" if name in arrays else f"{kind} {name}")
+        values = []
+        for name in arrays:
+            common = f"convert<Common>({name}_pack.at[j])"
+            value = f"convert<bool>({name}_pack.at[j])" if name in self.masks else f"convert<Compute>({common})"
+            values.append(f"{kinds[name]} {name} = {value};")
+        statement = f"auto out0 = {self.expression};"
+        if self.outputs > 1:
+            statement = f"Compute {', '.join(outs)}; {self.expression}"
+        return _KERNEL.format(
+            numbers=NUMBERS + LOADS,
+            functions=self.functions,
+            common=c_type(types.common),
+            compute=c_type(compute_dtype(types.common)),
+            result=c_type(types.result),
+            arrays=len(place),
+            dimensions=MOST_DIMENSIONS,
+            threads=THREADS,
+            templates="".join(f"typename T_{name}, " for name in arrays),
+            name=self.name,
+            parameters=", ".join(parameters),
+            starts=_lines(f"const char *{name}_at = (const char *){name}_array;" for name in place),
+            steps=_lines((f"{name}_at += at * plan.strides[{k}][d];" for name, k in place.items()), "        "),
+            loads=_lines(
+                f"Pack<T_{name}, N> {name}_pack; load({name}_pack, {name}_at, plan.strides[{k}][plan.ndim - 1], count);"
+                for name, k in place.items()
+                if name in arrays
+            ),
+            packs=", ".join(f"{out}_pack" for out in outs),
+            values=_lines(values, "        "),
+            statement=statement,
+            results=_lines((f"{out}_pack.at[j] = convert<Out>(convert<Result>({out}));" for out in outs), "        "),
+            stores=_lines(f"store({out}_pack, (char *){out}_at, count);" for out in outs),
+        )
+
+
+def _lines(statements: Iterable[str], indent: str = "    ") -> str:
+    return f"\n{indent}".join(statements)
+
+
+_KERNEL: Final = """{numbers}
+using Common = {common};  // what the operands are cast to
+using Compute = {compute};  // in which it is computed
+using Result = {result};
+
+struct Plan {{ long long size, packs, ndim, shape[{dimensions}], strides[{arrays}][{dimensions}]; }};
+{functions}
+template <typename Out, {templates}int N>
+__global__ void __launch_bounds__({threads}) {name}({parameters}, Plan plan) {{
+    long long rest = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (rest >= plan.packs) return;
+    long long first = rest * N;
+    int count = plan.size - first < N ? plan.size - first : N;
+    {starts}
+    for (int d = plan.ndim - 1; d >= 0; --d) {{
+        long long at = rest;
+        if (d) {{
+            rest /= plan.shape[d];
+            at -= rest * plan.shape[d];
+        }}
+        {steps}
+    }}
+    {loads}
+    Pack<Out, N> {packs};
+    #pragma unroll
+    for (int j = 0; j < N; ++j) {{
+        {values}
+        [[maybe_unused]] long long index = first + j;
+        {statement}
+        {results}
+    }}
+    {stores}
+}}
+"""
+
+
+def _number(value: Any, dtype: np.dtype[Any]) -> Any:
+    """Return a number as one of this dtype, cast as the device casts: it wraps around, and overflows to infinity."""
+    with np.errstate(all="ignore"):
+        return np.asarray(value).astype(dtype)[()]
+
+
+def common_device(name: str, operands: Sequence[Any]) -> int:
+    """Return the device that the arrays are on.
+
+    Raises
+    ------
+    UsageError
+        There are several, or there is no array, or an operand is neither an array nor a number.
+    """
+    found = -1
+    for operand in operands:
+        if isinstance(operand, DeviceArray):
+            if found not in (-1, operand.device):
+                raise UsageError(f"{name}: the operands are on devices {found} and {operand.device}; copy one of them")
+            found = operand.device
+        elif not is_number(operand):
+            raise UsageError(
+                f"{name} takes DeviceArrays and numbers, not {type(operand).__name__}; copy it with cudatool.asarray"
+            )
+    if found == -1:
+        raise UsageError(f"{name} needs at least one DeviceArray")
+    return found
+
+
+def check_out(name: str, out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], device: int) -> None:
+    """Check that a result can go to `out`.
+
+    Raises
+    ------
+    UsageError
+        It cannot.
+    """
+    if not isinstance(out, DeviceArray) or (out.shape, out.device) != (shape, device):
+        raise UsageError(f"{name}: out must be a DeviceArray of shape {shape} on device {device}; it is {out!r}")
+    if not can_cast(dtype, out.dtype):
+        raise UsageError(f"{name}: the result is {dtype}, which is not put into an array of {out.dtype}")
+    writable_out(name, out)
+
+
+def writable_out(name: str, out: DeviceArray) -> None:
+    """Check that an array can be written, each element once.
+
+    Raises
+    ------
+    UsageError
+        It is read-only, or several of its elements are one.
+    """
+    if not out.layout.flags.writeable:
+        raise UsageError(f"{name}: out is read-only: its owner exported it so, or it is broadcast")
+    if any(n > 1 and not stride for n, stride in zip(out.shape, out.strides, strict=True)):
+        raise UsageError(f"{name}: several elements of out are one in memory; pass a clone()")
+
+
+def _apart(operand: Any, out: DeviceArray) -> Any:
+    """Return the operand, or a copy if it overlaps `out` and is not the same array."""
+    if not isinstance(operand, DeviceArray) or not np.may_share_memory(operand.layout, out.layout):
+        return operand
+    same = (operand.data_ptr(), operand.shape, operand.strides, operand.dtype) == (
+        out.data_ptr(),
+        out.shape,
+        out.strides,
+        out.dtype,
+    )
+    return operand if same else operand.clone()

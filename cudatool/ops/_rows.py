@@ -1,0 +1,115 @@
+"""Kernels that work on the rows of matrices: softmax, layer normalization, cross entropy.
+
+Some lanes of a block share a row. They read it twice or three times, which the caches serve, and keep nothing of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from cudatool import _cuda
+from cudatool._array import DeviceArray
+from cudatool._device import device as on_device
+from cudatool._dtypes import NUMBERS
+from cudatool._kernel import Kernel, compile, launch
+from cudatool._stream import current_stream
+from cudatool.ops._layout import LOADS, pack_width
+from cudatool.ops._pointwise import THREADS
+
+__all__ = ["ROWS", "RowKernels", "Tiling", "tile"]
+
+ROWS: Final = r"""
+// The value of all lanes of a row (threadIdx.y) together, in every lane; merged as a binary tree.
+template <typename State> __device__ State together(State state) {
+    __shared__ alignas(16) char memory[THREADS * sizeof(State)];
+    State *row = (State *)memory + threadIdx.y * blockDim.x;
+    __syncthreads();  // what was here before has been read
+    row[threadIdx.x] = state;
+    #pragma unroll 1
+    for (int half = blockDim.x / 2; half; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half) row[threadIdx.x].merge(row[threadIdx.x + half]);
+    }
+    __syncthreads();
+    return row[0];
+}
+
+template <typename T> struct Sum {
+    T value;
+    __device__ void merge(Sum other) { value += other.value; }
+};
+
+template <typename T> struct SoftSum {  // sum of exp(x - largest)
+    T largest, sum;
+    __device__ void take(T x) {
+        if (x > largest) {
+            sum = sum * exp(largest - x) + 1;
+            largest = x;
+        } else {
+            sum += x == largest ? 1 : exp(x - largest);  // the first is also for -infinity
+        }
+    }
+    __device__ void merge(SoftSum other) {
+        if (other.sum == 0) return;
+        if (sum == 0 || largest == other.largest) {
+            sum += other.sum;
+            largest = other.largest;
+        } else if (largest < other.largest) {
+            sum = sum * exp(largest - other.largest) + other.sum;
+            largest = other.largest;
+        } else {
+            sum += other.sum * exp(other.largest - largest);
+        }
+    }
+};
+
+// for (each pack of this lane of the row)
+#define EACH_PACK(p) \
+    _Pragma("unroll 1") for (long long p = threadIdx.x; p < (row < rows ? columns / N : 0); p += blockDim.x)
+#define EACH(j) _Pragma("unroll") for (int j = 0; j < N; ++j)
+#define THIS_ROW long long row = (long long)blockIdx.x * blockDim.y + threadIdx.y
+
+template <int N, typename T> __device__ Pack<T, N> pack_at(const T *row, long long p) {
+    return *(const Pack<T, N> *)(row + p * N);
+}
+template <int N, typename T> __device__ void put_pack(T *row, long long p, const Pack<T, N> &pack) {
+    *(Pack<T, N> *)(row + p * N) = pack;
+}
+"""
+
+
+class Tiling(NamedTuple):
+    """How contiguous matrices of one shape are shared out: elements of a pack, and the grid and block of a launch."""
+
+    width: int
+    config: Any
+
+
+def tile(rows: int, columns: int, arrays: Sequence[DeviceArray]) -> Tiling:
+    """Return the tiling of some contiguous matrices."""
+    addresses, itemsizes = [a.data_ptr() for a in arrays], [a.dtype.itemsize for a in arrays]
+    # Two rows stand for all of them: the packs must not cross from one into the next.
+    extents = [[2, *(columns * itemsize for itemsize in itemsizes)], [columns, *itemsizes]]
+    width = pack_width(extents, addresses, itemsizes)
+    lanes = min(THREADS, 1 << max((columns // width).bit_length() - 1, 0))
+    per_block = max(1, THREADS // lanes)
+    return Tiling(width, _cuda.core.LaunchConfig(grid=math.ceil(rows / per_block), block=(lanes, per_block)))
+
+
+class RowKernels:
+    """Kernels of one source, compiled when they are first needed."""
+
+    def __init__(self, source: str) -> None:
+        self._source = NUMBERS + LOADS + ROWS.replace("THREADS", str(THREADS)) + source
+        self._kernel = functools.cache(self._compile)
+
+    def _compile(self, name: str, device: int) -> Kernel:
+        with on_device(device):
+            return compile(self._source, name)
+
+    def __call__(self, name: str, device: int, config: Any, *arguments: Any) -> None:
+        """Launch an instance, ``"softmax<float, float, 4>"``, on the device's current stream."""
+        launch(current_stream(device), config, self._kernel(name, device), *arguments)

@@ -1,0 +1,102 @@
+"""What a trace of the software device says of graphs that our runtime captures: the same as of anybody else's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cudatool.analyze.execution import copies, kernels, operations
+from cudatool.sanitize import check
+from cudatool.trace.events import Kind
+from cudatool.trace.model import Trace
+from cudatool.trace.reader import read
+
+_PROGRAM = """
+import sys, cudatool as ct
+n = 100
+with ct.record("t.ctrace", device="sim", measure_accesses=True):
+    increase = ct.compile('''
+        extern "C" __global__ void increase(const float *a, float *out, int n) {
+            int i = blockIdx.x * blockDim.x + threadIdx.x;
+            if (i < n) out[i] = a[i] + 1.0f;
+        }''', "increase")
+    a, b, out = ct.zeros(n), ct.zeros(n), ct.zeros(n)
+    source = ct.zeros(n)
+    side, eager, last = ct.Stream(), ct.Stream(), ct.Stream()
+    ct.synchronize()
+    graph = ct.CUDAGraph()
+    with ct.graph(graph):
+        main = ct.current_stream()
+        increase[1, 128](source, a, n)
+        side.wait_stream(main)
+        with ct.stream(side):
+            temporary = a.clone()
+        if "missed" in sys.argv:
+            with ct.stream(eager):
+                increase[1, 128](a, out, n)
+        if "unjoined" in sys.argv:
+            increase[1, 128](source, a, n)
+        main.wait_stream(side)
+        increase[1, 128](temporary, b, n)
+    ct.synchronize()
+    if "freed" in sys.argv:
+        del source
+    for _ in range(2):
+        graph.replay()
+    increase[1, 128](b, out, n)
+    ct.synchronize()
+"""
+
+
+def recorded(folder: Path, *arguments: str) -> Trace:
+    command = [sys.executable, "-c", _PROGRAM, *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return read(folder / "t.ctrace")
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return recorded(tmp_path_factory.mktemp("graph"))
+
+
+def test_nodes_and_edges_are_told(trace: Trace) -> None:
+    (begin,), (end,), (made,) = (
+        trace.of_kind(kind) for kind in (Kind.GRAPH_CAPTURE_BEGIN, Kind.GRAPH_CAPTURE_END, Kind.GRAPH_INSTANTIATE)
+    )
+    assert begin["stream"] == end["stream"] != 0
+    assert end["aux0"] == made["aux1"] != 0
+    assert [int(made["aux0"])] * 2 == trace.of_kind(Kind.GRAPH_LAUNCH)["aux0"].tolist()
+    nodes, edges = trace.of_kind(Kind.GRAPH_NODE), trace.of_kind(Kind.GRAPH_EDGE)
+    assert ["increase", "memcpy node", "increase"] == [trace.names[int(node["name"])] for node in nodes]
+    assert [(1, 2), (1, 3), (2, 3)] == list(zip(edges["address"].tolist(), edges["aux1"].tolist(), strict=True))
+
+
+def test_nodes_are_the_calls_that_captured_them(trace: Trace) -> None:
+    calls = trace.records[[int(kind) in (Kind.KERNEL_LAUNCH, Kind.MEMCPY) for kind in trace.records["kind"]]]
+    added = trace.of_kind(Kind.GRAPH_NODE_ADDED)
+    assert added["correlation"].tolist() == trace.of_kind(Kind.GRAPH_NODE)["correlation"].tolist()
+    captured = calls[[correlation in added["correlation"] for correlation in calls["correlation"]]]
+    assert captured["stack"].tolist() == added["stack"].tolist()
+    assert 0 not in added["stack"]
+
+
+def test_captured_calls_are_not_counted_as_work(trace: Trace) -> None:
+    ran = operations(trace)
+    (kernel,) = kernels(trace, ran)
+    assert ("increase", 2 * 2 + 1) == (kernel.name, kernel.launches)
+    assert "device to device" not in [row.direction for row in copies(trace, ran)]
+
+
+@pytest.mark.parametrize(
+    ("defect", "expected"),
+    [(None, []), ("missed", ["capture-missed"]), ("unjoined", ["race-war"]), ("freed", ["use-after-free"])],
+)
+def test_sanitizer_finds_what_is_wrong_with_a_capture(
+    defect: str | None, expected: list[str], trace: Trace, tmp_path: Path
+) -> None:
+    report = check(trace if defect is None else recorded(tmp_path, defect))
+    assert expected == [str(finding.kind) for finding in report.findings]
