@@ -22,7 +22,7 @@ from cudatool._ipc import Mapping, device_of_uuid, segment_handle
 from cudatool._stream import Stream, current_stream
 from cudatool.errors import CudatoolError
 
-__all__ = ["Borrowed", "Loan", "borrow", "ipc_collect", "lend"]
+__all__ = ["Borrowed", "Loan", "borrow", "collect", "ipc_collect", "lend"]
 
 
 @dataclass(frozen=True, slots=True)

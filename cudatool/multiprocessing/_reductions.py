@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cudatool._api import traced
 from cudatool._array import DeviceArray, empty
 from cudatool._device import get_device_properties
 from cudatool._event import Event
@@ -18,6 +19,7 @@ __all__ = ["init_reductions"]
 _Reduced = tuple[Any, tuple[Any, ...]]
 
 
+@traced
 def init_reductions() -> None:
     """Let :mod:`multiprocessing` pickle arrays and events. Importing the package has done so."""
     ForkingPickler.register(DeviceArray, _reduce_array)

@@ -70,7 +70,7 @@ class _Nccl:
         try:
             for (handle, device), call in calls:
                 with on_device(device), operation() as correlation, _translated() as nccl:
-                    getattr(nccl, call.name)(*_arguments(call), handle, int(call.stream.core.handle))
+                    getattr(nccl, call.name)(*_arguments(call), handle, call.stream.cuda_stream)
                 correlations.append(correlation)
         finally:
             with _translated() as nccl:
