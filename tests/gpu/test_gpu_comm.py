@@ -166,7 +166,8 @@ def test_version_is_that_of_torchs_library(torch) -> None:
 
 
 def test_peer_access_is_what_torch_says(torch) -> None:
-    assert torch.cuda.can_device_access_peer(0, 1) == cudatool.can_device_access_peer(0, 1)
+    for pair in ((0, 0), (0, 1), (1, 0)):
+        assert torch.cuda.can_device_access_peer(*pair) == cudatool.can_device_access_peer(*pair)
 
 
 def test_copies_between_devices_work_with_expandable_segments() -> None:

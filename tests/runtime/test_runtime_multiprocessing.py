@@ -65,7 +65,10 @@ def test_what_any_stream_has_written_is_there() -> None:
 
 
 def test_views_and_dtypes_arrive_as_they_are() -> None:
-    """Source: test_multiprocessing.py::test_cuda_small_tensors, test_empty_tensor_sharing_cuda"""
+    """
+    Source: test_multiprocessing.py::test_cuda_small_tensors
+    Source: test_multiprocessing.py::test_empty_tensor_sharing_cuda
+    """
     data = np.arange(24.0).reshape(4, 6)
     whole = cudatool.asarray(data)
     views = [whole[1:], whole[::2, ::-3].T, whole[3, 2], whole[:0], cudatool.asarray(data, ml_dtypes.bfloat16)]
@@ -80,7 +83,10 @@ def test_views_and_dtypes_arrive_as_they_are() -> None:
 
 
 def test_block_is_not_used_again_while_the_receiver_has_it() -> None:
-    """Source: test_multiprocessing.py::test_cuda_send_many, test_cuda_memory_allocation"""
+    """
+    Source: test_multiprocessing.py::test_cuda_send_many
+    Source: test_multiprocessing.py::test_cuda_memory_allocation
+    """
     with other(shared_arrays.holds) as (inbox, outbox, _):
         array = cudatool.full(1000, 5)
         address, before = array.data_ptr(), cudatool.memory_allocated()
@@ -110,7 +116,6 @@ def test_block_that_is_on_its_way_is_kept() -> None:
 
 
 def test_block_comes_back_from_a_process_that_was_killed() -> None:
-    """Source: test_multiprocessing.py::test_cuda_ipc_deadlock"""
     with other(shared_arrays.is_killed) as (inbox, outbox, process):
         array = cudatool.full(1000, 5)
         before = cudatool.memory_allocated()
@@ -146,7 +151,10 @@ def test_memory_of_another_library_is_not_sent() -> None:
 
 
 def test_event_of_this_process_is_waited_for_in_another() -> None:
-    """Source: test_multiprocessing.py::test_event_multiprocess, test_event"""
+    """
+    Source: test_multiprocessing.py::test_event_multiprocess
+    Source: test_multiprocessing.py::test_event
+    """
     outbox = CONTEXT.Queue()
     array, event, stream = cudatool.zeros(1000), cudatool.Event(interprocess=True), cudatool.Stream()
     stream.wait_stream(cudatool.current_stream())
@@ -161,7 +169,10 @@ def test_event_of_this_process_is_waited_for_in_another() -> None:
 
 
 def test_event_is_recorded_in_another_process() -> None:
-    """Source: test_multiprocessing.py::test_event_handle_importer, test_event_handle_exporter"""
+    """
+    Source: test_multiprocessing.py::test_event_handle_importer
+    Source: test_multiprocessing.py::test_event_handle_exporter
+    """
     outbox = CONTEXT.Queue()
     array, event = cudatool.zeros(1000), cudatool.Event(interprocess=True)
     process = CONTEXT.Process(target=shared_arrays.records, args=(array, event, outbox))
