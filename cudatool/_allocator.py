@@ -22,6 +22,7 @@ from cudatool._stream import Stream, current_stream
 from cudatool.errors import UsageError
 from cudatool.memory import CachingAllocator
 from cudatool.memory import memory_summary as _table
+from cudatool.memory.driver_provider import DriverProvider, device_of_stream, foreign_stream
 from cudatool.memory.pluggable import CUDAPluggableAllocator, UncachedAllocator
 from cudatool.memory.snapshot import SegmentInfo
 from cudatool.trace import hooks
@@ -168,12 +169,10 @@ def get_allocator_backend() -> str:
 def _make(device: int) -> CachingAllocator:
     with operation():
         _ = _cuda.driver
-        from cudatool.memory.driver_provider import DriverProvider
-
         return CachingAllocator(
             DriverProvider(device),
             device=device,
-            stream_id=lambda handle: hooks.stream_id(device, handle),
+            stream_id=lambda stream: hooks.stream_id(*device_of_stream(stream, device)),
             processes=lambda: _processes(device),
         )
 
@@ -219,7 +218,10 @@ class Memory:
 
     def record_stream(self, stream: Stream) -> None:
         """Let the block rest, once it is freed, until what is on `stream` by then has completed."""
-        self._allocator.record_stream(self.address, stream.cuda_stream)
+        number = stream.cuda_stream
+        if isinstance(self._allocator, CachingAllocator) and stream.device_index != self._allocator.device:
+            number = foreign_stream(stream.device_index, number)
+        self._allocator.record_stream(self.address, number)
 
     def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
         # The slots are empty if there was not enough memory; and the end of the process frees everything.

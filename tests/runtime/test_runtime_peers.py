@@ -99,6 +99,25 @@ def test_kernel_uses_memory_of_a_peer(second: int) -> None:
         assert [5.0] * 100 == target.get().tolist()
 
 
+@pytest.mark.parametrize("make", [cudatool.Stream, cudatool.default_stream])
+def test_block_rests_until_the_stream_of_another_device_is_done(
+    second: int, make: Callable[[int], cudatool.Stream], delay: Callable[[], None], events: list[Event]
+) -> None:
+    array = cudatool.full(1000, 3)
+    address = array.data_ptr()
+    cudatool.synchronize()
+    stream = make(second)
+    with cudatool.stream(stream):
+        delay()
+    array.record_stream(stream)
+    (told,) = [event for event in events if event.kind is Kind.BLOCK_RECORD_STREAM]
+    assert (0, stream.trace_id()) == (told.device, told.stream)
+    del array
+    assert address != cudatool.empty(1000).data_ptr()
+    stream.synchronize()
+    assert address == cudatool.empty(1000).data_ptr()
+
+
 def test_device_is_no_peer_of_itself(second: int) -> None:
     with pytest.raises(UsageError, match="no peer of itself"):
         cudatool.enable_peer_access(0, 0)
