@@ -197,7 +197,9 @@ def test_dropout_keeps_its_share_and_scales_it(dtype: Any, size: int) -> None:
     kept = mask.get()
     assert abs(kept.mean() - 0.75) < 0.03
     scaled = (given.get().astype(np.float64) * kept / 0.75).astype(dtype)
-    np.testing.assert_allclose(scaled.astype(np.float64), out.get().astype(np.float64), rtol=1e-2 if dtype.itemsize == 2 else 1e-6)
+    np.testing.assert_allclose(
+        scaled.astype(np.float64), out.get().astype(np.float64), rtol=1e-2 if dtype.itemsize == 2 else 1e-6
+    )
 
 
 def test_the_gradient_of_dropout_goes_through_its_mask() -> None:
