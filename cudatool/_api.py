@@ -29,17 +29,16 @@ PUBLIC_MODULES: Final = (
     "cudatool.backends",
     "cudatool.backends.cuda",
     "cudatool.blas",
+    "cudatool.comm",
     "cudatool.gds",
-    "cudatool.nvtx",
-    "cudatool.profiler",
-    "cudatool.comm",
-    "cudatool.nccl",
-    "cudatool.ops",
     "cudatool.graphs",
+    "cudatool.nccl",
+    "cudatool.nvtx",
     "cudatool.ops",
-    "cudatool.random",
     "cudatool.optim",
-    "cudatool.comm",
+    "cudatool.profiler",
+    "cudatool.random",
+    "cudatool.tunable",
 )
 
 _P = ParamSpec("_P")

@@ -22,7 +22,7 @@ from cudatool.blas._layout import Matrix
 from cudatool.blas._workspace import size_of_workspace
 from cudatool.errors import CudaError, UsageError
 
-__all__ = ["Plan", "algorithms", "gemm", "run"]
+__all__ = ["Plan", "algorithms", "gemm"]
 
 _EPILOGUES: Final = {
     # -> cublasLtEpilogue_t
@@ -42,6 +42,7 @@ _EPILOGUES: Final = {
     Epilogue.DGELU_BGRAD: 64 | 128 | 16,
 }
 _FULL_REDUCTION: Final = 2  # CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; NONE is 0
+_ALGORITHM_BYTES: Final = 64  # of cublasLtMatmulAlgo_t
 _MOST_ALIGNMENT: Final = 256
 
 
@@ -132,6 +133,21 @@ class Plan:
         usable = found[: int(returned[0])]
         return usable[usable["state"] == 0]
 
+    def check(self, handle: int, algorithm: bytes, workspace: int) -> Any:
+        """Return an algorithm as :meth:`find` does, None if it cannot do this, or not with so much `workspace`."""
+        lt = _bindings()
+        found = np.zeros(1, lt.matmul_heuristic_result_dtype)
+        given = np.frombuffer(algorithm.ljust(_ALGORITHM_BYTES, b"\0"), np.uint8).copy()
+        left, right, out = self.layouts
+        try:
+            lt.matmul_algo_check(handle, self.description, left, right, out, out, given.ctypes.data, found.ctypes.data)
+        except lt.cuBLASLtError:
+            return None
+        if found["state"][0] or found["workspace_size"][0] > workspace:
+            return None
+        found.view(np.uint8)[:_ALGORITHM_BYTES] = given
+        return found
+
     def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
         if not _finalizing():
             lt = _bindings()
@@ -143,7 +159,7 @@ class Plan:
 
 class _Plans(threading.local):
     def __init__(self) -> None:
-        self.found: dict[_Key, tuple[Plan, Any]] = {}
+        self.found: dict[tuple[_Key, bytes], tuple[Plan, Any]] = {}  # by algorithm too
 
 
 _plans = _Plans()
@@ -210,16 +226,20 @@ def _prepare(gemm: Gemm, plan: Plan) -> None:
             plan.point(attribute.D_SCALE_POINTER, out)
 
 
-def algorithms(gemm: Gemm, stream: Stream, count: int) -> tuple[Plan, Any]:
-    """Return a plan, and up to `count` of cuBLASLt's algorithms for it, the most promising first."""
+def algorithms(gemm: Gemm, stream: Stream, count: int) -> list[bytes]:
+    """Return up to `count` of cuBLASLt's algorithms for a product, the most promising first.
+
+    An algorithm is 64 bytes, which mean the same as long as the version of the library is the same.
+    """
     key, _, _ = _key(gemm, stream.device_index)
     plan = Plan(key)
     _prepare(gemm, plan)
-    return plan, plan.find(handle_for(stream).value, count, size_of_workspace(stream), key)
+    found = plan.find(handle_for(stream).value, count, size_of_workspace(stream), key)
+    return [result.tobytes()[:_ALGORITHM_BYTES] for result in found]
 
 
-def gemm(gemm: Gemm, stream: Stream) -> None:
-    """Enqueue a product by the algorithm that cuBLASLt thinks best.
+def gemm(gemm: Gemm, stream: Stream, algorithm: bytes = b"") -> None:
+    """Enqueue a product by an algorithm; if there is none, or it does not fit, by the one that cuBLASLt thinks best.
 
     Raises
     ------
@@ -228,20 +248,23 @@ def gemm(gemm: Gemm, stream: Stream) -> None:
     """
     key, left, right = _key(gemm, stream.device_index)
     handle = handle_for(stream)
-    found = _plans.found.get(key)
+    found = _plans.found.get((key, algorithm))
     try:
         if found is None:
             plan = Plan(key)
             _prepare(gemm, plan)
-            chosen = plan.find(handle.value, 1, size_of_workspace(stream), key)
+            workspace = size_of_workspace(stream)
+            chosen = plan.check(handle.value, algorithm, workspace) if algorithm else None
+            if chosen is None:
+                chosen = plan.find(handle.value, 1, workspace, key)
             if not len(chosen):
                 raise UsageError(_refusal(gemm))
             if len(_plans.found) >= _MOST_PLANS:
                 _plans.found.clear()
-            found = _plans.found[key] = plan, chosen
+            found = _plans.found[key, algorithm] = plan, chosen
         else:
             _prepare(gemm, found[0])
-        run(gemm, stream, handle, left, right, *found)
+        _run(gemm, stream, handle, left, right, *found)
     except _bindings().cuBLASLtError as error:
         raise CudaError(f"cuBLASLt: {error}", "CUDA_ERROR_UNKNOWN") from error
 
@@ -255,10 +278,9 @@ def _refusal(gemm: Gemm) -> str:
     )
 
 
-def run(
+def _run(
     gemm: Gemm, stream: Stream, handle: Handle, left: Layout, right: Layout, plan: Plan, algorithm: Sequence[Any]
 ) -> None:
-    """Enqueue a product by the first of the algorithms."""
     factor = scalar_type(gemm)
     (alpha, _alpha), (beta, _beta) = scalar(gemm.alpha, factor), scalar(gemm.beta, factor)
     workspace, _held = handle.use(stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from enum import StrEnum
 from importlib import import_module
@@ -31,9 +32,11 @@ __all__ = [
     "Implementation",
     "Scales",
     "compute_type",
+    "default_implementation",
     "enqueue",
     "full_reduction",
-    "tuned",
+    "perform",
+    "tuner",
 ]
 
 BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
@@ -153,9 +156,9 @@ _IMPLEMENTATIONS: Final = {
     "cuda": "cudatool.blas._cublas",
     "sim": "cudatool.blas._host",
 }
-_chosen: Implementation | None = None
-tuned: Callable[[Gemm, Stream, Implementation], Implementation] | None = None
-"""Chooses another implementation for a product (:mod:`cudatool.tunable`), while that is enabled."""
+_default: Implementation | None = None
+tuner: Callable[[Gemm, Stream], bool] | None = None
+"""Enqueues a product in another way, and says whether it did (:mod:`cudatool.tunable`), while that is enabled."""
 
 
 def compute_type(dtype: np.dtype[Any]) -> Compute:
@@ -176,10 +179,29 @@ def full_reduction(dtype: np.dtype[Any]) -> bool:
 
 def enqueue(gemm: Gemm, stream: Stream) -> None:
     """Enqueue a product, and tell of it."""
-    global _chosen
-    if _chosen is None:
-        _chosen = import_module(_IMPLEMENTATIONS[_driver.initialize().kind]).gemm
-    implementation = _chosen if tuned is None else tuned(gemm, stream, _chosen)
+    if _default is None:
+        _start()
+    if tuner is None or not tuner(gemm, stream):
+        perform(default_implementation(), gemm, stream)
+
+
+def default_implementation() -> Implementation:
+    """Return what computes products on this device."""
+    if _default is None:
+        _start()
+    assert _default is not None
+    return _default
+
+
+def _start() -> None:
+    global _default
+    _default = import_module(_IMPLEMENTATIONS[_driver.initialize().kind]).gemm
+    if any(name.endswith("_TUNABLEOP_ENABLED") for name in os.environ):
+        import_module("cudatool.tunable._context").install()
+
+
+def perform(implementation: Implementation, gemm: Gemm, stream: Stream) -> None:
+    """Enqueue a product by one implementation, and tell of it."""
     with on_device(stream.device_index), operation() as correlation:
         implementation(gemm, stream)
     if correlation:

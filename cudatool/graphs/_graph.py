@@ -16,6 +16,7 @@ from cudatool._allocator import current_allocator
 from cudatool._api import traced
 from cudatool._capture import Capture, capture_id, captures, is_capturing, relaxed
 from cudatool._cuda import check, operation
+from cudatool._device import call_on
 from cudatool._device import device as on_device
 from cudatool._mempool import MemPool, give_back
 from cudatool._pinned import let_go
@@ -248,16 +249,23 @@ class CUDAGraph:
         Raises
         ------
         UsageError
-            Nothing was captured.
+            Nothing was captured; or the current stream is being captured and the graph draws random numbers, for which
+            the program has to do something at each replay.
         """
         if self._executable is None:
             self.instantiate()
         stream = current_stream(self._device)
-        for generator, drawn in self._drawing:
-            generator.begin_replay(self, drawn)
+        if self._drawing:
+            self._prepare_generators(stream)
         self._last_stream = stream
-        with on_device(self._device), _operation() as correlation:
-            check(_cuda.driver.cuGraphLaunch(self._executable, stream.core.handle))
+        correlation = hooks.begin() if hooks.active and not hooks.tells_graphs else 0
+        try:
+            status = call_on(self._device, _cuda.driver.cuGraphLaunch, self._executable, stream.native)
+        finally:
+            if correlation:
+                hooks.end()
+        if status:
+            check((status,))
         if correlation:
             hooks.emit(
                 Kind.GRAPH_LAUNCH,
@@ -267,6 +275,12 @@ class CUDAGraph:
                 aux0=self._executable_trace_id,
                 name="cuGraphLaunch",
             )
+
+    def _prepare_generators(self, stream: Stream) -> None:
+        if is_capturing(stream):
+            raise UsageError("a graph that draws random numbers cannot be replayed inside of another capture")
+        for generator, drawn in self._drawing:
+            generator.begin_replay(self, drawn)
 
     @traced
     def reset(self) -> None:

@@ -233,7 +233,8 @@ def test_two_graphs_replayed_in_order(share: str) -> None:
 
     g0, b0 = captured(s, lambda: five(a.clone()), *_pools(share, None, handle))
     g1, b = captured(s, lambda: five(b0), *_pools(share, g0, handle))
-    assert cudatool.memory_reserved() - before == SMALL_BUFFER * (2 if share == "none" else 1)
+    # One segment more is the ordinary pool's, for the random generator's seeds and offsets.
+    assert cudatool.memory_reserved() - before == SMALL_BUFFER * (3 if share == "none" else 2)
     c = a.clone()
     for graph in (g0, g1, None):
         for _ in range(2):
