@@ -118,13 +118,6 @@ class Stream:
         if getattr(self, "_pool", None) is not None and not _finalizing():
             self.close()
 
-    @staticmethod
-    def priority_range() -> tuple[int, int]:
-        """Return the lowest and the highest priority that the current device has; the highest is the least number."""
-        current_device()  # from here on the thread has a context
-        lowest, highest = check(_cuda.driver.cuCtxGetStreamPriorityRange())
-        return int(lowest), int(highest)
-
     @property
     def device(self) -> int:
         """Ordinal of the device that the stream is on."""
@@ -256,11 +249,7 @@ class ExternalStream(Stream):
         hooks.stream_id(index, stream_ptr, flags=flags, priority=self.priority)
 
 
-<<<<<<< HEAD
-def get_stream_from_external(data_ptr: int, device: DeviceLike = None) -> Stream:
-=======
 def get_stream_from_external(data_ptr: int, device: DeviceLike = None) -> ExternalStream:
->>>>>>> htest
     """Return the stream that the driver knows as `data_ptr`; its maker keeps it alive and destroys it."""
     return ExternalStream(data_ptr, device)
 
