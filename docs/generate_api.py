@@ -117,7 +117,7 @@ def summary(value: Any) -> str:
     """Return the first paragraph of a docstring on one line, without links."""
     text = repr(value) if isinstance(value, int | str | tuple | frozenset) else inspect.getdoc(value) or ""
     paragraph = " ".join(text.partition("\n\n")[0].split())
-    return _ROLE.sub(lambda role: f"`{role[1]}`", paragraph).replace("``", "`")
+    return _ROLE.sub(lambda role: f"`{role[1]}`", paragraph).replace("``", "`").removesuffix("::").rstrip()
 
 
 if __name__ == "__main__":
