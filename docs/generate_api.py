@@ -81,6 +81,7 @@ def methods(class_: type) -> list[str]:
         if (
             name.startswith("_")
             or not text
+            or text.startswith("Alias for field")  # of a named tuple
             or any(text == inspect.getdoc(getattr(b, name, None)) for b in class_.__bases__)
         ):
             continue
