@@ -12,6 +12,7 @@ from cudatool._array import DeviceArray
 from cudatool._dtypes import NUMBER_TYPES
 from cudatool._stream import Stream
 from cudatool.errors import UsageError
+from cudatool.ops._layout import MOST_DIMENSIONS, collapse
 from cudatool.ops._pointwise import Pointwise, Types
 
 __all__ = ["copy"]
@@ -27,6 +28,10 @@ def copy(target: Layout, source: Layout, stream: Stream) -> None:
     UsageError
         The dtypes differ, and the device cannot cast one to the other.
     """
+    if len(collapse(target.shape, [target.strides, source.strides], reorder=True)) > MOST_DIMENSIONS - 1:
+        for part, given in zip(target, source, strict=True):  # one dimension may become words
+            copy(part, given, stream)
+        return
     if target.dtype == source.dtype:
         # Words, the largest that fit the elements and their addresses; an element may be several words.
         addresses = target.ctypes.data, source.ctypes.data
