@@ -15,10 +15,11 @@ from cudatool import _cuda
 from cudatool._allocator import current_allocator
 from cudatool._api import traced
 from cudatool._capture import Capture, capture_id, captures, is_capturing, relaxed
-from cudatool._cuda import check, operation
+from cudatool._cuda import check, entry, operation, raise_status
 from cudatool._device import call_on
 from cudatool._device import device as on_device
 from cudatool._mempool import MemPool, give_back
+from cudatool._native import call
 from cudatool._pinned import let_go
 from cudatool._stream import Stream, current_stream, default_stream
 from cudatool.errors import UsageError
@@ -260,12 +261,12 @@ class CUDAGraph:
         self._last_stream = stream
         correlation = hooks.begin() if hooks.active and not hooks.tells_graphs else 0
         try:
-            status = call_on(self._device, _cuda.driver.cuGraphLaunch, self._executable, stream.native)
+            status = call_on(self._device, call, entry("cuGraphLaunch"), int(self._executable), stream.native)
         finally:
             if correlation:
                 hooks.end()
         if status:
-            check((status,))
+            raise_status(status)
         if correlation:
             hooks.emit(
                 Kind.GRAPH_LAUNCH,
