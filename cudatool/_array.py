@@ -125,14 +125,16 @@ class DeviceArray(Operators):
 
     def transpose(self, *axes: Any) -> DeviceArray:
         """Return a view with the dimensions in another order, by default the reverse."""
-        return self._view(self.layout.transpose(*axes))
+        view = self._view(self.layout.transpose(*axes))
+        view._address = self._address  # it begins where this does
+        return view
 
     @property
     def T(self) -> DeviceArray:
         """The view with the dimensions reversed."""
         return self.transpose()
 
-    def broadcast_to(self, shape: Shape) -> DeviceArray:
+    def broadcast_to(self, shape: tuple[int, ...]) -> DeviceArray:
         """Return a read-only view with this shape, in which the elements repeat.
 
         Raises

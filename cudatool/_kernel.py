@@ -17,6 +17,7 @@ import numpy as np
 from cudatool import _cuda, _driver
 from cudatool._annotate import annotating
 from cudatool._array import DeviceArray
+from cudatool._capture import relaxed
 from cudatool._cuda import check, entry, operation, raise_status
 from cudatool._device import call_on, current_device
 from cudatool._native import Launcher
@@ -313,7 +314,7 @@ def compile(source: str, name: str, *, options: Any = None) -> Kernel:
         NVRTC refused the source; the error's ``log`` has its messages.
     """
     index = current_device()
-    with operation() as correlation:
+    with operation() as correlation, relaxed():  # nothing that is captured depends on what is loaded now
         code = _object_code(source, name, options)
         kernel = Kernel(code.get_kernel(name), name, functools.partial(_ptx, source, name, options))
     if correlation:
