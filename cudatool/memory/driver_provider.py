@@ -28,6 +28,7 @@ def free_mutex() -> Iterator[None]:
         yield
 
 
+_LEGACY = (0, 1)  # the default stream, which cannot be captured
 _FOREIGN: Final = 1 << 64  # more than any handle
 
 
@@ -168,6 +169,24 @@ class DriverProvider:
         with self._call() as driver:
             _check("cuEventSynchronize", driver.cuEventSynchronize(token))
             self._idle_events.append(token)
+
+    def captured_tail(self, stream: int) -> tuple[int, frozenset[int]] | None:
+        """Return the capture that a stream takes part in, and the nodes that what is next in it comes behind."""
+        if stream in _LEGACY:
+            return None
+        with self._call() as driver:
+            found = _check("cuStreamGetCaptureInfo", driver.cuStreamGetCaptureInfo(stream))
+            status, capture, _, nodes, *_ = found
+            if status != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:
+                return None
+            return int(capture), frozenset(map(int, nodes))
+
+    def nodes_before(self, node: int) -> list[int]:
+        """Return the nodes directly before one of a graph that is being captured."""
+        with self._call() as driver:
+            *_, count = _check("cuGraphNodeGetDependencies", driver.cuGraphNodeGetDependencies(node))
+            nodes, *_ = _check("cuGraphNodeGetDependencies", driver.cuGraphNodeGetDependencies(node, count))
+            return list(map(int, nodes))
 
     def memory_info(self) -> tuple[int, int]:
         """Return free and total bytes of the device."""
