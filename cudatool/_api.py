@@ -32,6 +32,8 @@ PUBLIC_MODULES: Final = (
     "cudatool.comm",
     "cudatool.gds",
     "cudatool.graphs",
+    "cudatool.jiterator",
+    "cudatool.multiprocessing",
     "cudatool.nccl",
     "cudatool.nvtx",
     "cudatool.ops",

@@ -81,6 +81,7 @@ def methods(class_: type) -> list[str]:
         if (
             name.startswith("_")
             or not text
+            or text.startswith("Alias for field")  # of a named tuple
             or any(text == inspect.getdoc(getattr(b, name, None)) for b in class_.__bases__)
         ):
             continue
@@ -117,7 +118,7 @@ def summary(value: Any) -> str:
     """Return the first paragraph of a docstring on one line, without links."""
     text = repr(value) if isinstance(value, int | str | tuple | frozenset) else inspect.getdoc(value) or ""
     paragraph = " ".join(text.partition("\n\n")[0].split())
-    return _ROLE.sub(lambda role: f"`{role[1]}`", paragraph).replace("``", "`")
+    return _ROLE.sub(lambda role: f"`{role[1]}`", paragraph).replace("``", "`").removesuffix("::").rstrip()
 
 
 if __name__ == "__main__":

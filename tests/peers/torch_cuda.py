@@ -5,7 +5,7 @@
 The names of PyTorch's tests, by topic, are in tests/data/torch_test_cuda.txt. A test of ours that asks the same says so
 in its docstring::
 
-    Source: test_cuda.py::test_streams
+    Source: test_cuda.py::test_streams, test_events
 
 What no test of ours asks stands in :data:`ABSENT`, with the reason. A REPORT is what ``pytest --junit-xml`` wrote on
 that device; without one, results stay as they are in the page. For the software device::
@@ -95,8 +95,8 @@ ABSENT: Final[dict[str, str]] = {
         test_cuda.py::test_accelerator_graph_simple""",
 }
 
-_SOURCE: Final = re.compile(r"^\s*Source:(.*)$", re.MULTILINE)
-_TEST: Final = re.compile(r"(test_cuda\w*\.py)::(?:\w+::)?(test_\w+)")
+_SOURCE: Final = re.compile(r"^\s*Source:((?:.*,\s*\n)*.*)$", re.MULTILINE)  # goes on after a comma
+_TEST: Final = re.compile(r"(?:(test_cuda\w*\.py)::)?(?:Test\w+::)?(test_\w+)")
 _OUTCOMES: Final = ("failed", "passed", "skipped")  # of several tests, the first that one of them has
 
 
@@ -138,9 +138,19 @@ def covered() -> dict[str, list[str]]:
             continue
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                for line in _SOURCE.findall(ast.get_docstring(node) or ""):
-                    for file, name in _TEST.findall(line):
-                        found.setdefault(f"{file}::{name}", []).append(f"{path.relative_to(ROOT)}::{node.name}")
+                for key in sources(ast.get_docstring(node) or ""):
+                    found.setdefault(key, []).append(f"{path.relative_to(ROOT)}::{node.name}")
+    return found
+
+
+def sources(docstring: str) -> list[str]:
+    """Return which tests of PyTorch's a docstring names; one without its file is of the file before."""
+    found = []
+    for names in _SOURCE.findall(docstring):
+        file = ""
+        for given, name in _TEST.findall(names):
+            file = given or file
+            found.append(f"{file}::{name}")
     return found
 
 
