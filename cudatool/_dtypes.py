@@ -60,9 +60,11 @@ NUMBER_TYPES: Final[dict[_Dtype, tuple[str, str]]] = {
     np.dtype(np.complex64): ("complex<float>", "complex"),
     np.dtype(np.complex128): ("complex<double>", "complex"),
 }
-_BOOL, _UINT8 = np.dtype(np.bool), np.dtype(np.uint8)
-_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
-_COMPLEX64, _COMPLEX128 = np.dtype(np.complex64), np.dtype(np.complex128)
+_BOOL: Final[_Dtype] = np.dtype(np.bool)
+_FLOAT32: Final[_Dtype] = np.dtype(np.float32)
+_FLOAT64: Final[_Dtype] = np.dtype(np.float64)
+_COMPLEX64: Final[_Dtype] = np.dtype(np.complex64)
+_COMPLEX128: Final[_Dtype] = np.dtype(np.complex128)
 _UNSIGNED: Final = tuple(map(np.dtype, (np.uint16, np.uint32, np.uint64)))
 _RANKS: Final = ("bool", "integer", "float8", "float", "complex")
 
@@ -196,7 +198,8 @@ def compute_dtype(dtype: _Dtype) -> _Dtype:
 
 def real_dtype(dtype: _Dtype) -> _Dtype:
     """Return the dtype of a complex number's parts; any other dtype is returned itself."""
-    return {_COMPLEX64: _FLOAT32, _COMPLEX128: _FLOAT64}.get(dtype, dtype)
+    parts = {_COMPLEX64: _FLOAT32, _COMPLEX128: _FLOAT64}
+    return parts.get(dtype, dtype)
 
 
 @functools.cache

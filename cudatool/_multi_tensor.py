@@ -251,7 +251,7 @@ class MultiTensorKernel:
             for row, each in zip(table["pointers"], arrays, strict=True):
                 row[: last - first] = each.addresses[first:last]
             config = _cuda.core.LaunchConfig(grid=blocks, block=_THREADS)
-            if not hooks.active:
+            if hooks.measures_accesses or not hooks.wants_accesses:
                 launch(stream, config, kernel, table[()], parameters)
                 continue
             # Addresses inside of a struct are not seen as arguments are.

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from cudatool._dtypes import is_number
 from cudatool.errors import UsageError
-
-if TYPE_CHECKING:
-    from cudatool._array import DeviceArray
 
 __all__ = ["Operators"]
 
@@ -40,6 +37,17 @@ def _in_place(name: str) -> _Method:
         return getattr(_operations(), name)(self, *args, out=self, **kwargs)
 
     return _named(method, f"{name}_", f"Put the result of :func:`cudatool.ops.{name}` into this array.")
+
+
+def _random(name: str) -> _Method:
+    """Return a method that calls ``cudatool.random.NAME`` with the array in front."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from cudatool import random
+
+        return getattr(random, name)(self, *args, **kwargs)
+
+    return _named(method, name, f"See :func:`cudatool.random.{name}`.")
 
 
 def _operator(name: str) -> _Method:
@@ -136,10 +144,10 @@ class Operators:
     __ge__ = _operator("ge")
     __hash__ = object.__hash__  # arrays are keys by identity, as in torch
 
-    def __matmul__(self, other: Any) -> DeviceArray:
+    def __matmul__(self, other: Any) -> Any:
         from cudatool.blas import matmul
 
-        return matmul(self, other)  # type: ignore[arg-type]
+        return matmul(self, other)
 
     def __bool__(self) -> bool:
         return bool(self.item())
@@ -197,6 +205,11 @@ class Operators:
     any, all, count_nonzero = _method("any"), _method("all"), _method("count_nonzero")
     var, std, norm = _method("var"), _method("std"), _method("norm")
     softmax, log_softmax, logsumexp = _method("softmax"), _method("log_softmax"), _method("logsumexp")
+
+    uniform_, normal_, random_ = _random("uniform_"), _random("normal_"), _random("random_")
+    bernoulli, bernoulli_, multinomial = _random("bernoulli"), _random("bernoulli_"), _random("multinomial")
+    exponential_, geometric_ = _random("exponential_"), _random("geometric_")
+    log_normal_, cauchy_ = _random("log_normal_"), _random("cauchy_")
 
     def zero_(self: Any) -> Any:
         """Set every element to 0, and return the array."""

@@ -6,7 +6,6 @@ with gaps, another order of dimensions or another dtype is one kernel.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ import numpy.typing as npt
 
 from cudatool import _cuda
 from cudatool._allocator import Layout, allocate
-from cudatool._capture import refuse_pageable
+from cudatool._capture import is_capturing
 from cudatool._cuda import check, operation
 from cudatool._device import device as on_device
 from cudatool._extents import emit_extents, extents
@@ -74,7 +73,9 @@ def copy_on_device(target: Layout, source: Layout, stream: Stream) -> None:
     if target.dtype == source.dtype and target.flags.c_contiguous and source.flags.c_contiguous:
         _copy("cuMemcpyDtoDAsync", target.ctypes.data, source.ctypes.data, target.nbytes, stream)
     elif target.size:
-        _strided_copy(target, source, stream)
+        from cudatool.ops._copy import copy  # kernels take arrays, which are copied here
+
+        copy(target, source, stream)
 
 
 def fill(target: Layout, value: Any, stream: Stream) -> None:
@@ -113,14 +114,23 @@ def _copy(name: str, target: int, source: int, size: int, stream: Stream) -> Non
     if not size:
         return
     handle = stream.native
-    if name != "cuMemcpyDtoDAsync" and not is_pinned_address(target if name == "cuMemcpyDtoHAsync" else source):
-        refuse_pageable(stream, "cannot copy pageable host memory")
+    if name != "cuMemcpyDtoDAsync" and is_capturing(stream):
+        _refuse_pageable(target if name == "cuMemcpyDtoHAsync" else source)
     with on_device(stream.device_index), operation() as correlation:
         if correlation:  # before the call: one to pageable memory returns when the work is done
             _emit_copy(name, target, source, size, stream, correlation)
         check(getattr(_cuda.driver, name)(target, source, size, handle))
     if name != "cuMemcpyDtoDAsync":
         note_use(target if name == "cuMemcpyDtoHAsync" else source, stream)
+
+
+def _refuse_pageable(address: int) -> None:
+    if not is_pinned_address(address):
+        raise UsageError(
+            "cannot copy pageable host memory while the stream is captured into a graph: the copy would be done at "
+            "each replay, when that memory may be gone; copy before the capture, or use pinned memory (pin_memory, "
+            "empty_pinned) without waiting for it (non_blocking=True, blocking=False)"
+        )
 
 
 def _emit_copy(name: str, target: int, source: int, size: int, stream: Stream, correlation: int) -> None:
@@ -175,79 +185,3 @@ def _memset(bits: int, address: int, value: int, size: int, stream: Stream) -> N
         hooks.emit(
             Kind.ACCESS, device=device, correlation=correlation, address=address, size=size, flags=AccessFlag.WRITE
         )
-
-
-# The copy that is a kernel.
-
-_SOURCE: Final = """
-template <int N> struct Layout { long long shape[N], target[N], source[N]; };
-
-template <typename Target, typename Source, int N>
-__global__ void strided_copy(char *target, const char *source, Layout<N> layout, long long size) {
-    long long step = (long long)gridDim.x * blockDim.x;
-    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < size; i += step) {
-        long long rest = i, to = 0, from = 0;
-        #pragma unroll
-        for (int d = N - 1; d >= 0; --d) {
-            long long at = rest % layout.shape[d];
-            rest /= layout.shape[d];
-            to += at * layout.target[d];
-            from += at * layout.source[d];
-        }
-        *(Target *)(target + to) = (Target)*(const Source *)(source + from);
-    }
-}
-"""
-_BITS: Final = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
-_C_TYPES: Final = {
-    # np.dtype.char -> what the device can cast
-    "?": "bool",
-    "b": "signed char",
-    "B": "unsigned char",
-    "h": "short",
-    "H": "unsigned short",
-    "i": "int",
-    "I": "unsigned int",
-    "l": "long long",
-    "L": "unsigned long long",
-    "q": "long long",
-    "Q": "unsigned long long",
-    "f": "float",
-    "d": "double",
-}
-_THREADS: Final = 256
-_MOST_BLOCKS: Final = 8192
-
-
-@functools.cache
-def _copy_kernel(target: str, source: str, ndim: int, device: int) -> Any:
-    from cudatool._kernel import compile
-
-    with on_device(device):
-        return compile(_SOURCE, f"strided_copy<{target}, {source}, {ndim}>")
-
-
-def _strided_copy(target: Layout, source: Layout, stream: Stream) -> None:
-    from cudatool._kernel import launch  # kernels take arrays, which are copied here
-
-    shape, to, from_ = list(target.shape), list(target.strides), list(source.strides)
-    if target.dtype == source.dtype:
-        # Copy words, the largest that fit the elements and their addresses; an element may be several words.
-        addresses = (target.ctypes.data, source.ctypes.data)
-        width = math.gcd(8, target.itemsize, *to, *from_, *addresses)
-        target_type = source_type = _BITS[width]
-        if width != target.itemsize:
-            shape, to, from_ = [*shape, target.itemsize // width], [*to, width], [*from_, width]
-    elif target.dtype.char in _C_TYPES and source.dtype.char in _C_TYPES:
-        target_type, source_type = _C_TYPES[target.dtype.char], _C_TYPES[source.dtype.char]
-    else:
-        raise UsageError(f"cannot cast {source.dtype} to {target.dtype} on the device; copy by way of the host")
-    ndim, size = max(len(shape), 1), math.prod(shape)
-    layout = np.array(
-        (shape or [1], to or [0], from_ or [0]),
-        [("shape", "<i8", ndim), ("target", "<i8", ndim), ("source", "<i8", ndim)],
-    )
-    kernel = _copy_kernel(target_type, source_type, ndim, stream.device_index)
-    config = _cuda.core.LaunchConfig(grid=min(-(-size // _THREADS), _MOST_BLOCKS), block=_THREADS)
-    arguments = (np.uint64(target.ctypes.data), np.uint64(source.ctypes.data), layout[()], size)
-    launch(stream, config, kernel, *arguments)

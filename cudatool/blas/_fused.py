@@ -134,8 +134,8 @@ def _mm_epilogue(
         mat2,
         found,
         epilogue=chosen,
-        bias=None if vector is None else vector.layout,
-        aux=None if room is None else room.layout,
+        bias=vector,
+        aux=room,
     )
     return Fused(found, room if chosen.writes_aux else None, gradient)
 
@@ -223,8 +223,8 @@ def _scaled_mm(
         b,
         found,
         epilogue=Epilogue.NONE if vector is None else Epilogue.BIAS,
-        bias=None if vector is None else vector.layout,
-        scales=Scales(scale_a.layout, scale_b.layout, None if scale_result is None else scale_result.layout),
+        bias=vector,
+        scales=Scales(scale_a, scale_b, scale_result),
         fast_accumulation=use_fast_accum,
     )
 

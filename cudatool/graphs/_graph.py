@@ -279,6 +279,9 @@ class CUDAGraph:
     def _prepare_generators(self, stream: Stream) -> None:
         if is_capturing(stream):
             raise UsageError("a graph that draws random numbers cannot be replayed inside of another capture")
+        last = self._last_stream
+        if last is not None and last != stream and not last.is_closed:
+            stream.wait_stream(last)  # what is written now must have been read by then
         for generator, drawn in self._drawing:
             generator.begin_replay(self, drawn)
 

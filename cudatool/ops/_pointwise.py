@@ -19,7 +19,7 @@ from cudatool._array import DeviceArray, empty
 from cudatool._device import device as on_device
 from cudatool._dtypes import NUMBERS, c_type, can_cast, category, compute_dtype, is_number, real_dtype, result_type
 from cudatool._kernel import Kernel, compile, launch
-from cudatool._stream import current_stream
+from cudatool._stream import Stream, current_stream
 from cudatool.errors import UsageError
 from cudatool.ops._layout import LOADS, MOST_DIMENSIONS, walk
 
@@ -60,8 +60,7 @@ class Pointwise:
         number marked ``rows: int = 1`` is an int64.
     expression
         C++: the result for one element, with the parameters by their names. The smaller floats come as float.
-        ``index`` is the element's number, in C order. With several outputs, a statement that sets ``out0``, ``out1``,
-        ... instead.
+        ``index`` is the element's number, in C order.
     result
         The rule for the dtype.
     accepts
@@ -70,6 +69,8 @@ class Pointwise:
         C++ in front of the kernel.
     outputs
         Number of results, all of one dtype.
+    statement
+        `expression` is a statement that sets the results ``out0``, ``out1``, ... instead.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Pointwise:
         accepts: Sequence[str] = ("bool", "integer", "float"),
         functions: str = "",
         outputs: int = 1,
+        statement: bool = False,
     ) -> None:
         definition = ast.parse(f"def {signature}: ...").body[0]
         assert isinstance(definition, ast.FunctionDef)
@@ -96,6 +98,7 @@ class Pointwise:
         self.integers = frozenset(parameter.arg for parameter in parameters.kwonlyargs if parameter.annotation)
         self.expression = expression
         self.outputs = outputs
+        self.statement = statement
         self.result = result
         self.accepts = tuple(accepts)
         self.functions = functions
@@ -189,13 +192,15 @@ class Pointwise:
         operands: Sequence[Any],
         numbers: dict[str, Any],
         types: Types,
+        stream: Stream | None = None,
     ) -> None:
         """Compute into arrays of one shape and dtype; operands are broadcast to it, and must not overlap it partly."""
         out = outs[0]
         if not out.size:
             return
         compute = compute_dtype(types.common)
-        arrays, arguments, sources = list(outs), [], []
+        arrays, arguments = list(outs), []
+        sources: list[np.dtype[Any] | None] = []
         for name, operand in zip(self.operands, operands, strict=True):
             if isinstance(operand, DeviceArray):
                 array = operand if operand.shape == out.shape else operand.broadcast_to(out.shape)
@@ -210,7 +215,7 @@ class Pointwise:
         way = walk(arrays, reorder="index" not in self.expression)
         kernel = self._kernel(types, out.dtype, tuple(sources), way.width, out.device)
         config = _cuda.core.LaunchConfig(grid=-(-way.packs // THREADS), block=THREADS)
-        launch(current_stream(out.device), config, kernel, *outs, *arguments, way.parameters)
+        launch(stream or current_stream(out.device), config, kernel, *outs, *arguments, way.parameters)
 
     def _compile(
         self, types: Types, out: np.dtype[Any], sources: tuple[np.dtype[Any] | None, ...], width: int, device: int
@@ -233,9 +238,7 @@ class Pointwise:
             common = f"convert<Common>({name}_pack.at[j])"
             value = f"convert<bool>({name}_pack.at[j])" if name in self.masks else f"convert<Compute>({common})"
             values.append(f"{kinds[name]} {name} = {value};")
-        statement = f"auto out0 = {self.expression};"
-        if self.outputs > 1:
-            statement = f"Compute {', '.join(outs)}; {self.expression}"
+        declared = f"Compute {', '.join(outs)};" if self.statement else "auto out0 ="
         return _KERNEL.format(
             numbers=NUMBERS + LOADS,
             functions=self.functions,
@@ -257,7 +260,7 @@ class Pointwise:
             ),
             packs=", ".join(f"{out}_pack" for out in outs),
             values=_lines(values, "        "),
-            statement=statement,
+            statement=f"{declared} {self.expression};",
             results=_lines((f"{out}_pack.at[j] = convert<Out>(convert<Result>({out}));" for out in outs), "        "),
             stores=_lines(f"store({out}_pack, (char *){out}_at, count);" for out in outs),
         )
@@ -281,6 +284,7 @@ __global__ void __launch_bounds__({threads}) {name}({parameters}, Plan plan) {{
     long long first = rest * N;
     int count = plan.size - first < N ? plan.size - first : N;
     {starts}
+    #pragma unroll 1
     for (int d = plan.ndim - 1; d >= 0; --d) {{
         long long at = rest;
         if (d) {{

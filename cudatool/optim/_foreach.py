@@ -88,7 +88,7 @@ unscale(const __grid_constant__ Chunks<1, ARRAYS> chunks, const UnscaleOptions o
             finite &= isfinite(grad[k]);
             grad[k] *= inverse;
         }
-        if (!finite) *options.found = 1;
+        if (!finite) atomicExch(options.found, 1);  // many threads may say so
         if (inverse != 1) store(grads, grad, i, size, whole);
     }
 }

@@ -57,3 +57,19 @@ def test_replays_draw_what_torch_replays_draw(torch: Any) -> None:
         np.testing.assert_array_equal(torch.cuda.get_rng_state().numpy(), random.get_rng_state())
         expected = torch.rand(10, device="cuda").cpu().numpy()  # between replays, the same generator
         np.testing.assert_array_equal(expected, random.rand(10).get())
+
+
+@pytest.mark.parametrize(
+    ("method", "dtype", "size"), [("uniform_", "float32", 2**29 + 5), ("random_", "uint8", 2**31 + 9)]
+)
+def test_arrays_of_more_than_two_gib(torch: Any, method: str, dtype: str, size: int) -> None:
+    """Source: test_cuda.py::test_randint_generation_for_large_numel"""
+    theirs, ours = torch.Generator("cuda").manual_seed(5), random.Generator().manual_seed(5)
+    expected = getattr(torch.empty(size, dtype=getattr(torch, dtype), device="cuda"), method)(generator=theirs)
+    found = getattr(random, method)(cudatool.empty(size, dtype), generator=ours)
+    for start in (0, size // 4 - 500, size // 2 - 500, size - 1000):
+        part = slice(start, start + 1000)
+        np.testing.assert_array_equal(expected[part].cpu().numpy(), found[part].get())
+    assert theirs.get_offset() == ours.get_offset()
+    del expected
+    torch.cuda.empty_cache()

@@ -161,8 +161,8 @@ def test_copy_from_the_host_casts_and_broadcasts() -> None:
 
 
 def test_copy_that_the_device_cannot_cast_is_refused() -> None:
-    with pytest.raises(UsageError, match="cannot cast complex64 to float32"):
-        cudatool.zeros(3).copy_(cudatool.zeros(3, np.complex64))
+    with pytest.raises(UsageError, match=r"cannot cast .*'x'.* to float32"):
+        cudatool.zeros(3).copy_(cudatool.zeros(3, [("x", "f4"), ("y", "i4")]))
 
 
 @pytest.mark.parametrize("source", [np.zeros(3), [1, 2, 3], "device"])
