@@ -60,7 +60,7 @@ def test_memory_is_registered_and_unregistered_by_address() -> None:
 
 
 def test_stream_of_the_runtime_api_can_be_used_and_destroyed() -> None:
-    """Source: test_cuda.py::test_external_streams"""
+    """Source: test_cuda_multigpu.py::test_external_streams"""
     cudart, handle = cudatool.cudart(), ctypes.c_void_p()
     assert 0 == cudart.cudaStreamCreate(ctypes.addressof(handle))
     with cudatool.get_stream_from_external(handle.value or 0) as stream:
@@ -82,7 +82,6 @@ def test_memory_info_is_the_devices() -> None:
 
 
 def test_architectures_are_those_that_kernels_can_be_compiled_for() -> None:
-    """Source: test_cuda.py::test_get_set_arch_list"""
     architectures = cudatool.get_arch_list()
     major, minor = cudatool.get_device_capability()
     assert f"sm_{major}{minor}" in architectures
@@ -91,7 +90,6 @@ def test_architectures_are_those_that_kernels_can_be_compiled_for() -> None:
 
 
 def test_capability_says_which_formats_there_are() -> None:
-    """Source: test_cuda.py::test_is_bf16_supported"""
     modern = cudatool.get_device_capability() >= (8, 0)
     assert (modern, modern, True) == (
         cudatool.is_tf32_supported(),
@@ -119,7 +117,7 @@ def test_devices_are_counted_without_starting_a_driver(device: str) -> None:
 
 
 def test_process_that_has_only_counted_devices_can_fork() -> None:
-    """Source: test_cuda.py::test_is_available_and_fork"""
+    """Source: test_cuda_nvml_based_avail.py::test_cuda_is_available, test_cuda.py::test_is_pinned_no_context"""
     program = (
         "import os, cudatool\n"
         "assert cudatool.is_available()\n"
@@ -132,7 +130,6 @@ def test_process_that_has_only_counted_devices_can_fork() -> None:
 
 
 def test_process_forked_off_one_that_uses_the_device_is_told_so() -> None:
-    """Source: test_cuda.py::test_cuda_init_in_bad_fork"""
     program = (
         "import os, cudatool\n"
         "array = cudatool.ones(3)\n"
@@ -166,7 +163,6 @@ def test_process_forked_off_one_that_uses_the_device_is_told_so() -> None:
     ],
 )
 def test_visible_devices_are_read_as_the_driver_reads_them(setting: str, expected: list[int]) -> None:
-    """Source: test_cuda.py::test_parse_visible_devices, test_cuda.py::test_partial_uuid_resolver"""
     assert expected == _driver._visible(setting, ["GPU-a123", "GPU-b456"])
 
 
@@ -467,7 +463,6 @@ def test_nvtx_comes_from_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_profile_is_a_range_of_the_trace(events: list[Event], calls: list[Event]) -> None:
-    """Source: test_cuda.py::test_profiler"""
     events.clear()
     with profiler.profile():
         cudatool.synchronize()
