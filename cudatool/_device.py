@@ -35,6 +35,7 @@ __all__ = [
     "init",
     "is_available",
     "is_bf16_supported",
+    "is_current",
     "is_initialized",
     "is_tf32_supported",
     "set_device",
@@ -127,9 +128,18 @@ def current_device() -> int:
     return 0 if _thread.alone else _ask_current()
 
 
+def is_current(index: int) -> bool:
+    """Return whether a device is the calling thread's current one; costs no driver call where there is only one.
+
+    Another library may have taken the context away meanwhile. Then the driver answers with
+    CUDA_ERROR_INVALID_CONTEXT, and the same call works in ``with device(index)``: see :func:`call_on`.
+    """
+    return _thread.alone or _ask_current() == index
+
+
 def call_on(index: int, function: Callable[..., int], *arguments: Any) -> int:
     """Call what returns a driver's status where a device is current, and return that."""
-    if _thread.alone or _ask_current() == index:
+    if is_current(index):
         status = function(*arguments)
         if status != _INVALID_CONTEXT:
             return status

@@ -84,9 +84,8 @@ def lend(memory: Memory, device: int) -> Loan:
     number = next(_numbers)
     with _lock:
         _lent[number] = _Lent(memory, mine)
-    (size,) = memory.__array_interface__["shape"]
     uuid = get_device_properties(device).uuid
-    return Loan(os.getpid(), number, uuid, native, memory.address - segment, size, end)
+    return Loan(os.getpid(), number, uuid, native, memory.address - segment, memory.size, end)
 
 
 def borrow(loan: Loan) -> tuple[Memory | Borrowed, int]:
