@@ -2,8 +2,10 @@
 
     python benchmarks/bench_matmul.py [--rounds N]
 
-Prints TFLOP/s of square products at four sizes and three precisions, each library timed with its own CUDA events, in
-turns, the best round counting; then the host's time for a product that is too small to matter. Needs a GPU and PyTorch.
+Prints TFLOP/s of square products at four sizes and four precisions, each library timed with its own CUDA events, in
+turns, the best round counting: of products that are called one after the other, where small ones wait for the host, and
+of twenty captured into a graph, where none does. Then the host's time for a product that is too small to matter. Needs
+a GPU and PyTorch.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import torch
 
 import cudatool
 from cudatool import blas
+from cudatool.graphs import CUDAGraph, graph
 
 SIZES = (1024, 2048, 4096, 8192)
 PRECISIONS = {
@@ -29,6 +32,7 @@ PRECISIONS = {
     "bfloat16": (ml_dtypes.bfloat16, torch.bfloat16, False),
 }
 SECONDS = 0.05  # of one round, about
+CAPTURED = 20
 
 
 def milliseconds(events: Callable[[], Any], call: Callable[[], object], count: int) -> float:
@@ -58,8 +62,25 @@ def torch_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)
 
 
+def our_graph(call: Callable[[], object]) -> Callable[[], object]:
+    captured = CUDAGraph()
+    with graph(captured):
+        for _ in range(CAPTURED):
+            call()
+    return captured.replay
+
+
+def torch_graph(call: Callable[[], object]) -> Callable[[], object]:
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        for _ in range(CAPTURED):
+            call()
+    return captured.replay
+
+
 def rates(rounds: int) -> None:
-    print(f"{'precision':<10}{'size':>6}{'cudatool':>12}{'torch':>10} TFLOP/s{'share':>8}")
+    print(f"{'TFLOP/s':<16}{'called one by one':^30}{'in a graph':^30}")
+    print(f"{'precision':<10}{'size':>6}" + f"{'cudatool':>12}{'torch':>10}{'share':>8}" * 2)
     for name, (ours, theirs, tf32) in PRECISIONS.items():
         cudatool.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
         for size in SIZES:
@@ -69,18 +90,22 @@ def rates(rounds: int) -> None:
             out, other = cudatool.empty((size, size), ours), torch.empty_like(x)
             operations = 2 * size**3
             count = max(3, int(SECONDS * (60e12 if name == "float32" else 600e12) / operations))
-            ms = best(
-                [
-                    (our_event, lambda: blas.mm(a, b, out=out)),  # noqa: B023 - called in this round
-                    (torch_event, lambda: torch.mm(x, y, out=other)),  # noqa: B023
-                ],
-                min(count, 2000),
-                rounds,
-            )
-            mine, peer = (operations / (value * 1e9) for value in ms)
-            print(f"{name:<10}{size:>6}{mine:>12.1f}{peer:>10.1f}{'':8}{mine / peer:>7.1%}")
+
+            def mine() -> None:
+                blas.mm(a, b, out=out)  # noqa: B023 - called in this round
+
+            def theirs_() -> None:
+                torch.mm(x, y, out=other)  # noqa: B023
+
+            one_by_one = best([(our_event, mine), (torch_event, theirs_)], min(count, 2000), rounds)
+            graphs = (our_event, our_graph(mine)), (torch_event, torch_graph(theirs_))
+            captured = best(list(graphs), max(1, min(count, 2000) // CAPTURED), rounds)
+            line = f"{name:<10}{size:>6}"
+            for times, products in ((one_by_one, 1), (captured, CAPTURED)):
+                ours_, peer = (operations * products / (value * 1e9) for value in times)
+                line += f"{ours_:>12.1f}{peer:>10.1f}{ours_ / peer:>8.1%}"
             same = np.array_equal(out.get().astype(np.float32), other.float().cpu().numpy())
-            print(f"{'':10}{'':6} the results are {'the same bits' if same else 'different in some bits'}")
+            print(line, "the same bits" if same else "other bits")
 
 
 def host_times(rounds: int) -> None:

@@ -14,7 +14,6 @@ from cudatool import _cuda, _driver
 from cudatool._api import traced
 from cudatool._cuda import check
 from cudatool._stream import Stream, current_stream
-from cudatool.errors import UsageError
 
 if TYPE_CHECKING:
     from cudatool.graphs import CUDAGraph
@@ -27,7 +26,6 @@ __all__ = [
     "capturing_graph",
     "is_capturing",
     "is_current_stream_capturing",
-    "refuse_pageable",
     "relaxed",
 ]
 
@@ -123,21 +121,3 @@ class relaxed:  # noqa: N801 - reads as a statement
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         check(_cuda.driver.cuThreadExchangeStreamCaptureMode(self._before))
-
-
-def refuse_pageable(stream: Stream, what: str) -> None:
-    """Refuse a copy of host memory that is not pinned, in a stream that is captured.
-
-    The copy would be done at each replay, from or to whatever is in that memory then.
-
-    Raises
-    ------
-    UsageError
-        The stream is captured.
-    """
-    if is_capturing(stream):
-        raise UsageError(
-            f"{what} while the stream is captured into a graph: the copy would be done at each replay, when that "
-            "memory may be gone; copy before the capture, or use pinned memory (pin_memory, empty_pinned) without "
-            "waiting for it (non_blocking=True, blocking=False)"
-        )

@@ -39,6 +39,17 @@ def _in_place(name: str) -> _Method:
     return _named(method, f"{name}_", f"Put the result of :func:`cudatool.ops.{name}` into this array.")
 
 
+def _random(name: str) -> _Method:
+    """Return a method that calls ``cudatool.random.NAME`` with the array in front."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from cudatool import random
+
+        return getattr(random, name)(self, *args, **kwargs)
+
+    return _named(method, name, f"See :func:`cudatool.random.{name}`.")
+
+
 def _operator(name: str) -> _Method:
     """Return a binary operator, which leaves what is neither array nor number to the other operand."""
 
@@ -194,6 +205,11 @@ class Operators:
     any, all, count_nonzero = _method("any"), _method("all"), _method("count_nonzero")
     var, std, norm = _method("var"), _method("std"), _method("norm")
     softmax, log_softmax, logsumexp = _method("softmax"), _method("log_softmax"), _method("logsumexp")
+
+    uniform_, normal_, random_ = _random("uniform_"), _random("normal_"), _random("random_")
+    bernoulli, bernoulli_, multinomial = _random("bernoulli"), _random("bernoulli_"), _random("multinomial")
+    exponential_, geometric_ = _random("exponential_"), _random("geometric_")
+    log_normal_, cauchy_ = _random("log_normal_"), _random("cauchy_")
 
     def zero_(self: Any) -> Any:
         """Set every element to 0, and return the array."""

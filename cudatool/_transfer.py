@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from cudatool import _cuda
 from cudatool._allocator import Layout, allocate
-from cudatool._capture import refuse_pageable
+from cudatool._capture import is_capturing
 from cudatool._cuda import check, operation
 from cudatool._device import device as on_device
 from cudatool._extents import emit_extents, extents
@@ -114,14 +114,23 @@ def _copy(name: str, target: int, source: int, size: int, stream: Stream) -> Non
     if not size:
         return
     handle = stream.native
-    if name != "cuMemcpyDtoDAsync" and not is_pinned_address(target if name == "cuMemcpyDtoHAsync" else source):
-        refuse_pageable(stream, "cannot copy pageable host memory")
+    if name != "cuMemcpyDtoDAsync" and is_capturing(stream):
+        _refuse_pageable(target if name == "cuMemcpyDtoHAsync" else source)
     with on_device(stream.device_index), operation() as correlation:
         if correlation:  # before the call: one to pageable memory returns when the work is done
             _emit_copy(name, target, source, size, stream, correlation)
         check(getattr(_cuda.driver, name)(target, source, size, handle))
     if name != "cuMemcpyDtoDAsync":
         note_use(target if name == "cuMemcpyDtoHAsync" else source, stream)
+
+
+def _refuse_pageable(address: int) -> None:
+    if not is_pinned_address(address):
+        raise UsageError(
+            "cannot copy pageable host memory while the stream is captured into a graph: the copy would be done at "
+            "each replay, when that memory may be gone; copy before the capture, or use pinned memory (pin_memory, "
+            "empty_pinned) without waiting for it (non_blocking=True, blocking=False)"
+        )
 
 
 def _emit_copy(name: str, target: int, source: int, size: int, stream: Stream, correlation: int) -> None:

@@ -24,6 +24,7 @@ from cudatool.optim._optimizers import is_parameter
 
 __all__ = [
     "autocast",
+    "check_device_type",
     "clear_autocast_cache",
     "custom_fwd",
     "get_autocast_dtype",
@@ -65,6 +66,8 @@ class autocast:  # noqa: N801 - torch's name
 
     Parameters
     ----------
+    device_type
+        ``"cuda"``, as every array is on such a device.
     dtype
         float16 or bfloat16; default: that of the region around, or float16.
     enabled
@@ -76,7 +79,7 @@ class autocast:  # noqa: N801 - torch's name
     Raises
     ------
     UsageError
-        `dtype` is none of these.
+        `device_type` or `dtype` is none of these.
     """
 
     dtype: np.dtype[Any]
@@ -84,8 +87,13 @@ class autocast:  # noqa: N801 - torch's name
     cache_enabled: bool
 
     def __init__(
-        self, dtype: npt.DTypeLike | None = None, enabled: bool = True, cache_enabled: bool | None = None
+        self,
+        device_type: str = "cuda",
+        dtype: npt.DTypeLike | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
     ) -> None:
+        check_device_type(device_type)
         around = _thread.region
         self.dtype = _lower(dtype) if dtype is not None else around.dtype if around else _LOWER[0]
         self.enabled = enabled
@@ -172,6 +180,12 @@ def _arrays(value: Any) -> list[DeviceArray]:
     return [value] if isinstance(value, DeviceArray) else []
 
 
+def check_device_type(device_type: str) -> None:
+    """Raise UsageError for any type of device but ``"cuda"``, the only one that torch has and cudatool too."""
+    if device_type != "cuda":
+        raise UsageError(f"mixed precision is for the device type 'cuda', where all arrays are, not {device_type!r}")
+
+
 def _lower(dtype: npt.DTypeLike) -> np.dtype[Any]:
     found = np.dtype(dtype)
     if found not in _LOWER:
@@ -180,14 +194,16 @@ def _lower(dtype: npt.DTypeLike) -> np.dtype[Any]:
 
 
 @traced
-def is_autocast_enabled() -> bool:
+def is_autocast_enabled(device_type: str = "cuda") -> bool:
     """Return whether operations that the calling thread calls are cast."""
+    check_device_type(device_type)
     return _thread.region is not None and _thread.region.enabled
 
 
 @traced
-def get_autocast_dtype() -> np.dtype[Any]:
+def get_autocast_dtype(device_type: str = "cuda") -> np.dtype[Any]:
     """Return what products run in, in the region that the calling thread is in; outside, what they would run in."""
+    check_device_type(device_type)
     return _thread.region.dtype if _thread.region else _LOWER[0]
 
 
@@ -205,7 +221,7 @@ def clear_autocast_cache() -> None:
 
 @traced
 def custom_fwd(
-    fwd: Callable[_P, _R] | None = None, *, cast_inputs: npt.DTypeLike | None = None
+    fwd: Callable[_P, _R] | None = None, *, device_type: str = "cuda", cast_inputs: npt.DTypeLike | None = None
 ) -> Callable[_P, _R] | Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Decorate a function that wants its inputs in one precision: ``torch.amp.custom_fwd``.
 
@@ -217,6 +233,7 @@ def custom_fwd(
     cast_inputs
         float32, float16 or bfloat16.
     """
+    check_device_type(device_type)
     if fwd is None:
         return functools.partial(custom_fwd, cast_inputs=cast_inputs)  # type: ignore[return-value]
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from cudatool._api import traced
 from cudatool._array import DeviceArray, asarray, full
+from cudatool.amp._autocast import check_device_type
 from cudatool.errors import UsageError
 from cudatool.optim._foreach import (
     amp_foreach_non_finite_check_and_unscale_,
@@ -53,6 +54,8 @@ class GradScaler:
 
     Parameters
     ----------
+    device
+        ``"cuda"``, as every array is on such a device.
     init_scale
         The scale at first.
     growth_factor, backoff_factor
@@ -64,17 +67,19 @@ class GradScaler:
     Raises
     ------
     UsageError
-        The growth factor is not above 1, or the backoff factor not below.
+        The growth factor is not above 1, the backoff factor not below, or `device` another.
     """
 
     def __init__(
         self,
+        device: str = "cuda",
         init_scale: float = 2.0**16,
         growth_factor: float = 2.0,
         backoff_factor: float = 0.5,
         growth_interval: int = 2000,
         enabled: bool = True,
     ) -> None:
+        check_device_type(device)
         if enabled and not growth_factor > 1:
             raise UsageError(f"growth_factor must be above 1, not {growth_factor}")
         if enabled and not backoff_factor < 1:
@@ -164,8 +169,9 @@ class GradScaler:
     def step(self, optimizer: Any, grads: Sequence[DeviceArray | None], *args: Any, **kwargs: Any) -> Any:
         """Unscale the gradients, unless :meth:`unscale_` has, and step unless one of them is infinite or NaN.
 
-        An optimizer of :mod:`cudatool.optim` does both in its own kernel. Any other is one with ``step(grads)``: this
-        waits for the device, and leaves the call out if there was an infinite gradient.
+        An optimizer of :mod:`cudatool.optim` does both in its own kernel; its gradients are also divided by its
+        ``grad_scale``, if the program has set one, which holds for this step. Any other is one with ``step(grads)``:
+        this waits for the device, and leaves the call out if there was an infinite gradient.
 
         Parameters
         ----------
@@ -195,7 +201,11 @@ class GradScaler:
             if state.stage is _Stage.READY:
                 # Looks only: what multiplies by 1 changes nothing.
                 state.found_inf = _check_and_unscale(grads, scale, full((), 1, device=scale.device))
-            optimizer.grad_scale = scale if state.stage is _Stage.READY else None
+            preset = getattr(optimizer, "grad_scale", None)  # by the program, for this step
+            if state.stage is _Stage.READY:
+                optimizer.grad_scale = scale if preset is None else scaled(preset.reshape(()), scale, scale.dtype)
+            else:
+                optimizer.grad_scale = preset
             optimizer.found_inf = _combined(state.found_inf.values(), scale.device)
             try:
                 result = optimizer.step(grads, *args, **kwargs)

@@ -32,9 +32,11 @@ _MEMBERS: Final = {
         "blas.addmm_activation blas.mm_epilogue",
     ),
     Policy.FLOAT32: (
-        "ops.exp ops.expm1 ops.log ops.log10 ops.log1p ops.log2 ops.pow ops.reciprocal ops.rsqrt ops.softplus ops.tan",
+        "ops.exp ops.expm1 ops.log ops.log10 ops.log1p ops.log2 ops.logsumexp ops.pow ops.reciprocal ops.rsqrt ops.tan",
+        "ops.layer_norm ops.native_layer_norm ops.softplus",
+        "ops.cross_entropy",  # for torch two operations, both of this class
     ),
-    Policy.FLOAT32_RESULT: (),
+    Policy.FLOAT32_RESULT: ("ops.log_softmax ops.norm ops.prod ops.softmax ops.sum",),
     Policy.WIDEST: ("blas.dot blas.vdot ops.addcdiv ops.addcmul ops.atan2",),
 }
 

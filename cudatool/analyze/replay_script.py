@@ -70,6 +70,12 @@ class Script:
         if token not in self.passed:
             self.wrong.append("a block was waited for that the recording kept in use")
 
+    def captured_tail(self, stream: int) -> None:
+        return None  # what is captured is not known here
+
+    def nodes_before(self, node: int) -> tuple[int, ...]:
+        return ()
+
     def memory_info(self) -> tuple[int, int]:
         return 0, self.total_memory
 

@@ -372,6 +372,12 @@ class _Card:
     def synchronize_event(self, token: int) -> None:
         self.passed.add(token)
 
+    def captured_tail(self, stream: int) -> None:
+        return None  # what is captured is not known here
+
+    def nodes_before(self, node: int) -> tuple[int, ...]:
+        return ()
+
     def memory_info(self) -> tuple[int, int]:
         return self.total - self.used, self.total
 

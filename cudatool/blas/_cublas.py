@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cudatool import _cuda
-from cudatool._allocator import Layout, Memory
-from cudatool._cuda import check
+from cudatool._allocator import Memory
+from cudatool._capture import is_capturing, relaxed
 from cudatool._stream import Stream
 from cudatool.backends._settings import settings
 from cudatool.blas import _workspace
 from cudatool.blas._gemm import BFLOAT16, FP8, Compute, Gemm
+from cudatool.blas._layout import Product
 from cudatool.errors import CudaError, DeviceUnavailableError
 
 __all__ = [
     "COMPUTE_TYPES",
     "DATA_TYPES",
     "Handle",
-    "address_of",
     "bindings",
     "gemm",
     "handle_for",
@@ -61,20 +60,15 @@ class Handle:
     """
 
     def __init__(self) -> None:
-        # cublasCreate takes memory from the driver, which a capture by this thread would not survive.
-        relaxed = _cuda.driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        before = check(_cuda.driver.cuThreadExchangeStreamCaptureMode(relaxed))
-        try:
+        with relaxed():  # it takes memory from the driver
             self.value: int = bindings().create()
-        finally:
-            check(_cuda.driver.cuThreadExchangeStreamCaptureMode(before))
         self._address = 0
         self._state: tuple[int, int] | None = None  # of the workspaces, and the stream
         self._math = _DEFAULT_MATH
 
     def use(self, stream: Stream) -> tuple[int, Memory | None]:
         """Let what follows run on `stream`; return where it works there, and what to hold until it is enqueued."""
-        if _workspace.is_capturing(stream):
+        if is_capturing(stream):
             # What a graph works in must be the graph's: from its pool, and free for its next node at once.
             memory = _workspace.new_workspace(stream)
             self._set(stream, memory.address, None)
@@ -86,7 +80,7 @@ class Handle:
 
     def _set(self, stream: Stream, address: int, state: tuple[int, int] | None) -> None:
         cublas = bindings()
-        cublas.set_stream(self.value, int(stream.core.handle))  # which resets the workspace
+        cublas.set_stream(self.value, stream.native)  # which resets the workspace
         cublas.set_workspace(self.value, address, _workspace.size_of_workspace(stream))
         self._address, self._state = address, state
 
@@ -146,11 +140,9 @@ _SCALARS: Final[dict[Compute, np.dtype[Any]]] = {
 _SINGLE: Final[np.dtype[Any]] = np.dtype(np.float32)
 
 
-def scalar_type(gemm: Gemm) -> np.dtype[Any]:
-    """Return the dtype of the factors of a product."""
-    if gemm.a.dtype.kind == "c":
-        return gemm.a.dtype
-    return _SCALARS.get(gemm.compute, _SINGLE)
+def scalar_type(dtype: np.dtype[Any], compute: Compute) -> np.dtype[Any]:
+    """Return the dtype of the factors of a product of `dtype`."""
+    return dtype if dtype.kind == "c" else _SCALARS.get(compute, _SINGLE)
 
 
 def gemm(gemm: Gemm, stream: Stream) -> None:
@@ -163,74 +155,61 @@ def gemm(gemm: Gemm, stream: Stream) -> None:
         plain_gemm(gemm, stream)
 
 
+class _Recipe(NamedTuple):
+    """The arguments of cublasGemmEx that are the same for all products of one shape, layout, dtype and factors."""
+
+    before: tuple[int, ...]  # operations, m, n, k, address of alpha
+    left: tuple[int, ...]  # type, leading dimension, step if batched
+    right: tuple[int, ...]  # the same, address of beta
+    after: tuple[int, ...]  # type, leading dimension, step and count if batched, compute type, algorithm
+    function: str
+    kept: tuple[Any, ...]  # what the addresses are of
+
+
+@functools.lru_cache(maxsize=8192)
+def _recipe(
+    product: Product, dtype: np.dtype[Any], out: np.dtype[Any], compute: Compute, alpha: complex, beta: complex
+) -> _Recipe:
+    first, second = (product.b, product.a) if product.swapped else (product.a, product.b)
+    kind, factor = DATA_TYPES[dtype], scalar_type(dtype, compute)
+    (alpha_at, kept_alpha), (beta_at, kept_beta) = scalar(alpha, factor), scalar(beta, factor)
+    batched = product.batch > 1
+    result = product.out
+    return _Recipe(
+        (first.operation, second.operation, product.m, product.n, product.k, alpha_at),
+        (kind, first.leading, *((first.step,) if batched else ())),
+        (kind, second.leading, *((second.step,) if batched else ()), beta_at),
+        (
+            DATA_TYPES[out],
+            result.leading,
+            *((result.step, product.batch) if batched else ()),
+            COMPUTE_TYPES[compute],
+            _DEFAULT_ALGORITHM,
+        ),
+        ("gemm_strided_batched_ex" if batched else "gemm_ex") + ("_64" if product.wide else ""),
+        (kept_alpha, kept_beta),
+    )
+
+
 def plain_gemm(gemm: Gemm, stream: Stream) -> None:
     """Enqueue a product without an epilogue, by cublasGemmEx."""
-    product = gemm.product
-    cublas = bindings()
-    handle = handle_for(stream)
+    product, out = gemm.product, gemm.out
+    recipe = _recipe(product, gemm.a.dtype, out.dtype, gemm.compute, gemm.alpha, gemm.beta)
     left, right = (gemm.b, gemm.a) if product.swapped else (gemm.a, gemm.b)
-    first, second = (product.b, product.a) if product.swapped else (product.a, product.b)
-    kind = DATA_TYPES[left.dtype]
-    factor = scalar_type(gemm)
-    (alpha, _alpha), (beta, _beta) = scalar(gemm.alpha, factor), scalar(gemm.beta, factor)
-    out = gemm.out
+    cublas, handle = bindings(), handle_for(stream)
     try:
         _, held = handle.use(stream)
         handle.set_math(_FULL_REDUCTION if gemm.full_reduction else _DEFAULT_MATH)
-        if product.batch == 1:
-            (cublas.gemm_ex_64 if product.wide else cublas.gemm_ex)(
-                handle.value,
-                first.operation,
-                second.operation,
-                product.m,
-                product.n,
-                product.k,
-                alpha,
-                address_of(left),
-                kind,
-                first.leading,
-                address_of(right),
-                kind,
-                second.leading,
-                beta,
-                address_of(out),
-                DATA_TYPES[out.dtype],
-                product.out.leading,
-                COMPUTE_TYPES[gemm.compute],
-                _DEFAULT_ALGORITHM,
-            )
-        else:
-            (cublas.gemm_strided_batched_ex_64 if product.wide else cublas.gemm_strided_batched_ex)(
-                handle.value,
-                first.operation,
-                second.operation,
-                product.m,
-                product.n,
-                product.k,
-                alpha,
-                address_of(left),
-                kind,
-                first.leading,
-                first.step,
-                address_of(right),
-                kind,
-                second.leading,
-                second.step,
-                beta,
-                address_of(out),
-                DATA_TYPES[out.dtype],
-                product.out.leading,
-                product.out.step,
-                product.batch,
-                COMPUTE_TYPES[gemm.compute],
-                _DEFAULT_ALGORITHM,
-            )
+        getattr(cublas, recipe.function)(
+            handle.value,
+            *recipe.before,
+            left.data_ptr(),
+            *recipe.left,
+            right.data_ptr(),
+            *recipe.right,
+            out.data_ptr(),
+            *recipe.after,
+        )
         del held  # a graph's memory goes back to its pool when the product is in the graph
     except cublas.cuBLASError as error:
         raise CudaError(f"cuBLAS: {error}", "CUDA_ERROR_UNKNOWN") from error
-
-
-def address_of(layout: Layout) -> int:
-    """Return where a layout begins."""
-    address: int = layout.__array_interface__["data"][0]
-    return address

@@ -9,16 +9,15 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cudatool._allocator import Layout
+from cudatool._array import DeviceArray
 from cudatool._stream import Stream
-from cudatool.blas._cublas import COMPUTE_TYPES, DATA_TYPES, Handle, address_of, handle_for, scalar, scalar_type
-from cudatool.blas._gemm import FP8, Epilogue, Gemm
-from cudatool.blas._layout import Matrix
+from cudatool.blas._cublas import COMPUTE_TYPES, DATA_TYPES, handle_for, scalar, scalar_type
+from cudatool.blas._gemm import BFLOAT16, FP8, Compute, Epilogue, Gemm
+from cudatool.blas._layout import Product
 from cudatool.blas._workspace import size_of_workspace
 from cudatool.errors import CudaError, UsageError
 
@@ -41,6 +40,13 @@ _EPILOGUES: Final = {
     Epilogue.DRELU_BGRAD: 8 | 128 | 16,
     Epilogue.DGELU_BGRAD: 64 | 128 | 16,
 }
+_NOT_SUPPORTED: Final = 15  # CUBLAS_STATUS_NOT_SUPPORTED
+# cublasLtMatmulDescAttributes_t
+_BIAS_POINTER: Final = 8
+_AUX_POINTER: Final = 11
+_LEFT_SCALE_POINTER: Final = 17
+_RIGHT_SCALE_POINTER: Final = 18
+_OUT_SCALE_POINTER: Final = 20
 _FULL_REDUCTION: Final = 2  # CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; NONE is 0
 _ALGORITHM_BYTES: Final = 64  # of cublasLtMatmulAlgo_t
 _MOST_ALIGNMENT: Final = 256
@@ -50,44 +56,69 @@ class _Key(NamedTuple):
     """What a plan depends on."""
 
     device: int
-    sizes: tuple[int, int, int, int]
-    left: tuple[int, Matrix]  # cudaDataType and layout
-    right: tuple[int, Matrix]
-    out: tuple[int, Matrix]
-    compute: int
-    scalar: int
+    product: Product
+    left: np.dtype[Any]
+    right: np.dtype[Any]
+    out: np.dtype[Any]
+    compute: Compute
     epilogue: Epilogue
-    bias: int  # cudaDataType, -1 for none
+    bias: np.dtype[Any] | None
     aux_leading: int
-    alignments: tuple[int, ...]
-    has_scales: tuple[bool, bool]  # of the operands, of the result
+    alignment: int  # of every address, in bytes
+    has_scales: bool
+    has_out_scale: bool
     fast_accumulation: bool
     full_reduction: bool
+    algorithm: bytes  # the one that is wanted, empty for the best
 
 
 class Plan:
-    """Descriptors of a product, which are the driver's memory, and the algorithms that fit it."""
+    """Descriptors of a product, which are the library's memory, and the algorithm that computes it.
+
+    Attributes
+    ----------
+    layouts
+        Of left operand, right operand, what is added, and result.
+    adds_in_place
+        Whether what is added has the result's layout; if not, nothing is added.
+    algorithm
+        Address of the algorithm, once it is chosen.
+    factor
+        The dtype of alpha and beta.
+    """
 
     def __init__(self, key: _Key) -> None:
         lt = _bindings()
         attribute, layout = lt.MatmulDescAttribute, lt.MatrixLayoutAttribute
-        m, n, k, batch = key.sizes
-        self.description: int = lt.matmul_desc_create(key.compute, key.scalar)
+        m, n, k, batch, a, b, out, swapped, _ = key.product
+        left, right = (b, a) if swapped else (a, b)
+        self.factor = scalar_type(key.left, key.compute)
+        self.description: int = lt.matmul_desc_create(COMPUTE_TYPES[key.compute], DATA_TYPES[self.factor])
         self.layouts: list[int] = []
+        self.algorithm = 0
+        self._chosen: Any = None  # keeps it
         self._pointer = np.zeros(1, np.uint64)
-        for (kind, matrix), rows, columns in ((key.left, m, k), (key.right, k, n), (key.out, m, n)):
-            if matrix.operation:
-                rows, columns = columns, rows
-            handle = lt.matrix_layout_create(kind, rows, columns, matrix.leading)
+        self._pointer_at = self._pointer.ctypes.data
+        self._pointed: dict[int, int] = {}
+        self.adds_in_place = key.out not in FP8
+        added = BFLOAT16 if key.out in FP8 else key.out  # never a matrix of 8 bits, even if the result is one
+        for dtype, matrix, rows, columns in (
+            (key.left, left, m, k),
+            (key.right, right, k, n),
+            (added, out, m, n),
+            (key.out, out, m, n),
+        ):
+            shape = (columns, rows) if matrix.operation else (rows, columns)
+            handle = lt.matrix_layout_create(DATA_TYPES[dtype], *shape, matrix.leading)
             self.layouts.append(handle)
             if batch > 1:
                 _set(lt.matrix_layout_set_attribute, handle, layout.BATCH_COUNT, np.int32(batch))
                 _set(lt.matrix_layout_set_attribute, handle, layout.STRIDED_BATCH_OFFSET, np.int64(matrix.step))
-        self._put(attribute.TRANSA, np.int32(key.left[1].operation))
-        self._put(attribute.TRANSB, np.int32(key.right[1].operation))
+        self._put(attribute.TRANSA, np.int32(left.operation))
+        self._put(attribute.TRANSB, np.int32(right.operation))
         self._put(attribute.EPILOGUE, np.uint32(_EPILOGUES[key.epilogue]))
-        if key.bias >= 0:
-            self._put(attribute.BIAS_DATA_TYPE, np.int32(key.bias))
+        if key.bias is not None:
+            self._put(attribute.BIAS_DATA_TYPE, np.int32(DATA_TYPES[key.bias]))
         if key.aux_leading:
             self._put(attribute.EPILOGUE_AUX_LD, np.int64(key.aux_leading))
         if key.fast_accumulation:
@@ -96,10 +127,31 @@ class Plan:
     def _put(self, attribute: int, value: np.generic) -> None:
         _set(_bindings().matmul_desc_set_attribute, self.description, attribute, value)
 
-    def point(self, attribute: int, layout: Layout) -> None:
-        """Set an address that is a part of the description."""
-        self._pointer[0] = address_of(layout)
-        _bindings().matmul_desc_set_attribute(self.description, attribute, self._pointer.ctypes.data, 8)
+    def prepare(self, gemm: Gemm) -> None:
+        """Set the addresses that are a part of the description."""
+        if gemm.bias is not None:
+            self._point(_BIAS_POINTER, gemm.bias)
+        if gemm.aux is not None:
+            self._point(_AUX_POINTER, gemm.aux)
+        if gemm.scales is not None:
+            a, b, out = gemm.scales
+            first, second = (b, a) if gemm.product.swapped else (a, b)
+            self._point(_LEFT_SCALE_POINTER, first)
+            self._point(_RIGHT_SCALE_POINTER, second)
+            if out is not None:
+                self._point(_OUT_SCALE_POINTER, out)
+
+    def _point(self, attribute: int, array: DeviceArray) -> None:
+        address = array.data_ptr()
+        if self._pointed.get(attribute) != address:
+            self._pointer[0] = address
+            _bindings().matmul_desc_set_attribute(self.description, attribute, self._pointer_at, 8)
+            self._pointed[attribute] = address
+
+    def choose(self, found: Any) -> None:
+        """Use the first of these algorithms."""
+        self._chosen = found
+        self.algorithm = found.ctypes.data
 
     def find(self, handle: int, count: int, workspace: int, key: _Key) -> Any:
         """Return up to `count` algorithms that need no more than `workspace` bytes, the most promising first."""
@@ -109,25 +161,24 @@ class Plan:
         try:
             put = functools.partial(_set, lt.matmul_preference_set_attribute, preference)
             put(wanted.MAX_WORKSPACE_BYTES, np.uint64(workspace))
-            for name, alignment in zip("ABCD", (*key.alignments[:3], key.alignments[2]), strict=True):
-                put(getattr(wanted, f"MIN_ALIGNMENT_{name}_BYTES"), np.uint32(alignment))
+            for name in "ABCD":
+                put(getattr(wanted, f"MIN_ALIGNMENT_{name}_BYTES"), np.uint32(key.alignment))
             if key.full_reduction:
                 put(wanted.REDUCTION_SCHEME_MASK, np.uint32(_FULL_REDUCTION))
             found = np.zeros(count, lt.matmul_heuristic_result_dtype)
             returned = np.zeros(1, np.int32)
-            left, right, out = self.layouts
             lt.matmul_algo_get_heuristic(
                 handle,
                 self.description,
-                left,
-                right,
-                out,
-                out,
+                *self.layouts,
                 preference,
                 count,
                 found.ctypes.data,
                 returned.ctypes.data,
             )
+        except lt.cuBLASLtError as error:
+            if error.status != _NOT_SUPPORTED:
+                raise
         finally:
             lt.matmul_preference_destroy(preference)
         usable = found[: int(returned[0])]
@@ -138,9 +189,8 @@ class Plan:
         lt = _bindings()
         found = np.zeros(1, lt.matmul_heuristic_result_dtype)
         given = np.frombuffer(algorithm.ljust(_ALGORITHM_BYTES, b"\0"), np.uint8).copy()
-        left, right, out = self.layouts
         try:
-            lt.matmul_algo_check(handle, self.description, left, right, out, out, given.ctypes.data, found.ctypes.data)
+            lt.matmul_algo_check(handle, self.description, *self.layouts, given.ctypes.data, found.ctypes.data)
         except lt.cuBLASLtError:
             return None
         if found["state"][0] or found["workspace_size"][0] > workspace:
@@ -159,7 +209,7 @@ class Plan:
 
 class _Plans(threading.local):
     def __init__(self) -> None:
-        self.found: dict[tuple[_Key, bytes], tuple[Plan, Any]] = {}  # by algorithm too
+        self.found: dict[_Key, Plan] = {}
 
 
 _plans = _Plans()
@@ -178,52 +228,33 @@ def _set(setter: Any, target: int, attribute: int, value: np.generic) -> None:
     setter(target, int(attribute), held.ctypes.data, held.nbytes)
 
 
-def _key(gemm: Gemm, device: int) -> tuple[_Key, Layout, Layout]:
-    """Return what the plan of a product depends on, and cuBLAS's left and right operands."""
-    product = gemm.product
-    left, right = (gemm.b, gemm.a) if product.swapped else (gemm.a, gemm.b)
-    first, second = (product.b, product.a) if product.swapped else (product.a, product.b)
-    held = [left, right, gemm.out, *(layout for layout in (gemm.bias, gemm.aux) if layout is not None)]
+def _key(gemm: Gemm, device: int, algorithm: bytes = b"") -> _Key:
+    a, b, out, product, compute, _, _, _, epilogue, bias, aux, scales, fast, full = gemm
+    left, right = (b, a) if product.swapped else (a, b)
+    bits = a.data_ptr() | b.data_ptr() | out.data_ptr() | _MOST_ALIGNMENT
     leading = 0
-    if gemm.aux is not None:
-        leading = gemm.aux.strides[0] * 8 if "relu" in gemm.epilogue else gemm.aux.strides[0] // gemm.aux.itemsize
-    key = _Key(
+    if bias is not None:
+        bits |= bias.data_ptr()
+    if aux is not None:
+        bits |= aux.data_ptr()
+        leading = aux.strides[0] * 8 if "relu" in epilogue else aux.strides[0] // aux.dtype.itemsize
+    return _Key(
         device,
-        (product.m, product.n, product.k, product.batch),
-        (DATA_TYPES[left.dtype], first),
-        (DATA_TYPES[right.dtype], second),
-        (DATA_TYPES[gemm.out.dtype], product.out),
-        COMPUTE_TYPES[gemm.compute],
-        DATA_TYPES[scalar_type(gemm)],
-        gemm.epilogue,
-        -1 if gemm.bias is None else DATA_TYPES[gemm.bias.dtype],
+        product,
+        left.dtype,
+        right.dtype,
+        out.dtype,
+        compute,
+        epilogue,
+        None if bias is None else bias.dtype,
         leading,
-        tuple(_alignment(address_of(layout)) for layout in held),
-        (gemm.scales is not None, gemm.scales is not None and gemm.scales.out is not None),
-        gemm.fast_accumulation,
-        gemm.full_reduction,
+        bits & -bits,
+        scales is not None,
+        scales is not None and scales.out is not None,
+        fast,
+        full,
+        algorithm,
     )
-    return key, left, right
-
-
-def _alignment(address: int) -> int:
-    return min(address & -address, _MOST_ALIGNMENT) or _MOST_ALIGNMENT
-
-
-def _prepare(gemm: Gemm, plan: Plan) -> None:
-    """Set the addresses that a plan has beside the operands'."""
-    attribute = _bindings().MatmulDescAttribute
-    if gemm.bias is not None:
-        plan.point(attribute.BIAS_POINTER, gemm.bias)
-    if gemm.aux is not None:
-        plan.point(attribute.EPILOGUE_AUX_POINTER, gemm.aux)
-    if gemm.scales is not None:
-        a, b, out = gemm.scales
-        first, second = (b, a) if gemm.product.swapped else (a, b)
-        plan.point(attribute.A_SCALE_POINTER, first)
-        plan.point(attribute.B_SCALE_POINTER, second)
-        if out is not None:
-            plan.point(attribute.D_SCALE_POINTER, out)
 
 
 def algorithms(gemm: Gemm, stream: Stream, count: int) -> list[bytes]:
@@ -231,9 +262,9 @@ def algorithms(gemm: Gemm, stream: Stream, count: int) -> list[bytes]:
 
     An algorithm is 64 bytes, which mean the same as long as the version of the library is the same.
     """
-    key, _, _ = _key(gemm, stream.device_index)
+    key = _key(gemm, stream.device_index)
     plan = Plan(key)
-    _prepare(gemm, plan)
+    plan.prepare(gemm)
     found = plan.find(handle_for(stream).value, count, size_of_workspace(stream), key)
     return [result.tobytes()[:_ALGORITHM_BYTES] for result in found]
 
@@ -246,27 +277,55 @@ def gemm(gemm: Gemm, stream: Stream, algorithm: bytes = b"") -> None:
     UsageError
         cuBLASLt has none for it.
     """
-    key, left, right = _key(gemm, stream.device_index)
     handle = handle_for(stream)
-    found = _plans.found.get((key, algorithm))
+    key = _key(gemm, stream.device_index, algorithm)
+    lt = _bindings()
     try:
-        if found is None:
-            plan = Plan(key)
-            _prepare(gemm, plan)
-            workspace = size_of_workspace(stream)
-            chosen = plan.check(handle.value, algorithm, workspace) if algorithm else None
-            if chosen is None:
-                chosen = plan.find(handle.value, 1, workspace, key)
-            if not len(chosen):
-                raise UsageError(_refusal(gemm))
-            if len(_plans.found) >= _MOST_PLANS:
-                _plans.found.clear()
-            found = _plans.found[key, algorithm] = plan, chosen
+        plan = _plans.found.get(key)
+        if plan is None:
+            plan = _new_plan(gemm, key, handle.value, size_of_workspace(stream))
         else:
-            _prepare(gemm, found[0])
-        _run(gemm, stream, handle, left, right, *found)
-    except _bindings().cuBLASLtError as error:
+            plan.prepare(gemm)
+        left, right = (gemm.b, gemm.a) if gemm.product.swapped else (gemm.a, gemm.b)
+        (alpha, _alpha), (beta, _beta) = scalar(gemm.alpha, plan.factor), scalar(gemm.beta, plan.factor)
+        first, second, added, result = plan.layouts
+        workspace, _held = handle.use(stream)
+        out = gemm.out.data_ptr()
+        lt.matmul(
+            handle.value,
+            plan.description,
+            alpha,
+            left.data_ptr(),
+            first,
+            right.data_ptr(),
+            second,
+            beta,
+            out if plan.adds_in_place else 0,
+            added,
+            out,
+            result,
+            plan.algorithm,
+            workspace,
+            size_of_workspace(stream),
+            stream.native,
+        )
+    except lt.cuBLASLtError as error:
         raise CudaError(f"cuBLASLt: {error}", "CUDA_ERROR_UNKNOWN") from error
+
+
+def _new_plan(gemm: Gemm, key: _Key, handle: int, workspace: int) -> Plan:
+    plan = Plan(key)
+    plan.prepare(gemm)
+    found = plan.check(handle, key.algorithm, workspace) if key.algorithm else None
+    if found is None:
+        found = plan.find(handle, 1, workspace, key)
+    if not len(found):
+        raise UsageError(_refusal(gemm))
+    plan.choose(found)
+    if len(_plans.found) >= _MOST_PLANS:
+        _plans.found.clear()
+    _plans.found[key] = plan
+    return plan
 
 
 def _refusal(gemm: Gemm) -> str:
@@ -275,32 +334,4 @@ def _refusal(gemm: Gemm) -> str:
         f"cuBLASLt has no algorithm for {gemm.a.shape} @ {gemm.b.shape} of {gemm.a.dtype} to {gemm.out.dtype}"
         + (f" with epilogue {gemm.epilogue}" if gemm.epilogue else "")
         + (rule if gemm.a.dtype in FP8 else "")
-    )
-
-
-def _run(
-    gemm: Gemm, stream: Stream, handle: Handle, left: Layout, right: Layout, plan: Plan, algorithm: Sequence[Any]
-) -> None:
-    factor = scalar_type(gemm)
-    (alpha, _alpha), (beta, _beta) = scalar(gemm.alpha, factor), scalar(gemm.beta, factor)
-    workspace, _held = handle.use(stream)
-    out = address_of(gemm.out)
-    first, second, result = plan.layouts
-    _bindings().matmul(
-        handle.value,
-        plan.description,
-        alpha,
-        address_of(left),
-        first,
-        address_of(right),
-        second,
-        beta,
-        out,
-        result,
-        out,
-        result,
-        algorithm.ctypes.data,  # type: ignore[attr-defined]
-        workspace,
-        size_of_workspace(stream),
-        int(stream.core.handle),
     )

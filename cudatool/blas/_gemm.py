@@ -12,9 +12,10 @@ import ml_dtypes
 import numpy as np
 
 from cudatool import _driver
-from cudatool._allocator import Layout
+from cudatool._array import DeviceArray
 from cudatool._cuda import operation
 from cudatool._device import device as on_device
+from cudatool._device import is_current
 from cudatool._extents import emit_extents, extents
 from cudatool._stream import Stream
 from cudatool.backends._settings import settings
@@ -111,9 +112,9 @@ class Epilogue(StrEnum):
 class Scales(NamedTuple):
     """Factors of 8-bit elements, each one float32 in device memory."""
 
-    a: Layout
-    b: Layout
-    out: Layout | None
+    a: DeviceArray
+    b: DeviceArray
+    out: DeviceArray | None
 
 
 class Gemm(NamedTuple):
@@ -131,23 +132,20 @@ class Gemm(NamedTuple):
         Sums must not be rounded to the result's dtype on the way.
     """
 
-    a: Layout
-    b: Layout
-    out: Layout
+    a: DeviceArray
+    b: DeviceArray
+    out: DeviceArray
     product: Product
     compute: Compute
     alpha: complex = 1
     beta: complex = 0
     conjugate: tuple[bool, bool] = (False, False)
     epilogue: Epilogue = Epilogue.NONE
-    bias: Layout | None = None
-    aux: Layout | None = None
+    bias: DeviceArray | None = None
+    aux: DeviceArray | None = None
     scales: Scales | None = None
     fast_accumulation: bool = False
     full_reduction: bool = False
-
-    def __repr__(self) -> str:
-        return f"<Gemm {self.a.shape} @ {self.b.shape} of {self.a.dtype}>"  # the layouts' own would read them
 
 
 Implementation = Callable[[Gemm, Stream], None]
@@ -182,7 +180,7 @@ def enqueue(gemm: Gemm, stream: Stream) -> None:
     if _default is None:
         _start()
     if tuner is None or not tuner(gemm, stream):
-        perform(default_implementation(), gemm, stream)
+        perform(_default or default_implementation(), gemm, stream)
 
 
 def default_implementation() -> Implementation:
@@ -202,6 +200,9 @@ def _start() -> None:
 
 def perform(implementation: Implementation, gemm: Gemm, stream: Stream) -> None:
     """Enqueue a product by one implementation, and tell of it."""
+    if not hooks.active and is_current(stream.device_index):
+        implementation(gemm, stream)
+        return
     with on_device(stream.device_index), operation() as correlation:
         implementation(gemm, stream)
     if correlation:
@@ -217,7 +218,7 @@ def _emit(gemm: Gemm, stream: Stream, correlation: int) -> None:
         stream=stream.trace_id(),
         correlation=correlation,
         name=f"{name}_{gemm.epilogue}" if gemm.epilogue else name,
-        address=out.ctypes.data,
+        address=out.data_ptr(),
         size=out.nbytes,
         aux0=pack_dims(out.shape[-2], out.shape[-1], gemm.a.shape[-1]),
     )
@@ -228,5 +229,5 @@ def _emit(gemm: Gemm, stream: Stream, correlation: int) -> None:
     if gemm.aux is not None:
         touched.append((gemm.aux, read if epilogue.reads_aux else write))
     touched += [(scale, read) for scale in gemm.scales or () if scale is not None]
-    for layout, mode in touched:
-        emit_extents(Kind.ACCESS, extents(layout), mode, device=device, correlation=correlation)
+    for array, mode in touched:
+        emit_extents(Kind.ACCESS, extents(array.layout), mode, device=device, correlation=correlation)

@@ -17,11 +17,12 @@ import numpy as np
 
 from cudatool import _cuda
 from cudatool._allocator import Layout
+from cudatool._array import DeviceArray
+from cudatool._capture import is_capturing
 from cudatool._cuda import check
 from cudatool._stream import Stream
 from cudatool.blas._gemm import Gemm
 from cudatool.blas._numerics import apply_epilogue, product, store
-from cudatool.blas._workspace import is_capturing
 
 __all__ = ["address", "gemm", "repeat", "repeatable"]
 
@@ -64,13 +65,12 @@ def _computation(gemm: Gemm) -> Callable[[], object]:
     a, b, out = _unowned(gemm.a), _unowned(gemm.b), _unowned(gemm.out)
     bias = None if gemm.bias is None else _unowned(gemm.bias)
     aux = None if gemm.aux is None else _unowned(gemm.aux)
-    scales = [None if scale is None else _unowned(scale) for scale in gemm.scales or ()]
+    factors = [_unowned(scale).reshape(()) for scale in gemm.scales or () if scale is not None]
     conjugate_a, conjugate_b = gemm.conjugate
     alpha, beta, compute, epilogue = gemm.alpha, gemm.beta, gemm.compute, gemm.epilogue
 
     def compute_now() -> None:
         values = product(a.conj() if conjugate_a else a, b.conj() if conjugate_b else b, compute)
-        factors = [scale.reshape(()) for scale in scales if scale is not None]
         for factor in factors[:2]:
             values = values * factor
         if alpha != 1:
@@ -85,13 +85,14 @@ def _computation(gemm: Gemm) -> Callable[[], object]:
     return compute_now
 
 
-def _unowned(layout: Layout) -> Layout:
+def _unowned(array: DeviceArray) -> Layout:
+    layout = array.layout
     # As bytes, because the interface has no name for the types of ml_dtypes.
     interface = {
         "version": 3,
         "shape": layout.shape,
         "typestr": f"|V{layout.itemsize}",
-        "data": (layout.ctypes.data, False),
+        "data": (array.data_ptr(), False),
         "strides": layout.strides,
     }
     return np.asarray(type("Unowned", (), {"__array_interface__": interface})()).view(layout.dtype)

@@ -74,7 +74,6 @@ def arrange(
     itemsize: int,
     out_itemsize: int,
     conjugate: tuple[bool, bool] = (False, False),
-    *,
     rows: bool = False,
     contracted: bool = False,
 ) -> Product:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cudatool._allocator import Layout, allocate
+from cudatool._allocator import allocate
 from cudatool._array import DeviceArray, empty
 from cudatool._stream import Stream, current_stream
 from cudatool._transfer import copy_on_device
@@ -71,9 +71,16 @@ def room_for(
     if (out.shape, out.dtype, out.device) != (shape, dtype, device):
         raise UsageError(f"{name}: out must have shape {shape} and dtype {dtype} on device {device}; it is {out!r}")
     for operand in operands:
-        if operand is not None and np.may_share_memory(out.layout, plain(operand)[0].layout):
+        if operand is not None and _may_overlap(out, plain(operand)[0]):
             raise UsageError(f"{name}: out overlaps an operand, which a product cannot be written to")
     return out
+
+
+def _may_overlap(a: DeviceArray, b: DeviceArray) -> bool:
+    memory = a._memory
+    if memory is not None and b._memory is not None and memory is not b._memory:
+        return False  # without a look at the bounds, which takes longer
+    return np.may_share_memory(a.layout, b.layout)
 
 
 def multiply(
@@ -84,8 +91,8 @@ def multiply(
     alpha: complex = 1,
     beta: complex = 0,
     epilogue: Epilogue = Epilogue.NONE,
-    bias: Layout | None = None,
-    aux: Layout | None = None,
+    bias: DeviceArray | None = None,
+    aux: DeviceArray | None = None,
     scales: Scales | None = None,
     fast_accumulation: bool = False,
 ) -> DeviceArray:
@@ -109,14 +116,14 @@ def multiply(
         x.itemsize,
         z.itemsize,
         (conjugate_a, conjugate_b),
-        rows=bool(epilogue),
-        contracted=x.itemsize == 1,
+        bool(epilogue),
+        x.itemsize == 1,
     )
     stream = current_stream(out.device)
     if product.a.copy:
-        x = _copy(x, product.a.copy, stream)
+        left = _copy(left, product.a.copy, stream)
     if product.b.copy:
-        y = _copy(y, product.b.copy, stream)
+        right = _copy(right, product.b.copy, stream)
     target = out
     if product.out.copy:
         target = empty(out.shape, out.dtype, device=out.device)
@@ -125,9 +132,9 @@ def multiply(
     compute = compute_type(x.dtype)
     enqueue(
         Gemm(
-            x,
-            y,
-            target.layout,
+            left,
+            right,
+            target,
             product,
             compute,
             alpha,
@@ -145,8 +152,9 @@ def multiply(
     return out if target is out else out.copy_(target)
 
 
-def _copy(layout: Layout, order: Order, stream: Stream) -> Layout:
+def _copy(array: DeviceArray, order: Order, stream: Stream) -> DeviceArray:
     """Return a copy whose rows, or columns, are contiguous; of a batch that is one matrix repeated, of that one."""
+    layout = array.layout
     source = layout[0] if layout.ndim == 3 and not layout.strides[0] else layout
     shape = source.shape
     if order == COLUMN_MAJOR:
@@ -155,4 +163,5 @@ def _copy(layout: Layout, order: Order, stream: Stream) -> Layout:
     else:
         copy, _ = allocate(shape, source.dtype, stream)
     copy_on_device(copy, source, stream)
-    return np.broadcast_to(copy, layout.shape) if source is not layout else copy
+    whole = copy if source is layout else np.broadcast_to(copy, layout.shape)
+    return DeviceArray(whole, None, array.device)  # the layout keeps the memory

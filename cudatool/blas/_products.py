@@ -217,6 +217,7 @@ def _addmv(
         The shapes, dtypes or devices do not fit each other.
     """
     check_operands("addmv", mat, vec, 2, 1)
+    _check_factors("addmv", mat.dtype, alpha, beta)
     found = _with_input("addmv", input, out, mat.shape[:1], mat, vec, copy=beta != 0)
     multiply(mat, _column(vec), found[:, None], alpha=alpha, beta=beta)
     return found
@@ -246,9 +247,9 @@ def _linear(input: Operand, weight: Operand, bias: DeviceArray | None = None) ->
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise UsageError(f"linear: the bias must have shape {weight.shape[:1]}, not {bias.shape}")
-    flat = _matrix(input)
+    flat = input if len(input.shape) == 2 else _matrix(input)
     found = _mm(flat, weight.T) if bias is None else _addmm(bias, flat, weight.T)
-    return found.reshape((*input.shape[:-1], weight.shape[0]))
+    return found if flat is input else found.reshape((*input.shape[:-1], weight.shape[0]))
 
 
 def added(
@@ -263,13 +264,19 @@ def added(
     epilogue: Epilogue = Epilogue.NONE,
 ) -> DeviceArray:
     """Return ``epilogue(beta * input + alpha * (a @ b))``: a row is the epilogue's, all else is there beforehand."""
+    _check_factors(name, a.dtype, alpha, beta)
     if beta == 1 and _can_be_bias(input, shape, a.dtype):
         found = room_for(name, out, shape, a.dtype, a.device, a, b, input)
-        bias = input.reshape(-1).contiguous().layout
+        bias = (input if input.ndim == 1 else input[0]).contiguous()
         with_bias = Epilogue(f"{epilogue}_bias" if epilogue else "bias")
         return multiply(a, b, found, alpha=alpha, epilogue=with_bias, bias=bias)
     found = _with_input(name, input, out, shape, a, b, copy=beta != 0)
     return multiply(a, b, found, alpha=alpha, beta=beta, epilogue=epilogue)
+
+
+def _check_factors(name: str, dtype: np.dtype[np.generic], *factors: complex) -> None:
+    if dtype.kind != "c" and any(type(factor) is complex for factor in factors):
+        raise UsageError(f"{name}: alpha and beta must be real for {dtype}")
 
 
 def _can_be_bias(input: DeviceArray, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bool:

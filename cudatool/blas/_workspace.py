@@ -8,10 +8,8 @@ import re
 import warnings
 from typing import Final
 
-from cudatool import _cuda
 from cudatool._allocator import Memory
 from cudatool._api import traced
-from cudatool._cuda import check
 from cudatool._device import get_device_properties
 from cudatool._stream import Stream
 from cudatool.backends._settings import settings
@@ -21,7 +19,6 @@ __all__ = [
     "check_deterministic",
     "clear_workspaces",
     "generation",
-    "is_capturing",
     "new_workspace",
     "size_of_workspace",
     "workspace",
@@ -29,7 +26,6 @@ __all__ = [
 ]
 
 _DETERMINISTIC: Final = (":4096:8", ":16:8")
-_LEGACY: Final = (0, 1)  # handles of the legacy default stream
 _KIB: Final = 1024
 _HOPPER: Final = 9  # major compute capability
 _DEFAULT: Final = (2 * 4096 + 8 * 16) * _KIB
@@ -93,14 +89,6 @@ def clear_workspaces() -> None:
     global generation
     generation += 1
     _blocks.clear()
-
-
-def is_capturing(stream: Stream) -> bool:
-    """Return whether the stream records into a graph."""
-    if stream.cuda_stream in _LEGACY:  # which cannot be captured, and must not be asked
-        return False
-    status = check(_cuda.driver.cuStreamIsCapturing(stream.core.handle))
-    return bool(status != _cuda.driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
 
 
 def check_deterministic() -> None:

@@ -14,7 +14,7 @@ import ctypes
 import operator
 import os
 from _ctypes import CFuncPtr  # what every function of ctypes is an instance of
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -216,6 +216,12 @@ class PluggableProvider:
 
     def synchronize_event(self, token: Any) -> None:
         self._base.synchronize_event(token)
+
+    def captured_tail(self, stream: int) -> tuple[int, frozenset[int]] | None:
+        return self._base.captured_tail(stream)
+
+    def nodes_before(self, node: int) -> Iterable[int]:
+        return self._base.nodes_before(node)
 
     def memory_info(self) -> tuple[int, int]:
         return self._base.memory_info()

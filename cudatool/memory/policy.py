@@ -18,7 +18,7 @@ Segments come from a provider and are cut into blocks. How a request is served::
         else merge it with its free neighbours
 
 While requests are redirected to a private pool, as they are while a CUDA graph is captured, no event may be recorded
-or waited for: pending blocks wait until that is over, and the last step but one is left out.
+or waited for: pending blocks wait until that is over (or see capture_reuse.py), and the last step but one is left out.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from cudatool.memory.blocks import (
     round_size,
     segment_size,
 )
+from cudatool.memory.capture_reuse import CaptureReuse
 from cudatool.memory.journal import Journal
 from cudatool.memory.oom import out_of_memory_error
 from cudatool.memory.pools import BlockState, PoolState, PrivatePool, RestoreResult, blocks_of
@@ -105,6 +106,7 @@ class Policy:
         # By stream: events of pending blocks, oldest first. A stream's events pass in order.
         self._pending: dict[int, deque[tuple[Any, Block]]] = {}
         self._deferred: list[Block] = []  # pending blocks whose events could not be recorded yet
+        self._capture_reuse = CaptureReuse(provider) if settings.graph_capture_record_stream_reuse else None
         self.segments = Segments(
             active=self._active,
             pools=self._all_pools,
@@ -130,6 +132,8 @@ class Policy:
         """
         rounded = (size + _ROUND) & ~_ROUND if self._rounds_to_minimum else round_size(size, self._settings)
         if self._redirections:
+            if self._capture_reuse is not None:
+                self._free_blocks_behind(stream, self._capture_reuse)
             pool = self._redirected(rounded, stream)
         else:
             if self._pending or self._deferred:
@@ -159,6 +163,8 @@ class Policy:
         block.state = PENDING
         if self._redirections:
             self._deferred.append(block)
+            if self._capture_reuse is not None:
+                self._capture_reuse.freed(block)
         else:
             self._record_events(block, list(block.stream_uses))
 
@@ -194,14 +200,19 @@ class Policy:
         return block
 
     def release_cached(self, pool: PoolId, keep: int = 0) -> None:
-        """Wait for pending blocks, then give back what is wholly free until no more than `keep` bytes are reserved."""
+        """Wait for pending blocks, then give back what is wholly free until no more than `keep` bytes are reserved.
+
+        While requests are redirected, nothing is waited for, as unmapping pages of an expandable segment would.
+        """
         segments = self.segments
         if pool == DEFAULT_POOL and not self._redirections:
             self._free_pending_blocks()
             segments.release_free(self._large, keep)
             segments.release_free(self._small, keep)
         for private in [p for p in self._private.values() if p.use_count == 0 and pool in (DEFAULT_POOL, p.id)]:
-            if pool != DEFAULT_POOL:
+            if self._redirections and private.small.expandable:
+                continue
+            if pool != DEFAULT_POOL and not self._redirections:
                 self._free_pending_blocks(pool)
             segments.release_free(private.small, keep)
             segments.release_free(private.large, keep)
@@ -458,7 +469,16 @@ class Policy:
             token = self._provider.record_event(stream)
             self._pending.setdefault(stream, deque()).append((token, block))
 
+    def _free_blocks_behind(self, stream: int, reuse: CaptureReuse) -> None:
+        """Free the pending blocks of a captured stream that the graph has no use for from here on."""
+        for block in reuse.take_reusable(stream):
+            self._deferred.remove(block)
+            block.stream_uses = None
+            self._nobody_uses(block)
+
     def _record_deferred_events(self) -> None:
+        if self._capture_reuse is not None:
+            self._capture_reuse.clear()
         deferred, self._deferred = self._deferred, []
         for block in deferred:
             assert block.stream_uses is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 __all__ = ["SegmentProvider"]
@@ -52,6 +53,15 @@ class SegmentProvider(Protocol):
 
     def synchronize_event(self, token: Any) -> None:
         """Wait until the work before `token` is done. The token is not used again."""
+
+    def captured_tail(self, stream: int) -> tuple[int, frozenset[int]] | None:
+        """Return the capture that a stream takes part in, and the nodes that what is next in it comes behind.
+
+        None if it is not being captured. Called only with ``graph_capture_record_stream_reuse``.
+        """
+
+    def nodes_before(self, node: int) -> Iterable[int]:
+        """Return the nodes directly before one of a graph that is being captured."""
 
     def memory_info(self) -> tuple[int, int]:
         """Return the device's free and total bytes."""

@@ -10,7 +10,7 @@ from typing import Any
 from cudatool.random._bernoulli import bernoulli, bernoulli_, dropout, native_dropout, native_dropout_backward
 from cudatool.random._creation import normal, rand, rand_like, randint, randint_like, randn, randn_like
 from cudatool.random._fills import cauchy_, exponential_, geometric_, log_normal_, normal_, random_, uniform_
-from cudatool.random._generator import Generator, default_generator
+from cudatool.random._generator import Generator
 from cudatool.random._multinomial import multinomial
 from cudatool.random._randperm import randperm
 from cudatool.random._state import (
@@ -30,7 +30,6 @@ from cudatool.random._state import (
 __all__ = [
     # generators
     "Generator",
-    "default_generator",
     "default_generators",
     "fork_rng",
     "get_rng_state",

@@ -54,12 +54,13 @@ class _Place:
     """Where the kernels of one graph read seed and offset, and by how much they have moved the offset so far."""
 
     def __init__(self, array: DeviceArray) -> None:
-        self.array = array
+        self.array = array  # first written by the first replay, on whatever stream
         self.drawn = 0
 
     def write(self, seed: int, offset: int) -> None:
         # Pageable memory has been read when the copy returns.
         self.array.copy_(np.array([seed, offset], _STATE), non_blocking=True)
+        self.array.record_stream(current_stream(self.array.device))
 
 
 class Generator:
@@ -96,12 +97,16 @@ class Generator:
     def manual_seed(self, seed: SupportsIndex) -> Generator:
         """Set the seed, begin at the first number again, and return the generator.
 
+        While the current stream is captured nothing can be set; the seed that the generator has changes nothing.
+
         Raises
         ------
         UsageError
-            The seed is not in [-2^63, 2^64), or the current stream is being captured.
+            The seed is not in [-2^63, 2^64), or is another one and the current stream is being captured.
         """
-        self._set(_as_seed(seed), 0)
+        number = _as_seed(seed)
+        if number != self._state.seed or not self._in_capture():
+            self._set(number, 0)
         return self
 
     @traced
@@ -188,17 +193,17 @@ class Generator:
         return f"<Generator device={self._device} seed={self._state.seed} offset={self._state.offset}>"
 
     def _set(self, seed: int, offset: int) -> None:
-        self._refuse_capture()
-        state = self._state
-        with state.lock:
-            state.seed, state.offset = seed, offset
-
-    def _refuse_capture(self) -> None:
-        if _driver.chosen() is not None and is_capturing(current_stream(self._device)):
+        if self._in_capture():
             raise UsageError(
                 "seed and offset cannot be set while a graph is captured: each replay takes those of its time; "
                 "use graphsafe_set_state(), or set them before a replay"
             )
+        state = self._state
+        with state.lock:
+            state.seed, state.offset = seed, offset
+
+    def _in_capture(self) -> bool:
+        return _driver.chosen() is not None and is_capturing(current_stream(self._device))
 
     def draw(self, count: int, stream: Stream) -> Drawn:
         """Take `count` numbers for each thread of a kernel that is launched next.
@@ -236,8 +241,7 @@ class Generator:
     def begin_capture(self, graph: object) -> None:
         """Give seed and offset of `graph` a place in device memory; the capture begins next."""
         state = self._captured[id(graph)] = self._state
-        place = state.places[id(graph)] = _Place(empty(2, _STATE, device=self._device))
-        place.write(state.seed, 0)
+        state.places[id(graph)] = _Place(empty(2, _STATE, device=self._device))
 
     def end_capture(self, graph: object) -> int:
         """Return by how much the kernels captured into `graph` move the offset, if nobody was told yet."""

@@ -315,8 +315,12 @@ def run(source: str, name: str, grid: int | tuple[int, int], block: int, stream:
     """Launch a kernel of `source` on one-dimensional blocks."""
     from cudatool._kernel import launch
 
-    config = _cuda.core.LaunchConfig(grid=grid, block=block)
-    launch(stream, config, kernel(source, name, stream.device_index), *arguments)
+    launch(stream, _config(grid, block), kernel(source, name, stream.device_index), *arguments)
+
+
+@functools.cache
+def _config(grid: int | tuple[int, int], block: int) -> Any:
+    return _cuda.core.LaunchConfig(grid=grid, block=block)
 
 
 REALS: Final = {"float16": "Half", "bfloat16": "Bfloat16", "float32": "float", "float64": "double"}
@@ -324,6 +328,7 @@ REALS: Final = {"float16": "Half", "bfloat16": "Bfloat16", "float32": "float", "
 _WORDS: Final = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "Word64"}
 
 
+@functools.cache
 def real_type(dtype: np.dtype[Any], what: str) -> str:
     """Return what kernels call a floating-point dtype.
 
@@ -337,6 +342,7 @@ def real_type(dtype: np.dtype[Any], what: str) -> str:
     return REALS[dtype.name]
 
 
+@functools.cache
 def word_type(dtype: np.dtype[Any], what: str) -> str:
     """Return what kernels call a dtype, where those of integers and bool stand for unsigned ones of the same size.
 
@@ -353,14 +359,6 @@ def word_type(dtype: np.dtype[Any], what: str) -> str:
 
 
 _INT_MAX: Final = 2**31 - 1
-
-
-def _pieces(size: int, itemsize: int) -> list[int]:
-    """Return the sizes of the parts that are filled one after the other: none ends beyond 2 GiB (of 32-bit offsets)."""
-    if 1 + (size - 1) * itemsize <= _INT_MAX:
-        return [size]
-    first = size // 2
-    return _pieces(first, itemsize) + _pieces(size - first, itemsize)
 
 
 def fill(
@@ -389,16 +387,23 @@ def fill(
     ordered = in_memory_order(out)
     target = ordered if ordered.is_contiguous() else empty(ordered.shape, out.dtype, device=out.device)
     stream = current_stream(out.device)
-    sizes = _pieces(out.size, out.dtype.itemsize)
-    if len(sizes) > 1:  # PyTorch takes the numbers of the whole first, and then does not use them
+    if 1 + (out.size - 1) * out.dtype.itemsize <= _INT_MAX:
+        parts = [target]
+    else:  # PyTorch takes the numbers of the whole first, and then does not use them
         take(generator, draws(out.size, unroll, out.device), stream)
-    flat, start = target.ravel(), 0
-    for size in sizes:
-        drawn = take(generator, draws(size, unroll, out.device), stream)
-        part = flat[start : start + size]
-        grid = blocks(size, out.device)
-        run(_FILL, f"fill<{distribution}>", grid, BLOCK, stream, part, size, a, b, *drawn)
-        start += size
+        parts = _halves(target.ravel())
+    for part in parts:
+        drawn = take(generator, draws(part.size, unroll, out.device), stream)
+        grid = blocks(part.size, out.device)
+        run(_FILL, f"fill<{distribution}>", grid, BLOCK, stream, part, part.size, a, b, *drawn)
     if target is not ordered:
         ordered.copy_(target)
     return out
+
+
+def _halves(array: DeviceArray) -> list[DeviceArray]:
+    """Return the parts of a long array that are filled one after the other: each ends before 2 GiB of its own."""
+    if 1 + (array.size - 1) * array.dtype.itemsize <= _INT_MAX:
+        return [array]
+    middle = array.size // 2
+    return _halves(array[:middle]) + _halves(array[middle:])

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from cudatool import _cuda, _driver
+from cudatool._array import DeviceArray
 from cudatool._device import device as on_device
 from cudatool._kernel import Kernel, compile, launch
 from cudatool._stream import Stream
@@ -96,13 +97,7 @@ _MATRIX: Final = np.dtype([("data", "<u8"), ("row", "<i8"), ("column", "<i8"), (
 
 def _kernel_fits(gemm: Gemm) -> bool:
     dtype, _ = _C_TYPES.get(gemm.compute, (None, ""))
-    return (
-        gemm.a.dtype == dtype
-        and not isinstance(gemm.alpha, complex)
-        and not isinstance(gemm.beta, complex)
-        and not gemm.product.wide
-        and gemm.product.batch <= _MOST_BATCHES
-    )
+    return gemm.a.dtype == dtype and not gemm.product.wide and gemm.product.batch <= _MOST_BATCHES
 
 
 @functools.cache
@@ -116,12 +111,12 @@ def _by_kernel(gemm: Gemm, stream: Stream) -> None:
     rows, columns = gemm.out.shape[-2:]
     grid = (-(-rows // _TILE), -(-columns // _TILE), gemm.product.batch)
     config = _cuda.core.LaunchConfig(grid=grid, block=(_TILE, _TILE))
-    matrices = (_as_struct(layout) for layout in (gemm.a, gemm.b, gemm.out))
+    matrices = (_as_struct(array) for array in (gemm.a, gemm.b, gemm.out))
     factors = (gemm.a.dtype.type(factor) for factor in (gemm.alpha, gemm.beta))
     kernel = _compiled(type_name, stream.device_index)
     launch(stream, config, kernel, *matrices, rows, columns, gemm.a.shape[-1], *factors)
 
 
-def _as_struct(layout: Any) -> Any:
-    step = layout.strides[0] if layout.ndim == 3 else 0
-    return np.array((layout.ctypes.data, *layout.strides[-2:], step), _MATRIX)[()]
+def _as_struct(array: DeviceArray) -> Any:
+    step = array.strides[0] if array.ndim == 3 else 0
+    return np.array((array.data_ptr(), *array.strides[-2:], step), _MATRIX)[()]

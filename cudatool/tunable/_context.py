@@ -12,12 +12,12 @@ from typing import Final
 
 from cudatool import _cuda, _driver
 from cudatool._api import traced
+from cudatool._capture import is_capturing
 from cudatool._cuda import check
 from cudatool._device import current_device, get_device_capability, get_device_name
 from cudatool._stream import Stream, current_stream
 from cudatool.blas import _gemm
 from cudatool.blas._gemm import Gemm
-from cudatool.blas._workspace import is_capturing
 from cudatool.errors import ConfigError, UsageError
 from cudatool.tunable._candidates import DEFAULT, candidate
 from cudatool.tunable._problem import Problem, example, problem_of

@@ -11,7 +11,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cudatool._allocator import Layout, allocate
+from cudatool._allocator import allocate
+from cudatool._array import DeviceArray
 from cudatool._stream import Stream
 from cudatool._transfer import copy_to_device
 from cudatool.blas._gemm import BFLOAT16, Compute, Gemm
@@ -79,15 +80,17 @@ def example(problem: Problem, stream: Stream, path: str) -> Gemm:
     a = _matrix(batch, n, k, right == "n", leading[1], dtype, stream)
     out = _matrix(batch, n, m, True, leading[2], dtype, stream)
     conjugate = (right == "c", left == "c")
-    product = arrange(a.shape, a.strides, b.shape, b.strides, out.strides, a.itemsize, out.itemsize, conjugate)
+    product = arrange(a.shape, a.strides, b.shape, b.strides, out.strides, dtype.itemsize, dtype.itemsize, conjugate)
     return Gemm(a, b, out, product, compute, conjugate=conjugate)
 
 
-def _matrix(batch: int, rows: int, columns: int, by_rows: bool, leading: int, dtype: Any, stream: Stream) -> Layout:
+def _matrix(
+    batch: int, rows: int, columns: int, by_rows: bool, leading: int, dtype: Any, stream: Stream
+) -> DeviceArray:
     lines, length = (rows, columns) if by_rows else (columns, rows)
     random = np.random.default_rng(0)
     whole, _ = allocate((batch, lines, max(leading, length)), dtype, stream)
     copy_to_device(whole, random.standard_normal(whole.shape).astype(dtype), stream)
     part = whole[:, :, :length]
     part = part if by_rows else part.swapaxes(1, 2)
-    return part if batch > 1 else part[0]
+    return DeviceArray(part if batch > 1 else part[0], None, stream.device_index)

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cudatool._allocator import Layout, allocate
+from cudatool._allocator import allocate
 from cudatool._array import DeviceArray
 from cudatool._device import get_device_properties
 from cudatool._event import Event
@@ -64,10 +64,10 @@ def fastest(gemm: Gemm, stream: Stream, limits: Limits) -> Result:
     expected: Any = None
     best: Result | None = None
     for name, enqueue in candidates(gemm, stream):
-        copy_on_device(place, gemm.out, stream)
+        copy_on_device(place.layout, gemm.out.layout, stream)
         try:
             enqueue(turns[0], stream)
-            found = DeviceArray(place, None, stream.device_index).get()
+            found = place.get()
         except CudatoolError:
             if expected is None:  # the default itself
                 raise
@@ -116,17 +116,18 @@ def _turns(gemm: Gemm, stream: Stream, rotating_mib: int) -> list[Gemm]:
     room = cache if rotating_mib < 0 else rotating_mib * _MIB
     size = gemm.a.nbytes + gemm.b.nbytes + gemm.out.nbytes
     more = min(-(-room // size) - 1 if room > size else 0, _MOST_COPIES - 1)
-    copies = ([_copy_of(layout, stream) for layout in (gemm.a, gemm.b, gemm.out)] for _ in range(more))
+    copies = ([_copy_of(array, stream) for array in (gemm.a, gemm.b, gemm.out)] for _ in range(more))
     return [gemm, *(gemm._replace(a=a, b=b, out=out) for a, b, out in copies)]
 
 
-def _copy_of(layout: Layout, stream: Stream) -> Layout:
+def _copy_of(array: DeviceArray, stream: Stream) -> DeviceArray:
     """Return a copy with the same strides, gaps and all."""
+    layout = array.layout
     low, high = np.lib.array_utils.byte_bounds(layout)
     room, _ = allocate(-(-(high - low) // layout.itemsize), layout.dtype, stream)
     copy = np.lib.stride_tricks.as_strided(room, layout.shape, layout.strides)
     copy_on_device(copy, layout, stream)
-    return copy
+    return DeviceArray(copy, None, array.device)
 
 
 def _is_close(found: Any, expected: Any, compute: Compute) -> bool:

@@ -20,6 +20,8 @@ class FakeProvider:
         self.passed: set[int] = set()
         self.synchronized: list[int] = []
         self.next_token = 1
+        self.tails: dict[int, tuple[int, frozenset[int]]] = {}  # stream -> its capture and the nodes at its end
+        self.edges: dict[int, list[int]] = {}  # node -> those before it
 
     def allocate(self, size: int, stream: int) -> int:
         if size > self.memory_info()[0]:
@@ -66,6 +68,12 @@ class FakeProvider:
 
     def synchronize_event(self, token: int) -> None:
         self.synchronized.append(self.tokens.pop(token))
+
+    def captured_tail(self, stream: int) -> tuple[int, frozenset[int]] | None:
+        return self.tails.get(stream)
+
+    def nodes_before(self, node: int) -> list[int]:
+        return self.edges.get(node, [])
 
     def memory_info(self) -> tuple[int, int]:
         return self.total - sum(self.segments.values()) - sum(self.pages.values()), self.total

@@ -131,6 +131,62 @@ def test_uses_while_redirected_are_over_when_that_ends(provider: FakeProvider, a
     assert {} == provider.tokens
 
 
+@pytest.mark.parametrize("seen", [(3,), (3, 4)], ids=["one", "both"])
+def test_block_is_had_again_during_a_capture_when_all_its_uses_come_before(
+    provider: FakeProvider, make: Make, seen: tuple[int, ...]
+) -> None:
+    allocator = make("graph_capture_record_stream_reuse:True")
+    allocator.begin_allocate_to_pool(POOL, everywhere)
+    address = allocator.malloc(2 * MIB, 0)
+    for stream in (1, 2):
+        allocator.record_stream(address, stream)
+    provider.tails = {0: (9, frozenset([1])), 1: (9, frozenset([3])), 2: (9, frozenset([4]))}
+    provider.edges = {2: [1], 3: [2], 4: [2], 5: [*seen, 1]}
+    allocator.free(address)
+    assert address != allocator.malloc(2 * MIB, 0)
+    provider.tails[0] = 9, frozenset([5])
+    assert (address == allocator.malloc(2 * MIB, 0)) == (seen == (3, 4))
+    allocator.end_allocate_to_pool(POOL)
+    assert {} == provider.tokens
+
+
+def test_block_that_a_stream_outside_of_the_capture_used_waits_for_its_end(provider: FakeProvider, make: Make) -> None:
+    allocator = make("graph_capture_record_stream_reuse:True")
+    allocator.begin_allocate_to_pool(POOL, everywhere)
+    address = allocator.malloc(2 * MIB, 0)
+    allocator.record_stream(address, 1)
+    provider.tails = {0: (9, frozenset([1]))}
+    allocator.free(address)
+    assert address != allocator.malloc(2 * MIB, 0)
+    allocator.end_allocate_to_pool(POOL)
+    allocator.malloc(512, 0)
+    allocator.begin_allocate_to_pool(POOL, everywhere)
+    assert address == allocator.malloc(2 * MIB, 0)
+
+
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
+def test_pool_that_loses_its_last_user_during_a_capture_is_given_back_without_waiting(
+    provider: FakeProvider, make: Make, conf: str
+) -> None:
+    allocator, other = make(conf), (2, 0)
+    allocator.create_or_incref_pool(other)
+    allocator.begin_allocate_to_pool(other, everywhere)
+    free, used = allocator.malloc(30 * MIB, 0), allocator.malloc(30 * MIB, 5)
+    allocator.end_allocate_to_pool(other)
+    allocator.free(free)
+    allocator.record_stream(used, 1)
+    allocator.free(used)
+    allocator.begin_allocate_to_pool(POOL, everywhere)
+    for _ in range(2):
+        allocator.release_pool(other)
+    allocator.empty_cache(other)
+    assert [] == provider.synchronized
+    assert (1 if not conf else 2) == len([s for s in allocator.snapshot_segments() if s["segment_pool_id"] == other])
+    allocator.end_allocate_to_pool(POOL)
+    allocator.empty_cache()
+    assert [] == [s for s in allocator.snapshot_segments() if s["segment_pool_id"] == other]
+
+
 def test_pool_can_have_a_provider_of_its_own(provider: FakeProvider, make: Make) -> None:
     allocator, own = make("expandable_segments:True"), FakeProvider()
     allocator.create_or_incref_pool(POOL, provider=own)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import cudatool
-from cudatool import amp, optim
+from cudatool import amp, blas, ops, optim
+from cudatool.amp._policy import POLICIES, Policy
 from cudatool.errors import UsageError
+from cudatool.graphs import CUDAGraph, graph
+from cudatool.ops import registered
 from cudatool.trace.events import Event, Kind
 
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 WAITS = {Kind.STREAM_SYNCHRONIZE, Kind.DEVICE_SYNCHRONIZE, Kind.EVENT_SYNCHRONIZE}
 
 
@@ -241,3 +248,214 @@ def twice(scaler: Any, optimizer: Any, first: str, second: str) -> None:
 def test_what_is_wrong_is_refused(use: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         use(scaler_with(), PlainOptimizer())
+
+
+# autocast: which operation is in which class.
+
+# torch's lists for CUDA: https://docs.pytorch.org/docs/stable/amp.html, "CUDA Op-Specific Behavior", and the
+# operations of the library underneath that it leaves out there (vdot, native_layer_norm).
+LOWER = """
+    matmul addbmm addmm addmv addr baddbmm bmm chain_matmul multi_dot conv1d conv2d conv3d conv_transpose1d
+    conv_transpose2d conv_transpose3d GRUCell linear LSTMCell mm mv prelu RNNCell
+"""
+FLOAT32 = """
+    pow acos asin binary_cross_entropy_with_logits cosh cosine_embedding_loss cdist cosine_similarity cross_entropy
+    cumprod cumsum dist erfinv exp expm1 group_norm hinge_embedding_loss kl_div l1_loss layer_norm native_layer_norm log
+    log10 log_softmax log1p log2 logsumexp margin_ranking_loss mse_loss multilabel_margin_loss multi_margin_loss nll_loss
+    norm normalize pdist poisson_nll_loss prod reciprocal rms_norm rsqrt sinh smooth_l1_loss soft_margin_loss softmax
+    softmin softplus sum renorm tan triplet_margin_loss
+"""
+WIDEST = "addcdiv addcmul atan2 bilinear cross dot grid_sample index_put scatter_add tensordot vdot"
+OURS = "addmm_activation mm_epilogue"  # products that cuBLASLt fuses with more
+CLASSES = {
+    **dict.fromkeys(f"{LOWER} {OURS}".split(), (Policy.LOWER_PRECISION,)),
+    **dict.fromkeys(FLOAT32.split(), (Policy.FLOAT32, Policy.FLOAT32_RESULT)),
+    **dict.fromkeys(WIDEST.split(), (Policy.WIDEST,)),
+}
+
+
+def test_every_operation_is_in_the_class_that_torch_puts_it_in() -> None:
+    operations = {
+        member.name for package in (blas, ops) for member in vars(package).values() if isinstance(member, ops.Op)
+    }
+    found = {name: POLICIES.get(name) for name in operations}
+    allowed = {name: CLASSES.get(name.rpartition(".")[2], (None,)) for name in operations}
+    assert {} == {name: policy for name, policy in found.items() if policy not in allowed[name]}
+
+
+def test_no_class_names_an_operation_that_does_not_exist() -> None:
+    assert set() == POLICIES.keys() - registered().keys()
+
+
+def test_operations_whose_result_has_a_dtype_of_its_own_take_one() -> None:
+    wanting = {name for name, policy in POLICIES.items() if policy is Policy.FLOAT32_RESULT}
+    assert wanting == {name for name in wanting if "dtype" in inspect.signature(registered()[name]).parameters}
+
+
+# autocast: regions.
+
+
+def product() -> np.dtype[Any]:
+    """Return the dtype in which a product of float32 runs."""
+    return blas.mm(cudatool.ones((2, 2)), cudatool.ones((2, 2))).dtype
+
+
+def test_regions_nest_and_end() -> None:
+    found = [(product(), amp.is_autocast_enabled())]
+    with amp.autocast():
+        found.append((product(), amp.is_autocast_enabled()))
+        with amp.autocast(enabled=False):
+            found.append((product(), amp.is_autocast_enabled()))
+            with amp.autocast(dtype=BFLOAT16):
+                found.append((product(), amp.is_autocast_enabled()))
+        found.append((product(), amp.is_autocast_enabled()))
+    found.append((product(), amp.is_autocast_enabled()))
+    half = np.float16
+    assert [np.float32, half, np.float32, BFLOAT16, half, np.float32] == [dtype for dtype, _ in found]
+    assert [False, True, False, True, True, False] == [enabled for _, enabled in found]
+
+
+def test_a_region_inherits_dtype_and_cache_of_the_one_around() -> None:
+    assert (np.float16, True) == (amp.get_autocast_dtype(), amp.is_autocast_cache_enabled())
+    with amp.autocast(dtype=BFLOAT16, cache_enabled=False), amp.autocast():
+        assert (BFLOAT16, False) == (amp.get_autocast_dtype(), amp.is_autocast_cache_enabled())
+
+
+def test_a_region_ends_when_something_fails() -> None:
+    with pytest.raises(ZeroDivisionError), amp.autocast():
+        raise ZeroDivisionError
+    assert not amp.is_autocast_enabled()
+
+
+def test_a_decorated_function_runs_under_autocast_also_when_it_calls_itself() -> None:
+    @amp.autocast()
+    def run(depth: int) -> list[np.dtype[Any]]:
+        return [product(), *(run(depth - 1) if depth else [])]
+
+    assert [np.float16] * 3 == run(2)
+    assert np.float32 == product()
+
+
+def test_a_region_is_of_one_thread() -> None:
+    with amp.autocast(), ThreadPoolExecutor(1) as other:
+        assert np.float32 == other.submit(product).result()
+
+
+def test_a_call_with_out_is_left_alone() -> None:
+    out = cudatool.empty((2, 2))
+    with amp.autocast():
+        assert blas.mm(cudatool.ones((2, 2)), cudatool.ones((2, 2)), out=out) is out
+    assert np.all(out.get() == 2)
+
+
+def test_arrays_of_any_strides_are_cast() -> None:
+    host = np.arange(24.0, dtype=np.float32).reshape(4, 6)
+    array = cudatool.asarray(host)
+    for view in (lambda a: a.T, lambda a: a[:, ::2], lambda a: a[::-1]):
+        expected = view(host)
+        with amp.autocast():
+            found = blas.mm(view(array), cudatool.asarray(np.eye(expected.shape[1], dtype=np.float32)))
+        np.testing.assert_array_equal(found.get(), expected.astype(np.float16))
+
+
+def test_the_wanted_dtype_of_a_result_counts() -> None:
+    with amp.autocast():
+        assert np.float64 == ops.sum(cudatool.ones(3, np.float16), dtype=np.float64).dtype
+
+
+def casts(events: list[Event]) -> int:
+    return sum(event.kind is Kind.KERNEL_LAUNCH and event.name.startswith("map<float, float16") for event in events)
+
+
+def test_parameters_are_cast_once_in_the_outermost_region(events: list[Event]) -> None:
+    weight, data = cudatool.ones((2, 2)), cudatool.ones((2, 2), np.float16)
+    optimizer = optim.SGD([weight], lr=1.0)
+    for cache_enabled, expected in ((True, 1), (False, 3)):
+        events.clear()
+        with amp.autocast(cache_enabled=cache_enabled):
+            blas.mm(data, weight)
+            with amp.autocast():
+                blas.mm(data, weight)
+            blas.mm(data, weight)
+        assert expected == casts(events)
+    optimizer.step([cudatool.ones((2, 2))])  # to zero: what was cast before counts no longer
+    with amp.autocast():
+        assert 0 == float(blas.mm(data, weight).get().max())
+
+
+def test_other_arrays_are_cast_each_time(events: list[Event]) -> None:
+    data, changing = cudatool.ones((2, 2), np.float16), cudatool.ones((2, 2))
+    with amp.autocast():
+        blas.mm(data, changing)
+        changing.fill_(2.0)
+        assert 4 == float(blas.mm(data, changing).get().max())
+    assert 2 == casts(events)
+
+
+def test_clearing_the_cache_casts_again(events: list[Event]) -> None:
+    weight = cudatool.ones((2, 2))
+    optimizer = optim.SGD([weight])
+    with amp.autocast():
+        blas.mm(weight, weight)
+        amp.clear_autocast_cache()
+        blas.mm(weight, weight)
+    assert 2 == casts(events)
+    del optimizer
+
+
+def test_a_graph_contains_the_casts_that_it_uses() -> None:
+    weight, data = cudatool.ones((2, 2)), cudatool.ones((2, 2))
+    optimizer, captured = optim.SGD([weight], lr=1.0), CUDAGraph()
+    with amp.autocast():
+        blas.mm(data, weight)
+        cudatool.synchronize()
+        with graph(captured):
+            found = blas.mm(data, weight)
+    weight.fill_(3.0)
+    captured.replay()
+    assert np.all(found.get() == 6)
+    del optimizer
+
+
+def test_two_half_precisions_do_not_mix() -> None:
+    with amp.autocast(), pytest.raises(UsageError, match="one half precision at a time"):
+        ops.atan2(cudatool.ones(2, np.float16), cudatool.ones(2, BFLOAT16))
+
+
+def test_a_function_gets_its_inputs_in_the_precision_it_wants() -> None:
+    @amp.custom_fwd(cast_inputs=np.float32)
+    def forward(x: Any, *, also: Any, number: int) -> Any:
+        return x.dtype, also.dtype, product(), number, amp.is_autocast_enabled()
+
+    half, double = cudatool.ones(2, np.float16), cudatool.ones(2, np.float64)
+    assert (np.float16, np.float64, np.float32, 3, False) == forward(half, also=double, number=3)
+    with amp.autocast():
+        assert (np.float32, np.float64, np.float32, 3, False) == forward(half, also=double, number=3)
+
+    @amp.custom_fwd
+    def unchanged(x: Any) -> Any:
+        return x.dtype, product()
+
+    with amp.autocast():
+        assert (np.float16, np.float16) == unchanged(half)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int8])
+def test_autocast_is_to_half_precision(dtype: Any) -> None:
+    with pytest.raises(UsageError, match="float16 or bfloat16"):
+        amp.autocast(dtype=dtype)
+
+
+def test_the_type_of_device_is_cuda() -> None:
+    with amp.autocast("cuda"):
+        assert amp.is_autocast_enabled("cuda")
+        assert np.float16 == amp.get_autocast_dtype("cuda")
+    assert amp.GradScaler("cuda").is_enabled()
+    for use in (amp.autocast, amp.GradScaler, amp.is_autocast_enabled, amp.get_autocast_dtype):
+        with pytest.raises(UsageError, match="not 'cpu'"):
+            use("cpu")
+
+
+def test_only_functions_are_decorated() -> None:
+    with pytest.raises(UsageError, match="use with"):
+        amp.autocast()(3)  # type: ignore[arg-type]

@@ -183,6 +183,13 @@ def test_addmm_does_not_read_what_is_multiplied_with_nothing(rng):
     check(a @ b, found, "f4")
 
 
+def test_complex_factors_are_for_complex_numbers():
+    a = cudatool.asarray(np.array([[1 + 2j]], "c8"))
+    assert [[2j]] == blas.addmm(a, a, a, beta=0, alpha=2j / (1 + 2j) ** 2).get().round(5).tolist()
+    with pytest.raises(UsageError, match="must be real for float32"):
+        blas.addmm(cudatool.ones((1, 1)), cudatool.ones((1, 1)), cudatool.ones((1, 1)), alpha=1j)
+
+
 def test_addmm_in_place(rng):
     c, a, b = values(rng, (5, 4), "f8"), values(rng, (5, 7), "f8"), values(rng, (7, 4), "f8")
     whole = cudatool.asarray(c)

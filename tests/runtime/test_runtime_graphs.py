@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -471,6 +474,22 @@ def test_cache_is_emptied_during_a_capture_without_harm() -> None:
     assert (array[:5].get().tolist(), kept.get().sum()) == ([2] * 5, 0)
 
 
+def test_pool_of_the_programs_is_dropped_during_a_capture() -> None:
+    pools, stream = [cudatool.MemPool()], cudatool.Stream()
+    with cudatool.use_mem_pool(pools[0]):
+        array, free = cudatool.zeros(100), cudatool.zeros(30 * MIB)
+    array.record_stream(stream)
+    del free, array
+
+    def work() -> cudatool.DeviceArray:
+        pools.pop()
+        return cudatool.full(100, 2)
+
+    graph, result = captured(work)
+    graph.replay()
+    assert result.get().tolist() == [2] * 100
+
+
 def test_out_of_memory_during_a_capture_leaves_the_cache_alone() -> None:
     graph = cudatool.CUDAGraph()
 
@@ -538,6 +557,27 @@ def test_graph_in_a_reference_cycle_gives_everything_back() -> None:
     gc.collect()
     cudatool.empty_cache()
     assert cudatool.memory_reserved() == reserved
+
+
+_TWO_DEVICES = """
+import cudatool as ct
+with ct.device(1):
+    a, graph = ct.zeros(10), ct.CUDAGraph()
+    with ct.graph(graph):
+        b = ct.full(10, 3)
+        a.copy_(b)
+    pools = [(s["device"], s["segment_pool_id"]) for s in ct.memory_snapshot(graph.pool())]
+graph.replay()
+print(a.get()[0], pools, ct.current_device())
+"""
+
+
+def test_graph_lives_on_the_device_that_it_was_captured_on() -> None:
+    environment = {**os.environ, "CUDATOOL_DEVICE": "sim:count=2"}
+    command = [sys.executable, "-c", _TWO_DEVICES]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "3.0 [(1, (1, 0))] 0\n"
 
 
 # Random generators --------------------------------------------------------------------------------------------------
@@ -748,9 +788,33 @@ def freed(increase: cudatool.Kernel, a: cudatool.DeviceArray, b: cudatool.Device
     graph.replay()
 
 
+def outside(increase: cudatool.Kernel, a: cudatool.DeviceArray, b: cudatool.DeviceArray) -> None:
+    """The graph waits for, and records, events of streams beside it, at each launch."""
+    graph, first, last = cudatool.CUDAGraph(), cudatool.Stream(), cudatool.Stream()
+    filled, increased = cudatool.Event(external=True), cudatool.Event(external=True)
+    filled.record(first)
+    with cudatool.graph(graph):
+        filled.wait()
+        increase[1, 128](a, b, 100)
+        increased.record()
+    with cudatool.stream(first):
+        a.fill_(1)
+        filled.record()
+    graph.replay()
+    increased.wait(last)
+    with cudatool.stream(last):
+        increase[1, 128](b, b, 100)
+
+
 @pytest.mark.parametrize(
     ("work", "expected"),
-    [(clean, []), (unordered, ["race-raw"]), (missed, ["capture-missed"]), (freed, ["use-after-free"])],
+    [
+        (clean, []),
+        (unordered, ["race-raw"]),
+        (missed, ["capture-missed"]),
+        (freed, ["use-after-free"]),
+        (outside, []),
+    ],
 )
 def test_sanitizer_understands_graphs_from_what_the_runtime_tells(
     work: Callable[..., None],

@@ -14,6 +14,7 @@ import cudatool
 from cudatool import optim
 from cudatool._multi_tensor import CHUNK
 from cudatool.errors import UsageError
+from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, Event, Kind
 
 Arrays = list[Any]
@@ -323,7 +324,8 @@ def test_many_arrays_take_few_launches(events: list[Event]) -> None:
     assert 2 == sum(event.kind is Kind.KERNEL_LAUNCH for event in events)
 
 
-def test_traces_say_what_a_step_accesses(events: list[Event]) -> None:
+def test_traces_say_what_a_step_accesses(events: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "wants_accesses", True)
     param, grad = cudatool.ones(4), cudatool.ones(4)
     optimizer = optim.SGD([param], momentum=0.9)
     events.clear()
