@@ -334,7 +334,9 @@ def test_scaled_mm(rng, types, out_dtype, has_fp8):
     a, b = fp8(rng, (16, 32), types[0]), fp8(rng, (16, 32), types[1])
     scales = cudatool.asarray(np.array([0.5, 4], "f4"))
     found = blas.scaled_mm(cudatool.asarray(a), cudatool.asarray(b).T, scales[:1], scales[1:], out_dtype=out_dtype)
-    check(2 * (exact(a) @ exact(b).T), found, out_dtype)
+    assert found.dtype == np.dtype(out_dtype)
+    # Tensor cores keep some 14 bits of a sum of 8-bit products.
+    np.testing.assert_allclose(exact(found.get()), 2 * (exact(a) @ exact(b).T), rtol=1e-2, atol=2e-2)
 
 
 def test_scaled_mm_copies_what_is_in_the_other_order(rng, has_fp8):
