@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 
 import ml_dtypes
@@ -507,6 +510,33 @@ def test_nothing_of_a_captured_product_outlives_its_graph(device):
         blas.mm(x, x, out=out)
         stream.synchronize()
         assert {} == _host._once
+
+
+RACE = """
+import cudatool
+a, out = cudatool.ones((8, 8)), cudatool.empty((8, 8))
+cudatool.synchronize()
+graph, other = cudatool.CUDAGraph(), cudatool.Stream()
+with cudatool.graph(graph):
+    cudatool.blas.mm(a, a, out=out)
+graph.replay()
+if ORDERED:
+    other.wait_stream(cudatool.current_stream())
+with cudatool.stream(other):
+    copy = out.clone()
+cudatool.synchronize()
+"""
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_race_with_a_captured_product_is_found(tmp_path, ordered):
+    program = tmp_path / "program.py"
+    program.write_text(RACE.replace("ORDERED", str(ordered)))
+    done = subprocess.run(
+        [sys.executable, "-m", "cudatool", "sanitize", "--device", "sim", "--json", program], capture_output=True
+    )
+    findings = json.loads(done.stdout)["findings"]
+    assert ([] if ordered else ["race-raw"]) == [finding["kind"] for finding in findings]
 
 
 def test_products_of_two_threads(rng):
