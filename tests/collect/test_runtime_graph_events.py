@@ -52,6 +52,15 @@ with ct.record("t.ctrace", device="sim", measure_accesses=True):
         with ct.stream(last):
             increase[1, 128](out, out, n)
         ct.synchronize()
+    if "drawing" in sys.argv:
+        from cudatool.random import rand
+        other = ct.CUDAGraph()
+        with ct.graph(other):
+            rand(n)
+        for stream in (side, eager, side):  # each replay writes the generator's state where the kernel reads it
+            with ct.stream(stream):
+                other.replay()
+        ct.synchronize()
     if "freed" in sys.argv:
         del source
     for _ in range(2):
@@ -109,6 +118,7 @@ def test_captured_calls_are_not_counted_as_work(trace: Trace) -> None:
         ("unjoined", ["race-war"]),
         ("freed", ["use-after-free"]),
         ("external", []),
+        ("drawing", []),
     ],
 )
 def test_sanitizer_finds_what_is_wrong_with_a_capture(

@@ -806,21 +806,10 @@ def outside(increase: cudatool.Kernel, a: cudatool.DeviceArray, b: cudatool.Devi
         increase[1, 128](b, b, 100)
 
 
-def drawing(increase: cudatool.Kernel, a: cudatool.DeviceArray, b: cudatool.DeviceArray) -> None:
-    """Replays on two streams each get a place in the generator's numbers, in device memory."""
-    graph = cudatool.CUDAGraph()
-    with cudatool.graph(graph):
-        cudatool.random.rand(100)
-    for _ in range(2):
-        with cudatool.stream(cudatool.Stream()):
-            graph.replay()
-
-
 @pytest.mark.parametrize(
     ("work", "expected"),
     [
         (clean, []),
-        (drawing, []),
         (unordered, ["race-raw"]),
         (missed, ["capture-missed"]),
         (freed, ["use-after-free"]),
