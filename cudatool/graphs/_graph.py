@@ -280,8 +280,6 @@ class CUDAGraph:
     def _prepare_generators(self, stream: Stream) -> None:
         if is_capturing(stream):
             raise UsageError("a graph that draws random numbers cannot be replayed inside of another capture")
-        if self._last_stream not in (None, stream):
-            stream.wait_stream(self._last_stream)  # the replay there still reads what is written now
         last = self._last_stream
         if last is not None and last != stream and not last.is_closed:
             stream.wait_stream(last)  # what is written now must have been read by then

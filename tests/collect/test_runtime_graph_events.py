@@ -17,7 +17,7 @@ from cudatool.trace.reader import read
 _PROGRAM = """
 import sys, cudatool as ct
 n = 100
-with ct.record("t.ctrace", device="sim", measure_accesses=True):
+with ct.record("t.ctrace", device="sim", measure_accesses=True, checks=["memcheck"]):
     increase = ct.compile('''
         extern "C" __global__ void increase(const float *a, float *out, int n) {
             int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -126,3 +126,4 @@ def test_sanitizer_finds_what_is_wrong_with_a_capture(
 ) -> None:
     report = check(trace if defect is None else recorded(tmp_path, defect))
     assert expected == [str(finding.kind) for finding in report.findings]
+    assert ["use-after-free"] * (defect == "freed") == [finding.kind for finding in report.on_device]
