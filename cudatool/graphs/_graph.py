@@ -151,7 +151,7 @@ class CUDAGraph:
         Raises
         ------
         UsageError
-            There is no capture, or the current stream is another one.
+            There is no capture; or it began on another stream than the current one, or on another thread.
         CudaError
             Something in the capture was not allowed, or a stream that takes part was not waited for. The capture is
             over nevertheless, and the object can capture again.
@@ -161,8 +161,6 @@ class CUDAGraph:
             raise UsageError("capture_end() without capture_begin(): nothing is being captured")
         if current_stream() != capture.stream:
             raise UsageError(f"the capture must end on the stream it began on; make {capture.stream!r} current")
-        if threading.get_ident() != capture.thread:
-            raise UsageError("the capture must end on the thread it began on")
         result = self._end(capture)
         try:
             self._graph = check(result)
@@ -184,6 +182,8 @@ class CUDAGraph:
 
     def _end(self, capture: Capture) -> tuple[Any, ...]:
         """End the driver's capture, and the use of its pool for new memory; return what the driver said."""
+        if threading.get_ident() != capture.thread:
+            raise UsageError("the capture must end on the thread it began on")
         with on_device(self._device), _operation() as correlation:
             result: tuple[Any, ...] = _cuda.driver.cuStreamEndCapture(capture.stream.core.handle)
         self._capture, self._held = None, capture.held
@@ -196,14 +196,8 @@ class CUDAGraph:
             hooks.emit(Kind.GRAPH_CAPTURE_END, device=self._device, stream=stream, aux0=self._trace_id)
         return result
 
-    def abandon(self) -> None:
-        """End a capture, of whatever has been captured so far there is nothing left; do nothing if there is none.
-
-        Raises
-        ------
-        CudaError
-            The capture cannot be ended here: it began on another thread.
-        """
+    def _abandon(self) -> None:
+        """Drop whatever was captured, also if the capture is still under way."""
         if self._capture is not None:
             _, self._graph = self._end(self._capture)
         self._let_go()
@@ -288,8 +282,14 @@ class CUDAGraph:
 
     @traced
     def reset(self) -> None:
-        """Drop what was captured, and the graph's use of its pool; a capture under way is given up."""
-        self.abandon()
+        """Drop what was captured, and the graph's use of its pool; a capture under way is given up.
+
+        Raises
+        ------
+        UsageError
+            A capture is under way that began on another thread.
+        """
+        self._abandon()
         self._generators = []
 
     def pool(self) -> tuple[int, int]:
@@ -389,7 +389,7 @@ class CUDAGraph:
 
     def __del__(self, _finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if getattr(self, "_pool", None) is not None and not _finalizing():
-            self.abandon()
+            self._abandon()
 
     def __repr__(self) -> str:
         state = "capturing" if self._capture is not None else "captured" if self._pool is not None else "empty"
