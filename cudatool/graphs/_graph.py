@@ -22,7 +22,7 @@ from cudatool._mempool import MemPool, give_back
 from cudatool._native import call
 from cudatool._pinned import let_go
 from cudatool._stream import Stream, current_stream, default_stream
-from cudatool.errors import UsageError
+from cudatool.errors import CudaError, UsageError
 from cudatool.graphs._generators import CapturableGenerator
 from cudatool.memory import CachingAllocator
 from cudatool.random._generator import default_generator
@@ -244,8 +244,9 @@ class CUDAGraph:
         Raises
         ------
         UsageError
-            Nothing was captured; or the current stream is being captured and the graph draws random numbers, for which
-            the program has to do something at each replay.
+            Nothing was captured.
+        CudaError
+            The current stream is being captured into another graph.
         """
         if not self._executable:
             self.instantiate()
@@ -260,6 +261,7 @@ class CUDAGraph:
             if correlation:
                 hooks.end()
         if status:
+            _refuse_in_capture(stream)
             raise_status(status)
         if correlation:
             hooks.emit(
@@ -272,8 +274,7 @@ class CUDAGraph:
             )
 
     def _prepare_generators(self, stream: Stream) -> None:
-        if is_capturing(stream):
-            raise UsageError("a graph that draws random numbers cannot be replayed inside of another capture")
+        _refuse_in_capture(stream)
         last = self._last_stream
         if last is not None and last != stream and not last.is_closed:
             stream.wait_stream(last)  # what is written now must have been read by then
@@ -402,6 +403,14 @@ def _operation() -> AbstractContextManager[int]:
     A source of driver calls that knows the nodes of graphs tells of these calls itself, whoever makes them.
     """
     return nullcontext(0) if hooks.tells_graphs else operation()
+
+
+def _refuse_in_capture(stream: Stream) -> None:
+    if is_capturing(stream):
+        raise CudaError(
+            "a graph cannot be replayed inside of another capture; call the functions that it was captured from",
+            "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+        )
 
 
 def refuse_nested() -> None:
