@@ -397,12 +397,16 @@ def test_other_threads_work_as_ever_during_a_capture(increase: cudatool.Kernel) 
             assert cudatool.current_stream().query()
             return pool_of(b), b[:3].get().tolist(), cudatool.is_current_stream_capturing()
 
-    def work() -> Any:
-        increase[1, 128](a, a, 100)
-        return in_thread(eager)
+    found: list[Any] = []
 
-    graph, found = captured(work)
-    assert found == ((0, 0), [4, 4, 4], False)
+    def work() -> None:
+        increase[1, 128](a, a, 100)
+        found.append(in_thread(eager))
+
+    try:
+        graph, _ = captured(work)
+    finally:
+        assert found == [((0, 0), [4, 4, 4], False)]
     graph.replay()
     assert a.get().tolist() == [1] * 100
 
