@@ -17,7 +17,7 @@ POLICY = [
 
 libraries = [
     # A Python module, unlike the others.
-    Extension("cudatool._launcher", ["cudatool/_launcher.c"]),
+    Extension("cudatool._native", ["cudatool/_native.c"]),
     # Not a Python module: a libcuda.so.1 whose entry points are resolved in Python (docs/design/software-device.md).
     Extension(
         "cudatool.sim._libcuda",

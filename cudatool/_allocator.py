@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, SupportsIndex
+from typing import Any, Protocol, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,12 @@ from cudatool import _cuda, _driver
 from cudatool._cuda import check, operation
 from cudatool._device import DeviceLike, device_count, device_index, get_device_properties
 from cudatool._device import device as on_device
+from cudatool._native import Region
 from cudatool._stream import Stream, current_stream
 from cudatool.errors import UsageError
 from cudatool.memory import CachingAllocator
 from cudatool.memory import memory_summary as _table
+from cudatool.memory.driver_provider import DriverProvider, device_of_stream, foreign_stream
 from cudatool.memory.pluggable import CUDAPluggableAllocator, UncachedAllocator
 from cudatool.memory.snapshot import SegmentInfo
 from cudatool.trace import hooks
@@ -30,6 +32,7 @@ from cudatool.units import format_bytes
 __all__ = [
     "Layout",
     "Memory",
+    "Owner",
     "Shape",
     "allocate",
     "allocator",
@@ -167,12 +170,10 @@ def get_allocator_backend() -> str:
 def _make(device: int) -> CachingAllocator:
     with operation():
         _ = _cuda.driver
-        from cudatool.memory.driver_provider import DriverProvider
-
         return CachingAllocator(
             DriverProvider(device),
             device=device,
-            stream_id=lambda handle: hooks.stream_id(device, handle),
+            stream_id=lambda stream: hooks.stream_id(*device_of_stream(stream, device)),
             processes=lambda: _processes(device),
         )
 
@@ -188,34 +189,43 @@ def _processes(device: int) -> list[tuple[int, int]]:
         return []
 
 
-class Memory:
+class Owner(Protocol):
+    """What keeps the memory of an array."""
+
+    def record_stream(self, stream: Stream) -> None:
+        """Let the memory rest, once it is given back, until what is on `stream` by then has completed."""
+
+
+class Memory(Region):
     """A block of device memory, which goes back to its allocator when the last array in it is gone.
+
+    NumPy lays arrays over it, which keep it alive. The addresses are the device's: never read through it.
 
     Parameters
     ----------
+    size
+        Bytes.
     stream
         What the block may be used on at once; others say so by :meth:`record_stream`.
-
-    Attributes
-    ----------
-    __array_interface__
-        Lets NumPy keep the block alive. The addresses are the device's: never read through it.
     """
 
-    __slots__ = ("__array_interface__", "_allocator", "address")
+    __slots__ = ("_allocator",)
 
     def __init__(self, size: int, stream: Stream) -> None:
-        self._allocator = current_allocator(stream.device_index)
-        self.address = self._allocator.malloc(size, stream.cuda_stream)
-        self.__array_interface__ = array_interface(self.address, size)
+        source = current_allocator(stream.device_index)
+        super().__init__(source.malloc(size, stream.cuda_stream), size)
+        self._allocator = source
 
     def record_stream(self, stream: Stream) -> None:
         """Let the block rest, once it is freed, until what is on `stream` by then has completed."""
-        self._allocator.record_stream(self.address, stream.cuda_stream)
+        number = stream.cuda_stream
+        if isinstance(self._allocator, CachingAllocator) and stream.device_index != self._allocator.device:
+            number = foreign_stream(stream.device_index, number)
+        self._allocator.record_stream(self.address, number)
 
     def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
-        # The slots are empty if there was not enough memory; and the end of the process frees everything.
-        if hasattr(self, "__array_interface__") and not _finalizing():
+        # The slot is empty if there was not enough memory; and the end of the process frees everything.
+        if hasattr(self, "_allocator") and not _finalizing():
             self._allocator.free(self.address)
 
 
@@ -239,7 +249,7 @@ def allocate(shape: Shape, dtype: npt.DTypeLike, stream: Stream) -> tuple[Layout
         raise UsageError(f"an array of {dtype} cannot be in device memory: its elements are Python objects")
     extents = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
     memory = Memory(math.prod(extents) * dtype.itemsize, stream)
-    return np.asarray(memory).view(dtype).reshape(extents), memory
+    return np.ndarray(extents, dtype, memory), memory  # type: ignore[arg-type] # its stubs miss buffers
 
 
 def caching_allocator_alloc(size: int, device: DeviceLike = None, stream: Stream | int | None = None) -> int:

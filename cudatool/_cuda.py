@@ -6,10 +6,11 @@ the device (:func:`cudatool._driver.initialize`). No other module knows how NVID
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from cudatool import _driver
 from cudatool.errors import CompileError, CudaError, OutOfMemoryError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     core: Any
     driver: Any
 
-__all__ = ["check", "core", "driver", "operation"]
+__all__ = ["check", "core", "driver", "entry", "operation", "raise_status"]
 
 _ADVICE = {
     "CUDA_ERROR_ILLEGAL_ADDRESS": "the context cannot be used again; mend the access and start the program anew",
@@ -79,6 +80,17 @@ def check(result: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 else tuple(values) or None
 
 
+def raise_status(status: int) -> NoReturn:
+    """Raise the error that a driver function's status stands for.
+
+    Raises
+    ------
+    CudaError
+        Always.
+    """
+    raise _error(__getattr__("driver").CUresult(status).name, _driver.last_message())
+
+
 def _error(name: str, text: str = "") -> CudaError:
     if not text:
         from cuda.bindings import driver
@@ -88,6 +100,16 @@ def _error(name: str, text: str = "") -> CudaError:
     if name in _ADVICE:
         text = f"{text}; {_ADVICE[name]}"
     return OutOfMemoryError(text) if name == "CUDA_ERROR_OUT_OF_MEMORY" else CudaError(text, name)
+
+
+@functools.cache
+def entry(name: str) -> int:
+    """Return the address of a function of the driver, for :mod:`cudatool._native`."""
+    address, _ = check(__getattr__("driver").cuGetProcAddress(name.encode(), _DRIVER_VERSION, 0))
+    return int(address)
+
+
+_DRIVER_VERSION: Final = 12000  # as of which the functions are wanted
 
 
 class operation:  # noqa: N801 - reads as a statement

@@ -137,14 +137,15 @@ def is_current(index: int) -> bool:
     return _thread.alone or _ask_current() == index
 
 
-def call_on(index: int, function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
-    """Call a function of the driver where a device is current, and return its status."""
+def call_on(index: int, function: Callable[..., int], *arguments: Any) -> int:
+    """Call what returns a driver's status where a device is current, and return that."""
     if is_current(index):
-        status = function(*arguments)[0]
+        status = function(*arguments)
         if status != _INVALID_CONTEXT:
             return status
+        # Another library has taken the context away from this thread.
     with device(index):
-        return function(*arguments)[0]
+        return function(*arguments)
 
 
 _INVALID_CONTEXT: Final = 201  # CUDA_ERROR_INVALID_CONTEXT

@@ -273,7 +273,12 @@ def _initialize() -> Choice:
     from cudatool.sim import Options, Schedule, load
 
     schedule = Schedule(options.pop("schedule", "fifo"))
-    settings: Options = Options(schedule=schedule, cache_dir=cache_directory() / "native", **options)
+    settings: Options = Options(
+        schedule=schedule,
+        launch_blocking=os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"),
+        cache_dir=cache_directory() / "native",
+        **options,
+    )
     machine = load(settings)
     count = "the software device" if settings.count == 1 else f"{settings.count} software devices"
     description = f"{count} ({format_bytes(settings.memory)}, schedule {settings.schedule}, seed {settings.seed})"

@@ -7,12 +7,13 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from cudatool import _cuda
-from cudatool._cuda import check, operation
+from cudatool._cuda import check, entry, operation, raise_status
 from cudatool._device import DeviceLike, call_on, current_device, device_index
 from cudatool._device import device as on_device
+from cudatool._native import call
 from cudatool.errors import CudaError, UsageError
 from cudatool.trace import hooks
-from cudatool.trace.events import Kind
+from cudatool.trace.events import EventFlag, Kind
 
 if TYPE_CHECKING:
     from cudatool._stream import Stream
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["Event"]
 
 _TIMING, _SHARED = 1, 2  # EVENT_CREATE's flags
+_HANDLE_BYTES = 64  # of a CUipcEventHandle
+_EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL
 
 
 class Event:
@@ -66,7 +69,7 @@ class Event:
         event = cls(interprocess=True)
         index = device_index(device)
         native = _cuda.driver.CUipcEventHandle()
-        native.reserved = handle
+        ctypes.memmove(native.getPtr(), handle, min(len(handle), _HANDLE_BYTES))
         with on_device(index), operation() as correlation:
             event.cuda_event = int(check(_cuda.driver.cuIpcOpenEventHandle(native)))
         event._made(index, correlation)
@@ -86,7 +89,7 @@ class Event:
             self._create(current_device())
         with on_device(self.device_index), operation():
             handle = check(_cuda.driver.cuIpcGetEventHandle(self.cuda_event))
-        return bytes(handle.reserved)
+            return ctypes.string_at(handle.getPtr(), _HANDLE_BYTES)
 
     @property
     def device(self) -> int | None:
@@ -106,24 +109,26 @@ class Event:
         if not self.cuda_event:
             self._create(index)
         correlation = hooks.begin() if hooks.active else 0
+        told = 0
         try:
             if self.external and _is_capturing(stream):
-                driver = _cuda.driver
-                external = driver.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL
-                status = call_on(index, driver.cuEventRecordWithFlags, self.cuda_event, handle, external)
+                told = EventFlag.EXTERNAL
+                function = entry("cuEventRecordWithFlags")
+                status = call_on(index, call, function, self.cuda_event, handle, _EXTERNAL)
             else:
-                status = call_on(index, _cuda.driver.cuEventRecord, self.cuda_event, handle)
+                status = call_on(index, call, entry("cuEventRecord"), self.cuda_event, handle)
         finally:
             if correlation:
                 hooks.end()
         if status:
-            check((status,))
+            raise_status(status)
         if correlation:
             hooks.emit(
                 Kind.EVENT_RECORD,
                 device=index,
                 stream=stream.trace_id(),
                 aux0=hooks.event_id(self.cuda_event),
+                flags=told,
                 correlation=correlation,
             )
 
@@ -136,23 +141,23 @@ class Event:
         handle, index = stream.native, stream.device_index
         correlation = hooks.begin() if hooks.active else 0
         try:
-            status = 0
+            status = told = 0
             if self.cuda_event:
-                flags = 0
-                if self.external and _is_capturing(stream):
-                    flags = _cuda.driver.CUevent_wait_flags.CU_EVENT_WAIT_EXTERNAL
-                status = call_on(index, _cuda.driver.cuStreamWaitEvent, handle, self.cuda_event, flags)
+                told = EventFlag.EXTERNAL if self.external and _is_capturing(stream) else 0
+                flags = _EXTERNAL if told else 0
+                status = call_on(index, call, entry("cuStreamWaitEvent"), handle, self.cuda_event, flags)
         finally:
             if correlation:
                 hooks.end()
         if status:
-            check((status,))
+            raise_status(status)
         if correlation:
             hooks.emit(
                 Kind.STREAM_WAIT_EVENT,
                 device=index,
                 stream=stream.trace_id(),
                 aux0=self.trace_id(),
+                flags=told,
                 correlation=correlation if self.cuda_event else 0,
             )
 

@@ -18,9 +18,9 @@ from cudatool import _cuda, _driver
 from cudatool._annotate import annotating
 from cudatool._array import DeviceArray
 from cudatool._capture import relaxed
-from cudatool._cuda import check, operation
+from cudatool._cuda import check, entry, operation, raise_status
 from cudatool._device import call_on, current_device
-from cudatool._launcher import Launcher
+from cudatool._native import Launcher
 from cudatool._nvrtc import include_paths
 from cudatool._stream import Stream, as_stream, current_stream
 from cudatool.config import cache_directory
@@ -58,7 +58,7 @@ class Kernel:
             self.handle = int(core.handle)
             self.parameters = [(int(info.offset), int(info.size)) for info in core.arguments_info]
         self.launcher = Launcher(
-            _entry("cuLaunchKernel"), self.handle, self.parameters, DeviceArray, np.generic, self._to_bytes
+            entry("cuLaunchKernel"), self.handle, self.parameters, DeviceArray, np.generic, self._to_bytes
         )
 
     def __getitem__(self, config: Any) -> Callable[..., None]:
@@ -76,13 +76,13 @@ class Kernel:
         UsageError
             There are too many or too few, or one does not fit its parameter.
         """
-        self.count(arguments)
+        if len(arguments) != len(self.parameters):
+            raise self.miscounted(arguments)
         return self.launcher.pack(arguments)
 
-    def count(self, arguments: tuple[Any, ...]) -> None:
-        """Raise UsageError unless there are as many arguments as parameters."""
-        if len(arguments) != len(self.parameters):
-            raise UsageError(f"{self.name} takes {len(self.parameters)} arguments, not {len(arguments)}")
+    def miscounted(self, arguments: tuple[Any, ...]) -> UsageError:
+        """Return the error for too many or too few arguments."""
+        return UsageError(f"{self.name} takes {len(self.parameters)} arguments, not {len(arguments)}")
 
     def _to_bytes(self, index: int, argument: Any) -> bytes:
         try:
@@ -119,14 +119,6 @@ class Kernel:
         return f"<Kernel {self.name}>"
 
 
-@functools.cache
-def _entry(name: str) -> int:
-    """Return the address of a function of the driver."""
-    address, _ = check(_cuda.driver.cuGetProcAddress(name.encode(), _DRIVER_VERSION, 0))
-    return int(address)
-
-
-_DRIVER_VERSION: Final = 12000  # as of which the functions are wanted
 _FLOAT_CODES: Final = {2: "<e", 4: "<f", 8: "<d"}
 
 
@@ -178,25 +170,27 @@ def launch(stream: Any, config: Any, kernel: Kernel, *arguments: Any) -> None:
     CudaError
         The driver refused the launch.
     """
-    stream = current_stream() if stream is None else as_stream(stream)
-    kernel.count(arguments)
+    if stream is None:
+        stream = current_stream()
+    elif not isinstance(stream, Stream):
+        stream = as_stream(stream)
+    if len(arguments) != len(kernel.parameters):
+        raise kernel.miscounted(arguments)
+    handle, index = stream.native, stream.device_index
     correlation = hooks.begin() if hooks.active else 0
     try:
-        status = call_on(stream.device_index, _enqueue, stream.native, config, kernel, arguments)
+        if config.cluster or config.is_cooperative or config.programmatic_stream_serialization:
+            status = call_on(index, _launch_with_attributes, config, handle, kernel, arguments)
+        else:
+            enqueue = kernel.launcher.launch
+            status = call_on(index, enqueue, config.grid, config.block, config.shmem_size, handle, arguments)
     finally:
         if correlation:
             hooks.end()
     if status:
-        check((_cuda.driver.CUresult(status),))
+        raise_status(status)
     if correlation:
         _emit_launch(stream, config, kernel, arguments, correlation)
-
-
-def _enqueue(stream: int, config: Any, kernel: Kernel, arguments: tuple[Any, ...]) -> tuple[int]:
-    """Launch on the stream with this handle, and return the driver's status as the bindings' functions do."""
-    if config.cluster or config.is_cooperative or config.programmatic_stream_serialization:
-        return _enqueue_with_attributes(stream, config, kernel, arguments)
-    return (kernel.launcher.launch(config.grid, config.block, config.shmem_size, stream, arguments),)
 
 
 def _emit_launch(stream: Stream, config: Any, kernel: Kernel, arguments: tuple[Any, ...], correlation: int) -> None:
@@ -262,13 +256,12 @@ def _extent(argument: Any) -> tuple[int, int] | None:
     return None
 
 
-def _enqueue_with_attributes(stream: int, config: Any, kernel: Kernel, arguments: tuple[Any, ...]) -> tuple[int]:
+def _launch_with_attributes(config: Any, stream: int, kernel: Kernel, arguments: tuple[Any, ...]) -> int:
     values = ctypes.create_string_buffer(kernel.launcher.pack(arguments))
     base = ctypes.addressof(values)
     pointers = (ctypes.c_void_p * len(arguments))(*[base + offset for offset, _ in kernel.parameters])
     native = _native_config(config, stream)
-    done: tuple[int] = _cuda.driver.cuLaunchKernelEx(native, kernel.handle, ctypes.addressof(pointers), 0)
-    return done
+    return int(_cuda.driver.cuLaunchKernelEx(native, kernel.handle, ctypes.addressof(pointers), 0)[0])
 
 
 def _native_config(config: Any, stream: int) -> Any:

@@ -44,6 +44,8 @@ def _opened() -> Any:
     except ImportError as error:
         raise DeviceUnavailableError(f"GPUDirect Storage needs cuda.bindings with cuFile: {error}") from error
     try:
+        # Where the driver for direct transfers is missing, cuFile copies by way of the host, if it may.
+        module.set_parameter_bool(module.BoolConfigParameter.PROPERTIES_ALLOW_COMPAT_MODE, True)
         module.driver_open()
     except DynamicLibNotFoundError as error:
         raise DeviceUnavailableError(

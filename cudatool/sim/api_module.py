@@ -470,7 +470,11 @@ def _launch(
     launch = checked_launch(f, stream.context, grid, block, shared, params, extra, cooperative=cooperative)
     operation = Operation(stream, "kernel", launch.function.name, abi.call.correlation)
     operation.run = launch.run
-    state.machine.scheduler.enqueue(operation, cost=launch.cost)
+    scheduler = state.machine.scheduler
+    scheduler.enqueue(operation, cost=launch.cost)
+    if state.machine.options.launch_blocking:
+        scheduler.wait(stream.last)
+        scheduler.check(stream.context)
 
 
 def _execute(launch: Launch, operation: Operation) -> None:

@@ -73,6 +73,8 @@ class Options:
         reproducible.
     timeout
         Seconds after which a kernel is ended with CUDA_ERROR_LAUNCH_TIMEOUT; 0 is never.
+    launch_blocking
+        Whether a launch returns when the kernel has run, as NVIDIA's driver has it with ``CUDA_LAUNCH_BLOCKING=1``.
     cache_dir
         Where native code of kernels is kept between processes; None keeps none.
     """
@@ -83,6 +85,7 @@ class Options:
     schedule: Schedule = Schedule.FIFO
     threads: int = 0
     timeout: int = 0
+    launch_blocking: bool = False
     cache_dir: Path | None = None
 
 

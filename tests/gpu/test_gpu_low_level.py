@@ -92,7 +92,9 @@ def test_the_same_copies_are_hidden_synchronizations_as_in_torch(torch):
         "from pinned, blocking": (lambda: tensor.copy_(pinned), lambda: array.copy_(ours_pinned)),
         "a kernel": (lambda: tensor.add_(1), lambda: array.fill_(1)),
     }
-    torch.cuda.set_sync_debug_mode("warn")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the mode is a prototype
+        torch.cuda.set_sync_debug_mode("warn")
     cudatool.set_sync_debug_mode("warn")
     try:
         for name, (theirs, ours) in cases.items():
@@ -167,7 +169,7 @@ def storage(tmp_path: Path):
         with gds.GdsFile(tmp_path / "array", os.O_CREAT | os.O_RDWR) as file:
             yield file
     except DeviceUnavailableError as reason:
-        pytest.skip(str(reason))
+        pytest.skip(f"cuFile cannot be used here: {reason}")
 
 
 def test_arrays_go_to_a_file_and_come_back(storage, tmp_path):

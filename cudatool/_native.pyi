@@ -1,4 +1,4 @@
-"""What _launcher.c offers."""
+"""What _native.c offers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -45,3 +45,23 @@ class Launcher:
 
     def pack(self, arguments: tuple[Any, ...], /) -> bytes:
         """Return the bytes of all parameters, each at its offset."""
+
+class Region:
+    """Bytes at a device's address, in the form of a buffer, over which NumPy can lay an array. It must not be read."""
+
+    def __init__(self, address: int, size: int) -> None: ...
+    @property
+    def address(self) -> int:
+        """Where it begins."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+def call(function: int, /, *words: int) -> int:
+    """Call a function of the driver by its address and return its status.
+
+    At most three words; with three, the last one is an unsigned int.
+    """

@@ -1,13 +1,15 @@
-/* Launcher: converts the arguments of a kernel and launches it, in one step from Python.
+/* What is called so often, and takes so little itself, that what Python does around it counts.
  *
- * What is enqueued, and where, is decided in cudatool/_kernel.py. This is only the part of a launch that takes a third
- * of its time when it is done in Python: arguments to bytes, and cuLaunchKernel. It holds no state of a launch, so that
- * any number of threads can use one Launcher.
+ * Launcher converts the arguments of a kernel and launches it in one step. It holds no state of a launch, so that any
+ * number of threads can use one. What is enqueued, and where, is decided in cudatool/_kernel.py and _event.py.
+ * Region lets NumPy lay an array over device memory.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <structmember.h>
 
 typedef int (*launch_function)(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                                unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **parameters,
@@ -271,6 +273,90 @@ static PyObject *Launcher_launch(Launcher *self, PyObject *const *args, Py_ssize
     return result;
 }
 
+typedef struct {
+    PyObject_HEAD
+    unsigned long long address;
+    Py_ssize_t size;
+} Region;
+
+static int Region_init(Region *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"address", "size", NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Kn", names, &self->address, &self->size))
+        return -1;
+    if (self->size < 0) {
+        PyErr_SetString(PyExc_ValueError, "a region has a size that is not negative");
+        return -1;
+    }
+    return 0;
+}
+
+static int Region_getbuffer(Region *self, Py_buffer *view, int flags)
+{
+    static char nothing; /* NumPy allocates what has no address */
+    void *start = self->address && self->size ? (void *)(uintptr_t)self->address : &nothing;
+    return PyBuffer_FillInfo(view, (PyObject *)self, start, self->size, 0, flags);
+}
+
+static PyMemberDef Region_members[] = {
+    {"address", T_ULONGLONG, offsetof(Region, address), READONLY, "Where it begins."},
+    {"size", T_PYSSIZET, offsetof(Region, size), READONLY, "Bytes."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyBufferProcs Region_buffer = {.bf_getbuffer = (getbufferproc)Region_getbuffer};
+
+static PyTypeObject RegionType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "cudatool._native.Region",
+    .tp_doc = "Region(address, size)\n\nBytes at a device's address, in the form of a buffer that must not be read.",
+    .tp_basicsize = sizeof(Region),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .tp_new = PyType_GenericNew,
+    .tp_init = (initproc)Region_init,
+    .tp_members = Region_members,
+    .tp_as_buffer = &Region_buffer,
+};
+
+/* A function of the driver with handles for arguments, which the bindings take longer to convert than to call. */
+static PyObject *call(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    unsigned long long words[4] = {0};
+    if (nargs < 1 || nargs > 4) {
+        PyErr_SetString(PyExc_TypeError, "call(function, at most three words)");
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < nargs; ++i) {
+        words[i] = PyLong_AsUnsignedLongLong(args[i]);
+        if (words[i] == (unsigned long long)-1 && PyErr_Occurred())
+            return NULL;
+    }
+    int status = 0;
+    Py_BEGIN_ALLOW_THREADS
+    switch (nargs) {
+    case 1:
+        status = ((int (*)(void))(uintptr_t)words[0])();
+        break;
+    case 2:
+        status = ((int (*)(uintptr_t))(uintptr_t)words[0])(words[1]);
+        break;
+    case 3:
+        status = ((int (*)(uintptr_t, uintptr_t))(uintptr_t)words[0])(words[1], words[2]);
+        break;
+    case 4: /* the last one is an unsigned int: flags */
+        status = ((int (*)(uintptr_t, uintptr_t, unsigned))(uintptr_t)words[0])(words[1], words[2], words[3]);
+        break;
+    }
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLong(status);
+}
+
+static PyMethodDef module_methods[] = {
+    {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL,
+     "call(function, *words)\n\nCall a function of the driver by its address and return its status."},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyMethodDef Launcher_methods[] = {
     {"launch", (PyCFunction)(void (*)(void))Launcher_launch, METH_FASTCALL,
      "launch(grid, block, shared, stream, arguments)\n\nEnqueue the kernel and return the driver's status."},
@@ -281,7 +367,7 @@ static PyMethodDef Launcher_methods[] = {
 
 static PyTypeObject LauncherType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "cudatool._launcher.Launcher",
+    .tp_name = "cudatool._native.Launcher",
     .tp_doc = "Launcher(launch, function, parameters, array, scalar, convert)",
     .tp_basicsize = sizeof(Launcher),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
@@ -295,16 +381,17 @@ static PyTypeObject LauncherType = {
 
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,
-    .m_name = "cudatool._launcher",
-    .m_doc = "Fast launches; see _launcher.c.",
+    .m_name = "cudatool._native",
+    .m_doc = "What is too slow in Python; see _native.c.",
     .m_size = -1,
+    .m_methods = module_methods,
 };
 
-PyMODINIT_FUNC PyInit__launcher(void)
+PyMODINIT_FUNC PyInit__native(void)
 {
     address_name = PyUnicode_InternFromString("_address");
     PyObject *made = address_name ? PyModule_Create(&module) : NULL;
-    if (made && PyModule_AddType(made, &LauncherType))
+    if (made && (PyModule_AddType(made, &LauncherType) || PyModule_AddType(made, &RegionType)))
         Py_CLEAR(made);
     return made;
 }
