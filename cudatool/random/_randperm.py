@@ -129,9 +129,10 @@ __global__ void move(const Key *keys, const unsigned *indices, Key *to_keys, uns
     move_own(keys, indices, to_keys, to_indices, size, shift, counts);
 }
 
-// All at once for what fits in one tile; the result is in the first arrays after an even number of rounds.
+// All at once for what fits in one tile; after an even number of rounds the result is in the first arrays.
 template <typename Key>
-__global__ void sort_tile(Key *keys, unsigned *indices, Key *other_keys, unsigned *other_indices, int size, int rounds) {
+__global__ void sort_tile(Key *keys, unsigned *indices, Key *other_keys, unsigned *other_indices, int size,
+                          int rounds) {
     __shared__ unsigned counts[DIGITS][THREADS], shared[THREADS], starts[DIGITS];
     for (int round = 0; round < rounds; ++round) {
         count_own(keys, size, round * BITS, counts);

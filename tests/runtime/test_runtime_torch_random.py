@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import gc
 import json
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -125,6 +127,29 @@ def test_categories_with_weight_zero_never_come() -> None:
     assert {1, 3} == set(with_replacement.ravel())
     without = random.multinomial(weights, 2).get()
     np.testing.assert_array_equal(np.tile([1, 3], (50, 1)), np.sort(without, 1))
+
+
+@pytest.mark.parametrize(
+    "draw_wrongly",
+    [
+        "random.multinomial(cudatool.asarray(np.array([1, np.nan, 1], np.float32)), 2)",
+        "random.multinomial(cudatool.asarray(np.array([1, -1, 1], np.float32)), 2, True)",
+        "random.bernoulli(cudatool.full(3, 2))",
+    ],
+)
+def test_wrong_probabilities_stop_the_kernel(draw_wrongly: str) -> None:
+    """Source: test_cuda.py::test_multinomial_invalid_probs_cuda"""
+    program = f"""
+import numpy as np, cudatool
+from cudatool import random
+{draw_wrongly}
+try:
+    cudatool.synchronize()
+except cudatool.CudaError as error:
+    print(error.name)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() in ("CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_ILLEGAL_INSTRUCTION"), done.stderr
 
 
 def captured(work: Callable[[], Any], *states: random.Generator) -> tuple[cudatool.CUDAGraph, Any]:
