@@ -18,9 +18,9 @@ from cudatool._device import DeviceLike
 from cudatool._stream import Stream, current_stream
 from cudatool.errors import UsageError
 from cudatool.random._creation import target
-from cudatool.random._fills import float_range, operation, random_
+from cudatool.random._fills import float_range, random_
 from cudatool.random._generator import Generator
-from cudatool.random._kernels import PHILOX, run, take, word_type
+from cudatool.random._kernels import PHILOX, operation, run, take, word_type
 
 __all__ = ["randperm"]
 

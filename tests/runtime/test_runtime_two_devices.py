@@ -117,3 +117,5 @@ def test_each_device_has_a_generator_of_its_own(second: int) -> None:
         assert 3 == random.initial_seed()
     with pytest.raises(UsageError, match="this generator is for device 1, the array is on 0"):
         random.uniform_(cudatool.empty(3, device=0), generator=random.Generator(second))
+    with pytest.raises(UsageError, match="on devices 0 and 1"):
+        random.bernoulli_(cudatool.empty(3, device=0), cudatool.ones(3, device=second))
