@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -20,9 +20,7 @@ from cudatool._multi_tensor import (
     PRELUDE,
     MultiTensorKernel,
     check_alike,
-    empty_alike,
     grouped,
-    is_dense,
     pointer,
     scalar_on,
 )
@@ -40,7 +38,6 @@ __all__ = [
     "foreach_zero_",
     "get_total_norm",
     "inverse_of",
-    "scaled",
 ]
 
 _SOURCE: Final = """
@@ -251,14 +248,6 @@ def foreach_copy_(arrays: Sequence[DeviceArray], sources: Sequence[DeviceArray])
 def foreach_zero_(arrays: Sequence[DeviceArray]) -> None:
     """Set every element of every array to 0: ``torch._foreach_zero_``."""
     _map_lists(_SET, arrays, arrays, 0.0)
-
-
-def scaled(array: DeviceArray, factor: float | DeviceArray, dtype: np.dtype[Any]) -> DeviceArray:
-    """Return a new array of `dtype`: `array` times a number, or one float32 on its device."""
-    source = array if is_dense(array.layout) else array.contiguous()
-    result = empty_alike(source, dtype)
-    _map_lists(_SCALE, [source], [result], factor)
-    return result
 
 
 @traced

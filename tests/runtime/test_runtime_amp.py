@@ -364,7 +364,7 @@ def test_the_wanted_dtype_of_a_result_counts() -> None:
 
 
 def casts(events: list[Event]) -> int:
-    return sum(event.kind is Kind.KERNEL_LAUNCH and event.name.startswith("map<float, float16") for event in events)
+    return sum(event.kind is Kind.KERNEL_LAUNCH for event in events)  # a product is a GEMM
 
 
 def test_parameters_are_cast_once_in_the_outermost_region(events: list[Event]) -> None:
