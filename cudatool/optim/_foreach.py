@@ -93,14 +93,16 @@ unscale(const __grid_constant__ Chunks<1, ARRAYS> chunks, const UnscaleOptions o
 // A norm is a sum of powers, or a largest value, in which NaN counts as the largest.
 __device__ double joined(double a, double b, double p) { return !isinf(p) ? a + b : b > a || isnan(b) ? b : a; }
 
+// For thread 0: what all threads of the block have.
 __device__ double joined_by_block(double own, double p) {
     __shared__ double parts[512];
-    parts[threadIdx.x] = own;
     for (int half = blockDim.x / 2; half; half /= 2) {
+        parts[threadIdx.x] = own;
         __syncthreads();
-        if (threadIdx.x < half) parts[threadIdx.x] = joined(parts[threadIdx.x], parts[threadIdx.x + half], p);
+        if (threadIdx.x < half) own = joined(own, parts[threadIdx.x + half], p);
+        __syncthreads();
     }
-    return parts[0];
+    return own;
 }
 
 struct NormOptions { double p; double *parts; };
