@@ -86,6 +86,7 @@ def _computation(gemm: Gemm) -> Callable[[], object]:
     conjugate_a, conjugate_b = gemm.conjugate
     alpha, beta, compute, epilogue = gemm.alpha, gemm.beta, gemm.compute, gemm.epilogue
 
+    @np.errstate(all="ignore")  # a GPU computes infinities and NaN without a word
     def compute_now() -> None:
         values = product(a.conj() if conjugate_a else a, b.conj() if conjugate_b else b, compute)
         for factor in factors[:2]:

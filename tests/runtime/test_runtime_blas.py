@@ -562,3 +562,8 @@ def test_products_of_two_threads(rng):
             expected = expected @ exact(a[index]).T + exact(a[index][0])
         np.testing.assert_allclose(product, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
     assert 4 == len(found)
+
+
+def test_infinities_give_nan_without_a_word() -> None:
+    found = blas.mm(cudatool.full((2, 2), np.inf), cudatool.zeros((2, 2)))
+    assert np.all(np.isnan(found.get()))
