@@ -155,7 +155,7 @@ class Stream:
     @property
     def cuda_stream(self) -> int:
         """The driver's handle; 0 is the legacy default stream."""
-        return self._handle if self.core is not None else 0
+        return self._handle if self._core is not None else int(self.core.handle)
 
     @property
     def _as_parameter_(self) -> ctypes.c_void_p:
