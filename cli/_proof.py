@@ -76,9 +76,9 @@ class Proof:
             from cudatool import _host_function
             from cudatool.blas import _host
 
-            for functions in (_host, _host_function):
-                functions.repeatable = True
-                self.tape.again[functions.address] = functions.repeat
+            _host.repeatable = _host_function.repeatable = True
+            self.tape.again[_host.address] = _host.repeat
+            self.tape.again[_host_function.address] = _host_function.repeat
 
     def proven(self, report: Report, trace: Trace) -> Report:
         """Return the report with witnesses, if they are wanted."""

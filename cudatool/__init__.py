@@ -72,7 +72,8 @@ if TYPE_CHECKING:
     )
     from cudatool._event import Event
     from cudatool._host_view import HostArray, host_view
-    from cudatool._ipc import IpcArray, IpcHandle, ipc_collect, ipc_handle, open_ipc_handle
+    from cudatool._ipc import IpcArray, IpcHandle, ipc_handle, open_ipc_handle
+    from cudatool._ipc_loans import ipc_collect
     from cudatool._kernel import Kernel, compile, launch
     from cudatool._mempool import MemPool, graph_pool_handle, use_mem_pool
     from cudatool._nvml import clock_rate, device_memory_used, memory_usage, power_draw, temperature, utilization
@@ -297,6 +298,7 @@ _HOMES = (
     "_annotate",
     "_host_view",
     "_ipc",
+    "_ipc_loans",
     "backends._precision",
     "blas",
     "graphs",

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, SupportsIndex
+from typing import Any, Protocol, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from cudatool._stream import Stream, current_stream
 from cudatool.errors import UsageError
 from cudatool.memory import CachingAllocator
 from cudatool.memory import memory_summary as _table
+from cudatool.memory.driver_provider import DriverProvider, device_of_stream, foreign_stream
 from cudatool.memory.pluggable import CUDAPluggableAllocator, UncachedAllocator
 from cudatool.memory.snapshot import SegmentInfo
 from cudatool.trace import hooks
@@ -31,6 +32,7 @@ from cudatool.units import format_bytes
 __all__ = [
     "Layout",
     "Memory",
+    "Owner",
     "Shape",
     "allocate",
     "allocator",
@@ -168,12 +170,10 @@ def get_allocator_backend() -> str:
 def _make(device: int) -> CachingAllocator:
     with operation():
         _ = _cuda.driver
-        from cudatool.memory.driver_provider import DriverProvider
-
         return CachingAllocator(
             DriverProvider(device),
             device=device,
-            stream_id=lambda handle: hooks.stream_id(device, handle),
+            stream_id=lambda stream: hooks.stream_id(*device_of_stream(stream, device)),
             processes=lambda: _processes(device),
         )
 
@@ -187,6 +187,13 @@ def _processes(device: int) -> list[tuple[int, int]]:
         return [used for used in _driver.gpu_processes(get_device_properties(device).uuid) if used[1]]
     except UsageError:
         return []
+
+
+class Owner(Protocol):
+    """What keeps the memory of an array."""
+
+    def record_stream(self, stream: Stream) -> None:
+        """Let the memory rest, once it is given back, until what is on `stream` by then has completed."""
 
 
 class Memory(Region):
@@ -211,7 +218,10 @@ class Memory(Region):
 
     def record_stream(self, stream: Stream) -> None:
         """Let the block rest, once it is freed, until what is on `stream` by then has completed."""
-        self._allocator.record_stream(self.address, stream.cuda_stream)
+        number = stream.cuda_stream
+        if isinstance(self._allocator, CachingAllocator) and stream.device_index != self._allocator.device:
+            number = foreign_stream(stream.device_index, number)
+        self._allocator.record_stream(self.address, number)
 
     def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
         # The slot is empty if there was not enough memory; and the end of the process frees everything.

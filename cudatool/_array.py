@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool import _interop, _peer, _transfer
-from cudatool._allocator import Layout, Memory, Shape, allocate
+from cudatool._allocator import Layout, Owner, Shape, allocate
 from cudatool._device import DeviceLike, device_index
 from cudatool._operators import Operators
 from cudatool._pinned import empty_pinned, is_pinned
@@ -37,14 +37,14 @@ class DeviceArray(Operators):
     layout
         Shape, dtype, strides and address.
     memory
-        The block it is part of; None if the memory is not our allocator's.
+        The block it is part of; None if another library keeps the memory.
     device
         Ordinal of the device that the addresses belong to.
     """
 
     __slots__ = ("__weakref__", "_address", "_memory", "device", "layout")
 
-    def __init__(self, layout: Layout, memory: Memory | None, device: int) -> None:
+    def __init__(self, layout: Layout, memory: Owner | None, device: int) -> None:
         self.layout = layout
         self.device = device
         self._memory = memory

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import math
 import sys
 from contextlib import suppress
@@ -14,7 +13,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from cudatool import _cuda
-from cudatool._allocator import allocator, array_interface
+from cudatool._allocator import Memory, allocator, array_interface
 from cudatool._array import DeviceArray
 from cudatool._cuda import check, operation
 from cudatool._device import DeviceLike, device_count, device_index, get_device_properties
@@ -23,7 +22,16 @@ from cudatool._stream import current_stream
 from cudatool.errors import CudatoolError, DeviceUnavailableError, UsageError
 from cudatool.memory.driver_provider import DriverProvider
 
-__all__ = ["IpcArray", "IpcHandle", "ipc_collect", "ipc_handle", "open_ipc_handle"]
+__all__ = [
+    "IpcArray",
+    "IpcHandle",
+    "Mapping",
+    "device_of_uuid",
+    "ipc_handle",
+    "open_ipc_handle",
+    "own_memory",
+    "segment_handle",
+]
 
 _CLOSED: Final = np.empty(0, np.uint8)
 
@@ -73,32 +81,52 @@ def ipc_handle(source: DeviceArray | int, size: int = 0, *, device: DeviceLike =
         The driver refuses.
     """
     if isinstance(source, DeviceArray):
-        block, address, index = source._memory, source.data_ptr(), source.device
-        if block is None or not source.size or not source.is_contiguous():
-            raise UsageError("only an array in C order, with memory of cudatool's own, can be shared between processes")
-        start, shape, dtype = block.address, source.shape, source.dtype
+        address, index = source.data_ptr(), source.device
+        if not source.size or not source.is_contiguous():
+            raise UsageError("only an array in C order, with elements, can be shared between processes")
+        start, shape, dtype = own_memory(source).address, source.shape, source.dtype
     else:
         start = address = source
         index, shape, dtype = device_index(device), (size,), np.dtype(np.uint8)
-    policy = allocator(index)
-    segment, _, is_expandable = policy.segment_of(start)
+    current_stream(index).synchronize()
+    segment, native = segment_handle(start, index)
+    return IpcHandle(native, address - segment, shape, dtype, get_device_properties(index).uuid)
+
+
+def own_memory(array: DeviceArray) -> Memory:
+    """Return the block that an array is part of.
+
+    Raises
+    ------
+    UsageError
+        It is in the memory of another process or library.
+    """
+    block = array._memory
+    if not isinstance(block, Memory):
+        raise UsageError(
+            "only memory of cudatool's own can be shared between processes; this is another library's, or another "
+            "process's: pass array.clone()"
+        )
+    return block
+
+
+def segment_handle(block: int, device: int) -> tuple[int, bytes]:
+    """Return the address of the segment that a block is part of, and the driver's handle of it.
+
+    Raises
+    ------
+    UsageError
+        The driver cannot share it.
+    """
+    policy = allocator(device)
+    segment, _, is_expandable = policy.segment_of(block)
     if is_expandable:
         raise UsageError(
             "memory of an expandable segment cannot be shared between processes; set expandable_segments:False in "
             "CUDATOOL_ALLOC_CONF"
         )
     assert isinstance(policy.provider, DriverProvider)
-    current_stream(index).synchronize()
-    native = policy.provider.ipc_handle(segment)
-    return IpcHandle(native, address - segment, shape, dtype, get_device_properties(index).uuid)
-
-
-def ipc_collect() -> None:
-    """Let go of other processes' memory that no array of this one stands for any more.
-
-    It goes by itself with the last array, so that this finds only what reference cycles keep.
-    """
-    gc.collect()
+    return segment, policy.provider.ipc_handle(segment)
 
 
 def open_ipc_handle(handle: IpcHandle) -> IpcArray:
@@ -111,10 +139,21 @@ def open_ipc_handle(handle: IpcHandle) -> IpcArray:
     DeviceUnavailableError
         This process does not have the device that the array is on.
     """
+    return IpcArray(handle, device_of_uuid(handle.device))
+
+
+def device_of_uuid(uuid: str) -> int:
+    """Return the ordinal of a device.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        This process does not have it.
+    """
     for index in range(device_count()):
-        if get_device_properties(index).uuid == handle.device:
-            return IpcArray(handle, index)
-    raise DeviceUnavailableError(f"this process does not have the device with UUID {handle.device}")
+        if get_device_properties(index).uuid == uuid:
+            return index
+    raise DeviceUnavailableError(f"this process does not have the device with UUID {uuid}")
 
 
 class IpcArray(DeviceArray):
@@ -126,7 +165,8 @@ class IpcArray(DeviceArray):
     __slots__ = ()
 
     def __init__(self, handle: IpcHandle, device: int) -> None:
-        mapped = np.asarray(_Mapping(handle, device))
+        size = math.prod(handle.shape) * handle.dtype.itemsize
+        mapped = np.asarray(Mapping(handle.segment, handle.offset, size, device))
         super().__init__(mapped.view(handle.dtype).reshape(handle.shape), None, device)
 
     @property
@@ -149,20 +189,22 @@ class IpcArray(DeviceArray):
         self.close()
 
 
-class _Mapping:
-    """The mapped segment, and the part of it that is the array, in the form of NumPy's array interface."""
+class Mapping:
+    """A segment of another process, and a part of it in the form of NumPy's array interface.
+
+    It is unmapped with the last array in it. Dropping it waits for no work.
+    """
 
     __slots__ = ("__array_interface__", "_device", "_segment")
 
-    def __init__(self, handle: IpcHandle, device: int) -> None:
-        native = _cuda.driver.CUipcMemHandle()
-        ctypes.memmove(native.getPtr(), handle.segment, len(handle.segment))
-        flags = _cuda.driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+    def __init__(self, segment: bytes, offset: int, size: int, device: int) -> None:
         self._device = device
+        native = _cuda.driver.CUipcMemHandle()
+        ctypes.memmove(native.getPtr(), segment, len(segment))
+        flags = _cuda.driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
         with on_device(device), operation():
             self._segment = int(check(_cuda.driver.cuIpcOpenMemHandle(native, flags)))
-        size = math.prod(handle.shape) * handle.dtype.itemsize
-        self.__array_interface__ = array_interface(self._segment + handle.offset, size)
+        self.__array_interface__ = array_interface(self._segment + offset, size)
 
     def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
         # The slot is empty if the driver refused; and the end of the process, or of the context, unmaps everything.

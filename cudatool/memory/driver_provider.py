@@ -6,12 +6,12 @@ import ctypes
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from cudatool.errors import CudaError, OutOfMemoryError
 from cudatool.trace import hooks
 
-__all__ = ["DriverProvider", "free_mutex"]
+__all__ = ["DriverProvider", "device_of_stream", "foreign_stream", "free_mutex"]
 
 _freeing = threading.RLock()
 
@@ -29,6 +29,18 @@ def free_mutex() -> Iterator[None]:
 
 
 _LEGACY = (0, 1)  # the default stream, which cannot be captured
+_FOREIGN: Final = 1 << 64  # more than any handle
+
+
+def foreign_stream(device: int, handle: int) -> int:
+    """Return the number by which an allocator and its provider know a stream of another device."""
+    return (device + 1) * _FOREIGN + handle
+
+
+def device_of_stream(stream: int, own: int) -> tuple[int, int]:
+    """Return the device and the handle of a stream that an allocator of the device `own` knows by this number."""
+    device, handle = divmod(stream, _FOREIGN)
+    return (device - 1 if device else own), handle
 
 
 class DriverProvider:
@@ -56,6 +68,7 @@ class DriverProvider:
         self._device = _check("cuDeviceGet", driver.cuDeviceGet(device))
         self._context: Any = _check("cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(self._device))
         self._idle_events: list[Any] = []
+        self._others: dict[int, DriverProvider] = {}  # for events on streams of other devices
         self._pages: dict[int, Any] = {}  # address of every mapped page -> handle of its memory
 
     def allocate(self, size: int, stream: int) -> int:
@@ -120,7 +133,13 @@ class DriverProvider:
             return ctypes.string_at(handle.getPtr(), 64)
 
     def record_event(self, stream: int) -> Any:
-        """Return an event recorded on the stream with this handle."""
+        """Return an event recorded on a stream, which is its handle, or what :func:`foreign_stream` returns."""
+        device, stream = divmod(stream, _FOREIGN)
+        if device:
+            if device not in self._others:
+                self._others[device] = DriverProvider(device - 1)
+            other = self._others[device]
+            return other, other.record_event(stream)
         with self._call() as driver:
             if self._idle_events:
                 event = self._idle_events.pop()
@@ -132,6 +151,8 @@ class DriverProvider:
 
     def event_passed(self, token: Any) -> bool:
         """Return whether an event has passed."""
+        if isinstance(token, tuple):
+            return bool(token[0].event_passed(token[1]))
         with self._call(harmless=True) as driver:
             (result,) = driver.cuEventQuery(token)
             if result == driver.CUresult.CUDA_ERROR_NOT_READY:
@@ -142,6 +163,9 @@ class DriverProvider:
 
     def synchronize_event(self, token: Any) -> None:
         """Wait for an event."""
+        if isinstance(token, tuple):
+            token[0].synchronize_event(token[1])
+            return
         with self._call() as driver:
             _check("cuEventSynchronize", driver.cuEventSynchronize(token))
             self._idle_events.append(token)
@@ -172,6 +196,8 @@ class DriverProvider:
 
     def close(self) -> None:
         """Destroy the events and let go of the context. Segments must have been freed."""
+        for other in self._others.values():
+            other.close()
         if self._context is None:
             return
         with self._call() as driver:

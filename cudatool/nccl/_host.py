@@ -204,7 +204,7 @@ class _Process:
 
     def _exchange(self, call: Call, sent: Layout | None, received: Layout | None) -> None:
         """Send what others need, and wait for what this rank needs."""
-        everyone = range(self._size)
+        everyone = list(range(self._size))
         if call.name in _PAIRED:
             queue, sources, targets = "pair", [call.peer], [call.peer]
         else:

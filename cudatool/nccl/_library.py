@@ -9,6 +9,7 @@ from typing import Any, Final
 from cudatool._cuda import operation
 from cudatool._device import device as on_device
 from cudatool.errors import CudaError, DeviceUnavailableError
+from cudatool.memory.driver_provider import free_mutex
 from cudatool.nccl._calls import DTYPES, Call, Name
 
 __all__ = ["library"]
@@ -65,16 +66,17 @@ class _Nccl:
     def enqueue(self, calls: Sequence[tuple[tuple[int, int], Call]]) -> list[int]:
         """Enqueue a group of calls."""
         correlations = []
-        with _translated() as nccl:
-            nccl.group_start()
-        try:
-            for (handle, device), call in calls:
-                with on_device(device), operation() as correlation, _translated() as nccl:
-                    getattr(nccl, call.name)(*_arguments(call), handle, int(call.stream.core.handle))
-                correlations.append(correlation)
-        finally:
+        with free_mutex():  # a free between the launches of two ranks would wait for the first, and that for the second
             with _translated() as nccl:
-                nccl.group_end()
+                nccl.group_start()
+            try:
+                for (handle, device), call in calls:
+                    with on_device(device), operation() as correlation, _translated() as nccl:
+                        getattr(nccl, call.name)(*_arguments(call), handle, call.stream.cuda_stream)
+                    correlations.append(correlation)
+            finally:
+                with _translated() as nccl:
+                    nccl.group_end()
         return correlations
 
     def destroy(self, handle: tuple[int, int]) -> None:

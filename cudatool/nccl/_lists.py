@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from cudatool._api import traced
 from cudatool._array import DeviceArray
@@ -109,6 +110,7 @@ def _ranks(
     inputs: _Arrays, outputs: _Arrays, streams: _Streams, comms: _Communicators
 ) -> Iterator[tuple[Communicator, DeviceArray, DeviceArray, Stream | None]]:
     """Yield communicator, input, output and stream of each rank."""
+    arrays: Any
     for what, arrays in (("inputs", inputs), ("outputs", outputs)):
         if isinstance(arrays, DeviceArray) or not all(isinstance(array, DeviceArray) for array in arrays):
             raise UsageError(f"{what} should be a collection of device arrays")

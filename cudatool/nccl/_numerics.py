@@ -67,4 +67,5 @@ def _reduced(arrays: Sequence[_Array], op: int) -> _Array:
             count = total.dtype.type(len(arrays))
             # Integers are cut towards zero.
             total = np.sign(total) * (np.abs(total) // count) if total.dtype.kind in "iu" else total / count
-        return total.astype(dtype)
+        result: _Array = total.astype(dtype)
+    return result

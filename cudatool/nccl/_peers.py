@@ -88,7 +88,7 @@ class Peers:
         ranks = {connection: rank for rank, connection in self._connections.items()}
         while ranks:
             try:
-                ready = wait(list(ranks))
+                ready: list[Any] = wait(list(ranks))
             except (OSError, ValueError):  # closed
                 return
             for connection in ready:

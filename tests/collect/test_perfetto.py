@@ -197,3 +197,19 @@ def test_a_file_that_cannot_be_written_is_one_error_and_leaves_nothing(tmp_path:
     with pytest.raises(OutputError, match="cannot write"):
         perfetto.write(tmp_path / "folder", torch_snapshot.read(HERE / "graphs__default.pickle.xz"))
     assert ["folder"] == [file.name for file in tmp_path.iterdir()]
+
+
+def test_part_of_a_rank_in_a_collective_is_told_with_its_communicator(tmp_path: Path) -> None:
+    part = {"device": 1, "stream": 2, "correlation": 7, "name": "all_reduce", "size": 64, "aux0": 3}
+    ran = {"device": 1, "stream": 2, "correlation": 7, "name": "all_reduce", "aux0": 100, "aux1": 200}
+    events = written(
+        tmp_path,
+        trace(
+            (Kind.STREAM_CREATE, {"device": 1, "stream": 2}),
+            (Kind.COLLECTIVE, {**part, "aux1": pack_dims(1, 2)}),
+            (Kind.EXECUTION, ran),
+        ),
+    )
+    (on_device,) = [event for event in of_phase(events, "X") if event["pid"] >= DEVICE]
+    told = {name: on_device["args"][name] for name in ("bytes", "communicator", "rank", "ranks")}
+    assert ("all_reduce", {"bytes": 64, "communicator": 3, "rank": 1, "ranks": 2}) == (on_device["name"], told)

@@ -26,7 +26,10 @@ def test_these_tests_pass_on_two_software_devices(on_two_devices: Callable[[str]
 
 @pytest.mark.parametrize("on_host", [False, True])
 def test_broadcast_reaches_every_device(second: int, on_host: bool) -> None:
-    """Source: test_cuda_multigpu.py::test_broadcast_cpu, test_broadcast_gpu"""
+    """
+    Source: test_cuda_multigpu.py::test_broadcast_cpu
+    Source: test_cuda_multigpu.py::test_broadcast_gpu
+    """
     data = random(5, 5)
     source = data if on_host else cudatool.asarray(data)
     results = comm.broadcast(source, (0, second))
@@ -60,7 +63,10 @@ def test_broadcast_says_what_does_not_fit(second: int) -> None:
 
 
 def test_broadcast_coalesced_gives_what_broadcast_gives(second: int) -> None:
-    """Source: test_cuda_multigpu.py::test_broadcast_coalesced_dense_only, test_broadcast_coalesced_empty_tensors"""
+    """
+    Source: test_cuda_multigpu.py::test_broadcast_coalesced_dense_only
+    Source: test_cuda_multigpu.py::test_broadcast_coalesced_empty_tensors
+    """
     data = [
         random(5, dtype=np.int64),
         random(5),
@@ -134,8 +140,16 @@ def test_reduce_add_coalesced_gives_what_reduce_add_gives(second: int) -> None:
 @pytest.mark.parametrize("on_host", [False, True])
 @pytest.mark.parametrize(("dim", "sizes"), [(0, None), (1, None), (-2, None), (0, (2, 4))])
 def test_scatter_cuts_along_a_dimension(second: int, on_host: bool, dim: int, sizes: tuple[int, ...] | None) -> None:
-    """Source: test_cuda_multigpu.py::test_scatter_cpu, test_scatter_cpu_dim, test_scatter_cpu_neg_dim,
-    test_scatter_cpu_sizes, test_scatter_gpu, test_scatter_gpu_dim, test_scatter_gpu_neg_dim, test_scatter_gpu_sizes"""
+    """
+    Source: test_cuda_multigpu.py::test_scatter_cpu
+    Source: test_cuda_multigpu.py::test_scatter_cpu_dim
+    Source: test_cuda_multigpu.py::test_scatter_cpu_neg_dim
+    Source: test_cuda_multigpu.py::test_scatter_cpu_sizes
+    Source: test_cuda_multigpu.py::test_scatter_gpu
+    Source: test_cuda_multigpu.py::test_scatter_gpu_dim
+    Source: test_cuda_multigpu.py::test_scatter_gpu_neg_dim
+    Source: test_cuda_multigpu.py::test_scatter_gpu_sizes
+    """
     data = random(6, 4)
     source = data if on_host else cudatool.asarray(data)
     expected = np.split(data, [sizes[0] if sizes else data.shape[dim] // 2], axis=dim)
@@ -198,7 +212,11 @@ def test_scatter_says_what_does_not_fit(second: int) -> None:
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize("destination", [None, 0, "cpu"])
 def test_gather_puts_arrays_one_behind_the_other(second: int, dim: int, destination: object) -> None:
-    """Source: test_cuda_multigpu.py::test_gather, test_gather_dim, test_gather_neg_dim"""
+    """
+    Source: test_cuda_multigpu.py::test_gather
+    Source: test_cuda_multigpu.py::test_gather_dim
+    Source: test_cuda_multigpu.py::test_gather_neg_dim
+    """
     x, y = random(2, 5), random(2, 5)
     parts = cudatool.asarray(x), cudatool.asarray(y, device=second)
     expected = np.concatenate((x, y), dim)

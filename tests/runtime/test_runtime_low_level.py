@@ -117,7 +117,7 @@ def test_devices_are_counted_without_starting_a_driver(device: str) -> None:
 
 
 def test_process_that_has_only_counted_devices_can_fork() -> None:
-    """Source: test_cuda_nvml_based_avail.py::test_cuda_is_available"""
+    """Source: test_cuda_nvml_based_avail.py::test_cuda_is_available, test_cuda.py::test_is_pinned_no_context"""
     program = (
         "import os, cudatool\n"
         "assert cudatool.is_available()\n"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import cudatool
-from cudatool.errors import CompileError, CudaError
+from cudatool.errors import CompileError, CudaError, UsageError
 
 Delay = Callable[[], None]
 
@@ -75,6 +75,94 @@ def test_pinned_memory_is_used_again_but_not_while_a_copy_reads_it(delay: Delay)
     other = cudatool.pin_memory(np.zeros(1, np.float32))
     assert address != other.ctypes.data
     assert [1] == array.get().tolist()
+
+
+# Pinned memory and graphs.
+
+
+def captured(program: Callable[[], object], **options: object) -> cudatool.CUDAGraph:
+    graph = cudatool.CUDAGraph()
+    work = cudatool.empty(1)
+    with cudatool.graph(graph, **options):  # type: ignore[arg-type]
+        work.fill_(1)  # a graph of nothing is warned of
+        program()
+    return graph
+
+
+def pinned(value: float = 0) -> np.ndarray:
+    return cudatool.pin_memory(np.full(8, value, np.float32))
+
+
+def test_pinned_memory_that_is_kept_is_not_used_again_in_a_capture(no_pinned_memory: None) -> None:
+    """Source: test_cuda.py::test_pin_memory_no_use"""
+    kept: list[np.ndarray] = []
+    captured(lambda: kept.extend((pinned(), pinned())))
+    assert kept[0].ctypes.data != kept[1].ctypes.data
+
+
+def test_pinned_memory_that_no_copy_used_is_used_again_in_a_capture(no_pinned_memory: None) -> None:
+    """Source: test_cuda.py::test_pin_memory_no_use2"""
+    addresses: list[int] = []
+    captured(lambda: addresses.extend(pinned().ctypes.data for _ in range(2)))
+    assert addresses[0] == addresses[1]
+
+
+def test_pinned_memory_that_a_graph_copies_from_lives_with_the_graph(no_pinned_memory: None) -> None:
+    """Source: test_cuda.py::test_pin_memory_use"""
+    array = cudatool.zeros(8)
+    addresses: list[int] = []
+
+    def program() -> None:
+        memory = pinned(3)
+        array.copy_(memory, non_blocking=True)
+        addresses.append(memory.ctypes.data)
+
+    graph = captured(program)
+    others = [pinned(value) for value in range(4)]
+    assert addresses[0] not in [other.ctypes.data for other in others]
+    graph.replay()
+    assert [3.0] * 8 == array.get().tolist()
+    del graph
+    gc.collect()
+    assert addresses[0] == pinned().ctypes.data
+
+
+@pytest.mark.parametrize("use", [False, True])
+@pytest.mark.parametrize("delete", [False, True])
+def test_graphs_that_share_a_pool_use_pinned_memory_again_unless_one_copies_from_it(
+    no_pinned_memory: None, use: bool, delete: bool
+) -> None:
+    """Source: test_cuda.py::test_two_graphs"""
+    array, pool = cudatool.zeros(8), cudatool.graph_pool_handle()
+    kept: list[np.ndarray] = []
+    addresses: list[int] = []
+
+    def program() -> None:
+        memory = pinned()
+        if use:
+            array.copy_(memory, non_blocking=True)
+        if not delete:
+            kept.append(memory)
+        addresses.append(memory.ctypes.data)
+
+    graphs = [captured(program, pool=pool) for _ in range(2)]
+    assert (delete and not use) == (addresses[0] == addresses[1])
+    del graphs
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        lambda array: array.copy_(np.ones(8, np.float32), non_blocking=True),
+        lambda array: array.get(np.empty(8, np.float32), blocking=False),
+    ],
+)
+def test_ordinary_memory_is_not_copied_in_a_capture(copy: Callable[[cudatool.DeviceArray], object]) -> None:
+    """Source: test_cuda.py::test_unpinned_memory_use, test_unpinned_memory_use_device_to_host"""
+    array = cudatool.zeros(8)
+    with pytest.raises(UsageError, match="cannot copy pageable host memory while the stream is captured"):
+        captured(lambda: copy(array))
+    assert [0.0] * 8 == array.get().tolist()
 
 
 _THREADS = """

@@ -6,7 +6,6 @@ import gc
 import subprocess
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -60,8 +59,9 @@ def own() -> Own:
 
 
 def allow(size: int) -> None:
-    """Let `size` bytes more than now be reserved."""
-    cudatool.set_per_process_memory_fraction((cudatool.memory_reserved() + size) / cudatool.mem_get_info()[1])
+    """Let `size` bytes more than now be reserved, and no MiB more: a fraction is cut to whole bytes."""
+    limit = cudatool.memory_reserved() + size + 1024
+    cudatool.set_per_process_memory_fraction(limit / cudatool.mem_get_info()[1])
 
 
 def allocated(pool: cudatool.MemPool, size: int) -> cudatool.DeviceArray:
@@ -94,9 +94,11 @@ def test_a_dropped_pool_leaves_the_other_memory_cached() -> None:
     """Source: test_cuda.py::test_mempool_empty_cache"""
     pool = cudatool.MemPool()
     outside, inside = cudatool.empty(4 * MIB, "u1"), allocated(pool, 4 * MIB)
-    assert {(0, 0), pool.id} == {segment["segment_pool_id"] for segment in cudatool.memory_snapshot()}
+    id, address = pool.id, outside.data_ptr()
+    assert 1 == len(cudatool.memory_snapshot(id))
     del outside, inside, pool
-    assert [(0, 0)] == [segment["segment_pool_id"] for segment in cudatool.memory_snapshot()]
+    assert [] == cudatool.memory_snapshot(id)
+    assert address in [segment["address"] for segment in cudatool.memory_snapshot()]
 
 
 def test_an_array_keeps_the_memory_of_its_dropped_pool(own: Own) -> None:
@@ -173,7 +175,7 @@ def test_a_deleted_pool_is_no_spare_any_more(own: Own) -> None:
     last = cudatool.MemPool(own.allocator, use_on_oom=True)
     allocated(last, 40 * MIB)
     arrays = [cudatool.empty(20 * MIB, "u1") for _ in range(2)]
-    assert [last.id] == [segment["segment_pool_id"] for segment in cudatool.memory_snapshot()]
+    assert [40 * MIB] == [segment["active_size"] for segment in last.snapshot()]
     del arrays
 
 
@@ -230,7 +232,11 @@ def test_only_the_thread_that_uses_the_pool_is_served_from_it() -> None:
     """
     pool = cudatool.MemPool()
     inside, elsewhere = threading.Event(), threading.Event()
-    active: list[Counter[tuple[int, int]]] = []
+    active: list[tuple[int, int]] = []
+
+    def active_in(id: tuple[int, int]) -> int:
+        segments = [segment for segment in cudatool.memory_snapshot() if segment["segment_pool_id"] == id]
+        return sum(segment["active_size"] for segment in segments)
 
     def here() -> None:
         with cudatool.use_mem_pool(pool):
@@ -242,11 +248,9 @@ def test_only_the_thread_that_uses_the_pool_is_served_from_it() -> None:
 
     def there() -> None:
         inside.wait(60)
+        before = active_in((0, 0))
         array = cudatool.empty(2 * MIB, "u1")
-        found: Counter[tuple[int, int]] = Counter()
-        for segment in cudatool.memory_snapshot():
-            found[segment["segment_pool_id"]] += segment["active_size"]
-        active.append(found)
+        active.append((active_in((0, 0)) - before, active_in(pool.id)))
         del array
         elsewhere.set()
 
@@ -255,7 +259,7 @@ def test_only_the_thread_that_uses_the_pool_is_served_from_it() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [{(0, 0): 2 * MIB, pool.id: 0}] == active
+    assert [(2 * MIB, 0)] == active
     assert 2 == len(pool.snapshot())
 
 

@@ -193,6 +193,34 @@ def test_other_threads_run_while_one_waits_for_the_device(wait: str) -> None:
     assert event.query() and stream.query()
 
 
+def test_graphs_wait_for_each_other_by_external_events() -> None:
+    """Source: test_cuda.py::test_graph_external_wait_and_record"""
+    kernel = cudatool.compile(_WAIT_FOR_THE_HOST, "wait_for_the_host")
+    array, flag = cudatool.ones(4), cudatool.pin_memory(np.zeros(1, np.int32))
+    out = cudatool.pin_memory(np.zeros(4, np.float32))
+    started, ended = cudatool.Event(external=True), cudatool.Event(external=True)
+    signal, work = cudatool.CUDAGraph(), cudatool.CUDAGraph()
+    with cudatool.graph(signal, capture_error_mode="relaxed"):
+        kernel[1, 1](flag.ctypes.data)
+        started.record()
+    assert started.query()  # what is captured is not recorded yet
+    with cudatool.graph(work, capture_error_mode="relaxed"):
+        started.wait()
+        array.get(out, blocking=False)
+        ended.record()
+    signals, works = cudatool.Stream(), cudatool.Stream()
+    try:
+        with signals:
+            signal.replay()
+        with works:
+            work.replay()
+        assert (False, [0, 0, 0, 0]) == (ended.query(), out.tolist())
+    finally:
+        flag[0] = 1  # now the kernel ends
+    ended.synchronize()
+    assert ([1, 1, 1, 1], True) == (out.tolist(), works.query())
+
+
 # Copies.
 
 

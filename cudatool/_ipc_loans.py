@@ -1,0 +1,148 @@
+"""Memory that other processes borrow: the lender keeps it until they have let go of it, or have ended.
+
+A loan is a pipe. The borrower has the end that can be written to; when nobody has it any more, the lender's end says
+so. Thus the kernel counts, also what is on its way in a queue, and borrowers that were killed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import resource_sharer
+from typing import Any, Final
+
+from cudatool._allocator import Memory, allocator
+from cudatool._device import get_device_properties, synchronize
+from cudatool._ipc import Mapping, device_of_uuid, segment_handle
+from cudatool._stream import Stream, current_stream
+from cudatool.errors import CudatoolError
+
+__all__ = ["Borrowed", "Loan", "borrow", "collect", "ipc_collect", "lend"]
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """A block for a borrower. It can be pickled, to be borrowed once.
+
+    Attributes
+    ----------
+    lender, number
+        Id of the process, and which loan of it.
+    device
+        UUID of the device.
+    segment, offset, size
+        The driver's handle of the segment, and which bytes of it are the block.
+    end
+        The end of the pipe, as :mod:`multiprocessing` passes on file descriptors.
+    """
+
+    lender: int
+    number: int
+    device: str
+    segment: bytes
+    offset: int
+    size: int
+    end: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Lent:
+    memory: Memory
+    pipe: int
+
+
+_lent: dict[int, _Lent] = {}
+_numbers: Final = itertools.count(1)
+_lock = threading.Lock()
+_watched: set[int] = set()  # devices whose allocators collect when they need memory
+
+
+def lend(memory: Memory, device: int) -> Loan:
+    """Keep a block for a borrower, even if no array of this process is left in it.
+
+    Waits for the device: the caller may be the thread of a queue, which cannot tell on which stream it was written.
+
+    Raises
+    ------
+    UsageError
+        The driver cannot share it.
+    """
+    collect()
+    segment, native = segment_handle(memory.address, device)
+    if device not in _watched:
+        _watched.add(device)
+        allocator(device).add_free_memory_callback(collect)
+    synchronize(device)
+    mine, theirs = os.pipe()
+    end = resource_sharer.DupFd(theirs)
+    os.close(theirs)
+    number = next(_numbers)
+    with _lock:
+        _lent[number] = _Lent(memory, mine)
+    uuid = get_device_properties(device).uuid
+    return Loan(os.getpid(), number, uuid, native, memory.address - segment, memory.size, end)
+
+
+def borrow(loan: Loan) -> tuple[Memory | Borrowed, int]:
+    """Return the block and its device."""
+    device = device_of_uuid(loan.device)
+    end: int = loan.end.detach()
+    if loan.lender != os.getpid():
+        return Borrowed(loan.segment, loan.offset, loan.size, device, end), device
+    memory = _lent[loan.number].memory  # back where it came from
+    os.close(end)
+    return memory, device
+
+
+def collect() -> bool:
+    """Take back what was given back, and return whether that is anything."""
+    with _lock:
+        poll = select.poll()
+        for lent in _lent.values():
+            poll.register(lent.pipe, 0)  # that nobody has the other end is always told
+        over = {pipe for pipe, _ in poll.poll(0)}
+        ended = [number for number, lent in _lent.items() if lent.pipe in over]
+        returned = [_lent.pop(number) for number in ended]
+    for lent in returned:
+        os.close(lent.pipe)
+    return bool(returned)  # the blocks are free when nobody here uses them, either
+
+
+def ipc_collect() -> None:
+    """Let the memory be used again that other processes borrowed and do not need any more.
+
+    That happens by itself when something else is lent, and before the allocator asks the driver for more.
+    """
+    collect()
+
+
+class Borrowed(Mapping):
+    """Memory of another process that this one has borrowed: it is given back when what may use it has completed.
+
+    That is what is on the current stream by then, and on the streams of :meth:`record_stream`.
+    """
+
+    __slots__ = ("_end", "_streams")
+
+    def __init__(self, segment: bytes, offset: int, size: int, device: int, end: int) -> None:
+        self._end = end
+        self._streams: set[Stream] = set()
+        super().__init__(segment, offset, size, device)
+
+    def record_stream(self, stream: Stream) -> None:
+        """Wait for what is on `stream` by then, too."""
+        self._streams.add(stream)
+
+    def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
+        if _finalizing():
+            return  # the end of the process gives everything back
+        with suppress(CudatoolError):
+            for stream in (*self._streams, current_stream(self._device)):
+                stream.synchronize()
+        super().__del__()
+        os.close(self._end)

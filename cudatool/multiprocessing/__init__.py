@@ -1,0 +1,10 @@
+"""Arrays and events through the queues and pipes of :mod:`multiprocessing`, used by the receiver where they lie.
+
+Importing it is enough, in the process that sends; start processes by ``multiprocessing.get_context("spawn")``.
+"""
+
+from cudatool.multiprocessing._reductions import init_reductions
+
+__all__ = ["init_reductions"]
+
+init_reductions()
