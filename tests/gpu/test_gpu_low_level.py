@@ -13,7 +13,7 @@ import pytest
 
 import cudatool
 from cudatool import gds
-from cudatool.errors import DeviceUnavailableError, FileFormatError, UsageError
+from cudatool.errors import CudaError, DeviceUnavailableError, FileFormatError, UsageError
 
 pytestmark = pytest.mark.gpu
 
@@ -168,8 +168,10 @@ def storage(tmp_path: Path):
     try:
         with gds.GdsFile(tmp_path / "array", os.O_CREAT | os.O_RDWR) as file:
             yield file
-    except DeviceUnavailableError as reason:
-        pytest.skip(f"cuFile cannot be used here: {reason}")
+    except (DeviceUnavailableError, CudaError) as reason:
+        if not isinstance(reason, CudaError) or reason.name == "CU_FILE_HANDLE_NOT_REGISTERED":
+            pytest.skip(f"cuFile cannot be used here: {reason}")
+        raise
 
 
 def test_arrays_go_to_a_file_and_come_back(storage, tmp_path):
