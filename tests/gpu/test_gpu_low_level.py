@@ -163,6 +163,27 @@ def test_launch_blocking_waits_for_each_kernel():
     assert "True\n" == _run(source, CUDA_LAUNCH_BLOCKING="1").stdout
 
 
+def test_memory_of_both_kinds_rests_while_a_copy_on_another_stream_uses_it():
+    """Source: test_cuda.py::test_caching_pinned_memory"""
+    source = 'extern "C" __global__ void f(long long n) { long long t = clock64(); while (clock64() - t < n) {} }'
+    spin, other = cudatool.compile(source, "f"), cudatool.Stream()
+    array, host = cudatool.empty(1 << 16), cudatool.empty_pinned(1 << 16)
+    where = array.data_ptr(), host.ctypes.data
+    cudatool.synchronize()
+    with cudatool.stream(other):
+        spin[1, 1](300_000_000)
+        array.copy_(host, non_blocking=True)
+    array.record_stream(other)
+    del array, host
+    busy = cudatool.empty(1 << 16), cudatool.empty_pinned(1 << 16)
+    assert not other.query()
+    assert where[0] != busy[0].data_ptr()
+    assert where[1] != busy[1].ctypes.data
+    other.synchronize()
+    rested = cudatool.empty(1 << 16), cudatool.empty_pinned(1 << 16)
+    assert where == (rested[0].data_ptr(), rested[1].ctypes.data)
+
+
 @pytest.fixture
 def storage(tmp_path: Path):
     try:

@@ -200,6 +200,43 @@ def test_another_library_may_take_the_context_away(device: str) -> None:
     assert [2] == array.get().tolist()
 
 
+def test_closed_stream_takes_no_work_however_it_is_given() -> None:
+    kernel, stream = cudatool.compile('extern "C" __global__ void f() {}', "f"), cudatool.Stream()
+    event = cudatool.Event()
+    event.record()
+    stream.close()
+    config = cudatool.LaunchConfig(grid=1, block=1)
+    for use in (
+        lambda: cudatool.launch(stream, config, kernel),
+        lambda: event.record(stream),
+        lambda: event.wait(stream),
+        lambda: stream.wait_event(event),
+        lambda: stream.record_event(),
+        lambda: stream.native,
+        lambda: stream.cuda_stream,
+    ):
+        with pytest.raises(CudaError, match="was closed"):
+            use()
+
+
+def test_event_of_one_device_is_not_recorded_on_another() -> None:
+    program = (
+        "import cudatool\n"
+        "first, second = cudatool.Stream(0), cudatool.Stream(1)\n"
+        "kernel = cudatool.compile('extern \"C\" __global__ void f(int *p) { *p = 5; }', 'f')\n"
+        "event = cudatool.Event(); event.record(first)\n"
+        "try: event.record(second)\n"
+        "except cudatool.CudaError as error: print(error.name)\n"
+        "event.wait(second)\n"  # but waited for everywhere
+        "array = cudatool.zeros(1, 'i4', device=1)\n"
+        "cudatool.synchronize(1)\n"
+        "cudatool.launch(second, cudatool.LaunchConfig(grid=1, block=1), kernel, array)\n"
+        "second.synchronize()\n"
+        "print(array.get().tolist(), cudatool.current_device())"
+    )
+    assert "CUDA_ERROR_INVALID_HANDLE\n[5] 0\n" == run(program, CUDATOOL_DEVICE="sim:count=2")
+
+
 # Sensors.
 
 SENSORS = ("clock_rate", "memory_usage", "power_draw", "temperature", "utilization")
