@@ -572,6 +572,19 @@ def test_nvtx_comes_from_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [("end", (7, 8)), ("push", "inside"), ("mark", "here"), ("pop", None)] == calls
 
 
+def test_nvtx_is_not_needed(monkeypatch: pytest.MonkeyPatch, events: list[Event]) -> None:
+    monkeypatch.setitem(sys.modules, "nvtx", None)
+    monkeypatch.setattr(_library, "_candidates", lambda: iter(["no-such-library.so", "libc.so.6"]))  # nor is libc NVTX
+    _library.nvtx.cache_clear()
+    try:
+        assert _library.nvtx() is None
+        with nvtx.range("inside"):
+            nvtx.range_end(nvtx.range_start("started"))
+    finally:
+        _library.nvtx.cache_clear()
+    assert ["inside", "started"] == [event.name for event in events if event.name]
+
+
 def test_profile_is_a_range_of_the_trace(events: list[Event], calls: list[Event]) -> None:
     events.clear()
     with profiler.profile():
