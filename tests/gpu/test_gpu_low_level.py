@@ -53,8 +53,8 @@ def test_sensors_say_what_torchs_say(torch, name):
     ours = getattr(cudatool, name)()
     assert type(theirs) is type(ours)
     assert ours >= 0
-    if name == "device_memory_used":  # nobody else uses the device, and both ask the same library
-        assert theirs == pytest.approx(ours, rel=0.1)
+    if name == "device_memory_used":  # of all processes, which go on meanwhile
+        assert theirs == pytest.approx(ours, rel=0.5)
 
 
 def test_this_process_is_among_those_that_use_the_gpu():
