@@ -113,6 +113,8 @@ class Stream:
         if pool is not None:
             pool.idle.append(self._core)
         self._core = None
+        if _defaults.get(self.device_index) is self:
+            del _defaults[self.device_index]  # the next who asks gets a new object for it
 
     def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
         if getattr(self, "_pool", None) is not None and not _finalizing():
@@ -288,7 +290,7 @@ def default_stream(device: DeviceLike = None) -> Stream:
     """Return the legacy default stream of a device: it waits for all blocking streams, and they for it."""
     index = device_index(device)
     found = _defaults.get(index)
-    if found is None or found._core is None:  # closed
+    if found is None:
         found = _defaults[index] = ExternalStream(0, index)
     return found
 
@@ -296,7 +298,8 @@ def default_stream(device: DeviceLike = None) -> Stream:
 def current_stream(device: DeviceLike = None) -> Stream:
     """Return the stream of a device on which the calling thread enqueues."""
     index = current_device() if device is None else device_index(device)
-    return _current.streams.get(index) or default_stream(index)
+    found = _current.streams.get(index) or _defaults.get(index)
+    return found if found is not None else default_stream(index)
 
 
 def set_stream(stream: Stream) -> None:
