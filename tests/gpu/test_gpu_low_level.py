@@ -144,8 +144,9 @@ def test_process_can_fork_after_asking_for_devices():
         "import os, cudatool\n"
         "assert cudatool.is_available() and cudatool.device_count() and not cudatool.is_initialized()\n"
         "child = os.fork()\n"
+        "if child: assert os.waitpid(child, 0)[1] == 0\n"
         "print(cudatool.ones(3).get().sum(), flush=True)\n"
-        "if child: assert os.waitpid(child, 0)[1] == 0"
+        "if not child: os._exit(0)"
     )
     assert "3.0\n3.0\n" == done.stdout, done.stderr
 

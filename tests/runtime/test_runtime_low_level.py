@@ -122,9 +122,9 @@ def test_process_that_has_only_counted_devices_can_fork() -> None:
         "import os, cudatool\n"
         "assert cudatool.is_available()\n"
         "child = os.fork()\n"
-        "print(cudatool.ones(3).get().sum(), flush=True)\n"
         "if child: assert os.waitpid(child, 0)[1] == 0\n"
-        "else: os._exit(0)"
+        "print(cudatool.ones(3).get().sum(), flush=True)\n"
+        "if not child: os._exit(0)"
     )
     assert "3.0\n3.0\n" == run(program, CUDATOOL_DEVICE="sim")
 
@@ -132,8 +132,8 @@ def test_process_that_has_only_counted_devices_can_fork() -> None:
 def test_process_forked_off_one_that_uses_the_device_is_told_so() -> None:
     """Source: test_multiprocessing.py::test_wrong_cuda_fork"""
     program = (
-        "import os, cudatool\n"
-        "array = cudatool.ones(3)\n"
+        "import os, sys, cudatool\n"
+        "array, event = cudatool.ones(3), cudatool.current_stream().record_event()\n"
         "if os.fork():\n"
         "    assert os.wait()[1] == 0\n"
         "    print(array.get().sum())\n"
@@ -141,6 +141,8 @@ def test_process_forked_off_one_that_uses_the_device_is_told_so() -> None:
         "    assert not cudatool.is_initialized() and cudatool.device_count() == 1\n"
         "    try: cudatool.ones(3)\n"
         "    except cudatool.CudatoolError as error: print(type(error).__name__, 'spawn' in str(error), flush=True)\n"
+        "    sys.unraisablehook = lambda failure: print(failure, flush=True)\n"
+        "    del event\n"  # without a word: it is the parent's
         "    os._exit(0)"
     )
     assert "DeviceUnavailableError True\n3.0\n" == run(program, CUDATOOL_DEVICE="sim")
@@ -169,6 +171,48 @@ def test_visible_devices_are_read_as_the_driver_reads_them(setting: str, expecte
     Source: test_cuda_nvml_based_avail.py::test_partial_uuid_resolver
     """
     assert expected == _driver._visible(setting, ["GPU-a123", "GPU-b456"])
+
+
+def cards() -> SimpleNamespace:
+    """Return a stand-in for pynvml: two cards, the second of which has a slice."""
+    error = type("NVMLError", (Exception,), {})
+
+    def by_uuid(uuid: str) -> str:
+        if uuid != "MIG-1":
+            raise error("not found")
+        return "1, slice"
+
+    return SimpleNamespace(
+        NVMLError=error,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetHandleByUUID=by_uuid,
+        nvmlDeviceGetName=lambda handle: f"card {handle}",
+        nvmlDeviceGetUUID=lambda handle: f"GPU-{'ab'[handle]}123",
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        (None, ["card 0", "card 1"]),
+        ("1", ["card 1"]),
+        ("GPU-b,GPU-a", ["card 1", "card 0"]),
+        ("MIG-1,MIG-2", ["card 1, slice"]),
+        ("MIG-2", []),
+        ("", []),
+    ],
+)
+def test_gpus_are_those_that_the_environment_shows(
+    monkeypatch: pytest.MonkeyPatch, setting: str | None, expected: list[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", cards())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if setting is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
+    assert expected == _driver.gpu_names()
 
 
 def test_launches_block_where_the_environment_says_so() -> None:
