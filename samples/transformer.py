@@ -1,8 +1,8 @@
 # Look for: one graph launch a step from step 3 on, the graph's private pool in the memory timeline, bfloat16 products.
 """Train a small transformer language model with cudatool alone, until it knows a nursery rhyme; no autograd.
 
-Attention is made of batched products and a softmax. Products are computed in bfloat16 (autocast), the parameters stay in
-float32 (fused AdamW), and after three ordinary steps the whole step is one CUDA graph that is replayed.
+Attention is made of batched products and a softmax. Products are computed in bfloat16 (autocast), the parameters stay
+in float32 (fused AdamW), and after three ordinary steps the whole step is one CUDA graph that is replayed.
 """
 
 import sys
