@@ -119,6 +119,7 @@ def test_block_rests_until_the_stream_of_another_device_is_done(
 
 
 def test_device_is_no_peer_of_itself(second: int) -> None:
+    assert not cudatool.can_device_access_peer(0, 0)
     with pytest.raises(UsageError, match="no peer of itself"):
         cudatool.enable_peer_access(0, 0)
     with pytest.raises(DeviceUnavailableError):
