@@ -29,7 +29,6 @@ _SAMPLES = Path(__file__).parents[2] / "samples"
 def torch():
     found = pytest.importorskip("torch", reason="needs PyTorch")
     import torch.cuda.comm
-    import torch.cuda.nccl
 
     return found
 
