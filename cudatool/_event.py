@@ -13,7 +13,7 @@ from cudatool._device import device as on_device
 from cudatool._native import call
 from cudatool.errors import CudaError, UsageError
 from cudatool.trace import hooks
-from cudatool.trace.events import Kind
+from cudatool.trace.events import EventFlag, Kind
 
 if TYPE_CHECKING:
     from cudatool._stream import Stream
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["Event"]
 
 _TIMING, _SHARED = 1, 2  # EVENT_CREATE's flags
+_HANDLE_BYTES = 64  # of a CUipcEventHandle
 _EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL
-_HANDLE_SIZE = 64  # CU_IPC_HANDLE_SIZE
 
 
 class Event:
@@ -69,7 +69,7 @@ class Event:
         event = cls(interprocess=True)
         index = device_index(device)
         native = _cuda.driver.CUipcEventHandle()
-        ctypes.memmove(native.getPtr(), handle, _HANDLE_SIZE)
+        ctypes.memmove(native.getPtr(), handle, min(len(handle), _HANDLE_BYTES))
         with on_device(index), operation() as correlation:
             event.cuda_event = int(check(_cuda.driver.cuIpcOpenEventHandle(native)))
         event._made(index, correlation)
@@ -89,7 +89,7 @@ class Event:
             self._create(current_device())
         with on_device(self.device_index), operation():
             handle = check(_cuda.driver.cuIpcGetEventHandle(self.cuda_event))
-        return ctypes.string_at(handle.getPtr(), _HANDLE_SIZE)
+            return ctypes.string_at(handle.getPtr(), _HANDLE_BYTES)
 
     @property
     def device(self) -> int | None:
@@ -109,8 +109,10 @@ class Event:
         if not self.cuda_event:
             self._create(index)
         correlation = hooks.begin() if hooks.active else 0
+        told = 0
         try:
             if self.external and _is_capturing(stream):
+                told = EventFlag.EXTERNAL
                 function = entry("cuEventRecordWithFlags")
                 status = call_on(index, call, function, self.cuda_event, handle, _EXTERNAL)
             else:
@@ -126,6 +128,7 @@ class Event:
                 device=index,
                 stream=stream.trace_id(),
                 aux0=hooks.event_id(self.cuda_event),
+                flags=told,
                 correlation=correlation,
             )
 
@@ -138,9 +141,10 @@ class Event:
         handle, index = stream.native, stream.device_index
         correlation = hooks.begin() if hooks.active else 0
         try:
-            status = 0
+            status = told = 0
             if self.cuda_event:
-                flags = _EXTERNAL if self.external and _is_capturing(stream) else 0
+                told = EventFlag.EXTERNAL if self.external and _is_capturing(stream) else 0
+                flags = _EXTERNAL if told else 0
                 status = call_on(index, call, entry("cuStreamWaitEvent"), handle, self.cuda_event, flags)
         finally:
             if correlation:
@@ -153,6 +157,7 @@ class Event:
                 device=index,
                 stream=stream.trace_id(),
                 aux0=self.trace_id(),
+                flags=told,
                 correlation=correlation if self.cuda_event else 0,
             )
 

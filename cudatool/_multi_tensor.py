@@ -16,7 +16,6 @@ import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -25,6 +24,7 @@ from cudatool._allocator import Layout
 from cudatool._annotate import annotate
 from cudatool._array import DeviceArray, asarray, empty
 from cudatool._device import device as on_device
+from cudatool._dtypes import NUMBERS, bfloat16
 from cudatool._kernel import Kernel, compile, launch
 from cudatool._stream import current_stream
 from cudatool.errors import UsageError
@@ -32,7 +32,7 @@ from cudatool.trace import hooks
 
 __all__ = [
     "CHUNK",
-    "C_TYPES",
+    "FLOATS",
     "PRELUDE",
     "Arrays",
     "MultiTensorKernel",
@@ -51,18 +51,12 @@ _BLOCKS: Final = 320  # of one launch, at most
 _THREADS: Final = 512
 _FLOAT32: Final = np.dtype(np.float32)
 _TABLE_BYTES: Final = 4096 - 88  # what is left of a kernel's parameters beside the largest options
-C_TYPES: Final = {
-    np.dtype(np.float32): "float",
-    np.dtype(np.float64): "double",
-    np.dtype(np.float16): "__half",
-    np.dtype(ml_dtypes.bfloat16): "__nv_bfloat16",
-}
-"""The dtypes that optimizers and gradient scaling know, as CUDA C++ says them."""
+FLOATS: Final = tuple(map(np.dtype, (np.float32, np.float64, np.float16, bfloat16)))
+"""The dtypes that optimizers and gradient scaling know."""
 
-PRELUDE: Final = """
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
+PRELUDE: Final = (
+    NUMBERS
+    + """
 constexpr long long CHUNK = 65536;
 
 template <int LISTS, int ARRAYS> struct Chunks {
@@ -115,6 +109,7 @@ __device__ void store(T *to, const C (&values)[4], long long i, long long size, 
     }
 }
 """
+)
 
 
 class Arrays(tuple[DeviceArray, ...]):
@@ -293,7 +288,7 @@ def check_alike(lists: Mapping[str, Sequence[DeviceArray]]) -> list[Arrays]:
     Raises
     ------
     UsageError
-        They have not, or one is of a dtype that :data:`C_TYPES` lacks.
+        They have not, or one is of a dtype that :data:`FLOATS` lacks.
     """
     checked = [arrays if isinstance(arrays, Arrays) else Arrays(arrays) for arrays in lists.values()]
     model, model_name = checked[0], next(iter(lists))
@@ -301,8 +296,8 @@ def check_alike(lists: Mapping[str, Sequence[DeviceArray]]) -> list[Arrays]:
         if len(arrays) != len(model):
             raise UsageError(f"{name} has {len(arrays)} arrays, {model_name} {len(model)}; pass one for each")
         for _, dtype in arrays.kinds:
-            if dtype not in C_TYPES:
-                raise UsageError(f"{name} has {dtype}; only {', '.join(map(str, C_TYPES))} are possible here")
+            if dtype not in FLOATS:
+                raise UsageError(f"{name} has {dtype}; only {', '.join(map(str, FLOATS))} are possible here")
         for index, (shape, order) in enumerate(arrays.forms):
             if order == ():
                 raise UsageError(f"{name}[{index}] of shape {shape} has gaps; pass its contiguous()")

@@ -147,7 +147,7 @@ class Operators:
     def __matmul__(self, other: Any) -> Any:
         from cudatool.blas import matmul
 
-        return matmul(self, other)
+        return matmul(self, other) if _is_operand(other) else NotImplemented
 
     def __bool__(self) -> bool:
         return bool(self.item())

@@ -5,6 +5,7 @@ python docs/generate_api.py          (or: make docs)
 
 from __future__ import annotations
 
+import enum
 import inspect
 import re
 import types
@@ -64,10 +65,17 @@ class Described:
 def entry(name: str, value: Any) -> list[str]:
     """Return the lines about one function, class or value."""
     if inspect.isclass(value):
-        return [f"### {name}", "", f"`class {shortened(name)}{signature(value)}`", "", summary(value), *methods(value)]
+        made = signature(value) if is_made_by_ours(value) else ""
+        return [f"### {name}", "", f"`class {shortened(name)}{made}`", "", summary(value), *methods(value)]
     if callable(value):
         return [f"### {name}", "", f"`{shortened(name)}{signature(value)}`", "", summary(value)]
     return [f"### {name}", "", summary(value)]
+
+
+def is_made_by_ours(class_: type) -> bool:
+    """Return whether the parameters of a class are its own, or those of another of our classes."""
+    maker = next(base for base in class_.__mro__ if {"__init__", "__new__"} & vars(base).keys())
+    return maker.__module__.startswith("cudatool") and not issubclass(class_, enum.Enum)
 
 
 def methods(class_: type) -> list[str]:
@@ -89,6 +97,8 @@ def methods(class_: type) -> list[str]:
             lines.append(f"- `{name}{signature(value)}`: {summary(value)}")
         elif inspect.isdatadescriptor(value):
             lines.append(f"- `{name}`: {summary(value)}")
+    if issubclass(class_, enum.Enum):
+        lines += [f"- `{member.name}`: {member.value}" for member in class_]
     return ["", *lines] if len(lines) > count else []
 
 

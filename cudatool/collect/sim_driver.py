@@ -18,7 +18,7 @@ from cudatool.collect.kernel_names import kernel_name
 from cudatool.collect.sim_blocks import BlockWatcher
 from cudatool.collect.sim_graphs import GraphWatcher
 from cudatool.trace import hooks
-from cudatool.trace.events import AccessFlag, CopyFlag, Kind, StreamFlag, pack_dims
+from cudatool.trace.events import AccessFlag, CopyFlag, EventFlag, Kind, StreamFlag, pack_dims
 
 if TYPE_CHECKING:
     from cudatool.sim import Entry, Machine, Operation, Result
@@ -37,6 +37,8 @@ _ENDED = ("STREAM_CAPTURE_INVALIDATED", "STREAM_CAPTURE_UNJOINED")
 # Calls that are recorded though they were refused: what is wrong with them is a finding.
 _TOLD = (("cuStreamWaitEvent", "CAPTURED_EVENT"),)
 
+
+_EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL
 
 # Copies and fills whose arguments are not one address and one size for each side.
 _OF_BOXES = ("cuMemcpy2D", "cuMemcpy3D", "cuMemcpyBatch", "cuMemsetD2D")
@@ -281,7 +283,14 @@ class SimDriverCollector:
     def _stream_wait_event(self, values: dict[str, Any], name: str) -> None:
         device, stream = self._stream(values["hStream"])
         event = hooks.event_id(values["hEvent"])
-        hooks.emit(Kind.STREAM_WAIT_EVENT, device=device, stream=stream, aux0=event, correlation=self._owner()[0])
+        hooks.emit(
+            Kind.STREAM_WAIT_EVENT,
+            device=device,
+            stream=stream,
+            aux0=event,
+            flags=EventFlag.EXTERNAL if values["Flags"] & _EXTERNAL else 0,
+            correlation=self._owner()[0],
+        )
 
     def _is_on_device(self, address: int) -> bool:
         found = self._machine.allocations.holding(address)
@@ -309,7 +318,8 @@ class SimDriverCollector:
         device, stream = self._stream(values["hStream"])
         correlation = self._owner()[0]
         event = hooks.event_id(values["hEvent"])
-        hooks.emit(Kind.EVENT_RECORD, device=device, stream=stream, aux0=event, correlation=correlation)
+        flags = EventFlag.EXTERNAL if values.get("flags", 0) & _EXTERNAL else 0
+        hooks.emit(Kind.EVENT_RECORD, device=device, stream=stream, aux0=event, flags=flags, correlation=correlation)
 
     def _context_record_event(self, values: dict[str, Any], name: str) -> None:
         """Report an event that stands for all streams of a context as one of a stream that waits for all of them."""

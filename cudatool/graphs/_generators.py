@@ -30,8 +30,7 @@ class CapturableGenerator(Protocol):
     def begin_capture(self, graph: object) -> None:
         """Give seed and offset of `graph` a place on the device, for as long as the graph lives.
 
-        The capturing stream is current and does not capture yet, so that the place is memory of the ordinary pool and
-        filling it (with the seed, and 0) is work of that stream.
+        The capturing stream is current and does not capture yet, so that the place is memory of the ordinary pool.
         """
 
     def end_capture(self, graph: object) -> int:

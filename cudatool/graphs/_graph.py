@@ -15,10 +15,11 @@ from cudatool import _cuda
 from cudatool._allocator import current_allocator
 from cudatool._api import traced
 from cudatool._capture import Capture, capture_id, captures, is_capturing, relaxed
-from cudatool._cuda import check, operation
+from cudatool._cuda import check, entry, operation, raise_status
 from cudatool._device import call_on
 from cudatool._device import device as on_device
 from cudatool._mempool import MemPool, give_back
+from cudatool._native import call
 from cudatool._pinned import let_go
 from cudatool._stream import Stream, current_stream, default_stream
 from cudatool.errors import UsageError
@@ -72,7 +73,7 @@ class CUDAGraph:
     def _clear(self) -> None:
         self._capture: Capture | None = None
         self._graph: Any = None
-        self._executable: Any = None
+        self._executable = 0
         self._pool: tuple[int, int] | None = None  # set while it has one user more for us
         self._device = -1
         self._known: list[CapturableGenerator] = []  # that have taken part in the capture
@@ -232,10 +233,10 @@ class CUDAGraph:
             Nothing was captured, or the graph was not kept.
         """
         graph = self._captured()
-        if self._executable is not None:
+        if self._executable:
             self._destroy_executable()
         with on_device(self._device), _operation() as correlation:
-            self._executable = check(_cuda.driver.cuGraphInstantiate(graph, _INSTANTIATE))
+            self._executable = int(check(_cuda.driver.cuGraphInstantiate(graph, _INSTANTIATE)))
         if correlation:
             self._executable_trace_id = next(_trace_ids)
             hooks.emit(Kind.GRAPH_INSTANTIATE, aux0=self._executable_trace_id, aux1=self._trace_id)
@@ -252,7 +253,7 @@ class CUDAGraph:
             Nothing was captured; or the current stream is being captured and the graph draws random numbers, for which
             the program has to do something at each replay.
         """
-        if self._executable is None:
+        if not self._executable:
             self.instantiate()
         stream = current_stream(self._device)
         if self._drawing:
@@ -260,12 +261,12 @@ class CUDAGraph:
         self._last_stream = stream
         correlation = hooks.begin() if hooks.active and not hooks.tells_graphs else 0
         try:
-            status = call_on(self._device, _cuda.driver.cuGraphLaunch, self._executable, stream.native)
+            status = call_on(self._device, call, entry("cuGraphLaunch"), int(self._executable), stream.native)
         finally:
             if correlation:
                 hooks.end()
         if status:
-            check((status,))
+            raise_status(status)
         if correlation:
             hooks.emit(
                 Kind.GRAPH_LAUNCH,
@@ -279,6 +280,8 @@ class CUDAGraph:
     def _prepare_generators(self, stream: Stream) -> None:
         if is_capturing(stream):
             raise UsageError("a graph that draws random numbers cannot be replayed inside of another capture")
+        if self._last_stream not in (None, stream):
+            stream.wait_stream(self._last_stream)  # the replay there still reads what is written now
         last = self._last_stream
         if last is not None and last != stream and not last.is_closed:
             stream.wait_stream(last)  # what is written now must have been read by then
@@ -321,9 +324,9 @@ class CUDAGraph:
         UsageError
             It was not instantiated.
         """
-        if self._executable is None:
+        if not self._executable:
             raise UsageError("the graph is not instantiated; end its capture, and call instantiate() if it is kept")
-        return int(self._executable)
+        return self._executable
 
     def enable_debug_mode(self) -> None:
         """Keep the captured graph from now on, as with ``keep_graph=True``, for :meth:`debug_dump`."""
@@ -381,8 +384,8 @@ class CUDAGraph:
 
     def _destroy_executable(self) -> None:
         """A replay that is still running is not disturbed: the driver destroys the graph when it is done."""
-        executable, self._executable = self._executable, None
-        if executable is not None:
+        executable, self._executable = self._executable, 0
+        if executable:
             with relaxed(), operation():
                 check(_cuda.driver.cuGraphExecDestroy(executable))
 

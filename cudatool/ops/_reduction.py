@@ -25,7 +25,7 @@ from cudatool.errors import UsageError
 from cudatool.ops._layout import LOADS, MOST_DIMENSIONS, collapse, pack_width
 from cudatool.ops._pointwise import THREADS, check_out
 
-__all__ = ["Dims", "Reduction", "dimensions"]
+__all__ = ["Dims", "Reduction", "check_array", "dimensions"]
 
 Dims = SupportsIndex | Iterable[SupportsIndex] | None
 """Dimensions of an array; None is all of them."""
@@ -202,8 +202,7 @@ class Reduction:
         UsageError
             The array, `dim` or `out` do not fit.
         """
-        if not isinstance(input, DeviceArray):
-            raise UsageError(f"{self.name} takes a DeviceArray, not {type(input).__name__}")
+        check_array(self.name, input)
         if category(input.dtype) not in self.accepts:
             raise UsageError(f"{self.name} does not take {input.dtype}: it is for {', '.join(self.accepts)}")
         dims = dimensions(self.name, dim, input.ndim)
@@ -291,6 +290,12 @@ def _walk(rows: list[list[int]]) -> list[int]:
 def _power_of_two(count: int) -> int:
     """Return the largest power of two not above `count`, at least 1."""
     return 1 << max(count.bit_length() - 1, 0)
+
+
+def check_array(name: str, input: object) -> None:
+    """Raise UsageError if it is not a DeviceArray."""
+    if not isinstance(input, DeviceArray):
+        raise UsageError(f"{name} takes a DeviceArray, not {type(input).__name__}")
 
 
 def dimensions(name: str, dim: Dims, ndim: int) -> tuple[int, ...]:

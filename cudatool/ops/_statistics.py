@@ -11,7 +11,7 @@ from cudatool._array import DeviceArray
 from cudatool._dtypes import category, compute_dtype, real_dtype
 from cudatool.errors import UsageError
 from cudatool.ops._dispatch import KINDS, op
-from cudatool.ops._reduction import Dims, Reduction, dimensions
+from cudatool.ops._reduction import Dims, Reduction, check_array, dimensions
 
 __all__ = [
     "Extreme",
@@ -201,7 +201,8 @@ norm = op("cudatool.ops.norm")
 logsumexp = op("cudatool.ops.logsumexp")
 
 
-def _sum_dtype(input: DeviceArray, dtype: npt.DTypeLike | None) -> np.dtype[Any]:
+def _sum_dtype(name: str, input: DeviceArray, dtype: npt.DTypeLike | None) -> np.dtype[Any]:
+    check_array(name, input)
     if dtype is not None:
         return np.dtype(dtype)
     return _INT64 if category(input.dtype) in ("bool", "integer") else input.dtype
@@ -223,7 +224,7 @@ def _(
     dtype
         In which it is summed (at least in float32) and returned; default: the array's, int64 for all integers.
     """
-    wanted = _sum_dtype(input, dtype)
+    wanted = _sum_dtype("sum", input, dtype)
     return _sum(input, dim, keepdim, compute=wanted, result=wanted, out=out)
 
 
@@ -237,7 +238,7 @@ def _(
     out: DeviceArray | None = None,
 ) -> DeviceArray:
     """Return the product over some dimensions, by default all; dtypes as for :func:`sum`."""
-    wanted = _sum_dtype(input, dtype)
+    wanted = _sum_dtype("prod", input, dtype)
     return _prod(input, dim, keepdim, compute=wanted, result=wanted, out=out)
 
 
@@ -383,6 +384,7 @@ def _(input: DeviceArray, dim: Dims, keepdim: bool = False, *, out: DeviceArray 
 
 
 def _not_empty(kernel: Reduction, input: DeviceArray, dim: Dims) -> Reduction:
+    check_array(kernel.name, input)
     dims = dimensions(kernel.name, dim, input.ndim)
     if 0 in [input.shape[d] for d in dims]:
         raise UsageError(f"{kernel.name} of no elements: shape {input.shape}, dim={dim}")

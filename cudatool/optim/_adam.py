@@ -7,7 +7,8 @@ from typing import Final
 
 from cudatool._api import traced
 from cudatool._array import DeviceArray
-from cudatool._multi_tensor import C_TYPES, MultiTensorKernel, check_alike, check_steps, grouped, pointer, scalar_on
+from cudatool._dtypes import c_type
+from cudatool._multi_tensor import MultiTensorKernel, check_alike, check_steps, grouped, pointer, scalar_on
 from cudatool.errors import UsageError
 
 __all__ = ["fused_adam_", "fused_adamw_"]
@@ -240,7 +241,7 @@ def _step(
         written = [0, *range(2, len(lists))]
         _adam(
             [
-                *(C_TYPES[arrays[0].dtype] for arrays in group[:3]),
+                *(c_type(arrays[0].dtype) for arrays in group[:3]),
                 *(str(bool(flag)).lower() for flag in (amsgrad, master_params)),
             ],
             group,

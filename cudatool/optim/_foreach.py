@@ -13,9 +13,9 @@ from cudatool import _cuda
 from cudatool._api import traced
 from cudatool._array import DeviceArray, asarray, empty
 from cudatool._device import device as on_device
+from cudatool._dtypes import c_type
 from cudatool._kernel import Kernel, compile, launch
 from cudatool._multi_tensor import (
-    C_TYPES,
     CHUNK,
     PRELUDE,
     MultiTensorKernel,
@@ -187,7 +187,7 @@ def _map_lists(
         scalar = _factor_on(device, value) if isinstance(value, DeviceArray) else None
         skip = scalar_on(device, found_inf, "found_inf")
         _map(
-            [C_TYPES[from_[0].dtype], C_TYPES[to[0].dtype], str(operation)],
+            [c_type(from_[0].dtype), c_type(to[0].dtype), str(operation)],
             [from_, to],
             written=[1],
             beside=[array for array in (scalar, skip) if array is not None],
@@ -306,9 +306,9 @@ def get_total_norm(
     start = 0
     for group, count in zip(groups, counts, strict=True):
         own = parts[start : start + count]
-        _norm_parts([C_TYPES[group[0].dtype]], [group], written=[], beside=[own], p=p, parts=pointer(own))
+        _norm_parts([c_type(group[0].dtype)], [group], written=[], beside=[own], p=p, parts=pointer(own))
         start += count
-    kernel = _kernel(f"norm_total<{C_TYPES[total.dtype]}>", total.device)
+    kernel = _kernel(f"norm_total<{c_type(total.dtype)}>", total.device)
     config = _cuda.core.LaunchConfig(grid=1, block=512)
     launch(current_stream(device), config, kernel, parts, parts.size, p, total)
     if error_if_nonfinite and not math.isfinite(float(total.get())):
@@ -331,7 +331,7 @@ def clip_grads_with_norm_(grads: Sequence[DeviceArray], max_norm: float, total_n
         What :func:`get_total_norm` returned.
     """
     coefficient = empty((), np.float64, device=total_norm.device)
-    kernel = _kernel(f"clip_coefficient<{C_TYPES[total_norm.dtype]}>", total_norm.device)
+    kernel = _kernel(f"clip_coefficient<{c_type(total_norm.dtype)}>", total_norm.device)
     config = _cuda.core.LaunchConfig(grid=1, block=1)
     launch(current_stream(total_norm.device), config, kernel, total_norm, float(max_norm), coefficient)
     foreach_scale_(grads, coefficient)
@@ -368,7 +368,7 @@ def amp_foreach_non_finite_check_and_unscale_(
     for (group,) in grouped(check_alike({"grads": grads})):
         found, inverse = _scalar_at(group[0], found_inf, "found_inf"), _scalar_at(group[0], inv_scale, "inv_scale")
         _unscale(
-            [C_TYPES[group[0].dtype]],
+            [c_type(group[0].dtype)],
             [group],
             written=[0],
             beside=[found, inverse],

@@ -7,7 +7,8 @@ from typing import Final
 
 from cudatool._api import traced
 from cudatool._array import DeviceArray
-from cudatool._multi_tensor import C_TYPES, MultiTensorKernel, check_alike, check_steps, grouped, pointer, scalar_on
+from cudatool._dtypes import c_type
+from cudatool._multi_tensor import MultiTensorKernel, check_alike, check_steps, grouped, pointer, scalar_on
 from cudatool.errors import UsageError
 
 __all__ = ["fused_sgd_"]
@@ -141,7 +142,7 @@ def fused_sgd_(
         written = [0, *range(2, len(lists))]
         _sgd(
             [
-                *(C_TYPES[dtype] for dtype in (first.dtype, group[1][0].dtype, *kinds)),
+                *(c_type(dtype) for dtype in (first.dtype, group[1][0].dtype, *kinds)),
                 *(str(bool(flag)).lower() for flag in (momentum_buffer_list, master_params, state_steps)),
             ],
             group,

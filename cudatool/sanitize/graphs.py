@@ -17,6 +17,7 @@ from cudatool.sanitize.intervals import Access, History, Operation, overlap
 from cudatool.sanitize.lifetimes import Buffer
 from cudatool.sanitize.ordering import Clock, join
 from cudatool.sanitize.rows import Row
+from cudatool.trace.events import EventFlag
 
 __all__ = [
     "ALLOC",
@@ -226,6 +227,9 @@ class Graphs:
         if capture is None:
             self._events.pop(row.aux0, None)
             return False
+        if row.flags & EventFlag.EXTERNAL:
+            self._add_event_node(capture, row, EVENT_RECORD)
+            return True
         self._events[row.aux0] = capture, capture.tails[row.stream], row.record
         return True
 
@@ -234,11 +238,20 @@ class Graphs:
 
         "Stream Management", stream capture: a wait for an event of a capture takes the stream into it.
         """
+        if row.flags & EventFlag.EXTERNAL and row.stream in self.captures:
+            self._add_event_node(self.captures[row.stream], row, EVENT_WAIT)
+            return True
         capture, behind, _ = self._events.get(row.aux0, (None, frozenset(), 0))
         if capture is not None and capture in self.captures.values():
             capture.tails[row.stream] = capture.tails.get(row.stream, frozenset()) | behind
             self.captures[row.stream] = capture
         return row.stream in self.captures
+
+    @staticmethod
+    def _add_event_node(capture: Capture, row: Row, type_: int) -> None:
+        node = Node(row.record, baked=[], type_=type_)
+        node.event = row.aux0
+        capture.add(row.stream, node)
 
     def captured_record(self, event: int) -> int | None:
         """Return the record by which an event became a part of a capture, None if it stands for real work."""

@@ -21,6 +21,7 @@ __all__ = [
     "AccessFlag",
     "CopyFlag",
     "Event",
+    "EventFlag",
     "FIELDS",
     "Kind",
     "StreamFlag",
@@ -120,12 +121,12 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.HOST_FREE: "address, size, flags as of HOST_ALLOC: name=API, or aux0=rounded size of the block; stack",
     Kind.STREAM_CREATE: "stream, flags=StreamFlag, address=handle, aux0=priority (two's complement), stack",
     Kind.STREAM_DESTROY: "stream, stack",
-    Kind.STREAM_WAIT_EVENT: "stream, aux0=event, correlation, stack",
+    Kind.STREAM_WAIT_EVENT: "stream, aux0=event, flags=EventFlag, correlation, stack",
     Kind.STREAM_SYNCHRONIZE: "stream, stack",
     Kind.STREAM_QUERY: "stream, aux1=1 if all its work had completed, stack",
     Kind.EVENT_CREATE: "aux0=event, address=handle, flags=1 timing enabled, +2 other processes can record it, stack",
     Kind.EVENT_DESTROY: "aux0=event, stack",
-    Kind.EVENT_RECORD: "stream, aux0=event, correlation, stack",
+    Kind.EVENT_RECORD: "stream, aux0=event, flags=EventFlag, correlation, stack",
     Kind.EVENT_SYNCHRONIZE: "aux0=event, stack",
     Kind.EVENT_QUERY: "aux0=event, aux1=1 if it had completed, stack",
     Kind.DEVICE_SYNCHRONIZE: "device, stack (cuCtxSynchronize and torch.cuda's synchronize)",
@@ -192,6 +193,13 @@ class StreamFlag(IntFlag):
     NON_BLOCKING = 1
     LEGACY_DEFAULT = 2
     PER_THREAD_DEFAULT = 4
+
+
+class EventFlag(IntFlag):
+    """Flags of ``EVENT_RECORD`` and ``STREAM_WAIT_EVENT``."""
+
+    EXTERNAL = 1
+    """In a stream that is captured: a node of the graph, which each launch does anew, and no edge of it."""
 
 
 class CopyFlag(IntFlag):

@@ -42,6 +42,16 @@ with ct.record("t.ctrace", device="sim", measure_accesses=True):
         main.wait_stream(side)
         increase[1, 128](temporary, b, n)
     ct.synchronize()
+    if "external" in sys.argv:
+        event, other = ct.Event(external=True), ct.CUDAGraph()
+        with ct.graph(other):
+            increase[1, 128](b, out, n)
+            event.record()
+        other.replay()
+        event.wait(last)
+        with ct.stream(last):
+            increase[1, 128](out, out, n)
+        ct.synchronize()
     if "freed" in sys.argv:
         del source
     for _ in range(2):
@@ -93,7 +103,13 @@ def test_captured_calls_are_not_counted_as_work(trace: Trace) -> None:
 
 @pytest.mark.parametrize(
     ("defect", "expected"),
-    [(None, []), ("missed", ["capture-missed"]), ("unjoined", ["race-war"]), ("freed", ["use-after-free"])],
+    [
+        (None, []),
+        ("missed", ["capture-missed"]),
+        ("unjoined", ["race-war"]),
+        ("freed", ["use-after-free"]),
+        ("external", []),
+    ],
 )
 def test_sanitizer_finds_what_is_wrong_with_a_capture(
     defect: str | None, expected: list[str], trace: Trace, tmp_path: Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ from record_torch_rng import random_cases
 import cudatool
 from cudatool import random
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*out of bounds:UserWarning")]
+
+RECORDING = Path(__file__).parents[1] / "data" / "torch_rng.npz"
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +37,23 @@ def test_numbers_are_those_of_torch(torch: Any, case: dict[str, Any]) -> None:
         np.testing.assert_array_equal(random_cases.draw(case, ours), one, strict=True)
     assert theirs.get_offset() == ours.get_offset()
     np.testing.assert_array_equal(theirs.get_state().numpy(), ours.get_state())
+
+
+def test_the_recording_is_what_torch_draws(torch: Any, tmp_path: Path) -> None:
+    record_torch_rng.main(str(tmp_path / "torch_rng.npz"))
+    with np.load(tmp_path / "torch_rng.npz") as now, np.load(RECORDING) as then:
+        assert str(now["cases"]) == str(then["cases"])
+        for name in ("starts", "offsets"):
+            np.testing.assert_array_equal(now[name], then[name])
+        for index, case in enumerate(random_cases.cases()):
+            dtype = np.dtype(np.int16 if case["dtype"] == "bfloat16" else case["dtype"])
+            if case["method"] == "multinomial":
+                dtype = np.dtype(np.int64)
+            part = slice(now["starts"][index], now["starts"][index + 1])
+            expected, found = (np.frombuffer(one["samples"][part].tobytes(), dtype) for one in (now, then))
+            random_cases.assert_same(case, expected, found, exact=False)
+            if case["method"] not in random_cases.APPROXIMATE:
+                np.testing.assert_array_equal(now["checks"][index], then["checks"][index], err_msg=str(case))
 
 
 def test_replays_draw_what_torch_replays_draw(torch: Any) -> None:

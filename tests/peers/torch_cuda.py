@@ -30,7 +30,6 @@ PAGE: Final = ROOT / "docs" / "torch-tests.md"
 
 REASONS: Final = {
     # cause -> why such a test makes no sense on our arrays
-    "pending": "not written yet",
     "autograd": "autograd: our arrays have no gradients",
     "modules": "`torch.nn`: there are no modules or checkpoints of them",
     "compiler": "`torch.compile`, TorchScript, FX and custom operators: there is no compiler of programs",
@@ -41,7 +40,10 @@ REASONS: Final = {
     "sparse": "sparse tensors",
     "amd": "AMD's devices",
     "large": "takes tens of GiB for one result",
-    "ci": "a machine of PyTorch's own",
+    "green": "green contexts are cuda.core's, which programs use beside the runtime",
+    "trace": "a trace always has every event; what a page shows is chosen when it is read",
+    "names": "deprecated names are not offered, so that nothing warns of them",
+    "accumulation": "sums of float16 products in float16 alone are not offered",
     "pytree": "`torch.nn.parallel`: containers of tensors are the program's",
     "generic": "`torch.accelerator`: one device kind, one interface",
 }
@@ -55,8 +57,7 @@ ABSENT: Final[dict[str, str]] = {
         test_cuda.py::test_autocast_custom_enabled test_cuda.py::test_autocast_custom_cast_inputs
         test_cuda.py::test_autocast_custom_deprecated_warning""",
     "modules": """
-        test_cuda.py::test_autocast_checkpointing test_cuda.py::test_graph_checkpoint_preserve_rng_state
-        test_cuda.py::test_graph_make_graphed_callables_parameterless_nograd_module""",
+        test_cuda.py::test_autocast_checkpointing test_cuda.py::test_graph_checkpoint_preserve_rng_state""",
     "compiler": """
         test_cuda.py::test_memory_compile_regions test_cuda.py::test_memory_snapshot_script
         test_cuda.py::test_fx_memory_profiler_augmentation test_cuda.py::test_autocast_cat_jit
@@ -70,11 +71,11 @@ ABSENT: Final[dict[str, str]] = {
         test_cuda.py::test_graph_cudnn_dropout test_cuda.py::test_autocast_rnn
         test_cuda.py::test_rnn_packed_sequence_batch_sizes_must_be_cpu test_cuda.py::test_resnet""",
     "operation": """
-        test_cuda.py::test_gather_bool test_cuda.py::test_multinomial_ext test_cuda.py::test_multinomial_invalid_probs_cuda
+        test_cuda.py::test_gather_bool test_cuda.py::test_multinomial_invalid_probs_cuda
         test_cuda.py::test_index_out_of_bounds_exception_cuda test_cuda.py::test_huge_index
         test_cuda.py::test_bincount_ext test_cuda.py::test_fixed_cuda_assert_async
         test_cuda.py::test_batch_norm_gather_stats test_cuda.py::test_cuda_kernel_loop_overflow
-        test_cuda.py::test_cuda_kernel_loop_overflow_large""",
+        test_cuda.py::test_cuda_kernel_loop_overflow_large test_cuda.py::test_autocast_banned""",
     "storage": """
         test_cuda.py::test_serialization_array_with_storage test_cuda.py::test_serialization_array_with_empty
         test_cuda_multigpu.py::test_load_nonexistent_device test_cuda_multigpu.py::test_multigpu_serialization_remap
@@ -91,12 +92,17 @@ ABSENT: Final[dict[str, str]] = {
     "pytree": """
         test_cuda_multigpu.py::test_scatter_namedtuple test_cuda_multigpu.py::test_gather_namedtuple
         test_cuda_multigpu.py::test_memory_format_scatter_gather""",
+    "green": "test_cuda.py::test_greencontext_restores_stream",
+    "trace": "test_cuda.py::test_memory_profiler_viz test_cuda.py::test_memory_snapshot_skip_actions",
+    "names": "test_cuda.py::test_cuda_autocast_deprecated_warning",
+    "accumulation": "test_cuda.py::test_cublas_allow_fp16_accumulation_get_set",
     "generic": """
         test_cuda.py::test_accelerator_graph_simple""",
 }
 
 _SOURCE: Final = re.compile(r"^\s*Source:((?:.*,\s*\n)*.*)$", re.MULTILINE)  # goes on after a comma
-_TEST: Final = re.compile(r"(?:(test_cuda\w*\.py)::)?(?:Test\w+::)?(test_\w+)")
+_FILES: Final = ("test_cuda.py", "test_cuda_multigpu.py")
+_TEST: Final = re.compile(r"(?:(test_\w+\.py)::)?(?:Test\w+::)?(test_\w+)")
 _OUTCOMES: Final = ("failed", "passed", "skipped")  # of several tests, the first that one of them has
 
 
@@ -144,13 +150,14 @@ def covered() -> dict[str, list[str]]:
 
 
 def sources(docstring: str) -> list[str]:
-    """Return which tests of PyTorch's a docstring names; one without its file is of the file before."""
+    """Return which tests in these two files a docstring names; one without its file is of the file before."""
     found = []
     for names in _SOURCE.findall(docstring):
         file = ""
         for given, name in _TEST.findall(names):
             file = given or file
-            found.append(f"{file}::{name}")
+            if file in _FILES:
+                found.append(f"{file}::{name}")
     return found
 
 

@@ -156,3 +156,27 @@ def draw(case: dict[str, Any], generator: random.Generator) -> np.ndarray[Any, A
             getattr(random, method)(found, *args, generator=generator)
     host = found.get()
     return host.view(np.int16) if case["dtype"] == "bfloat16" else host
+
+
+APPROXIMATE = {
+    # What uses sin.approx, lg2.approx or ex2.approx, which the software device computes exactly: the largest
+    # difference, relative to numbers of 1 and above. Half precision rounds at most one step differently.
+    "normal_": 1e-5,
+    "log_normal_": 1e-5,
+    "exponential_": 1e-5,
+    "cauchy_": 1e-3,
+}
+
+
+def assert_same(
+    case: dict[str, Any], expected: np.ndarray[Any, Any], found: np.ndarray[Any, Any], *, exact: bool
+) -> None:
+    """Compare results of a case from two devices; `exact` if both are GPUs."""
+    method, dtype = case["method"], case["dtype"]
+    if exact or method not in APPROXIMATE or dtype in ("float64", "complex128"):
+        np.testing.assert_array_equal(found, expected, err_msg=str(case))
+    elif dtype in ("float16", "bfloat16"):
+        assert np.abs(expected.view(np.int16).astype(int) - found.view(np.int16)).max() <= 1, case
+    else:
+        close = APPROXIMATE[method]
+        np.testing.assert_allclose(found, expected, rtol=close, atol=close, err_msg=str(case))

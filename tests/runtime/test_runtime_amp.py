@@ -272,12 +272,15 @@ CLASSES = {
     **dict.fromkeys(FLOAT32.split(), (Policy.FLOAT32, Policy.FLOAT32_RESULT)),
     **dict.fromkeys(WIDEST.split(), (Policy.WIDEST,)),
 }
-OPERATIONS = [member for package in (blas, ops) for member in vars(package).values() if isinstance(member, ops.Op)]
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_every_operation_is_in_the_class_that_torch_puts_it_in(operation: ops.Op) -> None:
-    assert POLICIES.get(operation.name) in CLASSES.get(operation.name.rpartition(".")[2], (None,))
+def test_every_operation_is_in_the_class_that_torch_puts_it_in() -> None:
+    operations = {
+        member.name for package in (blas, ops) for member in vars(package).values() if isinstance(member, ops.Op)
+    }
+    found = {name: POLICIES.get(name) for name in operations}
+    allowed = {name: CLASSES.get(name.rpartition(".")[2], (None,)) for name in operations}
+    assert {} == {name: policy for name, policy in found.items() if policy not in allowed[name]}
 
 
 def test_no_class_names_an_operation_that_does_not_exist() -> None:
@@ -361,7 +364,7 @@ def test_the_wanted_dtype_of_a_result_counts() -> None:
 
 
 def casts(events: list[Event]) -> int:
-    return sum(event.kind is Kind.KERNEL_LAUNCH and event.name.startswith("map<float, __half") for event in events)
+    return sum(event.kind is Kind.KERNEL_LAUNCH and event.name.startswith("map<float, float16") for event in events)
 
 
 def test_parameters_are_cast_once_in_the_outermost_region(events: list[Event]) -> None:

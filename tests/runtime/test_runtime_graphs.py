@@ -788,9 +788,33 @@ def freed(increase: cudatool.Kernel, a: cudatool.DeviceArray, b: cudatool.Device
     graph.replay()
 
 
+def outside(increase: cudatool.Kernel, a: cudatool.DeviceArray, b: cudatool.DeviceArray) -> None:
+    """The graph waits for, and records, events of streams beside it, at each launch."""
+    graph, first, last = cudatool.CUDAGraph(), cudatool.Stream(), cudatool.Stream()
+    filled, increased = cudatool.Event(external=True), cudatool.Event(external=True)
+    filled.record(first)
+    with cudatool.graph(graph):
+        filled.wait()
+        increase[1, 128](a, b, 100)
+        increased.record()
+    with cudatool.stream(first):
+        a.fill_(1)
+        filled.record()
+    graph.replay()
+    increased.wait(last)
+    with cudatool.stream(last):
+        increase[1, 128](b, b, 100)
+
+
 @pytest.mark.parametrize(
     ("work", "expected"),
-    [(clean, []), (unordered, ["race-raw"]), (missed, ["capture-missed"]), (freed, ["use-after-free"])],
+    [
+        (clean, []),
+        (unordered, ["race-raw"]),
+        (missed, ["capture-missed"]),
+        (freed, ["use-after-free"]),
+        (outside, []),
+    ],
 )
 def test_sanitizer_understands_graphs_from_what_the_runtime_tells(
     work: Callable[..., None],

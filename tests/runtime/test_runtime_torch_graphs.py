@@ -595,3 +595,39 @@ def test_memory_that_several_captured_streams_used_is_had_again_when_all_were_wa
 ) -> None:
     """Source: test_cuda.py::test_graph_capture_reclaim_4_streams"""
     assert reclaimed[1] == "[False] True"
+
+
+def test_pinned_memory_that_no_copy_used_is_had_again_in_the_capture() -> None:
+    """Source: test_cuda.py::test_pin_memory_no_use"""
+    with cudatool.graph(cudatool.CUDAGraph()):
+        cudatool.zeros(8)
+        first = cudatool.empty_pinned(8).ctypes.data
+        assert cudatool.empty_pinned(8).ctypes.data == first
+
+
+def test_pinned_memory_that_a_captured_copy_uses_is_not_had_again() -> None:
+    """Source: test_cuda.py::test_pin_memory_use"""
+    g = cudatool.CUDAGraph()
+    with cudatool.graph(g):
+        pinned = cudatool.pin_memory(np.arange(8, dtype=np.float32))
+        array = cudatool.empty(8).copy_(pinned, non_blocking=True)
+        first = pinned.ctypes.data
+        del pinned
+        assert cudatool.empty_pinned(8).ctypes.data != first
+    others = [cudatool.empty_pinned(8) for _ in range(4)]
+    for other in others:
+        other.fill(-1)
+    g.replay()
+    assert array.get().tolist() == list(range(8))
+
+
+def test_unpinned_memory_is_not_copied_to_the_device_in_a_capture() -> None:
+    """Source: test_cuda.py::test_unpinned_memory_use"""
+    with pytest.raises(UsageError, match="use pinned memory"), cudatool.graph(cudatool.CUDAGraph()):
+        cudatool.empty(8).copy_(np.ones(8, np.float32), non_blocking=True)
+
+
+def test_unpinned_memory_is_not_copied_from_the_device_in_a_capture() -> None:
+    """Source: test_cuda.py::test_unpinned_memory_use_device_to_host"""
+    with pytest.raises(UsageError, match="use pinned memory"), cudatool.graph(cudatool.CUDAGraph()):
+        cudatool.zeros(8).get(out=np.empty(8, np.float32), blocking=False)

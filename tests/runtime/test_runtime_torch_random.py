@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from random_cases import cases, draw, places
+from random_cases import APPROXIMATE, assert_same, cases, draw, places
 
 import cudatool
 from cudatool import random
@@ -24,15 +24,6 @@ from cudatool.errors import UsageError
 with np.load(Path(__file__).parents[1] / "data" / "torch_rng.npz") as _file:
     RECORDED = dict(_file)
 CASES = list(enumerate(json.loads(str(RECORDED["cases"]))))
-
-APPROXIMATE = {
-    # What uses sin.approx, lg2.approx or ex2.approx, which the software device computes exactly: the largest
-    # difference, relative to numbers of 1 and above. Half precision rounds at most one step differently.
-    "normal_": 1e-5,
-    "log_normal_": 1e-5,
-    "exponential_": 1e-5,
-    "cauchy_": 1e-3,
-}
 
 
 @pytest.fixture(autouse=True)
@@ -57,19 +48,9 @@ def test_numbers_are_those_that_torch_drew(method: str, device: str) -> None:
         samples = np.concatenate([one[places(one.size)] for one in found])
         expected = np.frombuffer(kept, samples.dtype)
         assert (expected.size, RECORDED["offsets"][index]) == (samples.size, source.get_offset()), case
-        if device == "cuda" or not inexact(case):
-            np.testing.assert_array_equal(expected, samples, err_msg=str(case))
+        assert_same(case, expected, samples, exact=device == "cuda")
+        if device == "cuda" or case["method"] not in APPROXIMATE:
             assert RECORDED["checks"][index].tolist() == [zlib.crc32(one.tobytes()) for one in found], case
-        elif case["dtype"] in ("float16", "bfloat16"):
-            steps = np.abs(expected.view(np.int16).astype(int) - samples.view(np.int16))
-            assert steps.max() <= 1, case
-        else:
-            close = APPROXIMATE[method]
-            np.testing.assert_allclose(samples, expected, rtol=close, atol=close, err_msg=str(case))
-
-
-def inexact(case: dict[str, Any]) -> bool:
-    return case["method"] in APPROXIMATE and case["dtype"] not in ("float64", "complex128")
 
 
 # test_cuda.py
