@@ -17,6 +17,7 @@ import numpy as np
 
 from cudatool import _cuda
 from cudatool._allocator import Layout
+from cudatool._capture import is_capturing
 from cudatool._cuda import check
 from cudatool._stream import Stream
 
@@ -39,22 +40,33 @@ def enqueue(function: Callable[[], object], stream: Stream) -> None:
     """
     handle, key = stream.core.handle, next(_keys)
     driver = _cuda.driver
-    status, _, graph, *_ = check(driver.cuStreamGetCaptureInfo(handle))
-    if status == driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:
+    if is_capturing(stream):
         _captured[key] = function
-        # The graph, and what is made of it, keeps the function.
-        flag = driver.CUuserObject_flags.CU_USER_OBJECT_NO_DESTRUCTOR_SYNC
-        owner = check(driver.cuUserObjectCreate(key, driver.CUhostFn(_forget_address), 1, flag))
-        moved = driver.CUuserObjectRetain_flags.CU_GRAPH_USER_OBJECT_MOVE
-        check(driver.cuGraphRetainUserObject(graph, owner, 1, moved))
+        _let_graph_keep(check(driver.cuStreamGetCaptureInfo(handle))[2], key)
     else:
         _once[key] = function
     check(driver.cuLaunchHostFunc(handle, address, key))
 
 
+def _let_graph_keep(graph: object, key: int) -> None:
+    """Forget a captured function when nothing can launch it any more: the graph, and what was made of it."""
+    driver = _cuda.driver
+    no_sync = driver.CUuserObject_flags.CU_USER_OBJECT_NO_DESTRUCTOR_SYNC
+    owner = check(driver.cuUserObjectCreate(key, driver.CUhostFn(_forget_address), 1, no_sync))
+    moved = driver.CUuserObjectRetain_flags.CU_GRAPH_USER_OBJECT_MOVE
+    check(driver.cuGraphRetainUserObject(graph, owner, 1, moved))
+
+
 def unowned(layout: Layout) -> Layout:
     """Return the same memory without what keeps it: dropped, it goes back to the allocator at once, as on a GPU."""
-    interface = {**layout.__array_interface__, "strides": layout.strides}
+    # As bytes, because the interface has no name for the types of ml_dtypes.
+    interface = {
+        "version": 3,
+        "shape": layout.shape,
+        "typestr": f"|V{layout.itemsize}",
+        "data": layout.__array_interface__["data"],
+        "strides": layout.strides,
+    }
     return np.asarray(type("Unowned", (), {"__array_interface__": interface})()).view(layout.dtype)
 
 
