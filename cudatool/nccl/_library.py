@@ -10,7 +10,6 @@ from typing import Any, Final
 from cudatool._cuda import operation
 from cudatool._device import device as on_device
 from cudatool.errors import CudaError, DeviceUnavailableError
-from cudatool.memory.driver_provider import free_mutex
 from cudatool.nccl._calls import DTYPES, Call, Name
 
 __all__ = ["library"]
@@ -76,17 +75,16 @@ class _Nccl:
     def enqueue(self, calls: Sequence[tuple[_Handle, Call]]) -> list[int]:
         """Enqueue a group of calls."""
         correlations = []
-        with free_mutex():  # a free between the launches of two ranks would wait for the first, and that for the second
+        with _translated() as nccl:
+            nccl.group_start()
+        try:
+            for (handle, device), call in calls:
+                with on_device(device), operation() as correlation, _translated() as nccl:
+                    getattr(nccl, call.name)(*_arguments(call), handle, call.stream.cuda_stream)
+                correlations.append(correlation)
+        finally:
             with _translated() as nccl:
-                nccl.group_start()
-            try:
-                for (handle, device), call in calls:
-                    with on_device(device), operation() as correlation, _translated() as nccl:
-                        getattr(nccl, call.name)(*_arguments(call), handle, call.stream.cuda_stream)
-                    correlations.append(correlation)
-            finally:
-                with _translated() as nccl:
-                    nccl.group_end()
+                nccl.group_end()
         return correlations
 
     def destroy(self, handle: _Handle) -> None:
