@@ -25,7 +25,7 @@ def _bindings() -> Any:
         nccl.get_version()  # loads the library
     except (ImportError, DynamicLibNotFoundError) as error:
         raise DeviceUnavailableError(
-            f"collectives on GPUs need NCCL: pip install 'cudatool[gpu]' nvidia-nccl-cu13 ({error})"
+            f"collectives on GPUs need NCCL: pip install 'cudatool[gpu]' ({error})"
         ) from error
     return nccl
 
