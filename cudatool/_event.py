@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["Event"]
 
 _TIMING, _SHARED = 1, 2  # EVENT_CREATE's flags
+_HANDLE_BYTES = 64  # of a CUipcEventHandle
 _EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL
-_HANDLE_SIZE = 64  # CU_IPC_HANDLE_SIZE
 
 
 class Event:
@@ -69,7 +69,7 @@ class Event:
         event = cls(interprocess=True)
         index = device_index(device)
         native = _cuda.driver.CUipcEventHandle()
-        ctypes.memmove(native.getPtr(), handle, _HANDLE_SIZE)
+        ctypes.memmove(native.getPtr(), handle, min(len(handle), _HANDLE_BYTES))
         with on_device(index), operation() as correlation:
             event.cuda_event = int(check(_cuda.driver.cuIpcOpenEventHandle(native)))
         event._made(index, correlation)
@@ -89,7 +89,7 @@ class Event:
             self._create(current_device())
         with on_device(self.device_index), operation():
             handle = check(_cuda.driver.cuIpcGetEventHandle(self.cuda_event))
-        return ctypes.string_at(handle.getPtr(), _HANDLE_SIZE)
+            return ctypes.string_at(handle.getPtr(), _HANDLE_BYTES)
 
     @property
     def device(self) -> int | None:

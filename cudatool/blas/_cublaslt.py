@@ -40,6 +40,7 @@ _EPILOGUES: Final = {
     Epilogue.DRELU_BGRAD: 8 | 128 | 16,
     Epilogue.DGELU_BGRAD: 64 | 128 | 16,
 }
+_NOT_SUPPORTED: Final = 15  # CUBLAS_STATUS_NOT_SUPPORTED
 # cublasLtMatmulDescAttributes_t
 _BIAS_POINTER: Final = 8
 _AUX_POINTER: Final = 11
@@ -78,6 +79,8 @@ class Plan:
     ----------
     layouts
         Of left operand, right operand, what is added, and result.
+    adds_in_place
+        Whether what is added has the result's layout; if not, nothing is added.
     algorithm
         Address of the algorithm, once it is chosen.
     factor
@@ -97,6 +100,7 @@ class Plan:
         self._pointer = np.zeros(1, np.uint64)
         self._pointer_at = self._pointer.ctypes.data
         self._pointed: dict[int, int] = {}
+        self.adds_in_place = key.out not in FP8
         added = BFLOAT16 if key.out in FP8 else key.out  # never a matrix of 8 bits, even if the result is one
         for dtype, matrix, rows, columns in (
             (key.left, left, m, k),
@@ -172,6 +176,9 @@ class Plan:
                 found.ctypes.data,
                 returned.ctypes.data,
             )
+        except lt.cuBLASLtError as error:
+            if error.status != _NOT_SUPPORTED:
+                raise
         finally:
             lt.matmul_preference_destroy(preference)
         usable = found[: int(returned[0])]
@@ -293,7 +300,7 @@ def gemm(gemm: Gemm, stream: Stream, algorithm: bytes = b"") -> None:
             right.data_ptr(),
             second,
             beta,
-            out,
+            out if plan.adds_in_place else 0,
             added,
             out,
             result,

@@ -26,6 +26,7 @@ int_mm = op("cudatool.blas.int_mm")
 _WITH_EPILOGUE: Final = (np.dtype(np.float16), BFLOAT16, np.dtype(np.float32))
 _GELU_ALIGNMENT: Final = 8  # elements, of rows of GELU's input (cuBLASLt's rule)
 _FP8_ALIGNMENT: Final = 16  # elements
+_SCALE_ALIGNMENT: Final = 16  # bytes: cuBLASLt has no algorithm for other addresses
 
 
 class Fused(NamedTuple):
@@ -224,9 +225,13 @@ def _scaled_mm(
         found,
         epilogue=Epilogue.NONE if vector is None else Epilogue.BIAS,
         bias=vector,
-        scales=Scales(scale_a, scale_b, scale_result),
+        scales=Scales(_aligned(scale_a), _aligned(scale_b), None if scale_result is None else _aligned(scale_result)),
         fast_accumulation=use_fast_accum,
     )
+
+
+def _aligned(scale: DeviceArray) -> DeviceArray:
+    return scale.clone() if scale.data_ptr() % _SCALE_ALIGNMENT else scale
 
 
 def _bias_of_scaled(bias: DeviceArray | None, n: int, dtype: np.dtype[Any]) -> DeviceArray | None:

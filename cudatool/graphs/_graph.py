@@ -261,7 +261,7 @@ class CUDAGraph:
         self._last_stream = stream
         correlation = hooks.begin() if hooks.active and not hooks.tells_graphs else 0
         try:
-            status = call_on(self._device, call, entry("cuGraphLaunch"), self._executable, stream.native)
+            status = call_on(self._device, call, entry("cuGraphLaunch"), int(self._executable), stream.native)
         finally:
             if correlation:
                 hooks.end()

@@ -169,7 +169,7 @@ def storage(tmp_path: Path):
         with gds.GdsFile(tmp_path / "array", os.O_CREAT | os.O_RDWR) as file:
             yield file
     except DeviceUnavailableError as reason:
-        pytest.skip(str(reason))
+        pytest.skip(f"cuFile cannot be used here: {reason}")
 
 
 def test_arrays_go_to_a_file_and_come_back(storage, tmp_path):

@@ -33,7 +33,6 @@ def run(source: str, **environment: str) -> str:
 
 
 def test_errors_have_the_drivers_words() -> None:
-    """Source: test_cuda.py::test_cudart_register"""
     cudart = cudatool.cudart()
     assert "no error" == cudart.cudaGetErrorString(cudart.cudaError.success)
     assert "invalid argument" == cudart.cudaGetErrorString(1)
@@ -41,6 +40,7 @@ def test_errors_have_the_drivers_words() -> None:
 
 
 def test_check_error_raises_what_a_status_means() -> None:
+    """Source: test_cuda.py::test_check_error"""
     cudatool.check_error(cudatool.cudaStatus.SUCCESS)
     with pytest.raises(CudaError, match=r"out of memory \(2\)") as caught:
         cudatool.check_error(2)
@@ -131,6 +131,7 @@ def test_process_that_has_only_counted_devices_can_fork() -> None:
 
 
 def test_process_forked_off_one_that_uses_the_device_is_told_so() -> None:
+    """Source: test_multiprocessing.py::test_wrong_cuda_fork"""
     program = (
         "import os, cudatool\n"
         "array = cudatool.ones(3)\n"
@@ -164,6 +165,10 @@ def test_process_forked_off_one_that_uses_the_device_is_told_so() -> None:
     ],
 )
 def test_visible_devices_are_read_as_the_driver_reads_them(setting: str, expected: list[int]) -> None:
+    """
+    Source: test_cuda_nvml_based_avail.py::test_env_var_parsing
+    Source: test_cuda_nvml_based_avail.py::test_partial_uuid_resolver
+    """
     assert expected == _driver._visible(setting, ["GPU-a123", "GPU-b456"])
 
 
@@ -203,7 +208,12 @@ SENSORS = ("clock_rate", "memory_usage", "power_draw", "temperature", "utilizati
 
 @pytest.mark.parametrize("name", SENSORS)
 def test_sensors_are_a_gpus(device: str, name: str) -> None:
-    """Source: test_cuda.py::test_temperature, test_cuda.py::test_power_draw, test_cuda.py::test_clock_speed"""
+    """
+    Source: test_cuda.py::test_temperature
+    Source: test_cuda.py::test_power_draw
+    Source: test_cuda.py::test_clock_speed
+    Source: test_cuda.py::test_nvml_get_handler
+    """
     if device == "sim":
         with pytest.raises(UsageError, match="software device has no"):
             getattr(cudatool, name)()
@@ -361,6 +371,69 @@ def test_free_mutex_lets_its_holder_free() -> None:
     assert cudatool.memory_reserved() < 32 << 20
 
 
+# Events of graphs, and of other processes.
+
+
+def test_graph_records_an_external_event_at_each_replay() -> None:
+    """Source: test_cuda.py::test_graph_timing"""
+    start, end = (cudatool.Event(enable_timing=True, external=True) for _ in range(2))
+    array, graph = cudatool.zeros(1 << 16), cudatool.CUDAGraph()
+    cudatool.synchronize()
+    with cudatool.graph(graph):
+        start.record()
+        array.fill_(1)
+        end.record()
+    graph.replay()
+    end.synchronize()
+    assert start.elapsed_time(end) >= 0
+
+
+def test_work_outside_of_a_graph_is_ordered_with_it_by_external_events() -> None:
+    """Source: test_cuda.py::test_graph_external_wait_and_record"""
+    source = 'extern "C" __global__ void f(int *p) { for (int i = 0; i < 1000; ++i) atomicAdd(p, 1); }'
+    kernel, count, seen = cudatool.compile(source, "f"), cudatool.zeros(1, "i4"), cudatool.zeros(1, "i4")
+    begin, done = cudatool.Event(external=True), cudatool.Event(external=True)
+    graph, outside = cudatool.CUDAGraph(), cudatool.Stream()
+    cudatool.synchronize()
+    begin.record()
+    with cudatool.graph(graph):
+        begin.wait()
+        kernel[1, 1](count)
+        done.record()
+    for round_ in range(3):
+        with cudatool.stream(outside):
+            count.fill_(10 * round_)
+            begin.record()
+        graph.replay()
+        with cudatool.stream(outside):
+            done.wait()
+            seen.copy_(count)
+        outside.synchronize()
+        assert [10 * round_ + 1000] == seen.get().tolist()
+
+
+def test_event_is_waited_for_in_another_process() -> None:
+    """Source: test_multiprocessing.py::test_event_handle_importer"""
+    event = cudatool.Event(interprocess=True)
+    handle = event.ipc_handle()
+    event.record()
+    event.synchronize()
+    program = (
+        "import sys, cudatool\n"
+        "event = cudatool.Event.from_ipc_handle(0, bytes.fromhex(sys.argv[1]))\n"
+        "event.wait(); event.synchronize(); print(event.query())"
+    )
+    done = subprocess.run([sys.executable, "-c", program, handle.hex()], capture_output=True, text=True, timeout=120)
+    assert "True\n" == done.stdout, done.stderr
+
+
+def test_event_that_is_not_for_other_processes_has_no_handle() -> None:
+    with pytest.raises(UsageError, match="interprocess=True"):
+        cudatool.Event().ipc_handle()
+    with pytest.raises(UsageError, match="with timing cannot be shared"):
+        cudatool.Event(enable_timing=True, interprocess=True)
+
+
 # Ranges and profiler control.
 
 
@@ -488,6 +561,7 @@ def test_profiler_that_the_driver_refuses_is_an_error(monkeypatch: pytest.Monkey
 
 
 def test_files_of_arrays_need_a_gpu(device: str, tmp_path: object) -> None:
+    """Source: test_cuda.py::test_gds_fails_in_ci"""
     if device != "sim":
         pytest.skip("this process uses a GPU")
     with pytest.raises(DeviceUnavailableError, match="needs an NVIDIA GPU"):

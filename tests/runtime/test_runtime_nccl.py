@@ -161,6 +161,24 @@ def test_operation_is_in_order_with_the_streams_it_is_given(second: int) -> None
             np.testing.assert_array_equal(np.full(1000, 5, np.float32), after.get())
 
 
+def test_captured_operation_takes_place_at_every_launch_of_the_graph(second: int) -> None:
+    streams = [cudatool.Stream(index) for index in range(2)]
+    arrays = spread([np.ones(10, np.float32)] * 2)
+    for stream in streams:
+        stream.wait_stream(cudatool.current_stream(stream.device_index))
+    nccl.all_reduce(arrays, streams=streams)  # NCCL connects the devices at the first operation
+    graph = cudatool.CUDAGraph()
+    with cudatool.graph(graph, stream=streams[0]):
+        streams[1].wait_stream(streams[0])
+        nccl.all_reduce(arrays, streams=streams)
+        streams[0].wait_stream(streams[1])
+    for _ in range(3):
+        graph.replay()
+    for index in range(2):
+        cudatool.synchronize(index)
+    assert [[16.0] * 10] * 2 == [array.get().tolist() for array in arrays]
+
+
 def test_arrays_without_elements_are_reduced_too(second: int) -> None:
     arrays = blank(0)
     nccl.all_reduce(arrays)
