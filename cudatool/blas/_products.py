@@ -10,6 +10,7 @@ import numpy as np
 
 from cudatool._allocator import Layout
 from cudatool._array import DeviceArray, empty
+from cudatool.blas._again import again
 from cudatool.blas._conjugate import Conjugate, Operand, conj, plain
 from cudatool.blas._gemm import BFLOAT16, Epilogue
 from cudatool.blas._multiply import check_operands, check_types, multiply, room_for
@@ -50,6 +51,8 @@ def _mm(input: Operand, mat2: Operand, *, out: DeviceArray | None = None) -> Dev
     UsageError
         The shapes, dtypes or devices do not fit each other.
     """
+    if (found := again(input, mat2, out)) is not None:
+        return found
     check_operands("mm", input, mat2, 2, 2)
     shape = (input.shape[0], mat2.shape[1])
     return multiply(input, mat2, room_for("mm", out, shape, input.dtype, input.device, input, mat2))
@@ -64,6 +67,8 @@ def _bmm(input: Operand, mat2: Operand, *, out: DeviceArray | None = None) -> De
     UsageError
         The shapes, dtypes or devices do not fit each other.
     """
+    if (found := again(input, mat2, out)) is not None:
+        return found
     check_operands("bmm", input, mat2, 3, 3)
     shape = (*input.shape[:2], mat2.shape[2])
     return multiply(input, mat2, room_for("bmm", out, shape, input.dtype, input.device, input, mat2))
@@ -123,6 +128,8 @@ def _matmul(input: Operand, other: Operand, *, out: DeviceArray | None = None) -
     UsageError
         The shapes, dtypes or devices do not fit each other.
     """
+    if (known := again(input, other, out)) is not None:
+        return known
     check_types("matmul", input, other)
     x, y = input.shape, other.shape
     if not x or not y or x[-1] != y[-2 if len(y) > 1 else 0]:
