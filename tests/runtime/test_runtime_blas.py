@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 import cudatool
-from cudatool import blas
+from cudatool import _host_function, blas
 from cudatool.backends._settings import Settings, settings
-from cudatool.blas import _host
 from cudatool.errors import UsageError
 from cudatool.trace.events import AccessFlag, Kind, unpack_dims
 
@@ -498,18 +497,18 @@ def test_nothing_of_a_captured_product_outlives_its_graph(device):
     stream = cudatool.Stream()
     with cudatool.stream(stream):
         x, out = cudatool.zeros((4, 4)), cudatool.empty((4, 4))
-        before = len(_host._captured)
+        before = len(_host_function._captured)
         with captured(stream) as graph:
             blas.mm(x, x, out=out)
-        assert before + 1 == len(_host._captured)
+        assert before + 1 == len(_host_function._captured)
         graph.launch()
         stream.synchronize()
-        assert before + 1 == len(_host._captured)
+        assert before + 1 == len(_host_function._captured)
         graph.destroy()
-        assert before == len(_host._captured)
+        assert before == len(_host_function._captured)
         blas.mm(x, x, out=out)
         stream.synchronize()
-        assert {} == _host._once
+        assert {} == _host_function._once
 
 
 RACE = """
@@ -562,3 +561,8 @@ def test_products_of_two_threads(rng):
             expected = expected @ exact(a[index]).T + exact(a[index][0])
         np.testing.assert_allclose(product, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
     assert 4 == len(found)
+
+
+def test_infinities_give_nan_without_a_word() -> None:
+    found = blas.mm(cudatool.full((2, 2), np.inf), cudatool.zeros((2, 2)))
+    assert np.all(np.isnan(found.get()))
