@@ -213,15 +213,19 @@ def _recipe_of(gemm: Gemm) -> _Recipe:
 
 def plain_gemm(gemm: Gemm, stream: Stream) -> None:
     """Enqueue a product without an epilogue, by cublasGemmEx."""
-    _call(_recipe_of(gemm), gemm.a.data_ptr(), gemm.b.data_ptr(), gemm.out.data_ptr(), stream)
+    _call(_recipe_of(gemm), gemm.a.data_ptr(), gemm.b.data_ptr(), gemm.out.data_ptr(), 0, stream)
 
 
 def like(gemm: Gemm) -> Again | None:
-    """Return what enqueues products like this one, None if they are cuBLASLt's."""
-    return None if _is_for_lt(gemm) else functools.partial(_call, _recipe_of(gemm))
+    """Return what enqueues products like this one, None if that must be decided for each."""
+    if not _is_for_lt(gemm):
+        return functools.partial(_call, _recipe_of(gemm))
+    from cudatool.blas import _cublaslt
+
+    return _cublaslt.like(gemm)
 
 
-def _call(recipe: _Recipe, a: int, b: int, out: int, stream: Stream) -> None:
+def _call(recipe: _Recipe, a: int, b: int, out: int, _: int, stream: Stream) -> None:
     cublas, handle = bindings(), handle_for(stream)
     left, right = (b, a) if recipe.swapped else (a, b)
     try:

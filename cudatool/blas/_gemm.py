@@ -157,8 +157,8 @@ _IMPLEMENTATIONS: Final = {
     "cuda": "cudatool.blas._cublas",
     "sim": "cudatool.blas._host",
 }
-Again = Callable[[int, int, int, Stream], None]
-"""Enqueues the same product of matrices at other addresses: of `a`, `b` and `out`."""
+Again = Callable[[int, int, int, int, Stream], None]
+"""Enqueues the same product of matrices at other addresses: of `a`, `b`, `out`, and the bias if there is one."""
 
 _default: Implementation | None = None
 _like: Callable[[Gemm], Again | None] | None = None

@@ -141,7 +141,8 @@ def multiply(
         compute is Compute.SINGLE and full_reduction(x.dtype),
     )
     enqueue(gemm, stream)
-    if target is out and left is a and right is b and alpha == 1 and not (beta or epilogue or scales):
+    is_plain = epilogue in (Epilogue.NONE, Epilogue.BIAS) and alpha == 1 and not (beta or scales)
+    if is_plain and target is out and left is a and right is b:
         remember(a, b, out, gemm)
     return out if target is out else out.copy_(target)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from cudatool._allocator import Layout
 from cudatool._array import DeviceArray, empty
-from cudatool.blas._again import again
+from cudatool.blas._again import again, linear_again
 from cudatool.blas._conjugate import Conjugate, Operand, conj, plain
 from cudatool.blas._gemm import BFLOAT16, Epilogue
 from cudatool.blas._multiply import check_operands, check_types, multiply, room_for
@@ -248,6 +248,8 @@ def _linear(input: Operand, weight: Operand, bias: DeviceArray | None = None) ->
     UsageError
         The shapes, dtypes or devices do not fit each other.
     """
+    if bias is not None and (known := linear_again(input, weight, bias)) is not None:
+        return known
     if len(weight.shape) != 2 or not input.shape or input.shape[-1] != weight.shape[1]:
         raise UsageError(
             f"linear takes an input of shape (..., in) and a weight of (out, in), not {input.shape} and {weight.shape}"
@@ -272,7 +274,7 @@ def added(
 ) -> DeviceArray:
     """Return ``epilogue(beta * input + alpha * (a @ b))``: a row is the epilogue's, all else is there beforehand."""
     _check_factors(name, a.dtype, alpha, beta)
-    if beta == 1 and _can_be_bias(input, shape, a.dtype):
+    if beta == 1 and a.shape[-1] and _can_be_bias(input, shape, a.dtype):
         found = room_for(name, out, shape, a.dtype, a.device, a, b, input)
         bias = (input if input.ndim == 1 else input[0]).contiguous()
         with_bias = Epilogue(f"{epilogue}_bias" if epilogue else "bias")

@@ -210,6 +210,9 @@ def test_addmm_over_nothing_is_what_is_added():
     c = np.arange(20.0).reshape(5, 4)
     found = blas.addmm(cudatool.asarray(c), cudatool.zeros((5, 0), "f8"), cudatool.zeros((0, 4), "f8"), beta=2)
     check(2 * c, found, "f8")
+    bias = np.arange(4.0)
+    found = blas.linear(cudatool.zeros((5, 0), "f8"), cudatool.zeros((4, 0), "f8"), cudatool.asarray(bias))
+    check(np.broadcast_to(bias, (5, 4)), found, "f8")
 
 
 @DTYPES

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -271,6 +273,8 @@ def cublas(device, monkeypatch):
     settings.blas_library = library
     settings.deterministic = settings.deterministic_warn_only = False
     _cublaslt._plans.found.clear()
+    _again._known.clear()
+    gc.collect()  # another thread's plans go with it
     assert {} == fake.lt.things
 
 
@@ -435,6 +439,34 @@ def test_what_is_refused_is_refused_again(cublas):
     blas.int_mm(cudatool.asarray(np.ones((8, 8), "i1")), cudatool.asarray(np.ones((8, 8), "i1")))
     with pytest.raises(UsageError, match="not int8"):
         blas.mm(*(cudatool.asarray(np.ones((8, 8), "i1")) for _ in range(2)))
+
+
+@pytest.mark.parametrize("shape", [(6, 8), (2, 3, 8)])
+def test_linear_like_one_before_is_of_its_own_operands(cublas, rng, shape):
+    x, w, b = values(rng, (3, *shape), "f4"), values(rng, (3, 5, 8), "f4"), values(rng, (3, 64), "f4")[:, :5].copy()
+    for index in range(3):
+        arrays = [cudatool.asarray(array[index]) for array in (x, w, b)]
+        check(x[index] @ w[index].T + b[index], blas.linear(*arrays), 1e-4)
+    assert 1 == cublas.lt.heuristics
+    odd = cudatool.asarray(np.concatenate([b[0], b[0]]))[5:]  # at another alignment
+    check(x[2] @ w[2].T + b[0], blas.linear(*arrays[:2], odd), 1e-4)
+    assert 2 == cublas.lt.heuristics
+    check(x[2] @ w[2].T + b[2], blas.linear(*arrays), 1e-4)
+    with pytest.raises(UsageError, match="bias must have shape"):
+        blas.linear(*arrays[:2], arrays[2][:4])
+    turned = cudatool.asarray(np.ascontiguousarray(np.swapaxes(x[0], 0, -1))).transpose(*range(x[0].ndim)[::-1])
+    if len(shape) == 2:
+        check(x[0] @ w[2].T + b[2], blas.linear(turned, *arrays[1:]), 1e-4)
+
+
+def test_each_thread_has_plans_of_its_own(cublas, rng):
+    x, w, b = (cudatool.asarray(values(rng, shape, "f4")) for shape in ((6, 8), (5, 8), (5,)))
+    blas.linear(x, w, b)
+    thread = threading.Thread(target=lambda: blas.linear(x, w, b))
+    thread.start()
+    thread.join()
+    blas.linear(x, w, b)
+    assert 2 == cublas.lt.heuristics
 
 
 def test_a_product_like_one_before_is_told_while_somebody_listens(cublas, events):
