@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from typing import Any, Final, NamedTuple
 
@@ -92,9 +93,22 @@ class Handle:
             self._math = mode
 
 
+_spare: dict[int, list[Handle]] = {}
+"""Handles by device whose threads have ended: each holds memory of the driver's, and takes long to make."""
+
+
+class _ByDevice(dict[int, Handle]):
+    """A thread's handles, which others may have when it ends."""
+
+    def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
+        if not _finalizing():
+            for device, handle in self.items():
+                _spare.setdefault(device, []).append(handle)
+
+
 class _Handles(threading.local):
     def __init__(self) -> None:
-        self.by_device: dict[int, Handle] = {}
+        self.by_device = _ByDevice()
 
 
 _handles = _Handles()
@@ -122,7 +136,11 @@ def handle_for(stream: Stream) -> Handle:
         _workspace.check_deterministic()
     found = _handles.by_device.get(stream.device_index)
     if found is None:
-        found = _handles.by_device[stream.device_index] = Handle()
+        try:
+            found = _spare[stream.device_index].pop()
+        except LookupError:
+            found = Handle()
+        _handles.by_device[stream.device_index] = found
     return found
 
 

@@ -267,6 +267,7 @@ def cublas(device, monkeypatch):
     monkeypatch.setattr(_gemm, "_like", _cublas.like)
     monkeypatch.setattr(_again, "_known", {})
     monkeypatch.setattr(_cublas, "_handles", _cublas._Handles())
+    monkeypatch.setattr(_cublas, "_spare", {})
     monkeypatch.setattr(_cublaslt, "_plans", _cublaslt._Plans())
     library = settings.blas_library
     yield fake
@@ -588,6 +589,20 @@ def test_a_handle_is_told_its_stream_when_that_changes(cublas):
     first, second, third = (call[1] for call in told[1::2])
     assert first == third != second
     assert 1 == cublas.plain.handles
+
+
+def test_threads_that_follow_each_other_share_a_handle(cublas):
+    a = cudatool.ones((8, 8))
+    blas.mm(a, a)
+    cublas.plain.gemm_ex = lambda handle, *_: used.append(handle)
+    used = []
+    for _ in range(3):
+        thread = threading.Thread(target=lambda: blas.mm(a, a))
+        thread.start()
+        thread.join()
+    blas.mm(a, a)
+    assert [2, 2, 2, 1] == used
+    assert 2 == cublas.plain.handles
 
 
 def test_workspaces_are_given_back_when_they_are_cleared(cublas):
