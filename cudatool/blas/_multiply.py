@@ -27,6 +27,7 @@ def check_types(name: str, a: Operand, b: Operand) -> None:
     UsageError
         They are not, or do not.
     """
+    plain(a), plain(b)  # raise for what is no array of ours
     if a.dtype != b.dtype or a.dtype not in ROUTINES or a.dtype.kind == "i" or a.dtype in FP8:
         raise UsageError(
             f"{name} takes two arrays of the same dtype, one of float16, bfloat16, float32, float64, complex64 and "

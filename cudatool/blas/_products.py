@@ -250,6 +250,7 @@ def _linear(input: Operand, weight: Operand, bias: DeviceArray | None = None) ->
     """
     if bias is not None and (known := linear_again(input, weight, bias)) is not None:
         return known
+    plain(input), plain(weight)  # raise for what is no array of ours
     if len(weight.shape) != 2 or not input.shape or input.shape[-1] != weight.shape[1]:
         raise UsageError(
             f"linear takes an input of shape (..., in) and a weight of (out, in), not {input.shape} and {weight.shape}"

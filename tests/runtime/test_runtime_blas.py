@@ -192,6 +192,12 @@ def test_complex_factors_are_for_complex_numbers():
         blas.addmm(cudatool.ones((1, 1)), cudatool.ones((1, 1)), cudatool.ones((1, 1)), alpha=1j)
 
 
+@pytest.mark.parametrize("name", ["mm", "bmm", "mv", "dot", "matmul", "linear"])
+def test_what_is_no_device_array_is_refused(name):
+    with pytest.raises(UsageError, match=r"takes device arrays, not list; use cudatool\.asarray"):
+        getattr(blas, name)(cudatool.ones((2, 2)), [[1, 2], [3, 4]])
+
+
 def test_addmm_in_place(rng):
     c, a, b = values(rng, (5, 4), "f8"), values(rng, (5, 7), "f8"), values(rng, (7, 4), "f8")
     whole = cudatool.asarray(c)
