@@ -20,9 +20,12 @@ from cudatool._allocator import Layout
 from cudatool._array import DeviceArray
 from cudatool._capture import is_capturing
 from cudatool._cuda import check
+from cudatool._extents import emit_extents
 from cudatool._stream import Stream
-from cudatool.blas._gemm import Gemm
+from cudatool.blas._gemm import Gemm, accesses
 from cudatool.blas._numerics import apply_epilogue, product, store
+from cudatool.trace import hooks
+from cudatool.trace.events import Kind
 
 __all__ = ["address", "gemm", "repeat", "repeatable"]
 
@@ -41,11 +44,25 @@ def gemm(gemm: Gemm, stream: Stream) -> None:
     call = _computation(gemm)
     handle, key = stream.core.handle, next(_keys)
     if is_capturing(stream):
-        _captured[key] = call
+        _captured[key] = _telling(call, gemm, stream)
         _let_graph_keep(check(_cuda.driver.cuStreamGetCaptureInfo(handle))[2], key)
     else:
         _once[key] = call
     check(_cuda.driver.cuLaunchHostFunc(handle, address, key))
+
+
+def _telling(call: Callable[[], object], gemm: Gemm, stream: Stream) -> Callable[[], object]:
+    """Return a function that tells, for the node of the graph that calls it, what the product touches."""
+    touched, device = accesses(gemm), stream.device_index
+
+    def tell_and_call() -> None:
+        call()
+        correlation, node = hooks.running_function()
+        if correlation and hooks.active:
+            for parts, mode in touched:
+                emit_extents(Kind.ACCESS, parts, mode, device=device, correlation=correlation, stream=node)
+
+    return tell_and_call
 
 
 def _let_graph_keep(graph: object, key: int) -> None:
@@ -69,6 +86,7 @@ def _computation(gemm: Gemm) -> Callable[[], object]:
     conjugate_a, conjugate_b = gemm.conjugate
     alpha, beta, compute, epilogue = gemm.alpha, gemm.beta, gemm.compute, gemm.epilogue
 
+    @np.errstate(all="ignore")  # a GPU computes infinities and NaN without a word
     def compute_now() -> None:
         values = product(a.conj() if conjugate_a else a, b.conj() if conjugate_b else b, compute)
         for factor in factors[:2]:
