@@ -6,7 +6,7 @@ import ctypes
 import sys
 from typing import TYPE_CHECKING, Any
 
-from cudatool import _cuda
+from cudatool import _cuda, _driver
 from cudatool._capture import beside_captures
 from cudatool._cuda import check, entry, operation, raise_status
 from cudatool._device import DeviceLike, call_on, current_device, device_index
@@ -230,8 +230,8 @@ class Event:
             )
 
     def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
-        if not getattr(self, "cuda_event", 0) or _finalizing():
-            return
+        if not getattr(self, "cuda_event", 0) or _finalizing() or not _driver.started():
+            return  # a forked process has no events: they are its parent's
         event = hooks.close_event(self.cuda_event)  # before the driver gives the handle to a new event
         with operation() as correlation:
             _cuda.driver.cuEventDestroy(self.cuda_event)  # a context that is gone has taken its events with it

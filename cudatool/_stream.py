@@ -114,6 +114,8 @@ class Stream:
         if pool is not None:
             pool.idle.append(self._core)
         self._core = None
+        if _defaults.get(self.device_index) is self:
+            del _defaults[self.device_index]  # the next who asks gets a new object for it
 
     def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
         if getattr(self, "_pool", None) is not None and not _finalizing():
@@ -156,7 +158,7 @@ class Stream:
     @property
     def cuda_stream(self) -> int:
         """The driver's handle; 0 is the legacy default stream."""
-        return self._handle if self.core is not None else 0
+        return self._handle if self._core is not None else int(self.core.handle)
 
     @property
     def _as_parameter_(self) -> ctypes.c_void_p:
@@ -289,7 +291,7 @@ def default_stream(device: DeviceLike = None) -> Stream:
     """Return the legacy default stream of a device: it waits for all blocking streams, and they for it."""
     index = device_index(device)
     found = _defaults.get(index)
-    if found is None or found._core is None:  # closed
+    if found is None:
         found = _defaults[index] = ExternalStream(0, index)
     return found
 
@@ -297,7 +299,8 @@ def default_stream(device: DeviceLike = None) -> Stream:
 def current_stream(device: DeviceLike = None) -> Stream:
     """Return the stream of a device on which the calling thread enqueues."""
     index = current_device() if device is None else device_index(device)
-    return _current.streams.get(index) or default_stream(index)
+    found = _current.streams.get(index) or _defaults.get(index)
+    return found if found is not None else default_stream(index)
 
 
 def set_stream(stream: Stream) -> None:

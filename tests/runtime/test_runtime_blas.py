@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 import cudatool
-from cudatool import blas
+from cudatool import _host_function, blas
 from cudatool.backends._settings import Settings, settings
-from cudatool.blas import _host
 from cudatool.errors import UsageError
 from cudatool.trace.events import AccessFlag, Kind, unpack_dims
 
@@ -498,18 +497,18 @@ def test_nothing_of_a_captured_product_outlives_its_graph(device):
     stream = cudatool.Stream()
     with cudatool.stream(stream):
         x, out = cudatool.zeros((4, 4)), cudatool.empty((4, 4))
-        before = len(_host._captured)
+        before = len(_host_function._captured)
         with captured(stream) as graph:
             blas.mm(x, x, out=out)
-        assert before + 1 == len(_host._captured)
+        assert before + 1 == len(_host_function._captured)
         graph.launch()
         stream.synchronize()
-        assert before + 1 == len(_host._captured)
+        assert before + 1 == len(_host_function._captured)
         graph.destroy()
-        assert before == len(_host._captured)
+        assert before == len(_host_function._captured)
         blas.mm(x, x, out=out)
         stream.synchronize()
-        assert {} == _host._once
+        assert {} == _host_function._once
 
 
 RACE = """
