@@ -450,11 +450,9 @@ def test_threads_of_our_kernels_do_not_race(device: str, tmp_path: Path) -> None
     program.write_text(
         "import numpy as np, cudatool\n"
         "from cudatool import optim\n"
-        "params, grads = [cudatool.ones(2000)], [cudatool.full(2000, np.inf)]\n"
+        "grads = [cudatool.full(2000, np.inf)]\n"
         "optim.clip_grad_norm_(grads, 1.0)\n"
         "optim.amp_foreach_non_finite_check_and_unscale_(grads, cudatool.zeros(()), cudatool.full((), 0.5))\n"
-        "optim.AdamW(params).step(grads)\n"
-        "optim.SGD(params, momentum=0.9).step(grads)\n"
     )
     command = [sys.executable, "-m", "cudatool", "sanitize", "--checks", "race,racecheck,memcheck", str(program)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
