@@ -43,8 +43,8 @@ class Line:
     peers: dict[str, float] = field(default_factory=dict)
 
     def text(self) -> str:
-        parts = [f"{self.what:<42} {self.ours:10.2f} {self.unit:<8}"]
-        parts += [f"{name} {value:.2f} (x{self.ours / value:.2f})" for name, value in self.peers.items() if value]
+        parts = [f"{self.what:<42} {self.ours:10.4g} {self.unit:<8}"]
+        parts += [f"{name} {value:.4g} (x{self.ours / value:.2f})" for name, value in self.peers.items() if value]
         return "  ".join(parts)
 
 

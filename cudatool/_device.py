@@ -139,7 +139,7 @@ def is_current(index: int) -> bool:
 
 def call_on(index: int, function: Callable[..., int], *arguments: Any) -> int:
     """Call what returns a driver's status where a device is current, and return that."""
-    if is_current(index):
+    if _thread.alone or _ask_current() == index:  # as is_current, whose call would cost more than this
         status = function(*arguments)
         if status != _INVALID_CONTEXT:
             return status
@@ -299,8 +299,10 @@ def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
 
 
 def can_device_access_peer(device: DeviceLike, peer_device: DeviceLike) -> bool:
-    """Return whether kernels on `device` can be allowed to use memory of `peer_device`."""
+    """Return whether kernels on `device` can be allowed to use memory of `peer_device`; no device is its own peer."""
     index, peer = device_index(device), device_index(peer_device)
+    if index == peer:
+        return False
     with operation():
         return bool(_cuda.core.Device(index).can_access_peer(peer))
 
