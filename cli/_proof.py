@@ -74,10 +74,8 @@ class Proof:
         """Prepare for the recording, now that the driver is chosen and before the workload runs."""
         if self.tape is not None and not self.tape.refusal:
             from cudatool import _host_function
-            from cudatool.blas import _host
 
-            _host.repeatable = _host_function.repeatable = True
-            self.tape.again[_host.address] = _host.repeat
+            _host_function.repeatable = True
             self.tape.again[_host_function.address] = _host_function.repeat
 
     def proven(self, report: Report, trace: Trace) -> Report:

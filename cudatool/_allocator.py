@@ -372,9 +372,13 @@ def set_per_process_memory_fraction(fraction: float, device: DeviceLike = None) 
     Raises
     ------
     UsageError
-        `fraction` does not lie between 0 and 1.
+        `fraction` is no number between 0 and 1.
     """
-    allocator(device_index(device)).set_memory_fraction(fraction)
+    found = allocator(device_index(device))
+    try:
+        found.set_memory_fraction(fraction)
+    except TypeError:
+        raise UsageError(f"a fraction is a number between 0 and 1, not {fraction!r}") from None
 
 
 def get_per_process_memory_fraction(device: DeviceLike = None) -> float:

@@ -299,8 +299,10 @@ def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
 
 
 def can_device_access_peer(device: DeviceLike, peer_device: DeviceLike) -> bool:
-    """Return whether kernels on `device` can be allowed to use memory of `peer_device`."""
+    """Return whether kernels on `device` can be allowed to use memory of `peer_device`; no device is its own peer."""
     index, peer = device_index(device), device_index(peer_device)
+    if index == peer:
+        return False
     with operation():
         return bool(_cuda.core.Device(index).can_access_peer(peer))
 

@@ -10,17 +10,23 @@ from __future__ import annotations
 import ctypes
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 
 from cudatool import _cuda
 from cudatool._allocator import Layout
+from cudatool._capture import is_capturing
 from cudatool._cuda import check
+from cudatool._extents import Extent, emit_extents
 from cudatool._stream import Stream
+from cudatool.trace import hooks
+from cudatool.trace.events import AccessFlag, Kind
 
 __all__ = ["address", "enqueue", "repeat", "repeatable", "unowned"]
+
+_Access = tuple[list[Extent], AccessFlag]
 
 repeatable = False
 """Whether functions that were called are kept, to be called again."""
@@ -32,29 +38,54 @@ _done: dict[int, Callable[[], object]] = {}
 _keys = itertools.count(1)
 
 
-def enqueue(function: Callable[[], object], stream: Stream) -> None:
+def enqueue(function: Callable[[], object], stream: Stream, accesses: Callable[[], Sequence[_Access]] = tuple) -> None:
     """Let the stream call `function`; the caller has opened an operation and made the stream's device current.
 
-    `function` must not use the driver. What it raises is logged.
+    `function` must not use the driver. What it raises is logged. If it is captured, `accesses` is asked what it touches,
+    which is told at each launch of the graph.
     """
     handle, key = stream.core.handle, next(_keys)
     driver = _cuda.driver
-    status, _, graph, *_ = check(driver.cuStreamGetCaptureInfo(handle))
-    if status == driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:
-        _captured[key] = function
-        # The graph, and what is made of it, keeps the function.
-        flag = driver.CUuserObject_flags.CU_USER_OBJECT_NO_DESTRUCTOR_SYNC
-        owner = check(driver.cuUserObjectCreate(key, driver.CUhostFn(_forget_address), 1, flag))
-        moved = driver.CUuserObjectRetain_flags.CU_GRAPH_USER_OBJECT_MOVE
-        check(driver.cuGraphRetainUserObject(graph, owner, 1, moved))
+    if is_capturing(stream):
+        _captured[key] = _telling(function, accesses(), stream.device_index)
+        _let_graph_keep(check(driver.cuStreamGetCaptureInfo(handle))[2], key)
     else:
         _once[key] = function
     check(driver.cuLaunchHostFunc(handle, address, key))
 
 
+def _telling(function: Callable[[], object], accesses: Sequence[_Access], device: int) -> Callable[[], object]:
+    """Return a function that tells, for the node of the graph that calls it, what is touched."""
+
+    def call_and_tell() -> None:
+        function()
+        correlation, node = hooks.running_function()
+        if correlation and hooks.active:
+            for parts, mode in accesses:
+                emit_extents(Kind.ACCESS, parts, mode, device=device, correlation=correlation, stream=node)
+
+    return call_and_tell
+
+
+def _let_graph_keep(graph: object, key: int) -> None:
+    """Forget a captured function when nothing can launch it any more: the graph, and what was made of it."""
+    driver = _cuda.driver
+    no_sync = driver.CUuserObject_flags.CU_USER_OBJECT_NO_DESTRUCTOR_SYNC
+    owner = check(driver.cuUserObjectCreate(key, driver.CUhostFn(_forget_address), 1, no_sync))
+    moved = driver.CUuserObjectRetain_flags.CU_GRAPH_USER_OBJECT_MOVE
+    check(driver.cuGraphRetainUserObject(graph, owner, 1, moved))
+
+
 def unowned(layout: Layout) -> Layout:
     """Return the same memory without what keeps it: dropped, it goes back to the allocator at once, as on a GPU."""
-    interface = {**layout.__array_interface__, "strides": layout.strides}
+    # As bytes, because the interface has no name for the types of ml_dtypes.
+    interface = {
+        "version": 3,
+        "shape": layout.shape,
+        "typestr": f"|V{layout.itemsize}",
+        "data": (layout.ctypes.data, False),
+        "strides": layout.strides,
+    }
     return np.asarray(type("Unowned", (), {"__array_interface__": interface})()).view(layout.dtype)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from cudatool import _cuda, _transfer
 from cudatool._allocator import Layout
+from cudatool._capture import relaxed
 from cudatool._cuda import check, operation
 from cudatool._device import DeviceLike, can_device_access_peer, device_index
 from cudatool._device import device as on_device
@@ -55,7 +56,7 @@ def _enable(device: int, peer: int) -> bool:
         found = can_device_access_peer(device, peer)
         if found:
             results = _cuda.driver.CUresult
-            with on_device(device), operation():
+            with on_device(device), operation(), relaxed():  # a captured copy may be the first
                 (status,) = _cuda.driver.cuCtxEnablePeerAccess(_context(peer), 0)
             # Another library of this process may have done it.
             found = status in (results.CUDA_SUCCESS, results.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)

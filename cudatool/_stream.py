@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from cudatool import _cuda
+from cudatool._capture import beside_captures
 from cudatool._cuda import check, operation
 from cudatool._device import DeviceLike, core_device, current_device, device_index, set_device
 from cudatool._device import device as on_device
@@ -169,7 +170,7 @@ class Stream:
     def query(self) -> bool:
         """Return whether everything enqueued so far has completed."""
         handle = self.native
-        with on_device(self.device_index), operation() as correlation:
+        with on_device(self.device_index), beside_captures(), operation() as correlation:
             (status,) = _cuda.driver.cuStreamQuery(handle)
             done = bool(status != _cuda.driver.CUresult.CUDA_ERROR_NOT_READY)
             if done:
@@ -181,7 +182,7 @@ class Stream:
     def synchronize(self) -> None:
         """Wait for everything enqueued so far."""
         handle = self.native
-        with on_device(self.device_index), operation() as correlation:
+        with on_device(self.device_index), beside_captures(), operation() as correlation:
             check(_cuda.driver.cuStreamSynchronize(handle))
         if correlation:
             self._emit(Kind.STREAM_SYNCHRONIZE)

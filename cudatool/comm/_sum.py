@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
-from typing import Any, Final
 
-import numpy as np
-
-from cudatool import _cuda
+from cudatool import ops
 from cudatool._api import traced
 from cudatool._array import DeviceArray, empty
 from cudatool._device import DeviceLike, device_index
-from cudatool._device import device as on_device
-from cudatool._kernel import compile, launch
 from cudatool._peer import copy_between
-from cudatool._stream import current_stream
 from cudatool.errors import UsageError
 
 __all__ = ["reduce_add"]
@@ -63,53 +56,7 @@ def reduce_add(inputs: Iterable[DeviceArray], destination: DeviceLike = None) ->
     ]
     away = [part for place, part in enumerate(parts) if place != root]
     copy_between([(to, from_) for to, from_ in zip(here, away, strict=True) if to is not from_])
-    result = empty(first.shape, first.dtype, device=index)
-    _add(parts[root], here[0], result)
+    result: DeviceArray = ops.add(parts[root], here[0])
     for other in here[1:]:
-        _add(result, other, result)
+        ops.add(result, other, out=result)
     return result
-
-
-_SOURCE: Final = """
-%s
-extern "C" __global__ void add(const T *a, const T *b, T *sum, long long n) {
-    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) sum[i] = a[i] + b[i];
-}
-"""
-_TYPES: Final = {
-    # name of the dtype -> what is T
-    "bool": "typedef bool T;",
-    "int8": "typedef signed char T;",
-    "uint8": "typedef unsigned char T;",
-    "int16": "typedef short T;",
-    "uint16": "typedef unsigned short T;",
-    "int32": "typedef int T;",
-    "uint32": "typedef unsigned int T;",
-    "int64": "typedef long long T;",
-    "uint64": "typedef unsigned long long T;",
-    "float16": "#include <cuda_fp16.h>\ntypedef __half T;",
-    "bfloat16": "#include <cuda_bf16.h>\ntypedef __nv_bfloat16 T;",
-    "float32": "typedef float T;",
-    "float64": "typedef double T;",
-}
-_THREADS: Final = 256
-
-
-@functools.cache
-def _kernel(dtype: str, device: int) -> Any:
-    with on_device(device):
-        return compile(_SOURCE % _TYPES[dtype], "add")
-
-
-def _add(a: DeviceArray, b: DeviceArray, result: DeviceArray) -> None:
-    """Enqueue ``result = a + b`` on the current stream of their device."""
-    dtype, size = result.dtype, result.size
-    if dtype.kind == "c":
-        dtype, size = np.empty(0, dtype).real.dtype, 2 * size
-    if dtype.name not in _TYPES:
-        raise UsageError(f"reduce_add cannot add arrays of {dtype}")
-    if size:
-        config = _cuda.core.LaunchConfig(grid=-(-size // _THREADS), block=_THREADS)
-        arguments = a.contiguous(), b.contiguous(), result, size
-        launch(current_stream(result.device), config, _kernel(dtype.name, result.device), *arguments)

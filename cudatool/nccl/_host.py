@@ -12,14 +12,13 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from cudatool import _cuda, _host_function
+from cudatool import _host_function
 from cudatool._allocator import Layout
 from cudatool._cuda import operation
-from cudatool._device import core_device
 from cudatool._device import device as on_device
-from cudatool._stream import Stream
+from cudatool._event import Event
 from cudatool.errors import CudaError, CudatoolError, UsageError
 from cudatool.nccl._calls import Call, Name
 from cudatool.nccl._numerics import check, perform
@@ -29,14 +28,6 @@ __all__ = ["library"]
 
 _VERSION: Final = (2, 28, 0)  # of the interface
 _PAIRED: Final = (Name.SEND, Name.RECV)
-
-
-def _mark(stream: Stream) -> Any:
-    """Return an event that the stream has recorded; like waiting for it, nothing that a trace tells."""
-    with on_device(stream.device_index), operation():
-        event = core_device(stream.device_index).create_event(_cuda.core.EventOptions())
-        stream.core.record(event)
-    return event
 
 
 # Ranks in one process.
@@ -149,14 +140,13 @@ def _bare(layout: Layout | None) -> Layout | None:
 def _enqueue_together(ranks: Sequence[_Waiting]) -> None:
     """Enqueue one operation on the streams of all its ranks."""
     meeting = _Meeting([waiting.call for waiting in ranks])
-    marks = [_mark(waiting.call.stream) for waiting in ranks]
-    for waiting in ranks:
-        stream = waiting.call.stream
-        with on_device(stream.device_index), operation() as correlation:
-            for mark in marks:
-                stream.core.wait(mark)
+    streams = [waiting.call.stream for waiting in ranks]
+    marks = [stream.record_event() for stream in streams]
+    for waiting, stream in zip(ranks, streams, strict=True):
+        for mark in marks:
+            stream.wait_event(mark)
+        with on_device(stream.device_index), operation() as waiting.correlation:
             _host_function.enqueue(meeting.come, stream)
-        waiting.correlation = correlation
 
 
 # Ranks that are processes.
@@ -169,7 +159,7 @@ class _Process:
         self._peers = peers
         self._rank = rank
         self._size = size
-        self._last: Any = None  # event behind the latest operation: they take place in the order of their calls
+        self._last: Event | None = None  # behind the latest operation: they take place in the order of their calls
         self._error: CudatoolError | None = None
 
     def enqueue(self, calls: Sequence[Call]) -> list[int]:
@@ -180,19 +170,17 @@ class _Process:
         for call in sorted(calls, key=lambda call: call.name != Name.SEND):
             stream = call.stream
             part = functools.partial(self._take_part, call, _bare(call.sent), _bare(call.received))
-            with on_device(stream.device_index), operation() as correlation:
-                if self._last is not None:
-                    stream.core.wait(self._last)
+            if self._last is not None:
+                stream.wait_event(self._last)
+            with on_device(stream.device_index), operation() as found[call]:
                 _host_function.enqueue(part, stream)
-            self._last = _mark(stream)
-            found[call] = correlation
+            self._last = stream.record_event()
         return [found[call] for call in calls]
 
     def close(self) -> None:
         """Wait for what was enqueued, and leave."""
         if self._last is not None:
-            with operation():
-                self._last.sync()
+            self._last.synchronize()
         self._peers.close()
 
     def _take_part(self, call: Call, sent: Layout | None, received: Layout | None) -> None:

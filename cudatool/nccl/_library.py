@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -9,26 +10,28 @@ from typing import Any, Final
 from cudatool._cuda import operation
 from cudatool._device import device as on_device
 from cudatool.errors import CudaError, DeviceUnavailableError
-from cudatool.memory.driver_provider import free_mutex
 from cudatool.nccl._calls import DTYPES, Call, Name
 
 __all__ = ["library"]
 
 
-def _nccl() -> Any:
+@functools.cache
+def _bindings() -> Any:
+    from cuda.pathfinder import DynamicLibNotFoundError
+
     try:
         from nccl.bindings import nccl
-    except ImportError as error:
-        raise DeviceUnavailableError(
-            f"collectives on GPUs need NCCL: pip install 'cudatool[gpu]' nvidia-nccl-cu13 ({error})"
-        ) from error
+
+        nccl.get_version()  # loads the library
+    except (ImportError, DynamicLibNotFoundError) as error:
+        raise DeviceUnavailableError(f"collectives on GPUs need NCCL: pip install 'cudatool[gpu]' ({error})") from error
     return nccl
 
 
 @contextmanager
 def _translated() -> Iterator[Any]:
     """Return the bindings, whose errors become ours."""
-    nccl = _nccl()
+    nccl = _bindings()
     try:
         with operation():
             yield nccl
@@ -36,8 +39,12 @@ def _translated() -> Iterator[Any]:
         raise CudaError(f"NCCL: {error}; NCCL_DEBUG=INFO tells more", "CUDA_ERROR_UNKNOWN") from error
 
 
+_Handle = tuple[Any, int]
+"""An ncclComm_t, and its device."""
+
+
 class _Nccl:
-    """:class:`cudatool.nccl._communicator.Library`; a handle is an ncclComm_t and its device."""
+    """:class:`cudatool.nccl._communicator.Library`."""
 
     def version(self) -> tuple[int, ...]:
         """Return the version of the loaded library, whose number has two decimal digits each."""
@@ -52,38 +59,37 @@ class _Nccl:
 
             return bytes(get_unique_id())
 
-    def init_rank(self, ranks: int, uid: bytes, rank: int, device: int) -> tuple[int, int]:
+    def init_rank(self, ranks: int, uid: bytes, rank: int, device: int) -> _Handle:
         """Return the handle of one rank."""
         with _translated() as nccl, on_device(device):
-            return int(nccl.comm_init_rank_scalable(ranks, rank, 1, bytearray(uid), 0)), device
+            return nccl.comm_init_rank_scalable(ranks, rank, 1, bytearray(uid), 0), device
 
-    def init_all(self, devices: Sequence[int]) -> list[tuple[int, int]]:
+    def init_all(self, devices: Sequence[int]) -> list[_Handle]:
         """Return the handles of all ranks."""
         with _translated() as nccl:
             found = nccl.comm_init_all(len(devices), list(devices))
-        return [(int(handle), device) for handle, device in zip(found, devices, strict=True)]
+        return list(zip(found, devices, strict=True))
 
-    def enqueue(self, calls: Sequence[tuple[tuple[int, int], Call]]) -> list[int]:
+    def enqueue(self, calls: Sequence[tuple[_Handle, Call]]) -> list[int]:
         """Enqueue a group of calls."""
         correlations = []
-        with free_mutex():  # a free between the launches of two ranks would wait for the first, and that for the second
+        with _translated() as nccl:
+            nccl.group_start()
+        try:
+            for (handle, device), call in calls:
+                with on_device(device), operation() as correlation, _translated() as nccl:
+                    getattr(nccl, call.name)(*_arguments(call), handle, call.stream.cuda_stream)
+                correlations.append(correlation)
+        finally:
             with _translated() as nccl:
-                nccl.group_start()
-            try:
-                for (handle, device), call in calls:
-                    with on_device(device), operation() as correlation, _translated() as nccl:
-                        getattr(nccl, call.name)(*_arguments(call), handle, call.stream.cuda_stream)
-                    correlations.append(correlation)
-            finally:
-                with _translated() as nccl:
-                    nccl.group_end()
+                nccl.group_end()
         return correlations
 
-    def destroy(self, handle: tuple[int, int]) -> None:
+    def destroy(self, handle: _Handle) -> None:
         """Destroy a rank's communicator."""
-        number, device = handle
+        communicator, device = handle
         with on_device(device), _translated() as nccl:
-            nccl.comm_destroy(number)
+            nccl.comm_destroy(communicator)
 
 
 library: Final = _Nccl()

@@ -27,7 +27,10 @@ _SAMPLES = Path(__file__).parents[2] / "samples"
 
 @pytest.fixture(scope="module", autouse=True)
 def torch():
-    return pytest.importorskip("torch", reason="needs PyTorch")
+    found = pytest.importorskip("torch", reason="needs PyTorch")
+    import torch.cuda.comm
+
+    return found
 
 
 def random(*shape: int, dtype: object = np.float32) -> np.ndarray:

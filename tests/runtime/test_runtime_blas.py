@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 
 import ml_dtypes
@@ -9,9 +12,8 @@ import numpy as np
 import pytest
 
 import cudatool
-from cudatool import blas
+from cudatool import _host_function, blas
 from cudatool.backends._settings import Settings, settings
-from cudatool.blas import _host
 from cudatool.errors import UsageError
 from cudatool.trace.events import AccessFlag, Kind, unpack_dims
 
@@ -334,7 +336,9 @@ def test_scaled_mm(rng, types, out_dtype, has_fp8):
     a, b = fp8(rng, (16, 32), types[0]), fp8(rng, (16, 32), types[1])
     scales = cudatool.asarray(np.array([0.5, 4], "f4"))
     found = blas.scaled_mm(cudatool.asarray(a), cudatool.asarray(b).T, scales[:1], scales[1:], out_dtype=out_dtype)
-    check(2 * (exact(a) @ exact(b).T), found, out_dtype)
+    assert found.dtype == np.dtype(out_dtype)
+    # Tensor cores keep some 14 bits of a sum of 8-bit products.
+    np.testing.assert_allclose(exact(found.get()), 2 * (exact(a) @ exact(b).T), rtol=1e-2, atol=2e-2)
 
 
 def test_scaled_mm_copies_what_is_in_the_other_order(rng, has_fp8):
@@ -493,18 +497,45 @@ def test_nothing_of_a_captured_product_outlives_its_graph(device):
     stream = cudatool.Stream()
     with cudatool.stream(stream):
         x, out = cudatool.zeros((4, 4)), cudatool.empty((4, 4))
-        before = len(_host._captured)
+        before = len(_host_function._captured)
         with captured(stream) as graph:
             blas.mm(x, x, out=out)
-        assert before + 1 == len(_host._captured)
+        assert before + 1 == len(_host_function._captured)
         graph.launch()
         stream.synchronize()
-        assert before + 1 == len(_host._captured)
+        assert before + 1 == len(_host_function._captured)
         graph.destroy()
-        assert before == len(_host._captured)
+        assert before == len(_host_function._captured)
         blas.mm(x, x, out=out)
         stream.synchronize()
-        assert {} == _host._once
+        assert {} == _host_function._once
+
+
+RACE = """
+import cudatool
+a, out = cudatool.ones((8, 8)), cudatool.empty((8, 8))
+cudatool.synchronize()
+graph, other = cudatool.CUDAGraph(), cudatool.Stream()
+with cudatool.graph(graph):
+    cudatool.blas.mm(a, a, out=out)
+graph.replay()
+if ORDERED:
+    other.wait_stream(cudatool.current_stream())
+with cudatool.stream(other):
+    copy = out.clone()
+cudatool.synchronize()
+"""
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_race_with_a_captured_product_is_found(tmp_path, ordered):
+    program = tmp_path / "program.py"
+    program.write_text(RACE.replace("ORDERED", str(ordered)))
+    done = subprocess.run(
+        [sys.executable, "-m", "cudatool", "sanitize", "--device", "sim", "--json", program], capture_output=True
+    )
+    findings = json.loads(done.stdout)["findings"]
+    assert ([] if ordered else ["race-raw"]) == [finding["kind"] for finding in findings]
 
 
 def test_products_of_two_threads(rng):
@@ -530,3 +561,8 @@ def test_products_of_two_threads(rng):
             expected = expected @ exact(a[index]).T + exact(a[index][0])
         np.testing.assert_allclose(product, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
     assert 4 == len(found)
+
+
+def test_infinities_give_nan_without_a_word() -> None:
+    found = blas.mm(cudatool.full((2, 2), np.inf), cudatool.zeros((2, 2)))
+    assert np.all(np.isnan(found.get()))

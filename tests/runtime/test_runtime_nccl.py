@@ -85,7 +85,11 @@ def test_reduce_gives_the_root_the_result(second: int) -> None:
     np.testing.assert_array_equal(np.maximum(*data), output.get())
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.complex64, np.bool, np.int16], ids=lambda d: np.dtype(d).name)
+@pytest.mark.parametrize(
+    "dtype",
+    [np.float32, np.complex64, np.bool, np.int16, ml_dtypes.float8_e5m2],
+    ids=lambda dtype: np.dtype(dtype).name,
+)
 def test_broadcast_copies_the_roots_array(second: int, dtype: object) -> None:
     data = random(10, dtype)
     arrays = spread(data)

@@ -84,6 +84,19 @@ def test_memory_that_is_dropped_after_a_copy_is_not_used_again_too_early(second:
             np.testing.assert_array_equal(data[::2] + number, result.get())
 
 
+def test_captured_copy_takes_place_at_every_launch_of_the_graph(second: int) -> None:
+    source, target = cudatool.ones(1000), cudatool.zeros(1000, device=second)
+    cudatool.synchronize(second)
+    graph, stream = cudatool.CUDAGraph(), cudatool.Stream(second)  # a default stream cannot be captured
+    with cudatool.stream(stream), cudatool.device(0), cudatool.graph(graph):
+        target.copy_(source)
+    for value in (2, 3):
+        source.fill_(value)
+        graph.replay()
+        cudatool.synchronize()
+        assert [float(value)] * 1000 == target.get().tolist()
+
+
 def test_kernel_uses_memory_of_a_peer(second: int) -> None:
     for device, peer in ((0, second), (second, 0)):
         if not cudatool.can_device_access_peer(device, peer):
@@ -119,6 +132,7 @@ def test_block_rests_until_the_stream_of_another_device_is_done(
 
 
 def test_device_is_no_peer_of_itself(second: int) -> None:
+    assert not cudatool.can_device_access_peer(0, 0)
     with pytest.raises(UsageError, match="no peer of itself"):
         cudatool.enable_peer_access(0, 0)
     with pytest.raises(DeviceUnavailableError):
