@@ -293,6 +293,33 @@ def elementwise() -> Iterator[Line]:
 
 
 @section
+def small() -> Iterator[Line]:
+    """The host's time for operations on arrays so small that it is all there is."""
+    ops, blas = library("cudatool.ops"), library("cudatool.blas")
+    torch, cupy = peer("torch"), peer("cupy")
+    a, b, out = (ct.ones((32, 32)) for _ in range(3))
+    cases: dict[str, tuple[Callable[..., object], str]] = {
+        "add, to a given array": (partial(ops.add, a, b, out=out), "add"),
+        "mm, to a given array": (partial(blas.mm, a, b, out=out), "matmul"),
+    }
+    for what, (ours, name) in cases.items():
+        calls: dict[str, Callable[[], object]] = {"cudatool": ours}
+        if torch is not None:
+            x, y, z = (torch.ones((32, 32), device="cuda") for _ in range(3))
+            calls["torch"] = partial(getattr(torch, name), x, y, out=z)
+        if cupy is not None:
+            p, q, r = (cupy.ones((32, 32), np.float32) for _ in range(3))
+            calls["cupy"] = partial(getattr(cupy, name), p, q, out=r)
+        yield line(what, "us", per_call(calls, limit=500))
+    calls = {"cudatool": lambda: a + b}
+    if torch is not None:
+        calls["torch"] = lambda: x + y
+    if cupy is not None:
+        calls["cupy"] = lambda: p + q
+    yield line("a + b", "us", per_call(calls, limit=500))
+
+
+@section
 def adam() -> Iterator[Line]:
     """One step of fused Adam over many arrays of many sizes."""
     optim = library("cudatool.optim")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 import os
-import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -209,24 +208,18 @@ class Memory(Region):
         What the block may be used on at once; others say so by :meth:`record_stream`.
     """
 
-    __slots__ = ("_allocator",)
+    __slots__ = ()
 
     def __init__(self, size: int, stream: Stream) -> None:
         source = current_allocator(stream.device_index)
-        super().__init__(source.malloc(size, stream.cuda_stream), size)
-        self._allocator = source
+        super().__init__(source.malloc(size, stream.cuda_stream), size, source)
 
     def record_stream(self, stream: Stream) -> None:
         """Let the block rest, once it is freed, until what is on `stream` by then has completed."""
-        number = stream.cuda_stream
-        if isinstance(self._allocator, CachingAllocator) and stream.device_index != self._allocator.device:
+        number, source = stream.cuda_stream, self.owner
+        if isinstance(source, CachingAllocator) and stream.device_index != source.device:
             number = foreign_stream(stream.device_index, number)
-        self._allocator.record_stream(self.address, number)
-
-    def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
-        # The slot is empty if there was not enough memory; and the end of the process frees everything.
-        if hasattr(self, "_allocator") and not _finalizing():
-            self._allocator.free(self.address)
+        source.record_stream(self.address, number)
 
 
 def array_interface(address: int, size: int) -> dict[str, Any]:

@@ -66,11 +66,21 @@ class Event:
 
     @classmethod
     def from_ipc_handle(cls, device: DeviceLike, handle: bytes) -> Event:
-        """Return the event of another process whose :meth:`ipc_handle` this is, for use on `device`."""
+        """Return the event of another process whose :meth:`ipc_handle` this is, for use on `device`.
+
+        Raises
+        ------
+        UsageError
+            It is no handle.
+        CudaError
+            The driver refuses it; for instance in the process that it comes from.
+        """
+        if len(handle) != _HANDLE_BYTES:
+            raise UsageError(f"the handle of an event has {_HANDLE_BYTES} bytes, not {len(handle)}")
         event = cls(interprocess=True)
         index = device_index(device)
         native = _cuda.driver.CUipcEventHandle()
-        ctypes.memmove(native.getPtr(), handle, min(len(handle), _HANDLE_BYTES))
+        ctypes.memmove(native.getPtr(), handle, _HANDLE_BYTES)
         with on_device(index), operation() as correlation:
             event.cuda_event = int(check(_cuda.driver.cuIpcOpenEventHandle(native)))
         event._made(index, correlation)

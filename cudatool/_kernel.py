@@ -57,8 +57,9 @@ class Kernel:
         with operation():
             self.handle = int(core.handle)
             self.parameters = [(int(info.offset), int(info.size)) for info in core.arguments_info]
+        convert = functools.partial(_convert, name, self.parameters)
         self.launcher = Launcher(
-            entry("cuLaunchKernel"), self.handle, self.parameters, DeviceArray, np.generic, self._to_bytes
+            entry("cuLaunchKernel"), self.handle, self.parameters, DeviceArray, np.generic, convert
         )
 
     def __getitem__(self, config: Any) -> Callable[..., None]:
@@ -83,12 +84,6 @@ class Kernel:
     def miscounted(self, arguments: tuple[Any, ...]) -> UsageError:
         """Return the error for too many or too few arguments."""
         return UsageError(f"{self.name} takes {len(self.parameters)} arguments, not {len(arguments)}")
-
-    def _to_bytes(self, index: int, argument: Any) -> bytes:
-        try:
-            return _to_bytes(argument, self.parameters[index][1])
-        except (OverflowError, TypeError) as error:
-            raise UsageError(f"argument {index} of {self.name}: {error}") from None
 
     def set_shared_memory_config(self, shared_mem_bytes: int) -> None:
         """Allow launches to ask for so much dynamic shared memory on the current device; 48 KiB is allowed already.
@@ -125,6 +120,14 @@ def _config(grid: Any, block: Any) -> Any:
 
 
 _FLOAT_CODES: Final = {2: "<e", 4: "<f", 8: "<d"}
+
+
+def _convert(name: str, parameters: list[tuple[int, int]], index: int, argument: Any) -> bytes:
+    """Return the bytes that stand for one argument of the kernel `name`."""
+    try:
+        return _to_bytes(argument, parameters[index][1])
+    except (OverflowError, TypeError) as error:
+        raise UsageError(f"argument {index} of {name}: {error}") from None
 
 
 def _to_bytes(argument: Any, size: int) -> bytes:

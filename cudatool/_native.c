@@ -277,18 +277,73 @@ typedef struct {
     PyObject_HEAD
     unsigned long long address;
     Py_ssize_t size;
+    PyObject *owner; /* whose free(address) is called at the end; may be NULL */
 } Region;
+
+static PyObject *free_name; /* "free" */
 
 static int Region_init(Region *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"address", "size", NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Kn", names, &self->address, &self->size))
+    static char *names[] = {"address", "size", "owner", NULL};
+    PyObject *owner = NULL;
+    if (self->owner) {
+        PyErr_SetString(PyExc_RuntimeError, "a Region cannot be made anew");
+        return -1;
+    }
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Kn|O", names, &self->address, &self->size, &owner))
         return -1;
     if (self->size < 0) {
         PyErr_SetString(PyExc_ValueError, "a region has a size that is not negative");
         return -1;
     }
+    self->owner = Py_XNewRef(owner);
     return 0;
+}
+
+static int is_finalizing(void)
+{
+#if PY_VERSION_HEX >= 0x030d0000
+    return Py_IsFinalizing();
+#else
+    return _Py_IsFinalizing();
+#endif
+}
+
+static void Region_finalize(PyObject *object)
+{
+    Region *self = (Region *)object;
+    if (!self->owner || is_finalizing()) /* the end of the process frees everything */
+        return;
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback); /* one that is on its way must not be lost */
+    PyObject *address = PyLong_FromUnsignedLongLong(self->address);
+    PyObject *done = address ? PyObject_CallMethodOneArg(self->owner, free_name, address) : NULL;
+    if (!done)
+        PyErr_WriteUnraisable(object);
+    Py_XDECREF(address);
+    Py_XDECREF(done);
+    PyErr_Restore(type, value, traceback);
+}
+
+static int Region_traverse(Region *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->owner);
+    return 0;
+}
+
+static int Region_clear(Region *self)
+{
+    Py_CLEAR(self->owner);
+    return 0;
+}
+
+static void Region_dealloc(Region *self)
+{
+    if (PyObject_CallFinalizerFromDealloc((PyObject *)self))
+        return;
+    PyObject_GC_UnTrack(self);
+    Region_clear(self);
+    Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
 static int Region_getbuffer(Region *self, Py_buffer *view, int flags)
@@ -301,6 +356,7 @@ static int Region_getbuffer(Region *self, Py_buffer *view, int flags)
 static PyMemberDef Region_members[] = {
     {"address", T_ULONGLONG, offsetof(Region, address), READONLY, "Where it begins."},
     {"size", T_PYSSIZET, offsetof(Region, size), READONLY, "Bytes."},
+    {"owner", T_OBJECT, offsetof(Region, owner), READONLY, "Whose ``free(address)`` is called at the end."},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -309,17 +365,22 @@ static PyBufferProcs Region_buffer = {.bf_getbuffer = (getbufferproc)Region_getb
 static PyTypeObject RegionType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "cudatool._native.Region",
-    .tp_doc = "Region(address, size)\n\nBytes at a device's address, in the form of a buffer that must not be read.",
+    .tp_doc = "Region(address, size, owner=None)\n\nBytes at a device's address, in the form of a buffer that must not "
+              "be read.",
     .tp_basicsize = sizeof(Region),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .tp_new = PyType_GenericNew,
     .tp_init = (initproc)Region_init,
+    .tp_finalize = Region_finalize,
+    .tp_traverse = (traverseproc)Region_traverse,
+    .tp_clear = (inquiry)Region_clear,
+    .tp_dealloc = (destructor)Region_dealloc,
     .tp_members = Region_members,
     .tp_as_buffer = &Region_buffer,
 };
 
 /* A function of the driver with handles for arguments, which the bindings take longer to convert than to call. */
-static PyObject *call(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+static PyObject *call(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs)
 {
     unsigned long long words[4] = {0};
     if (nargs < 1 || nargs > 4) {
@@ -390,7 +451,8 @@ static struct PyModuleDef module = {
 PyMODINIT_FUNC PyInit__native(void)
 {
     address_name = PyUnicode_InternFromString("_address");
-    PyObject *made = address_name ? PyModule_Create(&module) : NULL;
+    free_name = PyUnicode_InternFromString("free");
+    PyObject *made = address_name && free_name ? PyModule_Create(&module) : NULL;
     if (made && (PyModule_AddType(made, &LauncherType) || PyModule_AddType(made, &RegionType)))
         Py_CLEAR(made);
     return made;

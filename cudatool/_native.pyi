@@ -47,9 +47,12 @@ class Launcher:
         """Return the bytes of all parameters, each at its offset."""
 
 class Region:
-    """Bytes at a device's address, in the form of a buffer, over which NumPy can lay an array. It must not be read."""
+    """Bytes at a device's address, in the form of a buffer, over which NumPy can lay an array. It must not be read.
 
-    def __init__(self, address: int, size: int) -> None: ...
+    When the last array in it is gone, ``owner.free(address)`` is called, unless the process ends anyway.
+    """
+
+    def __init__(self, address: int, size: int, owner: Any = None) -> None: ...
     @property
     def address(self) -> int:
         """Where it begins."""
@@ -57,6 +60,10 @@ class Region:
     @property
     def size(self) -> int:
         """Bytes."""
+
+    @property
+    def owner(self) -> Any:
+        """Whose ``free(address)`` is called at the end."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
 

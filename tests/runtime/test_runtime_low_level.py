@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -509,6 +510,8 @@ def test_event_that_is_not_for_other_processes_has_no_handle() -> None:
         cudatool.Event().ipc_handle()
     with pytest.raises(UsageError, match="with timing cannot be shared"):
         cudatool.Event(enable_timing=True, interprocess=True)
+    with pytest.raises(UsageError, match="has 64 bytes, not 3"):
+        cudatool.Event.from_ipc_handle(0, b"abc")
 
 
 # Ranges and profiler control.
@@ -699,6 +702,11 @@ def test_arguments_become_the_bytes_of_their_parameters() -> None:
     assert np.float64(0.1).tobytes() == values[4]
     assert structure.tobytes() == values[5]
     assert array.data_ptr().to_bytes(8, "little") == values[6]
+
+
+def test_kernel_goes_with_its_last_name() -> None:
+    gone = weakref.ref(cudatool.compile('extern "C" __global__ void f() {}', "f"))
+    assert gone() is None  # without the garbage collector
 
 
 @pytest.mark.parametrize(
