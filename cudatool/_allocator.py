@@ -247,7 +247,10 @@ def allocate(shape: Shape, dtype: npt.DTypeLike, stream: Stream) -> tuple[Layout
     dtype = np.dtype(dtype)
     if dtype.hasobject:
         raise UsageError(f"an array of {dtype} cannot be in device memory: its elements are Python objects")
-    extents = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
+    if type(shape) is int:  # asking for an Iterable takes its time
+        extents: tuple[int, ...] = (shape,)
+    else:
+        extents = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
     memory = Memory(math.prod(extents) * dtype.itemsize, stream)
     return np.ndarray(extents, dtype, memory), memory  # type: ignore[arg-type] # its stubs miss buffers
 
@@ -369,9 +372,13 @@ def set_per_process_memory_fraction(fraction: float, device: DeviceLike = None) 
     Raises
     ------
     UsageError
-        `fraction` does not lie between 0 and 1.
+        `fraction` is no number between 0 and 1.
     """
-    allocator(device_index(device)).set_memory_fraction(fraction)
+    found = allocator(device_index(device))
+    try:
+        found.set_memory_fraction(fraction)
+    except TypeError:
+        raise UsageError(f"a fraction is a number between 0 and 1, not {fraction!r}") from None
 
 
 def get_per_process_memory_fraction(device: DeviceLike = None) -> float:

@@ -7,19 +7,21 @@ mode of each capture (cuThreadExchangeStreamCaptureMode); what is known to be ha
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from cudatool import _cuda, _driver
 from cudatool._api import traced
 from cudatool._cuda import check
-from cudatool._stream import Stream, current_stream
 
 if TYPE_CHECKING:
+    from cudatool._stream import Stream
     from cudatool.graphs import CUDAGraph
 
 __all__ = [
     "Capture",
+    "beside_captures",
     "capture_id",
     "capture_of",
     "captures",
@@ -101,6 +103,8 @@ def is_capturing(stream: Stream) -> bool:
 @traced
 def is_current_stream_capturing() -> bool:
     """Return whether the current stream is being captured into a graph; before a device is used, it is not."""
+    from cudatool._stream import current_stream  # streams ask about captures, too
+
     return _driver.chosen() is not None and is_capturing(current_stream())
 
 
@@ -121,3 +125,14 @@ class relaxed:  # noqa: N801 - reads as a statement
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         check(_cuda.driver.cuThreadExchangeStreamCaptureMode(self._before))
+
+
+_NOTHING: Final = nullcontext()
+
+
+def beside_captures() -> AbstractContextManager[None]:
+    """Return the context of a call about work that is not captured: relaxed while one of our captures is under way.
+
+    What is captured cannot be waited for or asked about in any mode.
+    """
+    return relaxed() if captures else _NOTHING

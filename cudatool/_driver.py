@@ -160,6 +160,8 @@ def gpu_names() -> list[str]:
             uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
             handles = [handles[index] for index in _visible(setting, uuids)]
         return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+    except pynvml.NVMLError:  # as for a slice that is not there; CUDA shows none either
+        return []
     finally:
         pynvml.nvmlShutdown()
 

@@ -6,7 +6,8 @@ import ctypes
 import sys
 from typing import TYPE_CHECKING, Any
 
-from cudatool import _cuda
+from cudatool import _cuda, _driver
+from cudatool._capture import beside_captures
 from cudatool._cuda import check, entry, operation, raise_status
 from cudatool._device import DeviceLike, call_on, current_device, device_index
 from cudatool._device import device as on_device
@@ -173,7 +174,7 @@ class Event:
         """Return whether the work before the latest record has completed; True if it was never recorded."""
         if not self.cuda_event:
             return True
-        with on_device(self.device_index), operation() as correlation:
+        with on_device(self.device_index), beside_captures(), operation() as correlation:
             (status,) = _cuda.driver.cuEventQuery(self.cuda_event)
             done = bool(status != _cuda.driver.CUresult.CUDA_ERROR_NOT_READY)
             if done:
@@ -187,7 +188,7 @@ class Event:
         """Wait for the work before the latest record; for nothing if it was never recorded."""
         if not self.cuda_event:
             return
-        with on_device(self.device_index), operation() as correlation:
+        with on_device(self.device_index), beside_captures(), operation() as correlation:
             check(_cuda.driver.cuEventSynchronize(self.cuda_event))
         if correlation:
             event = hooks.event_id(self.cuda_event)
@@ -229,8 +230,8 @@ class Event:
             )
 
     def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
-        if not getattr(self, "cuda_event", 0) or _finalizing():
-            return
+        if not getattr(self, "cuda_event", 0) or _finalizing() or not _driver.started():
+            return  # a forked process has no events: they are its parent's
         event = hooks.close_event(self.cuda_event)  # before the driver gives the handle to a new event
         with operation() as correlation:
             _cuda.driver.cuEventDestroy(self.cuda_event)  # a context that is gone has taken its events with it

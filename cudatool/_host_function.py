@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -19,9 +19,14 @@ from cudatool import _cuda
 from cudatool._allocator import Layout
 from cudatool._capture import is_capturing
 from cudatool._cuda import check
+from cudatool._extents import Extent, emit_extents
 from cudatool._stream import Stream
+from cudatool.trace import hooks
+from cudatool.trace.events import AccessFlag, Kind
 
 __all__ = ["address", "enqueue", "repeat", "repeatable", "unowned"]
+
+_Access = tuple[list[Extent], AccessFlag]
 
 repeatable = False
 """Whether functions that were called are kept, to be called again."""
@@ -33,19 +38,33 @@ _done: dict[int, Callable[[], object]] = {}
 _keys = itertools.count(1)
 
 
-def enqueue(function: Callable[[], object], stream: Stream) -> None:
+def enqueue(function: Callable[[], object], stream: Stream, accesses: Callable[[], Sequence[_Access]] = tuple) -> None:
     """Let the stream call `function`; the caller has opened an operation and made the stream's device current.
 
-    `function` must not use the driver. What it raises is logged.
+    `function` must not use the driver. What it raises is logged. If it is captured, `accesses` is asked what it
+    touches, which is told at each launch of the graph.
     """
     handle, key = stream.core.handle, next(_keys)
     driver = _cuda.driver
     if is_capturing(stream):
-        _captured[key] = function
+        _captured[key] = _telling(function, accesses(), stream.device_index)
         _let_graph_keep(check(driver.cuStreamGetCaptureInfo(handle))[2], key)
     else:
         _once[key] = function
     check(driver.cuLaunchHostFunc(handle, address, key))
+
+
+def _telling(function: Callable[[], object], accesses: Sequence[_Access], device: int) -> Callable[[], object]:
+    """Return a function that tells, for the node of the graph that calls it, what is touched."""
+
+    def call_and_tell() -> None:
+        function()
+        correlation, node = hooks.running_function()
+        if correlation and hooks.active:
+            for parts, mode in accesses:
+                emit_extents(Kind.ACCESS, parts, mode, device=device, correlation=correlation, stream=node)
+
+    return call_and_tell
 
 
 def _let_graph_keep(graph: object, key: int) -> None:
@@ -64,7 +83,7 @@ def unowned(layout: Layout) -> Layout:
         "version": 3,
         "shape": layout.shape,
         "typestr": f"|V{layout.itemsize}",
-        "data": layout.__array_interface__["data"],
+        "data": (layout.ctypes.data, False),
         "strides": layout.strides,
     }
     return np.asarray(type("Unowned", (), {"__array_interface__": interface})()).view(layout.dtype)

@@ -65,7 +65,7 @@ class Kernel:
         if isinstance(config, tuple):
             if len(config) != 2:
                 raise UsageError(f"kernel[{config}]: pass (grid, block) or a LaunchConfig")
-            config = _cuda.core.LaunchConfig(grid=config[0], block=config[1])
+            config = _config(*config)
         return functools.partial(launch, None, config, self)
 
     def pack(self, arguments: tuple[Any, ...]) -> bytes:
@@ -117,6 +117,11 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"<Kernel {self.name}>"
+
+
+@functools.lru_cache(maxsize=256, typed=True)
+def _config(grid: Any, block: Any) -> Any:
+    return _cuda.core.LaunchConfig(grid=grid, block=block)
 
 
 _FLOAT_CODES: Final = {2: "<e", 4: "<f", 8: "<d"}

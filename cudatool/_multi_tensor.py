@@ -35,12 +35,15 @@ __all__ = [
     "FLOATS",
     "PRELUDE",
     "Arrays",
+    "Launch",
     "MultiTensorKernel",
     "check_alike",
     "check_steps",
     "empty_alike",
     "grouped",
     "is_dense",
+    "most_arrays",
+    "plan",
     "pointer",
     "scalar_on",
 ]
@@ -145,22 +148,24 @@ def _order(layout: Layout) -> tuple[int, ...]:
     return tuple(step // layout.itemsize for step, count in zip(layout.strides, layout.shape, strict=True) if count > 1)
 
 
-class _Launch(NamedTuple):
+class Launch(NamedTuple):
+    """One launch: which arrays its table has, and how many blocks."""
+
     first: int  # of the arrays in the table
     last: int  # the one behind the last
     blocks: int
     table: npt.NDArray[Any]  # without addresses
 
 
-def _most_arrays(lists: int) -> int:
+def most_arrays(lists: int) -> int:
     """Return how many arrays fit in a table with so many lists: for each an address per list, and its size."""
     return (_TABLE_BYTES - _BLOCKS * (4 + 1) - 4) // (8 * (lists + 1))
 
 
 @functools.lru_cache(maxsize=256)
-def _plan(sizes: tuple[int, ...], lists: int) -> list[_Launch]:
+def plan(sizes: tuple[int, ...], lists: int) -> list[Launch]:
     """Return the launches for arrays of so many elements, none of them empty."""
-    most = _most_arrays(lists)
+    most = most_arrays(lists)
     layout = np.dtype(
         [
             ("pointers", "<u8", (lists, most)),
@@ -172,7 +177,7 @@ def _plan(sizes: tuple[int, ...], lists: int) -> list[_Launch]:
         align=True,
     )
     work = [(array, chunk) for array, size in enumerate(sizes) for chunk in range(-(-size // CHUNK))]
-    launches: list[_Launch] = []
+    launches: list[Launch] = []
     start = 0
     while start < len(work):
         first = work[start][0]
@@ -183,7 +188,7 @@ def _plan(sizes: tuple[int, ...], lists: int) -> list[_Launch]:
         table["array"][: len(blocks)] = [array - first for array, _ in blocks]
         table["chunk"][: len(blocks)] = [chunk for _, chunk in blocks]
         table["first_block"] = start
-        launches.append(_Launch(first, last, len(blocks), table))
+        launches.append(Launch(first, last, len(blocks), table))
         start += len(blocks)
     return launches
 
@@ -238,10 +243,10 @@ class MultiTensorKernel:
         if not arrays[0]:
             return
         device = arrays[0][0].device
-        kernel = _compiled(self.source, f"{self.name}<{', '.join([*types, str(_most_arrays(len(arrays)))])}>", device)
+        kernel = _compiled(self.source, f"{self.name}<{', '.join([*types, str(most_arrays(len(arrays)))])}>", device)
         parameters = np.array(tuple(options[field] for field in self.options.names or ()), self.options)[()]
         stream = current_stream(device)
-        for first, last, blocks, template in _plan(arrays[0].sizes, len(arrays)):
+        for first, last, blocks, template in plan(arrays[0].sizes, len(arrays)):
             table = template.copy()
             for row, each in zip(table["pointers"], arrays, strict=True):
                 row[: last - first] = each.addresses[first:last]

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from cudatool import _cuda
+from cudatool._capture import beside_captures
 from cudatool._cuda import check, operation
 from cudatool._device import DeviceLike, core_device, current_device, device_index, set_device
 from cudatool._device import device as on_device
@@ -113,6 +114,8 @@ class Stream:
         if pool is not None:
             pool.idle.append(self._core)
         self._core = None
+        if _defaults.get(self.device_index) is self:
+            del _defaults[self.device_index]  # the next who asks gets a new object for it
 
     def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
         if getattr(self, "_pool", None) is not None and not _finalizing():
@@ -155,7 +158,7 @@ class Stream:
     @property
     def cuda_stream(self) -> int:
         """The driver's handle; 0 is the legacy default stream."""
-        return self._handle if self.core is not None else 0
+        return self._handle if self._core is not None else int(self.core.handle)
 
     @property
     def _as_parameter_(self) -> ctypes.c_void_p:
@@ -167,7 +170,7 @@ class Stream:
     def query(self) -> bool:
         """Return whether everything enqueued so far has completed."""
         handle = self.native
-        with on_device(self.device_index), operation() as correlation:
+        with on_device(self.device_index), beside_captures(), operation() as correlation:
             (status,) = _cuda.driver.cuStreamQuery(handle)
             done = bool(status != _cuda.driver.CUresult.CUDA_ERROR_NOT_READY)
             if done:
@@ -179,7 +182,7 @@ class Stream:
     def synchronize(self) -> None:
         """Wait for everything enqueued so far."""
         handle = self.native
-        with on_device(self.device_index), operation() as correlation:
+        with on_device(self.device_index), beside_captures(), operation() as correlation:
             check(_cuda.driver.cuStreamSynchronize(handle))
         if correlation:
             self._emit(Kind.STREAM_SYNCHRONIZE)
@@ -288,7 +291,7 @@ def default_stream(device: DeviceLike = None) -> Stream:
     """Return the legacy default stream of a device: it waits for all blocking streams, and they for it."""
     index = device_index(device)
     found = _defaults.get(index)
-    if found is None or found._core is None:  # closed
+    if found is None:
         found = _defaults[index] = ExternalStream(0, index)
     return found
 
@@ -296,7 +299,8 @@ def default_stream(device: DeviceLike = None) -> Stream:
 def current_stream(device: DeviceLike = None) -> Stream:
     """Return the stream of a device on which the calling thread enqueues."""
     index = current_device() if device is None else device_index(device)
-    return _current.streams.get(index) or default_stream(index)
+    found = _current.streams.get(index) or _defaults.get(index)
+    return found if found is not None else default_stream(index)
 
 
 def set_stream(stream: Stream) -> None:

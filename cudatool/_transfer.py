@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from cudatool import _cuda
 from cudatool._allocator import Layout, allocate
-from cudatool._capture import is_capturing
+from cudatool._capture import beside_captures, is_capturing
 from cudatool._cuda import check, operation
 from cudatool._device import device as on_device
 from cudatool._extents import emit_extents, extents
@@ -116,7 +116,7 @@ def _copy(name: str, target: int, source: int, size: int, stream: Stream) -> Non
     handle = stream.native
     if name != "cuMemcpyDtoDAsync" and is_capturing(stream):
         _refuse_pageable(target if name == "cuMemcpyDtoHAsync" else source)
-    with on_device(stream.device_index), operation() as correlation:
+    with on_device(stream.device_index), beside_captures(), operation() as correlation:
         if correlation:  # before the call: one to pageable memory returns when the work is done
             _emit_copy(name, target, source, size, stream, correlation)
         check(getattr(_cuda.driver, name)(target, source, size, handle))

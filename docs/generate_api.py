@@ -64,6 +64,8 @@ class Described:
 
 def entry(name: str, value: Any) -> list[str]:
     """Return the lines about one function, class or value."""
+    if inspect.isclass(value) and not value.__module__.startswith("cudatool"):
+        return [f"### {name}", "", f"`{value.__module__}.{value.__qualname__}`, as it is there."]
     if inspect.isclass(value):
         made = signature(value) if is_made_by_ours(value) else ""
         return [f"### {name}", "", f"`class {shortened(name)}{made}`", "", summary(value), *methods(value)]

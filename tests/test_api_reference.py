@@ -57,3 +57,7 @@ def test_a_summary_is_the_first_paragraph_without_links(generator: ModuleType) -
         """
 
     assert "Return what `cudatool.empty` and `this` are, in `one` line." == generator.summary(function)
+
+
+def test_the_page_is_up_to_date(generator: ModuleType) -> None:
+    assert generator.PAGE.read_text() == generator.page(), "run python docs/generate_api.py"

@@ -15,11 +15,11 @@ import numpy.typing as npt
 from cudatool._api import traced
 from cudatool._array import DeviceArray
 from cudatool._capture import capture_id
+from cudatool._multi_tensor import empty_alike
 from cudatool._stream import current_stream
 from cudatool.amp._policy import POLICIES, Policy
 from cudatool.errors import UsageError
 from cudatool.ops import Op, layer
-from cudatool.optim._foreach import scaled
 from cudatool.optim._optimizers import is_parameter
 
 __all__ = [
@@ -154,11 +154,11 @@ class autocast:  # noqa: N801 - torch's name
         if not isinstance(value, DeviceArray) or value.dtype == dtype or value.dtype not in _ELIGIBLE:
             return value
         if not (self.cache_enabled and value.dtype == _FLOAT32 and is_parameter(value)):
-            return scaled(value, 1.0, dtype)
+            return _converted(value, dtype)
         # A graph must contain the casts that it uses: what was cast before its capture is not there at its replay.
         key = id(value), dtype, capture_id(current_stream(value.device).cuda_stream)
         if key not in _thread.cache:
-            _thread.cache[key] = value, scaled(value, 1.0, dtype)
+            _thread.cache[key] = value, _converted(value, dtype)
         return _thread.cache[key][1]
 
     def _widest(self, op: Op, values: list[Any]) -> np.dtype[Any]:
@@ -171,6 +171,11 @@ class autocast:  # noqa: N801 - torch's name
                 "use one half precision at a time"
             )
         return self.dtype
+
+
+def _converted(array: DeviceArray, dtype: np.dtype[Any]) -> DeviceArray:
+    """Return the array in another dtype, with the dimensions in the same order in memory, which BLAS can read."""
+    return empty_alike(array, dtype).copy_(array)
 
 
 def _arrays(value: Any) -> list[DeviceArray]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cudatool import ops
 from cudatool._api import traced
 from cudatool._array import DeviceArray, asarray, full
 from cudatool.amp._autocast import check_device_type
@@ -18,7 +19,6 @@ from cudatool.optim._foreach import (
     amp_update_scale_,
     foreach_add_,
     inverse_of,
-    scaled,
 )
 
 __all__ = ["GradScaler"]
@@ -103,8 +103,8 @@ class GradScaler:
         Parameters
         ----------
         outputs
-            An array of float32, float64, float16 or bfloat16, or an iterable of such, or of iterables. Lists and
-            tuples come back as what they are; any other iterable as an iterator.
+            An array, which keeps its dtype, except half precision without dimensions, which becomes float32; or an
+            iterable of such, or of iterables. Lists and tuples come back as what they are, others as an iterator.
 
         Raises
         ------
@@ -122,9 +122,7 @@ class GradScaler:
                 self._growth_tracker = full((), self._init_growth_tracker, np.int32, device=outputs.device)
             if outputs.device not in scales:
                 scales[outputs.device] = asarray(self._scale, device=outputs.device)
-            # The scale is float32: of two scalars the wider one counts, an array keeps its dtype.
-            dtype = outputs.dtype if outputs.ndim else np.result_type(outputs.dtype, np.float32)
-            return scaled(outputs, scales[outputs.device], dtype)
+            return ops.mul(outputs, scales[outputs.device])
         if isinstance(outputs, Iterable):
             each = (self._scaled(output, scales) for output in outputs)
             return type(outputs)(each) if isinstance(outputs, list | tuple) else each
@@ -203,7 +201,7 @@ class GradScaler:
                 state.found_inf = _check_and_unscale(grads, scale, full((), 1, device=scale.device))
             preset = getattr(optimizer, "grad_scale", None)  # by the program, for this step
             if state.stage is _Stage.READY:
-                optimizer.grad_scale = scale if preset is None else scaled(preset.reshape(()), scale, scale.dtype)
+                optimizer.grad_scale = scale if preset is None else ops.mul(scale, preset.reshape(()))
             else:
                 optimizer.grad_scale = preset
             optimizer.found_inf = _combined(state.found_inf.values(), scale.device)

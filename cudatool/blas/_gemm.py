@@ -16,7 +16,7 @@ from cudatool._array import DeviceArray
 from cudatool._cuda import operation
 from cudatool._device import device as on_device
 from cudatool._device import is_current
-from cudatool._extents import emit_extents, extents
+from cudatool._extents import Extent, emit_extents, extents
 from cudatool._stream import Stream
 from cudatool.backends._settings import settings
 from cudatool.blas._layout import Product
@@ -32,6 +32,7 @@ __all__ = [
     "Gemm",
     "Implementation",
     "Scales",
+    "accesses",
     "compute_type",
     "default_implementation",
     "enqueue",
@@ -222,6 +223,13 @@ def _emit(gemm: Gemm, stream: Stream, correlation: int) -> None:
         size=out.nbytes,
         aux0=pack_dims(out.shape[-2], out.shape[-1], gemm.a.shape[-1]),
     )
+    for parts, mode in accesses(gemm):
+        emit_extents(Kind.ACCESS, parts, mode, device=device, correlation=correlation)
+
+
+def accesses(gemm: Gemm) -> list[tuple[list[Extent], AccessFlag]]:
+    """Return the bytes that a product reads and writes."""
+    out = gemm.out
     read, write, epilogue = AccessFlag.READ, AccessFlag.WRITE, gemm.epilogue
     touched = [(gemm.a, read), (gemm.b, read), (out, read | write if gemm.beta else write)]
     if gemm.bias is not None:
@@ -229,5 +237,4 @@ def _emit(gemm: Gemm, stream: Stream, correlation: int) -> None:
     if gemm.aux is not None:
         touched.append((gemm.aux, read if epilogue.reads_aux else write))
     touched += [(scale, read) for scale in gemm.scales or () if scale is not None]
-    for array, mode in touched:
-        emit_extents(Kind.ACCESS, extents(array.layout), mode, device=device, correlation=correlation)
+    return [(extents(array.layout), mode) for array, mode in touched]

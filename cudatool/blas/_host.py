@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from cudatool._host_function import enqueue, unowned
 from cudatool._stream import Stream
-from cudatool.blas._gemm import Gemm
+from cudatool.blas._gemm import Gemm, accesses
 from cudatool.blas._numerics import apply_epilogue, product, store
 
 __all__ = ["gemm"]
@@ -14,7 +16,7 @@ __all__ = ["gemm"]
 
 def gemm(gemm: Gemm, stream: Stream) -> None:
     """Enqueue a product."""
-    enqueue(_computation(gemm), stream)
+    enqueue(_computation(gemm), stream, lambda: accesses(gemm))
 
 
 def _computation(gemm: Gemm) -> Callable[[], object]:
@@ -29,6 +31,7 @@ def _computation(gemm: Gemm) -> Callable[[], object]:
     conjugate_a, conjugate_b = gemm.conjugate
     alpha, beta, compute, epilogue = gemm.alpha, gemm.beta, gemm.compute, gemm.epilogue
 
+    @np.errstate(all="ignore")  # a GPU computes infinities and NaN without a word
     def compute_now() -> None:
         values = product(a.conj() if conjugate_a else a, b.conj() if conjugate_b else b, compute)
         for factor in factors[:2]:

@@ -2,7 +2,7 @@
 
 ::
 
-    trace's process   a thread for each thread of the program: what it enqueued and waited for, and its ranges
+    trace's process   a thread for each thread of the program: what it enqueued and waited for, its ranges and marks
     Device N          counters "Memory" (allocated, active, reserved bytes), failed allocations,
                       and a thread for each stream: what ran on it
 
@@ -103,6 +103,7 @@ class _Writer:
         yield from self._memory()
         yield from self._failures()
         yield from self._ranges()
+        yield from self._marks()
         yield from self._calls()
         yield from self._executions()
         yield from self._names()
@@ -168,6 +169,29 @@ class _Writer:
         for (process, thread), count in depth.items():
             for _ in range(count):
                 yield f'{{"ph":"E","pid":{process},"tid":{thread},"ts":{end}}}'
+
+    def _marks(self) -> Iterator[str]:
+        """Yield marks, and ranges that are inside of no others, of which each gets a lane.
+
+        One never closed ends with the trace, one never begun is left out.
+        """
+        kinds = (Kind.MARK, Kind.RANGE_START, Kind.RANGE_END)
+        index = np.flatnonzero(np.isin(self.records["kind"], kinds))
+        columns = (self.records[column][index].tolist() for column in ("kind", "thread", "name", "aux0"))
+        running: dict[int, str] = {}  # how the end of each begins
+        for time, kind, thread, name, number in zip(self.time[index].tolist(), *columns, strict=True):
+            where = f'"pid":{_HOST},"tid":{self._thread(thread)},"ts":{time / 1000}'
+            if kind == Kind.MARK:
+                yield f'{{"ph":"i","s":"t","name":{self.text[name]},"cat":"range",{where}}}'
+            elif kind == Kind.RANGE_START:
+                event = f'"name":{self.text[name]},"cat":"range","id":{number}'
+                yield f'{{"ph":"b",{event},{where}}}'
+                running[number] = event
+            elif number in running:
+                yield f'{{"ph":"e",{running.pop(number)},{where}}}'
+        end = int(self.time.max(initial=0)) / 1000
+        for event in running.values():
+            yield f'{{"ph":"e",{event},"pid":{_HOST},"tid":0,"ts":{end}}}'
 
     def _calls(self) -> Iterator[str]:
         index = np.flatnonzero(np.isin(self.records["kind"], _CALLS))

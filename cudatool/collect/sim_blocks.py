@@ -43,6 +43,8 @@ class BlockWatcher:
         if kind is Kind.BLOCK_ALLOC:
             self._use(event.address, event.address + event.size)
             self._shadow.allocated(event.address, event.aux0)
+        elif kind is Kind.BLOCK_FREE_COMPLETED and event.aux1:
+            pass  # in a private pool: each launch of the graph that it was allocated for goes on using it
         elif kind is Kind.BLOCK_FREE_COMPLETED:
             block = event.address, event.address + event.size
             last = self._last.get(event.stream)

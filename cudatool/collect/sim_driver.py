@@ -561,7 +561,7 @@ def _as_host_function(run: Callable[[Operation], None], correlation: int) -> Cal
     """Return `run` such that what it does is known to be work of its operation."""
 
     def called(operation: Operation) -> None:
-        with hooks.host_function(correlation):
+        with hooks.host_function(correlation, operation.node):
             run(operation)
 
     return called

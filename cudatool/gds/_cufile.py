@@ -5,12 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from cudatool import _driver
 from cudatool.errors import CudaError, DeviceUnavailableError
 
 __all__ = ["cufile"]
+
+_ADVICE: Final = {
+    # A container that has no /run/udev of its host's is where this was seen.
+    "CU_FILE_HANDLE_NOT_REGISTERED": "cuFile asks udev what file system a file is on; see that /run/udev is there, and "
+    "read cufile.log",
+}
 
 
 @contextmanager
@@ -22,13 +28,15 @@ def cufile() -> Iterator[Any]:
     DeviceUnavailableError
         This machine has no cuFile, or it is the software device's.
     CudaError
-        cuFile refused.
+        cuFile refused; the error's name is cuFile's, as ``CU_FILE_INVALID_VALUE``.
     """
     module = _opened()
     try:
         yield module
     except module.cuFileError as error:
-        raise CudaError(f"cuFile: {error}", "CUDA_ERROR_UNKNOWN") from error
+        name = f"CU_FILE_{str(error).partition(' ')[0]}"
+        advice = _ADVICE.get(name)
+        raise CudaError(f"cuFile: {error}{f'; {advice}' if advice else ''}", name) from error
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from cudatool._array import DeviceArray
 from cudatool._cuda import operation
 from cudatool._device import device as on_device
 from cudatool._stream import current_stream
-from cudatool.errors import FileFormatError, OutputError, UsageError
+from cudatool.errors import CudaError, FileFormatError, OutputError, UsageError
 from cudatool.gds._cufile import cufile
 from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, Kind
@@ -112,6 +112,8 @@ class GdsFile:
         ------
         FileFormatError
             The file ends before the array does.
+        CudaError
+            cuFile cannot read it.
         UsageError
             The array has gaps or cannot be written, or the file is not registered.
         """
@@ -131,6 +133,8 @@ class GdsFile:
         ------
         OutputError
             Less was written.
+        CudaError
+            cuFile cannot write it.
         UsageError
             The array has gaps, or the file is not registered.
         """
@@ -149,6 +153,8 @@ class GdsFile:
         current_stream(array.device).synchronize()
         with cufile() as library, on_device(array.device), operation():
             done = int(getattr(library, direction)(handle, array.data_ptr(), array.nbytes, offset, 0))
+        if done < 0:
+            raise CudaError(f"cuFile: cannot {direction} {self.filename} at {offset}: status {done}")
         if hooks.wants_accesses:
             mode = AccessFlag.WRITE if direction == "read" else AccessFlag.READ
             hooks.emit(Kind.HOST_ACCESS, address=array.data_ptr(), size=array.nbytes, flags=mode)

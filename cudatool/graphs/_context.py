@@ -86,6 +86,6 @@ class graph:  # noqa: N801 - torch.cuda's name
             if error is None:
                 self.cuda_graph.capture_end()
             else:
-                self.cuda_graph.abandon()
+                self.cuda_graph._abandon()
         finally:
             self._context.__exit__(kind, error, traceback)

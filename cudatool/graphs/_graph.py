@@ -22,7 +22,7 @@ from cudatool._mempool import MemPool, give_back
 from cudatool._native import call
 from cudatool._pinned import let_go
 from cudatool._stream import Stream, current_stream, default_stream
-from cudatool.errors import UsageError
+from cudatool.errors import CudaError, UsageError
 from cudatool.graphs._generators import CapturableGenerator
 from cudatool.memory import CachingAllocator
 from cudatool.random._generator import default_generator
@@ -151,7 +151,7 @@ class CUDAGraph:
         Raises
         ------
         UsageError
-            There is no capture, or the current stream is another one.
+            There is no capture; or it began on another stream than the current one, or on another thread.
         CudaError
             Something in the capture was not allowed, or a stream that takes part was not waited for. The capture is
             over nevertheless, and the object can capture again.
@@ -161,8 +161,6 @@ class CUDAGraph:
             raise UsageError("capture_end() without capture_begin(): nothing is being captured")
         if current_stream() != capture.stream:
             raise UsageError(f"the capture must end on the stream it began on; make {capture.stream!r} current")
-        if threading.get_ident() != capture.thread:
-            raise UsageError("the capture must end on the thread it began on")
         result = self._end(capture)
         try:
             self._graph = check(result)
@@ -184,6 +182,8 @@ class CUDAGraph:
 
     def _end(self, capture: Capture) -> tuple[Any, ...]:
         """End the driver's capture, and the use of its pool for new memory; return what the driver said."""
+        if threading.get_ident() != capture.thread:
+            raise UsageError("the capture must end on the thread it began on")
         with on_device(self._device), _operation() as correlation:
             result: tuple[Any, ...] = _cuda.driver.cuStreamEndCapture(capture.stream.core.handle)
         self._capture, self._held = None, capture.held
@@ -196,14 +196,8 @@ class CUDAGraph:
             hooks.emit(Kind.GRAPH_CAPTURE_END, device=self._device, stream=stream, aux0=self._trace_id)
         return result
 
-    def abandon(self) -> None:
-        """End a capture, of whatever has been captured so far there is nothing left; do nothing if there is none.
-
-        Raises
-        ------
-        CudaError
-            The capture cannot be ended here: it began on another thread.
-        """
+    def _abandon(self) -> None:
+        """Drop whatever was captured, also if the capture is still under way."""
         if self._capture is not None:
             _, self._graph = self._end(self._capture)
         self._let_go()
@@ -250,8 +244,9 @@ class CUDAGraph:
         Raises
         ------
         UsageError
-            Nothing was captured; or the current stream is being captured and the graph draws random numbers, for which
-            the program has to do something at each replay.
+            Nothing was captured.
+        CudaError
+            The current stream is being captured into another graph.
         """
         if not self._executable:
             self.instantiate()
@@ -261,11 +256,12 @@ class CUDAGraph:
         self._last_stream = stream
         correlation = hooks.begin() if hooks.active and not hooks.tells_graphs else 0
         try:
-            status = call_on(self._device, call, entry("cuGraphLaunch"), int(self._executable), stream.native)
+            status = call_on(self._device, call, entry("cuGraphLaunch"), self._executable, stream.native)
         finally:
             if correlation:
                 hooks.end()
         if status:
+            _refuse_in_capture(stream)
             raise_status(status)
         if correlation:
             hooks.emit(
@@ -278,10 +274,7 @@ class CUDAGraph:
             )
 
     def _prepare_generators(self, stream: Stream) -> None:
-        if is_capturing(stream):
-            raise UsageError("a graph that draws random numbers cannot be replayed inside of another capture")
-        if self._last_stream not in (None, stream):
-            stream.wait_stream(self._last_stream)  # the replay there still reads what is written now
+        _refuse_in_capture(stream)
         last = self._last_stream
         if last is not None and last != stream and not last.is_closed:
             stream.wait_stream(last)  # what is written now must have been read by then
@@ -290,8 +283,14 @@ class CUDAGraph:
 
     @traced
     def reset(self) -> None:
-        """Drop what was captured, and the graph's use of its pool; a capture under way is given up."""
-        self.abandon()
+        """Drop what was captured, and the graph's use of its pool; a capture under way is given up.
+
+        Raises
+        ------
+        UsageError
+            A capture is under way that began on another thread.
+        """
+        self._abandon()
         self._generators = []
 
     def pool(self) -> tuple[int, int]:
@@ -391,7 +390,7 @@ class CUDAGraph:
 
     def __del__(self, _finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if getattr(self, "_pool", None) is not None and not _finalizing():
-            self.abandon()
+            self._abandon()
 
     def __repr__(self) -> str:
         state = "capturing" if self._capture is not None else "captured" if self._pool is not None else "empty"
@@ -404,6 +403,14 @@ def _operation() -> AbstractContextManager[int]:
     A source of driver calls that knows the nodes of graphs tells of these calls itself, whoever makes them.
     """
     return nullcontext(0) if hooks.tells_graphs else operation()
+
+
+def _refuse_in_capture(stream: Stream) -> None:
+    if is_capturing(stream):
+        raise CudaError(
+            "a graph cannot be replayed inside of another capture; call the functions that it was captured from",
+            "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+        )
 
 
 def refuse_nested() -> None:

@@ -21,8 +21,9 @@ def free_mutex() -> Iterator[None]:
     """Context manager: inside, no other thread gives device memory back to the driver; threads that want to, wait.
 
     For work that such a free, which waits for the whole device, would bring to a standstill: two threads that each
-    launch their part of a collective operation, while a third one frees. It is torch.cuda's free mutex, except that the
-    thread inside may itself free, and may enter again.
+    launch their part of a collective operation, while a third one frees. Allocate what that needs before: a thread that
+    waits to free keeps its allocator meanwhile. It is torch.cuda's free mutex, except that the thread inside may itself
+    free, and may enter again.
     """
     with _freeing:
         yield

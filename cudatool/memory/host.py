@@ -129,6 +129,7 @@ class CachingHostAllocator:
         self._addresses: list[int] = []  # of the same, sorted
         self._buckets: dict[int, _Bucket] = {}  # by size
         self._freed: deque[_Block] = deque()  # by the program, but not taken back yet
+        self._let_go: deque[tuple[int, Hashable | None]] = deque()  # by graphs, likewise: address and last stream
         self._events: deque[tuple[Any, _Block]] = deque()  # of blocks taken back, oldest first
         self._reserved: range | None = None  # the addresses of the reserve segment; None before it was made
         self._reserve = range(0)  # what is left of it
@@ -195,13 +196,7 @@ class CachingHostAllocator:
         if hooks.active and not block.holders:
             self._emit_free(block)
         self._freed.append(block)
-        if self._lock.acquire(blocking=False):
-            try:
-                if not self._busy:
-                    with self._operation():
-                        pass
-            finally:
-                self._lock.release()
+        self._take_back_unless_busy()
 
     def record_event(self, address: int, stream: Hashable) -> bool:
         """Note that `stream` uses the block which `address` lies in: it is not handed out again before that is over.
@@ -234,17 +229,20 @@ class CachingHostAllocator:
             return block.address
 
     def let_go(self, address: int, stream: Hashable | None) -> None:
-        """Undo :meth:`hold`. What is on `stream` by now still uses the block."""
-        with self._operation():
-            block = self._blocks[address]
-            block.holders -= 1
-            if stream is not None:
-                block.streams[stream] = None
-            if block.is_kept and not block.holders:
-                block.is_kept = False
-                if hooks.active:
-                    self._emit_free(block)
-                self._freed.append(block)
+        """Undo :meth:`hold`. What is on `stream` by now still uses the block. Never waits, like :meth:`free`."""
+        self._let_go.append((address, stream))
+        self._take_back_unless_busy()
+
+    def _let_go_of(self, address: int, stream: Hashable | None) -> None:
+        block = self._blocks[address]
+        block.holders -= 1
+        if stream is not None:
+            block.streams[stream] = None
+        if block.is_kept and not block.holders:
+            block.is_kept = False
+            if hooks.active:
+                self._emit_free(block)
+            self._freed.append(block)
 
     @staticmethod
     def _emit_free(block: _Block) -> None:
@@ -324,7 +322,18 @@ class CachingHostAllocator:
             finally:
                 self._busy = False
 
+    def _take_back_unless_busy(self) -> None:
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self._busy:
+                    with self._operation():
+                        pass
+            finally:
+                self._lock.release()
+
     def _take_back_freed(self) -> None:
+        while self._let_go:
+            self._let_go_of(*self._let_go.popleft())
         while self._freed:
             block = self._freed.popleft()
             try:
@@ -421,7 +430,7 @@ class CachingHostAllocator:
         while not self._closed:
             self._wanted.wait()
             self._wanted.clear()
-            while not self._closed and (self._events or self._freed):
+            while not self._closed and (self._events or self._freed or self._let_go):
                 try:
                     with self._operation():
                         self._process_events()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
+from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
 __all__ = ["Nvtx", "nvtx"]
@@ -71,9 +73,17 @@ def nvtx() -> Nvtx | None:
         return _Package()
     except ImportError:
         pass
-    for name in _LIBRARIES:
+    for name in _candidates():
         try:
             return _Library(name)
         except (OSError, AttributeError):  # not there, or something else of that name
             pass
     return None
+
+
+def _candidates() -> Iterator[str]:
+    """Yield where the libraries may be: known to the linker, or in NVIDIA's wheels of CUDA 13 and 12."""
+    yield from _LIBRARIES
+    wheels = importlib.util.find_spec("nvidia")
+    for folder in (wheels and wheels.submodule_search_locations) or ():
+        yield from (f"{folder}/{part}/lib/{name}" for part in ("cu13", "nvtx") for name in _LIBRARIES)

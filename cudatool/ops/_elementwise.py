@@ -143,7 +143,7 @@ __device__ double modulo(double a, double b) {
 template <typename T> __device__ T floor_quotient(T a, T b) { return a / b - (a % b && (a < 0) != (b < 0)); }
 template <typename T> __device__ T floor_quotient_of_floats(T a, T b) {  // floor(a / b), without a / b's rounding
     if (b == 0) return a / b;
-    T quotient = (a - modulo(a, b)) / b, below = floor(quotient);
+    T rest = fmod(a, b), quotient = (a - rest) / b - (rest != 0 && (rest < 0) != (b < 0)), below = floor(quotient);
     return quotient == 0 ? copysign((T)0, a / b) : quotient - below > (T)0.5 ? below + 1 : below;
 }
 __device__ float floor_quotient(float a, float b) { return floor_quotient_of_floats(a, b); }

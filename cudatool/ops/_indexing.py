@@ -16,8 +16,8 @@ from cudatool._device import DeviceLike
 from cudatool._dtypes import c_type, category, compute_dtype, is_number, promote_types, result_type
 from cudatool.errors import UsageError
 from cudatool.ops._dispatch import KINDS, op
-from cudatool.ops._layout import pack_width
-from cudatool.ops._pointwise import THREADS, Pointwise, Types, writable_out
+from cudatool.ops._layout import linear, offsets, pack_width
+from cudatool.ops._pointwise import Pointwise, Types, writable_out
 from cudatool.ops._rows import RowKernels
 
 __all__ = [
@@ -286,9 +286,9 @@ def _take(source: DeviceArray, index: DeviceArray) -> DeviceArray:
         columns = math.prod(source.shape[1:])
         itemsize = source.dtype.itemsize
         rows = [[2, columns * itemsize, columns * itemsize], [columns, itemsize, itemsize]]
-        width = pack_width(rows, [out.data_ptr(), source.data_ptr()], [itemsize, itemsize])
+        width = pack_width(rows, offsets([out, source]), [itemsize, itemsize])
         packs = columns // width
-        config = _cuda.core.LaunchConfig(grid=math.ceil(index.size * packs / THREADS), block=THREADS)
+        config = linear(index.size * packs)
         arguments = out, source, where, index.size, source.shape[0], packs
         _KERNELS(f"index_select<{c_type(source.dtype)}, {width}>", source.device, config, *arguments)
     return out

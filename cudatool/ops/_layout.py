@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import struct
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from cudatool import _cuda
 from cudatool._array import DeviceArray
 from cudatool.errors import UsageError
 
-__all__ = ["LOADS", "MOST_DIMENSIONS", "Walk", "collapse", "pack_width", "walk"]
+__all__ = ["LOADS", "MOST_DIMENSIONS", "THREADS", "Walk", "collapse", "linear", "offsets", "pack_width", "walk"]
+
+THREADS: Final = 256
+"""Of a block."""
 
 MOST_DIMENSIONS: Final = 8
 """That a kernel walks through, after dimensions that lie one after the other were made one."""
@@ -55,14 +61,14 @@ class Walk(NamedTuple):
     ----------
     width
         Elements of one pack.
-    packs
-        Number of packs; the last one is not full where `size` is no multiple.
+    config
+        Of a launch with one thread a pack.
     parameters
         The kernel's struct: size, packs, ndim, shape in packs, and the strides of each array in bytes a step.
     """
 
     width: int
-    packs: int
+    config: Any
     parameters: np.void
 
 
@@ -85,6 +91,17 @@ def collapse(shape: Sequence[int], strides: Sequence[Sequence[int]], *, reorder:
         else:
             merged.append(row)
     return merged or [[1] + [0] * len(strides)]
+
+
+def offsets(arrays: Sequence[DeviceArray]) -> tuple[int, ...]:
+    """Return how many bytes each array begins after an address that the widest loads can have."""
+    return tuple([array.data_ptr() % _WIDEST for array in arrays])
+
+
+@functools.lru_cache(maxsize=1024)
+def linear(threads: int) -> Any:
+    """Return the configuration of a launch with so many threads, or some more, in one dimension."""
+    return _cuda.core.LaunchConfig(grid=-(-threads // THREADS), block=THREADS)
 
 
 def pack_width(rows: list[list[int]], addresses: Sequence[int], itemsizes: Sequence[int]) -> int:
@@ -114,22 +131,29 @@ def walk(arrays: Sequence[DeviceArray], *, reorder: bool = True) -> Walk:
     UsageError
         They have too many dimensions.
     """
-    shape, size = arrays[0].shape, arrays[0].size
-    itemsizes = [array.dtype.itemsize for array in arrays]
-    if all(array.is_contiguous() for array in arrays):
-        rows = [[size, *itemsizes]]
-    else:
-        rows = collapse(shape, [array.strides for array in arrays], reorder=reorder)
+    layouts = [array.layout for array in arrays]
+    strides = tuple([layout.strides for layout in layouts])
+    itemsizes = tuple([layout.itemsize for layout in layouts])
+    return _walk(layouts[0].shape, strides, itemsizes, offsets(arrays), reorder)
+
+
+@functools.lru_cache(maxsize=4096)  # programs do the same again and again
+def _walk(
+    shape: tuple[int, ...],
+    strides: tuple[tuple[int, ...], ...],
+    itemsizes: tuple[int, ...],
+    addresses: tuple[int, ...],
+    reorder: bool,
+) -> Walk:
+    rows = collapse(shape, strides, reorder=reorder)
     if len(rows) > MOST_DIMENSIONS:
         raise UsageError(
             f"arrays of shape {shape} have more than {MOST_DIMENSIONS} dimensions that do not lie one after the "
             "other; make them contiguous() first"
         )
-    width = pack_width(rows, [array.data_ptr() for array in arrays], itemsizes)
+    width = pack_width(rows, addresses, itemsizes)
     rows[-1] = [-(-rows[-1][0] // width), *[width * stride for stride in rows[-1][1:]]]
-    packs = 1
-    for row in rows:
-        packs *= row[0]
+    packs = math.prod(row[0] for row in rows)
     columns = [column + (0,) * (MOST_DIMENSIONS - len(rows)) for column in zip(*rows, strict=True)]
-    values = [size, packs, len(rows), *(value for column in columns for value in column)]
-    return Walk(width, packs, np.void(struct.pack(f"<{len(values)}q", *values)))
+    values = [math.prod(shape), packs, len(rows), *(value for column in columns for value in column)]
+    return Walk(width, linear(packs), np.void(struct.pack(f"<{len(values)}q", *values)))

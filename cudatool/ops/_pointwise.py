@@ -14,18 +14,16 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cudatool import _cuda
 from cudatool._array import DeviceArray, empty
 from cudatool._device import device as on_device
 from cudatool._dtypes import NUMBERS, c_type, can_cast, category, compute_dtype, is_number, real_dtype, result_type
 from cudatool._kernel import Kernel, compile, launch
 from cudatool._stream import Stream, current_stream
 from cudatool.errors import UsageError
-from cudatool.ops._layout import LOADS, MOST_DIMENSIONS, walk
+from cudatool.ops._layout import LOADS, MOST_DIMENSIONS, THREADS, walk
 
-__all__ = ["THREADS", "Pointwise", "Result", "Types", "check_out", "common_device", "writable_out"]
+__all__ = ["Pointwise", "Result", "Types", "check_out", "common_device", "writable_out"]
 
-THREADS: Final = 256
 _BOOL, _INT64, _FLOAT32 = np.dtype(np.bool), np.dtype(np.int64), np.dtype(np.float32)
 
 
@@ -104,6 +102,7 @@ class Pointwise:
         self.functions = functions
         self._types = functools.cache(self._find_types)
         self._kernel = functools.cache(self._compile)
+        self._defaults = functools.cache(self._find_defaults)
 
     def __call__(self, *operands: Any, out: DeviceArray | None = None, **numbers: Any) -> DeviceArray:
         """Compute on the current stream of the arrays' device.
@@ -163,6 +162,11 @@ class Pointwise:
             )
         )
 
+    def _find_defaults(self, compute: np.dtype[Any]) -> tuple[Any, ...]:
+        return tuple(
+            _number(value, _INT64 if name in self.integers else compute) for name, value in self.numbers.items()
+        )
+
     def _find_types(self, common: np.dtype[Any]) -> Types:
         if self.result is Result.FLOAT and category(common) in ("bool", "integer"):
             common = _FLOAT32
@@ -210,12 +214,14 @@ class Pointwise:
             else:
                 arguments.append(_number(operand, _BOOL if name in self.masks else compute))
                 sources.append(None)
-        for name, default in self.numbers.items():
-            arguments.append(_number(numbers.get(name, default), _INT64 if name in self.integers else compute))
+        if numbers:
+            given = {**self.numbers, **numbers}.items()
+            arguments += [_number(value, _INT64 if name in self.integers else compute) for name, value in given]
+        else:
+            arguments += self._defaults(compute)
         way = walk(arrays, reorder="index" not in self.expression)
         kernel = self._kernel(types, out.dtype, tuple(sources), way.width, out.device)
-        config = _cuda.core.LaunchConfig(grid=-(-way.packs // THREADS), block=THREADS)
-        launch(stream or current_stream(out.device), config, kernel, *outs, *arguments, way.parameters)
+        launch(stream or current_stream(out.device), way.config, kernel, *outs, *arguments, way.parameters)
 
     def _compile(
         self, types: Types, out: np.dtype[Any], sources: tuple[np.dtype[Any] | None, ...], width: int, device: int

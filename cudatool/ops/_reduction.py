@@ -11,7 +11,7 @@ import math
 import operator
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, SupportsIndex
+from typing import Any, Final, NamedTuple, SupportsIndex
 
 import numpy as np
 
@@ -22,8 +22,8 @@ from cudatool._dtypes import NUMBERS, c_type, category, compute_dtype
 from cudatool._kernel import Kernel, compile, launch
 from cudatool._stream import current_stream
 from cudatool.errors import UsageError
-from cudatool.ops._layout import LOADS, MOST_DIMENSIONS, collapse, pack_width
-from cudatool.ops._pointwise import THREADS, check_out
+from cudatool.ops._layout import LOADS, MOST_DIMENSIONS, THREADS, collapse, offsets, pack_width
+from cudatool.ops._pointwise import check_out
 
 __all__ = ["Dims", "Reduction", "check_array", "dimensions"]
 
@@ -226,45 +226,19 @@ class Reduction:
         result: np.dtype[Any],
         parameter: float,
     ) -> None:
-        kept = [d for d in range(input.ndim) if d not in dims]
-        shape, strides = input.shape, input.strides
-        outer = collapse([shape[d] for d in kept], [[strides[d] for d in kept]], reorder=False)
-        inner = collapse([shape[d] for d in dims], [[strides[d] for d in dims]], reorder=not self.ordered)
-        if max(len(outer), len(inner)) > MOST_DIMENSIONS:
-            raise UsageError(f"{self.name}: shape {shape} has too many dimensions; make the array contiguous() first")
-        along = abs(inner[-1][1]) <= abs(outer[-1][1]) or out.size == 1
-        packed = inner if along else outer  # whose innermost dimension is loaded in packs
-        size = math.prod(row[0] for row in inner)
-        rows = [row for row in (*outer, *inner) if row is not packed[-1] and row[0] > 1]
-        width = pack_width([*rows, packed[-1]], [input.data_ptr()], [input.dtype.itemsize])
-        packed[-1] = [-(-packed[-1][0] // width), width * packed[-1][1]]
-        groups, packs = (math.prod(row[0] for row in rows) for rows in (outer, inner))
-
-        lanes = min(_power_of_two(packs), THREADS if along else THREADS // _WARP)
-        slots = min(_power_of_two(groups), THREADS // lanes) if along else _WARP
-        grid = -(-groups // slots)
-        blocks = max(1, min(_BLOCKS // grid, packs // (lanes * _LEAST)))
-        chunk = -(-packs // blocks)
-        plan = np.void(
-            struct.pack(
-                f"<{5 + 2 * (1 + 2 * MOST_DIMENSIONS)}qd",
-                *(out.size, size, groups, packs, chunk),
-                *_walk(outer),
-                *_walk(inner),
-                parameter,
-            )
-        )
-        config = _cuda.core.LaunchConfig(grid=(grid, blocks), block=(lanes, slots) if along else (slots, lanes))
+        layout = input.layout
+        plan = _plan(layout.shape, layout.strides, layout.itemsize, *offsets([input]), dims, self.ordered, parameter)
         stream = current_stream(out.device)
         kernel = functools.partial(self._kernel, types=(compute, result), device=out.device)
-        target, instance = c_type(out.dtype), f"{c_type(input.dtype)}, {width}, {str(along).lower()}"
-        if blocks == 1:
-            launch(stream, config, kernel(f"{self.name}<{target}, {instance}>"), out, input, plan)
+        target, instance = c_type(out.dtype), f"{c_type(input.dtype)}, {plan.width}, {str(plan.along).lower()}"
+        if plan.blocks == 1:
+            launch(stream, plan.config, kernel(f"{self.name}<{target}, {instance}>"), out, input, plan.parameters)
             return
-        states = empty(blocks * out.size * _STATE_BYTES, np.uint8, device=out.device)
-        launch(stream, config, kernel(f"{self.name}<State, {instance}>"), states, input, plan)
-        config = _cuda.core.LaunchConfig(grid=out.size, block=min(_power_of_two(blocks), THREADS))
-        launch(stream, config, kernel(f"{self.name}_of_blocks<{target}>"), out, states, blocks, plan)
+        states = empty(plan.blocks * out.size * _STATE_BYTES, np.uint8, device=out.device)
+        launch(stream, plan.config, kernel(f"{self.name}<State, {instance}>"), states, input, plan.parameters)
+        config = _cuda.core.LaunchConfig(grid=out.size, block=min(_power_of_two(plan.blocks), THREADS))
+        together = kernel(f"{self.name}_of_blocks<{target}>")
+        launch(stream, config, together, out, states, plan.blocks, plan.parameters)
 
     def _compile(self, name: str, types: tuple[np.dtype[Any], np.dtype[Any]], device: int) -> Kernel:
         compute, result = types
@@ -282,7 +256,54 @@ class Reduction:
             return compile(source, name)
 
 
-def _walk(rows: list[list[int]]) -> list[int]:
+class _Plan(NamedTuple):
+    """How an array is reduced: see the kernels' parameters; `blocks` share an output."""
+
+    width: int
+    along: bool
+    blocks: int
+    config: Any
+    parameters: np.void
+
+
+@functools.lru_cache(maxsize=4096)  # programs do the same again and again
+def _plan(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    itemsize: int,
+    address: int,
+    dims: tuple[int, ...],
+    ordered: bool,
+    parameter: float,
+) -> _Plan:
+    kept = [d for d in range(len(shape)) if d not in dims]
+    outer = collapse([shape[d] for d in kept], [[strides[d] for d in kept]], reorder=False)
+    inner = collapse([shape[d] for d in dims], [[strides[d] for d in dims]], reorder=not ordered)
+    if max(len(outer), len(inner)) > MOST_DIMENSIONS:
+        raise UsageError(f"an array of shape {shape} has too many dimensions; make it contiguous() first")
+    outputs, size = (math.prod(row[0] for row in rows) for rows in (outer, inner))
+    along = abs(inner[-1][1]) <= abs(outer[-1][1]) or outputs == 1
+    packed = inner if along else outer  # whose innermost dimension is loaded in packs
+    rows = [row for row in (*outer, *inner) if row is not packed[-1] and row[0] > 1]
+    width = pack_width([*rows, packed[-1]], [address], [itemsize])
+    packed[-1] = [-(-packed[-1][0] // width), width * packed[-1][1]]
+    groups, packs = (math.prod(row[0] for row in rows) for rows in (outer, inner))
+
+    lanes = min(_power_of_two(packs), THREADS if along else THREADS // _WARP)
+    slots = min(_power_of_two(groups), THREADS // lanes) if along else _WARP
+    grid = -(-groups // slots)
+    blocks = max(1, min(_BLOCKS // grid, packs // (lanes * _LEAST)))
+    numbers = [outputs, size, groups, packs, -(-packs // blocks), *_numbers(outer), *_numbers(inner)]
+    return _Plan(
+        width,
+        along,
+        blocks,
+        _cuda.core.LaunchConfig(grid=(grid, blocks), block=(lanes, slots) if along else (slots, lanes)),
+        np.void(struct.pack(f"<{len(numbers)}qd", *numbers, parameter)),
+    )
+
+
+def _numbers(rows: list[list[int]]) -> list[int]:
     padding = [0] * (MOST_DIMENSIONS - len(rows))
     return [len(rows), *(row[0] for row in rows), *padding, *(row[1] for row in rows), *padding]
 

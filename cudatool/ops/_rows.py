@@ -16,8 +16,7 @@ from cudatool._device import device as on_device
 from cudatool._dtypes import NUMBERS
 from cudatool._kernel import Kernel, compile, launch
 from cudatool._stream import current_stream
-from cudatool.ops._layout import LOADS, pack_width
-from cudatool.ops._pointwise import THREADS
+from cudatool.ops._layout import LOADS, THREADS, offsets, pack_width
 
 __all__ = ["ROWS", "RowKernels", "Tiling", "tile"]
 
@@ -90,7 +89,11 @@ class Tiling(NamedTuple):
 
 def tile(rows: int, columns: int, arrays: Sequence[DeviceArray]) -> Tiling:
     """Return the tiling of some contiguous matrices."""
-    addresses, itemsizes = [a.data_ptr() for a in arrays], [a.dtype.itemsize for a in arrays]
+    return _tile(rows, columns, offsets(arrays), tuple([array.dtype.itemsize for array in arrays]))
+
+
+@functools.lru_cache(maxsize=4096)
+def _tile(rows: int, columns: int, addresses: tuple[int, ...], itemsizes: tuple[int, ...]) -> Tiling:
     # Two rows stand for all of them: the packs must not cross from one into the next.
     extents = [[2, *(columns * itemsize for itemsize in itemsizes)], [columns, *itemsizes]]
     width = pack_width(extents, addresses, itemsizes)

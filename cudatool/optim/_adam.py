@@ -13,7 +13,7 @@ from cudatool.errors import UsageError
 
 __all__ = ["fused_adam_", "fused_adamw_"]
 
-# The order of operations and where they are fused is that of PyTorch's kernel, so that the results are too.
+# The order of operations is that of PyTorch's kernel, and what its compiler fuses is: so the results have its bits.
 _SOURCE: Final = """
 struct Options {
     double lr, beta1, beta2, weight_decay, eps;

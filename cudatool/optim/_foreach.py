@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -20,9 +20,7 @@ from cudatool._multi_tensor import (
     PRELUDE,
     MultiTensorKernel,
     check_alike,
-    empty_alike,
     grouped,
-    is_dense,
     pointer,
     scalar_on,
 )
@@ -40,7 +38,6 @@ __all__ = [
     "foreach_zero_",
     "get_total_norm",
     "inverse_of",
-    "scaled",
 ]
 
 _SOURCE: Final = """
@@ -96,14 +93,16 @@ unscale(const __grid_constant__ Chunks<1, ARRAYS> chunks, const UnscaleOptions o
 // A norm is a sum of powers, or a largest value, in which NaN counts as the largest.
 __device__ double joined(double a, double b, double p) { return !isinf(p) ? a + b : b > a || isnan(b) ? b : a; }
 
+// For thread 0: what all threads of the block have.
 __device__ double joined_by_block(double own, double p) {
     __shared__ double parts[512];
-    parts[threadIdx.x] = own;
     for (int half = blockDim.x / 2; half; half /= 2) {
+        parts[threadIdx.x] = own;
         __syncthreads();
-        if (threadIdx.x < half) parts[threadIdx.x] = joined(parts[threadIdx.x], parts[threadIdx.x + half], p);
+        if (threadIdx.x < half) own = joined(own, parts[threadIdx.x + half], p);
+        __syncthreads();
     }
-    return parts[0];
+    return own;
 }
 
 struct NormOptions { double p; double *parts; };
@@ -251,14 +250,6 @@ def foreach_copy_(arrays: Sequence[DeviceArray], sources: Sequence[DeviceArray])
 def foreach_zero_(arrays: Sequence[DeviceArray]) -> None:
     """Set every element of every array to 0: ``torch._foreach_zero_``."""
     _map_lists(_SET, arrays, arrays, 0.0)
-
-
-def scaled(array: DeviceArray, factor: float | DeviceArray, dtype: np.dtype[Any]) -> DeviceArray:
-    """Return a new array of `dtype`: `array` times a number, or one float32 on its device."""
-    source = array if is_dense(array.layout) else array.contiguous()
-    result = empty_alike(source, dtype)
-    _map_lists(_SCALE, [source], [result], factor)
-    return result
 
 
 @traced

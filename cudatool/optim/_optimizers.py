@@ -110,6 +110,7 @@ class Optimizer:
             foreach_copy_([own["master_param"] for own in state if own], low)
         return state
 
+    @traced
     def step(self, grads: Sequence[DeviceArray | None]) -> None:
         """Change the parameters by their gradients.
 
@@ -263,10 +264,6 @@ class Adam(Optimizer):
             own |= {part: empty_alike(model, model.dtype).fill_(0) for part in parts}
         return state
 
-    @traced
-    def step(self, grads: Sequence[DeviceArray | None]) -> None:
-        super().step(grads)
-
     def _step(self, group: Mapping[str, Any], grads: Arrays, lists: Mapping[str, Sequence[DeviceArray]]) -> None:
         scaling = self._scaling()
         foreach_add_(lists["step"], 1.0, found_inf=scaling["found_inf"])
@@ -362,10 +359,6 @@ class SGD(Optimizer):
                 if group["dampening"]:
                     own["step"] = zeros((), device=param.device)
         return state
-
-    @traced
-    def step(self, grads: Sequence[DeviceArray | None]) -> None:
-        super().step(grads)
 
     def _step(self, group: Mapping[str, Any], grads: Arrays, lists: Mapping[str, Sequence[DeviceArray]]) -> None:
         scaling = self._scaling()

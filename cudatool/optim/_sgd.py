@@ -13,7 +13,7 @@ from cudatool.errors import UsageError
 
 __all__ = ["fused_sgd_"]
 
-# Operations come in the order of PyTorch's kernel, so that its results do.
+# The order of operations is that of PyTorch's kernel, which leaves it to its compiler what is fused.
 _SOURCE: Final = """
 struct Options {
     double lr, weight_decay, momentum, dampening;
@@ -55,12 +55,12 @@ sgd(const __grid_constant__ Chunks<2 + MOMENTUM + MASTER + STEPS, ARRAYS> chunks
         #pragma unroll
         for (int k = 0; k < 4; ++k) {
             C g = options.maximize ? -grad[k] : grad[k];
-            if (weight_decay != 0) g += weight_decay * param[k];
+            if (weight_decay != 0) g = fma(weight_decay, param[k], g);
             if (MOMENTUM) {
-                momentum[k] = first_step ? g : factor * momentum[k] + (1 - dampening) * g;
-                g = options.nesterov ? g + factor * momentum[k] : momentum[k];
+                momentum[k] = first_step ? g : fma(1 - dampening, g, factor * momentum[k]);
+                g = options.nesterov ? fma(factor, momentum[k], g) : momentum[k];
             }
-            param[k] -= lr * g;
+            param[k] = fma(-lr, g, param[k]);
         }
         store(params, param, i, size, whole);
         if (MOMENTUM) store(momenta, momentum, i, size, whole);

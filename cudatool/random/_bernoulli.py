@@ -10,9 +10,8 @@ import numpy as np
 from cudatool._array import DeviceArray, empty
 from cudatool._stream import current_stream
 from cudatool.errors import UsageError
-from cudatool.random._fills import operation
 from cudatool.random._generator import Generator
-from cudatool.random._kernels import BLOCK, PHILOX, blocks, draws, fill, real_type, run, take, word_type
+from cudatool.random._kernels import BLOCK, PHILOX, blocks, draws, fill, operation, real_type, run, take, word_type
 from cudatool.random._layout import by_strides, empty_like, in_memory_order
 
 __all__ = ["bernoulli", "bernoulli_", "dropout", "native_dropout", "native_dropout_backward"]
@@ -52,7 +51,9 @@ def bernoulli_(array: DeviceArray, p: Any = 0.5, *, generator: Generator | None 
     Raises
     ------
     UsageError
-        `p` is not in [0, 1], or has another dtype, or the array cannot be filled.
+        `p` is not in [0, 1], or has another dtype or is on another device, or the array cannot be filled.
+    ValueError
+        The shapes do not fit.
     """
     name = word_type(array.dtype, "bernoulli_")
     if isinstance(p, DeviceArray):
@@ -66,14 +67,15 @@ def _each(array: DeviceArray, name: str, p: DeviceArray, generator: Generator | 
     real_type(p.dtype, "the p of bernoulli_")
     if not array.layout.flags.writeable:
         raise UsageError("this array is read-only: its owner exported it so")
-    if not array.size:
-        return array
-    stream = current_stream(array.device)
-    drawn = take(generator, _EACH_DRAWS, stream)
+    _same_device(array, p)
     exact = np.float64 if name == "double" else np.float32
     if p.dtype != exact:
         p = empty_like(p, exact).copy_(p)
     p = DeviceArray(np.broadcast_to(p.layout, array.shape), p._memory, p.device)
+    if not array.size:
+        return array
+    stream = current_stream(array.device)
+    drawn = take(generator, _EACH_DRAWS, stream)
     order = _common_order(array, p)
     out, p = array.transpose(order), p.transpose(order).contiguous()
     filled = out if out.is_contiguous() else empty(out.shape, out.dtype, device=out.device)
@@ -83,6 +85,11 @@ def _each(array: DeviceArray, name: str, p: DeviceArray, generator: Generator | 
     if filled is not out:
         out.copy_(filled)
     return array
+
+
+def _same_device(one: DeviceArray, other: DeviceArray) -> None:
+    if one.device != other.device:
+        raise UsageError(f"the arrays are on devices {one.device} and {other.device}; copy one of them to the other's")
 
 
 def _common_order(a: DeviceArray, b: DeviceArray) -> list[int]:
@@ -123,7 +130,8 @@ def bernoulli(
         out = empty_like(input)
     elif out.shape != input.shape:
         raise UsageError(f"out has shape {out.shape}, the probabilities {input.shape}")
-    return bernoulli_(out, input if p is None else p, generator=generator)  # type: ignore[no-any-return]
+    bernoulli_(out, input if p is None else p, generator=generator)
+    return out
 
 
 _DROPOUT: Final = (
@@ -266,6 +274,7 @@ def native_dropout_backward(grad_output: DeviceArray, mask: DeviceArray, scale: 
     name = real_type(grad_output.dtype, "dropout")
     if mask.dtype != np.bool or mask.shape != grad_output.shape:
         raise UsageError(f"the mask is bool and has shape {grad_output.shape}; this has {mask.dtype} and {mask.shape}")
+    _same_device(grad_output, mask)
     out = empty(grad_output.shape, grad_output.dtype, device=grad_output.device)
     if out.size:
         arrays = grad_output.contiguous(), mask.contiguous(), out

@@ -10,8 +10,9 @@ import numpy.typing as npt
 from cudatool._array import DeviceArray, empty
 from cudatool._device import DeviceLike
 from cudatool.errors import UsageError
-from cudatool.random._fills import normal_, operation, random_, uniform_
+from cudatool.random._fills import normal_, random_, uniform_
 from cudatool.random._generator import Generator
+from cudatool.random._kernels import operation
 from cudatool.random._layout import empty_like
 
 __all__ = ["normal", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "target"]
@@ -68,7 +69,9 @@ def rand(
     device
         Default: the generator's, else the current one.
     """
-    return uniform_(target(size, dtype, np.float32, device, out, generator), generator=generator)  # type: ignore[no-any-return]
+    made = target(size, dtype, np.float32, device, out, generator)
+    uniform_(made, generator=generator)
+    return made
 
 
 @operation
@@ -80,7 +83,9 @@ def randn(
     device: DeviceLike = None,
 ) -> DeviceArray:
     """Return an array of normally distributed numbers; see :func:`rand` for the parameters."""
-    return normal_(target(size, dtype, np.float32, device, out, generator), generator=generator)  # type: ignore[no-any-return]
+    made = target(size, dtype, np.float32, device, out, generator)
+    normal_(made, generator=generator)
+    return made
 
 
 @operation
@@ -111,7 +116,8 @@ def randint(
     if size is None:
         raise UsageError("randint takes (high, size) or (low, high, size)")
     made = target((size,), dtype, np.int64, device, out, generator)
-    return random_(made, low, high, generator=generator)  # type: ignore[no-any-return]
+    random_(made, low, high, generator=generator)
+    return made
 
 
 @operation
@@ -119,7 +125,9 @@ def rand_like(
     input: DeviceArray, *, generator: Generator | None = None, dtype: npt.DTypeLike | None = None
 ) -> DeviceArray:
     """Return numbers from [0, 1), in the shape, dtype, device and order of dimensions of an array."""
-    return uniform_(empty_like(input, dtype), generator=generator)  # type: ignore[no-any-return]
+    made = empty_like(input, dtype)
+    uniform_(made, generator=generator)
+    return made
 
 
 @operation
@@ -127,7 +135,9 @@ def randn_like(
     input: DeviceArray, *, generator: Generator | None = None, dtype: npt.DTypeLike | None = None
 ) -> DeviceArray:
     """Return normally distributed numbers, in the shape, dtype, device and order of dimensions of an array."""
-    return normal_(empty_like(input, dtype), generator=generator)  # type: ignore[no-any-return]
+    made = empty_like(input, dtype)
+    normal_(made, generator=generator)
+    return made
 
 
 @operation
@@ -144,7 +154,9 @@ def randint_like(
     ``randint_like(array, high)`` and ``randint_like(array, low, high)``.
     """
     low, high = (0, low) if high is None else (low, high)
-    return random_(empty_like(input, dtype), low, high, generator=generator)  # type: ignore[no-any-return]
+    made = empty_like(input, dtype)
+    random_(made, low, high, generator=generator)
+    return made
 
 
 @operation
@@ -177,7 +189,8 @@ def normal(
         if size is None:
             raise UsageError("normal takes the size too, where mean and std are numbers")
         made = target((size,), dtype, np.float32, device, out, generator)
-        return normal_(made, mean, std, generator=generator)  # type: ignore[no-any-return]
+        normal_(made, mean, std, generator=generator)
+        return made
     if size is not None:
         raise UsageError("normal takes its size from the arrays")
     shape = np.broadcast_shapes(*(part.shape for part in arrays))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
-from collections.abc import Callable
 from typing import Any, Final, SupportsIndex
 
 import numpy as np
 
 from cudatool._array import DeviceArray
 from cudatool.errors import UsageError
-from cudatool.ops import Op, op
 from cudatool.random._generator import Generator
-from cudatool.random._kernels import REALS, fill, real_type, word_type
+from cudatool.random._kernels import REALS, fill, operation, real_type, word_type
 
 __all__ = [
     "cauchy_",
@@ -22,7 +21,6 @@ __all__ = [
     "geometric_",
     "log_normal_",
     "normal_",
-    "operation",
     "random_",
     "uniform_",
 ]
@@ -30,13 +28,7 @@ __all__ = [
 _INT64: Final = np.iinfo(np.int64)
 
 
-def operation(function: Callable[..., Any]) -> Op:
-    """Make a function of this package an operation, the same for all kinds of device: its work is kernels."""
-    found = op(f"cudatool.random.{function.__name__}")
-    found.implementation("cuda", "sim")(function)
-    return found
-
-
+@functools.cache
 def float_range(dtype: np.dtype[Any]) -> tuple[float, int]:
     """Return the largest number of a floating-point dtype, and the bits of its significand."""
     return {

@@ -10,6 +10,7 @@ numbers therefore belongs to a number of processors; the software device has as 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -20,10 +21,24 @@ from cudatool._device import device as on_device
 from cudatool._device import get_device_properties
 from cudatool._stream import Stream, current_stream
 from cudatool.errors import UsageError
+from cudatool.ops import Op, op
 from cudatool.random._generator import Drawn, Generator, default_generator
 from cudatool.random._layout import in_memory_order
 
-__all__ = ["BLOCK", "PHILOX", "REALS", "blocks", "draws", "fill", "kernel", "real_type", "run", "take", "word_type"]
+__all__ = [
+    "BLOCK",
+    "PHILOX",
+    "REALS",
+    "blocks",
+    "draws",
+    "fill",
+    "kernel",
+    "operation",
+    "real_type",
+    "run",
+    "take",
+    "word_type",
+]
 
 BLOCK: Final = 256
 """Threads of a block of all kernels whose numbers depend on it."""
@@ -270,6 +285,13 @@ __global__ void fill(typename D::Element *out, long long size, typename D::A a, 
 }
 """
 )
+
+
+def operation(function: Callable[..., Any]) -> Op:
+    """Make a function of this package an operation, the same for all kinds of device: its work is kernels."""
+    found = op(f"cudatool.random.{function.__name__}")
+    found.implementation("cuda", "sim")(function)
+    return found
 
 
 @functools.cache

@@ -10,9 +10,9 @@ from cudatool._array import DeviceArray, empty
 from cudatool._stream import current_stream
 from cudatool.errors import UsageError
 from cudatool.random._creation import target
-from cudatool.random._fills import exponential_, operation
+from cudatool.random._fills import exponential_
 from cudatool.random._generator import Generator
-from cudatool.random._kernels import PHILOX, real_type, run, take
+from cudatool.random._kernels import PHILOX, operation, real_type, run, take
 
 __all__ = ["multinomial"]
 

@@ -18,9 +18,9 @@ from cudatool._device import DeviceLike
 from cudatool._stream import Stream, current_stream
 from cudatool.errors import UsageError
 from cudatool.random._creation import target
-from cudatool.random._fills import float_range, operation, random_
+from cudatool.random._fills import float_range, random_
 from cudatool.random._generator import Generator
-from cudatool.random._kernels import PHILOX, run, take, word_type
+from cudatool.random._kernels import PHILOX, operation, run, take, word_type
 
 __all__ = ["randperm"]
 
@@ -90,32 +90,61 @@ __global__ void add_up(unsigned *totals, int count) {
     }
 }
 
-template <typename Key>
-__global__ void move(const Key *keys, const unsigned *indices, Key *to_keys, unsigned *to_indices, long long size,
-                     int shift, const unsigned *totals) {
-    __shared__ unsigned counts[DIGITS][THREADS];
-    __shared__ unsigned shared[THREADS];
-    count_own(keys, size, shift, counts);
-    // Each thread adds up a stretch of one digit; then within the digit, what the stretches before it have.
-    const int STRETCH = THREADS / DIGITS;
+// The counts of a tile become places: what comes before a thread's first element with a digit, among those of the
+// tile in order. `starts` gets the places at which the digits begin.
+__device__ void find_places(unsigned counts[DIGITS][THREADS], unsigned *shared, unsigned starts[DIGITS]) {
+    const int STRETCH = THREADS / DIGITS;  // a thread adds up a stretch of one digit
     int d = threadIdx.x / DIGITS, stretch = threadIdx.x % DIGITS * STRETCH;
     unsigned own = 0, all;
     for (int k = 0; k < STRETCH; ++k) own += counts[d][stretch + k];
-    unsigned before = sum_before(own, shared, &all);
-    shared[threadIdx.x] = before;
-    __syncthreads();
-    unsigned place = before - shared[d * DIGITS] + totals[d * gridDim.x + blockIdx.x];
+    unsigned place = sum_before(own, shared, &all);
+    if (stretch == 0) starts[d] = place;
     for (int k = 0; k < STRETCH; ++k) {
         unsigned here = counts[d][stretch + k];
         counts[d][stretch + k] = place;
         place += here;
     }
     __syncthreads();
+}
+
+// `indices` is null as long as each element is where it was.
+template <typename Key>
+__device__ void move_own(const Key *keys, const unsigned *indices, Key *to_keys, unsigned *to_indices, long long size,
+                         int shift, unsigned counts[DIGITS][THREADS]) {
     long long first = (long long)blockIdx.x * TILE + threadIdx.x * ITEMS;
     for (long long i = first; i < first + ITEMS && i < size; ++i) {
         unsigned to = counts[digit(keys[i], shift)][threadIdx.x]++;
         to_keys[to] = keys[i];
         to_indices[to] = indices ? indices[i] : i;
+    }
+}
+
+template <typename Key>
+__global__ void move(const Key *keys, const unsigned *indices, Key *to_keys, unsigned *to_indices, long long size,
+                     int shift, const unsigned *totals) {
+    __shared__ unsigned counts[DIGITS][THREADS], shared[THREADS], starts[DIGITS];
+    count_own(keys, size, shift, counts);
+    find_places(counts, shared, starts);
+    for (int d = 0; d < DIGITS; ++d) counts[d][threadIdx.x] += totals[d * gridDim.x + blockIdx.x] - starts[d];
+    move_own(keys, indices, to_keys, to_indices, size, shift, counts);
+}
+
+// All at once for what fits in one tile; after an even number of rounds the result is in the first arrays.
+template <typename Key>
+__global__ void sort_tile(Key *keys, unsigned *indices, Key *other_keys, unsigned *other_indices, int size,
+                          int rounds) {
+    __shared__ unsigned counts[DIGITS][THREADS], shared[THREADS], starts[DIGITS];
+    for (int round = 0; round < rounds; ++round) {
+        count_own(keys, size, round * BITS, counts);
+        find_places(counts, shared, starts);
+        move_own(keys, round ? indices : nullptr, other_keys, other_indices, size, round * BITS, counts);
+        __syncthreads();
+        Key *k = keys;
+        keys = other_keys;
+        other_keys = k;
+        unsigned *i = indices;
+        indices = other_indices;
+        other_indices = i;
     }
 }
 
@@ -229,16 +258,18 @@ def _shuffled(size: int, generator: Generator | None, stream: Stream) -> DeviceA
 def _sorted(keys: DeviceArray, bits: int, key: str, stream: Stream) -> tuple[DeviceArray, DeviceArray]:
     """Return keys in order, and where each was; the first array is used as well."""
     size, device = keys.size, keys.device
-    tiles = -(-size // _TILE)
-    totals = empty(_DIGITS * tiles, np.uint32, device=device)
+    tiles, rounds = -(-size // _TILE), -(-bits // 4)
     other_keys = empty(size, keys.dtype, device=device)
-    other = empty(size, np.uint32, device=device)
-    indices: Any = np.uint64(0)  # not yet: each is where it was
-    spare = empty(size, np.uint32, device=device)
-    for shift in range(0, bits, 4):
+    indices, other = (empty(size, np.uint32, device=device) for _ in range(2))
+    if tiles == 1:
+        run(_SOURCE, f"sort_tile<{key}>", 1, _THREADS, stream, keys, indices, other_keys, other, size, rounds)
+        return (other_keys, other) if rounds % 2 else (keys, indices)
+    totals = empty(_DIGITS * tiles, np.uint32, device=device)
+    for turn in range(rounds):
+        known = indices if turn else np.uint64(0)
+        shift = 4 * turn
         run(_SOURCE, f"count_digits<{key}>", tiles, _THREADS, stream, keys, size, shift, totals)
         run(_SOURCE, "add_up", 1, _THREADS, stream, totals, totals.size)
-        run(_SOURCE, f"move<{key}>", tiles, _THREADS, stream, keys, indices, other_keys, other, size, shift, totals)
-        keys, other_keys = other_keys, keys
-        indices, other = other, spare if shift == 0 else indices
+        run(_SOURCE, f"move<{key}>", tiles, _THREADS, stream, keys, known, other_keys, other, size, shift, totals)
+        keys, other_keys, indices, other = other_keys, keys, other, indices
     return keys, indices

@@ -21,9 +21,8 @@ from cudatool.sim.api_module import COOPERATIVE, LaunchConfig, launch_attributes
 from cudatool.sim.boxes import Memcpy3D, read_2d, read_3d
 from cudatool.sim.capture import Capture, CapturedEvent, CaptureStatus, Mode
 from cudatool.sim.graph import PLAIN_EDGE, Graph, Node, Work
-from cudatool.sim.graph_nodes import ChildGraph, Copy, RecordEvent, WaitForEvent
+from cudatool.sim.graph_nodes import Copy, RecordEvent, WaitForEvent
 from cudatool.sim.graph_params import KernelParams, MemAllocParams, MemsetParams
-from cudatool.sim.graph_run import GraphExec
 from cudatool.sim.machine import context_behind, current_context, stream_of
 from cudatool.sim.pool import Pool
 from cudatool.sim.queue import EventState, StreamState
@@ -515,12 +514,3 @@ def _allocate(capture: Capture, stream: StreamState, dptr: int, bytesize: int, o
 @_captured
 def _cuMemFreeAsync(capture: Capture, stream: StreamState, dptr: int, hStream: int) -> None:
     _add(capture, stream, params.free_of(dptr, capture.graph))
-
-
-# ---- Graphs ----
-
-
-@_captured
-def _cuGraphLaunch(capture: Capture, stream: StreamState, hGraphExec: int, hStream: int) -> None:
-    executable = graph_object(hGraphExec, GraphExec)
-    _add(capture, stream, lambda node: ChildGraph(executable.copy_for(node)))

@@ -206,12 +206,6 @@ class GraphExec:
                 yield from self._in_order(inner)
             yield self._numbers[node]
 
-    def copy_for(self, node: Node) -> Graph:
-        """Return a copy of the graph as it is now, to be inside of `node`."""
-        if self._graph.has_memory_nodes or self._values:
-            raise DriverError(Result.NOT_SUPPORTED, "a graph with memory or conditional nodes cannot be a child graph")
-        return self._graph.clone({}, node)
-
     # ---- launching ----
 
     def upload(self, stream: StreamState) -> None:

@@ -48,6 +48,7 @@ __all__ = [
     "measures_accesses",
     "new_correlation",
     "reset",
+    "running_function",
     "stream_id",
     "strict",
     "subscribe",
@@ -93,13 +94,14 @@ _thread_names: dict[int, str] = {}
 class _Thread:
     """What this module knows about one thread."""
 
-    __slots__ = ("collecting", "correlation", "depth", "emitting", "host_function", "id", "pending")
+    __slots__ = ("collecting", "correlation", "depth", "emitting", "host_function", "id", "node", "pending")
 
     def __init__(self) -> None:
         self.id = next(_thread_counter)
         self.depth = 0
         self.correlation = 0
         self.host_function = 0  # correlation of the one that the driver calls on this thread
+        self.node = 0  # of the graph, that calls it
         self.emitting = False
         self.collecting = False  # the garbage collector is running finalizers
         self.pending: list[Event] = []
@@ -178,17 +180,24 @@ def current_operation() -> int:
 
 
 @contextmanager
-def host_function(correlation: int) -> Iterator[None]:
+def host_function(correlation: int, node: int = 0) -> Iterator[None]:
     """While the driver calls a host function of the program: what it does itself is work of that operation.
 
-    Events of kinds that say so get its correlation; the others stay as they are.
+    Events of kinds that say so get its correlation; the others stay as they are. `node` is the number of the graph's
+    node that calls it.
     """
     thread = _local.thread
-    outer, thread.host_function = thread.host_function, correlation
+    outer = thread.host_function, thread.node
+    thread.host_function, thread.node = correlation, node
     try:
         yield
     finally:
-        thread.host_function = outer
+        thread.host_function, thread.node = outer
+
+
+def running_function() -> tuple[int, int]:
+    """Return correlation and node of the host function that the driver calls on this thread, zeros if there is none."""
+    return _local.thread.host_function, _local.thread.node
 
 
 def new_correlation() -> int:

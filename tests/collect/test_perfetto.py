@@ -178,6 +178,26 @@ def test_a_range_lasts_from_push_to_pop_on_its_thread(tmp_path: Path) -> None:
     ]
 
 
+def test_a_mark_is_an_instant_on_its_thread(tmp_path: Path) -> None:
+    (mark,) = of_phase(written(tmp_path, trace((Kind.MARK, {"name": "here"}))), "i")
+    assert ("here", "t", 0.0) == (mark["name"], mark["s"], mark["ts"])
+
+
+def test_started_ranges_overlap_and_end_with_the_trace_at_the_latest(tmp_path: Path) -> None:
+    events = written(
+        tmp_path,
+        trace(
+            (Kind.RANGE_END, {"aux0": 9}),  # never begun
+            (Kind.RANGE_START, {"name": "first", "aux0": 1}),
+            (Kind.RANGE_START, {"name": "second", "aux0": 2}),
+            (Kind.RANGE_END, {"aux0": 1}),
+        ),
+    )
+    assert [("b", "first", 1, 10.0), ("b", "second", 2, 20.0), ("e", "first", 1, 30.0), ("e", "second", 2, 30.0)] == [
+        (e["ph"], e["name"], e["id"], e["ts"]) for e in of_phase(events, "b", "e")
+    ]
+
+
 def test_a_failed_allocation_is_an_instant_with_its_facts(tmp_path: Path) -> None:
     tables = {"frames": [Frame("train.py", "step", 3)], "stacks": [(), (0,)]}
     events = written(tmp_path, trace((Kind.OOM, {"size": 4096, "aux0": 512, "stack": 1}), **tables))

@@ -17,7 +17,7 @@ from cudatool.trace.reader import read
 _PROGRAM = """
 import sys, cudatool as ct
 n = 100
-with ct.record("t.ctrace", device="sim", measure_accesses=True):
+with ct.record("t.ctrace", device="sim", measure_accesses=True, checks=["memcheck"]):
     increase = ct.compile('''
         extern "C" __global__ void increase(const float *a, float *out, int n) {
             int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -51,6 +51,15 @@ with ct.record("t.ctrace", device="sim", measure_accesses=True):
         event.wait(last)
         with ct.stream(last):
             increase[1, 128](out, out, n)
+        ct.synchronize()
+    if "drawing" in sys.argv:
+        from cudatool.random import rand
+        other = ct.CUDAGraph()
+        with ct.graph(other):
+            rand(n)
+        for stream in (side, eager, side):  # each replay writes the generator's state where the kernel reads it
+            with ct.stream(stream):
+                other.replay()
         ct.synchronize()
     if "freed" in sys.argv:
         del source
@@ -109,6 +118,7 @@ def test_captured_calls_are_not_counted_as_work(trace: Trace) -> None:
         ("unjoined", ["race-war"]),
         ("freed", ["use-after-free"]),
         ("external", []),
+        ("drawing", []),
     ],
 )
 def test_sanitizer_finds_what_is_wrong_with_a_capture(
@@ -116,3 +126,4 @@ def test_sanitizer_finds_what_is_wrong_with_a_capture(
 ) -> None:
     report = check(trace if defect is None else recorded(tmp_path, defect))
     assert expected == [str(finding.kind) for finding in report.findings]
+    assert ["use-after-free"] * (defect == "freed") == [finding.kind for finding in report.on_device]

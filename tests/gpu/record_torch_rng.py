@@ -1,7 +1,7 @@
 """Record what PyTorch draws on this GPU: ``python record_torch_rng.py torch_rng.npz``.
 
-The file is ``tests/data/torch_rng.npz``, with which the tests compare every device. Case i was run twice from its seed
-and offset; the file has
+The file is like ``tests/data/torch_rng.npz``, with which the tests compare every device. Each case is run twice from its
+seed and offset; the file has
 
 ``cases``     all cases, in JSON
 ``samples``   the elements of both results at ``random_cases.places``, as bytes, one case after the other

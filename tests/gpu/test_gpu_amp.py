@@ -134,7 +134,8 @@ def test_a_loss_has_dtype_and_value_of_torch(torch: Any) -> None:
     with amp.autocast("cuda"):
         found = ops.cross_entropy(cudatool.asarray(scores), cudatool.asarray(classes))
     assert str(expected.dtype) == f"torch.{found.dtype}"
-    np.testing.assert_allclose(found.get(), expected.cpu().numpy(), rtol=1e-6)
+    # torch keeps the logarithms of probabilities in the dtype of the scores, float16, and sums them as float32.
+    np.testing.assert_allclose(found.get(), expected.cpu().numpy(), rtol=1e-3)
 
 
 @pytest.mark.parametrize("fused", [True, False])

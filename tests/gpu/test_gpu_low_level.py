@@ -13,7 +13,7 @@ import pytest
 
 import cudatool
 from cudatool import gds
-from cudatool.errors import DeviceUnavailableError, FileFormatError, UsageError
+from cudatool.errors import CudaError, DeviceUnavailableError, FileFormatError, UsageError
 
 pytestmark = pytest.mark.gpu
 
@@ -53,8 +53,8 @@ def test_sensors_say_what_torchs_say(torch, name):
     ours = getattr(cudatool, name)()
     assert type(theirs) is type(ours)
     assert ours >= 0
-    if name == "device_memory_used":  # nobody else uses the device, and both ask the same library
-        assert theirs == pytest.approx(ours, rel=0.1)
+    if name == "device_memory_used":  # of all processes, which go on meanwhile
+        assert theirs == pytest.approx(ours, rel=0.5)
 
 
 def test_this_process_is_among_those_that_use_the_gpu():
@@ -144,8 +144,9 @@ def test_process_can_fork_after_asking_for_devices():
         "import os, cudatool\n"
         "assert cudatool.is_available() and cudatool.device_count() and not cudatool.is_initialized()\n"
         "child = os.fork()\n"
+        "if child: assert os.waitpid(child, 0)[1] == 0\n"
         "print(cudatool.ones(3).get().sum(), flush=True)\n"
-        "if child: assert os.waitpid(child, 0)[1] == 0"
+        "if not child: os._exit(0)"
     )
     assert "3.0\n3.0\n" == done.stdout, done.stderr
 
@@ -163,13 +164,36 @@ def test_launch_blocking_waits_for_each_kernel():
     assert "True\n" == _run(source, CUDA_LAUNCH_BLOCKING="1").stdout
 
 
+def test_memory_of_both_kinds_rests_while_a_copy_on_another_stream_uses_it():
+    """Source: test_cuda.py::test_caching_pinned_memory"""
+    source = 'extern "C" __global__ void f(long long n) { long long t = clock64(); while (clock64() - t < n) {} }'
+    spin, other = cudatool.compile(source, "f"), cudatool.Stream()
+    array, host = cudatool.empty(1 << 16), cudatool.empty_pinned(1 << 16)
+    where = array.data_ptr(), host.ctypes.data
+    cudatool.synchronize()
+    with cudatool.stream(other):
+        spin[1, 1](300_000_000)
+        array.copy_(host, non_blocking=True)
+    array.record_stream(other)
+    del array, host
+    busy = cudatool.empty(1 << 16), cudatool.empty_pinned(1 << 16)
+    assert not other.query()
+    assert where[0] != busy[0].data_ptr()
+    assert where[1] != busy[1].ctypes.data
+    other.synchronize()
+    rested = cudatool.empty(1 << 16), cudatool.empty_pinned(1 << 16)
+    assert where == (rested[0].data_ptr(), rested[1].ctypes.data)
+
+
 @pytest.fixture
 def storage(tmp_path: Path):
     try:
         with gds.GdsFile(tmp_path / "array", os.O_CREAT | os.O_RDWR) as file:
             yield file
-    except DeviceUnavailableError as reason:
-        pytest.skip(f"cuFile cannot be used here: {reason}")
+    except (DeviceUnavailableError, CudaError) as reason:
+        if not isinstance(reason, CudaError) or reason.name == "CU_FILE_HANDLE_NOT_REGISTERED":
+            pytest.skip(f"cuFile cannot be used here: {reason}")
+        raise
 
 
 def test_arrays_go_to_a_file_and_come_back(storage, tmp_path):

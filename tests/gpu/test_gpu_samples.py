@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from cudatool._driver import gpu_names
+from cudatool.blas._workspace import workspace_size
 from cudatool.trace.events import Kind
 from cudatool.trace.reader import read
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpu_names(), reason="no NVIDIA GPU answers")]
 
+_WORKSPACE = workspace_size(os.environ.get("CUBLAS_WORKSPACE_CONFIG"), 9)  # bytes; no sample has such an array
 _SAMPLES = Path(__file__).parents[2] / "samples"
 
 
@@ -34,20 +36,24 @@ def _numbers(text: str) -> list[float]:
 
 
 def _layout(trace) -> list[tuple[int, int, int]]:
-    """Each allocation of the run: which segment, where in it, how large."""
-    segments: dict[int, tuple[int, int]] = {}
+    """Each allocation of the run but cuBLAS's workspace: in the how manieth segment, where in it, how large."""
+    segments: dict[int, int] = {}
+    numbers: dict[int, int] = {}
     count, rows = 0, []
     for record in trace.of_kind(Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE, Kind.BLOCK_ALLOC):
         address, size = int(record["address"]), int(record["size"])
         if record["kind"] == Kind.SEGMENT_ALLOC:
-            segments[address] = (count, size)
-            count += 1
+            segments[address] = size
         elif record["kind"] == Kind.SEGMENT_FREE:
             del segments[address]
-        else:
+            numbers.pop(address, None)
+        elif size != _WORKSPACE:
             base = max(start for start in segments if start <= address)
-            assert address + size <= base + segments[base][1]
-            rows.append((segments[base][0], address - base, size))
+            assert address + size <= base + segments[base]
+            if base not in numbers:
+                numbers[base] = count
+                count += 1
+            rows.append((numbers[base], address - base, size))
     return rows
 
 

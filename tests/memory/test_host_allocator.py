@@ -434,3 +434,67 @@ def test_memory_is_never_handed_out_while_anybody_uses_it(steps: list[tuple[obje
         assert len(pinned.live) == stats["allocations.current"]
         assert sum(pinned.live.values()) == stats["allocated_bytes.current"]
         assert len(in_use) <= stats["active_requests.current"] <= len(pinned.live)
+
+
+def test_block_that_a_graph_holds_rests_until_it_is_let_go_and_its_last_stream_is_done(
+    pinned: FakeHostProvider, host: CachingHostAllocator
+) -> None:
+    address = host.allocate(1000)
+    assert (address, 0) == (host.hold(address + 10), host.hold(1))
+    assert address == host.hold(address)
+    host.free(address)
+    assert address != host.allocate(1000)
+    host.let_go(address, None)
+    assert address != host.allocate(1000)
+    pinned.busy = {"stream"}
+    host.let_go(address, "stream")
+    assert address != host.allocate(1000)
+    pinned.busy = set()
+    assert address == host.allocate(1000)
+
+
+def test_block_that_is_let_go_before_it_is_freed_is_the_programs(host: CachingHostAllocator) -> None:
+    address = host.allocate(1000)
+    host.hold(address)
+    host.let_go(address, None)
+    assert address != host.allocate(1000)
+    host.free(address)
+    assert address == host.allocate(1000)
+
+
+def test_block_can_be_let_go_in_the_middle_of_an_operation(
+    pinned: FakeHostProvider, host: CachingHostAllocator
+) -> None:
+    address = host.allocate(1000)
+    host.hold(address)
+    host.free(address)
+    allocate = pinned.allocate
+
+    def finalizer_runs(size: int) -> int:
+        host.let_go(address, None)
+        return allocate(size)
+
+    pinned.allocate = finalizer_runs  # type: ignore[method-assign]
+    host.allocate(5000)
+    assert address == host.allocate(1000)
+
+
+def test_freeing_a_block_is_told_when_the_graph_has_let_go(
+    host: CachingHostAllocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "strict", True)
+    told: list[Kind] = []
+
+    def subscriber(event: Event) -> None:
+        told.append(event.kind)
+
+    hooks.subscribe(subscriber)
+    try:
+        address = host.allocate(1000)
+        host.hold(address)
+        host.free(address)
+        assert [Kind.HOST_ALLOC] == told
+        host.let_go(address, None)
+        assert [Kind.HOST_ALLOC, Kind.HOST_FREE] == told
+    finally:
+        hooks.unsubscribe(subscriber)

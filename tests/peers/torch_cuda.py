@@ -72,7 +72,7 @@ ABSENT: Final[dict[str, str]] = {
         test_cuda.py::test_rnn_packed_sequence_batch_sizes_must_be_cpu test_cuda.py::test_resnet""",
     "operation": """
         test_cuda.py::test_gather_bool test_cuda.py::test_multinomial_invalid_probs_cuda
-        test_cuda.py::test_index_out_of_bounds_exception_cuda test_cuda.py::test_huge_index
+        test_cuda.py::test_huge_index
         test_cuda.py::test_bincount_ext test_cuda.py::test_fixed_cuda_assert_async
         test_cuda.py::test_batch_norm_gather_stats test_cuda.py::test_cuda_kernel_loop_overflow
         test_cuda.py::test_cuda_kernel_loop_overflow_large test_cuda.py::test_autocast_banned""",
@@ -104,6 +104,7 @@ _SOURCE: Final = re.compile(r"^\s*Source:((?:.*,\s*\n)*.*)$", re.MULTILINE)  # g
 _FILES: Final = ("test_cuda.py", "test_cuda_multigpu.py")
 _TEST: Final = re.compile(r"(?:(test_\w+\.py)::)?(?:Test\w+::)?(test_\w+)")
 _OUTCOMES: Final = ("failed", "passed", "skipped")  # of several tests, the first that one of them has
+_NOT_RUN, _GPU_ONLY = "not run", "GPU only"
 
 
 class Asked(NamedTuple):
@@ -181,7 +182,12 @@ def outcomes(reports: Iterable[Path]) -> dict[str, str]:
 def result(tests: Iterable[str], ended: Results) -> str:
     """Return how a test of PyTorch's ended, which is how those of ours did that ask the same."""
     ends = {ended.get(f"{Path(file).stem}::{name}", "") for file, _, name in (test.partition("::") for test in tests)}
-    return next((outcome for outcome in _OUTCOMES if outcome in ends), "not run")
+    return next((outcome for outcome in _OUTCOMES if outcome in ends), _NOT_RUN)
+
+
+def is_for_gpus(tests: Iterable[str]) -> bool:
+    """Return whether these tests of ours run on GPUs alone."""
+    return all(test.startswith("tests/gpu/") for test in tests)
 
 
 def written() -> tuple[Results, Results]:
@@ -190,7 +196,7 @@ def written() -> tuple[Results, Results]:
     gpu: dict[str, str] = {}
     if PAGE.exists():
         for line in PAGE.read_text().splitlines():
-            row = re.fullmatch(r"\| `(test_cuda\S+)` \|.*\| ([a-z ]+) \| ([a-z ]+) \|", line)
+            row = re.fullmatch(r"\| `(test_cuda\S+)` \|.*\| ([\w ]+) \| ([\w ]+) \|", line)
             if row:
                 sim[row[1]], gpu[row[1]] = row[2], row[3]
     return sim, gpu
@@ -205,10 +211,13 @@ def page(sim: Results, gpu: Results) -> str:
         Outcomes under the keys of PyTorch's tests.
     """
     ours, causes = covered(), absent()
+    gpu = {key: gpu.get(key, _NOT_RUN) for key in ours}
+    sim = {key: _GPU_ONLY if is_for_gpus(ours[key]) else sim.get(key, _NOT_RUN) for key in ours}
     tests = [test for group in topics().values() for test in group]
     asked = [test for test in tests if test.key in ours]
-    counts = [Counter(results.get(test.key, "not run") for test in asked) for results in (sim, gpu)]
-    said = [", ".join(f"{count[name]} {name}" for name in (*_OUTCOMES, "not run") if count[name]) for count in counts]
+    counts = [Counter(results[test.key] for test in asked) for results in (sim, gpu)]
+    kinds = (*_OUTCOMES, _NOT_RUN, _GPU_ONLY)
+    said = [", ".join(f"{count[name]} {name}" for name in kinds if count[name]) for count in counts]
     lines = [
         "# PyTorch's tests of torch.cuda, asked of cudatool",
         "",
@@ -228,9 +237,9 @@ def page(sim: Results, gpu: Results) -> str:
         for test in group:
             if test.key in ours:
                 cells = "<br>".join(f"`{name.removeprefix('tests/')}`" for name in ours[test.key])
-                ends = f"{sim.get(test.key, 'not run')} | {gpu.get(test.key, 'not run')}"
+                ends = f"{sim[test.key]} | {gpu[test.key]}"
             else:
-                cells, ends = REASONS[causes[test.key]] if test.key in causes else "?", " | "
+                cells, ends = REASONS[causes[test.key]], " | "
             lines.append(f"| `{test.key}` | {cells} | {ends} |")
     return "\n".join(lines) + "\n"
 

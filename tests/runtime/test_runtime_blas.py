@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 
 import ml_dtypes
@@ -333,7 +336,9 @@ def test_scaled_mm(rng, types, out_dtype, has_fp8):
     a, b = fp8(rng, (16, 32), types[0]), fp8(rng, (16, 32), types[1])
     scales = cudatool.asarray(np.array([0.5, 4], "f4"))
     found = blas.scaled_mm(cudatool.asarray(a), cudatool.asarray(b).T, scales[:1], scales[1:], out_dtype=out_dtype)
-    check(2 * (exact(a) @ exact(b).T), found, out_dtype)
+    assert found.dtype == np.dtype(out_dtype)
+    # Tensor cores keep some 14 bits of a sum of 8-bit products.
+    np.testing.assert_allclose(exact(found.get()), 2 * (exact(a) @ exact(b).T), rtol=1e-2, atol=2e-2)
 
 
 def test_scaled_mm_copies_what_is_in_the_other_order(rng, has_fp8):
@@ -506,6 +511,33 @@ def test_nothing_of_a_captured_product_outlives_its_graph(device):
         assert {} == _host_function._once
 
 
+RACE = """
+import cudatool
+a, out = cudatool.ones((8, 8)), cudatool.empty((8, 8))
+cudatool.synchronize()
+graph, other = cudatool.CUDAGraph(), cudatool.Stream()
+with cudatool.graph(graph):
+    cudatool.blas.mm(a, a, out=out)
+graph.replay()
+if ORDERED:
+    other.wait_stream(cudatool.current_stream())
+with cudatool.stream(other):
+    copy = out.clone()
+cudatool.synchronize()
+"""
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_race_with_a_captured_product_is_found(tmp_path, ordered):
+    program = tmp_path / "program.py"
+    program.write_text(RACE.replace("ORDERED", str(ordered)))
+    done = subprocess.run(
+        [sys.executable, "-m", "cudatool", "sanitize", "--device", "sim", "--json", program], capture_output=True
+    )
+    findings = json.loads(done.stdout)["findings"]
+    assert ([] if ordered else ["race-raw"]) == [finding["kind"] for finding in findings]
+
+
 def test_products_of_two_threads(rng):
     a = values(rng, (4, 64, 64), "f4")
     found = {}
@@ -529,3 +561,8 @@ def test_products_of_two_threads(rng):
             expected = expected @ exact(a[index]).T + exact(a[index][0])
         np.testing.assert_allclose(product, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
     assert 4 == len(found)
+
+
+def test_infinities_give_nan_without_a_word() -> None:
+    found = blas.mm(cudatool.full((2, 2), np.inf), cudatool.zeros((2, 2)))
+    assert np.all(np.isnan(found.get()))

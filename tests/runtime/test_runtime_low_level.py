@@ -122,9 +122,9 @@ def test_process_that_has_only_counted_devices_can_fork() -> None:
         "import os, cudatool\n"
         "assert cudatool.is_available()\n"
         "child = os.fork()\n"
-        "print(cudatool.ones(3).get().sum(), flush=True)\n"
         "if child: assert os.waitpid(child, 0)[1] == 0\n"
-        "else: os._exit(0)"
+        "print(cudatool.ones(3).get().sum(), flush=True)\n"
+        "if not child: os._exit(0)"
     )
     assert "3.0\n3.0\n" == run(program, CUDATOOL_DEVICE="sim")
 
@@ -132,8 +132,8 @@ def test_process_that_has_only_counted_devices_can_fork() -> None:
 def test_process_forked_off_one_that_uses_the_device_is_told_so() -> None:
     """Source: test_multiprocessing.py::test_wrong_cuda_fork"""
     program = (
-        "import os, cudatool\n"
-        "array = cudatool.ones(3)\n"
+        "import os, sys, cudatool\n"
+        "array, event = cudatool.ones(3), cudatool.current_stream().record_event()\n"
         "if os.fork():\n"
         "    assert os.wait()[1] == 0\n"
         "    print(array.get().sum())\n"
@@ -141,6 +141,8 @@ def test_process_forked_off_one_that_uses_the_device_is_told_so() -> None:
         "    assert not cudatool.is_initialized() and cudatool.device_count() == 1\n"
         "    try: cudatool.ones(3)\n"
         "    except cudatool.CudatoolError as error: print(type(error).__name__, 'spawn' in str(error), flush=True)\n"
+        "    sys.unraisablehook = lambda failure: print(failure, flush=True)\n"
+        "    del event\n"  # without a word: it is the parent's
         "    os._exit(0)"
     )
     assert "DeviceUnavailableError True\n3.0\n" == run(program, CUDATOOL_DEVICE="sim")
@@ -169,6 +171,48 @@ def test_visible_devices_are_read_as_the_driver_reads_them(setting: str, expecte
     Source: test_cuda_nvml_based_avail.py::test_partial_uuid_resolver
     """
     assert expected == _driver._visible(setting, ["GPU-a123", "GPU-b456"])
+
+
+def cards() -> SimpleNamespace:
+    """Return a stand-in for pynvml: two cards, the second of which has a slice."""
+    error = type("NVMLError", (Exception,), {})
+
+    def by_uuid(uuid: str) -> str:
+        if uuid != "MIG-1":
+            raise error("not found")
+        return "1, slice"
+
+    return SimpleNamespace(
+        NVMLError=error,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetHandleByUUID=by_uuid,
+        nvmlDeviceGetName=lambda handle: f"card {handle}",
+        nvmlDeviceGetUUID=lambda handle: f"GPU-{'ab'[handle]}123",
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        (None, ["card 0", "card 1"]),
+        ("1", ["card 1"]),
+        ("GPU-b,GPU-a", ["card 1", "card 0"]),
+        ("MIG-1,MIG-2", ["card 1, slice"]),
+        ("MIG-2", []),
+        ("", []),
+    ],
+)
+def test_gpus_are_those_that_the_environment_shows(
+    monkeypatch: pytest.MonkeyPatch, setting: str | None, expected: list[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", cards())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if setting is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
+    assert expected == _driver.gpu_names()
 
 
 def test_launches_block_where_the_environment_says_so() -> None:
@@ -200,6 +244,43 @@ def test_another_library_may_take_the_context_away(device: str) -> None:
     assert [2] == array.get().tolist()
 
 
+def test_closed_stream_takes_no_work_however_it_is_given() -> None:
+    kernel, stream = cudatool.compile('extern "C" __global__ void f() {}', "f"), cudatool.Stream()
+    event = cudatool.Event()
+    event.record()
+    stream.close()
+    config = cudatool.LaunchConfig(grid=1, block=1)
+    for use in (
+        lambda: cudatool.launch(stream, config, kernel),
+        lambda: event.record(stream),
+        lambda: event.wait(stream),
+        lambda: stream.wait_event(event),
+        lambda: stream.record_event(),
+        lambda: stream.native,
+        lambda: stream.cuda_stream,
+    ):
+        with pytest.raises(CudaError, match="was closed"):
+            use()
+
+
+def test_event_of_one_device_is_not_recorded_on_another() -> None:
+    program = (
+        "import cudatool\n"
+        "first, second = cudatool.Stream(0), cudatool.Stream(1)\n"
+        "kernel = cudatool.compile('extern \"C\" __global__ void f(int *p) { *p = 5; }', 'f')\n"
+        "event = cudatool.Event(); event.record(first)\n"
+        "try: event.record(second)\n"
+        "except cudatool.CudaError as error: print(error.name)\n"
+        "event.wait(second)\n"  # but waited for everywhere
+        "array = cudatool.zeros(1, 'i4', device=1)\n"
+        "cudatool.synchronize(1)\n"
+        "cudatool.launch(second, cudatool.LaunchConfig(grid=1, block=1), kernel, array)\n"
+        "second.synchronize()\n"
+        "print(array.get().tolist(), cudatool.current_device())"
+    )
+    assert "CUDA_ERROR_INVALID_HANDLE\n[5] 0\n" == run(program, CUDATOOL_DEVICE="sim:count=2")
+
+
 # Sensors.
 
 SENSORS = ("clock_rate", "memory_usage", "power_draw", "temperature", "utilization")
@@ -222,10 +303,9 @@ def test_sensors_are_a_gpus(device: str, name: str) -> None:
 
 def test_memory_in_use_is_known_on_every_device() -> None:
     """Source: test_cuda.py::test_device_memory_used"""
-    before = cudatool.device_memory_used()
     array = cudatool.zeros(64 << 20, "u1")
     cudatool.synchronize()
-    assert before + array.nbytes <= cudatool.device_memory_used() <= cudatool.mem_get_info()[1]
+    assert array.nbytes <= cudatool.device_memory_used() <= cudatool.mem_get_info()[1]
     del array
     cudatool.empty_cache()
 
@@ -356,10 +436,8 @@ def test_no_memory_goes_back_to_the_driver_while_the_free_mutex_is_held() -> Non
         thread.start()
         thread.join(0.2)
         assert thread.is_alive()
-        free, _ = cudatool.mem_get_info()
     thread.join()
     assert cudatool.memory_reserved() < reserved
-    assert cudatool.mem_get_info()[0] > free
 
 
 def test_free_mutex_lets_its_holder_free() -> None:
@@ -533,6 +611,19 @@ def test_nvtx_comes_from_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         _library.nvtx.cache_clear()
     assert [("end", (7, 8)), ("push", "inside"), ("mark", "here"), ("pop", None)] == calls
+
+
+def test_nvtx_is_not_needed(monkeypatch: pytest.MonkeyPatch, events: list[Event]) -> None:
+    monkeypatch.setitem(sys.modules, "nvtx", None)
+    monkeypatch.setattr(_library, "_candidates", lambda: iter(["no-such-library.so", "libc.so.6"]))  # nor is libc NVTX
+    _library.nvtx.cache_clear()
+    try:
+        assert _library.nvtx() is None
+        with nvtx.range("inside"):
+            nvtx.range_end(nvtx.range_start("started"))
+    finally:
+        _library.nvtx.cache_clear()
+    assert ["inside", "started"] == [event.name for event in events if event.name]
 
 
 def test_profile_is_a_range_of_the_trace(events: list[Event], calls: list[Event]) -> None:

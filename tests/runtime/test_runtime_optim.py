@@ -9,10 +9,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import cudatool
 from cudatool import optim
-from cudatool._multi_tensor import CHUNK
+from cudatool._multi_tensor import CHUNK, plan
 from cudatool.errors import UsageError
 from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, Event, Kind
@@ -209,6 +211,18 @@ def test_every_element_is_stepped_once(rng: np.random.Generator, sizes: list[int
     )
     for found, param, grad in zip(params, host, grads, strict=True):
         np.testing.assert_array_equal(found.get(), param - np.float32(0.5) * grad)
+
+
+@settings(max_examples=25, deadline=None)
+@given(sizes=st.lists(st.integers(1, 8 * CHUNK), min_size=1, max_size=60), lists=st.integers(1, 7))
+def test_every_chunk_is_in_one_launch_and_tables_fit(sizes: list[int], lists: int) -> None:
+    found = []
+    for first, last, blocks, table in plan(tuple(sizes), lists):
+        assert table.nbytes <= 4096 - 88
+        assert table["first_block"] == len(found)
+        assert table["sizes"][: last - first].tolist() == sizes[first:last]
+        found += [(first + int(table["array"][b]), int(table["chunk"][b])) for b in range(blocks)]
+    assert found == [(array, chunk) for array, size in enumerate(sizes) for chunk in range(math.ceil(size / CHUNK))]
 
 
 def test_arrays_at_odd_addresses_are_stepped(rng: np.random.Generator) -> None:

@@ -132,8 +132,9 @@ def test_events_with_probabilities_of_their_own() -> None:
     np.testing.assert_allclose(happened[1:3], [0.25, 0.75], atol=0.025)
 
 
-def test_probabilities_are_broadcast_and_cast() -> None:
-    p = cudatool.asarray(np.array([[0], [1]], np.float64))
+@pytest.mark.parametrize("dtype", REALS, ids=str)
+def test_probabilities_are_broadcast_and_cast(dtype: Any) -> None:
+    p = cudatool.asarray(np.array([[0], [1]]).astype(dtype))
     array = random.bernoulli_(cudatool.empty((2, 50), np.int32), p)
     np.testing.assert_array_equal(np.repeat([[0], [1]], 50, axis=1), array.get())
 

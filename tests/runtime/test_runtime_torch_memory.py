@@ -201,8 +201,8 @@ def test_observers_are_told_of_out_of_memory(own: Own) -> None:
     assert [(0, 4 << 40, caught.value.allowed, caught.value.free)] == told
 
 
-@pytest.mark.parametrize("fraction", [-0.1, 2.0])
-def test_a_fraction_lies_between_0_and_1(fraction: float) -> None:
+@pytest.mark.parametrize("fraction", [-0.1, 2.0, "0.5", None])
+def test_a_fraction_lies_between_0_and_1(fraction: Any) -> None:
     """Source: test_cuda.py::test_set_per_process_memory_fraction"""
     with pytest.raises(UsageError, match="fraction"):
         cudatool.set_per_process_memory_fraction(fraction)

@@ -1,4 +1,4 @@
-"""Random numbers as PyTorch has them: those it drew on an H200, and its own tests of generators, re-expressed.
+"""Random numbers as PyTorch has them: those it draws on an H200, and its own tests of generators, re-expressed.
 
 Each of the latter names the test that it comes from.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import gc
 import json
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +39,7 @@ def test_the_recording_has_the_cases_that_are_drawn() -> None:
 
 
 @pytest.mark.parametrize("method", sorted({case["method"] for _, case in CASES}))
-def test_numbers_are_those_that_torch_drew(method: str, device: str) -> None:
+def test_numbers_are_those_that_torch_draws(method: str) -> None:
     source = random.Generator()
     for index, case in CASES:
         if case["method"] != method:
@@ -48,8 +50,8 @@ def test_numbers_are_those_that_torch_drew(method: str, device: str) -> None:
         samples = np.concatenate([one[places(one.size)] for one in found])
         expected = np.frombuffer(kept, samples.dtype)
         assert (expected.size, RECORDED["offsets"][index]) == (samples.size, source.get_offset()), case
-        assert_same(case, expected, samples, exact=device == "cuda")
-        if device == "cuda" or case["method"] not in APPROXIMATE:
+        assert_same(case, expected, samples)
+        if case["method"] not in APPROXIMATE:
             assert RECORDED["checks"][index].tolist() == [zlib.crc32(one.tobytes()) for one in found], case
 
 
@@ -125,6 +127,29 @@ def test_categories_with_weight_zero_never_come() -> None:
     assert {1, 3} == set(with_replacement.ravel())
     without = random.multinomial(weights, 2).get()
     np.testing.assert_array_equal(np.tile([1, 3], (50, 1)), np.sort(without, 1))
+
+
+@pytest.mark.parametrize(
+    "draw_wrongly",
+    [
+        "random.multinomial(cudatool.asarray(np.array([1, np.nan, 1], np.float32)), 2)",
+        "random.multinomial(cudatool.asarray(np.array([1, -1, 1], np.float32)), 2, True)",
+        "random.bernoulli(cudatool.full(3, 2))",
+    ],
+)
+def test_wrong_probabilities_stop_the_kernel(draw_wrongly: str) -> None:
+    """Source: test_cuda.py::test_multinomial_invalid_probs_cuda"""
+    program = f"""
+import numpy as np, cudatool
+from cudatool import random
+{draw_wrongly}
+try:
+    cudatool.synchronize()
+except cudatool.CudaError as error:
+    print(error.name)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() in ("CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_ILLEGAL_INSTRUCTION"), done.stderr
 
 
 def captured(work: Callable[[], Any], *states: random.Generator) -> tuple[cudatool.CUDAGraph, Any]:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import cudatool
-from cudatool.errors import CudaError
+from cudatool import random
+from cudatool.errors import CudaError, UsageError
 from cudatool.trace.events import Event, Kind
 
 
@@ -102,3 +103,19 @@ def test_event_cannot_be_recorded_on_another_device(second: int) -> None:
 
 def test_peer_access_is_known(second: int) -> None:
     assert isinstance(cudatool.can_device_access_peer(0, second), bool)
+
+
+def test_each_device_has_a_generator_of_its_own(second: int) -> None:
+    with random.fork_rng():
+        random.manual_seed_all(3)
+        expected = random.rand(50, device=0).get()
+        assert [4, 0] == [generator.get_offset() for generator in random.default_generators[:2]]
+        np.testing.assert_array_equal(expected, random.rand(50, device=second).get())
+        with cudatool.device(second):
+            random.manual_seed(4)
+            assert (4, second) == (random.initial_seed(), random.Generator().device)
+        assert 3 == random.initial_seed()
+    with pytest.raises(UsageError, match="this generator is for device 1, the array is on 0"):
+        random.uniform_(cudatool.empty(3, device=0), generator=random.Generator(second))
+    with pytest.raises(UsageError, match="on devices 0 and 1"):
+        random.bernoulli_(cudatool.empty(3, device=0), cudatool.ones(3, device=second))
