@@ -122,11 +122,6 @@ def test_process_that_has_only_counted_devices_can_fork() -> None:
         "import os, cudatool\n"
         "assert cudatool.is_available()\n"
         "child = os.fork()\n"
-<<<<<<< HEAD
-=======
-        "line = f'{cudatool.ones(3).get().sum()}\\n'\n"
-        "os.write(1, line.encode())\n"  # in one piece: both processes write
->>>>>>> htest
         "if child: assert os.waitpid(child, 0)[1] == 0\n"
         "print(cudatool.ones(3).get().sum(), flush=True)\n"
         "if not child: os._exit(0)"
