@@ -41,8 +41,8 @@ _keys = itertools.count(1)
 def enqueue(function: Callable[[], object], stream: Stream, accesses: Callable[[], Sequence[_Access]] = tuple) -> None:
     """Let the stream call `function`; the caller has opened an operation and made the stream's device current.
 
-    `function` must not use the driver. What it raises is logged. If it is captured, `accesses` is asked what it touches,
-    which is told at each launch of the graph.
+    `function` must not use the driver. What it raises is logged. If it is captured, `accesses` is asked what it
+    touches, which is told at each launch of the graph.
     """
     handle, key = stream.core.handle, next(_keys)
     driver = _cuda.driver
