@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from cudatool._host_function import enqueue, unowned
 from cudatool._stream import Stream
 from cudatool.blas._gemm import Gemm, accesses
@@ -29,6 +31,7 @@ def _computation(gemm: Gemm) -> Callable[[], object]:
     conjugate_a, conjugate_b = gemm.conjugate
     alpha, beta, compute, epilogue = gemm.alpha, gemm.beta, gemm.compute, gemm.epilogue
 
+    @np.errstate(all="ignore")  # a GPU computes infinities and NaN without a word
     def compute_now() -> None:
         values = product(a.conj() if conjugate_a else a, b.conj() if conjugate_b else b, compute)
         for factor in factors[:2]:
