@@ -133,6 +133,7 @@ template <typename T> struct alignas(2 * sizeof(T)) complex {
         return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
     }
     __device__ friend complex operator/(complex a, complex b) {  // Smith: the squares may overflow
+        if (b.re == 0 && b.im == 0) return {a.re / abs(b.re), a.im / abs(b.im)};
         if (abs(b.re) >= abs(b.im)) {
             T ratio = b.im / b.re, under = b.re + b.im * ratio;
             return {(a.re + a.im * ratio) / under, (a.im - a.re * ratio) / under};

@@ -85,6 +85,7 @@ _ALL: Final = ("bool", "integer", "float", "complex")
 _NUMERIC: Final = ("integer", "float", "complex")
 _REAL: Final = ("bool", "integer", "float")
 _FLOAT: Final = ("float",)
+_WHOLE: Final = ("integer", "float")
 _INTEGER: Final = ("bool", "integer")
 
 _FUNCTIONS: Final = r"""
@@ -102,6 +103,16 @@ template <typename T> __device__ complex<T> conjugate(complex<T> z) { return {z.
 
 template <typename T> __device__ T inverted(T x) { return ~x; }
 __device__ bool inverted(bool x) { return !x; }
+
+// Of a whole number the nearest whole number is itself.
+#define WHOLE(NAME, FUNCTION) \
+    template <typename T> __device__ T NAME(T x) { return x; } \
+    __device__ float NAME(float x) { return FUNCTION(x); } \
+    __device__ double NAME(double x) { return FUNCTION(x); }
+WHOLE(whole_below, floor)
+WHOLE(whole_above, ceil)
+WHOLE(whole_nearest, rint)
+WHOLE(whole_to_zero, trunc)
 
 template <typename T> __device__ T larger(T a, T b) { return a > b || a != a ? a : b; }  // NaN if either is
 template <typename T> __device__ T smaller(T a, T b) { return a < b || a != a ? a : b; }
@@ -187,35 +198,35 @@ floor_divide = elementwise(
     "floor_divide(input, other)",
     "floor_quotient(input, other)",
     "Return the largest whole number not above input / other.",
-    accepts=("integer", "float"),
+    accepts=_WHOLE,
 )
 _trunc_divide = Pointwise(
-    "trunc_divide(input, other)", "quotient_to_zero(input, other)", accepts=("integer", "float"), functions=_FUNCTIONS
+    "trunc_divide(input, other)", "quotient_to_zero(input, other)", accepts=_WHOLE, functions=_FUNCTIONS
 )
 remainder = elementwise(
     "remainder(input, other)",
     "modulo(input, other)",
     "Return what is left of a floor division; it has the divisor's sign.",
-    accepts=("integer", "float"),
+    accepts=_WHOLE,
 )
 fmod = elementwise(
     "fmod(input, other)",
     "remainder_to_zero(input, other)",
     "Return what is left of a division rounded towards zero; it has the dividend's sign.",
-    accepts=("integer", "float"),
+    accepts=_WHOLE,
 )
 neg = elementwise("neg(input)", "-input", "Return -input.", accepts=_NUMERIC)
 abs = elementwise(
     "abs(input)", "absolute(input)", "Return the distance from zero.", result=Result.REAL, accepts=_NUMERIC
 )
 sign = elementwise("sign(input)", "(input > 0) - (input < 0)", "Return -1, 0 or 1.")
-square = elementwise("square(input)", "input * input", "Return input * input.", accepts=_NUMERIC)
+square = elementwise("square(input)", "input * input", "Return input * input.", accepts=_ALL)
 reciprocal = elementwise("reciprocal(input)", "1 / input", "Return 1 / input.", result=Result.FLOAT)
 pow = elementwise(
     "pow(input, exponent)",
     "power(input, exponent)",
     "Return input to the power of exponent; of integers, 0 for a negative exponent, unless input is 1 or -1.",
-    accepts=("integer", "float"),
+    accepts=_WHOLE,
 )
 conj = elementwise("conj(input)", "conjugate(input)", "Return the complex conjugate.", accepts=_ALL)
 maximum = elementwise("maximum(input, other)", "larger(input, other)", "Return the larger one; NaN if either is.")
@@ -271,12 +282,12 @@ atan2 = elementwise(
     "atan2(input, other)", "atan2(input, other)", "Return the angle of (other, input).", result=Result.FLOAT
 )
 erf = elementwise("erf(input)", "erf(input)", "Return the error function.", result=Result.FLOAT)
-floor = elementwise("floor(input)", "floor(input)", "Return the largest whole number not above.", accepts=_FLOAT)
-ceil = elementwise("ceil(input)", "ceil(input)", "Return the smallest whole number not below.", accepts=_FLOAT)
+floor = elementwise("floor(input)", "whole_below(input)", "Return the largest whole number not above.", accepts=_WHOLE)
+ceil = elementwise("ceil(input)", "whole_above(input)", "Return the smallest whole number not below.", accepts=_WHOLE)
 round = elementwise(
-    "round(input)", "rint(input)", "Return the nearest whole number, the even one of two.", accepts=_FLOAT
+    "round(input)", "whole_nearest(input)", "Return the nearest whole number, the even one of two.", accepts=_WHOLE
 )
-trunc = elementwise("trunc(input)", "trunc(input)", "Return the whole number towards zero.", accepts=_FLOAT)
+trunc = elementwise("trunc(input)", "whole_to_zero(input)", "Return the whole number towards zero.", accepts=_WHOLE)
 
 # Comparisons and logic.
 eq = elementwise("eq(input, other)", "input == other", "Return input == other.", result=Result.BOOL, accepts=_ALL)
@@ -289,14 +300,14 @@ isnan = elementwise(
     "isnan(input)", "input != input", "Return where it is not a number.", result=Result.BOOL, accepts=_ALL
 )
 isinf = elementwise(
-    "isinf(input)", "absolute(input) == INFINITY", "Return where it is infinite.", result=Result.BOOL, accepts=_FLOAT
+    "isinf(input)", "absolute(input) == INFINITY", "Return where it is infinite.", result=Result.BOOL, accepts=_ALL
 )
 isfinite = elementwise(
     "isfinite(input)",
     "absolute(input) < INFINITY",
     "Return where it is neither infinite nor NaN.",
     result=Result.BOOL,
-    accepts=("float", "complex"),
+    accepts=_ALL,
 )
 logical_and = elementwise(
     "logical_and(input, other)",

@@ -303,14 +303,19 @@ def _(input: DeviceArray, dim: int | None = None, keepdim: bool = False) -> Devi
 
 @any.implementation(*KINDS)
 def _(input: DeviceArray, dim: Dims = None, keepdim: bool = False, *, out: DeviceArray | None = None) -> DeviceArray:
-    """Return whether an element is not zero, over some dimensions, by default all."""
-    return _any(input, dim, keepdim, result=_BOOL, out=out)
+    """Return whether an element is not zero, over some dimensions, by default all; for uint8 a uint8, as in torch."""
+    return _any(input, dim, keepdim, result=_truth("any", input), out=out)
 
 
 @all.implementation(*KINDS)
 def _(input: DeviceArray, dim: Dims = None, keepdim: bool = False, *, out: DeviceArray | None = None) -> DeviceArray:
-    """Return whether no element is zero, over some dimensions, by default all."""
-    return _all(input, dim, keepdim, result=_BOOL, out=out)
+    """Return whether no element is zero, over some dimensions, by default all; for uint8 a uint8, as in torch."""
+    return _all(input, dim, keepdim, result=_truth("all", input), out=out)
+
+
+def _truth(name: str, input: DeviceArray) -> np.dtype[Any]:
+    check_array(name, input)
+    return input.dtype if input.dtype == np.uint8 else _BOOL
 
 
 @count_nonzero.implementation(*KINDS)

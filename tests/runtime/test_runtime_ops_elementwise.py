@@ -183,6 +183,8 @@ def test_complex_arithmetic():
         actual = getattr(ops, name)(*(x, y)[: operands_of(name)])
         assert expected.dtype == actual.dtype
         np.testing.assert_allclose(actual.get(), expected, rtol=1e-14)
+    infinite = ops.div(x[:1], 0).get()
+    assert np.isinf(infinite.real) and np.isinf(infinite.imag)
     with pytest.raises(UsageError, match="maximum does not take complex128: it is for bool, integer, float"):
         ops.maximum(x, y)
 
@@ -335,6 +337,14 @@ def test_integers_have_powers_and_remainders():
     d = np.array([3, 3, -3, -3, 2])
     np.testing.assert_array_equal(ops.remainder(cudatool.asarray(a), cudatool.asarray(d)).get(), a % d)
     np.testing.assert_array_equal(ops.fmod(cudatool.asarray(a), cudatool.asarray(d)).get(), np.fmod(a, d))
+
+
+def test_whole_numbers_stay_as_they_are():
+    host = np.array([2**62 + 1, -3, 0])
+    array = cudatool.asarray(host)
+    for name in ("floor", "ceil", "round", "trunc"):
+        np.testing.assert_array_equal(getattr(ops, name)(array).get(), host)
+    assert ops.isfinite(array).get().all() and not ops.isinf(array).get().any()
 
 
 def test_clamp_between_numbers_or_arrays():

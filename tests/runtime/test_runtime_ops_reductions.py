@@ -105,6 +105,11 @@ def test_integers_are_summed_in_int64():
     assert 2.5 == float(ops.mean(cudatool.asarray(np.array([2, 3])), dtype=np.float32))
 
 
+def test_truth_of_bytes_is_a_byte():
+    array = cudatool.asarray(np.array([3, 0], np.uint8))
+    assert (np.uint8, 1, 0) == (ops.any(array).dtype, ops.any(array).item(), ops.all(array).item())
+
+
 def test_complex_sums_means_and_norms():
     host = np.array([[1 + 2j, 3j], [2, -1 - 1j]])
     array = cudatool.asarray(host)
