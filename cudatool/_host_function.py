@@ -89,6 +89,7 @@ def unowned(layout: Layout) -> Layout:
     return np.asarray(type("Unowned", (), {"__array_interface__": interface})()).view(layout.dtype)
 
 
+@np.errstate(all="ignore")  # a GPU computes infinities and NaN without a word
 def _call(key: int) -> None:
     try:
         function = _captured[key] if key in _captured else _once.pop(key)
@@ -99,6 +100,7 @@ def _call(key: int) -> None:
         _log.exception("a function failed in a stream of the software device")
 
 
+@np.errstate(all="ignore")
 def repeat(key: int) -> None:
     """Call a function again; `key` is the argument of the host function."""
     _done[key]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -10,6 +11,7 @@ from cudatool import _cuda
 from cudatool._allocator import Layout
 from cudatool._cuda import operation
 from cudatool._device import device as on_device
+from cudatool._dtypes import bfloat16
 from cudatool._stream import ExternalStream, current_stream
 from cudatool.errors import UsageError
 
@@ -59,8 +61,28 @@ def dlpack(array: DeviceArray, stream: int | None, **options: Any) -> Any:
         start, end = np.lib.array_utils.byte_bounds(array.layout)
         buffer = _cuda.core.Buffer.from_handle(array.data_ptr(), end - start, owner=array)
         strides = tuple(stride // itemsize for stride in array.strides)
-        view = StridedMemoryView.from_buffer(buffer, array.shape, strides, dtype=array.dtype)
-        return view.__dlpack__(stream=-1, **options)
+        code = _CODES.get(array.dtype)
+        dtype = array.dtype if code is None else np.dtype(f"u{itemsize}")
+        view = StridedMemoryView.from_buffer(buffer, array.shape, strides, dtype=dtype)
+        capsule = view.__dlpack__(stream=-1, **options)
+    if code is not None:
+        _set_type_code(capsule, code)
+    return capsule
+
+
+_CODES: Final = {np.dtype(bfloat16): 4}
+"""dtype -> DLDataTypeCode, of types that cuda.core (1.2) imports but does not export."""
+# In a capsule of this name: where the byte is that says the type's code (DLTensor.dtype.code of dlpack.h).
+_TYPE_CODES: Final = {b"dltensor": 20, b"dltensor_versioned": 52}
+
+
+def _set_type_code(capsule: Any, code: int) -> None:
+    name_of = ctypes.pythonapi.PyCapsule_GetName
+    name_of.argtypes, name_of.restype = [ctypes.py_object], ctypes.c_char_p
+    pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer_of.argtypes, pointer_of.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
+    name = name_of(capsule)
+    ctypes.c_uint8.from_address(pointer_of(capsule, name) + _TYPE_CODES[name]).value = code
 
 
 def import_array(foreign: Any) -> tuple[Layout, int]:
@@ -83,7 +105,7 @@ def import_array(foreign: Any) -> tuple[Layout, int]:
             view = StridedMemoryView.from_cuda_array_interface(foreign, stream_ptr=pointer)
         if view.dtype is None:
             raise UsageError("the array has a dtype that NumPy does not have")
-        return np.asarray(_Foreign(view)), view.device_id
+        return np.asarray(_Foreign(view)).view(view.dtype), view.device_id
 
 
 class _Foreign:
@@ -93,7 +115,7 @@ class _Foreign:
 
     def __init__(self, view: Any) -> None:
         self.owner = view
-        dtype = view.dtype
+        dtype = np.dtype(f"u{view.dtype.itemsize}") if view.dtype in _CODES else view.dtype  # NumPy's own interface
         self.__array_interface__ = {
             "version": 3,
             "shape": view.shape,

@@ -137,10 +137,10 @@ class autocast:  # noqa: N801 - torch's name
             if given.get("dtype") is None and isinstance(first, DeviceArray) and first.dtype in _ELIGIBLE:
                 kwargs = {**kwargs, "dtype": _FLOAT32}
             return op.redispatch(*args, **kwargs)
-        args, kwargs = self.cast_all(args, kwargs, wanted)
+        args, kwargs = self._cast_all(args, kwargs, wanted)
         return op.redispatch(*args, **kwargs)
 
-    def cast_all(
+    def _cast_all(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: np.dtype[Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of a call, with the arrays in them cast where autocast may."""
@@ -247,7 +247,7 @@ def custom_fwd(
         region = _thread.region
         if cast_inputs is None or region is None or not region.enabled:
             return fwd(*args, **kwargs)
-        cast_args, cast_kwargs = region.cast_all(args, kwargs, np.dtype(cast_inputs))
+        cast_args, cast_kwargs = region._cast_all(args, kwargs, np.dtype(cast_inputs))
         with autocast(enabled=False):
             return fwd(*cast_args, **cast_kwargs)
 

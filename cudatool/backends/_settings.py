@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import dataclass, field
 
-__all__ = ["LIBRARIES", "PRECISIONS", "Settings", "settings"]
+__all__ = ["LIBRARIES", "PRECISIONS", "Settings", "settings", "version"]
 
 LIBRARIES = ("default", "cublas", "cublaslt")
 """Libraries that a program may prefer; the default is cuBLAS."""
 
 PRECISIONS = ("highest", "high", "medium")
 """Of float32 products: float32, or with inputs rounded to TF32, which is both others."""
+
+
+version = 0
+"""Another number whenever a switch was set."""
+_versions = itertools.count(1)
 
 
 def _precision_at_first() -> str:
@@ -28,6 +34,11 @@ class Settings:
     blas_library: str = "default"
     deterministic: bool = False
     deterministic_warn_only: bool = False
+
+    def __setattr__(self, name: str, value: object) -> None:
+        global version
+        object.__setattr__(self, name, value)
+        version = next(_versions)
 
     @property
     def allow_tf32(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from typing import Any, Final, NamedTuple
 
@@ -13,7 +14,7 @@ from cudatool._capture import is_capturing, relaxed
 from cudatool._stream import Stream
 from cudatool.backends._settings import settings
 from cudatool.blas import _workspace
-from cudatool.blas._gemm import BFLOAT16, FP8, Compute, Gemm
+from cudatool.blas._gemm import BFLOAT16, FP8, Again, Compute, Gemm
 from cudatool.blas._layout import Product
 from cudatool.errors import CudaError, DeviceUnavailableError
 
@@ -24,6 +25,7 @@ __all__ = [
     "bindings",
     "gemm",
     "handle_for",
+    "like",
     "plain_gemm",
     "scalar",
     "scalar_type",
@@ -91,9 +93,22 @@ class Handle:
             self._math = mode
 
 
+_spare: dict[int, list[Handle]] = {}
+"""Handles by device whose threads have ended: each holds memory of the driver's, and takes long to make."""
+
+
+class _ByDevice(dict[int, Handle]):
+    """A thread's handles, which others may have when it ends."""
+
+    def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
+        if not _finalizing():
+            for device, handle in self.items():
+                _spare.setdefault(device, []).append(handle)
+
+
 class _Handles(threading.local):
     def __init__(self) -> None:
-        self.by_device: dict[int, Handle] = {}
+        self.by_device = _ByDevice()
 
 
 _handles = _Handles()
@@ -121,7 +136,11 @@ def handle_for(stream: Stream) -> Handle:
         _workspace.check_deterministic()
     found = _handles.by_device.get(stream.device_index)
     if found is None:
-        found = _handles.by_device[stream.device_index] = Handle()
+        try:
+            found = _spare[stream.device_index].pop()
+        except LookupError:
+            found = Handle()
+        _handles.by_device[stream.device_index] = found
     return found
 
 
@@ -147,12 +166,16 @@ def scalar_type(dtype: np.dtype[Any], compute: Compute) -> np.dtype[Any]:
 
 def gemm(gemm: Gemm, stream: Stream) -> None:
     """Enqueue a product: what plain cuBLAS cannot do, and everything if it is preferred, is cuBLASLt's."""
-    if gemm.epilogue or gemm.scales is not None or settings.blas_library == "cublaslt":
+    if _is_for_lt(gemm):
         from cudatool.blas import _cublaslt
 
         _cublaslt.gemm(gemm, stream)
     else:
         plain_gemm(gemm, stream)
+
+
+def _is_for_lt(gemm: Gemm) -> bool:
+    return bool(gemm.epilogue) or gemm.scales is not None or settings.blas_library == "cublaslt"
 
 
 class _Recipe(NamedTuple):
@@ -163,12 +186,20 @@ class _Recipe(NamedTuple):
     right: tuple[int, ...]  # the same, address of beta
     after: tuple[int, ...]  # type, leading dimension, step and count if batched, compute type, algorithm
     function: str
+    swapped: bool  # the left operand is our b
+    math: int  # cublasMath_t
     kept: tuple[Any, ...]  # what the addresses are of
 
 
 @functools.lru_cache(maxsize=8192)
 def _recipe(
-    product: Product, dtype: np.dtype[Any], out: np.dtype[Any], compute: Compute, alpha: complex, beta: complex
+    product: Product,
+    dtype: np.dtype[Any],
+    out: np.dtype[Any],
+    compute: Compute,
+    alpha: complex,
+    beta: complex,
+    math: int,
 ) -> _Recipe:
     first, second = (product.b, product.a) if product.swapped else (product.a, product.b)
     kind, factor = DATA_TYPES[dtype], scalar_type(dtype, compute)
@@ -187,28 +218,39 @@ def _recipe(
             _DEFAULT_ALGORITHM,
         ),
         ("gemm_strided_batched_ex" if batched else "gemm_ex") + ("_64" if product.wide else ""),
+        product.swapped,
+        math,
         (kept_alpha, kept_beta),
     )
 
 
+def _recipe_of(gemm: Gemm) -> _Recipe:
+    math = _FULL_REDUCTION if gemm.full_reduction else _DEFAULT_MATH
+    return _recipe(gemm.product, gemm.a.dtype, gemm.out.dtype, gemm.compute, gemm.alpha, gemm.beta, math)
+
+
 def plain_gemm(gemm: Gemm, stream: Stream) -> None:
     """Enqueue a product without an epilogue, by cublasGemmEx."""
-    product, out = gemm.product, gemm.out
-    recipe = _recipe(product, gemm.a.dtype, out.dtype, gemm.compute, gemm.alpha, gemm.beta)
-    left, right = (gemm.b, gemm.a) if product.swapped else (gemm.a, gemm.b)
+    _call(_recipe_of(gemm), gemm.a.data_ptr(), gemm.b.data_ptr(), gemm.out.data_ptr(), 0, stream)
+
+
+def like(gemm: Gemm) -> Again | None:
+    """Return what enqueues products like this one, None if that must be decided for each."""
+    if not _is_for_lt(gemm):
+        return functools.partial(_call, _recipe_of(gemm))
+    from cudatool.blas import _cublaslt
+
+    return _cublaslt.like(gemm)
+
+
+def _call(recipe: _Recipe, a: int, b: int, out: int, _: int, stream: Stream) -> None:
     cublas, handle = bindings(), handle_for(stream)
+    left, right = (b, a) if recipe.swapped else (a, b)
     try:
         _, held = handle.use(stream)
-        handle.set_math(_FULL_REDUCTION if gemm.full_reduction else _DEFAULT_MATH)
+        handle.set_math(recipe.math)
         getattr(cublas, recipe.function)(
-            handle.value,
-            *recipe.before,
-            left.data_ptr(),
-            *recipe.left,
-            right.data_ptr(),
-            *recipe.right,
-            out.data_ptr(),
-            *recipe.after,
+            handle.value, *recipe.before, left, *recipe.left, right, *recipe.right, out, *recipe.after
         )
         del held  # a graph's memory goes back to its pool when the product is in the graph
     except cublas.cuBLASError as error:

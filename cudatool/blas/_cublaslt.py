@@ -13,15 +13,14 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cudatool._array import DeviceArray
 from cudatool._stream import Stream
 from cudatool.blas._cublas import COMPUTE_TYPES, DATA_TYPES, handle_for, scalar, scalar_type
-from cudatool.blas._gemm import BFLOAT16, FP8, Compute, Epilogue, Gemm
+from cudatool.blas._gemm import BFLOAT16, FP8, Again, Compute, Epilogue, Gemm
 from cudatool.blas._layout import Product
 from cudatool.blas._workspace import size_of_workspace
 from cudatool.errors import CudaError, UsageError
 
-__all__ = ["Plan", "algorithms", "gemm"]
+__all__ = ["Plan", "algorithms", "gemm", "like"]
 
 _EPILOGUES: Final = {
     # -> cublasLtEpilogue_t
@@ -83,6 +82,8 @@ class Plan:
         Whether what is added has the result's layout; if not, nothing is added.
     algorithm
         Address of the algorithm, once it is chosen.
+    swapped
+        Whether the left operand is our `b`.
     factor
         The dtype of alpha and beta.
     """
@@ -92,6 +93,7 @@ class Plan:
         attribute, layout = lt.MatmulDescAttribute, lt.MatrixLayoutAttribute
         m, n, k, batch, a, b, out, swapped, _ = key.product
         left, right = (b, a) if swapped else (a, b)
+        self.swapped = swapped
         self.factor = scalar_type(key.left, key.compute)
         self.description: int = lt.matmul_desc_create(COMPUTE_TYPES[key.compute], DATA_TYPES[self.factor])
         self.layouts: list[int] = []
@@ -130,19 +132,19 @@ class Plan:
     def prepare(self, gemm: Gemm) -> None:
         """Set the addresses that are a part of the description."""
         if gemm.bias is not None:
-            self._point(_BIAS_POINTER, gemm.bias)
+            self.point(_BIAS_POINTER, gemm.bias.data_ptr())
         if gemm.aux is not None:
-            self._point(_AUX_POINTER, gemm.aux)
+            self.point(_AUX_POINTER, gemm.aux.data_ptr())
         if gemm.scales is not None:
             a, b, out = gemm.scales
             first, second = (b, a) if gemm.product.swapped else (a, b)
-            self._point(_LEFT_SCALE_POINTER, first)
-            self._point(_RIGHT_SCALE_POINTER, second)
+            self.point(_LEFT_SCALE_POINTER, first.data_ptr())
+            self.point(_RIGHT_SCALE_POINTER, second.data_ptr())
             if out is not None:
-                self._point(_OUT_SCALE_POINTER, out)
+                self.point(_OUT_SCALE_POINTER, out.data_ptr())
 
-    def _point(self, attribute: int, array: DeviceArray) -> None:
-        address = array.data_ptr()
+    def point(self, attribute: int, address: int) -> None:
+        """Set one of them."""
         if self._pointed.get(attribute) != address:
             self._pointer[0] = address
             _bindings().matmul_desc_set_attribute(self.description, attribute, self._pointer_at, 8)
@@ -286,31 +288,55 @@ def gemm(gemm: Gemm, stream: Stream, algorithm: bytes = b"") -> None:
             plan = _new_plan(gemm, key, handle.value, size_of_workspace(stream))
         else:
             plan.prepare(gemm)
-        left, right = (gemm.b, gemm.a) if gemm.product.swapped else (gemm.a, gemm.b)
-        (alpha, _alpha), (beta, _beta) = scalar(gemm.alpha, plan.factor), scalar(gemm.beta, plan.factor)
-        first, second, added, result = plan.layouts
-        workspace, _held = handle.use(stream)
-        out = gemm.out.data_ptr()
-        lt.matmul(
-            handle.value,
-            plan.description,
-            alpha,
-            left.data_ptr(),
-            first,
-            right.data_ptr(),
-            second,
-            beta,
-            out if plan.adds_in_place else 0,
-            added,
-            out,
-            result,
-            plan.algorithm,
-            workspace,
-            size_of_workspace(stream),
-            stream.native,
-        )
+        _launch(plan, gemm.alpha, gemm.beta, gemm.a.data_ptr(), gemm.b.data_ptr(), gemm.out.data_ptr(), stream)
     except lt.cuBLASLtError as error:
         raise CudaError(f"cuBLASLt: {error}", "CUDA_ERROR_UNKNOWN") from error
+
+
+def like(gemm: Gemm) -> Again | None:
+    """Return what enqueues products with a bias like one that this thread has enqueued.
+
+    It is for this thread, and for addresses that are multiples of what this one's are.
+    """
+    plan = _plans.found.get(_key(gemm, gemm.a.device))
+    lt, alpha, beta = _bindings(), gemm.alpha, gemm.beta
+    if plan is None or gemm.bias is None or gemm.aux is not None or gemm.scales is not None:
+        return None
+
+    def enqueue(a: int, b: int, out: int, bias: int, stream: Stream) -> None:
+        try:
+            plan.point(_BIAS_POINTER, bias)
+            _launch(plan, alpha, beta, a, b, out, stream)
+        except lt.cuBLASLtError as error:
+            raise CudaError(f"cuBLASLt: {error}", "CUDA_ERROR_UNKNOWN") from error
+
+    return enqueue
+
+
+def _launch(plan: Plan, alpha: complex, beta: complex, a: int, b: int, out: int, stream: Stream) -> None:
+    handle = handle_for(stream)
+    (alpha_at, _alpha), (beta_at, _beta) = scalar(alpha, plan.factor), scalar(beta, plan.factor)
+    left, right = (b, a) if plan.swapped else (a, b)
+    left_layout, right_layout, added_layout, layout = plan.layouts
+    workspace, _held = handle.use(stream)
+    _bindings().matmul(
+        handle.value,
+        plan.description,
+        alpha_at,
+        left,
+        left_layout,
+        right,
+        right_layout,
+        beta_at,
+        out if plan.adds_in_place else 0,
+        added_layout,
+        out,
+        layout,
+        plan.algorithm,
+        workspace,
+        size_of_workspace(stream),
+        stream.native,
+    )
 
 
 def _new_plan(gemm: Gemm, key: _Key, handle: int, workspace: int) -> Plan:

@@ -24,6 +24,7 @@ from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, Kind, pack_dims
 
 __all__ = [
+    "Again",
     "BFLOAT16",
     "FP8",
     "ROUTINES",
@@ -37,6 +38,7 @@ __all__ = [
     "default_implementation",
     "enqueue",
     "full_reduction",
+    "like",
     "perform",
     "tuner",
 ]
@@ -151,11 +153,15 @@ class Gemm(NamedTuple):
 
 Implementation = Callable[[Gemm, Stream], None]
 _IMPLEMENTATIONS: Final = {
-    # kind of device -> module with a function gemm
+    # kind of device -> module with a function gemm, and perhaps a function like
     "cuda": "cudatool.blas._cublas",
     "sim": "cudatool.blas._host",
 }
+Again = Callable[[int, int, int, int, Stream], None]
+"""Enqueues the same product of matrices at other addresses: of `a`, `b`, `out`, and the bias if there is one."""
+
 _default: Implementation | None = None
+_like: Callable[[Gemm], Again | None] | None = None
 tuner: Callable[[Gemm, Stream], bool] | None = None
 """Enqueues a product in another way, and says whether it did (:mod:`cudatool.tunable`), while that is enabled."""
 
@@ -192,9 +198,15 @@ def default_implementation() -> Implementation:
     return _default
 
 
+def like(gemm: Gemm) -> Again | None:
+    """Return what enqueues products like one that was enqueued; None if that must be decided for each."""
+    return None if _like is None or tuner is not None or gemm.out.dtype != gemm.a.dtype else _like(gemm)
+
+
 def _start() -> None:
-    global _default
-    _default = import_module(_IMPLEMENTATIONS[_driver.initialize().kind]).gemm
+    global _default, _like
+    module = import_module(_IMPLEMENTATIONS[_driver.initialize().kind])
+    _default, _like = module.gemm, getattr(module, "like", None)
     if any(name.endswith("_TUNABLEOP_ENABLED") for name in os.environ):
         import_module("cudatool.tunable._context").install()
 

@@ -10,6 +10,7 @@ from cudatool._allocator import allocate
 from cudatool._array import DeviceArray, empty
 from cudatool._stream import Stream, current_stream
 from cudatool._transfer import copy_on_device
+from cudatool.blas._again import may_overlap, remember
 from cudatool.blas._conjugate import Operand, plain
 from cudatool.blas._gemm import FP8, ROUTINES, Compute, Epilogue, Gemm, Scales, compute_type, enqueue, full_reduction
 from cudatool.blas._layout import COLUMN_MAJOR, Order, arrange
@@ -26,6 +27,7 @@ def check_types(name: str, a: Operand, b: Operand) -> None:
     UsageError
         They are not, or do not.
     """
+    plain(a), plain(b)  # raise for what is no array of ours
     if a.dtype != b.dtype or a.dtype not in ROUTINES or a.dtype.kind == "i" or a.dtype in FP8:
         raise UsageError(
             f"{name} takes two arrays of the same dtype, one of float16, bfloat16, float32, float64, complex64 and "
@@ -71,16 +73,9 @@ def room_for(
     if (out.shape, out.dtype, out.device) != (shape, dtype, device):
         raise UsageError(f"{name}: out must have shape {shape} and dtype {dtype} on device {device}; it is {out!r}")
     for operand in operands:
-        if operand is not None and _may_overlap(out, plain(operand)[0]):
+        if operand is not None and may_overlap(out, plain(operand)[0]):
             raise UsageError(f"{name}: out overlaps an operand, which a product cannot be written to")
     return out
-
-
-def _may_overlap(a: DeviceArray, b: DeviceArray) -> bool:
-    memory = a._memory
-    if memory is not None and b._memory is not None and memory is not b._memory:
-        return False  # without a look at the bounds, which takes longer
-    return np.may_share_memory(a.layout, b.layout)
 
 
 def multiply(
@@ -130,25 +125,26 @@ def multiply(
         if beta:
             target.copy_(out)
     compute = compute_type(x.dtype)
-    enqueue(
-        Gemm(
-            left,
-            right,
-            target,
-            product,
-            compute,
-            alpha,
-            beta,
-            (conjugate_a, conjugate_b),
-            epilogue,
-            bias,
-            aux,
-            scales,
-            fast_accumulation,
-            compute is Compute.SINGLE and full_reduction(x.dtype),
-        ),
-        stream,
+    gemm = Gemm(
+        left,
+        right,
+        target,
+        product,
+        compute,
+        alpha,
+        beta,
+        (conjugate_a, conjugate_b),
+        epilogue,
+        bias,
+        aux,
+        scales,
+        fast_accumulation,
+        compute is Compute.SINGLE and full_reduction(x.dtype),
     )
+    enqueue(gemm, stream)
+    is_plain = epilogue in (Epilogue.NONE, Epilogue.BIAS) and alpha == 1 and not (beta or scales)
+    if is_plain and target is out and left is a and right is b:
+        remember(a, b, out, gemm)
     return out if target is out else out.copy_(target)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from cudatool._allocator import Layout
 from cudatool._array import DeviceArray, empty
+from cudatool.blas._again import again, linear_again
 from cudatool.blas._conjugate import Conjugate, Operand, conj, plain
 from cudatool.blas._gemm import BFLOAT16, Epilogue
 from cudatool.blas._multiply import check_operands, check_types, multiply, room_for
@@ -50,6 +51,8 @@ def _mm(input: Operand, mat2: Operand, *, out: DeviceArray | None = None) -> Dev
     UsageError
         The shapes, dtypes or devices do not fit each other.
     """
+    if (found := again(input, mat2, out)) is not None:
+        return found
     check_operands("mm", input, mat2, 2, 2)
     shape = (input.shape[0], mat2.shape[1])
     return multiply(input, mat2, room_for("mm", out, shape, input.dtype, input.device, input, mat2))
@@ -64,6 +67,8 @@ def _bmm(input: Operand, mat2: Operand, *, out: DeviceArray | None = None) -> De
     UsageError
         The shapes, dtypes or devices do not fit each other.
     """
+    if (found := again(input, mat2, out)) is not None:
+        return found
     check_operands("bmm", input, mat2, 3, 3)
     shape = (*input.shape[:2], mat2.shape[2])
     return multiply(input, mat2, room_for("bmm", out, shape, input.dtype, input.device, input, mat2))
@@ -123,6 +128,8 @@ def _matmul(input: Operand, other: Operand, *, out: DeviceArray | None = None) -
     UsageError
         The shapes, dtypes or devices do not fit each other.
     """
+    if (known := again(input, other, out)) is not None:
+        return known
     check_types("matmul", input, other)
     x, y = input.shape, other.shape
     if not x or not y or x[-1] != y[-2 if len(y) > 1 else 0]:
@@ -241,6 +248,9 @@ def _linear(input: Operand, weight: Operand, bias: DeviceArray | None = None) ->
     UsageError
         The shapes, dtypes or devices do not fit each other.
     """
+    if bias is not None and (known := linear_again(input, weight, bias)) is not None:
+        return known
+    plain(input), plain(weight)  # raise for what is no array of ours
     if len(weight.shape) != 2 or not input.shape or input.shape[-1] != weight.shape[1]:
         raise UsageError(
             f"linear takes an input of shape (..., in) and a weight of (out, in), not {input.shape} and {weight.shape}"
@@ -265,7 +275,7 @@ def added(
 ) -> DeviceArray:
     """Return ``epilogue(beta * input + alpha * (a @ b))``: a row is the epilogue's, all else is there beforehand."""
     _check_factors(name, a.dtype, alpha, beta)
-    if beta == 1 and _can_be_bias(input, shape, a.dtype):
+    if beta == 1 and a.shape[-1] and _can_be_bias(input, shape, a.dtype):
         found = room_for(name, out, shape, a.dtype, a.device, a, b, input)
         bias = (input if input.ndim == 1 else input[0]).contiguous()
         with_bias = Epilogue(f"{epilogue}_bias" if epilogue else "bias")

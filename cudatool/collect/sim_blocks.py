@@ -25,6 +25,9 @@ class BlockWatcher:
         self._shadow = checkers.shadow
         self._last: dict[int, Operation] = {}  # by stream id: its last operation, if that has not run
         self._waiting: dict[int, list[tuple[int, int]]] = {}  # operation -> ranges that are free after it
+        self._again: dict[
+            int, list[tuple[int, int]]
+        ] = {}  # operation -> (address, size) of blocks that are new after it
 
     def enqueued(self, operation: Operation, stream: int) -> None:
         """Note the last operation of a stream."""
@@ -34,6 +37,8 @@ class BlockWatcher:
         """Take out of use what waited for an operation."""
         if self._last.get(stream) is operation:
             del self._last[stream]
+        for start, size in self._again.pop(operation.sequence, ()):
+            self._shadow.allocated(start, size)  # what it read has a value; what reads it from now on has none
         for start, stop in self._waiting.pop(operation.sequence, ()):
             self._shadow.freed(start, stop - start)
 
@@ -41,8 +46,12 @@ class BlockWatcher:
         """Receive an event of the hooks."""
         kind = event.kind
         if kind is Kind.BLOCK_ALLOC:
-            self._use(event.address, event.address + event.size)
-            self._shadow.allocated(event.address, event.aux0)
+            pending = self._use(event.address, event.address + event.size)
+            if pending:
+                self._shadow.usable(event.address, event.aux0)
+                self._again.setdefault(max(pending), []).append((event.address, event.aux0))
+            else:
+                self._shadow.allocated(event.address, event.aux0)
         elif kind is Kind.BLOCK_FREE_COMPLETED and event.aux1:
             pass  # in a private pool: each launch of the graph that it was allocated for goes on using it
         elif kind is Kind.BLOCK_FREE_COMPLETED:
@@ -60,13 +69,19 @@ class BlockWatcher:
             for row in range(rows):
                 self._shadow.written(event.address + row * step, event.size)
 
-    def _use(self, start: int, stop: int) -> None:
-        """A block is handed out again: it must not be taken out of use when the work before has run."""
+    def _use(self, start: int, stop: int) -> list[int]:
+        """A block is handed out again: it must not be taken out of use when the work before has run.
+
+        Return the operations that this work ends with.
+        """
+        pending = []
         for operation, ranges in self._waiting.items():
             if any(low < stop and start < high for low, high in ranges):
+                pending.append(operation)
                 self._waiting[operation] = [
                     piece
                     for low, high in ranges
                     for piece in ((low, min(high, start)), (max(low, stop), high))
                     if piece[0] < piece[1]
                 ]
+        return pending

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+import ml_dtypes
 import numpy as np
 
 from cudatool._allocator import Layout
@@ -17,20 +18,20 @@ __all__ = ["AVG", "DTYPES", "MAX", "MIN", "PROD", "SUM", "Call", "Name", "wire"]
 SUM, PROD, MAX, MIN, AVG = range(5)
 """ncclRedOp_t"""
 
-DTYPES: Final = {
-    # name of the dtype -> ncclDataType_t
-    "int8": 0,
-    "uint8": 1,
-    "int32": 2,
-    "uint32": 3,
-    "int64": 4,
-    "uint64": 5,
-    "float16": 6,
-    "float32": 7,
-    "float64": 8,
-    "bfloat16": 9,
-    "float8_e4m3fn": 10,
-    "float8_e5m2": 11,
+DTYPES: Final[dict[np.dtype[Any], int]] = {
+    # ncclDataType_t
+    np.dtype(np.int8): 0,
+    np.dtype(np.uint8): 1,
+    np.dtype(np.int32): 2,
+    np.dtype(np.uint32): 3,
+    np.dtype(np.int64): 4,
+    np.dtype(np.uint64): 5,
+    np.dtype(np.float16): 6,
+    np.dtype(np.float32): 7,
+    np.dtype(np.float64): 8,
+    np.dtype(ml_dtypes.bfloat16): 9,
+    np.dtype(ml_dtypes.float8_e4m3fn): 10,
+    np.dtype(ml_dtypes.float8_e5m2): 11,
 }
 
 
@@ -94,8 +95,8 @@ def wire(layout: Layout, name: Name) -> Layout:
     if not layout.flags.c_contiguous:
         raise UsageError(f"{name} takes contiguous arrays; pass array.contiguous()")
     dtype: np.dtype[Any] = layout.dtype
-    if dtype.name in DTYPES:
+    if dtype in DTYPES:
         return layout
     if name not in _REDUCING or dtype == np.bool:
         return layout.reshape(-1).view(np.uint8)
-    raise UsageError(f"{name} cannot compute with {dtype}; NCCL has {', '.join(DTYPES)}")
+    raise UsageError(f"{name} cannot compute with {dtype}; NCCL has {', '.join(map(str, DTYPES))}")

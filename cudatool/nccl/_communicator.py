@@ -247,7 +247,8 @@ class Communicator:
             raise UsageError(f"the stream is of device {stream.device_index}, the communicator of device {self.device}")
         if target is not None and not target.layout.flags.writeable:
             raise UsageError("this array is read-only: its owner exported it so")
-        sent, received = (None if array is None else wire(array.layout, name) for array in (source, target))
+        sent = None if source is None else wire(source.layout, name)
+        received = sent if target is source else None if target is None else wire(target.layout, name)
         stack = stacks.capture() if hooks.active else 0
         with group():
             _groups.calls.append((self, Call(name, sent, received, self.rank, peer, op, stream), stack))

@@ -33,8 +33,7 @@ def _translated() -> Iterator[Any]:
     """Return the bindings, whose errors become ours."""
     nccl = _bindings()
     try:
-        with operation():
-            yield nccl
+        yield nccl
     except nccl.NCCLError as error:
         raise CudaError(f"NCCL: {error}; NCCL_DEBUG=INFO tells more", "CUDA_ERROR_UNKNOWN") from error
 
@@ -61,12 +60,12 @@ class _Nccl:
 
     def init_rank(self, ranks: int, uid: bytes, rank: int, device: int) -> _Handle:
         """Return the handle of one rank."""
-        with _translated() as nccl, on_device(device):
+        with _translated() as nccl, on_device(device), operation():
             return nccl.comm_init_rank_scalable(ranks, rank, 1, bytearray(uid), 0), device
 
     def init_all(self, devices: Sequence[int]) -> list[_Handle]:
         """Return the handles of all ranks."""
-        with _translated() as nccl:
+        with _translated() as nccl, operation():
             found = nccl.comm_init_all(len(devices), list(devices))
         return list(zip(found, devices, strict=True))
 
@@ -75,20 +74,20 @@ class _Nccl:
         correlations = []
         with _translated() as nccl:
             nccl.group_start()
-        try:
-            for (handle, device), call in calls:
-                with on_device(device), operation() as correlation, _translated() as nccl:
-                    getattr(nccl, call.name)(*_arguments(call), handle, call.stream.cuda_stream)
-                correlations.append(correlation)
-        finally:
-            with _translated() as nccl:
-                nccl.group_end()
+            try:
+                for (handle, device), call in calls:
+                    with on_device(device), operation() as correlation:
+                        getattr(nccl, call.name)(*_arguments(call), handle, call.stream.cuda_stream)
+                    correlations.append(correlation)
+            finally:
+                with operation():
+                    nccl.group_end()
         return correlations
 
     def destroy(self, handle: _Handle) -> None:
         """Destroy a rank's communicator."""
         communicator, device = handle
-        with on_device(device), _translated() as nccl:
+        with _translated() as nccl, on_device(device), operation():
             nccl.comm_destroy(communicator)
 
 
@@ -98,7 +97,7 @@ library: Final = _Nccl()
 def _arguments(call: Call) -> tuple[int, ...]:
     """Return what NCCL's function of this name takes, up to communicator and stream."""
     result, sent = call.result, call.result if call.sent is None else call.sent
-    dtype = DTYPES[result.dtype.name]
+    dtype = DTYPES[result.dtype]
     buffers = sent.ctypes.data, result.ctypes.data
     match call.name:
         case Name.SEND | Name.RECV:

@@ -25,7 +25,7 @@ def is_available(tensors: Iterable[DeviceArray]) -> bool:
     """Return whether the functions take these arrays: contiguous, each on a device of its own, of a dtype of NCCL."""
     devices = set()
     for array in tensors:
-        if not isinstance(array, DeviceArray) or not array.is_contiguous() or array.dtype.name not in DTYPES:
+        if not isinstance(array, DeviceArray) or not array.is_contiguous() or array.dtype not in DTYPES:
             return False
         if array.device in devices:
             return False

@@ -31,7 +31,6 @@ __all__ = [
     "cos",
     "div",
     "elementwise",
-    "elu",
     "eq",
     "erf",
     "exp",
@@ -41,14 +40,11 @@ __all__ = [
     "floor_divide",
     "fmod",
     "ge",
-    "gelu",
-    "gelu_backward",
     "gt",
     "isfinite",
     "isinf",
     "isnan",
     "le",
-    "leaky_relu",
     "lerp",
     "log",
     "log10",
@@ -66,26 +62,19 @@ __all__ = [
     "mul",
     "ne",
     "neg",
+    "one_of",
     "pow",
     "reciprocal",
-    "relu",
     "remainder",
     "round",
     "rsqrt",
-    "sigmoid",
-    "sigmoid_backward",
     "sign",
-    "silu",
-    "silu_backward",
     "sin",
-    "softplus",
     "sqrt",
     "square",
     "sub",
     "tan",
     "tanh",
-    "tanh_backward",
-    "threshold_backward",
     "tril",
     "triu",
     "trunc",
@@ -289,81 +278,6 @@ round = elementwise(
 )
 trunc = elementwise("trunc(input)", "trunc(input)", "Return the whole number towards zero.", accepts=_FLOAT)
 
-# Activations.
-relu = elementwise("relu(input)", "input < 0 ? 0 : input", "Return input, or 0 where it is negative.")
-leaky_relu = elementwise(
-    "leaky_relu(input, *, negative_slope=0.01)",
-    "input > 0 ? input : input * negative_slope",
-    "Return input, or negative_slope * input where it is negative.",
-    accepts=_FLOAT,
-)
-elu = elementwise(
-    "elu(input, *, alpha=1.0)",
-    "input > 0 ? input : alpha * expm1(input)",
-    "Return input, or alpha * (exp(input) - 1) where it is negative.",
-    accepts=_FLOAT,
-)
-sigmoid = elementwise("sigmoid(input)", "1 / (1 + exp(-input))", "Return 1 / (1 + exp(-input)).", result=Result.FLOAT)
-silu = elementwise("silu(input)", "input / (1 + exp(-input))", "Return input * sigmoid(input).", accepts=_FLOAT)
-softplus = elementwise(
-    "softplus(input, *, beta=1.0, threshold=20.0)",
-    "input * beta > threshold ? input : log1p(exp(input * beta)) / beta",
-    "Return log(1 + exp(beta * input)) / beta, or input where beta * input is above threshold.",
-    accepts=_FLOAT,
-)
-_gelu = {
-    "none": Pointwise("gelu(input)", "input / 2 * (1 + erf(input * Compute(0.70710678118654752440)))", accepts=_FLOAT),
-    "tanh": Pointwise(
-        "gelu_tanh(input)",
-        "input / 2 * (1 + tanh(Compute(0.79788456080286535588) * (input + Compute(0.044715) * input * input * input)))",
-        accepts=_FLOAT,
-    ),
-}
-# phi is the normal distribution's density, its integral Phi: gelu(x) = x Phi(x), with gradient Phi(x) + x phi(x).
-_gelu_backward = {
-    "none": Pointwise(
-        "gelu_backward(grad_output, input)",
-        "grad_output * ((1 + erf(input * Compute(0.70710678118654752440))) / 2"
-        " + input * Compute(0.39894228040143267794) * exp(-input * input / 2))",
-        accepts=_FLOAT,
-    ),
-    "tanh": Pointwise(
-        "gelu_tanh_backward(grad_output, input)",
-        "gelu_tanh_gradient(input) * grad_output",
-        accepts=_FLOAT,
-        functions="""
-__device__ Compute gelu_tanh_gradient(Compute x) {
-    const Compute scale = 0.79788456080286535588, cubic = 0.044715;
-    Compute t = tanh(scale * (x + cubic * x * x * x));
-    return (1 + t) / 2 + x / 2 * (1 - t * t) * scale * (1 + 3 * cubic * x * x);
-}""",
-    ),
-}
-_BACKWARD: Final = "The gradient for its input, from the gradient for its output"
-sigmoid_backward = elementwise(
-    "sigmoid_backward(grad_output, output)",
-    "grad_output * (1 - output) * output",
-    f"{_BACKWARD} and the output of sigmoid.",
-    accepts=_FLOAT,
-)
-tanh_backward = elementwise(
-    "tanh_backward(grad_output, output)",
-    "grad_output * (1 - output * output)",
-    f"{_BACKWARD} and the output of tanh.",
-    accepts=_FLOAT,
-)
-silu_backward = elementwise(
-    "silu_backward(grad_output, input)",
-    "grad_output / (1 + exp(-input)) * (1 + input * (1 - 1 / (1 + exp(-input))))",
-    f"{_BACKWARD} and the input of silu.",
-    accepts=_FLOAT,
-)
-threshold_backward = elementwise(
-    "threshold_backward(grad_output, input, *, threshold=0)",
-    "input <= threshold ? 0 : grad_output",
-    f"{_BACKWARD} and the input (or output) of relu.",
-)
-
 # Comparisons and logic.
 eq = elementwise("eq(input, other)", "input == other", "Return input == other.", result=Result.BOOL, accepts=_ALL)
 ne = elementwise("ne(input, other)", "input != other", "Return input != other.", result=Result.BOOL, accepts=_ALL)
@@ -462,8 +376,6 @@ _triu = Pointwise(
 
 clamp = op("cudatool.ops.clamp")
 div = op("cudatool.ops.div")
-gelu = op("cudatool.ops.gelu")
-gelu_backward = op("cudatool.ops.gelu_backward")
 tril = op("cudatool.ops.tril")
 triu = op("cudatool.ops.triu")
 
@@ -480,7 +392,7 @@ def _(input: Any, other: Any, *, rounding_mode: str | None = None, out: DeviceAr
     if rounding_mode == "floor":
         result: DeviceArray = floor_divide.redispatch(input, other, out=out)
         return result
-    kernel = _one_of({None: _true_divide, "trunc": _trunc_divide}, rounding_mode, "rounding_mode", "floor")
+    kernel = one_of({None: _true_divide, "trunc": _trunc_divide}, rounding_mode, "rounding_mode", "floor")
     return kernel(input, other, out=out)
 
 
@@ -491,26 +403,6 @@ def _(input: Any, min: Any = None, max: Any = None, *, out: DeviceArray | None =
     if not bounds:
         raise UsageError("clamp needs min or max, or both")
     return _clamp[min is not None, max is not None](input, *bounds, out=out)
-
-
-@gelu.implementation(*KINDS)
-def _(input: DeviceArray, approximate: str = "none", *, out: DeviceArray | None = None) -> DeviceArray:
-    """Return input times the share of a normal distribution that is below it.
-
-    Parameters
-    ----------
-    approximate
-        ``"none"``: exact, by erf; ``"tanh"``: the approximation by tanh.
-    """
-    return _one_of(_gelu, approximate, "approximate")(input, out=out)
-
-
-@gelu_backward.implementation(*KINDS)
-def _(
-    grad_output: DeviceArray, input: DeviceArray, approximate: str = "none", *, out: DeviceArray | None = None
-) -> DeviceArray:
-    """Return the gradient for gelu's input, from the gradient for its output and the input."""
-    return _one_of(_gelu_backward, approximate, "approximate")(grad_output, input, out=out)
 
 
 @tril.implementation(*KINDS)
@@ -544,7 +436,14 @@ def _triangle(kernel: Pointwise, input: Any, diagonal: int, out: DeviceArray | N
     return kernel(input, out=out, rows=rows, columns=columns, diagonal=diagonal)
 
 
-def _one_of(table: dict[Any, Pointwise], key: Any, parameter: str, *more: str) -> Pointwise:
+def one_of(table: dict[Any, Pointwise], key: Any, parameter: str, *more: str) -> Pointwise:
+    """Return the kernel of an option's value; `more` are values that are not in the table.
+
+    Raises
+    ------
+    UsageError
+        There is no such value.
+    """
     try:
         return table[key]
     except KeyError:

@@ -118,7 +118,8 @@ class Pointwise:
         UsageError
             Shapes, dtypes or devices do not fit.
         """
-        operands = self.bind(operands, numbers)
+        if numbers or len(operands) != len(self.operands):
+            operands = self.bind(operands, numbers)
         arrays = [operand for operand in operands if isinstance(operand, DeviceArray)]
         device = common_device(self.name, operands)
         types = self.types(*operands)
@@ -156,11 +157,11 @@ class Pointwise:
         UsageError
             It does not take them.
         """
-        return self._types(
-            result_type(
-                *(operand for name, operand in zip(self.operands, operands, strict=True) if name not in self.masks)
+        if self.masks:
+            operands = tuple(
+                operand for name, operand in zip(self.operands, operands, strict=True) if name not in self.masks
             )
-        )
+        return self._types(result_type(*operands))
 
     def _find_defaults(self, compute: np.dtype[Any]) -> tuple[Any, ...]:
         return tuple(

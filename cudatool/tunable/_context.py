@@ -22,7 +22,7 @@ from cudatool.errors import ConfigError, UsageError
 from cudatool.tunable._candidates import DEFAULT, candidate
 from cudatool.tunable._problem import Problem, example, problem_of
 from cudatool.tunable._results import Results, append_untuned, read_untuned
-from cudatool.tunable._tune import Limits, fastest
+from cudatool.tunable._tune import Limits, Tolerances, fastest
 
 __all__ = [
     "enable",
@@ -41,6 +41,7 @@ __all__ = [
     "set_filename",
     "set_max_tuning_duration",
     "set_max_tuning_iterations",
+    "set_numerical_check_tolerances",
     "set_rotating_buffer_size",
     "tune_gemm_in_file",
     "tuning_enable",
@@ -73,6 +74,7 @@ class _State:
         self.results = Results()
         self.read: set[str] = set()  # files that were looked at
         self.is_changed = False
+        self.tolerances: Tolerances | None = None
         self.writes_on_exit = True
         self.will_write = False
         self.lock = threading.RLock()
@@ -201,6 +203,15 @@ def set_rotating_buffer_size(buffer_size: int) -> None:
 def get_rotating_buffer_size() -> int:
     """Return the MiB of operands that take turns while a candidate is timed, -1 for the L2 cache's size."""
     return _number("ROTATING_BUFFER_SIZE")
+
+
+@traced
+def set_numerical_check_tolerances(enable: bool, atol: float = 1e-5, rtol: float = 1e-5) -> None:
+    """Set how much the result of a candidate may differ from the default's, or let it differ as it likes.
+
+    Until this is called, results are compared with tolerances that suit their dtype.
+    """
+    _state.tolerances = Tolerances(enable, atol, rtol)
 
 
 # Files.
@@ -355,7 +366,7 @@ def _find(problem: Problem, gemm: Gemm, stream: Stream) -> None:
     )
     with _state.lock:
         if problem not in _state.results:
-            _state.results[problem] = fastest(gemm, stream, limits)
+            _state.results[problem] = fastest(gemm, stream, limits, _state.tolerances)
             _state.is_changed = True
             if not _state.will_write:
                 _state.will_write = True

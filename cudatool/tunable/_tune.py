@@ -18,7 +18,7 @@ from cudatool.errors import CudatoolError
 from cudatool.tunable._candidates import Enqueue, candidates
 from cudatool.tunable._results import Result
 
-__all__ = ["Limits", "fastest"]
+__all__ = ["Limits", "Tolerances", "fastest"]
 
 _TOLERANCES: Final = {
     # dtype -> how much results may differ, as a part of the largest
@@ -54,10 +54,22 @@ class Limits(NamedTuple):
     rotating_mib: int
 
 
-def fastest(gemm: Gemm, stream: Stream, limits: Limits) -> Result:
+class Tolerances(NamedTuple):
+    """How much the result of a candidate may differ from the default's: `atol` and `rtol` of its size, if `is_checked`.
+
+    The library's own tolerances depend on the dtype, and are parts of the largest element.
+    """
+
+    is_checked: bool
+    atol: float
+    rtol: float
+
+
+def fastest(gemm: Gemm, stream: Stream, limits: Limits, tolerances: Tolerances | None = None) -> Result:
     """Return which candidate is the fastest for a product, of those that give the same result as the default.
 
-    The operands are read, and copies of them; the result's place is not written.
+    The operands are read, and copies of them; the result's place is not written. `tolerances` are the program's, in
+    place of the library's own.
     """
     place = _copy_of(gemm.out, stream)
     turns = _turns(gemm._replace(out=place), stream, limits.rotating_mib)
@@ -74,7 +86,7 @@ def fastest(gemm: Gemm, stream: Stream, limits: Limits) -> Result:
             continue
         if expected is None:
             expected = found
-        elif not _is_close(found, expected, gemm.compute):
+        elif not _is_close(found, expected, gemm.compute, tolerances):
             continue
         milliseconds = _measured(enqueue, turns, stream, limits, math.inf if best is None else best.milliseconds)
         if best is None or milliseconds < best.milliseconds:
@@ -130,7 +142,11 @@ def _copy_of(array: DeviceArray, stream: Stream) -> DeviceArray:
     return DeviceArray(copy, None, array.device)
 
 
-def _is_close(found: Any, expected: Any, compute: Compute) -> bool:
+def _is_close(found: Any, expected: Any, compute: Compute, tolerances: Tolerances | None) -> bool:
+    if tolerances is not None:
+        wide = "c16" if expected.dtype.kind == "c" else "f8"
+        close = np.isclose(found.astype(wide), expected.astype(wide), rtol=tolerances.rtol, atol=tolerances.atol)
+        return not tolerances.is_checked or bool(close.all())
     tolerance = _TF32_TOLERANCE if compute is Compute.TF32 else _TOLERANCES[expected.dtype]
     exact = "c16" if expected.dtype.kind == "c" else "f8"
     wanted = expected.astype(exact)

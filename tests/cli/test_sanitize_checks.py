@@ -182,6 +182,27 @@ ct.synchronize()
     assert 0 == done.returncode, done.stdout
 
 
+@pytest.mark.parametrize("mistake", [False, True])
+def test_a_block_has_its_old_values_until_the_kernel_that_reads_them_has_run(run_command, tmp_path, mistake):
+    read = "copy[(1, 64)](b, y)" if mistake else "copy[(1, 64)](y, b); copy[(1, 64)](b, y)"
+    (tmp_path / "again.py").write_text(
+        f"""
+import cudatool as ct
+copy = ct.compile('extern "C" __global__ void copy(float *to, const float *from)'
+                  '{{ to[threadIdx.x] = from[threadIdx.x]; }}', "copy")
+x, b = ct.ones(64), ct.empty(64)
+ct.synchronize()
+copy[(1, 64)](b, x)
+del x           # the kernel has not run,
+y = ct.empty(64)  # and its block is used again
+{read}
+ct.synchronize()
+"""
+    )
+    report = json.loads(run_command("sanitize", "--json", "--checks", "initcheck", "again.py").stdout)
+    assert ["uninitialized"] * mistake == [one["kind"] for one in report["on_device"]]
+
+
 def test_repeated_findings_are_counted(run_command, tmp_path):
     again = "for _ in range(3): run(kernel('fill'), 128, a, np.int32(70))"
     (tmp_path / "wrong.py").write_text(_HEAD + again + _TAIL)

@@ -245,3 +245,21 @@ def test_a_product_that_cublaslt_does_not_have_says_so():
     misplaced = cudatool.empty((16 * 32 + 1,), E4M3)[1:].reshape(16, 32)
     with pytest.raises(UsageError, match="no algorithm"):
         blas.scaled_mm(a, misplaced.T, one, one)
+
+
+@pytest.mark.parametrize("dtype", ["f4", BF16], ids=str)
+def test_products_like_one_before_are_torchs(rng, dtype):
+    tolerance = TOLERANCE[dtype]
+    stream = cudatool.Stream()
+    for turn in range(4):
+        (a, x), (b, y), (c, z) = (both(values(rng, shape, dtype)) for shape in ((64, 48), (80, 48), (80,)))
+        check(torch.mm(x, y.T), blas.mm(a, b.T), tolerance)
+        check(torch.nn.functional.linear(x, y, z), blas.linear(a, b, c), tolerance)
+        deep = a.reshape(4, 16, 48)
+        check(torch.nn.functional.linear(x, y, z).reshape(4, 16, 80), blas.linear(deep, b, c), tolerance)
+        if turn == 2:
+            cudatool.synchronize()
+            with cudatool.stream(stream):
+                check(torch.mm(x, y.T), blas.mm(a, b.T), tolerance)
+                check(torch.nn.functional.linear(x, y, z), blas.linear(a, b, c), tolerance)
+                stream.synchronize()

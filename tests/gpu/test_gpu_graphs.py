@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import cudatool
+import cudatool.random
 
 pytestmark = pytest.mark.gpu
 
@@ -121,3 +122,21 @@ def test_pytorchs_work_is_captured_by_our_graph_and_ours_by_pytorchs() -> None:
     other.replay()
     torch.cuda.synchronize()
     assert x.eq((1 + 1) * 3 * 2 - 1).all().item()
+
+
+def test_numbers_that_replays_draw_are_those_of_pytorchs_replays() -> None:
+    import torch
+
+    graph, other = cudatool.CUDAGraph(), torch.cuda.CUDAGraph()
+    torch.cuda.manual_seed(7)
+    cudatool.random.manual_seed(7)
+    with torch.cuda.graph(other):
+        theirs = [torch.rand(1000, device="cuda"), torch.randn(1000, device="cuda")]
+    with cudatool.graph(graph):
+        ours = [cudatool.random.rand(1000), cudatool.random.randn(1000)]
+    for _ in range(3):
+        other.replay()
+        graph.replay()
+        pairs = [*zip(theirs, ours, strict=True), (torch.rand(10, device="cuda"), cudatool.random.rand(10))]
+        for expected, found in pairs:
+            assert np.array_equal(expected.cpu().numpy(), found.get())

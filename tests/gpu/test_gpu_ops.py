@@ -399,6 +399,14 @@ def test_large_arrays_of_every_alignment():
     close(ops.add(array.reshape(2048, 2048), array[:2048]), square + x[:2048])
 
 
+def test_bfloat16_is_shared_with_pytorch():
+    array = cudatool.full((3, 4), 1.5, cudatool.bfloat16)
+    tensor = torch.from_dlpack(array[:, 1:])
+    assert (torch.bfloat16, array[:, 1:].data_ptr()) == (tensor.dtype, tensor.data_ptr())
+    tensor += 1
+    assert (cudatool.from_dlpack(tensor).get() == 2.5).all()
+
+
 def test_jiterator_gives_what_theirs_gives():
     source = "template <typename T> T mixed(T x, T y, T alpha) { return -x + alpha * y * ::exp(x); }"
     from torch.cuda.jiterator import _create_jit_fn

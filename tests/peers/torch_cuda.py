@@ -19,7 +19,7 @@ import argparse
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 from xml.etree import ElementTree
@@ -39,7 +39,7 @@ REASONS: Final = {
     "storage": "`torch.save`, `torch.load` and storages: `get()` and `numpy.save` keep arrays",
     "sparse": "sparse tensors",
     "amd": "AMD's devices",
-    "large": "takes tens of GiB for one result",
+    "large": "takes gigabytes for one result",
     "green": "green contexts are cuda.core's, which programs use beside the runtime",
     "trace": "a trace always has every event; what a page shows is chosen when it is read",
     "names": "deprecated names are not offered, so that nothing warns of them",
@@ -71,9 +71,7 @@ ABSENT: Final[dict[str, str]] = {
         test_cuda.py::test_graph_cudnn_dropout test_cuda.py::test_autocast_rnn
         test_cuda.py::test_rnn_packed_sequence_batch_sizes_must_be_cpu test_cuda.py::test_resnet""",
     "operation": """
-        test_cuda.py::test_gather_bool test_cuda.py::test_multinomial_invalid_probs_cuda
-        test_cuda.py::test_huge_index
-        test_cuda.py::test_bincount_ext test_cuda.py::test_fixed_cuda_assert_async
+        test_cuda.py::test_gather_bool test_cuda.py::test_bincount_ext test_cuda.py::test_fixed_cuda_assert_async
         test_cuda.py::test_batch_norm_gather_stats test_cuda.py::test_cuda_kernel_loop_overflow
         test_cuda.py::test_cuda_kernel_loop_overflow_large test_cuda.py::test_autocast_banned""",
     "storage": """
@@ -88,7 +86,7 @@ ABSENT: Final[dict[str, str]] = {
         test_cuda.py::test_raw_amdsmi_device_count test_cuda.py::test_raw_amdsmi_device_uuids
         test_cuda.py::test_uuid_visible_devices""",
     "large": """
-        test_cuda.py::test_arithmetic_large_tensor test_cuda.py::test_max_large_axis""",
+        test_cuda.py::test_arithmetic_large_tensor test_cuda.py::test_max_large_axis test_cuda.py::test_huge_index""",
     "pytree": """
         test_cuda_multigpu.py::test_scatter_namedtuple test_cuda_multigpu.py::test_gather_namedtuple
         test_cuda_multigpu.py::test_memory_format_scatter_gather""",
@@ -96,8 +94,7 @@ ABSENT: Final[dict[str, str]] = {
     "trace": "test_cuda.py::test_memory_profiler_viz test_cuda.py::test_memory_snapshot_skip_actions",
     "names": "test_cuda.py::test_cuda_autocast_deprecated_warning",
     "accumulation": "test_cuda.py::test_cublas_allow_fp16_accumulation_get_set",
-    "generic": """
-        test_cuda.py::test_accelerator_graph_simple""",
+    "generic": "test_cuda.py::test_accelerator_graph_simple",
 }
 
 _SOURCE: Final = re.compile(r"^\s*Source:((?:.*,\s*\n)*.*)$", re.MULTILINE)  # goes on after a comma
@@ -120,9 +117,6 @@ class Asked(NamedTuple):
         return f"{self.file}::{self.name}"
 
 
-Covered = Mapping[str, Sequence[str]]
-"""Key of a test of PyTorch's -> tests of ours, each ``tests/runtime/test_runtime_x.py::test_y``."""
-
 Results = Mapping[str, str]
 """Test of ours, or key of one of PyTorch's -> outcome."""
 
@@ -137,7 +131,7 @@ def topics() -> dict[str, list[Asked]]:
 
 
 def covered() -> dict[str, list[str]]:
-    """Return which tests of ours say that they ask what one of PyTorch's asks."""
+    """Return which tests of ours, ``tests/runtime/test_x.py::test_y``, say that they ask what one of PyTorch's asks."""
     found: dict[str, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         text = path.read_text()
@@ -225,7 +219,7 @@ def page(sim: Results, gpu: Results) -> str:
         f"programs expect of a runtime shaped like `torch.cuda`. Of their {len(tests)} tests, {len(asked)} are asked of",
         f"ours, rewritten for our arrays; {len(tests) - len(asked)} make no sense on them, for the reasons given.",
         "",
-        f"- software device: {said[0]}",
+        f"- two software devices: {said[0]}",
         f"- GPU (one NVIDIA H200): {said[1]}; skipped are those that need a second GPU",
         "",
         "This page is written by `tests/peers/torch_cuda.py`, from the `Source:` lines in the tests' docstrings and from",

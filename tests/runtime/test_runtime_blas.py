@@ -192,6 +192,12 @@ def test_complex_factors_are_for_complex_numbers():
         blas.addmm(cudatool.ones((1, 1)), cudatool.ones((1, 1)), cudatool.ones((1, 1)), alpha=1j)
 
 
+@pytest.mark.parametrize("name", ["mm", "bmm", "mv", "dot", "matmul", "linear"])
+def test_what_is_no_device_array_is_refused(name):
+    with pytest.raises(UsageError, match=r"takes device arrays, not list; use cudatool\.asarray"):
+        getattr(blas, name)(cudatool.ones((2, 2)), [[1, 2], [3, 4]])
+
+
 def test_addmm_in_place(rng):
     c, a, b = values(rng, (5, 4), "f8"), values(rng, (5, 7), "f8"), values(rng, (7, 4), "f8")
     whole = cudatool.asarray(c)
@@ -210,6 +216,9 @@ def test_addmm_over_nothing_is_what_is_added():
     c = np.arange(20.0).reshape(5, 4)
     found = blas.addmm(cudatool.asarray(c), cudatool.zeros((5, 0), "f8"), cudatool.zeros((0, 4), "f8"), beta=2)
     check(2 * c, found, "f8")
+    bias = np.arange(4.0)
+    found = blas.linear(cudatool.zeros((5, 0), "f8"), cudatool.zeros((4, 0), "f8"), cudatool.asarray(bias))
+    check(np.broadcast_to(bias, (5, 4)), found, "f8")
 
 
 @DTYPES

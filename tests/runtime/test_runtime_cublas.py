@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -15,7 +17,7 @@ import pytest
 import cudatool
 from cudatool import blas
 from cudatool.backends._settings import settings
-from cudatool.blas import _cublas, _cublaslt, _gemm, _host, _workspace
+from cudatool.blas import _again, _cublas, _cublaslt, _gemm, _host, _workspace
 from cudatool.blas._numerics import apply_epilogue
 from cudatool.errors import CudaError, UsageError
 
@@ -262,13 +264,18 @@ def cublas(device, monkeypatch):
     monkeypatch.setattr(_cublas, "bindings", lambda: fake.plain)
     monkeypatch.setattr(_cublaslt, "_bindings", lambda: fake.lt)
     monkeypatch.setattr(_gemm, "_default", _cublas.gemm)
+    monkeypatch.setattr(_gemm, "_like", _cublas.like)
+    monkeypatch.setattr(_again, "_known", {})
     monkeypatch.setattr(_cublas, "_handles", _cublas._Handles())
+    monkeypatch.setattr(_cublas, "_spare", {})
     monkeypatch.setattr(_cublaslt, "_plans", _cublaslt._Plans())
     library = settings.blas_library
     yield fake
     settings.blas_library = library
     settings.deterministic = settings.deterministic_warn_only = False
     _cublaslt._plans.found.clear()
+    _again._known.clear()
+    gc.collect()  # another thread's plans go with it
     assert {} == fake.lt.things
 
 
@@ -379,6 +386,96 @@ def test_eight_bits(cublas, rng, out_dtype):
     np.testing.assert_allclose(
         found.get().astype("f8"), total / 4 if out_dtype == E4M3 else total, rtol=0.07, atol=0.05
     )
+
+
+# Products like one before.
+
+
+def test_a_product_like_one_before_is_of_its_own_operands(cublas, rng):
+    first, second = values(rng, (2, 4, 6), "f4"), values(rng, (2, 6, 5), "f4")
+    seen = []
+    for a, b in zip(first, second, strict=True):
+        x, y, out = cudatool.asarray(a), cudatool.asarray(b), cudatool.empty((5, 4)).T
+        for found in (blas.mm(x, y), blas.mm(x, y), blas.mm(x, y, out=out), cudatool.matmul(x, y)):
+            check(a @ b, found, 1e-4)
+        seen.append(len(_again._known))
+    assert [3, 3] == seen  # with out as it lies, and by default, of which each makes one
+
+
+@pytest.mark.parametrize("change", ["transposed", "dtype", "switch", "library", "shape"])
+def test_what_has_changed_is_decided_anew(cublas, rng, change):
+    a, b = values(rng, (6, 6), "f4"), values(rng, (6, 6), "f4")
+    x, y = cudatool.asarray(a), cudatool.asarray(b)
+    blas.mm(x, y)
+    before = len(cublas.plain.calls)
+    if change == "transposed":
+        check(a @ b.T, blas.mm(x, y.T), 1e-4)
+    elif change == "dtype":
+        check(
+            a.astype("f8") @ b.astype("f8"), blas.mm(*(cudatool.asarray(array.astype("f8")) for array in (a, b))), 1e-4
+        )
+    elif change == "shape":
+        check(a[:4] @ b, blas.mm(x[:4], y), 1e-4)
+    elif change == "library":
+        settings.blas_library = "cublaslt"
+        blas.mm(x, y)
+        assert (before, [1]) == (len(cublas.plain.calls), cublas.lt.algorithms)
+    else:
+        try:
+            cudatool.backends.cuda.matmul.allow_tf32 = True
+            blas.mm(x, y)
+        finally:
+            cudatool.backends.cuda.matmul.allow_tf32 = False
+        assert ("gemm", 77, 1) == cublas.plain.calls[-1]
+
+
+def test_what_is_refused_is_refused_again(cublas):
+    a, b, whole = cudatool.ones((4, 4)), cudatool.ones((4, 4)), cudatool.ones((8, 4))
+    blas.mm(a, b, out=whole[:4])
+    for _ in range(2):
+        with pytest.raises(UsageError, match="overlaps"):
+            blas.mm(whole[4:], b, out=whole[4:])
+        with pytest.raises(UsageError, match="out must have shape"):
+            blas.mm(a, b, out=whole)
+    blas.int_mm(cudatool.asarray(np.ones((8, 8), "i1")), cudatool.asarray(np.ones((8, 8), "i1")))
+    with pytest.raises(UsageError, match="not int8"):
+        blas.mm(*(cudatool.asarray(np.ones((8, 8), "i1")) for _ in range(2)))
+
+
+@pytest.mark.parametrize("shape", [(6, 8), (2, 3, 8)])
+def test_linear_like_one_before_is_of_its_own_operands(cublas, rng, shape):
+    x, w, b = values(rng, (3, *shape), "f4"), values(rng, (3, 5, 8), "f4"), values(rng, (3, 64), "f4")[:, :5].copy()
+    for index in range(3):
+        arrays = [cudatool.asarray(array[index]) for array in (x, w, b)]
+        check(x[index] @ w[index].T + b[index], blas.linear(*arrays), 1e-4)
+    assert 1 == cublas.lt.heuristics
+    odd = cudatool.asarray(np.concatenate([b[0], b[0]]))[5:]  # at another alignment
+    check(x[2] @ w[2].T + b[0], blas.linear(*arrays[:2], odd), 1e-4)
+    assert 2 == cublas.lt.heuristics
+    check(x[2] @ w[2].T + b[2], blas.linear(*arrays), 1e-4)
+    with pytest.raises(UsageError, match="bias must have shape"):
+        blas.linear(*arrays[:2], arrays[2][:4])
+    turned = cudatool.asarray(np.ascontiguousarray(np.swapaxes(x[0], 0, -1))).transpose(*range(x[0].ndim)[::-1])
+    if len(shape) == 2:
+        check(x[0] @ w[2].T + b[2], blas.linear(turned, *arrays[1:]), 1e-4)
+
+
+def test_each_thread_has_plans_of_its_own(cublas, rng):
+    x, w, b = (cudatool.asarray(values(rng, shape, "f4")) for shape in ((6, 8), (5, 8), (5,)))
+    blas.linear(x, w, b)
+    thread = threading.Thread(target=lambda: blas.linear(x, w, b))
+    thread.start()
+    thread.join()
+    blas.linear(x, w, b)
+    assert 2 == cublas.lt.heuristics
+
+
+def test_a_product_like_one_before_is_told_while_somebody_listens(cublas, events):
+    a, b = cudatool.ones((4, 4)), cudatool.ones((4, 4))
+    blas.mm(a, b)
+    events.clear()
+    blas.mm(a, b)
+    assert "sgemm" in [event.name for event in events]
 
 
 # Plans.
@@ -492,6 +589,20 @@ def test_a_handle_is_told_its_stream_when_that_changes(cublas):
     first, second, third = (call[1] for call in told[1::2])
     assert first == third != second
     assert 1 == cublas.plain.handles
+
+
+def test_threads_that_follow_each_other_share_a_handle(cublas):
+    a = cudatool.ones((8, 8))
+    blas.mm(a, a)
+    cublas.plain.gemm_ex = lambda handle, *_: used.append(handle)
+    used = []
+    for _ in range(3):
+        thread = threading.Thread(target=lambda: blas.mm(a, a))
+        thread.start()
+        thread.join()
+    blas.mm(a, a)
+    assert [2, 2, 2, 1] == used
+    assert 2 == cublas.plain.handles
 
 
 def test_workspaces_are_given_back_when_they_are_cleared(cublas):

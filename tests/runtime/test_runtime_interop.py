@@ -42,10 +42,12 @@ def test_dlpack_there_and_back(index: Any) -> None:
     np.testing.assert_array_equal(found.get(), view.get())
 
 
-@pytest.mark.parametrize("dtype", ["?", "i1", "u4", "i8", "f2", "f4", "c8"])
+@pytest.mark.parametrize("dtype", ["?", "i1", "u4", "i8", "f2", "bfloat16", "f4", "c8"])
 def test_dlpack_keeps_the_dtype(dtype: str) -> None:
-    array = cudatool.zeros(3, dtype)
-    assert cudatool.from_dlpack(array).dtype == array.dtype
+    array = cudatool.ones(3, dtype)
+    found = cudatool.from_dlpack(array)
+    assert found.dtype == array.dtype
+    assert found.get().tolist() == array.get().tolist()
 
 
 def test_interface_names_memory_layout_and_stream() -> None:

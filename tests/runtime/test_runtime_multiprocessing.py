@@ -187,3 +187,9 @@ def test_event_is_recorded_in_another_process() -> None:
 def test_event_with_timing_is_not_sent() -> None:
     with pytest.raises(UsageError, match="interprocess=True"):
         ForkingPickler.dumps(cudatool.Event(enable_timing=True))
+
+
+def test_it_has_the_names_of_multiprocessing() -> None:
+    assert cudatool.multiprocessing.get_context is multiprocessing.get_context
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = cudatool.multiprocessing.no_such_name

@@ -11,7 +11,7 @@ import pytest
 import cudatool
 from cudatool import ops
 from cudatool.errors import UsageError
-from cudatool.ops import _elementwise
+from cudatool.ops import _activations, _elementwise
 from cudatool.trace.events import Kind
 
 erf = np.vectorize(math.erf)
@@ -155,7 +155,7 @@ def test_bits(name):
 
 def test_every_operation_is_tested():
     tables = {*REAL, *POSITIVE, *BITS, "clamp"}
-    assert set() == set(_elementwise.__all__) - tables - {"elementwise"}
+    assert tables == {*_elementwise.__all__, *_activations.__all__} - {"elementwise", "one_of"}
 
 
 @pytest.mark.parametrize("dtype", ["float16", cudatool.bfloat16, "float64"])

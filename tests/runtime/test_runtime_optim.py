@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -438,3 +441,19 @@ def test_a_scale_never_grows_to_infinity() -> None:
     scale, tracker = cudatool.full((), 3e38), cudatool.zeros((), np.int32)
     optim.amp_update_scale_(scale, tracker, cudatool.zeros(()), 2.0, 0.5, 1)
     assert (np.float32(3e38), 0) == (scale.get(), tracker.get())
+
+
+def test_threads_of_our_kernels_do_not_race(device: str, tmp_path: Path) -> None:
+    if device != "sim":
+        pytest.skip("the software device looks for races inside of kernels")
+    program = tmp_path / "step.py"
+    program.write_text(
+        "import numpy as np, cudatool\n"
+        "from cudatool import optim\n"
+        "grads = [cudatool.full(2000, np.inf)]\n"
+        "optim.clip_grad_norm_(grads, 1.0)\n"
+        "optim.amp_foreach_non_finite_check_and_unscale_(grads, cudatool.zeros(()), cudatool.full((), 0.5))\n"
+    )
+    command = [sys.executable, "-m", "cudatool", "sanitize", "--checks", "race,racecheck,memcheck", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (0, True) == (done.returncode, "no findings" in done.stdout + done.stderr), done.stdout

@@ -191,6 +191,18 @@ def test_a_candidate_with_another_result_is_none(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("tolerances", "expected"), [((True, 100, 0), "wrong"), ((True,), "Default"), ((False,), "wrong")]
+)
+def test_a_program_may_say_what_is_close(monkeypatch, tolerances, expected):
+    _, _, x, y = arrays()
+    fakes(monkeypatch, Default=2, wrong=1)
+    quick()
+    tunable.set_numerical_check_tolerances(*tolerances)
+    blas.mm(x, y)
+    assert expected == tunable.get_results()[0][2]
+
+
+@pytest.mark.parametrize(
     ("iterations", "duration", "expected"), [(5, 100, 5), (100, 20, 10), (0, 20, 10), (7, 0, 7), (100, 1, 1)]
 )
 def test_the_smaller_limit_counts(monkeypatch, iterations, duration, expected):

@@ -104,9 +104,13 @@ class Shadow:
 
     def allocated(self, address: int, size: int) -> None:
         """From now on these bytes may be used, and nothing was written to them."""
-        self._set_valid(address - self.base, size, 1)
+        self.usable(address, size)
         if self._tracked & Instrument.INITCHECK:
             self._init.view[address - self.base :][:size] = 0
+
+    def usable(self, address: int, size: int) -> None:
+        """From now on these bytes may be used; those that were written before still are."""
+        self._set_valid(address - self.base, size, 1)
 
     def freed(self, address: int, size: int) -> None:
         """From now on these bytes must not be used."""
