@@ -175,7 +175,8 @@ _logsumexp = Reduction(
     __device__ void take(Compute x, long long index, double parameter) { merge({x, 1}); }
     __device__ void merge(State other) {
         State &low = largest < other.largest ? *this : other, &high = largest < other.largest ? other : *this;
-        Compute factor = isinf(high.largest) ? low.largest == high.largest : exp(low.largest - high.largest);
+        Compute factor = isinf(high.largest) && low.largest == low.largest  // else NaN would be lost
+            ? low.largest == high.largest : exp(low.largest - high.largest);
         *this = {high.largest, high.sum + low.sum * factor};
     }
     __device__ Compute finish(long long size, double parameter) { return largest + log(sum); }

@@ -168,6 +168,12 @@ def test_infinities_in_logsumexp():
     np.testing.assert_allclose(actual, [-np.inf, 2, np.inf, 800 + np.log(2)])
 
 
+def test_nan_is_not_lost_in_logsumexp():
+    host = np.array([[np.nan, 1], [1, np.nan], [-np.inf, np.nan], [np.inf, np.nan], [np.nan, np.nan]], np.float32)
+    assert np.isnan(ops.logsumexp(cudatool.asarray(host), 1).get()).all()
+    assert np.isnan(ops.logsumexp(cudatool.asarray(np.r_[np.ones(5000), np.nan, np.ones(5000)]), 0).get())
+
+
 def test_reductions_of_nothing():
     empty = cudatool.zeros((0, 3))
     assert [0, 0, 0] == ops.sum(empty, 0).get().tolist()

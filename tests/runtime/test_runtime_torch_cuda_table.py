@@ -15,7 +15,7 @@ import cudatool
 from cudatool import _driver
 from cudatool.errors import CudatoolError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ANSWER = r"yes|no|partly: .+"
 ASKING = r"get_|is_|has_|mem|max_mem|host_mem|current_|default_|device_|initial_|list_|cudart|version" + (
     r"|temperature|utilization|power|clock|init$"
