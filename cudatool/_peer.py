@@ -10,7 +10,7 @@ import numpy as np
 
 from cudatool import _cuda, _transfer
 from cudatool._allocator import Layout
-from cudatool._capture import relaxed
+from cudatool._capture import is_capturing, relaxed
 from cudatool._cuda import check, operation
 from cudatool._device import DeviceLike, can_device_access_peer, device_index
 from cudatool._device import device as on_device
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["copy_between", "enable_peer_access"]
 
-_NAME = "cuMemcpyPeerAsync"
 _enabled: dict[tuple[int, int], bool] = {}  # device, peer -> whether the device can use the peer's memory now
 
 
@@ -112,15 +111,20 @@ def _copy(target: Layout, source: Layout, stream: Stream, source_device: int) ->
     _enable(device, source_device)
     handle = stream.core.handle
     to, from_ = target.ctypes.data, source.ctypes.data
+    # A driver does not capture the copy that names contexts; the other one finds them by the addresses.
+    name = "cuMemcpyAsync" if is_capturing(stream) else "cuMemcpyPeerAsync"
     with on_device(device), operation() as correlation:
-        check(_cuda.driver.cuMemcpyPeerAsync(to, _context(device), from_, _context(source_device), size, handle))
+        if name == "cuMemcpyAsync":
+            check(_cuda.driver.cuMemcpyAsync(to, from_, size, handle))
+        else:
+            check(_cuda.driver.cuMemcpyPeerAsync(to, _context(device), from_, _context(source_device), size, handle))
     if correlation:
         hooks.emit(
             Kind.MEMCPY,
             device=device,
             stream=stream.trace_id(),
             correlation=correlation,
-            name=_NAME,
+            name=name,
             address=to,
             size=size,
             aux0=from_,

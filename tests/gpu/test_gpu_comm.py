@@ -144,9 +144,15 @@ def test_software_device_reduces_as_nccl_does(dtype: object, op: int) -> None:
 
 def test_other_collectives_are_torchs(torch) -> None:
     tensors, arrays = both(torch)
-    torch.cuda.nccl.broadcast(tensors, 1)
-    nccl.broadcast(arrays, 1)
+    torch.cuda.nccl.broadcast(tensors)
+    nccl.broadcast(arrays)
     assert_equal(tensors, arrays)
+
+    # Not beside torch, which sends the first tensor whatever its root.
+    _, arrays = both(torch)
+    expected = arrays[1].get()
+    nccl.broadcast(arrays, 1)
+    np.testing.assert_array_equal(expected, arrays[0].get())
 
     tensors, arrays = both(torch)
     torch.cuda.nccl.reduce(tensors, root=1)

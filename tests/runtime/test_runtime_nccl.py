@@ -138,15 +138,17 @@ def test_ranks_send_to_each_other_in_a_group(second: int) -> None:
         communicator.close()
 
 
-def test_operations_of_a_group_take_place_in_their_order(second: int) -> None:
+def test_operations_of_a_group_are_all_done(second: int) -> None:
     data = random(10)
-    arrays = spread(data)
+    sums, most, copies = (spread(data) for _ in range(3))
     with nccl.group():
-        nccl.all_reduce(arrays)
-        nccl.all_reduce(arrays, op=nccl.MAX)
-        nccl.broadcast(arrays)
-    for array in arrays:
-        np.testing.assert_array_equal(data[0] + data[1], array.get())
+        nccl.all_reduce(sums)
+        nccl.all_reduce(most, op=nccl.MAX)
+        nccl.broadcast(copies)
+    for index in range(2):
+        np.testing.assert_array_equal(data[0] + data[1], sums[index].get())
+        np.testing.assert_array_equal(np.maximum(data[0], data[1]), most[index].get())
+        np.testing.assert_array_equal(data[0], copies[index].get())
 
 
 def test_operation_is_in_order_with_the_streams_it_is_given(second: int) -> None:
