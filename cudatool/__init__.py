@@ -309,6 +309,8 @@ _CUDA_CORE = ("LaunchConfig", "ProgramOptions")
 
 
 def __getattr__(name: str) -> Any:
+    if name.startswith("_"):  # a private module is being imported: load nothing else
+        raise AttributeError(f"module 'cudatool' has no attribute {name!r}")
     from cudatool._api import PUBLIC_MODULES, is_traced, traced
 
     if f"cudatool.{name}" in PUBLIC_MODULES:
