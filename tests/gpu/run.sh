@@ -13,5 +13,13 @@ cd tests  # so that the installed package is tested, not the checkout
 
 "$python" -m cudatool devices
 # The runtime's own tests, on the GPU; then what only a GPU can show; then the samples on both devices, compared.
-# Tracebacks are short, because long ones print arguments, and a layout lies in memory that the host cannot read.
-"$python" -m pytest -q --tb=short -c ../pyproject.toml --rootdir .. -p no:cacheprovider -p no:randomly runtime gpu "$@"
+# JOBS processes share the GPU, except for tests that need all of its memory. RESULTS is a folder for JUnit files.
+run() {
+    name=$1 && shift
+    "$python" -m pytest -q -c ../pyproject.toml --rootdir .. -p no:cacheprovider -p no:randomly -p no:benchmark \
+        ${RESULTS:+--junitxml "$RESULTS/$name.xml"} runtime gpu "$@"
+}
+status=0
+run together -m "not whole_device" -n "${JOBS:-8}" "$@" || status=$?
+run alone -m whole_device "$@" || status=$?
+exit $status

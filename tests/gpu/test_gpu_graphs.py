@@ -64,6 +64,7 @@ def private_segments(found: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.whole_device
 @pytest.mark.parametrize("conf", ["", "expandable_segments:True", "graph_capture_record_stream_reuse:True"])
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_memory_of_captures_has_the_addresses_that_pytorchs_has(seed: int, conf: str, tmp_path: Path) -> None:

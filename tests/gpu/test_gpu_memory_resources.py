@@ -7,7 +7,7 @@ import pytest
 
 import cudatool
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.whole_device]
 
 SPIN = """
 extern "C" __global__ void spin(long long cycles) {

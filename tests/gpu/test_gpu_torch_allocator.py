@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.whole_device]
 
 PROGRAM = Path(__file__).with_name("allocator_requests.py")
 ACTIONS = {

@@ -62,6 +62,7 @@ def test_peaks_are_kept_until_they_are_reset() -> None:
     assert cudatool.max_memory_allocated() == before
 
 
+@pytest.mark.whole_device
 def test_empty_cache_gives_memory_back_to_the_driver() -> None:
     cudatool.empty_cache()
     free, total = cudatool.mem_get_info()

@@ -131,6 +131,7 @@ def test_statistics_are_what_the_snapshot_shows() -> None:
     assert cudatool.memory_allocated() == cudatool.max_memory_allocated()
 
 
+@pytest.mark.whole_device
 @pytest.mark.parametrize("device", [0, "cuda", "cuda:0"])
 def test_free_memory_is_asked_of_the_driver(device: object) -> None:
     """Source: test_cuda_multigpu.py::test_mem_get_info"""
@@ -170,6 +171,7 @@ def test_out_of_memory_tells_what_was_asked_and_disturbs_nothing() -> None:
     assert (array.fill_(1).get() == 1).all()
 
 
+@pytest.mark.whole_device
 def test_what_was_out_of_memory_can_be_had_after_a_free() -> None:
     """Source: test_cuda.py::test_out_of_memory_retry"""
     much = int(cudatool.mem_get_info()[1] * 0.6)

@@ -142,8 +142,8 @@ def test_wrong_probabilities_stop_the_kernel(draw_wrongly: str) -> None:
     program = f"""
 import numpy as np, cudatool
 from cudatool import random
-{draw_wrongly}
 try:
+    {draw_wrongly}  # its later kernels may hear of the first one's end already
     cudatool.synchronize()
 except cudatool.CudaError as error:
     print(error.name)
