@@ -261,12 +261,7 @@ def test_sensors_tell_of_a_gpu_and_refuse_of_the_software_device(device: str, se
             getattr(cudatool, sensor)()
 
 
-<<<<<<< HEAD
 def test_memory_of_the_device_in_use_includes_ours() -> None:
-=======
-@pytest.mark.whole_device
-def test_memory_of_the_device_in_use_grows_with_an_array() -> None:
->>>>>>> main
     """Source: test_cuda.py::test_device_memory_used"""
     array = cudatool.empty(256 << 20, np.uint8)
     assert cudatool.device_memory_used() >= cudatool.memory_reserved() >= array.nbytes
