@@ -261,14 +261,10 @@ def test_sensors_tell_of_a_gpu_and_refuse_of_the_software_device(device: str, se
             getattr(cudatool, sensor)()
 
 
-@pytest.mark.whole_device
-def test_memory_of_the_device_in_use_grows_with_an_array() -> None:
+def test_memory_of_the_device_in_use_includes_ours() -> None:
     """Source: test_cuda.py::test_device_memory_used"""
-    cudatool.synchronize()
-    cudatool.empty_cache()
-    before, size = cudatool.device_memory_used(), 256 << 20
-    array = cudatool.empty(size, np.uint8)
-    assert size // 2 <= cudatool.device_memory_used() - before <= size * 2
+    array = cudatool.empty(256 << 20, np.uint8)
+    assert cudatool.device_memory_used() >= cudatool.memory_reserved() >= array.nbytes
     del array
     cudatool.empty_cache()
 
