@@ -130,7 +130,7 @@ class CUDAGraph:
                 self._known.append(generator)
                 self._open.append(generator)
             # Before the driver begins: another thread that frees a block now must not record an event in this stream.
-            allocator.begin_allocate_to_pool(pool, capture.has)
+            allocator.begin_allocate_to_pool(pool, capture.has, capturing=True)
             self._pool, self._device = pool, stream.device_index
             with on_device(self._device), _operation() as correlation:
                 check(_cuda.driver.cuStreamBeginCapture(stream.core.handle, mode))

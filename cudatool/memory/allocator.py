@@ -251,8 +251,15 @@ class CachingAllocator:
         with self._operation():
             self._policy.use_pool(pool, provider, use_on_oom=use_on_oom, splits=splits)
 
-    def begin_allocate_to_pool(self, pool: PoolId, applies_to: Callable[[int], bool]) -> None:
+    def begin_allocate_to_pool(
+        self, pool: PoolId, applies_to: Callable[[int], bool], *, capturing: bool = False
+    ) -> None:
         """Serve requests from a private pool from now on, if ``applies_to(stream)``. Counts as one more user.
+
+        Parameters
+        ----------
+        capturing
+            A stream is being captured until :meth:`end_allocate_to_pool`, so that the device must not be waited for.
 
         Raises
         ------
@@ -260,7 +267,7 @@ class CachingAllocator:
             This pool is being allocated to already.
         """
         with self._operation():
-            self._policy.begin_allocate_to_pool(pool, applies_to)
+            self._policy.begin_allocate_to_pool(pool, applies_to, capturing=capturing)
 
     def end_allocate_to_pool(self, pool: PoolId) -> None:
         """Undo :meth:`begin_allocate_to_pool`, except that the pool keeps its user until :meth:`release_pool`.

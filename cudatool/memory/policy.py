@@ -103,6 +103,7 @@ class Policy:
         self._active: dict[int, Block] = {}  # every block in use, if only by other streams, by address
         self._private: dict[PoolId, PrivatePool] = {}
         self._redirections: list[tuple[PrivatePool, Callable[[int], bool]]] = []
+        self._capturing: set[PoolId] = set()  # those of streams that are captured: waiting would end that
         # By stream: events of pending blocks, oldest first. A stream's events pass in order.
         self._pending: dict[int, deque[tuple[Any, Block]]] = {}
         self._deferred: list[Block] = []  # pending blocks whose events could not be recorded yet
@@ -202,7 +203,7 @@ class Policy:
     def release_cached(self, pool: PoolId, keep: int = 0) -> None:
         """Wait for pending blocks, then give back what is wholly free until no more than `keep` bytes are reserved.
 
-        While requests are redirected, nothing is waited for, as unmapping pages of an expandable segment would.
+        While a stream is captured, nothing is waited for, as unmapping pages of an expandable segment would.
         """
         segments = self.segments
         if pool == DEFAULT_POOL and not self._redirections:
@@ -210,9 +211,9 @@ class Policy:
             segments.release_free(self._large, keep)
             segments.release_free(self._small, keep)
         for private in [p for p in self._private.values() if p.use_count == 0 and pool in (DEFAULT_POOL, p.id)]:
-            if self._redirections and private.small.expandable:
+            if self._capturing and private.small.expandable:
                 continue
-            if pool != DEFAULT_POOL and not self._redirections:
+            if pool != DEFAULT_POOL and not self._capturing:
                 self._free_pending_blocks(pool)
             segments.release_free(private.small, keep)
             segments.release_free(private.large, keep)
@@ -256,17 +257,22 @@ class Policy:
             private.use_count += 1
         return private
 
-    def begin_allocate_to_pool(self, pool: PoolId, applies_to: Callable[[int], bool]) -> None:
+    def begin_allocate_to_pool(
+        self, pool: PoolId, applies_to: Callable[[int], bool], *, capturing: bool = False
+    ) -> None:
         """Serve requests from a private pool if ``applies_to(stream)``."""
         if any(private.id == pool for private, _ in self._redirections):
             raise UsageError(f"pool {pool} is being allocated to already")
         self._redirections.append((self.use_pool(pool), applies_to))
+        if capturing:
+            self._capturing.add(pool)
 
     def end_allocate_to_pool(self, pool: PoolId) -> None:
         """Undo :meth:`begin_allocate_to_pool`, except that the pool keeps its user."""
         for index, (private, _) in enumerate(self._redirections):
             if private.id == pool:
                 del self._redirections[index]
+                self._capturing.discard(pool)
                 return
         raise UsageError(f"pool {pool} is not being allocated to")
 

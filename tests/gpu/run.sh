@@ -20,6 +20,6 @@ run() {
         ${RESULTS:+--junitxml "$RESULTS/$name.xml"} runtime gpu "$@"
 }
 status=0
-run together -m "not whole_device" -n "${JOBS:-8}" "$@" || status=$?
+run together -m "not whole_device" -n "${JOBS:-8}" --dist loadgroup "$@" || status=$?
 run alone -m whole_device "$@" || status=$?
 exit $status

@@ -18,7 +18,7 @@ import pytest
 from cudatool.trace import read
 from cudatool.trace.events import Kind
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("torch sanitizer")]  # what all need is built once
 
 PROGRAMS = Path(__file__).with_name("torch_programs")
 EXPECTED = {  # program -> the finding of its racy version; what PyTorch's sanitizer says of it, and of its clean twin

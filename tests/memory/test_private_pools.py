@@ -176,7 +176,7 @@ def test_pool_that_loses_its_last_user_during_a_capture_is_given_back_without_wa
     allocator.free(free)
     allocator.record_stream(used, 1)
     allocator.free(used)
-    allocator.begin_allocate_to_pool(POOL, everywhere)
+    allocator.begin_allocate_to_pool(POOL, everywhere, capturing=True)
     for _ in range(2):
         allocator.release_pool(other)
     allocator.empty_cache(other)
