@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import operator
 from types import EllipsisType
-from typing import Any, NoReturn, SupportsIndex
+from typing import Any, Final, NoReturn, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
 from cudatool import _interop, _peer, _transfer
-from cudatool._allocator import Layout, Owner, Shape, allocate
+from cudatool._allocator import Layout, Memory, Owner, Shape, allocate
 from cudatool._device import DeviceLike, device_index
 from cudatool._operators import Operators
 from cudatool._pinned import empty_pinned, is_pinned
@@ -18,7 +18,18 @@ from cudatool._stream import Stream, current_stream
 from cudatool._sync_debug import get_sync_debug_mode, hidden_synchronization
 from cudatool.errors import UsageError
 
-__all__ = ["DeviceArray", "asarray", "empty", "from_dlpack", "full", "ones", "zeros"]
+__all__ = [
+    "ALIGNMENT",
+    "DeviceArray",
+    "asarray",
+    "empty",
+    "from_dlpack",
+    "full",
+    "ones",
+    "signature",
+    "surely_apart",
+    "zeros",
+]
 
 _Index = SupportsIndex | slice | EllipsisType | None
 
@@ -42,13 +53,14 @@ class DeviceArray(Operators):
         Ordinal of the device that the addresses belong to.
     """
 
-    __slots__ = ("__weakref__", "_address", "_memory", "device", "layout")
+    __slots__ = ("__weakref__", "_address", "_memory", "_signature", "device", "layout")
 
     def __init__(self, layout: Layout, memory: Owner | None, device: int) -> None:
         self.layout = layout
         self.device = device
         self._memory = memory
         self._address = -1  # not asked for yet: NumPy takes its time to say
+        self._signature: object = None  # see signature()
 
     # What it is.
 
@@ -279,6 +291,38 @@ class DeviceArray(Operators):
 
     def __dlpack__(self, *, stream: int | None = None, copy: bool | None = None, **options: Any) -> Any:
         return _interop.dlpack(self.clone() if copy else self, stream, **options)
+
+
+ALIGNMENT: Final = 16
+"""Bytes that a kernel loads at once at most: what an address is a multiple of makes no difference beyond."""
+
+_signatures: dict[tuple[object, ...], object] = {}
+_MOST_SIGNATURES: Final = 65536
+
+
+def signature(array: DeviceArray) -> object:
+    """Return what stands for shape, strides, dtype, device, alignment and whether it can be written.
+
+    If two arrays have the same one, an operation treats them alike; so it is the key of what was found out for one. Of
+    the arrays that are alike, a few may have another, which costs time alone. It is compared by identity, and kept
+    in ``_signature``, where those look first to whom every call counts.
+    """
+    layout = array.layout
+    alignment = array.data_ptr() % ALIGNMENT
+    key = layout.shape, layout.strides, layout.dtype, array.device, alignment, layout.flags.writeable
+    found = _signatures.get(key)
+    if found is None:
+        if len(_signatures) >= _MOST_SIGNATURES:
+            _signatures.clear()
+        found = _signatures[key] = object()
+    array._signature = found
+    return found
+
+
+def surely_apart(a: DeviceArray, b: DeviceArray) -> bool:
+    """Return True if two arrays are in different blocks of our memory; False says nothing."""
+    memory, other = a._memory, b._memory
+    return memory is not other and type(memory) is Memory and type(other) is Memory
 
 
 def _basic(index: _Index | tuple[_Index, ...]) -> tuple[_Index, ...]:
