@@ -243,7 +243,8 @@ def allocate(shape: Shape, dtype: npt.DTypeLike, stream: Stream) -> tuple[Layout
     if type(shape) is int:  # asking for an Iterable takes its time
         extents: tuple[int, ...] = (shape,)
     else:
-        extents = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
+        several = type(shape) is tuple or isinstance(shape, Iterable)
+        extents = tuple(map(operator.index, shape)) if several else (operator.index(shape),)
     memory = Memory(math.prod(extents) * dtype.itemsize, stream)
     return np.ndarray(extents, dtype, memory), memory  # type: ignore[arg-type] # its stubs miss buffers
 
