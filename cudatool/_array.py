@@ -12,6 +12,7 @@ import numpy.typing as npt
 from cudatool import _interop, _peer, _transfer
 from cudatool._allocator import Layout, Memory, Owner, Shape, allocate
 from cudatool._device import DeviceLike, device_index
+from cudatool._native import address_of
 from cudatool._operators import Operators
 from cudatool._pinned import empty_pinned, is_pinned
 from cudatool._stream import Stream, current_stream
@@ -59,7 +60,7 @@ class DeviceArray(Operators):
         self.layout = layout
         self.device = device
         self._memory = memory
-        self._address = -1  # not asked for yet: NumPy takes its time to say
+        self._address = -1  # not asked for yet
         self._signature: object = None  # see signature()
 
     # What it is.
@@ -101,7 +102,7 @@ class DeviceArray(Operators):
     def data_ptr(self) -> int:
         """Return the device address of the first element, 0 if there is none."""
         if self._address < 0:
-            self._address = self.layout.ctypes.data if self.layout.size else 0
+            self._address = address_of(self.layout) if self.layout.size else 0
         return self._address
 
     def __len__(self) -> int:
