@@ -26,9 +26,9 @@ __all__ = [
     "empty",
     "from_dlpack",
     "full",
+    "may_overlap",
     "ones",
     "signature",
-    "surely_apart",
     "zeros",
 ]
 
@@ -320,10 +320,12 @@ def signature(array: DeviceArray) -> object:
     return found
 
 
-def surely_apart(a: DeviceArray, b: DeviceArray) -> bool:
-    """Return True if two arrays are in different blocks of our memory; False says nothing."""
+def may_overlap(a: DeviceArray, b: DeviceArray) -> bool:
+    """Return whether two arrays may have bytes in common: False is certain."""
     memory, other = a._memory, b._memory
-    return memory is not other and type(memory) is Memory and type(other) is Memory
+    if memory is not other and type(memory) is Memory and type(other) is Memory:
+        return False  # two blocks: without a look at the bounds, which takes longer
+    return np.may_share_memory(a.layout, b.layout)
 
 
 def _basic(index: _Index | tuple[_Index, ...]) -> tuple[_Index, ...]:

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cudatool._array import DeviceArray, empty, signature, surely_apart
+from cudatool._array import DeviceArray, empty, may_overlap, signature
 from cudatool._device import is_current
 from cudatool._stream import stream_on
 from cudatool.backends import _settings
@@ -21,7 +21,7 @@ from cudatool.blas import _gemm
 from cudatool.blas._gemm import Again, Gemm
 from cudatool.trace import hooks
 
-__all__ = ["again", "linear_again", "may_overlap", "remember"]
+__all__ = ["again", "linear_again", "remember"]
 
 
 class _Known(NamedTuple):
@@ -55,7 +55,7 @@ def again(a: Any, b: Any, out: DeviceArray | None) -> DeviceArray | None:
         out = empty(shape, dtype, device=device)
     elif may_overlap(out, a) or may_overlap(out, b):
         return None
-    enqueue(a.data_ptr(), b.data_ptr(), out.data_ptr(), 0, stream_on(device))
+    enqueue(a._address, b._address, out._address, 0, stream_on(device))  # known, as the signatures are
     return out
 
 
@@ -116,8 +116,3 @@ def remember(a: DeviceArray, b: DeviceArray, out: DeviceArray, gemm: Gemm) -> No
         _known[key] = known
         if out.is_contiguous():
             _known[*key[:2], None, key[3]] = known
-
-
-def may_overlap(a: DeviceArray, b: DeviceArray) -> bool:
-    """Return whether two arrays may have bytes in common."""
-    return not surely_apart(a, b) and np.may_share_memory(a.layout, b.layout)

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from cudatool._allocator import Memory
-from cudatool._array import ALIGNMENT, DeviceArray, empty, signature, surely_apart
+from cudatool._array import ALIGNMENT, DeviceArray, empty, may_overlap, signature
 from cudatool._cuda import raise_status
 from cudatool._device import call_on
 from cudatool._device import device as on_device
@@ -171,7 +171,7 @@ class Pointwise:
             key[0] = out._signature or signature(out)
         for operand in operands:
             if type(operand) is DeviceArray:
-                if out is not None and operand is not out and not surely_apart(operand, out):
+                if out is not None and operand is not out and may_overlap(operand, out):
                     return None
                 key.append(operand._signature or signature(operand))
             else:
@@ -213,7 +213,7 @@ class Pointwise:
             return
         if not _PLANNED.issuperset(map(type, numbers)):
             return
-        if target is not None and any(array is not out and not surely_apart(array, out) for array in arrays):
+        if target is not None and any(array is not out and may_overlap(array, out) for array in arrays):
             return
         seal = signature(out)
         key = (
@@ -484,7 +484,7 @@ def writable_out(name: str, out: DeviceArray) -> None:
 
 def _apart(operand: Any, out: DeviceArray) -> Any:
     """Return the operand, or a copy if it overlaps `out` and is not the same array."""
-    if not isinstance(operand, DeviceArray) or not np.may_share_memory(operand.layout, out.layout):
+    if not isinstance(operand, DeviceArray) or not may_overlap(operand, out):
         return operand
     same = (operand.data_ptr(), operand.shape, operand.strides, operand.dtype) == (
         out.data_ptr(),

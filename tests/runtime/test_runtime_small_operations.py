@@ -78,6 +78,10 @@ def test_what_overlaps_or_cannot_be_written_is_noticed_every_time(rng):
     ops.add(whole[:8], b, out=whole[:8])
     ops.add(whole[:8], b, out=whole[1:])  # each element is read before another is written
     np.testing.assert_array_equal(x[:8] + y + y, whole.get()[1:])
+    halves = floats(rng, 2, 8)
+    for _ in range(2):
+        expected = halves.get()[0] + y
+        np.testing.assert_array_equal(expected, ops.add(halves[0], b, out=halves[1]).get())
     rows = cudatool.empty((8, 8))
     ops.add(b, rows, out=rows)
     with pytest.raises(UsageError, match="read-only"):
@@ -97,7 +101,7 @@ def test_a_known_call_is_told_where_somebody_listens(rng, events: list[Event]):
 
 def test_a_known_call_is_enqueued_on_the_current_stream(rng):
     a, out, stream = floats(rng, 8), cudatool.empty(8), cudatool.Stream()
-    ops.neg(a, out=out)
+    ops.neg(a, out=out), a + a
     cudatool.synchronize()
     graph = cudatool.CUDAGraph()
     x = a.get()
