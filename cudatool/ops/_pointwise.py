@@ -59,7 +59,7 @@ class _Plan(NamedTuple):
     launch: Callable[..., int]
     config: Any
     rest: tuple[Any, ...]  # arguments behind the operands
-    compute: np.dtype[Any] | None  # what numbers among the operands are cast to; None: there are none
+    casts: tuple[np.dtype[Any] | None, ...]  # what each operand is cast to if it is a number; empty: all are arrays
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     size: int  # of the result, in bytes
@@ -179,7 +179,7 @@ class Pointwise:
         plan = self._plans.get(tuple(key))
         if plan is None:
             return None
-        launch, config, rest, compute, shape, dtype, size, device, seal = plan
+        launch, config, rest, casts, shape, dtype, size, device, seal = plan
         stream = stream_on(device)
         if out is None:
             memory = Memory(size, stream)
@@ -187,9 +187,9 @@ class Pointwise:
                 return None
             out = DeviceArray(np.ndarray(shape, dtype, memory), memory, device)  # type: ignore[arg-type]
             out._address, out._signature = memory.address, seal
-        if compute is not None:
+        if casts:
             operands = tuple(
-                [operand if type(operand) is DeviceArray else _number(operand, compute) for operand in operands]
+                [value if cast is None else _number(value, cast) for value, cast in zip(operands, casts, strict=True)]
             )
         status = call_on(
             device, launch, config.grid, config.block, config.shmem_size, stream.native, (out, *operands, *rest)
@@ -209,26 +209,31 @@ class Pointwise:
         """Know a call that was done without numbers by keyword, and its launch; `target` is what was given as `out`."""
         arrays = [operand for operand in operands if type(operand) is DeviceArray]
         numbers = [operand for operand in operands if type(operand) is not DeviceArray]
-        if self.masks or type(out) is not DeviceArray or (out.data_ptr() % ALIGNMENT and target is None):
+        if type(out) is not DeviceArray or not _PLANNED.issuperset(map(type, numbers)):
             return
-        if not _PLANNED.issuperset(map(type, numbers)):
+        if target is None:
+            if out.data_ptr() % ALIGNMENT:  # the next one may lie elsewhere
+                return
+        elif any(array is not out and may_overlap(array, out) for array in arrays):  # some were copied
             return
-        if target is not None and any(array is not out and may_overlap(array, out) for array in arrays):
-            return
+        compute = compute_dtype(types.common)
+        casts = [
+            None if type(operand) is DeviceArray else _BOOL if name in self.masks else compute
+            for name, operand in zip(self.operands, operands, strict=True)
+        ]
         seal = signature(out)
         key = (
             None if target is None else seal,
             *(signature(operand) if type(operand) is DeviceArray else type(operand) for operand in operands),
         )
         kernel, way = done
-        compute = compute_dtype(types.common)
         if len(self._plans) >= _MOST_PLANS:
             self._plans.clear()
         self._plans[key] = _Plan(
             kernel.launcher.launch,
             way.config,
             (*self._defaults(compute), way.parameters),
-            compute if numbers else None,
+            tuple(casts) if numbers else (),
             out.shape,
             out.dtype,
             out.nbytes,

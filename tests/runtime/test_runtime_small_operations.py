@@ -39,6 +39,10 @@ def test_a_call_like_one_before_is_not_worked_out(rng, nothing_new, dtype):
         row = floats(rng, 8, dtype=dtype)
         x, y, z = a.get(), b.get(), row.get()
         assert out is ops.add(a, b, out=out)
+        less = x < y
+        chosen, filled = ops.where(a < b, a, b), ops.masked_fill(a, b > a, repeated)
+        np.testing.assert_array_equal(np.where(less, x, y), chosen.get())
+        np.testing.assert_array_equal(np.where(less, np.asarray(repeated, x.dtype), x), filled.get())
         cases = [(x + y, out), (x + y, a + b), (x + z, a + row), (x * x, ops.square(a)), (x + x, a.add(a))]
         cases += [((x.astype("f4") + n).astype(x.dtype), a + n) for n in (1.5 + repeated, 2 - repeated)]
         for expected, found in cases:
