@@ -191,7 +191,7 @@ class DeviceArray(Operators):
         if not self.layout.flags.writeable:
             raise UsageError("this array is read-only: its owner exported it so")
         stream = current_stream(self.device)
-        if hasattr(source, "__cuda_array_interface__") and not isinstance(source, DeviceArray):
+        if not isinstance(source, DeviceArray) and hasattr(source, "__cuda_array_interface__"):
             source = _import(source)
         if not isinstance(source, DeviceArray):
             if not non_blocking:

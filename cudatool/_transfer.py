@@ -65,7 +65,8 @@ def copy_on_device(target: Layout, source: Layout, stream: Stream) -> None:
     UsageError
         The dtypes differ, and the device cannot cast one to the other.
     """
-    source = np.broadcast_to(source, target.shape)
+    if source.shape != target.shape:
+        source = np.broadcast_to(source, target.shape)
     same_place = address_of(target) == address_of(source) and target.strides == source.strides
     if not same_place and np.may_share_memory(target, source):  # by bounds: nothing is read
         apart, _ = allocate(source.shape, source.dtype, stream)

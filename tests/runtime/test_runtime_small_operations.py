@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import cudatool
-from cudatool import ops
+from cudatool import _interop, ops
 from cudatool.errors import CudaError, UsageError
 from cudatool.ops._pointwise import Pointwise
 from cudatool.trace.events import Event, Kind
@@ -120,3 +120,13 @@ def test_a_known_call_is_enqueued_on_the_current_stream(rng):
         stream.close()
         with pytest.raises(CudaError, match="closed"):
             ops.neg(a, out=out)
+
+
+def test_a_copy_between_our_arrays_does_not_go_by_what_is_for_other_libraries(rng, monkeypatch):
+    a, half = floats(rng, 3, 4), cudatool.empty((3, 4), np.float16)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("an interface was built")
+
+    monkeypatch.setattr(_interop, "cuda_array_interface", refuse)
+    np.testing.assert_array_equal(a.get().astype("f2"), half.copy_(a).get())
