@@ -58,8 +58,9 @@ class _Plan(NamedTuple):
 
     launch: Callable[..., int]
     config: Any
-    rest: tuple[Any, ...]  # arguments behind the operands
+    rest: tuple[Any, ...]  # arguments behind the operands: the numbers by keyword, and where the elements are
     casts: tuple[np.dtype[Any] | None, ...]  # what each operand is cast to if it is a number; empty: all are arrays
+    compute: np.dtype[Any]
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     size: int  # of the result, in bytes
@@ -126,7 +127,7 @@ class Pointwise:
         self.functions = functions
         self._types = functools.cache(self._find_types)
         self._kernel = functools.cache(self._compile)
-        self._defaults = functools.cache(self._find_defaults)
+        self._defaults = functools.cache(functools.partial(self._values, {}))
         self._plans: dict[tuple[object, ...], _Plan] = {}
 
     def __call__(self, *operands: Any, out: DeviceArray | None = None, **numbers: Any) -> DeviceArray:
@@ -143,7 +144,7 @@ class Pointwise:
         UsageError
             Shapes, dtypes or devices do not fit.
         """
-        if not numbers and not hooks.active and (known := self._again(operands, out)) is not None:
+        if not hooks.active and (known := self._again(operands, out, numbers)) is not None:
             return known
         if numbers or len(operands) != len(self.operands):
             operands = self.bind(operands, numbers)
@@ -158,11 +159,11 @@ class Pointwise:
             check_out(self.name, out, shape, types.result, device)
             operands = tuple(_apart(operand, out) for operand in operands)
         done = self.launch((out,), operands, numbers, types)
-        if done is not None and not numbers:
-            self._remember(given, target, out, types, done)
+        if done is not None:
+            self._remember(given, target, out, numbers, types, done)
         return out
 
-    def _again(self, operands: tuple[Any, ...], out: DeviceArray | None) -> DeviceArray | None:
+    def _again(self, operands: tuple[Any, ...], out: DeviceArray | None, numbers: dict[str, Any]) -> DeviceArray | None:
         """Compute as was done before for operands that look like these; None if it was not, or nobody knows."""
         key: list[object] = [None]
         if out is not None:
@@ -176,10 +177,12 @@ class Pointwise:
                 key.append(operand._signature or signature(operand))
             else:
                 key.append(type(operand))
+        for name in numbers:
+            key += name, type(numbers[name])
         plan = self._plans.get(tuple(key))
         if plan is None:
             return None
-        launch, config, rest, casts, shape, dtype, size, device, seal = plan
+        launch, config, rest, casts, compute, shape, dtype, size, device, seal = plan
         stream = stream_on(device)
         if out is None:
             memory = Memory(size, stream)
@@ -191,6 +194,8 @@ class Pointwise:
             operands = tuple(
                 [value if cast is None else _number(value, cast) for value, cast in zip(operands, casts, strict=True)]
             )
+        if numbers:
+            rest = (*self._values(numbers, compute), rest[-1])
         status = call_on(
             device, launch, config.grid, config.block, config.shmem_size, stream.native, (out, *operands, *rest)
         )
@@ -203,13 +208,14 @@ class Pointwise:
         operands: tuple[Any, ...],
         target: DeviceArray | None,
         out: DeviceArray,
+        numbers: dict[str, Any],
         types: Types,
         done: tuple[Kernel, Walk],
     ) -> None:
-        """Know a call that was done without numbers by keyword, and its launch; `target` is what was given as `out`."""
+        """Know a call that was done, and its launch; `target` is what was given as `out`."""
         arrays = [operand for operand in operands if type(operand) is DeviceArray]
-        numbers = [operand for operand in operands if type(operand) is not DeviceArray]
-        if type(out) is not DeviceArray or not _PLANNED.issuperset(map(type, numbers)):
+        others = [operand for operand in operands if type(operand) is not DeviceArray]
+        if type(out) is not DeviceArray or not _PLANNED.issuperset(map(type, [*others, *numbers.values()])):
             return
         if target is None:
             if out.data_ptr() % ALIGNMENT:  # the next one may lie elsewhere
@@ -225,6 +231,7 @@ class Pointwise:
         key = (
             None if target is None else seal,
             *(signature(operand) if type(operand) is DeviceArray else type(operand) for operand in operands),
+            *(part for name, value in numbers.items() for part in (name, type(value))),
         )
         kernel, way = done
         if len(self._plans) >= _MOST_PLANS:
@@ -233,7 +240,8 @@ class Pointwise:
             kernel.launcher.launch,
             way.config,
             (*self._defaults(compute), way.parameters),
-            tuple(casts) if numbers else (),
+            tuple(casts) if others else (),
+            compute,
             out.shape,
             out.dtype,
             out.nbytes,
@@ -272,10 +280,10 @@ class Pointwise:
             )
         return self._types(result_type(*operands))
 
-    def _find_defaults(self, compute: np.dtype[Any]) -> tuple[Any, ...]:
-        return tuple(
-            _number(value, _INT64 if name in self.integers else compute) for name, value in self.numbers.items()
-        )
+    def _values(self, numbers: dict[str, Any], compute: np.dtype[Any]) -> tuple[Any, ...]:
+        """Return all numbers by keyword, of which these were given, as the kernel takes them."""
+        given = {**self.numbers, **numbers}.items()
+        return tuple([_number(value, _INT64 if name in self.integers else compute) for name, value in given])
 
     def _find_types(self, common: np.dtype[Any]) -> Types:
         if self.result is Result.FLOAT and category(common) in ("bool", "integer"):
@@ -327,11 +335,7 @@ class Pointwise:
             else:
                 arguments.append(_number(operand, _BOOL if name in self.masks else compute))
                 sources.append(None)
-        if numbers:
-            given = {**self.numbers, **numbers}.items()
-            arguments += [_number(value, _INT64 if name in self.integers else compute) for name, value in given]
-        else:
-            arguments += self._defaults(compute)
+        arguments += self._values(numbers, compute) if numbers else self._defaults(compute)
         way = walk(arrays, reorder="index" not in self.expression)
         kernel = self._kernel(types, out.dtype, tuple(sources), way.width, out.device)
         launch(stream or current_stream(out.device), way.config, kernel, *outs, *arguments, way.parameters)

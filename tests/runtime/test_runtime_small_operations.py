@@ -47,8 +47,8 @@ def test_a_call_like_one_before_is_not_worked_out(rng, nothing_new, dtype):
         cases += [((x.astype("f4") + n).astype(x.dtype), a + n) for n in (1.5 + repeated, 2 - repeated)]
         for expected, found in cases:
             np.testing.assert_array_equal(expected, found.get())
-        assert a is a.add_(b)
-        np.testing.assert_array_equal(x + y, a.get())
+        assert a is a.add_(b, alpha=-2 - 2 * repeated)
+        np.testing.assert_array_equal((x + y.astype("f4") * (-2 - 2 * repeated)).astype(x.dtype), a.get())
         nothing_new()
 
 
@@ -94,6 +94,9 @@ def test_what_overlaps_or_cannot_be_written_is_noticed_every_time(rng):
         ops.add(b, b, out=rows)
     with pytest.raises(UsageError, match="out must be"):
         ops.add(b, b, out=y)
+    with pytest.raises(TypeError, match="beta"):
+        ops.add(b, b, beta=2)
+    np.testing.assert_array_equal(y + y, ops.add(b, other=b).get())
 
 
 def test_a_known_call_is_told_where_somebody_listens(rng, events: list[Event]):
