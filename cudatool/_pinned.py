@@ -151,7 +151,8 @@ def let_go(blocks: Iterable[int], stream: Stream | None) -> None:
     """Say that a graph does not use these blocks any more, once its last replay, on `stream`, is over."""
     for block in blocks:
         assert _allocator is not None
-        _allocator.let_go(block, None if stream is None else (stream.device_index, stream.cuda_stream))
+        # The handle is valid even if the program has closed the stream: the driver's streams are used again.
+        _allocator.let_go(block, None if stream is None else (stream.device_index, stream._handle))
 
 
 class _PinnedMemory:

@@ -12,13 +12,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from cudatool import _cuda
-from cudatool._allocator import current_allocator
+from cudatool._allocator import allocator, current_allocator
 from cudatool._api import traced
 from cudatool._capture import Capture, capture_id, captures, is_capturing, relaxed
 from cudatool._cuda import check, entry, operation, raise_status
 from cudatool._device import call_on
 from cudatool._device import device as on_device
-from cudatool._mempool import MemPool, give_back
+from cudatool._mempool import MemPool
 from cudatool._native import call
 from cudatool._pinned import let_go
 from cudatool._stream import Stream, current_stream, default_stream
@@ -122,7 +122,7 @@ class CUDAGraph:
         self._begin(stream, _pool_id(pool), getattr(_cuda.driver.CUstreamCaptureMode, mode))
 
     def _begin(self, stream: Stream, pool: tuple[int, int], mode: Any) -> None:
-        allocator = _caching_allocator(stream.device_index)
+        policy = _caching_allocator(stream.device_index)
         capture = Capture(self, stream, pool)
         try:
             for generator in dict.fromkeys([default_generator(stream.device_index), *self._generators]):
@@ -130,15 +130,15 @@ class CUDAGraph:
                 self._known.append(generator)
                 self._open.append(generator)
             # Before the driver begins: another thread that frees a block now must not record an event in this stream.
-            allocator.begin_allocate_to_pool(pool, capture.has, capturing=True)
+            policy.begin_allocate_to_pool(pool, capture.has, capturing=True)
             self._pool, self._device = pool, stream.device_index
             with on_device(self._device), _operation() as correlation:
-                check(_cuda.driver.cuStreamBeginCapture(stream.core.handle, mode))
-            capture.id = capture_id(stream.cuda_stream)
+                check(_cuda.driver.cuStreamBeginCapture(capture.handle, mode))
+            capture.id = capture_id(capture.handle)
             captures[capture.id] = self._capture = capture
         except BaseException:
             if self._pool is not None:
-                allocator.end_allocate_to_pool(pool)
+                policy.end_allocate_to_pool(pool)
             self._let_go()
             raise
         if correlation:
@@ -185,10 +185,10 @@ class CUDAGraph:
         if threading.get_ident() != capture.thread:
             raise UsageError("the capture must end on the thread it began on")
         with on_device(self._device), _operation() as correlation:
-            result: tuple[Any, ...] = _cuda.driver.cuStreamEndCapture(capture.stream.core.handle)
+            result: tuple[Any, ...] = _cuda.driver.cuStreamEndCapture(capture.handle)
         self._capture, self._held = None, capture.held
         del captures[capture.id]
-        _caching_allocator(self._device).end_allocate_to_pool(capture.pool)
+        allocator(self._device).end_allocate_to_pool(capture.pool)
         if correlation:
             if not result[0]:
                 self._trace_id = next(_trace_ids)
@@ -373,7 +373,7 @@ class CUDAGraph:
         self._clear()
         let_go(held, stream)
         if pool is not None:
-            give_back(device, pool)
+            allocator(device).release_pool(pool)
 
     def _destroy_graph(self) -> None:
         graph, self._graph = self._graph, None

@@ -315,6 +315,46 @@ def test_error_of_the_program_leaves_no_graph_and_is_not_replaced() -> None:
         graph.pool()
 
 
+def test_stream_closed_during_its_capture_ends_it_nevertheless(increase: cudatool.Kernel) -> None:
+    stream, a = cudatool.Stream(), cudatool.zeros(4)
+    graph = cudatool.CUDAGraph()
+    with cudatool.stream(stream):
+        graph.capture_begin()
+        out = a + 1
+        stream.close()
+        graph.capture_end()
+    graph.replay()
+    assert out.get().tolist() == [1] * 4
+
+
+def test_capture_ends_though_caching_was_turned_off_meanwhile() -> None:
+    a = cudatool.zeros(4)
+    try:
+        graph, _ = captured(lambda: (a + 1, cudatool.caching_allocator_enable(False)))
+    finally:
+        cudatool.caching_allocator_enable(True)
+    pool = graph.pool()
+    graph.reset()
+    with cudatool.graph(graph, pool=cudatool.graph_pool_handle()):
+        out = a + 1
+    assert graph.pool() != pool
+    graph.replay()
+    assert out.get().tolist() == [1] * 4
+
+
+def test_graph_is_dropped_after_the_stream_of_its_last_replay_was_closed() -> None:
+    pinned, a = cudatool.empty_pinned(4), cudatool.zeros(4)
+    graph, _ = captured(lambda: a.copy_(pinned, non_blocking=True))
+    stream = cudatool.Stream()
+    with stream:
+        graph.replay()
+    stream.close()
+    pool = graph.pool()
+    graph.reset()
+    assert not cudatool.memory_snapshot(pool)
+    cudatool.synchronize()
+
+
 def test_calls_in_the_wrong_place_are_refused() -> None:
     graph = cudatool.CUDAGraph()
     with pytest.raises(UsageError, match="without capture_begin"):
