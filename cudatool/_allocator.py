@@ -216,6 +216,8 @@ class Memory(Region):
 
     def record_stream(self, stream: Stream) -> None:
         """Let the block rest, once it is freed, until what is on `stream` by then has completed."""
+        if not self.address:
+            return  # an array without elements is nowhere
         number, source = stream.cuda_stream, self.owner
         if isinstance(source, CachingAllocator) and stream.device_index != source.device:
             number = foreign_stream(stream.device_index, number)
@@ -235,7 +237,7 @@ def allocate(shape: Shape, dtype: npt.DTypeLike, stream: Stream) -> tuple[Layout
     OutOfMemoryError
         There is not that much.
     UsageError
-        Elements of `dtype` are Python objects.
+        Elements of `dtype` are Python objects, or `shape` is none.
     """
     dtype = np.dtype(dtype)
     if dtype.hasobject:
@@ -245,7 +247,10 @@ def allocate(shape: Shape, dtype: npt.DTypeLike, stream: Stream) -> tuple[Layout
     else:
         extents = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
     memory = Memory(math.prod(extents) * dtype.itemsize, stream)
-    return np.ndarray(extents, dtype, memory), memory  # type: ignore[arg-type] # its stubs miss buffers
+    try:
+        return np.ndarray(extents, dtype, memory), memory  # type: ignore[arg-type] # its stubs miss buffers
+    except ValueError as error:
+        raise UsageError(f"an array of shape {extents} cannot be: {error}") from None
 
 
 def caching_allocator_alloc(size: int, device: DeviceLike = None, stream: Stream | int | None = None) -> int:

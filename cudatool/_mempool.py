@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from cudatool import _driver
 from cudatool._allocator import allocator as allocator_of
 from cudatool._allocator import memory_snapshot
 from cudatool._device import DeviceLike, current_device, device_index
@@ -83,7 +84,7 @@ class MemPool:
         self._devices.append(device)
 
     def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
-        if not _finalizing():
+        if not _finalizing() and _driver.started():  # a forked process has no memory: it is its parent's
             for device in getattr(self, "_devices", ()):
                 allocator_of(device).release_pool(self._id, at_once=True)
 

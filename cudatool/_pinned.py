@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cudatool import _cuda
+from cudatool import _cuda, _driver
 from cudatool._allocator import Shape, array_interface, nested
 from cudatool._capture import capture_of, relaxed
 from cudatool._cuda import check, operation
@@ -166,7 +166,7 @@ class _PinnedMemory:
         self.__array_interface__ = array_interface(self.address, size)
 
     def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
-        if hasattr(self, "address") and not _finalizing():
+        if hasattr(self, "address") and not _finalizing() and _driver.started():
             self._allocator.free(self.address)
 
 
@@ -264,7 +264,7 @@ class host_register:  # noqa: N801 - reads as a statement
         self.close()
 
     def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
-        if getattr(self, "_address", 0) and not _finalizing():
+        if getattr(self, "_address", 0) and not _finalizing() and _driver.started():
             self.close()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
-from cudatool import _cuda
+from cudatool import _cuda, _driver
 from cudatool._allocator import allocator, current_allocator
 from cudatool._api import traced
 from cudatool._capture import Capture, capture_id, captures, is_capturing, relaxed
@@ -389,7 +389,7 @@ class CUDAGraph:
                 check(_cuda.driver.cuGraphExecDestroy(executable))
 
     def __del__(self, _finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if getattr(self, "_pool", None) is not None and not _finalizing():
+        if getattr(self, "_pool", None) is not None and not _finalizing() and _driver.started():
             self._abandon()
 
     def __repr__(self) -> str:
