@@ -21,7 +21,7 @@ from cudatool._device import device as on_device
 from cudatool._mempool import MemPool
 from cudatool._native import call
 from cudatool._pinned import let_go
-from cudatool._stream import Stream, current_stream, default_stream
+from cudatool._stream import ExternalStream, Stream, current_stream, default_stream
 from cudatool.errors import CudaError, UsageError
 from cudatool.graphs._generators import CapturableGenerator
 from cudatool.memory import CachingAllocator
@@ -276,7 +276,9 @@ class CUDAGraph:
     def _prepare_generators(self, stream: Stream) -> None:
         _refuse_in_capture(stream)
         last = self._last_stream
-        if last is not None and last != stream and not last.is_closed:
+        if last is not None and last != stream:
+            if last.is_closed:  # by the program; the driver's stream goes on
+                last = ExternalStream(last._handle, self._device)
             stream.wait_stream(last)  # what is written now must have been read by then
         for generator, drawn in self._drawing:
             generator.begin_replay(self, drawn)

@@ -355,6 +355,32 @@ def test_graph_is_dropped_after_the_stream_of_its_last_replay_was_closed() -> No
     cudatool.synchronize()
 
 
+_CLOSED_STREAMS = """
+import cudatool as ct
+graph = ct.CUDAGraph()
+with ct.graph(graph):
+    drawn = ct.random.rand(4)
+kept = [ct.empty(4) for _ in range(2)]
+ct.random.manual_seed(0)
+for copy in kept:
+    stream = ct.Stream()
+    with stream:
+        graph.replay()
+        copy.copy_(drawn)
+    stream.close()
+ct.synchronize()
+ct.random.manual_seed(0)
+assert [copy.get().tolist() for copy in kept] == [ct.random.rand(4).get().tolist() for _ in kept]
+"""
+
+
+def test_each_replay_draws_its_own_numbers_though_the_stream_of_the_one_before_was_closed() -> None:
+    environment = {**os.environ, "CUDATOOL_DEVICE": "sim:schedule=late"}  # work begins when somebody waits for it
+    command = [sys.executable, "-c", _CLOSED_STREAMS]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 def test_calls_in_the_wrong_place_are_refused() -> None:
     graph = cudatool.CUDAGraph()
     with pytest.raises(UsageError, match="without capture_begin"):
