@@ -14,6 +14,7 @@ from cudatool._allocator import allocator as allocator_of
 from cudatool._allocator import memory_snapshot
 from cudatool._device import DeviceLike, current_device, device_index
 from cudatool._device import device as on_device
+from cudatool._handles import Owner
 from cudatool.memory.pluggable import CUDAPluggableAllocator, PluggableProvider
 from cudatool.memory.snapshot import SegmentInfo
 
@@ -22,7 +23,7 @@ __all__ = ["MemPool", "graph_pool_handle", "use_mem_pool"]
 _handles = itertools.count(1)
 
 
-class MemPool:
+class MemPool(Owner):
     """A pool of device memory of its own, for what is allocated inside :func:`use_mem_pool`.
 
     When the object is gone, so is the pool: what is free in it goes back to where it came from at once, what is still

@@ -18,6 +18,7 @@ from cudatool._capture import Capture, capture_id, captures, is_capturing, relax
 from cudatool._cuda import check, entry, operation, raise_status
 from cudatool._device import call_on
 from cudatool._device import device as on_device
+from cudatool._handles import Owner
 from cudatool._mempool import MemPool
 from cudatool._native import call
 from cudatool._pinned import let_go
@@ -48,7 +49,7 @@ _private_pools = itertools.count(1)
 _trace_ids = itertools.count(1)  # of graphs and of executable graphs
 
 
-class CUDAGraph:
+class CUDAGraph(Owner):
     """Work that was captured from a stream, and that each :meth:`replay` does again, at the same addresses.
 
     Usually captured by :class:`cudatool.graph`. Memory that is allocated meanwhile comes from a pool of the graph's
