@@ -274,18 +274,21 @@ def caching_allocator_alloc(size: int, device: DeviceLike = None, stream: Stream
         index, handle = device_index(device), stream
     source = current_allocator(index)
     address = source.malloc(size, handle)
-    _by_address[address] = source
+    if address:
+        _by_address[address] = source
     return address
 
 
 def caching_allocator_delete(mem_ptr: int) -> None:
-    """Free what :func:`caching_allocator_alloc` returned.
+    """Free what :func:`caching_allocator_alloc` returned; for no bytes that is 0, of which nothing is to be freed.
 
     Raises
     ------
     UsageError
         It did not return `mem_ptr`, or that was freed before.
     """
+    if not mem_ptr:
+        return
     source = _by_address.pop(mem_ptr, None)
     if source is None:
         raise UsageError(f"{mem_ptr:#x} was not returned by caching_allocator_alloc, or was freed before")

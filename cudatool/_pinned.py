@@ -23,7 +23,7 @@ from cudatool._device import current_device
 from cudatool._device import device as on_device
 from cudatool._host_view import HostArray
 from cudatool._stream import Stream
-from cudatool.errors import UsageError
+from cudatool.errors import OutOfMemoryError, UsageError
 from cudatool.memory import Settings
 from cudatool.memory.driver_provider import DriverProvider
 from cudatool.memory.host import CachingHostAllocator
@@ -64,6 +64,8 @@ class _DriverMemory:
         self._devices: dict[int, DriverProvider] = {}  # for their events
 
     def allocate(self, size: int) -> int:
+        if size >> 64:
+            raise OutOfMemoryError(f"{size} bytes are more than there are addresses")
         device = current_device()
         pages = _touched_pages(size, self._threads) if self._register else None
         with operation() as correlation, relaxed():
@@ -184,6 +186,8 @@ def empty_pinned(shape: Shape, dtype: npt.DTypeLike = np.float32) -> npt.NDArray
     """
     dtype = np.dtype(dtype)
     extents = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
+    if min(extents, default=0) < 0:
+        raise UsageError(f"an array of shape {extents} cannot be: no extent is negative")
     memory = _PinnedMemory(math.prod(extents) * dtype.itemsize)
     array = np.asarray(memory).view(dtype).reshape(extents)
     return array.view(HostArray) if hooks.wants_accesses else array

@@ -425,6 +425,8 @@ def refuse_nested() -> None:
 def _pool_id(pool: PoolLike) -> tuple[int, int]:
     if isinstance(pool, MemPool):
         return pool.id
+    if pool is not None and not (isinstance(pool, tuple) and [type(part) for part in pool] == [int, int]):
+        raise UsageError(f"{pool!r} is no pool; pass a graph's pool(), a graph_pool_handle() or a MemPool")
     # Their first number tells the pools of single graphs from those that programs have asked for.
     return (next(_private_pools), 0) if pool in (None, (0, 0)) else pool
 

@@ -760,6 +760,22 @@ def test_graphed_function_takes_what_it_was_captured_with() -> None:
         graphed(cudatool.zeros(10), cudatool.zeros(4))
 
 
+def test_graphed_function_takes_its_own_places_in_another_order_or_transposed() -> None:
+    a, b = cudatool.zeros((2, 2)), cudatool.zeros((2, 2))
+    graphed = cudatool.make_graphed_callables(lambda x, y: x - y, (a, b))
+    first, second = np.arange(4.0).reshape(2, 2), np.full((2, 2), 10.0)
+    a.copy_(first), b.copy_(second)
+    np.testing.assert_array_equal(second - first, graphed(b, a).get())
+    a.copy_(first), b.copy_(second)
+    np.testing.assert_array_equal(first.T - second, graphed(a.T, b).get())
+
+
+@pytest.mark.parametrize("pool", [5, ("a", 1), (1,)])
+def test_what_is_no_pool_is_refused(pool: Any) -> None:
+    with pytest.raises(UsageError, match="is no pool"), cudatool.graph(cudatool.CUDAGraph(), pool=pool):
+        pass
+
+
 def test_graphed_functions_are_of_device_arrays() -> None:
     with pytest.raises(UsageError, match="not float"):
         cudatool.make_graphed_callables(lambda x, scale: x, (cudatool.zeros(10), 2.0))
