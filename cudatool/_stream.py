@@ -337,9 +337,14 @@ class StreamContext:
             return
         index = self.stream.device_index
         device = on_device(index)
-        self._saved = _Saved(device, _current.streams.get(index))
+        saved = _Saved(device, _current.streams.get(index))
         device.__enter__()
-        set_stream(self.stream)
+        try:
+            set_stream(self.stream)
+        except BaseException as error:  # it was closed
+            device.__exit__(type(error), error, error.__traceback__)
+            raise
+        self._saved = saved
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
