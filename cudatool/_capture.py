@@ -41,8 +41,8 @@ class Capture:
     ----------
     graph
         Whose it is.
-    stream
-        Where it began, and must end.
+    stream, handle
+        Where it began, and must end; the driver's handle is known here even if the program closes the stream.
     pool
         Where memory for the streams that take part comes from.
     thread
@@ -53,11 +53,12 @@ class Capture:
         Blocks of pinned memory that captured copies use.
     """
 
-    __slots__ = ("graph", "held", "id", "pool", "stream", "thread")
+    __slots__ = ("graph", "handle", "held", "id", "pool", "stream", "thread")
 
     def __init__(self, graph: CUDAGraph, stream: Stream, pool: tuple[int, int]) -> None:
         self.graph = graph
         self.stream = stream
+        self.handle = stream.native
         self.pool = pool
         self.thread = threading.get_ident()
         self.id = 0

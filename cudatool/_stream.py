@@ -15,6 +15,7 @@ from cudatool._cuda import check, operation
 from cudatool._device import DeviceLike, core_device, current_device, device_index, set_device
 from cudatool._device import device as on_device
 from cudatool._event import Event
+from cudatool._handles import Owner
 from cudatool.errors import CudaError, UsageError
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind, StreamFlag
@@ -61,7 +62,7 @@ class _Pool:
 _pools: dict[tuple[int, int], _Pool] = {}
 
 
-class Stream:
+class Stream(Owner):
     """A new stream, which runs at the same time as others, also as the default stream.
 
     Streams are context managers: inside, the stream is current, and so is its device.
@@ -340,9 +341,14 @@ class StreamContext:
             return
         index = self.stream.device_index
         device = on_device(index)
-        self._saved = _Saved(device, _current.streams.get(index))
+        saved = _Saved(device, _current.streams.get(index))
         device.__enter__()
-        set_stream(self.stream)
+        try:
+            set_stream(self.stream)
+        except BaseException as error:  # it was closed
+            device.__exit__(type(error), error, error.__traceback__)
+            raise
+        self._saved = saved
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

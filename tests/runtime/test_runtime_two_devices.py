@@ -52,6 +52,14 @@ def test_stream_context_switches_the_device(second: int) -> None:
     assert cudatool.current_device() == 0
 
 
+def test_context_of_a_closed_stream_leaves_the_device_as_it_is(second: int) -> None:
+    stream = cudatool.Stream(second)
+    stream.close()
+    with pytest.raises(CudaError, match="was closed"), cudatool.stream(stream):
+        pass
+    assert cudatool.current_device() == 0
+
+
 def test_each_device_has_its_own_memory(second: int) -> None:
     before = cudatool.memory_allocated(0), cudatool.memory_allocated(second)
     array = cudatool.empty(1000, device=second)
