@@ -23,18 +23,24 @@ class BlockWatcher:
 
     def __init__(self, checkers: Checkers) -> None:
         self._shadow = checkers.shadow
+        self._functions: dict[int, list[tuple[int, int]]] = {}  # correlation of a host function -> what it will write
         self._last: dict[int, Operation] = {}  # by stream id: its last operation, if that has not run
         self._waiting: dict[int, list[tuple[int, int]]] = {}  # operation -> ranges that are free after it
         self._again: dict[
             int, list[tuple[int, int]]
         ] = {}  # operation -> (address, size) of blocks that are new after it
 
-    def enqueued(self, operation: Operation, stream: int) -> None:
+    def enqueued(self, operation: Operation, stream: int, correlation: int) -> None:
         """Note the last operation of a stream."""
         self._last[stream] = operation
+        if operation.kind == "host" and operation.launch is None:
+            self._functions[correlation] = []
 
-    def executed(self, operation: Operation, stream: int) -> None:
-        """Take out of use what waited for an operation."""
+    def executed(self, operation: Operation, stream: int, correlation: int) -> None:
+        """Note what an operation wrote from the host, and take out of use what waited for it."""
+        if operation.kind == "host":
+            for address, size in self._functions.pop(correlation, ()):
+                self._shadow.written(address, size)
         if self._last.get(stream) is operation:
             del self._last[stream]
         for start, size in self._again.pop(operation.sequence, ()):
@@ -64,10 +70,15 @@ class BlockWatcher:
         elif kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP):
             self._shadow.freed(event.address, event.size)  # nothing of it is handed out yet
         elif kind is Kind.ACCESS and event.flags & AccessFlag.WRITE and not event.flags & AccessFlag.MASK:
-            # What stands in for a library's kernel (a matrix product, say) writes from the host.
+            # What stands in for a library's kernel (a matrix product, say) writes from the host, when it runs.
             step, rows = (event.aux0, event.aux1) if event.aux1 else (0, 1)
-            for row in range(rows):
-                self._shadow.written(event.address + row * step, event.size)
+            ranges = [(event.address + row * step, event.size) for row in range(rows)]
+            pending = self._functions.get(event.correlation)
+            if pending is not None:
+                pending += ranges
+                return
+            for address, size in ranges:
+                self._shadow.written(address, size)
 
     def _use(self, start: int, stop: int) -> list[int]:
         """A block is handed out again: it must not be taken out of use when the work before has run.
