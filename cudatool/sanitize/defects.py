@@ -73,6 +73,8 @@ class Defect:
         The record of a wait between the two that did nothing, because its event had not been recorded; -1 for none.
     count, last
         Length of the series, and the records of its latest pair.
+    agents
+        The agents of both sides, of every pair of the series.
     """
 
     kind: FindingKind
@@ -86,6 +88,7 @@ class Defect:
     wait: int = -1
     count: int = 1
     last: tuple[int, int] = (-1, -1)
+    agents: set[tuple[int, int]] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -146,6 +149,7 @@ class Defects:
         elif defect.last != pair:
             defect.count += 1
         defect.last = pair
+        defect.agents.add((first.operation.agent, second.operation.agent))
 
 
 def race_of(old: Access, new: Access) -> FindingKind:
