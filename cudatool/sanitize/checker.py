@@ -105,6 +105,8 @@ def _plan(engine: Engine, defects: Iterable[Defect]) -> Repairs:
             continue
         if defect.inside:
             repairs.edges.add((first.record, second.record))
+        elif defect.grouped:
+            repairs.groups.add(int(engine.records["stack"][second.record]))
         elif first.mode == "free" or defect.kind is FindingKind.WAIT_UNRECORDED:
             continue  # no order helps; that of its race is tried
         elif defect.wait >= 0:
@@ -218,6 +220,8 @@ class _Words:
             return f"The memory was already given back at {freed}."
         if defect.inside:
             return f"No edge of the graph leads from {self._at(defect.first.record)} to the other."
+        if defect.grouped:
+            return "Both are operations of one group, which come in no order, even on one stream."
         if defect.kind is FindingKind.WAIT_UNRECORDED:
             before = self._at(defect.wait)
             return f"The event had not been recorded, so nothing makes {later.label} wait for {before}."
@@ -257,6 +261,8 @@ class _Words:
                     f"`consumer.wait_event(event)` with the event recorded after {self._at(first.record)}."
                 )
             return f"Let {here} depend on {self._at(first.record)}: `cuGraphAddDependencies`."
+        if defect.grouped:
+            return f"End the group before {here}, and begin another one."
         if defect.wait >= 0 and defect.kind is not FindingKind.WAIT_UNRECORDED:
             waited = location(self._stack(defect.wait))
             return f"Record the event after {self._after(first)} and before the wait at {waited}."
