@@ -94,6 +94,12 @@ __device__ float absolute(float x) { return fabsf(x); }
 __device__ double absolute(double x) { return fabs(x); }
 template <typename T> __device__ T absolute(complex<T> z) { return abs(z); }
 
+// By parts: the distance from zero of a finite complex number may be too large for its type.
+template <typename T> __device__ bool infinite(T x) { return absolute(x) == INFINITY; }
+template <typename T> __device__ bool infinite(complex<T> z) { return infinite(z.re) || infinite(z.im); }
+template <typename T> __device__ bool finite(T x) { return absolute(x) < INFINITY; }
+template <typename T> __device__ bool finite(complex<T> z) { return finite(z.re) && finite(z.im); }
+
 template <typename T> __device__ complex<T> exp(complex<T> z) {
     T size = exp(z.re);
     return {size * cos(z.im), size * sin(z.im)};
@@ -239,7 +245,7 @@ copysign = elementwise(
 )
 lerp = elementwise(
     "lerp(input, end, weight)",
-    "weight < Compute(0.5) ? input + weight * (end - input) : end - (end - input) * (1 - weight)",
+    "fabs(weight) < Compute(0.5) ? input + weight * (end - input) : end - (end - input) * (1 - weight)",
     "Return input + weight * (end - input).",
     accepts=_FLOAT,
 )
@@ -299,12 +305,10 @@ ge = elementwise("ge(input, other)", "input >= other", "Return input >= other.",
 isnan = elementwise(
     "isnan(input)", "input != input", "Return where it is not a number.", result=Result.BOOL, accepts=_ALL
 )
-isinf = elementwise(
-    "isinf(input)", "absolute(input) == INFINITY", "Return where it is infinite.", result=Result.BOOL, accepts=_ALL
-)
+isinf = elementwise("isinf(input)", "infinite(input)", "Return where it is infinite.", result=Result.BOOL, accepts=_ALL)
 isfinite = elementwise(
     "isfinite(input)",
-    "absolute(input) < INFINITY",
+    "finite(input)",
     "Return where it is neither infinite nor NaN.",
     result=Result.BOOL,
     accepts=_ALL,

@@ -401,3 +401,11 @@ def test_operations_are_captured_and_replayed():
     np.testing.assert_allclose(result.get(), np.exp(3), rtol=1e-6)
     del result
     graph.reset()
+
+
+def test_a_complex_number_is_infinite_if_a_part_is():
+    nan, inf = np.nan, np.inf
+    z = np.array([3e38 + 3e38j, complex(inf, nan), complex(nan, -inf), complex(nan, 1), 1], np.complex64)
+    array = cudatool.asarray(z)
+    assert ops.isinf(array).get().tolist() == [False, True, True, False, False]
+    assert ops.isfinite(array).get().tolist() == [True, False, False, False, True]
