@@ -6,8 +6,10 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from cudatool._array import DeviceArray
-from cudatool._dtypes import is_number
+from cudatool._dtypes import category, is_number
 from cudatool.errors import UsageError
 from cudatool.ops._dispatch import KINDS, Op, op
 from cudatool.ops._pointwise import Pointwise, Result
@@ -364,9 +366,9 @@ where = elementwise(
     accepts=_ALL,
 )
 masked_fill = elementwise(
-    "masked_fill(input, mask: bool, value)",
+    "masked_fill(input, mask: bool, value: input)",
     "mask ? value : input",
-    "Return input, or value where mask holds.",
+    "Return input, or value where mask holds, in the dtype of input.",
     accepts=_ALL,
 )
 _clamp = {
@@ -417,6 +419,11 @@ def _(input: Any, min: Any = None, max: Any = None, *, out: DeviceArray | None =
     bounds = [bound for bound in (min, max) if bound is not None]
     if not bounds:
         raise UsageError("clamp needs min or max, or both")
+    if isinstance(input, DeviceArray) and category(input.dtype) == "integer":
+        held = np.iinfo(input.dtype)
+        for bound in bounds:
+            if isinstance(bound, int) and not held.min <= bound <= held.max:
+                raise UsageError(f"clamp: {input.dtype} does not hold the bound {bound}, which would wrap around")
     return _clamp[min is not None, max is not None](input, *bounds, out=out)
 
 

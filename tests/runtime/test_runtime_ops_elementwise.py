@@ -409,3 +409,16 @@ def test_a_complex_number_is_infinite_if_a_part_is():
     array = cudatool.asarray(z)
     assert ops.isinf(array).get().tolist() == [False, True, True, False, False]
     assert ops.isfinite(array).get().tolist() == [True, False, False, False, True]
+
+
+def test_filling_by_a_mask_keeps_the_dtype():
+    array = cudatool.asarray(np.array([1, 2, 3], np.int32))
+    filled = ops.masked_fill(array, array > 1, 7.5)
+    assert filled.dtype == np.int32
+    assert filled.get().tolist() == [1, 7, 7]
+
+
+@pytest.mark.parametrize("bound", [300, -1])
+def test_bounds_that_would_wrap_around_are_refused(bound):
+    with pytest.raises(UsageError, match="does not hold"):
+        ops.clamp(cudatool.zeros(3, np.uint8), bound)
