@@ -79,8 +79,8 @@ class Pointwise:
     ----------
     signature
         Its name and parameters, ``"add(input, other, *, alpha=1)"``: arrays or numbers, which are broadcast, then
-        numbers by keyword. An operand marked ``mask: bool`` is cast to bool and has no say in the result's dtype; a
-        number marked ``rows: int = 1`` is an int64.
+        numbers by keyword. An operand marked ``mask: bool`` is cast to bool and has no say in the result's dtype, nor
+        has one marked ``value: input``, which is cast to it; a number marked ``rows: int = 1`` is an int64.
     expression
         C++: the result for one element, with the parameters by their names. The smaller floats come as float.
         ``index`` is the element's number, in C order.
@@ -112,7 +112,11 @@ class Pointwise:
         self.name = definition.name
         parameters = definition.args
         self.operands = tuple(parameter.arg for parameter in parameters.args)
-        self.masks = frozenset(parameter.arg for parameter in parameters.args if parameter.annotation)
+        marks = {
+            parameter.arg: ast.unparse(parameter.annotation) for parameter in parameters.args if parameter.annotation
+        }
+        self.marked = frozenset(marks)
+        self.masks = frozenset(name for name, mark in marks.items() if mark == "bool")
         self.numbers = {
             parameter.arg: ast.literal_eval(default)
             for parameter, default in zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True)
@@ -274,9 +278,9 @@ class Pointwise:
         UsageError
             It does not take them.
         """
-        if self.masks:
+        if self.marked:
             operands = tuple(
-                operand for name, operand in zip(self.operands, operands, strict=True) if name not in self.masks
+                operand for name, operand in zip(self.operands, operands, strict=True) if name not in self.marked
             )
         return self._types(result_type(*operands))
 
