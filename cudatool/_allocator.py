@@ -242,10 +242,13 @@ def allocate(shape: Shape, dtype: npt.DTypeLike, stream: Stream) -> tuple[Layout
     dtype = np.dtype(dtype)
     if dtype.hasobject:
         raise UsageError(f"an array of {dtype} cannot be in device memory: its elements are Python objects")
+    extents: tuple[int, ...]
     if type(shape) is int:  # asking for an Iterable takes its time
-        extents: tuple[int, ...] = (shape,)
+        extents = (shape,)
+    elif type(shape) is tuple or isinstance(shape, Iterable):
+        extents = tuple(map(operator.index, shape))
     else:
-        extents = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
+        extents = (operator.index(shape),)
     memory = Memory(math.prod(extents) * dtype.itemsize, stream)
     try:
         return np.ndarray(extents, dtype, memory), memory  # type: ignore[arg-type] # its stubs miss buffers

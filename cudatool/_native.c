@@ -2,7 +2,7 @@
  *
  * Launcher converts the arguments of a kernel and launches it in one step. It holds no state of a launch, so that any
  * number of threads can use one. What is enqueued, and where, is decided in cudatool/_kernel.py and _event.py.
- * Region lets NumPy lay an array over device memory.
+ * Region lets NumPy lay an array over device memory, and address_of says where one lies.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -431,7 +431,19 @@ static PyObject *call(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssi
     return PyLong_FromLong(status);
 }
 
+/* Where a NumPy array begins: all of its own attributes that say so make an object with much else. */
+static PyObject *address_of(PyObject *Py_UNUSED(module), PyObject *array)
+{
+    Py_buffer view;
+    if (PyObject_GetBuffer(array, &view, PyBUF_STRIDED_RO))
+        return NULL;
+    PyObject *address = PyLong_FromVoidPtr(view.buf);
+    PyBuffer_Release(&view);
+    return address;
+}
+
 static PyMethodDef module_methods[] = {
+    {"address_of", address_of, METH_O, "address_of(array)\n\nReturn the address of the first element of a NumPy array."},
     {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL,
      "call(function, *words)\n\nCall a function of the driver by its address and return its status."},
     {NULL, NULL, 0, NULL},

@@ -30,6 +30,7 @@ __all__ = [
     "get_stream_from_external",
     "set_stream",
     "stream",
+    "stream_on",
 ]
 
 
@@ -299,9 +300,12 @@ def default_stream(device: DeviceLike = None) -> Stream:
 
 def current_stream(device: DeviceLike = None) -> Stream:
     """Return the stream of a device on which the calling thread enqueues."""
-    index = current_device() if device is None else device_index(device)
-    found = _current.streams.get(index) or _defaults.get(index)
-    return found if found is not None else default_stream(index)
+    return stream_on(current_device() if device is None else device_index(device))
+
+
+def stream_on(index: int) -> Stream:
+    """Return the current stream of a device that is known to exist, by its ordinal."""
+    return _current.streams.get(index) or _defaults.get(index) or default_stream(index)
 
 
 def set_stream(stream: Stream) -> None:

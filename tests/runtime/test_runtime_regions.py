@@ -6,10 +6,11 @@ import gc
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from cudatool._native import Launcher, Region
+from cudatool._native import Launcher, Region, address_of
 
 
 class Owner:
@@ -91,6 +92,19 @@ def test_region_is_made_once_and_has_a_size() -> None:
     with pytest.raises(ValueError, match="not negative"):
         Region(0x1000, -1)
     assert (0x1000, 16) == (region.address, region.size)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["?", "f2", "f4", "c16", ">i8", "M8[s]", "S3", "i4,f8", "V3", ml_dtypes.bfloat16], ids=str
+)
+def test_address_of_an_array_is_where_its_first_element_is(dtype):
+    array = np.zeros((5, 6), dtype)
+    views = [array, array.T, array[1:, 2:], array[::-1], array[2, 3, ...], np.broadcast_to(array, (3, 5, 6)), array[5:]]
+    assert [view.ctypes.data for view in views] == [address_of(view) for view in views]
+    laid = np.ndarray((4,), "f4", Region(0x1000, 16))
+    assert 0x1004 == address_of(laid[1:])
+    with pytest.raises(TypeError):
+        address_of(7)
 
 
 def launcher(parameters: list[tuple[int, int]]) -> Launcher:
