@@ -44,13 +44,19 @@ def _key(a: DeviceArray, b: DeviceArray, out: DeviceArray | None) -> tuple[objec
     return (*key, z.shape, z.strides, z.dtype)
 
 
-def again(a: Any, b: Any, out: DeviceArray | None) -> DeviceArray | None:
-    """Enqueue ``out = a @ b`` and return `out`, by default a new array; None if no such product is known."""
+def again(a: Any, b: Any, out: DeviceArray | None, ndim: int | None = None) -> DeviceArray | None:
+    """Enqueue ``out = a @ b`` and return `out`, by default a new array; None if no such product is known.
+
+    Parameters
+    ----------
+    ndim
+        Of the result, where only one is right.
+    """
     if hooks.active or _gemm.tuner is not None or type(a) is not DeviceArray or type(b) is not DeviceArray:
         return None
     device = a.device
     known = _known.get(_key(a, b, out))
-    if known is None or b.device != device or not is_current(device):
+    if known is None or b.device != device or not is_current(device) or (ndim and len(known.shape) != ndim):
         return None
     if out is None:
         out = empty(known.shape, known.dtype, device=device)
