@@ -7,7 +7,8 @@ work that its stream had then has run.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Final
 
 from cudatool.trace.events import AccessFlag, Event, Kind
 
@@ -17,33 +18,52 @@ if TYPE_CHECKING:
 
 __all__ = ["BlockWatcher"]
 
+_KINDS: Final = (Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_COMPLETED, Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP, Kind.ACCESS)
+
 
 class BlockWatcher:
-    """Subscribes to the hooks; :meth:`enqueued` and :meth:`executed` hear of the device's operations."""
+    """Subscribes to the hooks; :meth:`enqueued` and :meth:`executed` hear of the device's operations.
+
+    A thread of the device may run operations while others allocate and enqueue.
+    """
 
     def __init__(self, checkers: Checkers) -> None:
         self._shadow = checkers.shadow
+        self._lock = threading.RLock()  # an allocation may collect garbage, and so free a block
+        self._functions: dict[int, list[tuple[int, int]]] = {}  # correlation of a host function -> what it will write
         self._last: dict[int, Operation] = {}  # by stream id: its last operation, if that has not run
         self._waiting: dict[int, list[tuple[int, int]]] = {}  # operation -> ranges that are free after it
         self._again: dict[
             int, list[tuple[int, int]]
         ] = {}  # operation -> (address, size) of blocks that are new after it
 
-    def enqueued(self, operation: Operation, stream: int) -> None:
+    def enqueued(self, operation: Operation, stream: int, correlation: int) -> None:
         """Note the last operation of a stream."""
-        self._last[stream] = operation
+        with self._lock:
+            self._last[stream] = operation
+            if operation.kind == "host" and operation.launch is None:
+                self._functions[correlation] = []
 
-    def executed(self, operation: Operation, stream: int) -> None:
-        """Take out of use what waited for an operation."""
-        if self._last.get(stream) is operation:
-            del self._last[stream]
-        for start, size in self._again.pop(operation.sequence, ()):
-            self._shadow.allocated(start, size)  # what it read has a value; what reads it from now on has none
-        for start, stop in self._waiting.pop(operation.sequence, ()):
-            self._shadow.freed(start, stop - start)
+    def executed(self, operation: Operation, stream: int, correlation: int) -> None:
+        """Note what an operation wrote from the host, and take out of use what waited for it."""
+        with self._lock:
+            if operation.kind == "host":
+                for address, size in self._functions.pop(correlation, ()):
+                    self._shadow.written(address, size)
+            if self._last.get(stream) is operation:
+                del self._last[stream]
+            for start, size in self._again.pop(operation.sequence, ()):
+                self._shadow.allocated(start, size)  # what it read has a value; what reads it from now on has none
+            for start, stop in self._waiting.pop(operation.sequence, ()):
+                self._shadow.freed(start, stop - start)
 
     def __call__(self, event: Event) -> None:
         """Receive an event of the hooks."""
+        if event.kind in _KINDS:
+            with self._lock:
+                self._note(event)
+
+    def _note(self, event: Event) -> None:
         kind = event.kind
         if kind is Kind.BLOCK_ALLOC:
             pending = self._use(event.address, event.address + event.size)
@@ -64,10 +84,14 @@ class BlockWatcher:
         elif kind in (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP):
             self._shadow.freed(event.address, event.size)  # nothing of it is handed out yet
         elif kind is Kind.ACCESS and event.flags & AccessFlag.WRITE and not event.flags & AccessFlag.MASK:
-            # What stands in for a library's kernel (a matrix product, say) writes from the host.
+            # What stands in for a library's kernel (a matrix product, say) writes from the host, when it runs.
             step, rows = (event.aux0, event.aux1) if event.aux1 else (0, 1)
-            for row in range(rows):
-                self._shadow.written(event.address + row * step, event.size)
+            ranges = [(event.address + row * step, event.size) for row in range(rows)]
+            if event.correlation in self._functions:
+                self._functions[event.correlation] += ranges
+                return
+            for address, size in ranges:
+                self._shadow.written(address, size)
 
     def _use(self, start: int, stop: int) -> list[int]:
         """A block is handed out again: it must not be taken out of use when the work before has run.
@@ -75,7 +99,7 @@ class BlockWatcher:
         Return the operations that this work ends with.
         """
         pending = []
-        for operation, ranges in self._waiting.items():
+        for operation, ranges in list(self._waiting.items()):
             if any(low < stop and start < high for low, high in ranges):
                 pending.append(operation)
                 self._waiting[operation] = [

@@ -152,12 +152,13 @@ class SimDriverCollector:
         elif operation.kind == "host" and operation.run is not None:
             operation.run = _as_host_function(operation.run, correlation)
         if self.blocks is not None:
-            self.blocks.enqueued(operation, stream_id)
+            self.blocks.enqueued(operation, stream_id, correlation)
 
     def executed(self, operation: Operation) -> None:
         """Report when the operation ran and what it touched, after the call in progress if there is one."""
         if self.blocks is not None:
-            self.blocks.executed(operation, self._owners.get(operation.sequence, (0, 0))[1])
+            correlation, stream = self._owners.get(operation.sequence, (0, 0))
+            self.blocks.executed(operation, stream, correlation)
         if self._thread.later is not None:
             self._thread.later.append(operation)
         else:

@@ -253,7 +253,7 @@ class Communicator:
         with group():
             _groups.calls.append((self, Call(name, sent, received, self.rank, peer, op, stream), stack))
 
-    def _emit(self, call: Call, correlation: int, stack: int) -> None:
+    def _emit(self, call: Call, correlation: int, stack: int, *, grouped: bool) -> None:
         device = call.stream.device_index
         hooks.emit(
             Kind.COLLECTIVE,
@@ -265,6 +265,7 @@ class Communicator:
             size=call.result.nbytes,
             aux0=self.id,
             aux1=pack_dims(self.rank, self.size),
+            flags=int(grouped),
             stack=stack,
         )
         for layout, mode in ((call.sent, AccessFlag.READ), (call.received, AccessFlag.WRITE)):
@@ -296,6 +297,9 @@ class group:  # noqa: N801 - reads as a statement
     """Context manager: what the thread calls inside is enqueued together, at the end, as ncclGroupEnd does.
 
     Needed where one thread calls for several ranks, or a rank sends and receives at the same time.
+
+    The operations come in no order, also those of one rank on one stream (NCCL User Guide, Group Calls): none may read
+    what another one of the same group writes. End the group between the two.
     """
 
     def __enter__(self) -> None:
@@ -310,9 +314,9 @@ class group:  # noqa: N801 - reads as a statement
         calls, _groups.calls = _groups.calls, []
         if calls and error is None:
             correlations = library().enqueue([(communicator._handle, call) for communicator, call, _ in calls])
-            for (communicator, call, stack), correlation in zip(calls, correlations, strict=True):
+            for number, ((communicator, call, stack), correlation) in enumerate(zip(calls, correlations, strict=True)):
                 if correlation:
-                    communicator._emit(call, correlation, stack)
+                    communicator._emit(call, correlation, stack, grouped=number > 0)
 
 
 @traced

@@ -176,20 +176,17 @@ def elementwise(
     """Return the operation ``cudatool.ops.NAME`` of an expression (:class:`~cudatool.ops._pointwise.Pointwise`)."""
     kernel = Pointwise(signature, expression, result=result, accepts=accepts, functions=_FUNCTIONS)
 
-    def call(*operands: Any, out: DeviceArray | None = None, **numbers: Any) -> DeviceArray:
-        return kernel(*operands, out=out, **numbers)
-
     parameter = inspect.Parameter
-    call.__doc__ = doc
-    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    found = op(f"cudatool.ops.{kernel.name}")
+    found.implementation(*KINDS)(kernel.__call__)
+    found.__doc__ = doc
+    found.__signature__ = inspect.Signature(
         [
             *(parameter(name, parameter.POSITIONAL_OR_KEYWORD) for name in kernel.operands),
             *(parameter(name, parameter.KEYWORD_ONLY, default=kernel.numbers[name]) for name in kernel.numbers),
             parameter("out", parameter.KEYWORD_ONLY, default=None),
         ]
     )
-    found = op(f"cudatool.ops.{kernel.name}")
-    found.implementation(*KINDS)(call)
     return found
 
 

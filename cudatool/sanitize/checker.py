@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable
 
@@ -104,18 +105,24 @@ def _plan(engine: Engine, defects: Iterable[Defect]) -> Repairs:
             continue
         if defect.inside:
             repairs.edges.add((first.record, second.record))
+        elif defect.grouped:
+            repairs.groups.add(int(engine.records["stack"][second.record]))
         elif first.mode == "free" or defect.kind is FindingKind.WAIT_UNRECORDED:
             continue  # no order helps; that of its race is tried
         elif defect.wait >= 0:
             stack = int(engine.records["stack"][defect.wait])
-            repairs.waits.setdefault((stack, second.operation.agent), set()).add(first.operation.agent)
+            _let_wait(repairs, stack, defect)
         elif (owner := _forgotten(defect)) is not None:
             stack = int(engine.records["stack"][owner])
-            repairs.record_streams.setdefault(stack, set()).add(first.operation.agent)
+            repairs.record_streams.setdefault(stack, set()).update(earlier for earlier, _ in defect.agents)
         else:
-            stack = int(engine.records["stack"][second.operation.record])
-            repairs.waits.setdefault((stack, second.operation.agent), set()).add(first.operation.agent)
+            _let_wait(repairs, int(engine.records["stack"][second.operation.record]), defect)
     return repairs
+
+
+def _let_wait(repairs: Repairs, stack: int, defect: Defect) -> None:
+    for earlier, later in defect.agents:
+        repairs.waits.setdefault((stack, later), set()).add(earlier)
 
 
 _NO_REPAIR = (FindingKind.CAPTURE_MISSED, FindingKind.CAPTURED_EVENT)
@@ -180,10 +187,25 @@ class _Words:
         row = self._trace.records[record]
         kind, name = Kind(int(row["kind"])), self._trace.names[int(row["name"])]
         if kind in (Kind.GRAPH_NODE_ADDED, Kind.GRAPH_NODE):
+            if routine := self._routines.get(int(row["correlation"])):
+                return f"{routine} of a graph"
             return f"kernel {name} of a graph" if row["flags"] == _KERNEL_NODE else f"{name} of a graph"
         if kind is Kind.KERNEL_LAUNCH:
             return f"kernel {name}" if name else "a kernel"
         return name or kind.name.lower().replace("_", " ")
+
+    @functools.cached_property
+    def _routines(self) -> dict[int, str]:
+        """Names of calls of libraries, by correlation: what a node stands for that has no telling name of its own."""
+        calls = [self._trace.of_kind(kind) for kind in (Kind.GEMM, Kind.COLLECTIVE)]
+        return {int(row["correlation"]): self._trace.names[int(row["name"])] for rows in calls for row in rows}
+
+    def _after(self, side: Side) -> str:
+        """Return the place behind which an event stands for `side`: no event can be recorded inside of a launch."""
+        launch = side.operation.record
+        if self._trace.records["kind"][launch] == Kind.GRAPH_LAUNCH:
+            return f"the launch of the graph ({location(self._stack(launch))})"
+        return self._at(side.record)
 
     def _at(self, record: int) -> str:
         return f"{self._operation(record)} ({location(self._stack(record))})"
@@ -198,6 +220,8 @@ class _Words:
             return f"The memory was already given back at {freed}."
         if defect.inside:
             return f"No edge of the graph leads from {self._at(defect.first.record)} to the other."
+        if defect.grouped:
+            return "Both are operations of one group, which come in no order, even on one stream."
         if defect.kind is FindingKind.WAIT_UNRECORDED:
             before = self._at(defect.wait)
             return f"The event had not been recorded, so nothing makes {later.label} wait for {before}."
@@ -237,9 +261,11 @@ class _Words:
                     f"`consumer.wait_event(event)` with the event recorded after {self._at(first.record)}."
                 )
             return f"Let {here} depend on {self._at(first.record)}: `cuGraphAddDependencies`."
+        if defect.grouped:
+            return f"End the group before {here}, and begin another one."
         if defect.wait >= 0 and defect.kind is not FindingKind.WAIT_UNRECORDED:
             waited = location(self._stack(defect.wait))
-            return f"Record the event after {self._at(first.record)} and before the wait at {waited}."
+            return f"Record the event after {self._after(first)} and before the wait at {waited}."
         if defect.kind is FindingKind.WAIT_UNRECORDED:
             return f"Record the event after {self._at(defect.wait)} and before this wait."
         if second.node >= 0:
@@ -251,7 +277,9 @@ class _Words:
             )
         if later.is_host:
             return f"Before {here}, synchronize {earlier.label}: `stream.synchronize()`."
+        others = len(defect.agents) - 1
         return (
             f"Before {here}, make {later.label} wait for {earlier.label}: `consumer.wait_stream(producer)`, or "
-            f"`consumer.wait_event(event)` with the event recorded after {self._at(first.record)}."
+            f"`consumer.wait_event(event)` with the event recorded after {self._after(first)}."
+            + (f" The same for {_count(others, 'more pair')} of streams at this line." if others else "")
         )

@@ -69,10 +69,14 @@ class Defect:
         The epoch of the first side's agent up to which the second side is ordered after it; 0 for none.
     inside
         Whether the two sides are nodes of one graph that no edge orders.
+    grouped
+        Whether the two sides are collective operations of one group.
     wait
         The record of a wait between the two that did nothing, because its event had not been recorded; -1 for none.
     count, last
         Length of the series, and the records of its latest pair.
+    agents
+        The agents of both sides, of every pair of the series.
     """
 
     kind: FindingKind
@@ -83,9 +87,11 @@ class Defect:
     buffer: Buffer | None
     common: int
     inside: bool = False
+    grouped: bool = False
     wait: int = -1
     count: int = 1
     last: tuple[int, int] = (-1, -1)
+    agents: set[tuple[int, int]] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -100,11 +106,14 @@ class Repairs:
         Stack of an allocation -> agents: ``record_stream`` is called on such blocks for these.
     edges
         Edges of graphs: the records of two nodes.
+    groups
+        Stacks of collective operations: another group begins there.
     """
 
     waits: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     record_streams: dict[int, set[int]] = field(default_factory=dict)
     edges: set[tuple[int, int]] = field(default_factory=set)
+    groups: set[int] = field(default_factory=set)
 
 
 class Defects:
@@ -126,6 +135,7 @@ class Defects:
         buffer: Buffer | None,
         *,
         inside: bool = False,
+        grouped: bool = False,
         wait: int = -1,
     ) -> None:
         """Add a defect, or count it if its call sites are known."""
@@ -142,10 +152,11 @@ class Defects:
         defect = self.found.get(key)
         if defect is None:
             common = 0 if inside else second.operation.clock[first.operation.agent]
-            self.found[key] = defect = Defect(kind, first, second, start, size, buffer, common, inside, wait)
+            self.found[key] = defect = Defect(kind, first, second, start, size, buffer, common, inside, grouped, wait)
         elif defect.last != pair:
             defect.count += 1
         defect.last = pair
+        defect.agents.add((first.operation.agent, second.operation.agent))
 
 
 def race_of(old: Access, new: Access) -> FindingKind:

@@ -18,6 +18,7 @@ Records of what a kernel accessed may come later in the file than its launch: th
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -102,11 +103,13 @@ class Engine:
             handed["correlation"][handed["correlation"] != 0].tolist()
         )
         self._handed_over: dict[int, Clock] = {}
+        self._grouped: dict[int, list[Access]] = {}  # by thread: of the collective operations of its latest group
         records = trace.of_kind(Kind.EVENT_RECORD)
         events, firsts = np.unique(records["aux0"], return_index=True)
         self._first_records = dict(zip(events.tolist(), records["stream"][firsts].tolist(), strict=True))
         self._handlers: dict[int, Callable[[Row], None]] = {
             **dict.fromkeys(WORK, self._work),
+            Kind.COLLECTIVE: self._collect,
             Kind.MEMCPY: self._copy,
             Kind.MEMSET: self._fill,
             Kind.EVENT_CREATE: self._create_event,
@@ -191,6 +194,26 @@ class Engine:
     def _work(self, row: Row) -> None:
         """A kernel launch, matrix product or host function: one operation in stream order (cuLaunchHostFunc)."""
         self._enqueue_work(row, ())
+
+    def _collect(self, row: Row) -> None:
+        """A collective operation: others of its group come in no order with it, even on one stream."""
+        self._work(row)
+        if row.stream in self.graphs.captures or row.stream not in self.streams:
+            return
+        earlier = self._grouped.setdefault(row.thread, [])
+        if not row.flags or (self.repairs is not None and row.stack in self.repairs.groups):
+            earlier.clear()
+        own = row.accesses or []
+        told: set[int] = set()  # of each earlier operation one conflict is enough
+        for old, new in itertools.product(earlier, own):
+            if old.operation.agent != new.operation.agent or not (old.mode | new.mode) & WRITE:
+                continue
+            found = overlap(old, new)
+            if found is not None and old.operation.record not in told:
+                told.add(old.operation.record)
+                buffer = self.buffers.find(found[0])
+                self.found.report(race_of(old, new), side_of(old), side_of(new), *found, buffer, grouped=True)
+        earlier += own
 
     def _copy(self, row: Row) -> None:
         """API synchronization behavior, "Memcpy"."""

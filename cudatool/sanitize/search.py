@@ -176,6 +176,8 @@ class Search:
         if pair is None:
             return "only the order of operations is replayed, and one side is none"
         first, second = pair
+        if self.steps.all[second].kind is Kind.COLLECTIVE and finding.first.agent == finding.second.agent:
+            return "the software device runs the operations of a group one after the other"
         for index, side in ((first, finding.first), (second, finding.second)):
             if reason := self._cannot_move(index):
                 return f"{side.operation} {reason}"

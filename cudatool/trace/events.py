@@ -161,7 +161,7 @@ FIELDS: Final[dict[Kind, str]] = {
     "aux0=executable graph, aux1=node, address, size (0 if not known)",
     Kind.COLLECTIVE: "the part of one rank in an operation of several devices: stream, correlation, name=operation, "
     "address=buffer of its result (of what is sent, where it gets none), size=bytes there, aux0=communicator, "
-    "aux1=pack_dims(rank, number of ranks), stack",
+    "aux1=pack_dims(rank, number of ranks), flags=1 if it is in one group with the thread's record before it, stack",
     Kind.ACCESS: "correlation=the operation, address, size, flags=AccessFlag, name=argument or source line, "
     "stream=the node of a graph launch whose GRAPH_NODE records are there (else it says nothing); "
     "a strided set has aux0=distance between rows, aux1=number of rows, and size=bytes per row; "

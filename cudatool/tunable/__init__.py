@@ -5,8 +5,9 @@
     cudatool.tunable.enable()       # from now on products are tuned when their shape is first seen,
     train()                         # and the results are written when the process ends
 
-The candidates are what computes products otherwise, the algorithms that cuBLASLt proposes, and a kernel of our own. A
-candidate whose result differs from the default's is no candidate. Results hold for one driver, library and device; a
+The candidates are what computes products otherwise, the algorithms that cuBLASLt proposes, a kernel of our own, and
+kernels of Triton's where that is installed (it compiles them for seconds, and keeps them in its cache). A candidate
+whose result differs from the default's is no candidate. Results hold for one driver, library and device; a
 file of others is rejected. What is neither tuned nor to be tuned, and what is captured into a graph for the first
 time, is computed as if this were off.
 

@@ -14,6 +14,7 @@ from cudatool._device import device as on_device
 from cudatool._kernel import Kernel, compile, launch
 from cudatool._stream import Stream
 from cudatool.blas._gemm import Compute, Gemm, default_implementation, perform
+from cudatool.tunable import _triton
 
 __all__ = ["DEFAULT", "Enqueue", "candidate", "candidates"]
 
@@ -37,12 +38,17 @@ def candidates(gemm: Gemm, stream: Stream) -> Iterator[tuple[str, Enqueue]]:
             yield f"{_LT}{algorithm.hex()}", functools.partial(_by_algorithm, algorithm)
     if _kernel_fits(gemm):
         yield _KERNEL, _by_kernel
+    if _triton.fits(gemm):
+        for name, tile in _triton.TILES.items():
+            yield name, functools.partial(_triton.multiply, tile)
 
 
 def candidate(name: str, gemm: Gemm) -> Enqueue:
     """Return the candidate of a name; the default, if there is none that can compute this product."""
     if name == _KERNEL and _kernel_fits(gemm):
         return _by_kernel
+    if name in _triton.TILES and _triton.fits(gemm):
+        return functools.partial(_triton.multiply, _triton.TILES[name])
     if name.startswith(_LT) and _driver.initialize().kind == "cuda":
         try:
             return functools.partial(_by_algorithm, bytes.fromhex(name.removeprefix(_LT)))

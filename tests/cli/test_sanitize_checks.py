@@ -203,6 +203,22 @@ ct.synchronize()
     assert ["uninitialized"] * mistake == [one["kind"] for one in report["on_device"]]
 
 
+def test_a_product_gives_values_to_a_block_that_earlier_work_still_used(run_command, tmp_path):
+    (tmp_path / "products.py").write_text(
+        """
+import cudatool as ct
+x = ct.ones((32, 32))
+for _ in range(3):
+    y = ct.matmul(x, x)
+    z = y + y   # y's block is used again by the next product, while this has not run
+    del y, z
+ct.synchronize()
+"""
+    )
+    done = run_command("sanitize", "--checks", "initcheck", "products.py")
+    assert 0 == done.returncode, done.stdout
+
+
 def test_repeated_findings_are_counted(run_command, tmp_path):
     again = "for _ in range(3): run(kernel('fill'), 128, a, np.int32(70))"
     (tmp_path / "wrong.py").write_text(_HEAD + again + _TAIL)

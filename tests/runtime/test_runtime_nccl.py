@@ -310,6 +310,14 @@ def test_trace_tells_each_ranks_part_with_its_accesses(second: int, events: list
         ] == told
 
 
+def test_trace_tells_which_parts_are_of_one_group(second: int, events: list[Event]) -> None:
+    arrays = blank(6)
+    events.clear()
+    nccl.all_reduce(arrays)
+    nccl.all_reduce(arrays)
+    assert [0, 1, 0, 1] == [event.flags for event in events if event.kind is Kind.COLLECTIVE]
+
+
 def test_trace_tells_nothing_that_a_rank_does_not_touch(second: int, events: list[Event]) -> None:
     arrays = blank(6)
     events.clear()

@@ -63,6 +63,23 @@ def test_race_of_nodes_names_where_they_were_captured_and_the_missing_edge(progr
     )
 
 
+def test_a_node_has_the_name_of_the_call_that_it_stands_for_and_an_event_goes_behind_its_launch(
+    program: Program,
+) -> None:
+    a, b = program.stream(), program.stream()
+    node = program.node(GRAPH, a, "host function")
+    program.emit(Kind.GEMM, stream=a, correlation=node, name="sgemm")
+    program.instantiate(EXEC, GRAPH, [node])
+    program.launch(EXEC, a, (1, W, BUFFER, SIZE), line=20)
+    program.kernel(b, (R, BUFFER, SIZE), line=21)
+    (finding,) = check(program.trace()).findings
+    assert "sgemm of a graph" == finding.first.operation
+    assert finding.repair == (
+        "Before kernel k at program.py:21, make stream 2 wait for stream 1: `consumer.wait_stream(producer)`, or "
+        "`consumer.wait_event(event)` with the event recorded after the launch of the graph (program.py:20)."
+    )
+
+
 def test_race_of_nodes_that_were_added_by_hand_is_repaired_by_an_edge(program: Program) -> None:
     nodes = [program.node(GRAPH), program.node(GRAPH)]
     program.instantiate(EXEC, GRAPH, nodes)

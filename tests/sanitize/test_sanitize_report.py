@@ -49,6 +49,17 @@ def test_finding_names_both_sides_the_buffer_the_reason_and_the_repair() -> None
     )
 
 
+def test_repair_of_one_line_that_is_executed_for_several_devices_counts_the_pairs_of_streams() -> None:
+    program = Program()
+    for device in (0, 1):
+        backward, side = program.stream(device=device), program.stream(device=device)
+        program.kernel(backward, (W, 0x10000 * (device + 1), 64), line=30)
+        program.kernel(side, (R, 0x10000 * (device + 1), 64), line=31)
+    (finding,) = check(program.trace()).findings
+    assert 2 == finding.count
+    assert finding.repair.endswith("(program.py:30). The same for 1 more pair of streams at this line.")
+
+
 def test_reason_names_the_last_common_point() -> None:
     program = Program()
     a, b = program.stream(), program.stream()
