@@ -36,8 +36,14 @@ _MOST: Final = 8192
 _MOST_ALIGNMENT: Final = 256  # bytes, that make a difference
 
 
-def again(a: Any, b: Any, out: DeviceArray | None) -> DeviceArray | None:
-    """Enqueue ``out = a @ b`` and return `out`, by default a new array; None if no such product is known."""
+def again(a: Any, b: Any, out: DeviceArray | None, ndim: int | None = None) -> DeviceArray | None:
+    """Enqueue ``out = a @ b`` and return `out`, by default a new array; None if no such product is known.
+
+    Parameters
+    ----------
+    ndim
+        Of the result, where only one is right.
+    """
     if hooks.active or _gemm.tuner is not None or type(a) is not DeviceArray or type(b) is not DeviceArray:
         return None
     seal = None
@@ -49,7 +55,7 @@ def again(a: Any, b: Any, out: DeviceArray | None) -> DeviceArray | None:
     if known is None:
         return None
     enqueue, shape, dtype, device = known
-    if not is_current(device):
+    if not is_current(device) or (ndim and len(shape) != ndim):
         return None
     if out is None:
         out = empty(shape, dtype, device=device)

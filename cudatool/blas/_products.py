@@ -52,7 +52,7 @@ def _mm(input: Operand, mat2: Operand, *, out: DeviceArray | None = None) -> Dev
     UsageError
         The shapes, dtypes or devices do not fit each other.
     """
-    if (found := again(input, mat2, out)) is not None:
+    if (found := again(input, mat2, out, ndim=2)) is not None:
         return found
     check_operands("mm", input, mat2, 2, 2)
     shape = (input.shape[0], mat2.shape[1])
@@ -68,7 +68,7 @@ def _bmm(input: Operand, mat2: Operand, *, out: DeviceArray | None = None) -> De
     UsageError
         The shapes, dtypes or devices do not fit each other.
     """
-    if (found := again(input, mat2, out)) is not None:
+    if (found := again(input, mat2, out, ndim=3)) is not None:
         return found
     check_operands("bmm", input, mat2, 3, 3)
     shape = (*input.shape[:2], mat2.shape[2])

@@ -155,3 +155,13 @@ def test_factors_in_device_memory_are_refused():
         right = a[0] if name == "addmv" else batch
         with pytest.raises(UsageError, match="numbers on the host"):
             getattr(blas, name)(right, batch, right, beta=cudatool.full((), 2.0))
+
+
+def test_a_product_that_is_known_still_needs_the_dimensions_of_the_function():
+    matrix, batch = cudatool.ones((4, 4)), cudatool.ones((2, 4, 4))
+    blas.mm(matrix, matrix)
+    blas.bmm(batch, batch)
+    with pytest.raises(UsageError, match="bmm cannot multiply"):
+        blas.bmm(matrix, matrix)
+    with pytest.raises(UsageError, match="mm cannot multiply"):
+        blas.mm(batch, batch)
