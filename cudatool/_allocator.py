@@ -216,6 +216,8 @@ class Memory(Region):
 
     def record_stream(self, stream: Stream) -> None:
         """Let the block rest, once it is freed, until what is on `stream` by then has completed."""
+        if not self.address:
+            return  # an array without elements is nowhere
         number, source = stream.cuda_stream, self.owner
         if isinstance(source, CachingAllocator) and stream.device_index != source.device:
             number = foreign_stream(stream.device_index, number)
@@ -235,17 +237,23 @@ def allocate(shape: Shape, dtype: npt.DTypeLike, stream: Stream) -> tuple[Layout
     OutOfMemoryError
         There is not that much.
     UsageError
-        Elements of `dtype` are Python objects.
+        Elements of `dtype` are Python objects, or `shape` is none.
     """
     dtype = np.dtype(dtype)
     if dtype.hasobject:
         raise UsageError(f"an array of {dtype} cannot be in device memory: its elements are Python objects")
+    extents: tuple[int, ...]
     if type(shape) is int:  # asking for an Iterable takes its time
-        extents: tuple[int, ...] = (shape,)
+        extents = (shape,)
+    elif type(shape) is tuple or isinstance(shape, Iterable):
+        extents = tuple(map(operator.index, shape))
     else:
-        extents = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
+        extents = (operator.index(shape),)
     memory = Memory(math.prod(extents) * dtype.itemsize, stream)
-    return np.ndarray(extents, dtype, memory), memory  # type: ignore[arg-type] # its stubs miss buffers
+    try:
+        return np.ndarray(extents, dtype, memory), memory  # type: ignore[arg-type] # its stubs miss buffers
+    except ValueError as error:
+        raise UsageError(f"an array of shape {extents} cannot be: {error}") from None
 
 
 def caching_allocator_alloc(size: int, device: DeviceLike = None, stream: Stream | int | None = None) -> int:
@@ -269,18 +277,21 @@ def caching_allocator_alloc(size: int, device: DeviceLike = None, stream: Stream
         index, handle = device_index(device), stream
     source = current_allocator(index)
     address = source.malloc(size, handle)
-    _by_address[address] = source
+    if address:
+        _by_address[address] = source
     return address
 
 
 def caching_allocator_delete(mem_ptr: int) -> None:
-    """Free what :func:`caching_allocator_alloc` returned.
+    """Free what :func:`caching_allocator_alloc` returned; for no bytes that is 0, of which nothing is to be freed.
 
     Raises
     ------
     UsageError
         It did not return `mem_ptr`, or that was freed before.
     """
+    if not mem_ptr:
+        return
     source = _by_address.pop(mem_ptr, None)
     if source is None:
         raise UsageError(f"{mem_ptr:#x} was not returned by caching_allocator_alloc, or was freed before")

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import operator
 from types import EllipsisType
-from typing import Any, NoReturn, SupportsIndex
+from typing import Any, Final, NoReturn, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
 from cudatool import _interop, _peer, _transfer
-from cudatool._allocator import Layout, Owner, Shape, allocate
+from cudatool._allocator import Layout, Memory, Owner, Shape, allocate
 from cudatool._device import DeviceLike, device_index
+from cudatool._native import address_of
 from cudatool._operators import Operators
 from cudatool._pinned import empty_pinned, is_pinned
 from cudatool._stream import Stream, current_stream
 from cudatool._sync_debug import get_sync_debug_mode, hidden_synchronization
 from cudatool.errors import UsageError
 
-__all__ = ["DeviceArray", "asarray", "empty", "from_dlpack", "full", "ones", "zeros"]
+__all__ = [
+    "ALIGNMENT",
+    "DeviceArray",
+    "asarray",
+    "empty",
+    "from_dlpack",
+    "full",
+    "may_overlap",
+    "ones",
+    "signature",
+    "zeros",
+]
 
 _Index = SupportsIndex | slice | EllipsisType | None
 
@@ -42,13 +54,14 @@ class DeviceArray(Operators):
         Ordinal of the device that the addresses belong to.
     """
 
-    __slots__ = ("__weakref__", "_address", "_memory", "device", "layout")
+    __slots__ = ("__weakref__", "_address", "_memory", "_signature", "device", "layout")
 
     def __init__(self, layout: Layout, memory: Owner | None, device: int) -> None:
         self.layout = layout
         self.device = device
         self._memory = memory
-        self._address = -1  # not asked for yet: NumPy takes its time to say
+        self._address = -1  # not asked for yet
+        self._signature: object = None  # see signature()
 
     # What it is.
 
@@ -89,7 +102,7 @@ class DeviceArray(Operators):
     def data_ptr(self) -> int:
         """Return the device address of the first element, 0 if there is none."""
         if self._address < 0:
-            self._address = self.layout.ctypes.data if self.layout.size else 0
+            self._address = address_of(self.layout) if self.layout.size else 0
         return self._address
 
     def __len__(self) -> int:
@@ -178,7 +191,7 @@ class DeviceArray(Operators):
         if not self.layout.flags.writeable:
             raise UsageError("this array is read-only: its owner exported it so")
         stream = current_stream(self.device)
-        if hasattr(source, "__cuda_array_interface__") and not isinstance(source, DeviceArray):
+        if not isinstance(source, DeviceArray) and hasattr(source, "__cuda_array_interface__"):
             source = _import(source)
         if not isinstance(source, DeviceArray):
             if not non_blocking:
@@ -279,6 +292,40 @@ class DeviceArray(Operators):
 
     def __dlpack__(self, *, stream: int | None = None, copy: bool | None = None, **options: Any) -> Any:
         return _interop.dlpack(self.clone() if copy else self, stream, **options)
+
+
+ALIGNMENT: Final = 16
+"""Bytes that a kernel loads at once at most: what an address is a multiple of makes no difference beyond."""
+
+_signatures: dict[tuple[object, ...], object] = {}
+_MOST_SIGNATURES: Final = 65536
+
+
+def signature(array: DeviceArray) -> object:
+    """Return what stands for shape, strides, dtype, device, alignment and whether it can be written.
+
+    If two arrays have the same one, an operation treats them alike; so it is the key of what was found out for one. Of
+    the arrays that are alike, a few may have another, which costs time alone. It is compared by identity, and kept
+    in ``_signature``, where those look first to whom every call counts.
+    """
+    layout = array.layout
+    alignment = array.data_ptr() % ALIGNMENT
+    key = layout.shape, layout.strides, layout.dtype, array.device, alignment, layout.flags.writeable
+    found = _signatures.get(key)
+    if found is None:
+        if len(_signatures) >= _MOST_SIGNATURES:
+            _signatures.clear()
+        found = _signatures[key] = object()
+    array._signature = found
+    return found
+
+
+def may_overlap(a: DeviceArray, b: DeviceArray) -> bool:
+    """Return whether two arrays may have bytes in common: False is certain."""
+    memory, other = a._memory, b._memory
+    if memory is not other and type(memory) is Memory and type(other) is Memory:
+        return False  # two blocks: without a look at the bounds, which takes longer
+    return np.may_share_memory(a.layout, b.layout)
 
 
 def _basic(index: _Index | tuple[_Index, ...]) -> tuple[_Index, ...]:

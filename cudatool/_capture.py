@@ -6,6 +6,7 @@ mode of each capture (cuThreadExchangeStreamCaptureMode); what is known to be ha
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cudatool import _cuda, _driver
 from cudatool._api import traced
-from cudatool._cuda import check
+from cudatool._cuda import check, entry, raise_status
+from cudatool._native import call
 
 if TYPE_CHECKING:
     from cudatool._stream import Stream
@@ -39,8 +41,8 @@ class Capture:
     ----------
     graph
         Whose it is.
-    stream
-        Where it began, and must end.
+    stream, handle
+        Where it began, and must end; the driver's handle is known here even if the program closes the stream.
     pool
         Where memory for the streams that take part comes from.
     thread
@@ -51,11 +53,12 @@ class Capture:
         Blocks of pinned memory that captured copies use.
     """
 
-    __slots__ = ("graph", "held", "id", "pool", "stream", "thread")
+    __slots__ = ("graph", "handle", "held", "id", "pool", "stream", "thread")
 
     def __init__(self, graph: CUDAGraph, stream: Stream, pool: tuple[int, int]) -> None:
         self.graph = graph
         self.stream = stream
+        self.handle = stream.native
         self.pool = pool
         self.thread = threading.get_ident()
         self.id = 0
@@ -92,12 +95,18 @@ def capturing_graph(stream: Stream) -> CUDAGraph | None:
     return None if capture is None else capture.graph
 
 
+_NOT_CAPTURING: Final = 0  # CU_STREAM_CAPTURE_STATUS_NONE
+
+
 def is_capturing(stream: Stream) -> bool:
     """Return whether anybody captures what is enqueued on a stream."""
     if stream.cuda_stream in _LEGACY:
         return False
-    status = check(_cuda.driver.cuStreamIsCapturing(stream.cuda_stream))
-    return bool(status != _cuda.driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+    answer = ctypes.c_int()
+    status = call(entry("cuStreamIsCapturing"), stream.native, ctypes.addressof(answer))
+    if status:
+        raise_status(status)
+    return answer.value != _NOT_CAPTURING
 
 
 @traced

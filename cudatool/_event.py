@@ -11,6 +11,7 @@ from cudatool._capture import beside_captures
 from cudatool._cuda import check, entry, operation, raise_status
 from cudatool._device import DeviceLike, call_on, current_device, device_index
 from cudatool._device import device as on_device
+from cudatool._handles import Owner
 from cudatool._native import call
 from cudatool.errors import CudaError, UsageError
 from cudatool.trace import hooks
@@ -26,7 +27,7 @@ _HANDLE_BYTES = 64  # of a CUipcEventHandle
 _EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL
 
 
-class Event:
+class Event(Owner):
     """A mark in a stream. It comes to life on the device of the stream that first records it.
 
     Parameters

@@ -17,10 +17,11 @@ from multiprocessing import resource_sharer
 from typing import Any, Final
 
 from cudatool._allocator import Memory, allocator
+from cudatool._capture import is_capturing
 from cudatool._device import get_device_properties, synchronize
 from cudatool._ipc import Mapping, device_of_uuid, segment_handle
 from cudatool._stream import Stream, current_stream
-from cudatool.errors import CudatoolError
+from cudatool.errors import CudatoolError, UsageError
 
 __all__ = ["Borrowed", "Loan", "borrow", "collect", "ipc_collect", "lend"]
 
@@ -89,9 +90,22 @@ def lend(memory: Memory, device: int) -> Loan:
 
 
 def borrow(loan: Loan) -> tuple[Memory | Borrowed, int]:
-    """Return the block and its device."""
+    """Return the block and its device.
+
+    Raises
+    ------
+    UsageError
+        The loan was borrowed already, or the lender has ended.
+    DeviceUnavailableError
+        This process does not have the device.
+    """
     device = device_of_uuid(loan.device)
-    end: int = loan.end.detach()
+    try:
+        end: int = loan.end.detach()
+    except (EOFError, OSError):
+        raise UsageError(
+            f"process {loan.lender} does not lend this array any more: what it sent can be received once, while it runs"
+        ) from None
     if loan.lender != os.getpid():
         return Borrowed(loan.segment, loan.offset, loan.size, device, end), device
     memory = _lent[loan.number].memory  # back where it came from
@@ -124,7 +138,8 @@ def ipc_collect() -> None:
 class Borrowed(Mapping):
     """Memory of another process that this one has borrowed: it is given back when what may use it has completed.
 
-    That is what is on the current stream by then, and on the streams of :meth:`record_stream`.
+    That is what is on the current stream by then, and on the streams of :meth:`record_stream`. A stream that is being
+    captured executes nothing that could be waited for.
     """
 
     __slots__ = ("_end", "_streams")
@@ -143,6 +158,7 @@ class Borrowed(Mapping):
             return  # the end of the process gives everything back
         with suppress(CudatoolError):
             for stream in (*self._streams, current_stream(self._device)):
-                stream.synchronize()
+                if not is_capturing(stream):
+                    stream.synchronize()
         super().__del__()
         os.close(self._end)

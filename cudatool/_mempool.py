@@ -5,27 +5,25 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from cudatool import _driver
 from cudatool._allocator import allocator as allocator_of
 from cudatool._allocator import memory_snapshot
 from cudatool._device import DeviceLike, current_device, device_index
 from cudatool._device import device as on_device
-from cudatool.errors import CudatoolError
+from cudatool._handles import Owner
 from cudatool.memory.pluggable import CUDAPluggableAllocator, PluggableProvider
 from cudatool.memory.snapshot import SegmentInfo
 
-__all__ = ["MemPool", "give_back", "graph_pool_handle", "use_mem_pool"]
+__all__ = ["MemPool", "graph_pool_handle", "use_mem_pool"]
 
 _handles = itertools.count(1)
-_dropped: deque[tuple[int, tuple[int, int], bool]] = deque()  # what give_back was told
-_giving_back = threading.Lock()
 
 
-class MemPool:
+class MemPool(Owner):
     """A pool of device memory of its own, for what is allocated inside :func:`use_mem_pool`.
 
     When the object is gone, so is the pool: what is free in it goes back to where it came from at once, what is still
@@ -77,7 +75,6 @@ class MemPool:
 
     def _live_on(self, device: int) -> None:
         """Make the pool on the device with this ordinal, if it is not there already."""
-        _give_back_dropped()
         if device in self._devices:
             return
         policy = allocator_of(device)
@@ -88,41 +85,12 @@ class MemPool:
         self._devices.append(device)
 
     def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
-        if not _finalizing():
+        if not _finalizing() and _driver.started():  # a forked process has no memory: it is its parent's
             for device in getattr(self, "_devices", ()):
-                give_back(device, self._id, at_once=True)
+                allocator_of(device).release_pool(self._id, at_once=True)
 
     def __repr__(self) -> str:
         return f"<MemPool id={self.id} device={self.device}>"
-
-
-def give_back(device: int, pool: tuple[int, int], *, at_once: bool = False) -> None:
-    """Count one user of a pool less; `at_once` gives its free memory back if that was the last, as `empty_cache` does.
-
-    Finalizers may call it at any time: in the middle of an operation of the allocator's it is put off.
-    """
-    _dropped.append((device, pool, at_once))
-    _give_back_dropped()
-
-
-def _give_back_dropped() -> None:
-    """Release the pools that nobody uses any more, except those that must wait for an operation to end."""
-    if not _dropped or not _giving_back.acquire(blocking=False):
-        return
-    try:
-        for _ in range(len(_dropped)):
-            device, pool, at_once = _dropped.popleft()
-            policy = allocator_of(device)
-            try:
-                policy.release_pool(pool)
-                if at_once:
-                    policy.empty_cache(pool)
-            except CudatoolError:
-                raise
-            except RuntimeError:  # the garbage collector runs in the middle of one of the allocator's operations
-                _dropped.append((device, pool, at_once))
-    finally:
-        _giving_back.release()
 
 
 @contextmanager

@@ -2,10 +2,11 @@
  *
  * Launcher converts the arguments of a kernel and launches it in one step. It holds no state of a launch, so that any
  * number of threads can use one. What is enqueued, and where, is decided in cudatool/_kernel.py and _event.py.
- * Region lets NumPy lay an array over device memory.
+ * Region lets NumPy lay an array over device memory, and address_of says where one lies.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -31,6 +32,7 @@ typedef struct {
 } Launcher;
 
 enum { MOST_ON_STACK = 1024 }; /* bytes of arguments */
+enum { MOST_BYTES = 1 << 20 }; /* far more than any kernel takes */
 
 static PyObject *address_name; /* "_address" */
 
@@ -43,7 +45,7 @@ static int Launcher_init(Launcher *self, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKO!O!O!O", names, &launch, &function, &PyList_Type, &parameters,
                                      &PyType_Type, &array, &PyType_Type, &scalar, &convert))
         return -1;
-    if (self->convert) {
+    if (self->parameters) {
         PyErr_SetString(PyExc_RuntimeError, "a Launcher cannot be made anew");
         return -1;
     }
@@ -57,8 +59,8 @@ static int Launcher_init(Launcher *self, PyObject *args, PyObject *kwargs)
         struct parameter *one = &self->parameters[i];
         if (!PyArg_ParseTuple(PyList_GET_ITEM(parameters, i), "nn", &one->offset, &one->size))
             return -1;
-        if (one->offset < 0 || one->size <= 0 || one->offset > PY_SSIZE_T_MAX - one->size) {
-            PyErr_SetString(PyExc_ValueError, "a parameter has a size, and an offset that is not negative");
+        if (one->offset < 0 || one->size <= 0 || one->offset > MOST_BYTES || one->size > MOST_BYTES) {
+            PyErr_SetString(PyExc_ValueError, "a parameter has a size and an offset, of at most 1 MiB each");
             return -1;
         }
         if (self->size < one->offset + one->size)
@@ -240,11 +242,19 @@ static PyObject *Launcher_launch(Launcher *self, PyObject *const *args, Py_ssize
         PyErr_SetString(PyExc_TypeError, "launch(grid, block, shared, stream, arguments)");
         return NULL;
     }
+    if (!self->launch) {
+        PyErr_SetString(PyExc_RuntimeError, "the Launcher has no function to launch with");
+        return NULL;
+    }
     if (read_dimensions(args[0], grid) || read_dimensions(args[1], block))
         return NULL;
     unsigned long shared = PyLong_AsUnsignedLong(args[2]);
     if (PyErr_Occurred())
         return NULL;
+    if (shared > UINT32_MAX) {
+        PyErr_SetString(PyExc_OverflowError, "shared is a number of 32 bits");
+        return NULL;
+    }
     unsigned long long stream = PyLong_AsUnsignedLongLong(args[3]);
     if (PyErr_Occurred())
         return NULL;
@@ -278,9 +288,17 @@ typedef struct {
     unsigned long long address;
     Py_ssize_t size;
     PyObject *owner; /* whose free(address) is called at the end; may be NULL */
+    unsigned generation;
 } Region;
 
 static PyObject *free_name; /* "free" */
+
+static unsigned generation; /* of this process: regions of an older one are those of the process it was forked off */
+
+static void forked(void)
+{
+    ++generation;
+}
 
 static int Region_init(Region *self, PyObject *args, PyObject *kwargs)
 {
@@ -296,6 +314,7 @@ static int Region_init(Region *self, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_ValueError, "a region has a size that is not negative");
         return -1;
     }
+    self->generation = generation;
     self->owner = Py_XNewRef(owner);
     return 0;
 }
@@ -312,7 +331,7 @@ static int is_finalizing(void)
 static void Region_finalize(PyObject *object)
 {
     Region *self = (Region *)object;
-    if (!self->owner || is_finalizing()) /* the end of the process frees everything */
+    if (!self->owner || self->generation != generation || is_finalizing()) /* the end of the process frees everything */
         return;
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback); /* one that is on its way must not be lost */
@@ -412,7 +431,19 @@ static PyObject *call(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssi
     return PyLong_FromLong(status);
 }
 
+/* Where a NumPy array begins: all of its own attributes that say so make an object with much else. */
+static PyObject *address_of(PyObject *Py_UNUSED(module), PyObject *array)
+{
+    Py_buffer view;
+    if (PyObject_GetBuffer(array, &view, PyBUF_STRIDED_RO))
+        return NULL;
+    PyObject *address = PyLong_FromVoidPtr(view.buf);
+    PyBuffer_Release(&view);
+    return address;
+}
+
 static PyMethodDef module_methods[] = {
+    {"address_of", address_of, METH_O, "address_of(array)\n\nReturn the address of the first element of a NumPy array."},
     {"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL,
      "call(function, *words)\n\nCall a function of the driver by its address and return its status."},
     {NULL, NULL, 0, NULL},
@@ -452,6 +483,8 @@ PyMODINIT_FUNC PyInit__native(void)
 {
     address_name = PyUnicode_InternFromString("_address");
     free_name = PyUnicode_InternFromString("free");
+    if (pthread_atfork(NULL, NULL, forked))
+        return PyErr_NoMemory();
     PyObject *made = address_name && free_name ? PyModule_Create(&module) : NULL;
     if (made && (PyModule_AddType(made, &LauncherType) || PyModule_AddType(made, &RegionType)))
         Py_CLEAR(made);

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy.typing as npt
+
 class Launcher:
     """Converts the arguments of one kernel and launches it.
 
@@ -72,3 +74,6 @@ def call(function: int, /, *words: int) -> int:
 
     At most three words; with three, the last one is an unsigned int.
     """
+
+def address_of(array: npt.NDArray[Any], /) -> int:
+    """Return the address of the first element of a NumPy array."""

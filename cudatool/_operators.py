@@ -21,6 +21,13 @@ def _operations() -> Any:
     return cudatool.ops
 
 
+@functools.cache
+def _products() -> Any:
+    import cudatool.blas
+
+    return cudatool.blas
+
+
 def _method(name: str) -> _Method:
     """Return a method that calls ``cudatool.ops.NAME`` with the array in front."""
 
@@ -145,9 +152,7 @@ class Operators:
     __hash__ = object.__hash__  # arrays are keys by identity, as in torch
 
     def __matmul__(self, other: Any) -> Any:
-        from cudatool.blas import matmul
-
-        return matmul(self, other) if _is_operand(other) else NotImplemented
+        return _products().matmul(self, other) if _is_operand(other) else NotImplemented
 
     def __bool__(self) -> bool:
         return bool(self.item())

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cudatool import _cuda
+from cudatool import _cuda, _driver
 from cudatool._allocator import Shape, array_interface, nested
 from cudatool._capture import capture_of, relaxed
 from cudatool._cuda import check, operation
@@ -23,7 +23,7 @@ from cudatool._device import current_device
 from cudatool._device import device as on_device
 from cudatool._host_view import HostArray
 from cudatool._stream import Stream
-from cudatool.errors import UsageError
+from cudatool.errors import OutOfMemoryError, UsageError
 from cudatool.memory import Settings
 from cudatool.memory.driver_provider import DriverProvider
 from cudatool.memory.host import CachingHostAllocator
@@ -64,6 +64,8 @@ class _DriverMemory:
         self._devices: dict[int, DriverProvider] = {}  # for their events
 
     def allocate(self, size: int) -> int:
+        if size >> 64:
+            raise OutOfMemoryError(f"{size} bytes are more than there are addresses")
         device = current_device()
         pages = _touched_pages(size, self._threads) if self._register else None
         with operation() as correlation, relaxed():
@@ -151,7 +153,8 @@ def let_go(blocks: Iterable[int], stream: Stream | None) -> None:
     """Say that a graph does not use these blocks any more, once its last replay, on `stream`, is over."""
     for block in blocks:
         assert _allocator is not None
-        _allocator.let_go(block, None if stream is None else (stream.device_index, stream.cuda_stream))
+        # The handle is valid even if the program has closed the stream: the driver's streams are used again.
+        _allocator.let_go(block, None if stream is None else (stream.device_index, stream._handle))
 
 
 class _PinnedMemory:
@@ -165,7 +168,7 @@ class _PinnedMemory:
         self.__array_interface__ = array_interface(self.address, size)
 
     def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
-        if hasattr(self, "address") and not _finalizing():
+        if hasattr(self, "address") and not _finalizing() and _driver.started():
             self._allocator.free(self.address)
 
 
@@ -183,6 +186,8 @@ def empty_pinned(shape: Shape, dtype: npt.DTypeLike = np.float32) -> npt.NDArray
     """
     dtype = np.dtype(dtype)
     extents = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
+    if min(extents, default=0) < 0:
+        raise UsageError(f"an array of shape {extents} cannot be: no extent is negative")
     memory = _PinnedMemory(math.prod(extents) * dtype.itemsize)
     array = np.asarray(memory).view(dtype).reshape(extents)
     return array.view(HostArray) if hooks.wants_accesses else array
@@ -263,7 +268,7 @@ class host_register:  # noqa: N801 - reads as a statement
         self.close()
 
     def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
-        if getattr(self, "_address", 0) and not _finalizing():
+        if getattr(self, "_address", 0) and not _finalizing() and _driver.started():
             self.close()
 
 

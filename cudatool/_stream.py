@@ -15,6 +15,7 @@ from cudatool._cuda import check, operation
 from cudatool._device import DeviceLike, core_device, current_device, device_index, set_device
 from cudatool._device import device as on_device
 from cudatool._event import Event
+from cudatool._handles import Owner
 from cudatool.errors import CudaError, UsageError
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind, StreamFlag
@@ -29,6 +30,7 @@ __all__ = [
     "get_stream_from_external",
     "set_stream",
     "stream",
+    "stream_on",
 ]
 
 
@@ -60,7 +62,7 @@ class _Pool:
 _pools: dict[tuple[int, int], _Pool] = {}
 
 
-class Stream:
+class Stream(Owner):
     """A new stream, which runs at the same time as others, also as the default stream.
 
     Streams are context managers: inside, the stream is current, and so is its device.
@@ -298,9 +300,12 @@ def default_stream(device: DeviceLike = None) -> Stream:
 
 def current_stream(device: DeviceLike = None) -> Stream:
     """Return the stream of a device on which the calling thread enqueues."""
-    index = current_device() if device is None else device_index(device)
-    found = _current.streams.get(index) or _defaults.get(index)
-    return found if found is not None else default_stream(index)
+    return stream_on(current_device() if device is None else device_index(device))
+
+
+def stream_on(index: int) -> Stream:
+    """Return the current stream of a device that is known to exist, by its ordinal."""
+    return _current.streams.get(index) or _defaults.get(index) or default_stream(index)
 
 
 def set_stream(stream: Stream) -> None:
@@ -336,9 +341,14 @@ class StreamContext:
             return
         index = self.stream.device_index
         device = on_device(index)
-        self._saved = _Saved(device, _current.streams.get(index))
+        saved = _Saved(device, _current.streams.get(index))
         device.__enter__()
-        set_stream(self.stream)
+        try:
+            set_stream(self.stream)
+        except BaseException as error:  # it was closed
+            device.__exit__(type(error), error, error.__traceback__)
+            raise
+        self._saved = saved
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -18,6 +18,7 @@ from cudatool._capture import beside_captures, is_capturing
 from cudatool._cuda import check, operation
 from cudatool._device import device as on_device
 from cudatool._extents import emit_extents, extents
+from cudatool._native import address_of
 from cudatool._pinned import is_pinned_address, note_use
 from cudatool._stream import Stream
 from cudatool.errors import UsageError
@@ -39,10 +40,10 @@ def copy_to_device(target: Layout, source: npt.NDArray[Any], stream: Stream) -> 
     """
     np.broadcast_to(source, target.shape)
     given, source = source, np.asarray(source, target.dtype, order="C")
-    if hooks.wants_accesses and source.ctypes.data != given.ctypes.data:
+    if hooks.wants_accesses and address_of(source) != address_of(given):
         emit_extents(Kind.HOST_ACCESS, extents(given), AccessFlag.READ)
     if source.shape == target.shape and target.flags.c_contiguous:
-        _copy("cuMemcpyHtoDAsync", target.ctypes.data, source.ctypes.data, source.nbytes, stream)
+        _copy("cuMemcpyHtoDAsync", address_of(target), address_of(source), source.nbytes, stream)
     else:
         staged, _ = allocate(source.shape, source.dtype, stream)
         copy_to_device(staged, source, stream)
@@ -51,7 +52,7 @@ def copy_to_device(target: Layout, source: npt.NDArray[Any], stream: Stream) -> 
 
 def copy_to_host(target: npt.NDArray[Any], source: Layout, stream: Stream) -> None:
     """Enqueue a copy to a host array of the same shape and dtype, both in C order."""
-    _copy("cuMemcpyDtoHAsync", target.ctypes.data, source.ctypes.data, source.nbytes, stream)
+    _copy("cuMemcpyDtoHAsync", address_of(target), address_of(source), source.nbytes, stream)
 
 
 def copy_on_device(target: Layout, source: Layout, stream: Stream) -> None:
@@ -64,14 +65,15 @@ def copy_on_device(target: Layout, source: Layout, stream: Stream) -> None:
     UsageError
         The dtypes differ, and the device cannot cast one to the other.
     """
-    source = np.broadcast_to(source, target.shape)
-    same_place = target.ctypes.data == source.ctypes.data and target.strides == source.strides
+    if source.shape != target.shape:
+        source = np.broadcast_to(source, target.shape)
+    same_place = address_of(target) == address_of(source) and target.strides == source.strides
     if not same_place and np.may_share_memory(target, source):  # by bounds: nothing is read
         apart, _ = allocate(source.shape, source.dtype, stream)
         copy_on_device(apart, source, stream)
         source = apart
     if target.dtype == source.dtype and target.flags.c_contiguous and source.flags.c_contiguous:
-        _copy("cuMemcpyDtoDAsync", target.ctypes.data, source.ctypes.data, target.nbytes, stream)
+        _copy("cuMemcpyDtoDAsync", address_of(target), address_of(source), target.nbytes, stream)
     elif target.size:
         from cudatool.ops._copy import copy  # kernels take arrays, which are copied here
 
@@ -91,14 +93,14 @@ def fill(target: Layout, value: Any, stream: Stream) -> None:
     pattern = np.asarray(value).astype(target.dtype).tobytes()
     for width, bits in ((1, 8), (2, 16), (4, 32)):
         if target.flags.c_contiguous and pattern[:width] * (len(pattern) // width) == pattern:
-            _memset(bits, target.ctypes.data, int.from_bytes(pattern[:width], "little"), target.nbytes, stream)
+            _memset(bits, address_of(target), int.from_bytes(pattern[:width], "little"), target.nbytes, stream)
             return
     # Word by word, into one element: a copy from the host would not be the same in a graph, which does it at replay.
     element, _ = allocate((), target.dtype, stream)
     width = math.gcd(4, target.itemsize)
     for at in range(0, target.itemsize, width):
         word = int.from_bytes(pattern[at : at + width], "little")
-        _memset(8 * width, element.ctypes.data + at, word, width, stream)
+        _memset(8 * width, address_of(element) + at, word, width, stream)
     copy_on_device(target, element, stream)
 
 

@@ -82,7 +82,8 @@ def is_made_by_ours(class_: type) -> bool:
 
 def methods(class_: type) -> list[str]:
     """Return the lines about a class's own public methods and properties, and which classes it has others from."""
-    bases = [base.__name__ for base in class_.__bases__ if base.__module__.startswith("cudatool")]
+    ours = [base for base in class_.__bases__ if base.__module__.startswith("cudatool")]
+    bases = [base.__name__ for base in ours if any(not name.startswith("_") for name in dir(base))]
     lines = [f"All of {' and '.join(f'`{base}`' for base in bases)}; and:"] if bases else []
     count = len(lines)
     for name in sorted(vars(class_)):

@@ -13,21 +13,22 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cudatool._array import DeviceArray, empty
+from cudatool._array import DeviceArray, empty, may_overlap, signature
 from cudatool._device import is_current
-from cudatool._stream import current_stream
+from cudatool._stream import stream_on
 from cudatool.backends import _settings
 from cudatool.blas import _gemm
 from cudatool.blas._gemm import Again, Gemm
 from cudatool.trace import hooks
 
-__all__ = ["again", "linear_again", "may_overlap", "remember"]
+__all__ = ["again", "linear_again", "remember"]
 
 
 class _Known(NamedTuple):
     enqueue: Again
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    device: int
 
 
 _known: dict[tuple[object, ...], _Known] = {}
@@ -35,28 +36,26 @@ _MOST: Final = 8192
 _MOST_ALIGNMENT: Final = 256  # bytes, that make a difference
 
 
-def _key(a: DeviceArray, b: DeviceArray, out: DeviceArray | None) -> tuple[object, ...]:
-    x, y = a.layout, b.layout
-    key = (x.shape, x.strides, x.dtype, y.shape, y.strides, y.dtype, _settings.version)
-    if out is None:
-        return key
-    z = out.layout
-    return (*key, z.shape, z.strides, z.dtype)
-
-
 def again(a: Any, b: Any, out: DeviceArray | None) -> DeviceArray | None:
     """Enqueue ``out = a @ b`` and return `out`, by default a new array; None if no such product is known."""
     if hooks.active or _gemm.tuner is not None or type(a) is not DeviceArray or type(b) is not DeviceArray:
         return None
-    device = a.device
-    known = _known.get(_key(a, b, out))
-    if known is None or b.device != device or not is_current(device):
+    seal = None
+    if out is not None:
+        if type(out) is not DeviceArray:
+            return None
+        seal = out._signature or signature(out)
+    known = _known.get((a._signature or signature(a), b._signature or signature(b), seal, _settings.version))
+    if known is None:
+        return None
+    enqueue, shape, dtype, device = known
+    if not is_current(device):
         return None
     if out is None:
-        out = empty(known.shape, known.dtype, device=device)
-    elif out.device != device or may_overlap(out, a) or may_overlap(out, b):
+        out = empty(shape, dtype, device=device)
+    elif may_overlap(out, a) or may_overlap(out, b):
         return None
-    known.enqueue(a.data_ptr(), b.data_ptr(), out.data_ptr(), 0, current_stream(device))
+    enqueue(a._address, b._address, out._address, 0, stream_on(device))  # known, as the signatures are
     return out
 
 
@@ -78,7 +77,7 @@ def linear_again(input: Any, weight: Any, bias: DeviceArray) -> DeviceArray | No
     if known is None or weight.device != device or bias.device != device or not is_current(device):
         return None
     out = empty((*shape[:-1], w.shape[0]), known.dtype, device=device)
-    known.enqueue(at[0], at[1], out.data_ptr(), at[2], current_stream(device))
+    known.enqueue(at[0], at[1], out.data_ptr(), at[2], stream_on(device))
     return out
 
 
@@ -105,21 +104,15 @@ def remember(a: DeviceArray, b: DeviceArray, out: DeviceArray, gemm: Gemm) -> No
         return
     if len(_known) >= _MOST:
         _known.clear()
-    known = _Known(enqueue, out.shape, out.dtype)
+    known = _Known(enqueue, out.shape, out.dtype, out.device)
     if gemm.bias is not None:
         x, y, addresses = a.layout, b.layout, a.data_ptr() | b.data_ptr() | gemm.bias.data_ptr()
         if out.is_contiguous() and not out.data_ptr() % _MOST_ALIGNMENT:  # as a new one is
             key = _key_with_bias(x.shape, x.strides, x.dtype, y.shape, y.strides, y.dtype, gemm.bias, addresses)
             _known[key] = known
         return
-    _known[_key(a, b, out)] = known
-    if out.is_contiguous():
-        _known[_key(a, b, None)] = known
-
-
-def may_overlap(a: DeviceArray, b: DeviceArray) -> bool:
-    """Return whether two arrays may have bytes in common."""
-    memory = a._memory
-    if memory is not None and b._memory is not None and memory is not b._memory:
-        return False  # without a look at the bounds, which takes longer
-    return np.may_share_memory(a.layout, b.layout)
+    if type(a) is type(b) is type(out) is DeviceArray:
+        key = signature(a), signature(b), signature(out), _settings.version
+        _known[key] = known
+        if out.is_contiguous():
+            _known[*key[:2], None, key[3]] = known

@@ -66,7 +66,7 @@ class Handle:
             self.value: int = bindings().create()
         self._address = 0
         self._state: tuple[int, int] | None = None  # of the workspaces, and the stream
-        self._math = _DEFAULT_MATH
+        self.math = _DEFAULT_MATH
 
     def use(self, stream: Stream) -> tuple[int, Memory | None]:
         """Let what follows run on `stream`; return where it works there, and what to hold until it is enqueued."""
@@ -88,9 +88,8 @@ class Handle:
 
     def set_math(self, mode: int) -> None:
         """Set cublasMath_t."""
-        if mode != self._math:
-            bindings().set_math_mode(self.value, mode)
-            self._math = mode
+        bindings().set_math_mode(self.value, mode)
+        self.math = mode
 
 
 _spare: dict[int, list[Handle]] = {}
@@ -243,15 +242,16 @@ def like(gemm: Gemm) -> Again | None:
     return _cublaslt.like(gemm)
 
 
-def _call(recipe: _Recipe, a: int, b: int, out: int, _: int, stream: Stream) -> None:
+def _call(recipe: _Recipe, a: int, b: int, out: int, bias: int, stream: Stream) -> None:
     cublas, handle = bindings(), handle_for(stream)
-    left, right = (b, a) if recipe.swapped else (a, b)
+    before, left, right, after, function, swapped, math, _ = recipe
+    if swapped:
+        a, b = b, a
     try:
         _, held = handle.use(stream)
-        handle.set_math(recipe.math)
-        getattr(cublas, recipe.function)(
-            handle.value, *recipe.before, left, *recipe.left, right, *recipe.right, out, *recipe.after
-        )
+        if math != handle.math:
+            handle.set_math(math)
+        getattr(cublas, function)(handle.value, *before, a, *left, b, *right, out, *after)
         del held  # a graph's memory goes back to its pool when the product is in the graph
     except cublas.cuBLASError as error:
         raise CudaError(f"cuBLAS: {error}", "CUDA_ERROR_UNKNOWN") from error

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from cudatool._allocator import allocate
-from cudatool._array import DeviceArray, empty
+from cudatool._array import DeviceArray, empty, may_overlap
 from cudatool._stream import Stream, current_stream
 from cudatool._transfer import copy_on_device
-from cudatool.blas._again import may_overlap, remember
+from cudatool.blas._again import remember
 from cudatool.blas._conjugate import Operand, plain
 from cudatool.blas._gemm import FP8, ROUTINES, Compute, Epilogue, Gemm, Scales, compute_type, enqueue, full_reduction
 from cudatool.blas._layout import COLUMN_MAJOR, Order, arrange

@@ -10,6 +10,7 @@ import numpy as np
 
 from cudatool._allocator import Layout
 from cudatool._array import DeviceArray, empty
+from cudatool._dtypes import is_number
 from cudatool.blas._again import again, linear_again
 from cudatool.blas._conjugate import Conjugate, Operand, conj, plain
 from cudatool.blas._gemm import BFLOAT16, Epilogue
@@ -285,7 +286,9 @@ def added(
 
 
 def _check_factors(name: str, dtype: np.dtype[np.generic], *factors: complex) -> None:
-    if dtype.kind != "c" and any(type(factor) is complex for factor in factors):
+    if not all(map(is_number, factors)):
+        raise UsageError(f"{name}: alpha and beta are numbers on the host, not {factors}")
+    if dtype.kind != "c" and any(map(np.iscomplexobj, factors)):
         raise UsageError(f"{name}: alpha and beta must be real for {dtype}")
 
 

@@ -56,9 +56,12 @@ class GraphedCallable:
                     f"array {index} has shape {array.shape} and dtype {array.dtype}; the graph was captured with "
                     f"{static.shape} and {static.dtype}"
                 )
-        for array, static in zip(given, self._arrays, strict=True):
-            if array.data_ptr() != static.data_ptr():
-                static.copy_(array)
+        moved = [(a, s) for a, s in zip(given, self._arrays, strict=True) if _place(a) != _place(s)]
+        # What lies where another argument is copied to must be read before.
+        places = {static.data_ptr() for _, static in moved}
+        sources = [array.clone() if array.data_ptr() in places else array for array, _ in moved]
+        for source, (_, static) in zip(sources, moved, strict=True):
+            static.copy_(source)
         self._graph.replay()
         return self._outputs
 
@@ -156,6 +159,10 @@ def make_graphed_callables(
                 gradients = _like(made._outputs)
             made.backward = captured(backward, gradients)
     return tuple(graphed) if several else graphed[0]
+
+
+def _place(array: DeviceArray) -> tuple[int, tuple[int, ...]]:
+    return array.data_ptr(), array.strides
 
 
 def _like(outputs: Any) -> tuple[DeviceArray, ...]:

@@ -11,17 +11,18 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
-from cudatool import _cuda
-from cudatool._allocator import current_allocator
+from cudatool import _cuda, _driver
+from cudatool._allocator import allocator, current_allocator
 from cudatool._api import traced
 from cudatool._capture import Capture, capture_id, captures, is_capturing, relaxed
 from cudatool._cuda import check, entry, operation, raise_status
 from cudatool._device import call_on
 from cudatool._device import device as on_device
-from cudatool._mempool import MemPool, give_back
+from cudatool._handles import Owner
+from cudatool._mempool import MemPool
 from cudatool._native import call
 from cudatool._pinned import let_go
-from cudatool._stream import Stream, current_stream, default_stream
+from cudatool._stream import ExternalStream, Stream, current_stream, default_stream
 from cudatool.errors import CudaError, UsageError
 from cudatool.graphs._generators import CapturableGenerator
 from cudatool.memory import CachingAllocator
@@ -48,7 +49,7 @@ _private_pools = itertools.count(1)
 _trace_ids = itertools.count(1)  # of graphs and of executable graphs
 
 
-class CUDAGraph:
+class CUDAGraph(Owner):
     """Work that was captured from a stream, and that each :meth:`replay` does again, at the same addresses.
 
     Usually captured by :class:`cudatool.graph`. Memory that is allocated meanwhile comes from a pool of the graph's
@@ -122,7 +123,7 @@ class CUDAGraph:
         self._begin(stream, _pool_id(pool), getattr(_cuda.driver.CUstreamCaptureMode, mode))
 
     def _begin(self, stream: Stream, pool: tuple[int, int], mode: Any) -> None:
-        allocator = _caching_allocator(stream.device_index)
+        policy = _caching_allocator(stream.device_index)
         capture = Capture(self, stream, pool)
         try:
             for generator in dict.fromkeys([default_generator(stream.device_index), *self._generators]):
@@ -130,15 +131,15 @@ class CUDAGraph:
                 self._known.append(generator)
                 self._open.append(generator)
             # Before the driver begins: another thread that frees a block now must not record an event in this stream.
-            allocator.begin_allocate_to_pool(pool, capture.has, capturing=True)
+            policy.begin_allocate_to_pool(pool, capture.has, capturing=True)
             self._pool, self._device = pool, stream.device_index
             with on_device(self._device), _operation() as correlation:
-                check(_cuda.driver.cuStreamBeginCapture(stream.core.handle, mode))
-            capture.id = capture_id(stream.cuda_stream)
+                check(_cuda.driver.cuStreamBeginCapture(capture.handle, mode))
+            capture.id = capture_id(capture.handle)
             captures[capture.id] = self._capture = capture
         except BaseException:
             if self._pool is not None:
-                allocator.end_allocate_to_pool(pool)
+                policy.end_allocate_to_pool(pool)
             self._let_go()
             raise
         if correlation:
@@ -185,10 +186,10 @@ class CUDAGraph:
         if threading.get_ident() != capture.thread:
             raise UsageError("the capture must end on the thread it began on")
         with on_device(self._device), _operation() as correlation:
-            result: tuple[Any, ...] = _cuda.driver.cuStreamEndCapture(capture.stream.core.handle)
+            result: tuple[Any, ...] = _cuda.driver.cuStreamEndCapture(capture.handle)
         self._capture, self._held = None, capture.held
         del captures[capture.id]
-        _caching_allocator(self._device).end_allocate_to_pool(capture.pool)
+        allocator(self._device).end_allocate_to_pool(capture.pool)
         if correlation:
             if not result[0]:
                 self._trace_id = next(_trace_ids)
@@ -276,7 +277,9 @@ class CUDAGraph:
     def _prepare_generators(self, stream: Stream) -> None:
         _refuse_in_capture(stream)
         last = self._last_stream
-        if last is not None and last != stream and not last.is_closed:
+        if last is not None and last != stream:
+            if last.is_closed:  # by the program; the driver's stream goes on
+                last = ExternalStream(last._handle, self._device)
             stream.wait_stream(last)  # what is written now must have been read by then
         for generator, drawn in self._drawing:
             generator.begin_replay(self, drawn)
@@ -373,7 +376,7 @@ class CUDAGraph:
         self._clear()
         let_go(held, stream)
         if pool is not None:
-            give_back(device, pool)
+            allocator(device).release_pool(pool)
 
     def _destroy_graph(self) -> None:
         graph, self._graph = self._graph, None
@@ -389,7 +392,7 @@ class CUDAGraph:
                 check(_cuda.driver.cuGraphExecDestroy(executable))
 
     def __del__(self, _finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if getattr(self, "_pool", None) is not None and not _finalizing():
+        if getattr(self, "_pool", None) is not None and not _finalizing() and _driver.started():
             self._abandon()
 
     def __repr__(self) -> str:
@@ -422,6 +425,8 @@ def refuse_nested() -> None:
 def _pool_id(pool: PoolLike) -> tuple[int, int]:
     if isinstance(pool, MemPool):
         return pool.id
+    if pool is not None and not (isinstance(pool, tuple) and [type(part) for part in pool] == [int, int]):
+        raise UsageError(f"{pool!r} is no pool; pass a graph's pool(), a graph_pool_handle() or a MemPool")
     # Their first number tells the pools of single graphs from those that programs have asked for.
     return (next(_private_pools), 0) if pool in (None, (0, 0)) else pool
 

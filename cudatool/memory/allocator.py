@@ -7,8 +7,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
-from cudatool.errors import ConfigError, OutOfMemoryError, UsageError
+from cudatool.errors import ConfigError, CudatoolError, OutOfMemoryError, UsageError
 from cudatool.memory import snapshot
 from cudatool.memory.blocks import PoolId
 from cudatool.memory.journal import Journal
@@ -32,8 +33,9 @@ _log = logging.getLogger("cudatool.memory")
 class CachingAllocator:
     """Allocates device memory and keeps what is freed, for the stream it was allocated for.
 
-    Safe to use from several threads. :meth:`free` may also be called from finalizers and trace subscribers, which run
-    at any time: inside one of the allocator's own operations it is put off to that operation's end.
+    Safe to use from several threads. :meth:`free` and :meth:`release_pool` may also be called from finalizers and trace
+    subscribers, which run at any time and on any thread, also on one that the device waits for: they never wait. While
+    an operation is under way, on whatever thread, they are put off to its end.
 
     While :data:`cudatool.trace.hooks.active`, each operation emits its events when it is done. The lock is still held
     then, so that the order of events is the order of what happened, whichever threads were at it.
@@ -91,7 +93,7 @@ class CachingAllocator:
         self._lock = threading.RLock()
         self._acquire, self._release = self._lock.acquire, self._lock.release  # looking them up takes as long
         self._busy = False  # between two consistent states
-        self._late_frees: deque[int] = deque()
+        self._late: deque[Callable[[], None]] = deque()  # what was put off
         self._out_of_memory_observers: list[OutOfMemoryObserver] = []
 
     # The program's side.
@@ -116,6 +118,8 @@ class CachingAllocator:
         try:
             if self._busy:
                 raise _reentered()
+            if self._late and not hooks.emitting():
+                self._settle()
             self._busy = True
             try:
                 if hooks.active:
@@ -125,10 +129,12 @@ class CachingAllocator:
                 out_of_memory = error
             finally:
                 self._busy = False
-                if journal.active or self._late_frees:
+                if journal.active or self._late:
                     self._settle()
         finally:
             self._release()
+            if self._late:
+                self._catch_up()
         for observer in list(self._out_of_memory_observers):
             try:
                 observer(self.device, out_of_memory.wanted, out_of_memory.allowed, out_of_memory.free)
@@ -149,15 +155,16 @@ class CachingAllocator:
         """
         if not address:
             return
-        if hooks.active and hooks.emitting():
-            # Waiting for the lock here could be forever: its owner may be waiting for this subscriber.
-            self._late_frees.append(address)
+        # Waiting for the lock here could be forever: its owner may be waiting for this subscriber, or for the device,
+        # which waits for this thread to collect its garbage.
+        if (hooks.active and hooks.emitting()) or not self._acquire(False):
+            self._policy.block_in_use(address)  # to tell the caller
+            self._put_off(partial(self._policy.free, address))
             return
         journal = self._journal
-        self._acquire()
         try:
             if self._busy:  # a finalizer runs within one of our own operations, on the same thread
-                self._late_frees.append(address)
+                self._late.append(partial(self._policy.free, address))
                 return
             self._busy = True
             try:
@@ -166,10 +173,12 @@ class CachingAllocator:
                 self._policy.free(address)
             finally:
                 self._busy = False
-                if journal.active or self._late_frees:
+                if journal.active or self._late:
                     self._settle()
         finally:
             self._release()
+            if self._late:
+                self._catch_up()
 
     def record_stream(self, address: int, stream: int) -> None:
         """Note that `stream` uses the block too: it is not handed out again before that use is over.
@@ -280,16 +289,43 @@ class CachingAllocator:
         with self._operation():
             self._policy.end_allocate_to_pool(pool)
 
-    def release_pool(self, pool: PoolId) -> None:
+    def release_pool(self, pool: PoolId, *, at_once: bool = False) -> None:
         """Count one user less. Without users, a pool gives its free memory back when the cache is emptied.
+
+        Parameters
+        ----------
+        at_once
+            Give it back now, if that was the last user.
 
         Raises
         ------
         UsageError
             There is no such pool, or it has no user.
         """
-        with self._operation():
-            self._policy.release_pool(pool)
+        release = partial(self._release_pool, pool, at_once)
+        if (hooks.active and hooks.emitting()) or not self._acquire(False):
+            self._put_off(release)
+            return
+        try:
+            if self._busy:
+                self._late.append(release)
+                return
+            self._busy = True
+            try:
+                if hooks.active:
+                    self._journal.start()
+                release()
+            finally:
+                self._busy = False
+                self._settle()
+        finally:
+            self._release()
+            self._catch_up()
+
+    def _release_pool(self, pool: PoolId, at_once: bool) -> None:
+        self._policy.release_pool(pool)
+        if at_once:
+            self._policy.release_cached(pool)
 
     def pool_use_count(self, pool: PoolId) -> int:
         """Return how many users a private pool has.
@@ -299,7 +335,7 @@ class CachingAllocator:
         UsageError
             There is no such pool.
         """
-        with self._lock:
+        with self._caught_up():
             return self._policy.private_pool(pool).use_count
 
     def checkpoint_pool(self, pool: PoolId) -> PoolState:
@@ -330,17 +366,17 @@ class CachingAllocator:
 
     def stats(self) -> dict[str, int]:
         """Return all counters under the names of ``torch.cuda.memory_stats``."""
-        with self._lock:
+        with self._caught_up():
             return self.statistics.as_dict()
 
     def reset_peak_stats(self) -> None:
         """Set every peak to the present level."""
-        with self._lock:
+        with self._caught_up():
             self.statistics.reset_peak()
 
     def reset_accumulated_stats(self) -> None:
         """Set every total and every number of events to 0."""
-        with self._lock:
+        with self._caught_up():
             self.statistics.reset_accumulated()
 
     def snapshot_segments(
@@ -380,11 +416,12 @@ class CachingAllocator:
                 return expandable.address, expandable.size, True
             return block.address, sum(part.size for part in blocks_of(block)), False
 
-    # One operation. `malloc` and `free` have this written out: calls are a third of what they cost.
+    # One operation. `malloc` and `free` have this written out: calls are a third of what they cost; and `release_pool`,
+    # which does not wait.
 
     @contextmanager
     def _operation(self) -> Iterator[None]:
-        with self._lock:
+        with self._caught_up():
             if self._busy:
                 raise _reentered()
             self._busy = True
@@ -394,8 +431,19 @@ class CachingAllocator:
                 yield
             finally:
                 self._busy = False
-                if self._journal.active or self._late_frees:
+                if self._journal.active or self._late:
                     self._settle()
+
+    @contextmanager
+    def _caught_up(self) -> Iterator[None]:
+        """Hold the lock; what was put off before is done, and so is what others put off meanwhile, afterwards."""
+        try:
+            with self._lock:
+                if self._late and not self._busy and not hooks.emitting():
+                    self._settle()
+                yield
+        finally:
+            self._catch_up()
 
     @contextmanager
     def _outside(self) -> Iterator[None]:
@@ -410,15 +458,31 @@ class CachingAllocator:
             self._lock.acquire()
             self._busy, journal.active, journal.stack = True, active, stack
 
+    def _put_off(self, work: Callable[[], None]) -> None:
+        self._late.append(work)
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Do what was put off, unless someone has the lock: whoever lets go of it does so, too."""
+        while self._late and self._acquire(False):
+            try:
+                if self._busy or hooks.emitting():
+                    return  # in the middle of an operation, whose end is near
+                self._settle()
+            finally:
+                self._release()
+
     def _settle(self) -> None:
-        """Emit the operation's events and do the frees that came in its way."""
+        """Emit the operation's events and do what came in its way."""
         while True:
             self._journal.emit()
-            if not self._late_frees:
+            if not self._late:
                 return
             self._busy, self._journal.active = True, hooks.active
             try:
-                self._policy.free(self._late_frees.popleft())
+                self._late.popleft()()
+            except CudatoolError:  # nobody is there to be told
+                _log.exception("memory of device %d was given back, but cannot be used again", self.device)
             finally:
                 self._busy = False
 

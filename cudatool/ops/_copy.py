@@ -10,6 +10,7 @@ import numpy as np
 from cudatool._allocator import Layout
 from cudatool._array import DeviceArray
 from cudatool._dtypes import NUMBER_TYPES
+from cudatool._native import address_of
 from cudatool._stream import Stream
 from cudatool.errors import UsageError
 from cudatool.ops._layout import MOST_DIMENSIONS, collapse
@@ -34,7 +35,7 @@ def copy(target: Layout, source: Layout, stream: Stream) -> None:
         return
     if target.dtype == source.dtype:
         # Words, the largest that fit the elements and their addresses; an element may be several words.
-        addresses = target.ctypes.data, source.ctypes.data
+        addresses = address_of(target), address_of(source)
         width = math.gcd(8, target.itemsize, *target.strides, *source.strides, *addresses)
         target, source = (_words(layout, width) for layout in (target, source))
     elif not {target.dtype, source.dtype} <= NUMBER_TYPES.keys():

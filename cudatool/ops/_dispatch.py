@@ -102,7 +102,9 @@ class Op:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if hooks.active:
             return tell_call(self.name, self.redispatch, args, kwargs)
-        return self.redispatch(*args, **kwargs)
+        if _layers.stack:
+            return self.redispatch(*args, **kwargs)
+        return (self._chosen or self._choose())(*args, **kwargs)  # as redispatch, whose call would cost more than this
 
     def redispatch(self, *args: Any, **kwargs: Any) -> Any:
         """Call what lies below the layer that calls this: the next layer, or else the implementation.

@@ -6,8 +6,10 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from cudatool._array import DeviceArray
-from cudatool._dtypes import is_number
+from cudatool._dtypes import category, is_number
 from cudatool.errors import UsageError
 from cudatool.ops._dispatch import KINDS, Op, op
 from cudatool.ops._pointwise import Pointwise, Result
@@ -94,6 +96,12 @@ __device__ float absolute(float x) { return fabsf(x); }
 __device__ double absolute(double x) { return fabs(x); }
 template <typename T> __device__ T absolute(complex<T> z) { return abs(z); }
 
+// By parts: the distance from zero of a finite complex number may be too large for its type.
+template <typename T> __device__ bool infinite(T x) { return absolute(x) == INFINITY; }
+template <typename T> __device__ bool infinite(complex<T> z) { return infinite(z.re) || infinite(z.im); }
+template <typename T> __device__ bool finite(T x) { return absolute(x) < INFINITY; }
+template <typename T> __device__ bool finite(complex<T> z) { return finite(z.re) && finite(z.im); }
+
 template <typename T> __device__ complex<T> exp(complex<T> z) {
     T size = exp(z.re);
     return {size * cos(z.im), size * sin(z.im)};
@@ -168,20 +176,17 @@ def elementwise(
     """Return the operation ``cudatool.ops.NAME`` of an expression (:class:`~cudatool.ops._pointwise.Pointwise`)."""
     kernel = Pointwise(signature, expression, result=result, accepts=accepts, functions=_FUNCTIONS)
 
-    def call(*operands: Any, out: DeviceArray | None = None, **numbers: Any) -> DeviceArray:
-        return kernel(*operands, out=out, **numbers)
-
     parameter = inspect.Parameter
-    call.__doc__ = doc
-    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    found = op(f"cudatool.ops.{kernel.name}")
+    found.implementation(*KINDS)(kernel.__call__)
+    found.__doc__ = doc
+    found.__signature__ = inspect.Signature(
         [
             *(parameter(name, parameter.POSITIONAL_OR_KEYWORD) for name in kernel.operands),
             *(parameter(name, parameter.KEYWORD_ONLY, default=kernel.numbers[name]) for name in kernel.numbers),
             parameter("out", parameter.KEYWORD_ONLY, default=None),
         ]
     )
-    found = op(f"cudatool.ops.{kernel.name}")
-    found.implementation(*KINDS)(call)
     return found
 
 
@@ -239,7 +244,7 @@ copysign = elementwise(
 )
 lerp = elementwise(
     "lerp(input, end, weight)",
-    "weight < Compute(0.5) ? input + weight * (end - input) : end - (end - input) * (1 - weight)",
+    "fabs(weight) < Compute(0.5) ? input + weight * (end - input) : end - (end - input) * (1 - weight)",
     "Return input + weight * (end - input).",
     accepts=_FLOAT,
 )
@@ -299,12 +304,10 @@ ge = elementwise("ge(input, other)", "input >= other", "Return input >= other.",
 isnan = elementwise(
     "isnan(input)", "input != input", "Return where it is not a number.", result=Result.BOOL, accepts=_ALL
 )
-isinf = elementwise(
-    "isinf(input)", "absolute(input) == INFINITY", "Return where it is infinite.", result=Result.BOOL, accepts=_ALL
-)
+isinf = elementwise("isinf(input)", "infinite(input)", "Return where it is infinite.", result=Result.BOOL, accepts=_ALL)
 isfinite = elementwise(
     "isfinite(input)",
-    "absolute(input) < INFINITY",
+    "finite(input)",
     "Return where it is neither infinite nor NaN.",
     result=Result.BOOL,
     accepts=_ALL,
@@ -360,9 +363,9 @@ where = elementwise(
     accepts=_ALL,
 )
 masked_fill = elementwise(
-    "masked_fill(input, mask: bool, value)",
+    "masked_fill(input, mask: bool, value: input)",
     "mask ? value : input",
-    "Return input, or value where mask holds.",
+    "Return input, or value where mask holds, in the dtype of input.",
     accepts=_ALL,
 )
 _clamp = {
@@ -413,6 +416,11 @@ def _(input: Any, min: Any = None, max: Any = None, *, out: DeviceArray | None =
     bounds = [bound for bound in (min, max) if bound is not None]
     if not bounds:
         raise UsageError("clamp needs min or max, or both")
+    if isinstance(input, DeviceArray) and category(input.dtype) == "integer":
+        held = np.iinfo(input.dtype)
+        for bound in bounds:
+            if isinstance(bound, int) and not held.min <= bound <= held.max:
+                raise UsageError(f"clamp: {input.dtype} does not hold the bound {bound}, which would wrap around")
     return _clamp[min is not None, max is not None](input, *bounds, out=out)
 
 

@@ -17,7 +17,7 @@ from cudatool._dtypes import c_type, category, compute_dtype, is_number, promote
 from cudatool.errors import UsageError
 from cudatool.ops._dispatch import KINDS, op
 from cudatool.ops._layout import linear, offsets, pack_width
-from cudatool.ops._pointwise import Pointwise, Types, writable_out
+from cudatool.ops._pointwise import Pointwise, Types, check_out
 from cudatool.ops._rows import RowKernels
 
 __all__ = [
@@ -57,7 +57,7 @@ __global__ void index_add(
         __syncthreads();
         for (int i = threadIdx.x; i < 256; i += blockDim.x) {
             long long row = begin + i < count ? index[begin + i] : -1;
-            if (begin + i < count && row != ignored && (row < 0 || row >= rows)) __trap();  // there is no such row
+            if (begin + i < count && (row < 0 || row >= rows)) __trap();  // there is no such row
             wanted[i] = row != ignored && row >= first && row < first + CHUNK ? row : -1;
         }
         __syncthreads();
@@ -240,6 +240,8 @@ def _(input: DeviceArray, num_classes: int) -> DeviceArray:
     """Return an int64 array with one more dimension: 1 at the index that `input` has, 0 elsewhere."""
     from cudatool.ops._elementwise import eq
 
+    if category(input.dtype) != "integer":
+        raise UsageError(f"one_hot takes integers, not {input.dtype}")
     classes = arange.redispatch(num_classes, device=input.device)
     result: DeviceArray = eq.redispatch(input.reshape(*input.shape, 1), classes)
     return result.astype(_INT64)
@@ -262,12 +264,12 @@ def _dimension(name: str, dim: int, ndim: int) -> int:
 
 
 def _target(name: str, tensors: Sequence[DeviceArray], shape: tuple[int, ...], out: DeviceArray | None) -> DeviceArray:
+    dtype = functools.reduce(promote_types, (array.dtype for array in tensors))
     if out is None:
-        dtype = functools.reduce(promote_types, (array.dtype for array in tensors))
         return empty(shape, dtype, device=tensors[0].device)
-    if out.shape != shape or any(np.may_share_memory(out.layout, array.layout) for array in tensors):
-        raise UsageError(f"{name}: out must have shape {shape} and be apart from the arrays; it is {out!r}")
-    writable_out(name, out)
+    check_out(name, out, shape, dtype, tensors[0].device)
+    if any(np.may_share_memory(out.layout, array.layout) for array in tensors):
+        raise UsageError(f"{name}: out must be apart from the arrays; it is {out!r}")
     return out
 
 

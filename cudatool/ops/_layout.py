@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from cudatool import _cuda
-from cudatool._array import DeviceArray
+from cudatool._array import ALIGNMENT, DeviceArray
 from cudatool.errors import UsageError
 
 __all__ = ["LOADS", "MOST_DIMENSIONS", "THREADS", "Walk", "collapse", "linear", "offsets", "pack_width", "walk"]
@@ -51,7 +51,7 @@ template <typename T, int N> __device__ void store(const Pack<T, N> &pack, char 
     }
 }
 """
-_WIDEST: Final = 16  # bytes of one load
+_WIDEST: Final = ALIGNMENT  # bytes of one load
 
 
 class Walk(NamedTuple):

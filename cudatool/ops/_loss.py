@@ -205,6 +205,8 @@ def _check(
     """Return the scores contiguous, and the classes also as int64."""
     if not isinstance(input, DeviceArray) or input.ndim != 2 or category(input.dtype) != "float":
         raise UsageError(f"cross_entropy takes floats of shape (rows, classes), not {input!r}; reshape them")
+    if input.shape[0] and not input.shape[1]:
+        raise UsageError(f"cross_entropy: there are no classes to choose from in scores of shape {input.shape}")
     fits = isinstance(target, DeviceArray) and (target.shape, target.device) == (input.shape[:1], input.device)
     if not fits or category(target.dtype) != "integer":
         raise UsageError(f"cross_entropy: target must be integers of shape {input.shape[:1]}; it is {target!r}")

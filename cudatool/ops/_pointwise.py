@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cudatool._array import DeviceArray, empty
+from cudatool._allocator import Memory
+from cudatool._array import ALIGNMENT, DeviceArray, empty, may_overlap, signature
+from cudatool._cuda import raise_status
+from cudatool._device import call_on
 from cudatool._device import device as on_device
 from cudatool._dtypes import NUMBERS, c_type, can_cast, category, compute_dtype, is_number, real_dtype, result_type
 from cudatool._kernel import Kernel, compile, launch
-from cudatool._stream import Stream, current_stream
+from cudatool._stream import Stream, current_stream, stream_on
 from cudatool.errors import UsageError
-from cudatool.ops._layout import LOADS, MOST_DIMENSIONS, THREADS, walk
+from cudatool.ops._layout import LOADS, MOST_DIMENSIONS, THREADS, Walk, walk
+from cudatool.trace import hooks
 
 __all__ = ["Pointwise", "Result", "Types", "check_out", "common_device", "writable_out"]
+
+_EXACT: Final = 2**53  # integers below are the same as float64
 
 _BOOL, _INT64, _FLOAT32 = np.dtype(np.bool), np.dtype(np.int64), np.dtype(np.float32)
 
@@ -47,6 +53,25 @@ class Types(NamedTuple):
     result: np.dtype[Any]
 
 
+class _Plan(NamedTuple):
+    """A launch that was done, as far as it is the same for all operands that look like those."""
+
+    launch: Callable[..., int]
+    config: Any
+    rest: tuple[Any, ...]  # arguments behind the operands: the numbers by keyword, and where the elements are
+    casts: tuple[np.dtype[Any] | None, ...]  # what each operand is cast to if it is a number; empty: all are arrays
+    compute: np.dtype[Any]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    size: int  # of the result, in bytes
+    device: int
+    signature: object  # of a new result
+
+
+_MOST_PLANS: Final = 4096  # of one operation
+_PLANNED: Final = frozenset([bool, int, float, complex])  # numbers whose type says all that is to be known of them
+
+
 class Pointwise:
     """An elementwise function; calling it launches its kernel.
 
@@ -54,8 +79,8 @@ class Pointwise:
     ----------
     signature
         Its name and parameters, ``"add(input, other, *, alpha=1)"``: arrays or numbers, which are broadcast, then
-        numbers by keyword. An operand marked ``mask: bool`` is cast to bool and has no say in the result's dtype; a
-        number marked ``rows: int = 1`` is an int64.
+        numbers by keyword. An operand marked ``mask: bool`` is cast to bool and has no say in the result's dtype, nor
+        has one marked ``value: input``, which is cast to it; a number marked ``rows: int = 1`` is an int64.
     expression
         C++: the result for one element, with the parameters by their names. The smaller floats come as float.
         ``index`` is the element's number, in C order.
@@ -87,7 +112,11 @@ class Pointwise:
         self.name = definition.name
         parameters = definition.args
         self.operands = tuple(parameter.arg for parameter in parameters.args)
-        self.masks = frozenset(parameter.arg for parameter in parameters.args if parameter.annotation)
+        marks = {
+            parameter.arg: ast.unparse(parameter.annotation) for parameter in parameters.args if parameter.annotation
+        }
+        self.marked = frozenset(marks)
+        self.masks = frozenset(name for name, mark in marks.items() if mark == "bool")
         self.numbers = {
             parameter.arg: ast.literal_eval(default)
             for parameter, default in zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True)
@@ -102,7 +131,8 @@ class Pointwise:
         self.functions = functions
         self._types = functools.cache(self._find_types)
         self._kernel = functools.cache(self._compile)
-        self._defaults = functools.cache(self._find_defaults)
+        self._defaults = functools.cache(functools.partial(self._values, {}))
+        self._plans: dict[tuple[object, ...], _Plan] = {}
 
     def __call__(self, *operands: Any, out: DeviceArray | None = None, **numbers: Any) -> DeviceArray:
         """Compute on the current stream of the arrays' device.
@@ -118,19 +148,110 @@ class Pointwise:
         UsageError
             Shapes, dtypes or devices do not fit.
         """
+        if not hooks.active and (known := self._again(operands, out, numbers)) is not None:
+            return known
         if numbers or len(operands) != len(self.operands):
             operands = self.bind(operands, numbers)
         arrays = [operand for operand in operands if isinstance(operand, DeviceArray)]
         device = common_device(self.name, operands)
         types = self.types(*operands)
         shape = self._shape(arrays)
+        given, target = operands, out
         if out is None:
             out = empty(shape, types.result, device=device)
         else:
             check_out(self.name, out, shape, types.result, device)
             operands = tuple(_apart(operand, out) for operand in operands)
-        self.launch((out,), operands, numbers, types)
+        done = self.launch((out,), operands, numbers, types)
+        if done is not None:
+            self._remember(given, target, out, numbers, types, done)
         return out
+
+    def _again(self, operands: tuple[Any, ...], out: DeviceArray | None, numbers: dict[str, Any]) -> DeviceArray | None:
+        """Compute as was done before for operands that look like these; None if it was not, or nobody knows."""
+        key: list[object] = [None]
+        if out is not None:
+            if type(out) is not DeviceArray:
+                return None
+            key[0] = out._signature or signature(out)
+        for operand in operands:
+            if type(operand) is DeviceArray:
+                if out is not None and operand is not out and may_overlap(operand, out):
+                    return None
+                key.append(operand._signature or signature(operand))
+            else:
+                key.append(type(operand))
+        for name in numbers:
+            key += name, type(numbers[name])
+        plan = self._plans.get(tuple(key))
+        if plan is None:
+            return None
+        launch, config, rest, casts, compute, shape, dtype, size, device, seal = plan
+        stream = stream_on(device)
+        if out is None:
+            memory = Memory(size, stream)
+            if memory.address % ALIGNMENT:  # of an allocator that is not ours
+                return None
+            out = DeviceArray(np.ndarray(shape, dtype, memory), memory, device)  # type: ignore[arg-type]
+            out._address, out._signature = memory.address, seal
+        if casts:
+            operands = tuple(
+                [value if cast is None else _number(value, cast) for value, cast in zip(operands, casts, strict=True)]
+            )
+        if numbers:
+            rest = (*self._values(numbers, compute), rest[-1])
+        status = call_on(
+            device, launch, config.grid, config.block, config.shmem_size, stream.native, (out, *operands, *rest)
+        )
+        if status:
+            raise_status(status)
+        return out
+
+    def _remember(
+        self,
+        operands: tuple[Any, ...],
+        target: DeviceArray | None,
+        out: DeviceArray,
+        numbers: dict[str, Any],
+        types: Types,
+        done: tuple[Kernel, Walk],
+    ) -> None:
+        """Know a call that was done, and its launch; `target` is what was given as `out`."""
+        arrays = [operand for operand in operands if type(operand) is DeviceArray]
+        others = [operand for operand in operands if type(operand) is not DeviceArray]
+        if type(out) is not DeviceArray or not _PLANNED.issuperset(map(type, [*others, *numbers.values()])):
+            return
+        if target is None:
+            if out.data_ptr() % ALIGNMENT:  # the next one may lie elsewhere
+                return
+        elif any(array is not out and may_overlap(array, out) for array in arrays):  # some were copied
+            return
+        compute = compute_dtype(types.common)
+        casts = [
+            None if type(operand) is DeviceArray else _BOOL if name in self.masks else compute
+            for name, operand in zip(self.operands, operands, strict=True)
+        ]
+        seal = signature(out)
+        key = (
+            None if target is None else seal,
+            *(signature(operand) if type(operand) is DeviceArray else type(operand) for operand in operands),
+            *(part for name, value in numbers.items() for part in (name, type(value))),
+        )
+        kernel, way = done
+        if len(self._plans) >= _MOST_PLANS:
+            self._plans.clear()
+        self._plans[key] = _Plan(
+            kernel.launcher.launch,
+            way.config,
+            (*self._defaults(compute), way.parameters),
+            tuple(casts) if others else (),
+            compute,
+            out.shape,
+            out.dtype,
+            out.nbytes,
+            out.device,
+            seal,
+        )
 
     def bind(self, operands: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
         """Return the operands, with those that were passed by keyword taken out of `keywords`.
@@ -157,16 +278,16 @@ class Pointwise:
         UsageError
             It does not take them.
         """
-        if self.masks:
+        if self.marked:
             operands = tuple(
-                operand for name, operand in zip(self.operands, operands, strict=True) if name not in self.masks
+                operand for name, operand in zip(self.operands, operands, strict=True) if name not in self.marked
             )
         return self._types(result_type(*operands))
 
-    def _find_defaults(self, compute: np.dtype[Any]) -> tuple[Any, ...]:
-        return tuple(
-            _number(value, _INT64 if name in self.integers else compute) for name, value in self.numbers.items()
-        )
+    def _values(self, numbers: dict[str, Any], compute: np.dtype[Any]) -> tuple[Any, ...]:
+        """Return all numbers by keyword, of which these were given, as the kernel takes them."""
+        given = {**self.numbers, **numbers}.items()
+        return tuple([_number(value, _INT64 if name in self.integers else compute) for name, value in given])
 
     def _find_types(self, common: np.dtype[Any]) -> Types:
         if self.result is Result.FLOAT and category(common) in ("bool", "integer"):
@@ -198,11 +319,14 @@ class Pointwise:
         numbers: dict[str, Any],
         types: Types,
         stream: Stream | None = None,
-    ) -> None:
-        """Compute into arrays of one shape and dtype; operands are broadcast to it, and must not overlap it partly."""
+    ) -> tuple[Kernel, Walk] | None:
+        """Compute into arrays of one shape and dtype; operands are broadcast to it, and must not overlap it partly.
+
+        Return what was launched, None if there is nothing to compute.
+        """
         out = outs[0]
         if not out.size:
-            return
+            return None
         compute = compute_dtype(types.common)
         arrays, arguments = list(outs), []
         sources: list[np.dtype[Any] | None] = []
@@ -215,14 +339,11 @@ class Pointwise:
             else:
                 arguments.append(_number(operand, _BOOL if name in self.masks else compute))
                 sources.append(None)
-        if numbers:
-            given = {**self.numbers, **numbers}.items()
-            arguments += [_number(value, _INT64 if name in self.integers else compute) for name, value in given]
-        else:
-            arguments += self._defaults(compute)
+        arguments += self._values(numbers, compute) if numbers else self._defaults(compute)
         way = walk(arrays, reorder="index" not in self.expression)
         kernel = self._kernel(types, out.dtype, tuple(sources), way.width, out.device)
         launch(stream or current_stream(out.device), way.config, kernel, *outs, *arguments, way.parameters)
+        return kernel, way
 
     def _compile(
         self, types: Types, out: np.dtype[Any], sources: tuple[np.dtype[Any] | None, ...], width: int, device: int
@@ -316,6 +437,8 @@ __global__ void __launch_bounds__({threads}) {name}({parameters}, Plan plan) {{
 
 def _number(value: Any, dtype: np.dtype[Any]) -> Any:
     """Return a number as one of this dtype, cast as the device casts: it wraps around, and overflows to infinity."""
+    if dtype is _FLOAT32 and type(value) in (int, float) and -_EXACT < value < _EXACT:
+        return float(value)  # which the launch rounds, as NumPy would
     with np.errstate(all="ignore"):
         return np.asarray(value).astype(dtype)[()]
 
@@ -374,7 +497,7 @@ def writable_out(name: str, out: DeviceArray) -> None:
 
 def _apart(operand: Any, out: DeviceArray) -> Any:
     """Return the operand, or a copy if it overlaps `out` and is not the same array."""
-    if not isinstance(operand, DeviceArray) or not np.may_share_memory(operand.layout, out.layout):
+    if not isinstance(operand, DeviceArray) or not may_overlap(operand, out):
         return operand
     same = (operand.data_ptr(), operand.shape, operand.strides, operand.dtype) == (
         out.data_ptr(),

@@ -45,7 +45,7 @@ template <typename T> struct SoftSum {  // sum of exp(x - largest)
     T largest, sum;
     __device__ void take(T x) {
         if (x > largest) {
-            sum = sum * exp(largest - x) + 1;
+            sum = sum * exp(largest - x) + (x < INFINITY ? 1 : NAN);  // infinity has no share of 1
             largest = x;
         } else {
             sum += x == largest ? 1 : exp(x - largest);  // the first is also for -infinity

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Final
 
 import numpy as np
@@ -140,7 +141,7 @@ def _along(name: str, dim: int, dtype: npt.DTypeLike | None, *inputs: DeviceArra
     wanted: np.dtype[Any] = first.dtype if dtype is None else np.dtype(dtype)
     if category(wanted) != "float":
         raise UsageError(f"{name} returns floats, not {wanted}")
-    dims = dimensions(name, dim, first.ndim)
+    dims = dimensions(name, operator.index(dim), first.ndim)
     if dims and dims != (first.ndim - 1,):
         order = [d for d in range(first.ndim) if d not in dims] + list(dims)
         moved = _along(name, -1, wanted, *(array.transpose(order) for array in inputs))

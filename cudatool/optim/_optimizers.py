@@ -198,7 +198,11 @@ class Optimizer:
             for name, array in own.items():
                 array.copy_(saved[name])
         for group, saved in zip(self.param_groups, groups, strict=True):
-            group.update({name: value for name, value in saved.items() if name in self.defaults})
+            for name in self.defaults.keys() & saved.keys():
+                if isinstance(group[name], DeviceArray):  # which captured graphs read
+                    group[name][...] = saved[name]
+                else:
+                    group[name] = saved[name].clone() if isinstance(saved[name], DeviceArray) else saved[name]
 
     def __repr__(self) -> str:
         options = [

@@ -450,7 +450,10 @@ class HostMemory:
 
     def allocate(self, size: int) -> int:
         """Return the address of `size` page-aligned, zeroed bytes."""
-        mapping = mmap.mmap(-1, -(-size // _HOST_PAGE) * _HOST_PAGE)
+        try:
+            mapping = mmap.mmap(-1, -(-size // _HOST_PAGE) * _HOST_PAGE)
+        except (OSError, OverflowError):
+            raise DriverError(Result.OUT_OF_MEMORY, f"the host has not {size} bytes to pin") from None
         address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
         self._maps[address] = mapping
         return address

@@ -600,6 +600,65 @@ def test_snapshot_has_stacks_of_segments_and_of_blocks_in_use(allocator: Caching
 # Threads.
 
 
+def elsewhere(work: Callable[[], object]) -> None:
+    """Call `work` in another thread, which must not have to wait for this one."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_thread_that_the_device_waits_for_can_free_meanwhile() -> None:
+    class Provider(FakeProvider):
+        def free(self, address: int) -> None:  # waits for the device, on one of whose threads garbage is collected
+            elsewhere(lambda: allocator.free(block))
+            super().free(address)
+
+    allocator = CachingAllocator(Provider(), device=0, settings=Settings())
+    block, other = allocator.malloc(512, 0), allocator.malloc(20 * MIB, 0)
+    allocator.free(other)
+    allocator.empty_cache()
+    assert allocator.stats()["allocated_bytes.all.current"] == 0
+    assert allocator.malloc(512, 0) == block
+
+
+def test_thread_that_the_device_waits_for_can_release_a_pool_meanwhile() -> None:
+    class Provider(FakeProvider):
+        def free(self, address: int) -> None:
+            if released:
+                elsewhere(lambda: allocator.release_pool(released.pop(), at_once=True))
+            super().free(address)
+
+    allocator = CachingAllocator(Provider(), device=0, settings=Settings())
+    released = [(0, 1)]
+    allocator.begin_allocate_to_pool((0, 1), lambda stream: True)
+    allocator.free(allocator.malloc(512, 0))
+    allocator.end_allocate_to_pool((0, 1))
+    allocator.free(allocator.malloc(20 * MIB, 0))
+    allocator.empty_cache()
+    assert not released
+    assert sizes(allocator) == []
+
+
+def test_free_of_what_is_not_in_use_is_told_to_the_caller_though_another_thread_is_at_work() -> None:
+    told: list[str] = []
+
+    class Provider(FakeProvider):
+        def free(self, address: int) -> None:
+            elsewhere(free_nothing)
+            super().free(address)
+
+    def free_nothing() -> None:
+        with pytest.raises(UsageError, match="not a block in use") as caught:
+            allocator.free(4096)
+        told.append(str(caught.value))
+
+    allocator = CachingAllocator(Provider(), device=0, settings=Settings())
+    allocator.free(allocator.malloc(512, 0))
+    allocator.empty_cache()
+    assert len(told) == 1
+
+
 def test_threads_keep_their_own_blocks(allocator: CachingAllocator) -> None:
     failures: list[BaseException] = []
 

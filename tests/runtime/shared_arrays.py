@@ -8,7 +8,7 @@ import numpy as np
 
 import cudatool
 
-__all__ = ["doubles", "echoes", "holds", "is_killed", "records", "resends", "waits"]
+__all__ = ["captures", "doubles", "echoes", "holds", "is_killed", "records", "resends", "waits"]
 
 
 def doubles(inbox: Any, outbox: Any) -> None:
@@ -19,6 +19,16 @@ def doubles(inbox: Any, outbox: Any) -> None:
         cudatool.synchronize()
         del array
         outbox.put(before)
+
+
+def captures(inbox: Any, outbox: Any) -> None:
+    """Drop what comes in the middle of a capture, and tell what that has computed."""
+    array, own, graph = inbox.get(), cudatool.ones(3), cudatool.CUDAGraph()
+    with cudatool.graph(graph):
+        del array
+        result = own + own
+    graph.replay()
+    outbox.put(result.get())
 
 
 def echoes(inbox: Any, outbox: Any) -> None:

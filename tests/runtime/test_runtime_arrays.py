@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cudatool
-from cudatool.errors import UsageError
+from cudatool.errors import OutOfMemoryError, UsageError
 
 
 def host(*shape: int, dtype: Any = np.float32) -> np.ndarray[Any, Any]:
@@ -266,3 +266,19 @@ def test_asarray_copies_only_what_must_be() -> None:
     assert cudatool.asarray(array) is array
     assert cudatool.asarray(array, np.int64, device=0) is array
     assert cudatool.asarray(array, np.float32).get().tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("shape", [(-2, -3), (0, -2), (-2,), (1 << 62, 1 << 62, 0)])
+def test_shape_that_no_array_can_have_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError):
+        cudatool.empty(shape)
+
+
+@pytest.mark.parametrize("shape", [1 << 40, 1 << 62, (1 << 40, 1 << 40)])
+def test_array_beyond_all_addresses_is_out_of_memory(shape: int | tuple[int, int]) -> None:
+    with pytest.raises(OutOfMemoryError):
+        cudatool.empty(shape)
+
+
+def test_stream_may_use_an_array_without_elements() -> None:
+    cudatool.empty(0).record_stream(cudatool.Stream())

@@ -402,6 +402,20 @@ def test_a_product_like_one_before_is_of_its_own_operands(cublas, rng):
     assert [3, 3] == seen  # with out as it lies, and by default, of which each makes one
 
 
+def test_a_product_like_one_before_is_not_worked_out(cublas, rng, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a product was worked out anew")
+
+    a, b = values(rng, (2, 6, 4), "f4"), values(rng, (2, 4, 5), "f4")
+    for index in range(2):
+        x, y, out = cudatool.asarray(a[index]), cudatool.asarray(b[index]), cudatool.empty((6, 5))
+        for found in (blas.mm(x, y, out=out), blas.mm(x, y)):
+            check(a[index] @ b[index], found, 1e-4)
+        monkeypatch.setattr(_gemm, "_default", refuse)
+    with pytest.raises(UsageError, match="out must have"):
+        blas.mm(x, y, out=np.empty((6, 5), "f4"))
+
+
 @pytest.mark.parametrize("change", ["transposed", "dtype", "switch", "library", "shape"])
 def test_what_has_changed_is_decided_anew(cublas, rng, change):
     a, b = values(rng, (6, 6), "f4"), values(rng, (6, 6), "f4")

@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 import cudatool
@@ -75,3 +80,10 @@ def test_handle_used_again_is_a_new_event(events: list[TraceEvent]) -> None:
         cudatool.current_stream().record_event()
     first, second = (event.aux0 for event in events if event.kind is Kind.EVENT_RECORD)
     assert first != second
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize("kind", [cudatool.Event, cudatool.Stream, cudatool.CUDAGraph, cudatool.MemPool])
+def test_what_owns_a_handle_is_not_copied(kind: type[Any], duplicate: Callable[[Any], object]) -> None:
+    with pytest.raises(TypeError, match=f"a {kind.__name__} cannot be copied"):
+        duplicate(kind())

@@ -315,6 +315,72 @@ def test_error_of_the_program_leaves_no_graph_and_is_not_replaced() -> None:
         graph.pool()
 
 
+def test_stream_closed_during_its_capture_ends_it_nevertheless(increase: cudatool.Kernel) -> None:
+    stream, a = cudatool.Stream(), cudatool.zeros(4)
+    graph = cudatool.CUDAGraph()
+    with cudatool.stream(stream):
+        graph.capture_begin()
+        out = a + 1
+        stream.close()
+        graph.capture_end()
+    graph.replay()
+    assert out.get().tolist() == [1] * 4
+
+
+def test_capture_ends_though_caching_was_turned_off_meanwhile() -> None:
+    a = cudatool.zeros(4)
+    try:
+        graph, _ = captured(lambda: (a + 1, cudatool.caching_allocator_enable(False)))
+    finally:
+        cudatool.caching_allocator_enable(True)
+    pool = graph.pool()
+    graph.reset()
+    with cudatool.graph(graph, pool=cudatool.graph_pool_handle()):
+        out = a + 1
+    assert graph.pool() != pool
+    graph.replay()
+    assert out.get().tolist() == [1] * 4
+
+
+def test_graph_is_dropped_after_the_stream_of_its_last_replay_was_closed() -> None:
+    pinned, a = cudatool.empty_pinned(4), cudatool.zeros(4)
+    graph, _ = captured(lambda: a.copy_(pinned, non_blocking=True))
+    stream = cudatool.Stream()
+    with stream:
+        graph.replay()
+    stream.close()
+    pool = graph.pool()
+    graph.reset()
+    assert not cudatool.memory_snapshot(pool)
+    cudatool.synchronize()
+
+
+_CLOSED_STREAMS = """
+import cudatool as ct
+graph = ct.CUDAGraph()
+with ct.graph(graph):
+    drawn = ct.random.rand(4)
+kept = [ct.empty(4) for _ in range(2)]
+ct.random.manual_seed(0)
+for copy in kept:
+    stream = ct.Stream()
+    with stream:
+        graph.replay()
+        copy.copy_(drawn)
+    stream.close()
+ct.synchronize()
+ct.random.manual_seed(0)
+assert [copy.get().tolist() for copy in kept] == [ct.random.rand(4).get().tolist() for _ in kept]
+"""
+
+
+def test_each_replay_draws_its_own_numbers_though_the_stream_of_the_one_before_was_closed() -> None:
+    environment = {**os.environ, "CUDATOOL_DEVICE": "sim:schedule=late"}  # work begins when somebody waits for it
+    command = [sys.executable, "-c", _CLOSED_STREAMS]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 def test_calls_in_the_wrong_place_are_refused() -> None:
     graph = cudatool.CUDAGraph()
     with pytest.raises(UsageError, match="without capture_begin"):
@@ -692,6 +758,22 @@ def test_graphed_function_takes_what_it_was_captured_with() -> None:
         graphed(cudatool.zeros(10))
     with pytest.raises(UsageError, match=r"array 1 has shape \(4,\).*captured with \(3,\)"):
         graphed(cudatool.zeros(10), cudatool.zeros(4))
+
+
+def test_graphed_function_takes_its_own_places_in_another_order_or_transposed() -> None:
+    a, b = cudatool.zeros((2, 2)), cudatool.zeros((2, 2))
+    graphed = cudatool.make_graphed_callables(lambda x, y: x - y, (a, b))
+    first, second = np.arange(4.0).reshape(2, 2), np.full((2, 2), 10.0)
+    a.copy_(first), b.copy_(second)
+    np.testing.assert_array_equal(second - first, graphed(b, a).get())
+    a.copy_(first), b.copy_(second)
+    np.testing.assert_array_equal(first.T - second, graphed(a.T, b).get())
+
+
+@pytest.mark.parametrize("pool", [5, ("a", 1), (1,)])
+def test_what_is_no_pool_is_refused(pool: Any) -> None:
+    with pytest.raises(UsageError, match="is no pool"), cudatool.graph(cudatool.CUDAGraph(), pool=pool):
+        pass
 
 
 def test_graphed_functions_are_of_device_arrays() -> None:

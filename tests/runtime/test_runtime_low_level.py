@@ -135,6 +135,11 @@ def test_process_forked_off_one_that_uses_the_device_is_told_so() -> None:
     program = (
         "import os, sys, cudatool\n"
         "array, event = cudatool.ones(3), cudatool.current_stream().record_event()\n"
+        "used, pinned, graph = cudatool.ones(3), cudatool.empty_pinned(3), cudatool.CUDAGraph()\n"
+        "with cudatool.graph(graph): array + 1\n"
+        "used.record_stream(cudatool.Stream())\n"
+        "array.copy_(cudatool.pin_memory(pinned), non_blocking=True)\n"
+        "pinned[:] = 1; array.copy_(pinned, non_blocking=True)\n"
         "if os.fork():\n"
         "    assert os.wait()[1] == 0\n"
         "    print(array.get().sum())\n"
@@ -143,7 +148,7 @@ def test_process_forked_off_one_that_uses_the_device_is_told_so() -> None:
         "    try: cudatool.ones(3)\n"
         "    except cudatool.CudatoolError as error: print(type(error).__name__, 'spawn' in str(error), flush=True)\n"
         "    sys.unraisablehook = lambda failure: print(failure, flush=True)\n"
-        "    del event\n"  # without a word: it is the parent's
+        "    del event, used, pinned, graph, array\n"  # without a word: they are the parent's
         "    os._exit(0)"
     )
     assert "DeviceUnavailableError True\n3.0\n" == run(program, CUDATOOL_DEVICE="sim")

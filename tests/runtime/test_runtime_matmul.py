@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import cudatool
+from cudatool import blas
 from cudatool.errors import UsageError
 from cudatool.trace.events import AccessFlag, Event, Kind, unpack_dims
 
@@ -138,3 +139,19 @@ def test_batch_that_is_one_matrix_is_read_once(events: list[Event]) -> None:
     reads = [event for event in events if event.kind is Kind.ACCESS and event.flags == AccessFlag.READ]
     assert sum(event.address == a.data_ptr() for event in reads) == 1
     assert len(reads) == 1 + 1
+
+
+@pytest.mark.parametrize("factor", ["2", np.complex64(2j), 1j])
+def test_factors_that_are_no_real_numbers_are_refused(factor):
+    a = cudatool.ones((2, 2))
+    with pytest.raises(UsageError, match="alpha and beta"):
+        blas.addmm(a, a, a, alpha=factor)
+
+
+def test_factors_in_device_memory_are_refused():
+    a = cudatool.ones((2, 2))
+    for name in ("addmm", "baddbmm", "addmv", "addmm_activation"):
+        batch = a[None] if name == "baddbmm" else a
+        right = a[0] if name == "addmv" else batch
+        with pytest.raises(UsageError, match="numbers on the host"):
+            getattr(blas, name)(right, batch, right, beta=cudatool.full((), 2.0))

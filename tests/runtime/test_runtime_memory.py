@@ -202,3 +202,10 @@ def test_nothing_is_emitted_when_nobody_listens(monkeypatch: pytest.MonkeyPatch)
         cudatool.ones((4, 4)).T.get()
         cudatool.current_stream().record_event().synchronize()
     assert calls == []
+
+
+def test_no_bytes_are_freed_as_often_as_they_are_had() -> None:
+    addresses = [cudatool.caching_allocator_alloc(0) for _ in range(2)]
+    for address in addresses:
+        cudatool.caching_allocator_delete(address)
+    assert addresses == [0, 0]

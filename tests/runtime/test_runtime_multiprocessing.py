@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -136,6 +137,20 @@ def test_allocator_takes_back_what_it_needs_before_it_asks_for_more() -> None:
         outbox.get(timeout=60)
         del array
         assert address == cudatool.empty(30 << 20, np.uint8).data_ptr()
+
+
+def test_array_that_is_dropped_during_a_capture_does_not_disturb_it() -> None:
+    array = cudatool.ones(3)
+    with other(shared_arrays.captures) as (inbox, outbox, _):
+        inbox.put(array)
+        assert outbox.get(timeout=60).tolist() == [2] * 3
+
+
+def test_what_was_sent_once_is_not_received_twice() -> None:
+    sent = bytes(ForkingPickler.dumps(cudatool.ones(3)))
+    assert pickle.loads(sent).get().tolist() == [1] * 3
+    with pytest.raises(UsageError, match="received once"):
+        pickle.loads(sent)
 
 
 def test_array_of_another_process_is_not_sent_on() -> None:

@@ -401,3 +401,24 @@ def test_operations_are_captured_and_replayed():
     np.testing.assert_allclose(result.get(), np.exp(3), rtol=1e-6)
     del result
     graph.reset()
+
+
+def test_a_complex_number_is_infinite_if_a_part_is():
+    nan, inf = np.nan, np.inf
+    z = np.array([3e38 + 3e38j, complex(inf, nan), complex(nan, -inf), complex(nan, 1), 1], np.complex64)
+    array = cudatool.asarray(z)
+    assert ops.isinf(array).get().tolist() == [False, True, True, False, False]
+    assert ops.isfinite(array).get().tolist() == [True, False, False, False, True]
+
+
+def test_filling_by_a_mask_keeps_the_dtype():
+    array = cudatool.asarray(np.array([1, 2, 3], np.int32))
+    filled = ops.masked_fill(array, array > 1, 7.5)
+    assert filled.dtype == np.int32
+    assert filled.get().tolist() == [1, 7, 7]
+
+
+@pytest.mark.parametrize("bound", [300, -1])
+def test_bounds_that_would_wrap_around_are_refused(bound):
+    with pytest.raises(UsageError, match="does not hold"):
+        ops.clamp(cudatool.zeros(3, np.uint8), bound)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -229,10 +232,50 @@ def test_arange(arguments, dtype):
         (lambda x: ops.cat([x, x[:, :1]], 0), "needs shapes that differ only there"),
         (lambda x: ops.cat([]), "at least one array"),
         (lambda x: ops.stack([x, x[:1]]), "arrays of one shape"),
-        (lambda x: ops.cat([x, x], out=x), r"out must have shape \(4, 3\)"),
+        (lambda x: ops.cat([x, x], out=x), r"of shape \(4, 3\)"),
         (lambda x: ops.arange(0, 5, -1), "never ends by steps of -1"),
     ],
 )
 def test_what_does_not_fit_is_refused(call, message):
     with pytest.raises(UsageError, match=message):
         call(cudatool.zeros((2, 3)))
+
+
+def test_rows_with_infinity_have_no_softmax():
+    x = device(np.array([[1, np.inf, 2], [np.inf, np.inf, 0], [0, -np.inf, 0]]))
+    nan = np.full(3, np.nan)
+    close(ops.softmax(x, -1), np.array([nan, nan, [0.5, 0, 0.5]]))
+
+
+def test_indices_from_the_end_are_not_taken_for_the_padding():
+    gradient = ops.embedding_dense_backward(device(np.ones((2, 3))), device(np.array([1, 0]), np.int64), 2, 1)
+    close(gradient, [[1, 1, 1], [0, 0, 0]])
+    program = """
+import numpy as np, cudatool
+from cudatool import ops
+ops.index_add(cudatool.zeros((4, 2)), 0, cudatool.asarray(np.array([-1])), cudatool.ones((1, 2)))
+cudatool.synchronize()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "CudaError" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: ops.cross_entropy(x[:, :0], device(np.zeros(3), np.int64)), "no classes"),
+        (lambda x: ops.cat([x, x], out=cudatool.zeros((6, 4), np.int32)), "not put into an array of int32"),
+        (lambda x: ops.cat([x, x], out=cudatool.zeros((5, 4))), "shape"),
+        (lambda x: ops.one_hot(x, 3), "integers"),
+    ],
+)
+def test_results_that_cannot_be_are_refused(call, message):
+    with pytest.raises(UsageError, match=message):
+        call(cudatool.ones((3, 4)))
+
+
+def test_softmax_is_along_one_dimension():
+    for dim in (None, (0, 1)):
+        with pytest.raises(TypeError):
+            ops.softmax(cudatool.ones((3, 4)), dim)

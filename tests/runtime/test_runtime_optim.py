@@ -457,3 +457,18 @@ def test_threads_of_our_kernels_do_not_race(device: str, tmp_path: Path) -> None
     command = [sys.executable, "-m", "cudatool", "sanitize", "--checks", "race,racecheck,memcheck", str(program)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (0, True) == (done.returncode, "no findings" in done.stdout + done.stderr), done.stdout
+
+
+def test_loading_a_state_keeps_the_rate_that_graphs_read_and_takes_no_others() -> None:
+    param = cudatool.ones(3)
+    rate, other = cudatool.full((), 0.5), cudatool.full((), 0.25)
+    saved = optim.SGD([cudatool.ones(3)], lr=other).state_dict()
+    on_device, by_number = optim.SGD([param], lr=rate), optim.SGD([param], lr=0.1)
+    for optimizer in (on_device, by_number):
+        optimizer.load_state_dict(saved)
+    other.fill_(8)
+    assert on_device.param_groups[0]["lr"] is rate
+    assert float(rate.get()) == 0.25
+    assert float(by_number.param_groups[0]["lr"].get()) == 0.25
+    on_device.load_state_dict(optim.SGD([param], lr=2.0).state_dict())
+    assert float(rate.get()) == 2.0

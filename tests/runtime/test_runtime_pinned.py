@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import cudatool
+from cudatool.errors import OutOfMemoryError, UsageError
 from cudatool.trace.events import Event, Kind
 
 
@@ -192,3 +193,15 @@ def test_bad_setting_is_named() -> None:
         "cudatool.errors.ConfigError: CUDATOOL_ALLOC_CONF: allocator setting pinned_num_register_threads:3: "
         "must be a power of two of at most 128"
     )
+
+
+@pytest.mark.parametrize("shape", [-3, (-3, -2), (0, -2)])
+def test_pinned_array_has_no_negative_extent(shape: int | tuple[int, int]) -> None:
+    with pytest.raises(UsageError):
+        cudatool.empty_pinned(shape)
+
+
+@pytest.mark.parametrize("size", [1 << 50, 1 << 63])
+def test_more_pinned_memory_than_there_is_is_out_of_memory(size: int) -> None:
+    with pytest.raises(OutOfMemoryError):
+        cudatool.empty_pinned(size)

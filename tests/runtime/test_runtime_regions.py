@@ -1,14 +1,16 @@
-"""Regions: memory that goes back to its owner with the last array in it."""
+"""What is written in C: regions, memory that goes back to its owner with the last array in it; and launchers."""
 
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from cudatool._native import Region
+from cudatool._native import Launcher, Region, address_of
 
 
 class Owner:
@@ -49,6 +51,24 @@ def test_region_and_owner_that_hold_each_other_are_collected() -> None:
     assert [0x1000] == freed
 
 
+def test_forked_process_gives_nothing_back_but_what_is_its_own() -> None:
+    program = """
+import os
+from cudatool._native import Region
+class Owner:
+    def free(self, address): print(address, flush=True)
+before = Region(1, 16, Owner())
+if not os.fork():
+    own = Region(2, 16, Owner())
+    del before, own
+    os._exit(0)
+os.wait()
+del before
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "2\n1\n" == done.stdout, done.stderr
+
+
 def test_failure_to_free_is_told_and_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda failure: told.append(str(failure.exc_value)))
@@ -72,3 +92,45 @@ def test_region_is_made_once_and_has_a_size() -> None:
     with pytest.raises(ValueError, match="not negative"):
         Region(0x1000, -1)
     assert (0x1000, 16) == (region.address, region.size)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["?", "f2", "f4", "c16", ">i8", "M8[s]", "S3", "i4,f8", "V3", ml_dtypes.bfloat16], ids=str
+)
+def test_address_of_an_array_is_where_its_first_element_is(dtype):
+    array = np.zeros((5, 6), dtype)
+    views = [array, array.T, array[1:, 2:], array[::-1], array[2, 3, ...], np.broadcast_to(array, (3, 5, 6)), array[5:]]
+    assert [view.ctypes.data for view in views] == [address_of(view) for view in views]
+    laid = np.ndarray((4,), "f4", Region(0x1000, 16))
+    assert 0x1004 == address_of(laid[1:])
+    with pytest.raises(TypeError):
+        address_of(7)
+
+
+def launcher(parameters: list[tuple[int, int]]) -> Launcher:
+    def convert(index: int, argument: object) -> bytes:
+        raise TypeError(argument)
+
+    return Launcher(1, 1, parameters, type(None), np.generic, convert)
+
+
+def test_launcher_that_was_never_made_launches_nothing() -> None:
+    with pytest.raises(RuntimeError, match="no function"):
+        Launcher.__new__(Launcher).launch((1, 1, 1), (1, 1, 1), 0, 0, ())
+
+
+@pytest.mark.parametrize("parameters", [[(-1, 4)], [(0, 0)], [(0, 1 << 40)], [(sys.maxsize, 1)]])
+def test_launcher_refuses_parameters_that_no_kernel_has(parameters: list[tuple[int, int]]) -> None:
+    with pytest.raises(ValueError, match="a parameter has a size"):
+        launcher(parameters)
+
+
+def test_launcher_cuts_no_number_off() -> None:
+    one = (1, 1, 1)
+    for grid, block, shared in [((1 << 32, 1, 1), one, 0), (one, (1, 1, 1 << 32), 0), (one, one, 1 << 32)]:
+        with pytest.raises(OverflowError, match="32 bits"):
+            launcher([]).launch(grid, block, shared, 0, ())
+
+
+def test_bytes_between_parameters_are_zero() -> None:
+    assert b"\x01" + bytes(7) + b"\xff" * 8 == launcher([(0, 1), (8, 8)]).pack((True, -1))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cudatool
-from cudatool import random
+from cudatool import ops, random
 from cudatool.errors import CudaError, UsageError
 from cudatool.trace.events import Event, Kind
 
@@ -52,6 +52,14 @@ def test_stream_context_switches_the_device(second: int) -> None:
     assert cudatool.current_device() == 0
 
 
+def test_context_of_a_closed_stream_leaves_the_device_as_it_is(second: int) -> None:
+    stream = cudatool.Stream(second)
+    stream.close()
+    with pytest.raises(CudaError, match="was closed"), cudatool.stream(stream):
+        pass
+    assert cudatool.current_device() == 0
+
+
 def test_each_device_has_its_own_memory(second: int) -> None:
     before = cudatool.memory_allocated(0), cudatool.memory_allocated(second)
     array = cudatool.empty(1000, device=second)
@@ -77,6 +85,20 @@ def test_copy_between_devices_is_in_order_with_both(second: int, view: object) -
         wanted = np.zeros_like(expected)
         view(wanted)[...] = view(expected)  # type: ignore[operator]
         np.testing.assert_array_equal(target.get(), wanted)
+
+
+def test_operations_like_one_before_stay_on_their_device(second: int) -> None:
+    for _ in range(2):
+        for device in (0, second):
+            a, out = (cudatool.ones(8, device=device) for _ in range(2))
+            found = a + a
+            assert (device, [2.0] * 8) == (found.device, found.get().tolist())
+            assert [3.0] * 8 == ops.mul(a, 3, out=out).get().tolist()
+        other = cudatool.ones(8)
+        with pytest.raises(UsageError, match="devices"):
+            _ = a + other
+        with pytest.raises(UsageError, match="device"):
+            ops.add(a, a, out=other)
 
 
 def test_asarray_moves_to_the_device_it_is_given(second: int) -> None:
