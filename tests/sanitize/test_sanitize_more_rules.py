@@ -286,3 +286,17 @@ def test_memory_is_unregistered_only_after_its_copies(program: Program, waited: 
         program.synchronize(stream=a)
     program.emit(Kind.HOST_FREE, address=PINNED, size=SIZE, name="cuMemHostUnregister")
     assert expected == kinds(program)
+
+
+@pytest.mark.parametrize(("grouped", "expected"), [(0, []), (1, ["race-raw"])])
+def test_collective_operations_of_one_group_come_in_no_order_on_their_stream(grouped: int, expected: list[str]) -> None:
+    program = Program()
+    stream = program.stream()
+    for correlation, mode, flags, name in ((1, W, 0, "recv"), (2, R, grouped, "send")):
+        program.emit(Kind.COLLECTIVE, stream=stream, correlation=correlation, flags=flags, name=name)
+        program.emit(Kind.ACCESS, correlation=correlation, flags=mode, address=0x10000, size=64)
+    findings = check(program.trace()).findings
+    assert expected == [finding.kind.value for finding in findings]
+    for finding in findings:
+        assert "Both are operations of one group, which come in no order, even on one stream." == finding.reason
+        assert "End the group before send at program.py:4, and begin another one." == finding.repair
