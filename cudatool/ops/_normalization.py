@@ -175,6 +175,14 @@ def _(
         raise UsageError(f"layer_norm: the gradient {grad_out!r} is not like the input {input!r}")
     grad, source = grad_out.astype(input.dtype).contiguous(), input.contiguous()
     compute = compute_dtype(input.dtype)
+    for name, saved in (("mean", mean), ("rstd", rstd)):
+        if not isinstance(saved, DeviceArray) or (saved.dtype, saved.device) != (compute, input.device):
+            raise UsageError(
+                f"layer_norm: {name} must be {compute} on device {input.device}, as native_layer_norm gave it"
+            )
+        if saved.size != rows and columns:
+            raise UsageError(f"layer_norm: {name} must have one number for each of {rows} rows, not {saved.size}")
+    mean, rstd = mean.contiguous(), rstd.contiguous()
     element, number = c_type(input.dtype), c_type(compute)
     gradients: list[DeviceArray | None] = [None, None, None]
     if output_mask[0]:

@@ -220,6 +220,14 @@ def test_arange(arguments, dtype):
         (lambda x: ops.softmax_backward(x, x[0], 0), "have different shapes"),
         (lambda x: ops.layer_norm(x, (4,)), r"\(4,\) are not the last dimensions of shape \(2, 3\)"),
         (lambda x: ops.layer_norm(x, (3,), x), r"weight must be floats of shape \(3,\)"),
+        (
+            lambda x: ops.native_layer_norm_backward(x, x, (3,), cudatool.zeros(1), cudatool.zeros(2)),
+            "mean must have one number for each of 2 rows, not 1",
+        ),
+        (
+            lambda x: ops.native_layer_norm_backward(x, x, (3,), cudatool.zeros(2), cudatool.zeros(2, np.float64)),
+            "rstd must be float32",
+        ),
         (lambda x: ops.cross_entropy(x[0], x), r"floats of shape \(rows, classes\)"),
         (lambda x: ops.cross_entropy(x, x[:, 0]), r"target must be integers of shape \(2,\)"),
         (lambda x: ops.cross_entropy(x, cudatool.zeros(2, int), reduction="max"), "reduction must be 'mean'"),
