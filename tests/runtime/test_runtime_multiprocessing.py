@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import select
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
@@ -17,6 +19,7 @@ import pytest
 
 import cudatool
 import cudatool.multiprocessing
+from cudatool import _ipc_loans
 from cudatool.errors import UsageError
 
 sys.path.insert(0, str(Path(__file__).parent))  # the other processes import it, too
@@ -29,7 +32,20 @@ CONTEXT = multiprocessing.get_context("spawn")
 @pytest.fixture(autouse=True)
 def nothing_is_lent() -> Iterator[None]:
     yield
+    wait_until_given_back()
     cudatool.ipc_collect()
+
+
+def wait_until_given_back() -> None:
+    """Wait for the thread of multiprocessing that passes on descriptors: it has its own until after the other's."""
+    poll = select.poll()
+    pipes = [lent.pipe for lent in _ipc_loans._lent.values()]
+    for pipe in pipes:
+        poll.register(pipe, 0)
+    deadline = time.monotonic() + 60
+    while len(poll.poll(0)) < len(pipes):
+        assert time.monotonic() < deadline, "a loan is not over"
+        time.sleep(0.001)
 
 
 @contextmanager
@@ -99,6 +115,7 @@ def test_block_is_not_used_again_while_the_receiver_has_it() -> None:
         assert address not in [found.data_ptr() for found in again]
         inbox.put("let go")
         np.testing.assert_array_equal(np.full(1000, 5, np.float32), outbox.get(timeout=60))
+        wait_until_given_back()
         cudatool.ipc_collect()
         assert before - 4096 + 3 * 4096 == cudatool.memory_allocated()
         assert address == cudatool.empty(1000).data_ptr()
@@ -125,17 +142,20 @@ def test_block_comes_back_from_a_process_that_was_killed() -> None:
         del array
         process.kill()
         process.join()
+        wait_until_given_back()
         cudatool.ipc_collect()
         assert before - 4096 == cudatool.memory_allocated()
 
 
 def test_allocator_takes_back_what_it_needs_before_it_asks_for_more() -> None:
+    cudatool.empty_cache()  # another free block would do as well
     with other(shared_arrays.doubles) as (inbox, outbox, _):
         array = cudatool.zeros(30 << 20, np.uint8)
         address = array.data_ptr()
         inbox.put(array)
         outbox.get(timeout=60)
         del array
+        wait_until_given_back()
         assert address == cudatool.empty(30 << 20, np.uint8).data_ptr()
 
 
