@@ -9,6 +9,7 @@ import ctypes
 import os
 from ctypes import c_int, c_size_t, c_uint
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from cudatool.ptx import PtxError, parse_image
@@ -123,7 +124,11 @@ class Function:
         self.name = name
         self.handle = handle
         self.max_dynamic_shared: int | None = None
-        self.work = profile.work_of_a_thread(library.parsed.kernels[name])
+
+    @cached_property
+    def work(self) -> tuple[int, int]:
+        """How many instructions a thread of it executes and how many bytes it moves: what the profile guesses."""
+        return profile.work_of_a_thread(self.library.parsed.kernels[self.name])
 
     def on(self, device: Device) -> JitKernel:
         return self.library.module(device).kernels[self.name]

@@ -19,7 +19,6 @@ from cudatool.ptx import (
     function_addresses,
     merge_calls,
     parse_image,
-    type_bytes,
 )
 from cudatool.sim.jit import native
 from cudatool.sim.jit.codegen import Native, generate
@@ -44,7 +43,6 @@ from cudatool.sim.jit.launch import (
 from cudatool.sim.jit.progress import insert_yields
 from cudatool.sim.jit.shadow import Found, Launching, Shadow
 from cudatool.sim.jit.system import SYSTEM
-from cudatool.sim.jit.table import types_of
 
 MAX_STACK = 256 << 10
 """Largest stack of a thread, bytes as CU_LIMIT_STACK_SIZE counts them."""
@@ -223,21 +221,6 @@ class Kernel:
         calls = (i for i in self._function.instructions if i.opcode == "call")
         named = (o.name for i in calls for o in i.operands[:2] if isinstance(o, Symbol))
         return frozenset(named) & SYSTEM.keys()
-
-    @property
-    def instructions(self) -> int:
-        """Number of PTX instructions, calls inlined: what a cost model may go by."""
-        return len(self._function.instructions)
-
-    @property
-    def bytes_moved(self) -> int:
-        """Bytes that the kernel's global loads, stores and atomics move if each is executed once."""
-        total = 0
-        for i in self._function.instructions:
-            if i.opcode in ("ld", "st", "atom", "red") and not {"shared", "local", "param"} & set(i.modifiers):
-                lanes = 4 if "v4" in i.modifiers else 2 if "v2" in i.modifiers else 1
-                total += lanes * type_bytes(types_of(i)[-1])
-        return total
 
     def where(self, instruction: Instruction) -> str:
         """Return ``file:line`` of an instruction in the CUDA source, empty if the PTX does not say."""
