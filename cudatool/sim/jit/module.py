@@ -262,9 +262,10 @@ class Kernel:
         if found is not None:
             return found
         module = self._owner._module
-        called = [function.text for function in module.functions.values() if not function.is_kernel]
+        used = [self._declared, *(function for function in module.functions.values() if not function.is_kernel)]
+        texts = [f"{function.line} {function.text}" for function in used]  # native code names lines of the PTX
         variant = f"instrument={int(instrument)}, large_grid={large_grid}"
-        key = native.cache_key(module.preamble, self._declared.text, *called, variant)
+        key = native.cache_key(module.preamble, *texts, variant)
         data = native.read_cached(self._owner.cache_dir, key)
         if data is None:
             made = self._generate(instrument, large_grid)
