@@ -342,7 +342,7 @@ class Kernel:
         Raises
         ------
         KernelFault, KernelTrap, KernelAssert, KernelDeadlock, KernelTimeout
-            The kernel did not run to its end; memory holds what it wrote until then.
+            The kernel did not run to its end; memory holds what it wrote until then, and the error what was found.
         """
         large = any(blocks * threads > 2**31 for blocks, threads in zip(grid, block, strict=True))
         instrument = Instrument.FOOTPRINT if footprint is not None else Instrument.NONE
@@ -375,10 +375,14 @@ class Kernel:
             if shadow is not None:
                 checked.append(shadow.prepare(contexts, self._lines, math.prod(grid), host_ranges))
 
-        stopped = run(launch, threads, seed, footprint, watch)
-        if stopped is not None:
-            raise self._explain(stopped)
-        return checked[0].found() if checked else []
+        try:
+            stopped = run(launch, threads, seed, footprint, watch)
+            if stopped is not None:
+                raise self._explain(stopped)
+        except KernelError as error:
+            error.found = [found for launching in checked for found in launching.found()]
+            raise
+        return [found for launching in checked for found in launching.found()]
 
     @property
     def _lines(self) -> int:
