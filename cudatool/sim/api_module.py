@@ -128,8 +128,8 @@ class Function:
         self.max_dynamic_shared: int | None = None
 
     @cached_property
-    def work(self) -> tuple[int, int]:
-        """How many instructions a thread of it executes and how many bytes it moves: what the profile guesses."""
+    def work(self) -> profile.Work:
+        """What a thread of it is taken to do."""
         return profile.work_of_a_thread(self.library.parsed.kernels[self.name])
 
     def on(self, device: Device) -> JitKernel:
@@ -404,7 +404,7 @@ class Launch:
         """Virtual ns that it takes."""
         grid, block = self.grid, self.block
         threads = grid[0] * grid[1] * grid[2] * block[0] * block[1] * block[2]
-        return profile.kernel_cost(threads, *self.function.work)
+        return profile.kernel_cost(threads, self.function.work)
 
     def run(self, operation: Operation) -> None:
         """Execute it, as the operation that was enqueued for it."""
