@@ -214,7 +214,7 @@ class device:  # noqa: N801 - torch.cuda's name
 
     def __init__(self, device: DeviceLike) -> None:
         self.idx = -1 if device is None else device_index(device)
-        self._previous: Any = None
+        self._previous: dict[int, Any] = {}  # by thread, where it has changed something: the context that was current
 
     def __index__(self) -> int:
         """Return the ordinal, so that the object names its device wherever one is asked for."""
@@ -222,15 +222,15 @@ class device:  # noqa: N801 - torch.cuda's name
 
     def __enter__(self) -> None:
         if self.idx >= 0 and _ask_current() != self.idx:
-            self._previous = check(_cuda.driver.cuCtxGetCurrent())
+            previous = check(_cuda.driver.cuCtxGetCurrent())
             set_device(self.idx)
+            self._previous[threading.get_ident()] = previous
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._previous is not None:
-            check(_cuda.driver.cuCtxSetCurrent(self._previous))
-            self._previous = None
+        if self._previous and (previous := self._previous.pop(threading.get_ident(), None)) is not None:
+            check(_cuda.driver.cuCtxSetCurrent(previous))
 
 
 class device_of(device):  # noqa: N801 - torch.cuda's name
