@@ -17,6 +17,7 @@ from cudatool.trace import hooks
 from cudatool.trace.events import Kind
 
 __all__ = [
+    "CUDA_KINDS",
     "DeviceLike",
     "DeviceProperties",
     "call_on",
@@ -247,12 +248,13 @@ class device_of(device):  # noqa: N801 - torch.cuda's name
     def __init__(self, obj: Any) -> None:
         if hasattr(obj, "__dlpack_device__"):
             kind, index = obj.__dlpack_device__()
-            super().__init__(index if kind in _CUDA_KINDS else None)
+            super().__init__(index if kind in CUDA_KINDS else None)
         else:
             super().__init__(getattr(obj, "device", None) if hasattr(obj, "__cuda_array_interface__") else None)
 
 
-_CUDA_KINDS: Final = (2, 13)  # kDLCUDA, kDLCUDAManaged
+CUDA_KINDS: Final = (2, 13)
+"""DLPack's kinds of device that are a GPU's: kDLCUDA, kDLCUDAManaged."""
 
 
 def get_device_name(device: DeviceLike = None) -> str:
