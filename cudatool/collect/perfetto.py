@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from cudatool.collect.spans import memory_changes
 from cudatool.files import whole_file
-from cudatool.trace.events import CopyFlag, Kind, StreamFlag, unpack_dims
+from cudatool.trace.events import CopyFlag, Kind, StreamFlag, unpack_dims, unpack_product
 from cudatool.trace.model import Trace
 
 __all__ = ["write"]
@@ -300,7 +300,7 @@ def _arguments(
         rank, ranks, _ = unpack_dims(aux1)
         return f'{text},"bytes":{size},"communicator":{aux0},"rank":{rank},"ranks":{ranks}'
     if kind == Kind.GEMM:
-        return f'{text},"mnk":{list(unpack_dims(aux0))}'
+        return f'{text},"mnk":{list(unpack_product(aux0, aux1))}'
     return text
 
 
