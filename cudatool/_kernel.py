@@ -10,6 +10,7 @@ import importlib.metadata
 import linecache
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -305,7 +306,7 @@ def _native_config(config: Any, stream: int) -> Any:
 def compile(source: str, name: str, *, options: Any = None) -> Kernel:
     """Compile CUDA C++ for the current device, load it, and return one of its kernels.
 
-    What was compiled before, in any process, comes from a cache on disk.
+    What was compiled before, in any process, comes from a cache on disk, where there may be one.
 
     Parameters
     ----------
@@ -347,9 +348,12 @@ def _headers_digest() -> bytes:
 
 @functools.cache
 def _cache() -> Any:
-    from cuda.core.utils import FileStreamProgramCache
+    from cuda.core.utils import FileStreamProgramCache, InMemoryProgramCache
 
-    return FileStreamProgramCache(cache_directory() / "programs")
+    try:
+        return FileStreamProgramCache(cache_directory() / "programs")
+    except OSError:  # a cache that cannot be written is no error
+        return InMemoryProgramCache()
 
 
 def _ptx(source: str, name: str, options: Any) -> tuple[bytes, str]:
@@ -391,7 +395,8 @@ def _object_code(source: str, name: str, options: Any, target: str = "") -> Any:
         compiled = core.Program(source, "c++", complete).compile(target, name_expressions=(name,))
         mangled = compiled.symbol_mapping[name]
         mangled = mangled if isinstance(mangled, bytes) else mangled.encode()
-        _cache()[key] = mangled + b"\0" + bytes(compiled.code)
+        with suppress(OSError):  # a full disk
+            _cache()[key] = mangled + b"\0" + bytes(compiled.code)
         return compiled
     mangled, _, code = found.partition(b"\0")
     load = core.ObjectCode.from_ptx if target == "ptx" else core.ObjectCode.from_cubin
