@@ -225,7 +225,7 @@ def perform(implementation: Implementation, gemm: Gemm, stream: Stream) -> None:
 def _emit(gemm: Gemm, stream: Stream, correlation: int) -> None:
     out, device = gemm.out, stream.device_index
     name = ROUTINES[gemm.a.dtype] + ("_strided_batched" if out.ndim == 3 else "")
-    aux0, aux1 = pack_product(*out.shape[-2:], gemm.a.shape[-1])
+    aux0, aux1 = pack_product(out.shape[-2], out.shape[-1], gemm.a.shape[-1])
     hooks.emit(
         Kind.GEMM,
         device=device,
