@@ -17,7 +17,7 @@ from cudatool._allocator import Layout, allocate
 from cudatool._capture import beside_captures, is_capturing
 from cudatool._cuda import check, operation
 from cudatool._device import device as on_device
-from cudatool._extents import emit_extents, extents
+from cudatool._extents import Extent, emit_extents, extents
 from cudatool._native import address_of
 from cudatool._pinned import is_pinned_address, note_use
 from cudatool._stream import Stream
@@ -155,13 +155,9 @@ def _emit_copy(name: str, target: int, source: int, size: int, stream: Stream, c
     )
     # Pageable memory is the host's business: it is read or written before the call returns.
     if CopyFlag.SOURCE_PAGEABLE not in flags:
-        hooks.emit(
-            Kind.ACCESS, device=device, correlation=correlation, address=source, size=size, flags=AccessFlag.READ
-        )
+        emit_extents(Kind.ACCESS, [Extent(source, size)], AccessFlag.READ, device=device, correlation=correlation)
     if CopyFlag.DESTINATION_PAGEABLE not in flags:
-        hooks.emit(
-            Kind.ACCESS, device=device, correlation=correlation, address=target, size=size, flags=AccessFlag.WRITE
-        )
+        emit_extents(Kind.ACCESS, [Extent(target, size)], AccessFlag.WRITE, device=device, correlation=correlation)
 
 
 def _memset(bits: int, address: int, value: int, size: int, stream: Stream) -> None:
@@ -184,6 +180,4 @@ def _memset(bits: int, address: int, value: int, size: int, stream: Stream) -> N
             aux1=width,
             flags=CopyFlag.ASYNC | CopyFlag.DESTINATION_DEVICE,
         )
-        hooks.emit(
-            Kind.ACCESS, device=device, correlation=correlation, address=address, size=size, flags=AccessFlag.WRITE
-        )
+        emit_extents(Kind.ACCESS, [Extent(address, size)], AccessFlag.WRITE, device=device, correlation=correlation)
