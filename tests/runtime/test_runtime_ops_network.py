@@ -287,3 +287,12 @@ def test_softmax_is_along_one_dimension():
     for dim in (None, (0, 1)):
         with pytest.raises(TypeError):
             ops.softmax(cudatool.ones((3, 4)), dim)
+
+
+def test_softmax_of_integers_needs_a_dtype():
+    array = cudatool.asarray([1, 2, 3])
+    expected = np.exp([1, 2, 3]) / np.exp([1, 2, 3]).sum()
+    np.testing.assert_allclose(ops.softmax(array, 0, dtype=np.float32).get(), expected, rtol=1e-6)
+    np.testing.assert_allclose(ops.log_softmax(array, 0, dtype=np.float64).get(), np.log(expected), rtol=1e-14)
+    with pytest.raises(UsageError, match="takes arrays of floats"):
+        ops.softmax(array, 0)
