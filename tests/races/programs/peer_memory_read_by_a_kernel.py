@@ -22,5 +22,5 @@ if sys.argv[1] == "fixed":
 else:
     ct.synchronize(1)
 with ct.device(1):
-    copy(consumer, y, x.data_ptr())  # @read
+    copy(consumer, y, x)  # @read
 ct.synchronize(0), ct.synchronize(1)

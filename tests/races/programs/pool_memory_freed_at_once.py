@@ -1,6 +1,7 @@
 # race corpus
 # rule = "cuMemFree of stream-ordered memory does not wait for its users"
 # source = "Driver API, Memory Management, cuMemFree"
+# cuda = "calls of cuda.bindings are not recorded on a GPU"
 # [expect]
 # racy = [["use-after-free", "use", "free"]]
 # fixed = []

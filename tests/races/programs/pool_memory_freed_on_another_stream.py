@@ -1,6 +1,7 @@
 # race corpus
 # rule = "A free on another stream than the allocation's comes behind all uses, on the allocating stream too"
 # source = "Driver API, Stream Ordered Memory Allocator, cuMemFreeAsync"
+# cuda = "calls of cuda.bindings are not recorded on a GPU"
 # [expect]
 # racy = [["use-after-free", "use", "free"]]
 # fixed = []

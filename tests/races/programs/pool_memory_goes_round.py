@@ -1,6 +1,7 @@
 # race corpus
 # rule = "The pool orders the next owner behind the free; who uses memory beside its owner's stream comes before the free"
 # source = "Driver API, Stream Ordered Memory Allocator, cuMemAllocAsync, cuMemFreeAsync"
+# cuda = "calls of cuda.bindings are not recorded on a GPU"
 # [expect]
 # racy = [["use-after-free", "read", "free"]]
 # fixed = []
