@@ -53,10 +53,10 @@ def _run_here(device: str, only: str, inferred: bool) -> None:
 
     as_on_a_gpu = inferred or device.startswith("cuda")
     count = ct.device_count()
-    gc.freeze()  # collections look at the programs' own objects alone
     for program, variant in cases():
         if only not in f"{program.name}:{variant}":
             continue
+        gc.freeze()  # collections look at the program's own objects alone
         result = {"program": program.name, "variant": variant, "device": device, "skipped": "", "error": ""}
         if as_on_a_gpu and program.cuda:
             result["skipped"] = program.cuda
