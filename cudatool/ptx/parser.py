@@ -356,7 +356,6 @@ class _Body:
         self.parser = parser
         self.function = function
         self.scopes: list[dict[str, str]] = []
-        self.scope_labels: list[dict[str, str]] = []
         self.vectors: dict[str, tuple[Register, ...]] = {}
         self.opened = 0
 

@@ -214,6 +214,20 @@ def test_compiled_program_is_found_again(monkeypatch: pytest.MonkeyPatch, tmp_pa
         _kernel._cache.cache_clear()
 
 
+def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    from cudatool import _kernel
+
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CUDATOOL_CACHE_DIR", str(tmp_path / "file"))
+    _kernel._cache.cache_clear()
+    try:
+        array = cudatool.asarray([1.0, 2.0, 3.0])
+        cudatool.compile(SCALE, "scale<double>")[1, 32](array, 2.0, 3)
+        assert array.get().tolist() == [2, 4, 6]
+    finally:
+        _kernel._cache.cache_clear()
+
+
 def test_launch_and_load_are_recorded(events: list[Event]) -> None:
     kernel, array = cudatool.compile(SCALE, "scale<float>"), cudatool.ones(100)
     events.clear()
