@@ -55,10 +55,9 @@ def replay(
     or, with --memory, on another card; with --check, whether this allocator does what the recorded one did. Without
     any of them it does as with --advise.
     """
-    from rich.console import Console
-
     from cudatool import analyze
     from cudatool.cli._sources import newest, read_trace
+    from cudatool.cli._text import messages, results
     from cudatool.errors import UsageError
     from cudatool.memory import Settings
     from cudatool.units import format_bytes, parse_bytes
@@ -77,13 +76,13 @@ def replay(
     facts = _beside(source)
     settings = _with_fraction(settings, facts) if recorded_conf is None else settings
     total = parse_bytes(card) if card else facts.get("device_total_bytes") or _card(trace, devices[0])
-    messages = Console(stderr=True, highlight=False, soft_wrap=True)
+    said = messages()
     if origin and not as_json:
-        messages.print(f"{source}: {origin}", markup=False)
-    console = Console(highlight=False)
+        said.print(f"{source}: {origin}", markup=False)
+    console = results()
 
     if checks:
-        with _progress(messages):
+        with _progress(said):
             results = [
                 analyze.check(
                     trace,
@@ -107,10 +106,8 @@ def replay(
     wanted = parse_bytes(memory) if memory else None
     for device in devices if not (wanted or total or as_json) else ():
         if limit := analyze.recorded_limit(trace, device):
-            messages.print(
-                f"device {device} ran out of memory: {format_bytes(limit)} are taken to be all it could have"
-            )
-    with _progress(messages) as progress:
+            said.print(f"device {device} ran out of memory: {format_bytes(limit)} are taken to be all it could have")
+    with _progress(said) as progress:
         if confs:
             rows = [
                 (device, outcome)

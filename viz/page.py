@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import html
 import importlib.util
-import os
 import re
 import zlib
 from importlib import resources
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from cudatool import analyze, sanitize
 from cudatool.analyze import Report
-from cudatool.errors import OutputError
+from cudatool.files import write_whole
 from cudatool.trace.model import Trace
 from cudatool.viz.payload import payload
 
@@ -65,15 +64,7 @@ def write_report(report: Report, path: str | Path, found: sanitize.Report | None
     OutputError
         The file cannot be written.
     """
-    text = page(report, found)
-    temporary = Path(f"{path}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, page(report, found))
 
 
 def write_page(trace: Trace, path: str | Path, found: sanitize.Report | None = None) -> None:

@@ -17,7 +17,6 @@ event every microsecond.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -27,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.collect.spans import memory_changes
-from cudatool.errors import OutputError
+from cudatool.files import replacing
 from cudatool.trace.events import CopyFlag, Kind, StreamFlag, unpack_dims
 from cudatool.trace.model import Trace
 
@@ -66,20 +65,13 @@ def write(path: str | Path, trace: Trace) -> None:
     OutputError
         The file cannot be written.
     """
-    temporary = f"{path}.{os.getpid()}.tmp"
-    try:
-        with open(temporary, "w", encoding="ascii") as file:
-            file.write('{"displayTimeUnit":"ns","traceEvents":[\n')
-            events, separator = _Writer(trace).events(), ""
-            while batch := list(islice(events, _BATCH)):
-                file.write(separator + ",\n".join(batch))
-                separator = ",\n"
-            file.write("\n]}\n")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    with replacing(path) as name, open(name, "w", encoding="ascii") as file:
+        file.write('{"displayTimeUnit":"ns","traceEvents":[\n')
+        events, separator = _Writer(trace).events(), ""
+        while batch := list(islice(events, _BATCH)):
+            file.write(separator + ",\n".join(batch))
+            separator = ",\n"
+        file.write("\n]}\n")
 
 
 class _Writer:

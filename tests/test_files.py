@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cudatool.errors import OutputError
+from cudatool.files import check_writable, write_whole
 from cudatool.sanitize import Outputs, Report, Run
-from cudatool.sanitize.files import check_writable, write_whole
 
 
 @pytest.fixture
