@@ -29,10 +29,12 @@ def diff(before: Path, after: Path, as_json: bool) -> None:
     or folders change; JSON says by what each was matched.
     """
     from cudatool import analyze
-    from cudatool.cli._sources import read_trace
+    from cudatool.cli._sources import read_trace, say_notes
     from cudatool.cli._text import results
 
     old, new = read_trace(before), read_trace(after)
+    for trace in (old, new):
+        say_notes(trace)
     found = analyze.diff(old, new)
     if as_json:
         document = {"schema": "cudatool.diff/1", "before": old.source, "after": new.source}

@@ -42,7 +42,7 @@ def export(source: Path | None, kind: str, output: Path | None, force: bool) -> 
     SOURCE is a trace that `cudatool run` wrote, a pickle from torch.cuda.memory._dump_snapshot(), or the log of an
     rmm.mr.LoggingResourceAdaptor. Default: the newest trace in this directory.
     """
-    from cudatool.cli._sources import newest, read_trace
+    from cudatool.cli._sources import newest, read_trace, say_notes
     from cudatool.cli._text import messages
     from cudatool.errors import UsageError
     from cudatool.units import format_bytes
@@ -72,8 +72,7 @@ def export(source: Path | None, kind: str, output: Path | None, force: bool) -> 
         sqlite.write(path, trace)
 
     said = messages()
-    for note in trace.notes:
-        said.print(f"warning: {note}", markup=False)
+    say_notes(trace)
     said.print(f"Wrote {path} ({format_bytes(path.stat().st_size)})", markup=False)
     said.print(f"Next: {following.format(path=shlex.quote(str(path)))}", markup=False)
 

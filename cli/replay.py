@@ -56,7 +56,7 @@ def replay(
     any of them it does as with --advise.
     """
     from cudatool import analyze
-    from cudatool.cli._sources import newest, read_trace
+    from cudatool.cli._sources import newest, read_trace, say_notes
     from cudatool.cli._text import messages, results
     from cudatool.errors import UsageError
     from cudatool.memory import Settings
@@ -66,6 +66,7 @@ def replay(
         raise UsageError("--check replays what was recorded; it does not go with --conf or --advise")
     source = source or newest()
     trace = read_trace(source)
+    say_notes(trace)
     devices = _devices(trace, only)
     if not devices:
         raise UsageError(f"{source} has no allocations{'' if only is None else f' on device {only}'} to replay")
@@ -83,7 +84,7 @@ def replay(
 
     if checks:
         with _progress(said):
-            results = [
+            checked = [
                 analyze.check(
                     trace,
                     device,
@@ -95,11 +96,11 @@ def replay(
                 for device in devices
             ]
         if as_json:
-            click.echo(json.dumps([asdict(result) for result in results], indent=2))
+            click.echo(json.dumps([asdict(result) for result in checked], indent=2))
         else:
-            for result in results:
+            for result in checked:
                 _print_check(console, result)
-        if not all(result.is_exact for result in results):
+        if not all(result.is_exact for result in checked):
             raise SystemExit(1)
         return
 

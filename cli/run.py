@@ -44,6 +44,7 @@ def run(
     are the operations of cudatool's runtime, on a GPU what the program does through PyTorch, and on the software
     device the driver calls of any cuda.core or cuda.bindings program.
     """
+    from cudatool.cli._sources import refuse_recording
     from cudatool.recording import record
     from cudatool.workload import Workload
 
@@ -51,6 +52,8 @@ def run(
         html, workload = BESIDE, (html, *workload)  # `cudatool run --html WORKLOAD`: the option took the program
     program = Workload(*split_workload(module, workload))
     program.check()
+    if module is None:
+        refuse_recording(program.target)
     path = os.path.abspath(output or f"{program.name}.{os.getpid()}.ctrace")  # the program may change directory
     page = _page(html, path, force) if html else None
     with record(path, device=device, with_stacks=not no_stacks, force=force) as recorder:
