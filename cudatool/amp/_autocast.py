@@ -15,6 +15,7 @@ import numpy.typing as npt
 from cudatool._api import traced
 from cudatool._array import DeviceArray
 from cudatool._capture import capture_id
+from cudatool._dtypes import as_dtype
 from cudatool._multi_tensor import empty_alike
 from cudatool._stream import current_stream
 from cudatool.amp._policy import POLICIES, Policy
@@ -108,6 +109,8 @@ class autocast:  # noqa: N801 - torch's name
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self not in _thread.regions:
+            raise UsageError("this autocast region is left before it is entered, or on another thread; use with")
         _thread.regions.pop()
         self._layer.__exit__(kind, error, traceback)
         if not _thread.regions:
@@ -192,7 +195,7 @@ def check_device_type(device_type: str) -> None:
 
 
 def _lower(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    found = np.dtype(dtype)
+    found = as_dtype(dtype)
     if found not in _LOWER:
         raise UsageError(f"autocast casts to {' or '.join(map(str, _LOWER))}, not {found}")
     return found
@@ -239,8 +242,12 @@ def custom_fwd(
         float32, float16 or bfloat16.
     """
     check_device_type(device_type)
+    if cast_inputs is not None and as_dtype(cast_inputs) not in _ELIGIBLE:
+        raise UsageError(f"cast_inputs must be one of {', '.join(map(str, _ELIGIBLE))}, not {as_dtype(cast_inputs)}")
     if fwd is None:
         return functools.partial(custom_fwd, cast_inputs=cast_inputs)  # type: ignore[return-value]
+    if not callable(fwd):
+        raise UsageError(f"custom_fwd decorates a function, not {type(fwd).__name__}")
 
     @functools.wraps(fwd)
     def forward(*args: _P.args, **kwargs: _P.kwargs) -> _R:

@@ -434,9 +434,11 @@ def _(input: DeviceArray, mask: Any, value: Any, *, out: DeviceArray | None = No
     Raises
     ------
     UsageError
-        The dtype does not hold the value, or the mask is not of bool.
+        The input is no array, or its dtype does not hold the value.
     """
-    if isinstance(input, DeviceArray) and is_number(value) and not holds(input.dtype, value):
+    if not isinstance(input, DeviceArray):
+        raise UsageError(f"masked_fill takes a DeviceArray, not {type(input).__name__}")
+    if is_number(value) and not holds(input.dtype, value):
         raise UsageError(f"masked_fill: {input.dtype} does not hold {value}")
     return _masked_fill(input, mask, value, out=out)
 
@@ -480,7 +482,7 @@ def _(input: DeviceArray, diagonal: int = 0, *, out: DeviceArray | None = None) 
 
 
 def _triangle(kernel: Pointwise, input: Any, diagonal: int, out: DeviceArray | None) -> DeviceArray:
-    if is_number(input) or input.ndim < 2:
+    if not isinstance(input, DeviceArray) or input.ndim < 2:
         raise UsageError(f"{kernel.name} takes matrices, of at least two dimensions")
     rows, columns = input.shape[-2:]
     return kernel(input, out=out, rows=rows, columns=columns, diagonal=diagonal)

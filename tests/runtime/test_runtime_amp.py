@@ -245,7 +245,7 @@ def twice(scaler: Any, optimizer: Any, first: str, second: str) -> None:
     ("use", "message"),
     [
         (lambda s, o: amp.GradScaler(growth_factor=1.0), "growth_factor must be above 1"),
-        (lambda s, o: amp.GradScaler(backoff_factor=1.0), "backoff_factor must be below 1"),
+        (lambda s, o: amp.GradScaler(backoff_factor=1.0), "backoff_factor must be above 0 and below 1"),
         (lambda s, o: amp.GradScaler().unscale_(o, []), r"unscale_\(\) before anything was scaled"),
         (lambda s, o: amp.GradScaler().step(o, []), r"step\(\) before anything was scaled"),
         (lambda s, o: amp.GradScaler().update(), r"update\(\) before anything was scaled"),
