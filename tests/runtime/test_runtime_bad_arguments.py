@@ -126,6 +126,28 @@ ARRAYS = [
     (lambda: ones(3).record_stream(3), "takes a Stream, not int"),
 ]
 
+STREAMS = [
+    (lambda: cudatool.Stream(priority="a"), "priority must be a whole number"),
+    (lambda: cudatool.Stream().wait_event(3), "wait_event takes an Event, not int"),
+    (lambda: cudatool.Stream().record_event(3), "record_event takes an Event, not int"),
+    (lambda: cudatool.Stream().wait_stream(3), "int is not a stream"),
+    (lambda: cudatool.Stream().wait_stream(None), "takes a stream, not None"),
+    (lambda: cudatool.Stream().__exit__(None, None, None), "has not entered it"),
+    (lambda: cudatool.set_stream(3), "set_stream takes a Stream, not int"),
+    (lambda: cudatool.stream(3), "a Stream is made current, not int"),
+    (lambda: cudatool.ExternalStream("x"), "stream_ptr must be a whole number"),
+    (lambda: cudatool.ExternalStream(-1), "a handle of the driver's, not -1"),
+    (lambda: cudatool.Event().record(3), "in a Stream, not int"),
+    (lambda: cudatool.Event().wait("x"), "in a Stream, not str"),
+    (lambda: cudatool.Event(enable_timing=True).elapsed_time(None), "the Event at the end, not NoneType"),
+    (lambda: cudatool.Event.from_ipc_handle(0, None), "is 64 bytes, not None"),
+    (lambda: cudatool.graph(3), "goes into a CUDAGraph, not int"),
+    (lambda: cudatool.graph(cudatool.CUDAGraph(), stream=3), "a Stream is made current, not int"),
+    (lambda: cudatool.CUDAGraph().register_generator_state(3), "a Generator is registered, not int"),
+    (lambda: cudatool.make_graphed_callables(3, (ones(3),)), "a function is graphed, not int"),
+    (lambda: cudatool.make_graphed_callables(abs, (ones(3),), num_warmup_iters=-1), "must not be below 0: -1"),
+]
+
 OPERATIONS = [
     (lambda: ops.sum(ones(3), "a"), "sum: dim must be a whole number, not 'a'"),
     (lambda: ops.sum(ones(3), dtype="zz"), "'zz' is no dtype"),
@@ -151,7 +173,7 @@ OPERATIONS = [
 ]
 
 
-@pytest.mark.parametrize(("call", "message"), SCALER + AUTOCAST + RANDOM + OPTIMIZERS + ARRAYS + OPERATIONS)
+@pytest.mark.parametrize(("call", "message"), SCALER + AUTOCAST + RANDOM + OPTIMIZERS + ARRAYS + STREAMS + OPERATIONS)
 def test_it_is_told_what_an_argument_must_be(call, message):
     with pytest.raises(UsageError, match=message):
         call()
@@ -177,3 +199,9 @@ def test_shapes_that_do_not_fit_are_value_errors_too(call, message):
 def test_a_missing_argument_is_told_with_the_name_of_the_operation():
     with pytest.raises(TypeError, match=r"cudatool\.ops\.logsumexp\(\) missing 1 required positional argument: 'dim'"):
         ops.logsumexp(ones(3))
+
+
+def test_no_stream_made_current_changes_nothing():
+    before = cudatool.current_stream()
+    cudatool.set_stream(None)
+    assert before == cudatool.current_stream()
