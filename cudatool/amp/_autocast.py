@@ -15,7 +15,7 @@ import numpy.typing as npt
 from cudatool._api import traced
 from cudatool._array import DeviceArray
 from cudatool._capture import capture_id
-from cudatool._dtypes import as_dtype
+from cudatool._dtypes import as_dtype, is_number
 from cudatool._multi_tensor import empty_alike
 from cudatool._stream import current_stream
 from cudatool.amp._policy import POLICIES, Policy
@@ -38,6 +38,7 @@ _R = TypeVar("_R")
 
 _FLOAT32: Final = np.dtype(np.float32)
 _LOWER: Final = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+_DIVISION: Final = "cudatool.ops.div"
 _ELIGIBLE: Final = (_FLOAT32, *_LOWER)  # float64 was asked for and stays
 
 
@@ -129,6 +130,8 @@ class autocast:  # noqa: N801 - torch's name
 
     def _run(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         policy = POLICIES.get(op.name)
+        if op.name == _DIVISION and args and is_number(args[0]):
+            policy = Policy.FLOAT32  # which is torch's reciprocal, times the number
         if policy is None or not self.enabled or _thread.region is not self or kwargs.get("out") is not None:
             return op.redispatch(*args, **kwargs)
         wanted = self.dtype if policy is Policy.LOWER_PRECISION else _FLOAT32

@@ -518,3 +518,10 @@ def test_a_whole_step_is_one_graph() -> None:
         np.testing.assert_array_equal(graphed.weight.get(), eager.weight.get())
         scales.append(graphed.scaler.get_scale())
     assert [1024, 2048, 2048, 1024, 1024, 2048] == scales
+
+
+def test_a_number_over_an_array_is_computed_in_float32() -> None:
+    half = cudatool.asarray(np.array([3.0], np.float16))
+    with amp.autocast():
+        assert np.float32 == (1 / half).dtype
+        assert np.float16 == (half / 1).dtype
