@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cudatool.cli._text import new_table, plain, print_rest
+from cudatool.cli._text import counted, new_table, plain, print_rest
 from cudatool.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def print_report(console: Console, report: Report, cards: Sequence[Card] = ()) -
     summary = report.summary
     took = f", {format_time(summary.duration)}" if summary.duration else ""
     where = f", {summary.recorded_on}" if summary.recorded_on else ""
-    console.print(f"{summary.source}: {summary.events:,} events{took}{where}", markup=False, soft_wrap=True)
+    console.print(f"{summary.source}: {counted(summary.events, 'event')}{took}{where}", markup=False, soft_wrap=True)
     for finding in report.findings:
         _print_finding(console, finding, several=len(summary.devices) > 1)
     if not summary.devices:
@@ -55,7 +55,7 @@ def _print_finding(console: Console, finding: LintFinding, several: bool) -> Non
 
 def _print_device(console: Console, device: DeviceMemory, diagnosis: Diagnosis) -> None:
     failed = f", {device.ooms} failed: out of memory" if device.ooms else ""
-    console.print(f"\nDevice {device.device}: {device.allocations:,} allocations{failed}", style="bold")
+    console.print(f"\nDevice {device.device}: {counted(device.allocations, 'allocation')}{failed}", style="bold")
     _print_moments(console, device)
     _print_advice(console, diagnosis)
     _print_sites(console, "Held at the peak", device.at_peak)

@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["new_table", "plain", "print_rest"]
+__all__ = ["counted", "messages", "new_table", "plain", "print_rest", "results"]
+
+_NARROWEST = 72  # columns; in fewer, tables would lose their text, while the terminal wraps lines and loses nothing
+
+
+def results() -> Console:
+    """Return what prints results to stdout, whatever names there are and whatever the terminal can show."""
+    from rich.console import Console
+
+    class Results(Console):
+        def on_broken_pipe(self) -> None:
+            raise
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    console = Results(highlight=False)
+    console.width = max(console.width, _NARROWEST)
+    return console
+
+
+def messages() -> Console:
+    """Return what prints warnings and the next step to stderr, each on one line."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def new_table(title: str, *columns: str, numbers: tuple[str, ...] = ()) -> Table:
@@ -24,9 +50,14 @@ def new_table(title: str, *columns: str, numbers: tuple[str, ...] = ()) -> Table
 
 
 def print_rest(console: Console, count: int, shown: int, what: str) -> None:
-    """Say how many rows were left out, if any."""
+    """Say how many rows of `what` (one: the plural without its last letter) were left out, if any."""
     if count > shown:
-        console.print(f"... and {count - shown:,} more {what} (--json has all)")
+        console.print(f"... and {count - shown:,} more {what if count - shown > 1 else what[:-1]} (--json has all)")
+
+
+def counted(number: int, noun: str) -> str:
+    """Return ``"1 launch"``, ``"2 launches"``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def plain(name: str) -> str:
