@@ -17,6 +17,7 @@ from cudatool import _cuda, _driver
 from cudatool._cuda import check, operation
 from cudatool._device import DeviceLike, device_count, device_index, get_device_properties
 from cudatool._device import device as on_device
+from cudatool._dtypes import as_dtype
 from cudatool._native import Region
 from cudatool._stream import Stream, current_stream
 from cudatool.errors import UsageError
@@ -239,16 +240,18 @@ def allocate(shape: Shape, dtype: npt.DTypeLike, stream: Stream) -> tuple[Layout
     UsageError
         Elements of `dtype` are Python objects, or `shape` is none.
     """
-    dtype = np.dtype(dtype)
+    dtype = as_dtype(dtype)
     if dtype.hasobject:
         raise UsageError(f"an array of {dtype} cannot be in device memory: its elements are Python objects")
     extents: tuple[int, ...]
     if type(shape) is int:  # asking for an Iterable takes its time
         extents = (shape,)
-    elif type(shape) is tuple or isinstance(shape, Iterable):
-        extents = tuple(map(operator.index, shape))
     else:
-        extents = (operator.index(shape),)
+        several = type(shape) is tuple or isinstance(shape, Iterable)
+        try:
+            extents = tuple(map(operator.index, shape if several else (shape,)))  # type: ignore[arg-type]
+        except TypeError:
+            raise UsageError(f"a shape is a whole number or several, not {shape!r}") from None
     memory = Memory(math.prod(extents) * dtype.itemsize, stream)
     try:
         return np.ndarray(extents, dtype, memory), memory  # type: ignore[arg-type] # its stubs miss buffers
