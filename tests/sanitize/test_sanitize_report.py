@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,6 +48,47 @@ def test_finding_names_both_sides_the_buffer_the_reason_and_the_repair() -> None
         "Before kernel sum at program.py:11, make stream 2 wait for stream 1: `consumer.wait_stream(producer)`, or "
         "`consumer.wait_event(event)` with the event recorded after kernel scale (program.py:10)."
     )
+
+
+def _with_frames(trace: Trace, frames: dict[int, tuple[tuple[str, int], ...]]) -> Trace:
+    """Give the records whose only frame is a line of program.py, by that line, several: functions with their lines."""
+    stacks, made = list(trace.stacks), list(trace.frames)
+    for index, (frame,) in enumerate(trace.stacks[1:], 1):
+        if (path := frames.get(trace.frames[frame].line)) is not None:
+            stacks[index] = tuple(range(len(made), len(made) + len(path)))
+            made += [Frame("program.py", function, line) for function, line in path]
+    return Trace(trace.records, trace.names, stacks, made, trace.threads, trace.header, trace.notes)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "places"),
+    [
+        # innermost first, as in traces
+        pytest.param((("launch", 5), ("main", 10)), (("launch", 5), ("main", 11)), (10, 11), id="helper"),
+        pytest.param((("fill", 6), ("main", 10)), (("copy", 7), ("main", 11)), (10, 11), id="two helpers"),
+        pytest.param(
+            (("launch", 5), ("step", 30), ("main", 10)),
+            (("launch", 5), ("step", 31), ("main", 10)),
+            (30, 31),
+            id="step",
+        ),
+        pytest.param((("fill", 6), ("main", 10)), (("copy", 7), ("main", 10)), (6, 7), id="one line calls both"),
+        pytest.param((("launch", 5), ("main", 10)), (("launch", 5), ("main", 10)), (5, 5), id="the same"),
+    ],
+)
+def test_repair_is_where_both_calls_were_made(first: Any, second: Any, places: tuple[int, int]) -> None:
+    (finding,) = check(_with_frames(racy(iterations=1), {10: first, 11: second})).findings
+    assert [str(place) for place in places[::-1]] == re.findall(r"program\.py:(\d+)", finding.repair)
+
+
+def test_repair_between_two_threads_is_in_the_function_that_they_do_not_share() -> None:
+    program = Program()
+    a, b = program.stream(), program.stream()
+    program.kernel(a, (W, BUFFER, SIZE), line=10)
+    program.on_thread(1).kernel(b, (R, BUFFER, SIZE), line=11)
+    paths = {10: (("launch", 5), ("produce", 20), ("run", 1)), 11: (("launch", 5), ("consume", 30), ("run", 2))}
+    (finding,) = check(_with_frames(program.trace(), paths)).findings
+    assert ["30", "20"] == re.findall(r"program\.py:(\d+)", finding.repair)
 
 
 def test_repair_of_one_line_that_is_executed_for_several_devices_counts_the_pairs_of_streams() -> None:
