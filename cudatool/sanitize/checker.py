@@ -301,7 +301,8 @@ class _Words:
             waited = self._line(defect.wait)
             return f"Record the event after {self._after(defect)} and before the wait at {waited}."
         if defect.kind is FindingKind.WAIT_UNRECORDED:
-            return f"Record the event after {self._at(defect.wait)} and before this wait."
+            work = f"{self._operation(defect.wait)} ({self._place(defect.wait, second.record)})"
+            return f"Record the event after {work} and before this wait."
         if (owner := _forgotten(defect)) is not None:
             return (
                 f"Before the block allocated at {self._line(owner)} is freed, call "
