@@ -13,12 +13,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"cudatool": ROOT / "cudatool", "cudatool.cli": ROOT / "cli", "cudatool.viz": ROOT / "viz"}
 
-LEAVES = {"errors", "units", "config"}
+LEAVES = {"errors", "units", "config", "files"}
 ALLOWED = {
     # area -> the areas it may import; an area is a folder or a module right inside the package
     "errors": set(),
     "units": {"errors"},
     "config": {"errors", "units"},
+    "files": {"errors"},
     "ptx": LEAVES,
     "sim": {"ptx"},
     "trace": LEAVES,
@@ -41,7 +42,7 @@ BEYOND_THE_RUNTIME = {
     "cli",
     "testing",
 }  # for every area not named above
-ONLY_NUMPY = {"errors", "units", "ptx", "trace", "memory", "analyze", "sanitize"}
+ONLY_NUMPY = {"errors", "units", "files", "ptx", "trace", "memory", "analyze", "sanitize"}
 CUDA_PROVIDER = "cudatool.memory.driver_provider"  # where the policy meets a driver
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import html
 import importlib.util
-import os
 import re
 import zlib
 from importlib import resources
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from cudatool import analyze, sanitize
 from cudatool.analyze import Report
-from cudatool.errors import OutputError
+from cudatool.files import whole_file
 from cudatool.trace.model import Trace
 from cudatool.viz.payload import payload
 
@@ -58,7 +57,7 @@ def page(report: Report, found: sanitize.Report | None = None) -> str:
 
 
 def write_report(report: Report, path: str | Path, found: sanitize.Report | None = None) -> None:
-    """Write the page for an analyzed trace, with what the sanitizer found in it, under a temporary name first.
+    """Write the page for an analyzed trace, with what the sanitizer found in it, whole or not at all.
 
     Raises
     ------
@@ -66,14 +65,8 @@ def write_report(report: Report, path: str | Path, found: sanitize.Report | None
         The file cannot be written.
     """
     text = page(report, found)
-    temporary = Path(f"{path}.{os.getpid()}.tmp")
-    try:
+    with whole_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_page(trace: Trace, path: str | Path, found: sanitize.Report | None = None) -> None:

@@ -40,9 +40,9 @@ and what was allocated while one kernel was being launched again and again::
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,6 +51,7 @@ import numpy.typing as npt
 
 from cudatool.collect.spans import Changes, Span, block_spans, memory_changes, segment_spans
 from cudatool.errors import OutputError
+from cudatool.files import whole_file
 from cudatool.trace.events import FIELDS, RECORD, Kind
 from cudatool.trace.model import Trace
 
@@ -110,7 +111,7 @@ def write(path: str | Path, trace: Trace) -> None:
     Parameters
     ----------
     path
-        Written under a temporary name beside it first, then renamed; replaced if it exists.
+        Written whole or not at all; replaced if it exists.
     trace
         Any trace.
 
@@ -119,28 +120,20 @@ def write(path: str | Path, trace: Trace) -> None:
     OutputError
         The file cannot be written.
     """
-    temporary = f"{path}.{os.getpid()}.tmp"
     try:
-        Path(temporary).unlink(missing_ok=True)
-        database = sqlite3.connect(temporary, isolation_level=None)
-        try:
-            # Nobody else sees the file before it is complete: there is nothing to protect from a crash.
-            database.execute("PRAGMA journal_mode = OFF")
-            database.execute("PRAGMA synchronous = OFF")
-            database.execute("BEGIN")
-            _run(database, _TABLES)
-            _fill(database, trace)
-            _run(database, _VIEWS)
-            database.execute("COMMIT")
-        finally:
-            database.close()
-        os.replace(temporary, path)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from error
+        with whole_file(path) as temporary:
+            temporary.unlink(missing_ok=True)
+            with closing(sqlite3.connect(temporary, isolation_level=None)) as database:
+                # Nobody else sees the file before it is complete: there is nothing to protect from a crash.
+                database.execute("PRAGMA journal_mode = OFF")
+                database.execute("PRAGMA synchronous = OFF")
+                database.execute("BEGIN")
+                _run(database, _TABLES)
+                _fill(database, trace)
+                _run(database, _VIEWS)
+                database.execute("COMMIT")
     except sqlite3.Error as error:
         raise OutputError(f"cannot write {path}: {error}") from error
-    finally:
-        Path(temporary).unlink(missing_ok=True)
 
 
 def _run(database: sqlite3.Connection, statements: str) -> None:

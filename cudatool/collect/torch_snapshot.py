@@ -8,7 +8,6 @@ final state, and stands at the start of the trace as if it had just been allocat
 
 from __future__ import annotations
 
-import os
 import pickle
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.collect import plain_pickle
-from cudatool.errors import OutputError, SnapshotFormatError
+from cudatool.errors import SnapshotFormatError
+from cudatool.files import whole_file
 from cudatool.trace.events import RECORD, Kind, StreamFlag
 from cudatool.trace.model import Frame, Trace
 
@@ -109,7 +109,7 @@ def write(path: str | Path, trace: Trace, segments: Sequence[Mapping[str, Any]])
     Parameters
     ----------
     path
-        Written under a temporary name beside it first, then renamed; replaced if it exists.
+        Written whole or not at all; replaced if it exists.
     trace
         Its allocator events become ``device_traces``. Memory that a program took from the driver itself becomes a
         segment with one block.
@@ -159,15 +159,8 @@ def write(path: str | Path, trace: Trace, segments: Sequence[Mapping[str, Any]])
         {**s, "stream": handles.get(s["stream"], 0), "segment_pool_id": pool_id(s["segment_pool_id"])} for s in segments
     ]
     snapshot = {"segments": spelled, "device_traces": traces, "external_annotations": []}
-    temporary = f"{path}.{os.getpid()}.tmp"
-    try:
-        with open(temporary, "wb") as file:
-            pickle.dump(snapshot, file, protocol=4)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    with whole_file(path) as temporary, temporary.open("wb") as file:
+        pickle.dump(snapshot, file, protocol=4)
 
 
 class _Reader:

@@ -148,7 +148,7 @@ class Communicator:
         self.close()
 
     def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
-        if getattr(self, "_handle", None) is not None and not _finalizing():
+        if getattr(self, "_handle", None) is not None and not _finalizing() and _driver.started():
             self.close()
 
     @traced

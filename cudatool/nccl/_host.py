@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -233,7 +234,7 @@ class _Process:
         return found
 
 
-_threads: dict[bytes, _Clique] = {}  # by unique id
+_threads: WeakValueDictionary[bytes, _Clique] = WeakValueDictionary()  # by unique id, while a rank is open
 _lock = threading.Lock()
 
 
