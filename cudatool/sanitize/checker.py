@@ -237,8 +237,7 @@ class _Words:
         return f"{self._operation(record)} ({self._line(record)})"
 
     def _line(self, record: int) -> str:
-        """Return the innermost line of the user's own code."""
-        return location(user_frames(self._stack(record)))
+        return location(self._stack(record))
 
     def _reason(self, defect: Defect) -> str:
         first, second = defect.first.operation, defect.second.operation

@@ -213,3 +213,23 @@ def test_json_carries_the_schema_and_every_fact() -> None:
 def test_exported_names_are_documented() -> None:
     for name in cudatool.sanitize.__all__:
         assert getattr(cudatool.sanitize, name).__doc__
+
+
+def test_text_of_a_report_has_nothing_that_moves_a_terminal() -> None:
+    (finding,) = check(_with_frames(racy(iterations=1), {10: (("make\x1b[31m", 5), ("a\nb", 10))})).findings
+    text = render_text(Report((finding,)))
+    assert r"program.py:5 in make\x1b[31m" in text
+    assert r"program.py:10 in a\nb" in text
+    assert all(line.isprintable() for line in text.splitlines())
+
+
+def test_place_of_an_operation_of_a_library_is_the_line_that_called_the_library() -> None:
+    trace = racy(iterations=1)
+    library = Frame("/venv/lib/python3.12/site-packages/cuda/core/_launcher.py", "launch", 99)
+    frames = [*trace.frames, library]
+    stacks = [stack and (len(trace.frames), *stack) for stack in trace.stacks]
+    (finding,) = check(
+        Trace(trace.records, trace.names, stacks, frames, trace.threads, trace.header, trace.notes)
+    ).findings
+    assert "_launcher.py" not in finding.repair + finding.reason
+    assert ["11", "10"] == re.findall(r"program\.py:(\d+)", finding.repair)
