@@ -65,6 +65,27 @@ def test_threads_that_enter_one_stream_each_get_back_their_own() -> None:
     assert [cudatool.default_stream(), outer] == found
 
 
+def test_one_stream_context_can_be_entered_twice_and_by_two_threads() -> None:
+    stream, outer = cudatool.Stream(), cudatool.Stream()
+    context = cudatool.stream(stream)
+    found: list[cudatool.Stream] = []
+
+    def enter_between() -> None:
+        with outer:
+            with context:
+                found.append(cudatool.current_stream())
+            found.append(cudatool.current_stream())
+
+    with context:
+        with context:
+            thread = threading.Thread(target=enter_between)
+            thread.start()
+            thread.join()
+        found.append(cudatool.current_stream())
+    found.append(cudatool.current_stream())
+    assert [stream, outer, stream, cudatool.default_stream()] == found
+
+
 def test_set_stream_lasts() -> None:
     stream = cudatool.Stream()
     cudatool.set_stream(stream)
