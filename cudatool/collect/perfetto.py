@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.collect.spans import memory_changes
-from cudatool.files import whole_file
+from cudatool.files import replacing
 from cudatool.trace.events import WORK, CopyFlag, Kind, StreamFlag, unpack_dims, unpack_product
 from cudatool.trace.model import Trace
 
@@ -52,7 +52,7 @@ def write(path: str | Path, trace: Trace) -> None:
     Parameters
     ----------
     path
-        Written whole or not at all; replaced if it exists.
+        Written under a temporary name beside it first, then renamed; replaced if it exists.
     trace
         Any trace.
 
@@ -61,7 +61,7 @@ def write(path: str | Path, trace: Trace) -> None:
     OutputError
         The file cannot be written.
     """
-    with whole_file(path) as temporary, temporary.open("w", encoding="ascii") as file:
+    with replacing(path) as name, open(name, "w", encoding="ascii") as file:
         file.write('{"displayTimeUnit":"ns","traceEvents":[\n')
         events, separator = _Writer(trace).events(), ""
         while batch := list(islice(events, _BATCH)):
