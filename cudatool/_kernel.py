@@ -8,6 +8,7 @@ import functools
 import hashlib
 import importlib.metadata
 import linecache
+import re
 import struct
 from collections.abc import Callable
 from contextlib import suppress
@@ -395,9 +396,14 @@ def _object_code(source: str, name: str, options: Any, target: str = "") -> Any:
         compiled = core.Program(source, "c++", complete).compile(target, name_expressions=(name,))
         mangled = compiled.symbol_mapping[name]
         mangled = mangled if isinstance(mangled, bytes) else mangled.encode()
+        code = bytes(compiled.code)
+        if target == "ptx":
+            # NVRTC puts the working directory in front of the file's name. That of other processes is another one.
+            file = re.escape(complete.name.encode())
+            code = re.sub(rb'^(\s*\.file\s+\d+\s+")[^"]*/(%b")' % file, rb"\1\2", code, flags=re.MULTILINE)
+        found = mangled + b"\0" + code
         with suppress(OSError):  # a full disk
-            _cache()[key] = mangled + b"\0" + bytes(compiled.code)
-        return compiled
+            _cache()[key] = found
     mangled, _, code = found.partition(b"\0")
     load = core.ObjectCode.from_ptx if target == "ptx" else core.ObjectCode.from_cubin
     return load(code, name=complete.name, symbol_mapping={name: mangled})

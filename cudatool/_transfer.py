@@ -17,6 +17,7 @@ from cudatool._allocator import Layout, allocate
 from cudatool._capture import beside_captures, is_capturing
 from cudatool._cuda import check, operation
 from cudatool._device import device as on_device
+from cudatool._dtypes import NUMBER_TYPES, holds, is_number
 from cudatool._extents import Extent, emit_extents, extents
 from cudatool._native import address_of
 from cudatool._pinned import is_pinned_address, note_use
@@ -86,10 +87,13 @@ def fill(target: Layout, value: Any, stream: Stream) -> None:
     Raises
     ------
     UsageError
-        `value` is an array.
+        `value` is an array, or nothing that the dtype holds.
     """
     if np.ndim(value):
         raise UsageError(f"fill_ takes one value, not {np.size(value)}; use copy_")
+    value = value[()] if isinstance(value, np.ndarray) else value
+    if target.dtype in NUMBER_TYPES and not (is_number(value) and holds(target.dtype, value)):
+        raise UsageError(f"fill_: {target.dtype} does not hold {value!r}")
     pattern = np.asarray(value).astype(target.dtype).tobytes()
     for width, bits in ((1, 8), (2, 16), (4, 32)):
         if target.flags.c_contiguous and pattern[:width] * (len(pattern) // width) == pattern:

@@ -14,12 +14,12 @@ from cudatool import _driver
 from cudatool._api import traced
 from cudatool._array import DeviceArray
 from cudatool._device import DeviceLike, current_device, device_count, device_index
-from cudatool._extents import Extent, emit_extents
+from cudatool._extents import emit_extents
 from cudatool._stream import Stream, current_stream
 from cudatool.errors import CudaError, UsageError
 from cudatool.nccl._calls import SUM, Call, Name, wire
 from cudatool.trace import hooks, stacks
-from cudatool.trace.events import AccessFlag, Kind, pack_dims
+from cudatool.trace.events import Kind, pack_dims
 
 __all__ = ["Communicator", "Library", "group", "init_all", "init_rank", "library", "unique_id", "version"]
 
@@ -269,10 +269,8 @@ class Communicator:
             flags=int(grouped),
             stack=stack,
         )
-        for layout, mode in ((call.sent, AccessFlag.READ), (call.received, AccessFlag.WRITE)):
-            if layout is not None and layout.nbytes:
-                extent = Extent(layout.ctypes.data, layout.nbytes)
-                emit_extents(Kind.ACCESS, [extent], mode, device=device, correlation=correlation)
+        for parts, mode in call.accesses():
+            emit_extents(Kind.ACCESS, parts, mode, device=device, correlation=correlation)
 
     def __repr__(self) -> str:
         return f"<Communicator rank={self.rank} size={self.size} device={self.device}>"

@@ -147,7 +147,7 @@ def _enqueue_together(ranks: Sequence[_Waiting]) -> None:
         for mark in marks:
             stream.wait_event(mark)
         with on_device(stream.device_index), operation() as waiting.correlation:
-            _host_function.enqueue(meeting.come, stream)
+            _host_function.enqueue(meeting.come, stream, waiting.call.accesses)
 
 
 # Ranks that are processes.
@@ -174,7 +174,7 @@ class _Process:
             if self._last is not None:
                 stream.wait_event(self._last)
             with on_device(stream.device_index), operation() as found[call]:
-                _host_function.enqueue(part, stream)
+                _host_function.enqueue(part, stream, call.accesses)
             self._last = stream.record_event()
         return [found[call] for call in calls]
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -158,6 +160,16 @@ def test_kernel_that_is_not_in_the_source_is_an_error() -> None:
     with pytest.raises(CompileError) as caught:
         cudatool.compile(SCALE, "missing")
     assert "missing" in caught.value.log
+
+
+def test_a_program_s_file_is_not_in_the_directory_where_it_was_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache gives the program to processes that run elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    source = f'extern "C" __global__ void only_here() {{ __trap(); }}  // {tmp_path}: not in the cache'
+    code, _ = cudatool.compile(source, "only_here")._ptx()
+    assert [b'"only_here.cu"'] == re.findall(rb"^\s*\.file\s+1 (.+)$", code, re.MULTILINE)
 
 
 def test_headers_of_cuda_and_cccl_can_be_included() -> None:
