@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from cudatool.analyze import Advice, Outcome
     from cudatool.memory import Settings
     from cudatool.trace.model import Trace
@@ -60,13 +62,14 @@ def replay(
     if checks and (confs or advises):
         raise UsageError("--check replays what was recorded; it does not go with --conf or --advise")
     source = source or newest()
+    said = messages()
     recording = _recording(source, only, card, recorded_conf)
     if recording.origin and not as_json:
-        messages().print(f"{source}: {recording.origin}", markup=False)
+        said.print(f"{source}: {recording.origin}", markup=False)
     if checks:
-        _check(recording, as_json)
+        _check(recording, said, as_json)
     else:
-        _try(recording, confs, memory, as_json)
+        _try(recording, confs, memory, said, as_json)
 
 
 class _Recording(NamedTuple):
@@ -101,13 +104,13 @@ def _recording(source: Path, only: int | None, card: str | None, recorded_conf: 
     return _Recording(trace, devices, settings, origin, total, facts.get("stats") if len(devices) == 1 else None)
 
 
-def _check(recording: _Recording, as_json: bool) -> None:
+def _check(recording: _Recording, said: Console, as_json: bool) -> None:
     """Say how the replay compares, and leave with status 1 if it differs."""
     from cudatool import analyze
     from cudatool.cli._replay_text import print_check
     from cudatool.cli._text import results
 
-    with _progress():
+    with _progress(said):
         checked = [
             analyze.check(
                 recording.trace,
@@ -129,23 +132,21 @@ def _check(recording: _Recording, as_json: bool) -> None:
         raise SystemExit(1)
 
 
-def _try(recording: _Recording, confs: tuple[str, ...], memory: str | None, as_json: bool) -> None:
+def _try(recording: _Recording, confs: tuple[str, ...], memory: str | None, said: Console, as_json: bool) -> None:
     """Say what the same requests cost under these settings, or under those that matter, and which are best."""
     from cudatool import analyze
     from cudatool.cli._replay_text import print_advice, print_outcomes
-    from cudatool.cli._text import messages, results
+    from cudatool.cli._text import results
     from cudatool.units import format_bytes, parse_bytes
 
     trace, devices, settings, _, total, _ = recording
     wanted = parse_bytes(memory) if memory else None
     for device in devices if not (wanted or total or as_json) else ():
         if limit := analyze.recorded_limit(trace, device):
-            messages().print(
-                f"device {device} ran out of memory: {format_bytes(limit)} are taken to be all it could have"
-            )
+            said.print(f"device {device} ran out of memory: {format_bytes(limit)} are taken to be all it could have")
     outcomes: dict[int, list[Outcome]] = {}
     advice: dict[int, Advice] = {}
-    with _progress() as progress:
+    with _progress(said) as progress:
         options: Any = {"recorded": settings, "recorded_memory": total, "memory": wanted, "progress": progress}
         for device in devices:
             if confs:
@@ -202,17 +203,14 @@ def _with_fraction(settings: Settings, facts: dict[str, Any]) -> Settings:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[int], None]]:
+def _progress(messages: Any) -> Iterator[Callable[[int], None]]:
     """Show that something happens and how many settings have been tried, on a terminal and after two seconds."""
     from threading import Timer
 
-    from cudatool.cli._text import messages
-
-    console = messages()
-    if not console.is_terminal:
+    if not messages.is_terminal:
         yield lambda done: None
         return
-    status = console.status("replaying")
+    status = messages.status("replaying")
     timer = Timer(2, status.start)
     timer.start()
     try:

@@ -39,6 +39,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     """
     path = os.fspath(path)
     temporary = _temporary(path)
+    _remove(temporary)  # of a process that was killed
     try:
         if _is_special(path):
             yield path

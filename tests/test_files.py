@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cudatool.errors import OutputError
-from cudatool.files import check_writable, write_whole
+from cudatool.files import check_writable, replacing, write_whole
 from cudatool.sanitize import Outputs, Report, Run
 
 
@@ -38,6 +38,21 @@ def test_a_write_replaces_the_old_file_and_keeps_a_link_to_it(good):
     write_whole(str(link), "new \u20ac \udcff")
     assert link.is_symlink()
     assert "new \u20ac \\udcff" == good.read_text(encoding="utf-8")
+
+
+def test_a_file_stays_as_it_was_if_the_block_raises(good):
+    with pytest.raises(KeyError), replacing(good) as name:
+        Path(name).write_text("half")
+        raise KeyError
+    assert "good" == good.read_text()
+    assert [good] == list(good.parent.iterdir())
+
+
+@pytest.mark.parametrize("where", ["missing/result", "file/result"])
+def test_a_file_without_a_directory_is_an_output_error(tmp_path, where):
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="its directory does not exist"):
+        write_whole(tmp_path / where, "new")
 
 
 def test_a_pipe_or_device_is_written_to_in_place(tmp_path):

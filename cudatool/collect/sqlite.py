@@ -111,7 +111,7 @@ def write(path: str | Path, trace: Trace) -> None:
     Parameters
     ----------
     path
-        Written under a temporary name beside it first, then renamed; replaced if it exists.
+        Written whole or not at all; replaced if it exists.
     trace
         Any trace.
 

@@ -109,7 +109,7 @@ def write(path: str | Path, trace: Trace, segments: Sequence[Mapping[str, Any]])
     Parameters
     ----------
     path
-        Written under a temporary name beside it first, then renamed; replaced if it exists.
+        Written whole or not at all; replaced if it exists.
     trace
         Its allocator events become ``device_traces``. Memory that a program took from the driver itself becomes a
         segment with one block.
