@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from cudatool import _cuda, _driver
 from cudatool._cuda import check, operation
-from cudatool._device import DeviceLike, device_count, device_index, get_device_properties
+from cudatool._device import DeviceLike, device_index, get_device_properties
 from cudatool._device import device as on_device
 from cudatool._dtypes import as_dtype
 from cudatool._native import Region
@@ -90,15 +90,19 @@ def allocator(device: int) -> CachingAllocator:
     found = _allocators.get(device)
     if found is None:
         with _lock:
-            if _own is not None:
-                raise UsageError(
-                    f"the program's own allocator {_own.name} is in use, which has no statistics, snapshots, limits "
-                    "or pools; give it to a MemPool instead of change_current_allocator"
-                )
+            _refuse_own()
             found = _allocators.get(device)
             if found is None:
                 found = _allocators[device] = _make(device)
     return found
+
+
+def _refuse_own() -> None:
+    if _own is not None:
+        raise UsageError(
+            f"the program's own allocator {_own.name} is in use, which has no statistics, snapshots, limits or pools; "
+            "give it to a MemPool instead of change_current_allocator"
+        )
 
 
 def current_allocator(device: int) -> CachingAllocator | UncachedAllocator:
@@ -416,8 +420,10 @@ def memory_snapshot(mempool_id: tuple[int, int] | None = None, include_traces: b
     include_traces
         Changes nothing: traces are recorded by :func:`cudatool.record`.
     """
+    _refuse_own()
     pool = None if mempool_id in (None, (0, 0)) else mempool_id
-    return [segment for index in range(device_count()) for segment in allocator(index).snapshot_segments(pool=pool)]
+    used = sorted(_allocators.copy().items())  # not all devices: asking one starts its context, which takes memory
+    return [segment for _, found in used for segment in found.snapshot_segments(pool=pool)]
 
 
 def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
