@@ -90,13 +90,15 @@ class FlameGraph {
       context.rect(left, y, wide - 5, LEVEL);
       context.clip();
       context.fillStyle = theme.text;
-      const size = `  ${formatBytes(node.size)}`;
       context.fillText(node.title, left + 5, y + LEVEL / 2);
-      const text = context.measureText(node.title).width;
-      if (text + context.measureText(size).width + 12 < wide) {
-        context.fillStyle = theme.text;
-        context.globalAlpha = 0.7;
-        context.fillText(size, left + 5 + text, y + LEVEL / 2);
+      context.globalAlpha = 0.7;
+      let used = left + 5 + context.measureText(node.title).width;
+      for (const more of [node.place.replace(/^.*[/\\]/, ""), formatBytes(node.size)].filter(Boolean)) { // as far as they fit
+        const text = `  ${more}`;
+        const next = used + context.measureText(text).width;
+        if (next + 7 > left + wide) continue;
+        context.fillText(text, used, y + LEVEL / 2);
+        used = next;
       }
       context.restore();
     }

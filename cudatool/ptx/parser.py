@@ -195,7 +195,7 @@ class _Parser:
                 raise PtxError("only 64-bit addresses are supported", self.line)
         elif token == ".file":
             number = self.integer()
-            self.result.files[number] = self.next().strip('"')
+            self.result.files[number] = _text(self.next())
             while self.accept(","):
                 self.next()
         elif token == ".section":
@@ -613,6 +613,13 @@ class _Body:
             coordinates.append(self.operand())
         parser.expect("]")
         return Address(base, offset, tuple(coordinates))
+
+
+def _text(literal: str) -> str:
+    """Return what a string literal says: NVRTC writes the bytes of a path that are not ASCII as octal escapes."""
+    escaped = re.compile(rb"\\([0-7]{3})")
+    data = escaped.sub(lambda found: bytes([int(found[1], 8) & 0xFF]), literal.strip('"').encode())
+    return data.decode("utf-8", "replace")
 
 
 def _number(token: str) -> Immediate:

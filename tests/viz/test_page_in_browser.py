@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import linecache
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from pages import HOSTILE, program, racy
 
 from cudatool import analyze, sanitize, viz
 from cudatool.collect import torch_snapshot
+from cudatool.sanitize.findings import DeviceFinding, FindingKind
 from cudatool.trace.events import Kind
+from cudatool.trace.model import Frame
 
 pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium on this machine")
 
@@ -522,6 +525,45 @@ def test_findings_come_first_and_both_accesses_are_marked_on_the_streams(tmp_pat
         for words in ("write by kernel kernel on stream 1", "kernel.py:3", "other.py:9", found.findings[0].fingerprint):
             assert words in text
         assert marked_columns(page) > 40
+        assert [] == page.errors
+
+
+def test_a_finding_shows_the_source_of_the_kernel_and_of_its_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("first\n    launch(x)  # <b>here</b>\n")
+    monkeypatch.setitem(linecache.cache, "odd.cu", (1, None, ["one\n", "out[i] = in[i + 1];\n"], "odd.cu"))
+    trace, _ = racy()
+    finding = DeviceFinding(
+        kind=FindingKind.OUT_OF_BOUNDS,
+        check="memcheck",
+        operation="kernel k",
+        agent="stream 1",
+        mode="read",
+        space="global",
+        address=1 << 40,
+        size=4,
+        block=(0, 0, 0),
+        thread=(1, 0, 0),
+        source="/nowhere/odd.cu:2",
+        other_block=(),
+        other_thread=(),
+        other_source="",
+        text="behind the end",
+        stack=(Frame(str(program), "f", 2),),
+        record=3,
+        buffer=None,
+        count=1,
+        fingerprint="f",
+    )
+    viz.write_page(trace, tmp_path / "page.html", sanitize.Report((), on_device=(finding,)))
+    with Page(tmp_path / "page.html") as page:
+        page.evaluate("document.querySelector('.defect').open = true")
+        page.evaluate(SETTLE)
+        code = read(page, "[...document.querySelectorAll('#defects .stack li')].map((li) => li.innerText)")
+        assert ["odd.cu:2, thread (1, 0, 0) of block (0, 0, 0)\nout[i] = in[i + 1];"] == code[:1]
+        assert [f"{program}:2 in f\nlaunch(x)  # <b>here</b>"] == code[1:]
         assert [] == page.errors
 
 

@@ -129,6 +129,7 @@ def test_findings_point_at_the_operations_that_are_drawn(timed: bool) -> None:
     (defect,) = document["defects"]
     assert [0, 1] == [side["operation"] for side in defect["sides"]]
     assert ["witness  none: nothing differs"] == defect["proof"]
+    assert [["/home/kernel.py:3 in kernel", ""]] == defect["sides"][0]["stack"]
     assert ["stream 1", "stream 2"] == [stream["label"] for stream in document["streams"]]
 
 
