@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 if TYPE_CHECKING:
-    from cudatool.analyze import Advice, Check, Outcome
+    from rich.console import Console
+
+    from cudatool.analyze import Advice, Outcome
     from cudatool.memory import Settings
     from cudatool.trace.model import Trace
 
 __all__ = ["replay"]
-
-_MOST_COUNTERS = 5  # that differ, to be listed
 
 
 @click.command()
@@ -55,91 +55,119 @@ def replay(
     or, with --memory, on another card; with --check, whether this allocator does what the recorded one did. Without
     any of them it does as with --advise.
     """
-    from cudatool import analyze
-    from cudatool.cli._sources import newest, read_trace, say_notes
-    from cudatool.cli._text import messages, results
+    from cudatool.cli._sources import newest
+    from cudatool.cli._text import messages
     from cudatool.errors import UsageError
-    from cudatool.memory import Settings
-    from cudatool.units import format_bytes, parse_bytes
 
     if checks and (confs or advises):
         raise UsageError("--check replays what was recorded; it does not go with --conf or --advise")
     source = source or newest()
-    trace = read_trace(source)
+    said = messages()
+    recording = _recording(source, only, card, recorded_conf)
+    if recording.origin and not as_json:
+        said.print(f"{source}: {recording.origin}", markup=False)
+    if checks:
+        _check(recording, said, as_json)
+    else:
+        _try(recording, confs, memory, said, as_json)
+
+
+class _Recording(NamedTuple):
+    """What is to be replayed."""
+
+    trace: Trace
+    devices: list[int]
+    settings: Settings  # that were in force
+    origin: str  # of them, in words
+    total_memory: int | None  # of a card, if known
+    stats: dict[str, int] | None  # at the end, if known
+
+
+def _recording(source: Path, only: int | None, card: str | None, recorded_conf: str | None) -> _Recording:
+    from cudatool import analyze
+    from cudatool.cli._sources import read_trace, say_notes
+    from cudatool.errors import UsageError
+    from cudatool.memory import Settings
+    from cudatool.units import parse_bytes
+
+    trace, facts = read_trace(source), _beside(source)
     say_notes(trace)
     devices = _devices(trace, only)
     if not devices:
         raise UsageError(f"{source} has no allocations{'' if only is None else f' on device {only}'} to replay")
     if recorded_conf is None:
         settings, origin = analyze.recorded_settings(trace)
+        settings = _with_fraction(settings, facts)
     else:
         settings, origin = Settings.parse(recorded_conf), ""
-    facts = _beside(source)
-    settings = _with_fraction(settings, facts) if recorded_conf is None else settings
     total = parse_bytes(card) if card else facts.get("device_total_bytes") or _card(trace, devices[0])
-    said = messages()
-    if origin and not as_json:
-        said.print(f"{source}: {origin}", markup=False)
-    console = results()
+    return _Recording(trace, devices, settings, origin, total, facts.get("stats") if len(devices) == 1 else None)
 
-    if checks:
-        with _progress(said):
-            checked = [
-                analyze.check(
-                    trace,
-                    device,
-                    settings,
-                    total_memory=total,
-                    final=getattr(trace, "segments", None),
-                    stats=facts.get("stats") if len(devices) == 1 else None,
-                )
-                for device in devices
-            ]
-        if as_json:
-            click.echo(json.dumps([asdict(result) for result in checked], indent=2))
-        else:
-            for result in checked:
-                _print_check(console, result)
-        if not all(result.is_exact for result in checked):
-            raise SystemExit(1)
-        return
 
+def _check(recording: _Recording, messages: Console, as_json: bool) -> None:
+    """Say how the replay compares, and leave with status 1 if it differs."""
+    from cudatool import analyze
+    from cudatool.cli._replay_text import print_check
+    from cudatool.cli._text import results
+
+    with _progress(messages):
+        checked = [
+            analyze.check(
+                recording.trace,
+                device,
+                recording.settings,
+                total_memory=recording.total_memory,
+                final=getattr(recording.trace, "segments", None),
+                stats=recording.stats,
+            )
+            for device in recording.devices
+        ]
+    if as_json:
+        click.echo(json.dumps([asdict(result) for result in checked], indent=2))
+    else:
+        console = results()
+        for result in checked:
+            print_check(console, result)
+    if not all(result.is_exact for result in checked):
+        raise SystemExit(1)
+
+
+def _try(recording: _Recording, confs: tuple[str, ...], memory: str | None, messages: Console, as_json: bool) -> None:
+    """Say what the same requests cost under these settings, or under those that matter, and which are best."""
+    from cudatool import analyze
+    from cudatool.cli._replay_text import print_advice, print_outcomes
+    from cudatool.cli._text import results
+    from cudatool.units import format_bytes, parse_bytes
+
+    trace, devices, settings, _, total, _ = recording
     wanted = parse_bytes(memory) if memory else None
     for device in devices if not (wanted or total or as_json) else ():
         if limit := analyze.recorded_limit(trace, device):
-            said.print(f"device {device} ran out of memory: {format_bytes(limit)} are taken to be all it could have")
-    with _progress(said) as progress:
-        if confs:
-            rows = [
-                (device, outcome)
-                for device in devices
-                for outcome in analyze.what_if(
-                    trace, device, confs, recorded=settings, recorded_memory=total, memory=wanted, progress=progress
-                )
-            ]
-            advice = []
-        else:
-            advice = [
-                (
-                    device,
-                    analyze.advise(
-                        trace, device, recorded=settings, recorded_memory=total, memory=wanted, progress=progress
-                    ),
-                )
-                for device in devices
-            ]
-            rows = [(device, outcome) for device, found in advice for outcome in found.tried]
+            messages.print(
+                f"device {device} ran out of memory: {format_bytes(limit)} are taken to be all it could have"
+            )
+    outcomes: dict[int, list[Outcome]] = {}
+    advice: dict[int, Advice] = {}
+    with _progress(messages) as progress:
+        options: Any = {"recorded": settings, "recorded_memory": total, "memory": wanted, "progress": progress}
+        for device in devices:
+            if confs:
+                outcomes[device] = analyze.what_if(trace, device, confs, **options)
+            else:
+                advice[device] = analyze.advise(trace, device, **options)
+                outcomes[device] = list(advice[device].tried)
     if as_json:
-        best = {device: found.best.conf if found.best else None for device, found in advice}
-        listed = [{"device": device, **asdict(outcome)} for device, outcome in rows]
+        best = {device: found.best.conf if found.best else None for device, found in advice.items()}
+        listed = [{"device": device, **asdict(outcome)} for device in devices for outcome in outcomes[device]]
         for row in listed if advice else ():
             row["best"] = best[row["device"]] == row["conf"]
         click.echo(json.dumps(listed, indent=2))
         return
+    console = results()
     for device in devices:
-        _print_outcomes(console, device, [outcome for own, outcome in rows if own == device])
-    for _, found in advice:
-        _print_advice(console, found)
+        print_outcomes(console, device, outcomes[device])
+    for found in advice.values():
+        print_advice(console, found)
 
 
 def _devices(trace: Trace, only: int | None) -> list[int]:
@@ -193,91 +221,3 @@ def _progress(messages: Any) -> Iterator[Callable[[int], None]]:
         timer.cancel()
         timer.join()
         status.stop()
-
-
-def _print_check(console: Any, result: Check) -> None:
-    from cudatool.units import format_bytes
-
-    share = 100 * result.exact / result.allocs if result.allocs else 100.0
-    verdict = "exact" if result.is_exact else "not exact"
-    lines = [
-        f"Device {result.device}: {verdict}",
-        f"  addresses   {result.exact:,} of {result.allocs:,} the same ({share:.4g} %)",
-        f"  segments    {result.segments_exact:,} of {result.segments:,} the same",
-        f"  at the end  {result.final_blocks_differ:,} of {result.final_blocks:,} blocks differ",
-        f"  peaks       {format_bytes(result.reserved_peak_bytes)} reserved, "
-        f"{format_bytes(result.active_peak_bytes)} in use",
-        f"  began with  {_BEGINNINGS[result.initial_state]}",
-    ]
-    for name, (recorded, actual) in list(result.stats_differ.items())[:_MOST_COUNTERS]:
-        lines.append(f"  {name}: recorded {recorded:,}, here {actual:,}")
-    if len(result.stats_differ) > _MOST_COUNTERS:
-        lines.append(
-            f"  ... and {len(result.stats_differ) - _MOST_COUNTERS} more counters that differ (--json has all)"
-        )
-    if result.first_divergence is not None:
-        first = result.first_divergence
-        lines.append(
-            f"  first difference at event {first.event}, a {first.what} of {first.size:,} bytes: "
-            f"recorded {first.expected}, here {first.actual}"
-        )
-        lines.append(f"  probably    {first.reason}")
-    lines += [f"  {note}" for note in result.notes]
-    for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
-
-
-_BEGINNINGS = {
-    "empty": "nothing: the recording is complete",
-    "inferred": "what its events and its end show was there before",
-    "ambiguous": "what was there before, of which a part is guessed",
-}
-
-
-def _print_outcomes(console: Any, device: int, outcomes: list[Outcome]) -> None:
-    from rich.table import Table
-
-    from cudatool.units import format_bytes
-
-    title = f"Device {device}: the same requests under other settings"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    table.add_column("Settings", overflow="fold")
-    for name in ("Reserved", "In use", "Lost", "Retries", "Runs out"):
-        table.add_column(name, justify="right")
-    for outcome in outcomes:
-        oom = outcome.oom
-        table.add_row(
-            outcome.conf or "(defaults)",
-            format_bytes(outcome.reserved_peak_bytes),
-            format_bytes(outcome.active_peak_bytes),
-            f"{100 * outcome.fragmentation:.1f} %",
-            f"{outcome.retries:,}",
-            "no" if oom is None else f"request {oom.request:,}: {format_bytes(oom.size)}",
-        )
-    console.print(table)
-    for outcome in outcomes:
-        if outcome.survived_ooms:
-            text = f"{outcome.conf or '(defaults)'} fails {outcome.survived_ooms:,} requests that it can do without"
-            console.print(text, markup=False, soft_wrap=True)
-        if outcome.oom is not None and outcome.oom.site:
-            console.print(
-                f"{outcome.conf or '(defaults)'} runs out at {outcome.oom.site}", markup=False, soft_wrap=True
-            )
-
-
-def _print_advice(console: Any, advice: Advice) -> None:
-    from cudatool.units import format_bytes
-
-    if advice.best is None:
-        text = "No other setting makes a difference worth naming."
-        if advice.recorded.oom is not None:
-            text = "No setting keeps the program from running out of memory: it needs less at a time, or a larger card."
-    else:
-        gain = (
-            "it does not run out of memory"
-            if advice.recorded.oom is not None
-            else f"{format_bytes(advice.gain_bytes)} less are reserved"
-        )
-        conf = advice.best.conf
-        text = f"Best: PYTORCH_CUDA_ALLOC_CONF={conf}: {gain}." if conf else f"Best: the defaults: {gain}."
-    console.print(text, markup=False, soft_wrap=True)

@@ -7,7 +7,7 @@ and adds arrays, kernels from CUDA C++ and :func:`matmul`. Nothing is loaded bef
 from __future__ import annotations
 
 from importlib import import_module
-from inspect import isfunction
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -324,7 +324,7 @@ def __getattr__(name: str) -> Any:
     else:
         modules = (import_module(f"cudatool.{home}") for home in _HOMES)
         found = next(getattr(module, name) for module in modules if name in module.__all__)
-        if isfunction(found) and not is_traced(found):
+        if isinstance(found, FunctionType) and not is_traced(found):
             found = traced(found)
     globals()[name] = found
     return found

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from cudatool import _interop, _peer, _transfer
 from cudatool._allocator import Layout, Memory, Owner, Shape, allocate
-from cudatool._device import DeviceLike, device_index
+from cudatool._device import CUDA_KINDS, DeviceLike, device_index
 from cudatool._native import address_of
 from cudatool._operators import Operators
 from cudatool._pinned import empty_pinned, is_pinned
@@ -425,7 +425,7 @@ def from_dlpack(source: Any, *, device: DeviceLike = None) -> DeviceArray:
     kind, _ = source.__dlpack_device__()
     if kind in _interop.CPU:
         return asarray(np.from_dlpack(source), device=device)
-    if kind not in _interop.CUDA_KINDS:
+    if kind not in CUDA_KINDS:
         raise UsageError(f"DLPack device type {kind} is neither host nor CUDA")
     return _import(source)
 

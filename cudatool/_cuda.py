@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check", "core", "driver", "entry", "operation", "raise_status"]
 
-_ADVICE = {
+_ADVICE: Final = {
     "CUDA_ERROR_ILLEGAL_ADDRESS": "the context cannot be used again; mend the access and start the program anew",
     "CUDA_ERROR_NOT_READY": "the work it asks about has not completed; synchronize first",
     "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED": "a stream is being captured into a graph: nothing is executed meanwhile, "
@@ -39,7 +39,6 @@ _ADVICE = {
     "work; record it again outside of the capture",
     "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": "the NVIDIA driver is older than the installed NVRTC; update the driver",
 }
-
 
 _loading = threading.RLock()
 
@@ -58,7 +57,9 @@ def __getattr__(name: str) -> Any:
 
 
 def _forked() -> None:
-    """In a forked child: look at the driver anew, which says that it cannot be used here."""
+    """In a forked child: look at the driver anew, which says whether it can be used here."""
+    global _loading
+    _loading = threading.RLock()  # another thread of the parent may have held it
     globals().pop("core", None)
     globals().pop("driver", None)
 

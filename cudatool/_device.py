@@ -17,6 +17,7 @@ from cudatool.trace import hooks
 from cudatool.trace.events import Kind
 
 __all__ = [
+    "CUDA_KINDS",
     "DeviceLike",
     "DeviceProperties",
     "call_on",
@@ -214,7 +215,7 @@ class device:  # noqa: N801 - torch.cuda's name
 
     def __init__(self, device: DeviceLike) -> None:
         self.idx = -1 if device is None else device_index(device)
-        self._previous: Any = None
+        self._previous: dict[int, Any] = {}  # by thread, where it has changed something: the context that was current
 
     def __index__(self) -> int:
         """Return the ordinal, so that the object names its device wherever one is asked for."""
@@ -222,15 +223,15 @@ class device:  # noqa: N801 - torch.cuda's name
 
     def __enter__(self) -> None:
         if self.idx >= 0 and _ask_current() != self.idx:
-            self._previous = check(_cuda.driver.cuCtxGetCurrent())
+            previous = check(_cuda.driver.cuCtxGetCurrent())
             set_device(self.idx)
+            self._previous[threading.get_ident()] = previous
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._previous is not None:
-            check(_cuda.driver.cuCtxSetCurrent(self._previous))
-            self._previous = None
+        if self._previous and (previous := self._previous.pop(threading.get_ident(), None)) is not None:
+            check(_cuda.driver.cuCtxSetCurrent(previous))
 
 
 class device_of(device):  # noqa: N801 - torch.cuda's name
@@ -247,12 +248,13 @@ class device_of(device):  # noqa: N801 - torch.cuda's name
     def __init__(self, obj: Any) -> None:
         if hasattr(obj, "__dlpack_device__"):
             kind, index = obj.__dlpack_device__()
-            super().__init__(index if kind in _CUDA_KINDS else None)
+            super().__init__(index if kind in CUDA_KINDS else None)
         else:
             super().__init__(getattr(obj, "device", None) if hasattr(obj, "__cuda_array_interface__") else None)
 
 
-_CUDA_KINDS: Final = (2, 13)  # kDLCUDA, kDLCUDAManaged
+CUDA_KINDS: Final = (2, 13)
+"""DLPack's kinds of device that are a GPU's: kDLCUDA, kDLCUDAManaged."""
 
 
 def get_device_name(device: DeviceLike = None) -> str:

@@ -7,6 +7,7 @@ structs of :data:`NUMBERS`, which convert to and from float.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, Final
 
 import ml_dtypes
@@ -25,6 +26,7 @@ __all__ = [
     "compute_dtype",
     "float8_e4m3fn",
     "float8_e5m2",
+    "holds",
     "is_number",
     "promote_types",
     "real_dtype",
@@ -168,7 +170,32 @@ template <typename To, typename From> __device__ To convert(From x) { return Con
 
 def is_number(value: object) -> bool:
     """Return whether it is a number of Python's or NumPy's, which takes the dtype of the arrays it meets."""
-    return isinstance(value, int | float | complex | np.generic)
+    return isinstance(value, int | float | complex) or (isinstance(value, np.generic) and value.dtype in NUMBER_TYPES)
+
+
+def holds(dtype: _Dtype, value: Any) -> bool:
+    """Return whether a number can become one of this dtype.
+
+    It may be rounded, or cut to its whole part; it must not wrap around, become infinite, or lose an imaginary part.
+    As in torch, -1 to -max stand for max to 1 of an unsigned type: a subtraction can be an addition.
+    """
+    kind = category(dtype)
+    if kind == "bool":
+        return True
+    if isinstance(value, complex | np.complexfloating):
+        if kind != "complex":
+            return not value.imag and holds(dtype, value.real)
+        return all(holds(real_dtype(dtype), part) for part in (value.real, value.imag))
+    if kind == "integer":
+        limits = np.iinfo(dtype)
+        return bool(min(limits.min, -limits.max) <= value <= limits.max)  # NaN is not
+    return not math.isfinite(value) or bool(abs(value) <= _largest(real_dtype(dtype)))
+
+
+@functools.cache
+def _largest(dtype: _Dtype) -> float:
+    """Return the largest finite number of a float type."""
+    return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
 
 
 def category(dtype: _Dtype) -> str:
@@ -284,6 +311,8 @@ def _combine(first: _Dtype, later: _Dtype) -> _Dtype:
     """Return the dtype of two groups."""
     one, other = category(first), category(later)
     if _RANKS.index(one) >= _RANKS.index(other):
+        return first
+    if one == "float8" and other == "float":  # a number, or an array without dimensions: the array stays what it is
         return first
     if one.startswith("float"):  # and the other is complex: the array keeps its precision
         return _COMPLEX128 if first == _FLOAT64 else _COMPLEX64

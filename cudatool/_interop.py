@@ -18,11 +18,10 @@ from cudatool.errors import UsageError
 if TYPE_CHECKING:
     from cudatool._array import DeviceArray
 
-__all__ = ["CPU", "CUDA", "CUDA_KINDS", "cuda_array_interface", "dlpack", "import_array"]
+__all__ = ["CPU", "CUDA", "cuda_array_interface", "dlpack", "import_array"]
 
 CPU: Final = (1, 3)  # kDLCPU, kDLCUDAHost
 CUDA: Final = 2  # kDLCUDA
-CUDA_KINDS: Final = (2, 13)  # kDLCUDA, kDLCUDAManaged
 _LEGACY_STREAM: Final = 1  # both protocols forbid 0, which could mean either default stream
 
 

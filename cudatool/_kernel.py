@@ -8,8 +8,10 @@ import functools
 import hashlib
 import importlib.metadata
 import linecache
+import re
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -305,7 +307,7 @@ def _native_config(config: Any, stream: int) -> Any:
 def compile(source: str, name: str, *, options: Any = None) -> Kernel:
     """Compile CUDA C++ for the current device, load it, and return one of its kernels.
 
-    What was compiled before, in any process, comes from a cache on disk.
+    What was compiled before, in any process, comes from a cache on disk, where there may be one.
 
     Parameters
     ----------
@@ -347,9 +349,12 @@ def _headers_digest() -> bytes:
 
 @functools.cache
 def _cache() -> Any:
-    from cuda.core.utils import FileStreamProgramCache
+    from cuda.core.utils import FileStreamProgramCache, InMemoryProgramCache
 
-    return FileStreamProgramCache(cache_directory() / "programs")
+    try:
+        return FileStreamProgramCache(cache_directory() / "programs")
+    except OSError:  # a cache that cannot be written is no error
+        return InMemoryProgramCache()
 
 
 def _ptx(source: str, name: str, options: Any) -> tuple[bytes, str]:
@@ -391,8 +396,14 @@ def _object_code(source: str, name: str, options: Any, target: str = "") -> Any:
         compiled = core.Program(source, "c++", complete).compile(target, name_expressions=(name,))
         mangled = compiled.symbol_mapping[name]
         mangled = mangled if isinstance(mangled, bytes) else mangled.encode()
-        _cache()[key] = mangled + b"\0" + bytes(compiled.code)
-        return compiled
+        code = bytes(compiled.code)
+        if target == "ptx":
+            # NVRTC puts the working directory in front of the file's name. That of other processes is another one.
+            file = re.escape(complete.name.encode())
+            code = re.sub(rb'^(\s*\.file\s+\d+\s+")[^"]*/(%b")' % file, rb"\1\2", code, flags=re.MULTILINE)
+        found = mangled + b"\0" + code
+        with suppress(OSError):  # a full disk
+            _cache()[key] = found
     mangled, _, code = found.partition(b"\0")
     load = core.ObjectCode.from_ptx if target == "ptx" else core.ObjectCode.from_cubin
     return load(code, name=complete.name, symbol_mapping={name: mangled})

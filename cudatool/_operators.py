@@ -127,6 +127,8 @@ class Operators:
     __rand__ = _reflected("bitwise_and")
     __ror__ = _reflected("bitwise_or")
     __rxor__ = _reflected("bitwise_xor")
+    __rlshift__ = _reflected("bitwise_left_shift")
+    __rrshift__ = _reflected("bitwise_right_shift")
 
     __iadd__ = _in_place("add")
     __isub__ = _in_place("sub")
@@ -138,6 +140,8 @@ class Operators:
     __iand__ = _in_place("bitwise_and")
     __ior__ = _in_place("bitwise_or")
     __ixor__ = _in_place("bitwise_xor")
+    __ilshift__ = _in_place("bitwise_left_shift")
+    __irshift__ = _in_place("bitwise_right_shift")
 
     __neg__ = _method("neg")
     __abs__ = _method("abs")

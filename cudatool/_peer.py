@@ -14,6 +14,7 @@ from cudatool._capture import is_capturing, relaxed
 from cudatool._cuda import check, operation
 from cudatool._device import DeviceLike, can_device_access_peer, device_index
 from cudatool._device import device as on_device
+from cudatool._extents import Extent, emit_extents
 from cudatool._stream import Stream, current_stream
 from cudatool.errors import CudaError, UsageError
 from cudatool.trace import hooks
@@ -132,4 +133,4 @@ def _copy(target: Layout, source: Layout, stream: Stream, source_device: int) ->
             flags=CopyFlag.ASYNC | CopyFlag.SOURCE_DEVICE | CopyFlag.DESTINATION_DEVICE,
         )
         for address, mode in ((from_, AccessFlag.READ), (to, AccessFlag.WRITE)):
-            hooks.emit(Kind.ACCESS, device=device, correlation=correlation, address=address, size=size, flags=mode)
+            emit_extents(Kind.ACCESS, [Extent(address, size)], mode, device=device, correlation=correlation)

@@ -94,7 +94,7 @@ class Stream(Owner):
         self._handle = handle
         self._native = int(core.handle)  # never 0
         self._pool = None
-        self._contexts: list[StreamContext] = []
+        self._contexts: dict[int, list[StreamContext]] = {}  # by host thread, which each has its own current stream
         self.device_index = device
         self.priority = priority
 
@@ -213,13 +213,13 @@ class Stream(Owner):
     def __enter__(self) -> Stream:
         context = StreamContext(self)
         context.__enter__()
-        self._contexts.append(context)
+        self._contexts.setdefault(threading.get_ident(), []).append(context)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._contexts.pop().__exit__(kind, error, traceback)
+        self._contexts[threading.get_ident()].pop().__exit__(kind, error, traceback)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Stream):

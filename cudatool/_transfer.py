@@ -17,7 +17,8 @@ from cudatool._allocator import Layout, allocate
 from cudatool._capture import beside_captures, is_capturing
 from cudatool._cuda import check, operation
 from cudatool._device import device as on_device
-from cudatool._extents import emit_extents, extents
+from cudatool._dtypes import NUMBER_TYPES, holds, is_number
+from cudatool._extents import Extent, emit_extents, extents
 from cudatool._native import address_of
 from cudatool._pinned import is_pinned_address, note_use
 from cudatool._stream import Stream
@@ -86,10 +87,13 @@ def fill(target: Layout, value: Any, stream: Stream) -> None:
     Raises
     ------
     UsageError
-        `value` is an array.
+        `value` is an array, or nothing that the dtype holds.
     """
     if np.ndim(value):
         raise UsageError(f"fill_ takes one value, not {np.size(value)}; use copy_")
+    value = value[()] if isinstance(value, np.ndarray) else value
+    if target.dtype in NUMBER_TYPES and not (is_number(value) and holds(target.dtype, value)):
+        raise UsageError(f"fill_: {target.dtype} does not hold {value!r}")
     pattern = np.asarray(value).astype(target.dtype).tobytes()
     for width, bits in ((1, 8), (2, 16), (4, 32)):
         if target.flags.c_contiguous and pattern[:width] * (len(pattern) // width) == pattern:
@@ -155,13 +159,9 @@ def _emit_copy(name: str, target: int, source: int, size: int, stream: Stream, c
     )
     # Pageable memory is the host's business: it is read or written before the call returns.
     if CopyFlag.SOURCE_PAGEABLE not in flags:
-        hooks.emit(
-            Kind.ACCESS, device=device, correlation=correlation, address=source, size=size, flags=AccessFlag.READ
-        )
+        emit_extents(Kind.ACCESS, [Extent(source, size)], AccessFlag.READ, device=device, correlation=correlation)
     if CopyFlag.DESTINATION_PAGEABLE not in flags:
-        hooks.emit(
-            Kind.ACCESS, device=device, correlation=correlation, address=target, size=size, flags=AccessFlag.WRITE
-        )
+        emit_extents(Kind.ACCESS, [Extent(target, size)], AccessFlag.WRITE, device=device, correlation=correlation)
 
 
 def _memset(bits: int, address: int, value: int, size: int, stream: Stream) -> None:
@@ -184,6 +184,4 @@ def _memset(bits: int, address: int, value: int, size: int, stream: Stream) -> N
             aux1=width,
             flags=CopyFlag.ASYNC | CopyFlag.DESTINATION_DEVICE,
         )
-        hooks.emit(
-            Kind.ACCESS, device=device, correlation=correlation, address=address, size=size, flags=AccessFlag.WRITE
-        )
+        emit_extents(Kind.ACCESS, [Extent(address, size)], AccessFlag.WRITE, device=device, correlation=correlation)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cudatool import _driver
+from cudatool.errors import UsageError
 
 if TYPE_CHECKING:
+    from cudatool.sim import Machine
     from cudatool.sim.tape import Tape
     from cudatool.trace.recorder import Recorder
 
@@ -62,6 +64,8 @@ def record(
         The file exists and `force` is not set, or it cannot be written.
     ConfigError, DeviceUnavailableError
         See :mod:`cudatool._driver`.
+    UsageError
+        There is no such check.
     """
     from cudatool.trace.recorder import Recorder
 
@@ -95,14 +99,40 @@ def sources(
     if _observing is not None:
         yield dict(_observing)
         return
-    from cudatool.collect import torch_program
-    from cudatool.memory.settings import conf_in_environment
     from cudatool.trace import hooks, stacks
-    from cudatool.trace.events import AccessFlag, Event, Kind
 
-    exact_write = AccessFlag.WRITE | AccessFlag.INEXACT
     _driver.choose(device)
     choice = _driver.initialize()
+    machine = choice.machine
+    header = _header(choice, measure_accesses, checks)
+    try:
+        with ExitStack() as undo:
+            undo.callback(stacks.enable, True)
+            stacks.enable(with_stacks)
+            hooks.wants_accesses = measure_accesses
+            if measure_accesses:
+                from cudatool.collect.hand_overs import HandOvers
+
+                hand_overs = HandOvers()
+                undo.callback(hand_overs.remove)
+                hand_overs.install()
+            if machine is not None:
+                undo.enter_context(_software_driver(machine, measure_accesses, checks, tape))
+            else:
+                from cudatool.collect import torch_program
+
+                undo.callback(torch_program.stop)
+                torch_program.start()
+            _observing = header
+            yield header
+    finally:
+        _observing = None
+        hooks.wants_accesses = hooks.measures_accesses = hooks.tells_graphs = False
+
+
+def _header(choice: _driver.Choice, measure_accesses: bool, checks: Sequence[str]) -> dict[str, Any]:
+    from cudatool.memory.settings import conf_in_environment
+
     machine = choice.machine
     header: dict[str, Any] = {
         "device": choice.description,
@@ -116,55 +146,50 @@ def sources(
         header["allocator_conf"] = conf[1]
     if machine is not None:  # asking a GPU would start its driver before the program does
         header["total_memory"] = [machine.options.memory] * machine.options.count
-    stacks.enable(with_stacks)
-    hooks.wants_accesses = measure_accesses
-    collector = hand_overs = None
+    return header
+
+
+@contextmanager
+def _software_driver(
+    machine: Machine, measure_accesses: bool, checks: Sequence[str], tape: Tape | None
+) -> Iterator[None]:
+    """Let what the software driver is asked to do, and what its kernels do, reach the subscribers of the hooks."""
+    from cudatool import sim
+    from cudatool.collect.sim_driver import SimDriverCollector
+    from cudatool.sim.checkers import CHECKS
+    from cudatool.trace import hooks
+    from cudatool.trace.events import AccessFlag, Event, Kind
+
+    if unknown := sorted(set(checks).difference(CHECKS)):
+        raise UsageError(f"there is no check {unknown[0]!r} of kernels; there are {', '.join(CHECKS)}")
+    exact_write = AccessFlag.WRITE | AccessFlag.INEXACT
 
     def tell_tape(event: Event) -> None:
         """What the host says that it writes is an operation that a replay can move."""
         if tape is not None and event.kind == Kind.HOST_ACCESS and event.flags & exact_write == AccessFlag.WRITE:
             tape.host_writes(event.address, event.size, event.aux0, max(event.aux1, 1))
 
-    if measure_accesses:
-        from cudatool.collect.hand_overs import HandOvers
-
-        hand_overs = HandOvers()
-        hand_overs.install()
-    if machine is not None:
-        from cudatool import sim
-        from cudatool.collect.sim_driver import SimDriverCollector
-
-        hooks.measures_accesses = machine.measure_accesses = measure_accesses
-        machine.check(checks)
-        collector = SimDriverCollector(machine)
-        sim.subscribe(collector)
-        hooks.tells_graphs = True
-        if tape is not None:
-            tape.start(machine)
-            hooks.subscribe(tell_tape)
-        if collector.blocks is not None:
-            hooks.subscribe(collector.blocks)
-    else:
-        torch_program.start()
-    _observing = header
+    hooks.measures_accesses = machine.measure_accesses = measure_accesses
+    machine.check(checks)
+    collector = SimDriverCollector(machine)
+    sim.subscribe(collector)
+    hooks.tells_graphs = True
+    if tape is not None:
+        tape.start(machine)
+        hooks.subscribe(tell_tape)
+    if collector.blocks is not None:
+        hooks.subscribe(collector.blocks)
     try:
-        yield header
+        yield
     finally:
-        _observing = None
-        torch_program.stop()
-        stacks.enable(True)
-        hooks.wants_accesses = hooks.measures_accesses = hooks.tells_graphs = False
-        if hand_overs is not None:
-            hand_overs.remove()
-        if collector is not None and machine is not None:
-            if tape is not None:
-                hooks.unsubscribe(tell_tape)
-                tape.stop()
-            if collector.blocks is not None:
-                hooks.unsubscribe(collector.blocks)
-            machine.measure_accesses = False
-            machine.check(())
-            sim.unsubscribe(collector)
+        if tape is not None:
+            hooks.unsubscribe(tell_tape)
+            tape.stop()
+        if collector.blocks is not None:
+            hooks.unsubscribe(collector.blocks)
+        machine.measure_accesses = False
+        machine.check(())
+        sim.unsubscribe(collector)
 
 
 def is_observing() -> bool:

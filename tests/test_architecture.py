@@ -42,7 +42,7 @@ BEYOND_THE_RUNTIME = {
     "cli",
     "testing",
 }  # for every area not named above
-ONLY_NUMPY = {"errors", "units", "ptx", "trace", "memory", "analyze", "sanitize"}
+ONLY_NUMPY = {"errors", "units", "files", "ptx", "trace", "memory", "analyze", "sanitize"}
 CUDA_PROVIDER = "cudatool.memory.driver_provider"  # where the policy meets a driver
 
 

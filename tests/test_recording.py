@@ -32,3 +32,27 @@ def test_what_happens_inside_is_recorded_and_nothing_else(tmp_path):
     assert int(access["size"]) == 64
     (named,) = trace.of_kind(Kind.RANGE_PUSH)
     assert trace.names[int(named["name"])] == "mine"
+
+
+_MISTAKEN = """
+import threading
+import cudatool as ct
+from cudatool.errors import UsageError
+from cudatool.recording import is_observing
+from cudatool.trace import hooks
+before = threading.Thread.start
+try:
+    with ct.record("t.ctrace", device="sim", measure_accesses=True, checks=["memchek"]):
+        pass
+except UsageError as error:
+    print(error)
+print(hooks.active, hooks.wants_accesses, hooks.measures_accesses, is_observing(), threading.Thread.start is before)
+"""
+
+
+def test_recording_that_cannot_begin_leaves_nothing_changed(tmp_path):
+    done = subprocess.run([sys.executable, "-c", _MISTAKEN], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    said, state = done.stdout.splitlines()
+    assert said == "there is no check 'memchek' of kernels; there are memcheck, initcheck, racecheck, synccheck"
+    assert "False False False False True" == state

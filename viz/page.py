@@ -57,7 +57,7 @@ def page(report: Report, found: sanitize.Report | None = None) -> str:
 
 
 def write_report(report: Report, path: str | Path, found: sanitize.Report | None = None) -> None:
-    """Write the page for an analyzed trace, with what the sanitizer found in it, under a temporary name first.
+    """Write the page for an analyzed trace, with what the sanitizer found in it, whole or not at all.
 
     Raises
     ------

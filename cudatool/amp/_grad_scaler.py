@@ -199,12 +199,11 @@ class GradScaler:
             if state.stage is _Stage.READY:
                 # Looks only: what multiplies by 1 changes nothing.
                 state.found_inf = _check_and_unscale(grads, scale, full((), 1, device=scale.device))
-            preset = getattr(optimizer, "grad_scale", None)  # by the program, for this step
+            grad_scale = getattr(optimizer, "grad_scale", None)  # by the program, for this step
             if state.stage is _Stage.READY:
-                optimizer.grad_scale = scale if preset is None else ops.mul(scale, preset.reshape(()))
-            else:
-                optimizer.grad_scale = preset
-            optimizer.found_inf = _combined(state.found_inf.values(), scale.device)
+                grad_scale = scale if grad_scale is None else ops.mul(scale, grad_scale.reshape(()))
+            found_inf = _combined(state.found_inf.values(), scale.device)
+            optimizer.grad_scale, optimizer.found_inf = grad_scale, found_inf
             try:
                 result = optimizer.step(grads, *args, **kwargs)
             finally:

@@ -21,7 +21,7 @@ from cudatool._stream import Stream
 from cudatool.backends._settings import settings
 from cudatool.blas._layout import Product
 from cudatool.trace import hooks
-from cudatool.trace.events import AccessFlag, Kind, pack_dims
+from cudatool.trace.events import AccessFlag, Kind, pack_product
 
 __all__ = [
     "Again",
@@ -225,6 +225,7 @@ def perform(implementation: Implementation, gemm: Gemm, stream: Stream) -> None:
 def _emit(gemm: Gemm, stream: Stream, correlation: int) -> None:
     out, device = gemm.out, stream.device_index
     name = ROUTINES[gemm.a.dtype] + ("_strided_batched" if out.ndim == 3 else "")
+    aux0, aux1 = pack_product(out.shape[-2], out.shape[-1], gemm.a.shape[-1])
     hooks.emit(
         Kind.GEMM,
         device=device,
@@ -233,7 +234,8 @@ def _emit(gemm: Gemm, stream: Stream, correlation: int) -> None:
         name=f"{name}_{gemm.epilogue}" if gemm.epilogue else name,
         address=out.data_ptr(),
         size=out.nbytes,
-        aux0=pack_dims(out.shape[-2], out.shape[-1], gemm.a.shape[-1]),
+        aux0=aux0,
+        aux1=aux1,
     )
     for parts, mode in accesses(gemm):
         emit_extents(Kind.ACCESS, parts, mode, device=device, correlation=correlation)

@@ -93,6 +93,7 @@ def _start(method: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 run()
             finally:
+                self.__dict__.pop("run", None)  # or the thread would keep itself, and all that it has, from now on
                 _tell(Kind.HAND_OVER, self)
 
         self.run = told  # type: ignore[method-assign]

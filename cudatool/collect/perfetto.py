@@ -26,8 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.collect.spans import memory_changes
-from cudatool.files import replacing
-from cudatool.trace.events import CopyFlag, Kind, StreamFlag, unpack_dims
+from cudatool.files import whole_file
+from cudatool.trace.events import CopyFlag, Kind, StreamFlag, unpack_dims, unpack_product
 from cudatool.trace.model import Trace
 
 __all__ = ["write"]
@@ -56,7 +56,7 @@ def write(path: str | Path, trace: Trace) -> None:
     Parameters
     ----------
     path
-        Written under a temporary name beside it first, then renamed; replaced if it exists.
+        Written whole or not at all; replaced if it exists.
     trace
         Any trace.
 
@@ -65,7 +65,7 @@ def write(path: str | Path, trace: Trace) -> None:
     OutputError
         The file cannot be written.
     """
-    with replacing(path) as name, open(name, "w", encoding="ascii") as file:
+    with whole_file(path) as temporary, temporary.open("w", encoding="ascii") as file:
         file.write('{"displayTimeUnit":"ns","traceEvents":[\n')
         events, separator = _Writer(trace).events(), ""
         while batch := list(islice(events, _BATCH)):
@@ -300,7 +300,7 @@ def _arguments(
         rank, ranks, _ = unpack_dims(aux1)
         return f'{text},"bytes":{size},"communicator":{aux0},"rank":{rank},"ranks":{ranks}'
     if kind == Kind.GEMM:
-        return f'{text},"mnk":{list(unpack_dims(aux0))}'
+        return f'{text},"mnk":{list(unpack_product(aux0, aux1))}'
     return text
 
 

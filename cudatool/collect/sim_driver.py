@@ -357,11 +357,10 @@ class SimDriverCollector:
         if found is None:
             return  # captured: graphs allocate when they are launched
         _, device, stream = self._owner()
-        size = found.size if found else 0
-        if found is not None and found.device < 0:  # from a pool of pinned memory
-            hooks.emit(Kind.HOST_ALLOC, address=address, size=size, name=name)
+        if found.device < 0:  # from a pool of pinned memory
+            hooks.emit(Kind.HOST_ALLOC, address=address, size=found.size, name=name)
             return
-        hooks.emit(Kind.MEM_ALLOC, device=device, stream=stream, address=address, size=size, name=name)
+        hooks.emit(Kind.MEM_ALLOC, device=device, stream=stream, address=address, size=found.size, name=name)
 
     def _mem_free(self, values: dict[str, Any], name: str) -> None:
         if values["dptr"] and (self._thread.operation is not None or name == "cuMemFree"):
@@ -525,6 +524,7 @@ class SimDriverCollector:
             return
         width = {"cuMemsetD8": 1, "cuMemsetD16": 2, "cuMemsetD32": 4}[name.removesuffix("Async")]
         value = next(values[key] for key in ("uc", "us", "ui") if key in values)
+        size = values["N"] * width
         correlation, device, stream = self._owner()
         if not correlation:
             return
@@ -534,14 +534,13 @@ class SimDriverCollector:
             stream=stream,
             correlation=correlation,
             address=values["dstDevice"],
-            size=values["N"] * width,
+            size=size,
             aux0=value,
             aux1=width,
             flags=(CopyFlag.ASYNC if "hStream" in values else 0)
             | (CopyFlag.DESTINATION_DEVICE if self._is_on_device(values["dstDevice"]) else 0),
             name=name,
         )
-        size = values["N"] * width
         self._access(correlation, device, values["dstDevice"], size, AccessFlag.WRITE, "destination")
 
     @staticmethod

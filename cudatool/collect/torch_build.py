@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 from cudatool.config import cache_directory
-from cudatool.errors import CudatoolError
+from cudatool.errors import ConfigError, CudatoolError
 
 __all__ = ["TorchBuildError", "load"]
 
@@ -32,14 +32,18 @@ def load(torch: ModuleType) -> ModuleType:
     Raises
     ------
     TorchBuildError
-        There is no C++ compiler (``CXX``, else ``g++`` or ``c++``), or it failed: the first lines that it said.
+        There is no C++ compiler (``CXX``, else ``g++`` or ``c++``), or it failed: the first lines that it said. Or the
+        module can neither be kept (:func:`cudatool.config.cache_directory`) nor loaded.
     """
-    path = _built(torch)
-    loader = importlib.machinery.ExtensionFileLoader("torch_log", str(path))
-    spec = importlib.util.spec_from_file_location("torch_log", path, loader=loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
+    try:
+        path = _built(torch)
+        loader = importlib.machinery.ExtensionFileLoader("torch_log", str(path))
+        spec = importlib.util.spec_from_file_location("torch_log", path, loader=loader)
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    except (ConfigError, ImportError, OSError) as error:  # which must not reach the program's `import torch`
+        raise TorchBuildError(f"the part that watches PyTorch {torch.__version__} cannot be built: {error}") from error
     return module
 
 

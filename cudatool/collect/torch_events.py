@@ -49,10 +49,15 @@ class _Open:
 
 @dataclass(slots=True)
 class _Captured:
-    """What a CUDA graph touches, and whether that is all."""
+    """What a CUDA graph touches, whether that is all, and the events that it waits for, and may record, when it runs.
+
+    PyTorch does not say which events are external. But it tells only of calls that succeeded, and others than external
+    ones cannot be waited for across the border of a graph.
+    """
 
     accesses: list[Access] = field(default_factory=list)
     is_known: bool = True
+    waits: list[int] = field(default_factory=list)
 
 
 class TorchEvents:
@@ -83,7 +88,8 @@ class TorchEvents:
         self._blocks: dict[int, tuple[int, int]] = {}  # address -> size asked for, stream id
         self._freeing: dict[int, Event] = {}  # device -> a free that may complete at once
         self._capturing: dict[int, int] = {}  # stream id -> graph
-        self._captured_events: dict[int, int] = {}  # event handle -> graph
+        self._captured_events: dict[int, int] = {}  # event handle -> graph, while that is captured
+        self._recorded_by: dict[int, int] = {}  # event handle -> graph, if it was last recorded in a capture
         self._graphs: dict[int, _Captured] = {}
         self._of_graphs: set[int] = set()  # addresses of blocks that belong to graphs
         self._row = Row(0, 0, 0, ())
@@ -238,21 +244,27 @@ class TorchEvents:
         if what == TraceCall.EVENT_RECORD:
             stream = self._stream(device, second)
             if stream in self._capturing:
-                self._captured_events[first] = self._capturing[stream]
+                self._captured_events[first] = self._recorded_by[first] = self._capturing[stream]
             else:
                 self._captured_events.pop(first, None)
+                self._recorded_by.pop(first, None)
             event = hooks.event_id(first)
             self._event(Kind.EVENT_RECORD, device=device, stream=stream, aux0=event, stack=stack)
         elif what == TraceCall.EVENT_WAIT:
             stream = self._stream(device, second)
             if first in self._captured_events:
                 self._capturing[stream] = self._captured_events[first]
-            event = hooks.event_id(first)
+            elif stream in self._capturing:
+                self._graphs[self._capturing[stream]].waits.append(first)
+                return
+            event = self._event_id(first)
             self._event(Kind.STREAM_WAIT_EVENT, device=device, stream=stream, aux0=event, stack=stack)
         elif what == TraceCall.EVENT_SYNCHRONIZE:
-            self._event(Kind.EVENT_SYNCHRONIZE, device=device, aux0=hooks.event_id(first), stack=stack)
+            self._event(Kind.EVENT_SYNCHRONIZE, device=device, aux0=self._event_id(first), stack=stack)
         elif what == TraceCall.EVENT_DELETION:
             self._captured_events.pop(first, None)
+            self._recorded_by.pop(first, None)
+            hooks.close_event(_as_graphs_record_it(first))
             if event := hooks.close_event(first):
                 self._event(Kind.EVENT_DESTROY, device=device, aux0=event)
         elif what == TraceCall.STREAM_SYNCHRONIZE:
@@ -260,9 +272,14 @@ class TorchEvents:
         elif what == TraceCall.DEVICE_SYNCHRONIZE:
             self._event(Kind.DEVICE_SYNCHRONIZE, device=device, stack=stack)
 
+    def _event_id(self, handle: int) -> int:
+        """Return the id of what an event stands for: its latest record, which may be that of a graph's launch."""
+        of_launch = handle in self._recorded_by and handle not in self._captured_events
+        return hooks.event_id(_as_graphs_record_it(handle) if of_launch else handle)
+
     def _note(self, stack: int, what: int, first: int, second: int, third: int = 0, *more: int) -> None:
         if what == Note.EVENT_QUERY:
-            self._event(Kind.EVENT_QUERY, aux0=hooks.event_id(first), aux1=second, stack=stack)
+            self._event(Kind.EVENT_QUERY, aux0=self._event_id(first), aux1=second, stack=stack)
             return
         if what == Note.HOST_ACCESS:
             self._host_access((ByteSet(first, second), AccessFlag(third)), stack)
@@ -298,8 +315,13 @@ class TorchEvents:
     def _graph_launch(self, graph: int, device: int, stream: int, stack: int) -> None:
         captured = self._graphs.get(graph, _Captured(is_known=False))
         correlation = hooks.new_correlation()
+        for event in captured.waits:
+            self._event(Kind.STREAM_WAIT_EVENT, device=device, stream=stream, aux0=self._event_id(event), stack=stack)
         where = {"device": device, "stream": stream, "correlation": correlation}
         self._event(Kind.GRAPH_LAUNCH, **where, aux0=graph, name="CUDAGraph.replay", stack=stack)
+        for handle in [handle for handle, by in self._recorded_by.items() if by == graph]:
+            event = hooks.event_id(_as_graphs_record_it(handle))
+            self._event(Kind.EVENT_RECORD, device=device, stream=stream, aux0=event, stack=stack)
         if captured.is_known:
             self._accesses(captured.accesses, device, stream, correlation)
 
@@ -389,3 +411,8 @@ class TorchEvents:
 
     def _event(self, kind: Kind, **fields: Any) -> None:
         self._emit(self._make(kind, **fields))
+
+
+def _as_graphs_record_it(handle: int) -> int:
+    """Return what stands for the handle of an event as far as launches of graphs record it."""
+    return ~handle

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from cudatool.collect import plain_pickle
 from cudatool.errors import SnapshotFormatError
-from cudatool.files import replacing
+from cudatool.files import whole_file
 from cudatool.trace.events import RECORD, Kind, StreamFlag
 from cudatool.trace.model import Frame, Trace
 
@@ -109,7 +109,7 @@ def write(path: str | Path, trace: Trace, segments: Sequence[Mapping[str, Any]])
     Parameters
     ----------
     path
-        Written under a temporary name beside it first, then renamed; replaced if it exists.
+        Written whole or not at all; replaced if it exists.
     trace
         Its allocator events become ``device_traces``. Memory that a program took from the driver itself becomes a
         segment with one block.
@@ -159,7 +159,7 @@ def write(path: str | Path, trace: Trace, segments: Sequence[Mapping[str, Any]])
         {**s, "stream": handles.get(s["stream"], 0), "segment_pool_id": pool_id(s["segment_pool_id"])} for s in segments
     ]
     snapshot = {"segments": spelled, "device_traces": traces, "external_annotations": []}
-    with replacing(path) as name, open(name, "wb") as file:
+    with whole_file(path) as temporary, temporary.open("wb") as file:
         pickle.dump(snapshot, file, protocol=4)
 
 

@@ -8,6 +8,7 @@ import sys
 from types import TracebackType
 from typing import Any, Self
 
+from cudatool import _driver
 from cudatool._api import traced
 from cudatool._array import DeviceArray
 from cudatool._cuda import operation
@@ -190,7 +191,7 @@ class GdsFile:
         self.close()
 
     def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
-        if getattr(self, "fd", -1) >= 0 and not _finalizing():
+        if getattr(self, "fd", -1) >= 0 and not _finalizing() and _driver.started():
             self.close()
 
     def __repr__(self) -> str:

@@ -34,7 +34,6 @@ class GraphedCallable:
 
     def __init__(self, cuda_graph: CUDAGraph, inputs: Sequence[Any], outputs: Any) -> None:
         self._graph = cuda_graph
-        self._inputs = inputs
         self._arrays = list(_arrays(inputs))
         self._outputs = outputs
         self.backward: GraphedCallable | None = None

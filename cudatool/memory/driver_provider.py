@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 from cudatool.errors import CudaError, OutOfMemoryError
@@ -106,20 +106,19 @@ class DriverProvider:
         access = self._driver.CUmemAccessDesc()
         access.location.type, access.location.id = location_type, int(self._device)
         access.flags = self._driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        with self._call(harmless=True) as driver:
-            handles: list[Any] = []
-            try:
-                for _ in range(0, size, page_size):
-                    what = f"cuMemCreate of {page_size} bytes"
-                    handles.append(_check(what, driver.cuMemCreate(page_size, kind, 0)))
-            except CudaError:
-                for handle in handles:
-                    _check("cuMemRelease", driver.cuMemRelease(handle))
-                raise
-            for page, handle in zip(range(address, address + size, page_size), handles, strict=True):
+        pages = range(address, address + size, page_size)
+        handles: list[Any] = []
+        with self._call(harmless=True) as driver, ExitStack() as undo:
+            for _ in pages:
+                what = f"cuMemCreate of {page_size} bytes"
+                handles.append(_check(what, driver.cuMemCreate(page_size, kind, 0)))
+                undo.callback(driver.cuMemRelease, handles[-1])
+            for page, handle in zip(pages, handles, strict=True):
                 _check("cuMemMap", driver.cuMemMap(page, page_size, 0, handle, 0))
-                self._pages[page] = handle
+                undo.callback(driver.cuMemUnmap, page, page_size)
             _check("cuMemSetAccess", driver.cuMemSetAccess(address, size, [access], 1))
+            self._pages.update(zip(pages, handles, strict=True))
+            undo.pop_all()  # nothing is to be undone
 
     def unmap(self, address: int, size: int, page_size: int) -> None:
         """Give back whole pages. Waits for all work on the device first, as cuMemFree does."""

@@ -244,9 +244,11 @@ class UncachedAllocator:
         Raises
         ------
         OutOfMemoryError, UsageError
-            See :meth:`CUDAPluggableAllocator.allocate`.
+            See :meth:`CUDAPluggableAllocator.allocate`; or `size` is negative.
         """
-        if not size:
+        if size <= 0:
+            if size < 0:
+                raise UsageError(f"cannot allocate {size} bytes")
             return 0
         with self._guard(self._device):
             address = self._allocator.allocate(size, self._device, stream)

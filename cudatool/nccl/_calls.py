@@ -10,8 +10,10 @@ import ml_dtypes
 import numpy as np
 
 from cudatool._allocator import Layout
+from cudatool._extents import Extent, extents
 from cudatool._stream import Stream
 from cudatool.errors import UsageError
+from cudatool.trace.events import AccessFlag
 
 __all__ = ["AVG", "DTYPES", "MAX", "MIN", "PROD", "SUM", "Call", "Name", "wire"]
 
@@ -82,6 +84,11 @@ class Call:
         found = self.sent if self.received is None else self.received
         assert found is not None
         return found
+
+    def accesses(self) -> list[tuple[list[Extent], AccessFlag]]:
+        """Return what it touches, and how."""
+        sides = (self.sent, AccessFlag.READ), (self.received, AccessFlag.WRITE)
+        return [(extents(layout), mode) for layout, mode in sides if layout is not None]
 
 
 def wire(layout: Layout, name: Name) -> Layout:

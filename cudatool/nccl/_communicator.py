@@ -14,11 +14,12 @@ from cudatool import _driver
 from cudatool._api import traced
 from cudatool._array import DeviceArray
 from cudatool._device import DeviceLike, current_device, device_count, device_index
+from cudatool._extents import emit_extents
 from cudatool._stream import Stream, current_stream
 from cudatool.errors import CudaError, UsageError
 from cudatool.nccl._calls import SUM, Call, Name, wire
 from cudatool.trace import hooks, stacks
-from cudatool.trace.events import AccessFlag, Kind, pack_dims
+from cudatool.trace.events import Kind, pack_dims
 
 __all__ = ["Communicator", "Library", "group", "init_all", "init_rank", "library", "unique_id", "version"]
 
@@ -147,7 +148,7 @@ class Communicator:
         self.close()
 
     def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
-        if getattr(self, "_handle", None) is not None and not _finalizing():
+        if getattr(self, "_handle", None) is not None and not _finalizing() and _driver.started():
             self.close()
 
     @traced
@@ -268,16 +269,8 @@ class Communicator:
             flags=int(grouped),
             stack=stack,
         )
-        for layout, mode in ((call.sent, AccessFlag.READ), (call.received, AccessFlag.WRITE)):
-            if layout is not None and layout.nbytes:
-                hooks.emit(
-                    Kind.ACCESS,
-                    device=device,
-                    correlation=correlation,
-                    address=layout.ctypes.data,
-                    size=layout.nbytes,
-                    flags=mode,
-                )
+        for parts, mode in call.accesses():
+            emit_extents(Kind.ACCESS, parts, mode, device=device, correlation=correlation)
 
     def __repr__(self) -> str:
         return f"<Communicator rank={self.rank} size={self.size} device={self.device}>"

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
+from weakref import WeakValueDictionary
 
 from cudatool import _host_function
 from cudatool._allocator import Layout
@@ -146,7 +147,7 @@ def _enqueue_together(ranks: Sequence[_Waiting]) -> None:
         for mark in marks:
             stream.wait_event(mark)
         with on_device(stream.device_index), operation() as waiting.correlation:
-            _host_function.enqueue(meeting.come, stream)
+            _host_function.enqueue(meeting.come, stream, waiting.call.accesses)
 
 
 # Ranks that are processes.
@@ -173,7 +174,7 @@ class _Process:
             if self._last is not None:
                 stream.wait_event(self._last)
             with on_device(stream.device_index), operation() as found[call]:
-                _host_function.enqueue(part, stream)
+                _host_function.enqueue(part, stream, call.accesses)
             self._last = stream.record_event()
         return [found[call] for call in calls]
 
@@ -222,7 +223,7 @@ class _Process:
         return found
 
 
-_threads: dict[bytes, _Clique] = {}  # by unique id
+_threads: WeakValueDictionary[bytes, _Clique] = WeakValueDictionary()  # by unique id, while a rank is open
 _lock = threading.Lock()
 
 

@@ -33,9 +33,10 @@ def range_push(msg: str) -> int:
     library = nvtx()
     if library is not None:
         library.push(msg)
-    if hooks.active:
+    in_trace = hooks.active  # which another thread may change at any time
+    if in_trace:
         hooks.emit(Kind.RANGE_PUSH, name=msg)
-    _open.in_trace.append(hooks.active)
+    _open.in_trace.append(in_trace)
     return len(_open.in_trace) - 1
 
 
@@ -59,9 +60,9 @@ def range_pop() -> int:
 def range_start(msg: str) -> int:
     """Open a range that any thread may close, in any order, and return what :func:`range_end` takes."""
     library = nvtx()
-    handle = next(_handles)
-    _started[handle] = (library.start(msg) if library is not None else None), hooks.active
-    if hooks.active:
+    handle, in_trace = next(_handles), hooks.active
+    _started[handle] = (library.start(msg) if library is not None else None), in_trace
+    if in_trace:
         hooks.emit(Kind.RANGE_START, name=msg, aux0=handle)
     return handle
 

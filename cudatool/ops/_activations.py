@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 _FLOAT: Final = ("float",)
+_INEXACT: Final = ("float", "complex")
 
 relu = elementwise("relu(input)", "input < 0 ? 0 : input", "Return input, or 0 where it is negative.")
 leaky_relu = elementwise(
@@ -39,8 +40,10 @@ elu = elementwise(
     "Return input, or alpha * (exp(input) - 1) where it is negative.",
     accepts=_FLOAT,
 )
-sigmoid = elementwise("sigmoid(input)", "1 / (1 + exp(-input))", "Return 1 / (1 + exp(-input)).", result=Result.FLOAT)
-silu = elementwise("silu(input)", "input / (1 + exp(-input))", "Return input * sigmoid(input).", accepts=_FLOAT)
+sigmoid = elementwise(
+    "sigmoid(input)", "1 / (1 + exp(-input))", "Return 1 / (1 + exp(-input)).", result=Result.FLOAT, accepts=_INEXACT
+)
+silu = elementwise("silu(input)", "input / (1 + exp(-input))", "Return input * sigmoid(input).", accepts=_INEXACT)
 softplus = elementwise(
     "softplus(input, *, beta=1.0, threshold=20.0)",
     "input * beta > threshold ? input : log1p(exp(input * beta)) / beta",

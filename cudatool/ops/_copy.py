@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any, Final
 
 import numpy as np
 
 from cudatool._allocator import Layout
+from cudatool._annotate import annotate
 from cudatool._array import DeviceArray
 from cudatool._dtypes import NUMBER_TYPES
 from cudatool._native import address_of
@@ -15,6 +17,7 @@ from cudatool._stream import Stream
 from cudatool.errors import UsageError
 from cudatool.ops._layout import MOST_DIMENSIONS, collapse
 from cudatool.ops._pointwise import Pointwise, Types
+from cudatool.trace import hooks
 
 __all__ = ["copy"]
 
@@ -41,7 +44,10 @@ def copy(target: Layout, source: Layout, stream: Stream) -> None:
     elif not {target.dtype, source.dtype} <= NUMBER_TYPES.keys():
         raise UsageError(f"cannot cast {source.dtype} to {target.dtype} on the device; copy by way of the host")
     to, from_ = (DeviceArray(layout, None, stream.device_index) for layout in (target, source))
-    _copy.launch([to], [from_], {}, Types(source.dtype, target.dtype), stream)
+    with contextlib.ExitStack() as told:
+        if hooks.wants_accesses and not hooks.measures_accesses:
+            told.enter_context(annotate([from_], [to]))  # PTX does not say that it touches all elements and no others
+        _copy.launch([to], [from_], {}, Types(source.dtype, target.dtype), stream)
 
 
 class _Words:

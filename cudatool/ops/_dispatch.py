@@ -165,14 +165,14 @@ class layer:  # noqa: N801 - reads as a statement
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
-        self._before: list[tuple[Handler, ...]] = []  # one entry for each time it is entered
+        self._before: dict[int, list[tuple[Handler, ...]]] = {}  # by thread: one entry for each time it is entered
 
     def __enter__(self) -> layer:
-        self._before.append(_layers.stack)
+        self._before.setdefault(threading.get_ident(), []).append(_layers.stack)
         _layers.stack = (*_layers.stack, self.handler)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _layers.stack = self._before.pop()
+        _layers.stack = self._before[threading.get_ident()].pop()

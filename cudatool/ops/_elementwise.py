@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from cudatool._array import DeviceArray
-from cudatool._dtypes import category, is_number
+from cudatool._dtypes import category, holds, is_number, result_type
 from cudatool.errors import UsageError
 from cudatool.ops._dispatch import KINDS, Op, op
 from cudatool.ops._pointwise import Pointwise, Result
@@ -87,6 +87,7 @@ _ALL: Final = ("bool", "integer", "float", "complex")
 _NUMERIC: Final = ("integer", "float", "complex")
 _REAL: Final = ("bool", "integer", "float")
 _FLOAT: Final = ("float",)
+_INEXACT: Final = ("float", "complex")
 _WHOLE: Final = ("integer", "float")
 _INTEGER: Final = ("bool", "integer")
 
@@ -102,12 +103,14 @@ template <typename T> __device__ bool infinite(complex<T> z) { return infinite(z
 template <typename T> __device__ bool finite(T x) { return absolute(x) < INFINITY; }
 template <typename T> __device__ bool finite(complex<T> z) { return finite(z.re) && finite(z.im); }
 
-template <typename T> __device__ complex<T> exp(complex<T> z) {
-    T size = exp(z.re);
-    return {size * cos(z.im), size * sin(z.im)};
-}
 template <typename T> __device__ T conjugate(T x) { return x; }
 template <typename T> __device__ complex<T> conjugate(complex<T> z) { return {z.re, -z.im}; }
+
+// factor * x; by 1, an infinite complex number stays as it is.
+template <typename T> __device__ T times(T factor, T x) { return factor * x; }
+template <typename T> __device__ complex<T> times(complex<T> factor, complex<T> x) {
+    return factor == complex<T>(1) ? x : factor * x;
+}
 
 template <typename T> __device__ T inverted(T x) { return ~x; }
 __device__ bool inverted(bool x) { return !x; }
@@ -192,13 +195,13 @@ def elementwise(
 
 # Arithmetic.
 add = elementwise(
-    "add(input, other, *, alpha=1)", "input + alpha * other", "Return input + alpha * other.", accepts=_ALL
+    "add(input, other, *, alpha=1)", "input + times(alpha, other)", "Return input + alpha * other.", accepts=_ALL
 )
 sub = elementwise(
-    "sub(input, other, *, alpha=1)", "input - alpha * other", "Return input - alpha * other.", accepts=_NUMERIC
+    "sub(input, other, *, alpha=1)", "input - times(alpha, other)", "Return input - alpha * other.", accepts=_NUMERIC
 )
 mul = elementwise("mul(input, other)", "input * other", "Return input * other.", accepts=_ALL)
-_true_divide = Pointwise("div(input, other)", "input / other", result=Result.FLOAT, accepts=("float", "complex"))
+_true_divide = Pointwise("div(input, other)", "input / other", result=Result.FLOAT, accepts=_INEXACT)
 floor_divide = elementwise(
     "floor_divide(input, other)",
     "floor_quotient(input, other)",
@@ -225,14 +228,9 @@ abs = elementwise(
     "abs(input)", "absolute(input)", "Return the distance from zero.", result=Result.REAL, accepts=_NUMERIC
 )
 sign = elementwise("sign(input)", "(input > 0) - (input < 0)", "Return -1, 0 or 1.")
-square = elementwise("square(input)", "input * input", "Return input * input.", accepts=_ALL)
-reciprocal = elementwise("reciprocal(input)", "1 / input", "Return 1 / input.", result=Result.FLOAT)
-pow = elementwise(
-    "pow(input, exponent)",
-    "power(input, exponent)",
-    "Return input to the power of exponent; of integers, 0 for a negative exponent, unless input is 1 or -1.",
-    accepts=_WHOLE,
-)
+square = elementwise("square(input)", "input * input", "Return input * input.", result=Result.NUMBER, accepts=_NUMERIC)
+reciprocal = elementwise("reciprocal(input)", "1 / input", "Return 1 / input.", result=Result.FLOAT, accepts=_INEXACT)
+_pow = Pointwise("pow(input, exponent)", "power(input, exponent)", accepts=_NUMERIC, functions=_FUNCTIONS)
 conj = elementwise("conj(input)", "conjugate(input)", "Return the complex conjugate.", accepts=_ALL)
 maximum = elementwise("maximum(input, other)", "larger(input, other)", "Return the larger one; NaN if either is.")
 minimum = elementwise("minimum(input, other)", "smaller(input, other)", "Return the smaller one; NaN if either is.")
@@ -244,45 +242,51 @@ copysign = elementwise(
 )
 lerp = elementwise(
     "lerp(input, end, weight)",
-    "fabs(weight) < Compute(0.5) ? input + weight * (end - input) : end - (end - input) * (1 - weight)",
+    "absolute(weight) < 0.5f ? input + weight * (end - input) : end - (end - input) * (1 - weight)",
     "Return input + weight * (end - input).",
-    accepts=_FLOAT,
+    accepts=_INEXACT,
 )
 addcmul = elementwise(
     "addcmul(input, tensor1, tensor2, *, value=1)",
-    "input + value * (tensor1 * tensor2)",
+    "input + times(value, Compute(tensor1 * tensor2))",
     "Return input + value * tensor1 * tensor2.",
     accepts=_NUMERIC,
 )
 addcdiv = elementwise(
     "addcdiv(input, tensor1, tensor2, *, value=1)",
-    "input + value * (tensor1 / tensor2)",
+    "input + times(value, Compute(tensor1 / tensor2))",
     "Return input + value * tensor1 / tensor2.",
-    accepts=("float", "complex"),
+    accepts=_INEXACT,
 )
 
 # Functions of analysis: integers become float32.
-exp = elementwise(
-    "exp(input)", "exp(input)", "Return e to the power of input.", result=Result.FLOAT, accepts=("float", "complex")
+exp = elementwise("exp(input)", "exp(input)", "Return e to the power of input.", result=Result.FLOAT, accepts=_INEXACT)
+exp2 = elementwise(
+    "exp2(input)", "exp2(input)", "Return 2 to the power of input.", result=Result.FLOAT, accepts=_INEXACT
 )
-exp2 = elementwise("exp2(input)", "exp2(input)", "Return 2 to the power of input.", result=Result.FLOAT)
-expm1 = elementwise("expm1(input)", "expm1(input)", "Return exp(input) - 1.", result=Result.FLOAT)
-log = elementwise("log(input)", "log(input)", "Return the natural logarithm.", result=Result.FLOAT)
-log2 = elementwise("log2(input)", "log2(input)", "Return the logarithm to base 2.", result=Result.FLOAT)
-log10 = elementwise("log10(input)", "log10(input)", "Return the logarithm to base 10.", result=Result.FLOAT)
-log1p = elementwise("log1p(input)", "log1p(input)", "Return log(1 + input).", result=Result.FLOAT)
+expm1 = elementwise("expm1(input)", "expm1(input)", "Return exp(input) - 1.", result=Result.FLOAT, accepts=_INEXACT)
+log = elementwise("log(input)", "log(input)", "Return the natural logarithm.", result=Result.FLOAT, accepts=_INEXACT)
+log2 = elementwise(
+    "log2(input)", "log2(input)", "Return the logarithm to base 2.", result=Result.FLOAT, accepts=_INEXACT
+)
+log10 = elementwise(
+    "log10(input)", "log10(input)", "Return the logarithm to base 10.", result=Result.FLOAT, accepts=_INEXACT
+)
+log1p = elementwise("log1p(input)", "log1p(input)", "Return log(1 + input).", result=Result.FLOAT, accepts=_INEXACT)
 logaddexp = elementwise(
     "logaddexp(input, other)",
     "input == other && isinf(input) ? input : larger(input, other) + log1p(exp(-fabs(input - other)))",
     "Return log(exp(input) + exp(other)).",
     accepts=_FLOAT,
 )
-sqrt = elementwise("sqrt(input)", "sqrt(input)", "Return the square root.", result=Result.FLOAT)
-rsqrt = elementwise("rsqrt(input)", "rsqrt(input)", "Return 1 / sqrt(input).", result=Result.FLOAT)
-sin = elementwise("sin(input)", "sin(input)", "Return the sine.", result=Result.FLOAT)
-cos = elementwise("cos(input)", "cos(input)", "Return the cosine.", result=Result.FLOAT)
-tan = elementwise("tan(input)", "tan(input)", "Return the tangent.", result=Result.FLOAT)
-tanh = elementwise("tanh(input)", "tanh(input)", "Return the hyperbolic tangent.", result=Result.FLOAT)
+sqrt = elementwise("sqrt(input)", "sqrt(input)", "Return the square root.", result=Result.FLOAT, accepts=_INEXACT)
+rsqrt = elementwise("rsqrt(input)", "rsqrt(input)", "Return 1 / sqrt(input).", result=Result.FLOAT, accepts=_INEXACT)
+sin = elementwise("sin(input)", "sin(input)", "Return the sine.", result=Result.FLOAT, accepts=_INEXACT)
+cos = elementwise("cos(input)", "cos(input)", "Return the cosine.", result=Result.FLOAT, accepts=_INEXACT)
+tan = elementwise("tan(input)", "tan(input)", "Return the tangent.", result=Result.FLOAT, accepts=_INEXACT)
+tanh = elementwise(
+    "tanh(input)", "tanh(input)", "Return the hyperbolic tangent.", result=Result.FLOAT, accepts=_INEXACT
+)
 atan2 = elementwise(
     "atan2(input, other)", "atan2(input, other)", "Return the angle of (other, input).", result=Result.FLOAT
 )
@@ -362,12 +366,7 @@ where = elementwise(
     "Return input where condition holds, else other.",
     accepts=_ALL,
 )
-masked_fill = elementwise(
-    "masked_fill(input, mask: bool, value: input)",
-    "mask ? value : input",
-    "Return input, or value where mask holds, in the dtype of input.",
-    accepts=_ALL,
-)
+_masked_fill = Pointwise("masked_fill(input, mask: bool, value: input)", "mask ? value : input", accepts=_ALL)
 _clamp = {
     # which bounds there are
     (True, True): Pointwise(
@@ -390,6 +389,8 @@ _triu = Pointwise(
 
 clamp = op("cudatool.ops.clamp")
 div = op("cudatool.ops.div")
+masked_fill = op("cudatool.ops.masked_fill")
+pow = op("cudatool.ops.pow")
 tril = op("cudatool.ops.tril")
 triu = op("cudatool.ops.triu")
 
@@ -408,6 +409,36 @@ def _(input: Any, other: Any, *, rounding_mode: str | None = None, out: DeviceAr
         return result
     kernel = one_of({None: _true_divide, "trunc": _trunc_divide}, rounding_mode, "rounding_mode", "floor")
     return kernel(input, other, out=out)
+
+
+@pow.implementation(*KINDS)
+def _(input: Any, exponent: Any, *, out: DeviceArray | None = None) -> DeviceArray:
+    """Return input to the power of exponent.
+
+    Of integers, it is 0 for the negative ones in an array of exponents, unless input is 1 or -1.
+
+    Raises
+    ------
+    UsageError
+        The exponent is a negative number, and the result would be integers.
+    """
+    if is_number(exponent) and category(result_type(input, exponent)) == "integer" and exponent < 0:
+        raise UsageError(f"pow of integers to the power of {exponent} is not whole; cast the array to a float first")
+    return _pow(input, exponent, out=out)
+
+
+@masked_fill.implementation(*KINDS)
+def _(input: DeviceArray, mask: Any, value: Any, *, out: DeviceArray | None = None) -> DeviceArray:
+    """Return input, or value where mask holds, in the dtype of input.
+
+    Raises
+    ------
+    UsageError
+        The dtype does not hold the value, or the mask is not of bool.
+    """
+    if isinstance(input, DeviceArray) and is_number(value) and not holds(input.dtype, value):
+        raise UsageError(f"masked_fill: {input.dtype} does not hold {value}")
+    return _masked_fill(input, mask, value, out=out)
 
 
 @clamp.implementation(*KINDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -13,11 +14,12 @@ import numpy.typing as npt
 from cudatool import _cuda
 from cudatool._array import DeviceArray, empty, full
 from cudatool._device import DeviceLike
-from cudatool._dtypes import c_type, category, compute_dtype, is_number, promote_types, result_type
+from cudatool._dtypes import c_type, can_cast, category, compute_dtype, is_number, promote_types, result_type
 from cudatool.errors import UsageError
 from cudatool.ops._dispatch import KINDS, op
 from cudatool.ops._layout import linear, offsets, pack_width
 from cudatool.ops._pointwise import Pointwise, Types, check_out
+from cudatool.ops._reduction import check_array
 from cudatool.ops._rows import RowKernels
 
 __all__ = [
@@ -100,13 +102,18 @@ def _(
     Parameters
     ----------
     dtype
-        Default: int64 if all three are whole numbers, else float32.
+        Default: int64 if all three are whole numbers, else float32. With int64, they are cut to their whole parts.
     """
     if end is None:
         start, end = 0, start
+    for number in (start, end, step):
+        if not is_number(number) or isinstance(number, complex) or not math.isfinite(number):
+            raise UsageError(f"arange takes finite real numbers, not {number!r}")
+    wanted = result_type(start, end, step) if dtype is None else np.dtype(dtype)
+    if wanted == _INT64:
+        start, end, step = int(start), int(end), int(step)
     if step == 0 or (end - start) / step < 0:
         raise UsageError(f"arange from {start} to {end} never ends by steps of {step}")
-    wanted = result_type(start, end, step) if dtype is None else np.dtype(dtype)
     out = empty(math.ceil((end - start) / step), wanted, device=device)
     _arange.launch([out], (), {"start": start, "step": step}, Types(wanted, wanted))
     return out
@@ -116,18 +123,21 @@ def _(
 def _(tensors: Sequence[DeviceArray], dim: int = 0, *, out: DeviceArray | None = None) -> DeviceArray:
     """Return arrays one after the other along a dimension; their dtypes are promoted.
 
+    Among others, an array of shape (0,) has no say in the shape.
+
     Raises
     ------
     UsageError
         The arrays differ in another dimension, or there is none.
     """
+    all_of_them, tensors = tensors, [a for a in tensors if getattr(a, "shape", None) != (0,)] or tensors
     first, dim = _alike("cat", tensors, dim, 0)
     rest = {(*array.shape[:dim], *array.shape[dim + 1 :]) for array in tensors}
     if len(rest) > 1 or not first.ndim:
         raise UsageError(f"cat along {dim} needs shapes that differ only there: {[a.shape for a in tensors]}")
     extents = [array.shape[dim] for array in tensors]
     shape = (*first.shape[:dim], sum(extents), *first.shape[dim + 1 :])
-    result = _target("cat", tensors, shape, out)
+    result = _target("cat", all_of_them, shape, out)
     begin = 0
     for array, extent in zip(tensors, extents, strict=True):
         result[(slice(None),) * dim + (slice(begin, begin + extent),)].copy_(array)
@@ -162,10 +172,15 @@ def _(input: DeviceArray, dim: int, index: DeviceArray) -> DeviceArray:
     index
         Integers, of one dimension. One that does not exist ends the kernel with an error.
     """
-    if index.ndim != 1:
-        raise UsageError(f"index_select takes indices of one dimension, not of shape {index.shape}")
+    check_array("index_select", input)
+    index = _indices("index_select", index, input.device)
+    if index.ndim > 1 or (input.ndim == 0 and index.size != 1):
+        raise UsageError(f"index_select from {input.shape} takes indices of one dimension, not of shape {index.shape}")
     dim = _dimension("index_select", dim, input.ndim)
+    if not input.ndim:
+        return _take(input.reshape(1), index.reshape(1)).reshape(())
     order = [dim, *(d for d in range(input.ndim) if d != dim)]
+    index = index.reshape(index.size)
     return _take(input.transpose(order), index).transpose([int(d) for d in np.argsort(order)])
 
 
@@ -180,6 +195,7 @@ def _(input: DeviceArray, weight: DeviceArray, padding_idx: int | None = None) -
     padding_idx
         The row that gets no gradient, which says nothing here (:func:`embedding_dense_backward`).
     """
+    check_array("embedding", weight)
     if weight.ndim != 2:
         raise UsageError(f"embedding takes a weight of shape (rows, columns), not {weight.shape}")
     return _take(weight, input)
@@ -204,6 +220,8 @@ def _(
     """
     if scale_grad_by_freq:
         raise UsageError("embedding_dense_backward does not scale by frequency")
+    check_array("embedding_dense_backward", grad_output)
+    indices = _indices("embedding_dense_backward", indices, grad_output.device)
     columns = grad_output.shape[-1] if grad_output.ndim else 0
     if grad_output.ndim < 1 or grad_output.shape[:-1] != indices.shape:
         raise UsageError(f"embedding: the gradient {grad_output.shape} does not fit indices {indices.shape}")
@@ -225,23 +243,45 @@ def _(input: DeviceArray, dim: int, index: DeviceArray, source: DeviceArray, *, 
     alpha
         What `source` is multiplied by.
     """
+    for array in (input, source):
+        check_array("index_add", array)
+    index = _indices("index_add", index, input.device)
     dim = _dimension("index_add", dim, input.ndim)
+    if not is_number(alpha) or not can_cast(result_type(alpha), input.dtype):
+        raise UsageError(f"index_add: alpha must be a number that {input.dtype} arithmetic can take, not {alpha!r}")
+    if source.ndim != input.ndim:
+        raise UsageError(f"index_add: source must have as many dimensions as {input.shape}, not {source.shape}")
+    if not input.ndim:
+        whole: DeviceArray = index_add.redispatch(input.reshape(1), 0, index, source.reshape(1), alpha=alpha)
+        return whole.reshape(())
     order = [dim, *(d for d in range(input.ndim) if d != dim)]
     moved, parts = input.transpose(order), source.transpose(order)
-    if parts.shape != (index.size, *moved.shape[1:]) or index.ndim != 1:
+    if parts.shape != (index.size, *moved.shape[1:]) or index.ndim > 1:
         raise UsageError(f"index_add along {dim}: {source.shape} and {index.size} indices do not fit {input.shape}")
-    sums = moved.to(compute_dtype(input.dtype), copy=True).reshape(moved.shape[0], -1)
+    sums = moved.to(compute_dtype(input.dtype), copy=True).reshape(moved.shape[0], math.prod(moved.shape[1:]))
     _add(sums, parts.reshape(index.size, sums.shape[1]), index, alpha, -1)
     return sums.astype(input.dtype).reshape(moved.shape).transpose([int(d) for d in np.argsort(order)])
 
 
 @one_hot.implementation(*KINDS)
-def _(input: DeviceArray, num_classes: int) -> DeviceArray:
-    """Return an int64 array with one more dimension: 1 at the index that `input` has, 0 elsewhere."""
-    from cudatool.ops._elementwise import eq
+def _(input: DeviceArray, num_classes: int = -1) -> DeviceArray:
+    """Return an int64 array with one more dimension: 1 at the index that `input` has, 0 elsewhere.
 
+    Parameters
+    ----------
+    num_classes
+        The extent of the new dimension; -1: one more than the largest index, for which the program waits.
+    """
+    from cudatool.ops._elementwise import eq
+    from cudatool.ops._statistics import amax
+
+    check_array("one_hot", input)
     if category(input.dtype) != "integer":
         raise UsageError(f"one_hot takes integers, not {input.dtype}")
+    if num_classes < -1:
+        raise UsageError(f"one_hot: there cannot be {num_classes} classes")
+    if num_classes == -1:
+        num_classes = amax.redispatch(input).item() + 1
     classes = arange.redispatch(num_classes, device=input.device)
     result: DeviceArray = eq.redispatch(input.reshape(*input.shape, 1), classes)
     return result.astype(_INT64)
@@ -251,6 +291,8 @@ def _alike(name: str, tensors: Sequence[DeviceArray], dim: int, more: int) -> tu
     """Return the first array, and the dimension counted from the front."""
     if not tensors:
         raise UsageError(f"{name} needs at least one array")
+    for array in tensors:
+        check_array(name, array)
     first = tensors[0]
     if len({(array.ndim, array.device) for array in tensors}) > 1:
         raise UsageError(f"{name} takes arrays of as many dimensions, on one device: {list(tensors)}")
@@ -258,9 +300,10 @@ def _alike(name: str, tensors: Sequence[DeviceArray], dim: int, more: int) -> tu
 
 
 def _dimension(name: str, dim: int, ndim: int) -> int:
-    if not -ndim <= dim < ndim:
+    dim, extent = operator.index(dim), max(ndim, 1)  # one element has a dimension 0, as in torch
+    if not -extent <= dim < extent:
         raise UsageError(f"{name}: there is no dimension {dim}, only {ndim} of them")
-    return dim % ndim
+    return dim % extent
 
 
 def _target(name: str, tensors: Sequence[DeviceArray], shape: tuple[int, ...], out: DeviceArray | None) -> DeviceArray:
@@ -274,14 +317,14 @@ def _target(name: str, tensors: Sequence[DeviceArray], shape: tuple[int, ...], o
 
 
 def _indices(name: str, index: DeviceArray, device: int) -> DeviceArray:
-    if is_number(index) or category(index.dtype) != "integer" or index.device != device:
+    if not isinstance(index, DeviceArray) or category(index.dtype) != "integer" or index.device != device:
         raise UsageError(f"{name} takes indices that are integers on device {device}, not {index!r}")
     return index.astype(_INT64).contiguous()
 
 
 def _take(source: DeviceArray, index: DeviceArray) -> DeviceArray:
     """Return the parts of `source` along its first dimension that have these indices."""
-    where = _indices("index_select", index, source.device)
+    where = _indices("embedding", index, source.device)
     source = source.contiguous()
     out = empty((*index.shape, *source.shape[1:]), source.dtype, device=source.device)
     if out.size:
@@ -298,7 +341,6 @@ def _take(source: DeviceArray, index: DeviceArray) -> DeviceArray:
 
 def _add(sums: DeviceArray, parts: DeviceArray, index: DeviceArray, alpha: Any, ignored: int) -> None:
     """Add rows to the rows of `sums` that have these indices."""
-    where = _indices("index_add", index, sums.device)
     rows, columns = sums.shape
     if not (parts.size and rows):
         return
@@ -307,5 +349,5 @@ def _add(sums: DeviceArray, parts: DeviceArray, index: DeviceArray, alpha: Any, 
     config = _cuda.core.LaunchConfig(grid=grid, block=threads)
     kernel = f"index_add<{c_type(sums.dtype)}, {c_type(parts.dtype)}, {_CHUNK}>"
     number = np.asarray(alpha).astype(sums.dtype)[()]
-    arguments = sums, parts.contiguous(), where, number, ignored, index.size, rows, columns
+    arguments = sums, parts.contiguous(), index, number, ignored, index.size, rows, columns
     _KERNELS(kernel, sums.device, config, *arguments)

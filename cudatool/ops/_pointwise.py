@@ -23,6 +23,7 @@ from cudatool._dtypes import NUMBERS, c_type, can_cast, category, compute_dtype,
 from cudatool._kernel import Kernel, compile, launch
 from cudatool._stream import Stream, current_stream, stream_on
 from cudatool.errors import UsageError
+from cudatool.ops._complex import complex_functions
 from cudatool.ops._layout import LOADS, MOST_DIMENSIONS, THREADS, Walk, walk
 from cudatool.trace import hooks
 
@@ -38,6 +39,8 @@ class Result(StrEnum):
 
     SAME = "same"
     """The common one."""
+    NUMBER = "number"
+    """The common one, or int64 instead of bool."""
     FLOAT = "float"
     """The common one, or float32 instead of an integer."""
     BOOL = "bool"
@@ -155,6 +158,7 @@ class Pointwise:
         arrays = [operand for operand in operands if isinstance(operand, DeviceArray)]
         device = common_device(self.name, operands)
         types = self.types(*operands)
+        self._check_numbers(numbers, types.common)
         shape = self._shape(arrays)
         given, target = operands, out
         if out is None:
@@ -284,6 +288,21 @@ class Pointwise:
             )
         return self._types(result_type(*operands))
 
+    def _check_numbers(self, numbers: dict[str, Any], common: np.dtype[Any]) -> None:
+        """Check the types of the numbers by keyword.
+
+        Raises
+        ------
+        UsageError
+            One is no number, or one of a higher category than what is computed in.
+        """
+        for name, value in numbers.items():
+            wanted = _INT64 if name in self.integers else common
+            if not is_number(value) or not can_cast(result_type(value), wanted):
+                raise UsageError(
+                    f"{self.name}: {name} must be a number that {wanted} arithmetic can take, not {value!r}"
+                )
+
     def _values(self, numbers: dict[str, Any], compute: np.dtype[Any]) -> tuple[Any, ...]:
         """Return all numbers by keyword, of which these were given, as the kernel takes them."""
         given = {**self.numbers, **numbers}.items()
@@ -292,6 +311,8 @@ class Pointwise:
     def _find_types(self, common: np.dtype[Any]) -> Types:
         if self.result is Result.FLOAT and category(common) in ("bool", "integer"):
             common = _FLOAT32
+        if self.result is Result.NUMBER and common == _BOOL:
+            common = _INT64
         if category(common) not in self.accepts:
             raise UsageError(f"{self.name} does not take {common}: it is for {', '.join(self.accepts)}")
         match self.result:
@@ -369,7 +390,7 @@ class Pointwise:
         declared = f"Compute {', '.join(outs)};" if self.statement else "auto out0 ="
         return _KERNEL.format(
             numbers=NUMBERS + LOADS,
-            functions=self.functions,
+            functions=complex_functions(types.common) + self.functions,
             common=c_type(types.common),
             compute=c_type(compute_dtype(types.common)),
             result=c_type(types.result),

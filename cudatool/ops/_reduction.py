@@ -22,6 +22,7 @@ from cudatool._dtypes import NUMBERS, c_type, category, compute_dtype
 from cudatool._kernel import Kernel, compile, launch
 from cudatool._stream import current_stream
 from cudatool.errors import UsageError
+from cudatool.ops._complex import complex_functions
 from cudatool.ops._layout import LOADS, MOST_DIMENSIONS, THREADS, collapse, offsets, pack_width
 from cudatool.ops._pointwise import check_out
 
@@ -243,7 +244,7 @@ class Reduction:
     def _compile(self, name: str, types: tuple[np.dtype[Any], np.dtype[Any]], device: int) -> Kernel:
         compute, result = types
         source = _SOURCE.format(
-            numbers=NUMBERS + LOADS,
+            numbers=NUMBERS + LOADS + complex_functions(compute),
             compute=c_type(compute),
             result=c_type(result),
             reducer=f"struct State {self.state};",

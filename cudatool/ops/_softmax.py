@@ -97,15 +97,15 @@ def _(input: DeviceArray, dim: int, *, dtype: npt.DTypeLike | None = None) -> De
     Parameters
     ----------
     dtype
-        Of the result; default: the array's. It is computed in float32, or float64.
+        Of the result; default: the array's. It is computed in float32, or float64. Integers need one.
     """
-    return _along("softmax", dim, dtype, input)
+    return _along("softmax", dim, dtype, _whole_as(dtype, input))
 
 
 @log_softmax.implementation(*KINDS)
 def _(input: DeviceArray, dim: int, *, dtype: npt.DTypeLike | None = None) -> DeviceArray:
     """Return the logarithm of :func:`softmax`."""
-    return _along("log_softmax", dim, dtype, input)
+    return _along("log_softmax", dim, dtype, _whole_as(dtype, input))
 
 
 @softmax_backward.implementation(*KINDS)
@@ -128,6 +128,12 @@ def _(
 ) -> DeviceArray:
     """Return the gradient for log_softmax's input, from the gradient for its output and the output."""
     return _along("log_softmax_backward", dim, input_dtype, grad_output, output)
+
+
+def _whole_as(dtype: npt.DTypeLike | None, input: DeviceArray) -> DeviceArray:
+    """Return integers as the floats that are asked for; any other array is returned itself."""
+    whole = isinstance(input, DeviceArray) and category(input.dtype) in ("bool", "integer")
+    return input.astype(dtype) if whole and dtype is not None else input
 
 
 def _along(name: str, dim: int, dtype: npt.DTypeLike | None, *inputs: DeviceArray) -> DeviceArray:

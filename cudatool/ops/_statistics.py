@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -84,23 +85,28 @@ def _place(sign: str, start: str) -> str:  # NaN wins, then the better value, th
 
 def _moments(finish: str) -> str:  # Welford's, and Chan's to merge
     return f"""{{
-    Compute count, mean, squares;
+    using Real = decltype(abs(Compute()));
+    Compute mean;
+    Real count, squares;
+    template <typename T> __device__ static T along(T a, T b) {{ return a * b; }}
+    template <typename T> __device__ static T along(complex<T> a, complex<T> b) {{ return a.re * b.re + a.im * b.im; }}
     __device__ static State start() {{ return {{0, 0, 0}}; }}
     __device__ void take(Compute x, long long index, double parameter) {{
         count += 1;
         Compute distance = x - mean;
-        mean += distance / count;
-        squares += distance * (x - mean);
+        mean = mean + distance / count;
+        squares += along(distance, x - mean);
     }}
     __device__ void merge(State other) {{
         if (other.count == 0) return;
-        Compute both = count + other.count, distance = other.mean - mean;
-        squares += other.squares + distance * distance * (count * other.count / both);
-        mean += distance * (other.count / both);
+        Real both = count + other.count;
+        Compute distance = other.mean - mean;
+        squares += other.squares + along(distance, distance) * (count * other.count / both);
+        mean = mean + distance * (other.count / both);
         count = both;
     }}
-    __device__ Compute finish(long long size, double parameter) {{
-        Compute freedom = size > parameter ? size - parameter : 0;
+    __device__ Real finish(long long size, double parameter) {{
+        Real freedom = size > parameter ? size - parameter : 0;
         return {finish};
     }}
 }}"""
@@ -124,8 +130,8 @@ _count = Reduction(
 )
 _argmax = Reduction("argmax", _place(">", "lowest<Compute>()"), accepts=_REAL, ordered=True)
 _argmin = Reduction("argmin", _place("<", "highest<Compute>()"), accepts=_REAL, ordered=True)
-_var = Reduction("var", _moments("squares / freedom"), accepts=("float",))
-_std = Reduction("standard_deviation", _moments("sqrt(squares / freedom)"), accepts=("float",))
+_var = Reduction("var", _moments("squares / freedom"), accepts=_INEXACT)
+_std = Reduction("standard_deviation", _moments("sqrt(squares / freedom)"), accepts=_INEXACT)
 _size = "auto size = abs(x)"
 _norms: Final = {
     2.0: Reduction(
@@ -182,6 +188,24 @@ _logsumexp = Reduction(
     __device__ Compute finish(long long size, double parameter) { return largest + log(sum); }
 }""",
     accepts=("float",),
+)
+
+_logsumexp_complex = Reduction(
+    "logsumexp_complex",
+    """{
+    decltype(abs(Compute())) largest;  // real part
+    Compute sum;  // of exp(x - largest)
+    __device__ static State start() { return {-INFINITY, 0}; }
+    __device__ void take(Compute x, long long index, double parameter) { merge({x.re, exp(Compute(0, x.im))}); }
+    __device__ void merge(State other) {
+        State &low = largest < other.largest ? *this : other, &high = largest < other.largest ? other : *this;
+        auto factor = isinf(high.largest) && low.largest == low.largest  // else NaN would be lost
+            ? low.largest == high.largest : exp(low.largest - high.largest);
+        *this = {high.largest, high.sum + scaled(low.sum, factor)};
+    }
+    __device__ Compute finish(long long size, double parameter) { return Compute(largest) + log(sum); }
+}""",
+    accepts=("complex",),
 )
 
 sum = op("cudatool.ops.sum")
@@ -304,19 +328,27 @@ def _(input: DeviceArray, dim: int | None = None, keepdim: bool = False) -> Devi
 
 @any.implementation(*KINDS)
 def _(input: DeviceArray, dim: Dims = None, keepdim: bool = False, *, out: DeviceArray | None = None) -> DeviceArray:
-    """Return whether an element is not zero, over some dimensions, by default all; for uint8 a uint8, as in torch."""
-    return _any(input, dim, keepdim, result=_truth("any", input), out=out)
+    """Return whether an element is not zero, over some dimensions; for uint8 a uint8, as in torch.
+
+    Without `dim` these are all; with ``dim=()`` none: the truth of each element.
+    """
+    return _truth(_any, input, dim, keepdim, out)
 
 
 @all.implementation(*KINDS)
 def _(input: DeviceArray, dim: Dims = None, keepdim: bool = False, *, out: DeviceArray | None = None) -> DeviceArray:
-    """Return whether no element is zero, over some dimensions, by default all; for uint8 a uint8, as in torch."""
-    return _all(input, dim, keepdim, result=_truth("all", input), out=out)
+    """Return whether no element is zero, over some dimensions; for uint8 a uint8; `dim` as for :func:`any`."""
+    return _truth(_all, input, dim, keepdim, out)
 
 
-def _truth(name: str, input: DeviceArray) -> np.dtype[Any]:
-    check_array(name, input)
-    return input.dtype if input.dtype == np.uint8 else _BOOL
+def _truth(kernel: Reduction, input: DeviceArray, dim: Dims, keepdim: bool, out: DeviceArray | None) -> DeviceArray:
+    check_array(kernel.name, input)
+    result = input.dtype if input.dtype == np.uint8 else _BOOL
+    if isinstance(dim, Iterable):
+        dim = tuple(dim)
+        if not dim:  # each element by itself: along a dimension that has only it
+            return kernel(input.reshape(*input.shape, 1), -1, False, result=result, out=out)
+    return kernel(input, dim, keepdim, result=result, out=out)
 
 
 @count_nonzero.implementation(*KINDS)
@@ -334,14 +366,15 @@ def _(
     keepdim: bool = False,
     out: DeviceArray | None = None,
 ) -> DeviceArray:
-    """Return the variance over some dimensions, by default all.
+    """Return the variance over some dimensions, by default all; of complex numbers, that of both parts together.
 
     Parameters
     ----------
     correction
         The sum of squares is divided by the number of elements less this.
     """
-    return _var(input, dim, keepdim, out=out, parameter=correction)
+    check_array("var", input)
+    return _var(input, dim, keepdim, result=real_dtype(input.dtype), out=out, parameter=correction)
 
 
 @std.implementation(*KINDS)
@@ -354,7 +387,8 @@ def _(
     out: DeviceArray | None = None,
 ) -> DeviceArray:
     """Return the standard deviation over some dimensions, by default all; `correction` as for :func:`var`."""
-    return _std(input, dim, keepdim, out=out, parameter=correction)
+    check_array("std", input)
+    return _std(input, dim, keepdim, result=real_dtype(input.dtype), out=out, parameter=correction)
 
 
 @norm.implementation(*KINDS)
@@ -376,7 +410,10 @@ def _(
     dtype
         In which it is computed (at least in float32) and returned; default: the array's, the real one if complex.
     """
+    check_array("norm", input)
     wanted = input.dtype if dtype is None else np.dtype(dtype)
+    if (category(wanted) == "complex") != (category(input.dtype) == "complex"):
+        raise UsageError(f"norm of {input.dtype}: its dtype must be complex for complex numbers only, not {wanted}")
     kernel = _norms.get(float(p), _norm_p)
     return kernel(
         input, dim, keepdim, compute=compute_dtype(wanted), result=real_dtype(wanted), out=out, parameter=float(p)
@@ -385,8 +422,12 @@ def _(
 
 @logsumexp.implementation(*KINDS)
 def _(input: DeviceArray, dim: Dims, keepdim: bool = False, *, out: DeviceArray | None = None) -> DeviceArray:
-    """Return ``log(sum(exp(input)))`` over some dimensions, without overflow."""
-    return _logsumexp(input, dim, keepdim, out=out)
+    """Return ``log(sum(exp(input)))`` over some dimensions, without overflow; integers give float32."""
+    check_array("logsumexp", input)
+    kind = category(input.dtype)
+    if kind == "complex":
+        return _logsumexp_complex(input, dim, keepdim, out=out)
+    return _logsumexp(input.astype(np.float32) if kind in ("bool", "integer") else input, dim, keepdim, out=out)
 
 
 def _not_empty(kernel: Reduction, input: DeviceArray, dim: Dims) -> Reduction:

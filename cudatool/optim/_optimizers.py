@@ -88,9 +88,10 @@ class Optimizer:
                 raise UsageError(f"{param!r} is a parameter already; every parameter belongs to one group, once")
             known.add(id(param))
         self._check(group)
+        state = self._initial_state(group)  # first: there may be no memory for it
         self.param_groups.append(group)
+        self.state += state
         _parameters.update({id(param): param for param in group["params"]})
-        self.state += self._initial_state(group)
 
     def _check(self, group: Mapping[str, Any]) -> None:
         """Raise UsageError for options that make no sense."""

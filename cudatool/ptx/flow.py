@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import and_
 
 from cudatool.ptx.model import Address, Function, Instruction, Operand, Pair, PtxError, Register, Symbol, VectorOperand
 
@@ -108,6 +110,31 @@ class Flow:
         if label not in self.function.labels:
             raise PtxError(f"branch to an unknown label {label!r}", instruction.line)
         return self.at[self.function.labels[label]]
+
+    def natural_loops(self) -> dict[int, frozenset[int]]:
+        """Return the blocks of each natural loop, by the block at which it begins.
+
+        An edge that leads back to a block that every way to it comes through closes a loop. Edges back to the same
+        block, such as those of ``continue``, close one loop.
+        """
+        before, everything = self._predecessors(), frozenset(range(len(self.blocks)))
+        live = {0} | self._reached({0}, everything, [block.successors for block in self.blocks])
+        # The blocks that every way to a block comes through, itself included, as bits.
+        dominators = [1] + [-1] * (len(self.blocks) - 1)
+        changed = True
+        while changed:
+            changed = False
+            for number in sorted(live - {0}):
+                common = 1 << number | reduce(and_, (dominators[one] for one in before[number] if one in live))
+                changed |= common != dominators[number]
+                dominators[number] = common
+        loops: dict[int, frozenset[int]] = {}
+        for latch in live:
+            for start in self.blocks[latch].successors:
+                if dominators[latch] >> start & 1:
+                    body = self._reached({latch}, everything - {start}, before) if latch != start else set()
+                    loops[start] = loops.get(start, frozenset()) | body | {start, latch}
+        return loops
 
     def innermost_loop(self, number: int) -> frozenset[int]:
         """Return the blocks of the smallest loop around block `number`, none if it is in no loop.

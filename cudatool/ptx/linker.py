@@ -51,7 +51,7 @@ def split(image: bytes) -> list[bytes]:
 
 
 def parse_image(text: bytes) -> Module:
-    """Parse a PTX text or a linked image.
+    """Parse a PTX text or a linked image, whose lines are counted through.
 
     Raises
     ------
@@ -60,7 +60,10 @@ def parse_image(text: bytes) -> Module:
     LinkError
         Its modules do not fit together.
     """
-    modules = [parse(part) for part in split(text)]
+    modules, line = [], 1
+    for part in split(text):
+        modules.append(parse(part, line=line))
+        line += (part + _SEPARATOR).count(b"\n")
     module = modules[0] if len(modules) == 1 else link(modules)
     notes = re.findall(rb"^//@ registers (\S+) (\d+)$", text, re.MULTILINE)
     module.register_counts = {name.decode(): int(count) for name, count in notes}

@@ -54,8 +54,8 @@ _SELECTOR = re.compile(r"b[0-7]{1,4}|h[0-3]{1,2}")
 _NO_VALUE = {"noreturn", "explicitcluster", "blocksareclusters"}
 
 
-def parse(text: str | bytes) -> Module:
-    """Parse a PTX module.
+def parse(text: str | bytes, *, line: int = 1) -> Module:
+    """Parse a PTX module. Its first line is called `line`.
 
     Raises
     ------
@@ -64,23 +64,23 @@ def parse(text: str | bytes) -> Module:
     """
     if isinstance(text, bytes):
         text = text.rstrip(b"\0").decode("utf-8", "replace")
-    return _Parser(text).module()
+    return _Parser(text, line).module()
 
 
 class _Parser:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, line: int) -> None:
         self.text = text
         self.tokens: list[str] = []
         self.lines: list[int] = []
         self.starts: list[int] = []
         self.position = 0
-        self._tokenize()
+        self._tokenize(line)
         self.result = Module()
         self.hoisted: list[str] = []  # variables of the module that are declared in functions
         self.location: Location | None = None
 
-    def _tokenize(self) -> None:
-        line, position, text, match = 1, 0, self.text, _TOKEN.match
+    def _tokenize(self, line: int) -> None:
+        position, text, match = 0, self.text, _TOKEN.match
         while position < len(text):
             found = match(text, position)
             if found is None:
@@ -356,7 +356,6 @@ class _Body:
         self.parser = parser
         self.function = function
         self.scopes: list[dict[str, str]] = []
-        self.scope_labels: list[dict[str, str]] = []
         self.vectors: dict[str, tuple[Register, ...]] = {}
         self.opened = 0
 

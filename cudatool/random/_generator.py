@@ -308,6 +308,6 @@ def seed_all_with(seed: SupportsIndex) -> None:
     """Seed the default generators of all devices."""
     global _all_seeded
     number = _as_seed(seed)
-    for generator in _defaults.values():
+    for generator in list(_defaults.values()):  # another thread may add one
         generator.manual_seed(number)
     _all_seeded = number

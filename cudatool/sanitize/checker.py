@@ -10,6 +10,7 @@ from cudatool.sanitize.defects import Defect, Key, Repairs, Side
 from cudatool.sanitize.device import device_findings, leaks
 from cudatool.sanitize.engine import Engine
 from cudatool.sanitize.findings import AccessSite, BufferSite, Finding, FindingKind, Report, fingerprint, location
+from cudatool.sanitize.places import user_frames
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Frame, Trace
 
@@ -200,21 +201,47 @@ class _Words:
         calls = [self._trace.of_kind(kind) for kind in (Kind.GEMM, Kind.COLLECTIVE)]
         return {int(row["correlation"]): self._trace.names[int(row["name"])] for rows in calls for row in rows}
 
-    def _after(self, side: Side) -> str:
-        """Return the place behind which an event stands for `side`: no event can be recorded inside of a launch."""
-        launch = side.operation.record
-        if self._trace.records["kind"][launch] == Kind.GRAPH_LAUNCH:
-            return f"the launch of the graph ({location(self._stack(launch))})"
-        return self._at(side.record)
+    def _place(self, record: int, other: int) -> str:
+        """Return where a call may be changed: the line of it in the function in which both records came about.
+
+        Where such a function cannot be told, the innermost line of the user's own code.
+        """
+        stack = user_frames(self._stack(record))
+        for frame, others in zip(reversed(stack), reversed(user_frames(self._stack(other))), strict=False):
+            if frame != others:
+                if (frame.file, frame.function) == (others.file, others.function):
+                    return location((frame,))
+                break
+        return location(stack)
+
+    def _after(self, defect: Defect) -> str:
+        """Return the place behind which an event stands for the first side: none can be recorded inside of a launch."""
+        launch, other = defect.first.operation.record, defect.second.operation.record
+        name = "the launch of the graph" if self._is_graph(launch) else self._operation(launch)
+        return f"{name} ({self._place(launch, other)})"
+
+    def _before(self, defect: Defect) -> str:
+        """Return the second side with the place before which its stream can be made to wait."""
+        side, launch, other = defect.second, defect.second.operation.record, defect.first.operation.record
+        if self._is_graph(launch) and side.node >= 0:
+            return f"the launch of the graph at {self._place(launch, other)}, which runs {self._at(side.record)}"
+        return f"{self._operation(launch)} at {self._place(launch, other)}"
+
+    def _is_graph(self, record: int) -> bool:
+        return bool(self._trace.records["kind"][record] == Kind.GRAPH_LAUNCH)
 
     def _at(self, record: int) -> str:
-        return f"{self._operation(record)} ({location(self._stack(record))})"
+        return f"{self._operation(record)} ({self._line(record)})"
+
+    def _line(self, record: int) -> str:
+        """Return the innermost line of the user's own code."""
+        return location(user_frames(self._stack(record)))
 
     def _reason(self, defect: Defect) -> str:
         first, second = defect.first.operation, defect.second.operation
         earlier, later = (self._engine.agents[side.agent] for side in (first, second))
         if defect.first.mode == "free" and not defect.inside:
-            freed = location(self._stack(first.record))
+            freed = self._line(first.record)
             if defect.second.node >= 0:
                 return f"The graph was made for this memory, and it was given back at {freed} before the launch."
             return f"The memory was already given back at {freed}."
@@ -239,12 +266,12 @@ class _Words:
             order = f"nothing makes {later.label} wait for {earlier.label}"
         order = order[0].upper() + order[1:] + "."
         if defect.wait >= 0:
-            order += f" The wait at {location(self._stack(defect.wait))} did nothing: its event had not been recorded."
+            order += f" The wait at {self._line(defect.wait)} did nothing: its event had not been recorded."
         owner = defect.first.owner
         if defect.kind is FindingKind.REUSE and owner is not None:
-            freed = f", was freed at {location(self._stack(owner.freed.record))}" if owner.freed else ""
+            freed = f", was freed at {self._line(owner.freed.record)}" if owner.freed else ""
             return (
-                f"The block was allocated at {location(self._stack(owner.record))} for "
+                f"The block was allocated at {self._line(owner.record)} for "
                 f"{self._engine.agents[owner.agent].label}{freed} and was then given to a new owner. {order}"
             )
         return order
@@ -252,27 +279,27 @@ class _Words:
     def _repair(self, defect: Defect) -> str:
         first, second = defect.first, defect.second
         earlier, later = (self._engine.agents[side.operation.agent] for side in (first, second))
-        here = f"{self._operation(second.record)} at {location(self._stack(second.record))}"
         if defect.inside:
+            there = f"{self._operation(first.record)} ({self._place(first.record, second.record)})"
+            here = f"{self._operation(second.record)} at {self._place(second.record, first.record)}"
             streams = [int(self._trace.records["stream"][side.record]) for side in (first, second)]
             if all(streams):
                 return (
                     f"Before {here} is captured, make stream {streams[1]} wait for stream {streams[0]}: "
-                    f"`consumer.wait_event(event)` with the event recorded after {self._at(first.record)}."
+                    f"`consumer.wait_event(event)` with the event recorded after {there}."
                 )
-            return f"Let {here} depend on {self._at(first.record)}: `cuGraphAddDependencies`."
+            return f"Let {here} depend on {there}: `cuGraphAddDependencies`."
+        here = self._before(defect)
         if defect.grouped:
             return f"End the group before {here}, and begin another one."
         if defect.wait >= 0 and defect.kind is not FindingKind.WAIT_UNRECORDED:
-            waited = location(self._stack(defect.wait))
-            return f"Record the event after {self._after(first)} and before the wait at {waited}."
+            waited = self._line(defect.wait)
+            return f"Record the event after {self._after(defect)} and before the wait at {waited}."
         if defect.kind is FindingKind.WAIT_UNRECORDED:
             return f"Record the event after {self._at(defect.wait)} and before this wait."
-        if second.node >= 0:
-            here += f", launched at {location(self._stack(second.operation.record))}"
         if (owner := _forgotten(defect)) is not None:
             return (
-                f"Before the block allocated at {location(self._stack(owner))} is freed, call "
+                f"Before the block allocated at {self._line(owner)} is freed, call "
                 f"`record_stream` on it for {earlier.label}."
             )
         if later.is_host:
@@ -280,6 +307,6 @@ class _Words:
         others = len(defect.agents) - 1
         return (
             f"Before {here}, make {later.label} wait for {earlier.label}: `consumer.wait_stream(producer)`, or "
-            f"`consumer.wait_event(event)` with the event recorded after {self._after(first)}."
+            f"`consumer.wait_event(event)` with the event recorded after {self._after(defect)}."
             + (f" The same for {_count(others, 'more pair')} of streams at this line." if others else "")
         )

@@ -305,6 +305,7 @@ class Engine:
         touched = Access(row.address, row.address + row.size, mode, exact=not row.flags & AccessFlag.INEXACT)
         if row.aux1 > 1:
             (touched,) = byte_sets(self.records[row.record : row.record + 1])
+            touched.node = -1
         self.access(Operation(host.index, host.count, host.clock, row.record), touched)
 
     def access(self, operation: Operation, touched: Access, node: Node | None = None) -> None:
@@ -320,9 +321,8 @@ class Engine:
                 size = touched.stop - touched.start
                 self.report(FindingKind.USE_AFTER_FREE, side, side_of(touched), touched.start, size, baked)
                 return
-            if buffer.freed is not None:
-                if node is not None and buffer.of_graphs:
-                    return  # a graph goes on using what was allocated for it in its private pool
+            # A graph goes on using what was allocated for it in its private pool.
+            if buffer.freed is not None and (node is None or not buffer.of_graphs):
                 self.misuse(FindingKind.USE_AFTER_FREE, Side(buffer.freed, "free"), touched)
                 return
             buffer.suspect = None
@@ -441,7 +441,7 @@ class Engine:
         buffer = self.buffers.find(found[0])
         if first.is_host or second.is_host or old.host >= 0 or new.host >= 0:
             kind = FindingKind.RACE_HOST
-        elif buffer is not None and buffer.record > old.operation.record:
+        elif buffer is not None and buffer.record > old.operation.record and not (buffer.of_graphs and new.node >= 0):
             kind = FindingKind.REUSE
         else:
             kind = race_of(old, new)

@@ -228,6 +228,7 @@ class Graphs:
             self._events.pop(row.aux0, None)
             return False
         if row.flags & EventFlag.EXTERNAL:
+            self._events.pop(row.aux0, None)  # from a launch on it stands for work
             self._add_event_node(capture, row, EVENT_RECORD)
             return True
         self._events[row.aux0] = capture, capture.tails[row.stream], row.record

@@ -158,6 +158,7 @@ class Memory:
         stream = self._engine.streams.get(row.stream)
         if stream is not None:
             buffer.agent = stream.index
+        if stream is not None and row.stream not in self._engine.graphs.captures:  # a capture uses it in a launch
             clock = join(self._engine.ordering.position(stream), self._engine.hosts[row.thread].clock)
             handing_out = Operation(stream.index, stream.count, clock, row.record)
             for old in self._engine.history.within(buffer.start, buffer.stop):

@@ -9,6 +9,7 @@ import ctypes
 import os
 from ctypes import c_int, c_size_t, c_uint
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from cudatool.ptx import PtxError, parse_image
@@ -25,7 +26,9 @@ from cudatool.sim.queue import Operation
 from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:
-    from cudatool.sim.jit import Instrument, JitModule
+    from collections.abc import Sequence
+
+    from cudatool.sim.jit import Found, Instrument, JitModule, KernelError
     from cudatool.sim.jit import Kernel as JitKernel
 
 __all__ = [
@@ -123,7 +126,11 @@ class Function:
         self.name = name
         self.handle = handle
         self.max_dynamic_shared: int | None = None
-        self.work = profile.work_of_a_thread(library.parsed.kernels[name])
+
+    @cached_property
+    def work(self) -> profile.Work:
+        """What a thread of it is taken to do."""
+        return profile.work_of_a_thread(self.library.parsed.kernels[self.name])
 
     def on(self, device: Device) -> JitKernel:
         return self.library.module(device).kernels[self.name]
@@ -397,7 +404,7 @@ class Launch:
         """Virtual ns that it takes."""
         grid, block = self.grid, self.block
         threads = grid[0] * grid[1] * grid[2] * block[0] * block[1] * block[2]
-        return profile.kernel_cost(threads, *self.function.work)
+        return profile.kernel_cost(threads, self.function.work)
 
     def run(self, operation: Operation) -> None:
         """Execute it, as the operation that was enqueued for it."""
@@ -477,6 +484,22 @@ def _launch(
         scheduler.check(stream.context)
 
 
+def _failed(error: KernelError) -> DriverError:
+    """Return what the driver says of a kernel that did not run to its end."""
+    jit = _translator()
+    if isinstance(error, jit.KernelFault):
+        where = state.machine.allocations.holding(error.address)
+        place = f"inside {where.kind} memory" if where else "outside every allocation"
+        return DriverError(Result.ILLEGAL_ADDRESS, f"illegal access at {error.address:#x}, {place}")
+    if isinstance(error, jit.KernelAssert):
+        return DriverError(Result.ASSERT, str(error))
+    if isinstance(error, jit.KernelStackOverflow):
+        return DriverError(Result.HARDWARE_STACK_ERROR, str(error))
+    if isinstance(error, jit.KernelTrap):
+        return DriverError(Result.LAUNCH_FAILED, str(error))
+    return DriverError(Result.LAUNCH_TIMEOUT, str(error))
+
+
 def _execute(launch: Launch, operation: Operation) -> None:
     jit = _translator()
     machine = state.machine
@@ -489,6 +512,8 @@ def _execute(launch: Launch, operation: Operation) -> None:
     checkers = machine.checkers
     if machine.tape is not None:
         machine.tape.launching(operation, launch, limit_of(operation.stream.context, STACK_SIZE))
+    failure = None
+    found: Sequence[Found]
     try:
         found = launch.kernel.launch(
             grid=launch.grid,
@@ -505,20 +530,12 @@ def _execute(launch: Launch, operation: Operation) -> None:
             cooperative=launch.cooperative,
             timeout_s=machine.options.timeout,
         )
-        if checkers is not None:
-            operation.findings = [checkers.explain(one, launch.kernel, launch.grid, launch.block) for one in found]
-    except jit.KernelFault as fault:
-        where = machine.allocations.holding(fault.address)
-        place = f"inside {where.kind} memory" if where else "outside every allocation"
-        raise DriverError(Result.ILLEGAL_ADDRESS, f"illegal access at {fault.address:#x}, {place}") from fault
-    except jit.KernelAssert as trap:
-        raise DriverError(Result.ASSERT, str(trap)) from trap
-    except jit.KernelStackOverflow as overflow:
-        raise DriverError(Result.HARDWARE_STACK_ERROR, str(overflow)) from overflow
-    except jit.KernelTrap as trap:
-        raise DriverError(Result.LAUNCH_FAILED, str(trap)) from trap
-    except (jit.KernelDeadlock, jit.KernelTimeout) as stuck:
-        raise DriverError(Result.LAUNCH_TIMEOUT, str(stuck)) from stuck
+    except jit.KernelError as error:
+        found, failure = error.found, error
+    if checkers is not None:
+        operation.findings = [checkers.explain(one, launch.kernel, launch.grid, launch.block) for one in found]
+    if failure is not None:
+        raise _failed(failure) from failure
     if footprint is not None:
         operation.footprint = [*footprint.take(), *on_host.written()]
         machine.footprint = footprint

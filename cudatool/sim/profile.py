@@ -7,9 +7,11 @@ proportions; they are no prediction of any GPU's speed.
 
 from __future__ import annotations
 
-from typing import Final
+from collections import Counter
+from typing import Final, NamedTuple
 
-from cudatool.ptx import Function, Symbol, type_bytes
+from cudatool.ptx import Flow, Function, Immediate, Operand, Register, type_bytes
+from cudatool.ptx.flow import writes
 
 __all__ = [
     "ARCH",
@@ -20,6 +22,7 @@ __all__ = [
     "MAX_SHARED",
     "MAX_SHARED_OPTIN",
     "NAME",
+    "Work",
     "copy_cost",
     "kernel_cost",
     "memset_cost",
@@ -111,26 +114,44 @@ def memset_cost(size: int) -> int:
     return _COPY_LATENCY_NS + size // _MEMORY_BYTES_PER_NS
 
 
-def work_of_a_thread(function: Function) -> tuple[int, int]:
-    """Return how many instructions a thread of a kernel executes and how many bytes it moves.
+class Work(NamedTuple):
+    """What a thread of a kernel is taken to do: instructions executed, bytes moved, ns slept."""
 
-    A static estimate from its PTX, each loop taken to run 8 times.
+    instructions: int
+    moved: int
+    slept: int
+
+
+def work_of_a_thread(function: Function) -> Work:
+    """Guess a thread's work from the PTX of its kernel.
+
+    Each loop runs 8 times, what is in more than four loops as often as in four. Sleeps of lengths that the PTX does not
+    say count nothing.
     """
-    weights = [1] * len(function.instructions)
-    for index, instruction in enumerate(function.instructions):
-        if instruction.opcode == "bra" and isinstance(target := instruction.operands[0], Symbol):
-            start = function.labels.get(target.name, index + 1)
-            for inside in range(start, index + 1):  # empty unless the branch goes back
-                weights[inside] = min(weights[inside] * _LOOP_COUNT, _LOOP_COUNT**4)
-    moved = 0
-    for weight, instruction in zip(weights, function.instructions, strict=True):
-        if instruction.opcode in ("ld", "st", "atom", "red") and "global" in instruction.modifiers:
-            lanes = next((int(m[1]) for m in instruction.modifiers if m in ("v2", "v4")), 1)
-            moved += weight * lanes * type_bytes(instruction.modifiers[-1])
-    return sum(weights), moved
+    flow = Flow(function)
+    around = Counter(number for loop in flow.natural_loops().values() for number in loop)
+    code, moved, slept, executed = function.instructions, 0, 0, 0
+    for number, block in enumerate(flow.blocks):
+        weight = _LOOP_COUNT ** min(around[number], 4)
+        executed += weight * (block.stop - block.start)
+        for instruction in code[block.start : block.stop]:
+            if instruction.opcode in ("ld", "st", "atom", "red") and "global" in instruction.modifiers:
+                lanes = next((int(m[1]) for m in instruction.modifiers if m in ("v2", "v4")), 1)
+                moved += weight * lanes * type_bytes(instruction.modifiers[-1])
+            elif instruction.opcode == "nanosleep":
+                slept += weight * _constant(function, instruction.operands[0])
+    return Work(executed, moved, slept)
 
 
-def kernel_cost(threads: int, instructions: int, moved: int) -> int:
-    """Return the virtual ns of a kernel of `threads` threads that execute and move so much each."""
-    work = max(threads * instructions / _INSTRUCTIONS_PER_NS, threads * moved / _MEMORY_BYTES_PER_NS)
-    return _KERNEL_LATENCY_NS + int(work)
+def _constant(function: Function, operand: Operand) -> int:
+    """Return the value of an operand: a number, or a register that is set to one and to nothing else; else 0."""
+    if isinstance(operand, Register):
+        sets = [one for one in function.instructions if operand.name in writes(one)]
+        operand = sets[0].operands[1] if len(sets) == 1 and sets[0].opcode == "mov" else operand
+    return int(operand.value) if isinstance(operand, Immediate) else 0
+
+
+def kernel_cost(threads: int, work: Work) -> int:
+    """Return the virtual ns of a kernel of `threads` threads that do so much each. All of them sleep at a time."""
+    busy = max(threads * work.instructions / _INSTRUCTIONS_PER_NS, threads * work.moved / _MEMORY_BYTES_PER_NS)
+    return _KERNEL_LATENCY_NS + int(busy) + work.slept

@@ -27,8 +27,10 @@ __all__ = [
     "StreamFlag",
     "pack_dims",
     "pack_pool",
+    "pack_product",
     "unpack_dims",
     "unpack_pool",
+    "unpack_product",
 ]
 
 
@@ -141,7 +143,8 @@ FIELDS: Final[dict[Kind, str]] = {
     "aux1=1 << ordinal of each device of a copy between devices",
     Kind.MEMSET: "stream, correlation, address, size, aux0=value, aux1=bytes per element, flags=CopyFlag, name=API, "
     "stack",
-    Kind.GEMM: "stream, correlation, name=routine, address=C, size=bytes of C, aux0=pack_dims(m, n, k), stack",
+    Kind.GEMM: "stream, correlation, name=routine, address=C, size=bytes of C, aux0 and aux1=pack_product(m, n, k), "
+    "stack",
     Kind.HOST_FUNCTION: "stream, correlation, name, stack",
     Kind.GRAPH_CAPTURE_BEGIN: "stream, stack",
     Kind.GRAPH_CAPTURE_END: "stream, aux0=graph (0 if the capture failed), stack",
@@ -283,3 +286,13 @@ def pack_pool(pool: tuple[int, int]) -> int:
 def unpack_pool(word: int) -> tuple[int, int]:
     """Return the id that :func:`pack_pool` packed."""
     return word & 0xFFFFFFFF, word >> 32 & 0xFFFFFFFF
+
+
+def pack_product(m: int, n: int, k: int) -> tuple[int, int]:
+    """Pack the extents of a product of matrices into two words: 32 bits each for `m` and `n`, and one word for `k`."""
+    return m & 0xFFFFFFFF | (n & 0xFFFFFFFF) << 32, k
+
+
+def unpack_product(first: int, second: int) -> tuple[int, int, int]:
+    """Return the three extents that :func:`pack_product` packed."""
+    return first & 0xFFFFFFFF, first >> 32, second

@@ -283,7 +283,13 @@ def write_file_on_exit(val: bool) -> None:
 
 @traced
 def write_file(filename: str | None = None) -> bool:
-    """Write the results to a file, by default :func:`get_filename`'s, and return whether there were any."""
+    """Write the results to a file, by default :func:`get_filename`'s, and return whether there were any.
+
+    Raises
+    ------
+    OutputError
+        It cannot be written.
+    """
     with _state.lock:
         if not _state.results:
             return False

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cudatool.errors import FileFormatError
+from cudatool.files import whole_file
 from cudatool.tunable._problem import Problem
 
 __all__ = ["Result", "Results", "append_untuned", "read_untuned"]
@@ -35,15 +36,19 @@ class Results(dict[Problem, Result]):
     """Results by product."""
 
     def write(self, path: str, validators: Iterable[tuple[str, str]]) -> None:
-        """Write all to a file, in the place of one that is there."""
-        temporary = Path(f"{path}.{os.getpid()}.tmp")
-        with temporary.open("w", newline="") as file:
+        """Write all to a file, in the place of one that is there.
+
+        Raises
+        ------
+        OutputError
+            It cannot be written.
+        """
+        with whole_file(path) as temporary, temporary.open("w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerows((_VALIDATOR, *validator) for validator in validators)
             writer.writerows(
                 (*problem, result.solution, f"{result.milliseconds:.6g}") for problem, result in self.items()
             )
-        temporary.replace(path)
 
     def read(self, path: str, validators: Iterable[tuple[str, str]]) -> list[str]:
         """Take over a file's results if its validators are these.

@@ -31,6 +31,9 @@ extern "C" __global__ void half(int *a) {
     a[threadIdx.x] = 1;
 }
 extern "C" __global__ void odd(char *a) { *(int *)(a + STEP) = 1; }
+extern "C" __global__ void expect(const int *a) {
+    if (a[threadIdx.x] != 1) __trap();
+}
 """
 
 def kernel(name, **replaced):
@@ -217,6 +220,15 @@ ct.synchronize()
     )
     done = run_command("sanitize", "--checks", "initcheck", "products.py")
     assert 0 == done.returncode, done.stdout
+
+
+def test_what_was_found_before_a_kernel_trapped_is_reported(run_command, tmp_path):
+    (tmp_path / "wrong.py").write_text(_HEAD + "run(kernel('expect'), 1, a + 256)\nstream.sync()")
+    done = run_command("sanitize", "--json", "wrong.py")
+    assert "trap at program.cu:22" in done.stderr
+    assert [("memcheck", "out-of-bounds")] == [
+        (one["check"], one["kind"]) for one in json.loads(done.stdout)["on_device"]
+    ]
 
 
 def test_repeated_findings_are_counted(run_command, tmp_path):

@@ -13,7 +13,7 @@ from snapshot_files import HERE, recordings
 from cudatool import analyze
 from cudatool.collect import perfetto, torch_snapshot
 from cudatool.errors import OutputError
-from cudatool.trace.events import RECORD, CopyFlag, Kind, StreamFlag, pack_dims
+from cudatool.trace.events import RECORD, CopyFlag, Kind, StreamFlag, pack_dims, pack_product
 from cudatool.trace.model import Frame, Trace
 
 HOST, DEVICE = 1, 1000
@@ -109,6 +109,12 @@ def test_an_execution_is_a_slice_on_its_stream_named_by_its_launch(tmp_path: Pat
     assert expected == ran["args"] == call["args"]
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert "stream 0xabc (5)" == names[ran["pid"], ran["tid"]]
+
+
+def test_a_product_has_its_extents(tmp_path: Path) -> None:
+    aux0, aux1 = pack_product(8, 128_256, 70_000)
+    (call,) = of_phase(written(tmp_path, trace((Kind.GEMM, {"name": "sgemm", "aux0": aux0, "aux1": aux1}))), "X")
+    assert [8, 128_256, 70_000] == call["args"]["mnk"]
 
 
 def test_an_arrow_leads_from_the_launch_to_what_it_ran(tmp_path: Path) -> None:

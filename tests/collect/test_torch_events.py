@@ -337,6 +337,7 @@ def graph_rows():
         trace(TraceCall.EVENT_WAIT, 0xE, 0x600),
         payload(2, "aten::fill_.Scalar", tensor(A + 4096, stream=0x600)),  # on a stream that joined the capture
         call(2, 2),
+        trace(TraceCall.EVENT_DELETION, 0xE),
         note(Note.GRAPH_END, 1, SIDE, 0),
     ]
 
@@ -348,6 +349,7 @@ def test_captured_operators_run_when_the_graph_does():
         Kind.GRAPH_CAPTURE_BEGIN,
         Kind.EVENT_RECORD,
         Kind.STREAM_WAIT_EVENT,
+        Kind.EVENT_DESTROY,
         Kind.GRAPH_CAPTURE_END,
         Kind.GRAPH_LAUNCH,
     ]
@@ -366,6 +368,68 @@ def test_input_of_a_graph_that_another_stream_writes_is_found(tmp_path):
     replay = note(Note.GRAPH_LAUNCH, 1, 0, 0)
     report = check_rows(tmp_path, *graph_rows(), row(RowKind.STREAM, 0x700, 0, 1), *write, replay)
     assert [finding.kind for finding in report.findings] == ["race-raw"]
+
+
+@pytest.mark.parametrize("waits", ["", "before the launch", "after the launch"])
+def test_external_event_that_a_graph_records_stands_for_its_launch(tmp_path, waits):
+    event, reader = 0xF, 0x700
+    wait = trace(TraceCall.EVENT_WAIT, event, reader)
+    rows = [
+        row(RowKind.STREAM, SIDE, 0, 1),
+        row(RowKind.STREAM, reader, 0, 1),
+        note(Note.GRAPH_BEGIN, 1, SIDE, 0),
+        payload(1, "aten::fill_.Scalar", tensor(A, stream=SIDE)),
+        call(1, 1),
+        trace(TraceCall.EVENT_RECORD, event, SIDE),
+        note(Note.GRAPH_END, 1, SIDE, 0),
+        *([wait] if waits == "before the launch" else []),
+        note(Note.GRAPH_LAUNCH, 1, SIDE, 0),
+        *([wait] if waits == "after the launch" else []),
+        payload(2, "aten::relu", tensor(A, stream=reader), tensor(B, result=True, stream=reader)),
+        call(2, 2),
+    ]
+    expected = [] if waits == "after the launch" else ["race-raw"]
+    assert expected == [finding.kind for finding in check_rows(tmp_path, *rows).findings]
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_external_event_that_a_graph_waits_for_orders_its_launch(tmp_path, recorded):
+    event, writer = 0xF, 0x700
+    rows = [
+        row(RowKind.STREAM, SIDE, 0, 1),
+        row(RowKind.STREAM, writer, 0, 1),
+        trace(TraceCall.EVENT_RECORD, event, writer),
+        note(Note.GRAPH_BEGIN, 1, SIDE, 0),
+        trace(TraceCall.EVENT_WAIT, event, SIDE),
+        payload(1, "aten::relu", tensor(A, stream=SIDE), tensor(B, result=True, stream=SIDE)),
+        call(1, 1),
+        note(Note.GRAPH_END, 1, SIDE, 0),
+        payload(2, "aten::fill_.Scalar", tensor(A, stream=writer)),
+        call(2, 2),
+        *([trace(TraceCall.EVENT_RECORD, event, writer)] if recorded else []),
+        note(Note.GRAPH_LAUNCH, 1, SIDE, 0),
+    ]
+    found = [finding.kind for finding in check_rows(tmp_path, *rows).findings]
+    assert ([] if recorded else ["race-raw"]) == found
+
+
+def test_event_recorded_anew_after_a_capture_stands_for_that_record(tmp_path):
+    event, writer = 0xF, 0x700
+    rows = [
+        row(RowKind.STREAM, SIDE, 0, 1),
+        row(RowKind.STREAM, writer, 0, 1),
+        note(Note.GRAPH_BEGIN, 1, SIDE, 0),
+        trace(TraceCall.EVENT_RECORD, event, SIDE),
+        note(Note.GRAPH_END, 1, SIDE, 0),
+        payload(1, "aten::fill_.Scalar", tensor(A, stream=writer)),
+        call(1, 1),
+        trace(TraceCall.EVENT_RECORD, event, writer),
+        note(Note.GRAPH_LAUNCH, 1, SIDE, 0),
+        trace(TraceCall.EVENT_WAIT, event, SIDE),
+        payload(2, "aten::relu", tensor(A, stream=SIDE), tensor(B, result=True, stream=SIDE)),
+        call(2, 2),
+    ]
+    assert [] == [finding.kind for finding in check_rows(tmp_path, *rows).findings]
 
 
 def test_graph_with_something_unknown_is_not_checked(tmp_path):

@@ -126,6 +126,12 @@ def test_freed_memory_must_not_be_used(memory, ptx_kernel):
         assert expected == len(found), offset
 
 
+def test_an_error_that_ends_a_kernel_has_what_was_found(check):
+    with pytest.raises(jit.KernelTrap) as caught:
+        check(Instrument.MEMCHECK, "ld.global.u32 %r2, [%a1+4096]; trap;", block=1)
+    assert [Defect.INVALID] == [found.defect for found in caught.value.found]
+
+
 def test_misaligned_accesses_are_reported(check):
     (found,) = check(Instrument.MEMCHECK, "ld.global.u32 %r2, [%a1+2];\nret;", block=1)
     assert Defect.MISALIGNED == found.defect

@@ -258,6 +258,14 @@ def test_another_kernel_or_variant_is_another_cache_entry(tmp_path, ptx_kernel):
     assert 3 == len(list(tmp_path.rglob("*.o")))
 
 
+def test_code_from_the_cache_names_lines_of_the_text_that_is_loaded(tmp_path, ptx_kernel, launch):
+    for lines in (0, 3):
+        other = ".visible .entry other() {" + "\n" * lines + "ret; }"
+        with pytest.raises(jit.KernelTrap) as caught:
+            launch(ptx_kernel("", "trap;", other, cache_dir=tmp_path), 1, 1)
+        assert caught.value.args[0].endswith(f"trap at PTX line {7 + lines}")
+
+
 def test_a_damaged_cache_entry_is_replaced(tmp_path, ptx_kernel, launch):
     body = HEAD + "st.global.u32 [%a], 7; ret;"
     ptx_kernel(".param .u64 p", body, cache_dir=tmp_path).prepare()

@@ -95,3 +95,38 @@ def test_calls_work_without_a_current_context_and_are_marked_as_ours(driver_prov
     assert 3 == len(operations)
     assert 0 not in operations
     assert 0 == hooks.current_operation()
+
+
+@pytest.mark.parametrize("name", ["cuMemCreate", "cuMemMap", "cuMemSetAccess"])
+def test_pages_that_cannot_all_be_mapped_leave_nothing_behind(driver_provider: DriverProvider, name: str) -> None:
+    class LastFails:
+        """A driver that refuses the second call of one function, or the first if there is no second."""
+
+        calls = 0
+
+        def __getattr__(self, called: str) -> Any:
+            return self.refuse if called == name and self.is_last() else getattr(driver, called)
+
+        def is_last(self) -> bool:
+            self.calls += 1
+            return self.calls == (1 if name == "cuMemSetAccess" else 2)
+
+        @staticmethod
+        def refuse(*_: object) -> tuple[Any, ...]:
+            return driver.CUresult.CUDA_ERROR_NOT_SUPPORTED, None
+
+    before = driver_provider.memory_info()
+    start = driver_provider.reserve(4 * MIB, 0)
+    driver = driver_provider._driver
+    try:
+        driver_provider._driver = LastFails()
+        with pytest.raises(CudaError, match=f"{name}.* failed"):
+            driver_provider.map(start, 4 * MIB, 2 * MIB)
+        driver_provider._driver = driver
+        assert before == driver_provider.memory_info()
+        driver_provider.map(start, 4 * MIB, 2 * MIB)  # nothing is in the way
+        driver_provider.unmap(start, 4 * MIB, 2 * MIB)
+    finally:
+        driver_provider._driver = driver
+        driver_provider.unreserve(start, 4 * MIB)
+    assert before == driver_provider.memory_info()

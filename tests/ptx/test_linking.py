@@ -87,6 +87,14 @@ def test_source_files_keep_their_lines():
     }
 
 
+def test_lines_of_a_linked_image_are_counted_through():
+    image = join([CALLER, CALLEE, HEADER + b".visible .entry last() { ret; }"])
+    lines = image.split(b"\n")
+    at = {name: f.line for name, f in parse_image(image).functions.items()}
+    for name in ("k", "f", "last"):
+        assert f" {name}(".encode() in lines[at[name] - 1]
+
+
 def test_linked_images_can_be_linked_again():
     assert [CALLER, CALLEE, HEADER] == split(join([join([CALLER, CALLEE + b"\0"]), HEADER]))
 

@@ -149,6 +149,26 @@ def test_split_points_begin_blocks():
     assert [(0, 1), (1, 2), (2, 3), (3, 3)] == [(b.start, b.stop) for b in Flow(function, frozenset({1, 2})).blocks]
 
 
+def test_edges_back_to_one_block_close_one_loop_and_loops_nest():
+    function = body(""".reg .pred %p<9>;
+    OUTER: @%p0 bra INNER; bra OUTER;
+    INNER: @%p1 bra INNER; @%p2 bra INNER; @%p3 bra OUTER;
+    ret;""")
+    flow = Flow(function)
+    at = {name: flow.at[index] for name, index in function.labels.items()}
+    inner = frozenset({at["INNER"], at["INNER"] + 1})
+    outer = frozenset({at["OUTER"], at["OUTER"] + 1, at["INNER"] + 2}) | inner
+    assert {at["OUTER"]: outer, at["INNER"]: inner} == flow.natural_loops()
+
+
+def test_a_branch_to_text_before_it_closes_a_loop_only_if_all_ways_come_through_there():
+    function = body(""".reg .pred %p;
+    @%p bra RARE;
+    JOIN: nanosleep.u32 1; ret;
+    RARE: nanosleep.u32 2; bra JOIN;""")
+    assert {} == Flow(function).natural_loops()
+
+
 def test_inlined_calls_have_their_own_registers():
     before = """.func (.param .b32 r) f(.param .b32 x) { .reg .b32 %v; .reg .pred %p; ld.param.b32 %v, [x];
     setp.eq.u32 %p, %v, 0; @%p ret; st.param.b32 [r], %v; ret; }"""

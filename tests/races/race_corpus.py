@@ -20,6 +20,7 @@ A finding is its kind and the marks of its two sides: the lines that end in ``# 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import itertools
@@ -30,6 +31,7 @@ import sys
 import tempfile
 import tomllib
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
@@ -95,7 +97,26 @@ def cases() -> list[tuple[Program, str]]:
     return [(program, variant) for program in programs() for variant in program.expect]
 
 
-def run(program: Program, variant: str) -> Any:
+@contextlib.contextmanager
+def _as_on_a_gpu(path: str) -> Iterator[None]:
+    """Record what the runtime itself tells, and what kernels access as their PTX says it."""
+    from cudatool import _driver
+    from cudatool.recording import drain
+    from cudatool.trace import hooks, stacks
+    from cudatool.trace.recorder import Recorder
+
+    _driver.initialize()
+    stacks.enable(True)
+    hooks.wants_accesses = True
+    try:
+        with Recorder(path, header={"device": "as on a GPU", "device_kind": "cuda"}):
+            yield
+            drain()
+    finally:
+        hooks.wants_accesses = False
+
+
+def run(program: Program, variant: str, *, as_on_a_gpu: bool = False) -> Any:
     """Run a variant in this process and return the sanitizer's report."""
     import cudatool as ct
     from cudatool.recording import record
@@ -108,7 +129,8 @@ def run(program: Program, variant: str) -> Any:
     globals_ = {"__name__": "__main__", "__file__": str(program.path)}
     try:
         path = os.path.join(folder, "run.ctrace")
-        with record(path, measure_accesses=True, checks=["memcheck"]):
+        recording = _as_on_a_gpu(path) if as_on_a_gpu else record(path, measure_accesses=True, checks=["memcheck"])
+        with recording:
             exec(program.code, globals_)
         return check(reader.read(path))
     finally:

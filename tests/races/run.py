@@ -5,6 +5,7 @@
     python tests/races/run.py                    # the software device, 3 schedules
     python tests/races/run.py --schedules 20     # fifo, lifo, late and 17 random ones
     python tests/races/run.py --device cuda      # a GPU, as it is
+    python tests/races/run.py --inferred         # the software device, with what a recording on a GPU has
     python tests/races/run.py --only event_wait --json
 
 Every schedule is a process of its own, in which all programs run one after the other, each recorded by itself.
@@ -34,9 +35,10 @@ def devices(schedules: int) -> list[str]:
     return (named + [f"sim:count=2,schedule=random,seed={seed}" for seed in range(schedules)])[:schedules]
 
 
-def run_all(device: str, only: str = "") -> list[dict]:
+def run_all(device: str, only: str = "", *, inferred: bool = False) -> list[dict]:
     """Run every variant on `device` in a new process; return what was found, missed and reported falsely."""
     command = [sys.executable, __file__, "--in-this-process", "--device", device, "--only", only]
+    command += ["--inferred"] if inferred else []
     environment = {**os.environ, "CUDATOOL_DEVICE": device}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -44,25 +46,25 @@ def run_all(device: str, only: str = "") -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def _run_here(device: str, only: str) -> None:
+def _run_here(device: str, only: str, inferred: bool) -> None:
     import gc
 
     import cudatool as ct
 
-    on_gpu = device.startswith("cuda")
+    as_on_a_gpu = inferred or device.startswith("cuda")
     count = ct.device_count()
-    gc.freeze()  # collections look at the programs' own objects alone
     for program, variant in cases():
         if only not in f"{program.name}:{variant}":
             continue
+        gc.freeze()  # collections look at the program's own objects alone
         result = {"program": program.name, "variant": variant, "device": device, "skipped": "", "error": ""}
-        if on_gpu and program.cuda:
+        if as_on_a_gpu and program.cuda:
             result["skipped"] = program.cuda
         elif program.devices > count:
             result["skipped"] = f"needs {program.devices} devices"
         else:
             try:
-                found = compare(program, variant, run(program, variant))
+                found = compare(program, variant, run(program, variant, as_on_a_gpu=inferred))
                 result |= {"found": found.found, "missed": found.missed, "false": found.false}
             except Exception:
                 result["error"] = traceback.format_exc()
@@ -104,14 +106,15 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, default=3, help="of the software device")
     parser.add_argument("--device", default="sim", help="sim or cuda")
     parser.add_argument("--only", default="", help="a part of PROGRAM:VARIANT")
+    parser.add_argument("--inferred", action="store_true", help="record only what a recording on a GPU would have")
     parser.add_argument("--json", action="store_true", help="one object for each variant and schedule")
     parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.in_this_process:
-        _run_here(options.device, options.only)
+        _run_here(options.device, options.only, options.inferred)
         return 0
     where = ["cuda"] if options.device == "cuda" else devices(options.schedules)
-    results = [result for device in where for result in run_all(device, options.only)]
+    results = [result for device in where for result in run_all(device, options.only, inferred=options.inferred)]
     if options.json:
         print("\n".join(json.dumps(result) for result in results))
         return 0

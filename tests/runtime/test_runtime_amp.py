@@ -13,8 +13,9 @@ import pytest
 
 import cudatool
 from cudatool import amp, blas, ops, optim
+from cudatool.amp import _grad_scaler
 from cudatool.amp._policy import POLICIES, Policy
-from cudatool.errors import UsageError
+from cudatool.errors import OutOfMemoryError, UsageError
 from cudatool.graphs import CUDAGraph, graph
 from cudatool.ops import registered
 from cudatool.trace.events import Event, Kind
@@ -82,6 +83,22 @@ def test_a_fused_step_divides_by_the_scale_and_is_left_out_at_infinity() -> None
     assert ([-3, -3], 2.0) == (param.get().tolist(), scaler.get_scale())
     assert not hasattr(optimizer, "found_inf")
     assert not hasattr(optimizer, "grad_scale")
+
+
+def test_a_fused_step_without_memory_leaves_no_scale_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    param = cudatool.zeros(2)
+    scaler, optimizer = scaler_with(init_scale=8.0), optim.SGD([param], lr=1.0)
+
+    def no_memory(*_: object) -> None:
+        raise OutOfMemoryError("none is left")
+
+    with monkeypatch.context() as short:
+        short.setattr(_grad_scaler, "_combined", no_memory)
+        with pytest.raises(OutOfMemoryError):
+            scaler.step(optimizer, [cudatool.full(2, 16.0)])
+    scaler.update()
+    scaler.step(optimizer, [cudatool.full(2, 16.0)])
+    assert [-2.0, -2.0] == param.get().tolist()
 
 
 def test_another_optimizer_sees_unscaled_gradients_or_none() -> None:

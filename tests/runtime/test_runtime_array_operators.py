@@ -32,6 +32,8 @@ def test_unary_operators_and_powers():
     np.testing.assert_array_equal((2 ** abs(a)).get(), 2 ** abs(A))
     np.testing.assert_array_equal((a << 1).get(), A << 1)
     np.testing.assert_array_equal((a >> 1).get(), A >> 1)
+    np.testing.assert_array_equal((3 << abs(a)).get(), 3 << abs(A))
+    np.testing.assert_array_equal((300 >> abs(a)).get(), 300 >> abs(A))
 
 
 def test_operators_in_place_keep_the_array():
@@ -50,6 +52,14 @@ def test_operators_in_place_keep_the_array():
         expected[:, 1:] = getattr(operator, function)(expected[:, 1:], value)
     np.testing.assert_allclose(array.get(), expected)
     assert address == array.data_ptr()
+
+
+def test_shifts_in_place():
+    array = view = cudatool.asarray([1, 2, 3])
+    view <<= 2
+    view >>= 1
+    assert view is array
+    assert array.get().tolist() == [2, 4, 6]
 
 
 def test_an_integer_array_does_not_become_real_in_place():

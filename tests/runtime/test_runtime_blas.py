@@ -15,7 +15,7 @@ import cudatool
 from cudatool import _host_function, blas
 from cudatool.backends._settings import Settings, settings
 from cudatool.errors import UsageError
-from cudatool.trace.events import AccessFlag, Kind, unpack_dims
+from cudatool.trace.events import AccessFlag, Kind, unpack_product
 
 BF16, E4M3, E5M2 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 TOLERANCE = {"f4": 1e-5, "f8": 1e-12, "f2": 4e-3, BF16: 2e-2, "c8": 1e-5, "c16": 1e-12}
@@ -139,7 +139,7 @@ def test_matmul_of_a_tall_batch_is_one_product(rng, events):
     events.clear()
     cudatool.matmul(a, b)
     (gemm,) = (event for event in events if event.kind is Kind.GEMM)
-    assert (gemm.name, unpack_dims(gemm.aux0)) == ("sgemm", (6, 5, 4))
+    assert (gemm.name, unpack_product(gemm.aux0, gemm.aux1)) == ("sgemm", (6, 5, 4))
 
 
 def test_matmul_of_batches_that_do_not_lie_in_a_row(rng):

@@ -86,6 +86,10 @@ def test_result_type_of_arrays_and_numbers(operands, expected):
     assert np.dtype(NAMES[expected]) == actual
 
 
+def test_an_8_bit_float_and_a_number_stay_an_8_bit_float():
+    assert _dtypes.result_type(cudatool.empty(2, cudatool.float8_e5m2), 0.5) == cudatool.float8_e5m2
+
+
 def test_result_type_of_nothing_is_refused():
     with pytest.raises(UsageError, match="at least one"):
         cudatool.result_type()

@@ -11,7 +11,8 @@ import cudatool
 
 
 def test_import_loads_nothing_heavy() -> None:
-    program = "import sys, cudatool; print(*{'cuda', 'numpy', 'llvmlite', 'pynvml'} & set(sys.modules))"
+    heavy = {"cuda", "inspect", "llvmlite", "numpy", "pynvml"}
+    program = f"import sys; before = {{*sys.modules}}; import cudatool; print(*{heavy} & {{*sys.modules}} - before)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
     assert done.stderr == ""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -160,6 +162,16 @@ def test_kernel_that_is_not_in_the_source_is_an_error() -> None:
     assert "missing" in caught.value.log
 
 
+def test_a_program_s_file_is_not_in_the_directory_where_it_was_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache gives the program to processes that run elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    source = f'extern "C" __global__ void only_here() {{ __trap(); }}  // {tmp_path}: not in the cache'
+    code, _ = cudatool.compile(source, "only_here")._ptx()
+    assert [b'"only_here.cu"'] == re.findall(rb"^\s*\.file\s+1 (.+)$", code, re.MULTILINE)
+
+
 def test_headers_of_cuda_and_cccl_can_be_included() -> None:
     from cudatool._nvrtc import include_paths
 
@@ -197,6 +209,20 @@ def test_compiled_program_is_found_again(monkeypatch: pytest.MonkeyPatch, tmp_pa
         assert first.parameters == second.parameters
         array = cudatool.asarray([1.0, 2.0, 3.0])
         second[1, 32](array, 2.0, 3)
+        assert array.get().tolist() == [2, 4, 6]
+    finally:
+        _kernel._cache.cache_clear()
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    from cudatool import _kernel
+
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CUDATOOL_CACHE_DIR", str(tmp_path / "file"))
+    _kernel._cache.cache_clear()
+    try:
+        array = cudatool.asarray([1.0, 2.0, 3.0])
+        cudatool.compile(SCALE, "scale<double>")[1, 32](array, 2.0, 3)
         assert array.get().tolist() == [2, 4, 6]
     finally:
         _kernel._cache.cache_clear()

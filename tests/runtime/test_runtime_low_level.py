@@ -130,6 +130,27 @@ def test_process_that_has_only_counted_devices_can_fork() -> None:
     assert "3.0\n3.0\n" == run(program, CUDATOOL_DEVICE="sim")
 
 
+def test_process_forked_while_a_thread_loads_the_driver_is_told_so() -> None:
+    program = (
+        "import os, signal, threading, cudatool\n"
+        "from cudatool import _cuda, _driver\n"
+        "_driver.initialize()\n"
+        "held = threading.Event()\n"
+        "def load():\n"
+        "    with _cuda._loading: held.set(); threading.Event().wait()\n"
+        "threading.Thread(target=load, daemon=True).start()\n"
+        "held.wait()\n"
+        "if child := os.fork():\n"
+        "    print(os.waitpid(child, 0)[1])\n"
+        "else:\n"
+        "    signal.alarm(20)\n"
+        "    try: cudatool.ones(3)\n"
+        "    except cudatool.CudatoolError as error: print(type(error).__name__, flush=True)\n"
+        "    os._exit(0)"
+    )
+    assert "DeviceUnavailableError\n0\n" == run(program, CUDATOOL_DEVICE="sim")
+
+
 def test_process_forked_off_one_that_uses_the_device_is_told_so() -> None:
     """Source: test_multiprocessing.py::test_wrong_cuda_fork"""
     program = (
@@ -137,6 +158,7 @@ def test_process_forked_off_one_that_uses_the_device_is_told_so() -> None:
         "array, event = cudatool.ones(3), cudatool.current_stream().record_event()\n"
         "used, pinned, graph = cudatool.ones(3), cudatool.empty_pinned(3), cudatool.CUDAGraph()\n"
         "with cudatool.graph(graph): array + 1\n"
+        "ranks = cudatool.nccl.init_all([0])\n"
         "used.record_stream(cudatool.Stream())\n"
         "array.copy_(cudatool.pin_memory(pinned), non_blocking=True)\n"
         "pinned[:] = 1; array.copy_(pinned, non_blocking=True)\n"
@@ -148,7 +170,7 @@ def test_process_forked_off_one_that_uses_the_device_is_told_so() -> None:
         "    try: cudatool.ones(3)\n"
         "    except cudatool.CudatoolError as error: print(type(error).__name__, 'spawn' in str(error), flush=True)\n"
         "    sys.unraisablehook = lambda failure: print(failure, flush=True)\n"
-        "    del event, used, pinned, graph, array\n"  # without a word: they are the parent's
+        "    del event, used, pinned, graph, array, ranks\n"  # without a word: they are the parent's
         "    os._exit(0)"
     )
     assert "DeviceUnavailableError True\n3.0\n" == run(program, CUDATOOL_DEVICE="sim")

@@ -8,7 +8,7 @@ import pytest
 import cudatool
 from cudatool import blas
 from cudatool.errors import UsageError
-from cudatool.trace.events import AccessFlag, Event, Kind, unpack_dims
+from cudatool.trace.events import AccessFlag, Event, Kind, unpack_product
 
 TOLERANCE = {"f4": 1e-5, "f8": 1e-12}
 
@@ -116,13 +116,23 @@ def test_operands_may_be_dropped_at_once(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(product.get(), a @ b, atol=1e-10)
 
 
+@pytest.mark.parametrize("extents", [(2, 70_000, 3), (2, 3, 70_000), (70_000, 2, 3)])
+def test_extents_of_a_product_are_recorded_whatever_their_size(
+    events: list[Event], extents: tuple[int, int, int]
+) -> None:
+    m, n, k = extents
+    cudatool.matmul(cudatool.zeros((m, k)), cudatool.zeros((k, n)))
+    (gemm,) = (event for event in events if event.kind is Kind.GEMM)
+    assert extents == unpack_product(gemm.aux0, gemm.aux1)
+
+
 def test_product_and_what_it_touches_are_recorded(events: list[Event]) -> None:
     a, b = cudatool.zeros((4, 10))[:, :6], cudatool.zeros((5, 6)).T
     out = cudatool.empty((4, 5))
     events.clear()
     cudatool.matmul(a, b, out=out)
     gemm, *accesses = [event for event in events if event.kind in (Kind.GEMM, Kind.ACCESS)]
-    assert (gemm.name, unpack_dims(gemm.aux0)) == ("sgemm", (4, 5, 6))
+    assert (gemm.name, unpack_product(gemm.aux0, gemm.aux1)) == ("sgemm", (4, 5, 6))
     assert (gemm.address, gemm.size) == (out.data_ptr(), 80)
     assert {event.correlation for event in accesses} == {gemm.correlation}
     assert [(e.address, e.size, e.aux0, e.aux1, e.flags) for e in accesses] == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -251,6 +252,16 @@ def test_communicator_of_one_rank_gives_back_what_it_is_given() -> None:
         assert [4, 4, 4] == array.get().tolist()
     with pytest.raises(CudaError, match="closed"):
         communicator.all_reduce(array)
+
+
+def test_nothing_is_kept_of_ranks_that_are_closed(device: str) -> None:
+    if device == "cuda":
+        pytest.skip("NCCL's own")
+    communicator = nccl.init_rank(1, nccl.unique_id(), 0)
+    communicator.all_reduce(cudatool.ones(3))
+    handle = weakref.ref(communicator._handle)
+    communicator.close()
+    assert handle() is None
 
 
 def test_ranks_can_be_threads(second: int) -> None:

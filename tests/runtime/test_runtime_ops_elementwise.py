@@ -422,3 +422,39 @@ def test_filling_by_a_mask_keeps_the_dtype():
 def test_bounds_that_would_wrap_around_are_refused(bound):
     with pytest.raises(UsageError, match="does not hold"):
         ops.clamp(cudatool.zeros(3, np.uint8), bound)
+
+
+def test_the_square_of_bool_is_an_integer():
+    found = ops.square(cudatool.asarray([True, False]))
+    assert (found.dtype, found.get().tolist()) == (np.int64, [1, 0])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda a: ops.add(a, a, alpha=0.5), "alpha must be a number that int32 arithmetic can take, not 0.5"),
+        (lambda a: ops.sub(a, 1, alpha=1j), "alpha must be a number that int32"),
+        (lambda a: ops.addcmul(a, a, a, value=0.5), "value must be a number that int32"),
+        (lambda a: ops.add(a, a, alpha=a), "alpha must be a number"),
+        (lambda a: ops.add(a, np.str_("1")), "DeviceArrays and numbers, not str_"),
+        (lambda a: ops.tril(a.reshape(1, 3), 1.5), "diagonal must be a number that int64"),
+        (lambda a: ops.pow(a, -1), "integers to the power of -1 is not whole"),
+        (lambda a: ops.masked_fill(a, a > 0, 2**31), "int32 does not hold 2147483648"),
+        (lambda a: ops.masked_fill(a, a > 0, float("nan")), "int32 does not hold nan"),
+        (lambda a: ops.masked_fill(a.astype(np.float32), a > 0, 1e300), "float32 does not hold 1e"),
+        (lambda a: ops.masked_fill(a.astype(np.float32), a > 0, 1j), "float32 does not hold 1j"),
+        (lambda a: a.fill_(2**40), "int32 does not hold 1099511627776"),
+        (lambda a: a.fill_("7"), "int32 does not hold '7'"),
+        (lambda a: cudatool.full(2, None), "float32 does not hold None"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(call, message):
+    with pytest.raises(UsageError, match=message):
+        call(cudatool.asarray(np.array([1, 2, 3], np.int32)))
+
+
+def test_numbers_that_fit_are_rounded_or_cut():
+    whole, mask = cudatool.asarray(np.array([1, 2], np.uint8)), cudatool.asarray([False, True])
+    assert ops.masked_fill(whole, mask, 3.7).get().tolist() == [1, 3]
+    assert whole.fill_(-1).get().tolist() == [255, 255]  # as one subtracts by adding
+    assert whole.astype(np.float32).fill_(float("inf")).get().tolist() == [float("inf")] * 2

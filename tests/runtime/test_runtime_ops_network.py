@@ -235,7 +235,7 @@ def test_arange(arguments, dtype):
         (lambda x: ops.cross_entropy_backward(x, x, cudatool.zeros(2, int)), r"gradient must have shape \(\)"),
         (lambda x: ops.embedding(x, x), "indices that are integers"),
         (lambda x: ops.embedding(cudatool.zeros(2, int), x[0]), r"weight of shape \(rows, columns\)"),
-        (lambda x: ops.index_select(x, 0, x), "indices of one dimension"),
+        (lambda x: ops.index_select(x, 0, x.astype(np.int64)), "indices of one dimension"),
         (lambda x: ops.index_select(x, 5, cudatool.zeros(2, int)), "there is no dimension 5"),
         (lambda x: ops.cat([x, x[:, :1]], 0), "needs shapes that differ only there"),
         (lambda x: ops.cat([]), "at least one array"),
@@ -287,3 +287,65 @@ def test_softmax_is_along_one_dimension():
     for dim in (None, (0, 1)):
         with pytest.raises(TypeError):
             ops.softmax(cudatool.ones((3, 4)), dim)
+
+
+def test_softmax_of_integers_needs_a_dtype():
+    array = cudatool.asarray([1, 2, 3])
+    expected = np.exp([1, 2, 3]) / np.exp([1, 2, 3]).sum()
+    np.testing.assert_allclose(ops.softmax(array, 0, dtype=np.float32).get(), expected, rtol=1e-6)
+    np.testing.assert_allclose(ops.log_softmax(array, 0, dtype=np.float64).get(), np.log(expected), rtol=1e-14)
+    with pytest.raises(UsageError, match="takes arrays of floats"):
+        ops.softmax(array, 0)
+
+
+def test_rows_of_one_element():
+    one, first = cudatool.asarray(np.float32(7)), cudatool.asarray([0])
+    for index in (first, first.reshape(())):
+        assert ops.index_select(one, 0, index).get() == np.float32(7)
+        assert ops.index_add(one, -1, index, one, alpha=2).get() == np.float32(21)
+    rows = cudatool.asarray(np.arange(6.0).reshape(2, 3))
+    assert ops.index_select(rows, 1, cudatool.asarray(np.int64(2))).get().tolist() == [[2], [5]]
+
+
+def test_nothing_can_be_added_to_nothing():
+    rows, index = cudatool.empty((3, 0)), cudatool.empty(0, np.int64)
+    assert ops.index_add(rows, 1, index, rows).shape == (3, 0)
+
+
+def test_cat_leaves_out_arrays_of_no_elements_and_one_dimension():
+    rows = cudatool.asarray(np.ones((2, 2), np.float32))
+    found = ops.cat([cudatool.empty(0, np.float64), rows], 1)
+    assert (found.dtype, found.shape) == (np.float64, (2, 2))
+    assert ops.cat([cudatool.empty(0), cudatool.empty(0)]).shape == (0,)
+
+
+def test_one_hot_finds_out_how_many_classes_there_are():
+    assert ops.one_hot(cudatool.asarray([2, 0])).get().tolist() == [[0, 0, 1], [1, 0, 0]]
+
+
+def test_arange_of_integers_is_of_whole_parts():
+    assert ops.arange(0.1, dtype=np.int64).shape == (0,)
+    assert ops.arange(1.9, 4.9, 1.5, dtype=np.int64).get().tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda a: ops.arange(float("inf")), "finite real numbers, not inf"),
+        (lambda a: ops.arange("3"), "finite real numbers, not '3'"),
+        (lambda a: ops.arange(0, 3, 0.5, dtype=np.int64), "by steps of 0"),
+        (lambda a: ops.one_hot(a, -2), "cannot be -2 classes"),
+        (lambda a: ops.one_hot(a[:0]), "of no elements"),
+        (lambda a: ops.one_hot([1]), "takes a DeviceArray, not list"),
+        (lambda a: ops.cat([a, [1]]), "takes a DeviceArray, not list"),
+        (lambda a: ops.index_select(a, 0, 1), "indices that are integers"),
+        (lambda a: ops.index_add(a, 0, a, a, alpha=0.5), "alpha must be a number that int64"),
+        (lambda a: ops.index_add(a, 0, a, a.reshape(1, 3)), "as many dimensions"),
+        (lambda a: ops.embedding(a, np.ones((2, 2))), "takes a DeviceArray, not ndarray"),
+        (lambda a: ops.embedding([0], a.reshape(1, 3)), "indices that are integers"),
+        (lambda a: ops.embedding_dense_backward(a.reshape(3, 1), [0, 1, 2], 3), "indices that are integers"),
+    ],
+)
+def test_indices_and_numbers_that_do_not_fit_are_refused(call, message):
+    with pytest.raises(UsageError, match=message):
+        call(cudatool.asarray([0, 1, 2]))

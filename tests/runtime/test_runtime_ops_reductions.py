@@ -214,3 +214,17 @@ def test_result_goes_to_out():
 def test_what_does_not_fit_is_refused(call, message):
     with pytest.raises(UsageError, match=message):
         call(cudatool.zeros((2, 3)))
+
+
+@pytest.mark.parametrize("dim", [(), []])
+def test_truth_over_no_dimensions_is_that_of_each_element(dim):
+    array = cudatool.asarray(np.array([[0, 2], [0.5, 0]]))
+    for function in (ops.any, ops.all):
+        found = function(array, dim)
+        assert (found.dtype, found.get().tolist()) == (np.bool, [[False, True], [True, False]])
+
+
+def test_logsumexp_of_integers_is_float32():
+    found = ops.logsumexp(cudatool.asarray([1, 2, 3]), 0)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found.item(), np.log(np.exp([1, 2, 3]).sum()), rtol=1e-6)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import cudatool
 from cudatool import optim
 from cudatool._multi_tensor import CHUNK, plan
-from cudatool.errors import UsageError
+from cudatool.errors import OutOfMemoryError, UsageError
 from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, Event, Kind
 
@@ -331,6 +331,20 @@ def test_state_dict_has_the_form_of_torch() -> None:
 def test_what_is_wrong_is_refused(make: Callable[[Any], object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make(cudatool.ones(3))
+
+
+def test_parameters_for_whose_state_there_is_no_memory_are_not_added() -> None:
+    param, large = cudatool.ones(3), cudatool.ones(8 << 20)
+    optimizer = optim.Adam([param], lr=0.5)
+    cudatool.empty_cache()
+    cudatool.set_per_process_memory_fraction(0.0)
+    try:
+        with pytest.raises(OutOfMemoryError):
+            optimizer.add_param_group({"params": [large]})
+    finally:
+        cudatool.set_per_process_memory_fraction(1.0)
+    optimizer.step([cudatool.ones(3)])
+    assert [0.5, 0.5, 0.5] == param.get().tolist()
 
 
 def test_many_arrays_take_few_launches(events: list[Event]) -> None:

@@ -242,6 +242,11 @@ def test_without_caching_every_array_is_a_driver_allocation(events: list[Event])
     ]
 
 
+def test_negative_size_is_refused_without_caching_too() -> None:
+    with cudatool.caching_allocator_disabled(), pytest.raises(UsageError, match="cannot allocate -4 bytes"):
+        cudatool.empty(-1, np.float32)
+
+
 def test_caching_can_be_switched_off_and_on() -> None:
     cudatool.caching_allocator_enable(False)
     try:

@@ -43,6 +43,28 @@ def test_one_stream_can_be_entered_twice() -> None:
     assert cudatool.current_stream() == cudatool.default_stream()
 
 
+def test_threads_that_enter_one_stream_each_get_back_their_own() -> None:
+    shared, outer = cudatool.Stream(), cudatool.Stream()
+    entered, left = threading.Event(), threading.Event()
+    found: list[cudatool.Stream] = []
+
+    def enter_between() -> None:
+        with outer:
+            with shared:
+                entered.set()
+                left.wait(10)
+            found.append(cudatool.current_stream())
+
+    thread = threading.Thread(target=enter_between)
+    with shared:
+        thread.start()
+        entered.wait(10)
+    found.append(cudatool.current_stream())
+    left.set()
+    thread.join()
+    assert [cudatool.default_stream(), outer] == found
+
+
 def test_set_stream_lasts() -> None:
     stream = cudatool.Stream()
     cudatool.set_stream(stream)

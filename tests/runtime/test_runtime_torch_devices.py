@@ -20,21 +20,8 @@ from cudatool.errors import CudaError, UsageError
 Delay = Callable[[], None]
 
 
-@pytest.fixture
-def second() -> int:
-    if cudatool.device_count() < 2:
-        pytest.skip("there is one device; the first test runs this one on two")
-    return 1
-
-
-def test_these_tests_pass_on_two_software_devices(device: str) -> None:
-    if cudatool.device_count() > 1 or device != "sim":
-        pytest.skip("this process has its own devices")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    environment = {**os.environ, "CUDATOOL_DEVICE": "sim:count=2"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stdout
-    assert "1 skipped" in done.stdout  # this one
+def test_these_tests_pass_on_two_software_devices(on_two_devices: Callable[[str], str]) -> None:
+    assert "1 skipped" in on_two_devices(__file__)  # this one
 
 
 # What a device is.

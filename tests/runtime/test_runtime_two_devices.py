@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -15,21 +14,8 @@ from cudatool.errors import CudaError, UsageError
 from cudatool.trace.events import Event, Kind
 
 
-@pytest.fixture
-def second() -> int:
-    if cudatool.device_count() < 2:
-        pytest.skip("there is one device; the first test runs this one on two")
-    return 1
-
-
-def test_these_tests_pass_on_two_software_devices(device: str) -> None:
-    if cudatool.device_count() > 1 or device != "sim":
-        pytest.skip("this process has its own devices")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    environment = {**os.environ, "CUDATOOL_DEVICE": "sim:count=2"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stdout
-    assert "1 skipped" in done.stdout  # this one
+def test_these_tests_pass_on_two_software_devices(on_two_devices: Callable[[str], str]) -> None:
+    assert "1 skipped" in on_two_devices(__file__)  # this one
 
 
 def test_device_context_switches_and_restores(second: int) -> None:
@@ -41,6 +27,27 @@ def test_device_context_switches_and_restores(second: int) -> None:
             assert cudatool.current_device() == second
         assert cudatool.zeros(1).device == second
     assert cudatool.current_device() == 0
+
+
+def test_threads_that_share_a_device_context_each_get_back_their_own(second: int) -> None:
+    shared = cudatool.device(second)
+    entered, left = threading.Event(), threading.Event()
+    found: list[int] = []
+
+    def enter_between() -> None:
+        with shared:
+            entered.set()
+            left.wait(10)
+        found.append(cudatool.current_device())
+
+    thread = threading.Thread(target=enter_between)
+    with shared:
+        thread.start()
+        entered.wait(10)
+    found.append(cudatool.current_device())
+    left.set()
+    thread.join()
+    assert [0, 0] == found
 
 
 def test_stream_context_switches_the_device(second: int) -> None:

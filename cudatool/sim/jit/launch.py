@@ -10,15 +10,19 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 from cudatool.sim.jit.collective import ROW, array_offset
 from cudatool.sim.jit.context import EXIT, MAX_THREADS, Context, Stop
 from cudatool.sim.jit.footprint import MAP_NORESERVE, PAGE, Footprint
 from cudatool.sim.jit.native import STOP_SIGNAL, guarded_call
+
+if TYPE_CHECKING:
+    from cudatool.sim.jit.shadow import Found
 
 __all__ = [
     "KernelAssert",
@@ -45,7 +49,15 @@ _PROT_NONE, _PROT_READ_WRITE = 0, mmap.PROT_READ | mmap.PROT_WRITE
 
 
 class KernelError(Exception):
-    """A kernel did not run to its end."""
+    """A kernel did not run to its end.
+
+    Attributes
+    ----------
+    found
+        What the checkers had found until then.
+    """
+
+    found: Sequence[Found] = ()
 
 
 class KernelFault(KernelError):

@@ -19,7 +19,6 @@ from cudatool.ptx import (
     function_addresses,
     merge_calls,
     parse_image,
-    type_bytes,
 )
 from cudatool.sim.jit import native
 from cudatool.sim.jit.codegen import Native, generate
@@ -44,7 +43,6 @@ from cudatool.sim.jit.launch import (
 from cudatool.sim.jit.progress import insert_yields
 from cudatool.sim.jit.shadow import Found, Launching, Shadow
 from cudatool.sim.jit.system import SYSTEM
-from cudatool.sim.jit.table import types_of
 
 MAX_STACK = 256 << 10
 """Largest stack of a thread, bytes as CU_LIMIT_STACK_SIZE counts them."""
@@ -224,21 +222,6 @@ class Kernel:
         named = (o.name for i in calls for o in i.operands[:2] if isinstance(o, Symbol))
         return frozenset(named) & SYSTEM.keys()
 
-    @property
-    def instructions(self) -> int:
-        """Number of PTX instructions, calls inlined: what a cost model may go by."""
-        return len(self._function.instructions)
-
-    @property
-    def bytes_moved(self) -> int:
-        """Bytes that the kernel's global loads, stores and atomics move if each is executed once."""
-        total = 0
-        for i in self._function.instructions:
-            if i.opcode in ("ld", "st", "atom", "red") and not {"shared", "local", "param"} & set(i.modifiers):
-                lanes = 4 if "v4" in i.modifiers else 2 if "v2" in i.modifiers else 1
-                total += lanes * type_bytes(types_of(i)[-1])
-        return total
-
     def where(self, instruction: Instruction) -> str:
         """Return ``file:line`` of an instruction in the CUDA source, empty if the PTX does not say."""
         location = instruction.location
@@ -279,9 +262,10 @@ class Kernel:
         if found is not None:
             return found
         module = self._owner._module
-        called = [function.text for function in module.functions.values() if not function.is_kernel]
+        used = [self._declared, *(function for function in module.functions.values() if not function.is_kernel)]
+        texts = [f"{function.line} {function.text}" for function in used]  # native code names lines of the PTX
         variant = f"instrument={int(instrument)}, large_grid={large_grid}"
-        key = native.cache_key(module.preamble, self._declared.text, *called, variant)
+        key = native.cache_key(module.preamble, *texts, variant)
         data = native.read_cached(self._owner.cache_dir, key)
         if data is None:
             made = self._generate(instrument, large_grid)
@@ -358,7 +342,7 @@ class Kernel:
         Raises
         ------
         KernelFault, KernelTrap, KernelAssert, KernelDeadlock, KernelTimeout
-            The kernel did not run to its end; memory holds what it wrote until then.
+            The kernel did not run to its end; memory holds what it wrote until then, and the error what was found.
         """
         large = any(blocks * threads > 2**31 for blocks, threads in zip(grid, block, strict=True))
         instrument = Instrument.FOOTPRINT if footprint is not None else Instrument.NONE
@@ -391,10 +375,14 @@ class Kernel:
             if shadow is not None:
                 checked.append(shadow.prepare(contexts, self._lines, math.prod(grid), host_ranges))
 
-        stopped = run(launch, threads, seed, footprint, watch)
-        if stopped is not None:
-            raise self._explain(stopped)
-        return checked[0].found() if checked else []
+        try:
+            stopped = run(launch, threads, seed, footprint, watch)
+            if stopped is not None:
+                raise self._explain(stopped)
+        except KernelError as error:
+            error.found = [found for launching in checked for found in launching.found()]
+            raise
+        return [found for launching in checked for found in launching.found()]
 
     @property
     def _lines(self) -> int:

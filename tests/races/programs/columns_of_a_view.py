@@ -1,7 +1,6 @@
 # race corpus
 # rule = "Writes through strided views of one array race where their elements meet, not where their bounds do"
 # source = "CUDA Programming Guide, Asynchronous Execution, CUDA Streams (accesses are bytes, not buffers)"
-# cuda = "the copy is a kernel there, whose accesses are inferred by whole arguments"
 # [expect]
 # racy = [["race-waw", "left", "right"]]
 # fixed = []
