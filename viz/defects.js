@@ -50,7 +50,7 @@ class DefectsView {
   }
 
   stack(lines) {
-    return lines.length ? element("ol", { className: "stack" }, ...lines.map(([place, code]) => element("li", {}, place, code ? element("code", {}, code) : null))) : element("p", { className: "quiet" }, "No stack was recorded.");
+    return lines.length ? element("ol", { className: "stack" }, ...lines.map(([place, code]) => frameItem(place, code))) : element("p", { className: "quiet" }, "No stack was recorded.");
   }
 }
 

@@ -42,7 +42,7 @@ class FlameGraph {
 
   describe(node) {
     const share = this.root.size ? `, ${formatShare(node.size / this.root.size)}` : "";
-    return [node.title, `${formatBytes(node.size)}${share}, ${counted(node.count, "block")}`, node.place].filter(Boolean).join("\n");
+    return [node.title, `${formatBytes(node.size)}${share}, ${counted(node.count, "block")}`, node.place, node.code].filter(Boolean).join("\n");
   }
 
   draw() {
@@ -136,7 +136,8 @@ class FlameGraph {
 
 /**
  * Return what occupies memory at a row as a tree: by stack, outermost frame first; without any stacks by the range it
- * was allocated in, if there are any, and the requested size. A node is {title, place, size, count, parent, children}.
+ * was allocated in, if there are any, and the requested size. A node is {title, place, code, size, count, parent,
+ * children}.
  */
 function siteTree(shared, device, row) {
   const { blocks, sites } = device;
@@ -150,20 +151,20 @@ function siteTree(shared, device, row) {
     group.count++;
     groups.set(key, group);
   }
-  const node = (title, place, parent) => ({ title, place, parent, size: 0, count: 0, children: [], byKey: new Map(), colour: frameColour(place || title) });
-  const root = node("all live memory", "", null);
+  const node = (title, place, code, parent) => ({ title, place, code, parent, size: 0, count: 0, children: [], byKey: new Map(), colour: frameColour(place || title) });
+  const root = node("all live memory", "", "", null);
   for (const { first, size, count } of groups.values()) {
     const site = blocks.site[first];
     const each = `${formatBytes(blocks.size[first] - blocks.slack[first])} each`;
-    const path = hasStacks ? shared.stacks.path(sites.stack[site]) : [...(blocks.range[first] ? [[shared.names[blocks.range[first]], ""]] : []), [each, ""]];
+    const path = hasStacks ? shared.stacks.path(sites.stack[site]) : [...(blocks.range[first] ? [[shared.names[blocks.range[first]], "", ""]] : []), [each, "", ""]];
     let at = root;
     at.size += size;
     at.count += count;
-    for (const [title, place] of path) {
+    for (const [title, place, code] of path) {
       const key = `${title}\n${place}`;
       let next = at.byKey.get(key);
       if (!next) {
-        next = node(title, place, at);
+        next = node(title, place, code, at);
         at.byKey.set(key, next);
         at.children.push(next);
       }

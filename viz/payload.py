@@ -10,9 +10,11 @@ of the values, then all second bytes ...). ``payload.js`` decodes it.
 from __future__ import annotations
 
 import json
+import os
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 import numpy as np
@@ -32,6 +34,7 @@ from cudatool.analyze import (
     site_keys,
     site_label,
 )
+from cudatool.sanitize.places import source_line
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 from cudatool.viz.defects import defects
@@ -251,6 +254,30 @@ def _operations(ran: Operations, trace: Trace, columns: Columns) -> dict[str, An
     }
 
 
+def _recorded_at(trace: Trace) -> float:
+    """Return when the program ran, at the latest; 0 where that is not known."""
+    try:
+        if "start_time" in trace.header:
+            return datetime.fromisoformat(trace.header["start_time"]).timestamp()
+        return os.stat(trace.source).st_mtime
+    except (OSError, TypeError, ValueError):
+        return 0
+
+
+def _code(trace: Trace) -> Iterator[str]:
+    """Return the line of Python at each frame, empty where the file is not here or has changed since."""
+    recorded = _recorded_at(trace)
+    known: dict[str, bool] = {}
+    for frame in trace.frames:
+        if frame.file not in known:
+            try:
+                # Of Python alone: a trace may name any file, and the page may be sent to anyone.
+                known[frame.file] = frame.file.endswith(".py") and os.stat(frame.file).st_mtime <= recorded
+            except (OSError, ValueError):
+                known[frame.file] = False
+        yield source_line(frame.file, frame.line) if known[frame.file] else ""
+
+
 def _stacks(trace: Trace, columns: Columns) -> dict[str, Any]:
     """Return the stacks as one run of frame numbers with offsets, and frames as indices into a string table."""
     strings: dict[str, int] = {}
@@ -265,6 +292,7 @@ def _stacks(trace: Trace, columns: Columns) -> dict[str, Any]:
             "file": columns.add(files),
             "function": columns.add(functions),
             "line": columns.add([frame.line for frame in trace.frames]),
+            "code": columns.add(number(_code(trace))),
         },
         "stacks": {"offset": columns.add(offsets), "frame": columns.add([i for stack in trace.stacks for i in stack])},
         "strings": list(strings),
