@@ -31,6 +31,7 @@ from cudatool.analyze import (
     Usage,
     calls,
     range_at,
+    ranges,
     site_keys,
     site_label,
 )
@@ -116,6 +117,7 @@ def payload(report: Report, found: sanitize.Report | None = None) -> bytes:
                 "still_live": sum(site.size for site in device.still_live),
                 "time": columns.add(curve.time - start),
                 **_memory(report, diagnosis, rows, columns),
+                "ranges": _ranges(report.trace, device.device, rows, start, columns),
                 "ooms": _ooms(report.trace, device.device, rows),
                 "diagnosis": _diagnosis(diagnosis, rows),
             }
@@ -193,6 +195,20 @@ def _memory(report: Report, diagnosis: Diagnosis, rows: _Rows, columns: Columns)
         },
         "streams": [usage.label for usage in diagnosis.by_stream],
         "pools": [usage.label for usage in diagnosis.by_pool],
+    }
+
+
+def _ranges(trace: Trace, device: int, rows: _Rows, start: int, columns: Columns) -> dict[str, Any]:
+    """Return named ranges with their times, and as rows for the axis of events."""
+    found = ranges(trace, device)
+    time = np.append(trace.records["time"].astype(np.int64) - start, 0)  # what never ended has a row behind the last
+    return {
+        "name": columns.add(found.name),
+        "lane": columns.add(found.lane),
+        "start": columns.add(rows.of(found.start)),
+        "end": columns.add(rows.ends(found.end)),
+        "time": columns.add(time[found.start]),
+        "until": columns.add(time[found.end]),
     }
 
 

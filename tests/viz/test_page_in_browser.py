@@ -16,8 +16,8 @@ from pages import HOSTILE, program, racy
 from cudatool import analyze, sanitize, viz
 from cudatool.collect import torch_snapshot
 from cudatool.sanitize.findings import DeviceFinding, FindingKind
-from cudatool.trace.events import Kind
-from cudatool.trace.model import Frame
+from cudatool.trace.events import RECORD, Kind
+from cudatool.trace.model import Frame, Trace
 
 pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium on this machine")
 
@@ -512,6 +512,46 @@ def marked_columns(page: Page) -> str:
           return columns.size;
         })()"""
     )
+
+
+def ranged() -> Trace:
+    """Two steps on the host, of 10 ms each, with a block in each and a range inside of the second."""
+    rows: list[tuple[Kind, int, dict[str, Any]]] = []
+    for step in (0, 1):
+        at, block = 10_000_000 * step, {"address": 1 << 40, "size": 1 << 20, "aux0": 1 << 20}
+        rows.append((Kind.RANGE_PUSH, at, {"device": -1, "name": 1 + step}))
+        rows.append((Kind.BLOCK_ALLOC, at + 1_000_000, block))
+        rows.append((Kind.RANGE_PUSH, at + 2_000_000, {"device": -1, "name": 3}))
+        rows.append((Kind.RANGE_POP, at + 4_000_000, {"device": -1}))
+        rows.append((Kind.BLOCK_FREE_REQUESTED, at + 5_000_000, block))
+        rows.append((Kind.BLOCK_FREE_COMPLETED, at + 5_000_000, block))
+        rows.append((Kind.RANGE_POP, at + 9_000_000, {"device": -1}))
+    records = np.zeros(len(rows), RECORD)
+    for i, (kind, time, fields) in enumerate(rows):
+        records[i]["kind"], records[i]["time"] = kind, time
+        for field, value in fields.items():
+            records[i][field] = value
+    return Trace(records, names=["", "step 0", "step 1", "inside"], source="ranged.ctrace")
+
+
+def test_ranges_stand_above_the_memory_and_a_click_shows_one_alone(tmp_path: Path) -> None:
+    viz.write_page(ranged(), tmp_path / "ranged.html")
+    with Page(tmp_path / "ranged.html") as page:
+        page.evaluate(SETTLE)
+        assert page.evaluate(COLOURS.format("#ranges")) > 3
+        assert [0, 1] == read(page, "[...new Set(memoryView.ranges.ranges.lane)]")
+        assert ["step 1", "9 ms, from 10 ms; a click shows it alone"] == read(
+            page, "memoryView.ranges.describe(12e6, 0).split(String.fromCharCode(10))"
+        )
+        assert page.evaluate("memoryView.ranges.describe(12.5e6, 1).startsWith('inside')")
+        assert page.evaluate("memoryView.ranges.describe(9.5e6, 0) === null")
+        page.evaluate("memoryView.ranges.pick(12e6, 0)")
+        assert [10_000_000, 15_000_000] == [round(x, -6) for x in read(page, "[memoryView.from, memoryView.to]")]
+        assert [] == page.errors
+
+
+def test_without_ranges_there_is_no_band_of_them(page: Page) -> None:
+    assert page.evaluate("byId('ranges-box').hidden === (memoryView.device.ranges.name.length === 0)")
 
 
 @pytest.mark.parametrize("timed", [True, False], ids=["timed", "calls only"])
