@@ -74,7 +74,7 @@ class MemoryView {
     this.colourBlocks();
     this.map.plane.draw();
     this.timeline.plane.draw();
-    this.ranges.plane.draw();
+    this.ranges.rank();
     this.moment.draw();
     this.legend.draw();
   }

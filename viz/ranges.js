@@ -32,7 +32,20 @@ class RangeBand {
     const bounds = { x0: memory.x[0], x1: after, y0: 0, y1: lanes };
     Object.assign(plane, { bounds, view: { ...bounds } });
     this.ranges = ranges;
-    plane.draw();
+    this.rank();
+  }
+
+  /** Choose the colours: one for names that differ in numbers alone, a shade darker every other time. */
+  rank() {
+    const { names } = this.memory.shared;
+    const before = [];
+    this.colours = Array.from(this.ranges.name, (name, i) => {
+      const lane = this.ranges.lane[i];
+      before[lane] = !before[lane];
+      const colour = pixel(frameColour(names[name].replace(/\d+/g, "N")));
+      return mix(colour, theme.pixels.card, before[lane] ? 0.45 : 0.6);
+    });
+    this.plane.draw();
   }
 
   draw() {
@@ -44,7 +57,7 @@ class RangeBand {
     for (let i = 0; i < ranges.name.length; i++) {
       const lane = ranges.lane[i];
       if (this.begin[i] > view.x1 || this.end[i] < view.x0 || lane >= plane.bounds.y1) continue;
-      plane.rectangle(this.begin[i], this.end[i], lane, lane + 1, mix(pixel(paletteColour(ranges.name[i])), theme.pixels.card, 0.45), true);
+      plane.rectangle(this.begin[i], this.end[i], lane, lane + 1, this.colours[i], true);
       const left = Math.max(this.begin[i], view.x0);
       const wide = (Math.min(this.end[i], view.x1) - left) * plane.scaleX;
       if (wide > 24 * ratio && texts.length < 400) texts.push([i, left, wide]);
