@@ -73,7 +73,8 @@ Layout = npt.NDArray[Any]
 
 _allocators: dict[int, CachingAllocator] = {}
 _own: CUDAPluggableAllocator | None = None  # takes their place
-_caching = True
+_NEVER_CACHING = "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ  # whatever it says, as in PyTorch
+_caching = not _NEVER_CACHING
 _uncached: dict[int, UncachedAllocator] = {}  # of the program's own allocator, or of the driver
 _lock = threading.Lock()
 _by_address: dict[int, CachingAllocator | UncachedAllocator] = {}  # what caching_allocator_alloc gave, and from where
@@ -131,10 +132,11 @@ def _driver_functions(device: int) -> CUDAPluggableAllocator:
 def caching_allocator_enable(value: bool = True) -> None:
     """Choose whether memory is cached from now on. If not, every allocation and every free is the driver's.
 
-    For finding errors: an access to memory that was freed is one to memory that nobody has.
+    For finding errors: an access to memory that was freed is one to memory that nobody has, and behind an array is not
+    the next one. With the environment variable ``PYTORCH_NO_CUDA_MEMORY_CACHING`` nothing ever is.
     """
     global _caching
-    _caching = value
+    _caching = value and not _NEVER_CACHING
 
 
 @contextmanager

@@ -159,6 +159,25 @@ def test_a_finding_names_thread_line_memory_and_launch(run_command, tmp_path):
         assert text in done.stdout, done.stdout
 
 
+_BEHIND = """
+import numpy as np, cudatool as ct
+shift = ct.compile('''extern "C" __global__ void shift(const float *a, float *b) {
+    b[threadIdx.x] = a[threadIdx.x + 1];
+}''', "shift")
+a, b = ct.zeros(128, np.float32), ct.zeros(128, np.float32)  # 512 bytes each: neighbours in a cached segment
+shift[1, 128](a, b)
+ct.synchronize()
+"""
+
+
+def test_the_byte_behind_an_array_is_nobodys_without_caching(run_command, tmp_path):
+    (tmp_path / "behind.py").write_text(_BEHIND)
+    done = run_command("sanitize", "behind.py", environment={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
+    assert done.returncode == 1
+    assert "0 bytes after the end of 512 B" in done.stdout
+    assert "b[threadIdx.x] = a[threadIdx.x + 1];" in done.stdout
+
+
 def test_blocks_of_the_caching_allocator_are_checked_to_the_byte(run_command, tmp_path):
     (tmp_path / "blocks.py").write_text(
         """
