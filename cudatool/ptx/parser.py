@@ -97,7 +97,7 @@ class Parser(Tokens):
                 raise PtxError("only 64-bit addresses are supported", self.line)
         elif token == ".file":
             number = self.integer()
-            self.result.files[number] = self.next().strip('"')
+            self.result.files[number] = _text(self.next())
             while self.accept(","):
                 self.next()
         elif token == ".section":
@@ -256,3 +256,9 @@ def _encode(number: int | float, type_name: str) -> bytes:
         return struct.pack("<f" if type_name == "f32" else "<d", number)
     size = type_bytes(type_name)
     return (int(number) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+
+
+def _text(literal: str) -> str:
+    """Return what a string literal says: NVRTC writes the bytes of a path that are not ASCII as octal escapes."""
+    data = re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8) & 0xFF]), literal.strip('"').encode())
+    return data.decode("utf-8", "replace")
