@@ -78,7 +78,7 @@ def print_kernel(accesses: KernelAccesses, summary: KernelSummary, refusal: str)
     """Print what a kernel does; `refusal` is why the software device does not run it, empty if it does."""
     console = results()
     console.print(plain(kernel_name(accesses.kernel)), style="bold")
-    table = new_table("", "Parameter", "Type", "Access", "Bytes of one access", "Through its pointers")
+    table = new_table("Parameter", "Type", "Access", "Bytes of one access", "Through its pointers")
     for parameter, kind in zip(accesses.parameters, _types(accesses), strict=True):
         short = parameter.name.removeprefix(f"{accesses.kernel}_")
         if not parameter.fields:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["counted", "messages", "new_table", "plain", "print_rest", "results"]
+__all__ = ["counted", "messages", "new_table", "plain", "print_rest", "print_table", "results"]
 
 _NARROWEST = 72  # columns; in fewer, tables would lose their text, while the terminal wraps lines and loses nothing
 
@@ -37,16 +37,22 @@ def messages() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def new_table(title: str, *columns: str, numbers: tuple[str, ...] = ()) -> Table:
+def new_table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
     """Return a table without lines whose first columns hold text, folded where needed, and the others numbers."""
     from rich.table import Table
 
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")
     for column in numbers:
         table.add_column(column, justify="right", no_wrap=True)
     return table
+
+
+def print_table(console: Console, title: str, table: Table) -> None:
+    """Print a table below its title; as the table's own it would be as narrow as the table."""
+    console.print(f"\n{title}", style="bold")
+    console.print(table)
 
 
 def print_rest(console: Console, count: int, shown: int, what: str) -> None:

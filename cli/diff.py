@@ -52,7 +52,7 @@ def _print(console: Console, found: Diff) -> None:
     from cudatool.units import format_bytes
 
     console.print(f"Device {found.device}", style="bold")
-    table = new_table("", "At the peak", numbers=("Before", "After", "Change", "Blocks"))
+    table = new_table("At the peak", numbers=("Before", "After", "Change", "Blocks"))
     table.add_row(
         "Active", format_bytes(found.before), format_bytes(found.after), _signed(found.after - found.before), ""
     )

@@ -68,7 +68,7 @@ def _print(console: Console, found: Leaks) -> None:
     console.print(f"{len(steps):,} steps: {steps.source}; confidence {steps.confidence}", markup=False)
     if not found.found:
         return
-    table = new_table("", "Call site", numbers=("A step", "Steps", "In all", "Confidence"))
+    table = new_table("Call site", numbers=("A step", "Steps", "In all", "Confidence"))
     for leak in found.found[:_MOST]:
         table.add_row(
             plain(leak.label),

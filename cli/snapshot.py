@@ -84,7 +84,10 @@ def snapshot(
             said.print(f"Wrote {torch} ({format_bytes(torch.stat().st_size)})", markup=False)
             said.print("Next: drop it on https://pytorch.org/memory_viz", markup=False)
     if page is None and torch is None and not as_json and report.summary.events:
-        said.print(f"Next: cudatool snapshot {shlex.quote(str(source))} --html", markup=False)
+        name = shlex.quote(str(source))
+        if any("expandable_segments" in line for diagnosis in report.diagnoses for line in diagnosis.advice):
+            said.print(f"Next: cudatool replay {name}   (what that setting and others would save)", markup=False)
+        said.print(f"Next: cudatool snapshot {name} --html", markup=False)
 
 
 def _page_path(source: Path, html: str | None) -> Path | None:

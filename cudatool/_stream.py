@@ -348,6 +348,8 @@ class _Saved(NamedTuple):
 class StreamContext:
     """Context manager that makes a stream and its device current, and afterwards those that were.
 
+    It can be entered again while it is open, and by several threads.
+
     Parameters
     ----------
     stream
@@ -360,7 +362,7 @@ class StreamContext:
                 f"a Stream is made current, not {type(stream).__name__}; from_handle makes one of a handle"
             )
         self.stream = stream
-        self._saved: _Saved | None = None
+        self._saved: dict[int, list[_Saved]] = {}  # by thread: one entry for each time it is entered
 
     def __enter__(self) -> None:
         if self.stream is None:
@@ -374,14 +376,14 @@ class StreamContext:
         except BaseException as error:  # it was closed
             device.__exit__(type(error), error, error.__traceback__)
             raise
-        self._saved = saved
+        self._saved.setdefault(threading.get_ident(), []).append(saved)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self.stream is None or self._saved is None:
+        if self.stream is None:
             return
-        device, previous = self._saved
+        device, previous = self._saved[threading.get_ident()].pop()
         if previous is None:
             _current.streams.pop(self.stream.device_index, None)
         else:

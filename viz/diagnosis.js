@@ -113,7 +113,7 @@ class DiagnosisView {
       const more = hole.pinned_by - hole.pins.length;
       const summary = element("summary", {}, swatch(causeColour(moment, hole.cause)),
         element("span", { className: "name" }, `${hole.cause} `, element("small", {},
-          `in a segment of ${formatBytes(hole.segment_size)}, pinned by ${counted(hole.pinned_by, "block")}; ${moment.moment}`)),
+          `in a segment of ${formatBytes(hole.segment_size)}, pinned by ${pinnedBy(hole)}; ${moment.moment}`)),
         element("span", { className: "numbers" }, formatBytes(hole.size)));
       return element("details", { className: "row" }, summary, element("ul", {}, ...pins, more > 0 ? element("li", {}, `and ${formatCount(more)} more`) : null));
     });
@@ -154,6 +154,11 @@ class DiagnosisView {
     byId("outside-card").hidden = !lines.length;
     byId("outside").replaceChildren(...lines.map((line) => element("p", {}, line)));
   }
+}
+
+function pinnedBy({ pins, pinned_by: number }) {
+  if (!pins.length) return counted(number, "block");
+  return pins[0].label + (number > 1 ? ` and ${formatCount(number - 1)} more` : "");
 }
 
 /** Return the colour of a cause: its place among all of them. */

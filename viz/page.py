@@ -26,6 +26,7 @@ _SCRIPTS = (
     "device.js",
     "map.js",
     "timeline.js",
+    "ranges.js",
     "overview.js",
     "legend.js",
     "selection.js",

@@ -473,7 +473,7 @@ def _with_addresses(segment: Any) -> dict[str, Any]:
 
 
 def _round_size(size: npt.NDArray[np.uint64], settings: Mapping[str, Any]) -> npt.NDArray[np.uint64]:
-    """Return the block sizes that requests of `size` bytes are rounded to (notes: c10's ``round_size``)."""
+    """Return the block sizes that requests of `size` bytes are rounded to, as c10's ``round_size`` has it."""
     rounded: npt.NDArray[np.uint64] = np.maximum(
         (size + np.uint64(_MIN_BLOCK - 1)) // np.uint64(_MIN_BLOCK), 1
     ) * np.uint64(_MIN_BLOCK)
