@@ -104,13 +104,13 @@ def _recording(source: Path, only: int | None, card: str | None, recorded_conf: 
     return _Recording(trace, devices, settings, origin, total, facts.get("stats") if len(devices) == 1 else None)
 
 
-def _check(recording: _Recording, messages: Console, as_json: bool) -> None:
+def _check(recording: _Recording, said: Console, as_json: bool) -> None:
     """Say how the replay compares, and leave with status 1 if it differs."""
     from cudatool import analyze
     from cudatool.cli._replay_text import print_check
     from cudatool.cli._text import results
 
-    with _progress(messages):
+    with _progress(said):
         checked = [
             analyze.check(
                 recording.trace,
@@ -132,7 +132,7 @@ def _check(recording: _Recording, messages: Console, as_json: bool) -> None:
         raise SystemExit(1)
 
 
-def _try(recording: _Recording, confs: tuple[str, ...], memory: str | None, messages: Console, as_json: bool) -> None:
+def _try(recording: _Recording, confs: tuple[str, ...], memory: str | None, said: Console, as_json: bool) -> None:
     """Say what the same requests cost under these settings, or under those that matter, and which are best."""
     from cudatool import analyze
     from cudatool.cli._replay_text import print_advice, print_outcomes
@@ -143,12 +143,10 @@ def _try(recording: _Recording, confs: tuple[str, ...], memory: str | None, mess
     wanted = parse_bytes(memory) if memory else None
     for device in devices if not (wanted or total or as_json) else ():
         if limit := analyze.recorded_limit(trace, device):
-            messages.print(
-                f"device {device} ran out of memory: {format_bytes(limit)} are taken to be all it could have"
-            )
+            said.print(f"device {device} ran out of memory: {format_bytes(limit)} are taken to be all it could have")
     outcomes: dict[int, list[Outcome]] = {}
     advice: dict[int, Advice] = {}
-    with _progress(messages) as progress:
+    with _progress(said) as progress:
         options: Any = {"recorded": settings, "recorded_memory": total, "memory": wanted, "progress": progress}
         for device in devices:
             if confs:

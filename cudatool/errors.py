@@ -4,6 +4,7 @@
 
     CudatoolError
     ├── UsageError                 an argument, option or setting is wrong
+    │   ├── ShapeError             shapes do not fit (also a ValueError)
     │   └── ConfigError            a setting string or environment variable cannot be read (also a ValueError)
     ├── DeviceUnavailableError     the device asked for does not exist on this machine
     ├── CudaError                  a CUDA driver call failed; ``.name`` is the CUDA error's name (also a RuntimeError)
@@ -24,6 +25,7 @@ from __future__ import annotations
 __all__ = [
     "CudatoolError",
     "UsageError",
+    "ShapeError",
     "ConfigError",
     "DeviceUnavailableError",
     "CudaError",
@@ -44,6 +46,10 @@ class CudatoolError(Exception):
 
 class UsageError(CudatoolError):
     """An argument, option or setting is wrong."""
+
+
+class ShapeError(UsageError, ValueError):
+    """Shapes do not fit."""
 
 
 class ConfigError(UsageError, ValueError):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cudatool.sim.tape import Tape
     from cudatool.trace.recorder import Recorder
 
-__all__ = ["drain", "is_observing", "narrow", "record", "sources"]
+__all__ = ["drain", "is_observing", "narrow", "record", "release_workspaces", "sources"]
 
 _observing: dict[str, Any] | None = None  # what the open block's header says
 
@@ -78,6 +78,7 @@ def record(
         try:
             yield recorder
         finally:
+            release_workspaces()
             drain()
 
 
@@ -206,6 +207,13 @@ def narrow(checks: Iterable[str]) -> None:
     if choice is not None and choice.machine is not None and choice.machine.checkers is not None:
         drain()
         choice.machine.checkers.narrow(checks)
+
+
+def release_workspaces() -> None:
+    """Give back the memory in which cuBLAS works: it is kept on purpose, and would look like a leak."""
+    workspaces = sys.modules.get("cudatool.blas._workspace")  # to import it would be to need it
+    if workspaces is not None:
+        workspaces.clear_workspaces()
 
 
 def drain() -> None:

@@ -209,8 +209,10 @@ class CUDAGraph(Owner):
         Raises
         ------
         UsageError
-            The capture has begun already.
+            It is no generator, or the capture has begun already.
         """
+        if not hasattr(generator, "begin_capture"):
+            raise UsageError(f"a Generator is registered, not {type(generator).__name__}")
         if self._capture is not None or self._pool is not None:
             raise UsageError("a generator must be registered before the capture begins")
         if generator not in self._generators:

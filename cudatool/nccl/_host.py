@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Final
 from weakref import WeakValueDictionary
 
+import numpy as np
+
 from cudatool import _host_function
 from cudatool._allocator import Layout
 from cudatool._cuda import operation
@@ -107,7 +109,10 @@ class _Clique:
 
 
 class _Meeting:
-    """One operation. The first rank whose stream comes to it does it for all; their streams are all there by then."""
+    """One operation. The first rank whose stream comes to it computes it for all; their streams are all there by then.
+
+    Each rank gets its result when its own stream comes: a stream that waited for another rank's does not see it.
+    """
 
     def __init__(self, calls: Sequence[Call]) -> None:
         first = calls[0]
@@ -121,17 +126,22 @@ class _Meeting:
             sent, received = [call.sent for call in calls], [call.received for call in calls]
         check(first.name, sent, received)
         self._name, self._op = first.name, first.op
-        self._sent, self._received = list(map(_bare, sent)), list(map(_bare, received))
-        self._ranks = len(calls)
+        self._sent, received = list(map(_bare, sent)), list(map(_bare, received))
+        self._results = [None if target is None else np.empty_like(target) for target in received]
+        stores = list(zip(received, self._results, strict=True))
+        self._stores = [(None, None), *stores] if first.name in _PAIRED else stores  # by caller
         self._came = 0
         self._lock = threading.Lock()
 
-    def come(self) -> None:
-        """A rank's stream is there."""
+    def come(self, caller: int) -> None:
+        """The stream of one of the ranks, by its place in the calls, is there."""
         with self._lock:
-            if self._came % self._ranks == 0:  # a graph that is launched again meets again
-                perform(self._name, self._op, self._sent, self._received)
+            if self._came % len(self._stores) == 0:  # a graph that is launched again meets again
+                perform(self._name, self._op, self._sent, self._results)
             self._came += 1
+            target, result = self._stores[caller]
+            if target is not None:
+                target[...] = result
 
 
 def _bare(layout: Layout | None) -> Layout | None:
@@ -143,11 +153,12 @@ def _enqueue_together(ranks: Sequence[_Waiting]) -> None:
     meeting = _Meeting([waiting.call for waiting in ranks])
     streams = [waiting.call.stream for waiting in ranks]
     marks = [stream.record_event() for stream in streams]
-    for waiting, stream in zip(ranks, streams, strict=True):
+    for caller, (waiting, stream) in enumerate(zip(ranks, streams, strict=True)):
         for mark in marks:
             stream.wait_event(mark)
         with on_device(stream.device_index), operation() as waiting.correlation:
-            _host_function.enqueue(meeting.come, stream, waiting.call.accesses)
+            come = functools.partial(meeting.come, caller)
+            _host_function.enqueue(come, stream, waiting.call.accesses)
 
 
 # Ranks that are processes.

@@ -105,7 +105,7 @@ def _plan(engine: Engine, defects: Iterable[Defect]) -> Repairs:
         if defect.kind in _NO_REPAIR:
             continue
         if defect.inside:
-            repairs.edges.add((first.record, second.record))
+            repairs.edges |= defect.nodes
         elif defect.grouped:
             repairs.groups.add(int(engine.records["stack"][second.record]))
         elif first.mode == "free" or defect.kind is FindingKind.WAIT_UNRECORDED:
@@ -202,17 +202,20 @@ class _Words:
         return {int(row["correlation"]): self._trace.names[int(row["name"])] for rows in calls for row in rows}
 
     def _place(self, record: int, other: int) -> str:
-        """Return where a call may be changed: the line of it in the function in which both records came about.
+        """Return the line at which to change what led to `record`, so that it comes after `other`.
 
-        Where such a function cannot be told, the innermost line of the user's own code.
+        That is in the function that made both calls, if one did. Else it is the innermost of the functions that only
+        `record` came through: a helper that both came through is called for other work, too.
         """
-        stack = user_frames(self._stack(record))
-        for frame, others in zip(reversed(stack), reversed(user_frames(self._stack(other))), strict=False):
-            if frame != others:
-                if (frame.file, frame.function) == (others.file, others.function):
-                    return location((frame,))
-                break
-        return location(stack)
+        stack, others = (user_frames(self._stack(one)) for one in (record, other))
+        threads = self._trace.records["thread"]
+        if threads[record] == threads[other]:
+            both = zip(reversed(stack), reversed(others), strict=False)
+            frame, beside = next(((mine, its) for mine, its in both if mine != its), (None, None))
+            if frame is not None and beside is not None and _function(frame) == _function(beside):
+                return location((frame,))
+        apart = (mine for mine, its in zip(stack, others, strict=False) if _function(mine) != _function(its))
+        return location((frame,)) if (frame := next(apart, None)) else self._line(record)
 
     def _after(self, defect: Defect) -> str:
         """Return the place behind which an event stands for the first side: none can be recorded inside of a launch."""
@@ -234,8 +237,7 @@ class _Words:
         return f"{self._operation(record)} ({self._line(record)})"
 
     def _line(self, record: int) -> str:
-        """Return the innermost line of the user's own code."""
-        return location(user_frames(self._stack(record)))
+        return location(self._stack(record))
 
     def _reason(self, defect: Defect) -> str:
         first, second = defect.first.operation, defect.second.operation
@@ -283,12 +285,14 @@ class _Words:
             there = f"{self._operation(first.record)} ({self._place(first.record, second.record)})"
             here = f"{self._operation(second.record)} at {self._place(second.record, first.record)}"
             streams = [int(self._trace.records["stream"][side.record]) for side in (first, second)]
+            others = len(defect.nodes) - 1
+            more = f" The same for {_count(others, 'more pair')} of nodes from these lines." if others else ""
             if all(streams):
                 return (
                     f"Before {here} is captured, make stream {streams[1]} wait for stream {streams[0]}: "
-                    f"`consumer.wait_event(event)` with the event recorded after {there}."
+                    f"`consumer.wait_event(event)` with the event recorded after {there}.{more}"
                 )
-            return f"Let {here} depend on {there}: `cuGraphAddDependencies`."
+            return f"Let {here} depend on {there}: `cuGraphAddDependencies`.{more}"
         here = self._before(defect)
         if defect.grouped:
             return f"End the group before {here}, and begin another one."
@@ -296,7 +300,8 @@ class _Words:
             waited = self._line(defect.wait)
             return f"Record the event after {self._after(defect)} and before the wait at {waited}."
         if defect.kind is FindingKind.WAIT_UNRECORDED:
-            return f"Record the event after {self._at(defect.wait)} and before this wait."
+            work = f"{self._operation(defect.wait)} ({self._place(defect.wait, second.record)})"
+            return f"Record the event after {work} and before this wait."
         if (owner := _forgotten(defect)) is not None:
             return (
                 f"Before the block allocated at {self._line(owner)} is freed, call "
@@ -310,3 +315,7 @@ class _Words:
             f"`consumer.wait_event(event)` with the event recorded after {self._after(defect)}."
             + (f" The same for {_count(others, 'more pair')} of streams at this line." if others else "")
         )
+
+
+def _function(frame: Frame) -> tuple[str, str]:
+    return frame.file, frame.function

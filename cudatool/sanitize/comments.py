@@ -65,7 +65,7 @@ class _Comment:
 
 
 def _statement_lines(text: str) -> dict[int, range]:
-    """Return for each line the lines of the innermost statement, or head of a compound statement, that it is in."""
+    """Return for each line the lines of the innermost statement, head of a compound one or decorator that it is in."""
     found: dict[int, range] = {}
     try:
         tree = ast.parse(text)
@@ -76,8 +76,10 @@ def _statement_lines(text: str) -> dict[int, range]:
             continue
         body = getattr(node, "body", None)
         last = body[0].lineno - 1 if body else node.end_lineno or node.lineno
-        lines = range(node.lineno, max(last, node.lineno) + 1)
-        found.update(dict.fromkeys(lines, lines))
+        decorators = [(one.lineno, one.end_lineno or one.lineno) for one in getattr(node, "decorator_list", ())]
+        for first, end in (*decorators, (node.lineno, max(last, node.lineno))):
+            lines = range(first, end + 1)
+            found.update(dict.fromkeys(lines, lines))
     return found
 
 

@@ -77,6 +77,8 @@ class Defect:
         Length of the series, and the records of its latest pair.
     agents
         The agents of both sides, of every pair of the series.
+    nodes
+        The records of both sides, of every pair of nodes.
     """
 
     kind: FindingKind
@@ -92,6 +94,7 @@ class Defect:
     count: int = 1
     last: tuple[int, int] = (-1, -1)
     agents: set[tuple[int, int]] = field(default_factory=set)
+    nodes: set[tuple[int, int]] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -157,6 +160,8 @@ class Defects:
             defect.count += 1
         defect.last = pair
         defect.agents.add((first.operation.agent, second.operation.agent))
+        if inside:
+            defect.nodes.add((first.record, second.record))
 
 
 def race_of(old: Access, new: Access) -> FindingKind:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from cudatool.sanitize.places import user_frames
+from cudatool.sanitize.places import user_frame, user_frames
 from cudatool.trace.model import Frame
 
 __all__ = [
@@ -389,10 +389,9 @@ class Report:
 
 
 def location(stack: tuple[Frame, ...]) -> str:
-    """Return ``"pipeline.py:41"`` for the innermost frame of `stack`, ``"an unknown line"`` without one."""
-    if not stack:
-        return "an unknown line"
-    return f"{os.path.basename(stack[0].file)}:{stack[0].line}"
+    """Return ``"pipeline.py:41"``, the innermost line of the user's own code; ``"an unknown line"`` without a stack."""
+    frame = user_frame(stack)
+    return f"{os.path.basename(frame.file)}:{frame.line}" if frame else "an unknown line"
 
 
 def fingerprint(kind: FindingKind, first: AccessSite, second: AccessSite, buffer: BufferSite | None) -> str:

@@ -77,7 +77,9 @@ class _Style:
 
     def wrap(self, text: str, indent: str, first: str | None = None) -> str:
         start = indent if first is None else first
-        return textwrap.fill(text, self._width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False)
+        return textwrap.fill(
+            _printable(text), self._width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False
+        )
 
     def entry(self, entry: Entry, number: str = "") -> str:
         finding = entry.finding
@@ -152,7 +154,7 @@ class _Style:
         lines = []
         for frame in own[:_FRAMES]:
             file = shown_path(frame.file, self._root)
-            lines.append(f"{indent}{file}:{frame.line} in {frame.function}")
+            lines.append(indent + _printable(f"{file}:{frame.line} in {frame.function}"))
             lines += self._code(frame.file, frame.line)
         if len(own) > _FRAMES:
             lines.append(f"{indent}... and {len(own) - _FRAMES} more")
@@ -160,9 +162,8 @@ class _Style:
 
     def _code(self, file: str, line: int) -> list[str]:
         indent = " " * (_LABEL + 6)
-        source = source_line(file, line)
-        short = textwrap.shorten(source, self._width - len(indent), placeholder=" ...")
-        return [self.paint("2", indent + short)] if source else []
+        short = textwrap.shorten(_printable(source_line(file, line)), self._width - len(indent), placeholder=" ...")
+        return [self.paint("2", indent + short)] if short else []
 
     def summary(self, report: Report, run: Run | None) -> str:
         lines = [self._set_aside(one) for one in report.set_aside]
@@ -192,3 +193,8 @@ class _Style:
         said = {"baseline": "known", "rule": "suppressed", "comment": "ignored"}[one.by]
         reason = f": {why_aside(one, self._root)}" if one.reason else ""
         return self.wrap(f"{said}{until}: {one.finding.kind}{at} ({one.finding.fingerprint}){reason}", "  ", "")
+
+
+def _printable(text: str) -> str:
+    """Return `text` as a terminal may show it: names and sources come from a trace, which may be anybody's."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)

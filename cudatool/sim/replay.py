@@ -163,12 +163,20 @@ class Replay:
             )
 
     def _read(self, address: int, size: int) -> bytes:
-        """Return what memory holds; nothing if the tape does not know it."""
-        holding = [memory for memory in self._tape.watched if memory.address <= address < memory.address + memory.size]
-        if holding:
-            memory = holding[-1]
-            return ctypes.string_at(self._place(address, memory), min(size, memory.address + memory.size - address))
-        return ctypes.string_at(address, size) if self._tape.is_device(address) else b""
+        """Return what memory holds, as far as the tape knows it; it may be of several allocations side by side."""
+        found = b""
+        while len(found) < size:
+            at, rest = address + len(found), size - len(found)
+            holding = [memory for memory in self._tape.watched if memory.address <= at < memory.address + memory.size]
+            if holding:
+                memory = holding[-1]
+                found += ctypes.string_at(self._place(at, memory), min(rest, memory.address + memory.size - at))
+            elif self._tape.is_device(at):
+                behind = [memory.address - at for memory in self._tape.watched if memory.address > at]
+                found += ctypes.string_at(at, min([rest, *behind]))
+            else:
+                break
+        return found
 
     def _place(self, address: int, memory: WatchedMemory | None) -> int:
         """Return where the bytes at an address of the device, or of `memory`, are in the replay."""

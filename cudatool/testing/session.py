@@ -21,14 +21,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool.recording import drain, is_observing, narrow, sources
+from cudatool.recording import drain, is_observing, narrow, release_workspaces, sources
 from cudatool.sanitize import DeviceFinding, Finding, Report, accepted, check, known
 from cudatool.sanitize.device import leaks
 from cudatool.testing.memory import Memory, describe, memory_of
 from cudatool.testing.options import Options
-from cudatool.testing.past import WORK, Past, Records
+from cudatool.testing.past import Past, Records
 from cudatool.trace import hooks
-from cudatool.trace.events import Kind
+from cudatool.trace.events import WORK, Kind
 from cudatool.trace.log import EventLog
 from cudatool.trace.model import Trace
 from cudatool.units import format_bytes
@@ -160,6 +160,7 @@ class Session:
         """Return what is new since the last verdict, None if nothing happened that could be wrong."""
         if "leak" in test.checks:
             gc.collect()
+            release_workspaces()
         drain()
         records = self.log.records()
         since, test.judged = max(test.judged, 0), len(records)
@@ -220,6 +221,7 @@ class Session:
     def leaked(self, test: Test, most: int) -> str:
         """Return who allocated what the test's call left behind if that is more than `most` bytes, else ``""``."""
         gc.collect()
+        release_workspaces()
         drain()
         records = self.log.records(test.call)
         found = memory_of(records)

@@ -241,6 +241,20 @@ ct.synchronize()
     assert 0 == done.returncode, done.stdout
 
 
+def test_a_wild_access_does_not_reach_another_allocation(run_command, tmp_path):
+    others = "for _ in range(100): ok(driver.cuMemAlloc(512))\n"
+    (tmp_path / "wrong.py").write_text(_HEAD + others + "run(kernel('expect'), 1, a + 32768)\nstream.sync()")
+    done = run_command("sanitize", "--json", "wrong.py")
+    assert ["out-of-bounds"] == [one["kind"] for one in json.loads(done.stdout)["on_device"]]
+
+
+def test_space_between_allocations_takes_no_memory_that_is_short(run_command, tmp_path):
+    many = "ok(driver.cuMemAlloc(5 << 20))\nfor _ in range(1000): ok(driver.cuMemAlloc(512))"
+    (tmp_path / "many.py").write_text(_HEAD + many)
+    done = run_command("sanitize", "--device", "sim:memory=8MiB", "many.py")
+    assert (0, True) == (done.returncode, "no findings" in done.stdout), done.stdout + done.stderr
+
+
 def test_what_was_found_before_a_kernel_trapped_is_reported(run_command, tmp_path):
     (tmp_path / "wrong.py").write_text(_HEAD + "run(kernel('expect'), 1, a + 256)\nstream.sync()")
     done = run_command("sanitize", "--json", "wrong.py")

@@ -295,6 +295,20 @@ def test_limits_work_without_the_sanitizer(run: Run) -> None:
     result.stdout.no_fnmatch_line("*tests checked*")
 
 
+@pytest.mark.parametrize("options", [(), ("--cudatool", "--cudatool-checks=leak")])
+def test_workspace_of_products_is_no_leak(run: Run, options: tuple[str, ...]) -> None:
+    result = run(
+        """
+        from cudatool.blas._workspace import workspace
+
+        @pytest.mark.limit_cuda_leaks("0 B")
+        def test(): workspace(1, ct.current_stream())
+        """,
+        *options,
+    )
+    result.assert_outcomes(passed=1)
+
+
 def test_trace_of_a_test(run: Run) -> None:
     result = run(
         """

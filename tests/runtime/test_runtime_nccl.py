@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -359,3 +360,16 @@ def test_software_device_computes_in_what_the_trace_tells_of_each_rank(
     )
     (kernel,) = kernels(trace, ran)
     assert ("all_reduce", 2) == (kernel.name, kernel.launches)
+
+
+def test_a_rank_of_the_software_device_has_its_result_when_its_own_stream_comes() -> None:
+    from cudatool.nccl._calls import Call, Name
+    from cudatool.nccl._host import _Meeting
+
+    arrays = [np.full(3, 1, np.float32), np.full(3, 2, np.float32)]
+    stream: Any = None
+    meeting = _Meeting([Call(Name.ALL_REDUCE, x, x, rank, 0, nccl.SUM, stream) for rank, x in enumerate(arrays)])
+    meeting.come(0)
+    assert [3, 2] == [x[0] for x in arrays]
+    meeting.come(1)
+    assert [3, 3] == [x[0] for x in arrays]

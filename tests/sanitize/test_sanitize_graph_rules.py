@@ -80,6 +80,19 @@ def test_a_node_has_the_name_of_the_call_that_it_stands_for_and_an_event_goes_be
     )
 
 
+def test_repair_of_a_race_with_several_branches_counts_them_all(program: Program) -> None:
+    branches = [program.stream() for _ in range(3)]
+    nodes = [program.node(GRAPH, branch, "write") for branch in branches]
+    for row in program._rows[-3:]:
+        row["stack"] = program._rows[-3]["stack"]  # captured by one line
+    nodes.append(program.node(GRAPH, branches[0], "read"))
+    program.instantiate(EXEC, GRAPH, nodes)
+    writes = [(number, W, BUFFER + 8 * number, 8) for number in (1, 2, 3)]
+    program.launch(EXEC, branches[0], *writes, (4, R, BUFFER, SIZE))
+    (finding,) = check(program.trace()).findings
+    assert finding.repair.endswith(" The same for 2 more pairs of nodes from these lines.")
+
+
 def test_race_of_nodes_that_were_added_by_hand_is_repaired_by_an_edge(program: Program) -> None:
     nodes = [program.node(GRAPH), program.node(GRAPH)]
     program.instantiate(EXEC, GRAPH, nodes)

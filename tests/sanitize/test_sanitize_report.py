@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,6 +48,47 @@ def test_finding_names_both_sides_the_buffer_the_reason_and_the_repair() -> None
         "Before kernel sum at program.py:11, make stream 2 wait for stream 1: `consumer.wait_stream(producer)`, or "
         "`consumer.wait_event(event)` with the event recorded after kernel scale (program.py:10)."
     )
+
+
+def _with_frames(trace: Trace, frames: dict[int, tuple[tuple[str, int], ...]]) -> Trace:
+    """Give the records whose only frame is a line of program.py, by that line, several: functions with their lines."""
+    stacks, made = list(trace.stacks), list(trace.frames)
+    for index, (frame,) in enumerate(trace.stacks[1:], 1):
+        if (path := frames.get(trace.frames[frame].line)) is not None:
+            stacks[index] = tuple(range(len(made), len(made) + len(path)))
+            made += [Frame("program.py", function, line) for function, line in path]
+    return Trace(trace.records, trace.names, stacks, made, trace.threads, trace.header, trace.notes)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "places"),
+    [
+        # innermost first, as in traces
+        pytest.param((("launch", 5), ("main", 10)), (("launch", 5), ("main", 11)), (10, 11), id="helper"),
+        pytest.param((("fill", 6), ("main", 10)), (("copy", 7), ("main", 11)), (10, 11), id="two helpers"),
+        pytest.param(
+            (("launch", 5), ("step", 30), ("main", 10)),
+            (("launch", 5), ("step", 31), ("main", 10)),
+            (30, 31),
+            id="step",
+        ),
+        pytest.param((("fill", 6), ("main", 10)), (("copy", 7), ("main", 10)), (6, 7), id="one line calls both"),
+        pytest.param((("launch", 5), ("main", 10)), (("launch", 5), ("main", 10)), (5, 5), id="the same"),
+    ],
+)
+def test_repair_is_where_both_calls_were_made(first: Any, second: Any, places: tuple[int, int]) -> None:
+    (finding,) = check(_with_frames(racy(iterations=1), {10: first, 11: second})).findings
+    assert [str(place) for place in places[::-1]] == re.findall(r"program\.py:(\d+)", finding.repair)
+
+
+def test_repair_between_two_threads_is_in_the_function_that_they_do_not_share() -> None:
+    program = Program()
+    a, b = program.stream(), program.stream()
+    program.kernel(a, (W, BUFFER, SIZE), line=10)
+    program.on_thread(1).kernel(b, (R, BUFFER, SIZE), line=11)
+    paths = {10: (("launch", 5), ("produce", 20), ("run", 1)), 11: (("launch", 5), ("consume", 30), ("run", 2))}
+    (finding,) = check(_with_frames(program.trace(), paths)).findings
+    assert ["30", "20"] == re.findall(r"program\.py:(\d+)", finding.repair)
 
 
 def test_repair_of_one_line_that_is_executed_for_several_devices_counts_the_pairs_of_streams() -> None:
@@ -171,3 +213,23 @@ def test_json_carries_the_schema_and_every_fact() -> None:
 def test_exported_names_are_documented() -> None:
     for name in cudatool.sanitize.__all__:
         assert getattr(cudatool.sanitize, name).__doc__
+
+
+def test_text_of_a_report_has_nothing_that_moves_a_terminal() -> None:
+    (finding,) = check(_with_frames(racy(iterations=1), {10: (("make\x1b[31m", 5), ("a\nb", 10))})).findings
+    text = render_text(Report((finding,)))
+    assert r"program.py:5 in make\x1b[31m" in text
+    assert r"program.py:10 in a\nb" in text
+    assert all(line.isprintable() for line in text.splitlines())
+
+
+def test_place_of_an_operation_of_a_library_is_the_line_that_called_the_library() -> None:
+    trace = racy(iterations=1)
+    library = Frame("/venv/lib/python3.12/site-packages/cuda/core/_launcher.py", "launch", 99)
+    frames = [*trace.frames, library]
+    stacks = [stack and (len(trace.frames), *stack) for stack in trace.stacks]
+    (finding,) = check(
+        Trace(trace.records, trace.names, stacks, frames, trace.threads, trace.header, trace.notes)
+    ).findings
+    assert "_launcher.py" not in finding.repair + finding.reason
+    assert ["11", "10"] == re.findall(r"program\.py:(\d+)", finding.repair)

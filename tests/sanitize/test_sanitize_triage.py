@@ -61,6 +61,12 @@ class TestComments:
         self.put(file, line, "# cudatool: ignore")
         assert ["fp-race-raw"] == left(accepted(Report((race(file),))))
 
+    @pytest.mark.parametrize(("line", "accepts"), [(6, False), (7, True), (8, True), (9, False), (10, False)])
+    def test_a_decorator_is_like_a_statement(self, file, line, accepts):
+        Path(file).write_text("#\n" * 5 + "@other\n@launching(\n    5)\ndef function():\n    pass\n")
+        self.put(file, line, "# cudatool: ignore")
+        assert accepts == ([] == left(accepted(Report((race(file),)))))
+
     def test_other_comments_may_stand_before_it(self, file):
         self.put(file, 7, "# noqa: E501  cudatool: ignore[race]  # both write zeros")
         assert [] == left(accepted(Report((race(file),))))

@@ -43,6 +43,14 @@ CASES = {
         with ct.stream(a): put[G](x, 2.0)
         with ct.stream(b): put[G](x, 3.0)
     """,
+    "raw in managed memory": """
+        allocated = driver.cuMemAllocManaged
+        x, y = (int(allocated(4096, driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL)[1]) for _ in range(2))
+        assert x + 4096 == y
+        with ct.stream(a): put[1, 1024](np.uint64(x), 2.0)
+        with ct.stream(b): add[1, 1024](np.uint64(x), np.uint64(y))
+        ct.synchronize()
+    """,
     "waw in memory that lives": """
         global kept
         kept, scratch = new(), new()
@@ -402,6 +410,11 @@ def test_what_nobody_copies_is_seen_in_memory_at_the_end(reports):
     assert seen.endswith(" holds in the end, which nothing copied to the host; it was freed by then")
     assert finding["witness"]["address"] == finding["start"]
     assert floats(finding) == [(3.0,) * 4, (2.0,) * 4]
+
+
+def test_every_allocation_of_memory_side_by_side_is_looked_at(reports):
+    finding = only_finding(reports["raw in managed memory"])
+    assert floats(finding) == [(2.0,) * 4, (0.0,) * 4]
 
 
 def test_memory_that_lives_is_looked_at_before_what_was_freed(reports):

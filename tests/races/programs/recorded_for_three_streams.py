@@ -30,5 +30,5 @@ for user in users[:2]:
 x = None
 with ct.stream(maker):
     z = ct.empty(N)
-    fill(maker, z)  # @new-owner
+    fill(maker, z, 2.0)  # @new-owner
 ct.synchronize()

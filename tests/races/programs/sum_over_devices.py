@@ -17,7 +17,7 @@ parts = [ct.ones(N, device=i) for i in (0, 1)]
 side = ct.Stream(1)
 ct.synchronize(0), ct.synchronize(1)
 with ct.device(1):
-    fill(side, parts[1])  # @part
+    fill(side, parts[1], 2.0)  # @part
 if sys.argv[1] == "fixed":
     ct.current_stream(1).wait_stream(side)
 comm.reduce_add(parts, destination=0)  # @sum
