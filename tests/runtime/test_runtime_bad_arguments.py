@@ -126,7 +126,8 @@ ARRAYS = [
     (lambda: ones(3).copy_(None), "object is not copied into an array of float32"),
     (lambda: ones(3).copy_("a"), "not copied into an array of float32"),
     (lambda: ones(3).get(3), "out must be a NumPy array, not int"),
-    (lambda: ones(3).record_stream(3), "takes a Stream, not int"),
+    (lambda: ones(3).record_stream(3), "int is not a stream"),
+    (lambda: ones(3).record_stream(None), "takes a stream, not None"),
 ]
 
 STREAMS = [
