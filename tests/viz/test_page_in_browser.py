@@ -114,7 +114,11 @@ def test_every_drawing_shows_something(page: Page) -> None:
 def test_the_charts_are_drawn_when_they_come_into_view(page: Page) -> None:
     page.evaluate("byId('diagnosis').scrollIntoView()")
     page.wait_for("document.documentElement.dataset.charts === 'true'")
-    assert page.evaluate("document.querySelectorAll('#causes .bars path').length") > 3
+    bars = page.evaluate("document.querySelectorAll('#causes .bars path').length")
+    assert bars > 3
+    assert page.evaluate("byId('causes-legend').childElementCount") == bars / read(
+        page, "memoryView.device.diagnosis.fragmentation.length"
+    )
     assert page.evaluate("document.querySelectorAll('#purposes-chart .bars path').length") > 0
 
 
