@@ -4,7 +4,7 @@ VENV   := .venv
 PYTHON := $(VENV)/bin/python
 SAMPLE := samples/mlp.py
 TYPES  := build/typecheck
-BUILT  := pyproject.toml $(wildcard cudatool/sim/*.c)
+BUILT  := pyproject.toml setup.py $(wildcard cudatool/*.c cudatool/sim/*.c)
 
 .PHONY: demo test lint docs clean
 
@@ -31,7 +31,7 @@ docs: $(VENV)/installed-dev
 	$(PYTHON) tests/peers/torch_cuda.py
 
 clean:
-	rm -rf $(VENV) build demo *.egg-info cudatool/sim/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build demo *.egg-info cudatool/*.so cudatool/sim/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(PYTHON):
 	@python3 -c 'import sys; sys.exit("cudatool needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'

@@ -1,17 +1,19 @@
 """The command line: parse, call the library, print. One file per command.
 
-Exit status: 0 fine, 1 findings, 2 it could not be done, 3 (``sanitize``) the workload itself failed. ``run`` exits with
-the workload's own status.
+Exit status: 0 fine, 1 findings, 2 it could not be done, 3 (``sanitize``) the workload itself failed, 130 interrupted.
+``run`` exits with the workload's own status.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from typing import Any
 
 import click
 
-from cudatool.errors import CudatoolError
+from cudatool.errors import CudatoolError, OutputError
 
 __all__ = ["main"]
 
@@ -29,6 +31,10 @@ _COMMANDS = {
 }
 
 
+class _ReaderGoneError(OutputError):
+    """Who read our output went away, as `| head` does: nothing to be said."""
+
+
 class _LazyGroup(click.Group):
     """Imports a command's module when the command is used, so that help and completion stay quick."""
 
@@ -41,6 +47,15 @@ class _LazyGroup(click.Group):
         command = getattr(importlib.import_module(f"cudatool.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        # Here, since click takes a broken pipe for status 1, which are findings.
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _ReaderGoneError from error
+        except OSError as error:
+            raise OutputError(f"cannot write {error.filename or 'the output'}: {error.strerror}") from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -56,11 +71,18 @@ def _group() -> None:
 def main() -> None:
     """Run the command line; the one place where errors are printed."""
     try:
-        _group(prog_name="cudatool")
+        status = _group.main(prog_name="cudatool", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        status = error.exit_code
+    except click.Abort:
+        click.echo("cudatool: interrupted", err=True)
+        status = 130
     except CudatoolError as error:
-        sys.stderr.write(f"cudatool: error: {error}\n")
-        sys.exit(2)
-    except BrokenPipeError:
-        # The reader of our output went away, as `| head` does.
-        sys.stderr.close()
-        sys.exit(2)
+        status = 2
+        if isinstance(error, OutputError):
+            # What could not be written to stdout must not be tried again at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if not isinstance(error, _ReaderGoneError):
+            click.echo(f"cudatool: error: {error}", err=True)
+    sys.exit(status)

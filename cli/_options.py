@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 import click
 
-__all__ = ["device_option", "split_workload", "workload_arguments"]
+__all__ = ["BESIDE", "device_option", "html_option", "is_page", "split_workload", "workload_arguments"]
 
+BESIDE = "\0beside"  # --html without a value: no file can have this name
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 device_option = click.option(
@@ -18,6 +19,25 @@ device_option = click.option(
     help="auto, cuda, or sim with options, for example sim:memory=8GiB,count=2,seed=7,schedule=lifo. "
     "Default: $CUDATOOL_DEVICE, else auto: a GPU where one answers, else sim.",
 )
+
+
+def html_option(beside: str) -> Callable[[_F], _F]:
+    """Add ``--html [FILE]`` to a command; without FILE its value is `BESIDE`.
+
+    Of ``--html WORD``, the word may have been meant for an argument: :func:`is_page` tells.
+    """
+    return click.option(
+        "--html",
+        is_flag=False,
+        flag_value=BESIDE,
+        metavar="[FILE]",
+        help=f"Write a page that needs no network. Default: beside {beside}, with the ending .html.",
+    )
+
+
+def is_page(name: str) -> bool:
+    """Return whether `name` names a page."""
+    return name == BESIDE or name.lower().endswith((".html", ".htm"))
 
 
 def workload_arguments(function: _F) -> _F:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
-
-from cudatool.cli._text import new_table, plain
+from cudatool.cli._text import new_table, plain, results
 from cudatool.collect.kernel_names import kernel_name, kernel_parameters
 from cudatool.ptx import FieldAccess, KernelAccesses, KernelSummary, Mode
 
@@ -78,9 +76,9 @@ def kernel_json(accesses: KernelAccesses, summary: KernelSummary, refusal: str) 
 
 def print_kernel(accesses: KernelAccesses, summary: KernelSummary, refusal: str) -> None:
     """Print what a kernel does; `refusal` is why the software device does not run it, empty if it does."""
-    console = Console(highlight=False)
+    console = results()
     console.print(plain(kernel_name(accesses.kernel)), style="bold")
-    table = new_table("", "Parameter", "Type", "Access", "Bytes of one access", "Through its pointers")
+    table = new_table("Parameter", "Type", "Access", "Bytes of one access", "Through its pointers")
     for parameter, kind in zip(accesses.parameters, _types(accesses), strict=True):
         short = parameter.name.removeprefix(f"{accesses.kernel}_")
         if not parameter.fields:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from cudatool.cli._options import split_workload
+from cudatool.cli._sources import refuse_recording, with_events
 from cudatool.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,9 +41,11 @@ def trace_of(
         if arguments:
             raise UsageError("a trace takes no arguments")
         proof.refuse_trace()
-        return reader.read(target), 0
+        return with_events(reader.read(target)), 0
     if not is_module and target.endswith(".ctrace"):
         reader.read(target)  # says what is wrong with it
+    if not is_module:
+        refuse_recording(target)
     program = Workload(target, arguments, is_module)
     program.check()
     # Not a TemporaryDirectory: the workload's exit handlers run inside and would remove it.

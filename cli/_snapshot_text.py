@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cudatool.cli._text import new_table, plain, print_rest
+from cudatool.cli._text import counted, new_table, plain, print_rest, print_table
 from cudatool.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def print_report(console: Console, report: Report, cards: Sequence[Card] = ()) -
     summary = report.summary
     took = f", {format_time(summary.duration)}" if summary.duration else ""
     where = f", {summary.recorded_on}" if summary.recorded_on else ""
-    console.print(f"{summary.source}: {summary.events:,} events{took}{where}", markup=False, soft_wrap=True)
+    console.print(f"{summary.source}: {counted(summary.events, 'event')}{took}{where}", markup=False, soft_wrap=True)
     for finding in report.findings:
         _print_finding(console, finding, several=len(summary.devices) > 1)
     if not summary.devices:
@@ -55,7 +55,7 @@ def _print_finding(console: Console, finding: LintFinding, several: bool) -> Non
 
 def _print_device(console: Console, device: DeviceMemory, diagnosis: Diagnosis) -> None:
     failed = f", {device.ooms} failed: out of memory" if device.ooms else ""
-    console.print(f"\nDevice {device.device}: {device.allocations:,} allocations{failed}", style="bold")
+    console.print(f"\nDevice {device.device}: {counted(device.allocations, 'allocation')}{failed}", style="bold")
     _print_moments(console, device)
     _print_advice(console, diagnosis)
     _print_sites(console, "Held at the peak", device.at_peak)
@@ -71,7 +71,7 @@ def _print_device(console: Console, device: DeviceMemory, diagnosis: Diagnosis) 
 
 
 def _print_moments(console: Console, device: DeviceMemory) -> None:
-    table = new_table("", "", numbers=("At the peak", "At the end", "Highest"))
+    table = new_table("", numbers=("At the peak", "At the end", "Highest"))
 
     def row(name: str, attribute: str, highest: int | None) -> None:
         at = [format_bytes(getattr(moment, attribute)) for moment in (device.peak, device.now)]
@@ -100,10 +100,10 @@ def _print_advice(console: Console, diagnosis: Diagnosis) -> None:
 def _print_sites(console: Console, title: str, sites: Sequence[CallSite]) -> None:
     if not sites:
         return
-    table = new_table(title, "Call site", numbers=("Blocks", "Bytes"))
+    table = new_table("Call site", numbers=("Blocks", "Bytes"))
     for site in sites[:_MOST]:
         table.add_row(plain(site.label), f"{site.count:,}", format_bytes(site.size))
-    console.print("", table, sep="\n")
+    print_table(console, title, table)
     print_rest(console, len(sites), _MOST, "call sites")
 
 
@@ -111,11 +111,11 @@ def _print_categories(console: Console, diagnosis: Diagnosis) -> None:
     shares = [share for share in diagnosis.categories.at_peak if share.size]
     if all(share.rule.category == "unknown" for share in shares):
         return
-    table = new_table("Held at the peak, by purpose (inferred)", "Purpose", "Because", numbers=("Sure", "Bytes"))
+    table = new_table("Purpose", "Because", numbers=("Sure", "Bytes"))
     for share in shares[:_MOST]:
         rule = share.rule
         table.add_row(str(rule.category), rule.reason, str(rule.confidence), format_bytes(share.size))
-    console.print("", table, sep="\n")
+    print_table(console, "Held at the peak, by purpose (inferred)", table)
     print_rest(console, len(shares), _MOST, "rows")
 
 
@@ -124,14 +124,14 @@ def _print_fragmentation(console: Console, moment: Fragmentation) -> None:
     title = f"Reserved but not asked for, at the {moment.moment}"
     if moment.moment == "out of memory":
         title = "Reserved but not asked for, when memory ran out"
-    table = new_table(title, "Cause", numbers=("Pieces", "Bytes", "Of reserved"))
+    table = new_table("Cause", numbers=("Pieces", "Bytes", "Of reserved"))
     for share in moment.causes:
         if share.size:
             part = f"{share.size / moment.reserved:.1%}"
             table.add_row(str(share.cause), f"{share.count:,}", format_bytes(share.size), part)
     part = f"{lost / moment.reserved:.1%}" if moment.reserved else ""
     table.add_row("in all", "", format_bytes(lost), part)
-    console.print("", table, sep="\n")
+    print_table(console, title, table)
     if moment.wanted is not None:
         text = f"{format_bytes(moment.wanted.size)} were wanted; the largest free piece for it had "
         text += format_bytes(moment.largest_usable)
@@ -147,11 +147,11 @@ def _print_fragmentation(console: Console, moment: Fragmentation) -> None:
 
 
 def _print_usage(console: Console, title: str, usage: Sequence[Usage]) -> None:
-    table = new_table(title, "", numbers=("At the peak", "Highest", "Reserved", "Highest"))
+    table = new_table("", numbers=("At the peak", "Highest", "Reserved", "Highest"))
     for row in usage[:_MOST]:
         sizes = (row.at_peak, row.peak, row.reserved_at_peak, row.reserved_peak)
         table.add_row(plain(row.label), *map(format_bytes, sizes))
-    console.print("", table, sep="\n")
+    print_table(console, title, table)
     print_rest(console, len(usage), _MOST, "rows")
 
 
@@ -174,16 +174,16 @@ def _print_work(console: Console, summary: Summary) -> None:
         return "not recorded" if time is None else format_time(time)
 
     if summary.kernels:
-        table = new_table("Kernels", "Kernel", numbers=("Launches", "Device time"))
+        table = new_table("Kernel", numbers=("Launches", "Device time"))
         for kernel in summary.kernels[:_MOST]:
             table.add_row(plain(kernel.name), f"{kernel.launches:,}", took(kernel.time))
-        console.print("", table, sep="\n")
+        print_table(console, "Kernels", table)
         print_rest(console, len(summary.kernels), _MOST, "kernels")
     if summary.copies:
-        table = new_table("Copies", "Copy", numbers=("Count", "Bytes", "Device time"))
+        table = new_table("Copy", numbers=("Count", "Bytes", "Device time"))
         for copies in summary.copies:
             table.add_row(copies.direction, f"{copies.count:,}", format_bytes(copies.size), took(copies.time))
-        console.print("", table, sep="\n")
+        print_table(console, "Copies", table)
 
 
 def _print_card(console: Console, card: Card, report: Report) -> None:
@@ -205,7 +205,7 @@ def _print_card(console: Console, card: Card, report: Report) -> None:
     else:
         rows = {f"process {pid}": size for pid, size in sorted(card.processes.items(), key=lambda item: -item[1])}
         rows["the driver itself, and what it does not show"] = card.used - sum(card.processes.values())
-    table = new_table("", "", numbers=("Bytes",))
+    table = new_table("", numbers=("Bytes",))
     for name, size in rows.items():
         table.add_row(name, format_bytes(size))
     console.print(table)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cudatool.trace.model import Trace
 
-__all__ = ["newest", "read_trace"]
+__all__ = ["newest", "read_trace", "refuse_recording", "say_notes", "with_events"]
+
+_SNAPSHOTS = (".pickle", ".pkl", ".xz", ".gz")
 
 
 def newest() -> Path:
@@ -44,11 +48,44 @@ def read_trace(source: Path) -> Trace:
 
     try:
         if reader.is_trace(source):
-            return reader.read(source)
+            return with_events(reader.read(source))
         if torch_snapshot.is_snapshot(source):
-            return torch_snapshot.read(source)
+            return with_events(torch_snapshot.read(source))
         if rmm_log.is_rmm_log(source):
             return rmm_log.read(source)
     except OSError as error:
         raise UsageError(f"cannot read {source}: {error.strerror}") from error
     raise FileFormatError(str(source), "neither a cudatool trace nor a PyTorch memory snapshot, and no log of RMM")
+
+
+def with_events(trace: Trace) -> Trace:
+    """Return a trace, unless nothing of what it should hold could be read: that would look like a clean result."""
+    from cudatool.errors import FileFormatError
+
+    if trace.notes and not len(trace.records):
+        raise FileFormatError(trace.source, f"holds no events: {trace.notes[0]}")
+    return trace
+
+
+def say_notes(trace: Trace) -> None:
+    """Say on stderr what is missing from a trace."""
+    from cudatool.cli._text import messages
+
+    for note in trace.notes:
+        messages().print(f"warning: {note}", markup=False)
+
+
+def refuse_recording(target: str) -> None:
+    """Raise :class:`UsageError` if the program that is to be run is a trace or a snapshot.
+
+    Plain Python would say something about null bytes.
+    """
+    from cudatool.collect import torch_snapshot
+    from cudatool.errors import UsageError
+    from cudatool.trace import reader
+
+    what = "a trace" if reader.is_trace(target) else ""
+    if not what and target.endswith(_SNAPSHOTS) and os.path.isfile(target) and torch_snapshot.is_snapshot(target):
+        what = "a memory snapshot"
+    if what:
+        raise UsageError(f"{target} is {what}, not a program; try `cudatool snapshot {shlex.quote(target)}`")

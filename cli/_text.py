@@ -2,20 +2,46 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["new_table", "plain", "print_rest"]
+__all__ = ["counted", "messages", "new_table", "plain", "print_rest", "print_table", "results"]
+
+_NARROWEST = 72  # columns; in fewer, tables would lose their text, while the terminal wraps lines and loses nothing
 
 
-def new_table(title: str, *columns: str, numbers: tuple[str, ...] = ()) -> Table:
+def results() -> Console:
+    """Return what prints results to stdout, whatever names there are and whatever the terminal can show."""
+    from rich.console import Console
+
+    class Results(Console):
+        def on_broken_pipe(self) -> None:
+            raise
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    console = Results(highlight=False)
+    console.width = max(console.width, _NARROWEST)
+    return console
+
+
+def messages() -> Console:
+    """Return what prints warnings and the next step to stderr, each on one line."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def new_table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
     """Return a table without lines whose first columns hold text, folded where needed, and the others numbers."""
     from rich.table import Table
 
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")
     for column in numbers:
@@ -23,10 +49,21 @@ def new_table(title: str, *columns: str, numbers: tuple[str, ...] = ()) -> Table
     return table
 
 
+def print_table(console: Console, title: str, table: Table) -> None:
+    """Print a table below its title; as the table's own it would be as narrow as the table."""
+    console.print(f"\n{title}", style="bold")
+    console.print(table)
+
+
 def print_rest(console: Console, count: int, shown: int, what: str) -> None:
-    """Say how many rows were left out, if any."""
+    """Say how many rows of `what` (one: the plural without its last letter) were left out, if any."""
     if count > shown:
-        console.print(f"... and {count - shown:,} more {what} (--json has all)")
+        console.print(f"... and {count - shown:,} more {what if count - shown > 1 else what[:-1]} (--json has all)")
+
+
+def counted(number: int, noun: str) -> str:
+    """Return ``"1 launch"``, ``"2 launches"``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def plain(name: str) -> str:

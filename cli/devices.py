@@ -40,8 +40,9 @@ def devices(device: str | None, as_json: bool) -> None:
             json.dumps({"schema": "cudatool.devices/1", "device": choice.description, "devices": rows}, indent=2)
         )
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from cudatool.cli._text import results
 
     table = Table("Device", "Kind", "Name", "Capability", "Multiprocessors", "Memory", box=None, pad_edge=False)
     for row in rows:
@@ -53,4 +54,4 @@ def devices(device: str | None, as_json: bool) -> None:
             str(row["multiprocessors"]),
             format_bytes(int(str(row["total_memory"]))),
         )
-    Console(highlight=False).print(table)
+    results().print(table)

@@ -28,18 +28,19 @@ def diff(before: Path, after: Path, as_json: bool) -> None:
     Each is taken at the moment when it had the most bytes active. A call site keeps its place when only line numbers
     or folders change; JSON says by what each was matched.
     """
-    from rich.console import Console
-
     from cudatool import analyze
-    from cudatool.cli._sources import read_trace
+    from cudatool.cli._sources import read_trace, say_notes
+    from cudatool.cli._text import results
 
     old, new = read_trace(before), read_trace(after)
+    for trace in (old, new):
+        say_notes(trace)
     found = analyze.diff(old, new)
     if as_json:
         document = {"schema": "cudatool.diff/1", "before": old.source, "after": new.source}
         click.echo(json.dumps({**document, "devices": [one.as_dict() for one in found]}, indent=2))
         return
-    console = Console(highlight=False)
+    console = results()
     for one in found:
         _print(console, one)
     if not found:
@@ -51,7 +52,7 @@ def _print(console: Console, found: Diff) -> None:
     from cudatool.units import format_bytes
 
     console.print(f"Device {found.device}", style="bold")
-    table = new_table("", "At the peak", numbers=("Before", "After", "Change", "Blocks"))
+    table = new_table("At the peak", numbers=("Before", "After", "Change", "Blocks"))
     table.add_row(
         "Active", format_bytes(found.before), format_bytes(found.after), _signed(found.after - found.before), ""
     )
@@ -65,7 +66,7 @@ def _print(console: Console, found: Diff) -> None:
         blocks = f"{row.count_before:,} → {row.count_after:,}"
         table.add_row(plain(row.label), format_bytes(row.before), format_bytes(row.after), _signed(row.change), blocks)
     console.print(table)
-    print_rest(console, len(differing), _MOST, "call sites that differ")
+    print_rest(console, len(differing), _MOST, "differing call sites")
     same = len(found.rows) - len(differing)
     if same:
         console.print(f"{same:,} call sites hold the same in both")

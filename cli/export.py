@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -41,9 +42,8 @@ def export(source: Path | None, kind: str, output: Path | None, force: bool) -> 
     SOURCE is a trace that `cudatool run` wrote, a pickle from torch.cuda.memory._dump_snapshot(), or the log of an
     rmm.mr.LoggingResourceAdaptor. Default: the newest trace in this directory.
     """
-    from rich.console import Console
-
-    from cudatool.cli._sources import newest, read_trace
+    from cudatool.cli._sources import newest, read_trace, say_notes
+    from cudatool.cli._text import messages
     from cudatool.errors import UsageError
     from cudatool.units import format_bytes
 
@@ -71,11 +71,10 @@ def export(source: Path | None, kind: str, output: Path | None, force: bool) -> 
 
         sqlite.write(path, trace)
 
-    messages = Console(stderr=True, highlight=False, soft_wrap=True)
-    for note in trace.notes:
-        messages.print(f"warning: {note}", markup=False)
-    messages.print(f"Wrote {path} ({format_bytes(path.stat().st_size)})", markup=False)
-    messages.print(f"Next: {following.format(path=path)}", markup=False)
+    said = messages()
+    say_notes(trace)
+    said.print(f"Wrote {path} ({format_bytes(path.stat().st_size)})", markup=False)
+    said.print(f"Next: {following.format(path=shlex.quote(str(path)))}", markup=False)
 
 
 def _beside(source: Path, ending: str) -> Path:

@@ -34,18 +34,18 @@ def leaks(source: Path | None, as_json: bool) -> None:
 
     Exit status: 0 nothing grows, 1 something does, 2 the file cannot be read.
     """
-    from rich.console import Console
-
     from cudatool import analyze
-    from cudatool.cli._sources import newest, read_trace
+    from cudatool.cli._sources import newest, read_trace, say_notes
+    from cudatool.cli._text import results
 
     trace = read_trace(source or newest())
+    say_notes(trace)
     found = analyze.leaks_of(trace)
     if as_json:
         document = {"schema": "cudatool.leaks/1", "source": trace.source, "devices": [one.as_dict() for one in found]}
         click.echo(json.dumps(document, indent=2))
     else:
-        console = Console(highlight=False)
+        console = results()
         for one in found:
             _print(console, one)
         if not found:
@@ -68,7 +68,7 @@ def _print(console: Console, found: Leaks) -> None:
     console.print(f"{len(steps):,} steps: {steps.source}; confidence {steps.confidence}", markup=False)
     if not found.found:
         return
-    table = new_table("", "Call site", numbers=("A step", "Steps", "In all", "Confidence"))
+    table = new_table("Call site", numbers=("A step", "Steps", "In all", "Confidence"))
     for leak in found.found[:_MOST]:
         table.add_row(
             plain(leak.label),

@@ -55,22 +55,21 @@ def replay(
     or, with --memory, on another card; with --check, whether this allocator does what the recorded one did. Without
     any of them it does as with --advise.
     """
-    from rich.console import Console
-
     from cudatool.cli._sources import newest
+    from cudatool.cli._text import messages
     from cudatool.errors import UsageError
 
     if checks and (confs or advises):
         raise UsageError("--check replays what was recorded; it does not go with --conf or --advise")
     source = source or newest()
-    messages = Console(stderr=True, highlight=False, soft_wrap=True)
+    said = messages()
     recording = _recording(source, only, card, recorded_conf)
     if recording.origin and not as_json:
-        messages.print(f"{source}: {recording.origin}", markup=False)
+        said.print(f"{source}: {recording.origin}", markup=False)
     if checks:
-        _check(recording, messages, as_json)
+        _check(recording, said, as_json)
     else:
-        _try(recording, confs, memory, messages, as_json)
+        _try(recording, confs, memory, said, as_json)
 
 
 class _Recording(NamedTuple):
@@ -86,12 +85,13 @@ class _Recording(NamedTuple):
 
 def _recording(source: Path, only: int | None, card: str | None, recorded_conf: str | None) -> _Recording:
     from cudatool import analyze
-    from cudatool.cli._sources import read_trace
+    from cudatool.cli._sources import read_trace, say_notes
     from cudatool.errors import UsageError
     from cudatool.memory import Settings
     from cudatool.units import parse_bytes
 
     trace, facts = read_trace(source), _beside(source)
+    say_notes(trace)
     devices = _devices(trace, only)
     if not devices:
         raise UsageError(f"{source} has no allocations{'' if only is None else f' on device {only}'} to replay")
@@ -104,15 +104,14 @@ def _recording(source: Path, only: int | None, card: str | None, recorded_conf: 
     return _Recording(trace, devices, settings, origin, total, facts.get("stats") if len(devices) == 1 else None)
 
 
-def _check(recording: _Recording, messages: Console, as_json: bool) -> None:
+def _check(recording: _Recording, said: Console, as_json: bool) -> None:
     """Say how the replay compares, and leave with status 1 if it differs."""
-    from rich.console import Console
-
     from cudatool import analyze
     from cudatool.cli._replay_text import print_check
+    from cudatool.cli._text import results
 
-    with _progress(messages):
-        results = [
+    with _progress(said):
+        checked = [
             analyze.check(
                 recording.trace,
                 device,
@@ -124,33 +123,30 @@ def _check(recording: _Recording, messages: Console, as_json: bool) -> None:
             for device in recording.devices
         ]
     if as_json:
-        click.echo(json.dumps([asdict(result) for result in results], indent=2))
+        click.echo(json.dumps([asdict(result) for result in checked], indent=2))
     else:
-        console = Console(highlight=False)
-        for result in results:
+        console = results()
+        for result in checked:
             print_check(console, result)
-    if not all(result.is_exact for result in results):
+    if not all(result.is_exact for result in checked):
         raise SystemExit(1)
 
 
-def _try(recording: _Recording, confs: tuple[str, ...], memory: str | None, messages: Console, as_json: bool) -> None:
+def _try(recording: _Recording, confs: tuple[str, ...], memory: str | None, said: Console, as_json: bool) -> None:
     """Say what the same requests cost under these settings, or under those that matter, and which are best."""
-    from rich.console import Console
-
     from cudatool import analyze
     from cudatool.cli._replay_text import print_advice, print_outcomes
+    from cudatool.cli._text import results
     from cudatool.units import format_bytes, parse_bytes
 
     trace, devices, settings, _, total, _ = recording
     wanted = parse_bytes(memory) if memory else None
     for device in devices if not (wanted or total or as_json) else ():
         if limit := analyze.recorded_limit(trace, device):
-            messages.print(
-                f"device {device} ran out of memory: {format_bytes(limit)} are taken to be all it could have"
-            )
+            said.print(f"device {device} ran out of memory: {format_bytes(limit)} are taken to be all it could have")
     outcomes: dict[int, list[Outcome]] = {}
     advice: dict[int, Advice] = {}
-    with _progress(messages) as progress:
+    with _progress(said) as progress:
         options: Any = {"recorded": settings, "recorded_memory": total, "memory": wanted, "progress": progress}
         for device in devices:
             if confs:
@@ -165,7 +161,7 @@ def _try(recording: _Recording, confs: tuple[str, ...], memory: str | None, mess
             row["best"] = best[row["device"]] == row["conf"]
         click.echo(json.dumps(listed, indent=2))
         return
-    console = Console(highlight=False)
+    console = results()
     for device in devices:
         print_outcomes(console, device, outcomes[device])
     for found in advice.values():

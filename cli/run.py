@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from cudatool.cli._options import device_option, split_workload, workload_arguments
+from cudatool.cli._options import BESIDE, device_option, html_option, is_page, split_workload, workload_arguments
 
 if TYPE_CHECKING:
     from cudatool.trace.model import Trace
@@ -17,13 +18,15 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _MOST = 5  # rows of each part of the table
+_NOTHING = """Nothing happened on the device. Recorded are cudatool's runtime, on a GPU PyTorch, on the software device
+cuda.core and cuda.bindings; of this process, not of those that it starts."""
 
 
 @click.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
 @click.option("-o", "--output", metavar="FILE", help="The trace. Default: NAME.PID.ctrace in this directory.")
 @click.option("-f", "--force", is_flag=True, help="Overwrite files that exist.")
 @device_option
-@click.option("--html", metavar="FILE", help="Also write the page that `cudatool snapshot --html` makes.")
+@html_option("the trace")
 @click.option("--no-stacks", is_flag=True, help="Do not record Python stacks.")
 @workload_arguments
 def run(
@@ -41,18 +44,18 @@ def run(
     are the operations of cudatool's runtime, on a GPU what the program does through PyTorch, and on the software
     device the driver calls of any cuda.core or cuda.bindings program.
     """
-    from cudatool.errors import OutputError
+    from cudatool.cli._sources import refuse_recording
     from cudatool.recording import record
     from cudatool.workload import Workload
 
+    if html and module is None and not is_page(html):
+        html, workload = BESIDE, (html, *workload)  # `cudatool run --html WORKLOAD`: the option took the program
     program = Workload(*split_workload(module, workload))
     program.check()
-    path = os.path.abspath(output or f"{program.name}.{os.getpid()}.ctrace")
-    page = os.path.abspath(html) if html else None  # the program may change directory
-    if page and os.path.exists(page) and not force:
-        raise OutputError(f"{html} exists; add -f to overwrite it")
-    if page and not os.path.isdir(os.path.dirname(page)):
-        raise OutputError(f"cannot write {html}: its directory does not exist")
+    if module is None:
+        refuse_recording(program.target)
+    path = os.path.abspath(output or f"{program.name}.{os.getpid()}.ctrace")  # the program may change directory
+    page = _page(html, path, force) if html else None
     with record(path, device=device, with_stacks=not no_stacks, force=force) as recorder:
         status = program.run()
         recorder.add_facts({"exit_status": status})
@@ -62,14 +65,28 @@ def run(
     trace = read(path)
     _print_summary(trace, status)
     _wrote(path)
+    if not len(trace.records) and not status:
+        _say(_NOTHING)
     if page:
         from cudatool import viz
 
         viz.write_page(trace, page)
         _wrote(page)
-    else:
-        _say(f"Next: cudatool snapshot {_short(path)} --html")
+    elif len(trace.records):
+        _say(f"Next: cudatool snapshot {shlex.quote(_short(path))} --html")
     sys.exit(status)
+
+
+def _page(html: str, trace: str, force: bool) -> str:
+    """Return the absolute path of the page, known to be writable before the program runs."""
+    from cudatool.errors import OutputError
+    from cudatool.files import check_writable
+
+    page = trace.removesuffix(".ctrace") + ".html" if html == BESIDE else os.path.abspath(html)
+    if os.path.isfile(page) and not force:
+        raise OutputError(f"{_short(page)} exists; add -f to overwrite it")
+    check_writable(page)
+    return page
 
 
 def _say(text: str) -> None:
@@ -94,6 +111,7 @@ def _print_summary(trace: Trace, status: int) -> None:
     from rich.table import Table
 
     from cudatool.analyze import report
+    from cudatool.cli._text import counted
     from cudatool.trace.events import Kind
     from cudatool.units import format_bytes, format_time
 
@@ -108,14 +126,15 @@ def _print_summary(trace: Trace, status: int) -> None:
     for device in summary.devices:
         label = f"Device {device.device}" if len(summary.devices) > 1 else "Memory"
         peak = f"peak {format_bytes(device.peak.allocated)} allocated, {format_bytes(device.peak_reserved)} reserved"
-        table.add_row(label, f"{peak}; {device.allocations:,} allocations")
+        failed = f", {device.ooms:,} failed: out of memory" if device.ooms else ""
+        table.add_row(label, f"{peak}; {counted(device.allocations, 'allocation')}{failed}")
         for site in device.still_live[:1]:
             held = f"{format_bytes(device.now.allocated)} at the end, most of it from {site.label}"
             table.add_row("Not freed", escape(held))
     for index, kernel in enumerate(summary.kernels[:_MOST]):
         time = "" if kernel.time is None else f", {format_time(kernel.time)} on the device"
-        launches = "1 launch" if kernel.launches == 1 else f"{kernel.launches:,} launches"
-        table.add_row("Kernels" if not index else "", escape(f"{kernel.name}: {launches}{time}"))
+        text = f"{kernel.name}: {counted(kernel.launches, 'launch')}{time}"
+        table.add_row("Kernels" if not index else "", escape(text))
     if len(summary.kernels) > _MOST:
         table.add_row("", f"and {len(summary.kernels) - _MOST} more")
     warnings = [trace.names[int(name)] for name in trace.of_kind(Kind.WARNING)["name"]]

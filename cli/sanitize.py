@@ -91,14 +91,17 @@ def sanitize(
         report = proof.proven(check(trace, races="race" in wanted, leaked="leak" in wanted), trace)
     report = acceptance.applied(report, wanted, complete=not status)
     text = partial(render_text, color=_in_colour(), width=_width())
-    written = outputs.write(report, Run(root, wanted, status), _echo, text)
-    if html and trace is not None:
-        from cudatool import viz
+    written: list[str] = []
+    try:
+        written += outputs.write(report, Run(root, wanted, status), _echo, text)
+    finally:  # the page is written even if who reads stdout has gone
+        if html and trace is not None:
+            from cudatool import viz
 
-        viz.write_page(trace, html, report)
-        written.append(html)
-    for path in written:
-        click.echo(f"Wrote {os.path.relpath(path)}", err=True)
+            viz.write_page(trace, html, report)
+            written.append(html)
+        for path in written:
+            click.echo(f"Wrote {os.path.relpath(path)}", err=True)
     if report.unchecked_launches and trace is not None and trace.header.get("device_kind") == "cuda":
         click.echo("Next: the same with --device sim, which measures what kernels access", err=True)
     if status:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from cudatool.cli._options import BESIDE, html_option, is_page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,19 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["snapshot"]
 
 _MOST_DEVICES = 128  # a record's device is a signed byte
-_BESIDE = "\0beside"  # --html without a value: no file can have this name
 
 
 @click.command()
 @click.argument("source", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--html",
-    "html",
-    is_flag=False,
-    flag_value=_BESIDE,
-    metavar="[FILE]",
-    help="Write a page that needs no network. Default: beside SOURCE, with the ending .html.",
-)
+@html_option("SOURCE")
 @click.option("--json", "as_json", is_flag=True, help='Print JSON ("schema": "cudatool.snapshot/1"); bytes and ns.')
 @click.option("--torch", type=click.Path(path_type=Path), metavar="FILE", help="Write a pickle for PyTorch's viewer.")
 @click.option(
@@ -48,16 +43,15 @@ def snapshot(
     SOURCE is a trace that `cudatool run` wrote, or a pickle from torch.cuda.memory._dump_snapshot(), also
     compressed with xz or gzip. Default: the newest trace in this directory.
     """
-    from rich.console import Console
-
     from cudatool import analyze
     from cudatool.cli._snapshot_text import print_report
     from cudatool.cli._sources import newest, read_trace
+    from cudatool.cli._text import messages, results
     from cudatool.errors import UsageError
     from cudatool.units import format_bytes, parse_bytes
 
-    if source is None and html and html != _BESIDE and not html.lower().endswith((".html", ".htm")):
-        source, html = Path(html), _BESIDE  # `cudatool snapshot --html SOURCE`: the option took the argument
+    if source is None and html and not is_page(html):
+        source, html = Path(html), BESIDE  # `cudatool snapshot --html SOURCE`: the option took the argument
     source = source or newest()
     page = _page_path(source, html)
     for path in (page, torch):
@@ -68,34 +62,38 @@ def snapshot(
     size = parse_bytes(memory) if memory else None
     report = analyze.report(trace, total=dict.fromkeys(range(_MOST_DEVICES), size))
     cards = _cards(report)
-    if as_json:
-        document = {"schema": "cudatool.snapshot/1", **report.as_dict(), "cards": [asdict(card) for card in cards]}
-        click.echo(json.dumps(document, indent=2))
-    else:
-        print_report(Console(highlight=False), report, cards)
+    said = messages()
+    try:
+        if as_json:
+            document = {"schema": "cudatool.snapshot/1", **report.as_dict(), "cards": [asdict(card) for card in cards]}
+            click.echo(json.dumps(document, indent=2))
+        else:
+            print_report(results(), report, cards)
+    finally:  # the files are written even if who reads stdout has gone
+        if page is not None:
+            from cudatool import viz
 
-    messages = Console(stderr=True, highlight=False, soft_wrap=True)
-    if page is not None:
-        from cudatool import viz
+            viz.write_report(report, page)
+            said.print(f"Wrote {page} ({format_bytes(page.stat().st_size)})", markup=False)
+            said.print("Next: open it in a browser; it needs no network", markup=False)
+        if torch is not None:
+            from cudatool.collect import torch_snapshot
 
-        viz.write_report(report, page)
-        messages.print(f"Wrote {page} ({format_bytes(page.stat().st_size)})", markup=False)
-        messages.print("Next: open it in a browser; it needs no network", markup=False)
-    if torch is not None:
-        from cudatool.collect import torch_snapshot
-
-        state = analyze.segments_at(report.blocks, report.segments, len(report.trace.records) - 1)
-        torch_snapshot.write(torch, report.trace, analyze.torch_segments(report.trace, state))
-        messages.print(f"Wrote {torch} ({format_bytes(torch.stat().st_size)})", markup=False)
-        messages.print("Next: drop it on https://pytorch.org/memory_viz", markup=False)
-    if page is None and torch is None and not as_json:
-        messages.print(f"Next: cudatool snapshot {source} --html", markup=False)
+            state = analyze.segments_at(report.blocks, report.segments, len(report.trace.records) - 1)
+            torch_snapshot.write(torch, report.trace, analyze.torch_segments(report.trace, state))
+            said.print(f"Wrote {torch} ({format_bytes(torch.stat().st_size)})", markup=False)
+            said.print("Next: drop it on https://pytorch.org/memory_viz", markup=False)
+    if page is None and torch is None and not as_json and report.summary.events:
+        name = shlex.quote(str(source))
+        if any("expandable_segments" in line for diagnosis in report.diagnoses for line in diagnosis.advice):
+            said.print(f"Next: cudatool replay {name}   (what that setting and others would save)", markup=False)
+        said.print(f"Next: cudatool snapshot {name} --html", markup=False)
 
 
 def _page_path(source: Path, html: str | None) -> Path | None:
     if html is None:
         return None
-    if html != _BESIDE:
+    if html != BESIDE:
         return Path(html)
     name = source.name
     for ending in (".xz", ".gz", ".ctrace", ".pickle", ".pkl"):

@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from cudatool import _cuda, _driver
 from cudatool._cuda import check, operation
-from cudatool._device import DeviceLike, device_count, device_index, get_device_properties
+from cudatool._device import DeviceLike, device_index, get_device_properties
 from cudatool._device import device as on_device
+from cudatool._dtypes import as_dtype
 from cudatool._native import Region
 from cudatool._stream import Stream, current_stream
 from cudatool.errors import UsageError
@@ -72,7 +73,8 @@ Layout = npt.NDArray[Any]
 
 _allocators: dict[int, CachingAllocator] = {}
 _own: CUDAPluggableAllocator | None = None  # takes their place
-_caching = True
+_NEVER_CACHING = "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ  # whatever it says, as in PyTorch
+_caching = not _NEVER_CACHING
 _uncached: dict[int, UncachedAllocator] = {}  # of the program's own allocator, or of the driver
 _lock = threading.Lock()
 _by_address: dict[int, CachingAllocator | UncachedAllocator] = {}  # what caching_allocator_alloc gave, and from where
@@ -89,15 +91,19 @@ def allocator(device: int) -> CachingAllocator:
     found = _allocators.get(device)
     if found is None:
         with _lock:
-            if _own is not None:
-                raise UsageError(
-                    f"the program's own allocator {_own.name} is in use, which has no statistics, snapshots, limits "
-                    "or pools; give it to a MemPool instead of change_current_allocator"
-                )
+            _refuse_own()
             found = _allocators.get(device)
             if found is None:
                 found = _allocators[device] = _make(device)
     return found
+
+
+def _refuse_own() -> None:
+    if _own is not None:
+        raise UsageError(
+            f"the program's own allocator {_own.name} is in use, which has no statistics, snapshots, limits or pools; "
+            "give it to a MemPool instead of change_current_allocator"
+        )
 
 
 def current_allocator(device: int) -> CachingAllocator | UncachedAllocator:
@@ -126,10 +132,11 @@ def _driver_functions(device: int) -> CUDAPluggableAllocator:
 def caching_allocator_enable(value: bool = True) -> None:
     """Choose whether memory is cached from now on. If not, every allocation and every free is the driver's.
 
-    For finding errors: an access to memory that was freed is one to memory that nobody has.
+    For finding errors: an access to memory that was freed is one to memory that nobody has, and behind an array is not
+    the next one. With the environment variable ``PYTORCH_NO_CUDA_MEMORY_CACHING`` nothing ever is.
     """
     global _caching
-    _caching = value
+    _caching = value and not _NEVER_CACHING
 
 
 @contextmanager
@@ -239,16 +246,18 @@ def allocate(shape: Shape, dtype: npt.DTypeLike, stream: Stream) -> tuple[Layout
     UsageError
         Elements of `dtype` are Python objects, or `shape` is none.
     """
-    dtype = np.dtype(dtype)
+    dtype = as_dtype(dtype)
     if dtype.hasobject:
         raise UsageError(f"an array of {dtype} cannot be in device memory: its elements are Python objects")
     extents: tuple[int, ...]
     if type(shape) is int:  # asking for an Iterable takes its time
         extents = (shape,)
-    elif type(shape) is tuple or isinstance(shape, Iterable):
-        extents = tuple(map(operator.index, shape))
     else:
-        extents = (operator.index(shape),)
+        several = type(shape) is tuple or isinstance(shape, Iterable)
+        try:
+            extents = tuple(map(operator.index, shape if several else (shape,)))  # type: ignore[arg-type]
+        except TypeError:
+            raise UsageError(f"a shape is a whole number or several, not {shape!r}") from None
     memory = Memory(math.prod(extents) * dtype.itemsize, stream)
     try:
         return np.ndarray(extents, dtype, memory), memory  # type: ignore[arg-type] # its stubs miss buffers
@@ -413,8 +422,10 @@ def memory_snapshot(mempool_id: tuple[int, int] | None = None, include_traces: b
     include_traces
         Changes nothing: traces are recorded by :func:`cudatool.record`.
     """
+    _refuse_own()
     pool = None if mempool_id in (None, (0, 0)) else mempool_id
-    return [segment for index in range(device_count()) for segment in allocator(index).snapshot_segments(pool=pool)]
+    used = sorted(_allocators.copy().items())  # not all devices: asking one starts its context, which takes memory
+    return [segment for _, found in used for segment in found.snapshot_segments(pool=pool)]
 
 
 def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:

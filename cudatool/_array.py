@@ -12,12 +12,13 @@ import numpy.typing as npt
 from cudatool import _interop, _peer, _transfer
 from cudatool._allocator import Layout, Memory, Owner, Shape, allocate
 from cudatool._device import CUDA_KINDS, DeviceLike, device_index
+from cudatool._dtypes import as_dtype
 from cudatool._native import address_of
 from cudatool._operators import Operators
 from cudatool._pinned import empty_pinned, is_pinned
 from cudatool._stream import Stream, current_stream
 from cudatool._sync_debug import get_sync_debug_mode, hidden_synchronization
-from cudatool.errors import UsageError
+from cudatool.errors import ShapeError, UsageError
 
 __all__ = [
     "ALIGNMENT",
@@ -122,14 +123,14 @@ class DeviceArray(Operators):
 
         Raises
         ------
-        ValueError
+        ShapeError
             The shape has another number of elements.
         """
         try:
             return self._view(self.layout.reshape(*shape, copy=False))
-        except ValueError:
-            if self.is_contiguous():
-                raise
+        except (TypeError, ValueError) as error:
+            if self.is_contiguous() or isinstance(error, TypeError):
+                raise ShapeError(str(error)) from None
             return self.contiguous().reshape(*shape)
 
     def ravel(self) -> DeviceArray:
@@ -137,8 +138,17 @@ class DeviceArray(Operators):
         return self.reshape(-1)
 
     def transpose(self, *axes: Any) -> DeviceArray:
-        """Return a view with the dimensions in another order, by default the reverse."""
-        view = self._view(self.layout.transpose(*axes))
+        """Return a view with the dimensions in another order, by default the reverse.
+
+        Raises
+        ------
+        ShapeError
+            These are not the array's dimensions, each once.
+        """
+        try:
+            view = self._view(self.layout.transpose(*axes))
+        except (TypeError, ValueError) as error:
+            raise ShapeError(f"shape {self.shape}, axes {axes}: {error}") from None
         view._address = self._address  # it begins where this does
         return view
 
@@ -152,10 +162,10 @@ class DeviceArray(Operators):
 
         Raises
         ------
-        ValueError
+        ShapeError
             The shape does not fit.
         """
-        return self._view(np.broadcast_to(self.layout, shape))
+        return self._view(_transfer.broadcast(self.layout, shape))
 
     def _view(self, layout: Layout) -> DeviceArray:
         return DeviceArray(layout, self._memory, self.device)
@@ -183,7 +193,7 @@ class DeviceArray(Operators):
 
         Raises
         ------
-        ValueError
+        ShapeError
             The shapes do not fit.
         UsageError
             This array is read-only, or the device cannot cast between the dtypes.
@@ -198,7 +208,7 @@ class DeviceArray(Operators):
                 hidden_synchronization(
                     "a copy from the host that blocks; from pinned memory, non_blocking=True does not wait"
                 )
-            _transfer.copy_to_device(self.layout, np.asarray(source), stream)
+            _transfer.copy_to_device(self.layout, _host(source), stream)
             if not non_blocking:
                 stream.synchronize()
         elif source.device == self.device:
@@ -256,6 +266,8 @@ class DeviceArray(Operators):
         stream = current_stream(self.device)
         if out is None:
             out = np.empty(self.shape, self.dtype) if blocking else empty_pinned(self.shape, self.dtype)
+        elif not isinstance(out, np.ndarray):
+            raise UsageError(f"out must be a NumPy array, not {type(out).__name__}")
         elif (out.shape, out.dtype) != (self.shape, self.dtype) or not out.flags.c_contiguous:
             raise UsageError(
                 f"out must have shape {self.shape} and dtype {self.dtype}, in C order; "
@@ -280,6 +292,8 @@ class DeviceArray(Operators):
 
         Does nothing for another library's memory.
         """
+        if not isinstance(stream, Stream):
+            raise UsageError(f"record_stream takes a Stream, not {type(stream).__name__}")
         if self._memory is not None:
             self._memory.record_stream(stream)
 
@@ -400,9 +414,9 @@ def asarray(
     elif hasattr(source, "__dlpack_device__") and not isinstance(source, np.ndarray):
         found = from_dlpack(source, device=device)
     else:
-        host = np.asarray(source, dtype)
+        host = _host(source, dtype)
         return empty(host.shape, host.dtype, device=device).copy_(host, non_blocking)
-    wanted = found.dtype if dtype is None else np.dtype(dtype)
+    wanted = found.dtype if dtype is None else as_dtype(dtype)
     index = found.device if device is None else device_index(device)
     if (wanted, index) == (found.dtype, found.device):
         return found
@@ -422,12 +436,22 @@ def from_dlpack(source: Any, *, device: DeviceLike = None) -> DeviceArray:
     UsageError
         It is on something that is neither host nor CUDA, or its dtype is one that NumPy does not have.
     """
+    if not hasattr(source, "__dlpack_device__"):
+        raise UsageError(f"from_dlpack takes what has __dlpack__, not {type(source).__name__}; use asarray")
     kind, _ = source.__dlpack_device__()
     if kind in _interop.CPU:
         return asarray(np.from_dlpack(source), device=device)
     if kind not in CUDA_KINDS:
         raise UsageError(f"DLPack device type {kind} is neither host nor CUDA")
     return _import(source)
+
+
+def _host(source: Any, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
+    """Return as a NumPy array what NumPy takes for one."""
+    try:
+        return np.asarray(source, None if dtype is None else as_dtype(dtype))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{type(source).__name__} does not become an array: {error}") from None
 
 
 def _import(source: Any) -> DeviceArray:

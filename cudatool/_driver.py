@@ -285,7 +285,8 @@ def _initialize() -> Choice:
     count = "the software device" if settings.count == 1 else f"{settings.count} software devices"
     description = f"{count} ({format_bytes(settings.memory)}, schedule {settings.schedule}, seed {settings.seed})"
     reason = ", because no NVIDIA GPU answers" if kind == "auto" else ""
-    sys.stderr.write(f"cudatool: using {description}{reason}\n")
+    if sys.stderr is not None:  # as in a program that was started without one
+        sys.stderr.write(f"cudatool: using {description}{reason}\n")
     return Choice("sim", description, machine)
 
 

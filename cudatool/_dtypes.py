@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from typing import Any, Final
 
 import ml_dtypes
@@ -19,6 +20,7 @@ from cudatool.errors import UsageError
 __all__ = [
     "NUMBERS",
     "NUMBER_TYPES",
+    "as_dtype",
     "bfloat16",
     "c_type",
     "can_cast",
@@ -29,8 +31,10 @@ __all__ = [
     "holds",
     "is_number",
     "promote_types",
+    "real",
     "real_dtype",
     "result_type",
+    "whole",
 ]
 
 bfloat16 = ml_dtypes.bfloat16
@@ -171,6 +175,47 @@ template <typename To, typename From> __device__ To convert(From x) { return Con
 def is_number(value: object) -> bool:
     """Return whether it is a number of Python's or NumPy's, which takes the dtype of the arrays it meets."""
     return isinstance(value, int | float | complex) or (isinstance(value, np.generic) and value.dtype in NUMBER_TYPES)
+
+
+def real(what: str, value: Any) -> Any:
+    """Return a real number, which the argument `what` has to be; NaN and infinity are.
+
+    Raises
+    ------
+    UsageError
+        It is something else.
+    """
+    if not is_number(value) or isinstance(value, complex | np.complexfloating):
+        raise UsageError(f"{what} must be a real number, not {value!r}")
+    return value
+
+
+def whole(what: str, value: Any) -> int:
+    """Return a whole number, which the argument `what` has to be.
+
+    Raises
+    ------
+    UsageError
+        It is something else.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise UsageError(f"{what} must be a whole number, not {value!r}") from None
+
+
+def as_dtype(dtype: npt.DTypeLike) -> _Dtype:
+    """Return what NumPy takes for a dtype.
+
+    Raises
+    ------
+    UsageError
+        It takes it for none.
+    """
+    try:
+        return np.dtype(dtype)
+    except (TypeError, ValueError):
+        raise UsageError(f"{dtype!r} is no dtype; pass one of NumPy's, or cudatool.bfloat16") from None
 
 
 def holds(dtype: _Dtype, value: Any) -> bool:

@@ -76,8 +76,8 @@ class Event(Owner):
         CudaError
             The driver refuses it; for instance in the process that it comes from.
         """
-        if len(handle) != _HANDLE_BYTES:
-            raise UsageError(f"the handle of an event has {_HANDLE_BYTES} bytes, not {len(handle)}")
+        if not isinstance(handle, bytes) or len(handle) != _HANDLE_BYTES:
+            raise UsageError(f"the handle of an event is {_HANDLE_BYTES} bytes, not {handle!r}")
         event = cls(interprocess=True)
         index = device_index(device)
         native = _cuda.driver.CUipcEventHandle()
@@ -113,11 +113,16 @@ class Event(Owner):
 
         Raises
         ------
+        UsageError
+            It is no stream.
         CudaError
             The event lives on another device, or the stream was closed.
         """
         stream = _current_stream() if stream is None else stream
-        handle, index = stream.native, stream.device_index
+        try:
+            handle, index = stream.native, stream.device_index
+        except AttributeError:
+            raise _no_stream(stream) from None
         if not self.cuda_event:
             self._create(index)
         correlation = hooks.begin() if hooks.active else 0
@@ -150,7 +155,10 @@ class Event(Owner):
         One that was never recorded changes nothing.
         """
         stream = _current_stream() if stream is None else stream
-        handle, index = stream.native, stream.device_index
+        try:
+            handle, index = stream.native, stream.device_index
+        except AttributeError:
+            raise _no_stream(stream) from None
         correlation = hooks.begin() if hooks.active else 0
         try:
             status = told = 0
@@ -210,9 +218,13 @@ class Event(Owner):
 
         Raises
         ------
+        UsageError
+            `end_event` is no event.
         CudaError
             One of them was made without timing, was not recorded or has not completed.
         """
+        if not isinstance(end_event, Event):
+            raise UsageError(f"elapsed_time takes the Event at the end, not {type(end_event).__name__}")
         if not (self.enable_timing and end_event.enable_timing):
             raise CudaError("both events must be created with enable_timing=True", "CUDA_ERROR_INVALID_HANDLE")
         if not (self.cuda_event and end_event.cuda_event):
@@ -261,6 +273,10 @@ def _current_stream() -> Stream:
     from cudatool._stream import current_stream  # streams make events, too
 
     return current_stream()
+
+
+def _no_stream(stream: object) -> UsageError:
+    return UsageError(f"an event is recorded and waited for in a Stream, not {type(stream).__name__}")
 
 
 def _is_capturing(stream: Stream) -> bool:

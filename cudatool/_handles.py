@@ -17,6 +17,6 @@ class Owner:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"a {type(self).__name__} cannot be copied or pickled: it stands for something of the driver's, which is "
+            f"{type(self).__name__} cannot be copied or pickled: it stands for something of the driver's, which is "
             "given back with it"
         )

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from cudatool.errors import CompileError, UsageError
+from cudatool.errors import CompileError, DeviceUnavailableError, UsageError
 
 __all__ = ["architecture_number", "include_paths", "to_ptx"]
 
@@ -68,13 +68,19 @@ def to_ptx(
         The architecture is none, or NVRTC does not know it.
     CompileError
         NVRTC refused the source; the error's ``log`` has its messages.
+    DeviceUnavailableError
+        This machine has no NVRTC.
     """
     from cuda.bindings import nvrtc
+    from cuda.pathfinder import DynamicLibNotFoundError
 
     options = [f"--gpu-architecture=compute_{architecture_number(architecture)}", "--generate-line-info", "--std=c++17"]
     options += [f"-D{one}" for one in define] + [f"-I{path}" for path in (*include, *include_paths())]
     ok = nvrtc.nvrtcResult.NVRTC_SUCCESS
-    status, program = nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
+    try:
+        status, program = nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
+    except DynamicLibNotFoundError as error:
+        raise DeviceUnavailableError("compiling CUDA C++ needs NVRTC: pip install nvidia-cuda-nvrtc") from error
     if status != ok:
         raise CompileError(f"{name}: NVRTC could not start ({status.name})")
     try:

@@ -21,6 +21,7 @@ from cudatool._capture import capture_of, relaxed
 from cudatool._cuda import check, operation
 from cudatool._device import current_device
 from cudatool._device import device as on_device
+from cudatool._dtypes import as_dtype
 from cudatool._host_view import HostArray
 from cudatool._stream import Stream
 from cudatool.errors import OutOfMemoryError, UsageError
@@ -184,7 +185,7 @@ def empty_pinned(shape: Shape, dtype: npt.DTypeLike = np.float32) -> npt.NDArray
     CudaError
         The host has not that much memory to pin.
     """
-    dtype = np.dtype(dtype)
+    dtype = as_dtype(dtype)
     extents = tuple(map(operator.index, shape)) if isinstance(shape, Iterable) else (operator.index(shape),)
     if min(extents, default=0) < 0:
         raise UsageError(f"an array of shape {extents} cannot be: no extent is negative")

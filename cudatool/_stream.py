@@ -14,6 +14,7 @@ from cudatool._capture import beside_captures
 from cudatool._cuda import check, operation
 from cudatool._device import DeviceLike, core_device, current_device, device_index, set_device
 from cudatool._device import device as on_device
+from cudatool._dtypes import whole
 from cudatool._event import Event
 from cudatool._handles import Owner
 from cudatool.errors import CudaError, UsageError
@@ -76,7 +77,7 @@ class Stream(Owner):
     """
 
     def __init__(self, device: DeviceLike = None, priority: int = 0) -> None:
-        index = device_index(device)
+        index, priority = device_index(device), whole("priority", priority)
         with on_device(index), operation():
             lowest, highest = check(_cuda.driver.cuCtxGetStreamPriorityRange())
             priority = max(highest, min(lowest, priority))
@@ -192,16 +193,28 @@ class Stream(Owner):
     def record_event(self, event: Event | None = None) -> Event:
         """Record `event`, by default a new one, and return it."""
         event = Event() if event is None else event
+        if not isinstance(event, Event):
+            raise UsageError(f"record_event takes an Event, not {type(event).__name__}")
         event.record(self)
         return event
 
     def wait_event(self, event: Event) -> None:
         """Let everything enqueued from now on wait for `event`; one that was never recorded changes nothing."""
+        if not isinstance(event, Event):
+            raise UsageError(f"wait_event takes an Event, not {type(event).__name__}")
         event.wait(self)
 
     def wait_stream(self, stream: Stream) -> None:
-        """Let everything enqueued from now on wait for what has been enqueued on `stream` so far."""
-        self.wait_event(stream.record_event())
+        """Let everything enqueued from now on wait for what has been enqueued on `stream` so far.
+
+        Raises
+        ------
+        UsageError
+            It is no stream, neither ours nor another library's.
+        """
+        if stream is None:
+            raise UsageError("wait_stream takes a stream, not None")
+        self.wait_event(as_stream(stream).record_event())
 
     def trace_id(self) -> int:
         """Return the stream's id in traces."""
@@ -219,7 +232,10 @@ class Stream(Owner):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._contexts[threading.get_ident()].pop().__exit__(kind, error, traceback)
+        contexts = self._contexts.get(threading.get_ident())
+        if not contexts:
+            raise UsageError("the stream is left on a thread that has not entered it")
+        contexts.pop().__exit__(kind, error, traceback)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Stream):
@@ -246,6 +262,8 @@ class ExternalStream(Stream):
 
     def __init__(self, stream_ptr: int, device: DeviceLike = None) -> None:
         index = device_index(device)
+        if not 0 <= whole("stream_ptr", stream_ptr) < 1 << 64:
+            raise UsageError(f"stream_ptr must be a handle of the driver's, not {stream_ptr}")
         with on_device(index), operation():
             # cuda.core takes 0 for "no stream"; the driver knows the legacy default stream as 1 too.
             found = _cuda.core.Stream.from_handle(stream_ptr or 1)
@@ -308,8 +326,12 @@ def stream_on(index: int) -> Stream:
     return _current.streams.get(index) or _defaults.get(index) or default_stream(index)
 
 
-def set_stream(stream: Stream) -> None:
-    """Make `stream` current, and its device. Prefer the :class:`stream` context manager."""
+def set_stream(stream: Stream | None) -> None:
+    """Make `stream` current, and its device; None changes nothing. Prefer the :class:`stream` context manager."""
+    if stream is None:
+        return
+    if not isinstance(stream, Stream):
+        raise UsageError(f"set_stream takes a Stream, not {type(stream).__name__}; from_handle makes one of a handle")
     if stream.core is not None:
         set_device(stream.device_index)
         if stream == default_stream(stream.device_index):
@@ -326,6 +348,8 @@ class _Saved(NamedTuple):
 class StreamContext:
     """Context manager that makes a stream and its device current, and afterwards those that were.
 
+    It can be entered again while it is open, and by several threads.
+
     Parameters
     ----------
     stream
@@ -333,8 +357,12 @@ class StreamContext:
     """
 
     def __init__(self, stream: Stream | None) -> None:
+        if stream is not None and not isinstance(stream, Stream):
+            raise UsageError(
+                f"a Stream is made current, not {type(stream).__name__}; from_handle makes one of a handle"
+            )
         self.stream = stream
-        self._saved: _Saved | None = None
+        self._saved: dict[int, list[_Saved]] = {}  # by thread: one entry for each time it is entered
 
     def __enter__(self) -> None:
         if self.stream is None:
@@ -348,14 +376,14 @@ class StreamContext:
         except BaseException as error:  # it was closed
             device.__exit__(type(error), error, error.__traceback__)
             raise
-        self._saved = saved
+        self._saved.setdefault(threading.get_ident(), []).append(saved)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self.stream is None or self._saved is None:
+        if self.stream is None:
             return
-        device, previous = self._saved
+        device, previous = self._saved[threading.get_ident()].pop()
         if previous is None:
             _current.streams.pop(self.stream.device_index, None)
         else:

@@ -22,11 +22,25 @@ from cudatool._extents import Extent, emit_extents, extents
 from cudatool._native import address_of
 from cudatool._pinned import is_pinned_address, note_use
 from cudatool._stream import Stream
-from cudatool.errors import UsageError
+from cudatool.errors import ShapeError, UsageError
 from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, CopyFlag, Kind
 
-__all__ = ["copy_on_device", "copy_to_device", "copy_to_host", "fill"]
+__all__ = ["broadcast", "copy_on_device", "copy_to_device", "copy_to_host", "fill"]
+
+
+def broadcast(source: npt.NDArray[Any], shape: Any) -> npt.NDArray[Any]:
+    """Return a view of host memory, or of a layout, in which the elements repeat.
+
+    Raises
+    ------
+    ShapeError
+        The shape does not fit.
+    """
+    try:
+        return np.broadcast_to(source, shape)
+    except (TypeError, ValueError):
+        raise ShapeError(f"an array of shape {source.shape} is not broadcast to shape {shape}") from None
 
 
 def copy_to_device(target: Layout, source: npt.NDArray[Any], stream: Stream) -> None:
@@ -36,11 +50,19 @@ def copy_to_device(target: Layout, source: npt.NDArray[Any], stream: Stream) -> 
 
     Raises
     ------
-    ValueError
+    ShapeError
         The shapes do not fit.
+    UsageError
+        The source has no numbers that can be cast.
     """
-    np.broadcast_to(source, target.shape)
-    given, source = source, np.asarray(source, target.dtype, order="C")
+    broadcast(source, target.shape)
+    given = source
+    try:
+        if given.dtype.hasobject:
+            raise TypeError("its elements are Python objects")
+        source = np.asarray(given, target.dtype, order="C")
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{given.dtype} is not copied into an array of {target.dtype}: {error}") from None
     if hooks.wants_accesses and address_of(source) != address_of(given):
         emit_extents(Kind.HOST_ACCESS, extents(given), AccessFlag.READ)
     if source.shape == target.shape and target.flags.c_contiguous:
@@ -61,13 +83,13 @@ def copy_on_device(target: Layout, source: Layout, stream: Stream) -> None:
 
     Raises
     ------
-    ValueError
+    ShapeError
         The shapes do not fit.
     UsageError
         The dtypes differ, and the device cannot cast one to the other.
     """
     if source.shape != target.shape:
-        source = np.broadcast_to(source, target.shape)
+        source = broadcast(source, target.shape)
     same_place = address_of(target) == address_of(source) and target.strides == source.strides
     if not same_place and np.may_share_memory(target, source):  # by bounds: nothing is read
         apart, _ = allocate(source.shape, source.dtype, stream)

@@ -4,6 +4,7 @@
 
     CudatoolError
     ├── UsageError                 an argument, option or setting is wrong
+    │   ├── ShapeError             shapes do not fit (also a ValueError)
     │   └── ConfigError            a setting string or environment variable cannot be read (also a ValueError)
     ├── DeviceUnavailableError     the device asked for does not exist on this machine
     ├── CudaError                  a CUDA driver call failed; ``.name`` is the CUDA error's name (also a RuntimeError)
@@ -14,7 +15,9 @@
     ├── FileFormatError            a file is not what it should be; ``.path`` names it
     │   ├── TraceFormatError       not a cudatool trace, or of an unknown version
     │   └── SnapshotFormatError    not a PyTorch memory snapshot, or an unsafe one
-    └── OutputError                a result could not be written
+    ├── OutputError                a result could not be written
+    └── PtxError                   a text is not PTX; in :mod:`cudatool.ptx.model`
+        └── LinkError              modules cannot be linked; in :mod:`cudatool.ptx.linker`
 
 The command line prints any of them as one line and exits with status 2.
 """
@@ -24,6 +27,7 @@ from __future__ import annotations
 __all__ = [
     "CudatoolError",
     "UsageError",
+    "ShapeError",
     "ConfigError",
     "DeviceUnavailableError",
     "CudaError",
@@ -44,6 +48,10 @@ class CudatoolError(Exception):
 
 class UsageError(CudatoolError):
     """An argument, option or setting is wrong."""
+
+
+class ShapeError(UsageError, ValueError):
+    """Shapes do not fit."""
 
 
 class ConfigError(UsageError, ValueError):

@@ -50,8 +50,9 @@ class Workload:
 
         ``sys.argv``, ``sys.path[0]`` and ``__main__`` are what plain Python would give it, uncaught exceptions are
         reported through ``sys.excepthook`` without our frames, and its other threads and exit handlers have ended
-        when this returns.
+        when this returns. Children that it forks do not return.
         """
+        process = os.getpid()
         status = 0
         try:
             if self.is_module:
@@ -77,6 +78,8 @@ class Workload:
                 stream.flush()
             except (OSError, ValueError, AttributeError):
                 pass  # closed or replaced by the program
+        if os.getpid() != process:
+            os._exit(status)  # a child that the program forked: what follows is its parent's
         return status
 
     @staticmethod
@@ -116,7 +119,8 @@ def _exit_status(code: object) -> int:
         return 0
     if isinstance(code, int):
         return code & 0xFF
-    sys.stderr.write(f"{code}\n")
+    if sys.stderr is not None:
+        sys.stderr.write(f"{code}\n")
     return 1
 
 

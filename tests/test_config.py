@@ -6,25 +6,44 @@ from pathlib import Path
 
 import pytest
 
-from cudatool.config import cache_directory
-from cudatool.errors import ConfigError
+from cudatool import config
 
 
-def no_home() -> Path:
-    raise RuntimeError("Could not determine home directory.")
-
-
-def test_the_environment_says_where_first_by_our_own_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    monkeypatch.setenv("CUDATOOL_CACHE_DIR", "/ours")
-    assert Path("/ours") == cache_directory()
-    monkeypatch.delenv("CUDATOOL_CACHE_DIR")
-    assert Path("/somewhere/cudatool") == cache_directory()
-
-
-def test_without_a_home_directory_the_error_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def temporary(tmp_path, monkeypatch) -> Path:
+    """The directory for temporary files; the user has no home."""
     for name in ("CUDATOOL_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(Path, "home", no_home)
-    with pytest.raises(ConfigError, match="set CUDATOOL_CACHE_DIR"):
-        cache_directory()
+    monkeypatch.setattr(config.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(config.tempfile, "tempdir", str(tmp_path))
+    config._of_this_process.cache_clear()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    return tmp_path
+
+
+def test_the_cache_is_where_the_user_wants_it(temporary, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(temporary / "xdg"))
+    assert config.cache_directory() == temporary / "xdg" / "cudatool"
+    monkeypatch.setenv("CUDATOOL_CACHE_DIR", str(temporary / "own"))
+    assert config.cache_directory() == temporary / "own"
+
+
+def test_a_user_without_a_home_has_a_cache_of_their_own(temporary, monkeypatch):
+    path = config.cache_directory()
+    assert path.parent == temporary
+    assert path.stat().st_mode & 0o777 == 0o700
+    assert config.cache_directory() == path
+
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nobody)
+    assert config.cache_directory() == path
+
+
+def test_a_directory_that_others_can_write_is_not_used(temporary):
+    path = config.cache_directory()
+    path.chmod(0o777)
+    assert config.cache_directory() != path
+    assert config.cache_directory() == config.cache_directory()

@@ -27,8 +27,6 @@ def folder(tmp_path_factory):
     recording = (ROOT / "tests" / "data" / "streams_default.pickle.xz").read_bytes()
     (made / "gpt.pickle").write_bytes(lzma.decompress(recording))
     (made / "kernels.cu").write_text("__global__ void scale(float *x, float a) { x[threadIdx.x] *= a; }")
-    sample = ["run", "-o", "samples/fragmentation.ctrace", "samples/fragmentation.py"]
-    assert _run(made, sys.executable, "-m", "cudatool", *sample).returncode == 0
     return made
 
 
@@ -66,9 +64,6 @@ def test_commands_do_what_is_shown(folder):
             done = _run(folder, sys.executable, "-m", "cudatool", *words)
             assert done.returncode == (1 if "pipeline_racy" in line else 0), line + "\n" + done.stderr
             happened += done.stdout + done.stderr
-            if words[0] == "run":
-                (trace,) = folder.glob("mlp.*.ctrace")
-                shutil.copy(trace, folder / "run.ctrace")
         _shows("\n".join(shown), happened)
 
 

@@ -10,12 +10,13 @@ const HATCHED = { pool: 1, stream: 2 }; // sloping lines, one way and the other;
 
 class Plane {
   /**
-   * `bounds` is {x0, x1, y0, y1}; `draw(plane)` paints; `describe(x, y)` returns the tooltip's text or null.
+   * `bounds` is {x0, x1, y0, y1}; `draw(plane)` paints; `describe(x, y)` returns the tooltip's text or null; `axis` is the
+   * height that the horizontal axis takes.
    * `onView()` is called after the user moved the window, `onPick(x, y)` after a click, `onKey(event)` for keys that
    * the plane has no use for.
    */
-  constructor(canvas, { bounds, left = LEFT, right = RIGHT, draw, describe, onView = () => {}, onPick = () => {}, onKey = () => false }) {
-    Object.assign(this, { canvas, bounds, left, right, paint: draw, describe, onView, onPick, onKey });
+  constructor(canvas, { bounds, left = LEFT, right = RIGHT, draw, describe, axis = TICK_HEIGHT, onView = () => {}, onPick = () => {}, onKey = () => false }) {
+    Object.assign(this, { canvas, bounds, left, right, paint: draw, describe, axis, onView, onPick, onKey });
     this.view = { ...bounds };
     this.context = canvas.getContext("2d", { alpha: false });
     this.pending = 0;
@@ -38,7 +39,7 @@ class Plane {
     this.ratio = ratio;
     this.inset = Math.round(this.left * ratio); // labels stand left of it
     this.width = Math.max(1, width - this.inset - Math.round(this.right * ratio));
-    this.height = Math.max(1, height - Math.round(TICK_HEIGHT * ratio));
+    this.height = Math.max(1, height - Math.round(this.axis * ratio));
     this.scaleX = this.width / (this.view.x1 - this.view.x0);
     this.scaleY = this.height / (this.view.y1 - this.view.y0);
     this.paint(this);
@@ -177,7 +178,7 @@ class Plane {
   locate(event) {
     const box = this.canvas.getBoundingClientRect();
     const shareX = (event.clientX - box.left - this.left) / Math.max(1, box.width - this.left - this.right);
-    const shareY = (event.clientY - box.top) / Math.max(1, box.height - TICK_HEIGHT);
+    const shareY = (event.clientY - box.top) / Math.max(1, box.height - this.axis);
     const { view } = this;
     return {
       shareX, shareY, inside: shareX >= 0 && shareX <= 1 && shareY <= 1,

@@ -34,10 +34,10 @@ class DefectsView {
     const { bytes, buffer, why, repair, proof } = defect;
     const facts = [];
     const fact = (name, value, stack = []) => {
-      if (value) facts.push(element("dt", {}, name), element("dd", {}, value, stack.length ? this.stack(stack) : null));
+      if (value && value.length !== 0) facts.push(element("dt", {}, name), element("dd", {}, value, stack.length ? this.stack(stack) : null));
     };
     fact("why", why);
-    fact("repair", repair);
+    fact("repair", inCode(repair));
     if (proof.length) fact("proof", element("div", { className: "proof" }, proof.join("\n")));
     if (bytes) fact("bytes", `${formatBytes(bytes[1])} at 0x${bytes[0].toString(16)}`);
     if (buffer) fact("buffer", `${formatBytes(buffer.size)} at 0x${buffer.address.toString(16)}, allocated at ${buffer.where}`, buffer.stack);
@@ -50,8 +50,11 @@ class DefectsView {
   }
 
   stack(lines) {
-    return lines.length ? element("ol", { className: "stack" }, ...lines.map((line) => element("li", {}, line))) : element("p", { className: "quiet" }, "No stack was recorded.");
+    return lines.length ? element("ol", { className: "stack" }, ...lines.map(([place, code]) => frameItem(place, code))) : element("p", { className: "quiet" }, "No stack was recorded.");
   }
 }
+
+/** Return a text as pieces, with what stands between backquotes as code. */
+const inCode = (text) => text.split("`").map((piece, i) => (i % 2 ? element("code", {}, piece) : piece)).filter((piece) => piece !== "");
 
 const letter = (i) => String.fromCharCode(65 + i);

@@ -8,6 +8,8 @@ from cudatool.analyze import Operations
 from cudatool.sanitize import AccessSite, BufferSite, Finding, Report
 from cudatool.sanitize.findings import DeviceFinding, location
 from cudatool.sanitize.kinds import KINDS
+from cudatool.sanitize.places import source_line, source_place
+from cudatool.sanitize.views import sources
 from cudatool.sanitize.witness import witness_lines
 from cudatool.trace.model import Frame
 
@@ -52,9 +54,16 @@ def _side(side: AccessSite, operation: dict[int, int]) -> dict[str, Any]:
 
 def _on_device(finding: DeviceFinding, operation: dict[int, int]) -> dict[str, Any]:
     by = f"{finding.mode} by {finding.operation}" if finding.mode else finding.operation
-    at = f", thread {finding.thread} of block {finding.block} at {finding.source}" if finding.block else ""
     on = f" on {finding.agent}" if finding.agent else ""
-    side = {"text": by + on + at, "stack": _stack(finding.stack), "operation": operation.get(finding.record, -1)}
+    threads = [
+        [f"{source}, {thread}", source_line(*at) if (at := source_place(source)) else ""]
+        for thread, source in sources(finding)
+    ]
+    side = {
+        "text": by + on,
+        "stack": [*threads, *_stack(finding.stack)],
+        "operation": operation.get(finding.record, -1),
+    }
     return {
         **_common(finding, True),
         "bytes": [finding.address, finding.size] if finding.space == "global" else None,
@@ -83,5 +92,6 @@ def _buffer(buffer: BufferSite | None) -> dict[str, Any] | None:
     return {"address": buffer.address, "size": buffer.size, "where": where, "stack": _stack(buffer.stack)}
 
 
-def _stack(stack: tuple[Frame, ...]) -> list[str]:
-    return [f"{frame.file}:{frame.line} in {frame.function}" for frame in stack]
+def _stack(stack: tuple[Frame, ...]) -> list[list[str]]:
+    """Return each frame in words, and the line of source that stands there, if it can be read now."""
+    return [[f"{frame.file}:{frame.line} in {frame.function}", source_line(frame.file, frame.line)] for frame in stack]

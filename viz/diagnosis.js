@@ -70,7 +70,8 @@ class DiagnosisView {
       bar("asked for", moments.map((m) => m.requested), null, theme.unused),
       ...causes.map((cause) => bar(cause, moments.map((m) => share(m, cause).size), moments.map((m) => share(m, cause).count), causeColour(moments[0], cause))),
     ];
-    this.plot(byId("causes"), traces, { height: 96 + 30 * moments.length, left: 24 + 6.5 * Math.max(...names.map((n) => n.replaceAll("\u200b", "").length)), top: Math.max(...moments.map((m) => m.reserved)), barmode: "stack", legend: true });
+    this.plot(byId("causes"), traces, { height: 62 + 30 * moments.length, left: 24 + 6.5 * Math.max(...names.map((n) => n.replaceAll("\u200b", "").length)), top: Math.max(...moments.map((m) => m.reserved)), barmode: "stack" });
+    byId("causes-legend").replaceChildren(...traces.map((trace) => chip(trace.name, trace.marker.color)));
   }
 
   drawPurposes(purposes) {
@@ -83,13 +84,12 @@ class DiagnosisView {
     this.plot(byId("purposes-chart"), [trace], { height: 62 + 28 * names.length, left: 110, top: Math.max(...values) });
   }
 
-  plot(box, traces, { height, left, top, barmode = "group", legend = false }) {
+  plot(box, traces, { height, left, top, barmode = "group" }) {
     const values = ticks(0, top, 5, 2);
     const axis = { gridcolor: theme.line, zeroline: false, linecolor: theme.line, fixedrange: true };
     box.style.height = `${height}px`;
     Plotly.react(box, traces, {
-      barmode, height, bargap: 0.35, showlegend: legend, margin: { l: left, r: 12, t: 8, b: legend ? 64 : 30 },
-      legend: { orientation: "h", x: 0, y: -30 / Math.max(height - 72, 1), yanchor: "top", traceorder: "normal" },
+      barmode, height, bargap: 0.35, showlegend: false, margin: { l: left, r: 12, t: 8, b: 30 },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: theme.text, size: 12 },
       hoverlabel: { bgcolor: theme.text, font: { color: theme.page } },
       xaxis: { ...axis, range: [0, top * 1.02], tickvals: values, ticktext: values.map(formatBytes) }, yaxis: { ...axis, automargin: false },
@@ -113,7 +113,7 @@ class DiagnosisView {
       const more = hole.pinned_by - hole.pins.length;
       const summary = element("summary", {}, swatch(causeColour(moment, hole.cause)),
         element("span", { className: "name" }, `${hole.cause} `, element("small", {},
-          `in a segment of ${formatBytes(hole.segment_size)}, pinned by ${counted(hole.pinned_by, "block")}; ${moment.moment}`)),
+          `in a segment of ${formatBytes(hole.segment_size)}, pinned by ${pinnedBy(hole)}; ${moment.moment}`)),
         element("span", { className: "numbers" }, formatBytes(hole.size)));
       return element("details", { className: "row" }, summary, element("ul", {}, ...pins, more > 0 ? element("li", {}, `and ${formatCount(more)} more`) : null));
     });
@@ -154,6 +154,11 @@ class DiagnosisView {
     byId("outside-card").hidden = !lines.length;
     byId("outside").replaceChildren(...lines.map((line) => element("p", {}, line)));
   }
+}
+
+function pinnedBy({ pins, pinned_by: number }) {
+  if (!pins.length) return counted(number, "block");
+  return pins[0].label + (number > 1 ? ` and ${formatCount(number - 1)} more` : "");
 }
 
 /** Return the colour of a cause: its place among all of them. */

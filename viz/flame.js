@@ -42,7 +42,7 @@ class FlameGraph {
 
   describe(node) {
     const share = this.root.size ? `, ${formatShare(node.size / this.root.size)}` : "";
-    return [node.title, `${formatBytes(node.size)}${share}, ${counted(node.count, "block")}`, node.place].filter(Boolean).join("\n");
+    return [node.title, `${formatBytes(node.size)}${share}, ${counted(node.count, "block")}`, node.place, node.code].filter(Boolean).join("\n");
   }
 
   draw() {
@@ -90,13 +90,15 @@ class FlameGraph {
       context.rect(left, y, wide - 5, LEVEL);
       context.clip();
       context.fillStyle = theme.text;
-      const size = `  ${formatBytes(node.size)}`;
       context.fillText(node.title, left + 5, y + LEVEL / 2);
-      const text = context.measureText(node.title).width;
-      if (text + context.measureText(size).width + 12 < wide) {
-        context.fillStyle = theme.text;
-        context.globalAlpha = 0.7;
-        context.fillText(size, left + 5 + text, y + LEVEL / 2);
+      context.globalAlpha = 0.7;
+      let used = left + 5 + context.measureText(node.title).width;
+      for (const more of [node.place.replace(/^.*[/\\]/, ""), formatBytes(node.size)].filter(Boolean)) { // as far as they fit
+        const text = `  ${more}`;
+        const next = used + context.measureText(text).width;
+        if (next + 7 > left + wide) continue;
+        context.fillText(text, used, y + LEVEL / 2);
+        used = next;
       }
       context.restore();
     }
@@ -134,7 +136,8 @@ class FlameGraph {
 
 /**
  * Return what occupies memory at a row as a tree: by stack, outermost frame first; without any stacks by the range it
- * was allocated in, if there are any, and the requested size. A node is {title, place, size, count, parent, children}.
+ * was allocated in, if there are any, and the requested size. A node is {title, place, code, size, count, parent,
+ * children}.
  */
 function siteTree(shared, device, row) {
   const { blocks, sites } = device;
@@ -148,20 +151,20 @@ function siteTree(shared, device, row) {
     group.count++;
     groups.set(key, group);
   }
-  const node = (title, place, parent) => ({ title, place, parent, size: 0, count: 0, children: [], byKey: new Map(), colour: frameColour(place || title) });
-  const root = node("all live memory", "", null);
+  const node = (title, place, code, parent) => ({ title, place, code, parent, size: 0, count: 0, children: [], byKey: new Map(), colour: frameColour(place || title) });
+  const root = node("all live memory", "", "", null);
   for (const { first, size, count } of groups.values()) {
     const site = blocks.site[first];
     const each = `${formatBytes(blocks.size[first] - blocks.slack[first])} each`;
-    const path = hasStacks ? shared.stacks.path(sites.stack[site]) : [...(blocks.range[first] ? [[shared.names[blocks.range[first]], ""]] : []), [each, ""]];
+    const path = hasStacks ? shared.stacks.path(sites.stack[site]) : [...(blocks.range[first] ? [[shared.names[blocks.range[first]], "", ""]] : []), [each, "", ""]];
     let at = root;
     at.size += size;
     at.count += count;
-    for (const [title, place] of path) {
+    for (const [title, place, code] of path) {
       const key = `${title}\n${place}`;
       let next = at.byKey.get(key);
       if (!next) {
-        next = node(title, place, at);
+        next = node(title, place, code, at);
         at.byKey.set(key, next);
         at.children.push(next);
       }

@@ -18,7 +18,6 @@ class Legend {
     const { device, shared } = memory;
     const kind = byId("colour").value;
     byId("stacked-by").textContent = byId("colour").selectedOptions[0].textContent;
-    const chip = (label, colour) => element("span", { className: "chip" }, swatch(colour), label);
     const named = (label, colour) => [swatch(colour), element("span", { className: "name" }, label)];
     let chips = [];
     if (kind === "site") {
@@ -71,6 +70,8 @@ class Legend {
     }));
   }
 }
+
+const chip = (label, colour) => element("span", { className: "chip" }, swatch(colour), label);
 
 function swatch(colour) {
   const made = element("span", { className: "swatch" });

@@ -10,6 +10,7 @@ class MemoryView {
     this.painted = new Promise((done) => { this.onPainted = done; });
     this.map = new AddressMap(this);
     this.timeline = new Timeline(this);
+    this.ranges = new RangeBand(this);
     this.overview = new Overview(this);
     this.moment = new MomentView(shared, this);
     this.flame = new FlameGraph(shared, this);
@@ -57,6 +58,7 @@ class MemoryView {
     }
     this.map.show(device);
     this.timeline.show(device);
+    this.ranges.show(device);
     this.overview.show(device);
     this.rank();
     this.placeCursor();
@@ -72,6 +74,7 @@ class MemoryView {
     this.colourBlocks();
     this.map.plane.draw();
     this.timeline.plane.draw();
+    this.ranges.rank();
     this.moment.draw();
     this.legend.draw();
   }
@@ -127,7 +130,7 @@ class MemoryView {
     const span = Math.min(to - from, bounds.x1 - bounds.x0);
     this.from = Math.min(Math.max(from, bounds.x0), bounds.x1 - span);
     this.to = this.from + span;
-    for (const { plane } of [this.map, this.timeline]) plane.setView({ ...plane.view, x0: this.from, x1: this.to }, false);
+    for (const { plane } of [this.map, this.timeline, this.ranges]) plane.setView({ ...plane.view, x0: this.from, x1: this.to }, false);
     this.placeCursor();
     clearTimeout(this.rangeLater);
     this.rangeLater = setTimeout(() => this.tellRange(), 250);

@@ -9,21 +9,26 @@ class Stacks {
     this.length = this.offset.length - 1;
   }
 
-  /** Return a stack's frames, innermost first, as [function, "file:line"]. */
+  /** Return a stack's frames, innermost first, as [function, "file:line", line of source or ""]. */
   pairs(stack) {
     const { frames, strings } = this;
     return Array.from(this.frame.subarray(this.offset[stack], this.offset[stack + 1]), (frame) => (
-      [strings[frames.function[frame]], frames.line[frame] || strings[frames.file[frame]] ? `${strings[frames.file[frame]]}:${frames.line[frame]}` : ""]));
+      [strings[frames.function[frame]], frames.line[frame] || strings[frames.file[frame]] ? `${strings[frames.file[frame]]}:${frames.line[frame]}` : "", strings[frames.code[frame]]]));
   }
 
   lines(stack) {
     return this.pairs(stack).map(([name, place]) => `${place} ${name}`);
   }
 
+  /** Return a list's items. */
+  items(stack) {
+    return this.pairs(stack).map(([name, place, code]) => frameItem(`${place} ${name}`, code));
+  }
+
   /** Return the frames outermost first; a stack that was not recorded has one that says so. */
   path(stack) {
     const pairs = this.pairs(stack).reverse();
-    return pairs.length ? pairs : [["(no Python stack)", ""]];
+    return pairs.length ? pairs : [["(no Python stack)", "", ""]];
   }
 
   text(stack) {
@@ -41,16 +46,16 @@ class Shared {
 
   /** Return a table's row, which opens to show the stack if there is one. */
   row({ name, detail, numbers, stack = 0, colour = "transparent" }) {
-    const lines = this.stacks.lines(stack);
+    const items = this.stacks.items(stack);
     const parts = [
       swatch(colour), element("span", { className: "name", title: name }, name, " ", element("small", {}, detail)),
       element("span", { className: "numbers" }, numbers),
     ];
-    if (!lines.length) return element("div", { className: "row" }, element("div", {}, ...parts));
+    if (!items.length) return element("div", { className: "row" }, element("div", {}, ...parts));
     const details = element("details", { className: "row" }, element("summary", {}, ...parts));
     details.addEventListener("toggle", () => {
       if (details.open && details.childElementCount === 1) {
-        details.append(element("ol", {}, ...lines.map((line) => element("li", {}, line))));
+        details.append(element("ol", {}, ...items));
       }
     });
     return details;

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cudatool import analyze, sanitize
 from cudatool.analyze import Report
-from cudatool.files import whole_file
+from cudatool.files import write_whole
 from cudatool.trace.model import Trace
 from cudatool.viz.payload import payload
 
@@ -26,6 +26,7 @@ _SCRIPTS = (
     "device.js",
     "map.js",
     "timeline.js",
+    "ranges.js",
     "overview.js",
     "legend.js",
     "selection.js",
@@ -64,9 +65,7 @@ def write_report(report: Report, path: str | Path, found: sanitize.Report | None
     OutputError
         The file cannot be written.
     """
-    text = page(report, found)
-    with whole_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+    write_whole(path, page(report, found))
 
 
 def write_page(trace: Trace, path: str | Path, found: sanitize.Report | None = None) -> None:

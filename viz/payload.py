@@ -10,9 +10,11 @@ of the values, then all second bytes ...). ``payload.js`` decodes it.
 from __future__ import annotations
 
 import json
+import os
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 import numpy as np
@@ -29,9 +31,11 @@ from cudatool.analyze import (
     Usage,
     calls,
     range_at,
+    ranges,
     site_keys,
     site_label,
 )
+from cudatool.sanitize.places import source_line
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 from cudatool.viz.defects import defects
@@ -113,6 +117,7 @@ def payload(report: Report, found: sanitize.Report | None = None) -> bytes:
                 "still_live": sum(site.size for site in device.still_live),
                 "time": columns.add(curve.time - start),
                 **_memory(report, diagnosis, rows, columns),
+                "ranges": _ranges(report.trace, device.device, rows, start, columns),
                 "ooms": _ooms(report.trace, device.device, rows),
                 "diagnosis": _diagnosis(diagnosis, rows),
             }
@@ -193,6 +198,20 @@ def _memory(report: Report, diagnosis: Diagnosis, rows: _Rows, columns: Columns)
     }
 
 
+def _ranges(trace: Trace, device: int, rows: _Rows, start: int, columns: Columns) -> dict[str, Any]:
+    """Return named ranges with their times, and as rows for the axis of events."""
+    found = ranges(trace, device)
+    time = np.append(trace.records["time"].astype(np.int64) - start, 0)  # what never ended has a row behind the last
+    return {
+        "name": columns.add(found.name),
+        "lane": columns.add(found.lane),
+        "start": columns.add(rows.of(found.start)),
+        "end": columns.add(rows.ends(found.end)),
+        "time": columns.add(time[found.start]),
+        "until": columns.add(time[found.end]),
+    }
+
+
 def _lifetimes(lives: Lifetimes, diagnosis: Diagnosis, rows: _Rows, columns: Columns) -> dict[str, Any]:
     start, freed, end = rows.of(lives.start), rows.ends(lives.freed), rows.ends(lives.end)
     return {
@@ -251,6 +270,30 @@ def _operations(ran: Operations, trace: Trace, columns: Columns) -> dict[str, An
     }
 
 
+def _recorded_at(trace: Trace) -> float:
+    """Return when the program ran, at the latest; 0 where that is not known."""
+    try:
+        if "start_time" in trace.header:
+            return datetime.fromisoformat(trace.header["start_time"]).timestamp()
+        return os.stat(trace.source).st_mtime
+    except (OSError, TypeError, ValueError):
+        return 0
+
+
+def _code(trace: Trace) -> Iterator[str]:
+    """Return the line of Python at each frame, empty where the file is not here or has changed since."""
+    recorded = _recorded_at(trace)
+    known: dict[str, bool] = {}
+    for frame in trace.frames:
+        if frame.file not in known:
+            try:
+                # Of Python alone: a trace may name any file, and the page may be sent to anyone.
+                known[frame.file] = frame.file.endswith(".py") and os.stat(frame.file).st_mtime <= recorded
+            except (OSError, ValueError):
+                known[frame.file] = False
+        yield source_line(frame.file, frame.line) if known[frame.file] else ""
+
+
 def _stacks(trace: Trace, columns: Columns) -> dict[str, Any]:
     """Return the stacks as one run of frame numbers with offsets, and frames as indices into a string table."""
     strings: dict[str, int] = {}
@@ -265,6 +308,7 @@ def _stacks(trace: Trace, columns: Columns) -> dict[str, Any]:
             "file": columns.add(files),
             "function": columns.add(functions),
             "line": columns.add([frame.line for frame in trace.frames]),
+            "code": columns.add(number(_code(trace))),
         },
         "stacks": {"offset": columns.add(offsets), "frame": columns.add([i for stack in trace.stacks for i in stack])},
         "strings": list(strings),

@@ -36,8 +36,8 @@ class Selection {
     byId("selection-title").replaceChildren(swatch(memory.css(memory.pinned)), ` ${facts.size} of ${facts.site}`);
     byId("selection-facts").replaceChildren(...Object.entries(rows).filter(([, value]) => value)
       .flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
-    const frames = this.shared.stacks.lines(facts.stack);
-    byId("selection-stack").replaceChildren(...frames.map((line) => element("li", {}, line)));
+    const frames = this.shared.stacks.items(facts.stack);
+    byId("selection-stack").replaceChildren(...frames);
     byId("selection-no-stack").hidden = frames.length > 0;
   }
 }

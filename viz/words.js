@@ -58,4 +58,8 @@ function element(tag, properties = {}, ...children) {
   made.append(...children.flat().filter((child) => child !== null && child !== undefined));
   return made;
 }
+
+/** Return a frame of a stack as an item of a list, with the line of source below it if that is known. */
+const frameItem = (text, code) => element("li", {}, text, code ? element("code", {}, code) : null);
+
 const byId = (id) => document.getElementById(id);

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from cudatool._api import traced
 from cudatool._array import DeviceArray
 from cudatool._capture import capture_id
+from cudatool._dtypes import as_dtype, is_number
 from cudatool._multi_tensor import empty_alike
 from cudatool._stream import current_stream
 from cudatool.amp._policy import POLICIES, Policy
@@ -37,6 +38,7 @@ _R = TypeVar("_R")
 
 _FLOAT32: Final = np.dtype(np.float32)
 _LOWER: Final = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+_DIVISION: Final = "cudatool.ops.div"
 _ELIGIBLE: Final = (_FLOAT32, *_LOWER)  # float64 was asked for and stays
 
 
@@ -108,6 +110,8 @@ class autocast:  # noqa: N801 - torch's name
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self not in _thread.regions:
+            raise UsageError("this autocast region is left before it is entered, or on another thread; use with")
         _thread.regions.pop()
         self._layer.__exit__(kind, error, traceback)
         if not _thread.regions:
@@ -126,6 +130,8 @@ class autocast:  # noqa: N801 - torch's name
 
     def _run(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         policy = POLICIES.get(op.name)
+        if op.name == _DIVISION and args and is_number(args[0]):
+            policy = Policy.FLOAT32  # which is torch's reciprocal, times the number
         if policy is None or not self.enabled or _thread.region is not self or kwargs.get("out") is not None:
             return op.redispatch(*args, **kwargs)
         wanted = self.dtype if policy is Policy.LOWER_PRECISION else _FLOAT32
@@ -192,7 +198,7 @@ def check_device_type(device_type: str) -> None:
 
 
 def _lower(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    found = np.dtype(dtype)
+    found = as_dtype(dtype)
     if found not in _LOWER:
         raise UsageError(f"autocast casts to {' or '.join(map(str, _LOWER))}, not {found}")
     return found
@@ -239,8 +245,12 @@ def custom_fwd(
         float32, float16 or bfloat16.
     """
     check_device_type(device_type)
+    if cast_inputs is not None and as_dtype(cast_inputs) not in _ELIGIBLE:
+        raise UsageError(f"cast_inputs must be one of {', '.join(map(str, _ELIGIBLE))}, not {as_dtype(cast_inputs)}")
     if fwd is None:
         return functools.partial(custom_fwd, cast_inputs=cast_inputs)  # type: ignore[return-value]
+    if not callable(fwd):
+        raise UsageError(f"custom_fwd decorates a function, not {type(fwd).__name__}")
 
     @functools.wraps(fwd)
     def forward(*args: _P.args, **kwargs: _P.kwargs) -> _R:

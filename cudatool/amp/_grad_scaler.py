@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -12,6 +13,7 @@ import numpy as np
 from cudatool import ops
 from cudatool._api import traced
 from cudatool._array import DeviceArray, asarray, full
+from cudatool._dtypes import real, whole
 from cudatool.amp._autocast import check_device_type
 from cudatool.errors import UsageError
 from cudatool.optim._foreach import (
@@ -67,7 +69,8 @@ class GradScaler:
     Raises
     ------
     UsageError
-        The growth factor is not above 1, the backoff factor not below, or `device` another.
+        The scale is not above 0, the growth factor not above 1, the backoff factor not between 0 and 1, the interval
+        no whole number above 0, or `device` another.
     """
 
     def __init__(
@@ -80,12 +83,11 @@ class GradScaler:
         enabled: bool = True,
     ) -> None:
         check_device_type(device)
-        if enabled and not growth_factor > 1:
-            raise UsageError(f"growth_factor must be above 1, not {growth_factor}")
-        if enabled and not backoff_factor < 1:
-            raise UsageError(f"backoff_factor must be below 1, not {backoff_factor}")
         self._enabled = enabled
-        self._init_scale = float(init_scale)
+        if enabled:
+            _check_factors(growth_factor, backoff_factor)
+            _check_interval(growth_interval)
+        self._init_scale = _as_scale("init_scale", init_scale)
         self._init_growth_tracker = 0
         self._growth_factor = growth_factor
         self._backoff_factor = backoff_factor
@@ -123,7 +125,7 @@ class GradScaler:
             if outputs.device not in scales:
                 scales[outputs.device] = asarray(self._scale, device=outputs.device)
             return ops.mul(outputs, scales[outputs.device])
-        if isinstance(outputs, Iterable):
+        if isinstance(outputs, Iterable) and not isinstance(outputs, str | bytes | np.ndarray):
             each = (self._scaled(output, scales) for output in outputs)
             return type(outputs)(each) if isinstance(outputs, list | tuple) else each
         raise UsageError(f"outputs must be an array or an iterable of arrays, not {type(outputs).__name__}")
@@ -150,6 +152,7 @@ class GradScaler:
         if not self._enabled:
             return
         scale, _ = self._on_device("unscale_")
+        _check_gradients(grads)
         state = self._state_of(optimizer)
         if state.stage is _Stage.UNSCALED:
             raise UsageError("unscale_() has already been called on this optimizer since the last update()")
@@ -192,6 +195,9 @@ class GradScaler:
         if "closure" in kwargs:
             raise UsageError("a closure computes gradients that nobody has scaled; pass the gradients")
         scale, _ = self._on_device("step")
+        _check_gradients(grads)
+        if not callable(getattr(optimizer, "step", None)):
+            raise UsageError(f"step() takes an optimizer, with a method step(grads), not {type(optimizer).__name__}")
         state = self._state_of(optimizer)
         if state.stage is _Stage.STEPPED:
             raise UsageError("step() has already been called since the last update()")
@@ -234,11 +240,11 @@ class GradScaler:
             return
         scale, tracker = self._on_device("update")
         if isinstance(new_scale, DeviceArray):
-            if new_scale.size != 1:
-                raise UsageError(f"new_scale must be a number, or one number on the device, not {new_scale!r}")
+            if new_scale.size != 1 or new_scale.dtype != np.float32:
+                raise UsageError(f"new_scale must be a number, or one float32 on the device, not {new_scale!r}")
             scale.copy_(new_scale.reshape(()))
         elif new_scale is not None:
-            scale.fill_(new_scale)
+            scale.fill_(_as_scale("new_scale", new_scale))
         else:
             found = [inf for state in self._states.values() for inf in state.found_inf.values()]
             if not found:
@@ -276,6 +282,7 @@ class GradScaler:
 
     def set_growth_factor(self, new_factor: float) -> None:
         """Change what the scale is multiplied by when it grows."""
+        _check_factors(new_factor, self._backoff_factor)
         self._growth_factor = new_factor
 
     def get_backoff_factor(self) -> float:
@@ -284,6 +291,7 @@ class GradScaler:
 
     def set_backoff_factor(self, new_factor: float) -> None:
         """Change what the scale is multiplied by when it backs off."""
+        _check_factors(self._growth_factor, new_factor)
         self._backoff_factor = new_factor
 
     def get_growth_interval(self) -> int:
@@ -292,6 +300,7 @@ class GradScaler:
 
     def set_growth_interval(self, new_interval: int) -> None:
         """Change after how many updates without infinite gradients the scale grows."""
+        _check_interval(new_interval)
         self._growth_interval = new_interval
 
     def is_enabled(self) -> bool:
@@ -321,17 +330,20 @@ class GradScaler:
         Raises
         ------
         UsageError
-            It is empty, as that of a disabled scaler is.
+            It is empty, as that of a disabled scaler is, or lacks a value, or has one that cannot be.
         """
         if not self._enabled:
             return
         if not state_dict:
             raise UsageError("the state is empty; it is probably that of a disabled GradScaler")
-        self._init_scale = float(state_dict["scale"])
-        self._init_growth_tracker = int(state_dict["_growth_tracker"])
-        self._growth_factor = state_dict["growth_factor"]
-        self._backoff_factor = state_dict["backoff_factor"]
-        self._growth_interval = state_dict["growth_interval"]
+        names = "scale", "_growth_tracker", "growth_factor", "backoff_factor", "growth_interval"
+        if missing := [name for name in names if name not in state_dict]:
+            raise UsageError(f"the state of a GradScaler has {', '.join(names)}; there is no {', '.join(missing)}")
+        scale, tracker, growth, backoff, interval = (state_dict[name] for name in names)
+        _check_factors(growth, backoff)
+        _check_interval(interval)
+        self._init_scale, self._init_growth_tracker = _as_scale("scale", scale), whole("_growth_tracker", tracker)
+        self._growth_factor, self._backoff_factor, self._growth_interval = growth, backoff, interval
         if self._scale is not None and self._growth_tracker is not None:
             self._scale.fill_(self._init_scale)
             self._growth_tracker.fill_(self._init_growth_tracker)
@@ -341,6 +353,30 @@ class GradScaler:
             raise UsageError("a GradScaler can be pickled after update() only, or before anything was scaled")
         values = {"_init_scale": self.get_scale(), "_init_growth_tracker": self._growth_count()}
         return {**self.__dict__, **values, "_scale": None, "_growth_tracker": None}
+
+
+def _as_scale(name: str, value: Any) -> float:
+    scale = float(real(name, value))
+    if not 0 < scale < math.inf:
+        raise UsageError(f"{name} must be above 0 and finite, not {scale}")
+    return scale
+
+
+def _check_factors(growth: Any, backoff: Any) -> None:
+    if not real("growth_factor", growth) > 1:
+        raise UsageError(f"growth_factor must be above 1, not {growth}")
+    if not 0 < real("backoff_factor", backoff) < 1:
+        raise UsageError(f"backoff_factor must be above 0 and below 1, not {backoff}")
+
+
+def _check_interval(interval: Any) -> None:
+    if whole("growth_interval", interval) < 1:
+        raise UsageError(f"growth_interval must be at least 1, not {interval}")
+
+
+def _check_gradients(grads: Any) -> None:
+    if not isinstance(grads, Sequence) or not all(grad is None or isinstance(grad, DeviceArray) for grad in grads):
+        raise UsageError(f"gradients come as a list of arrays on the device, or None for none, not {grads!r}")
 
 
 def _check_and_unscale(

@@ -39,6 +39,7 @@ from cudatool.analyze.memory import (
     torch_segments,
 )
 from cudatool.analyze.outside import CardUse, FreeReading, Outside, card_use, outside
+from cudatool.analyze.ranges import Ranges, ranges
 from cudatool.analyze.recorded import recorded_settings
 from cudatool.analyze.replay import Check, Divergence, check
 from cudatool.analyze.requests import Call, Change, Requests, Verb, requests
@@ -86,6 +87,7 @@ __all__ = [
     "Outside",
     "Pin",
     "RULES",
+    "Ranges",
     "Report",
     "Requests",
     "Rule",
@@ -124,6 +126,7 @@ __all__ = [
     "outside",
     "pool_label",
     "range_at",
+    "ranges",
     "recorded_from",
     "recorded_limit",
     "recorded_settings",

@@ -9,7 +9,7 @@ from cudatool.analyze.categories import Categories, Category, categorize
 from cudatool.analyze.fragmentation import Cause, Fragmentation, fragmentation
 from cudatool.analyze.leaks import Leaks, leaks
 from cudatool.analyze.lifetimes import Lifetimes
-from cudatool.analyze.memory import Timeline
+from cudatool.analyze.memory import CallSite, Timeline, by_call_site
 from cudatool.analyze.outside import FreeReading, Outside, outside
 from cudatool.analyze.sites import SiteTree, site_tree
 from cudatool.analyze.steps import find_steps
@@ -97,6 +97,7 @@ def diagnose(
     categories = categorize(trace, blocks, curve, steps, device, peak)
     grows = leaks(trace, blocks, device, steps)
     beside = outside(trace, segments, curve, device, peak, total)
+    held = by_call_site(trace, blocks.at(split[-1].index)) if split else ()
     return Diagnosis(
         device=device,
         tree=site_tree(trace, blocks, device, peak),
@@ -106,7 +107,7 @@ def diagnose(
         fragmentation=split,
         leaks=grows,
         outside=beside,
-        advice=advice(split, categories, grows, beside, expandable=bool(segments.expandable.any())),
+        advice=advice(split, categories, grows, beside, held, expandable=bool(segments.expandable.any())),
     )
 
 
@@ -114,14 +115,22 @@ _WORTH: Final = 0.05  # share of the reserved bytes below which a cause is not w
 
 
 def advice(
-    split: tuple[Fragmentation, ...], categories: Categories, grows: Leaks, beside: Outside, *, expandable: bool
+    split: tuple[Fragmentation, ...],
+    categories: Categories,
+    grows: Leaks,
+    beside: Outside,
+    held: tuple[CallSite, ...],
+    *,
+    expandable: bool,
 ) -> tuple[str, ...]:
-    """Return what to do, the most bytes first. All but `expandable` are parts of one :class:`Diagnosis`.
+    """Return what to do, the most bytes first. The first four are parts of one :class:`Diagnosis`.
 
     Of `split`, the first moment and the last one count: the peak, and the failure that may have ended the program.
 
     Parameters
     ----------
+    held
+        By whom memory was held at the last of `split`, the largest first.
     expandable
         Whether segments are expandable already.
     """
@@ -132,17 +141,17 @@ def advice(
     worst: dict[str, int] = {}
     for moment in {split[0], split[-1]} if split else ():
         for share in moment.causes:
-            if share.size >= _WORTH * moment.reserved:
+            if share.size >= _WORTH * moment.reserved and share.cause != Cause.NEW_SEGMENT:
                 text = _remedy(share.cause, expandable)
                 worst[text] = max(worst.get(text, 0), share.size)
     found += [(size, f"{format_bytes(size)}: {text}") for text, size in worst.items()]
     if beside.readings:
-        found += _after_failure(split[-1:], categories, beside.readings[-1])
+        found += _after_failure(split[-1:], categories, beside.readings[-1], held)
     return tuple(text for _, text in sorted(found, reverse=True))
 
 
 def _after_failure(
-    split: tuple[Fragmentation, ...], categories: Categories, reading: FreeReading
+    split: tuple[Fragmentation, ...], categories: Categories, reading: FreeReading, held: tuple[CallSite, ...]
 ) -> list[tuple[int, str]]:
     """Return what to do about a failed allocation that better use of the reserved memory would not have avoided."""
     found = []
@@ -157,6 +166,12 @@ def _after_failure(
         if needed is not None and needed[0] in _NEED and moment.requested >= (1 - 2 * _WORTH) * moment.reserved:
             category, size = needed
             found.append((size, f"{format_bytes(size)} {category} (inferred) are needed: {_NEED[category]}"))
+        elif held and held[0].size >= moment.reserved // 2:
+            most = held[0]
+            blocks = "1 block" if most.count == 1 else f"{most.count:,} blocks"
+            text = f"memory ran out with {format_bytes(most.size)} of {format_bytes(moment.reserved)} held by "
+            text += f"{most.label}, in {blocks}: free what is not needed, or work on less at a time"
+            found.append((most.size, text))
     return found
 
 

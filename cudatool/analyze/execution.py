@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from cudatool.analyze.lifetimes import Ints
-from cudatool.trace.events import CopyFlag, Kind, StreamFlag
+from cudatool.trace.events import WORK, CopyFlag, Kind, StreamFlag
 from cudatool.trace.model import Trace
 
 __all__ = ["Copies", "Kernel", "Operations", "Stream", "calls", "copies", "kernels", "operations", "streams"]
-
-_WORK: Final = (
-    *(Kind.KERNEL_LAUNCH, Kind.MEMCPY, Kind.MEMSET, Kind.GEMM, Kind.HOST_FUNCTION, Kind.GRAPH_LAUNCH),
-    Kind.COLLECTIVE,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +42,7 @@ def operations(trace: Trace) -> Operations:
     records = trace.records
     ran = trace.of_kind(Kind.EXECUTION)
     ran = ran[np.argsort(ran["aux0"], kind="stable")]
-    calls = np.flatnonzero(np.isin(records["kind"], _WORK))
+    calls = np.flatnonzero(np.isin(records["kind"], WORK))
     calls = calls[np.argsort(records["correlation"][calls], kind="stable")]
     correlation = records["correlation"][calls]
     call = np.full(len(ran), -1, np.int64)
@@ -64,7 +58,7 @@ def operations(trace: Trace) -> Operations:
 
 def calls(trace: Trace) -> Operations:
     """Return the calls that enqueued work as operations without duration, at the host's time of each call."""
-    call = _made(trace, *_WORK)
+    call = _made(trace, *WORK)
     call = call[trace.records["stream"][call] > 0]
     of = trace.records[call]
     time = of["time"].astype(np.int64)

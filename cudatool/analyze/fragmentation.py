@@ -37,6 +37,8 @@ class Cause(StrEnum):
     """Free, in segments that live blocks keep from being given back."""
     WHOLE_SEGMENT = "whole free segments"
     """Free segments: ``empty_cache`` would give them back."""
+    NEW_SEGMENT = "rest of the new segment"
+    """Free, in the segment that was just made for the request: it is larger, and the next requests take the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +237,12 @@ def fragmentation_at(
     free = ~is_block
     size, segment = layout.size[free], layout.segment[free]
     live_blocks = np.bincount(layout.segment[is_block], minlength=len(here))
-    cause_of_piece = _causes(here, live_blocks, wanted)[segment]
+    cause_of_segment = _causes(here, live_blocks, wanted)
+    if wanted is not None and trace.records["kind"][index] == Kind.BLOCK_ALLOC:
+        made_for = is_block & (layout.address == trace.records["address"][index])
+        new = layout.segment[made_for]
+        cause_of_segment[new[~here.expandable[new]]] = _FREE.index(Cause.NEW_SEGMENT)
+    cause_of_piece = cause_of_segment[segment]
 
     shares = [
         _share(Cause.ROUNDING, (rounded - live.requested)[held]),
@@ -270,7 +277,14 @@ def _rounded(requested: Ints, settings: Settings) -> Ints:
     return result
 
 
-_FREE: Final = (Cause.OTHER_POOL, Cause.OTHER_STREAM, Cause.OTHER_SIZE, Cause.HOLE, Cause.WHOLE_SEGMENT)
+_FREE: Final = (
+    Cause.OTHER_POOL,
+    Cause.OTHER_STREAM,
+    Cause.OTHER_SIZE,
+    Cause.HOLE,
+    Cause.WHOLE_SEGMENT,
+    Cause.NEW_SEGMENT,
+)
 
 
 def _causes(here: Lifetimes, live_blocks: Ints, wanted: Wanted | None) -> Ints:
@@ -300,6 +314,7 @@ def _holes(
     """Return the largest free pieces of segments that have live blocks."""
     pieces = np.flatnonzero(layout.block < 0)
     pinned = live_blocks[layout.segment[pieces]] > 0
+    pinned &= cause_of_piece != _FREE.index(Cause.NEW_SEGMENT)
     pieces, causes = pieces[pinned], cause_of_piece[pinned]
     largest = np.argsort(-layout.size[pieces], kind="stable")[:_MOST_HOLES]
     clock = trace.header.get("time_axis") != "index"

@@ -140,17 +140,8 @@ def requests(trace: Trace, device: int, settings: Settings, total_memory: int | 
     FileFormatError
         Two segments share addresses at the same time.
     """
-    records = trace.records
-    index = np.flatnonzero((records["device"] == device) & np.isin(records["kind"], [int(kind) for kind in _KINDS]))
+    events = _events(trace, device)
     prior_events = int(trace.header.get("prior_records", {}).get(device, 0))
-    kind, address, size, stream, aux0, pool, flags = (
-        records[name][index].tolist() for name in ("kind", "address", "size", "stream", "aux0", "aux1", "flags")
-    )
-    # Streams by their handles: in their order the allocator goes through what it releases.
-    created = trace.of_kind(Kind.STREAM_CREATE)
-    handles = dict(zip(created["stream"].tolist(), created["address"].tolist(), strict=True))
-    stream = [handles.get(number, number) for number in stream]
-    events = list(zip(index.tolist(), kind, address, size, stream, aux0, pool, flags, strict=True))
     _check_segments(trace, device)
     found = Requests(device, peak_reserved=_peak_reserved(trace, device))
     allowed = settings.per_process_memory_fraction or 1.0
@@ -158,7 +149,8 @@ def requests(trace: Trace, device: int, settings: Settings, total_memory: int | 
     makes_room = settings.max_split_size != UNLIMITED or settings.garbage_collection_threshold > 0
     live: dict[int, int] = {}  # address -> number of the block
     pending: dict[int, int] = {}
-    reserved = 0
+    _take_prior(found, events[:prior_events], live, pending)
+    reserved = sum(change.size for change in found.prior_memory)
     done: list[int] = []
     changes: list[Change] = []
 
@@ -177,19 +169,6 @@ def requests(trace: Trace, device: int, settings: Settings, total_memory: int | 
     def empty_cache(event: int) -> None:
         call(Verb.EMPTY_CACHE, event)
 
-    for event, kind, address, size, stream, aux0, pool, flags in events[:prior_events]:
-        if kind == Kind.BLOCK_ALLOC:
-            live[address] = found.blocks
-            prior = Call(Verb.MALLOC, found.blocks, aux0, stream, pool, address, (), (), event)
-            found.prior_blocks.append(prior)
-            found.prior_sizes.append(size)
-            found.blocks += 1
-        elif kind == Kind.BLOCK_FREE_REQUESTED:
-            pending[address] = live.pop(address)
-            found.prior_pending.append(pending[address])
-        else:
-            found.prior_memory.append(Change(Kind(kind), address, size, stream, pool, bool(flags & 1)))
-            reserved += size
     for position in range(prior_events, len(events)):
         event, kind, address, size, stream, aux0, pool, flags = events[position]
         if kind in (_ALLOC, _OOM):
@@ -230,6 +209,38 @@ def requests(trace: Trace, device: int, settings: Settings, total_memory: int | 
     if done or changes:
         empty_cache(events[-1][0])
     return found
+
+
+_Event = tuple[int, int, int, int, int, int, int, int]  # record, kind, address, size, stream, aux0, pool, flags
+
+
+def _events(trace: Trace, device: int) -> list[_Event]:
+    """Return the allocator's events on a device."""
+    records = trace.records
+    index = np.flatnonzero((records["device"] == device) & np.isin(records["kind"], [int(kind) for kind in _KINDS]))
+    kind, address, size, stream, aux0, pool, flags = (
+        records[name][index].tolist() for name in ("kind", "address", "size", "stream", "aux0", "aux1", "flags")
+    )
+    # Streams by their handles: in their order the allocator goes through what it releases.
+    created = trace.of_kind(Kind.STREAM_CREATE)
+    handles = dict(zip(created["stream"].tolist(), created["address"].tolist(), strict=True))
+    stream = [handles.get(number, number) for number in stream]
+    return list(zip(index.tolist(), kind, address, size, stream, aux0, pool, flags, strict=True))
+
+
+def _take_prior(found: Requests, events: list[_Event], live: dict[int, int], pending: dict[int, int]) -> None:
+    """Take over what was there before the recording began, which stands in front of it as events."""
+    for event, kind, address, size, stream, aux0, pool, flags in events:
+        if kind == Kind.BLOCK_ALLOC:
+            live[address] = found.blocks
+            found.prior_blocks.append(Call(Verb.MALLOC, found.blocks, aux0, stream, pool, address, (), (), event))
+            found.prior_sizes.append(size)
+            found.blocks += 1
+        elif kind == Kind.BLOCK_FREE_REQUESTED:
+            pending[address] = live.pop(address)
+            found.prior_pending.append(pending[address])
+        else:
+            found.prior_memory.append(Change(Kind(kind), address, size, stream, pool, bool(flags & 1)))
 
 
 def _check_segments(trace: Trace, device: int) -> None:

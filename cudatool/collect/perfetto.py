@@ -26,18 +26,14 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.collect.spans import memory_changes
-from cudatool.files import whole_file
-from cudatool.trace.events import CopyFlag, Kind, StreamFlag, unpack_dims, unpack_product
+from cudatool.files import replacing
+from cudatool.trace.events import WORK, CopyFlag, Kind, StreamFlag, unpack_dims, unpack_product
 from cudatool.trace.model import Trace
 
 __all__ = ["write"]
 
-_WORK: Final = (
-    *(Kind.KERNEL_LAUNCH, Kind.MEMCPY, Kind.MEMSET, Kind.GEMM, Kind.HOST_FUNCTION, Kind.GRAPH_LAUNCH),
-    Kind.COLLECTIVE,
-)
 _CALLS: Final = (
-    *_WORK,
+    *WORK,
     *(Kind.STREAM_WAIT_EVENT, Kind.STREAM_SYNCHRONIZE, Kind.EVENT_RECORD, Kind.EVENT_SYNCHRONIZE),
     *(Kind.DEVICE_SYNCHRONIZE, Kind.MODULE_LOAD),
 )
@@ -65,7 +61,7 @@ def write(path: str | Path, trace: Trace) -> None:
     OutputError
         The file cannot be written.
     """
-    with whole_file(path) as temporary, temporary.open("w", encoding="ascii") as file:
+    with replacing(path) as name, open(name, "w", encoding="ascii") as file:
         file.write('{"displayTimeUnit":"ns","traceEvents":[\n')
         events, separator = _Writer(trace).events(), ""
         while batch := list(islice(events, _BATCH)):
@@ -209,7 +205,7 @@ class _Writer:
         """Yield what ran on the device, each with an arrow from its call."""
         ran = self.trace.of_kind(Kind.EXECUTION)
         ran = ran[np.argsort(ran["aux0"], kind="stable")]
-        works = np.flatnonzero(np.isin(self.records["kind"], _WORK) & (self.records["correlation"] > 0))
+        works = np.flatnonzero(np.isin(self.records["kind"], WORK) & (self.records["correlation"] > 0))
         calls = dict(zip(self.records["correlation"][works].tolist(), works.tolist(), strict=True))
         call = np.array([calls.get(c, -1) for c in ran["correlation"].tolist()], np.int64)
         start, end = self._on_host_clock(ran, call)

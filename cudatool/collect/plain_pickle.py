@@ -102,9 +102,10 @@ def _reason(data: bytes, end: int) -> str:
         return "the file is empty"
     if data[:1] not in b"\x80(]})dl" or end < 2:
         return "not a pickle; a snapshot is written by torch.cuda.memory._dump_snapshot(FILE)"
-    if end >= len(data):
+    if not data.endswith(pickle.STOP):
         return f"truncated after {len(data)} bytes"
-    return f"holds something that plain data does not need (pickle opcode {data[end : end + 1]!r} at byte {end})"
+    opcode = f"pickle opcode {data[end : end + 1]!r} at byte {end}"
+    return f"holds something that plain data does not need, or is damaged ({opcode})"
 
 
 def _read(path: str) -> bytes:

@@ -51,7 +51,7 @@ import numpy.typing as npt
 
 from cudatool.collect.spans import Changes, Span, block_spans, memory_changes, segment_spans
 from cudatool.errors import OutputError
-from cudatool.files import whole_file
+from cudatool.files import replacing
 from cudatool.trace.events import FIELDS, RECORD, Kind
 from cudatool.trace.model import Trace
 
@@ -121,17 +121,15 @@ def write(path: str | Path, trace: Trace) -> None:
         The file cannot be written.
     """
     try:
-        with whole_file(path) as temporary:
-            temporary.unlink(missing_ok=True)
-            with closing(sqlite3.connect(temporary, isolation_level=None)) as database:
-                # Nobody else sees the file before it is complete: there is nothing to protect from a crash.
-                database.execute("PRAGMA journal_mode = OFF")
-                database.execute("PRAGMA synchronous = OFF")
-                database.execute("BEGIN")
-                _run(database, _TABLES)
-                _fill(database, trace)
-                _run(database, _VIEWS)
-                database.execute("COMMIT")
+        with replacing(path) as name, closing(sqlite3.connect(name, isolation_level=None)) as database:
+            # Nobody else sees the file before it is complete: there is nothing to protect from a crash.
+            database.execute("PRAGMA journal_mode = OFF")
+            database.execute("PRAGMA synchronous = OFF")
+            database.execute("BEGIN")
+            _run(database, _TABLES)
+            _fill(database, trace)
+            _run(database, _VIEWS)
+            database.execute("COMMIT")
     except sqlite3.Error as error:
         raise OutputError(f"cannot write {path}: {error}") from error
 

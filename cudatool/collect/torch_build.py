@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 from cudatool.config import cache_directory
-from cudatool.errors import ConfigError, CudatoolError
+from cudatool.errors import CudatoolError
 
 __all__ = ["TorchBuildError", "load"]
 
@@ -42,7 +42,7 @@ def load(torch: ModuleType) -> ModuleType:
         assert spec is not None
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
-    except (ConfigError, ImportError, OSError) as error:  # which must not reach the program's `import torch`
+    except (ImportError, OSError) as error:  # which must not reach the program's `import torch`
         raise TorchBuildError(f"the part that watches PyTorch {torch.__version__} cannot be built: {error}") from error
     return module
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from cudatool.collect import plain_pickle
 from cudatool.errors import SnapshotFormatError
-from cudatool.files import whole_file
+from cudatool.files import replacing
 from cudatool.trace.events import RECORD, Kind, StreamFlag
 from cudatool.trace.model import Frame, Trace
 
@@ -159,7 +159,7 @@ def write(path: str | Path, trace: Trace, segments: Sequence[Mapping[str, Any]])
         {**s, "stream": handles.get(s["stream"], 0), "segment_pool_id": pool_id(s["segment_pool_id"])} for s in segments
     ]
     snapshot = {"segments": spelled, "device_traces": traces, "external_annotations": []}
-    with whole_file(path) as temporary, temporary.open("wb") as file:
+    with replacing(path) as name, open(name, "wb") as file:
         pickle.dump(snapshot, file, protocol=4)
 
 
@@ -473,7 +473,7 @@ def _with_addresses(segment: Any) -> dict[str, Any]:
 
 
 def _round_size(size: npt.NDArray[np.uint64], settings: Mapping[str, Any]) -> npt.NDArray[np.uint64]:
-    """Return the block sizes that requests of `size` bytes are rounded to (notes: c10's ``round_size``)."""
+    """Return the block sizes that requests of `size` bytes are rounded to, as c10's ``round_size`` has it."""
     rounded: npt.NDArray[np.uint64] = np.maximum(
         (size + np.uint64(_MIN_BLOCK - 1)) // np.uint64(_MIN_BLOCK), 1
     ) * np.uint64(_MIN_BLOCK)

@@ -8,6 +8,7 @@ from typing import Any, overload
 from cudatool._api import traced
 from cudatool._array import DeviceArray, empty
 from cudatool._device import synchronize
+from cudatool._dtypes import whole
 from cudatool._mempool import graph_pool_handle
 from cudatool._stream import Stream, StreamContext
 from cudatool.errors import UsageError
@@ -130,6 +131,11 @@ def make_graphed_callables(
     behind = (backwards if several else (backwards,)) if backwards is not None else (None,) * len(functions)
     if not len(functions) == len(samples) == len(behind):
         raise UsageError(f"{len(functions)} callables, but {len(samples)} sample_args and {len(behind)} backwards")
+    for function in functions:
+        if not callable(function):
+            raise UsageError(f"a function is graphed, not {type(function).__name__}")
+    if whole("num_warmup_iters", num_warmup_iters) < 0:
+        raise UsageError(f"num_warmup_iters must not be below 0: {num_warmup_iters}")
     for arguments in samples:
         list(_arrays(arguments))  # to check them
     pool = graph_pool_handle() if pool is None else pool

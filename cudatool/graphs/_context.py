@@ -44,7 +44,8 @@ class graph:  # noqa: N801 - torch.cuda's name
     Raises
     ------
     UsageError
-        Another capture on the device is under way, which waiting for the device would end with an error.
+        `cuda_graph` or `stream` is none; or another capture on the device is under way, which waiting for the device
+        would end with an error.
     """
 
     def __init__(
@@ -54,15 +55,17 @@ class graph:  # noqa: N801 - torch.cuda's name
         stream: Stream | None = None,
         capture_error_mode: str = "global",
     ) -> None:
+        if not isinstance(cuda_graph, CUDAGraph):
+            raise UsageError(f"a capture goes into a CUDAGraph, not {type(cuda_graph).__name__}")
         if stream is None:
             device = current_device()
             stream = _streams.get(device)
             if stream is None:
                 stream = _streams[device] = Stream(device)
         self.cuda_graph = cuda_graph
+        self._context = StreamContext(stream)
         self.capture_stream = stream
         self._options = pool, capture_error_mode
-        self._context = StreamContext(stream)
 
     def __enter__(self) -> None:
         refuse_nested()

@@ -148,7 +148,11 @@ class DriverProvider:
             else:
                 flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
                 event = _check("cuEventCreate", driver.cuEventCreate(flags))
-            _check("cuEventRecord", driver.cuEventRecord(event, stream))
+            try:
+                _check("cuEventRecord", driver.cuEventRecord(event, stream))
+            except CudaError:  # the program has destroyed the stream
+                self._idle_events.append(event)
+                raise
             return event
 
     def event_passed(self, token: Any) -> bool:

@@ -88,6 +88,8 @@ class Op:
             if not self._table:
                 self.__doc__ = function.__doc__
                 self.__signature__ = inspect.signature(function)
+            if getattr(function, "__qualname__", "") == "_":
+                function.__qualname__ = self.name  # which Python's messages about wrong arguments tell
             self._table.update(dict.fromkeys(kinds, function))
             self._chosen = None
             return function

@@ -115,6 +115,10 @@ template <typename T> __device__ complex<T> times(complex<T> factor, complex<T> 
 template <typename T> __device__ T inverted(T x) { return ~x; }
 __device__ bool inverted(bool x) { return !x; }
 
+template <typename T> __device__ bool shifts(T bits) { return bits >= 0 && bits < (int)(8 * sizeof(T)); }
+template <typename T> __device__ T shifted_left(T x, T bits) { return shifts(bits) ? x << bits : 0; }
+template <typename T> __device__ T shifted_right(T x, T bits) { return shifts(bits) ? x >> bits : x < 0 ? -1 : 0; }
+
 // Of a whole number the nearest whole number is itself.
 #define WHOLE(NAME, FUNCTION) \
     template <typename T> __device__ T NAME(T x) { return x; } \
@@ -353,10 +357,16 @@ bitwise_not = elementwise(
     "bitwise_not(input)", "inverted(input)", "Return the bits that are not set.", accepts=_INTEGER
 )
 bitwise_left_shift = elementwise(
-    "bitwise_left_shift(input, other)", "input << other", "Return input * 2**other.", accepts=("integer",)
+    "bitwise_left_shift(input, other)",
+    "shifted_left(input, other)",
+    "Return input * 2**other; 0 if other is negative, or not less than the number of bits.",
+    accepts=("integer",),
 )
 bitwise_right_shift = elementwise(
-    "bitwise_right_shift(input, other)", "input >> other", "Return input // 2**other.", accepts=("integer",)
+    "bitwise_right_shift(input, other)",
+    "shifted_right(input, other)",
+    "Return input // 2**other; 0 or -1 if other is negative, or not less than the number of bits.",
+    accepts=("integer",),
 )
 
 # Choice by a mask or by place.
@@ -434,9 +444,11 @@ def _(input: DeviceArray, mask: Any, value: Any, *, out: DeviceArray | None = No
     Raises
     ------
     UsageError
-        The dtype does not hold the value, or the mask is not of bool.
+        The input is no array, or its dtype does not hold the value.
     """
-    if isinstance(input, DeviceArray) and is_number(value) and not holds(input.dtype, value):
+    if not isinstance(input, DeviceArray):
+        raise UsageError(f"masked_fill takes a DeviceArray, not {type(input).__name__}")
+    if is_number(value) and not holds(input.dtype, value):
         raise UsageError(f"masked_fill: {input.dtype} does not hold {value}")
     return _masked_fill(input, mask, value, out=out)
 
@@ -480,7 +492,7 @@ def _(input: DeviceArray, diagonal: int = 0, *, out: DeviceArray | None = None) 
 
 
 def _triangle(kernel: Pointwise, input: Any, diagonal: int, out: DeviceArray | None) -> DeviceArray:
-    if is_number(input) or input.ndim < 2:
+    if not isinstance(input, DeviceArray) or input.ndim < 2:
         raise UsageError(f"{kernel.name} takes matrices, of at least two dimensions")
     rows, columns = input.shape[-2:]
     return kernel(input, out=out, rows=rows, columns=columns, diagonal=diagonal)

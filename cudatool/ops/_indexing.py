@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -14,7 +13,18 @@ import numpy.typing as npt
 from cudatool import _cuda
 from cudatool._array import DeviceArray, empty, full
 from cudatool._device import DeviceLike
-from cudatool._dtypes import c_type, can_cast, category, compute_dtype, is_number, promote_types, result_type
+from cudatool._dtypes import (
+    as_dtype,
+    c_type,
+    can_cast,
+    category,
+    compute_dtype,
+    is_number,
+    promote_types,
+    real,
+    result_type,
+    whole,
+)
 from cudatool.errors import UsageError
 from cudatool.ops._dispatch import KINDS, op
 from cudatool.ops._layout import linear, offsets, pack_width
@@ -107,9 +117,9 @@ def _(
     if end is None:
         start, end = 0, start
     for number in (start, end, step):
-        if not is_number(number) or isinstance(number, complex) or not math.isfinite(number):
-            raise UsageError(f"arange takes finite real numbers, not {number!r}")
-    wanted = result_type(start, end, step) if dtype is None else np.dtype(dtype)
+        if not math.isfinite(real("arange's start, end and step", number)):
+            raise UsageError(f"arange takes finite numbers, not {number}")
+    wanted = result_type(start, end, step) if dtype is None else as_dtype(dtype)
     if wanted == _INT64:
         start, end, step = int(start), int(end), int(step)
     if step == 0 or (end - start) / step < 0:
@@ -130,7 +140,9 @@ def _(tensors: Sequence[DeviceArray], dim: int = 0, *, out: DeviceArray | None =
     UsageError
         The arrays differ in another dimension, or there is none.
     """
-    all_of_them, tensors = tensors, [a for a in tensors if getattr(a, "shape", None) != (0,)] or tensors
+    all_of_them = tensors
+    if isinstance(tensors, Sequence):
+        tensors = [array for array in tensors if getattr(array, "shape", None) != (0,)] or tensors
     first, dim = _alike("cat", tensors, dim, 0)
     rest = {(*array.shape[:dim], *array.shape[dim + 1 :]) for array in tensors}
     if len(rest) > 1 or not first.ndim:
@@ -225,6 +237,8 @@ def _(
     columns = grad_output.shape[-1] if grad_output.ndim else 0
     if grad_output.ndim < 1 or grad_output.shape[:-1] != indices.shape:
         raise UsageError(f"embedding: the gradient {grad_output.shape} does not fit indices {indices.shape}")
+    if whole("num_weights", num_weights) < 0:
+        raise UsageError(f"embedding_dense_backward: there cannot be {num_weights} rows")
     sums = full((num_weights, columns), 0, compute_dtype(grad_output.dtype), device=grad_output.device)
     _add(sums, grad_output.reshape(-1, columns), indices, 1, padding_idx)
     return sums.astype(grad_output.dtype)
@@ -278,7 +292,7 @@ def _(input: DeviceArray, num_classes: int = -1) -> DeviceArray:
     check_array("one_hot", input)
     if category(input.dtype) != "integer":
         raise UsageError(f"one_hot takes integers, not {input.dtype}")
-    if num_classes < -1:
+    if whole("num_classes", num_classes) < -1:
         raise UsageError(f"one_hot: there cannot be {num_classes} classes")
     if num_classes == -1:
         num_classes = amax.redispatch(input).item() + 1
@@ -289,8 +303,8 @@ def _(input: DeviceArray, num_classes: int = -1) -> DeviceArray:
 
 def _alike(name: str, tensors: Sequence[DeviceArray], dim: int, more: int) -> tuple[DeviceArray, int]:
     """Return the first array, and the dimension counted from the front."""
-    if not tensors:
-        raise UsageError(f"{name} needs at least one array")
+    if not isinstance(tensors, Sequence) or not tensors:
+        raise UsageError(f"{name} takes a list of arrays, at least one, not {tensors!r}")
     for array in tensors:
         check_array(name, array)
     first = tensors[0]
@@ -300,7 +314,7 @@ def _alike(name: str, tensors: Sequence[DeviceArray], dim: int, more: int) -> tu
 
 
 def _dimension(name: str, dim: int, ndim: int) -> int:
-    dim, extent = operator.index(dim), max(ndim, 1)  # one element has a dimension 0, as in torch
+    dim, extent = whole("dim", dim), max(ndim, 1)  # one element has a dimension 0, as in torch
     if not -extent <= dim < extent:
         raise UsageError(f"{name}: there is no dimension {dim}, only {ndim} of them")
     return dim % extent

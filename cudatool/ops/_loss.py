@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from cudatool._array import DeviceArray, empty, full
-from cudatool._dtypes import c_type, category, compute_dtype, is_number
+from cudatool._dtypes import c_type, category, compute_dtype, is_number, real, whole
 from cudatool.errors import UsageError
 from cudatool.ops._dispatch import KINDS, op
 from cudatool.ops._reduction import Reduction
@@ -142,7 +142,7 @@ def _(
     label_smoothing
         Probability that is taken from the target and shared out over all classes.
     """
-    source, classes = _check(input, target, reduction, label_smoothing)
+    source, classes = _check(input, target, ignore_index, reduction, label_smoothing)
     rows, columns = input.shape
     compute = compute_dtype(input.dtype)
     losses = empty(rows, compute, device=input.device)
@@ -177,13 +177,14 @@ def _(
     grad_output
         An array like the output, or a number.
     """
-    source, classes = _check(input, target, reduction, label_smoothing)
+    source, classes = _check(input, target, ignore_index, reduction, label_smoothing)
     rows, columns = input.shape
     compute = compute_dtype(input.dtype)
     shape = (rows,) if reduction == "none" else ()
     if is_number(grad_output):
         grad_output = full(shape, grad_output, compute, device=input.device)
-    if (grad_output.shape, grad_output.device) != (shape, input.device):
+    fits = isinstance(grad_output, DeviceArray) and (grad_output.shape, grad_output.device) == (shape, input.device)
+    if not fits:
         raise UsageError(f"cross_entropy: the gradient must have shape {shape}; it is {grad_output!r}")
     grad = grad_output.astype(compute).contiguous()
     out = empty(input.shape, input.dtype, device=input.device)
@@ -200,7 +201,7 @@ def _(
 
 
 def _check(
-    input: DeviceArray, target: DeviceArray, reduction: str, label_smoothing: float
+    input: DeviceArray, target: DeviceArray, ignore_index: int, reduction: str, label_smoothing: float
 ) -> tuple[DeviceArray, DeviceArray]:
     """Return the scores contiguous, and the classes also as int64."""
     if not isinstance(input, DeviceArray) or input.ndim != 2 or category(input.dtype) != "float":
@@ -212,6 +213,7 @@ def _check(
         raise UsageError(f"cross_entropy: target must be integers of shape {input.shape[:1]}; it is {target!r}")
     if reduction not in ("mean", "sum", "none"):
         raise UsageError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
-    if not 0 <= label_smoothing <= 1:
+    whole("ignore_index", ignore_index)
+    if not 0 <= real("label_smoothing", label_smoothing) <= 1:
         raise UsageError(f"label_smoothing must be between 0 and 1, not {label_smoothing}")
     return input.contiguous(), target.astype(_INT64).contiguous()

@@ -10,7 +10,7 @@ import numpy as np
 
 from cudatool import _cuda
 from cudatool._array import DeviceArray, empty
-from cudatool._dtypes import c_type, category, compute_dtype
+from cudatool._dtypes import c_type, category, compute_dtype, real, whole
 from cudatool.errors import UsageError
 from cudatool.ops._dispatch import KINDS, op
 from cudatool.ops._rows import RowKernels, tile
@@ -171,7 +171,8 @@ def _(
         Which of the three are wanted; the others are None.
     """
     rows, columns = _check(input, normalized_shape, weight, bias)
-    if (grad_out.shape, grad_out.device) != (input.shape, input.device):
+    like = isinstance(grad_out, DeviceArray) and (grad_out.shape, grad_out.device) == (input.shape, input.device)
+    if not like:
         raise UsageError(f"layer_norm: the gradient {grad_out!r} is not like the input {input!r}")
     grad, source = grad_out.astype(input.dtype).contiguous(), input.contiguous()
     compute = compute_dtype(input.dtype)
@@ -225,7 +226,7 @@ def _forward(
         source = input.contiguous()
         width, config = tile(rows, columns, [out, source])
         kernel = f"layer_norm<{c_type(input.dtype)}, {_type(input, weight, bias)}, {c_type(compute)}, {width}>"
-        parameters = _parameter(weight), _parameter(bias), compute.type(eps)
+        parameters = _parameter(weight), _parameter(bias), compute.type(real("layer_norm: eps", eps))
         _KERNELS(kernel, input.device, config, out, mean, rstd, source, *parameters, rows, columns)
     return out, mean, rstd
 
@@ -234,7 +235,9 @@ def _check(
     input: DeviceArray, normalized_shape: Sequence[int], weight: DeviceArray | None, bias: DeviceArray | None
 ) -> tuple[int, int]:
     """Return rows and columns."""
-    shape = tuple(normalized_shape)
+    if not isinstance(normalized_shape, Sequence):
+        raise UsageError(f"layer_norm: normalized_shape must be several whole numbers, not {normalized_shape!r}")
+    shape = tuple([whole("layer_norm: normalized_shape", extent) for extent in normalized_shape])
     if not isinstance(input, DeviceArray) or category(input.dtype) != "float":
         raise UsageError(f"layer_norm takes an array of floats, not {input!r}")
     if not shape or input.shape[input.ndim - len(shape) :] != shape:
@@ -242,6 +245,8 @@ def _check(
     for name, parameter in (("weight", weight), ("bias", bias)):
         if parameter is None:
             continue
+        if not isinstance(parameter, DeviceArray):
+            raise UsageError(f"layer_norm: {name} must be a DeviceArray, not {type(parameter).__name__}")
         if (parameter.shape, parameter.device) != (shape, input.device) or category(parameter.dtype) != "float":
             raise UsageError(f"layer_norm: {name} must be floats of shape {shape} on device {input.device}")
     if weight is not None and bias is not None and weight.dtype != bias.dtype:

@@ -460,8 +460,11 @@ def _number(value: Any, dtype: np.dtype[Any]) -> Any:
     """Return a number as one of this dtype, cast as the device casts: it wraps around, and overflows to infinity."""
     if dtype is _FLOAT32 and type(value) in (int, float) and -_EXACT < value < _EXACT:
         return float(value)  # which the launch rounds, as NumPy would
-    with np.errstate(all="ignore"):
-        return np.asarray(value).astype(dtype)[()]
+    try:
+        with np.errstate(all="ignore"):
+            return np.asarray(value).astype(dtype)[()]
+    except OverflowError:
+        raise UsageError(f"{value} is beyond 64 bits") from None
 
 
 def common_device(name: str, operands: Sequence[Any]) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 import struct
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, SupportsIndex
@@ -18,7 +17,7 @@ import numpy as np
 from cudatool import _cuda
 from cudatool._array import DeviceArray, empty
 from cudatool._device import device as on_device
-from cudatool._dtypes import NUMBERS, c_type, category, compute_dtype
+from cudatool._dtypes import NUMBERS, c_type, category, compute_dtype, whole
 from cudatool._kernel import Kernel, compile, launch
 from cudatool._stream import current_stream
 from cudatool.errors import UsageError
@@ -328,9 +327,8 @@ def dimensions(name: str, dim: Dims, ndim: int) -> tuple[int, ...]:
     UsageError
         One does not exist, or is named twice.
     """
-    given = (
-        [operator.index(d) for d in dim] if isinstance(dim, Iterable) else [] if dim is None else [operator.index(dim)]
-    )
+    parts = dim if isinstance(dim, Iterable) else () if dim is None else (dim,)
+    given = [whole(f"{name}: dim", part) for part in parts]
     if not given:
         return tuple(range(ndim))
     found = sorted(d + ndim if d < 0 else d for d in given)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from cudatool._array import DeviceArray, empty
-from cudatool._dtypes import c_type, category, compute_dtype
+from cudatool._dtypes import as_dtype, c_type, category, compute_dtype, whole
 from cudatool.errors import UsageError
 from cudatool.ops._dispatch import KINDS, op
 from cudatool.ops._reduction import dimensions
@@ -144,10 +143,10 @@ def _along(name: str, dim: int, dtype: npt.DTypeLike | None, *inputs: DeviceArra
             raise UsageError(f"{name} takes arrays of floats, not {array!r}")
         if (array.shape, array.device) != (first.shape, first.device):
             raise UsageError(f"{name}: {first!r} and {array!r} have different shapes or devices")
-    wanted: np.dtype[Any] = first.dtype if dtype is None else np.dtype(dtype)
+    wanted: np.dtype[Any] = first.dtype if dtype is None else as_dtype(dtype)
     if category(wanted) != "float":
         raise UsageError(f"{name} returns floats, not {wanted}")
-    dims = dimensions(name, operator.index(dim), first.ndim)
+    dims = dimensions(name, whole(f"{name}: dim", dim), first.ndim)
     if dims and dims != (first.ndim - 1,):
         order = [d for d in range(first.ndim) if d not in dims] + list(dims)
         moved = _along(name, -1, wanted, *(array.transpose(order) for array in inputs))

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool._array import DeviceArray
-from cudatool._dtypes import category, compute_dtype, real_dtype
+from cudatool._dtypes import as_dtype, category, compute_dtype, real, real_dtype, whole
 from cudatool.errors import UsageError
 from cudatool.ops._dispatch import KINDS, op
 from cudatool.ops._reduction import Dims, Reduction, check_array, dimensions
@@ -229,7 +229,7 @@ logsumexp = op("cudatool.ops.logsumexp")
 def _sum_dtype(name: str, input: DeviceArray, dtype: npt.DTypeLike | None) -> np.dtype[Any]:
     check_array(name, input)
     if dtype is not None:
-        return np.dtype(dtype)
+        return as_dtype(dtype)
     return _INT64 if category(input.dtype) in ("bool", "integer") else input.dtype
 
 
@@ -279,7 +279,10 @@ def _(
     """Return the mean over some dimensions, by default all; of integers only with a `dtype`."""
     if dtype is None:
         return _mean(input, dim, keepdim, out=out)
-    wanted = np.dtype(dtype)
+    check_array("mean", input)
+    wanted = as_dtype(dtype)
+    if category(wanted) not in _INEXACT:
+        raise UsageError(f"mean is a float or complex, not {wanted}")
     source = input if category(input.dtype) in _INEXACT else input.astype(wanted)
     return _mean(source, dim, keepdim, compute=wanted, result=wanted, out=out)
 
@@ -299,13 +302,13 @@ def _(input: DeviceArray, dim: Dims = (), keepdim: bool = False, *, out: DeviceA
 @argmax.implementation(*KINDS)
 def _(input: DeviceArray, dim: int | None = None, keepdim: bool = False) -> DeviceArray:
     """Return where the largest element is (int64), the first one of several, along `dim` or in the flat array."""
-    return _not_empty(_argmax, input, dim)(input, dim, keepdim, result=_INT64)
+    return _not_empty(_argmax, input, _one(dim))(input, dim, keepdim, result=_INT64)
 
 
 @argmin.implementation(*KINDS)
 def _(input: DeviceArray, dim: int | None = None, keepdim: bool = False) -> DeviceArray:
     """Return where the smallest element is (int64), the first one of several, along `dim` or in the flat array."""
-    return _not_empty(_argmin, input, dim)(input, dim, keepdim, result=_INT64)
+    return _not_empty(_argmin, input, _one(dim))(input, dim, keepdim, result=_INT64)
 
 
 @max.implementation(*KINDS)
@@ -313,7 +316,7 @@ def _(input: DeviceArray, dim: int | None = None, keepdim: bool = False) -> Devi
     """Return the largest element of the array, or along `dim` the largest ones and their indices."""
     if dim is None:
         return _not_empty(_amax, input, None)(input, None, keepdim)
-    indices = _not_empty(_argmax, input, dim)(input, dim, keepdim, result=_INT64)
+    indices = _not_empty(_argmax, input, _one(dim))(input, dim, keepdim, result=_INT64)
     return Extreme(_amax(input, dim, keepdim), indices)
 
 
@@ -322,7 +325,7 @@ def _(input: DeviceArray, dim: int | None = None, keepdim: bool = False) -> Devi
     """Return the smallest element of the array, or along `dim` the smallest ones and their indices."""
     if dim is None:
         return _not_empty(_amin, input, None)(input, None, keepdim)
-    indices = _not_empty(_argmin, input, dim)(input, dim, keepdim, result=_INT64)
+    indices = _not_empty(_argmin, input, _one(dim))(input, dim, keepdim, result=_INT64)
     return Extreme(_amin(input, dim, keepdim), indices)
 
 
@@ -374,7 +377,8 @@ def _(
         The sum of squares is divided by the number of elements less this.
     """
     check_array("var", input)
-    return _var(input, dim, keepdim, result=real_dtype(input.dtype), out=out, parameter=correction)
+    divided = real("correction", correction)
+    return _var(input, dim, keepdim, result=real_dtype(input.dtype), out=out, parameter=divided)
 
 
 @std.implementation(*KINDS)
@@ -388,7 +392,8 @@ def _(
 ) -> DeviceArray:
     """Return the standard deviation over some dimensions, by default all; `correction` as for :func:`var`."""
     check_array("std", input)
-    return _std(input, dim, keepdim, result=real_dtype(input.dtype), out=out, parameter=correction)
+    divided = real("correction", correction)
+    return _std(input, dim, keepdim, result=real_dtype(input.dtype), out=out, parameter=divided)
 
 
 @norm.implementation(*KINDS)
@@ -411,13 +416,12 @@ def _(
         In which it is computed (at least in float32) and returned; default: the array's, the real one if complex.
     """
     check_array("norm", input)
-    wanted = input.dtype if dtype is None else np.dtype(dtype)
+    p = float(real("norm: p", p))
+    wanted = input.dtype if dtype is None else as_dtype(dtype)
     if (category(wanted) == "complex") != (category(input.dtype) == "complex"):
         raise UsageError(f"norm of {input.dtype}: its dtype must be complex for complex numbers only, not {wanted}")
-    kernel = _norms.get(float(p), _norm_p)
-    return kernel(
-        input, dim, keepdim, compute=compute_dtype(wanted), result=real_dtype(wanted), out=out, parameter=float(p)
-    )
+    kernel = _norms.get(p, _norm_p)
+    return kernel(input, dim, keepdim, compute=compute_dtype(wanted), result=real_dtype(wanted), out=out, parameter=p)
 
 
 @logsumexp.implementation(*KINDS)
@@ -428,6 +432,11 @@ def _(input: DeviceArray, dim: Dims, keepdim: bool = False, *, out: DeviceArray 
     if kind == "complex":
         return _logsumexp_complex(input, dim, keepdim, out=out)
     return _logsumexp(input.astype(np.float32) if kind in ("bool", "integer") else input, dim, keepdim, out=out)
+
+
+def _one(dim: int | None) -> int | None:
+    """Return the one dimension along which there is a place."""
+    return None if dim is None else whole("dim", dim)
 
 
 def _not_empty(kernel: Reduction, input: DeviceArray, dim: Dims) -> Reduction:

@@ -10,7 +10,8 @@ import numpy as np
 
 from cudatool._api import traced
 from cudatool._array import DeviceArray, zeros
-from cudatool._multi_tensor import Arrays, empty_alike
+from cudatool._dtypes import real
+from cudatool._multi_tensor import FLOATS, Arrays, empty_alike
 from cudatool.errors import UsageError
 from cudatool.optim._adam import fused_adam_, fused_adamw_
 from cudatool.optim._foreach import foreach_add_, foreach_copy_, foreach_zero_
@@ -58,6 +59,8 @@ class Optimizer:
         self.param_groups: list[dict[str, Any]] = []
         self.state: list[dict[str, DeviceArray]] = []
         self._lists: dict[tuple[int, bool], tuple[list[int], dict[str, Arrays]]] = {}
+        if isinstance(params, DeviceArray | str) or not isinstance(params, Iterable):
+            raise UsageError(f"an optimizer takes a list of arrays, or of groups, not {type(params).__name__}")
         given = list(params)
         if not given:
             raise UsageError("an optimizer needs parameters; the list is empty")
@@ -72,8 +75,12 @@ class Optimizer:
         UsageError
             They are no arrays, belong to a group already, or an option is wrong.
         """
+        if not isinstance(param_group, Mapping) or "params" not in param_group:
+            raise UsageError('a group is a dictionary with its parameters under "params"')
         group = {**self.defaults, **param_group}
         own = group["params"]
+        if not isinstance(own, DeviceArray | Iterable):
+            raise UsageError(f'"params" must be arrays, not {type(own).__name__}')
         group["params"] = [own] if isinstance(own, DeviceArray) else list(own)
         unknown = group.keys() - self.defaults.keys() - {"params"}
         if unknown:
@@ -86,6 +93,10 @@ class Optimizer:
                 raise UsageError(f"parameters are arrays on the device, not {type(param).__name__}; use asarray")
             if id(param) in known:
                 raise UsageError(f"{param!r} is a parameter already; every parameter belongs to one group, once")
+            if param.dtype not in FLOATS:
+                raise UsageError(f"parameters are {', '.join(map(str, FLOATS))}, not {param.dtype}")
+            if not param.layout.flags.writeable:
+                raise UsageError(f"{param!r} is read-only, so it cannot be a parameter")
             known.add(id(param))
         self._check(group)
         state = self._initial_state(group)  # first: there may be no memory for it
@@ -95,9 +106,12 @@ class Optimizer:
 
     def _check(self, group: Mapping[str, Any]) -> None:
         """Raise UsageError for options that make no sense."""
-        for name in ("lr", "eps", "weight_decay", "momentum"):
+        for name in ("lr", "eps", "weight_decay", "momentum", "dampening"):
             value = group.get(name, 0.0)
-            if not isinstance(value, DeviceArray) and not value >= 0:
+            if name == "lr" and isinstance(value, DeviceArray):
+                if value.size != 1 or value.dtype != np.float32:
+                    raise UsageError(f"lr must be a number, or one float32 on the device, not {value!r}")
+            elif not real(name, value) >= 0 and name != "dampening":
                 raise UsageError(f"{name} must not be below 0: {value}")
 
     def _initial_state(self, group: Mapping[str, Any]) -> list[dict[str, DeviceArray]]:
@@ -126,6 +140,7 @@ class Optimizer:
             There are too many or too few, or one does not fit its parameter.
         """
         params = sum(len(group["params"]) for group in self.param_groups)
+        self._check_gradients(grads)
         if len(grads) != params:
             raise UsageError(f"{len(grads)} gradients for {params} parameters; pass one for each, None for none")
         start = 0
@@ -141,6 +156,10 @@ class Optimizer:
                     own = Arrays(grads[index] for index in chosen)  # type: ignore[misc]
                     self._step(group, own, self._lists_of(group, start, chosen))
             start = stop
+
+    def _check_gradients(self, grads: Any) -> None:
+        if not isinstance(grads, list | tuple) or {type(grad) for grad in grads} - {DeviceArray, type(None)}:
+            raise UsageError(f"gradients come as a list of arrays on the device, or None for none, not {grads!r}")
 
     def _lists_of(self, group: Mapping[str, Any], start: int, chosen: list[int]) -> dict[str, Arrays]:
         """Return parameters and each part of their state as lists: those of the step before, if they were the same."""
@@ -163,6 +182,7 @@ class Optimizer:
     @traced
     def zero_grad(self, grads: Sequence[DeviceArray | None]) -> None:
         """Set gradients to 0, for those that accumulate in place."""
+        self._check_gradients(grads)
         foreach_zero_([grad for grad in grads if grad is not None])
 
     def state_dict(self) -> dict[str, Any]:
@@ -186,7 +206,9 @@ class Optimizer:
         UsageError
             It is the state of other groups, or of another optimizer.
         """
-        groups = state_dict["param_groups"]
+        groups = state_dict.get("param_groups") if isinstance(state_dict, Mapping) else None
+        if not isinstance(groups, list) or not all("params" in group for group in groups) or "state" not in state_dict:
+            raise UsageError("this is not the state of an optimizer, as state_dict() returns it")
         ours, theirs = ([len(group["params"]) for group in each] for each in (self.param_groups, groups))
         if ours != theirs:
             raise UsageError(f"the state is of groups of {theirs} parameters; this optimizer has groups of {ours}")
@@ -257,8 +279,9 @@ class Adam(Optimizer):
 
     def _check(self, group: Mapping[str, Any]) -> None:
         super()._check(group)
-        if not all(0 <= beta < 1 for beta in group["betas"]):
-            raise UsageError(f"betas must be from 0 on and below 1: {group['betas']}")
+        betas = group["betas"]
+        if not isinstance(betas, list | tuple) or len(betas) != 2 or not all(0 <= real("betas", b) < 1 for b in betas):
+            raise UsageError(f"betas must be two numbers from 0 on and below 1: {betas}")
 
     def _initial_state(self, group: Mapping[str, Any]) -> list[dict[str, DeviceArray]]:
         state = super()._initial_state(group)

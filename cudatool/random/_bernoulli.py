@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from cudatool._array import DeviceArray, empty
+from cudatool._dtypes import real
 from cudatool._stream import current_stream
 from cudatool.errors import UsageError
 from cudatool.random._generator import Generator
@@ -52,13 +53,13 @@ def bernoulli_(array: DeviceArray, p: Any = 0.5, *, generator: Generator | None 
     ------
     UsageError
         `p` is not in [0, 1], or has another dtype or is on another device, or the array cannot be filled.
-    ValueError
+    ShapeError
         The shapes do not fit.
     """
     name = word_type(array.dtype, "bernoulli_")
     if isinstance(p, DeviceArray):
         return _each(array, name, p, generator)
-    if not 0 <= p <= 1:
+    if not 0 <= real("bernoulli_: p", p) <= 1:
         raise UsageError(f"bernoulli_ expects p to be in [0, 1], not {p}")
     return fill(array, f"Bernoulli<{name}>", 2 if name == "double" else 4, float(p), 0.0, generator)
 
@@ -71,7 +72,7 @@ def _each(array: DeviceArray, name: str, p: DeviceArray, generator: Generator | 
     exact = np.float64 if name == "double" else np.float32
     if p.dtype != exact:
         p = empty_like(p, exact).copy_(p)
-    p = DeviceArray(np.broadcast_to(p.layout, array.shape), p._memory, p.device)
+    p = p.broadcast_to(array.shape)
     if not array.size:
         return array
     stream = current_stream(array.device)
@@ -205,7 +206,9 @@ def dropout(
     UsageError
         `p` is not in [0, 1], or the dtype is no floating-point one.
     """
-    if not 0 <= p <= 1:
+    if not isinstance(input, DeviceArray):
+        raise UsageError(f"dropout takes a DeviceArray, not {type(input).__name__}")
+    if not 0 <= real("dropout: p", p) <= 1:
         raise UsageError(f"dropout expects p to be in [0, 1], not {p}")
     if not training or p == 0 or not input.size:
         return input
@@ -224,7 +227,7 @@ def native_dropout(
         `p` is not in [0, 1], or the dtype is no floating-point one.
     """
     name = real_type(input.dtype, "dropout")
-    if not 0 <= p <= 1:
+    if not 0 <= real("native_dropout: p", p) <= 1:
         raise UsageError(f"dropout expects p to be in [0, 1], not {p}")
     if train is False:
         return input.clone(), empty_like(input, np.bool).fill_(True)

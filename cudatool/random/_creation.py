@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -9,7 +10,8 @@ import numpy.typing as npt
 
 from cudatool._array import DeviceArray, empty
 from cudatool._device import DeviceLike
-from cudatool.errors import UsageError
+from cudatool._dtypes import as_dtype, real
+from cudatool.errors import ShapeError, UsageError
 from cudatool.random._fills import normal_, random_, uniform_
 from cudatool.random._generator import Generator
 from cudatool.random._kernels import operation
@@ -34,15 +36,17 @@ def target(
         `out` has another shape or dtype.
     """
     if len(shape) == 1 and not hasattr(shape[0], "__index__"):
+        if not isinstance(shape[0], Iterable) or isinstance(shape[0], str):
+            raise UsageError(f"a shape is whole numbers, or a tuple of them, not {shape[0]!r}")
         shape = tuple(shape[0])
     if out is None:
         where = generator.device if device is None and isinstance(generator, Generator) else device
         return empty(shape, default if dtype is None else dtype, device=where)
-    if out.shape != shape or (dtype is not None and np.dtype(dtype) != out.dtype):
-        raise UsageError(
-            f"out has shape {out.shape} and dtype {out.dtype}, "
-            f"where {shape} and {np.dtype(dtype or out.dtype)} were asked for"
-        )
+    if not isinstance(out, DeviceArray):
+        raise UsageError(f"out must be a DeviceArray, not {type(out).__name__}")
+    wanted = out.dtype if dtype is None else as_dtype(dtype)
+    if (out.shape, out.dtype) != (shape, wanted):
+        raise UsageError(f"out has shape {out.shape} and dtype {out.dtype}, where {shape} and {wanted} were asked for")
     return out
 
 
@@ -193,7 +197,11 @@ def normal(
         return made
     if size is not None:
         raise UsageError("normal takes its size from the arrays")
-    shape = np.broadcast_shapes(*(part.shape for part in arrays))
+    try:
+        shape = np.broadcast_shapes(*(part.shape for part in arrays))
+    except ValueError:
+        raise ShapeError(f"normal: {arrays[0].shape} and {arrays[1].shape} cannot be broadcast together") from None
+    mean, std = (part if isinstance(part, DeviceArray) else real("normal: mean and std", part) for part in (mean, std))
     made = target((shape,), dtype, arrays[0].dtype, arrays[0].device, out, None)
     if isinstance(std, DeviceArray):
         normal_(made, 0.0, 1.0, generator=generator)

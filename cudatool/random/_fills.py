@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from typing import Any, Final, SupportsIndex
 
 import numpy as np
 
 from cudatool._array import DeviceArray
+from cudatool._dtypes import real, whole
 from cudatool.errors import UsageError
 from cudatool.random._generator import Generator
 from cudatool.random._kernels import REALS, fill, operation, real_type, word_type
@@ -60,6 +60,7 @@ def uniform_(
     UsageError
         `low` is above `high`, or they or their difference are beyond the dtype; the dtype is another one.
     """
+    low, high = real("uniform_: low", low), real("uniform_: high", high)
     if array.dtype.kind == "c":
         uniform_(_parts(array), low, high, generator=generator)
         return array
@@ -83,6 +84,7 @@ def normal_(
     UsageError
         `std` is negative, or the dtype is neither floating-point nor complex.
     """
+    mean, std = real("normal_: mean", mean), real("normal_: std", std)
     if not std >= 0:
         raise UsageError(f"normal_ expects std >= 0, not {std}")
     if array.dtype.kind == "c":
@@ -101,7 +103,7 @@ def exponential_(array: DeviceArray, lambd: float = 1.0, *, generator: Generator
     UsageError
         `lambd` is not positive, or the dtype is no floating-point one.
     """
-    if not lambd > 0:
+    if not real("exponential_: lambd", lambd) > 0:
         raise UsageError(f"exponential_ expects lambd > 0, not {lambd}")
     name = real_type(array.dtype, "exponential_")
     return fill(array, f"Exponential<{name}>", _unroll(array.dtype), float(lambd), 0.0, generator)
@@ -118,6 +120,7 @@ def log_normal_(
     UsageError
         `std` is not positive, or the dtype is no floating-point one.
     """
+    mean, std = real("log_normal_: mean", mean), real("log_normal_: std", std)
     if not std > 0:
         raise UsageError(f"log_normal_ expects std > 0, not {std}")
     name = real_type(array.dtype, "log_normal_")
@@ -135,6 +138,7 @@ def cauchy_(
     UsageError
         `sigma` is not positive, or the dtype is no floating-point one.
     """
+    median, sigma = real("cauchy_: median", median), real("cauchy_: sigma", sigma)
     if not sigma > 0:
         raise UsageError(f"cauchy_ expects sigma > 0, not {sigma}")
     name = real_type(array.dtype, "cauchy_")
@@ -150,7 +154,7 @@ def geometric_(array: DeviceArray, p: float, *, generator: Generator | None = No
     UsageError
         `p` is not in (0, 1), or the dtype is complex or bool.
     """
-    if not 0 < p < 1:
+    if not 0 < real("geometric_: p", p) < 1:
         raise UsageError(f"geometric_ expects p to be in (0, 1), not {p}")
     if array.dtype.kind == "b":
         raise UsageError("geometric_ counts, which bool cannot")
@@ -185,7 +189,7 @@ def random_(array: DeviceArray, *bounds: SupportsIndex | None, generator: Genera
         if len(bounds) > 2:
             raise UsageError(f"random_ takes low and high, not {len(bounds)} numbers")
         low, high = (0, bounds[0]) if len(bounds) == 1 else bounds  # type: ignore[assignment]
-        low, count = _range(array.dtype, operator.index(low), None if high is None else operator.index(high))
+        low, count = _range(array.dtype, whole("low", low), None if high is None else whole("high", high))
         wide = count >= 1 << 28  # a remainder of 32 bits would favour small numbers too much
     unroll, word = (2, "Word64") if wide else (4, "unsigned")
     return fill(array, f"Integer<{name}, {word}>", unroll, count % (1 << 8 * (16 // unroll)), low, generator)

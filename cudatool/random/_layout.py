@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from cudatool._array import DeviceArray, empty
+from cudatool.errors import UsageError
 
 __all__ = ["by_strides", "empty_like", "in_memory_order"]
 
@@ -40,6 +41,8 @@ def in_memory_order(array: DeviceArray) -> DeviceArray:
 
 def empty_like(array: DeviceArray, dtype: Any = None) -> DeviceArray:
     """Return a new array of the same shape, without gaps, whose dimensions lie in memory in the same order."""
+    if not isinstance(array, DeviceArray):
+        raise UsageError(f"this takes a DeviceArray, not {type(array).__name__}; copy it with asarray")
     order = by_strides(array)
     made = empty([array.shape[d] for d in order], array.dtype if dtype is None else dtype, device=array.device)
     return made.transpose(np.argsort(order)) if order != sorted(order) else made

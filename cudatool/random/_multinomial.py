@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from cudatool._array import DeviceArray, empty
+from cudatool._dtypes import whole
 from cudatool._stream import current_stream
 from cudatool.errors import UsageError
 from cudatool.random._creation import target
@@ -157,6 +158,9 @@ def multinomial(
     UsageError
         Shape, dtype or number of samples are not as above, or there are fewer categories than samples.
     """
+    if not isinstance(input, DeviceArray):
+        raise UsageError(f"multinomial takes a DeviceArray, not {type(input).__name__}")
+    num_samples = whole("num_samples", num_samples)
     name = real_type(input.dtype, "multinomial")
     if input.ndim not in (1, 2) or not 0 < input.shape[-1] <= _MOST_CATEGORIES:
         raise UsageError(f"multinomial takes 1 to 2^24 weights in one dimension or in rows, not shape {input.shape}")

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from cudatool._array import DeviceArray, empty
 from cudatool._device import DeviceLike
+from cudatool._dtypes import whole
 from cudatool._stream import Stream, current_stream
 from cudatool.errors import UsageError
 from cudatool.random._creation import target
@@ -210,7 +211,7 @@ def randperm(
     UsageError
         `n` is negative, or the dtype cannot hold all these numbers.
     """
-    size = int(n)
+    size = whole("randperm: n", n)
     if not 0 <= size < 1 << 31:
         raise UsageError(f"randperm takes n from 0 to 2^31 - 1, not {size}")
     made = target((size,), dtype, np.int64 if out is None else out.dtype, device, out, generator)

@@ -26,7 +26,7 @@ from datetime import date
 from typing import Any
 
 from cudatool.errors import FileFormatError
-from cudatool.sanitize.files import write_whole
+from cudatool.files import write_whole
 from cudatool.sanitize.findings import Known, Report
 from cudatool.sanitize.kinds import check_of
 from cudatool.sanitize.views import what

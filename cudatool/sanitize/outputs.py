@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from cudatool.errors import OutputError, UsageError
-from cudatool.sanitize.files import check_writable, write_whole
+from cudatool.files import check_writable, write_whole
 from cudatool.sanitize.findings import Report
 from cudatool.sanitize.github import render_github, render_summary
 from cudatool.sanitize.gitlab import render_gitlab
@@ -86,7 +86,7 @@ class Outputs:
         """
         failed: OutputError | None = None
         written = []
-        for output in self.outputs:
+        for output in sorted(self.outputs, key=lambda output: not output.path):  # stdout last: its reader may be gone
             render = text if output == Output("text") else FORMATS[output.format]
             try:
                 if output.path:

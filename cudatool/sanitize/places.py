@@ -9,7 +9,16 @@ from pathlib import PurePath
 
 from cudatool.trace.model import Frame
 
-__all__ = ["project_root", "relative_path", "shown_path", "source_lines", "source_place", "user_frame", "user_frames"]
+__all__ = [
+    "project_root",
+    "relative_path",
+    "shown_path",
+    "source_line",
+    "source_lines",
+    "source_place",
+    "user_frame",
+    "user_frames",
+]
 
 # What `pip` or the interpreter's installation brought, judged by its path alone: a trace may be of another machine.
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib(64)?[/\\]python\d\.\d+[/\\]|^<frozen ")
@@ -26,8 +35,16 @@ def user_frame(stack: tuple[Frame, ...]) -> Frame | None:
 
 
 def source_lines(file: str) -> list[str]:
-    """Return the lines of a source file, none for what is no regular file here: a path comes from a trace."""
-    return linecache.getlines(file) if os.path.isfile(file) else []
+    """Return the lines of a source file, or of a kernel's source that this process compiled from a string.
+
+    There are none for what is no regular file here: a path comes from a trace.
+    """
+    return linecache.getlines(file) if file in linecache.cache or os.path.isfile(file) else []
+
+
+def source_line(file: str, line: int) -> str:
+    """Return one line of a source without the blanks around it, empty if it cannot be read."""
+    return "".join(source_lines(file)[max(line, 1) - 1 :][:1]).strip()
 
 
 def source_place(source: str) -> tuple[str, int] | None:

@@ -11,7 +11,7 @@ from typing import Any
 from cudatool.sanitize.explore import schedule_lines
 from cudatool.sanitize.findings import DeviceFinding, Finding, Report, SetAside
 from cudatool.sanitize.kinds import KINDS, check_of
-from cudatool.sanitize.places import shown_path, source_lines, source_place, user_frames
+from cudatool.sanitize.places import shown_path, source_line, source_place, user_frames
 from cudatool.sanitize.views import Entry, Run, Site, entries, place, sites, sources, times, verdict, why_aside
 from cudatool.sanitize.witness import witness_lines
 from cudatool.trace.model import Frame
@@ -162,9 +162,8 @@ class _Style:
 
     def _code(self, file: str, line: int) -> list[str]:
         indent = " " * (_LABEL + 6)
-        source = "".join(source_lines(file)[max(line, 1) - 1 :][:1]).strip()
-        short = textwrap.shorten(_printable(source), self._width - len(indent), placeholder=" ...")
-        return [self.paint("2", indent + short)] if source else []
+        short = textwrap.shorten(_printable(source_line(file, line)), self._width - len(indent), placeholder=" ...")
+        return [self.paint("2", indent + short)] if short else []
 
     def summary(self, report: Report, run: Run | None) -> str:
         lines = [self._set_aside(one) for one in report.set_aside]

@@ -49,7 +49,9 @@ _T = TypeVar("_T")
 _RANGES_PER_BYTE: Final = 64
 _MAX_RANGES: Final = 1 << 45
 _OF_CONTEXT: Final = ("array", "device", "managed", "module")  # kinds of memory that end with their context
-_GAP: Final = 512  # bytes between allocations that are checked: a small step beyond one does not reach the next
+# Bytes between allocations that are checked, so that a step beyond one does not reach the next; few if memory is short.
+_GAP: Final = 64 << 10
+_SMALL_GAP: Final = 512
 LEGACY_STREAM: Final = 1
 PER_THREAD_STREAM: Final = 2
 
@@ -265,7 +267,9 @@ class Machine:
 
     def allocate(self, device: Device, size: int, kind: str, *, context: Context | None, pool: int = 0) -> Allocation:
         """Take device memory. Fails with CUDA_ERROR_OUT_OF_MEMORY."""
-        gap = _GAP if self.checkers is not None and self.checkers.quarantines else 0
+        gap = 0
+        if self.checkers is not None and self.checkers.quarantines:
+            gap = _GAP if device.memory.used < device.memory.size // 2 else _SMALL_GAP
         if kind == "module":
             address = device.memory.allocate_for_module(size)
         else:

@@ -19,17 +19,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.trace.events import RECORD, CopyFlag, Kind
+from cudatool.trace.events import RECORD, WORK, CopyFlag, Kind
 
-__all__ = ["ALLOCATIONS", "WORK", "Past", "Records"]
+__all__ = ["ALLOCATIONS", "Past", "Records"]
 
 Records = npt.NDArray[np.void]
 _Mask = npt.NDArray[np.bool_]
 
-WORK: Final = (
-    *(Kind.KERNEL_LAUNCH, Kind.MEMCPY, Kind.MEMSET, Kind.GEMM, Kind.HOST_FUNCTION, Kind.GRAPH_LAUNCH),
-    Kind.COLLECTIVE,
-)
 _TOLD_LATER: Final = (Kind.ACCESS, Kind.EXECUTION, Kind.FINDING)  # of work, by its correlation
 _ONLY_SHARED: Final = (*WORK, *_TOLD_LATER, Kind.HOST_ACCESS, Kind.WARNING, Kind.OOM, Kind.MODULE_LOAD)
 _NEVER: Final = (Kind.RANGE_PUSH, Kind.RANGE_POP, Kind.CALL)

@@ -26,9 +26,9 @@ from cudatool.sanitize import DeviceFinding, Finding, Report, accepted, check, k
 from cudatool.sanitize.device import leaks
 from cudatool.testing.memory import Memory, describe, memory_of
 from cudatool.testing.options import Options
-from cudatool.testing.past import WORK, Past, Records
+from cudatool.testing.past import Past, Records
 from cudatool.trace import hooks
-from cudatool.trace.events import Kind
+from cudatool.trace.events import WORK, Kind
 from cudatool.trace.log import EventLog
 from cudatool.trace.model import Trace
 from cudatool.units import format_bytes

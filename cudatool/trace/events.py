@@ -25,6 +25,7 @@ __all__ = [
     "FIELDS",
     "Kind",
     "StreamFlag",
+    "WORK",
     "pack_dims",
     "pack_pool",
     "pack_product",
@@ -103,6 +104,12 @@ class Kind(IntEnum):
     RANGE_START = 77
     RANGE_END = 78
 
+
+WORK: Final = (
+    *(Kind.KERNEL_LAUNCH, Kind.MEMCPY, Kind.MEMSET, Kind.GEMM, Kind.HOST_FUNCTION, Kind.GRAPH_LAUNCH),
+    Kind.COLLECTIVE,
+)
+"""Calls that enqueue work of the device."""
 
 FIELDS: Final[dict[Kind, str]] = {
     # What the fields mean for each kind. Where a field is not named it is 0.

@@ -82,14 +82,16 @@ class Recorder:
         self._closed = False
         self._end = 0
         head = _header(header)
-        self._descriptor = _create(self.path, force=force)
+        self._descriptor, made = _create(self.path, force=force)
         try:
             self._append(head)
             self._tables = self._open_chunk(Chunk.TABLES, _TABLES_CAPACITY)
             self._records = self._open_chunk(Chunk.RECORDS, _RECORDS_CAPACITY)
+            if made != self.path:
+                os.replace(made, self.path)  # and not truncated: who reads the old one keeps it
         except OSError as error:
             os.close(self._descriptor)
-            os.unlink(self.path)
+            os.unlink(made)
             raise OutputError(f"{self.path}: cannot be written: {error.strerror}") from error
         _open.add(self)
 
@@ -281,17 +283,21 @@ def _header(given: dict[str, Any]) -> bytes:
     return head.ljust(aligned(len(head)), b"\0")
 
 
-def _create(path: str, *, force: bool) -> int:
+def _create(path: str, *, force: bool) -> tuple[int, str]:
+    """Return a new file and its name: another one than `path` if that exists and is to be replaced."""
+    name = path
+    if force and os.path.lexists(path):
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            raise OutputError(f"{path}: is not a regular file")
+        name = f"{path}.{os.getpid()}.tmp"  # the old one stays until there is a new one
     try:
-        if force and os.path.lexists(path):
-            if not stat.S_ISREG(os.lstat(path).st_mode):
-                raise OutputError(f"{path}: is not a regular file")
-            os.unlink(path)  # and not truncated: who reads the old one keeps it
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), name
     except FileExistsError:
-        raise OutputError(f"{path}: exists already; choose another name or force it to be replaced") from None
+        raise OutputError(f"{path} exists; add -f (force=True) to overwrite it, or choose another name") from None
     except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+        folder = os.path.dirname(path) or os.curdir
+        why = error.strerror if os.path.isdir(folder) else "its directory does not exist"
+        raise OutputError(f"cannot write {path}: {why}") from error
 
 
 def cut_words(words: tuple[int, ...]) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cudatool.errors import FileFormatError
-from cudatool.files import whole_file
+from cudatool.files import replacing
 from cudatool.tunable._problem import Problem
 
 __all__ = ["Result", "Results", "append_untuned", "read_untuned"]
@@ -43,7 +43,7 @@ class Results(dict[Problem, Result]):
         OutputError
             It cannot be written.
         """
-        with whole_file(path) as temporary, temporary.open("w", newline="") as file:
+        with replacing(path) as name, open(name, "w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerows((_VALIDATOR, *validator) for validator in validators)
             writer.writerows(

@@ -39,7 +39,15 @@ def test_rounding_and_an_unsplit_remainder_are_told_apart() -> None:
     # 3 MiB - 100 were asked for and rounded to 3 MiB; the free block of 3.5 MiB was handed out whole.
     made = trace(large(0, 20 * MIB), alloc(0, 7 * MIB // 2, aux0=3 * MIB - 100))
     (moment,) = split_of(made)
-    assert {Cause.ROUNDING: 100, Cause.UNSPLIT: MIB // 2, Cause.HOLE: 33 * MIB // 2} == causes(moment)
+    assert {Cause.ROUNDING: 100, Cause.UNSPLIT: MIB // 2, Cause.NEW_SEGMENT: 33 * MIB // 2} == causes(moment)
+
+
+def test_the_rest_of_a_segment_that_was_just_made_is_no_hole_and_calls_for_nothing() -> None:
+    made = trace(large(0, 20 * MIB), alloc(0, 2 * MIB), small(40 * MIB, 2 * MIB), alloc(40 * MIB, 512))
+    (moment,) = split_of(made)
+    assert {Cause.OTHER_SIZE: 18 * MIB, Cause.NEW_SEGMENT: 2 * MIB - 512} == causes(moment)
+    assert [18 * MIB] == [hole.size for hole in moment.holes]
+    assert () == analyze.report(trace(small(0, 2 * MIB), alloc(0, 512))).diagnoses[0].advice
 
 
 def test_rounding_follows_the_settings() -> None:
@@ -69,8 +77,8 @@ def test_free_memory_elsewhere_is_not_a_hole_of_the_request() -> None:
         Cause.OTHER_POOL: 20 * MIB,
         Cause.OTHER_STREAM: 22 * MIB,
         Cause.OTHER_SIZE: 2 * MIB,
-        Cause.HOLE: MIB,
         Cause.WHOLE_SEGMENT: 24 * MIB,
+        Cause.NEW_SEGMENT: MIB,
     } == causes(moment)
     assert analyze.Wanted(29 * MIB, 0, 0, -1) == moment.wanted
 
@@ -143,8 +151,8 @@ def test_a_hole_names_the_blocks_that_pin_its_segment_the_oldest_first() -> None
 
 
 def test_without_a_clock_nobody_says_how_long_a_block_lived() -> None:
-    made = trace(large(0, 20 * MIB), alloc(0, MIB), header={"time_axis": "index"})
-    assert None is split_of(made)[0].holes[0].pins[0].lived
+    made = trace(large(0, 20 * MIB), alloc(0, MIB), (Kind.OOM, {"size": 40 * MIB}), header={"time_axis": "index"})
+    assert None is split_of(made)[-1].holes[0].pins[0].lived
 
 
 def test_a_hole_of_an_expandable_segment_is_pinned_by_its_neighbours_alone() -> None:
@@ -215,7 +223,7 @@ def test_the_split_explains_what_expandable_segments_save() -> None:
     needed = default.requested - expandable.requested
     assert 1084 * MIB == needed + sum(saved.values())
     assert (962 * MIB, 0) == (default.size_of(Cause.WHOLE_SEGMENT), expandable.size_of(Cause.WHOLE_SEGMENT))
-    assert 263 == saved[Cause.HOLE] // MIB
+    assert 262 == saved[Cause.HOLE] // MIB
     assert {Cause.WHOLE_SEGMENT, Cause.HOLE} == set(sorted(saved, key=lambda cause: -saved[cause])[:2])
 
 
@@ -254,3 +262,14 @@ def test_growth_after_what_was_there_before_is_the_peak() -> None:
     made = trace(*prior, large(40 * MIB, 20 * MIB), alloc(40 * MIB, 15 * MIB), header={"prior_records": {0: 2}})
     (moment,) = split_of(made)
     assert (3, analyze.Wanted(15 * MIB, 0, 0, 1)) == (moment.index, moment.wanted)
+
+
+def test_a_failure_of_a_program_that_needs_what_it_has_names_who_holds_it() -> None:
+    made = trace(
+        large(0, 60 * MIB),
+        alloc(0, 60 * MIB),
+        (Kind.OOM, {"size": 60 * MIB, "aux0": 4 * MIB}),
+    )
+    advice = analyze.report(made).diagnoses[0].advice
+    assert advice[0].startswith("memory ran out with 60 MiB of 60 MiB held by ")
+    assert advice[0].endswith("in 1 block: free what is not needed, or work on less at a time")

@@ -102,3 +102,8 @@ def test_names_from_a_file_are_text_on_the_terminal(tmp_path: Path) -> None:
     trace = [{"action": "alloc", "addr": 4096, "size": 512, "stream": 0, "frames": frames}]
     (tmp_path / "x").write_bytes(pickle.dumps({"segments": [], "device_traces": [trace]}))
     assert "[red]a.py:1 (?[31mf)" in run("x").stdout
+
+
+def test_advice_to_change_a_setting_names_the_command_that_tries_it() -> None:
+    source = RECORDING.with_name("prefetch__default.pickle.xz")
+    assert f"Next: cudatool replay {source}   (what" in run(source).stderr

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import pytest
 
@@ -14,13 +15,13 @@ Completed = subprocess.CompletedProcess
 
 @pytest.fixture
 def run_command(tmp_path, monkeypatch) -> Callable[..., Completed]:
-    """Run ``cudatool ARGS`` in `tmp_path`."""
-    environment = {**os.environ, "CUDATOOL_DEVICE": "sim", "COLUMNS": "80", "NO_COLOR": "1"}
+    """Run ``cudatool ARGS`` in `tmp_path`, with more of an `environment` if need be."""
+    usual = {**os.environ, "CUDATOOL_DEVICE": "sim", "COLUMNS": "80", "NO_COLOR": "1"}
 
-    def run(*arguments: object, **kwargs: object) -> Completed:
+    def run(*arguments: object, environment: Mapping[str, str] = MappingProxyType({}), **kwargs: object) -> Completed:
         command = [sys.executable, "-c", "from cudatool.cli import main; main()", *map(str, arguments)]
         return subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, **kwargs
+            command, cwd=tmp_path, env=usual | environment, capture_output=True, text=True, timeout=240, **kwargs
         )
 
     return run

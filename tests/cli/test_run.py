@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from cudatool.trace.reader import read
@@ -163,3 +167,50 @@ def test_program_that_leaves_an_executor_open_ends(run_command, tmp_path):
     )
     done = run_command("run", "-o", "t.ctrace", "pool.py")
     assert (0, "from a thread\n") == (done.returncode, done.stdout)
+
+
+def test_page_lies_beside_the_trace_and_its_option_takes_no_program(run_command, tmp_path):
+    (tmp_path / "ok.py").write_text("print('ran')")
+    done = run_command("run", "-o", "t.ctrace", "--html", "ok.py")
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert (tmp_path / "t.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_forked_child_ends_without_a_summary(run_command, tmp_path):
+    (tmp_path / "forks.py").write_text(
+        "import os, sys\nif os.fork() == 0:\n    sys.exit(7)\nprint(os.waitstatus_to_exitcode(os.wait()[1]))\n"
+    )
+    done = run_command("run", "-o", "t.ctrace", "forks.py")
+    assert (done.returncode, done.stdout) == (0, "7\n")
+    assert done.stderr.count("Wrote t.ctrace") == 1
+
+
+def test_program_that_did_nothing_on_the_device_is_told_what_is_recorded(run_command, tmp_path):
+    (tmp_path / "nothing.py").write_text("")
+    done = run_command("run", "nothing.py")
+    assert "Nothing happened on the device" in done.stderr
+    assert "Next:" not in done.stderr
+
+
+def test_next_command_can_be_pasted_into_a_shell(run_command, tmp_path):
+    (tmp_path / "an odd name.py").write_text("import cudatool as ct\nct.empty(1, 'f4')\n")
+    done = run_command("run", "-o", "an odd name.ctrace", "an odd name.py")
+    assert "Next: cudatool snapshot 'an odd name.ctrace' --html" in done.stderr
+    assert "1 allocation\n" in done.stderr.replace(" \n", "\n")
+
+
+def test_summary_says_that_memory_ran_out(run_command, tmp_path):
+    (tmp_path / "large.py").write_text("import cudatool as ct\nct.empty(1 << 40, 'u1')\n")
+    done = run_command("run", "large.py")
+    assert done.returncode == 1
+    assert "1 failed: out of memory" in " ".join(done.stderr.split())
+
+
+def test_program_without_stderr_runs(tmp_path):
+    (tmp_path / "ok.py").write_text("import cudatool as ct\nct.empty(1, 'f4')\nprint('ran')\n")
+    command = [sys.executable, "-c", "from cudatool.cli import main; main()", "run", "-o", "t.ctrace", "ok.py"]
+    environment = {**os.environ, "CUDATOOL_DEVICE": "sim"}
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" 2>&-', "sh", *command], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "ran\n")

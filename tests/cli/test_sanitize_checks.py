@@ -159,6 +159,25 @@ def test_a_finding_names_thread_line_memory_and_launch(run_command, tmp_path):
         assert text in done.stdout, done.stdout
 
 
+_BEHIND = """
+import numpy as np, cudatool as ct
+shift = ct.compile('''extern "C" __global__ void shift(const float *a, float *b) {
+    b[threadIdx.x] = a[threadIdx.x + 1];
+}''', "shift")
+a, b = ct.zeros(128, np.float32), ct.zeros(128, np.float32)  # 512 bytes each: neighbours in a cached segment
+shift[1, 128](a, b)
+ct.synchronize()
+"""
+
+
+def test_the_byte_behind_an_array_is_nobodys_without_caching(run_command, tmp_path):
+    (tmp_path / "behind.py").write_text(_BEHIND)
+    done = run_command("sanitize", "behind.py", environment={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
+    assert done.returncode == 1
+    assert "0 bytes after the end of 512 B" in done.stdout
+    assert "b[threadIdx.x] = a[threadIdx.x + 1];" in done.stdout
+
+
 def test_blocks_of_the_caching_allocator_are_checked_to_the_byte(run_command, tmp_path):
     (tmp_path / "blocks.py").write_text(
         """
@@ -220,6 +239,20 @@ ct.synchronize()
     )
     done = run_command("sanitize", "--checks", "initcheck", "products.py")
     assert 0 == done.returncode, done.stdout
+
+
+def test_a_wild_access_does_not_reach_another_allocation(run_command, tmp_path):
+    others = "for _ in range(100): ok(driver.cuMemAlloc(512))\n"
+    (tmp_path / "wrong.py").write_text(_HEAD + others + "run(kernel('expect'), 1, a + 32768)\nstream.sync()")
+    done = run_command("sanitize", "--json", "wrong.py")
+    assert ["out-of-bounds"] == [one["kind"] for one in json.loads(done.stdout)["on_device"]]
+
+
+def test_space_between_allocations_takes_no_memory_that_is_short(run_command, tmp_path):
+    many = "ok(driver.cuMemAlloc(5 << 20))\nfor _ in range(1000): ok(driver.cuMemAlloc(512))"
+    (tmp_path / "many.py").write_text(_HEAD + many)
+    done = run_command("sanitize", "--device", "sim:memory=8MiB", "many.py")
+    assert (0, True) == (done.returncode, "no findings" in done.stdout), done.stdout + done.stderr
 
 
 def test_what_was_found_before_a_kernel_trapped_is_reported(run_command, tmp_path):

@@ -1,4 +1,4 @@
-"""A small PTX interpreter, to compare kernels with: integers, branches, one block, collectives that all threads reach.
+"""A small PTX interpreter, to compare kernels with: integers, branches, one block, collectives.
 
 It shares no code with what it checks. Each instruction is written down as the PTX ISA describes it (chapters 9.7.1,
 9.7.5 to 9.7.9 and 9.7.13), one thread and, in bit fields, one bit at a time. A thread is a generator that stops at a
@@ -242,51 +242,54 @@ def _source_types(step: Step, count: int) -> list[tuple[str, int]]:
 def run(text: str, parameters: dict[str, int], memory: bytearray, threads: int) -> None:
     """Run a block of a kernel; `parameters` are offsets in `memory`, which is what ``global`` addresses mean."""
     steps, labels, bits = _parse(text)
-    shared = bytearray(1 << 16)
-    waiting = [
-        _thread(steps, labels, bits, parameters, {"global": memory, "shared": shared}, t) for t in range(threads)
-    ]
-    requests = [next(thread, None) for thread in waiting]
-    while requests[0] is not None:
-        assert len({id(request[0]) for request in requests if request}) == 1, "threads wait at different places"
-        answers: list[int] = []
+    spaces = {"global": memory, "shared": bytearray(1 << 16)}
+    running = [_thread(steps, labels, bits, parameters, spaces, t) for t in range(threads)]
+    waiting = {t: request for t, thread in enumerate(running) if (request := next(thread, None))}
+    while waiting:
+        answers: dict[int, int] = {}
         for warp in range(0, threads, 32):
-            answers += _collective([request for request in requests[warp : warp + 32] if request])
-        requests = [_resume(thread, answer) for thread, answer in zip(waiting, answers, strict=True)]
-    assert not any(requests)
+            answers |= {warp + lane: answer for lane, answer in _answers(waiting, warp).items()}
+        if not answers:
+            assert {"bar"} == {step.opcode for step, _ in waiting.values()}, "threads wait for others that do not come"
+            assert threads == len(waiting), "a thread has ended before a barrier"
+            answers = dict.fromkeys(waiting, 0)
+        for t, answer in answers.items():
+            try:
+                waiting[t] = running[t].send(answer)
+            except StopIteration:
+                del waiting[t]
 
 
-def _resume(thread: Generator[_REQUEST, int, None], answer: int) -> _REQUEST | None:
-    try:
-        return thread.send(answer)
-    except StopIteration:
-        return None
+def _answers(waiting: dict[int, _REQUEST], warp: int) -> dict[int, int]:
+    """Return what the lanes of a warp get whose collective all lanes of its mask have come to."""
+    lanes = {lane: waiting[warp + lane] for lane in range(32) if warp + lane in waiting}
+    found: dict[int, int] = {}
+    for step, operands in lanes.values():
+        mask = operands[-1]
+        group = {n: values for n, (other, values) in lanes.items() if mask >> n & 1 and other is step}
+        if step.opcode != "bar" and mask == sum(1 << lane for lane in group):
+            found |= _collective(step, group)
+    return found
 
 
-def _collective(requests: list[_REQUEST]) -> list[int]:
-    """Return what a collective gives to each lane of a warp."""
-    step = requests[0][0]
-    values = [operands[0] for _, operands in requests]
-    lanes = range(len(values))
-    if step.opcode == "bar":
-        return [0 for _ in lanes]
+def _collective(step: Step, group: dict[int, list[int]]) -> dict[int, int]:
+    """Return what a collective gives to each lane of those that execute it, whose operands `group` has."""
+    values = {lane: operands[0] for lane, operands in group.items()}
     if step.opcode == "vote":
-        return [sum(bool(value) << lane for lane, value in enumerate(values))] * len(values)
+        return dict.fromkeys(group, sum(bool(value) << lane for lane, value in values.items()))
     if step.opcode == "match":
-        return [sum((other == value) << lane for lane, other in enumerate(values)) for value in values]
+        return {n: sum((other == value) << lane for lane, other in values.items()) for n, value in values.items()}
     if step.opcode == "redux":
-        result = values[0]
-        for value in values[1:]:
+        first, *others = values.values()
+        for value in others:
             operation = _OPERATIONS[step.modifiers[1]]
-            a, b = (_signed(v, 32) if step.modifiers[2] == "s32" else v for v in (result, value))
-            result = operation(Step("", "", (), []), a, b) & 0xFFFFFFFF
-        return [result] * len(values)
-    found = []
-    for lane in lanes:
-        distance = requests[lane][1][1]
+            a, b = (_signed(v, 32) if step.modifiers[2] == "s32" else v for v in (first, value))
+            first = operation(Step("", "", (), []), a, b) & 0xFFFFFFFF
+        return dict.fromkeys(group, first)
+    found = {}
+    for lane, (value, distance, *_) in group.items():
         other = {"idx": distance, "up": lane - distance, "down": lane + distance, "bfly": lane ^ distance}
-        source = other[step.modifiers[1]]
-        found.append(values[source] if 0 <= source < len(values) else values[lane])
+        found[lane] = values.get(other[step.modifiers[1]], value)
     return found
 
 

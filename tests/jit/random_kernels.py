@@ -444,9 +444,38 @@ def program_kernel(seed: int, name: str, forms: list[Form], threads: int = THREA
             )
         writer.emit(f"mov.b32 {target}, {result};")
 
+    def apart() -> None:
+        """Something that the threads of a warp do together which took the same way, on both ways."""
+        p, other, end = rng.choice(writer.pool[0]), label(), label()
+        taken, rest = writer.new(4), writer.new(4)
+        writer.emit(f"vote.sync.ballot.b32 {taken}, {p}, 0xffffffff;\nnot.b32 {rest}, {taken};\n@!{p} bra {other};")
+        some(taken)
+        writer.emit(f"bra {end};\n{other}:")
+        some(rest)
+        writer.emit(f"{end}:")
+
+    def some(mask: str) -> None:
+        block(rng.randrange(3), 2)
+        source, target, result = rng.choice(writer.pool[4]), rng.choice(writer.pool[4]), writer.new(4)
+        what = rng.randrange(4)
+        if what == 0:
+            last = writer.new(4)
+            writer.emit(f"bfind.u32 {last}, {mask};\nshfl.sync.idx.b32 {result}, {source}, {last}, 31, {mask};")
+        elif what == 1:
+            writer.emit(f"vote.sync.ballot.b32 {result}, {rng.choice(writer.pool[0])}, {mask};")
+        elif what == 2:
+            writer.emit(f"and.b32 {result}, {source}, 3;\nmatch.any.sync.b32 {result}, {result}, {mask};")
+        else:
+            name_, kind = rng.choice(("add.u32", "min.u32", "max.s32", "xor.b32")).split(".")
+            writer.emit(f"redux.sync.{name_}.{kind} {result}, {source}, {mask};")
+        writer.emit(f"mov.b32 {target}, {result};")
+        block(rng.randrange(3), 2)
+
     for _ in range(rng.randrange(2, 5)):
         block(rng.randrange(3, 12), 0)
         together()
+        if rng.random() < 0.5:
+            apart()
     writer.store([*writer.pool[4], *writer.pool[8][: (WORDS - len(writer.pool[4])) // 2]])
     return writer.kernel(name)
 

@@ -130,3 +130,22 @@ def test_pages_that_cannot_all_be_mapped_leave_nothing_behind(driver_provider: D
         driver_provider._driver = driver
         driver_provider.unreserve(start, 4 * MIB)
     assert before == driver_provider.memory_info()
+
+
+def test_an_event_that_cannot_be_recorded_is_used_again(driver_provider: DriverProvider) -> None:
+    class Refuses:
+        def __getattr__(self, called: str) -> Any:
+            return self.refuse if called == "cuEventRecord" else getattr(driver, called)
+
+        @staticmethod
+        def refuse(*_: object) -> tuple[Any, ...]:
+            return (driver.CUresult.CUDA_ERROR_INVALID_HANDLE,)
+
+    driver, driver_provider._driver = driver_provider._driver, Refuses()
+    try:
+        for _ in range(3):
+            with pytest.raises(CudaError, match="cuEventRecord failed"):
+                driver_provider.record_event(0)
+    finally:
+        driver_provider._driver = driver
+    assert 1 == len(driver_provider._idle_events)

@@ -231,3 +231,9 @@ def test_vector_register_of_an_inner_scope_hides_the_outer_one():
     target, source = function.instructions[0].operands
     assert ["f32", "f32"] == [function.registers[operand.name] for operand in (target, source)]
     assert {"v.x", "v.y"} < function.registers.keys() - {target.name, source.name}
+
+
+def test_paths_that_are_not_ascii_are_read() -> None:
+    """NVRTC writes their bytes as octal escapes."""
+    module = parse(HEADER + '.file 1 "/pr\\303\\266ve/k.cu"\n')
+    assert {1: "/pröve/k.cu"} == module.files

@@ -6,7 +6,10 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 
@@ -46,6 +49,38 @@ def on_two_devices(device: str) -> Callable[[str], str]:
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         assert done.returncode == 0, done.stdout
         return done.stdout
+
+    return run
+
+
+Looked = Callable[[AbstractContextManager[Any], AbstractContextManager[Any], Callable[[], object]], list[object]]
+
+
+@pytest.fixture
+def shared_by_threads() -> Looked:
+    """Enter `shared` here and, inside of `outer`, on another thread, which leaves it last; what both see afterwards."""
+
+    def run(
+        shared: AbstractContextManager[Any], outer: AbstractContextManager[Any], look: Callable[[], object]
+    ) -> list[object]:
+        entered, left = threading.Event(), threading.Event()
+        seen: list[object] = []
+
+        def enter_between() -> None:
+            with outer:
+                with shared:
+                    entered.set()
+                    left.wait(10)
+                seen.append(look())
+
+        thread = threading.Thread(target=enter_between)
+        with shared:
+            thread.start()
+            entered.wait(10)
+        seen.append(look())
+        left.set()
+        thread.join()
+        return seen
 
     return run
 

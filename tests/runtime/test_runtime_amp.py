@@ -245,7 +245,7 @@ def twice(scaler: Any, optimizer: Any, first: str, second: str) -> None:
     ("use", "message"),
     [
         (lambda s, o: amp.GradScaler(growth_factor=1.0), "growth_factor must be above 1"),
-        (lambda s, o: amp.GradScaler(backoff_factor=1.0), "backoff_factor must be below 1"),
+        (lambda s, o: amp.GradScaler(backoff_factor=1.0), "backoff_factor must be above 0 and below 1"),
         (lambda s, o: amp.GradScaler().unscale_(o, []), r"unscale_\(\) before anything was scaled"),
         (lambda s, o: amp.GradScaler().step(o, []), r"step\(\) before anything was scaled"),
         (lambda s, o: amp.GradScaler().update(), r"update\(\) before anything was scaled"),
@@ -518,3 +518,10 @@ def test_a_whole_step_is_one_graph() -> None:
         np.testing.assert_array_equal(graphed.weight.get(), eager.weight.get())
         scales.append(graphed.scaler.get_scale())
     assert [1024, 2048, 2048, 1024, 1024, 2048] == scales
+
+
+def test_a_number_over_an_array_is_computed_in_float32() -> None:
+    half = cudatool.asarray(np.array([3.0], np.float16))
+    with amp.autocast():
+        assert np.float32 == (1 / half).dtype
+        assert np.float16 == (half / 1).dtype

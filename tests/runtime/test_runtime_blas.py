@@ -10,6 +10,7 @@ import threading
 import ml_dtypes
 import numpy as np
 import pytest
+from blas_cases import exact, values
 
 import cudatool
 from cudatool import _host_function, blas
@@ -34,18 +35,6 @@ def switches():
 @pytest.fixture
 def rng():
     return np.random.default_rng(5)
-
-
-def values(rng, shape, dtype):
-    found = rng.normal(size=shape)
-    if np.dtype(dtype).kind == "c":
-        found = found + 1j * rng.normal(size=shape)
-    return found.astype(dtype)
-
-
-def exact(array):
-    """Return host values in a type whose products need no care."""
-    return array.astype("c16" if array.dtype.kind == "c" else "f8")
 
 
 def check(expected, found, dtype):

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
+from blas_cases import exact, values
 
 import cudatool
 from cudatool import blas
@@ -284,19 +285,8 @@ def rng():
     return np.random.default_rng(11)
 
 
-def values(rng, shape, dtype):
-    found = rng.normal(size=shape)
-    if np.dtype(dtype).kind == "c":
-        found = found + 1j * rng.normal(size=shape)
-    return found.astype(dtype)
-
-
 def check(expected, found, tolerance=1e-2):
     np.testing.assert_allclose(found.get().astype(expected.dtype), expected, rtol=tolerance, atol=tolerance)
-
-
-def wide(array):
-    return array.astype("c16" if array.dtype.kind == "c" else "f8")
 
 
 DTYPES = pytest.mark.parametrize("dtype", ["f4", "f8", "f2", BF16, "c8", "c16"], ids=lambda dtype: str(np.dtype(dtype)))
@@ -315,9 +305,9 @@ def test_products_and_sums(cublas, rng, library, dtype, turned):
         else cudatool.asarray(array)
         for name, array in (("a", a), ("b", b), ("out", c))
     )
-    expected = 0.5 * wide(c) + 2 * (wide(a) @ wide(b))
+    expected = 0.5 * exact(c) + 2 * (exact(a) @ exact(b))
     check(expected, blas.baddbmm(z, x, y, beta=0.5, alpha=2, out=z), 0.05)
-    check(wide(a[0]) @ wide(b[0]), blas.mm(x[0], y[0]), 0.05)
+    check(exact(a[0]) @ exact(b[0]), blas.mm(x[0], y[0]), 0.05)
     by_cublas = sum(call[0] == "gemm" for call in cublas.plain.calls)
     assert ((2, 0) if library == "cublas" else (0, 2)) == (by_cublas, len(cublas.lt.algorithms))
 
@@ -327,7 +317,7 @@ def test_adjoints(cublas, rng, library):
     settings.blas_library = library
     a, b = values(rng, (8, 6), "c8"), values(rng, (5, 8), "c8")
     found = blas.mm(blas.conj(cudatool.asarray(a)).T, blas.conj(cudatool.asarray(b)).T)
-    check(wide(a).conj().T @ wide(b).conj().T, found)
+    check(exact(a).conj().T @ exact(b).conj().T, found)
 
 
 def test_integers(cublas, rng):
@@ -350,7 +340,7 @@ def test_tf32_is_a_type_of_computation(cublas):
 def test_linear_and_activations(cublas, rng, dtype):
     x, w, b = values(rng, (2, 6, 8), dtype), values(rng, (5, 8), dtype), values(rng, (5,), dtype)
     given = [cudatool.asarray(array) for array in (x, w, b)]
-    total = wide(x) @ wide(w).T + wide(b)
+    total = exact(x) @ exact(w).T + exact(b)
     check(total, blas.linear(*given), 0.05)
     check(np.maximum(total[0], 0), blas.addmm_activation(given[2], given[0][0], given[1].T), 0.05)
     full = cudatool.asarray(np.broadcast_to(b, (6, 5)))
@@ -382,7 +372,7 @@ def test_eight_bits(cublas, rng, out_dtype):
         options["bias"] = cudatool.asarray(bias)
     x, y = cudatool.asarray(a), cudatool.asarray(b).T
     found = blas.scaled_mm(x, y, scales[:1], scales[1:2], out_dtype=out_dtype, use_fast_accum=True, **options)
-    total = wide(a) @ wide(b).T + (wide(bias) if "bias" in options else 0)
+    total = exact(a) @ exact(b).T + (exact(bias) if "bias" in options else 0)
     np.testing.assert_allclose(
         found.get().astype("f8"), total / 4 if out_dtype == E4M3 else total, rtol=0.07, atol=0.05
     )

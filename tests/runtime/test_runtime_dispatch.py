@@ -159,26 +159,9 @@ def test_layers_belong_to_their_thread(add):
     assert [3] == results
 
 
-def test_threads_that_share_a_layer_each_get_back_their_own(add):
+def test_threads_that_share_a_layer_each_get_back_their_own(add, shared_by_threads):
     outer, shared = layer(lambda op, args, kwargs: "outer"), layer(lambda op, args, kwargs: "shared")
-    entered, left = threading.Event(), threading.Event()
-    found = []
-
-    def enter_between():
-        with outer:
-            with shared:
-                entered.set()
-                left.wait(10)
-            found.append(add(1, 2))
-
-    thread = threading.Thread(target=enter_between)
-    with shared:
-        thread.start()
-        entered.wait(10)
-    found.append(add(1, 2))
-    left.set()
-    thread.join()
-    assert [3, "outer"] == found
+    assert [3, "outer"] == shared_by_threads(shared, outer, lambda: add(1, 2))
 
 
 def test_a_call_is_told_once_under_the_operations_name(add, calls):

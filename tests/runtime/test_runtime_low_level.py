@@ -538,7 +538,7 @@ def test_event_that_is_not_for_other_processes_has_no_handle() -> None:
         cudatool.Event().ipc_handle()
     with pytest.raises(UsageError, match="with timing cannot be shared"):
         cudatool.Event(enable_timing=True, interprocess=True)
-    with pytest.raises(UsageError, match="has 64 bytes, not 3"):
+    with pytest.raises(UsageError, match="is 64 bytes, not b'abc'"):
         cudatool.Event.from_ipc_handle(0, b"abc")
 
 

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -209,3 +212,21 @@ def test_no_bytes_are_freed_as_often_as_they_are_had() -> None:
     for address in addresses:
         cudatool.caching_allocator_delete(address)
     assert addresses == [0, 0]
+
+
+_SNAPSHOT = """
+import cudatool
+from cuda.bindings import driver
+array = cudatool.ones(3)
+print({segment["device"] for segment in cudatool.memory_snapshot()})
+print(driver.cuDevicePrimaryCtxGetState(1)[2])
+"""
+
+
+def test_a_snapshot_starts_no_device_that_was_not_used() -> None:
+    environment = {**os.environ, "CUDATOOL_DEVICE": "sim:count=2"}
+    done = subprocess.run(
+        [sys.executable, "-c", _SNAPSHOT], capture_output=True, text=True, env=environment, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "{0}\n0\n" == done.stdout

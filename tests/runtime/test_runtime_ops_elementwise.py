@@ -339,6 +339,19 @@ def test_integers_have_powers_and_remainders():
     np.testing.assert_array_equal(ops.fmod(cudatool.asarray(a), cudatool.asarray(d)).get(), np.fmod(a, d))
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.int64])
+def test_shifts_by_too_many_bits_shift_all_out(dtype):
+    bits = 8 * np.dtype(dtype).itemsize
+    numbers = cudatool.asarray(np.array([5, 100, 1], dtype))
+    by = cudatool.asarray(np.array([bits, bits - 1, 1], dtype))
+    assert ops.bitwise_left_shift(numbers, by).get().tolist() == [0, 0, 2]
+    assert ops.bitwise_right_shift(numbers, by).get().tolist() == [0, 0, 0]
+    if np.dtype(dtype).kind == "i":
+        assert ops.bitwise_left_shift(numbers, -1).get().tolist() == [0, 0, 0]
+        assert ops.bitwise_right_shift(numbers, -1).get().tolist() == [0, 0, 0]
+        assert ops.bitwise_right_shift(-numbers, by).get().tolist() == [-1, -1, -1]
+
+
 def test_whole_numbers_stay_as_they_are():
     host = np.array([2**62 + 1, -3, 0])
     array = cudatool.asarray(host)

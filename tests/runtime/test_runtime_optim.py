@@ -325,7 +325,7 @@ def test_state_dict_has_the_form_of_torch() -> None:
         (lambda p: optim.SGD([cudatool.ones(3, np.int32)]).step([p]), "int32"),
         (lambda p: optim.SGD([p]).load_state_dict({"state": {}, "param_groups": []}), "groups of"),
         (lambda p: optim.Adam([p]).load_state_dict(optim.SGD([p]).state_dict()), "this optimizer needs"),
-        (lambda p: optim.Adam([p], lr=cudatool.ones(2)).step([p]), "lr must be one float32"),
+        (lambda p: optim.Adam([p], lr=cudatool.ones(2)), "lr must be a number, or one float32"),
     ],
 )
 def test_what_is_wrong_is_refused(make: Callable[[Any], object], message: str) -> None:

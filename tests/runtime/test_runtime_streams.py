@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -43,26 +44,30 @@ def test_one_stream_can_be_entered_twice() -> None:
     assert cudatool.current_stream() == cudatool.default_stream()
 
 
-def test_threads_that_enter_one_stream_each_get_back_their_own() -> None:
+def test_threads_that_enter_one_stream_each_get_back_their_own(shared_by_threads: Callable[..., list[object]]) -> None:
     shared, outer = cudatool.Stream(), cudatool.Stream()
-    entered, left = threading.Event(), threading.Event()
+    assert [cudatool.default_stream(), outer] == shared_by_threads(shared, outer, cudatool.current_stream)
+
+
+def test_one_stream_context_can_be_entered_twice_and_by_two_threads() -> None:
+    stream, outer = cudatool.Stream(), cudatool.Stream()
+    context = cudatool.stream(stream)
     found: list[cudatool.Stream] = []
 
     def enter_between() -> None:
         with outer:
-            with shared:
-                entered.set()
-                left.wait(10)
+            with context:
+                found.append(cudatool.current_stream())
             found.append(cudatool.current_stream())
 
-    thread = threading.Thread(target=enter_between)
-    with shared:
-        thread.start()
-        entered.wait(10)
+    with context:
+        with context:
+            thread = threading.Thread(target=enter_between)
+            thread.start()
+            thread.join()
+        found.append(cudatool.current_stream())
     found.append(cudatool.current_stream())
-    left.set()
-    thread.join()
-    assert [cudatool.default_stream(), outer] == found
+    assert [stream, outer, stream, cudatool.default_stream()] == found
 
 
 def test_set_stream_lasts() -> None:

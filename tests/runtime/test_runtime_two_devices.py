@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -29,25 +28,11 @@ def test_device_context_switches_and_restores(second: int) -> None:
     assert cudatool.current_device() == 0
 
 
-def test_threads_that_share_a_device_context_each_get_back_their_own(second: int) -> None:
+def test_threads_that_share_a_device_context_each_get_back_their_own(
+    second: int, shared_by_threads: Callable[..., list[object]]
+) -> None:
     shared = cudatool.device(second)
-    entered, left = threading.Event(), threading.Event()
-    found: list[int] = []
-
-    def enter_between() -> None:
-        with shared:
-            entered.set()
-            left.wait(10)
-        found.append(cudatool.current_device())
-
-    thread = threading.Thread(target=enter_between)
-    with shared:
-        thread.start()
-        entered.wait(10)
-    found.append(cudatool.current_device())
-    left.set()
-    thread.join()
-    assert [0, 0] == found
+    assert [0, 0] == shared_by_threads(shared, cudatool.device(0), cudatool.current_device)
 
 
 def test_stream_context_switches_the_device(second: int) -> None:

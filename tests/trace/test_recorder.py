@@ -181,7 +181,7 @@ def test_room_for_a_chunk_is_there_before_it_is_used(tmp_path: Path) -> None:
 def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "trace.ctrace"
     path.write_text("precious")
-    with pytest.raises(OutputError, match="exists already"):
+    with pytest.raises(OutputError, match="exists; add -f"):
         Recorder(path, header={})
     assert path.read_text() == "precious"
 
@@ -204,7 +204,7 @@ def test_what_is_not_a_regular_file_is_never_replaced(tmp_path: Path) -> None:
 
 
 def test_unwritable_place_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="No such file or directory"):
+    with pytest.raises(OutputError, match="its directory does not exist"):
         Recorder(tmp_path / "missing" / "trace.ctrace", header={})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import linecache
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from pages import HOSTILE, program, racy
 
 from cudatool import analyze, sanitize, viz
 from cudatool.collect import torch_snapshot
-from cudatool.trace.events import Kind
+from cudatool.sanitize.findings import DeviceFinding, FindingKind
+from cudatool.trace.events import RECORD, Kind
+from cudatool.trace.model import Frame, Trace
 
 pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium on this machine")
 
@@ -111,7 +114,11 @@ def test_every_drawing_shows_something(page: Page) -> None:
 def test_the_charts_are_drawn_when_they_come_into_view(page: Page) -> None:
     page.evaluate("byId('diagnosis').scrollIntoView()")
     page.wait_for("document.documentElement.dataset.charts === 'true'")
-    assert page.evaluate("document.querySelectorAll('#causes .bars path').length") > 3
+    bars = page.evaluate("document.querySelectorAll('#causes .bars path').length")
+    assert bars > 3
+    assert page.evaluate("byId('causes-legend').childElementCount") == bars / read(
+        page, "memoryView.device.diagnosis.fragmentation.length"
+    )
     assert page.evaluate("document.querySelectorAll('#purposes-chart .bars path').length") > 0
 
 
@@ -511,6 +518,46 @@ def marked_columns(page: Page) -> str:
     )
 
 
+def ranged() -> Trace:
+    """Two steps on the host, of 10 ms each, with a block in each and a range inside of the second."""
+    rows: list[tuple[Kind, int, dict[str, Any]]] = []
+    for step in (0, 1):
+        at, block = 10_000_000 * step, {"address": 1 << 40, "size": 1 << 20, "aux0": 1 << 20}
+        rows.append((Kind.RANGE_PUSH, at, {"device": -1, "name": 1 + step}))
+        rows.append((Kind.BLOCK_ALLOC, at + 1_000_000, block))
+        rows.append((Kind.RANGE_PUSH, at + 2_000_000, {"device": -1, "name": 3}))
+        rows.append((Kind.RANGE_POP, at + 4_000_000, {"device": -1}))
+        rows.append((Kind.BLOCK_FREE_REQUESTED, at + 5_000_000, block))
+        rows.append((Kind.BLOCK_FREE_COMPLETED, at + 5_000_000, block))
+        rows.append((Kind.RANGE_POP, at + 9_000_000, {"device": -1}))
+    records = np.zeros(len(rows), RECORD)
+    for i, (kind, time, fields) in enumerate(rows):
+        records[i]["kind"], records[i]["time"] = kind, time
+        for field, value in fields.items():
+            records[i][field] = value
+    return Trace(records, names=["", "step 0", "step 1", "inside"], source="ranged.ctrace")
+
+
+def test_ranges_stand_above_the_memory_and_a_click_shows_one_alone(tmp_path: Path) -> None:
+    viz.write_page(ranged(), tmp_path / "ranged.html")
+    with Page(tmp_path / "ranged.html") as page:
+        page.evaluate(SETTLE)
+        assert page.evaluate(COLOURS.format("#ranges")) > 3
+        assert [0, 1] == read(page, "[...new Set(memoryView.ranges.ranges.lane)]")
+        assert ["step 1", "9 ms, from 10 ms; a click shows it alone"] == read(
+            page, "memoryView.ranges.describe(12e6, 0).split(String.fromCharCode(10))"
+        )
+        assert page.evaluate("memoryView.ranges.describe(12.5e6, 1).startsWith('inside')")
+        assert page.evaluate("memoryView.ranges.describe(9.5e6, 0) === null")
+        page.evaluate("memoryView.ranges.pick(12e6, 0)")
+        assert [10_000_000, 15_000_000] == [round(x, -6) for x in read(page, "[memoryView.from, memoryView.to]")]
+        assert [] == page.errors
+
+
+def test_without_ranges_there_is_no_band_of_them(page: Page) -> None:
+    assert page.evaluate("byId('ranges-box').hidden === (memoryView.device.ranges.name.length === 0)")
+
+
 @pytest.mark.parametrize("timed", [True, False], ids=["timed", "calls only"])
 def test_findings_come_first_and_both_accesses_are_marked_on_the_streams(tmp_path: Path, timed: bool) -> None:
     trace, found = racy(timed=timed)
@@ -522,6 +569,45 @@ def test_findings_come_first_and_both_accesses_are_marked_on_the_streams(tmp_pat
         for words in ("write by kernel kernel on stream 1", "kernel.py:3", "other.py:9", found.findings[0].fingerprint):
             assert words in text
         assert marked_columns(page) > 40
+        assert [] == page.errors
+
+
+def test_a_finding_shows_the_source_of_the_kernel_and_of_its_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("first\n    launch(x)  # <b>here</b>\n")
+    monkeypatch.setitem(linecache.cache, "odd.cu", (1, None, ["one\n", "out[i] = in[i + 1];\n"], "odd.cu"))
+    trace, _ = racy()
+    finding = DeviceFinding(
+        kind=FindingKind.OUT_OF_BOUNDS,
+        check="memcheck",
+        operation="kernel k",
+        agent="stream 1",
+        mode="read",
+        space="global",
+        address=1 << 40,
+        size=4,
+        block=(0, 0, 0),
+        thread=(1, 0, 0),
+        source="/nowhere/odd.cu:2",
+        other_block=(),
+        other_thread=(),
+        other_source="",
+        text="behind the end",
+        stack=(Frame(str(program), "f", 2),),
+        record=3,
+        buffer=None,
+        count=1,
+        fingerprint="f",
+    )
+    viz.write_page(trace, tmp_path / "page.html", sanitize.Report((), on_device=(finding,)))
+    with Page(tmp_path / "page.html") as page:
+        page.evaluate("document.querySelector('.defect').open = true")
+        page.evaluate(SETTLE)
+        code = read(page, "[...document.querySelectorAll('#defects .stack li')].map((li) => li.innerText)")
+        assert ["odd.cu:2, thread (1, 0, 0) of block (0, 0, 0)\nout[i] = in[i + 1];"] == code[:1]
+        assert [f"{program}:2 in f\nlaunch(x)  # <b>here</b>"] == code[1:]
         assert [] == page.errors
 
 

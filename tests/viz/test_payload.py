@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from twin import decode, payload_of, unpack
 
 from cudatool import analyze, viz
 from cudatool.collect import torch_snapshot
+from cudatool.trace.model import Frame
 from cudatool.viz.payload import Columns, payload
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -129,9 +131,30 @@ def test_findings_point_at_the_operations_that_are_drawn(timed: bool) -> None:
     (defect,) = document["defects"]
     assert [0, 1] == [side["operation"] for side in defect["sides"]]
     assert ["witness  none: nothing differs"] == defect["proof"]
+    assert [["/home/kernel.py:3 in kernel", ""]] == defect["sides"][0]["stack"]
     assert ["stream 1", "stream 2"] == [stream["label"] for stream in document["streams"]]
 
 
 def test_without_a_check_there_are_no_findings_to_show() -> None:
     document = unpack(payload(analyze.report(program())))
     assert document["defects"] is None
+
+
+def test_frames_carry_their_source_only_if_it_is_python_and_older_than_the_recording(tmp_path: Path) -> None:
+    old, new, other = tmp_path / "old.py", tmp_path / "new.py", tmp_path / "secrets.txt"
+    for file in (old, new, other):
+        file.write_text("zero\n    one()\n")
+        os.utime(file, (1000, 1000))
+    os.utime(new, (3000, 3000))
+    trace = program()
+    trace.frames[:] = [Frame(str(file), "f", 2) for file in (old, new, other, tmp_path / "gone.py")]
+    trace.stacks[:] = [(), (0, 1, 2, 3)]
+
+    def code() -> list[str]:
+        document = unpack(payload(analyze.report(trace)))
+        return [document["strings"][i] for i in document["frames"]["code"]]
+
+    trace.header["start_time"] = "1970-01-01T00:33:20+00:00"  # 2000 s
+    assert ["one()", "", "", ""] == code()
+    trace.header["start_time"] = "nonsense"
+    assert [""] * 4 == code()

@@ -1,0 +1,159 @@
+"""The model of a card that a replay allocates from: how much memory it has, and which addresses it gives out."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Final
+
+from cudatool.analyze.requests import Requests
+from cudatool.errors import OutOfMemoryError
+from cudatool.trace.events import Kind
+
+__all__ = ["Card"]
+
+_REGION: Final = 32 * 1024 * 1024
+_HIGHEST: Final = 1 << 46  # where regions begin if a recording does not show it
+
+
+class _Gaps:
+    """Ranges of free addresses: each an address and a size, in order, never touching."""
+
+    def __init__(self) -> None:
+        self.ranges: list[tuple[int, int]] = []
+
+    def add(self, address: int, size: int) -> None:
+        """Add a range to what is free; parts of it may be already."""
+        end = address + size
+        first = bisect_left(self.ranges, (address, 0))
+        if first and sum(self.ranges[first - 1]) >= address:
+            first -= 1
+        last = first
+        while last < len(self.ranges) and self.ranges[last][0] <= end:
+            last += 1
+        if first < last:
+            address, end = min(address, self.ranges[first][0]), max(end, sum(self.ranges[last - 1]))
+        self.ranges[first:last] = [(address, end - address)]
+
+    def take(self, size: int) -> int | None:
+        """Take `size` bytes from the lowest range that has so many; return their address."""
+        for index, (address, room) in enumerate(self.ranges):
+            if room >= size:
+                self.ranges[index : index + 1] = [(address + size, room - size)] if room > size else []
+                return address
+        return None
+
+    def take_at(self, address: int, size: int) -> bool:
+        """Take certain addresses; return whether they are free."""
+        index = bisect_left(self.ranges, (address + 1, 0)) - 1
+        if index < 0 or sum(self.ranges[index]) < address + size:
+            return False
+        start, room = self.ranges.pop(index)
+        if start + room > address + size:
+            self.ranges.insert(index, (address + size, start + room - address - size))
+        if start < address:
+            self.ranges.insert(index, (start, address - start))
+        return True
+
+
+def _regions(recorded: Requests) -> tuple[_Gaps, int]:
+    """Return what was left of regions from before the first segment, and the lowest address of all of them.
+
+    Both as far as a recording shows them: segments lie there that are neither in a new region nor in what is left of
+    one.
+    """
+    earlier, later = _Gaps(), _Gaps()
+    lowest = highest = 0
+    for change in (change for call in recorded.calls for change in call.changes):
+        address, size = change.address, change.size
+        if change.kind is Kind.SEGMENT_FREE:
+            later.add(address, size)
+        elif change.kind is Kind.SEGMENT_ALLOC and not later.take_at(address, size):
+            region = -(-size // _REGION) * _REGION
+            if address % _REGION == 0 and address + region <= (lowest or address + region):
+                lowest, highest = address, highest or address + region
+                if region > size:
+                    later.add(address + size, region - size)
+            else:
+                earlier.add(address, size)
+    top = min([highest or _HIGHEST, *(address for address, _ in earlier.ranges)])
+    return earlier, top // _REGION * _REGION
+
+
+class Card:
+    """A card as a number of bytes and a range of addresses: a segment provider.
+
+    Between free blocks of one size the lowest address decides, so that the order of segments matters a little. This is
+    how the driver was seen to give out addresses (CUDA 13.0 on an H200): in regions of whole 32 MiB, each new one
+    below the last; but first what is left of earlier regions, from the lowest address up.
+
+    Parameters
+    ----------
+    total
+        Bytes of the card.
+    recorded
+        Requests whose segments show which regions there were.
+
+    Attributes
+    ----------
+    passed
+        The streams whose events have passed; a stream is its own event's token.
+    """
+
+    def __init__(self, total: int, recorded: Requests) -> None:
+        self.total = total
+        self.used = 0
+        self.passed: set[int] = set()
+        self._gaps, self._lowest = _regions(recorded)
+        self._sizes: dict[int, int] = {}
+
+    def allocate(self, size: int, stream: int) -> int:
+        self._take(size)
+        address = self._gaps.take(size)
+        if address is None:
+            region = -(-size // _REGION) * _REGION
+            address = self.reserve(region, stream)
+            if region > size:
+                self._gaps.add(address + size, region - size)
+        self._sizes[address] = size
+        return address
+
+    def free(self, address: int) -> None:
+        size = self._sizes.pop(address)
+        self.used -= size
+        self._gaps.add(address, size)
+
+    def reserve(self, size: int, stream: int) -> int:
+        self._lowest -= size
+        return self._lowest
+
+    def unreserve(self, address: int, size: int) -> None:
+        pass
+
+    def map(self, address: int, size: int, page_size: int) -> None:
+        self._take(size)
+
+    def unmap(self, address: int, size: int, page_size: int) -> None:
+        self.used -= size
+
+    def record_event(self, stream: int) -> int:
+        return stream
+
+    def event_passed(self, token: int) -> bool:
+        return token in self.passed
+
+    def synchronize_event(self, token: int) -> None:
+        self.passed.add(token)
+
+    def captured_tail(self, stream: int) -> None:
+        return None  # what is captured is not known here
+
+    def nodes_before(self, node: int) -> tuple[int, ...]:
+        return ()
+
+    def memory_info(self) -> tuple[int, int]:
+        return self.total - self.used, self.total
+
+    def _take(self, size: int) -> None:
+        if self.used + size > self.total:
+            raise OutOfMemoryError(f"{size} bytes are more than are left")
+        self.used += size

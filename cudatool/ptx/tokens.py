@@ -1,0 +1,132 @@
+"""The words of PTX: a text cut into tokens, and the place up to which they were read."""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import Final
+
+from cudatool.ptx.model import Immediate, PtxError
+
+__all__ = ["LINKAGE", "SPACES", "TYPE", "VECTOR", "Tokens", "immediate"]
+
+_TOKEN: Final = re.compile(
+    r"(?P<skip>[ \t\r]+|//[^\n]*)"
+    r"|(?P<newline>\n)"
+    r"|(?P<comment>/\*.*?\*/)"
+    r"|(?P<token>"
+    r'"[^"\n]*"'
+    r"|0[fFdD][0-9a-fA-F]{8,16}|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+U?"
+    r"|[A-Za-z_$%][\w$]*(?:(?:\.|::)[\w$]+)*"
+    r"|\.[A-Za-z_]\w*(?:::\w+)*"
+    r"|<<|>>|[{}()\[\],;:=+\-!|<>@~*/&^?])",
+    re.DOTALL,
+)
+SPACES: Final = {".global", ".const", ".shared", ".local", ".param"}
+LINKAGE: Final = {".visible", ".extern", ".weak", ".common"}
+TYPE: Final = re.compile(r"\.(?:[usb](?:8|16|32|64|128)|b?f16(?:x2)?|tf32|f32|f64|pred|texref|samplerref|surfref)$")
+VECTOR: Final = {".v2": 2, ".v4": 4, ".v8": 8}
+
+
+class Tokens:
+    """A text's tokens, and the next one to be read. Its first line is called `line`.
+
+    Raises
+    ------
+    PtxError
+        There is a character that PTX does not have; also from the methods: what comes next is something else.
+    """
+
+    def __init__(self, text: str, line: int) -> None:
+        self.text = text
+        self.tokens: list[str] = []
+        self.lines: list[int] = []
+        self.starts: list[int] = []
+        self.position = 0
+        self._tokenize(line)
+
+    def _tokenize(self, line: int) -> None:
+        position, text, match = 0, self.text, _TOKEN.match
+        while position < len(text):
+            found = match(text, position)
+            if found is None:
+                raise PtxError(f"unexpected character {text[position]!r}", line)
+            kind = found.lastgroup
+            if kind == "token":
+                self.tokens.append(found.group())
+                self.lines.append(line)
+                self.starts.append(position)
+            elif kind == "newline":
+                line += 1
+            elif kind == "comment":
+                line += found.group().count("\n")
+            position = found.end()
+        self.tokens.append("")  # the end: matches nothing
+        self.lines.append(line)
+        self.starts.append(len(text))
+
+    @property
+    def line(self) -> int:
+        return self.lines[self.position]
+
+    @property
+    def peek(self) -> str:
+        return self.tokens[self.position]
+
+    def next(self) -> str:
+        token = self.tokens[self.position]
+        if not token:
+            raise PtxError("the text ends in the middle of a statement", self.line)
+        self.position += 1
+        return token
+
+    def accept(self, token: str) -> bool:
+        if self.tokens[self.position] == token:
+            self.position += 1
+            return True
+        return False
+
+    def expect(self, token: str) -> None:
+        if not self.accept(token):
+            raise PtxError(f"expected {token!r}, found {self.peek or 'the end'!r}", self.line)
+
+    def integer(self) -> int:
+        sign = -1 if self.accept("-") else 1
+        token = self.next()
+        try:
+            return sign * int(token.rstrip("U"), 0)
+        except ValueError:
+            if re.fullmatch("[0-7]+U?", token):  # 012 is octal, and Python does not read it so
+                return sign * int(token.rstrip("U"), 8)
+            raise PtxError(f"expected an integer, found {token!r}", self.lines[self.position - 1]) from None
+
+    def skip_block(self) -> None:
+        self.expect("{")
+        depth = 1
+        while depth:
+            depth += {"{": 1, "}": -1}.get(self.next(), 0)
+
+    def skip_statement(self) -> None:
+        while self.next() != ";":
+            pass
+
+
+def immediate(token: str) -> Immediate:
+    """Return the number that a token stands for."""
+    prefix = token[:2].lower()
+    if prefix == "0f" and len(token) == 10:
+        bits = int(token[2:], 16)
+        return Immediate(struct.unpack("<f", struct.pack("<I", bits))[0], 32, bits)
+    if prefix == "0d" and len(token) == 18:
+        bits = int(token[2:], 16)
+        return Immediate(struct.unpack("<d", struct.pack("<Q", bits))[0], 64, bits)
+    token = token.rstrip("U")
+    try:
+        if prefix in ("0x", "0b"):
+            return Immediate(int(token, 0))
+        if not token.isdigit():
+            value = float(token)
+            return Immediate(value, 64, struct.unpack("<Q", struct.pack("<d", value))[0])
+        return Immediate(int(token, 8 if token[0] == "0" else 10))
+    except ValueError:
+        raise PtxError(f"{token!r} is no number") from None

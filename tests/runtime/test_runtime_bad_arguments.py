@@ -1,0 +1,208 @@
+"""Bad input is told in our words, with the name of the argument: no message of NumPy's, none from inside."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cudatool
+from cudatool import amp, ops, optim, random
+from cudatool.errors import ShapeError, UsageError
+
+
+def ones(*shape, dtype=np.float32):
+    return cudatool.ones(shape, dtype)
+
+
+def scaler():
+    found = amp.GradScaler()
+    found.scale(ones())
+    return found
+
+
+def sgd(**options):
+    return optim.SGD([ones(3)], **options)
+
+
+def adam(**options):
+    return optim.Adam([ones(3)], **options)
+
+
+SCALER = [
+    (lambda: amp.GradScaler(init_scale="1"), "init_scale must be a real number, not '1'"),
+    (lambda: amp.GradScaler(init_scale=0), "init_scale must be above 0 and finite, not 0.0"),
+    (lambda: amp.GradScaler(init_scale=float("inf")), "init_scale must be above 0 and finite"),
+    (lambda: amp.GradScaler(growth_factor="2"), "growth_factor must be a real number"),
+    (lambda: amp.GradScaler(backoff_factor=0), "backoff_factor must be above 0 and below 1, not 0"),
+    (lambda: amp.GradScaler(growth_interval=0), "growth_interval must be at least 1, not 0"),
+    (lambda: amp.GradScaler(growth_interval=1.5), "growth_interval must be a whole number, not 1.5"),
+    (lambda: scaler().set_growth_factor(1), "growth_factor must be above 1, not 1"),
+    (lambda: scaler().set_backoff_factor(2), "backoff_factor must be above 0 and below 1"),
+    (lambda: scaler().set_growth_interval(-4), "growth_interval must be at least 1"),
+    (lambda: scaler().scale("loss"), "an array or an iterable of arrays, not str"),
+    (lambda: scaler().scale(np.ones(3)), "an array or an iterable of arrays, not ndarray"),
+    (lambda: scaler().unscale_(sgd(), None), "gradients come as a list of arrays on the device"),
+    (lambda: scaler().unscale_(sgd(), ones(3)), "gradients come as a list"),
+    (lambda: scaler().step(sgd(), [np.ones(3)]), "gradients come as a list of arrays on the device"),
+    (lambda: scaler().step(None, [ones(3)]), r"an optimizer, with a method step\(grads\), not NoneType"),
+    (lambda: scaler().update(-1.0), "new_scale must be above 0"),
+    (lambda: scaler().update("2"), "new_scale must be a real number"),
+    (lambda: scaler().update(ones(1, dtype=np.int64)), "or one float32 on the device"),
+    (lambda: scaler().load_state_dict({"scale": 1.0}), "there is no _growth_tracker, growth_factor"),
+]
+
+AUTOCAST = [
+    (lambda: amp.autocast(dtype="half precision"), "'half precision' is no dtype"),
+    (lambda: amp.autocast().__exit__(None, None, None), "left before it is entered"),
+    (lambda: amp.custom_fwd(3), "decorates a function, not int"),
+    (lambda: amp.custom_fwd(abs, cast_inputs=np.int32), "cast_inputs must be one of float32, float16, bfloat16, not"),
+]
+
+RANDOM = [
+    (lambda: random.rand(2.5), "a shape is whole numbers, or a tuple of them, not 2.5"),
+    (lambda: random.rand((2, "a")), "a shape is a whole number or several"),
+    (lambda: random.rand(-1), "cannot allocate -4 bytes"),
+    (lambda: random.rand(3, dtype="zz"), "'zz' is no dtype"),
+    (lambda: random.rand(3, out=np.ones(3)), "out must be a DeviceArray, not ndarray"),
+    (lambda: random.randint(1.5, (3,)), "high must be a whole number, not 1.5"),
+    (lambda: random.randperm("3"), "n must be a whole number, not '3'"),
+    (lambda: random.randperm(1.5), "n must be a whole number, not 1.5"),
+    (lambda: random.normal(ones(2), ones(3)), r"\(2,\) and \(3,\) cannot be broadcast"),
+    (lambda: random.normal(ones(2), "1"), "mean and std must be a real number"),
+    (lambda: random.bernoulli(0.5), "takes a DeviceArray, not float"),
+    (lambda: random.dropout(np.ones(3)), "dropout takes a DeviceArray, not ndarray"),
+    (lambda: random.dropout(ones(3), None), "dropout: p must be a real number, not None"),
+    (lambda: random.multinomial(np.ones(3), 1), "multinomial takes a DeviceArray"),
+    (lambda: random.multinomial(ones(3), 1.5), "num_samples must be a whole number"),
+    (lambda: random.rand_like(None), "takes a DeviceArray, not NoneType"),
+    (lambda: ones(3).uniform_("0", 1), "low must be a real number, not '0'"),
+    (lambda: ones(3).uniform_(1j, 2), "low must be a real number, not 1j"),
+    (lambda: ones(3).normal_(0, ones(1)), "std must be a real number, not <DeviceArray"),
+    (lambda: ones(3).exponential_("1"), "lambd must be a real number"),
+    (lambda: ones(3).log_normal_(None), "mean must be a real number"),
+    (lambda: ones(3).cauchy_(0, "1"), "sigma must be a real number"),
+    (lambda: ones(3).geometric_("p"), "p must be a real number"),
+    (lambda: ones(3).random_(1.5), "high must be a whole number"),
+    (lambda: ones(3).bernoulli_("p"), "p must be a real number"),
+    (lambda: ones(3).bernoulli_(ones(4)), r"shape \(4,\) is not broadcast to shape \(3,\)"),
+]
+
+OPTIMIZERS = [
+    (lambda: optim.Adam(ones(3)), "a list of arrays, or of groups, not DeviceArray"),
+    (lambda: optim.Adam(None), "a list of arrays, or of groups, not NoneType"),
+    (lambda: optim.Adam([ones(3, dtype=np.int64)]), "parameters are float32, float64, float16, bfloat16, not int64"),
+    (lambda: optim.Adam([ones(3).broadcast_to((2, 3))]), "read-only, so it cannot be a parameter"),
+    (lambda: optim.Adam([{"lr": 1}]), 'dictionary with its parameters under "params"'),
+    (lambda: optim.Adam([{"params": 3}]), '"params" must be arrays, not int'),
+    (lambda: sgd().add_param_group(ones(3)), "a group is a dictionary"),
+    (lambda: adam(lr="a"), "lr must be a real number, not 'a'"),
+    (lambda: adam(lr=float("nan")), "lr must not be below 0: nan"),
+    (lambda: adam(lr=ones(2)), "or one float32 on the device"),
+    (lambda: adam(lr=ones(dtype=np.int64)), "or one float32 on the device"),
+    (lambda: adam(weight_decay=None), "weight_decay must be a real number, not None"),
+    (lambda: adam(betas=0.9), "betas must be two numbers from 0 on and below 1"),
+    (lambda: adam(betas=(0.9,)), "betas must be two numbers"),
+    (lambda: adam(betas=("a", 0.9)), "betas must be a real number, not 'a'"),
+    (lambda: sgd(momentum="a"), "momentum must be a real number"),
+    (lambda: sgd(momentum=0.9, dampening="a"), "dampening must be a real number"),
+    (lambda: sgd().step(None), "gradients come as a list"),
+    (lambda: sgd().step([np.ones(3)]), "gradients come as a list of arrays on the device"),
+    (lambda: sgd().zero_grad([3]), "gradients come as a list"),
+    (lambda: sgd().load_state_dict(None), "not the state of an optimizer"),
+    (lambda: sgd().load_state_dict({"state": {}, "param_groups": [{}]}), "not the state of an optimizer"),
+]
+
+ARRAYS = [
+    (lambda: cudatool.empty("3"), "a shape is a whole number or several, not '3'"),
+    (lambda: cudatool.empty(1.5), "a shape is a whole number or several, not 1.5"),
+    (lambda: cudatool.empty(2, "zz"), "'zz' is no dtype"),
+    (lambda: cudatool.empty_pinned(2, "zz"), "'zz' is no dtype"),
+    (lambda: ones(3).astype("zz"), "'zz' is no dtype"),
+    (lambda: cudatool.asarray([1, [2, 3]]), "list does not become an array"),
+    (lambda: cudatool.from_dlpack(3), "from_dlpack takes what has __dlpack__, not int"),
+    (lambda: ones(3).copy_(None), "object is not copied into an array of float32"),
+    (lambda: ones(3).copy_("a"), "not copied into an array of float32"),
+    (lambda: ones(3).get(3), "out must be a NumPy array, not int"),
+    (lambda: ones(3).record_stream(3), "takes a Stream, not int"),
+]
+
+STREAMS = [
+    (lambda: cudatool.Stream(priority="a"), "priority must be a whole number"),
+    (lambda: cudatool.Stream().wait_event(3), "wait_event takes an Event, not int"),
+    (lambda: cudatool.Stream().record_event(3), "record_event takes an Event, not int"),
+    (lambda: cudatool.Stream().wait_stream(3), "int is not a stream"),
+    (lambda: cudatool.Stream().wait_stream(None), "takes a stream, not None"),
+    (lambda: cudatool.Stream().__exit__(None, None, None), "has not entered it"),
+    (lambda: cudatool.set_stream(3), "set_stream takes a Stream, not int"),
+    (lambda: cudatool.stream(3), "a Stream is made current, not int"),
+    (lambda: cudatool.ExternalStream("x"), "stream_ptr must be a whole number"),
+    (lambda: cudatool.ExternalStream(-1), "a handle of the driver's, not -1"),
+    (lambda: cudatool.Event().record(3), "in a Stream, not int"),
+    (lambda: cudatool.Event().wait("x"), "in a Stream, not str"),
+    (lambda: cudatool.Event(enable_timing=True).elapsed_time(None), "the Event at the end, not NoneType"),
+    (lambda: cudatool.Event.from_ipc_handle(0, None), "is 64 bytes, not None"),
+    (lambda: cudatool.graph(3), "goes into a CUDAGraph, not int"),
+    (lambda: cudatool.graph(cudatool.CUDAGraph(), stream=3), "a Stream is made current, not int"),
+    (lambda: cudatool.CUDAGraph().register_generator_state(3), "a Generator is registered, not int"),
+    (lambda: cudatool.use_mem_pool(3).__enter__(), "use_mem_pool takes a MemPool, not int"),
+    (lambda: cudatool.make_graphed_callables(3, (ones(3),)), "a function is graphed, not int"),
+    (lambda: cudatool.make_graphed_callables(abs, (ones(3),), num_warmup_iters=-1), "must not be below 0: -1"),
+]
+
+OPERATIONS = [
+    (lambda: ops.sum(ones(3), "a"), "sum: dim must be a whole number, not 'a'"),
+    (lambda: ops.sum(ones(3), dtype="zz"), "'zz' is no dtype"),
+    (lambda: ops.mean(3, dtype=np.float32), "mean takes a DeviceArray, not int"),
+    (lambda: ops.mean(ones(3), dtype=np.int32), "mean is a float or complex, not int32"),
+    (lambda: ops.argmax(ones(3), (0,)), r"dim must be a whole number, not \(0,\)"),
+    (lambda: ops.max(ones(3), ()), r"dim must be a whole number, not \(\)"),
+    (lambda: ops.var(ones(3), correction="a"), "correction must be a real number"),
+    (lambda: ops.std(ones(3), correction=None), "correction must be a real number"),
+    (lambda: ops.norm(ones(3), "fro"), "p must be a real number, not 'fro'"),
+    (lambda: ops.softmax(ones(3), None), "softmax: dim must be a whole number, not None"),
+    (lambda: ops.layer_norm(ones(2, 3), 3), "normalized_shape must be several whole numbers, not 3"),
+    (lambda: ops.layer_norm(ones(2, 3), (3.0,)), "normalized_shape must be a whole number, not 3.0"),
+    (lambda: ops.layer_norm(ones(2, 3), (3,), 1.0), "weight must be a DeviceArray, not float"),
+    (lambda: ops.layer_norm(ones(2, 3), (3,), eps="a"), "eps must be a real number"),
+    (lambda: ops.cross_entropy(ones(2, 3), ones(2, dtype=int), label_smoothing="a"), "label_smoothing must be a real"),
+    (lambda: ops.cross_entropy(ones(2, 3), ones(2, dtype=int), ignore_index=1.5), "ignore_index must be a whole"),
+    (lambda: ops.cross_entropy_backward(None, ones(2, 3), ones(2, dtype=int)), r"gradient must have shape \(\)"),
+    (lambda: ops.tril("a"), "takes matrices"),
+    (lambda: ops.add(ones(2, dtype=int), 2**70), "1180591620717411303424 is beyond 64 bits"),
+    (lambda: ops.masked_fill(3, ones(2) > 0, 1), "masked_fill takes a DeviceArray, not int"),
+    (lambda: ops.stack(3), "a list of arrays, at least one, not 3"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), SCALER + AUTOCAST + RANDOM + OPTIMIZERS + ARRAYS + STREAMS + OPERATIONS)
+def test_it_is_told_what_an_argument_must_be(call, message):
+    with pytest.raises(UsageError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ones(3).copy_(ones(4)), r"shape \(4,\) is not broadcast to shape \(3,\)"),
+        (lambda: ones(3).copy_(np.ones(4)), r"shape \(4,\) is not broadcast to shape \(3,\)"),
+        (lambda: ones(3).broadcast_to((4,)), r"shape \(3,\) is not broadcast to shape \(4,\)"),
+        (lambda: ones(3).reshape(2, 2), r"size 3 into shape \(2,2\)"),
+        (lambda: ones(3).reshape("a"), "integer"),
+        (lambda: ones(2, 3).transpose(0, 0), r"axes \(0, 0\): repeated axis"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_value_errors_too(call, message):
+    with pytest.raises(ShapeError, match=message) as caught:
+        call()
+    assert isinstance(caught.value, ValueError)
+
+
+def test_a_missing_argument_is_told_with_the_name_of_the_operation():
+    with pytest.raises(TypeError, match=r"cudatool\.ops\.logsumexp\(\) missing 1 required positional argument: 'dim'"):
+        ops.logsumexp(ones(3))
+
+
+def test_no_stream_made_current_changes_nothing():
+    before = cudatool.current_stream()
+    cudatool.set_stream(None)
+    assert before == cudatool.current_stream()
