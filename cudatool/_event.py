@@ -229,8 +229,12 @@ class Event(Owner):
             raise CudaError("both events must be created with enable_timing=True", "CUDA_ERROR_INVALID_HANDLE")
         if not (self.cuda_event and end_event.cuda_event):
             raise CudaError("both events must be recorded before calculating elapsed time", "CUDA_ERROR_INVALID_HANDLE")
-        with on_device(self.device_index), operation():
-            return float(check(_cuda.driver.cuEventElapsedTime(self.cuda_event, end_event.cuda_event)))
+        with on_device(self.device_index), operation() as correlation:
+            elapsed = float(check(_cuda.driver.cuEventElapsedTime(self.cuda_event, end_event.cuda_event)))
+        if correlation:
+            for event in (self, end_event):  # there is a time: a query would say that both have completed
+                hooks.emit(Kind.EVENT_QUERY, device=event.device_index, aux0=hooks.event_id(event.cuda_event), aux1=1)
+        return elapsed
 
     def _create(self, device: int) -> None:
         kinds = _cuda.driver.CUevent_flags

@@ -92,6 +92,7 @@ class SimDriverCollector:
             "cuGreenCtxWaitEvent": self._context_wait_event,
             "cuCtxWaitEvent": self._context_wait_event,
             "cuEventSynchronize": self._event_synchronize,
+            "cuEventElapsedTime": self._event_elapsed_time,
             "cuMemAlloc": self._mem_alloc,
             "cuMemAllocPitch": self._mem_alloc,
             "cuMemAllocManaged": self._mem_alloc,
@@ -366,6 +367,11 @@ class SimDriverCollector:
     def _event_synchronize(self, values: dict[str, Any], name: str) -> None:
         hooks.emit(Kind.EVENT_SYNCHRONIZE, device=self._device, aux0=hooks.event_id(values["hEvent"]))
 
+    def _event_elapsed_time(self, values: dict[str, Any], name: str) -> None:
+        """Report what is known of two events between which there is a time: a query would say that both are done."""
+        for event in (values["hStart"], values["hEnd"]):
+            hooks.emit(Kind.EVENT_QUERY, device=self._device, aux0=hooks.event_id(event), aux1=1)
+
     def _query(self, values: dict[str, Any], *, done: bool) -> None:
         if "hEvent" in values:
             event = hooks.event_id(values["hEvent"])
@@ -525,7 +531,10 @@ class SimDriverCollector:
                 (read, CopyFlag.SOURCE_DEVICE, CopyFlag.SOURCE_PAGEABLE),
             ):
                 found = self._machine.allocations.holding(ranges[0][0]) if ranges else None
-                if ranges and found is None:
+                on_host = found is not None and found.device < 0
+                # CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL: pinned memory, too, has been read when the call returns.
+                staged = on_host and ranges is read and CopyFlag.ASYNC in flags and not any(operation.host_source)
+                if (ranges and found is None) or staged:
                     flags |= pageable
                 elif found is not None and found.device >= 0:
                     flags |= on_device

@@ -84,6 +84,7 @@ def test_pinned_buffer_written_again_too_early(checked: Checked, synchronized: b
 def test_columns_beside_those_of_a_copy_do_not_race(checked: Checked, column: int, races: bool) -> None:
     needs_all_driver_calls()
     x = ct.ones((8, 1))
+    ct.synchronize()
     with checked() as reports:
         host = ct.empty_pinned((8, 4))
         copy = driver.CUDA_MEMCPY2D()

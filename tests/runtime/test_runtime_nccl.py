@@ -175,6 +175,7 @@ def test_captured_operation_takes_place_at_every_launch_of_the_graph(second: int
     for stream in streams:
         stream.wait_stream(cudatool.current_stream(stream.device_index))
     nccl.all_reduce(arrays, streams=streams)  # NCCL connects the devices at the first operation
+    cudatool.synchronize(second)  # the capture waits for its own device alone
     graph = cudatool.CUDAGraph()
     with cudatool.graph(graph, stream=streams[0]):
         streams[1].wait_stream(streams[0])
