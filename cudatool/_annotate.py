@@ -30,7 +30,8 @@ _TOLD: Final = (Kind.MEMCPY, Kind.MEMSET)
 
 
 class _Thread(threading.local):
-    depth = 0
+    def __init__(self) -> None:
+        self.open: list[_Work | None] = []  # of each block that the thread is in; None where nobody listens
 
 
 _thread = _Thread()
@@ -38,7 +39,7 @@ _thread = _Thread()
 
 def annotating() -> bool:
     """Return whether the calling thread is inside of :class:`annotate`, so that nothing is to be inferred."""
-    return _thread.depth > 0
+    return any(_thread.open)
 
 
 class annotate:  # noqa: N801 - reads as a statement
@@ -84,25 +85,25 @@ class annotate:  # noqa: N801 - reads as a statement
         self._reads, self._writes = _several(reads, "reads"), _several(writes, "writes")
         self._stream = stream
         self._name = name
-        self._work: _Work | None = None
 
     def __enter__(self) -> None:
+        work = None
         if hooks.active:
-            self._work = _Work()
-            self._work.parts = [
-                *((part, AccessFlag.READ) for array in self._reads for part in _extents(array)),
-                *((part, AccessFlag.WRITE) for array in self._writes for part in _extents(array)),
-            ]
-            _thread.depth += 1
-            hooks.subscribe(self._work)
+            work = _Work(
+                [
+                    *((part, AccessFlag.READ) for array in self._reads for part in _extents(array)),
+                    *((part, AccessFlag.WRITE) for array in self._writes for part in _extents(array)),
+                ]
+            )
+            hooks.subscribe(work)
+        _thread.open.append(work)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        work, self._work = self._work, None
+        work = _thread.open.pop()
         if work is not None:
             hooks.unsubscribe(work)
-            _thread.depth -= 1
             if not work.seen and error is None and not hooks.measures_accesses:
                 work.opaque.append(self._emit_call())
             for correlation in work.opaque:
@@ -147,8 +148,8 @@ class annotate:  # noqa: N801 - reads as a statement
 class _Work:
     """A subscriber that notes which operations the thread enqueues."""
 
-    def __init__(self) -> None:
-        self.parts: list[tuple[Extent, AccessFlag]] = []
+    def __init__(self, parts: list[tuple[Extent, AccessFlag]]) -> None:
+        self.parts = parts
         self.seen = False
         self.opaque: list[int] = []  # correlations of operations whose accesses are not known by themselves
         self.told: set[int] = set()  # those that turned out to be known

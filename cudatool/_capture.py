@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import weakref
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -40,7 +41,7 @@ class Capture:
     Attributes
     ----------
     graph
-        Whose it is.
+        Whose it is; None once the program has dropped it, which gives the capture up.
     stream, handle
         Where it began, and must end; the driver's handle is known here even if the program closes the stream.
     pool
@@ -53,16 +54,20 @@ class Capture:
         Blocks of pinned memory that captured copies use.
     """
 
-    __slots__ = ("graph", "handle", "held", "id", "pool", "stream", "thread")
+    __slots__ = ("_graph", "handle", "held", "id", "pool", "stream", "thread")
 
     def __init__(self, graph: CUDAGraph, stream: Stream, pool: tuple[int, int]) -> None:
-        self.graph = graph
+        self._graph = weakref.ref(graph)
         self.stream = stream
         self.handle = stream.native
         self.pool = pool
         self.thread = threading.get_ident()
         self.id = 0
         self.held: list[int] = []
+
+    @property
+    def graph(self) -> CUDAGraph | None:
+        return self._graph()
 
     def has(self, handle: int) -> bool:
         """Return whether the stream with this handle takes part."""

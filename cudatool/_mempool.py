@@ -15,6 +15,7 @@ from cudatool._allocator import memory_snapshot
 from cudatool._device import DeviceLike, current_device, device_index
 from cudatool._device import device as on_device
 from cudatool._handles import Owner
+from cudatool.errors import UsageError
 from cudatool.memory.pluggable import CUDAPluggableAllocator, PluggableProvider
 from cudatool.memory.snapshot import SegmentInfo
 
@@ -108,8 +109,10 @@ def use_mem_pool(pool: MemPool, device: DeviceLike = None) -> Iterator[None]:
     Raises
     ------
     UsageError
-        The pool is in such use already, here or on another thread.
+        It is no pool, or in such use already, here or on another thread.
     """
+    if not isinstance(pool, MemPool):
+        raise UsageError(f"use_mem_pool takes a MemPool, not {type(pool).__name__}")
     index = device_index(device)
     thread = threading.get_ident()
     pool._live_on(index)

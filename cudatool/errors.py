@@ -15,7 +15,9 @@
     ├── FileFormatError            a file is not what it should be; ``.path`` names it
     │   ├── TraceFormatError       not a cudatool trace, or of an unknown version
     │   └── SnapshotFormatError    not a PyTorch memory snapshot, or an unsafe one
-    └── OutputError                a result could not be written
+    ├── OutputError                a result could not be written
+    └── PtxError                   a text is not PTX; in :mod:`cudatool.ptx.model`
+        └── LinkError              modules cannot be linked; in :mod:`cudatool.ptx.linker`
 
 The command line prints any of them as one line and exits with status 2.
 """

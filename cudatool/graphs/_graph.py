@@ -395,7 +395,10 @@ class CUDAGraph(Owner):
 
     def __del__(self, _finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if getattr(self, "_pool", None) is not None and not _finalizing() and _driver.started():
+            capturing = self._capture is not None
             self._abandon()
+            if capturing:
+                warnings.warn("a CUDAGraph was dropped before its capture_end(): the capture is given up", stacklevel=2)
 
     def __repr__(self) -> str:
         state = "capturing" if self._capture is not None else "captured" if self._pool is not None else "empty"

@@ -135,6 +135,7 @@ class CachingHostAllocator:
         self._reserve = range(0)  # what is left of it
         self._lock = threading.RLock()
         self._busy = False
+        self._failure: CudatoolError | None = None  # for whoever is next
         self._thread: threading.Thread | None = None
         self._wanted = threading.Event()  # there are events to look after, or the thread is to end
         self._closed = False
@@ -310,15 +311,24 @@ class CachingHostAllocator:
 
     @contextmanager
     def _operation(self) -> Iterator[None]:
-        """Hold the lock; before and after, take back what was freed."""
+        """Hold the lock; before and after, take back what was freed.
+
+        If that fails afterwards, the operation is done all the same, and the next one has the error.
+        """
         with self._lock:
             if self._busy:
                 raise RuntimeError("the pinned-memory allocator was called from within one of its own operations")
             self._busy = True
             try:
+                failure, self._failure = self._failure, None
+                if failure is not None:
+                    raise failure
                 self._take_back_freed()
                 yield
-                self._take_back_freed()
+                try:
+                    self._take_back_freed()
+                except CudatoolError as error:
+                    self._failure = error.with_traceback(None)  # which would keep what the caller has
             finally:
                 self._busy = False
 

@@ -302,6 +302,29 @@ def test_free_in_the_middle_of_an_operation_is_done_after_it(
     assert first == host.allocate(64)
 
 
+def test_free_that_fails_in_the_middle_of_an_operation_is_the_next_ones_error(
+    host: CachingHostAllocator, pinned: FakeHostProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = host.allocate(64)
+    host.record_event(first, "a")
+    allocate = pinned.allocate
+
+    def with_finalizer(size: int) -> int:
+        host.free(first)
+        found = allocate(size)
+        pinned.broken = True
+        return found
+
+    with monkeypatch.context() as during:
+        during.setattr(pinned, "allocate", with_finalizer)
+        second = host.allocate(64)
+    pinned.broken = False
+    with pytest.raises(CudaError, match="the context is gone"):
+        host.stats()
+    host.free(second)
+    assert second == host.allocate(64)
+
+
 def test_free_while_another_thread_is_in_the_allocator_does_not_wait(
     host: CachingHostAllocator, pinned: FakeHostProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,6 +112,14 @@ def test_other_threads_work_is_not_meant(told):
     assert (W, x.data_ptr(), 16) not in accesses["follow"]
 
 
+def test_one_annotation_can_be_shared_by_threads(told, shared_by_threads):
+    before = len(hooks._subscribers)
+    said = ct.annotate(writes=[ct.zeros(4)])
+    inside = shared_by_threads(said, ct.annotate(), lambda: len(hooks._subscribers))
+    assert [before + 2, before + 1] == inside  # the other thread is in both, then in its own
+    assert before == len(hooks._subscribers)
+
+
 def test_function_names_its_parameters(told):
     @ct.annotate(reads=["a"], writes=["out"])
     def transform(a, scale=1, *, out):

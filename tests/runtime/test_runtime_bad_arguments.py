@@ -144,6 +144,7 @@ STREAMS = [
     (lambda: cudatool.graph(3), "goes into a CUDAGraph, not int"),
     (lambda: cudatool.graph(cudatool.CUDAGraph(), stream=3), "a Stream is made current, not int"),
     (lambda: cudatool.CUDAGraph().register_generator_state(3), "a Generator is registered, not int"),
+    (lambda: cudatool.use_mem_pool(3).__enter__(), "use_mem_pool takes a MemPool, not int"),
     (lambda: cudatool.make_graphed_callables(3, (ones(3),)), "a function is graphed, not int"),
     (lambda: cudatool.make_graphed_callables(abs, (ones(3),), num_warmup_iters=-1), "must not be below 0: -1"),
 ]

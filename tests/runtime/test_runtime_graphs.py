@@ -913,3 +913,16 @@ def test_sanitizer_understands_graphs_from_what_the_runtime_tells(
     report = check(read(tmp_path / "t.ctrace"))
     assert expected == [str(finding.kind) for finding in (*report.findings, *report.possible)]
     assert report.unchecked_launches == 0
+
+
+def test_a_graph_that_is_dropped_gives_its_capture_up():
+    stream = cudatool.Stream()
+    with cudatool.stream(stream):
+        graph = cudatool.CUDAGraph()
+        graph.capture_begin()
+        array = cudatool.empty(3)
+        with pytest.warns(UserWarning, match=r"dropped before its capture_end\(\)"):
+            del graph
+            gc.collect()
+        assert not cudatool.is_current_stream_capturing()
+        assert array.fill_(2).get().tolist() == [2, 2, 2]
