@@ -172,9 +172,13 @@ template <typename To, typename From> __device__ To convert(From x) { return Con
 """
 
 
+_PYTHON: Final = (int, float, complex)  # tuples here: an expression with | is made anew by each call
+_COMPLEX: Final = (complex, np.complexfloating)
+
+
 def is_number(value: object) -> bool:
     """Return whether it is a number of Python's or NumPy's, which takes the dtype of the arrays it meets."""
-    return isinstance(value, int | float | complex) or (isinstance(value, np.generic) and value.dtype in NUMBER_TYPES)
+    return isinstance(value, _PYTHON) or (isinstance(value, np.generic) and value.dtype in NUMBER_TYPES)
 
 
 def real(what: str, value: Any) -> Any:
@@ -185,7 +189,7 @@ def real(what: str, value: Any) -> Any:
     UsageError
         It is something else.
     """
-    if not is_number(value) or isinstance(value, complex | np.complexfloating):
+    if not is_number(value) or isinstance(value, _COMPLEX):
         raise UsageError(f"{what} must be a real number, not {value!r}")
     return value
 
@@ -227,20 +231,23 @@ def holds(dtype: _Dtype, value: Any) -> bool:
     kind = category(dtype)
     if kind == "bool":
         return True
-    if isinstance(value, complex | np.complexfloating):
+    if isinstance(value, _COMPLEX):
         if kind != "complex":
             return not value.imag and holds(dtype, value.real)
         return all(holds(real_dtype(dtype), part) for part in (value.real, value.imag))
+    least, most = _limits(dtype)
     if kind == "integer":
-        limits = np.iinfo(dtype)
-        return bool(min(limits.min, -limits.max) <= value <= limits.max)  # NaN is not
-    return not math.isfinite(value) or bool(abs(value) <= _largest(real_dtype(dtype)))
+        return bool(least <= value <= most)  # NaN is not
+    return bool(least <= value <= most) or not math.isfinite(value)
 
 
 @functools.cache
-def _largest(dtype: _Dtype) -> float:
-    """Return the largest finite number of a float type."""
-    return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+def _limits(dtype: _Dtype) -> tuple[float, float]:
+    if category(dtype) == "integer":
+        limits = np.iinfo(dtype)
+        return min(limits.min, -limits.max), limits.max
+    most = float(ml_dtypes.finfo(real_dtype(dtype)).max)  # type: ignore[no-untyped-call]
+    return -most, most
 
 
 def category(dtype: _Dtype) -> str:

@@ -111,7 +111,7 @@ def fill(target: Layout, value: Any, stream: Stream) -> None:
     UsageError
         `value` is an array, or nothing that the dtype holds.
     """
-    if np.ndim(value):
+    if not is_number(value) and np.ndim(value):
         raise UsageError(f"fill_ takes one value, not {np.size(value)}; use copy_")
     value = value[()] if isinstance(value, np.ndarray) else value
     if target.dtype in NUMBER_TYPES and not (is_number(value) and holds(target.dtype, value)):
