@@ -70,6 +70,11 @@ def _group() -> None:
 
 def main() -> None:
     """Run the command line; the one place where errors are printed."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets this number, which no file of ours shall have
     try:
         status = _group.main(prog_name="cudatool", standalone_mode=False)
     except click.ClickException as error:

@@ -69,12 +69,16 @@ def trace_of(
 @contextmanager
 def _stdout_for_the_report() -> Iterator[None]:
     """Send to stderr what this process and its children write to stdout."""
-    sys.stdout.flush()
+    if sys.stdout is not None:
+        sys.stdout.flush()
     saved = os.dup(1)
     os.dup2(2, 1)
     try:
         yield
     finally:
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         os.dup2(saved, 1)
         os.close(saved)
+        if sys.stdout is None:  # the program closed it, or there was none
+            sys.stdout = os.fdopen(1, "w", closefd=False)

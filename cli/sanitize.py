@@ -78,6 +78,8 @@ def sanitize(
     from cudatool.sanitize.places import project_root
 
     # All that can be wrong with the options is said before the workload runs; and it may change directory.
+    if html and html.endswith(".py"):
+        raise UsageError(f"--html names the page to write, and {html} is a program: --html findings.html {html}")
     wanted = parse_checks(checks)
     outputs = Outputs.parse([*formats, *(["json"] if as_json else [])], html, acceptance.written)
     html, root = html and os.path.abspath(html), project_root()

@@ -17,7 +17,7 @@ from cudatool import _cuda, _driver
 from cudatool._cuda import check, operation
 from cudatool._device import DeviceLike, device_index, get_device_properties
 from cudatool._device import device as on_device
-from cudatool._dtypes import as_dtype
+from cudatool._dtypes import as_dtype, whole
 from cudatool._native import Region
 from cudatool._stream import Stream, current_stream
 from cudatool.errors import UsageError
@@ -285,7 +285,7 @@ def caching_allocator_alloc(size: int, device: DeviceLike = None, stream: Stream
     else:
         index, handle = device_index(device), stream
     source = current_allocator(index)
-    address = source.malloc(size, handle)
+    address = source.malloc(whole("size", size), handle)
     if address:
         _by_address[address] = source
     return address
@@ -301,7 +301,7 @@ def caching_allocator_delete(mem_ptr: int) -> None:
     """
     if not mem_ptr:
         return
-    source = _by_address.pop(mem_ptr, None)
+    source = _by_address.pop(whole("mem_ptr", mem_ptr), None)
     if source is None:
         raise UsageError(f"{mem_ptr:#x} was not returned by caching_allocator_alloc, or was freed before")
     source.free(mem_ptr)

@@ -16,7 +16,7 @@ from cudatool._dtypes import as_dtype
 from cudatool._native import address_of
 from cudatool._operators import Operators
 from cudatool._pinned import empty_pinned, is_pinned
-from cudatool._stream import Stream, current_stream
+from cudatool._stream import Stream, as_stream, current_stream
 from cudatool._sync_debug import get_sync_debug_mode, hidden_synchronization
 from cudatool.errors import ShapeError, UsageError
 
@@ -292,10 +292,10 @@ class DeviceArray(Operators):
 
         Does nothing for another library's memory.
         """
-        if not isinstance(stream, Stream):
-            raise UsageError(f"record_stream takes a Stream, not {type(stream).__name__}")
+        if stream is None:
+            raise UsageError("record_stream takes a stream, not None")
         if self._memory is not None:
-            self._memory.record_stream(stream)
+            self._memory.record_stream(as_stream(stream))
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

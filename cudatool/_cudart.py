@@ -34,7 +34,7 @@ class cudaError(int):  # noqa: N801 - CUDA's name
     def name(self) -> str:
         """The driver's name of it, as ``CUDA_ERROR_INVALID_VALUE``."""
         try:
-            return str(_cuda.driver.CUresult(self).name)
+            return str(_cuda.driver.CUresult(int(self)).name)
         except ValueError:
             return "CUDA_ERROR_UNKNOWN"
 

@@ -68,7 +68,12 @@ class Kernel:
         if isinstance(config, tuple):
             if len(config) != 2:
                 raise UsageError(f"kernel[{config}]: pass (grid, block) or a LaunchConfig")
-            config = _config(*config)
+            try:
+                config = _config(*config)
+            except (TypeError, ValueError) as error:
+                raise UsageError(f"kernel[{config}]: {error}") from None
+        elif not isinstance(config, _cuda.core.LaunchConfig):
+            raise UsageError(f"kernel[{config}]: pass (grid, block) or a LaunchConfig")
         return functools.partial(launch, None, config, self)
 
     def pack(self, arguments: tuple[Any, ...]) -> bytes:
@@ -323,6 +328,8 @@ def compile(source: str, name: str, *, options: Any = None) -> Kernel:
     CompileError
         NVRTC refused the source; the error's ``log`` has its messages.
     """
+    if not isinstance(source, str):
+        raise UsageError(f"a source is a string of CUDA C++, not {type(source).__name__}")
     index = current_device()
     with operation() as correlation, relaxed():  # nothing that is captured depends on what is loaded now
         code = _object_code(source, name, options)

@@ -44,6 +44,8 @@ class MemPool(Owner):
     def __init__(
         self, allocator: CUDAPluggableAllocator | None = None, use_on_oom: bool = False, no_split: bool = False
     ) -> None:
+        if allocator is not None and not isinstance(allocator, CUDAPluggableAllocator):
+            raise UsageError(f"a MemPool's allocator is a CUDAPluggableAllocator, not {type(allocator).__name__}")
         self._allocator = None if allocator is None else allocator.allocator()
         self._use_on_oom = use_on_oom
         self._no_split = no_split

@@ -13,6 +13,8 @@ from cudatool.errors import UsageError
 
 __all__ = ["Workload"]
 
+_replaced: list[object] = []  # what programs left as sys.stdout: without a reference it would close what it wraps
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -50,9 +52,10 @@ class Workload:
 
         ``sys.argv``, ``sys.path[0]`` and ``__main__`` are what plain Python would give it, uncaught exceptions are
         reported through ``sys.excepthook`` without our frames, and its other threads and exit handlers have ended
-        when this returns. Children that it forks do not return.
+        when this returns. Children that it forks do not return. ``sys.stdout`` and ``sys.stderr`` are
+        again what they were, None if the program closed them.
         """
-        process = os.getpid()
+        process, ours = os.getpid(), (sys.stdout, sys.stderr)
         status = 0
         try:
             if self.is_module:
@@ -80,6 +83,8 @@ class Workload:
                 pass  # closed or replaced by the program
         if os.getpid() != process:
             os._exit(status)  # a child that the program forked: what follows is its parent's
+        _replaced.extend((sys.stdout, sys.stderr))
+        sys.stdout, sys.stderr = (stream if stream and not stream.closed else None for stream in ours)
         return status
 
     @staticmethod

@@ -13,7 +13,10 @@ from cudatool.sanitize.views import sources
 from cudatool.sanitize.witness import witness_lines
 from cudatool.trace.model import Frame
 
-__all__ = ["defects"]
+__all__ = ["LONGEST_LINE", "defects"]
+
+LONGEST_LINE = 300
+"""Characters of a line of source that the page shows."""
 
 
 def defects(found: Report, drawn: Operations) -> list[dict[str, Any]]:
@@ -56,7 +59,7 @@ def _on_device(finding: DeviceFinding, operation: dict[int, int]) -> dict[str, A
     by = f"{finding.mode} by {finding.operation}" if finding.mode else finding.operation
     on = f" on {finding.agent}" if finding.agent else ""
     threads = [
-        [f"{source}, {thread}", source_line(*at) if (at := source_place(source)) else ""]
+        [f"{source}, {thread}", source_line(*at)[:LONGEST_LINE] if (at := source_place(source)) else ""]
         for thread, source in sources(finding)
     ]
     side = {
@@ -94,4 +97,7 @@ def _buffer(buffer: BufferSite | None) -> dict[str, Any] | None:
 
 def _stack(stack: tuple[Frame, ...]) -> list[list[str]]:
     """Return each frame in words, and the line of source that stands there, if it can be read now."""
-    return [[f"{frame.file}:{frame.line} in {frame.function}", source_line(frame.file, frame.line)] for frame in stack]
+    return [
+        [f"{frame.file}:{frame.line} in {frame.function}", source_line(frame.file, frame.line)[:LONGEST_LINE]]
+        for frame in stack
+    ]

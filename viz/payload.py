@@ -38,7 +38,7 @@ from cudatool.analyze import (
 from cudatool.sanitize.places import source_line
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
-from cudatool.viz.defects import defects
+from cudatool.viz.defects import LONGEST_LINE, defects
 
 __all__ = ["Columns", "payload"]
 
@@ -291,7 +291,7 @@ def _code(trace: Trace) -> Iterator[str]:
                 known[frame.file] = frame.file.endswith(".py") and os.stat(frame.file).st_mtime <= recorded
             except (OSError, ValueError):
                 known[frame.file] = False
-        yield source_line(frame.file, frame.line) if known[frame.file] else ""
+        yield source_line(frame.file, frame.line)[:LONGEST_LINE] if known[frame.file] else ""
 
 
 def _stacks(trace: Trace, columns: Columns) -> dict[str, Any]:

@@ -157,7 +157,7 @@ _PLUMBING = re.compile(
 def _frame(frame: Frame) -> str:
     if not frame.line:  # of C++ without debug information
         return _native_name(frame.function)[:_LONGEST_NAME]
-    return f"{frame.file.rsplit('/', 1)[-1]}:{frame.line} ({frame.function})"
+    return f"{frame.file.rsplit('/', 1)[-1]}:{frame.line} ({frame.function[:_LONGEST_NAME]})"
 
 
 def _native_name(function: str) -> str:

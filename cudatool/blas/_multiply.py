@@ -70,7 +70,7 @@ def room_for(
     """
     if out is None:
         return empty(shape, dtype, device=device)
-    if (out.shape, out.dtype, out.device) != (shape, dtype, device):
+    if not isinstance(out, DeviceArray) or (out.shape, out.dtype, out.device) != (shape, dtype, device):
         raise UsageError(f"{name}: out must have shape {shape} and dtype {dtype} on device {device}; it is {out!r}")
     for operand in operands:
         if operand is not None and may_overlap(out, plain(operand)[0]):

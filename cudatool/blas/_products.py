@@ -276,6 +276,8 @@ def added(
 ) -> DeviceArray:
     """Return ``epilogue(beta * input + alpha * (a @ b))``: a row is the epilogue's, all else is there beforehand."""
     _check_factors(name, a.dtype, alpha, beta)
+    if not isinstance(input, DeviceArray):
+        raise UsageError(f"{name} adds to a DeviceArray, not to {type(input).__name__}")
     if beta == 1 and a.shape[-1] and _can_be_bias(input, shape, a.dtype):
         found = room_for(name, out, shape, a.dtype, a.device, a, b, input)
         bias = (input if input.ndim == 1 else input[0]).contiguous()

@@ -48,6 +48,7 @@ class _Thread(threading.local):
     operation: Any = None  # the last operation that the call in progress enqueued
     copies: tuple[Any, ...] = ()  # those of them that copy or fill
     memory: tuple[Any, ...] = ()  # those of them that allocate or free
+    values: tuple[Any, ...] = ()  # those of them that wait for a value in memory or write it
     later: list[Any] | None = None  # operations executed during the call, reported after the call itself
     size = 0  # of the allocation that the call is about to free
     on_host = False  # whether that is host memory
@@ -75,6 +76,11 @@ class SimDriverCollector:
             "cuStreamDestroy": self._stream_destroy,
             "cuStreamSynchronize": self._stream_synchronize,
             "cuStreamWaitEvent": self._stream_wait_event,
+            "cuStreamWriteValue32": self._values,
+            "cuStreamWriteValue64": self._values,
+            "cuStreamWaitValue32": self._values,
+            "cuStreamWaitValue64": self._values,
+            "cuStreamBatchMemOp": self._values,
             "cuCtxSynchronize": self._device_synchronize,
             "cuEventCreate": self._event_create,
             "cuIpcOpenEventHandle": self._event_open,
@@ -119,7 +125,7 @@ class SimDriverCollector:
     def enter(self, entry: Entry, arguments: tuple[Any, ...], correlation: int) -> None:
         """Remember what the call destroys, while it is still there."""
         thread = self._thread
-        thread.operation, thread.memory, thread.copies = None, (), ()
+        thread.operation, thread.memory, thread.copies, thread.values = None, (), (), ()
         thread.owners.clear()
         thread.later = None if hooks.current_operation() else []
         thread.size = 0
@@ -150,6 +156,8 @@ class SimDriverCollector:
             self._thread.memory += (operation,)
         elif operation.kind in ("memcpy", "memset"):
             self._thread.copies += (operation,)
+        elif operation.kind in ("write_value", "wait_value"):
+            self._thread.values += (operation,)
         elif operation.kind == "host" and operation.run is not None:
             operation.run = _as_host_function(operation.run, correlation)
         if self.blocks is not None:
@@ -293,6 +301,21 @@ class SimDriverCollector:
             flags=EventFlag.EXTERNAL if values["Flags"] & _EXTERNAL else 0,
             correlation=self._owner()[0],
         )
+
+    def _values(self, values: dict[str, Any], name: str) -> None:
+        device, stream = self._stream(values["hStream"])
+        for operation in self._thread.values:
+            address, size, value, flags = operation.value
+            hooks.emit(
+                Kind.STREAM_WRITE_VALUE if operation.kind == "write_value" else Kind.STREAM_WAIT_VALUE,
+                device=device,
+                stream=stream,
+                address=address,
+                size=size,
+                aux0=value,
+                flags=flags,
+                correlation=self._thread.owners[operation.sequence][0],
+            )
 
     def _is_on_device(self, address: int) -> bool:
         found = self._machine.allocations.holding(address)

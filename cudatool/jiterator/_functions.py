@@ -9,7 +9,7 @@ import numpy as np
 
 from cudatool._api import tell_call, traced
 from cudatool._array import DeviceArray, empty
-from cudatool._dtypes import is_number
+from cudatool._dtypes import is_number, whole
 from cudatool.errors import UsageError
 from cudatool.ops._pointwise import Pointwise, common_device
 from cudatool.trace import hooks
@@ -35,6 +35,8 @@ class JitFunction:
     """
 
     def __init__(self, source: str, outputs: int, multiple: bool, numbers: dict[str, Any]) -> None:
+        if not isinstance(source, str):
+            raise UsageError(f"the source of a function is a string of C++, not {type(source).__name__}")
         heads = _HEAD.findall(_COMMENT.sub("", source))
         if not heads:
             raise UsageError("no function was found; write: template <typename T> T name(T x, T y) { return ...; }")
@@ -85,6 +87,7 @@ class JitFunction:
         tensors = self._pointwise.bind(tensors, numbers)
         device = common_device(self.name, tensors)
         types = self._pointwise.types(*tensors)
+        self._pointwise.check_numbers(numbers, types.common)
         try:
             shape = np.broadcast_shapes(*(array.shape for array in tensors))
         except ValueError:
@@ -131,6 +134,6 @@ def create_multi_output_jit_fn(code_string: str, num_outputs: int, **kwargs: Any
     num_outputs
         How many there are; at most 8.
     """
-    if not 1 <= num_outputs <= 8:
+    if not 1 <= whole("num_outputs", num_outputs) <= 8:
         raise UsageError(f"num_outputs must be between 1 and 8, not {num_outputs}")
     return JitFunction(code_string, num_outputs, True, kwargs)

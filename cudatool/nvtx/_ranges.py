@@ -27,10 +27,16 @@ _started: dict[int, tuple[Any, bool]] = {}  # NVTX's own handle, and whether the
 _handles = itertools.count(1)
 
 
+def _message(msg: str) -> str:
+    if not isinstance(msg, str):
+        raise UsageError(f"a range or mark is named by a string, not {type(msg).__name__}")
+    return msg
+
+
 @traced
 def range_push(msg: str) -> int:
     """Open a range on the calling thread, inside of those that are open, and return how many these are."""
-    library = nvtx()
+    library, msg = nvtx(), _message(msg)
     if library is not None:
         library.push(msg)
     in_trace = hooks.active  # which another thread may change at any time
@@ -59,7 +65,7 @@ def range_pop() -> int:
 @traced
 def range_start(msg: str) -> int:
     """Open a range that any thread may close, in any order, and return what :func:`range_end` takes."""
-    library = nvtx()
+    library, msg = nvtx(), _message(msg)
     handle, in_trace = next(_handles), hooks.active
     _started[handle] = (library.start(msg) if library is not None else None), in_trace
     if in_trace:
@@ -90,7 +96,7 @@ def range_end(range_id: int) -> None:
 @traced
 def mark(msg: str) -> None:
     """Mark this moment."""
-    library = nvtx()
+    library, msg = nvtx(), _message(msg)
     if library is not None:
         library.mark(msg)
     if hooks.active:

@@ -432,7 +432,8 @@ def _(input: Any, exponent: Any, *, out: DeviceArray | None = None) -> DeviceArr
     UsageError
         The exponent is a negative number, and the result would be integers.
     """
-    if is_number(exponent) and category(result_type(input, exponent)) == "integer" and exponent < 0:
+    negative = isinstance(exponent, int | np.integer) and exponent < 0
+    if negative and category(result_type(input, exponent)) == "integer":
         raise UsageError(f"pow of integers to the power of {exponent} is not whole; cast the array to a float first")
     return _pow(input, exponent, out=out)
 

@@ -158,7 +158,7 @@ class Pointwise:
         arrays = [operand for operand in operands if isinstance(operand, DeviceArray)]
         device = common_device(self.name, operands)
         types = self.types(*operands)
-        self._check_numbers(numbers, types.common)
+        self.check_numbers(numbers, types.common)
         shape = self._shape(arrays)
         given, target = operands, out
         if out is None:
@@ -288,7 +288,7 @@ class Pointwise:
             )
         return self._types(result_type(*operands))
 
-    def _check_numbers(self, numbers: dict[str, Any], common: np.dtype[Any]) -> None:
+    def check_numbers(self, numbers: dict[str, Any], common: np.dtype[Any]) -> None:
         """Check the types of the numbers by keyword.
 
         Raises

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from cudatool.sanitize.defects import Defect, Key, Repairs, Side
 from cudatool.sanitize.device import device_findings, leaks
@@ -204,18 +206,28 @@ class _Words:
     def _place(self, record: int, other: int) -> str:
         """Return the line at which to change what led to `record`, so that it comes after `other`.
 
-        That is in the function that made both calls, if one did. Else it is the innermost of the functions that only
-        `record` came through: a helper that both came through is called for other work, too.
+        That is in the function that made both calls, if one did, or inside of it in the one that made the stream. Else
+        it is the innermost of the functions that only `record` came through: a helper that both came through is called
+        for other work, too.
         """
-        stack, others = (user_frames(self._stack(one)) for one in (record, other))
-        threads = self._trace.records["thread"]
-        if threads[record] == threads[other]:
-            both = zip(reversed(stack), reversed(others), strict=False)
-            frame, beside = next(((mine, its) for mine, its in both if mine != its), (None, None))
-            if frame is not None and beside is not None and _function(frame) == _function(beside):
-                return location((frame,))
+        records, stack, others = self._trace.records, self._user_stack(record), self._user_stack(other)
+        if records["thread"][record] == records["thread"][other]:
+            depth = _parting(stack, others)
+            if depth >= 0:
+                made = self._made.get(int(records["stream"][record]))
+                inside = _parting(stack, self._user_stack(made)) if made is not None else -1
+                return location((stack[-1 - max(depth, inside)],))
         apart = (mine for mine, its in zip(stack, others, strict=False) if _function(mine) != _function(its))
         return location((frame,)) if (frame := next(apart, None)) else self._line(record)
+
+    def _user_stack(self, record: int) -> tuple[Frame, ...]:
+        return user_frames(self._stack(record))
+
+    @functools.cached_property
+    def _made(self) -> dict[int, int]:
+        """The record that made each stream."""
+        made = np.flatnonzero(self._trace.records["kind"] == Kind.STREAM_CREATE)
+        return {int(self._trace.records["stream"][record]): int(record) for record in made}
 
     def _after(self, defect: Defect) -> str:
         """Return the place behind which an event stands for the first side: none can be recorded inside of a launch."""
@@ -319,3 +331,11 @@ class _Words:
 
 def _function(frame: Frame) -> tuple[str, str]:
     return frame.file, frame.function
+
+
+def _parting(stack: Sequence[Frame], others: Sequence[Frame]) -> int:
+    """Return how many calls lead to the function that made two calls, of which these are the stacks; -1 if none did."""
+    for depth, (mine, its) in enumerate(zip(reversed(stack), reversed(others), strict=False)):
+        if mine != its:
+            return depth if _function(mine) == _function(its) else -1
+    return -1

@@ -414,7 +414,7 @@ class Engine:
     def _write_value(self, row: Row) -> None:
         stream = self.streams.get(row.stream)
         if stream is not None:
-            self.ordering.write_value(self.hosts[row.thread], stream, row.address, row.aux0, row.record)
+            self.ordering.write_value(self.hosts[row.thread], stream, row.address, row.aux0, row.flags, row.record)
 
     def _wait_value(self, row: Row) -> None:
         stream = self.streams.get(row.stream)

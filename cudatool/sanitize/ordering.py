@@ -246,9 +246,14 @@ class Ordering:
 
     # What goes through memory, or comes from elsewhere
 
-    def write_value(self, host: Agent, stream: Agent, address: int, value: int, record: int) -> None:
-        """cuStreamWriteValue32 and 64: the value is there when the stream's earlier work is done."""
+    def write_value(self, host: Agent, stream: Agent, address: int, value: int, flags: int, record: int) -> None:
+        """cuStreamWriteValue32 and 64: the value is there when the stream's earlier work is done.
+
+        With CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER it may be there before: it orders nothing.
+        """
         self.enqueue(host, stream, record)
+        if flags & 1:
+            return
         written = self._values.setdefault(address, deque(maxlen=_VALUES))
         written.append((value, stream.done))
 

@@ -54,6 +54,7 @@ _ENTRY_POINTS = (
     "api_pool",
     "api_profiler",
     "api_stream",
+    "api_stream_values",
     "api_texture",
     "api_vmm",
 )

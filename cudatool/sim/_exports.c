@@ -92,12 +92,15 @@ int cudatool_refusal(void);
     E(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags) E(cuOccupancyMaxActiveClusters) \
     E(cuOccupancyMaxPotentialBlockSize) E(cuOccupancyMaxPotentialBlockSizeWithFlags) \
     E(cuOccupancyMaxPotentialClusterSize) E(cuPointerGetAttribute) E(cuPointerGetAttributes) E(cuPointerSetAttribute) \
-    E(cuProfilerStart) E(cuProfilerStop) E(cuStreamAddCallback) E(cuStreamAttachMemAsync) E(cuStreamBeginCaptureToGraph) \
+    E(cuProfilerStart) E(cuProfilerStop) E(cuStreamAddCallback) E(cuStreamAttachMemAsync) E(cuStreamBatchMemOp) \
+    E(cuStreamBatchMemOp_v2) E(cuStreamBeginCaptureToGraph) \
     E(cuStreamBeginCapture_v2) E(cuStreamCopyAttributes) E(cuStreamCreate) E(cuStreamCreateWithPriority) \
     E(cuStreamDestroy) E(cuStreamDestroy_v2) E(cuStreamEndCapture) E(cuStreamGetAttribute) E(cuStreamGetCaptureInfo_v3) \
     E(cuStreamGetCtx) E(cuStreamGetCtx_v2) E(cuStreamGetDevResource) E(cuStreamGetDevice) E(cuStreamGetFlags) \
     E(cuStreamGetGreenCtx) E(cuStreamGetId) E(cuStreamGetPriority) E(cuStreamIsCapturing) E(cuStreamQuery) \
     E(cuStreamSetAttribute) E(cuStreamSynchronize) E(cuStreamUpdateCaptureDependencies_v2) E(cuStreamWaitEvent) \
+    E(cuStreamWaitValue32) E(cuStreamWaitValue32_v2) E(cuStreamWaitValue64) E(cuStreamWaitValue64_v2) \
+    E(cuStreamWriteValue32) E(cuStreamWriteValue32_v2) E(cuStreamWriteValue64) E(cuStreamWriteValue64_v2) \
     E(cuSurfObjectCreate) E(cuSurfObjectDestroy) E(cuSurfObjectGetResourceDesc) E(cuTexObjectCreate) \
     E(cuTexObjectDestroy) E(cuTexObjectGetResourceDesc) E(cuTexObjectGetResourceViewDesc) E(cuTexObjectGetTextureDesc) \
     E(cuThreadExchangeStreamCaptureMode) E(cuUserObjectCreate) E(cuUserObjectRelease) E(cuUserObjectRetain)

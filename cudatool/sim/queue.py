@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudatool.sim import abi
 from cudatool.sim.abi import lock, log_message
-from cudatool.sim.results import DriverError
+from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:
     from cudatool.sim.capture import CapturedEvent
@@ -34,6 +34,7 @@ __all__ = ["DISABLE_TIMING", "INTERPROCESS", "EventState", "Operation", "Schedul
 
 DISABLE_TIMING, INTERPROCESS = 2, 4  # CU_EVENT_*
 _SOON_S = 0.2
+_STALLED_S = 10.0  # in which nothing runs, before what waits for a value in memory is believed to wait for ever
 
 
 class Schedule(StrEnum):
@@ -58,12 +59,17 @@ class Operation:
         Of the driver call that enqueued it.
     kind, name
         ``"kernel"``, ``"memcpy"``, ``"memset"``, ``"host"``, ``"alloc"``, ``"free"``, ``"record"``, ``"wait"``,
+        ``"write_value"``, ``"wait_value"``,
         ``"graph"`` (what only orders a graph's nodes), ``"graph_end"`` (the last one of a graph launch); and the
         kernel's or API's name.
     start, end
         Virtual time in ns on the device's clock.
     run
         Does the work; None for pure ordering. An error it raises becomes the context's.
+    until
+        Tells whether it may run yet, if that depends on a value in memory.
+    value
+        Address, bytes, value and flags, of what waits for a value in memory or writes it.
     footprint
         ``(address, size, flags)`` ranges: what a kernel touched, where that was measured; what a node of a graph
         copies or sets; and, with flags 0, what a graph allocates or frees.
@@ -94,6 +100,8 @@ class Operation:
         "sequence",
         "start",
         "stream",
+        "until",
+        "value",
     )
 
     def __init__(self, stream: StreamState, kind: str, name: str, correlation: int) -> None:
@@ -108,6 +116,8 @@ class Operation:
         self.sequence = 0
         self.start = self.end = 0
         self.run: Callable[[Operation], None] | None = None
+        self.until: Callable[[], bool] | None = None
+        self.value = (0, 0, 0, 0)
         self.footprint: list[tuple[int, int, int]] = []
         self.findings: list[CheckFinding] = []
         self.host_source = (0, 0)
@@ -173,9 +183,13 @@ class Scheduler:
         """Called whenever the host has waited for work."""
         self.turn: Callable[[Operation], AbstractContextManager[object]] = nullcontext
         """What an operation runs in. Several host threads may run operations at the same time, unless this forbids."""
+        self.value_writes: dict[int, Operation] = {}
+        """By address, what writes a value there and was enqueued last."""
         self._random = random.Random(seed)
         self._pending: dict[int, Operation] = {}  # by sequence number, so ordered by enqueuing
-        self._ready: dict[int, Operation] = {}  # those of them that wait for nothing and do not run yet
+        self._ready: dict[int, Operation] = {}  # those of them that wait for nothing else and do not run yet
+        self._until: dict[int, Operation] = {}  # those of them that wait for a value in memory
+        self._running = 0
         self._sequence = itertools.count(1)
         self._engines: dict[tuple[int, str], int] = {}  # when each copy engine is free
         self._is_shared = False  # other processes see memory of this one
@@ -203,6 +217,8 @@ class Scheduler:
         operation.sequence = next(self._sequence)
         self._pending[operation.sequence] = operation
         self._ready[operation.sequence] = operation
+        if operation.until is not None:
+            self._until[operation.sequence] = operation
         self.order(operation, dependencies)
         operation.start = max([self.host_time, *(d.end for d in dependencies)])
         if engine:
@@ -255,17 +271,29 @@ class Scheduler:
             self.host_time = max(self.host_time, target.end)
         self.synchronized()
 
-    def _finish(self, operations: Iterable[Operation]) -> None:
-        """Execute until all of `operations` are done."""
+    def _finish(self, operations: Iterable[Operation], *, stay: bool = True) -> None:
+        """Execute until all of `operations` are done; without `stay` as far as values in memory let them be."""
         unfinished = [o for o in operations if not o.done]
         needed = self._ancestors(unfinished) if self.schedule is Schedule.LATE else None
         for target in sorted(unfinished, key=lambda o: o.sequence):
+            stalled = 0.0  # since when
             while not target.done:
                 chosen = self._choose(target, needed) or self._latecomer(target)
-                if chosen is None:
-                    lock.wait(timeout=60)  # another host thread runs what we need; it notifies when done
-                else:
+                if chosen is not None:
                     self._run(chosen)
+                elif self._running or not self._until:
+                    lock.wait(
+                        timeout=0.001 if self._until else 60
+                    )  # another host thread runs what we need, and notifies
+                elif not stay:
+                    return
+                else:
+                    lock.wait(timeout=0.001)  # another host thread may enqueue a write, or write itself
+                    stalled = stalled or time.monotonic()
+                    if time.monotonic() - stalled > _STALLED_S:
+                        self._give_up()
+                    continue
+                stalled = 0.0
 
     def run_soon(self, operation: Operation) -> None:
         """Let a thread execute `operation` before long, though no call of this process may ever wait for it.
@@ -292,7 +320,8 @@ class Scheduler:
                 if not due:
                     self._runner = None
                     return
-                self._finish(due)
+                self._finish(due, stay=False)
+                self._soon += [o for o in due if not o.done]
 
     def query(self, operation: Operation | None) -> bool:
         """Tell whether `operation` has completed by the host's clock, and let that clock move on.
@@ -305,6 +334,11 @@ class Scheduler:
         if operation.end > self.host_time:
             self.host_time += max(1000, (operation.end - self.host_time) // 2)
             return False
+        while self._until and not operation.done:
+            chosen = self._choose(operation, None) or self._latecomer(operation)
+            if chosen is None:
+                return False  # it waits for a value that nobody has written yet
+            self._run(chosen)
         self.wait(operation)
         return True
 
@@ -329,7 +363,7 @@ class Scheduler:
 
     def _choose(self, target: Operation, needed: set[int] | None) -> Operation | None:
         """Return the operation to run next on the way to `target`, None if all that help are running already."""
-        ready = self._ready
+        ready = self._runnable()
         if self.schedule is Schedule.FIFO:
             first = min(ready, default=None)
             return ready[first] if first is not None and first <= target.sequence else None
@@ -341,11 +375,32 @@ class Scheduler:
         return ready[self._random.choice(sorted(ready)) if self.schedule is Schedule.RANDOM else max(ready)]
 
     def _latecomer(self, target: Operation) -> Operation | None:
-        """Return an operation that `target` came to wait for only while others ran: the body of a conditional node."""
-        needed = self._ancestors([target]) & self._ready.keys()
+        """Return an operation that `target` came to wait for only while others ran: the body of a conditional node.
+
+        Where something waits for a value in memory, it is any: it may be what writes the value.
+        """
+        ready = self._runnable()
+        needed = self._ancestors([target]) & ready.keys()
+        if not needed and self._until:
+            needed = set(ready)
         if not needed:
             return None
-        return self._ready[max(needed) if self.schedule is Schedule.LATE else min(needed)]
+        return ready[max(needed) if self.schedule is Schedule.LATE else min(needed)]
+
+    def _runnable(self) -> dict[int, Operation]:
+        """Return what is ready, but for what waits for a value that is not there."""
+        if not self._until:
+            return self._ready
+        return {number: o for number, o in self._ready.items() if o.until is None or o.until()}
+
+    def _give_up(self) -> None:
+        """Fail what waits for a value that nobody writes, as a kernel fails in which no thread can go on."""
+        for operation in [o for number, o in self._until.items() if number in self._ready]:
+            operation.until = None
+            del self._until[operation.sequence]
+            error = DriverError(Result.LAUNCH_TIMEOUT, f"{operation.name}: nobody writes the value that it waits for")
+            if operation.stream.context.error is None:
+                operation.stream.context.error = error
 
     @staticmethod
     def _ancestors(operations: list[Operation]) -> set[int]:
@@ -362,6 +417,8 @@ class Scheduler:
     def _run(self, operation: Operation) -> None:
         context = operation.stream.context
         del self._ready[operation.sequence]
+        self._until.pop(operation.sequence, None)
+        self._running += 1
         lock.release()  # kernels and host functions run without it: other threads may enqueue meanwhile
         try:
             if operation.run is not None and context.error is None:
@@ -374,8 +431,9 @@ class Scheduler:
                 context.error.logged = True
         finally:
             lock.acquire()
+            self._running -= 1
             operation.done = True
-            operation.predecessors, operation.run = [], None
+            operation.predecessors, operation.run, operation.until = [], None, None
             for dependent in operation.dependents:
                 dependent.missing -= 1
                 if not dependent.missing:

@@ -139,7 +139,8 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.EVENT_SYNCHRONIZE: "aux0=event, stack",
     Kind.EVENT_QUERY: "aux0=event, aux1=1 if it had completed, stack",
     Kind.DEVICE_SYNCHRONIZE: "device, stack (cuCtxSynchronize and torch.cuda's synchronize)",
-    Kind.STREAM_WRITE_VALUE: "stream, address, aux0=value, size=4 or 8, correlation, stack",
+    Kind.STREAM_WRITE_VALUE: "stream, address, aux0=value, size=4 or 8, flags=CUstreamWriteValue_flags, "
+    "correlation, stack",
     Kind.STREAM_WAIT_VALUE: "stream, address, aux0=value, size=4 or 8, flags=CUstreamWaitValue_flags, "
     "correlation, stack",
     Kind.STREAM_WAIT_UNKNOWN: "a stream waits for what no trace can show, as an external semaphore: stream, name=API, "

@@ -115,3 +115,7 @@ def test_index_at_is_the_last_record_not_later(time: int, index: int) -> None:
 )
 def test_the_call_site_is_the_users_own_frame(stack: list[tuple[str, str, int]], label: str) -> None:
     assert label == analyze.call_site(tuple(Frame(*frame) for frame in stack))
+
+
+def test_a_name_that_is_too_long_is_cut() -> None:
+    assert f"a.py:3 ({'f' * 80})" == analyze.call_site((Frame("/home/u/a.py", "f" * 5000, 3),))

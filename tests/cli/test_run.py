@@ -206,11 +206,26 @@ def test_summary_says_that_memory_ran_out(run_command, tmp_path):
     assert "1 failed: out of memory" in " ".join(done.stderr.split())
 
 
-def test_program_without_stderr_runs(tmp_path):
-    (tmp_path / "ok.py").write_text("import cudatool as ct\nct.empty(1, 'f4')\nprint('ran')\n")
-    command = [sys.executable, "-c", "from cudatool.cli import main; main()", "run", "-o", "t.ctrace", "ok.py"]
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("command", ["run", "sanitize"])
+def test_program_without_standard_streams_runs(tmp_path, command, closed):
+    source = "import cudatool as ct, pathlib\nct.empty(1, 'f4')\npathlib.Path('ran').touch()\n"
+    (tmp_path / "ok.py").write_text(source)
+    words = [sys.executable, "-c", "from cudatool.cli import main; main()", command, "ok.py"]
     environment = {**os.environ, "CUDATOOL_DEVICE": "sim"}
-    done = subprocess.run(
-        ["sh", "-c", 'exec "$@" 2>&-', "sh", *command], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
-    )
-    assert (done.returncode, done.stdout) == (0, "ran\n")
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *words]
+    assert subprocess.run(shell, cwd=tmp_path, env=environment, capture_output=True, timeout=240).returncode == 0
+    assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "change", ["sys.stdout.close()", "sys.stdout = sys.stderr = io.StringIO()", "sys.stderr = open('x', 'w')"]
+)
+def test_program_that_takes_the_standard_streams_away_keeps_no_report_back(run_command, tmp_path, change):
+    (tmp_path / "odd.py").write_text(f"import cudatool as ct, io, sys\nct.empty(1, 'f4')\n{change}\n")
+    done = run_command("run", "-o", "t.ctrace", "odd.py")
+    assert done.returncode == 0
+    assert "Wrote t.ctrace" in done.stderr
+    done = run_command("sanitize", "odd.py")
+    assert done.returncode == 0
+    assert "no findings" in done.stdout

@@ -262,3 +262,11 @@ def test_fingerprints_are_the_same_on_moved_lines_elsewhere_and_under_any_schedu
     moved = _DEFECTS.replace("SOURCE = '''", "# moved\n" * 9 + "SOURCE = '''\n\n\n").replace("    one,", "\n    one,")
     (tmp_path / "elsewhere" / "defects.py").write_text(moved)
     assert expected == found(tmp_path / "elsewhere" / "defects.py")
+
+
+def test_a_program_is_not_taken_for_the_page_to_write(run_command, tmp_path):
+    (tmp_path / "train.py").write_text("print('precious')")
+    done = run_command("sanitize", "--html", "train.py", "train.py")
+    assert (2, "") == (done.returncode, done.stdout)
+    assert "train.py is a program: --html findings.html train.py" in done.stderr
+    assert "precious" in (tmp_path / "train.py").read_text()

@@ -238,6 +238,35 @@ def test_complex(name, dtype):
     close(getattr(ops, name)(*map(ours, inputs)), expected.resolve_conj(), 20)
 
 
+FUNCTIONS = ["cos", "exp2", "expm1", "log", "log10", "log1p", "log2", "logsumexp", "pow", "reciprocal", "rsqrt", "sigmoid",
+             "silu", "sin", "sqrt", "square", "std", "tan", "tanh", "var"]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_complex_numbers(name, dtype):
+    inputs = tensors(2 if name == "pow" else 1, dtype)
+    dims = {"dim": 1} if name in ("logsumexp", "std", "var") else {}
+    expected = theirs(name)(*inputs, **dims)
+    actual = getattr(ops, name)(*map(ours, inputs), **dims)
+    scale = 500 * TOLERANCES[dtype]
+    np.testing.assert_allclose(actual.get(), expected.cpu().numpy(), rtol=scale, atol=scale)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("name", ["bitwise_left_shift", "bitwise_right_shift"])
+def test_shifts_by_any_number_of_bits(name, dtype):
+    (numbers,) = tensors(1, dtype, shape=(80,))
+    bits = torch.arange(80, device="cuda").to(numbers.dtype) - (0 if dtype == "uint8" else 3)
+    close(getattr(ops, name)(ours(numbers), ours(bits)), theirs(name)(numbers, bits))
+
+
+@pytest.mark.parametrize("name", ["any", "all"])
+def test_truth_over_no_dimensions(name):
+    (x,) = tensors(1, "int32", shape=(3, 4))
+    close(getattr(ops, name)(ours(x), dim=()), theirs(name)(x, dim=()))
+
+
 @pytest.mark.parametrize(("a", "b"), list(itertools.combinations_with_replacement(DTYPES + FP8, 2)))
 def test_promotion(a, b):
     try:

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 import cudatool
-from cudatool import amp, ops, optim, random
-from cudatool.errors import ShapeError, UsageError
+from cudatool import amp, blas, jiterator, nvtx, ops, optim, random
+from cudatool.errors import CudaError, ShapeError, UsageError
+
+PLUS = "template <typename T> T plus(T x, T a) { return x + a; }"
+EMPTY = 'extern "C" __global__ void f() {}'
 
 
 def ones(*shape, dtype=np.float32):
@@ -123,7 +126,8 @@ ARRAYS = [
     (lambda: ones(3).copy_(None), "object is not copied into an array of float32"),
     (lambda: ones(3).copy_("a"), "not copied into an array of float32"),
     (lambda: ones(3).get(3), "out must be a NumPy array, not int"),
-    (lambda: ones(3).record_stream(3), "takes a Stream, not int"),
+    (lambda: ones(3).record_stream(3), "int is not a stream"),
+    (lambda: ones(3).record_stream(None), "takes a stream, not None"),
 ]
 
 STREAMS = [
@@ -147,6 +151,23 @@ STREAMS = [
     (lambda: cudatool.use_mem_pool(3).__enter__(), "use_mem_pool takes a MemPool, not int"),
     (lambda: cudatool.make_graphed_callables(3, (ones(3),)), "a function is graphed, not int"),
     (lambda: cudatool.make_graphed_callables(abs, (ones(3),), num_warmup_iters=-1), "must not be below 0: -1"),
+]
+
+KERNELS = [
+    (lambda: blas.mm(ones(2, 2), ones(2, 2), out=3), "out must have shape"),
+    (lambda: blas.addmm(3, ones(2, 2), ones(2, 2)), "addmm adds to a DeviceArray, not to int"),
+    (lambda: jiterator.create_jit_fn(3), r"a string of C\+\+, not int"),
+    (lambda: jiterator.create_multi_output_jit_fn("", "a"), "num_outputs must be a whole number"),
+    (lambda: jiterator.create_jit_fn(PLUS, a=1)(ones(2), a="x"), "a must be a number that float32"),
+    (lambda: cudatool.compile(EMPTY, "f")[0, 1], "must be >= 1"),
+    (lambda: cudatool.compile(EMPTY, "f")["a", 1], "must be an int, or a tuple"),
+    (lambda: cudatool.compile(EMPTY, "f")[1], r"pass \(grid, block\) or a LaunchConfig"),
+    (lambda: cudatool.compile(3, "f"), r"a source is a string of CUDA C\+\+, not int"),
+    (lambda: cudatool.MemPool(3), "allocator is a CUDAPluggableAllocator, not int"),
+    (lambda: cudatool.caching_allocator_alloc("a"), "size must be a whole number"),
+    (lambda: cudatool.caching_allocator_delete("a"), "mem_ptr must be a whole number"),
+    (lambda: nvtx.range_push(3), "named by a string, not int"),
+    (lambda: nvtx.mark(None), "named by a string, not NoneType"),
 ]
 
 OPERATIONS = [
@@ -174,7 +195,9 @@ OPERATIONS = [
 ]
 
 
-@pytest.mark.parametrize(("call", "message"), SCALER + AUTOCAST + RANDOM + OPTIMIZERS + ARRAYS + STREAMS + OPERATIONS)
+@pytest.mark.parametrize(
+    ("call", "message"), SCALER + AUTOCAST + RANDOM + OPTIMIZERS + ARRAYS + STREAMS + KERNELS + OPERATIONS
+)
 def test_it_is_told_what_an_argument_must_be(call, message):
     with pytest.raises(UsageError, match=message):
         call()
@@ -206,3 +229,8 @@ def test_no_stream_made_current_changes_nothing():
     before = cudatool.current_stream()
     cudatool.set_stream(None)
     assert before == cudatool.current_stream()
+
+
+def test_an_unknown_error_code_has_a_name():
+    with pytest.raises(CudaError, match="99999"):
+        cudatool.check_error(99999)

@@ -158,3 +158,14 @@ def test_frames_carry_their_source_only_if_it_is_python_and_older_than_the_recor
     assert ["one()", "", "", ""] == code()
     trace.header["start_time"] = "nonsense"
     assert [""] * 4 == code()
+
+
+def test_a_line_of_source_that_is_too_long_is_cut(tmp_path: Path) -> None:
+    file = tmp_path / "long.py"
+    file.write_text("x = " + "1" * 100_000)
+    os.utime(file, (1000, 1000))
+    trace = program()
+    trace.frames[:] = [Frame(str(file), "f", 1)] * 2
+    trace.header["start_time"] = "1970-01-01T00:33:20+00:00"
+    document = unpack(payload(analyze.report(trace)))
+    assert ("x = " + "1" * 296) == document["strings"][document["frames"]["code"][0]]
