@@ -55,6 +55,15 @@ def ok_fixture() -> Callable[[tuple[Any, ...]], Any]:
 
 
 @pytest.fixture
+def streams(driver: Any) -> Iterator[list[Any]]:
+    """Two streams that do not wait for the default one."""
+    made = [ok(driver.cuStreamCreate(1)) for _ in range(2)]
+    yield made
+    for stream in made:
+        ok(driver.cuStreamDestroy(stream))
+
+
+@pytest.fixture
 def programs(driver: Any) -> Iterator[Any]:
     """Kernels and an empty graph (see graph_programs)."""
     from graph_programs import Programs

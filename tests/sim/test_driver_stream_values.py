@@ -14,14 +14,6 @@ WAIT_32, WRITE_32, WAIT_64, WRITE_64, BARRIER, FLUSH = 1, 2, 4, 5, 6, 3  # CUstr
 
 
 @pytest.fixture
-def streams(driver, ok):
-    made = [ok(driver.cuStreamCreate(1)) for _ in range(2)]
-    yield made
-    for stream in made:
-        ok(driver.cuStreamDestroy(stream))
-
-
-@pytest.fixture
 def word(driver, ok):
     """Eight bytes of device memory, zero."""
     address = ok(driver.cuMemAlloc(8))

@@ -31,14 +31,6 @@ def log(driver, ok):
     return Log(driver, ok)
 
 
-@pytest.fixture
-def streams(driver, ok):
-    made = [ok(driver.cuStreamCreate(1)) for _ in range(2)]
-    yield made
-    for stream in made:
-        ok(driver.cuStreamDestroy(stream))
-
-
 def test_nothing_runs_before_it_is_observed(driver, ok, log, streams):
     log.enqueue(streams[0], "a")
     assert log.order == []
