@@ -28,6 +28,7 @@ def driver(machine: Any) -> Iterator[Any]:
     """cuda.bindings.driver with a context current; nothing may be left in it."""
     from cuda.bindings import driver
 
+    from cudatool.sim.abi import lock
     from cudatool.sim.machine import Context
 
     gc.collect()  # what earlier tests dropped is not ours
@@ -37,7 +38,8 @@ def driver(machine: Any) -> Iterator[Any]:
     yield driver
     found = machine.objects.get(int(context))
     assert isinstance(found, Context)
-    machine.scheduler.wait_context(found)
+    with lock:
+        machine.scheduler.wait_context(found)
     leaked = len(machine.allocations) - before
     ok(driver.cuCtxDestroy(context))
     assert leaked == 0

@@ -116,9 +116,11 @@ def test_memset_wants_an_aligned_address(driver, ok):
 
 def test_elapsed_time_needs_recorded_and_finished_events(driver, ok):
     start, end = ok(driver.cuEventCreate(0)), ok(driver.cuEventCreate(0))
-    untimed = ok(driver.cuEventCreate(2))
+    untimed, address = ok(driver.cuEventCreate(2)), ok(driver.cuMemAlloc(64 << 20))
     assert driver.cuEventElapsedTime(start, end)[0].name == "CUDA_ERROR_INVALID_HANDLE"
-    for event in (start, end, untimed):
+    ok(driver.cuEventRecord(start, 0))
+    ok(driver.cuMemsetD8Async(address, 0, 64 << 20, 0))
+    for event in (end, untimed):
         ok(driver.cuEventRecord(event, 0))
     assert driver.cuEventElapsedTime(start, end)[0].name == "CUDA_ERROR_NOT_READY"
     ok(driver.cuEventSynchronize(untimed))
@@ -126,6 +128,7 @@ def test_elapsed_time_needs_recorded_and_finished_events(driver, ok):
     assert driver.cuEventElapsedTime(start, untimed)[0].name == "CUDA_ERROR_INVALID_HANDLE"
     for event in (start, end, untimed):
         ok(driver.cuEventDestroy(event))
+    ok(driver.cuMemFree(address))
 
 
 @pytest.mark.parametrize(
