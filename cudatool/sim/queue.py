@@ -271,8 +271,11 @@ class Scheduler:
             self.host_time = max(self.host_time, target.end)
         self.synchronized()
 
-    def _finish(self, operations: Iterable[Operation], *, stay: bool = True) -> None:
-        """Execute until all of `operations` are done; without `stay` as far as values in memory let them be."""
+    def _finish(self, operations: Iterable[Operation], *, stay: bool = True) -> bool:
+        """Execute until all of `operations` are done; without `stay` as far as values in memory let them be.
+
+        Return whether they are done.
+        """
         unfinished = [o for o in operations if not o.done]
         needed = self._ancestors(unfinished) if self.schedule is Schedule.LATE else None
         for target in sorted(unfinished, key=lambda o: o.sequence):
@@ -281,19 +284,19 @@ class Scheduler:
                 chosen = self._choose(target, needed) or self._latecomer(target)
                 if chosen is not None:
                     self._run(chosen)
-                elif self._running or not self._until:
-                    lock.wait(
-                        timeout=0.001 if self._until else 60
-                    )  # another host thread runs what we need, and notifies
-                elif not stay:
-                    return
+                elif not self._until:
+                    lock.wait(timeout=60)  # another host thread runs what we need; it notifies when done
+                elif self._running or stay:
+                    lock.wait(timeout=0.001)  # another host thread, or what it runs, may write the value
                 else:
-                    lock.wait(timeout=0.001)  # another host thread may enqueue a write, or write itself
+                    return False
+                if chosen is None and self._until and not self._running:
                     stalled = stalled or time.monotonic()
                     if time.monotonic() - stalled > _STALLED_S:
                         self._give_up()
-                    continue
-                stalled = 0.0
+                else:
+                    stalled = 0.0
+        return True
 
     def run_soon(self, operation: Operation) -> None:
         """Let a thread execute `operation` before long, though no call of this process may ever wait for it.
@@ -320,8 +323,8 @@ class Scheduler:
                 if not due:
                     self._runner = None
                     return
-                self._finish(due, stay=False)
-                self._soon += [o for o in due if not o.done]
+                if not self._finish(due, stay=False):
+                    self._soon += [o for o in due if not o.done]
 
     def query(self, operation: Operation | None) -> bool:
         """Tell whether `operation` has completed by the host's clock, and let that clock move on.
@@ -334,11 +337,8 @@ class Scheduler:
         if operation.end > self.host_time:
             self.host_time += max(1000, (operation.end - self.host_time) // 2)
             return False
-        while self._until and not operation.done:
-            chosen = self._choose(operation, None) or self._latecomer(operation)
-            if chosen is None:
-                return False  # it waits for a value that nobody has written yet
-            self._run(chosen)
+        if not self._finish([operation], stay=False):
+            return False  # it waits for a value that nobody has written yet
         self.wait(operation)
         return True
 
