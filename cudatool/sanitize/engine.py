@@ -32,8 +32,8 @@ from cudatool.sanitize.launches import Launches
 from cudatool.sanitize.lifetimes import Buffer, Buffers
 from cudatool.sanitize.memory import Memory
 from cudatool.sanitize.ordering import Agent, Clock, Ordering, join
-from cudatool.sanitize.rows import LAUNCHES, WORK, Row, byte_sets, read_rows
-from cudatool.trace.events import AccessFlag, CopyFlag, Kind, StreamFlag
+from cudatool.sanitize.rows import LAUNCHES, Row, byte_sets, read_rows
+from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, StreamFlag
 from cudatool.trace.model import Trace
 
 __all__ = ["Engine"]

@@ -18,8 +18,8 @@ import numpy as np
 from cudatool.sanitize.engine import Engine
 from cudatool.sanitize.intervals import ATOMIC, WRITE, Access, Operation, overlap
 from cudatool.sanitize.ordering import Agent, Ordering
-from cudatool.sanitize.rows import WORK, byte_sets, read_rows
-from cudatool.trace.events import Kind
+from cudatool.sanitize.rows import byte_sets, read_rows
+from cudatool.trace.events import WORK, Kind
 from cudatool.trace.model import Trace
 
 __all__ = ["Order", "Step", "Steps"]

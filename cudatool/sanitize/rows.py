@@ -8,15 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.sanitize.intervals import ATOMIC, READ, WRITE, Access
-from cudatool.trace.events import AccessFlag, Kind
+from cudatool.trace.events import WORK, AccessFlag, Kind
 from cudatool.trace.model import Trace
 
-__all__ = ["LAUNCHES", "WORK", "Row", "byte_sets", "read_rows"]
+__all__ = ["LAUNCHES", "Row", "byte_sets", "read_rows"]
 
-WORK = (
-    *(Kind.KERNEL_LAUNCH, Kind.MEMCPY, Kind.MEMSET, Kind.GEMM, Kind.HOST_FUNCTION, Kind.GRAPH_LAUNCH),
-    Kind.COLLECTIVE,
-)
 LAUNCHES = (Kind.KERNEL_LAUNCH, Kind.GEMM, Kind.GRAPH_LAUNCH, Kind.COLLECTIVE)
 """The work whose accesses only ACCESS records can tell."""
 
