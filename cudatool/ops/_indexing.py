@@ -266,8 +266,8 @@ def _(input: DeviceArray, dim: int, index: DeviceArray, source: DeviceArray, *, 
     if source.ndim != input.ndim:
         raise UsageError(f"index_add: source must have as many dimensions as {input.shape}, not {source.shape}")
     if not input.ndim:
-        whole: DeviceArray = index_add.redispatch(input.reshape(1), 0, index, source.reshape(1), alpha=alpha)
-        return whole.reshape(())
+        sums: DeviceArray = index_add.redispatch(input.reshape(1), 0, index, source.reshape(1), alpha=alpha)
+        return sums.reshape(())
     order = [dim, *(d for d in range(input.ndim) if d != dim)]
     moved, parts = input.transpose(order), source.transpose(order)
     if parts.shape != (index.size, *moved.shape[1:]) or index.ndim > 1:

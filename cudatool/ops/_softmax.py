@@ -131,8 +131,9 @@ def _(
 
 def _whole_as(dtype: npt.DTypeLike | None, input: DeviceArray) -> DeviceArray:
     """Return integers as the floats that are asked for; any other array is returned itself."""
-    whole = isinstance(input, DeviceArray) and category(input.dtype) in ("bool", "integer")
-    return input.astype(dtype) if whole and dtype is not None else input
+    if dtype is None or not isinstance(input, DeviceArray) or category(input.dtype) not in ("bool", "integer"):
+        return input
+    return input.astype(dtype)
 
 
 def _along(name: str, dim: int, dtype: npt.DTypeLike | None, *inputs: DeviceArray) -> DeviceArray:
