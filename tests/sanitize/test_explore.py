@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 import pytest
+from report_examples import on_device
 
 from cudatool.errors import UsageError
 from cudatool.sanitize import render_json
@@ -37,28 +38,7 @@ def race(fingerprint: str, **fields: object) -> Finding:
 
 
 def checked(fingerprint: str) -> DeviceFinding:
-    return DeviceFinding(
-        kind=FindingKind.OUT_OF_BOUNDS,
-        check="memcheck",
-        operation="kernel k",
-        agent="stream 1",
-        mode="read",
-        space="global",
-        address=64,
-        size=4,
-        block=(1, 0, 0),
-        thread=(2, 0, 0),
-        source="k.cu:3",
-        other_block=(),
-        other_thread=(),
-        other_source="",
-        text="8 bytes after the end",
-        stack=STACK,
-        record=5,
-        buffer=None,
-        count=2,
-        fingerprint=fingerprint,
-    )
+    return on_device("program.py", FindingKind.OUT_OF_BOUNDS, "memcheck", fingerprint=fingerprint)
 
 
 PROOF = Witness(
