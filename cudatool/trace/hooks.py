@@ -94,7 +94,7 @@ _thread_names: dict[int, str] = {}
 class _Thread:
     """What this module knows about one thread."""
 
-    __slots__ = ("collecting", "correlation", "depth", "emitting", "host_function", "id", "node", "pending")
+    __slots__ = ("collecting", "correlation", "depth", "emitting", "host_function", "id", "named", "node", "pending")
 
     def __init__(self) -> None:
         self.id = next(_thread_counter)
@@ -105,7 +105,13 @@ class _Thread:
         self.emitting = False
         self.collecting = False  # the garbage collector is running finalizers
         self.pending: list[Event] = []
-        _thread_names[self.id] = threading.current_thread().name
+        self.named = False
+
+    def take_name(self) -> None:
+        """Note the thread's name, unless the garbage collector runs: it may before the thread can tell."""
+        if not self.collecting:
+            _thread_names[self.id] = threading.current_thread().name
+            self.named = True
 
 
 class _Local(threading.local):
@@ -118,7 +124,10 @@ _local = _Local()
 
 def thread_id() -> int:
     """Return the running thread's id in events."""
-    return _local.thread.id
+    thread = _local.thread
+    if not thread.named:
+        thread.take_name()
+    return thread.id
 
 
 def thread_name(thread: int) -> str:
@@ -232,6 +241,8 @@ def emit(
     thread = _local.thread
     if thread.emitting and not thread.collecting:
         return
+    if not thread.named:
+        thread.take_name()
     outermost, thread.emitting = not thread.emitting, True
     try:
         if thread.host_function and kind in _OF_HOST_FUNCTIONS:

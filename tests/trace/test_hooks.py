@@ -179,6 +179,25 @@ def test_threads_that_share_a_native_ident_have_different_ids() -> None:
     assert [hooks.thread_name(i) for i in ids] == ["one", "two", "three"]
 
 
+def test_thread_in_which_a_collection_comes_first_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector may run before the thread has told the interpreter who it is."""
+    names: list[str] = []
+    hooks.subscribe(names.append)  # to hear of collections
+    current = threading.current_thread
+
+    def work() -> None:
+        monkeypatch.setattr(threading, "current_thread", threading.main_thread)
+        gc.collect()
+        monkeypatch.setattr(threading, "current_thread", current)
+        names.append(hooks.thread_name(hooks.thread_id()))
+
+    thread = threading.Thread(target=work, name="late")
+    thread.start()
+    thread.join()
+    hooks.unsubscribe(names.append)
+    assert names[-1:] == ["late"]
+
+
 def test_reused_stream_handle_gets_a_new_id() -> None:
     first = hooks.stream_id(0, 0xABC)
     assert hooks.stream_id(0, 0xABC) == first
