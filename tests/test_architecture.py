@@ -13,15 +13,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"cudatool": ROOT / "cudatool", "cudatool.cli": ROOT / "cli", "cudatool.viz": ROOT / "viz"}
 
-LEAVES = {"errors", "units", "config", "files"}
+LEAVES = {"errors", "units", "config", "files", "progress"}
 ALLOWED = {
     # area -> the areas it may import; an area is a folder or a module right inside the package
     "errors": set(),
     "units": {"errors"},
     "config": {"errors", "units"},
     "files": {"errors"},
+    "progress": set(),
     "ptx": LEAVES,
-    "sim": {"ptx"},
+    "sim": {"ptx", "progress"},
     "trace": LEAVES,
     "memory": LEAVES | {"trace"},
     "analyze": LEAVES | {"memory", "trace"},
@@ -42,7 +43,7 @@ BEYOND_THE_RUNTIME = {
     "cli",
     "testing",
 }  # for every area not named above
-ONLY_NUMPY = {"errors", "units", "files", "ptx", "trace", "memory", "analyze", "sanitize"}
+ONLY_NUMPY = {"errors", "units", "files", "progress", "ptx", "trace", "memory", "analyze", "sanitize"}
 CUDA_PROVIDER = "cudatool.memory.driver_provider"  # where the policy meets a driver
 
 

@@ -1,0 +1,110 @@
+"""Progress on a terminal: one line on stderr for work that takes longer than two seconds, gone when it is done.
+
+::
+
+    with progress.step("reading run.pickle", total=size) as step:
+        for piece in pieces:
+            step.update(done)                 # "reading run.pickle: 42 %", at most ten times a second
+            with progress.step("unpacking"):  # takes the line until it ends; its two seconds began with the outermost
+                ...
+
+Nothing is written where stderr is no terminal. A step writes only inside of its own calls: there is no thread.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+__all__ = ["DELAY_S", "Step", "step"]
+
+DELAY_S: Final = 2.0
+"""Seconds until the line appears."""
+
+_INTERVAL_S: Final = 0.1
+_CLEAR: Final = "\r\x1b[K"
+
+
+class _Line(threading.local):
+    """The line, and since when its outermost step is under way; each thread has its own."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.began = self.written = 0.0
+        self.is_shown = False
+
+
+_line = _Line()
+
+
+class Step:
+    """A piece of work that :func:`step` began."""
+
+    def __init__(self, text: str, total: int) -> None:
+        self._text, self._total, self._done = text, total, 0
+
+    def update(self, done: int) -> None:
+        """Say how much of `total` is done; costs one reading of the clock."""
+        self._done = done
+        now = time.monotonic()
+        if now - _line.began >= DELAY_S and now - _line.written >= _INTERVAL_S:
+            _line.written = now
+            _write(self)
+
+    def __str__(self) -> str:
+        if not self._total:
+            return f"{self._text} ..."
+        return f"{self._text}: {min(100 * self._done // self._total, 100)} %"
+
+
+@contextmanager
+def step(text: str, total: int = 0) -> Iterator[Step]:
+    """Show `text` on the line while the block runs, with the share of `total` where that is known.
+
+    Parameters
+    ----------
+    text
+        What is being done, as ``"reading run.pickle"``.
+    total
+        How much there is to do, in any unit; 0 where it is not known.
+    """
+    if not _line.steps:
+        _line.began, _line.written = time.monotonic(), 0.0
+    new = Step(text, total)
+    _line.steps.append(new)
+    try:
+        new.update(0)
+        yield new
+    finally:
+        _line.steps.remove(new)
+        if not _line.steps:
+            _clear()
+
+
+def _write(current: Step) -> None:
+    if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        return
+    text = "".join(c if c.isprintable() else "?" for c in str(current))
+    width = shutil.get_terminal_size().columns - 1  # in the last column some terminals wrap
+    _put(f"{_CLEAR}{text[:width]}")
+    _line.is_shown = True
+
+
+def _clear() -> None:
+    if _line.is_shown:
+        _line.is_shown = False
+        _put(_CLEAR)
+
+
+def _put(text: str) -> None:
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except (OSError, ValueError):  # the terminal has gone, or the program closed it: nobody looks at the line
+        pass
