@@ -15,7 +15,7 @@ from cudatool._stream import Stream
 from cudatool.errors import UsageError
 from cudatool.trace.events import AccessFlag
 
-__all__ = ["AVG", "DTYPES", "MAX", "MIN", "PROD", "SUM", "Call", "Name", "wire"]
+__all__ = ["AVG", "DTYPES", "MAX", "MIN", "PAIRED", "PROD", "SUM", "Call", "Name", "wire"]
 
 SUM, PROD, MAX, MIN, AVG = range(5)
 """ncclRedOp_t"""
@@ -48,6 +48,9 @@ class Name(StrEnum):
     SEND = "send"
     RECV = "recv"
 
+
+PAIRED: Final = (Name.SEND, Name.RECV)
+"""What two ranks do; in the other operations all take part."""
 
 _REDUCING: Final = (Name.ALL_REDUCE, Name.REDUCE, Name.REDUCE_SCATTER)
 

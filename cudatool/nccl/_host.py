@@ -23,14 +23,13 @@ from cudatool._cuda import operation
 from cudatool._device import device as on_device
 from cudatool._event import Event
 from cudatool.errors import CudaError, CudatoolError, UsageError
-from cudatool.nccl._calls import Call, Name
+from cudatool.nccl._calls import PAIRED, Call, Name
 from cudatool.nccl._numerics import check, perform
-from cudatool.nccl._peers import Peers
+from cudatool.nccl._peers import Message, Peers
 
 __all__ = ["library"]
 
 _VERSION: Final = (2, 28, 0)  # of the interface
-_PAIRED: Final = (Name.SEND, Name.RECV)
 
 
 # Ranks in one process.
@@ -96,7 +95,7 @@ class _Clique:
 
     def _add(self, waiting: _Waiting) -> None:
         call = waiting.call
-        if call.name in _PAIRED:
+        if call.name in PAIRED:
             key = (call.rank, call.peer) if call.name == Name.SEND else (call.peer, call.rank)
             pair = self._pairs.setdefault(key, (deque(), deque()))
             pair[call.name == Name.RECV].append(waiting)
@@ -116,7 +115,7 @@ class _Meeting:
 
     def __init__(self, calls: Sequence[Call]) -> None:
         first = calls[0]
-        if first.name in _PAIRED:
+        if first.name in PAIRED:
             sender, receiver = calls
             sent, received = [sender.sent], [receiver.received]
         else:
@@ -129,7 +128,7 @@ class _Meeting:
         self._sent, received = list(map(_bare, sent)), list(map(_bare, received))
         self._results = [None if target is None else np.empty_like(target) for target in received]
         stores = list(zip(received, self._results, strict=True))
-        self._stores = [(None, None), *stores] if first.name in _PAIRED else stores  # by caller
+        self._stores = [(None, None), *stores] if first.name in PAIRED else stores  # by caller
         self._came = 0
         self._lock = threading.Lock()
 
@@ -205,33 +204,33 @@ class _Process:
     def _exchange(self, call: Call, sent: Layout | None, received: Layout | None) -> None:
         """Send what others need, and wait for what this rank needs."""
         everyone = list(range(self._size))
-        if call.name in _PAIRED:
-            queue, sources, targets = "pair", [call.peer], [call.peer]
+        if call.name in PAIRED:
+            sources, targets = [call.peer], [call.peer]
         else:
-            queue = "all"
             sources = [call.peer] if call.name == Name.BROADCAST else everyone
             targets = [call.peer] if call.name == Name.REDUCE else everyone
         if sent is not None:
-            message = call.name, call.op, sent.copy()
-            self._peers.send([rank for rank in targets if rank != self._rank], queue, message)
+            message = Message(call.name, call.op, sent)
+            self._peers.send([rank for rank in targets if rank != self._rank], message)
         if received is None:
             return
-        values = [sent if rank == self._rank else self._taken(call, rank, queue) for rank in sources]
-        if call.name in _PAIRED:
+        values = [sent if rank == self._rank else self._taken(call, rank) for rank in sources]
+        if call.name in PAIRED:
             into: list[Layout | None] = [received]
         else:
             into = [received if rank == self._rank else None for rank in everyone]
         check(call.name, values, into)
         perform(call.name, call.op, values, into)
 
-    def _taken(self, call: Call, rank: int, queue: str) -> Layout:
-        name, op, values = self._peers.take(rank, queue)
-        if queue == "all" and (name, op) != (call.name, call.op):
+    def _taken(self, call: Call, rank: int) -> Layout:
+        paired = call.name in PAIRED
+        message = self._peers.take(rank, paired=paired)
+        if not paired and (message.name, message.op) != (call.name, call.op):
             raise UsageError(
-                f"the ranks call different operations: {call.name}(op={call.op}), and rank {rank} {name}(op={op})"
+                f"the ranks call different operations: {call.name}(op={call.op}), and rank {rank} "
+                f"{message.name}(op={message.op})"
             )
-        found: Layout = values
-        return found
+        return message.values
 
 
 _threads: WeakValueDictionary[bytes, _Clique] = WeakValueDictionary()  # by unique id, while a rank is open

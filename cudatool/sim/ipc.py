@@ -92,25 +92,24 @@ class Imports:
     def _map(self, key: tuple[int, int], handle: Handle, context: Context) -> _Import:
         machine = self._machine
         device = machine.device(handle.device)
-        path = f"/proc/{handle.process}/fd/{handle.file}"
         try:
-            about = os.stat(path)
-            if about.st_ino != handle.inode or handle.offset + handle.size > about.st_size:
-                raise FileNotFoundError(path)
-            file = os.open(path, os.O_RDWR)
+            file = _open_shared(handle.process, handle.file, handle.inode)
         except OSError as error:
             raise DriverError(Result.INVALID_HANDLE, "the handle's owner freed the memory, or has ended") from error
         space = machine.arena.ranges
         try:
-            start = space.reserve(about.st_size, PAGE)
-            space.map(start, about.st_size, file, 0)
-            space.protect(start, about.st_size, READ_WRITE)
+            length = os.fstat(file).st_size
+            if handle.offset + handle.size > length:
+                raise DriverError(Result.INVALID_HANDLE, "the handle says more than its owner's memory has")
+            start = space.reserve(length, PAGE)
+            space.map(start, length, file, 0)
+            space.protect(start, length, READ_WRITE)
         finally:
             os.close(file)
         address = start + handle.offset
         allocation = Allocation(address, handle.size, "ipc", device.ordinal, context.handle, machine.new_serial())
         machine.allocations.add(allocation)
-        return _Import(key, allocation, start, about.st_size)
+        return _Import(key, allocation, start, length)
 
     def _unmap(self, found: _Import) -> None:
         space = self._machine.arena.ranges
@@ -157,11 +156,8 @@ class SharedEvent:
     @classmethod
     def open(cls, handle: EventHandle) -> SharedEvent:
         """Return the state of an event of another process; CUDA_ERROR_INVALID_HANDLE if it is there no more."""
-        path = f"/proc/{handle.process}/fd/{handle.file}"
         try:
-            if os.stat(path).st_ino != handle.inode:
-                raise FileNotFoundError(path)
-            return cls(os.open(path, os.O_RDWR))
+            return cls(_open_shared(handle.process, handle.file, handle.inode))
         except OSError as error:
             raise DriverError(Result.INVALID_HANDLE, "the event's owner destroyed it, or has ended") from error
 
@@ -201,6 +197,28 @@ class SharedEvent:
             del self._state
             self._map.close()
             os.close(self._file)
+
+
+def _open_shared(process: int, file: int, inode: int) -> int:
+    """Return a descriptor of a file that another process of this user shares.
+
+    A handle can say anything. So only a file that :class:`Store` made is opened, and it must be the one that is meant:
+    process ids and descriptors are used again.
+
+    Raises
+    ------
+    OSError
+        There is no such file.
+    """
+    path = f"/proc/{process}/fd/{file}"
+    if not os.readlink(path).startswith(f"/memfd:{Store.NAME}"):
+        raise FileNotFoundError(path)
+    opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    found = os.fstat(opened)
+    if found.st_ino != inode or found.st_uid != os.geteuid():
+        os.close(opened)
+        raise FileNotFoundError(path)
+    return opened
 
 
 def _is_running(process: int) -> bool:

@@ -294,6 +294,7 @@ class AddressSpace:
 class Store:
     """A file in memory whose parts are given out, for memory that must be mapped at several addresses."""
 
+    NAME: Final = "cudatool"  # in /proc/PID/fd
     _SIZE: Final = 1 << 46  # what was never written takes no memory
 
     def __init__(self) -> None:
@@ -305,7 +306,7 @@ class Store:
     def new_file(size: int) -> int:
         """Return the descriptor of a file of `size` zeros."""
         try:
-            file = os.memfd_create("cudatool")
+            file = os.memfd_create(Store.NAME)
         except OSError as error:
             raise DriverError(Result.OPERATING_SYSTEM, f"no file for shared memory: {error.strerror}") from error
         os.ftruncate(file, size)

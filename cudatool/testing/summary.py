@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import pickle
+import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +17,10 @@ __all__ = ["Summary", "packed"]
 
 
 def packed(report: Report) -> str:
-    """Return a report as text, for the way from one of pytest's processes to another."""
-    return base64.b64encode(pickle.dumps(report)).decode()
+    """Return a report as text in ASCII, for the way from one of pytest's processes to another."""
+    from cudatool.sanitize import render_json
+
+    return json.dumps(render_json(report))  # ASCII: names of files may hold what UTF-8 cannot
 
 
 class Summary:
@@ -43,8 +44,9 @@ class Summary:
             self._checked.add(report.nodeid)
         self._peaks[report.nodeid] = max(told["peak"], self._peaks.get(report.nodeid, 0))
         if told["report"]:
-            # Our own process or one that it started wrote it a moment ago: no stranger's pickle.
-            self._reports.append((report.nodeid, pickle.loads(base64.b64decode(told["report"]))))
+            from cudatool.sanitize.explore import report_from_json
+
+            self._reports.append((report.nodeid, report_from_json(json.loads(told["report"]))))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
