@@ -32,6 +32,10 @@ class Acceptance:
         self._baseline = Baseline.read(baseline, may_be_new=update_baseline) if baseline else Baseline({})
         self.written = os.path.abspath(baseline) if baseline and update_baseline else None
         """The file that :meth:`applied` writes."""
+        self.read = [text[1:] for text in suppress if text.startswith("@")]
+        """The files that were read and that no result may replace."""
+        if baseline and not update_baseline:
+            self.read.append(baseline)
 
     def applied(self, report: Report, checks: Collection[str], *, complete: bool) -> Report:
         """Return the report without what is accepted; a `complete` run updates the baseline first, if it is to be."""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-__all__ = ["BESIDE", "device_option", "html_option", "is_page", "split_workload", "workload_arguments"]
+__all__ = ["BESIDE", "device_option", "html_option", "is_page", "workload_arguments"]
 
 BESIDE = "\0beside"  # --html without a value: no file can have this name
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -41,28 +41,20 @@ def is_page(name: str) -> bool:
 
 
 def workload_arguments(function: _F) -> _F:
-    """Add ``(WORKLOAD.py | -m MODULE) [ARGS]...`` to a command; its own options must stand before.
+    """Add ``(WORKLOAD.py | -m MODULE | -c CODE) [ARGS]...`` to a command; its own options must stand before.
 
-    The command gets `module`, None for a program, and `workload`, the other words.
+    The command gets `workload`: the words as they would stand after ``python``.
     """
 
-    # -m is a flag to click, so that the module's name ends our options: what follows is the module's own.
-    @click.option("-m", "is_module", is_flag=True, help="WORKLOAD is a module, as for `python -m`.")
+    # -m and -c are flags to click, so that what follows ends our options: the rest is the program's own.
+    @click.option("-m", "module", is_flag=True, help="WORKLOAD is a module, as for `python -m`.")
+    @click.option("-c", "code", is_flag=True, help="WORKLOAD is code, as for `python -c`.")
     @click.argument("workload", nargs=-1, type=click.UNPROCESSED)
     @functools.wraps(function)
-    def command(*args: Any, is_module: bool, workload: tuple[str, ...], **kwargs: Any) -> Any:
-        if is_module and not workload:
-            raise click.UsageError("name a module to run after -m")
-        module, rest = (workload[0], workload[1:]) if is_module else (None, workload)
-        return function(*args, module=module, workload=rest, **kwargs)
+    def command(*args: Any, module: bool, code: bool, workload: tuple[str, ...], **kwargs: Any) -> Any:
+        if module and code:
+            raise click.UsageError("-m and -c do not go together")
+        before = ("-m",) if module else ("-c",) if code else ()
+        return function(*args, workload=before + workload, **kwargs)
 
     return command  # type: ignore[return-value]  # it takes the place of the function for click only
-
-
-def split_workload(module: str | None, workload: tuple[str, ...]) -> tuple[str, tuple[str, ...], bool]:
-    """Return target, arguments and whether it is a module; complain if nothing is to be run."""
-    if module is not None:
-        return module, workload, True
-    if not workload:
-        raise click.UsageError("name a Python program to run, or a module with -m")
-    return workload[0], workload[1:], False

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cudatool.cli._options import split_workload
-
 if TYPE_CHECKING:
     from cudatool.sanitize import Report
     from cudatool.sim.tape import Tape
@@ -47,25 +45,22 @@ class Proof:
         """Whether the program is to run under several schedules."""
         return self._number is not None
 
-    def explored(
-        self, device: str | None, checks: str, module: str | None, workload: tuple[str, ...]
-    ) -> tuple[Report, int]:
+    def explored(self, device: str | None, checks: str, workload: tuple[str, ...]) -> tuple[Report, int]:
         """Return one report of the program under all schedules, and its first exit status that is not 0."""
         from cudatool.sanitize.explore import explore
         from cudatool.trace import reader
-        from cudatool.workload import Workload
+        from cudatool.workload import Start, Workload
 
         assert self._number is not None
-        target, arguments, is_module = split_workload(module, workload)
-        if not is_module and os.path.isfile(target) and reader.is_trace(target):
+        program = Workload.parse(workload, "sanitize")
+        if program.start is Start.SCRIPT and os.path.isfile(program.target) and reader.is_trace(program.target):
             self.refuse_trace()
-        Workload(target, arguments, is_module).check()
+        program.check()
         proof = ["--witness", "--witness-budget", f"{self._budget_s:g}"] if self._witness else []
-        program = ["-m", module, *workload] if module is not None else list(workload)
         report = explore(
             device,
             self._number,
-            ["--checks", checks, *proof, *program],
+            ["--checks", checks, *proof, *workload],
             tell=lambda line: click.echo(line, err=True),
         )
         return report, next((run.status for run in report.schedules if run.status), 0)

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from cudatool.cli._options import split_workload
 from cudatool.cli._sources import refuse_recording, with_events
 from cudatool.errors import UsageError
 
@@ -22,7 +21,6 @@ __all__ = ["trace_of"]
 
 
 def trace_of(
-    module: str | None,
     workload: tuple[str, ...],
     device: str | None,
     checks: Collection[str],
@@ -34,19 +32,19 @@ def trace_of(
     """
     from cudatool.recording import record
     from cudatool.trace import reader
-    from cudatool.workload import Workload
+    from cudatool.workload import Start, Workload
 
-    target, arguments, is_module = split_workload(module, workload)
-    if not is_module and os.path.isfile(target) and reader.is_trace(target):
-        if arguments:
-            raise UsageError("a trace takes no arguments")
-        proof.refuse_trace()
-        return with_events(reader.read(target)), 0
-    if not is_module and target.endswith(".ctrace"):
-        reader.read(target)  # says what is wrong with it
-    if not is_module:
+    program = Workload.parse(workload, "sanitize")
+    if program.start is Start.SCRIPT:
+        target = program.target
+        if os.path.isfile(target) and reader.is_trace(target):
+            if program.arguments:
+                raise UsageError("a trace takes no arguments")
+            proof.refuse_trace()
+            return with_events(reader.read(target)), 0
+        if target.endswith(".ctrace"):
+            reader.read(target)  # says what is wrong with it
         refuse_recording(target)
-    program = Workload(target, arguments, is_module)
     program.check()
     # Not a TemporaryDirectory: the workload's exit handlers run inside and would remove it.
     folder = tempfile.mkdtemp(prefix="cudatool-")

@@ -44,17 +44,13 @@ def export(source: Path | None, kind: str, output: Path | None, force: bool) -> 
     """
     from cudatool.cli._sources import newest, read_trace, say_notes
     from cudatool.cli._text import messages
-    from cudatool.errors import UsageError
+    from cudatool.files import check_outputs
     from cudatool.units import format_bytes
 
     source = source or newest()
     ending, following = _FORMATS[kind]
     path = output or _beside(source, ending)
-    if path.exists():
-        if source.exists() and path.samefile(source):
-            raise UsageError(f"{path} is the file to export; name another with -o")
-        if not force:
-            raise UsageError(f"{path} exists; add -f to overwrite it")
+    check_outputs([path], [source], force=force)
     trace = read_trace(source)
     if kind == "torch":
         from cudatool import analyze

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cudatool.cli._options import BESIDE, device_option, html_option, is_page, split_workload, workload_arguments
+from cudatool.cli._options import BESIDE, device_option, html_option, is_page, workload_arguments
 
 if TYPE_CHECKING:
     from cudatool.trace.model import Trace
@@ -35,7 +35,6 @@ def run(
     device: str | None,
     html: str | None,
     no_stacks: bool,
-    module: str | None,
     workload: tuple[str, ...],
 ) -> None:
     """Run a Python program and record what it does on the device.
@@ -45,17 +44,19 @@ def run(
     device the driver calls of any cuda.core or cuda.bindings program.
     """
     from cudatool.cli._sources import refuse_recording
+    from cudatool.files import check_outputs
     from cudatool.recording import record
-    from cudatool.workload import Workload
+    from cudatool.workload import Start, Workload
 
-    if html and module is None and not is_page(html):
+    if html and workload[:1] not in (("-m",), ("-c",)) and not is_page(html):
         html, workload = BESIDE, (html, *workload)  # `cudatool run --html WORKLOAD`: the option took the program
-    program = Workload(*split_workload(module, workload))
+    program = Workload.parse(workload)
     program.check()
-    if module is None:
+    if program.start is Start.SCRIPT:
         refuse_recording(program.target)
     path = os.path.abspath(output or f"{program.name}.{os.getpid()}.ctrace")  # the program may change directory
-    page = _page(html, path, force) if html else None
+    page = None if html is None else path.removesuffix(".ctrace") + ".html" if html == BESIDE else os.path.abspath(html)
+    check_outputs(map(_short, filter(None, (path, page))), program.files, force=force)
     with record(path, device=device, with_stacks=not no_stacks, force=force) as recorder:
         status = program.run()
         recorder.add_facts({"exit_status": status})
@@ -75,18 +76,6 @@ def run(
     elif len(trace.records):
         _say(f"Next: cudatool snapshot {shlex.quote(_short(path))} --html")
     sys.exit(status)
-
-
-def _page(html: str, trace: str, force: bool) -> str:
-    """Return the absolute path of the page, known to be writable before the program runs."""
-    from cudatool.errors import OutputError
-    from cudatool.files import check_writable
-
-    page = trace.removesuffix(".ctrace") + ".html" if html == BESIDE else os.path.abspath(html)
-    if os.path.isfile(page) and not force:
-        raise OutputError(f"{_short(page)} exists; add -f to overwrite it")
-    check_writable(page)
-    return page
 
 
 def _say(text: str) -> None:

@@ -53,7 +53,6 @@ def sanitize(
     error_exitcode: int,
     acceptance: Acceptance,
     proof: Proof,
-    module: str | None,
     workload: tuple[str, ...],
 ) -> None:
     """Find unsynchronized accesses and memory errors in a program or a recorded trace.
@@ -76,20 +75,22 @@ def sanitize(
     """
     from cudatool.sanitize import Outputs, Run, check, parse_checks, render_text
     from cudatool.sanitize.places import project_root
+    from cudatool.workload import Workload
 
     # All that can be wrong with the options is said before the workload runs; and it may change directory.
     if html and html.endswith(".py"):
         raise UsageError(f"--html names the page to write, and {html} is a program: --html findings.html {html}")
     wanted = parse_checks(checks)
-    outputs = Outputs.parse([*formats, *(["json"] if as_json else [])], html, acceptance.written)
+    inputs = [*Workload.parse(workload, "sanitize").files, *acceptance.read]
+    outputs = Outputs.parse([*formats, *(["json"] if as_json else [])], html, acceptance.written, inputs=inputs)
     html, root = html and os.path.abspath(html), project_root()
 
     if proof.explores:
         if html:
             raise UsageError("--html shows one run: leave out --explore")
-        trace, report, status = None, *proof.explored(device, checks, module, workload)
+        trace, report, status = None, *proof.explored(device, checks, workload)
     else:
-        trace, status = trace_of(module, workload, device, wanted, proof)
+        trace, status = trace_of(workload, device, wanted, proof)
         report = proof.proven(check(trace, races="race" in wanted, leaked="leak" in wanted), trace)
     report = acceptance.applied(report, wanted, complete=not status)
     text = partial(render_text, color=_in_colour(), width=_width())

@@ -47,16 +47,14 @@ def snapshot(
     from cudatool.cli._snapshot_text import print_report
     from cudatool.cli._sources import newest, read_trace
     from cudatool.cli._text import messages, results
-    from cudatool.errors import UsageError
+    from cudatool.files import check_outputs
     from cudatool.units import format_bytes, parse_bytes
 
     if source is None and html and not is_page(html):
         source, html = Path(html), BESIDE  # `cudatool snapshot --html SOURCE`: the option took the argument
     source = source or newest()
     page = _page_path(source, html)
-    for path in (page, torch):
-        if path is not None and path.exists() and not force:
-            raise UsageError(f"{path} exists; add -f to overwrite it")
+    check_outputs(filter(None, (page, torch)), [source], force=force)
 
     trace = read_trace(source)
     size = parse_bytes(memory) if memory else None

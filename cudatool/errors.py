@@ -24,6 +24,8 @@ The command line prints any of them as one line and exits with status 2.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 __all__ = [
     "CudatoolError",
     "UsageError",
@@ -39,7 +41,16 @@ __all__ = [
     "TraceFormatError",
     "SnapshotFormatError",
     "OutputError",
+    "did_you_mean",
 ]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return ``did you mean 'train.py'?`` if one of the known words is near to a word, else nothing."""
+    import difflib
+
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else ""
 
 
 class CudatoolError(Exception):

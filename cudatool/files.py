@@ -1,15 +1,61 @@
-"""Result files: written whole or not at all, and known to be writable before the work that fills them."""
+"""Result files: written whole or not at all, known to be writable before the work, and never an input."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from cudatool.errors import OutputError
+from cudatool.errors import OutputError, UsageError
 
-__all__ = ["check_writable", "replacing", "write_whole"]
+__all__ = ["check_outputs", "check_writable", "replacing", "write_whole"]
+
+
+def check_outputs(
+    outputs: Iterable[str | os.PathLike[str]], inputs: Iterable[str | os.PathLike[str]] = (), *, force: bool = True
+) -> None:
+    """Complain if `outputs` cannot be written, or if one is one of `inputs` or another of `outputs`.
+
+    Files are the same if they are one file, whatever their names: symbolic and hard links count. A device or a pipe,
+    such as ``/dev/null``, holds nothing that could be lost. Changes nothing.
+
+    Parameters
+    ----------
+    force
+        Without it, no output may exist yet. With it, an input is still no output.
+
+    Raises
+    ------
+    UsageError
+        Writing one would lose an input, another output or, without `force`, a file that exists.
+    OutputError
+        One cannot be written.
+    """
+    read = {_identity(path): os.fspath(path) for path in inputs}
+    written: dict[object, str] = {}
+    for output in outputs:
+        path = os.fspath(output)
+        identity = _identity(path)
+        if identity is not None:
+            if identity in read:
+                also = "" if read[identity] == path else f", which is {read[identity]}"
+                raise UsageError(f"cannot write {path}{also}: this command reads that file; name another")
+            if identity in written:
+                raise UsageError(f"two results cannot go to the same file: {written[identity]} and {path}")
+            written[identity] = path
+            if not force and os.path.lexists(path):
+                raise UsageError(f"{path} exists; add -f to overwrite it, or name another file")
+        check_writable(path)
+
+
+def _identity(path: str | os.PathLike[str]) -> object:
+    """Return what two names of one file have in common, None for what is no regular file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return os.path.realpath(path)  # it is not there yet
+    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
 
 
 def check_writable(path: str) -> None:

@@ -4,48 +4,135 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
+import shlex
+import shutil
 import sys
+import textwrap
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from types import CodeType, ModuleType, TracebackType
+from typing import Final
 
-from cudatool.errors import UsageError
+from cudatool.errors import UsageError, did_you_mean
 
-__all__ = ["Workload"]
+__all__ = ["Start", "Workload"]
+
+_PYTHON: Final = re.compile(r"python(\d+(\.\d+)?)?")
+_LAUNCHERS: Final = {
+    # they start the program in other processes -> how cudatool runs in each of those
+    "torchrun": "torchrun [OPTIONS] -m cudatool {command}",
+    "torch.distributed.run": "torchrun [OPTIONS] -m cudatool {command}",
+    "torch.distributed.launch": "torchrun [OPTIONS] -m cudatool {command}",
+    "accelerate": "accelerate launch [OPTIONS] -m cudatool {command}",
+    "deepspeed": "deepspeed [OPTIONS] --module cudatool {command}",
+    "mpirun": "mpirun [OPTIONS] python -m cudatool {command}",
+    "mpiexec": "mpiexec [OPTIONS] python -m cudatool {command}",
+    "srun": "srun [OPTIONS] python -m cudatool {command}",
+}
 
 _replaced: list[object] = []  # what programs left as sys.stdout: without a reference it would close what it wraps
 
 
+class Start(StrEnum):
+    """How ``python`` would be given the program."""
+
+    SCRIPT = "script"
+    MODULE = "module"
+    CODE = "code"
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A script, or a module as after ``python -m``, with its arguments."""
+    """A script, a module as after ``python -m``, or code as after ``python -c``, with its arguments."""
 
     target: str
     arguments: tuple[str, ...] = ()
-    is_module: bool = False
+    start: Start = Start.SCRIPT
+
+    @staticmethod
+    def parse(words: Sequence[str], command: str = "run") -> Workload:
+        """Return the program that the words of a command line start.
+
+        They are what stands after ``python``: a script, ``-m MODULE`` or ``-c CODE``, and arguments. ``python`` itself
+        may stand before. The name of a command, such as ``pytest``, stands for the Python script that the shell would
+        run. `command` is cudatool's, for messages.
+
+        Raises
+        ------
+        UsageError
+            There is nothing to run here, or it is not Python's; the message says what to type.
+        """
+        if not words:
+            raise UsageError("name a Python program to run, a module with -m, or code with -c")
+        first, *rest = words
+        if first in ("-m", "-c"):
+            if not rest:
+                raise UsageError("name a module to run after -m" if first == "-m" else "-c needs code to run")
+            if first == "-m" and rest[0] in _LAUNCHERS:
+                raise _launcher(rest[0], command)
+            return Workload(rest[0], tuple(rest[1:]), Start.MODULE if first == "-m" else Start.CODE)
+        is_python = _PYTHON.fullmatch(os.path.basename(first)) is not None
+        if os.path.dirname(first) or os.path.lexists(first):
+            if is_python and os.path.isfile(first) and os.access(first, os.X_OK):
+                return _after_python(first, rest, command)
+            return Workload(first, tuple(rest))
+        if is_python:
+            return _after_python(first, rest, command)
+        if first in _LAUNCHERS:
+            raise _launcher(first, command)
+        return Workload(_script_of(first) or first, tuple(rest))
 
     @property
     def name(self) -> str:
         """A short name for files made from this run."""
-        return self.target.rpartition(".")[2] if self.is_module else os.path.splitext(os.path.basename(self.target))[0]
+        if self.start is Start.CODE:
+            return "code"
+        if self.start is Start.MODULE:
+            return self.target.rpartition(".")[2]
+        return os.path.splitext(os.path.basename(self.target))[0]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The program's own files, those that are known before it runs."""
+        if self.start is Start.SCRIPT:
+            return (self.target,)
+        origin = self._origin() if self.start is Start.MODULE else None
+        if not origin:
+            return ()
+        main = os.path.join(os.path.dirname(origin), "__main__.py")
+        return (origin, main) if os.path.basename(origin) == "__init__.py" else (origin,)
 
     def check(self) -> None:
         """Raise :class:`UsageError` if there is nothing to run."""
-        if self.is_module:
-            import importlib.util
-
-            sys.path.insert(0, os.getcwd())
-            try:
-                found = importlib.util.find_spec(self.target)
-            except (ImportError, ValueError):
-                found = None
-            finally:
-                del sys.path[0]
-            if found is None:
+        if self.start is Start.MODULE:
+            if self._origin() is None:
                 raise UsageError(f"there is no module {self.target!r}")
-        elif not os.path.isfile(self.target):
-            what = "is a directory" if os.path.isdir(self.target) else "does not exist"
-            raise UsageError(f"{self.target} {what}; name a Python program")
+        elif self.start is Start.SCRIPT and not os.path.isfile(self.target):
+            if os.path.isdir(self.target):
+                raise UsageError(f"{self.target} is a directory; name a Python program")
+            folder = os.path.dirname(self.target)
+            try:
+                beside = [os.path.join(folder, name) for name in os.listdir(folder or os.curdir)]
+            except OSError:
+                beside = []
+            close = did_you_mean(self.target, [path for path in beside if path.endswith(".py")])
+            raise UsageError(f"{self.target} does not exist; {close or 'name a Python program'}")
+
+    def _origin(self) -> str | None:
+        """Return the file of the module, an empty string if it has none, None if there is no such module."""
+        import importlib.util
+
+        sys.path.insert(0, os.getcwd())
+        try:
+            found = importlib.util.find_spec(self.target)
+        except (ImportError, ValueError):
+            found = None
+        finally:
+            del sys.path[0]
+        return None if found is None else found.origin or ""
 
     def run(self) -> int:
         """Run the program and return its exit status.
@@ -58,10 +145,7 @@ class Workload:
         process, ours = os.getpid(), (sys.stdout, sys.stderr)
         status = 0
         try:
-            if self.is_module:
-                self._run_module()
-            else:
-                self._run_script()
+            {Start.SCRIPT: self._run_script, Start.MODULE: self._run_module, Start.CODE: self._run_code}[self.start]()
         except SystemExit as leaving:
             status = _exit_status(leaving.code)
         except BaseException as error:
@@ -116,6 +200,70 @@ class Workload:
         sys.path[0] = os.getcwd()
         # What the interpreter itself calls for `python -m`; run_module() would report errors differently.
         runpy._run_module_as_main(self.target)  # type: ignore[attr-defined]
+
+    def _run_code(self) -> None:
+        main = ModuleType("__main__")
+        main.__dict__["__builtins__"] = __builtins__
+        sys.modules["__main__"] = main
+        sys.argv = ["-c", *self.arguments]
+        sys.path[0] = ""
+        source = textwrap.dedent(self.target) if sys.version_info >= (3, 14) else self.target
+        if sys.version_info >= (3, 13):  # since then tracebacks show its lines
+            import linecache
+
+            linecache.cache["<string>"] = (len(source), None, source.splitlines(keepends=True), "<string>")
+        exec(compile(source, "<string>", "exec", dont_inherit=True), main.__dict__)
+
+
+def _launcher(name: str, command: str) -> UsageError:
+    there = _LAUNCHERS[name].format(command=f"{command} PROGRAM.py")
+    return UsageError(f"{name} starts the program in other processes; cudatool has to run inside of them: {there}")
+
+
+def _after_python(python: str, words: Sequence[str], command: str) -> Workload:
+    """Return the program of ``python WORDS``, which runs in this interpreter."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    wanted = os.path.basename(python).removeprefix("python")
+    is_ours = not os.path.dirname(python) or _is_ours(python)
+    if wanted not in ("", str(sys.version_info.major), version) or not is_ours:
+        raise UsageError(
+            f"cudatool runs programs in its own Python {version} ({sys.executable}), not in {python}; install it there"
+        )
+    if not words:
+        raise UsageError("cudatool has no interactive session; name a Python program")
+    if words[0].startswith("-") and words[0] not in ("-m", "-c"):
+        line = f"python {words[0]} -m cudatool {command} {shlex.join(words[1:])}".rstrip()
+        raise UsageError(f"options of python stand before cudatool: {line}")
+    return Workload.parse(words, command)
+
+
+def _script_of(name: str) -> str | None:
+    """Return the Python script that the shell would run for a command; None if there is no such command.
+
+    Raises
+    ------
+    UsageError
+        The command is not Python's, or of another Python than this one.
+    """
+    beside = os.path.join(os.path.dirname(sys.executable), name)  # a virtual environment need not be activated
+    found = beside if os.path.isfile(beside) and os.access(beside, os.X_OK) else shutil.which(name)
+    if found is None:
+        return None
+    with open(found, "rb") as file:
+        head = file.read(512).decode("latin-1")
+    # The first line is "#!/path/bin/python"; for a long path it is "#!/bin/sh", and the second one runs Python.
+    words = re.findall(r"[^\s\"'!]+", "".join(head.splitlines(keepends=True)[:2]))
+    python = next((word for word in words if _PYTHON.fullmatch(os.path.basename(word))), None)
+    if not head.startswith("#!") or python is None:
+        raise UsageError(f"{name} ({found}) is not a Python program; cudatool runs only those")
+    if os.path.dirname(python) and not _is_ours(python):
+        raise UsageError(f"{found} belongs to {python}, and cudatool to {sys.executable}; install both in one of them")
+    return found
+
+
+def _is_ours(python: str) -> bool:
+    """Return whether a path is that of this interpreter: in its own directory, since environments share a binary."""
+    return os.path.realpath(os.path.dirname(python)) == os.path.realpath(os.path.dirname(sys.executable))
 
 
 def _exit_status(code: object) -> int:

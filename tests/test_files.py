@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cudatool.errors import OutputError
-from cudatool.files import check_writable, replacing, write_whole
+from cudatool.errors import OutputError, UsageError
+from cudatool.files import check_outputs, check_writable, replacing, write_whole
 from cudatool.sanitize import Outputs, Report, Run
 
 
@@ -76,3 +76,48 @@ def test_one_file_that_fails_does_not_keep_the_others_from_being_written(good, t
         outputs.write(Report(()), Run(str(tmp_path)), printed.append)
     assert good.read_text().startswith("{")
     assert printed[0].endswith("no findings")
+
+
+def linked(target: Path, how: str, name: str) -> Path:
+    path = target.with_name(name)
+    if how == "symbolic":
+        path.symlink_to(target.name)
+    elif how == "hard":
+        path.hardlink_to(target)
+    return path if how != "same" else target
+
+
+@pytest.mark.parametrize("how", ["same", "symbolic", "hard"])
+@pytest.mark.parametrize("force", [False, True])
+def test_a_result_never_replaces_an_input(good, how, force):
+    output = linked(good, how, "other.json")
+    with pytest.raises(UsageError, match="this command reads that file"):
+        check_outputs([str(output)], [str(good)], force=force)
+    with pytest.raises(UsageError, match="this command reads that file"):
+        check_outputs([str(good)], [str(output)], force=force)
+    with pytest.raises(UsageError, match="this command reads that file"):
+        Outputs.parse([f"json={output}"], inputs=[str(good)])
+
+
+@pytest.mark.parametrize("how", ["same", "symbolic", "hard"])
+def test_two_results_never_go_to_one_file(good, how):
+    with pytest.raises(UsageError, match="same file"):
+        check_outputs([good, linked(good, how, "other.json")])
+
+
+def test_new_files_are_the_same_if_their_paths_lead_to_one_place(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(UsageError, match="same file"):
+        check_outputs([tmp_path / "new", tmp_path / "link" / "new"])
+    check_outputs([tmp_path / "new", tmp_path / "newer"], [tmp_path / "input"])
+    assert [tmp_path / "link"] == list(tmp_path.iterdir())
+
+
+def test_an_existing_result_is_kept_without_force(good):
+    check_outputs([good], force=True)
+    with pytest.raises(UsageError, match="exists; add -f"):
+        check_outputs([good], force=False)
+
+
+def test_what_is_no_regular_file_can_be_both():
+    check_outputs(["/dev/null", "/dev/null"], ["/dev/null"], force=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from cudatool.errors import OutputError, UsageError
-from cudatool.files import check_writable, write_whole
+from cudatool.files import check_outputs, check_writable, write_whole
 from cudatool.sanitize.findings import Report
 from cudatool.sanitize.github import render_github, render_summary
 from cudatool.sanitize.gitlab import render_gitlab
@@ -49,15 +49,16 @@ class Outputs:
     outputs: tuple[Output, ...]
 
     @staticmethod
-    def parse(texts: Sequence[str], *others: str | None) -> Outputs:
+    def parse(texts: Sequence[str], *others: str | None, inputs: Sequence[str] = ()) -> Outputs:
         """Return what ``FORMAT`` and ``FORMAT=FILE`` ask for; the text report goes to stdout if nothing else does.
 
-        `others` are files that somebody else writes: they are looked at, too.
+        `others` are files that the caller writes, `inputs` those that it reads: no result may replace one.
 
         Raises
         ------
         UsageError
-            An unknown format, one file for two formats, or two formats on stdout that would spoil each other.
+            An unknown format, two formats on stdout that would spoil each other, or a file that is an input or another
+            result.
         OutputError
             A file that cannot be written.
         """
@@ -67,13 +68,10 @@ class Outputs:
         on_stdout = [output.format for output in outputs if not output.path]
         if len(set(on_stdout)) > 1 and not set(on_stdout) <= set(_FOR_LOGS):
             raise UsageError(f"only one of {' and '.join(on_stdout)} can go to stdout; write {on_stdout[-1]}=FILE")
-        paths = [output.path for output in outputs if output.path] + [os.path.abspath(path) for path in others if path]
-        if twice := [path for path in paths if paths.count(path) > 1]:
-            raise UsageError(f"two results cannot go to the same file {twice[0]}")
         if "github" in {output.format for output in outputs} and (summary := os.environ.get(_SUMMARY)):
             check_writable(summary)
-        for path in paths:
-            check_writable(path)
+        paths = [output.path for output in outputs if output.path]
+        check_outputs([os.path.relpath(path) for path in [*paths, *filter(None, others)]], inputs)
         return Outputs(tuple(outputs))
 
     def write(self, report: Report, run: Run, echo: Callable[[str], None], text: Renderer = render_text) -> list[str]:

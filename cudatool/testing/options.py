@@ -128,17 +128,22 @@ def _read(config: pytest.Config) -> Options:
     path, updates = _given(config, "cudatool_baseline") or "", bool(_given_update(config))
     if updates and not path:
         raise UsageError("--cudatool-update-baseline needs --cudatool-baseline=FILE")
+    suppress = _given(config, "cudatool_suppress")
+    tests = [word.partition("::")[0] for word in getattr(config.known_args_namespace, "file_or_dir", None) or ()]
+    inputs = [*filter(os.path.isfile, tests), *(text[1:] for text in suppress if text.startswith("@"))]
+    if path and not updates:
+        inputs.append(path)
     most = _given(config, "cudatool_most_allocations") or _DEFAULT_MOST
     if not most.isdecimal():
         raise UsageError(f"--cudatool-most-allocations={most}: not a number")
     return Options(
         device=device,
         checks=parse_checks(_given(config, "cudatool_checks") or _DEFAULT_CHECKS),
-        rules=parse_rules(_given(config, "cudatool_suppress")),
+        rules=parse_rules(suppress),
         baseline=Baseline.read(path, may_be_new=updates) if path else Baseline({}),
         baseline_path=path,
         updates_baseline=updates,
-        outputs=_outputs(_given(config, "cudatool_report"), path if updates else None),
+        outputs=_outputs(_given(config, "cudatool_report"), path if updates else None, inputs),
         most=int(most),
     )
 
@@ -148,11 +153,11 @@ def _given_update(config: pytest.Config) -> bool:
     return bool(getattr(config.option, name, False) or getattr(config.known_args_namespace, name, False))
 
 
-def _outputs(texts: list[str], baseline: str | None) -> Outputs:
+def _outputs(texts: list[str], baseline: str | None, inputs: list[str]) -> Outputs:
     from cudatool.sanitize import Outputs
     from cudatool.sanitize.outputs import FORMATS, Output
 
     named = [text if text.partition("=")[0] in FORMATS else f"json={text}" for text in texts]
-    parsed = Outputs.parse(named, baseline)
+    parsed = Outputs.parse(named, baseline, inputs=inputs)
     # The text report goes to stdout only on request: each test has printed its own.
     return Outputs(tuple(one for one in parsed.outputs if one != Output("text") or "text" in named))

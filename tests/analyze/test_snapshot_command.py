@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,17 @@ def test_nothing_is_overwritten_without_force(tmp_path: Path, option: str) -> No
     assert "mine" == (tmp_path / "mine.html").read_text()
     run(RECORDING, option, "mine.html", "-f")
     assert "mine" != (tmp_path / "mine.html").read_bytes()[:4].decode(errors="replace")
+
+
+@pytest.mark.parametrize("option", ["--html", "--torch"])
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_the_source_is_never_overwritten(tmp_path: Path, option: str, link: Callable[[str, str], None]) -> None:
+    source = tmp_path / "own.pickle.xz"
+    source.write_bytes(RECORDING.read_bytes())
+    link(str(source), "page.html")
+    with pytest.raises(UsageError, match="this command reads that file"):
+        run(source, option, "page.html", "-f")
+    assert RECORDING.read_bytes() == source.read_bytes()
 
 
 def test_a_torch_pickle_holds_plain_data(tmp_path: Path) -> None:

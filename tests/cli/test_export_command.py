@@ -88,7 +88,7 @@ def test_a_file_that_exists_is_overwritten_only_by_force(source: Path) -> None:
 def test_the_source_is_never_overwritten(source: Path) -> None:
     plain = source.rename(source.with_name("run.pickle"))
     before = plain.read_bytes()
-    with pytest.raises(UsageError, match="is the file to export"):
+    with pytest.raises(UsageError, match="this command reads that file"):
         run(plain, "--to", "torch", "-f")
     assert before == plain.read_bytes()
 
