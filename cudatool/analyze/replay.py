@@ -117,8 +117,8 @@ def pool_ids(trace: Trace) -> Callable[[int], PoolId]:
     """Return what turns the number of a pool in a trace's records into its id."""
     from cudatool.trace.events import unpack_pool
 
-    pools = [(int(first), int(second)) for first, second in trace.header.get("pools", ())]
-    return lambda number: pools[number] if number < len(pools) else unpack_pool(number)
+    pools = [(first, second) for first, second in trace.header.get("pools", ())]
+    return lambda number: pools[number] if 0 <= number < len(pools) else unpack_pool(number)
 
 
 def check(

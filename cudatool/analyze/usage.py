@@ -64,7 +64,7 @@ def pool_label(trace: Trace, pool: int) -> str:
     In a snapshot the records hold an index into the header's table of pools; in a trace of our runtime, the packed id.
     """
     table = trace.header.get("pools")
-    first, second = table[pool] if table and pool < len(table) else unpack_pool(pool)
+    first, second = table[pool] if table and 0 <= pool < len(table) else unpack_pool(pool)
     return f"private pool ({first}, {second})" if first or second else "default pool"
 
 

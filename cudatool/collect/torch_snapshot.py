@@ -126,7 +126,7 @@ def write(path: str | Path, trace: Trace, segments: Sequence[Mapping[str, Any]])
     pools = [tuple(pool) for pool in trace.header.get("pools", ())]
 
     def pool_id(number: int) -> tuple[int, int]:
-        return pools[number] if number < len(pools) else (number, 0)
+        return pools[number] if 0 <= number < len(pools) else (number, 0)
 
     frames = [{"filename": frame.file, "name": frame.function, "line": frame.line} for frame in trace.frames]
     stacks = [[frames[i] for i in stack] for stack in trace.stacks]  # shared, so that the pickle holds each once

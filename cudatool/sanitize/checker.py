@@ -44,7 +44,8 @@ def check(trace: Trace, *, races: bool = True, leaked: bool = False) -> Report:
     if engine.defects:
         pruned = Engine(trace, go_on_repaired=True)
         pruned.run()
-        independent = {key: engine.defects[key] for key in pruned.defects}
+        # In a trace that contradicts itself, a repair may bring up what was hidden before.
+        independent = {key: engine.defects.get(key, defect) for key, defect in pruned.defects.items()}
         repaired = Engine(trace, repairs=_plan(engine, independent.values()))
         repaired.run()
         cured = independent.keys() - repaired.defects.keys()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from cudatool.errors import TraceFormatError
 from cudatool.sanitize.findings import BufferSite, DeviceFinding, FindingKind, digest, functions, location
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
@@ -20,8 +21,66 @@ _ALLOCATIONS = (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC)
 _NEAR = 1 << 20  # bytes between an address and the allocation that it is said to be near
 
 
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What the name of a ``FINDING`` record says: the JSON of a :class:`cudatool.sim.checkers.CheckFinding`."""
+
+    kind: FindingKind
+    check: str
+    text: str
+    mode: str = ""
+    space: str = ""  # empty: global memory
+    kernel: str = ""
+    block: tuple[int, ...] = ()
+    thread: tuple[int, ...] = ()
+    source: str = ""
+    other_block: tuple[int, ...] = ()
+    other_thread: tuple[int, ...] = ()
+    other_source: str = ""
+
+    @staticmethod
+    def parse(text: str) -> _Said:
+        """Return what JSON says; what is added to it later is left out.
+
+        Raises
+        ------
+        ValueError
+            It is not of this form, or of a kind that is not known.
+        """
+        try:
+            said = json.loads(text)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+        if not isinstance(said, dict):
+            raise ValueError("not an object")
+        facts: dict[str, Any] = {}
+        for name in _Said.__dataclass_fields__:
+            value = said.get(name)
+            if name in said:
+                facts[name] = _coordinates(value) if name.endswith(("block", "thread")) else _word(value)
+        return _Said(**facts | {"kind": FindingKind(facts.get("kind", ""))})
+
+
+def _word(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("not text")
+    return value
+
+
+def _coordinates(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(one) is int and 0 <= one < 1 << 32 for one in value):
+        raise ValueError("not coordinates")
+    return tuple(value)
+
+
 def device_findings(trace: Trace) -> tuple[DeviceFinding, ...]:
-    """Return what the checkers saw, one finding for each place in a kernel and call site that launched it."""
+    """Return what the checkers saw, one finding for each place in a kernel and call site that launched it.
+
+    Raises
+    ------
+    TraceFormatError
+        One of them cannot be read: without it, the report could look clean.
+    """
     records = trace.records
     rows = np.flatnonzero(records["kind"] == Kind.FINDING)
     if not len(rows):
@@ -32,22 +91,25 @@ def device_findings(trace: Trace) -> tuple[DeviceFinding, ...]:
     found: dict[tuple[Any, ...], DeviceFinding] = {}
     for row in rows.tolist():
         record = records[row]
-        said = json.loads(trace.names[int(record["name"])])
+        try:
+            said = _Said.parse(trace.names[int(record["name"])])
+        except (TypeError, ValueError):
+            raise TraceFormatError(trace.source, f"what a checker found cannot be read (event {row:,})") from None
         launch = launch_of.get(int(record["correlation"])) if record["correlation"] else None
         at = row if launch is None else launch
         stack = trace.stack(int(records["stack"][at]))
-        kind, text = FindingKind(said["kind"]), said["text"]
+        kind, text = said.kind, said.text
         buffer = None
-        if said.get("space", "global") == "global" and record["address"]:
+        if said.space in ("", "global") and record["address"]:
             kind, text, buffer = memory.explain(kind, text, int(record["address"]), int(record["size"]), at)
         # A race is the same whichever of the two threads happened to come first.
-        places = tuple(sorted((said.get("source", ""), said.get("other_source", ""))))
+        places = tuple(sorted((said.source, said.other_source)))
         key = (
             kind,
-            said.get("kernel"),
+            said.kernel,
             places,
-            kind is not FindingKind.KERNEL_RACE and said.get("mode"),
-            said.get("space"),
+            kind is not FindingKind.KERNEL_RACE and said.mode,
+            said.space,
             int(records["stack"][at]),
         )
         known = found.get(key)
@@ -56,19 +118,19 @@ def device_findings(trace: Trace) -> tuple[DeviceFinding, ...]:
             continue
         found[key] = DeviceFinding(
             kind=kind,
-            check=said["check"],
-            operation=_operation(trace, launch, said["kernel"]),
+            check=said.check,
+            operation=_operation(trace, launch, said.kernel),
             agent=f"stream {int(record['stream'])}" if launch is not None else "the host",
-            mode=said.get("mode", ""),
-            space=said.get("space", ""),
+            mode=said.mode,
+            space=said.space,
             address=int(record["address"]),
             size=int(record["size"]),
-            block=tuple(said.get("block", ())),
-            thread=tuple(said.get("thread", ())),
-            source=said.get("source", ""),
-            other_block=tuple(said.get("other_block", ())),
-            other_thread=tuple(said.get("other_thread", ())),
-            other_source=said.get("other_source", ""),
+            block=said.block,
+            thread=said.thread,
+            source=said.source,
+            other_block=said.other_block,
+            other_thread=said.other_thread,
+            other_source=said.other_source,
             text=text,
             stack=stack,
             record=at,

@@ -61,7 +61,9 @@ class Buffers:
         self._at: dict[int, Buffer] = {}  # by first byte
 
     def add(self, buffer: Buffer) -> list[Buffer]:
-        """Enter `buffer` and return those that it replaces."""
+        """Enter `buffer` and return those that it replaces. One without a byte holds no address."""
+        if buffer.stop <= buffer.start:
+            return []
         low, high = self._range(buffer.start, buffer.stop)
         replaced = self._buffers[low:high]
         for old in replaced:

@@ -34,6 +34,7 @@ from cudatool.trace.file import (
     aligned,
 )
 from cudatool.trace.model import Frame, Trace
+from cudatool.trace.validate import valid_facts, valid_records
 
 __all__ = ["is_trace", "newest_trace", "read"]
 
@@ -123,9 +124,15 @@ class _Reader:
             self.notes.append(
                 _NOT_CLOSED if self.open >= {Chunk.RECORDS, Chunk.TABLES} else _CUT.format(size=self.size)
             )
-        if "recording_error" in self.header:
-            self.notes.append(f"The recording stopped early: {self.header['recording_error']}.")
-        records = self.records[: self.count]
+        header, wrong = valid_facts(self.header)
+        self.notes += wrong
+        if "recording_error" in header:
+            self.notes.append(f"The recording stopped early: {header['recording_error']}.")
+        try:
+            records, wrong = valid_records(self.records[: self.count])
+        except ValueError as error:
+            raise TraceFormatError(self.name, str(error)) from None
+        self.notes += wrong
         self._check_indices(records)
         return Trace(
             records,
@@ -133,7 +140,7 @@ class _Reader:
             stacks=self.stacks,
             frames=self.frames,
             threads=self.threads or ["main"],
-            header=self.header,
+            header=header,
             notes=self.notes,
             source=self.name,
         )
@@ -265,9 +272,13 @@ def _put(table: list[Any], index: int, value: Any) -> None:
         raise _DamageError("a table has a gap")
 
 
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
 def _facts(payload: bytes) -> dict[str, Any]:
     try:
-        facts = json.loads(payload)
+        facts = json.loads(payload, parse_constant=_no_number)
     except (ValueError, RecursionError):
         raise _DamageError("facts are not JSON") from None
     if not isinstance(facts, dict):

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from cudatool.errors import OutputError
 from cudatool.trace import Recorder, Trace, hooks, read, stacks
 from cudatool.trace.events import RECORD, Event, Kind
+from cudatool.trace.validate import MAX_ADDRESS, MAX_MEMORY, MAX_TIME
 
 
 def emit_numbered(numbers: Sequence[int]) -> None:
@@ -50,7 +51,7 @@ def unsigned(bits: int) -> st.SearchStrategy[int]:
 
 events = st.builds(
     Event,
-    time=st.integers(0, 2**63 - 1),
+    time=st.integers(0, MAX_TIME - 1),
     kind=st.sampled_from(Kind),
     device=st.integers(-1, 127),
     flags=unsigned(16),
@@ -59,10 +60,10 @@ events = st.builds(
     correlation=unsigned(32),
     stack=st.sampled_from(some_stacks()),
     name=st.text(st.characters(exclude_categories=["Cs"]), max_size=200),
-    address=unsigned(64),
-    size=unsigned(64),
-    aux0=unsigned(64),
-    aux1=unsigned(64),
+    address=st.integers(0, MAX_ADDRESS - 1),
+    size=st.integers(0, MAX_MEMORY - 1),
+    aux0=st.integers(0, MAX_MEMORY - 1),
+    aux1=unsigned(62),
 )
 
 
@@ -110,7 +111,7 @@ def test_name_that_is_not_unicode_is_written_readably(tmp_path: Path) -> None:
 
 def test_value_too_wide_for_its_field_is_cut_and_the_event_kept(tmp_path: Path) -> None:
     with Recorder(tmp_path / "trace.ctrace", header={}) as recorder:
-        recorder(event_of(address=-1, flags=0x1_0002, device=200, stream=2**32 + 3))
+        recorder(event_of(kind=Kind.FINDING, address=-1, flags=0x1_0002, device=200, stream=2**32 + 3))
     (record,) = read(tmp_path / "trace.ctrace").records
     assert [record[field].item() for field in ("address", "flags", "device", "stream")] == [2**64 - 1, 2, 200 - 256, 3]
 

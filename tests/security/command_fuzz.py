@@ -1,0 +1,286 @@
+"""Whole commands on files that are sound by their layout and say impossible things. Everything is the same in every run.
+
+    python tests/security/command_fuzz.py --seeds 0:2000      # prints each fault once, with a seed that shows it
+
+A command may give a result or refuse the file with one line. An exception other than ours, output that a terminal, a
+browser or a CI system would take for more than text, and output that its own format does not allow are faults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import lzma
+import os
+import pickle
+import random
+import re
+import shutil
+import sqlite3
+import sys
+import tempfile
+import time
+import traceback
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from click.testing import CliRunner
+from hostile_traces import ESCAPES, VALUES, mutated
+
+from cudatool.cli import _group
+from cudatool.errors import CudatoolError
+from cudatool.recording import record
+from cudatool.trace import reader
+from cudatool.trace.model import Trace
+
+HERE = Path(__file__).parent
+SNAPSHOTS = HERE.parent / "data"
+PROGRAM = HERE / "recorded_program.py"
+
+COMMANDS: tuple[tuple[str, ...], ...] = (
+    ("snapshot", "{}"),
+    ("snapshot", "{}", "--json"),
+    ("snapshot", "{}", "--html", "out.html", "-f"),
+    ("snapshot", "{}", "--torch", "out.pickle", "-f", "--memory", "8GiB"),
+    ("leaks", "{}"),
+    ("leaks", "{}", "--json"),
+    ("diff", "{}", "base"),
+    ("diff", "base", "{}", "--json"),
+    ("export", "{}", "--to", "perfetto", "-f", "-o", "out.perfetto.json"),
+    ("export", "{}", "--to", "sqlite", "-f", "-o", "out.sqlite"),
+    ("export", "{}", "--to", "torch", "-f", "-o", "out.pickle"),
+    ("replay", "{}", "--check"),
+    ("replay", "{}", "--conf", "expandable_segments:True"),
+    ("replay", "{}", "--conf", "max_split_size_mb:20", "--json"),
+)
+SANITIZE: tuple[tuple[str, ...], ...] = (
+    ("sanitize", "{}"),
+    ("sanitize", "--checks", "all", "--format", "junit=out.xml", "--format", "json=out.json", "{}"),
+    ("sanitize", "--checks", "all", "--format", "github", "{}"),
+    ("sanitize", "--format", "sarif", "--html", "out.html", "{}"),
+    ("sanitize", "--checks", "all", "--format", "gitlab", "{}"),
+)
+SLOW = 5.0  # seconds of one command
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_COMMAND_OF_LOG = re.compile(r"^(?:::|##\[)")
+_OWN_COMMAND = re.compile(r"^::(?:error|warning|notice) [^\n]*::")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What a command did wrong: the same place in the code is the same fault."""
+
+    what: str
+    detail: str
+
+
+def base_trace(folder: Path) -> Trace:
+    """Return the recording of a program with something of everything."""
+    path = folder / "base.ctrace"
+    if not path.exists():
+        import runpy
+
+        checks = ["memcheck", "initcheck", "racecheck", "synccheck"]
+        with record(path, device="sim:memory=64MiB", measure_accesses=True, checks=checks):
+            runpy.run_path(str(PROGRAM), run_name="__main__")
+    return reader.read(path)
+
+
+class Fuzzer:
+    """Makes files from seeds and runs commands on them, in one folder and one process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.base = base_trace(folder)
+        names = ("graphs__default", "streams_default")
+        self.snapshots = [pickle.loads(lzma.decompress((SNAPSHOTS / f"{n}.pickle.xz").read_bytes())) for n in names]
+        for data in self.snapshots:
+            for trace in data["device_traces"]:
+                del trace[400:]
+        self.runner = CliRunner()
+
+    def file(self, seed: int) -> Path:
+        """Return the hostile file of a seed."""
+        chance = random.Random(seed)
+        kind = chance.choice(("trace", "trace", "trace", "trace", "snapshot", "snapshot", "log"))
+        name, content = {"trace": self._trace, "snapshot": self._snapshot, "log": self._log}[kind](chance)
+        path = self.folder / name
+        path.write_bytes(content)
+        return path
+
+    def _trace(self, chance: random.Random) -> tuple[str, bytes]:
+        return "hostile.ctrace", mutated(self.base, chance)
+
+    def _snapshot(self, chance: random.Random) -> tuple[str, bytes]:
+        data = copy.deepcopy(chance.choice(self.snapshots))
+        for _ in range(chance.choice((1, 1, 2, 6))):
+            everywhere = list(_places(data))
+            container, key = chance.choice(everywhere)
+            container[key] = chance.choice(
+                [*VALUES, *ESCAPES, -1, None, 0.5, float("nan"), [], {}, (), [[]], True, "9" * 5000, 10**400]
+            )
+        return "hostile.pickle", pickle.dumps(data, protocol=chance.choice((2, 4)))
+
+    def _log(self, chance: random.Random) -> tuple[str, bytes]:
+        lines = ["Thread,Time,Action,Pointer,Size,Stream"]
+        lines += [
+            f"{i % 3},14:{i % 60:02d}:19.998533,{('allocate', 'free')[i % 2]},0x30a{i // 2:06x},{256 * i},0x{i % 4:x}"
+            for i in range(80)
+        ]
+        for _ in range(chance.choice((1, 2, 5))):
+            row = chance.randrange(1, len(lines))
+            fields = lines[row].split(",")
+            fields[chance.randrange(len(fields))] = str(
+                chance.choice([*VALUES, *ESCAPES, "-1", "1e999", "9" * 5000, "0x" + "f" * 5000, "allocate failure", ""])
+            )
+            lines[row] = ",".join(fields)
+        return "hostile.csv", "\n".join(lines).encode("utf-8", "surrogatepass")
+
+    def run(self, command: Sequence[str], path: Path) -> Iterator[Fault]:
+        """Run one command on a file and yield what is wrong with what it did."""
+        words = [{"{}": str(path), "base": str(self.folder / "base.ctrace")}.get(word, word) for word in command]
+        here = os.getcwd()
+        os.chdir(self.folder)
+        for old in self.folder.glob("out.*"):
+            old.unlink()
+        began = time.process_time()
+        try:
+            with self.runner.isolation() as (out, err, _):
+                error = _exception_of(words)
+                sys.stdout.flush()
+                sys.stderr.flush()
+            took = time.process_time() - began
+            stdout = out.getvalue().decode("utf-8", "surrogatepass")
+            yield from _faults(command, error, stdout, err.getvalue().decode("utf-8", "surrogatepass"))
+            yield from _faults_of_files(self.folder)
+        finally:
+            os.chdir(here)
+        if took > SLOW:
+            yield Fault(f"slow: {command[0]}", f"{took:.1f} s")
+
+
+def _exception_of(words: Sequence[str]) -> BaseException | None:
+    try:
+        _group.main(words, prog_name="cudatool", standalone_mode=False)
+    except BaseException as error:  # the point of it all
+        return error
+    return None
+
+
+def _faults(command: Sequence[str], error: BaseException | None, stdout: str, stderr: str) -> Iterator[Fault]:
+    if isinstance(error, CudatoolError | click.ClickException):
+        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        if "\n" in message or len(message) > 400:
+            yield Fault(f"message of {_place(error)}", message[:500])
+        stderr += message
+    elif isinstance(error, SystemExit):
+        if error.code not in (0, 1, 2, None):
+            yield Fault(f"status {error.code}", "")
+    elif error is not None:
+        yield Fault(f"{type(error).__name__} at {_place(error)}", str(error)[:200])
+        return
+    for stream, text in (("stdout", stdout), ("stderr", stderr)):
+        if found := _CONTROL.search(text):
+            around = text[max(0, found.start() - 60) : found.end() + 20]
+            yield Fault(f"control character on {stream} of {command[0]} {command[-2]}", ascii(around))
+        for line in text.splitlines():
+            if _COMMAND_OF_LOG.match(line) and not ("github" in command and _OWN_COMMAND.match(line)):
+                yield Fault(f"workflow command on {stream} of {command[0]}", ascii(line[:100]))
+    if error is None or isinstance(error, SystemExit):
+        formats = {"--json", "sarif", "gitlab"} & set(command)
+        if formats:
+            try:
+                json.loads(stdout, parse_constant=_refuse_constant)
+            except ValueError as problem:
+                yield Fault(f"no JSON from {command[0]} {formats}", f"{problem}: {stdout[:100]!r}")
+
+
+def _faults_of_files(folder: Path) -> Iterator[Fault]:
+    for path in folder.glob("out.*"):
+        try:
+            if path.suffix == ".json":
+                json.loads(path.read_text(), parse_constant=_refuse_constant)
+            elif path.suffix == ".xml":
+                root = ET.fromstring(path.read_bytes())
+                for text in root.itertext():
+                    if found := _CONTROL.search(text):
+                        yield Fault("control character in JUnit", ascii(text[found.start() - 40 : found.end() + 20]))
+            elif path.suffix == ".sqlite":
+                with sqlite3.connect(path) as database:
+                    database.execute("SELECT count(*) FROM by_call_site").fetchall()
+            elif path.suffix == ".html":
+                if "alert(1)</script>" in path.read_text():
+                    yield Fault("markup in a page", "")
+            else:
+                pickle.loads(path.read_bytes())
+        except (ValueError, ET.ParseError, sqlite3.Error, pickle.UnpicklingError) as error:
+            yield Fault(f"{path.name} is not what it should be", str(error)[:200])
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _place(error: BaseException) -> str:
+    """Return the innermost line of ours that an exception came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if re.search(r"(cudatool|cli|viz)/[a-z_/]+\.py$", frame.filename)] or frames
+    return f"{'/'.join(Path(own[-1].filename).parts[-2:])}:{own[-1].lineno} ({own[-1].name})" if own else "?"
+
+
+def _places(data: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield (container, key) of each value in dicts, and of a few in each list."""
+    if isinstance(data, dict):
+        keys: list[Any] = list(data)
+    elif isinstance(data, list):
+        keys = sorted({0, len(data) // 2, len(data) - 1}) if data else []
+    else:
+        return
+    for key in keys:
+        yield data, key
+        yield from _places(data[key])
+
+
+def fuzz(seeds: range, folder: Path, *, until: float = float("inf")) -> tuple[int, dict[str, tuple[int, Fault, str]]]:
+    """Return how many commands ran before the clock says `until`, and the faults, each with the first seed of it."""
+    fuzzer = Fuzzer(folder)
+    ran, found = 0, {}
+    for seed in seeds:
+        path = fuzzer.file(seed)
+        chosen = random.Random(seed).sample((*COMMANDS, *SANITIZE), 4)
+        for command in chosen:
+            if time.monotonic() > until:
+                return ran, found
+            if command[0] == "sanitize" and path.suffix != ".ctrace":
+                continue
+            ran += 1
+            for fault in fuzzer.run(command, path):
+                found.setdefault(fault.what, (seed, fault, " ".join(command)))
+    return ran, found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="0:500", help="first:last, default 0:500")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
+    arguments = parser.parse_args()
+    first, last = map(int, arguments.seeds.split(":"))
+    folder = Path(tempfile.mkdtemp(prefix="cudatool-fuzz-"))
+    try:
+        ran, found = fuzz(range(first, last), folder, until=time.monotonic() + arguments.seconds)
+    finally:
+        shutil.rmtree(folder)
+    for seed, fault, command in found.values():
+        print(f"seed {seed}: {fault.what}\n    cudatool {command}\n    {fault.detail}")
+    print(f"{ran} commands, {len(found)} faults")
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()

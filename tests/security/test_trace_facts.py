@@ -1,0 +1,134 @@
+"""A trace whose checksums are right and whose facts are not: each part of cudatool meets typed values only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile_traces import records_of, trace_bytes
+
+from cudatool.analyze import blocks, check, leaks_of, report
+from cudatool.collect import perfetto, sqlite, torch_snapshot
+from cudatool.errors import TraceFormatError
+from cudatool.memory import Settings
+from cudatool.sanitize import check as sanitize
+from cudatool.trace import Trace, reader
+from cudatool.trace.events import Kind
+from cudatool.trace.validate import FACTS, MAX_ADDRESS, MAX_MEMORY, MAX_TIME
+
+BLOCK = {"kind": Kind.BLOCK_ALLOC, "address": 1 << 21, "size": 512, "aux0": 500}
+SOUND = [
+    {"kind": Kind.SEGMENT_ALLOC, "address": 1 << 21, "size": 2 << 20, "flags": 1},
+    BLOCK,
+    {**BLOCK, "kind": Kind.BLOCK_FREE_REQUESTED},
+    {**BLOCK, "kind": Kind.BLOCK_FREE_COMPLETED},
+]
+WRONG: tuple[Any, ...] = (
+    None,
+    7.5,
+    -1,
+    1 << 70,
+    "x",
+    [1],
+    [[1]],
+    [[1, "x"]],
+    ["x", 1],
+    {"x": 1},
+    {"0": "x"},
+    {"0": -1},
+)
+
+
+def read(path: Path, *rows: dict[str, Any], names: tuple[str, ...] = ("",), **header: Any) -> Trace:
+    path.write_bytes(trace_bytes(records_of(*rows), header=header, names=names))
+    return reader.read(path)
+
+
+@pytest.mark.parametrize("fact", FACTS)
+def test_fact_of_another_type_is_left_out_with_a_note(tmp_path: Path, fact: str) -> None:
+    for number, value in enumerate(WRONG):
+        trace = read(tmp_path / f"{number}.ctrace", *SOUND, **{fact: value})
+        if fact in trace.header:
+            continue  # this value happens to be of its type
+        assert any(f"The header's {fact!r} is not" in note for note in trace.notes)
+        report(trace)
+        leaks_of(trace)
+        check(trace, 0, Settings())
+        perfetto.write(tmp_path / "x.json", trace)
+        sqlite.write(tmp_path / "x.sqlite", trace)
+        torch_snapshot.write(tmp_path / "x.pickle", trace, [])
+
+
+def test_each_fact_has_a_value_that_is_wrong(tmp_path: Path) -> None:
+    for fact in FACTS:
+        traces = [read(tmp_path / f"{n}.ctrace", *SOUND, **{fact: value}) for n, value in enumerate(WRONG)]
+        assert any(fact not in trace.header for trace in traces), fact
+
+
+def test_facts_that_only_a_newer_version_knows_are_kept(tmp_path: Path) -> None:
+    trace = read(tmp_path / "x.ctrace", *SOUND, invented={"later": [1]})
+    assert ({"later": [1]}, []) == (trace.header["invented"], trace.notes)
+
+
+def test_kinds_that_only_a_newer_version_knows_are_kept_and_said(tmp_path: Path) -> None:
+    trace = read(tmp_path / "x.ctrace", *SOUND, {"kind": 250}, {"kind": 250}, {"kind": 251})
+    assert 7 == len(trace.records)
+    assert ["3 events are of kinds that this cudatool does not know (250, 251)."] == trace.notes
+    assert tuple(trace.notes) == sanitize(trace).notes
+
+
+@pytest.mark.parametrize(
+    ("field", "limit"),
+    [("address", MAX_ADDRESS), ("size", MAX_MEMORY), ("aux0", MAX_MEMORY), ("time", MAX_TIME)],
+)
+def test_numbers_beyond_their_range_are_left_out_with_a_note(tmp_path: Path, field: str, limit: int) -> None:
+    below = read(tmp_path / "below.ctrace", {**BLOCK, field: limit - 1})
+    assert (1, []) == (len(below.records), below.notes)
+    beyond = read(tmp_path / "beyond.ctrace", BLOCK, {**BLOCK, field: limit})
+    assert 1 == len(beyond.records)
+    assert ["1 events were left out: their time, address or size cannot be right."] == beyond.notes
+
+
+@pytest.mark.parametrize("kind", [Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP, Kind.MEM_ALLOC, Kind.BLOCK_ALLOC])
+@pytest.mark.parametrize("address", [(1 << 63) - 512, 1 << 63, (1 << 64) - 512])
+def test_addresses_beyond_63_bits_reach_no_analysis(tmp_path: Path, kind: Kind, address: int) -> None:
+    trace = read(tmp_path / "x.ctrace", *SOUND, {"kind": kind, "address": address, "size": 512})
+    assert 1 == len(blocks(trace))
+    report(trace)
+    sqlite.write(tmp_path / "x.sqlite", trace)
+
+
+def test_sizes_whose_sum_no_number_can_hold_are_refused(tmp_path: Path) -> None:
+    rows = [{**BLOCK, "address": i << 10, "size": MAX_MEMORY - 1} for i in range(40_000)]
+    with pytest.raises(TraceFormatError, match="larger than any number of bytes"):
+        read(tmp_path / "x.ctrace", *rows)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "nonsense", "[]", "1", "{}", "[" * 100_000, '{"kind": "x", "check": "memcheck", "text": ""}'),
+        '{"kind": "out-of-bounds", "check": 1, "text": ""}',
+        '{"kind": "out-of-bounds", "check": "memcheck", "text": null}',
+        '{"kind": "out-of-bounds", "check": "memcheck", "text": "", "thread": ["x"]}',
+        '{"kind": "out-of-bounds", "check": "memcheck", "text": "", "block": 1}',
+    ],
+    ids=lambda text: text[:60],
+)
+def test_finding_that_cannot_be_read_is_an_error_and_no_clean_report(tmp_path: Path, text: str) -> None:
+    trace = read(tmp_path / "x.ctrace", *SOUND, {"kind": Kind.FINDING, "name": 1}, names=("", text))
+    with pytest.raises(TraceFormatError, match="what a checker found cannot be read"):
+        sanitize(trace)
+
+
+def test_finding_with_more_facts_than_this_version_knows_is_reported(tmp_path: Path) -> None:
+    text = '{"kind": "out-of-bounds", "check": "memcheck", "text": "far away", "later": [1]}'
+    row = {"kind": Kind.FINDING, "name": 1, "address": (1 << 64) - 8, "aux0": 1}
+    (found,) = sanitize(read(tmp_path / "x.ctrace", *SOUND, row, names=("", text))).on_device
+    assert ("far away", (1 << 64) - 8) == (found.text, found.address)
+
+
+def test_allocation_of_no_bytes_holds_no_address(tmp_path: Path) -> None:
+    empty = {"kind": Kind.MEM_ALLOC, "address": 1 << 21}
+    sanitize(read(tmp_path / "x.ctrace", empty, {**empty, "size": 512}, empty, {**empty, "size": 1024}))
