@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cudatool.config import cache_directory
+from cudatool.code_cache import CodeCache, size_limit
 from cudatool.errors import ConfigError, DeviceUnavailableError, UsageError
 from cudatool.units import format_bytes, parse_bytes
 
@@ -274,11 +274,12 @@ def _initialize() -> Choice:
         return Choice("cuda", gpus[0] if len(gpus) == 1 else f"{len(gpus)} GPUs ({', '.join(dict.fromkeys(gpus))})")
     from cudatool.sim import Options, Schedule, load
 
+    size_limit()  # a wrong setting is an error here, not in the middle of a launch
     schedule = Schedule(options.pop("schedule", "fifo"))
     settings: Options = Options(
         schedule=schedule,
         launch_blocking=os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"),
-        cache_dir=cache_directory() / "native",
+        code_cache=CodeCache("native"),
         **options,
     )
     machine = load(settings)

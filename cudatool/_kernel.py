@@ -11,7 +11,6 @@ import linecache
 import re
 import struct
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -25,7 +24,7 @@ from cudatool._device import call_on, current_device
 from cudatool._native import Launcher
 from cudatool._nvrtc import include_paths
 from cudatool._stream import Stream, as_stream, current_stream
-from cudatool.config import cache_directory
+from cudatool.code_cache import CodeCache
 from cudatool.errors import UsageError
 from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, Kind, pack_dims
@@ -354,14 +353,7 @@ def _headers_digest() -> bytes:
     return hashlib.sha256(repr((versions, include_paths())).encode()).digest()
 
 
-@functools.cache
-def _cache() -> Any:
-    from cuda.core.utils import FileStreamProgramCache, InMemoryProgramCache
-
-    try:
-        return FileStreamProgramCache(cache_directory() / "programs")
-    except OSError:  # a cache that cannot be written is no error
-        return InMemoryProgramCache()
+_programs: Final = CodeCache("nvrtc")
 
 
 def _ptx(source: str, name: str, options: Any) -> tuple[bytes, str]:
@@ -398,7 +390,7 @@ def _object_code(source: str, name: str, options: Any, target: str = "") -> Any:
         name_expressions=(name,),
         extra_digest=_headers_digest(),
     )
-    found = _cache().get(key)
+    found = _programs.get(key.hex())
     if found is None:
         compiled = core.Program(source, "c++", complete).compile(target, name_expressions=(name,))
         mangled = compiled.symbol_mapping[name]
@@ -409,8 +401,7 @@ def _object_code(source: str, name: str, options: Any, target: str = "") -> Any:
             file = re.escape(complete.name.encode())
             code = re.sub(rb'^(\s*\.file\s+\d+\s+")[^"]*/(%b")' % file, rb"\1\2", code, flags=re.MULTILINE)
         found = mangled + b"\0" + code
-        with suppress(OSError):  # a full disk
-            _cache()[key] = found
+        _programs.put(key.hex(), found)
     mangled, _, code = found.partition(b"\0")
     load = core.ObjectCode.from_ptx if target == "ptx" else core.ObjectCode.from_cubin
     return load(code, name=complete.name, symbol_mapping={name: mangled})

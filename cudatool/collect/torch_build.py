@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -14,52 +15,64 @@ import tempfile
 from pathlib import Path
 from types import ModuleType
 
-from cudatool.config import cache_directory
-from cudatool.errors import CudatoolError
+from cudatool.code_cache import CodeCache
+from cudatool.errors import ConfigError, CudatoolError
 
 __all__ = ["TorchBuildError", "load"]
 
 _SOURCE = Path(__file__).with_name("torch_log.cpp")
+_KEPT = CodeCache("torch")
 
 
 class TorchBuildError(CudatoolError):
     """The part that watches PyTorch could not be built."""
 
 
+@functools.cache
 def load(torch: ModuleType) -> ModuleType:
-    """Return the extension module for this `torch`, built now (some seconds) if no earlier process has.
+    """Return the extension module for this `torch`, built now (some seconds) if no earlier process has kept it.
 
     Raises
     ------
     TorchBuildError
         There is no C++ compiler (``CXX``, else ``g++`` or ``c++``), or it failed: the first lines that it said. Or the
-        module can neither be kept (:func:`cudatool.config.cache_directory`) nor loaded.
+        module cannot be loaded.
     """
     try:
-        path = _built(torch)
-        loader = importlib.machinery.ExtensionFileLoader("torch_log", str(path))
+        return _loaded(_built(torch))
+    except (ImportError, OSError, ConfigError) as error:  # which must not reach the program's `import torch`
+        raise TorchBuildError(f"the part that watches PyTorch {torch.__version__} cannot be built: {error}") from error
+
+
+def _loaded(library: bytes) -> ModuleType:
+    """Return the module in a shared library, which is loaded from memory: a file could be changed before."""
+    memory = os.memfd_create("torch_log.so")
+    try:
+        with open(memory, "wb", closefd=False) as file:
+            file.write(library)
+        path = f"/proc/self/fd/{memory}"
+        loader = importlib.machinery.ExtensionFileLoader("torch_log", path)
         spec = importlib.util.spec_from_file_location("torch_log", path, loader=loader)
         assert spec is not None
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
-    except (ImportError, OSError) as error:  # which must not reach the program's `import torch`
-        raise TorchBuildError(f"the part that watches PyTorch {torch.__version__} cannot be built: {error}") from error
-    return module
+        return module
+    finally:
+        os.close(memory)
 
 
-def _built(torch: ModuleType) -> Path:
+def _built(torch: ModuleType) -> bytes:
     source = _SOURCE.read_bytes()
     facts = (source, torch.__version__, torch.version.git_version, sys.implementation.cache_tag, os.uname().machine)
-    key = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-    path = cache_directory() / "torch" / f"{key}.so"
-    if path.exists():
-        return path
+    key = hashlib.sha256(repr(facts).encode()).hexdigest()
+    kept = _KEPT.get(key)
+    if kept is not None:
+        return kept
     compiler = shutil.which(os.environ.get("CXX", "")) or shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise TorchBuildError("watching PyTorch needs a C++ compiler: install g++, or name one in CXX")
     print("cudatool: building the part that watches PyTorch, once for this version of it", file=sys.stderr)  # noqa: T201
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix="cudatool-") as folder:
         made = Path(folder) / "torch_log.so"
         done = subprocess.run(
             [compiler, *_options(torch), str(_SOURCE), "-o", str(made), *_libraries(torch)],
@@ -70,8 +83,9 @@ def _built(torch: ModuleType) -> Path:
         if done.returncode:
             said = "\n".join(line for line in done.stderr.splitlines() if "error" in line)[:2000]
             raise TorchBuildError(f"the part that watches PyTorch {torch.__version__} cannot be built: {said}")
-        made.rename(path)
-    return path
+        library = made.read_bytes()
+    _KEPT.put(key, library)
+    return library
 
 
 def _options(torch: ModuleType) -> list[str]:

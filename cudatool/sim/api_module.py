@@ -67,7 +67,7 @@ class Library:
         found = self.modules.get(device.ordinal)
         if found is not None:
             return found
-        module: JitModule = _translator().load(self.image, cache_dir=state.machine.options.cache_dir)
+        module: JitModule = _translator().load(self.image, cache=state.machine.options.code_cache)
         offsets, end = {}, 0
         for name, variable in module.globals.items():
             offsets[name] = -(-end // variable.align) * variable.align

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cudatool.sim import abi
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from cudatool.sim.checkers import Checkers
     from cudatool.sim.graph import Condition
     from cudatool.sim.jit import Footprint, Shadow
+    from cudatool.sim.jit.native import NativeCache
     from cudatool.sim.tape import Tape
 
 __all__ = [
@@ -77,8 +77,8 @@ class Options:
         Seconds after which a kernel is ended with CUDA_ERROR_LAUNCH_TIMEOUT; 0 is never.
     launch_blocking
         Whether a launch returns when the kernel has run, as NVIDIA's driver has it with ``CUDA_LAUNCH_BLOCKING=1``.
-    cache_dir
-        Where native code of kernels is kept between processes; None keeps none.
+    code_cache
+        Keeps native code of kernels between processes.
     """
 
     memory: int = 8 << 30
@@ -88,7 +88,7 @@ class Options:
     threads: int = 0
     timeout: int = 0
     launch_blocking: bool = False
-    cache_dir: Path | None = None
+    code_cache: NativeCache | None = None
 
 
 class Device:

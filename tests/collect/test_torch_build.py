@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sysconfig
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from cudatool.collect import torch_build
 from cudatool.collect.torch_build import TorchBuildError, load
 
 
@@ -14,25 +16,57 @@ from cudatool.collect.torch_build import TorchBuildError, load
 def torch() -> ModuleType:
     found = ModuleType("torch")
     found.__version__ = "0.1"
+    found.__file__ = __file__
     found.version = SimpleNamespace(git_version="abc", cuda=None)
     return found
 
 
-def test_a_cache_that_cannot_be_written_is_a_build_error(
+def test_a_compiler_that_writes_nothing_is_a_build_error(
     torch: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("CUDATOOL_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setenv("CUDATOOL_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", "true")
-    with pytest.raises(TorchBuildError, match=r"0\.1 cannot be built: .*Not a directory"):
+    monkeypatch.setattr(torch_build, "_options", lambda torch: [])
+    monkeypatch.setattr(torch_build, "_libraries", lambda torch: [])
+    with pytest.raises(TorchBuildError, match=r"0\.1 cannot be built: .*torch_log\.so"):
         load(torch)
+
+
+_MODULE = """
+#include <Python.h>
+static int fill(PyObject *module) { return PyModule_AddIntConstant(module, "value", 42); }
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)fill}, {0, NULL}};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "torch_log", NULL, 0, NULL, slots};
+PyMODINIT_FUNC PyInit_torch_log(void) { return PyModuleDef_Init(&definition); }
+"""
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_module_is_built_once_where_it_can_be_kept(
+    torch: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CUDATOOL_CACHE_DIR", str(tmp_path / ("cache" if kept else "file")))
+    monkeypatch.delenv("CXX", raising=False)
+    (tmp_path / "module.cpp").write_text(_MODULE)
+    monkeypatch.setattr(torch_build, "_SOURCE", tmp_path / "module.cpp")
+    monkeypatch.setattr(torch_build, "_libraries", lambda torch: [])
+    monkeypatch.setattr(
+        torch_build, "_options", lambda torch: ["-fPIC", "-shared", f"-I{sysconfig.get_path('include')}"]
+    )
+    assert 42 == load(torch).value
+    load.cache_clear()
+    monkeypatch.setattr(torch_build, "_options", lambda torch: ["--no-such-option"])  # another build would fail
+    if kept:
+        assert 42 == load(torch).value
+    else:
+        with pytest.raises(TorchBuildError, match="no-such-option"):
+            load(torch)
 
 
 def test_a_module_that_cannot_be_loaded_is_a_build_error(
     torch: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = tmp_path / "made.so"
-    made.write_bytes(b"not a library")
-    monkeypatch.setattr("cudatool.collect.torch_build._built", lambda torch: made)
-    with pytest.raises(TorchBuildError, match=r"0\.1 cannot be built: .*made\.so"):
+    monkeypatch.setattr(torch_build, "_built", lambda torch: b"not a library")
+    with pytest.raises(TorchBuildError, match=r"0\.1 cannot be built: "):
         load(torch)

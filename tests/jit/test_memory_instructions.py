@@ -236,46 +236,42 @@ def test_unsupported_instruction_names_the_cuda_line_if_known():
 # ---- cache ----
 
 
-def test_native_code_comes_from_the_cache(tmp_path, ptx_kernel, launch):
+class Kept(dict[str, bytes]):
+    """A cache in memory."""
+
+    put = dict.__setitem__
+
+
+def test_native_code_comes_from_the_cache(ptx_kernel, launch):
     from cudatool.sim.jit import native
 
-    body = HEAD + "st.global.u32 [%a], 1234; ret;"
+    cache, body = Kept(), HEAD + "st.global.u32 [%a], 1234; ret;"
     for expected in (1, 0, 0):
         before = native.compiled
-        kernel = ptx_kernel(".param .u64 p", body, cache_dir=tmp_path)
+        kernel = ptx_kernel(".param .u64 p", body, cache=cache)
         kernel.prepare()
         assert expected == native.compiled - before
         data = np.zeros(1, "u4")
         launch(kernel, 1, 1, data)
         assert [1234] == data.tolist()
-    assert 1 == len(list(tmp_path.rglob("*.o")))
+    assert 1 == len(cache)
 
 
-def test_another_kernel_or_variant_is_another_cache_entry(tmp_path, ptx_kernel):
+def test_another_kernel_or_variant_is_another_cache_entry(ptx_kernel):
+    cache = Kept()
     for body in ("ret;", "exit;"):
-        ptx_kernel("", body, cache_dir=tmp_path).prepare()
-    ptx_kernel("", "ret;", cache_dir=tmp_path).prepare(jit.Instrument.FOOTPRINT)
-    assert 3 == len(list(tmp_path.rglob("*.o")))
+        ptx_kernel("", body, cache=cache).prepare()
+    ptx_kernel("", "ret;", cache=cache).prepare(jit.Instrument.FOOTPRINT)
+    assert 3 == len(cache)
 
 
-def test_code_from_the_cache_names_lines_of_the_text_that_is_loaded(tmp_path, ptx_kernel, launch):
+def test_code_from_the_cache_names_lines_of_the_text_that_is_loaded(ptx_kernel, launch):
+    cache = Kept()
     for lines in (0, 3):
         other = ".visible .entry other() {" + "\n" * lines + "ret; }"
         with pytest.raises(jit.KernelTrap) as caught:
-            launch(ptx_kernel("", "trap;", other, cache_dir=tmp_path), 1, 1)
+            launch(ptx_kernel("", "trap;", other, cache=cache), 1, 1)
         assert caught.value.args[0].endswith(f"trap at PTX line {7 + lines}")
-
-
-def test_a_damaged_cache_entry_is_replaced(tmp_path, ptx_kernel, launch):
-    body = HEAD + "st.global.u32 [%a], 7; ret;"
-    ptx_kernel(".param .u64 p", body, cache_dir=tmp_path).prepare()
-    (entry,) = tmp_path.rglob("*.o")
-    whole = entry.read_bytes()
-    entry.write_bytes(whole[: len(whole) // 2])
-    data = np.zeros(1, "u4")
-    launch(ptx_kernel(".param .u64 p", body, cache_dir=tmp_path), 1, 1, data)
-    assert [7] == data.tolist()
-    assert whole == entry.read_bytes()
 
 
 # ---- footprints ----

@@ -198,34 +198,29 @@ def test_options_reach_the_compiler_and_nothing_is_cached_for_headers_of_ones_ow
 
 
 def test_compiled_program_is_found_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    from cudatool import _cuda, _kernel
+    from cudatool import _cuda
 
     monkeypatch.setenv("CUDATOOL_CACHE_DIR", str(tmp_path))
-    _kernel._cache.cache_clear()
-    try:
-        first = cudatool.compile(SCALE, "scale<double>")
-        monkeypatch.setattr(_cuda.core, "Program", None)  # a second compilation would fail
-        second = cudatool.compile(SCALE, "scale<double>")
-        assert first.parameters == second.parameters
-        array = cudatool.asarray([1.0, 2.0, 3.0])
-        second[1, 32](array, 2.0, 3)
-        assert array.get().tolist() == [2, 4, 6]
-    finally:
-        _kernel._cache.cache_clear()
+    first = cudatool.compile(SCALE, "scale<double>")
+    (kept,) = (tmp_path / "nvrtc").iterdir()
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:-100])  # a damaged one is compiled again
+    cudatool.compile(SCALE, "scale<double>")
+    assert whole == kept.read_bytes()
+    monkeypatch.setattr(_cuda.core, "Program", None)  # another compilation would fail
+    second = cudatool.compile(SCALE, "scale<double>")
+    assert first.parameters == second.parameters
+    array = cudatool.asarray([1.0, 2.0, 3.0])
+    second[1, 32](array, 2.0, 3)
+    assert array.get().tolist() == [2, 4, 6]
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    from cudatool import _kernel
-
     (tmp_path / "file").touch()
     monkeypatch.setenv("CUDATOOL_CACHE_DIR", str(tmp_path / "file"))
-    _kernel._cache.cache_clear()
-    try:
-        array = cudatool.asarray([1.0, 2.0, 3.0])
-        cudatool.compile(SCALE, "scale<double>")[1, 32](array, 2.0, 3)
-        assert array.get().tolist() == [2, 4, 6]
-    finally:
-        _kernel._cache.cache_clear()
+    array = cudatool.asarray([1.0, 2.0, 3.0])
+    cudatool.compile(SCALE, "scale<double>")[1, 32](array, 2.0, 3)
+    assert array.get().tolist() == [2, 4, 6]
 
 
 def test_launch_and_load_are_recorded(events: list[Event]) -> None:

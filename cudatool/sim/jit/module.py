@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from cudatool.ptx import (
     FRAME_SCALE,
@@ -40,6 +39,7 @@ from cudatool.sim.jit.launch import (
     run,
     take_message,
 )
+from cudatool.sim.jit.native import NativeCache
 from cudatool.sim.jit.progress import insert_yields
 from cudatool.sim.jit.shadow import Found, Launching, Shadow
 from cudatool.sim.jit.system import SYSTEM
@@ -80,14 +80,14 @@ class GlobalVariable:
     constant: bool
 
 
-def load(ptx: bytes, *, cache_dir: Path | None = None) -> JitModule:
+def load(ptx: bytes, *, cache: NativeCache | None = None) -> JitModule:
     """Read a PTX module or a linked image. Nothing is translated before :meth:`Kernel.prepare`.
 
     Parameters
     ----------
     ptx
         The text, with or without a terminating NUL.
-    cache_dir
+    cache
         Where native code is kept between processes; None keeps none.
 
     Raises
@@ -95,7 +95,7 @@ def load(ptx: bytes, *, cache_dir: Path | None = None) -> JitModule:
     PtxError
         The text is not PTX.
     """
-    return JitModule(parse_image(ptx), cache_dir)
+    return JitModule(parse_image(ptx), cache)
 
 
 class JitModule:
@@ -111,9 +111,9 @@ class JitModule:
         What pointers to its device functions hold.
     """
 
-    def __init__(self, module: Module, cache_dir: Path | None) -> None:
+    def __init__(self, module: Module, cache: NativeCache | None) -> None:
         self._module = module
-        self.cache_dir = cache_dir
+        self.cache = cache
         self.globals: dict[str, GlobalVariable] = {
             variable.name: GlobalVariable(
                 variable.name,
@@ -266,11 +266,13 @@ class Kernel:
         texts = [f"{function.line} {function.text}" for function in used]  # native code names lines of the PTX
         variant = f"instrument={int(instrument)}, large_grid={large_grid}"
         key = native.cache_key(module.preamble, *texts, variant)
-        data = native.read_cached(self._owner.cache_dir, key)
+        cache = self._owner.cache
+        data = None if cache is None else cache.get(key)
         if data is None:
             made = self._generate(instrument, large_grid)
             data = made.slot_bytes.to_bytes(7, "little") + bytes([made.parks]) + native.compile_text(made.text)
-            native.write_cached(self._owner.cache_dir, key, data)
+            if cache is not None:
+                cache.put(key, data)
         translated = _Translated(native.load_object(data[8:]), int.from_bytes(data[:7], "little"), bool(data[7]))
         self._variants[instrument, large_grid] = translated
         return translated

@@ -1,16 +1,14 @@
-"""LLVM: text to native code, kept on disk; and calling it so that a fault ends the call, not the process."""
+"""LLVM: text to native code; and calling it so that a fault ends the call, not the process."""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import signal
-import tempfile
 import threading
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import llvmlite.binding as llvm
 
@@ -19,13 +17,12 @@ from cudatool.sim.device_runtime import library
 __all__ = [
     "STOP_SIGNAL",
     "Code",
+    "NativeCache",
     "cache_key",
     "compile_text",
     "compiled",
     "guarded_call",
     "load_object",
-    "read_cached",
-    "write_cached",
 ]
 
 compiled = 0  # kernels that went through LLVM in this process, rather than come from the cache
@@ -58,6 +55,16 @@ def _source_digest() -> bytes:
     return digest.digest()
 
 
+class NativeCache(Protocol):
+    """Keeps native code between processes. What it returns is whole, and as it was put: LLVM would crash on less."""
+
+    def get(self, key: str) -> bytes | None:
+        """Return what is kept under `key`, or None."""
+
+    def put(self, key: str, data: bytes) -> None:
+        """Keep `data`, if it can be kept."""
+
+
 def cache_key(*parts: str) -> str:
     """Return the name under which native code is kept: depends on `parts`, the host CPU, LLVM and the translator."""
     digest = hashlib.sha256(_source_digest())
@@ -81,33 +88,6 @@ def compile_text(text: str) -> bytes:
         builder = llvm.create_pass_builder(machine, options)
         builder.getModulePassManager().run(module, builder)
         return bytes(machine.emit_object(module))
-
-
-def read_cached(folder: Path | None, key: str) -> bytes | None:
-    """Return what is kept under `key`, if anything. A damaged entry counts as none: LLVM would crash on it."""
-    if folder is None:
-        return None
-    try:
-        content = (folder / key[:2] / f"{key}.o").read_bytes()
-    except OSError:
-        return None
-    digest, data = content[:32], content[32:]
-    return data if hashlib.sha256(data).digest() == digest else None
-
-
-def write_cached(folder: Path | None, key: str, data: bytes) -> None:
-    """Keep `data` under `key`. A cache that cannot be written is no error."""
-    if folder is None:
-        return
-    target = folder / key[:2] / f"{key}.o"
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=target.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.sha256(data).digest() + data)
-        os.replace(temporary, target)
-    except OSError:
-        return
 
 
 class Code:
