@@ -45,20 +45,20 @@ def load(torch: ModuleType) -> ModuleType:
 
 
 def _loaded(library: bytes) -> ModuleType:
-    """Return the module in a shared library, which is loaded from memory: a file could be changed before."""
+    """Return the module in a shared library, which is loaded from memory: a file could be changed before.
+
+    The memory stays open: the dynamic loader knows a library by its path, which no other one may get.
+    """
     memory = os.memfd_create("torch_log.so")
-    try:
-        with open(memory, "wb", closefd=False) as file:
-            file.write(library)
-        path = f"/proc/self/fd/{memory}"
-        loader = importlib.machinery.ExtensionFileLoader("torch_log", path)
-        spec = importlib.util.spec_from_file_location("torch_log", path, loader=loader)
-        assert spec is not None
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
-        return module
-    finally:
-        os.close(memory)
+    with open(memory, "wb", closefd=False) as file:
+        file.write(library)
+    path = f"/proc/self/fd/{memory}"
+    loader = importlib.machinery.ExtensionFileLoader("torch_log", path)
+    spec = importlib.util.spec_from_file_location("torch_log", path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
 
 
 def _built(torch: ModuleType) -> bytes:
