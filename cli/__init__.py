@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from cudatool.errors import CudatoolError, OutputError
+from cudatool.errors import CudatoolError, OutputError, did_you_mean
 
 __all__ = ["main"]
 
@@ -29,6 +29,11 @@ _COMMANDS = {
     "sanitize": "Find unsynchronized accesses in a program or a recorded trace.",
     "snapshot": "Show where the memory went.",
 }
+_EXAMPLES = (
+    "cudatool run train.py        # record it: what did it do on the device?",
+    "cudatool snapshot --open     # where did the memory go?",
+    "cudatool sanitize train.py   # which accesses race?",
+)
 
 
 class _ReaderGoneError(OutputError):
@@ -48,6 +53,14 @@ class _LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0] if args else ""
+        if name and not name.startswith("-") and name not in _COMMANDS and not ctx.resilient_parsing:
+            ctx.fail(f"There is no command {name!r}. {_suggestion(name)}".rstrip())
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         # Here, since click takes a broken pipe for status 1, which are findings.
         try:
@@ -60,6 +73,19 @@ class _LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Examples"):
+            formatter.write("".join(f"  $ {line}\n" for line in _EXAMPLES))
+
+
+def _suggestion(name: str) -> str:
+    """Return what may have been meant by a command that there is not."""
+    if name.endswith(".py"):
+        return f"Did you mean 'cudatool run {name}'?"
+    if name.endswith((".ctrace", ".pickle", ".pkl")):
+        return f"Did you mean 'cudatool snapshot {name}'?"
+    return did_you_mean(name, _COMMANDS).capitalize()
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

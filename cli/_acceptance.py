@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection
 from datetime import date
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import click
-
+from cudatool.cli._command import Files, option
 from cudatool.errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,17 +50,29 @@ class Acceptance:
 def acceptance_options(function: _F) -> _F:
     """Add the options to a command, which gets an :class:`Acceptance` for them."""
 
-    @click.option(
+    @option(
         "--suppress",
         multiple=True,
+        group="Known findings",
+        setting="suppress",
         metavar="RULE|@FILE",
         help="Leave out findings for which every term of a rule holds, for example 'kind=race-* "
         "file=third_party/*.py'; terms are kind, file, function, operation and fingerprint. @FILE has one rule on each "
         "line.",
     )
-    @click.option("--baseline", metavar="FILE", help="Findings that are known, each with a reason and a last day.")
-    @click.option(
-        "--update-baseline", is_flag=True, help="Write what is found now to the --baseline, keeping its reasons."
+    @option(
+        "--baseline",
+        type=Files(".json"),
+        metavar="FILE",
+        group="Known findings",
+        setting="baseline",
+        help="Findings that are known, each with a reason and a last day.",
+    )
+    @option(
+        "--update-baseline",
+        is_flag=True,
+        group="Known findings",
+        help="Write what is found now to the --baseline, keeping its reasons.",
     )
     @functools.wraps(function)
     def command(

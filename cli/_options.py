@@ -4,35 +4,91 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-__all__ = ["BESIDE", "device_option", "html_option", "is_page", "workload_arguments"]
+from cudatool.cli._command import Files, Listed, option
+
+__all__ = [
+    "BESIDE",
+    "device_option",
+    "force_option",
+    "html_option",
+    "is_page",
+    "page_option",
+    "source_argument",
+    "workload_arguments",
+]
 
 BESIDE = "\0beside"  # --html without a value: no file can have this name
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-device_option = click.option(
+
+def _devices() -> list[str]:
+    from cudatool._driver import KINDS, SCHEDULES
+
+    return [*KINDS, *(f"sim:schedule={name}" for name in SCHEDULES), "sim:memory=8GiB", "sim:count=2"]
+
+
+device_option = option(
     "--device",
+    envvar="CUDATOOL_DEVICE",
+    setting="device",
+    type=Listed(_devices),
     metavar="DEVICE",
-    help="auto, cuda, or sim with options, for example sim:memory=8GiB,count=2,seed=7,schedule=lifo. "
-    "Default: $CUDATOOL_DEVICE, else auto: a GPU where one answers, else sim.",
+    group="Device",
+    help="auto, cuda, or sim with options, such as sim:memory=8GiB,count=2. Default: $CUDATOOL_DEVICE, else auto: a "
+    "GPU where one answers, else sim.",
 )
 
 
 def html_option(beside: str) -> Callable[[_F], _F]:
-    """Add ``--html [FILE]`` to a command; without FILE its value is `BESIDE`.
+    """Add ``--html [FILE]`` and ``--open`` to a command; without FILE the value of ``--html`` is `BESIDE`.
 
-    Of ``--html WORD``, the word may have been meant for an argument: :func:`is_page` tells.
+    Of ``--html WORD``, the word may have been meant for an argument: :func:`is_page` tells. The command gets `opens`
+    for ``--open``, which implies ``--html``.
     """
-    return click.option(
-        "--html",
-        is_flag=False,
-        flag_value=BESIDE,
-        metavar="[FILE]",
-        help=f"Write a page that needs no network. Default: beside {beside}, with the ending .html.",
-    )
+
+    def decorate(function: _F) -> _F:
+        @option(
+            "--html",
+            is_flag=False,
+            flag_value=BESIDE,
+            type=Files(".html", ".htm"),
+            metavar="[FILE]",
+            group="Output",
+            help=f"Write a page that needs no network. Default: beside {beside}, with the ending .html.",
+        )
+        @option("--open", "opens", is_flag=True, group="Output", help="Write the page and open it in a browser.")
+        @functools.wraps(function)
+        def command(*args: Any, html: str | None, opens: bool, **kwargs: Any) -> Any:
+            return function(*args, html=html or (BESIDE if opens else None), opens=opens, **kwargs)
+
+        return command  # type: ignore[return-value]  # it takes the place of the function for click only
+
+    return decorate
+
+
+def page_option(help: str) -> Callable[[_F], _F]:
+    """Add ``--html FILE`` and ``--open`` to a command, which gets `html` and `opens`."""
+
+    def decorate(function: _F) -> _F:
+        @option("--html", type=Files(".html", ".htm"), metavar="FILE", group="Output", help=help)
+        @option("--open", "opens", is_flag=True, group="Output", help="Open that page in a browser.")
+        @functools.wraps(function)
+        def command(*args: Any, html: str | None, opens: bool, **kwargs: Any) -> Any:
+            if opens and not html:
+                raise click.UsageError("--open needs --html FILE")
+            return function(*args, html=html, opens=opens, **kwargs)
+
+        return command  # type: ignore[return-value]  # it takes the place of the function for click only
+
+    return decorate
+
+
+force_option = option("-f", "--force", is_flag=True, group="Output", help="Overwrite files that exist.")
 
 
 def is_page(name: str) -> bool:
@@ -40,21 +96,30 @@ def is_page(name: str) -> bool:
     return name == BESIDE or name.lower().endswith((".html", ".htm"))
 
 
-def workload_arguments(function: _F) -> _F:
+def source_argument(name: str = "source", *, required: bool = False) -> Callable[[_F], _F]:
+    """Add an argument that is a file to read: a trace, a snapshot or a log."""
+    endings = (".ctrace", ".pickle", ".pkl", ".xz", ".gz", ".csv")
+    return click.argument(name, required=required, type=Files(*endings, path_type=Path))
+
+
+def workload_arguments(*endings: str) -> Callable[[_F], _F]:
     """Add ``(WORKLOAD.py | -m MODULE | -c CODE) [ARGS]...`` to a command; its own options must stand before.
 
-    The command gets `workload`: the words as they would stand after ``python``.
+    The command gets `workload`: the words as they would stand after ``python``. Completion offers files with `endings`.
     """
 
-    # -m and -c are flags to click, so that what follows ends our options: the rest is the program's own.
-    @click.option("-m", "module", is_flag=True, help="WORKLOAD is a module, as for `python -m`.")
-    @click.option("-c", "code", is_flag=True, help="WORKLOAD is code, as for `python -c`.")
-    @click.argument("workload", nargs=-1, type=click.UNPROCESSED)
-    @functools.wraps(function)
-    def command(*args: Any, module: bool, code: bool, workload: tuple[str, ...], **kwargs: Any) -> Any:
-        if module and code:
-            raise click.UsageError("-m and -c do not go together")
-        before = ("-m",) if module else ("-c",) if code else ()
-        return function(*args, workload=before + workload, **kwargs)
+    def decorate(function: _F) -> _F:
+        # -m and -c are flags to click, so that what follows ends our options: the rest is the program's own.
+        @option("-m", "module", is_flag=True, group="Program", help="WORKLOAD is a module, as for `python -m`.")
+        @option("-c", "code", is_flag=True, group="Program", help="WORKLOAD is code, as for `python -c`.")
+        @click.argument("workload", nargs=-1, type=Files(*endings), metavar="WORKLOAD [ARGS]...")
+        @functools.wraps(function)
+        def command(*args: Any, module: bool, code: bool, workload: tuple[str, ...], **kwargs: Any) -> Any:
+            if module and code:
+                raise click.UsageError("-m and -c do not go together")
+            before = ("-m",) if module else ("-c",) if code else ()
+            return function(*args, workload=before + workload, **kwargs)
 
-    return command  # type: ignore[return-value]  # it takes the place of the function for click only
+        return command  # type: ignore[return-value]  # it takes the place of the function for click only
+
+    return decorate

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from cudatool.cli._command import option
+
 if TYPE_CHECKING:
     from cudatool.sanitize import Report
     from cudatool.sim.tape import Tape
@@ -83,19 +85,21 @@ class Proof:
 def proof_options(function: _F) -> _F:
     """Add the options to a command, which gets a :class:`Proof` for them."""
 
-    @click.option("--witness", is_flag=True, help="Prove races: replay legal orders until the results differ.")
-    @click.option(
+    @option("--witness", is_flag=True, group="Proof", help="Prove races: replay legal orders until the results differ.")
+    @option(
         "--witness-budget",
         type=click.FloatRange(0, min_open=True),
         default=60.0,
         show_default=True,
         metavar="SECONDS",
+        group="Proof",
         help="For all replays together.",
     )
-    @click.option(
+    @option(
         "--explore",
         type=click.IntRange(1),
         metavar="N",
+        group="Proof",
         help="Run the program under N schedules of the software device; report what any of them showed.",
     )
     @functools.wraps(function)

@@ -6,14 +6,19 @@ import json
 
 import click
 
+from cudatool.cli._command import command, option
 from cudatool.cli._options import device_option
 
 __all__ = ["devices"]
 
 
-@click.command()
+@command(
+    examples=[
+        ("The software device, whatever else there is", "cudatool devices --device sim"),
+    ],
+)
 @device_option
-@click.option("--json", "as_json", is_flag=True, help='Print JSON ("schema": "cudatool.devices/1").')
+@option("--json", "as_json", is_flag=True, help='Print JSON ("schema": "cudatool.devices/1").')
 def devices(device: str | None, as_json: bool) -> None:
     """List the devices that programs can use here."""
     import cudatool

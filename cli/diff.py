@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cudatool.cli._command import command, option
+from cudatool.cli._options import source_argument
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -18,10 +21,14 @@ __all__ = ["diff"]
 _MOST = 20  # rows of the table
 
 
-@click.command()
-@click.argument("before", type=click.Path(path_type=Path))
-@click.argument("after", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help='Print JSON ("schema": "cudatool.diff/1"); bytes.')
+@command(
+    examples=[
+        ("What a change of the program costs", "cudatool diff before.ctrace after.ctrace"),
+    ],
+)
+@source_argument("before", required=True)
+@source_argument("after", required=True)
+@option("--json", "as_json", is_flag=True, help='Print JSON ("schema": "cudatool.diff/1"); bytes.')
 def diff(before: Path, after: Path, as_json: bool) -> None:
     """Compare what two traces or snapshots hold at their peaks, by call site.
 

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import click
 
+from cudatool.cli._command import command, option
+from cudatool.cli._options import force_option, source_argument
+
 __all__ = ["export"]
 
 _FORMATS = {
@@ -18,9 +21,14 @@ _FORMATS = {
 _ENDINGS = (".xz", ".gz", ".ctrace", ".pickle", ".pkl", ".csv")
 
 
-@click.command()
-@click.argument("source", required=False, type=click.Path(path_type=Path))
-@click.option(
+@command(
+    examples=[
+        ("Kernels and copies on a time line", "cudatool export run.ctrace --to perfetto"),
+        ("A snapshot as a database", "cudatool export snapshot.pickle --to sqlite -o memory.sqlite"),
+    ],
+)
+@source_argument()
+@option(
     "--to",
     "kind",
     required=True,
@@ -28,14 +36,14 @@ _ENDINGS = (".xz", ".gz", ".ctrace", ".pickle", ".pkl", ".csv")
     help="torch: a pickle for PyTorch's viewer. perfetto: JSON for ui.perfetto.dev and chrome://tracing. "
     "sqlite: a database of events, allocations, segments and stacks.",
 )
-@click.option(
+@option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="Default: beside SOURCE, with the ending .pickle, .perfetto.json or .sqlite.",
 )
-@click.option("-f", "--force", is_flag=True, help="Overwrite a file that exists.")
+@force_option
 def export(source: Path | None, kind: str, output: Path | None, force: bool) -> None:
     """Write a trace for other programs: PyTorch's viewer, Perfetto, or SQLite.
 

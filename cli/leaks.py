@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cudatool.cli._command import command, option
+from cudatool.cli._options import source_argument
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -19,9 +22,14 @@ __all__ = ["leaks"]
 _MOST = 20  # rows of the table
 
 
-@click.command()
-@click.argument("source", required=False, type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help='Print JSON ("schema": "cudatool.leaks/1"); bytes.')
+@command(
+    examples=[
+        ("The newest trace in this directory", "cudatool leaks"),
+        ("A snapshot of PyTorch", "cudatool leaks snapshot.pickle"),
+    ],
+)
+@source_argument()
+@option("--json", "as_json", is_flag=True, help='Print JSON ("schema": "cudatool.leaks/1"); bytes.')
 def leaks(source: Path | None, as_json: bool) -> None:
     """Find call sites that hold more memory after every step.
 

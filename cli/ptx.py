@@ -8,22 +8,31 @@ from pathlib import Path
 
 import click
 
+from cudatool.cli._command import Files, command, option
+
 __all__ = ["ptx"]
 
 
-@click.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--kernel", metavar="NAME", help="Only this kernel; of a template, the instance: 'scale<float>'.")
-@click.option("--json", "as_json", is_flag=True, help='Print JSON ("schema": "cudatool.ptx/1").')
-@click.option(
+@command(
+    examples=[
+        ("Every kernel of a file", "cudatool ptx kernels.cu"),
+        ("One instance of a template", "cudatool ptx kernels.cu --kernel 'scale<float>'"),
+    ],
+)
+@click.argument(
+    "file", type=Files(".ptx", ".cu", ".cuh", ".cpp", ".cc", ".fatbin", ".cubin", ".so", ".o", path_type=Path)
+)
+@option("--kernel", metavar="NAME", help="Only this kernel; of a template, the instance: 'scale<float>'.")
+@option("--json", "as_json", is_flag=True, help='Print JSON ("schema": "cudatool.ptx/1").')
+@option(
     "--arch",
     default="sm_90",
     show_default=True,
     metavar="ARCH",
     help="Compile for it; of several, take the newest PTX up to it.",
 )
-@click.option("-I", "include", multiple=True, metavar="DIR", help="Search headers there, too.")
-@click.option("-D", "define", multiple=True, metavar="MACRO", help="Define NAME or NAME=VALUE.")
+@option("-I", "include", multiple=True, metavar="DIR", help="Search headers there, too.")
+@option("-D", "define", multiple=True, metavar="MACRO", help="Define NAME or NAME=VALUE.")
 def ptx(
     file: Path, kernel: str | None, as_json: bool, arch: str, include: tuple[str, ...], define: tuple[str, ...]
 ) -> None:

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from cudatool.cli._command import command, option
+from cudatool.cli._options import source_argument
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -21,22 +24,21 @@ if TYPE_CHECKING:
 __all__ = ["replay"]
 
 
-@click.command()
-@click.argument("source", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--check", "checks", is_flag=True, help="Compare every address, segment and counter. Exit 1 if any differs."
+@command(
+    examples=[
+        ("Which setting would have helped?", "cudatool replay run.ctrace"),
+        ("One setting, on a smaller card", "cudatool replay --conf expandable_segments:True --memory 24GiB run.ctrace"),
+    ],
 )
-@click.option(
-    "--conf", "confs", multiple=True, metavar="SETTINGS", help="Settings to try, in PyTorch's syntax; repeatable."
-)
-@click.option("--advise", "advises", is_flag=True, help="Search the settings that matter, and name the best.")
-@click.option("--memory", metavar="SIZE", help="Memory of the card to model, such as 40GiB.")
-@click.option("--card", metavar="SIZE", help="Memory of the card that was recorded. Default: what the file says.")
-@click.option("--recorded-conf", metavar="SETTINGS", help="Settings that were in force. Default: what the file says.")
-@click.option(
-    "--device", "only", type=int, metavar="ORDINAL", help="Only this device. Default: every device with events."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: a list, bytes.")
+@source_argument()
+@option("--check", "checks", is_flag=True, help="Compare every address, segment and counter. Exit 1 if any differs.")
+@option("--conf", "confs", multiple=True, metavar="SETTINGS", help="Settings to try, in PyTorch's syntax; repeatable.")
+@option("--advise", "advises", is_flag=True, help="Search the settings that matter, and name the best.")
+@option("--memory", metavar="SIZE", help="Memory of the card to model, such as 40GiB.")
+@option("--card", metavar="SIZE", help="Memory of the card that was recorded. Default: what the file says.")
+@option("--recorded-conf", metavar="SETTINGS", help="Settings that were in force. Default: what the file says.")
+@option("--device", "only", type=int, metavar="ORDINAL", help="Only this device. Default: every device with events.")
+@option("--json", "as_json", is_flag=True, help="Print JSON: a list, bytes.")
 def replay(
     source: Path | None,
     checks: bool,

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cudatool.cli._options import BESIDE, device_option, html_option, is_page, workload_arguments
+from cudatool.cli._command import Files, command, option
+from cudatool.cli._options import BESIDE, device_option, force_option, html_option, is_page, workload_arguments
 
 if TYPE_CHECKING:
     from cudatool.trace.model import Trace
@@ -22,18 +23,35 @@ _NOTHING = """Nothing happened on the device. Recorded are cudatool's runtime, o
 cuda.core and cuda.bindings; of this process, not of those that it starts."""
 
 
-@click.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
-@click.option("-o", "--output", metavar="FILE", help="The trace. Default: NAME.PID.ctrace in this directory.")
-@click.option("-f", "--force", is_flag=True, help="Overwrite files that exist.")
+@command(
+    context_settings={"allow_interspersed_args": False},
+    examples=[
+        ("A program with its arguments", "cudatool run train.py --epochs 1"),
+        (
+            "Tests, on the software device, and the page of what they did",
+            "cudatool run --device sim --open -m pytest tests",
+        ),
+    ],
+)
+@workload_arguments(".py")
+@option(
+    "-o",
+    "--output",
+    type=Files(".ctrace"),
+    metavar="FILE",
+    group="Output",
+    help="The trace. Default: NAME.PID.ctrace in this directory.",
+)
+@force_option
 @device_option
 @html_option("the trace")
-@click.option("--no-stacks", is_flag=True, help="Do not record Python stacks.")
-@workload_arguments
+@option("--no-stacks", is_flag=True, group="Recording", help="Do not record Python stacks.")
 def run(
     output: str | None,
     force: bool,
     device: str | None,
     html: str | None,
+    opens: bool,
     no_stacks: bool,
     workload: tuple[str, ...],
 ) -> None:
@@ -43,6 +61,7 @@ def run(
     are the operations of cudatool's runtime, on a GPU what the program does through PyTorch, and on the software
     device the driver calls of any cuda.core or cuda.bindings program.
     """
+    from cudatool.cli._pages import open_page
     from cudatool.cli._sources import refuse_recording
     from cudatool.files import check_outputs
     from cudatool.recording import record
@@ -73,6 +92,8 @@ def run(
 
         viz.write_page(trace, page)
         _wrote(page)
+        if opens:
+            open_page(page)
     elif len(trace.records):
         _say(f"Next: cudatool snapshot {shlex.quote(_short(path))} --html")
     sys.exit(status)

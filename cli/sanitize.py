@@ -7,9 +7,12 @@ import sys
 from functools import partial
 
 import click
+from click.core import ParameterSource
 
 from cudatool.cli._acceptance import Acceptance, acceptance_options
-from cudatool.cli._options import device_option, workload_arguments
+from cudatool.cli._command import Listed, command, option
+from cudatool.cli._options import device_option, page_option, workload_arguments
+from cudatool.cli._pages import open_page
 from cudatool.cli._proof import Proof, proof_options
 from cudatool.cli._recorded import trace_of
 from cudatool.errors import UsageError
@@ -19,36 +22,67 @@ __all__ = ["sanitize"]
 _DEFAULT = "race,memcheck,synccheck"
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
+def _checks() -> list[str]:
+    from cudatool.sanitize.kinds import CHECKS
+
+    return [*CHECKS, "all"]
+
+
+def _formats() -> list[str]:
+    from cudatool.sanitize.outputs import FORMATS
+
+    return list(FORMATS)
+
+
+@command(
+    context_settings={"allow_interspersed_args": False},
+    examples=[
+        ("A program, on the software device, with proof", "cudatool sanitize --device sim --witness train.py"),
+        ("A recorded trace", "cudatool sanitize run.ctrace"),
+        ("Tests in a CI job", "cudatool sanitize --device sim --format junit=cuda.xml -m pytest tests"),
+    ],
+)
+@workload_arguments(".py", ".ctrace")
 @device_option
-@click.option(
+@option(
     "--format",
     "formats",
     multiple=True,
+    group="Output",
+    setting="format",
+    type=Listed(_formats),
     metavar="FORMAT[=FILE]",
     help="text, json, sarif, junit, github or gitlab; several times for several. Without =FILE it goes to stdout, and "
     "the text report does if nothing else does.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
-@click.option("--html", metavar="FILE", help="Also write a page with the findings on the stream timeline.")
-@click.option(
+@option("--json", "as_json", is_flag=True, group="Output", help="Short for --format json.")
+@page_option("Also write a page with the findings on the stream timeline.")
+@option(
     "--checks",
+    setting="checks",
+    type=Listed(_checks, separator=","),
+    group="Checks",
     default=_DEFAULT,
     show_default=True,
     metavar="LIST",
     help="What to look for, separated by commas: race, memcheck, initcheck, racecheck, synccheck, leak, or all.",
 )
-@click.option(
-    "--error-exitcode", type=click.IntRange(0, 255), default=1, show_default=True, help="Exit status for findings."
+@option(
+    "--error-exitcode",
+    type=click.IntRange(0, 255),
+    default=1,
+    show_default=True,
+    group="Output",
+    help="Exit status for findings.",
 )
 @acceptance_options
 @proof_options
-@workload_arguments
 def sanitize(
     device: str | None,
     formats: tuple[str, ...],
     as_json: bool,
     html: str | None,
+    opens: bool,
     checks: str,
     error_exitcode: int,
     acceptance: Acceptance,
@@ -81,8 +115,11 @@ def sanitize(
     if html and html.endswith(".py"):
         raise UsageError(f"--html names the page to write, and {html} is a program: --html findings.html {html}")
     wanted = parse_checks(checks)
+    if as_json:
+        source = click.get_current_context().get_parameter_source("formats")
+        formats = (*(formats if source is ParameterSource.COMMANDLINE else ()), "json")
     inputs = [*Workload.parse(workload, "sanitize").files, *acceptance.read]
-    outputs = Outputs.parse([*formats, *(["json"] if as_json else [])], html, acceptance.written, inputs=inputs)
+    outputs = Outputs.parse(formats, html, acceptance.written, inputs=inputs)
     html, root = html and os.path.abspath(html), project_root()
 
     if proof.explores:
@@ -105,6 +142,8 @@ def sanitize(
             written.append(html)
         for path in written:
             click.echo(f"Wrote {os.path.relpath(path)}", err=True)
+        if html and opens and trace is not None:
+            open_page(html)
     if report.unchecked_launches and trace is not None and trace.header.get("device_kind") == "cuda":
         click.echo("Next: the same with --device sim, which measures what kernels access", err=True)
     if status:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cudatool.cli._options import BESIDE, html_option, is_page
+from cudatool.cli._command import Files, command, option
+from cudatool.cli._options import BESIDE, force_option, html_option, is_page, source_argument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,20 +24,43 @@ __all__ = ["snapshot"]
 _MOST_DEVICES = 128  # a record's device is a signed byte
 
 
-@click.command()
-@click.argument("source", required=False, type=click.Path(path_type=Path))
+@command(
+    examples=[
+        ("The newest trace in this directory", "cudatool snapshot"),
+        ("A page of PyTorch's snapshot, in a browser", "cudatool snapshot --open snapshot.pickle"),
+    ],
+)
+@source_argument()
 @html_option("SOURCE")
-@click.option("--json", "as_json", is_flag=True, help='Print JSON ("schema": "cudatool.snapshot/1"); bytes and ns.')
-@click.option("--torch", type=click.Path(path_type=Path), metavar="FILE", help="Write a pickle for PyTorch's viewer.")
-@click.option(
+@option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    group="Output",
+    help='Print JSON ("schema": "cudatool.snapshot/1"); bytes and ns.',
+)
+@option(
+    "--torch",
+    type=Files(".pickle", path_type=Path),
+    metavar="FILE",
+    group="Output",
+    help="Write a pickle for PyTorch's viewer.",
+)
+@option(
     "--memory",
     metavar="SIZE",
     help="Memory of the card, such as 80GiB, where the file does not say: impossible totals and what lies beside the "
     "allocator show only then.",
 )
-@click.option("-f", "--force", is_flag=True, help="Overwrite files that exist.")
+@force_option
 def snapshot(
-    source: Path | None, html: str | None, as_json: bool, torch: Path | None, memory: str | None, force: bool
+    source: Path | None,
+    html: str | None,
+    opens: bool,
+    as_json: bool,
+    torch: Path | None,
+    memory: str | None,
+    force: bool,
 ) -> None:
     """Show where the memory went: who holds it at the peak, why so much more is reserved, and what to do.
 
@@ -44,6 +68,7 @@ def snapshot(
     compressed with xz or gzip. Default: the newest trace in this directory.
     """
     from cudatool import analyze
+    from cudatool.cli._pages import open_page
     from cudatool.cli._snapshot_text import print_report
     from cudatool.cli._sources import newest, read_trace
     from cudatool.cli._text import messages, results
@@ -73,7 +98,10 @@ def snapshot(
 
             viz.write_report(report, page)
             said.print(f"Wrote {page} ({format_bytes(page.stat().st_size)})", markup=False)
-            said.print("Next: open it in a browser; it needs no network", markup=False)
+            if opens:
+                open_page(page)
+            else:
+                said.print("Next: open it in a browser; it needs no network", markup=False)
         if torch is not None:
             from cudatool.collect import torch_snapshot
 

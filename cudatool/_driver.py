@@ -23,13 +23,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cudatool.code_cache import CodeCache, size_limit
-from cudatool.errors import ConfigError, DeviceUnavailableError, UsageError
+from cudatool.errors import ConfigError, DeviceUnavailableError, UsageError, did_you_mean
 from cudatool.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from cudatool.sim import Machine, Options
 
 __all__ = [
+    "KINDS",
+    "OPTIONS",
+    "SCHEDULES",
     "Choice",
     "choose",
     "chosen",
@@ -41,6 +44,11 @@ __all__ = [
     "nvml",
     "started",
 ]
+
+KINDS = ("auto", "cuda", "sim")
+OPTIONS = ("memory", "count", "seed", "schedule", "threads", "timeout")
+"""Options of the software device."""
+SCHEDULES = ("fifo", "lifo", "late", "random")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +230,10 @@ def gpu_processes(uuid: str) -> list[tuple[int, int]]:
 def _parse(spec: str) -> tuple[str, dict[str, Any]]:
     """Return kind and options of a device specification."""
     kind, _, text = spec.partition(":")
-    if kind not in ("auto", "cuda", "sim"):
-        raise ConfigError(f"{spec!r} is not a device; choose auto, cuda or sim (with options: sim:memory=8GiB,seed=7)")
+    if kind not in KINDS:
+        near = did_you_mean(kind, KINDS)
+        choices = near or "choose auto, cuda or sim (with options: sim:memory=8GiB,seed=7)"
+        raise ConfigError(f"{spec!r} is not a device; {choices}")
     options: dict[str, Any] = {}
     if not text:
         return kind, options
@@ -231,15 +241,15 @@ def _parse(spec: str) -> tuple[str, dict[str, Any]]:
         raise ConfigError(f"{spec!r}: only sim takes options")
     for item in text.split(","):
         key, equals, value = item.partition("=")
-        if not equals or key not in ("memory", "count", "seed", "schedule", "threads", "timeout"):
-            raise ConfigError(
-                f"{item!r} is not an option of sim; there are memory, count, seed, schedule, threads and timeout"
-            )
+        if not equals or key not in OPTIONS:
+            near = did_you_mean(key, OPTIONS) if equals else ""
+            raise ConfigError(f"{item!r} is not an option of sim; {near or 'there are ' + ', '.join(OPTIONS)}")
         if key == "memory":
             options[key] = parse_bytes(value)
         elif key == "schedule":
-            if value not in ("fifo", "lifo", "late", "random"):
-                raise ConfigError(f"{value!r} is not a schedule; choose fifo, lifo, late or random")
+            if value not in SCHEDULES:
+                near = did_you_mean(value, SCHEDULES)
+                raise ConfigError(f"{value!r} is not a schedule; {near or 'choose ' + ', '.join(SCHEDULES)}")
             options[key] = value
         elif not value.isdecimal():
             raise ConfigError(f"{item!r}: {key} is a whole number")

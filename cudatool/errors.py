@@ -42,6 +42,7 @@ __all__ = [
     "SnapshotFormatError",
     "OutputError",
     "did_you_mean",
+    "unknown",
 ]
 
 
@@ -51,6 +52,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"did you mean {close[0]!r}?" if close else ""
+
+
+def unknown(what: str, word: str, known: Iterable[str]) -> str:
+    """Return ``there is no check 'rase'; did you mean 'race'?``, or what there is if nothing is near."""
+    names = list(known)
+    return f"there is no {what} {word[:80]!r}; {did_you_mean(word[:80], names) or 'there are ' + ', '.join(names)}"
 
 
 class CudatoolError(Exception):

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
-from cudatool.errors import UsageError
+from cudatool.errors import UsageError, unknown
 from cudatool.sanitize.findings import DeviceFinding, Finding, FindingKind
 
 __all__ = ["CHECKS", "KINDS", "KindText", "check_of", "help_url", "parse_checks"]
@@ -151,8 +151,8 @@ def parse_checks(text: str) -> tuple[str, ...]:
         One does not exist, or none is named.
     """
     names = set(CHECKS) if text == "all" else set(filter(None, map(str.strip, text.split(","))))
-    if unknown := sorted(names.difference(CHECKS)):
-        raise UsageError(f"there is no check {unknown[0]!r}; there are {', '.join(CHECKS)}, and all")
+    if strange := sorted(names.difference(CHECKS)):
+        raise UsageError(unknown("check", strange[0], [*CHECKS, "all"]))
     if not names:
         raise UsageError(f"name at least one check of {', '.join(CHECKS)}, or all")
     return tuple(check for check in CHECKS if check in names)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cudatool.errors import OutputError, UsageError
+from cudatool.errors import OutputError, UsageError, unknown
 from cudatool.files import check_outputs, check_writable, write_whole
 from cudatool.sanitize.findings import Report
 from cudatool.sanitize.github import render_github, render_summary
@@ -104,7 +104,7 @@ class Outputs:
 def _parse(text: str) -> Output:
     form, equals, path = text.partition("=")
     if form not in FORMATS:
-        raise UsageError(f"there is no format {form!r}; there are {', '.join(FORMATS)}")
+        raise UsageError(unknown("format", form, FORMATS))
     if equals and not path:
         raise UsageError(f"--format {text} names no file")
     return Output(form, "" if path in ("", "-") else os.path.abspath(path))

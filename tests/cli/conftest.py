@@ -20,9 +20,8 @@ def run_command(tmp_path, monkeypatch) -> Callable[..., Completed]:
 
     def run(*arguments: object, environment: Mapping[str, str] = MappingProxyType({}), **kwargs: object) -> Completed:
         command = [sys.executable, "-c", "from cudatool.cli import main; main()", *map(str, arguments)]
-        return subprocess.run(
-            command, cwd=tmp_path, env=usual | environment, capture_output=True, text=True, timeout=240, **kwargs
-        )
+        options = {"cwd": tmp_path, "env": usual | environment, "timeout": 240, **kwargs}
+        return subprocess.run(command, capture_output=True, text=True, **options)
 
     return run
 

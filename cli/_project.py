@@ -1,0 +1,118 @@
+"""Settings of a project: ``[tool.cudatool]`` in a pyproject.toml.
+
+::
+
+    [tool.cudatool]
+    device = "sim:memory=8GiB"
+    checks = ["race", "memcheck", "leak"]
+    format = ["text", "sarif=findings.sarif"]
+    baseline = "known.json"
+    suppress = ["kind=race-* file=third_party/*.py", "@suppressions.txt"]
+
+They take the place of options of the same names that are not given; a list may stand where an option may be repeated.
+Files are named from the directory of the pyproject.toml, and results stay inside of it. The file is the nearest one
+from the working directory upwards that has this table.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import Any, Final
+
+__all__ = ["project_file", "setting"]
+
+_NAME: Final = "pyproject.toml"
+_SETTINGS: Final = ("baseline", "checks", "device", "format", "suppress")
+_LARGEST: Final = 1 << 20  # bytes
+
+
+def setting(name: str, *, several: bool) -> str | tuple[str, ...] | None:
+    """Return what the project says of an option, as the option takes it; None if it says nothing.
+
+    Raises
+    ------
+    ConfigError
+        The table has an unknown key, a value of the wrong type, or a result outside of the directory.
+    """
+    values = _settings().get(name, ())
+    if not values:
+        return None
+    return values if several else ",".join(values)
+
+
+def project_file() -> str:
+    """Return the name of the file from the working directory; an empty string if there is none."""
+    found = _table()
+    return os.path.relpath(found[0]) if found else ""
+
+
+@functools.cache
+def _table() -> tuple[Path, Any] | None:
+    """Return the nearest file with our table, and the table."""
+    import tomllib
+
+    from cudatool.errors import ConfigError
+
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        path = folder / _NAME
+        try:
+            if not path.is_file() or path.stat().st_size > _LARGEST:
+                continue
+            content = path.read_bytes()
+        except OSError:
+            continue  # not ours to complain about
+        if b"cudatool" not in content:
+            continue
+        try:
+            document = tomllib.loads(content.decode())
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{os.path.relpath(path)} is not TOML: {error}") from error
+        tools = document.get("tool")
+        if isinstance(tools, dict) and "cudatool" in tools:
+            return path, tools["cudatool"]
+    return None
+
+
+@functools.cache
+def _settings() -> dict[str, tuple[str, ...]]:
+    """Return the settings, each as the values that it lists."""
+    from cudatool.errors import ConfigError, unknown
+
+    found = _table()
+    if found is None:
+        return {}
+    path, table = found
+    where = f"{os.path.relpath(path)}: [tool.cudatool]"
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where} is not a table")
+    settings = {}
+    for name, value in table.items():
+        if name not in _SETTINGS:
+            raise ConfigError(f"{where}: {unknown('setting', name, _SETTINGS)}")
+        values = (value,) if isinstance(value, str) else value
+        if not isinstance(values, tuple | list) or not all(isinstance(one, str) and one for one in values):
+            raise ConfigError(f"{where}: {name} has to be a string or a list of strings")
+        if name in ("baseline", "device") and len(values) != 1:
+            raise ConfigError(f"{where}: {name} has to be one string")
+        settings[name] = tuple(_placed(name, one, path.parent, where) for one in values)
+    return settings
+
+
+def _placed(name: str, value: str, folder: Path, where: str) -> str:
+    """Return a value with the file in it named from the working directory instead of from `folder`."""
+    from cudatool.errors import ConfigError
+
+    if name == "baseline":
+        return os.path.relpath(folder / value)
+    if name == "suppress" and value.startswith("@"):
+        return f"@{os.path.relpath(folder / value[1:])}"
+    form, equals, file = value.partition("=")
+    if name != "format" or file in ("", "-"):
+        return value
+    path = (folder / file).resolve()
+    if not path.is_relative_to(folder.resolve()):  # whoever wrote the file may be a stranger
+        raise ConfigError(f"{where}: format {value!r} names a file outside of {folder}; give it with --format")
+    return f"{form}{equals}{os.path.relpath(path)}"
