@@ -16,14 +16,15 @@ from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cudatool.analyze.replay_pools import UnnamedPools
+from cudatool.analyze.releases import leading_releases, share_of_program
 from cudatool.analyze.replay_script import Script
-from cudatool.analyze.requests import Call, Change, Requests, Verb, requests
+from cudatool.analyze.requests import RELEASES, Call, Change, Requests, Verb, requests
 from cudatool.errors import OutOfMemoryError, UsageError
-from cudatool.memory.blocks import FREE, MIN_BLOCK_SIZE, SMALL_LIMIT, Block, PoolId, round_size
+from cudatool.memory.blocks import FREE, MIN_BLOCK_SIZE, SMALL_LIMIT, Block, PoolId, round_size, segment_size
 from cudatool.memory.journal import Journal
 from cudatool.memory.policy import DEFAULT_POOL, Policy
 from cudatool.memory.settings import Settings
@@ -165,18 +166,18 @@ def check(
 
 
 def requests_with_pools(trace: Trace, device: int, settings: Settings, total_memory: int | None = None) -> Requests:
-    """Return what the program asked for, with the private pools that only a replay can tell."""
-    return _best_replay(trace, device, settings, total_memory).asked
+    """Return what the program asked for, with the private pools and ``empty_cache`` that only a replay can tell."""
+    return _best_replay(trace, device, settings, total_memory).separated()
 
 
 def _best_replay(trace: Trace, device: int, settings: Settings, total_memory: int | None) -> _Replay:
     """Replay until there is nothing left to guess. Guessed pools have to explain everything; else there are none."""
-    asked = requests(trace, device, settings, total_memory)
+    asked = requests(trace, device)
     tails, guesses = _visible_tails(asked), set[int]()
     for pools in (UnnamedPools(asked), None):
         for left in reversed(range(_MOST_RESTARTS)):
             calls = asked if pools is None else pools.asked
-            replay = _Replay(calls, settings, pool_ids(trace), total_memory or _ADDRESS_SPACE, tails, guesses, pools)
+            replay = _Replay(trace, calls, settings, total_memory, tails, guesses, pools)
             if replay.run(may_guess=left > 0):
                 break
         if not pools or replay.first is None:
@@ -247,26 +248,33 @@ class _Replay:
 
     def __init__(
         self,
+        trace: Trace,
         asked: Requests,
         settings: Settings,
-        pool_id: Callable[[int], PoolId],
-        total_memory: int,
+        total_memory: int | None,
         tails: dict[int, int],
         guesses: set[int],
         pools: UnnamedPools | None,
     ) -> None:
         self.asked = asked
         self.settings = settings
-        self.pool_id = pool_id
-        self.script = Script(total_memory)
+        self.pool_id = pool_ids(trace)
+        self.total_memory = total_memory
+        self.script = Script(total_memory or _ADDRESS_SPACE)
         self.policy = Policy(
             self.script,
             device=asked.device,
             settings=settings,
             journal=Journal(asked.device, None),
-            total_memory=total_memory,
+            total_memory=self.script.total_memory,
             outside=nullcontext,
         )
+        self._records = trace.records
+        frees = trace.records["kind"] == Kind.BLOCK_FREE_REQUESTED
+        self._frees_have_stacks = bool((trace.records["stack"][frees] > 0).any())
+        self._separated: list[tuple[int, int]] = []  # number of a call, and how many of its releases are the program's
+        self._doubtful = 0
+        self._ceiling: int | None = None
         self.allocs = self.exact = self.changes = self.changes_exact = 0
         self.first: Divergence | None = None
         self.tails = tails
@@ -284,9 +292,11 @@ class _Replay:
         if self.asked.prior_memory or self.asked.prior_blocks:
             self._set_up()
         script = self.script
-        for call in self.asked.calls:
+        for number, call in enumerate(self.asked.calls):
             verb = call.verb
             scripted = call.changes or call.done or verb is Verb.FAILED_MALLOC
+            if scripted and verb is Verb.MALLOC and call.changes and call.changes[0].kind in RELEASES:
+                call = self._separate(number, call)
             if scripted:
                 self._begin(call)
             if verb is Verb.MALLOC:
@@ -302,6 +312,65 @@ class _Replay:
             if self._guessed:
                 return False
         return True
+
+    def separated(self) -> Requests:
+        """Return what was asked for, with every ``empty_cache`` as a call of its own."""
+        calls = list(self.asked.calls)
+        for number, count in reversed(self._separated):
+            call = calls[number]
+            emptied = Call(Verb.EMPTY_CACHE, -1, 0, 0, 0, 0, call.done, call.changes[:count], call.event)
+            calls[number : number + 1] = [emptied, call._replace(done=(), changes=call.changes[count:])]
+        return replace(
+            self.asked,
+            calls=calls,
+            retries=self.policy.statistics.num_alloc_retries,
+            ceiling=self._ceiling,
+            doubtful=self._doubtful,
+        )
+
+    def _separate(self, number: int, call: Call) -> Call:
+        """Do what the program did before it made this call; return what is left of the call."""
+        fitted = self._fits(call)
+        self._begin(call._replace(changes=()))  # what other streams were done with by then is free
+        id = self._pool(call.pool) if call.pool else DEFAULT_POOL
+        size = round_size(call.size, self.settings)
+        stack = int(self._records["stack"][call.event])
+        share = share_of_program(
+            call,
+            size,
+            self.policy,
+            self.policy.pool_for(id, is_small=size <= SMALL_LIMIT),
+            self.settings,
+            stack=stack,
+            frees_have_stacks=self._frees_have_stacks,
+            fits=fitted,
+            peak_reserved=self.asked.peak_reserved,
+            total_memory=self.total_memory,
+        )
+        self._doubtful += share.doubtful
+        first = call._replace(done=(), changes=call.changes[: share.by_program])
+        rest = call._replace(done=(), changes=call.changes[share.by_program :])
+        if share.by_program:
+            self._separated.append((number, share.by_program))
+            self._begin(first)
+            self._empty_cache(first)
+            self._end(first)
+        elif share.demand:
+            self._had_no_memory(share.demand)
+            if self._fits(call):  # it waited for other streams after it had looked for a free block
+                released = leading_releases(call)
+                self._begin(call._replace(done=(), changes=released))
+                self.policy.release_cached(DEFAULT_POOL)
+                self.policy.statistics.num_alloc_retries += 1
+                self._end(call._replace(changes=released))
+                rest = call._replace(done=(), changes=call.changes[len(released) :])
+        return rest
+
+    def _had_no_memory(self, demand: int) -> None:
+        """Note that so many bytes could not be reserved."""
+        if demand <= self.asked.peak_reserved:
+            return  # they could at another time: the limit is not the same all the time
+        self._ceiling = demand - 1 if self._ceiling is None else min(self._ceiling, demand - 1)
 
     def _set_up(self) -> None:
         """Bring about the state that the recording began with."""
@@ -401,9 +470,6 @@ class _Replay:
 
     def _malloc(self, call: Call) -> None:
         self.allocs += 1
-        if call.changes and call.changes[0].kind in (Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP) and self._fits(call):
-            # The allocator had no reason to release anything: the program emptied the cache.
-            self._empty_cache(call)
         try:
             actual = self._allocate(call)
         except OutOfMemoryError:
@@ -441,6 +507,10 @@ class _Replay:
         try:
             address = self._allocate(call)
         except OutOfMemoryError:
+            reserved = self.policy.statistics.all.reserved_bytes.current
+            needed = segment_size(round_size(call.size, self.settings), self.settings)
+            # If what was free on the card was enough, the request failed for a memory fraction.
+            self._had_no_memory(reserved + min(int(self._records["aux0"][call.event]) + 1, needed))
             return
         self._diverge(call, "out of memory", f"{address:#x}", _ENOUGH_HERE)
         self._give_back(address)
@@ -462,7 +532,7 @@ class _Replay:
     def _fits(self, call: Call) -> bool:
         size = round_size(call.size, self.settings)
         pool = self.policy.pool_for(self._pool(call.pool), is_small=size <= SMALL_LIMIT)
-        return pool.smallest(size, call.stream) is not None
+        return pool.fit(size, call.stream) is not None
 
     def _default_has_free_segments(self) -> bool:
         pools = [self.policy.pool_for(DEFAULT_POOL, is_small=is_small) for is_small in (True, False)]

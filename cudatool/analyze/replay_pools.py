@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from cudatool.analyze.requests import Call, Change, Requests, Verb
+from cudatool.analyze.requests import RELEASES, Call, Change, Requests, Verb
 from cudatool.trace.events import Kind, pack_pool
 
 __all__ = ["UnnamedPools"]
@@ -81,7 +81,8 @@ class UnnamedPools:
             time = _time(call)
             pool = self._pool_of(call.address, time) if call.verb is Verb.MALLOC else 0
             changes = tuple(
-                change._replace(pool=self._pool_of(change.address, time) or change.pool) for change in call.changes
+                change._replace(pool=self._pool_of(change.address, _time_of(change, call)) or change.pool)
+                for change in call.changes
             )
             calls.append(call._replace(pool=pool or call.pool, changes=changes))
         return replace(asked, calls=calls)
@@ -98,6 +99,11 @@ def _time(call: Call) -> int:
     return 2 * call.event + (call.verb is not Verb.EMPTY_CACHE)
 
 
+def _time_of(change: Change, call: Call) -> int:
+    """Return the time of a change: what is released before an allocation is gone by then."""
+    return 2 * call.event if change.kind in RELEASES else _time(call)
+
+
 def _holds(segment: _Lifetime, address: int, time: int) -> bool:
     return segment.begin <= time <= segment.end and segment.address <= address < segment.address + segment.size
 
@@ -109,9 +115,9 @@ def _unknown_segments(asked: Requests) -> list[_Lifetime]:
     for call in asked.calls:
         for change in call.changes:
             if change.kind is Kind.SEGMENT_ALLOC:
-                born[change.address] = (change, _time(call))
+                born[change.address] = (change, _time_of(change, call))
             elif change.kind is Kind.SEGMENT_FREE and change.address in born:
                 first, begin = born.pop(change.address)
                 if first.pool == 0:
-                    found.append(_Lifetime(first.address, first.size, first.stream, begin, _time(call)))
+                    found.append(_Lifetime(first.address, first.size, first.stream, begin, _time_of(change, call)))
     return found

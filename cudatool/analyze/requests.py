@@ -8,9 +8,8 @@ allocator's lock::
     empty_cache  free_completed*, releases*
 
 Gains are segments allocated and pages mapped, releases are segments freed and pages unmapped. Where releases stand
-before an ``alloc``, the allocator may have made room for it, or the program may have emptied the cache before. It is
-taken to have made room if a setting asks for that, or if there may have been no memory for the new segment: if what was
-reserved and the new segment together are more than was ever reserved, and more than half of what may be reserved.
+before an ``alloc`` without any gain, the program emptied the cache before. Where there are gains, the allocator may
+have made room for them: :mod:`cudatool.analyze.releases` tells, from the state that a replay has then.
 """
 
 from __future__ import annotations
@@ -23,15 +22,13 @@ from typing import NamedTuple
 import numpy as np
 
 from cudatool.errors import FileFormatError
-from cudatool.memory.settings import UNLIMITED, Settings
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
-__all__ = ["Call", "Change", "Requests", "Verb", "requests"]
+__all__ = ["RELEASES", "Call", "Change", "Requests", "Verb", "requests"]
 
 _GAINS = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
-_RELEASES = (Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP)
-_SMALL_CARD = 4 << 30  # a card of unknown size has more
+RELEASES = (Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP)
 # Plain numbers: looking a member up in its enumeration and comparing it takes as long as the rest of the loop.
 _ALLOC, _OOM = int(Kind.BLOCK_ALLOC), int(Kind.OOM)
 _FREE_REQUESTED, _FREE_COMPLETED = int(Kind.BLOCK_FREE_REQUESTED), int(Kind.BLOCK_FREE_COMPLETED)
@@ -41,7 +38,7 @@ _KINDS = (
     Kind.BLOCK_FREE_COMPLETED,
     Kind.OOM,
     *_GAINS,
-    *_RELEASES,
+    *RELEASES,
 )
 
 
@@ -66,6 +63,7 @@ class Change(NamedTuple):
     stream: int
     pool: int
     is_small: bool
+    stack: int
 
 
 class Call(NamedTuple):
@@ -112,6 +110,13 @@ class Requests:
         The most bytes that were reserved at a time, according to the events.
     unmatched
         Frees of blocks that were never allocated; they are left out.
+    retries
+        How often the allocator released all that was cached to make room. A replay finds this and what follows.
+    ceiling
+        A number of bytes that could not be reserved, according to requests that failed or made the allocator release
+        memory; None if there were none.
+    doubtful
+        How many releases may have been the allocator's or the program's.
     """
 
     device: int
@@ -123,17 +128,13 @@ class Requests:
     blocks: int = 0
     peak_reserved: int = 0
     unmatched: int = 0
+    retries: int = 0
+    ceiling: int | None = None
+    doubtful: int = 0
 
 
-def requests(trace: Trace, device: int, settings: Settings, total_memory: int | None = None) -> Requests:
+def requests(trace: Trace, device: int) -> Requests:
     """Return what the program asked of the allocator of one device.
-
-    Parameters
-    ----------
-    settings
-        Those that were in force, which explain why memory was released.
-    total_memory
-        Bytes of the card, if known.
 
     Raises
     ------
@@ -144,13 +145,10 @@ def requests(trace: Trace, device: int, settings: Settings, total_memory: int | 
     prior_events = int(trace.header.get("prior_records", {}).get(device, 0))
     _check_segments(trace, device)
     found = Requests(device, peak_reserved=_peak_reserved(trace, device))
-    allowed = settings.per_process_memory_fraction or 1.0
-    enough = max(found.peak_reserved, int(allowed * total_memory) // 2 if total_memory else _SMALL_CARD)
-    makes_room = settings.max_split_size != UNLIMITED or settings.garbage_collection_threshold > 0
+    stacks = trace.records["stack"]
     live: dict[int, int] = {}  # address -> number of the block
     pending: dict[int, int] = {}
     _take_prior(found, events[:prior_events], live, pending)
-    reserved = sum(change.size for change in found.prior_memory)
     done: list[int] = []
     changes: list[Change] = []
 
@@ -172,15 +170,8 @@ def requests(trace: Trace, device: int, settings: Settings, total_memory: int | 
     for position in range(prior_events, len(events)):
         event, kind, address, size, stream, aux0, pool, flags = events[position]
         if kind in (_ALLOC, _OOM):
-            releases = changes and any(change.kind in _RELEASES for change in changes)
-            if releases and kind == _ALLOC and not makes_room:
-                gained = sum(change.size for change in changes if change.kind in _GAINS)
-                released = sum(change.size for change in changes if change.kind in _RELEASES)
-                if reserved + released <= enough or not gained:
-                    last = max(i for i, change in enumerate(changes) if change.kind in _RELEASES)
-                    later, changes[:] = changes[last + 1 :], changes[: last + 1]
-                    empty_cache(event)
-                    changes[:] = later
+            if changes and kind == _ALLOC and all(change.kind in RELEASES for change in changes):
+                empty_cache(event)
             if kind == _OOM:
                 call(Verb.FAILED_MALLOC, event, size=size, stream=stream, pool=pool)
             else:
@@ -204,8 +195,7 @@ def requests(trace: Trace, device: int, settings: Settings, total_memory: int | 
             if address in pending:
                 done.append(pending.pop(address))
         else:
-            changes.append(Change(Kind(kind), address, size, stream, pool, bool(flags & 1)))
-            reserved += size if kind in _GAINS else -size
+            changes.append(Change(Kind(kind), address, size, stream, pool, bool(flags & 1), int(stacks[event])))
     if done or changes:
         empty_cache(events[-1][0])
     return found
@@ -240,7 +230,7 @@ def _take_prior(found: Requests, events: list[_Event], live: dict[int, int], pen
             pending[address] = live.pop(address)
             found.prior_pending.append(pending[address])
         else:
-            found.prior_memory.append(Change(Kind(kind), address, size, stream, pool, bool(flags & 1)))
+            found.prior_memory.append(Change(Kind(kind), address, size, stream, pool, bool(flags & 1), 0))
 
 
 def _check_segments(trace: Trace, device: int) -> None:
@@ -264,6 +254,6 @@ def _check_segments(trace: Trace, device: int) -> None:
 def _peak_reserved(trace: Trace, device: int) -> int:
     records = trace.records[trace.records["device"] == device]
     size = records["size"].astype(np.int64)
-    gains, releases = np.isin(records["kind"], _GAINS), np.isin(records["kind"], _RELEASES)
+    gains, releases = np.isin(records["kind"], _GAINS), np.isin(records["kind"], RELEASES)
     level = np.cumsum(np.where(gains, size, 0) - np.where(releases, size, 0))
     return int(level.max(initial=0))

@@ -316,9 +316,16 @@ class BlockPool:
         block.home = None
 
     def take(self, size: int, stream: int) -> Block | None:
-        """Take out the smallest free block of `stream` with at least `size` bytes, unless its own size forbids it."""
+        """Take out the block that :meth:`fit` returns."""
         if self.collects_garbage:
             self.clock += 1
+        block = self.fit(size, stream)
+        if block is not None:
+            self.remove(block)
+        return block
+
+    def fit(self, size: int, stream: int) -> Block | None:
+        """Return the smallest free block of `stream` with at least `size` bytes, unless its own size forbids it."""
         free = self.free.get(stream)
         if free is None:
             return None
@@ -331,7 +338,6 @@ class BlockPool:
         limit = self.max_split_size
         if block.size >= limit and (size < limit or block.size >= size + self.max_unsplit_waste):
             return None  # it may not be split, and too much of it would be wasted
-        self.remove(block)
         return block
 
     def smallest(self, size: int, stream: int) -> Block | None:
@@ -339,15 +345,12 @@ class BlockPool:
         free = self.free.get(stream)
         return None if free is None else free.smallest(size)
 
-    def largest(self, stream: int) -> Block | None:
-        """Return the largest free block of `stream`, at the highest address."""
+    def largest_first(self, stream: int) -> Iterator[Block]:
+        """Yield the free blocks of `stream`, the largest first, and of one size the highest address first."""
         free = self.free.get(stream)
         if free is not None:
             for size in reversed(free.sizes):
-                blocks = free.by_size[size].blocks
-                if blocks:
-                    return blocks[-1]
-        return None
+                yield from reversed(free.by_size[size].blocks)
 
     def free_blocks(self) -> list[Block]:
         """Return the free blocks by stream, size, address."""

@@ -132,31 +132,55 @@ class Segments:
             elif block.previous is None and block.next is None:
                 self.release(block)
 
+    def releasable(self, pool: BlockPool) -> list[tuple[int, int]]:
+        """Return address and size of what :meth:`release_free` would give back, in its order."""
+        found = []
+        for block in pool.free_blocks():
+            if block.expandable is not None:
+                start, end = _whole_pages(block, block.expandable)
+                if start < end:
+                    found.append((start, end - start))
+            elif block.previous is None and block.next is None:
+                found.append((block.address, block.size))
+        return found
+
     def release_oversize(self, pool: BlockPool, size: int, stream: int) -> bool:
         """Release free segments that may not be split, until `size` bytes are; return whether there were so many."""
+        blocks, enough = self.oversize(pool, size, stream)
+        for block in blocks:
+            self.release(block)
+        return enough
+
+    def oversize(self, pool: BlockPool, size: int, stream: int) -> tuple[list[Block], bool]:
+        """Return what :meth:`release_oversize` would release, and what it would return."""
         limit = self._settings.max_split_size
         if limit == UNLIMITED or pool.expandable:
-            return False
+            return [], False
         block = pool.smallest(size, stream)  # did not fit, so it is oversize
         if block is not None:
-            self.release(block)
-            return True
+            return [block], True
+        found: list[Block] = []
         released = 0
-        while released < size:
-            block = pool.largest(stream)
-            if block is None or block.size < limit:
-                return False
+        for block in pool.largest_first(stream):
+            if released >= size or block.size < limit:
+                break
             released += block.size
-            self.release(block)
-        return True
+            found.append(block)
+        return found, released >= size
 
     def collect_garbage(self, pool: BlockPool) -> None:
         """Release segments of a pool that have been idle for longer than the average, until enough is free."""
+        for block in self.garbage(pool):
+            self.release(block)
+
+    def garbage(self, pool: BlockPool) -> list[Block]:
+        """Return what :meth:`collect_garbage` would release."""
         assert self.allowed is not None
         threshold = int(self._settings.garbage_collection_threshold * self.allowed)
         excess = self._statistics.all.reserved_bytes.current - threshold
+        found: list[Block] = []
         if excess <= 0:
-            return
+            return found
         ages = {block: pool.clock - block.pool_clock for block in pool.whole_segments()}
         while excess > 0 and ages:
             # The oldest is at least of average age, so that every round releases something.
@@ -164,7 +188,8 @@ class Segments:
             for block in [block for block, age in ages.items() if age >= average]:
                 excess -= block.size
                 del ages[block]
-                self.release(block)
+                found.append(block)
+        return found
 
     def blocks(self) -> Iterator[Block]:
         """Yield all blocks that have memory."""
@@ -253,12 +278,10 @@ class Segments:
         """Unmap the whole pages of a free block, and give its segment back if that was all."""
         segment, pool = block.expandable, block.pool
         assert segment is not None
-        page = segment.page_size
-        start = segment.address + -(-(block.address - segment.address) // page) * page
-        end = segment.address + (block.address + block.size - segment.address) // page * page
+        start, end = _whole_pages(block, segment)
         if start >= end:
             return
-        pool.provider.unmap(start, end - start, page)
+        pool.provider.unmap(start, end - start, segment.page_size)
         pool.remove(block)
         if start > block.address:
             before = Block(block.address, start - block.address, block.stream, pool, 0, segment)
@@ -281,6 +304,12 @@ class Segments:
         if block.size == segment.size:
             pool.provider.unreserve(segment.address, segment.size)
             pool.remove_unmapped(block)
+
+
+def _whole_pages(block: Block, segment: ExpandableSegment) -> tuple[int, int]:
+    """Return where the pages begin and end that a block fills; the end may be in front of the beginning."""
+    page, offset = segment.page_size, block.address - segment.address
+    return segment.address + -(-offset // page) * page, segment.address + (offset + block.size) // page * page
 
 
 def _insert_after(block: Block, new: Block) -> None:
