@@ -19,8 +19,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cudatool.analyze.replay_pools import UnnamedPools
 from cudatool.analyze.releases import leading_releases, share_of_program
+from cudatool.analyze.replay_pools import UnnamedPools
 from cudatool.analyze.replay_script import Script
 from cudatool.analyze.requests import RELEASES, Call, Change, Requests, Verb, requests
 from cudatool.errors import OutOfMemoryError, UsageError

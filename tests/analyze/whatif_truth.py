@@ -13,7 +13,6 @@ import pickle
 import random
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -240,7 +239,7 @@ def run(program: Program, conf: str, total: int) -> Run:
 
     hooks.subscribe(listen)
     try:
-        for index, op in enumerate(program.ops):
+        for index, op in enumerate(program.ops):  # noqa: B007  (events are given it)
             if op.what == "malloc":
                 try:
                     if op.pool:
@@ -361,7 +360,7 @@ def main() -> None:
         for pair in pairs(seed):
             errors.append((abs(pair.error), pair))
     errors.sort(key=lambda item: -item[0])
-    for error, pair in errors[:25]:
+    for _, pair in errors[:25]:
         print(
             f"{100 * pair.error:+8.2f} % seed {pair.seed} {pair.recorded or 'defaults'} -> {pair.conf or 'defaults'}"
             f" lost {pair.lost} {'stacks' if pair.stacks else ''} retries {pair.predicted.retries}/{pair.truth.retries}"
