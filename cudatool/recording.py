@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from cudatool import _driver
@@ -157,6 +157,7 @@ def _software_driver(
     """Let what the software driver is asked to do, and what its kernels do, reach the subscribers of the hooks."""
     from cudatool import sim
     from cudatool.collect.sim_driver import SimDriverCollector
+    from cudatool.collect.sim_host import watched_host_memory
     from cudatool.sim.checkers import CHECKS
     from cudatool.trace import hooks
     from cudatool.trace.events import AccessFlag, Event, Kind
@@ -181,7 +182,8 @@ def _software_driver(
     if collector.blocks is not None:
         hooks.subscribe(collector.blocks)
     try:
-        yield
+        with watched_host_memory(machine) if measure_accesses else nullcontext():
+            yield
     finally:
         if tape is not None:
             hooks.unsubscribe(tell_tape)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from cudatool.trace.events import AccessFlag
 
-__all__ = ["MASK_BITS", "ByteSet", "compress"]
+__all__ = ["MASK_BITS", "ByteSet", "compress", "rows_of"]
 
 MASK_BITS = 128
 """Elements that one mask is about: 64 bits in ``aux0``, 64 more in ``aux1``."""
@@ -41,6 +41,19 @@ def compress(runs: Sequence[tuple[int, int, int]]) -> list[ByteSet]:
         sets += rows
         sets += _masks(starts[single], sizes[single], mode)
     return sets
+
+
+def rows_of(runs: Sequence[tuple[int, int]], flags: int, most: int) -> list[ByteSet]:
+    """Return `runs`, address and size in ascending order, as at most `most` rows and single runs; the rest is left out.
+
+    What is left out are single runs.
+    """
+    if not runs:
+        return []
+    start, size = np.array(runs, np.int64).T
+    sets, single = _equal_rows(start, size, flags)
+    sets += [(a, n, flags, 0, 0) for a, n in zip(start[single].tolist(), size[single].tolist(), strict=True)]
+    return sets[:most]
 
 
 def _equal_rows(start: _Column, size: _Column, mode: int) -> tuple[list[ByteSet], npt.NDArray[np.bool_]]:

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from cudatool.collect.byte_sets import compress
+from cudatool.collect.callers import calling_api
 from cudatool.collect.kernel_names import kernel_name
 from cudatool.collect.sim_blocks import BlockWatcher
 from cudatool.collect.sim_graphs import GraphWatcher
@@ -141,7 +142,7 @@ class SimDriverCollector:
         stream = operation.stream
         ordinal = stream.context.device.ordinal
         flags = StreamFlag.NON_BLOCKING if stream.flags & 1 else StreamFlag(0)
-        stream_id = hooks.stream_id(ordinal, stream.handle, flags=flags, priority=stream.priority)
+        stream_id = hooks.stream_id(ordinal, stream.handle, flags=flags, priority=stream.priority, api=calling_api)
         correlation = self._launches.get(operation.launch.sequence) if operation.launch is not None else None
         if correlation is None:
             correlation = hooks.current_operation() or hooks.new_correlation()
@@ -221,7 +222,7 @@ class SimDriverCollector:
         handle = handle or self._machine.null_stream
         found = self._machine.objects.get(handle)
         ordinal = found.context.device.ordinal if found is not None else self._device
-        return ordinal, hooks.stream_id(ordinal, handle)
+        return ordinal, hooks.stream_id(ordinal, handle, api=calling_api)
 
     def _owner(self) -> tuple[int, int, int]:
         """Return correlation, device and stream id of what the call enqueued; zeros if it enqueued nothing."""
@@ -278,7 +279,7 @@ class SimDriverCollector:
         handle = _pointed(values["phStream"])
         flags = StreamFlag.NON_BLOCKING if values.get("flags", values.get("Flags", 0)) & 1 else StreamFlag(0)
         device = self._machine.objects[handle].context.device.ordinal
-        hooks.stream_id(device, handle, flags=flags, priority=values.get("priority", 0))
+        hooks.stream_id(device, handle, flags=flags, priority=values.get("priority", 0), api=calling_api)
 
     def _stream_destroy(self, values: dict[str, Any], name: str) -> None:
         device = self._thread.device

@@ -20,7 +20,7 @@ from cudatool.collect.torch_accesses import ByteSet, Plan
 from cudatool.collect.torch_calls import Access, Call, OnHost, make_call, merged
 from cudatool.collect.torch_rows import Action, Note, Row, RowKind, TraceCall, read_rows, read_tensors
 from cudatool.trace import hooks
-from cudatool.trace.events import AccessFlag, Event, Kind, StreamFlag
+from cudatool.trace.events import AccessFlag, Api, Event, Kind, StreamFlag
 
 __all__ = ["TorchEvents"]
 
@@ -234,10 +234,11 @@ class TorchEvents:
             device, flags = self._created.get(handle, (device, StreamFlag.NON_BLOCKING))
         found = self._streams.get((device, handle))
         if found is None:
-            found = self._streams[device, handle] = hooks.stream_id(device, handle, flags=flags)
+            found = self._streams[device, handle] = hooks.stream_id(device, handle, flags=flags, api=lambda: Api.TORCH)
             if hooks.emitting():  # what hooks emits now is left out
                 flags = _DEFAULT_STREAMS.get(handle, flags)
-                self._event(Kind.STREAM_CREATE, device=device, stream=found, address=handle or 1, flags=flags)
+                fields = {"device": device, "stream": found, "address": handle or 1, "flags": flags}
+                self._event(Kind.STREAM_CREATE, **fields, aux1=Api.TORCH)
         return found
 
     def _trace(self, what: int, first: int, second: int, device: int, stack: int) -> None:

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from cudatool.sanitize.advice import CALLS, Calls
 from cudatool.sanitize.defects import Defect, Key, Repairs, Side
 from cudatool.sanitize.device import device_findings, leaks
 from cudatool.sanitize.engine import Engine
 from cudatool.sanitize.findings import AccessSite, BufferSite, Finding, FindingKind, Report, fingerprint, location
 from cudatool.sanitize.places import user_frames
-from cudatool.trace.events import Kind
+from cudatool.trace.events import AccessFlag, Api, Kind
 from cudatool.trace.model import Frame, Trace
 
 __all__ = ["check"]
@@ -182,6 +183,7 @@ class _Words:
             record=side.operation.record,
             exact=side.exact,
             launch=self._stack(side.operation.record) if side.node >= 0 else (),
+            noticed=self._is_noticed(record),
         )
 
     def _stack(self, record: int) -> tuple[Frame, ...]:
@@ -239,12 +241,27 @@ class _Words:
     def _before(self, defect: Defect) -> str:
         """Return the second side with the place before which its stream can be made to wait."""
         side, launch, other = defect.second, defect.second.operation.record, defect.first.operation.record
+        if self._is_noticed(launch):
+            return f"the host writes there (seen at {self._line(launch)})"
         if self._is_graph(launch) and side.node >= 0:
             return f"the launch of the graph at {self._place(launch, other)}, which runs {self._at(side.record)}"
         return f"{self._operation(launch)} at {self._place(launch, other)}"
 
+    @functools.cached_property
+    def _apis(self) -> dict[int, int]:
+        """Through which library each stream was made."""
+        made = self._trace.of_kind(Kind.STREAM_CREATE)
+        return dict(zip(made["stream"].tolist(), made["aux1"].tolist(), strict=True))
+
+    def _calls(self, stream: int) -> Calls:
+        return CALLS.get(self._apis.get(stream, Api.UNKNOWN), CALLS[Api.UNKNOWN])  # a newer trace may name others
+
     def _is_graph(self, record: int) -> bool:
         return bool(self._trace.records["kind"][record] == Kind.GRAPH_LAUNCH)
+
+    def _is_noticed(self, record: int) -> bool:
+        row = self._trace.records[record]
+        return bool(row["kind"] == Kind.HOST_ACCESS and row["flags"] & AccessFlag.NOTICED)
 
     def _at(self, record: int) -> str:
         return f"{self._operation(record)} ({self._line(record)})"
@@ -301,9 +318,10 @@ class _Words:
             others = len(defect.nodes) - 1
             more = f" The same for {_count(others, 'more pair')} of nodes from these lines." if others else ""
             if all(streams):
+                calls = self._calls(streams[1])
                 return (
                     f"Before {here} is captured, make stream {streams[1]} wait for stream {streams[0]}: "
-                    f"`consumer.wait_event(event)` with the event recorded after {there}.{more}"
+                    f"{calls.after_event(there)}.{more}"
                 )
             return f"Let {here} depend on {there}: `cuGraphAddDependencies`.{more}"
         here = self._before(defect)
@@ -321,11 +339,11 @@ class _Words:
                 f"`record_stream` on it for {earlier.label}."
             )
         if later.is_host:
-            return f"Before {here}, synchronize {earlier.label}: `stream.synchronize()`."
+            return f"Before {here}, synchronize {earlier.label}: `{self._calls(earlier.stream).synchronize}`."
         others = len(defect.agents) - 1
         return (
-            f"Before {here}, make {later.label} wait for {earlier.label}: `consumer.wait_stream(producer)`, or "
-            f"`consumer.wait_event(event)` with the event recorded after {self._after(defect)}."
+            f"Before {here}, make {later.label} wait for {earlier.label}: "
+            f"{self._calls(later.stream).after_all(self._after(defect))}."
             + (f" The same for {_count(others, 'more pair')} of streams at this line." if others else "")
         )
 

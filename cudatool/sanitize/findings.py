@@ -98,6 +98,8 @@ class AccessSite:
     launch
         Host stack of the launch of the graph, for one of its nodes, and of the call that enqueued a host function; else
         empty.
+    noticed
+        True for what the host did at an unknown line: it was found by comparing bytes at the call that `stack` is of.
     """
 
     operation: str
@@ -108,6 +110,7 @@ class AccessSite:
     record: int
     exact: bool = True
     launch: tuple[Frame, ...] = ()
+    noticed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,8 @@ def sites(finding: Finding | DeviceFinding) -> tuple[Site, ...]:
 def _side(side: AccessSite) -> Site:
     most = "" if side.exact else " at most"
     if side.operation == "host access":
-        return Site(f"{side.mode}{most} by {side.agent}", side.stack)
+        noticed = ", before this call, which found other bytes there" if side.noticed else ""
+        return Site(f"{side.mode}{most} by {side.agent}{noticed}", side.stack)
     through = f" through {side.argument}" if side.argument else ""
     return Site(f"{side.mode}{most} by {side.operation}{through} on {side.agent}", side.stack)
 

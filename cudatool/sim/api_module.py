@@ -410,6 +410,14 @@ class Launch:
         """Execute it, as the operation that was enqueued for it."""
         _execute(self, operation)
 
+    def host_memory(self) -> list[tuple[int, int]]:
+        """Return the allocations of the host's memory that arguments point into, if somebody watches such memory."""
+        if state.machine.scheduler.watch is None:
+            return []
+        words = memoryview(bytes(self.params)[: len(self.params) // 8 * 8]).cast("Q")
+        found = map(state.machine.allocations.holding, words)
+        return list({(one.address, one.size) for one in found if one is not None})
+
     def cooperating(self) -> Launch:
         """Return the same as a cooperative launch. Fails with CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE."""
         blocks = self.grid[0] * self.grid[1] * self.grid[2]
@@ -476,7 +484,7 @@ def _launch(
     stream = stream_of(hStream)
     launch = checked_launch(f, stream.context, grid, block, shared, params, extra, cooperative=cooperative)
     operation = Operation(stream, "kernel", launch.function.name, abi.call.correlation)
-    operation.run = launch.run
+    operation.run, operation.host_memory = launch.run, launch.host_memory()
     scheduler = state.machine.scheduler
     scheduler.enqueue(operation, cost=launch.cost)
     if state.machine.options.launch_blocking:

@@ -79,7 +79,15 @@ class Kernel(_Leaf):
     def enqueue(self, run: Run, after: list[Operation]) -> Operation:
         launch = self.launch
         work = run.with_conditions(launch.run)
-        return run.add("kernel", launch.function.name, after, run=work, cost=launch.cost, context=self.context)
+        return run.add(
+            "kernel",
+            launch.function.name,
+            after,
+            run=work,
+            cost=launch.cost,
+            context=self.context,
+            host_memory=launch.host_memory(),
+        )
 
     def update_to(self, new: Kernel) -> Update:
         if new.context is not self.context:
@@ -168,6 +176,7 @@ class Copy(_Leaf):
             context=self.context,
             footprint=[(a, n, _READ) for a, n in self._runs(self.source)]
             + [(a, n, _WRITE) for a, n in self._runs(self.target)],
+            host_memory=[(operand.address, self.span(operand)) for operand in (self.source, self.target)],
         )
         if kinds[0] in ("host", "registered"):
             operation.host_source = self.source.address, self.span(self.source)
@@ -258,6 +267,7 @@ class Fill(_Leaf):
             cost=profile.memset_cost(self.row * self.height),
             context=self.context,
             footprint=[(self.address + y * self.pitch, self.row, _WRITE) for y in range(self.height)],
+            host_memory=[(self.address, self.span)],
         )
 
     def update_to(self, new: Fill) -> Update:

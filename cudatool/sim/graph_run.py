@@ -95,6 +95,7 @@ class Run:
         engine: str = "",
         context: Context | None = None,
         footprint: Iterable[tuple[int, int, int]] = (),
+        host_memory: Iterable[tuple[int, int]] = (),
     ) -> Operation:
         """Add an operation that is ordered behind `after` alone."""
         stream = self._stream
@@ -104,6 +105,7 @@ class Run:
         operation.launch, operation.node = self._begin, self._node
         operation.run = run
         operation.footprint = list(footprint)
+        operation.host_memory = list(host_memory)
         state.machine.scheduler.add(operation, cost=cost, engine=engine, after=after)
         return operation
 

@@ -13,6 +13,7 @@ from cudatool.sim import abi
 from cudatool.sim.capture import Captures
 from cudatool.sim.graph_memory import GraphMemory
 from cudatool.sim.green import GreenContext
+from cudatool.sim.host_watch import HostWatch, Report
 from cudatool.sim.ipc import Imports
 from cudatool.sim.memory import PAGE, Allocation, Allocations, Arena, DeviceMemory, HostMemory
 from cudatool.sim.pool import Pools
@@ -262,6 +263,18 @@ class Machine:
         self.checkers = Checkers(self, checks) if checks else None
         if self.checkers is not None:
             self.allocations.watchers.append(self.checkers)
+
+    def watch_host(self, report: Report) -> HostWatch:
+        """Let `report` receive what the host writes to memory that operations use."""
+        self.scheduler.watch = HostWatch(self.allocations, report)
+        self.allocations.watchers.append(self.scheduler.watch)
+        return self.scheduler.watch
+
+    def unwatch_host(self) -> None:
+        """Undo :meth:`watch_host`."""
+        if self.scheduler.watch is not None:
+            self.allocations.watchers.remove(self.scheduler.watch)
+            self.scheduler.watch = None
 
     # ---- memory ----
 

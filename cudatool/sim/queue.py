@@ -27,6 +27,7 @@ from cudatool.sim.results import DriverError, Result
 if TYPE_CHECKING:
     from cudatool.sim.capture import CapturedEvent
     from cudatool.sim.checkers import CheckFinding
+    from cudatool.sim.host_watch import HostWatch
     from cudatool.sim.ipc import SharedEvent
 
 __all__ = ["DISABLE_TIMING", "INTERPROCESS", "EventState", "Operation", "Schedule", "Scheduler", "StreamState"]
@@ -77,6 +78,9 @@ class Operation:
         What the checkers found when it ran.
     host_source
         Address and size of the pinned memory that a copy will read when it runs.
+    host_memory
+        Address and size of each range that it will read or write when it runs, where the host can write it without a
+        call (:mod:`cudatool.sim.host_watch`). Other ranges may stand there too.
     launch, node
         The beginning of the graph launch that it is part of, None outside of graphs; and the number of its node in the
         executable graph.
@@ -89,6 +93,7 @@ class Operation:
         "end",
         "findings",
         "footprint",
+        "host_memory",
         "host_source",
         "kind",
         "launch",
@@ -121,6 +126,7 @@ class Operation:
         self.footprint: list[tuple[int, int, int]] = []
         self.findings: list[CheckFinding] = []
         self.host_source = (0, 0)
+        self.host_memory: list[tuple[int, int]] = []
         self.launch: Operation | None = None
         self.node = 0
 
@@ -183,6 +189,8 @@ class Scheduler:
         """Called whenever the host has waited for work."""
         self.turn: Callable[[Operation], AbstractContextManager[object]] = nullcontext
         """What an operation runs in. Several host threads may run operations at the same time, unless this forbids."""
+        self.watch: HostWatch | None = None
+        """Notices what the host writes to memory that operations use."""
         self.value_writes: dict[int, Operation] = {}
         """By address, what writes a value there and was enqueued last."""
         self._random = random.Random(seed)
@@ -228,6 +236,8 @@ class Scheduler:
         operation.end = operation.start + cost
         if self._is_shared:
             self.run_soon(operation)
+        if self.watch is not None:
+            self.watch.enqueued(operation)
         for watcher in abi.subscribers:
             watcher.enqueued(operation)
 
@@ -259,14 +269,23 @@ class Scheduler:
         """Whether anything is pending or runs."""
         return bool(self._pending)
 
-    def wait(self, operation: Operation | None) -> None:
-        """Execute until `operation` is done, and let the host's clock wait for it."""
-        self.wait_all([operation])
+    def wait(self, operation: Operation | None, *, promised: bool = True) -> None:
+        """Execute until `operation` is done, and let the host's clock wait for it.
 
-    def wait_all(self, operations: Iterable[Operation | None]) -> None:
+        Not `promised` is a wait that the driver's reference allows and does not require.
+        """
+        self.wait_all([operation], promised=promised)
+
+    def wait_all(self, operations: Iterable[Operation | None], *, promised: bool = True) -> None:
         """Execute until all of `operations` are done, and let the host's clock wait for them."""
         targets = [o for o in operations if o is not None]
+        if self.watch is not None:
+            self.watch.look()
         self._finish(targets)
+        if self.watch is not None:
+            self.watch.blur()
+            if promised:
+                self.watch.waited(targets)
         for target in targets:
             self.host_time = max(self.host_time, target.end)
         self.synchronized()
@@ -323,8 +342,12 @@ class Scheduler:
                 if not due:
                     self._runner = None
                     return
+                if self.watch is not None:
+                    self.watch.look(later=True)
                 if not self._finish(due, stay=False):
                     self._soon += [o for o in due if not o.done]
+                if self.watch is not None:
+                    self.watch.blur()
 
     def query(self, operation: Operation | None) -> bool:
         """Tell whether `operation` has completed by the host's clock, and let that clock move on.
@@ -333,10 +356,15 @@ class Scheduler:
         """
         self.host_time += 200
         if operation is None or operation.done:
+            if self.watch is not None and operation is not None:
+                self.watch.look()
+                self.watch.waited([operation])
             return True
         if operation.end > self.host_time:
             self.host_time += max(1000, (operation.end - self.host_time) // 2)
             return False
+        if self.watch is not None:
+            self.watch.look()
         if not self._finish([operation], stay=False):
             return False  # it waits for a value that nobody has written yet
         self.wait(operation)
@@ -419,6 +447,8 @@ class Scheduler:
         del self._ready[operation.sequence]
         self._until.pop(operation.sequence, None)
         self._running += 1
+        if self.watch is not None:
+            self.watch.before(operation)
         lock.release()  # kernels and host functions run without it: other threads may enqueue meanwhile
         try:
             if operation.run is not None and context.error is None:
@@ -432,6 +462,8 @@ class Scheduler:
         finally:
             lock.acquire()
             self._running -= 1
+            if self.watch is not None:
+                self.watch.after(operation)
             operation.done = True
             operation.predecessors, operation.run, operation.until = [], None, None
             for dependent in operation.dependents:

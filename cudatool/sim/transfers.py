@@ -138,6 +138,9 @@ def copy_box(
     engine = "" if to_device == from_device else "h2d" if to_device else "d2h"
     # Without gaps on either side, the box is one row.
     lines = Extent(extent.size) if to.is_dense(extent) and source.is_dense(extent) else extent
+    operation.host_memory = [(box.address, box.span(extent)) for box in (source, to)]
+    if machine.scheduler.watch is not None:
+        machine.scheduler.watch.look(operation.host_memory)  # before the driver itself writes there, below
     staged: list[bytes] = []
     if hStream is not None and (origin is None or now):
         # Pageable memory is staged before the call returns: later changes to it are not seen.
@@ -178,7 +181,7 @@ def copy_box(
     # Synchronous calls return when done, except device to device ("Memcpy", synchronous). An asynchronous one to
     # pageable memory waits too, as the driver may, and as this one must: it cannot know how long that memory lives.
     if (hStream is None and not (to_device and from_device)) or target is None:
-        machine.scheduler.wait(operation)
+        machine.scheduler.wait(operation, promised=hStream is None)
         machine.scheduler.check(stream.context)
 
 
@@ -219,6 +222,7 @@ def fill(
                 machine.checkers.shadow.written(row, lines.width)
             fill_row(row, lines.width, value.to_bytes(width, "little"))
 
+    operation.host_memory = [(box.address, box.span(extent))]
     if footprint:
         operation.footprint = [(row, lines.width, _WRITE) for row in box.rows(lines)]
     operation.run = run

@@ -19,6 +19,7 @@ __all__ = [
     "RECORD",
     "RECORD_STRUCT",
     "AccessFlag",
+    "Api",
     "CopyFlag",
     "Event",
     "EventFlag",
@@ -128,7 +129,7 @@ FIELDS: Final[dict[Kind, str]] = {
     "flags=1 a block that the caching allocator hands out: aux0=its rounded size, +2 if it tells by "
     "BLOCK_RECORD_STREAM which streams it will wait for; stack",
     Kind.HOST_FREE: "address, size, flags as of HOST_ALLOC: name=API, or aux0=rounded size of the block; stack",
-    Kind.STREAM_CREATE: "stream, flags=StreamFlag, address=handle, aux0=priority (two's complement), stack",
+    Kind.STREAM_CREATE: "stream, flags=StreamFlag, address=handle, aux0=priority (two's complement), aux1=Api, stack",
     Kind.STREAM_DESTROY: "stream, stack",
     Kind.STREAM_WAIT_EVENT: "stream, aux0=event, flags=EventFlag, correlation, stack",
     Kind.STREAM_SYNCHRONIZE: "stream, stack",
@@ -198,6 +199,19 @@ FIELDS: Final[dict[Kind, str]] = {
 }
 
 
+class Api(IntEnum):
+    """Through which library a program made a stream, or first used one that it did not make: `aux1` of
+    ``STREAM_CREATE``. Advice is given in its words.
+    """
+
+    UNKNOWN = 0
+    CUDATOOL = 1
+    CUDA_CORE = 2
+    CUDA_BINDINGS = 3
+    NUMBA = 4
+    TORCH = 5
+
+
 class StreamFlag(IntFlag):
     """Flags of ``STREAM_CREATE``: how the stream is ordered against the legacy default stream."""
 
@@ -234,6 +248,9 @@ class AccessFlag(IntFlag):
     """A conservative range: the operation may touch less."""
     MASK = 16
     """``ACCESS`` only: those of 128 elements of `size` bytes whose bits are set, the first 64 in aux0, then aux1."""
+    NOTICED = 32
+    """``HOST_ACCESS`` only: found by comparing bytes. It happened before the call whose stack this is, and after the
+    host's call before."""
 
 
 class Event(NamedTuple):

@@ -30,7 +30,7 @@ from time import monotonic_ns
 from typing import Any
 
 from cudatool.trace import stacks
-from cudatool.trace.events import FIELDS, Event, Kind, StreamFlag
+from cudatool.trace.events import FIELDS, Api, Event, Kind, StreamFlag
 
 __all__ = [
     "Subscriber",
@@ -290,9 +290,10 @@ def _event(
     name: str = "",
     address: int = 0,
     aux0: int = 0,
+    aux1: int = 0,
 ) -> Event:
     """Return an event that is this module's own, not the program's: it has no stack."""
-    return Event(monotonic_ns(), kind, device, flags, thread_id(), stream, 0, 0, name, address, 0, aux0, 0)
+    return Event(monotonic_ns(), kind, device, flags, thread_id(), stream, 0, 0, name, address, 0, aux0, aux1)
 
 
 def _on_collection(phase: str, info: dict[str, Any]) -> None:
@@ -314,11 +315,19 @@ _LEGACY, _PER_THREAD = 1, 2  # CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
 _BLOCKING = StreamFlag(0)
 
 
-def stream_id(device: int, handle: int, *, flags: StreamFlag = _BLOCKING, priority: int = 0) -> int:
+def stream_id(
+    device: int,
+    handle: int,
+    *,
+    flags: StreamFlag = _BLOCKING,
+    priority: int = 0,
+    api: Callable[[], Api] = lambda: Api.CUDATOOL,
+) -> int:
     """Return the id of the stream with this driver handle, emitting ``STREAM_CREATE`` when it is first seen.
 
     Handle 0 is taken for the legacy default stream (as the driver does unless compiled otherwise), 1 is
-    ``CU_STREAM_LEGACY``, 2 ``CU_STREAM_PER_THREAD`` (one stream for each host thread).
+    ``CU_STREAM_LEGACY``, 2 ``CU_STREAM_PER_THREAD`` (one stream for each host thread). `api` is asked then through
+    which library that was.
     """
     handle = handle or _LEGACY
     key = (device, handle, thread_id() if handle == _PER_THREAD else 0)
@@ -334,8 +343,8 @@ def stream_id(device: int, handle: int, *, flags: StreamFlag = _BLOCKING, priori
         flags |= StreamFlag.LEGACY_DEFAULT
     elif handle == _PER_THREAD:
         flags |= StreamFlag.PER_THREAD_DEFAULT
-    aux0 = priority & 0xFFFFFFFFFFFFFFFF
-    _streams[new] = {"device": device, "stream": new, "address": handle, "flags": flags, "aux0": aux0}
+    aux0, aux1 = priority & 0xFFFFFFFFFFFFFFFF, api()
+    _streams[new] = {"device": device, "stream": new, "address": handle, "flags": flags, "aux0": aux0, "aux1": aux1}
     if active:
         emit(Kind.STREAM_CREATE, **_streams[new])
     return new

@@ -1,0 +1,75 @@
+"""Events for what the host writes to pinned, registered and managed memory without saying so.
+
+:class:`~cudatool.sim.host_watch.HostWatch` finds such writes by comparing. Here they become ``HOST_ACCESS`` events.
+These stand before the call at which they were noticed: the order of the trace is the order of what happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Final
+
+from cudatool.collect.byte_sets import rows_of
+from cudatool.trace import hooks
+from cudatool.trace.events import AccessFlag, Event, Kind
+
+if TYPE_CHECKING:
+    from cudatool.sim import Machine
+
+__all__ = ["watched_host_memory"]
+
+_MOST: Final = 256  # records for what was noticed at one call
+_NOTICED: Final = AccessFlag.WRITE | AccessFlag.NOTICED
+
+
+@contextmanager
+def watched_host_memory(machine: Machine) -> Iterator[None]:
+    """While open, the subscribers of the hooks receive what the host writes to memory that operations use."""
+    current: list[Event] = []  # events that a call of our runtime emits before it calls the driver
+
+    def report(runs: list[tuple[int, int]]) -> None:
+        for address, size, flags, stride, rows in rows_of(runs, int(_NOTICED), _MOST):
+            if not current:
+                hooks.emit(Kind.HOST_ACCESS, address=address, size=size, flags=flags, aux0=stride, aux1=rows)
+                continue
+            asked = current[-1]
+            noticed = asked._replace(
+                time=monotonic_ns(),
+                kind=Kind.HOST_ACCESS,
+                device=-1,
+                flags=flags,
+                stream=0,
+                correlation=0,
+                name="",
+                address=address,
+                size=size,
+                aux0=stride,
+                aux1=rows,
+            )
+            hooks.forward(noticed)
+
+    watch = machine.watch_host(report)
+
+    def hear(event: Event) -> None:
+        kind = event.kind
+        if kind is Kind.HOST_ACCESS:
+            if event.flags & AccessFlag.WRITE and not event.flags & AccessFlag.NOTICED:
+                watch.note(event.address, event.size + event.aux0 * max(event.aux1 - 1, 0))
+        elif kind is Kind.MEMCPY:
+            with watch.lock:  # another thread must not report what it notices as seen at this event
+                current.append(event)
+                try:
+                    watch.look([(event.aux0, event.size), (event.address, event.size)])
+                finally:
+                    current.pop()
+        elif kind in (Kind.HOST_ALLOC, Kind.HOST_FREE):
+            watch.forget(event.address, event.size)
+
+    hooks.subscribe(hear, first=True)
+    try:
+        yield
+    finally:
+        hooks.unsubscribe(hear)
+        machine.unwatch_host()

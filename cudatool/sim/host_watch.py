@@ -1,0 +1,249 @@
+"""What the host writes, without a call of the driver, to memory that operations use.
+
+Pinned, registered and managed memory is written by plain stores, of which no driver hears. This finds them by
+comparing::
+
+    an operation is enqueued:      look at the host memory that it will use, then keep those bytes
+    the host waits or asks:        look, before anything runs
+    an operation wrote the memory: keep its bytes
+    the host waited for its stream: the bytes need not be kept any longer
+
+Bytes that differ at a look, though no operation has written them since they were kept, are the host's: written after
+its previous call of the driver that looked there, and before this one. Whether that was too early is for the trace's
+reader to say; here nothing is concluded from the order in which the work happens to run.
+
+Not found are reads, writes of bytes that were there already, and what the host writes while an operation runs that may
+write the same memory. When more than :data:`LIMIT` bytes are kept, only a sample of each further range is (4 KiB of
+every 64 KiB, at most 4 MiB), so that a look compares at most twice the limit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+
+from cudatool.sim import abi
+
+if TYPE_CHECKING:
+    from cudatool.sim.memory import Allocation, Allocations
+    from cudatool.sim.queue import Operation
+
+__all__ = ["LIMIT", "HostWatch", "Range", "Report"]
+
+LIMIT: Final = 64 << 20
+"""Bytes that are kept whole, of all memory together."""
+_SAMPLE: Final = 4 << 10
+_STEP: Final = 64 << 10
+_SAMPLES: Final = 1024  # of one range
+_MOST: Final = 1024  # ranges, the newest ones
+_KINDS: Final = ("host", "registered", "managed")  # of memory that the host writes without a call
+_UNKNOWN: Final = ("kernel", "host")  # kinds of operations that may write memory that nobody names
+
+_libc = ctypes.CDLL(None)
+_libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
+
+Range = tuple[int, int]
+"""Address and bytes."""
+
+
+class Report(Protocol):
+    """Receives runs of bytes, ascending, that the host has written before the call in progress."""
+
+    def __call__(self, runs: list[Range], /) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """A range of the host's memory, and what its pieces held."""
+
+    address: int
+    size: int
+    pieces: list[tuple[int, bytes]]
+    known: list[Range] = field(default_factory=list)  # what the program has declared that it wrote since
+    streams: dict[Any, int] = field(default_factory=dict)  # of the operations that use it -> the latest one's number
+
+    @property
+    def bytes_kept(self) -> int:
+        return sum(len(data) for _, data in self.pieces)
+
+    def keep(self) -> None:
+        self.pieces = [(address, ctypes.string_at(address, len(data))) for address, data in self.pieces]
+        self.known.clear()
+
+    def changed(self) -> Iterator[Range]:
+        """Yield the runs of bytes that are not what was kept, and keep what there is now."""
+        for index, (address, data) in enumerate(self.pieces):
+            if not _libc.memcmp(address, data, len(data)):
+                continue
+            now = ctypes.string_at(address, len(data))
+            differs = np.frombuffer(data, np.uint8) != np.frombuffer(now, np.uint8)
+            for start, size in self.known:
+                low, high = max(start - address, 0), max(start + size - address, 0)
+                differs[low:high] = False
+            places = np.flatnonzero(differs)
+            starts = np.flatnonzero(np.diff(places, prepend=-2) > 1)
+            lengths = np.diff(starts, append=len(places))
+            yield from zip((places[starts] + address).tolist(), lengths.tolist(), strict=True)
+            self.pieces[index] = address, now
+        self.known.clear()
+
+
+class HostWatch:
+    """Compares the host's memory that operations use. What operations call is called with the driver's lock held.
+
+    Parameters
+    ----------
+    allocations
+        Of the machine: the memory that is the host's to write is found there.
+    report
+        Called, during the driver call that looks, with what the host has written.
+    """
+
+    def __init__(self, allocations: Allocations, report: Report) -> None:
+        self.lock = abi.lock
+        self._allocations = allocations
+        self._report = report
+        self._kept: dict[Range, _Kept] = {}  # the oldest first
+        self._bytes = 0
+        self._running: dict[int, Operation] = {}
+        self._is_blurred = False  # an operation has run that may have written any of it
+        self._noticed: list[Range] = []  # by a thread that makes no call of the program
+
+    # ---- the host ----
+
+    def look(self, ranges: Iterable[Range] | None = None, *, later: bool = False) -> None:
+        """Report what the host has written since the last look, of what is kept in `ranges` (all without them).
+
+        With `later` the next look reports it: this thread makes no call of the program.
+        """
+        with self.lock:
+            self._look(ranges)
+            if self._noticed and not later:
+                noticed, self._noticed = self._noticed, []
+                self._report(_joined(noticed))
+
+    def _look(self, ranges: Iterable[Range] | None) -> None:
+        self.blur()
+        wanted = list(self._kept.values()) if ranges is None else self._overlapping(ranges)
+        if not any(operation.kind in _UNKNOWN for operation in self._running.values()):
+            written = [own for operation in self._running.values() for own in operation.host_memory]
+            for kept in wanted:
+                if not any(_overlap((kept.address, kept.size), own) for own in written):
+                    self._noticed += kept.changed()
+
+    def note(self, address: int, size: int) -> None:
+        """The program itself says that it writes there: that is not to be reported again."""
+        with self.lock:
+            for kept in self._overlapping([(address, size)]):
+                kept.known.append((address, size))
+
+    def waited(self, operations: Iterable[Operation]) -> None:
+        """The host has waited for these: what operations of their streams used before is not compared any more."""
+        for operation in operations:
+            for key, kept in list(self._kept.items()):
+                if kept.streams.get(operation.stream, operation.sequence + 1) <= operation.sequence:
+                    del kept.streams[operation.stream]
+                    if not kept.streams:
+                        self._drop(key)
+
+    def forget(self, address: int, size: int) -> None:
+        """The memory has another owner from now on, or none."""
+        with self.lock:
+            for kept in self._overlapping([(address, size)]):
+                self._drop((kept.address, kept.size))
+
+    # ---- cudatool.sim.memory.AllocationWatcher ----
+
+    def added(self, allocation: Allocation) -> None:
+        """New memory is not used by any operation yet."""
+
+    def removed(self, allocation: Allocation) -> None:
+        """Memory must not be read any more."""
+        self.forget(allocation.address, allocation.size)
+
+    # ---- operations ----
+
+    def enqueued(self, operation: Operation) -> None:
+        """Keep what the memory holds that `operation` will use, having looked at it."""
+        ranges = [own for own in operation.host_memory if self.is_hosts(own[0])]
+        if not ranges:
+            return
+        self.look(ranges)
+        for key in ranges:
+            kept = self._kept.pop(key, None)
+            if kept is None:
+                kept = _Kept(*key, [])
+                kept.pieces = [(start, ctypes.string_at(start, length)) for start, length in self._pieces(*key)]
+                self._bytes += kept.bytes_kept
+            self._kept[key] = kept
+            kept.streams[operation.stream] = operation.sequence
+        for other in self._overlapping(ranges):
+            other.keep()  # the driver may have filled the target of a copy
+        while len(self._kept) > _MOST or (self._bytes > 2 * LIMIT and len(self._kept) > 1):
+            self._drop(next(iter(self._kept)))
+
+    def before(self, operation: Operation) -> None:
+        """`operation` is about to run."""
+        if self._kept:
+            self._running[operation.sequence] = operation
+
+    def after(self, operation: Operation) -> None:
+        """`operation` has run."""
+        self._running.pop(operation.sequence, None)
+        if not self._kept:
+            return
+        if operation.kind in _UNKNOWN:
+            self._is_blurred = True
+            return
+        written_value = operation.value[:2]
+        for kept in self._overlapping([*operation.host_memory, written_value]):
+            kept.keep()
+
+    def blur(self) -> None:
+        """Keep all as it is now, if something has run that may have written any of it."""
+        if self._is_blurred:
+            self._is_blurred = False
+            for kept in self._kept.values():
+                for _ in kept.changed():
+                    pass
+
+    # ---- helpers ----
+
+    def is_hosts(self, address: int) -> bool:
+        """Whether the host can write the memory at an address without a call."""
+        found = self._allocations.holding(address)
+        return found is not None and found.kind in _KINDS
+
+    def _overlapping(self, ranges: Iterable[Range]) -> list[_Kept]:
+        wanted = [one for one in ranges if one[1]]
+        return [kept for kept in self._kept.values() if any(_overlap((kept.address, kept.size), one) for one in wanted)]
+
+    def _pieces(self, address: int, size: int) -> Iterator[Range]:
+        if self._bytes + size <= LIMIT:
+            yield address, size
+            return
+        step = max(_STEP, -(-size // _SAMPLES // _SAMPLE) * _SAMPLE)
+        for offset in range(0, size, step):
+            yield address + offset, min(_SAMPLE, size - offset)
+
+    def _drop(self, key: Range) -> None:
+        self._bytes -= self._kept.pop(key).bytes_kept
+
+
+def _overlap(one: Range, other: Range) -> bool:
+    return one[0] < other[0] + other[1] and other[0] < one[0] + one[1]
+
+
+def _joined(runs: list[Range]) -> list[Range]:
+    """Return runs in ascending order that do not touch, for runs of several ranges."""
+    found: list[Range] = []
+    for start, size in sorted(runs):
+        if found and start <= found[-1][0] + found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][0] + found[-1][1], start + size) - found[-1][0]
+        else:
+            found.append((start, size))
+    return found
