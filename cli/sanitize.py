@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from functools import partial
@@ -108,7 +109,7 @@ def sanitize(
     Exit status: 0 clean, 1 findings (or --error-exitcode), 2 it could not be done, 3 the workload itself failed.
     """
     from cudatool.sanitize import Outputs, Run, check, parse_checks, render_text
-    from cudatool.sanitize.places import project_root
+    from cudatool.sanitize.places import project_root, recorded_at
     from cudatool.workload import Workload
 
     # All that can be wrong with the options is said before the workload runs; and it may change directory.
@@ -133,7 +134,9 @@ def sanitize(
     text = partial(render_text, color=_in_colour(), width=_width())
     written: list[str] = []
     try:
-        written += outputs.write(report, Run(root, wanted, status), _echo, text)
+        written += outputs.write(
+            report, Run(root, wanted, status, math.inf if trace is None else recorded_at(trace)), _echo, text
+        )
     finally:  # the page is written even if who reads stdout has gone
         if html and trace is not None:
             from cudatool import viz

@@ -10,11 +10,9 @@ of the values, then all second bytes ...). ``payload.js`` decodes it.
 from __future__ import annotations
 
 import json
-import os
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
 from typing import Any, Final
 
 import numpy as np
@@ -35,7 +33,7 @@ from cudatool.analyze import (
     site_keys,
     site_label,
 )
-from cudatool.sanitize.places import source_line
+from cudatool.sanitize.places import recorded_at, source_line
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 from cudatool.viz.defects import LONGEST_LINE, defects
@@ -142,7 +140,7 @@ def payload(report: Report, found: sanitize.Report | None = None) -> bytes:
         "kernels": [{"name": k.name, "launches": k.launches, "time": k.time} for k in summary.kernels],
         "copies": [{"name": c.direction, "count": c.count, "size": c.size, "time": c.time} for c in summary.copies],
         "operations": {**_operations(drawn, report.trace, columns), "timed": len(report.operations) > 0},
-        "defects": None if found is None else defects(found, drawn),
+        "defects": None if found is None else defects(found, drawn, recorded_at(report.trace)),
         "names": report.trace.names,
         **_stacks(report.trace, columns),
     }
@@ -270,28 +268,11 @@ def _operations(ran: Operations, trace: Trace, columns: Columns) -> dict[str, An
     }
 
 
-def _recorded_at(trace: Trace) -> float:
-    """Return when the program ran, at the latest; 0 where that is not known."""
-    try:
-        if "start_time" in trace.header:
-            return datetime.fromisoformat(trace.header["start_time"]).timestamp()
-        return os.stat(trace.source).st_mtime
-    except (OSError, TypeError, ValueError):
-        return 0
-
-
 def _code(trace: Trace) -> Iterator[str]:
-    """Return the line of Python at each frame, empty where the file is not here or has changed since."""
-    recorded = _recorded_at(trace)
-    known: dict[str, bool] = {}
+    """Return the line of source at each frame, empty where the file is not here or has changed since."""
+    recorded = recorded_at(trace)
     for frame in trace.frames:
-        if frame.file not in known:
-            try:
-                # Of Python alone: a trace may name any file, and the page may be sent to anyone.
-                known[frame.file] = frame.file.endswith(".py") and os.stat(frame.file).st_mtime <= recorded
-            except (OSError, ValueError):
-                known[frame.file] = False
-        yield source_line(frame.file, frame.line)[:LONGEST_LINE] if known[frame.file] else ""
+        yield source_line(frame.file, frame.line, recorded_at=recorded)[:LONGEST_LINE]
 
 
 def _stacks(trace: Trace, columns: Columns) -> dict[str, Any]:

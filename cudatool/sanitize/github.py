@@ -69,7 +69,7 @@ def render_summary(report: Report, run: Run) -> str:
     told = [entry for entry in listed if entry.aside is None]
     for entry in told[:_MOST]:
         title = html.escape(f"{entry.finding.kind}: {KINDS[entry.finding.kind].title}")
-        text = html.escape(render_entry(entry, run.root))
+        text = html.escape(render_entry(entry, run))
         lines += [f"<details><summary>{title}</summary>", "", f"<pre>{text}</pre>", "</details>", ""]
     if len(told) > _MOST:
         lines += [f"{len(told) - _MOST} more are in the table only.", ""]

@@ -26,7 +26,7 @@ def render_junit(report: Report, run: Run) -> str:
     suites = ET.Element("testsuites")
     suite = ET.SubElement(suites, "testsuite", name="cudatool sanitize")
     for entry in listed:
-        _case(suite, entry, run.root)
+        _case(suite, entry, run)
     failed = {check_of(entry.finding) for entry in listed if entry.level == "error"}
     for check in run.checks or CHECKS:
         if check not in failed:
@@ -51,9 +51,9 @@ def render_junit(report: Report, run: Run) -> str:
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ET.tostring(suites, encoding="unicode")
 
 
-def _case(suite: ET.Element, entry: Entry, root: str) -> None:
+def _case(suite: ET.Element, entry: Entry, run: Run) -> None:
     finding, frame = entry.finding, place(entry.finding)
-    file = frame and shown_path(frame.file, root)
+    file = frame and shown_path(frame.file, run.root)
     case = ET.SubElement(
         suite,
         "testcase",
@@ -63,12 +63,12 @@ def _case(suite: ET.Element, entry: Entry, root: str) -> None:
     if frame and file:
         case.set("file", _xml(file))
         case.set("line", str(frame.line))
-    text = _xml(render_entry(entry, root))
+    text = _xml(render_entry(entry, run))
     if entry.level == "error":
         failure = ET.SubElement(case, "failure", type=finding.kind.value, message=_xml(KINDS[finding.kind].title))
         failure.text = text
     elif entry.aside is not None:
-        ET.SubElement(case, "skipped", message=_xml(f"{entry.aside.by}: {why_aside(entry.aside, root)}"))
+        ET.SubElement(case, "skipped", message=_xml(f"{entry.aside.by}: {why_aside(entry.aside, run.root)}"))
     else:
         ET.SubElement(case, "system-out").text = "Possible: " + _xml(describe(finding))
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import functools
+import io
 import linecache
+import math
 import os
 import re
+import stat
+import tokenize
+from datetime import datetime
 from pathlib import PurePath
+from typing import Final
 
-from cudatool.trace.model import Frame
+from cudatool.trace.model import Frame, Trace
 
 __all__ = [
+    "LARGEST_SOURCE",
     "project_root",
+    "recorded_at",
     "relative_path",
     "shown_path",
     "source_line",
@@ -20,6 +30,11 @@ __all__ = [
     "user_frames",
 ]
 
+LARGEST_SOURCE: Final = 4 << 20
+"""Bytes of the largest file that is quoted."""
+
+_NOT_PYTHON: Final = (".cu", ".cuh", ".ptx", ".c", ".cc", ".cpp", ".cxx", ".h", ".hh", ".hpp", ".hxx", ".inl")
+_SOURCES: Final = (".py", ".pyw", ".pyx", *_NOT_PYTHON)
 # What `pip` or the interpreter's installation brought, judged by its path alone: a trace may be of another machine.
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib(64)?[/\\]python\d\.\d+[/\\]|^<frozen ")
 
@@ -34,17 +49,71 @@ def user_frame(stack: tuple[Frame, ...]) -> Frame | None:
     return user_frames(stack)[0] if stack else None
 
 
-def source_lines(file: str) -> list[str]:
+def source_lines(file: str, *, recorded_at: float = math.inf) -> list[str]:
     """Return the lines of a source file, or of a kernel's source that this process compiled from a string.
 
-    There are none for what is no regular file here: a path comes from a trace.
+    The path comes from a trace, which a stranger may have written, and the report may be sent to anyone. So there are
+    none but of a regular file of at most :data:`LARGEST_SOURCE` that is Python, C++, CUDA or PTX by its name (with all
+    links followed), or a Python script by its first line; and none of a file that has changed since the recording.
+
+    Parameters
+    ----------
+    recorded_at
+        When the trace was recorded (:func:`recorded_at`).
     """
-    return linecache.getlines(file) if file in linecache.cache or os.path.isfile(file) else []
+    kept = linecache.cache.get(file)
+    if kept is not None and len(kept) == 4 and kept[1] is None:  # from a string: there is no time of change
+        return kept[2]
+    try:
+        found = os.stat(file)
+        if found.st_mtime > recorded_at:
+            return []
+        return _lines(file, found.st_mtime_ns)
+    except (OSError, ValueError):
+        return []
 
 
-def source_line(file: str, line: int) -> str:
-    """Return one line of a source without the blanks around it, empty if it cannot be read."""
-    return "".join(source_lines(file)[max(line, 1) - 1 :][:1]).strip()
+@functools.lru_cache(maxsize=32)
+def _lines(file: str, changed_ns: int) -> list[str]:
+    """Return the lines of a source file; `changed_ns` is for the cache alone."""
+    with open(file, "rb", opener=_open_source) as source:
+        data = source.read(LARGEST_SOURCE)
+        name = os.readlink(f"/proc/self/fd/{source.fileno()}")
+    first = data.split(b"\n", 1)[0]
+    if not name.endswith(_SOURCES) and not (first.startswith(b"#!") and b"python" in first):
+        return []
+    encoding = "utf-8"
+    if not name.endswith(_NOT_PYTHON):
+        try:
+            encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        except SyntaxError:  # an encoding that does not exist
+            return []
+    return io.TextIOWrapper(io.BytesIO(data), encoding, errors="replace").readlines()
+
+
+def _open_source(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)  # a pipe does not block
+    found = os.fstat(descriptor)
+    # What /proc has says that it is a regular file of no bytes, and may be endless.
+    if not stat.S_ISREG(found.st_mode) or not 0 < found.st_size <= LARGEST_SOURCE:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a source file", path)
+    return descriptor
+
+
+def source_line(file: str, line: int, *, recorded_at: float = math.inf) -> str:
+    """Return one line of a source without the blanks around it, empty if it cannot be read: :func:`source_lines`."""
+    return "".join(source_lines(file, recorded_at=recorded_at)[max(line, 1) - 1 :][:1]).strip()
+
+
+def recorded_at(trace: Trace) -> float:
+    """Return when the recording ended, in seconds since the epoch; 0 where that is not known."""
+    try:
+        if "start_time" in trace.header:
+            return datetime.fromisoformat(trace.header["start_time"]).timestamp() + trace.duration / 1e9
+        return os.stat(trace.source).st_mtime
+    except (OSError, ValueError):
+        return 0
 
 
 def source_place(source: str) -> tuple[str, int] | None:

@@ -51,7 +51,7 @@ def render_text(report: Report, run: Run | None = None, *, color: bool = False, 
 
     Source lines are quoted where their files can be read.
     """
-    style = _Style(color, max(width, 40), run.root if run else os.getcwd())
+    style = _Style(color, max(width, 40), run or Run(os.getcwd()))
     blocks: list[str] = []
     for number, entry in enumerate((entry for entry in entries(report) if entry.aside is None), 1):
         if entry.level == "warning" and (not blocks or number == len(report.findings) + len(report.on_device) + 1):
@@ -61,16 +61,17 @@ def render_text(report: Report, run: Run | None = None, *, color: bool = False, 
     return "\n\n".join(blocks)
 
 
-def render_entry(entry: Entry, root: str) -> str:
-    """Return one finding as the text report has it, paths relative to `root`."""
-    return _Style(False, 100, root).entry(entry)
+def render_entry(entry: Entry, run: Run) -> str:
+    """Return one finding as the text report has it."""
+    return _Style(False, 100, run).entry(entry)
 
 
 class _Style:
-    def __init__(self, color: bool, width: int, root: str) -> None:
+    def __init__(self, color: bool, width: int, run: Run) -> None:
         self._color = color
         self._width = width
-        self._root = root
+        self._root = run.root
+        self._recorded_at = run.recorded_at
 
     def paint(self, code: str, text: str) -> str:
         return f"\x1b[{code}m{text}\x1b[0m" if self._color else text
@@ -162,7 +163,11 @@ class _Style:
 
     def _code(self, file: str, line: int) -> list[str]:
         indent = " " * (_LABEL + 6)
-        short = textwrap.shorten(_printable(source_line(file, line)), self._width - len(indent), placeholder=" ...")
+        short = textwrap.shorten(
+            _printable(source_line(file, line, recorded_at=self._recorded_at)),
+            self._width - len(indent),
+            placeholder=" ...",
+        )
         return [self.paint("2", indent + short)] if short else []
 
     def summary(self, report: Report, run: Run | None) -> str:

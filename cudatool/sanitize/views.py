@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os.path
 from collections import Counter
 from collections.abc import Iterator
@@ -42,11 +43,14 @@ class Run:
         What was looked for.
     status
         Exit status of the workload, 0 for a trace from a file.
+    recorded_at
+        When the recording ended: source that has changed since is not quoted.
     """
 
     root: str
     checks: tuple[str, ...] = ()
     status: int = 0
+    recorded_at: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
