@@ -27,7 +27,7 @@ from cudatool._stream import Stream, as_stream, current_stream
 from cudatool.code_cache import CodeCache
 from cudatool.errors import UsageError
 from cudatool.trace import hooks
-from cudatool.trace.events import AccessFlag, Kind, pack_dims
+from cudatool.trace.events import AccessFlag, Kind, WarningFlag, pack_dims
 
 if TYPE_CHECKING:
     from cudatool.ptx import KernelAccesses
@@ -243,7 +243,8 @@ def _emit_accesses(
     found = accesses_of_launch(accesses, values, find)
     if found.unknown:
         doubts = ", ".join(sorted(found.doubts))
-        hooks.emit(Kind.WARNING, name=f"{accesses.kernel} may access more than its arguments say: {doubts}", stack=0)
+        text = f"{accesses.kernel} may access more than its arguments say: {doubts}"
+        hooks.emit(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN, stack=0)
     for touched in found.ranges:
         how = AccessFlag.INEXACT
         for mode in touched.mode:

@@ -25,7 +25,7 @@ from cudatool.collect.torch_build import TorchBuildError, load
 from cudatool.collect.torch_events import TorchEvents
 from cudatool.collect.torch_rows import Note
 from cudatool.trace import hooks, stacks
-from cudatool.trace.events import AccessFlag, Event, Kind
+from cudatool.trace.events import AccessFlag, Event, Kind, WarningFlag
 
 __all__ = ["TorchCollector", "flush", "start", "stop"]
 
@@ -124,7 +124,7 @@ class TorchCollector:
 
     @staticmethod
     def _give_up(reason: str) -> None:
-        hooks.emit(Kind.WARNING, name=f"PyTorch is not watched: {reason}")
+        hooks.emit(Kind.WARNING, name=f"PyTorch is not watched: {reason}", flags=WarningFlag.UNSEEN)
         _log.warning("PyTorch is not watched: %s", reason)
 
     def _before_event(self, event: Event) -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "Kind",
     "StreamFlag",
     "WORK",
+    "WarningFlag",
     "pack_dims",
     "pack_pool",
     "pack_product",
@@ -104,6 +105,7 @@ class Kind(IntEnum):
     MARK = 76
     RANGE_START = 77
     RANGE_END = 78
+    CHILD_PROCESS = 79
 
 
 WORK: Final = (
@@ -190,8 +192,10 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.MARK: "name: a moment that the program names",
     Kind.RANGE_START: "name, aux0=range: one that need not be inside of others, and that any thread may end",
     Kind.RANGE_END: "aux0=range",
+    Kind.CHILD_PROCESS: "the program started a process, which is not recorded: name=its program, "
+    "flags=1 if it took the place of this one (exec), stack",
     Kind.MODULE_LOAD: "name, size=bytes of the image, stack",
-    Kind.WARNING: "name=the text",
+    Kind.WARNING: "name=the text, flags=WarningFlag",
     Kind.CALL: "a public function of cudatool has ended: name, aux0=ns it took, aux1=how many others it was called by, "
     "stack",
     Kind.FINDING: "what a checker of the device found: correlation=the operation, else stack=the call; stream, "
@@ -218,6 +222,15 @@ class StreamFlag(IntFlag):
     NON_BLOCKING = 1
     LEGACY_DEFAULT = 2
     PER_THREAD_DEFAULT = 4
+
+
+class WarningFlag(IntFlag):
+    """Flags of ``WARNING``: what it means for the trace. Without any it limits nothing."""
+
+    LOST = 1
+    """Events are missing: something stopped or interrupted a recorder."""
+    UNSEEN = 2
+    """The program did something on the device that no event tells, or not all of it."""
 
 
 class EventFlag(IntFlag):

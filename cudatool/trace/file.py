@@ -12,7 +12,9 @@
 
 A chunk that is being filled lies in a shared mapping of the file, so that what was written is the kernel's to keep
 even if the process is killed. `length` is written last and says how much is valid. A full chunk is sealed: its CRC-32
-then covers its header's first 24 bytes and its payload. One RECORDS and one TABLES chunk are open at a time.
+then covers its header's first 24 bytes and its payload. One RECORDS and one TABLES chunk are open at a time. If the
+recorder had to give up, `stopped` of the open RECORDS chunk is 1: there is always room for that, whatever the file
+system says.
 
 A table entry names its index, which is at most the table's length: writing one again replaces the last one. So an
 exception (a KeyboardInterrupt, say) between an entry and the recorder's own book-keeping does no harm.
@@ -50,7 +52,7 @@ VERSION: Final = 1
 ALIGNMENT: Final = 64
 
 FILE_HEADER: Final = Struct("<8sIII")  # magic, version, bytes of JSON, its CRC-32
-CHUNK_HEADER: Final = Struct("<4sIQQII32x")  # magic, Chunk, capacity, length, CRC-32, 1 if sealed
+CHUNK_HEADER: Final = Struct("<4sIQQIII28x")  # magic, Chunk, capacity, length, CRC-32, 1 if sealed, 1 if stopped
 CHUNK_MAGIC: Final = b"CHNK"
 SEALED_BYTES: Final = 24  # of the chunk header, under its checksum: magic, kind, capacity, length
 ENTRY: Final = Struct("<BxxxII")  # Table, index, bytes of data
@@ -84,9 +86,9 @@ def aligned(size: int) -> int:
 def sealed_chunk(kind: Chunk, payload: bytes) -> bytes:
     """Return the bytes of a whole, sealed chunk."""
     capacity = aligned(len(payload))
-    header = CHUNK_HEADER.pack(CHUNK_MAGIC, kind, capacity, len(payload), 0, 0)
+    header = CHUNK_HEADER.pack(CHUNK_MAGIC, kind, capacity, len(payload), 0, 0, 0)
     checksum = crc32(payload, crc32(header[:SEALED_BYTES]))
-    header = CHUNK_HEADER.pack(CHUNK_MAGIC, kind, capacity, len(payload), checksum, 1)
+    header = CHUNK_HEADER.pack(CHUNK_MAGIC, kind, capacity, len(payload), checksum, 1, 0)
     return header + payload.ljust(capacity, b"\0")
 
 
@@ -113,8 +115,9 @@ class OpenChunk:
         self.map = mmap.mmap(descriptor, before + CHUNK_HEADER.size + capacity, offset=offset - before)
         self.start = before + CHUNK_HEADER.size
         self.offset, self.kind, self.capacity, self.used = offset, kind, capacity, 0
-        self.map[before : self.start] = CHUNK_HEADER.pack(CHUNK_MAGIC, kind, capacity, 0, 0, 0)
-        # The header as 8-byte words (1: capacity, 2: length, 3: checksum and seal), each stored whole or not at all.
+        self.map[before : self.start] = CHUNK_HEADER.pack(CHUNK_MAGIC, kind, capacity, 0, 0, 0, 0)
+        # The header as 8-byte words (1: capacity, 2: length, 3: checksum and seal, 4: stopped), each stored whole or
+        # not at all.
         self._words = memoryview(self.map)[before : self.start].cast("Q")
 
     @property
@@ -129,12 +132,16 @@ class OpenChunk:
         self._words[2] = used  # from here on it is in the file
         self.used = used
 
+    def mark_stopped(self) -> None:
+        """Note that more would have followed."""
+        self._words[4] = 1
+
     def seal(self, *, shrink: bool = False) -> None:
         """Write the checksum and let go of the mapping; `shrink` gives unused room back to what follows."""
         if shrink:
             self.capacity = aligned(self.used)
             self._words[1] = self.capacity
-        header = CHUNK_HEADER.pack(CHUNK_MAGIC, self.kind, self.capacity, self.used, 0, 0)
+        header = CHUNK_HEADER.pack(CHUNK_MAGIC, self.kind, self.capacity, self.used, 0, 0, 0)
         with memoryview(self.map)[self.start : self.start + self.used] as payload:
             checksum = crc32(payload, crc32(header[:SEALED_BYTES]))
         self._words[3] = 1 << 32 | checksum

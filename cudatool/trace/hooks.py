@@ -10,8 +10,13 @@ Contract, as pseudo-code of an instrumented call::
             hooks.end()
         hooks.emit(Kind.X, correlation=correlation, ...)   # subscribers run in the order they were added
 
-Subscribers are process-wide. A subscriber's exception never reaches the workload: the subscriber is dropped and
-the failure is logged once with its name (``strict=True`` raises instead, for tests).
+Subscribers are process-wide. A subscriber's exception never reaches the workload: the subscriber is dropped, the
+failure is logged once with its name (``strict=True`` raises instead, for tests), and the others receive a ``WARNING``
+with ``WarningFlag.LOST``. If the subscriber has a method ``dropped(error)``, that is called.
+
+The workload's own exceptions always reach it. Python runs signal handlers between any two instructions, so also while a
+subscriber runs: what a handler raises there (KeyboardInterrupt, say) waits until every subscriber has the event, and
+goes on to the workload then. The interrupted subscriber is called again with the same event.
 
 What a subscriber does itself is not part of the program: events emitted from inside a subscriber are left out.
 A finalizer that the garbage collector happens to run there is part of it: its events follow the current one.
@@ -23,14 +28,17 @@ import gc
 import itertools
 import logging
 import os
+import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic_ns
+from types import CodeType
 from typing import Any
 
 from cudatool.trace import stacks
-from cudatool.trace.events import FIELDS, Api, Event, Kind, StreamFlag
+from cudatool.trace.events import FIELDS, Api, Event, Kind, StreamFlag, WarningFlag
 
 __all__ = [
     "Subscriber",
@@ -94,7 +102,7 @@ _thread_names: dict[int, str] = {}
 class _Thread:
     """What this module knows about one thread."""
 
-    __slots__ = ("collecting", "correlation", "depth", "emitting", "host_function", "id", "named", "node", "pending")
+    __slots__ = ("correlation", "depth", "emitting", "host_function", "id", "named", "node", "pending")
 
     def __init__(self) -> None:
         self.id = next(_thread_counter)
@@ -103,13 +111,12 @@ class _Thread:
         self.host_function = 0  # correlation of the one that the driver calls on this thread
         self.node = 0  # of the graph, that calls it
         self.emitting = False
-        self.collecting = False  # the garbage collector is running finalizers
         self.pending: list[Event] = []
         self.named = False
 
     def take_name(self) -> None:
         """Note the thread's name, unless the garbage collector runs: it may before the thread can tell."""
-        if not self.collecting:
+        if not _is_collecting():
             _thread_names[self.id] = threading.current_thread().name
             self.named = True
 
@@ -145,13 +152,15 @@ def subscribe(subscriber: Subscriber, *, first: bool = False) -> None:
     with _lock:
         if subscriber in _subscribers:
             return
-        if _on_collection not in gc.callbacks:
-            gc.callbacks.append(_on_collection)
+        if _PHASE_CALLBACKS[0] not in gc.callbacks:
+            gc.callbacks.extend(_PHASE_CALLBACKS)
         _subscribers = (subscriber, *_subscribers) if first else (*_subscribers, subscriber)
         active = True
         known = list(_streams.values())
     for fields in known:
-        _deliver(_event(Kind.STREAM_CREATE, **fields), (subscriber,))
+        interruption = _deliver(_event(Kind.STREAM_CREATE, **fields), (subscriber,))
+        if interruption is not None:
+            raise interruption
 
 
 def unsubscribe(subscriber: Subscriber) -> None:
@@ -239,46 +248,124 @@ def emit(
         the kind has one.
     """
     thread = _local.thread
-    if thread.emitting and not thread.collecting:
+    if thread.emitting and not _is_collecting():
         return
     if not thread.named:
         thread.take_name()
     outermost, thread.emitting = not thread.emitting, True
+    event: Event | None = None
+    interruption: BaseException | None = None
     try:
-        if thread.host_function and kind in _OF_HOST_FUNCTIONS:
-            correlation = thread.host_function
-        if stack is None:
-            stack = stacks.capture() if kind in _WITH_STACK else 0
-        # fmt: off
-        event = _new_event(Event, (monotonic_ns(), kind, device, flags, thread.id, stream, correlation, stack, name,
-                                   address, size, aux0, aux1))
-        # fmt: on
-        thread.pending.append(event)
-        while outermost and thread.pending:
-            _deliver(thread.pending.pop(0), _subscribers)
+        while True:
+            try:
+                if event is None:
+                    if thread.host_function and kind in _OF_HOST_FUNCTIONS:
+                        correlation = thread.host_function
+                    if stack is None:
+                        stack = stacks.capture() if kind in _WITH_STACK else 0
+                    # fmt: off
+                    event = _new_event(Event, (monotonic_ns(), kind, device, flags, thread.id, stream, correlation,
+                                               stack, name, address, size, aux0, aux1))
+                    # fmt: on
+                if not thread.pending or thread.pending[-1] is not event:
+                    thread.pending.append(event)
+                while outermost and thread.pending:
+                    interruption = _deliver(thread.pending[0], _subscribers) or interruption
+                    del thread.pending[0]
+                break
+            except BaseException as error:  # a signal handler's, between two subscribers or before the first
+                if strict or not _is_of_the_program(error, emit):
+                    thread.pending.clear()
+                    raise
+                interruption = error
+    except BaseException:  # in the few instructions from one attempt to the next
+        if not strict and (event is None or thread.pending[-1:] != [event]):
+            lost = "a signal handler's exception interrupted the recording of an operation"
+            thread.pending.append(_event(Kind.WARNING, flags=WarningFlag.LOST, name=lost))
+        raise
     finally:
         if outermost:
             thread.emitting = False
+    if interruption is not None:
+        raise interruption
 
 
 def forward(event: Event) -> None:
     """Send an event that happened earlier, as its source noted it. A subscriber may do so before the current event."""
-    _deliver(event, _subscribers)
+    interruption = _deliver(event, _subscribers)
+    if interruption is not None:
+        raise interruption
 
 
-def _deliver(event: Event, subscribers: tuple[Subscriber, ...]) -> None:
+def _deliver(event: Event, subscribers: tuple[Subscriber, ...]) -> BaseException | None:
+    """Give the event to each subscriber; return what a signal handler of the program raised meanwhile, if one did."""
+    interruption: BaseException | None = None
     for subscriber in subscribers:
-        try:
-            subscriber(event)
-        except Exception:
-            if strict:
-                raise
-            unsubscribe(subscriber)
-            _log.exception("trace subscriber %r failed and was removed", subscriber)
-            # The others hear of it, after this event.
-            _local.thread.pending.append(
-                _event(Kind.WARNING, name=f"trace subscriber {subscriber!r} failed and was removed")
-            )
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                subscriber(event)
+                break
+            except BaseException as error:
+                of_the_program = _is_of_the_program(error, subscriber)
+                if of_the_program:
+                    interruption = error
+                elif strict:
+                    raise
+                if not of_the_program or attempt == _ATTEMPTS:
+                    _drop(subscriber, error)
+                    break
+    return interruption
+
+
+def _drop(subscriber: Subscriber, error: BaseException) -> None:
+    unsubscribe(subscriber)
+    text = f"trace subscriber {subscriber!r} failed and was removed"
+    _log.error("%s", text, exc_info=error)
+    # The others hear of it, after this event.
+    _local.thread.pending.append(_event(Kind.WARNING, flags=WarningFlag.LOST, name=text))
+    if callable(dropped := getattr(subscriber, "dropped", None)):
+        dropped(error)
+
+
+def _is_of_the_program(error: BaseException, subscriber: Callable[..., None]) -> bool:
+    """Whether a signal handler of the program raised this in the middle of `subscriber`, and not `subscriber` itself.
+
+    It did if a handler that is installed is among the frames, or, where the subscriber is cudatool's own, code that
+    cudatool never calls.
+    """
+    if not isinstance(error, Exception):
+        return True  # KeyboardInterrupt, SystemExit: never meant for a subscriber
+    if threading.current_thread() is not threading.main_thread():
+        return False  # signal handlers run on the main thread only
+    ours = str(getattr(subscriber, "__module__", "")).startswith("cudatool.")
+    handlers = _signal_handlers()
+    traceback = error.__traceback__
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if frame.f_code in handlers:
+            return True
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if ours and package not in _CALLED_BY_US and package not in sys.stdlib_module_names:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+_CALLED_BY_US = frozenset(["cudatool", "numpy"])  # by cudatool's own subscribers, beside the standard library
+_ATTEMPTS = 10  # to give a subscriber an event: a signal handler does not raise in all of them
+
+
+def _signal_handlers() -> set[CodeType]:
+    """Return the code of the signal handlers in Python that are installed."""
+    found = set()
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        handler = getattr(handler, "func", handler)  # of functools.partial
+        handler = getattr(handler, "__func__", handler)
+        for function in (handler, getattr(type(handler), "__call__", None)):  # noqa: B004  an instance of a class
+            if isinstance(code := getattr(function, "__code__", None), CodeType):
+                found.add(code)
+    return found
 
 
 def _event(
@@ -296,8 +383,16 @@ def _event(
     return Event(monotonic_ns(), kind, device, flags, thread_id(), stream, 0, 0, name, address, 0, aux0, aux1)
 
 
-def _on_collection(phase: str, info: dict[str, Any]) -> None:
-    _local.thread.collecting = phase == "start"
+# The collector calls these with its phase, "start" or "stop", and some facts: the phase becomes the last key. They are
+# C functions, since a signal handler may run in the middle of any Python function, and the collector would swallow what
+# it raises.
+_phases: dict[str, Any] = {}
+_PHASE_CALLBACKS = (_phases.pop, _phases.__setitem__)
+
+
+def _is_collecting() -> bool:
+    """Whether the garbage collector runs, and so finalizers may."""
+    return next(reversed(_phases), "stop") == "start"
 
 
 def emitting() -> bool:

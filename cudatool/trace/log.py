@@ -39,6 +39,8 @@ class EventLog:
         self._frames: list[Frame] = []
         self._frame_index: dict[Frame, int] = {}
         self._last_thread = 0
+        self._event: Event | None = None  # the last one given, and how many bytes there were before it
+        self._before = 0
 
     def __len__(self) -> int:
         """Number of events kept."""
@@ -48,6 +50,11 @@ class EventLog:
         """Keep one event."""
         moment, kind, device, flags, thread, stream, correlation, stack, name, address, size, aux0, aux1 = event
         with self._lock:
+            if event is self._event:  # given again, because a signal handler's exception came in between
+                if len(self._data) > self._before:
+                    return
+            else:
+                self._event, self._before = event, len(self._data)
             name_index = self._name_index.get(name)
             if name_index is None:
                 name_index = self._name_index[name] = len(self._names)

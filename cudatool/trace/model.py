@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from cudatool.trace.events import Kind
 
-__all__ = ["Frame", "Trace"]
+__all__ = ["Ending", "Frame", "Trace"]
 
 
 class Frame(NamedTuple):
@@ -20,6 +21,28 @@ class Frame(NamedTuple):
     file: str
     function: str
     line: int
+
+
+class Ending(StrEnum):
+    """How a recording ended, and so whether events are missing."""
+
+    CLOSED = "closed"
+    """The recording was closed. Every event is there."""
+    GROWING = "growing"
+    """The program still writes it. Every event up to the moment of reading is there."""
+    KILLED = "killed"
+    """The program ended without closing it (SIGKILL, os._exit). Every event up to that is there."""
+    STOPPED = "stopped"
+    """The recorder had to give up, for example because the disk was full. Later events are missing."""
+    CUT = "cut"
+    """The file ends early, as a copy of a part of it. Later events are missing."""
+    DAMAGED = "damaged"
+    """The file has wrong contents somewhere. What comes after that was not read."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all events are there that were emitted before the recording ended, or was read."""
+        return self in (Ending.CLOSED, Ending.GROWING, Ending.KILLED)
 
 
 @dataclass
@@ -42,6 +65,8 @@ class Trace:
         What the reader has to say about completeness, one sentence each. Empty for a complete trace.
     source
         Where it was read from, for messages.
+    ending
+        How the recording ended.
     """
 
     records: npt.NDArray[np.void]
@@ -52,6 +77,7 @@ class Trace:
     header: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     source: str = ""
+    ending: Ending = Ending.CLOSED
 
     def stack(self, index: int) -> tuple[Frame, ...]:
         """Return the frames of stack `index`, innermost first."""

@@ -3,13 +3,19 @@
 The reader trusts nothing. Memory grows with the size of the file and never with a number in it; nothing is
 executed; at the first thing that cannot be right it stops, keeps what came before, and says so in ``Trace.notes``.
 So the events read are always the first so many of those emitted.
+
+A file that is being written changes under the reader's hands. It first looks how far the records go, then reads the
+tables that they point into: the recorder writes in the opposite order, so everything those records need is there. What
+was recorded since that first look is left out. A chunk that was caught half-written makes the reader start again.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
+import time
 from pathlib import Path
 from typing import Any, BinaryIO
 from zlib import crc32
@@ -33,13 +39,17 @@ from cudatool.trace.file import (
     Table,
     aligned,
 )
-from cudatool.trace.model import Frame, Trace
+from cudatool.trace.model import Ending, Frame, Trace
 from cudatool.trace.validate import valid_facts, valid_records
 
 __all__ = ["is_trace", "newest_trace", "read"]
 
-_NOT_CLOSED = "The recording was not closed: the program was killed or is still running. No event emitted is missing."
+_GROWING = "The program is still running: this is what it has recorded so far."
+_KILLED = "The recording was not closed: the program was killed. No event that was emitted is missing."
 _CUT = "The file is cut after {size} bytes: what was recorded later is missing."
+_STOPPED = "The recording stopped early: {why}. What happened later is missing."
+_ATTEMPTS = 20  # to read a file that changes
+_PAUSE_S = 0.002
 
 
 class _DamageError(Exception):
@@ -49,7 +59,8 @@ class _DamageError(Exception):
 def read(path: str | os.PathLike[str]) -> Trace:
     """Return the trace in a ``.ctrace`` file, or as much of it as there is.
 
-    What is missing, if anything, is said in ``notes``. The file may still be being written.
+    What is missing, if anything, is said in ``ending`` and ``notes``. The file may still be being written: the trace is
+    then what was recorded at the moment of the call.
 
     Raises
     ------
@@ -61,7 +72,13 @@ def read(path: str | os.PathLike[str]) -> Trace:
     name = os.fspath(path)
     try:
         with open(name, "rb", opener=_open_regular) as file:
-            return _Reader(file, name).read()
+            for attempt in range(1, _ATTEMPTS + 1):
+                file.seek(0)
+                trace = _Reader(file, name).read(last=attempt == _ATTEMPTS)
+                if trace is not None:
+                    return trace
+                time.sleep(_PAUSE_S)
+        raise AssertionError("the last attempt gives a trace")
     except OSError as error:
         raise UsageError(f"{name}: cannot be read: {error.strerror}") from error
 
@@ -81,6 +98,18 @@ def newest_trace(directory: str | os.PathLike[str]) -> Path | None:
     return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
 
 
+def _is_being_written(descriptor: int) -> bool:
+    """Return whether a recorder has the file open: it holds a lock as long as it does."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # a file system without locks
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return False
+
+
 def _open_regular(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK)  # so that a pipe nobody writes to does not block
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -90,11 +119,12 @@ def _open_regular(path: str, flags: int) -> int:
 
 
 class _Reader:
-    """One pass over a file, chunk by chunk."""
+    """One attempt at a file: a look at the headers of its chunks, then a pass over them."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self.file, self.name = file, name
-        self.size = os.fstat(file.fileno()).st_size  # what a running program adds from now on is left out
+        self.growing = _is_being_written(file.fileno())
+        self.size = self._size_now()
         self.header: dict[str, Any] = {}
         self.notes: list[str] = []
         self.names = [""]
@@ -103,7 +133,9 @@ class _Reader:
         self.threads: list[str] = []
         self.count = 0
         self.closed = False
+        self.stopped = False
         self.open: set[int] = set()  # kinds of chunk that were still being filled
+        self.seen: dict[int, tuple[int, int]] = {}  # at the first look: where a chunk starts -> its length, if sealed
         try:
             # Room for as many records as the file could hold. What is not used costs address space only.
             self.records: npt.NDArray[np.void] = np.empty(self.size // RECORD.itemsize, RECORD)
@@ -111,28 +143,38 @@ class _Reader:
             raise TraceFormatError(name, f"is too large to read into memory ({self.size} bytes)") from None
         self.bytes = self.records.view(np.uint8).data
 
-    def read(self) -> Trace:
+    def read(self, *, last: bool) -> Trace | None:
+        """Return the trace, None if the file changed in a way that needs another attempt; never None if `last`."""
+        ending = Ending.CUT
         if self._read_header():
-            position = self.file.tell()
+            position = start = self.file.tell()
+            self._look(start)
             try:
                 while not self.closed and self._read_chunk():
                     position = self.file.tell()
+                ending = self._ending()
             except _DamageError as damage:
+                ending = Ending.DAMAGED
                 self.notes.append(f"The file is damaged at byte {position}: {damage}. Nothing after it was read.")
-        if not self.closed and not self.notes:
-            # A recording always has one open chunk of each kind; without them, more must have followed.
-            self.notes.append(
-                _NOT_CLOSED if self.open >= {Chunk.RECORDS, Chunk.TABLES} else _CUT.format(size=self.size)
-            )
+        if not last and not ending.is_complete and (self.growing or self.size != self._size_now()):
+            return None
         header, wrong = valid_facts(self.header)
+        if ending is Ending.GROWING:
+            self.notes.append(_GROWING)
+        elif ending is Ending.KILLED:
+            self.notes.append(_KILLED)
+        elif ending is Ending.STOPPED:
+            self.notes.append(_STOPPED.format(why=header.get("recording_error", "the recorder failed")))
+        elif ending is Ending.CUT:
+            self.notes.append(_CUT.format(size=self.size))
         self.notes += wrong
-        if "recording_error" in header:
-            self.notes.append(f"The recording stopped early: {header['recording_error']}.")
         try:
             records, wrong = valid_records(self.records[: self.count])
         except ValueError as error:
             raise TraceFormatError(self.name, str(error)) from None
         self.notes += wrong
+        if wrong:
+            ending = Ending.DAMAGED
         self._check_indices(records)
         return Trace(
             records,
@@ -143,7 +185,36 @@ class _Reader:
             header=header,
             notes=self.notes,
             source=self.name,
+            ending=ending,
         )
+
+    def _ending(self) -> Ending:
+        if self.stopped or "recording_error" in self.header:
+            return Ending.STOPPED
+        if self.closed:
+            return Ending.CLOSED
+        if not self.open >= {Chunk.RECORDS, Chunk.TABLES}:
+            return Ending.CUT  # a recording always has one open chunk of each kind: more must have followed
+        return Ending.GROWING if self.growing else Ending.KILLED
+
+    def _size_now(self) -> int:
+        return os.fstat(self.file.fileno()).st_size
+
+    def _look(self, start: int) -> None:
+        """Note how far each chunk is filled now. What :meth:`_read_chunk` reads later goes no further."""
+        position = start
+        while position < self._size_now():
+            self.file.seek(position)
+            head = self.file.read(CHUNK_HEADER.size)
+            if len(head) < CHUNK_HEADER.size:
+                break
+            magic, _, capacity, length, _, sealed, _stopped = CHUNK_HEADER.unpack(head)
+            if magic != CHUNK_MAGIC:
+                break
+            self.seen[position] = length, sealed
+            position += CHUNK_HEADER.size + capacity
+        self.size = self._size_now()
+        self.file.seek(start)
 
     def _read_header(self) -> bool:
         """Read the file's header; return whether all of it is there."""
@@ -153,13 +224,13 @@ class _Reader:
         if not head.startswith(MAGIC[: len(head)]):
             raise TraceFormatError(self.name, "is not a cudatool trace")
         if len(head) < FILE_HEADER.size:
-            return self._cut()
+            return False
         _, version, length, checksum = FILE_HEADER.unpack(head)
         if version != VERSION:
             raise TraceFormatError(self.name, f"is a trace of version {version}; this cudatool reads version {VERSION}")
         start = aligned(FILE_HEADER.size + length)
         if start > self.size:
-            return self._cut()
+            return False
         payload = self.file.read(length)
         if crc32(payload) != checksum:
             raise TraceFormatError(self.name, "has a damaged header")
@@ -170,22 +241,23 @@ class _Reader:
         self.file.seek(start)
         return True
 
-    def _cut(self) -> bool:
-        self.notes.append(_CUT.format(size=self.size))
-        return False
-
     def _read_chunk(self) -> bool:
         """Read one chunk; return whether another may follow."""
         start = self.file.tell()
         head = self.file.read(CHUNK_HEADER.size)
         if len(head) < CHUNK_HEADER.size:
-            return self._cut() if head else False
+            return False
         if not any(head):  # room that was reserved but never used
             return False
-        magic, kind, capacity, length, checksum, sealed = CHUNK_HEADER.unpack(head)
+        magic, kind, capacity, length, checksum, sealed, stopped = CHUNK_HEADER.unpack(head)
         if magic != CHUNK_MAGIC or length > capacity or sealed > 1:
             raise _DamageError("no chunk starts here")
-        there = min(length, self.size - start - CHUNK_HEADER.size)
+        if start not in self.seen:  # made since the first look
+            return False
+        if kind != Chunk.TABLES:
+            length, sealed = min(length, self.seen[start][0]), self.seen[start][1]
+        self.stopped = self.stopped or bool(stopped)
+        there = max(0, min(length, self.size - start - CHUNK_HEADER.size))
         payload = self._read_payload(kind, there)
         if there < length:
             sealed = 0  # cut: what there is of it cannot be checked
@@ -193,8 +265,10 @@ class _Reader:
             raise _DamageError("a checksum is wrong")
         self._take(kind, payload, whole=there == length)
         if there < length or start + CHUNK_HEADER.size + capacity > self.size:
-            return self._cut()
-        if not sealed:
+            self.open.clear()
+            self.closed = False
+            return False
+        if not self.seen[start][1]:
             self.open.add(kind)
         self.file.seek(start + CHUNK_HEADER.size + capacity)
         return True

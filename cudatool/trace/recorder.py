@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import stat
@@ -39,6 +41,7 @@ _RECORD = struct.Struct(RECORD_STRUCT)
 _RECORDS_CAPACITY = 4096 * _RECORD.size
 _TABLES_CAPACITY = 32 * 1024 - 64
 _MAX_THREAD = 0xFFFF
+_FIRST_DESCRIPTOR = 512  # half of what a process may usually have
 
 _open: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
@@ -73,7 +76,9 @@ class Recorder:
     def __init__(self, path: str | os.PathLike[str], *, header: dict[str, Any], force: bool = False) -> None:
         self.path = os.fspath(path)
         self._lock = threading.RLock()
-        self._recorded = 0
+        self._full_bytes = 0  # in sealed chunks of records
+        self._event: Event | None = None  # the last one given, and how many bytes of records there were before it
+        self._before = 0
         self._failure = ""
         self._names = {"": 0}
         self._stacks = {0: 0}
@@ -83,7 +88,10 @@ class Recorder:
         self._end = 0
         head = _header(header)
         self._descriptor, made = _create(self.path, force=force)
+        self._place = os.path.abspath(self.path)  # the program may change directory
+        self._identity = _identity(self._descriptor)
         try:
+            _lock(self._descriptor)
             self._append(head)
             self._tables = self._open_chunk(Chunk.TABLES, _TABLES_CAPACITY)
             self._records = self._open_chunk(Chunk.RECORDS, _RECORDS_CAPACITY)
@@ -105,7 +113,7 @@ class Recorder:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Recorder {self.path!r}, {self._recorded} events{', closed' if self._closed else ''}>"
+        return f"<Recorder {self.path!r}, {self.recorded} events{', closed' if self._closed else ''}>"
 
     @property
     def is_closed(self) -> bool:
@@ -115,37 +123,47 @@ class Recorder:
     @property
     def recorded(self) -> int:
         """Number of events written so far."""
-        return self._recorded
+        return self._written // _RECORD.size
+
+    @property
+    def _written(self) -> int:
+        return self._full_bytes + self._records.used
 
     def __call__(self, event: Event) -> None:
         """Write one event; when this returns, it is in the file. Closed, it does nothing.
 
+        An exception that a signal handler raises in the middle does no harm: given the same event again, this goes on.
+
         Raises
         ------
         OSError
-            The file cannot grow. The hooks then drop the recorder, and the trace says so once it is closed.
+            The file cannot grow. The hooks then drop the recorder (:meth:`dropped`).
         """
         moment, kind, device, flags, thread, stream, correlation, stack, name, address, size, aux0, aux1 = event
         with self._lock:
             if self._closed:
                 return
-            try:
-                # Tables first: a record must never be in the file before what it points to.
-                name_index = self._names.get(name)
-                if name_index is None:
-                    name_index = self._add_name(name)
-                stack_index = self._stacks.get(stack)
-                if stack_index is None:
-                    stack_index = self._add_stack(stack)
-                thread_index = self._threads.get(thread)
-                if thread_index is None:
-                    thread_index = self._add_thread(thread)
-                if self._records.used == self._records.capacity:
-                    full, self._records = self._records, self._open_chunk(Chunk.RECORDS, _RECORDS_CAPACITY)
-                    full.seal()
-            except OSError as error:
-                self._failure = error.strerror or str(error)
-                raise
+            written = self._full_bytes + self._records.used
+            if event is self._event:  # given again
+                if written > self._before:
+                    return
+            else:
+                self._event, self._before = event, written
+            # Tables first: a record must never be in the file before what it points to.
+            name_index = self._names.get(name)
+            if name_index is None:
+                name_index = self._add_name(name)
+            stack_index = self._stacks.get(stack)
+            if stack_index is None:
+                stack_index = self._add_stack(stack)
+            thread_index = self._threads.get(thread)
+            if thread_index is None:
+                thread_index = self._add_thread(thread)
+            if self._records.used == self._records.capacity:
+                full, more = self._records, self._open_chunk(Chunk.RECORDS, _RECORDS_CAPACITY)
+                # One step, which no signal handler can come into the middle of.
+                self._full_bytes, self._records = self._full_bytes + full.used, more
+                full.seal()
             # fmt: off
             words = (moment, kind, device, flags, thread_index, 0, stream, correlation, stack_index, name_index,
                      address, size, aux0, aux1)
@@ -155,7 +173,13 @@ class Recorder:
             except struct.error:  # a value too wide for its field: better cut than lost
                 data = _RECORD.pack(*cut_words(words))
             self._records.append(data)
-            self._recorded += 1
+
+    def dropped(self, error: BaseException) -> None:
+        """Note in the file that events are missing from here on: the hooks have removed this subscriber."""
+        with self._lock:
+            if not self._closed:
+                self._failure = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                self._records.mark_stopped()
 
     def add_facts(self, facts: dict[str, Any]) -> None:
         """Add to the facts in the header, or replace some: an exit status, a warning. They are written at once.
@@ -195,13 +219,13 @@ class Recorder:
                     last = chunk.end == self._end
                     chunk.seal(shrink=last)
                     self._end = chunk.end if last else self._end
-                os.ftruncate(self._descriptor, self._end)  # first: on a full disk this makes room for the rest
+                os.ftruncate(self._file(), self._end)  # first: on a full disk this makes room for the rest
                 self._write_chunk(Chunk.FACTS, _json(facts))
-                self._write_chunk(Chunk.END, RECORD_COUNT.pack(self._recorded))
+                self._write_chunk(Chunk.END, RECORD_COUNT.pack(self.recorded))
             except OSError as error:
                 raise OutputError(f"{self.path}: cannot be finished: {error.strerror}") from error
             finally:
-                os.close(self._descriptor)
+                self._close_descriptor()
 
     def _abandon(self) -> None:
         """In a forked child: forget the file, which the parent goes on writing."""
@@ -210,10 +234,31 @@ class Recorder:
         hooks.unsubscribe(self)
         self._tables.release()
         self._records.release()
-        os.close(self._descriptor)
+        self._close_descriptor()
+
+    def _close_descriptor(self) -> None:
+        if _identity(self._descriptor) == self._identity:
+            os.close(self._descriptor)
+
+    def _file(self) -> int:
+        """Return the descriptor of the file, opened again if the program closed it: its number may be another file's.
+
+        Raises
+        ------
+        OSError
+            The program closed it, and the file is no longer where it was.
+        """
+        if _identity(self._descriptor) != self._identity:
+            found = _high(os.open(self._place, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+            if _identity(found) != self._identity:
+                os.close(found)
+                raise OSError(errno.EBADF, "the program closed the descriptor of the trace and replaced its file")
+            self._descriptor = found
+            _lock(found)
+        return self._descriptor
 
     def _open_chunk(self, kind: Chunk, capacity: int) -> OpenChunk:
-        chunk = OpenChunk(self._descriptor, self._end, kind, capacity)
+        chunk = OpenChunk(self._file(), self._end, kind, capacity)
         self._end = chunk.end
         return chunk
 
@@ -221,8 +266,9 @@ class Recorder:
         self._append(sealed_chunk(kind, payload))
 
     def _append(self, data: bytes) -> None:
-        os.posix_fallocate(self._descriptor, self._end, len(data))  # so that the write below is whole or not at all
-        os.pwrite(self._descriptor, data, self._end)
+        descriptor = self._file()
+        os.posix_fallocate(descriptor, self._end, len(data))  # so that the write below is whole or not at all
+        os.pwrite(descriptor, data, self._end)
         self._end += len(data)
 
     def _add_entry(self, table: Table, index: int, data: bytes) -> None:
@@ -291,13 +337,40 @@ def _create(path: str, *, force: bool) -> tuple[int, str]:
             raise OutputError(f"{path}: is not a regular file")
         name = f"{path}.{os.getpid()}.tmp"  # the old one stays until there is a new one
     try:
-        return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), name
+        return _high(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)), name
     except FileExistsError:
         raise OutputError(f"{path} exists; add -f (force=True) to overwrite it, or choose another name") from None
     except OSError as error:
         folder = os.path.dirname(path) or os.curdir
         why = error.strerror if os.path.isdir(folder) else "its directory does not exist"
         raise OutputError(f"cannot write {path}: {why}") from error
+
+
+def _high(descriptor: int) -> int:
+    """Move a descriptor out of the way: programs close low numbers, and count on the ones that they get next."""
+    try:
+        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_DESCRIPTOR)
+    except OSError:
+        return descriptor  # the process may not have that many
+    os.close(descriptor)
+    return moved
+
+
+def _identity(descriptor: int) -> tuple[int, int] | None:
+    """Return what tells the open file from all others, None if the descriptor is closed."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _lock(descriptor: int) -> None:
+    """Show readers, as long as the file is open here, that it is still being written (:func:`reader.read`)."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        pass  # a file system without locks: readers then take the program for ended
 
 
 def cut_words(words: tuple[int, ...]) -> tuple[int, ...]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
 import threading
 import types
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from cudatool.trace import hooks
-from cudatool.trace.events import Event, Kind, StreamFlag
+from cudatool.trace.events import Event, Kind, StreamFlag, WarningFlag
 
 
 def collect_into(events: list[Event]) -> hooks.Subscriber:
@@ -264,3 +265,63 @@ def test_first_subscriber_hears_of_an_event_before_the_others_and_may_forward_ea
     hooks.subscribe(before, first=True)
     hooks.emit(Kind.RANGE_PUSH, name="now")
     assert heard == [Kind.DEVICE_SYNCHRONIZE, Kind.RANGE_PUSH]
+
+
+def test_dropped_subscriber_is_told_and_the_others_receive_a_warning_that_events_are_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing:
+        error: BaseException | None = None
+
+        def __call__(self, event: Event) -> None:
+            raise OSError("no room")
+
+        def dropped(self, error: BaseException) -> None:
+            self.error = error
+
+    failing, events = Failing(), []
+    hooks.subscribe(failing)
+    hooks.subscribe(events.append)
+    hooks.emit(Kind.RANGE_PUSH, name="a")
+    assert str(failing.error) == "no room"
+    assert [(event.kind, event.flags) for event in events] == [
+        (Kind.RANGE_PUSH, 0),
+        (Kind.WARNING, WarningFlag.LOST),
+    ]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_exception_of_a_signal_handler_reaches_the_program_after_all_subscribers_have_the_event(error: type) -> None:
+    def handler(number: int, frame: object) -> None:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        raise error("of the program")
+
+    def interrupted(event: Event) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        seen.append(event.name)
+
+    seen: list[str] = []
+    events: list[Event] = []
+    interrupted.__module__ = "cudatool.trace.recorder"  # one of ours
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        hooks.subscribe(interrupted)
+        hooks.subscribe(events.append)
+        with pytest.raises(error, match="of the program"):
+            hooks.emit(Kind.RANGE_PUSH, name="a")
+        hooks.emit(Kind.RANGE_POP, name="b")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert seen == ["a", "b"]
+    assert [event.kind for event in events] == [Kind.RANGE_PUSH, Kind.RANGE_POP]
+
+
+def test_subscriber_that_always_exits_is_dropped() -> None:
+    def leaving(event: Event) -> None:
+        raise SystemExit(3)
+
+    hooks.subscribe(leaving)
+    with pytest.raises(SystemExit):
+        hooks.emit(Kind.RANGE_PUSH, name="a")
+    hooks.emit(Kind.RANGE_POP, name="b")
+    assert not hooks.active

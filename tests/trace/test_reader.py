@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import struct
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 from zlib import crc32
@@ -26,6 +28,7 @@ from cudatool.trace.file import (
     aligned,
     sealed_chunk,
 )
+from cudatool.trace.model import Ending
 
 COUNT = 20
 
@@ -138,7 +141,7 @@ def test_damaged_chunk_ends_the_trace_and_is_named(closed: bytes, path: Path) ->
             st.builds(sealed_chunk, st.sampled_from(Chunk), st.binary(max_size=100)),
             st.builds(
                 lambda kind, capacity, length, sealed, data: (
-                    CHUNK_HEADER.pack(CHUNK_MAGIC, kind, capacity, length, 0, sealed) + data
+                    CHUNK_HEADER.pack(CHUNK_MAGIC, kind, capacity, length, 0, sealed, 0) + data
                 ),
                 st.integers(0, 5),
                 st.integers(0, 2**64 - 1) | st.integers(0, 256),
@@ -167,9 +170,9 @@ def test_arbitrary_content_never_crashes_the_reader(body: list[bytes], path: Pat
 
 HUGE = 2**64 - 1
 HOSTILE = {
-    "length of records": CHUNK_HEADER.pack(CHUNK_MAGIC, Chunk.RECORDS, HUGE, HUGE, 0, 0),
-    "length of tables": CHUNK_HEADER.pack(CHUNK_MAGIC, Chunk.TABLES, HUGE, HUGE, 0, 0),
-    "capacity": CHUNK_HEADER.pack(CHUNK_MAGIC, Chunk.RECORDS, HUGE, 0, 0, 0),
+    "length of records": CHUNK_HEADER.pack(CHUNK_MAGIC, Chunk.RECORDS, HUGE, HUGE, 0, 0, 0),
+    "length of tables": CHUNK_HEADER.pack(CHUNK_MAGIC, Chunk.TABLES, HUGE, HUGE, 0, 0, 0),
+    "capacity": CHUNK_HEADER.pack(CHUNK_MAGIC, Chunk.RECORDS, HUGE, 0, 0, 0, 0),
     "index of a name": sealed_chunk(Chunk.TABLES, entry(Table.NAMES, 2**32 - 1, b"x")),
     "length of a name": sealed_chunk(Chunk.TABLES, ENTRY.pack(Table.NAMES, 1, 2**32 - 1)),
     "name of a frame": sealed_chunk(Chunk.TABLES, entry(Table.FRAMES, 0, b"\xff" * 12)),
@@ -256,3 +259,38 @@ def test_newest_trace_is_the_one_written_last(closed: bytes, tmp_path: Path) -> 
 
 def test_directory_without_traces_has_no_newest(tmp_path: Path) -> None:
     assert newest_trace(tmp_path) is None
+
+
+GROW = """
+import sys, time
+from cudatool.trace import Kind, Recorder, hooks
+
+end, number = time.monotonic() + 1.5, 0
+with Recorder(sys.argv[1], header={}):
+    print(flush=True)
+    while time.monotonic() < end:
+        hooks.emit(Kind.MEM_ALLOC, address=number, size=512, name=f"name {number}")
+        number += 1
+        if not number % 512:
+            time.sleep(0.001)
+"""
+
+
+def test_every_read_of_a_file_that_is_being_written_gives_a_consistent_prefix(path: Path) -> None:
+    endings, longest = [], 0
+    with subprocess.Popen([sys.executable, "-c", GROW, path], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        while process.poll() is None:
+            trace = read(path)
+            assert trace.records["address"].tolist() == list(range(len(trace.records)))
+            assert [trace.names[name] for name in trace.records["name"]] == [
+                f"name {number}" for number in range(len(trace.records))
+            ]
+            assert len(trace.records) >= longest
+            longest = len(trace.records)
+            endings.append((trace.ending, len(trace.notes)))
+    assert process.returncode == 0
+    assert set(endings) <= {(Ending.GROWING, 1), (Ending.CLOSED, 0)}
+    assert endings[0] == (Ending.GROWING, 1)
+    assert read(path).ending is Ending.CLOSED

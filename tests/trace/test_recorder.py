@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from cudatool.errors import OutputError
 from cudatool.trace import Recorder, Trace, hooks, read, stacks
-from cudatool.trace.events import RECORD, Event, Kind
+from cudatool.trace.events import RECORD, Event, Kind, WarningFlag
+from cudatool.trace.model import Ending
 from cudatool.trace.validate import MAX_ADDRESS, MAX_MEMORY, MAX_TIME
 
 
@@ -163,7 +164,8 @@ def test_running_recording_can_be_read(tmp_path: Path) -> None:
         emit_numbered(range(5))
         trace = read(tmp_path / "trace.ctrace")
     assert addresses(trace) == list(range(5))
-    assert [note.split(":")[0] for note in trace.notes] == ["The recording was not closed"]
+    assert (trace.ending, trace.ending.is_complete) == (Ending.GROWING, True)
+    assert trace.notes == ["The program is still running: this is what it has recorded so far."]
 
 
 def test_short_recording_makes_a_small_file(tmp_path: Path) -> None:
@@ -279,7 +281,8 @@ def test_full_disk_stops_the_recording_and_not_the_program(tmp_path: Path, small
     trace = read(tmp_path / "trace.ctrace")
     assert 3 < len(trace.records) < 1000
     assert addresses(trace) == list(range(len(trace.records)))
-    assert trace.notes == ["The recording stopped early: File too large."]
+    assert trace.notes == ["The recording stopped early: File too large. What happened later is missing."]
+    assert (trace.ending, trace.ending.is_complete) == (Ending.STOPPED, False)
 
 
 EMIT_FOREVER = """
@@ -308,6 +311,7 @@ def test_killed_process_loses_no_event_that_was_emitted(attempt: int, tmp_path: 
     names = [trace.names[i] for i in trace.records["name"]]
     assert names == [f"name {number % 1000}" for number in range(len(names))]
     assert [note.split(":")[0] for note in trace.notes] == ["The recording was not closed"]
+    assert (trace.ending, trace.ending.is_complete) == (Ending.KILLED, True)
 
 
 def test_record_layout_is_the_one_documented() -> None:
@@ -321,3 +325,103 @@ def test_facts_that_json_cannot_hold_are_written_as_text(tmp_path: Path) -> None
     with Recorder(tmp_path / "trace.ctrace", header={"output": tmp_path}):
         pass
     assert json.dumps(read(tmp_path / "trace.ctrace").header["output"]) == json.dumps(str(tmp_path))
+
+
+def test_program_that_closes_all_descriptors_keeps_its_own_files_and_the_trace(
+    tmp_path: Path, small_chunks: None
+) -> None:
+    other = tmp_path / "other.txt"
+    with Recorder(tmp_path / "trace.ctrace", header={}) as recorder:
+        emit_numbered(range(100))
+        os.close(recorder._descriptor)  # as os.closerange(3, 1000) does
+        taken = os.dup2(os.open(other, os.O_RDWR | os.O_CREAT), recorder._descriptor)  # and gets the number again
+        emit_numbered(range(100, 300))
+    os.write(taken, b"mine")  # still open
+    os.close(taken)
+    trace = read(tmp_path / "trace.ctrace")
+    assert other.read_bytes() == b"mine"
+    assert (addresses(trace), trace.ending, trace.notes) == (list(range(300)), Ending.CLOSED, [])
+
+
+def test_trace_whose_descriptor_and_file_are_gone_says_that_it_stopped(
+    tmp_path: Path, small_chunks: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, kept = tmp_path / "trace.ctrace", tmp_path / "kept"
+    with pytest.raises(OutputError, match="cannot be finished"), Recorder(path, header={}) as recorder:
+        emit_numbered(range(10))
+        os.link(path, kept)
+        path.unlink()
+        path.write_text("other")
+        os.close(recorder._descriptor)
+        emit_numbered(range(10, 300))
+    assert path.read_text() == "other"
+    trace = read(kept)
+    assert (addresses(trace), trace.ending) == (list(range(len(trace.records))), Ending.STOPPED)
+
+
+def test_descriptor_of_a_trace_is_out_of_the_programs_way(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "trace.ctrace", header={}) as recorder:
+        assert recorder._descriptor >= 512
+        assert not os.get_inheritable(recorder._descriptor)
+
+
+def test_recorder_that_failed_says_so_even_if_the_program_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "trace.ctrace"
+    code = """
+import os, sys
+from cudatool.trace import Kind, Recorder, hooks
+
+recorder = Recorder(sys.argv[1], header={})
+hooks.subscribe(recorder)
+hooks.emit(Kind.MEM_ALLOC, address=1, size=512)
+recorder.dropped(OSError(28, "No space left on device"))
+os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", code, path], check=True)
+    trace = read(path)
+    assert (addresses(trace), trace.ending) == ([1], Ending.STOPPED)
+    assert trace.notes == ["The recording stopped early: the recorder failed. What happened later is missing."]
+
+
+INTERRUPTED = """
+import signal, sys
+from cudatool.trace import Kind, Recorder, hooks
+
+class Interrupted({base}):
+    pass
+
+def interrupt(number, frame):
+    begins = frame.f_code is hooks.emit.__code__ and frame.f_lineno == frame.f_code.co_firstlineno
+    if "/trace/" in frame.f_code.co_filename and not begins:  # in the middle of the hooks or of the recorder
+        raise Interrupted
+
+signal.signal(signal.SIGALRM, interrupt)
+caught = number = 0
+with Recorder(sys.argv[1], header={{}}):
+    signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
+    while caught < 300:
+        try:
+            number += 1
+            hooks.emit(Kind.MEM_ALLOC, address=number, size=512, name=f"name {{number}}")
+        except Interrupted:
+            caught += 1
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    assert hooks.active
+    print(number)
+"""
+
+
+@pytest.mark.parametrize("base", ["Exception", "OSError", "KeyboardInterrupt"])
+def test_exceptions_of_signal_handlers_reach_the_program_and_lose_no_event_silently(tmp_path: Path, base: str) -> None:
+    path = tmp_path / "trace.ctrace"
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.format(base=base), path], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    trace = read(path)
+    allocated = trace.of_kind(Kind.MEM_ALLOC)["address"].tolist()
+    assert (trace.ending, len(allocated)) == (Ending.CLOSED, len(set(allocated)))  # none twice
+    missing = set(range(1, int(done.stdout) + 1)).difference(allocated)
+    said = trace.of_kind(Kind.WARNING)["flags"].tolist()
+    assert len(missing) <= 10
+    assert WarningFlag.LOST in said or not missing
