@@ -6,7 +6,7 @@ SAMPLE := samples/mlp.py
 TYPES  := build/typecheck
 BUILT  := pyproject.toml setup.py $(wildcard cudatool/*.c cudatool/sim/*.c)
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test lint docs wheels clean
 
 demo: $(VENV)/installed
 	@mkdir -p demo
@@ -30,8 +30,12 @@ docs: $(VENV)/installed-dev
 	$(PYTHON) docs/generate_api.py
 	$(PYTHON) tests/peers/torch_cuda.py
 
+# PYTHONS names the interpreters to build wheels for.
+wheels:
+	.ci/wheels $(or $(PYTHONS),python3)
+
 clean:
-	rm -rf $(VENV) build demo *.egg-info cudatool/*.so cudatool/sim/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build demo dist *.egg-info cudatool/*.so cudatool/sim/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(PYTHON):
 	@python3 -c 'import sys; sys.exit("cudatool needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'

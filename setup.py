@@ -51,7 +51,7 @@ def compiled_policy() -> list[Extension]:
         extensions: list[Extension] = mypycify(
             [*options, *POLICY], group_name="cudatool.memory._policy", opt_level="3", debug_level="0"
         )
-    except ImportError as error:  # mypyc, or something that it needs
+    except (ImportError, SystemExit) as error:  # no mypyc, or one whose rules have grown stricter
         warnings.warn(f"the allocator's policy stays uncompiled, and slower: {error}", stacklevel=2)
         return []
     return extensions
