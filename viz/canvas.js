@@ -13,10 +13,10 @@ class Plane {
    * `bounds` is {x0, x1, y0, y1}; `draw(plane)` paints; `describe(x, y)` returns the tooltip's text or null; `axis` is the
    * height that the horizontal axis takes.
    * `onView()` is called after the user moved the window, `onPick(x, y)` after a click, `onKey(event)` for keys that
-   * the plane has no use for.
+   * the plane has no use for. While `holdsY()` is true, dragging moves the window sideways only.
    */
-  constructor(canvas, { bounds, left = LEFT, right = RIGHT, draw, describe, axis = TICK_HEIGHT, onView = () => {}, onPick = () => {}, onKey = () => false }) {
-    Object.assign(this, { canvas, bounds, left, right, paint: draw, describe, axis, onView, onPick, onKey });
+  constructor(canvas, { bounds, left = LEFT, right = RIGHT, draw, describe, axis = TICK_HEIGHT, onView = () => {}, onPick = () => {}, onKey = () => false, holdsY = () => false }) {
+    Object.assign(this, { canvas, bounds, left, right, paint: draw, describe, axis, onView, onPick, onKey, holdsY });
     this.view = { ...bounds };
     this.context = canvas.getContext("2d", { alpha: false });
     this.pending = 0;
@@ -171,7 +171,8 @@ class Plane {
 
   pan(x, y) {
     const { view } = this;
-    this.setView({ x0: view.x0 + x, x1: view.x1 + x, y0: view.y0 + y, y1: view.y1 + y });
+    const down = this.holdsY() ? 0 : y;
+    this.setView({ x0: view.x0 + x, x1: view.x1 + x, y0: view.y0 + down, y1: view.y1 + down });
   }
 
   /** Return where a pointer is: shares of the drawing, and the point on the plane. */

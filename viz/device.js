@@ -17,10 +17,11 @@ class DeviceMemory {
     this.chain();
   }
 
-  /** Return bytes after each row, as the rows of `table` come and go. */
-  curve(table, end) {
+  /** Return bytes after each row, as the rows of `table` come and go; those that are not `visible` do not count. */
+  curve(table, end, visible = null) {
     const bytes = new Float64Array(this.rows + 1);
     for (let i = 0; i < table.start.length; i++) {
+      if (visible && !visible[i]) continue;
       bytes[table.start[i]] += table.size[i];
       bytes[table[end][i]] -= table.size[i];
     }
@@ -57,6 +58,8 @@ class DeviceMemory {
         table.y[i] = region.y + (table.address[i] - region.begin);
       }
     }
+    this.used = 0; // where the last byte that was ever allocated stands
+    for (let i = 0; i < blocks.count; i++) this.used = Math.max(this.used, blocks.y[i] + blocks.size[i]);
   }
 
   /** Note for each row the block that it allocated and the one that it freed (their number + 1, 0 for none). */

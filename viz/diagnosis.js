@@ -26,7 +26,6 @@ class DiagnosisView {
     const { diagnosis } = device;
     this.drawHoles(diagnosis.fragmentation);
     this.drawUsage(diagnosis);
-    this.drawLeaks(diagnosis.leaks);
     this.drawOutside(diagnosis.outside);
     this.drawCharts();
   }

@@ -11,6 +11,7 @@ class Legend {
     this.drawColours();
     this.drawToggles("streams", byId("legend-streams"), "stream", "hatched-stream");
     this.drawToggles("pools", byId("legend-pools"), "pool", "hatched-pool");
+    this.drawHidden();
   }
 
   drawColours() {
@@ -18,25 +19,59 @@ class Legend {
     const { device, shared } = memory;
     const kind = byId("colour").value;
     byId("stacked-by").textContent = byId("colour").selectedOptions[0].textContent;
-    const named = (label, colour) => [swatch(colour), element("span", { className: "name" }, label)];
+    const box = byId("legend-colours");
     let chips = [];
     if (kind === "site") {
       const sites = Array.from(memory.slots.entries());
-      chips = sites.slice(0, MAX_LEGEND).map(([site, slot]) => {
-        const button = element("button", { type: "button", className: "chip", title: `Find ${device.sites.label[site]}` }, named(device.sites.label[site], paletteColour(slot)));
-        button.addEventListener("click", () => { byId("search").value = device.sites.label[site]; memory.find(); });
-        return button;
-      });
-      if (sites.length > MAX_LEGEND) chips.push(element("span", { className: "quiet" }, `+ ${sites.length - MAX_LEGEND} more`));
-      const rest = memory.ranked.length - sites.length;
+      chips = (this.isLong ? sites : sites.slice(0, MAX_LEGEND)).map(([site, slot], at) => (
+        this.toggle(box, at, device.sites.label[site], swatch(paletteColour(slot)), memory.hidden.sites, site)));
+      if (sites.length > MAX_LEGEND) {
+        const more = element("button", { type: "button", className: "link" }, this.isLong ? "fewer" : `+ ${sites.length - MAX_LEGEND} more`);
+        more.setAttribute("aria-expanded", String(Boolean(this.isLong)));
+        more.addEventListener("click", () => {
+          this.isLong = !this.isLong;
+          this.drawColours();
+          box.querySelector("[aria-expanded]").focus();
+        });
+        chips.push(more);
+      }
+      const rest = memory.ranked.filter((site) => !memory.slots.has(site)).length;
       if (rest > 0) chips.push(chip(`other: ${counted(rest, "call site")}`, theme.other));
     } else if (kind === "purpose") {
-      chips = shared.categories.map((name, i) => (name === "unknown" ? chip("unknown", theme.other) : chip(name, paletteColour(i))));
+      const rules = new Set(device.blocks.rule);
+      const there = new Set(Array.from(rules, (rule) => shared.rules[rule].category));
+      chips = shared.categories.filter((name) => there.has(name)).map((name, at) => {
+        const i = shared.categories.indexOf(name);
+        return this.toggle(box, at, name, swatch(name === "unknown" ? theme.other : paletteColour(i)), memory.hidden.purposes, i);
+      });
       chips.push(element("span", { className: "quiet" }, "(inferred)"));
     } else if (kind === "size") {
       chips = [9, 13, 17, 21, 25, 29, 33].map((log2) => chip(formatBytes(2 ** log2), css(sizeColour(log2))));
     }
-    byId("legend-colours").replaceChildren(...chips, ...this.marks());
+    box.replaceChildren(...chips, ...this.marks());
+  }
+
+  /** Return a chip that hides what it stands for, and shows it again; `at` is its place in the box. */
+  toggle(box, at, label, mark, hidden, item) {
+    const isShown = !hidden.has(item);
+    const button = element("button", { type: "button", className: "chip", title: `${isShown ? "Hide" : "Show"} ${label}` },
+      mark, element("span", { className: "name" }, label));
+    button.setAttribute("aria-pressed", String(isShown));
+    button.addEventListener("click", () => {
+      if (!hidden.delete(item)) hidden.add(item);
+      this.memory.filter();
+      box.querySelectorAll("button")[at].focus(); // this button has been replaced
+    });
+    return button;
+  }
+
+  /** Say how much is hidden, whatever the colours stand for now. */
+  drawHidden() {
+    const { memory } = this;
+    const nouns = { sites: "call site", purposes: "purpose", streams: "stream", pools: "pool" };
+    const counts = Object.entries(nouns).filter(([name]) => memory.hidden[name].size).map(([name, noun]) => counted(memory.hidden[name].size, noun));
+    byId("hidden-box").hidden = !counts.length;
+    byId("hidden").textContent = `Hidden: ${counts.join(", ")}`;
   }
 
   /** Return the chips of what is neither a call site nor a stream nor a pool. */
@@ -59,14 +94,7 @@ class Legend {
     box.replaceChildren(element("span", { className: "quiet" }, name === "streams" ? "Streams" : "Pools"), ...labels.map((label, i) => {
       const mark = swatch(coloured ? paletteColour(i) : theme.unused);
       if (name === "pools" ? memory.isPrivate[i] : memory.isSide[i]) mark.classList.add(hatch);
-      const button = element("button", { type: "button", className: "chip" }, mark, label);
-      button.setAttribute("aria-pressed", String(!hidden.has(i)));
-      button.addEventListener("click", () => {
-        if (!hidden.delete(i)) hidden.add(i);
-        memory.filter();
-        byId(box.id).querySelectorAll("button")[i].focus(); // this button has been replaced
-      });
-      return button;
+      return this.toggle(box, i, label, mark, hidden, i);
     }));
   }
 }

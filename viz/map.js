@@ -12,8 +12,20 @@ class AddressMap {
   }
 
   show(device) {
-    const bounds = { x0: this.memory.x[0], x1: this.memory.x[device.rows], y0: 0, y1: device.extent };
+    const bounds = { x0: this.memory.x[0], x1: this.memory.x[device.rows], y0: 0, y1: this.extent(device) };
     Object.assign(this.plane, { bounds, view: { ...bounds } });
+  }
+
+  /** Return how far down the addresses go that are shown: all that were reserved, or to the last that was used. */
+  extent(device) {
+    return Math.max(1, this.memory.showsReserved ? device.extent : device.used);
+  }
+
+  /** Show all addresses that are to be shown. */
+  fit() {
+    const { plane } = this;
+    plane.bounds.y1 = this.extent(this.memory.device);
+    plane.setView({ ...plane.view, y0: 0, y1: plane.bounds.y1 }, false);
   }
 
   draw() {

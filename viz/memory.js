@@ -1,10 +1,14 @@
 // What the user looks at (a moment, a range, a search, an allocation), and who must hear of it when that changes.
 
+const IDLE = 0.5; // share of the time from which on the order of events tells more
+
 class MemoryView {
   constructor(shared) {
     this.shared = shared;
     this.pinned = null;
-    this.hidden = { streams: new Set(), pools: new Set() };
+    this.hidden = { sites: new Set(), purposes: new Set(), streams: new Set(), pools: new Set() };
+    this.showsReserved = false;
+    this.keeper = new StateKeeper(this);
     this.slots = new Map();
     this.frames = {};
     this.painted = new Promise((done) => { this.onPainted = done; });
@@ -21,7 +25,9 @@ class MemoryView {
 
   listen() {
     const on = (id, event, action) => byId(id).addEventListener(event, action);
-    on("axis", "change", () => this.show(this.device, this.row));
+    on("axis", "change", () => this.chooseAxis());
+    on("reserved", "change", () => this.fit());
+    on("show-hidden", "click", () => { this.showHidden(); byId("search").focus(); });
     on("colour", "change", () => this.rank());
     on("search", "input", () => this.find());
     on("only", "change", () => this.filter());
@@ -36,10 +42,12 @@ class MemoryView {
 
   show(device, row = Math.max(0, device.peak.row)) {
     const isNew = device !== this.device;
+    if (isNew && !byId("axis").disabled) byId("axis").value = device.idle > IDLE ? "event" : "time";
     Object.assign(this, { device, row, x: device.axis(byId("axis").value) });
     this.from = this.x[0];
     this.to = this.x[device.rows];
     if (isNew) {
+      this.live = device.active;
       const main = Math.max(0, device.streams.indexOf("default stream"));
       this.isSide = device.streams.map((label, i) => i !== main);
       this.isPrivate = device.pools.map((label) => label !== "default pool");
@@ -47,36 +55,55 @@ class MemoryView {
         (this.isPrivate[device.blocks.pool[i]] ? HATCHED.pool : 0) | (this.isSide[device.blocks.stream[i]] ? HATCHED.stream : 0)));
       this.colours = new Uint32Array(device.blocks.count);
       this.pinned = this.visible = this.matched = this.matchedSites = null;
-      this.hidden.streams.clear();
-      this.hidden.pools.clear();
+      for (const hidden of Object.values(this.hidden)) hidden.clear();
       this.slots.clear();
       this.selection.show();
       this.match();
       byId("by-site").textContent = device.hasStacks ? "call site" : "requested size";
-      const known = device.diagnosis.categories.at_peak.some((share) => share.category !== "unknown");
-      byId("colour").value = device.hasStacks ? "site" : known ? "purpose" : "size"; // what tells most
+      byId("colour").value = this.defaultColour();
     }
     this.map.show(device);
     this.timeline.show(device);
     this.ranges.show(device);
     this.overview.show(device);
+    this.timeline.fit();
     this.rank();
     this.placeCursor();
     this.sayRange();
     this.painted.then(() => this.tellMoment());
   }
 
+  /** Use the other axis, for the same part of the recording. */
+  chooseAxis() {
+    const [first, last] = this.shownRows();
+    const isWhole = this.isWhole();
+    this.show(this.device, this.row);
+    if (!isWhole) this.setRange(this.x[first], this.x[last + 1]);
+  }
+
+  /** Fit the drawings to what is live, or to what is reserved. */
+  fit() {
+    this.showsReserved = byId("reserved").checked;
+    this.timeline.isFitted = true;
+    this.timeline.fit();
+    this.map.fit();
+    this.overview.draw();
+    this.keeper.changed();
+  }
+
   /** Choose what the colours and the stack tell apart in the shown range, and draw everything that has them. */
   rank() {
     this.kinds = this.colouring();
     this.ranked = this.timeline.rank(...this.shownRows());
-    if (byId("colour").value === "site") this.giveColours(this.ranked.slice(0, PALETTE.length));
+    // What is hidden keeps its colour, so that the legend can bring it back.
+    if (byId("colour").value === "site") this.giveColours([...new Set([...this.hidden.sites, ...this.ranked])].slice(0, PALETTE.length));
     this.colourBlocks();
     this.map.plane.draw();
     this.timeline.plane.draw();
     this.ranges.rank();
     this.moment.draw();
     this.legend.draw();
+    this.keeper.changed();
   }
 
   /** Return the row whose state holds at a position of the horizontal axis. */
@@ -111,6 +138,7 @@ class MemoryView {
     this.moment.show(this.device, this.row);
     this.flame.show();
     this.tellFound();
+    this.keeper.changed();
   }
 
   placeCursor() {
@@ -131,6 +159,7 @@ class MemoryView {
     this.from = Math.min(Math.max(from, bounds.x0), bounds.x1 - span);
     this.to = this.from + span;
     for (const { plane } of [this.map, this.timeline, this.ranges]) plane.setView({ ...plane.view, x0: this.from, x1: this.to }, false);
+    this.timeline.fit();
     this.placeCursor();
     clearTimeout(this.rangeLater);
     this.rangeLater = setTimeout(() => this.tellRange(), 250);
@@ -142,9 +171,15 @@ class MemoryView {
     this.sayRange();
   }
 
+  isWhole() {
+    return this.from <= this.x[0] && this.to >= this.x[this.device.rows];
+  }
+
   sayRange() {
-    const whole = this.from <= this.x[0] && this.to >= this.x[this.device.rows];
-    byId("range").textContent = whole ? "whole recording" : [this.from, this.to].map((x) => this.formatTick(x, (this.to - this.from) / 100)).join(" to ");
+    const inTime = byId("axis").value === "time";
+    const idle = `${Math.round(100 * this.device.idle)} % of the time is idle`;
+    byId("axis-note").textContent = inTime ? "Host time" : `Order of events${this.device.idle > IDLE ? `: ${idle}` : ""}`;
+    byId("range").textContent = this.isWhole() ? "whole recording" : [this.from, this.to].map((x) => this.formatTick(x, (this.to - this.from) / 100)).join(" to ");
   }
 
   /** Return the first and last row of the range. */
@@ -154,7 +189,7 @@ class MemoryView {
 
   peakInRange() {
     const [first, last] = this.shownRows();
-    return highest(this.device.active, first, last + 1);
+    return highest(this.live, first, last + 1);
   }
 
   zoom(factor) {
@@ -166,6 +201,7 @@ class MemoryView {
 
   showAll() {
     for (const { plane } of [this.map, this.timeline]) plane.setView(plane.bounds, false);
+    this.timeline.isFitted = true;
     this.setRange(this.x[0], this.x[this.device.rows]);
   }
 
@@ -199,6 +235,7 @@ class MemoryView {
     this.selection.show();
     this.map.plane.draw();
     this.moment.drawSegments();
+    this.keeper.changed();
   }
 
   // What is searched for and what is shown at all.
@@ -247,21 +284,95 @@ class MemoryView {
 
   /** Leave out what is switched off in the legend or, if only matches are wanted, what does not match. */
   filter() {
-    const { blocks } = this.device;
-    const { streams, pools } = this.hidden;
+    const { device, shared } = this;
+    const { blocks } = device;
+    const { sites, purposes, streams, pools } = this.hidden;
     const only = byId("only").checked ? this.matched : null;
     this.visible = null;
-    if (only || streams.size || pools.size) {
+    this.live = device.active;
+    if (only || Object.values(this.hidden).some((hidden) => hidden.size)) {
+      const isHidden = shared.rules.map((rule) => purposes.has(shared.categories.indexOf(rule.category)));
       this.visible = new Uint8Array(blocks.count);
       for (let i = 0; i < blocks.count; i++) {
-        this.visible[i] = !streams.has(blocks.stream[i]) && !pools.has(blocks.pool[i]) && (!only || only[i]) ? 1 : 0;
+        this.visible[i] = !streams.has(blocks.stream[i]) && !pools.has(blocks.pool[i]) && !sites.has(blocks.site[i])
+          && !isHidden[blocks.rule[i]] && (!only || only[i]) ? 1 : 0;
       }
+      this.live = device.curve(blocks, "freed", this.visible);
     }
+    this.timeline.fit();
     this.tellFound();
     this.tellRange();
   }
 
+  showHidden() {
+    for (const hidden of Object.values(this.hidden)) hidden.clear();
+    this.filter();
+  }
+
+  // What a link restores.
+
+  /** Return what differs from the page as it opens, as texts. */
+  state() {
+    const { device, row, pinned, timeline, hidden } = this;
+    const { view } = timeline.plane;
+    const axis = byId("axis").value;
+    const list = (items) => Array.from(items).sort((a, b) => a - b).join();
+    return {
+      device: device.device === Number(byId("device").options[0].textContent) ? "" : device.device,
+      axis: byId("axis").disabled || axis === (device.idle > IDLE ? "event" : "time") ? "" : axis,
+      colour: byId("colour").value === this.defaultColour() ? "" : byId("colour").value,
+      shown: this.isWhole() ? "" : `${this.from},${this.to}`,
+      bytes: timeline.isFitted ? "" : `${-view.y1},${-view.y0}`,
+      at: row === Math.max(0, device.peak.row) ? "" : row,
+      pin: pinned,
+      find: byId("search").value,
+      only: byId("only").checked ? 1 : "",
+      reserved: this.showsReserved ? 1 : "",
+      ...Object.fromEntries(Object.entries(hidden).map(([name, items]) => [`hide-${name}`, list(items)])),
+    };
+  }
+
+  /** Show what such texts describe; what they do not name is as the page opens. */
+  restore(state) {
+    const { device } = this;
+    const choose = (id, value, usual) => {
+      const values = Array.from(byId(id).options, (option) => option.value);
+      byId(id).value = values.includes(value) ? value : usual;
+    };
+    const inside = (text, count) => stateNumbers(text).filter((i) => Number.isInteger(i) && i >= 0 && i < count);
+    if (!byId("axis").disabled) choose("axis", state.axis, device.idle > IDLE ? "event" : "time");
+    choose("colour", state.colour, this.defaultColour());
+    byId("search").value = state.find || "";
+    byId("only").checked = Boolean(state.only);
+    byId("reserved").checked = Boolean(state.reserved);
+    const counts = { sites: device.sites.label.length, purposes: this.shared.categories.length, streams: device.streams.length, pools: device.pools.length };
+    for (const [name, items] of Object.entries(this.hidden)) {
+      items.clear();
+      for (const item of inside(state[`hide-${name}`], counts[name])) items.add(item);
+    }
+    const [row = Math.max(0, device.peak.row)] = inside(state.at, device.rows);
+    this.show(device, row);
+    this.fit();
+    this.find();
+    const [from, to] = stateNumbers(state.shown);
+    if (to > from) this.setRange(from, to);
+    const [low, high] = stateNumbers(state.bytes);
+    if (high > low) {
+      this.timeline.isFitted = false;
+      this.timeline.plane.setView({ ...this.timeline.plane.view, y0: -high, y1: -low }, false);
+    }
+    const [pinned = null] = inside(state.pin, device.blocks.count);
+    this.pin(pinned);
+  }
+
   // Colours.
+
+  /** Return what the colours stand for as the page opens: what tells most. */
+  defaultColour() {
+    const { device } = this;
+    const known = device.diagnosis.categories.at_peak.some((share) => share.category !== "unknown");
+    return device.hasStacks ? "site" : known ? "purpose" : "size";
+  }
 
   /** Give colours to call sites; those that have one keep it. */
   giveColours(sites) {

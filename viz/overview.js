@@ -24,7 +24,8 @@ class Overview {
     const width = canvas.width = Math.max(1, Math.round(canvas.clientWidth * ratio));
     const height = canvas.height = Math.max(1, Math.round(canvas.clientHeight * ratio));
     const context = canvas.getContext("2d");
-    const top = Math.max(1, highestValue(device.reserved), highestValue(device.active)) * 1.05;
+    const { showsReserved } = memory;
+    const top = Math.max(1, showsReserved ? highestValue(device.reserved) : 0, highestValue(device.active)) * 1.05;
     const [begin, end] = this.whole;
     const high = (bytes) => height - (bytes / top) * height;
     let row = 0;
@@ -37,7 +38,7 @@ class Overview {
         if (device.reserved[row] > reserved) reserved = device.reserved[row];
       }
       context.fillStyle = theme.unused;
-      context.fillRect(column, high(reserved), 1, height);
+      if (showsReserved) context.fillRect(column, high(reserved), 1, height);
       context.fillStyle = theme.accent;
       context.globalAlpha = 0.55;
       context.fillRect(column, high(active), 1, height);

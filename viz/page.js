@@ -160,11 +160,13 @@ async function showPage() {
     }
     view = new MemoryView(shared);
     const diagnosis = new DiagnosisView(shared, view);
-    const show = async (i) => {
+    const show = async (i, state = NO_STATE) => {
       const device = devices[i] = devices[i] || new DeviceMemory(raw[i], shared);
       showTiles(device);
       diagnosis.drawAdvice(device.diagnosis.advice);
+      diagnosis.drawLeaks(device.diagnosis.leaks);
       view.show(device);
+      if (Object.keys(state).length) view.restore(state);
       await view.painted; // first the picture, then all that stands below it
       diagnosis.show(device);
     };
@@ -172,7 +174,10 @@ async function showPage() {
     choice.replaceChildren(...raw.map((device, i) => element("option", { value: i }, String(device.device))));
     byId("device-choice").hidden = raw.length < 2;
     choice.addEventListener("change", () => show(Number(choice.value)));
-    await show(0);
+    const state = readState();
+    const first = Math.max(0, raw.findIndex((device) => String(device.device) === state.device));
+    choice.value = first;
+    await show(first, state);
   }
   const worked = data.kernels.length || data.copies.length || data.operations.start.length;
   const streams = worked ? showWork(shared, data) : null;

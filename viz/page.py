@@ -22,6 +22,7 @@ _SCRIPTS = (
     "words.js",
     "colours.js",
     "payload.js",
+    "state.js",
     "canvas.js",
     "device.js",
     "map.js",

@@ -38,12 +38,13 @@ from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 from cudatool.viz.defects import LONGEST_LINE, defects
 
-__all__ = ["Columns", "payload"]
+__all__ = ["Columns", "idle_share", "payload"]
 
 _Ints = npt.NDArray[np.int64]
 _TYPES: Final = (("u8", 1 << 8), ("u16", 1 << 16), ("u32", 1 << 32))
 _DTYPES: Final = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "f64": "<f8"}
 _SIZED: Final = (Kind.MEMCPY, Kind.MEMSET, Kind.COLLECTIVE)  # operations that are told with their bytes
+_LONG_GAP: Final = 10  # times the mean
 _SAMPLE: Final = 1 << 14  # values that the best form of a column is chosen by
 
 
@@ -114,6 +115,7 @@ def payload(report: Report, found: sanitize.Report | None = None) -> bytes:
                 "peak_reserved": device.peak_reserved,
                 "still_live": sum(site.size for site in device.still_live),
                 "time": columns.add(curve.time - start),
+                "idle": idle_share(curve.time),
                 **_memory(report, diagnosis, rows, columns),
                 "ranges": _ranges(report.trace, device.device, rows, start, columns),
                 "ooms": _ooms(report.trace, device.device, rows),
@@ -147,6 +149,16 @@ def payload(report: Report, found: sanitize.Report | None = None) -> bytes:
     text = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
     text += b" " * (-(len(text) + 4) % 8)
     return struct.pack("<I", len(text)) + text + columns.bytes()
+
+
+def idle_share(times: _Ints) -> float:
+    """Return the share of the time that passes in gaps at least ten times as long as the mean gap between two events.
+
+    Evenly spaced events give 0. Where it is large, most of a time axis would show nothing.
+    """
+    gaps = np.diff(times).clip(min=0)
+    total = int(gaps.sum())
+    return float(gaps[gaps * len(gaps) >= _LONG_GAP * total].sum() / total) if total else 0.0
 
 
 class _Rows:

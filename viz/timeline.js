@@ -1,7 +1,8 @@
-// Live bytes over time, stacked by call site (or by whatever the colours tell apart), under what is reserved.
+// Live bytes over time, stacked by call site (or by whatever the colours tell apart); on request, what is reserved.
 
 const LEADERS = 64; // kinds of blocks that are told apart; the rest is one band
 const DIRECT_ROWS = 1 << 17; // as many rows are summed up in each frame; more than that as buckets
+const HEADROOM = 1.06;
 const STRIPS = 3e6; // as many pieces of columns are looked at to draw single allocations
 
 class Timeline {
@@ -9,16 +10,39 @@ class Timeline {
     this.memory = memory;
     this.plane = new Plane(byId("timeline"), {
       bounds: { x0: 0, x1: 1, y0: -1, y1: 0 }, draw: () => this.draw(), describe: (x, y) => this.describe(x, -y),
-      onView: () => memory.setRange(this.plane.view.x0, this.plane.view.x1),
+      onView: () => this.viewed(), holdsY: () => this.isFitted,
       onPick: (x, y) => { memory.moveTo(memory.rowAt(x)); memory.pin(this.blockAt(memory.row, -y)); },
       onKey: (event) => memory.key(event, () => this.order(memory.row).flat().reverse()),
     });
   }
 
   show(device) {
-    const top = Math.max(1, device.peak_reserved, device.peak.row >= 0 ? device.active[device.peak.row] : 0) * 1.04;
-    const bounds = { x0: this.memory.x[0], x1: this.memory.x[device.rows], y0: -top, y1: 0 }; // bytes grow upwards
+    const bounds = { x0: this.memory.x[0], x1: this.memory.x[device.rows], y0: -this.tallest(0, device.rows - 1), y1: 0 }; // bytes grow upwards
     Object.assign(this.plane, { bounds, view: { ...bounds } });
+    this.isFitted = true; // until the user chooses the heights
+  }
+
+  /** Return the height that shows all that is drawn in a range of rows, with some space above. */
+  tallest(first, last) {
+    const { live, showsReserved, device } = this.memory;
+    const most = live[highest(live, first, last + 1)];
+    return HEADROOM * Math.max(1, most, showsReserved ? device.reserved[highest(device.reserved, first, last + 1)] : 0);
+  }
+
+  /** Let the shown range fill the height, unless the user has chosen another. */
+  fit() {
+    const { plane, memory } = this;
+    plane.bounds.y0 = -this.tallest(0, memory.device.rows - 1);
+    if (this.isFitted) Object.assign(plane.view, { y0: -this.tallest(...memory.shownRows()), y1: 0 });
+    plane.setView(plane.view, false);
+    this.fitted = plane.view.y0;
+  }
+
+  /** Follow the user's own zoom. */
+  viewed() {
+    const { view } = this.plane;
+    if (view.y0 !== this.fitted || view.y1 !== 0) this.isFitted = false;
+    this.memory.setRange(view.x0, view.x1);
   }
 
   /** Choose the kinds of blocks that are told apart, the largest in a range of rows; return all there are. */
@@ -37,11 +61,11 @@ class Timeline {
   /** Sum up every run of rows at its moment with the most bytes. */
   sumBuckets() {
     const { memory, leaders } = this;
-    const { device } = memory;
-    const { active, rows } = device;
+    const { device, live } = memory;
+    const { rows } = device;
     const count = Math.ceil(rows / BUCKET);
     this.bucketRow = new Uint32Array(count);
-    for (let bucket = 0; bucket < count; bucket++) this.bucketRow[bucket] = highest(active, bucket * BUCKET, Math.min(rows, (bucket + 1) * BUCKET));
+    for (let bucket = 0; bucket < count; bucket++) this.bucketRow[bucket] = highest(live, bucket * BUCKET, Math.min(rows, (bucket + 1) * BUCKET));
     this.bucketSums = this.sumsAt(this.bucketRow);
     this.stride = leaders.length + 1;
   }
@@ -73,11 +97,11 @@ class Timeline {
     return result;
   }
 
-  /** Find the moment that each column of pixels shows: that with the most bytes active in it. */
+  /** Find the moment that each column of pixels shows: that with the most bytes in it. */
   moments() {
     const { memory, plane } = this;
-    const { x } = memory;
-    const { active, rows } = memory.device;
+    const { x, live } = memory;
+    const { rows } = memory.device;
     const { view, width, scaleX } = plane;
     const first = memory.rowAt(view.x0);
     const last = memory.rowAt(view.x1);
@@ -92,7 +116,7 @@ class Timeline {
       let best = at; // what holds when the column begins
       while (at + 1 < count && x[(at + 1) * scale] < end) {
         at++;
-        if (active[of(at)] > active[of(best)]) best = at;
+        if (live[of(at)] > live[of(best)]) best = at;
       }
       moments[column] = best;
     }
@@ -152,7 +176,7 @@ class Timeline {
       const row = pieces(column, fill);
       if (memory.visible) continue;
       fill(active[row] - allocated[row], pending, false);
-      if (bytes < reserved[row]) fill(reserved[row] - bytes, theme.pixels.unused, false);
+      if (memory.showsReserved && bytes < reserved[row]) fill(reserved[row] - bytes, theme.pixels.unused, false);
     }
   }
 
@@ -228,7 +252,7 @@ class Timeline {
     context.beginPath();
     context.rect(plane.inset, 0, plane.width, plane.height);
     context.clip();
-    draw(reserved, theme.reserved, 1.5);
+    if (memory.showsReserved) draw(reserved, theme.reserved, 1.5);
     if (memory.visible) draw(active, theme.accent, 1.2);
     context.restore();
   }
@@ -252,7 +276,7 @@ class Timeline {
     let row = memory.rowAt(at);
     const column = Math.floor((at - plane.view.x0) * plane.scaleX);
     const to = memory.rowAt(plane.view.x0 + (column + 1) / plane.scaleX);
-    if (to > row) row = highest(device.active, row, to + 1); // the moment that the column shows
+    if (to > row) row = highest(memory.live, row, to + 1); // the moment that the column shows
     const block = this.blockAt(row, bytes);
     if (block !== null) return memory.describeBlock(block, row);
     const facts = `${memory.formatX(memory.x[row])}\n${formatBytes(device.allocated[row])} allocated, ${formatBytes(device.reserved[row])} reserved`;

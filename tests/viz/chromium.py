@@ -21,6 +21,8 @@ _FLAGS = (
 )
 
 
+# Until nothing waits to be drawn or said any more.
+SETTLE = "new Promise((done) => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 350))"
 READY = "document.documentElement?.dataset.ready === 'true'"
 
 
@@ -32,7 +34,14 @@ class Page:
     """
 
     def __init__(
-        self, path: Path, *, dark: bool = False, ready: str = READY, seconds: float = 30, settle: float = 0
+        self,
+        path: Path,
+        *,
+        fragment: str = "",
+        dark: bool = False,
+        ready: str = READY,
+        seconds: float = 30,
+        settle: float = 0,
     ) -> None:
         self.errors: list[str] = []
         self.requests: list[str] = []
@@ -65,7 +74,7 @@ class Page:
         if dark:
             self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
         time.sleep(settle)
-        self._call("Page.navigate", url=path.as_uri())
+        self._call("Page.navigate", url=path.as_uri() + fragment)
         self.wait_for(ready)
         self.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
@@ -86,6 +95,10 @@ class Page:
         answer = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
+
+    def read(self, expression: str) -> Any:
+        """Return what JavaScript says, by way of JSON."""
+        return json.loads(self.evaluate(f"JSON.stringify({expression})"))
 
     def wait_for(self, condition: str) -> None:
         """Wait until a JavaScript condition holds."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import linecache
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chromium import EXECUTABLE, Page
+from chromium import EXECUTABLE, SETTLE, Page
 from pages import HOSTILE, program, racy
 
 from cudatool import analyze, sanitize, viz
@@ -31,9 +30,6 @@ COLOURS = """(() => {{
   copy.drawImage(c, 0, 0);
   return new Set(new Uint32Array(copy.getImageData(0, 0, c.width, c.height).data.buffer)).size;
 }})()"""
-
-# Until nothing waits to be drawn or said any more.
-SETTLE = "new Promise((done) => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 350))"
 
 
 @pytest.fixture(scope="module")
@@ -69,16 +65,9 @@ def page(snapshot_page: Page) -> Page:
     """The snapshot's page, as it is when it has just been opened."""
     snapshot_page.evaluate(
         """(() => {
-          byId("search").value = "";
-          byId("only").checked = false;
-          byId("colour").value = "site";
           byId("tables").value = "cursor";
           byId("flame-moment").value = "peak";
-          memoryView.hidden.streams.clear();
-          memoryView.find();
-          memoryView.pin(null);
-          memoryView.showAll();
-          memoryView.moveTo(memoryView.device.peak.row);
+          memoryView.restore({ axis: "time" });
           window.scrollTo(0, 0);
         })()"""
     )
@@ -88,7 +77,7 @@ def page(snapshot_page: Page) -> Page:
 
 def read(page: Page, expression: str) -> Any:
     """Return what JavaScript says, by way of JSON."""
-    return json.loads(page.evaluate(f"JSON.stringify({expression})"))
+    return page.read(expression)
 
 
 def at_share(page: Page, selector: str, x: float, y: float) -> tuple[float, float]:
