@@ -4,7 +4,7 @@ VENV   := .venv
 PYTHON := $(VENV)/bin/python
 SAMPLE := samples/mlp.py
 TYPES  := build/typecheck
-BUILT  := pyproject.toml setup.py $(wildcard cudatool/*.c cudatool/sim/*.c)
+BUILT  := pyproject.toml setup.py $(wildcard cudatool/*.c cudatool/*/*.c)
 
 .PHONY: demo test lint docs wheels clean
 
@@ -35,7 +35,7 @@ wheels:
 	.ci/wheels $(or $(PYTHONS),python3)
 
 clean:
-	rm -rf $(VENV) build demo dist *.egg-info cudatool/*.so cudatool/sim/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build demo dist *.egg-info cudatool/*.so cudatool/*/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(PYTHON):
 	@python3 -c 'import sys; sys.exit("cudatool needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from cudatool.trace import _sweep
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
@@ -52,6 +53,8 @@ class Lifetimes:
         return len(self.start)
 
     def __getitem__(self, rows: Mask | Ints) -> Lifetimes:
+        if rows.dtype == np.bool_ and rows.all():
+            return self  # nothing writes into the columns, of which there may be gigabytes
         return Lifetimes(*(getattr(self, f.name)[rows] for f in fields(self)))
 
     def of_device(self, device: int) -> Lifetimes:
@@ -120,59 +123,41 @@ def segments(trace: Trace) -> Lifetimes:
 def _paired(trace: Trace, roles: dict[Kind, int]) -> Lifetimes:
     """Join each birth with the first free, and the first end, of its address that come before its next birth."""
     records, count = trace.records, len(trace.records)
-    role_of_kind = np.zeros(256, np.int64)
+    role_of_kind = np.zeros(256, np.uint8)
     for kind, role in roles.items():
         role_of_kind[kind] = role
-    index = np.flatnonzero(role_of_kind[records["kind"]])
-    address, device = records["address"][index].astype(np.int64), records["device"][index]
-    order = np.lexsort((index, address, device))
-    index, address, device = index[order], address[order], device[order]
-    role = role_of_kind[records["kind"][index]]
-
-    here = np.arange(len(index))
-    none = len(index)
-    changes = np.ones(len(index), np.bool_)
-    changes[1:] = (address[1:] != address[:-1]) | (device[1:] != device[:-1])
-    born = np.flatnonzero(role & _BORN)
-    limit = _next(here, changes | (role & _BORN > 0), none)[born + 1]
-    free = _next(here, role & _FREED > 0, none)[born]
-    end = _next(here, role & _ENDED > 0, none)[born]
-    # Where the end was not recorded, but the address was handed out again, the first ended there at the latest.
-    index_or_never = np.append(index, count)
-    reused = np.append(~changes, False)[limit]
-    latest = np.where(reused, index_or_never[limit], count)
-    ends = np.where(end < limit, index_or_never[end], latest)
-    freed = np.where(free < limit, index_or_never[free], ends)
-    by_time = np.argsort(index[born], kind="stable")
-    start, freed, ends = index[born][by_time], freed[by_time], ends[by_time]
-    return _rows(trace, start, records["size"][start].astype(np.int64), freed, np.maximum(freed, ends))
-
-
-def _next(here: Ints, wanted: Mask, none: int) -> Ints:
-    """Return for each position, and for the one past the last, the first wanted position that is not before it."""
-    position = np.append(np.where(wanted, here, none), none)
-    result: Ints = np.minimum.accumulate(position[::-1])[::-1]
-    return result
+    role_of = role_of_kind[records["kind"]]
+    index = np.flatnonzero(role_of)
+    role_of = role_of[index]
+    start, freed, end = np.empty((3, int(np.count_nonzero(role_of & _BORN))), np.int64)
+    _sweep.pair(role_of, records["address"][index], records["device"][index], start, freed, end)
+    index = np.append(index, count)  # what never came
+    start, freed, end = index[start], index[freed], index[end]
+    return _rows(trace, start, records["size"][start].astype(np.int64), freed, end)
 
 
 def _rows(trace: Trace, start: Ints, size: Ints, freed: Ints, end: Ints, address: Ints | None = None) -> Lifetimes:
     """Return lifetimes whose other columns are those of the record that begins them."""
-    first = trace.records[start]
-    requested = np.where(first["kind"] == Kind.BLOCK_ALLOC, first["aux0"].astype(np.int64), size)
-    segment = np.isin(first["kind"], (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP))
+
+    def column(name: str) -> Ints:
+        result: Ints = trace.records[name][start].astype(np.int64)
+        return result
+
+    kind = trace.records["kind"][start]
+    segment = np.isin(kind, (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP))
     return Lifetimes(
-        address=first["address"].astype(np.int64) if address is None else address,
+        address=column("address") if address is None else address,
         size=size,
-        requested=requested,
-        start=start.astype(np.int64),
-        freed=freed.astype(np.int64),
-        end=end.astype(np.int64),
-        device=first["device"].astype(np.int64),
-        stream=first["stream"].astype(np.int64),
-        pool=first["aux1"].astype(np.int64),
-        stack=first["stack"].astype(np.int64),
-        small=segment & (first["flags"] == 1),
-        expandable=first["kind"] == Kind.SEGMENT_MAP,
+        requested=np.where(kind == Kind.BLOCK_ALLOC, column("aux0"), size),
+        start=start,
+        freed=freed,
+        end=end,
+        device=column("device"),
+        stream=column("stream"),
+        pool=column("aux1"),
+        stack=column("stack"),
+        small=segment & (trace.records["flags"][start] == 1),
+        expandable=kind == Kind.SEGMENT_MAP,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,6 +12,7 @@ import numpy as np
 from cudatool.analyze.lifetimes import Lifetimes
 from cudatool.analyze.memory import Timeline
 from cudatool.analyze.steps import Confidence
+from cudatool.trace import _sweep
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 from cudatool.units import format_bytes, format_time
@@ -175,30 +175,14 @@ def _overlaps(
 def _count_overlaps(rows: Lifetimes) -> tuple[int, int]:
     """Return how many rows begin where another lives, and the first record where one does."""
     # Births and deaths by record; at one record, deaths first. What dies when it is born never was.
-    lasting = np.flatnonzero(rows.end > rows.start)
-    index = np.concatenate([rows.end[lasting], rows.start[lasting]])
-    events = np.argsort(index, kind="stable").tolist()
-    address, size = rows.address[lasting].tolist(), rows.size[lasting].tolist()
-    count, first, dead = 0, -1, len(lasting)
-    starts: list[int] = []
-    ends: dict[int, int] = {}
-    for event in events:
-        if event < dead:
-            at = address[event]
-            if ends.get(at) == at + size[event]:
-                del ends[at]
-                del starts[bisect_left(starts, at)]
-            continue
-        at = address[event - dead]
-        stop = at + size[event - dead]
-        place = bisect_right(starts, at)
-        if (place and ends[starts[place - 1]] > at) or (place < len(starts) and starts[place] < stop):
-            count += 1
-            first = int(index[event]) if first < 0 else first
-            continue
-        starts.insert(place, at)
-        ends[at] = stop
-    return count, first
+    rows = rows[rows.end > rows.start]
+    number = np.arange(len(rows))
+    index = np.concatenate([rows.end, rows.start])
+    order = np.argsort(index, kind="stable")
+    events = np.concatenate([~number, number])[order]
+    _, ranks = np.unique(rows.address, return_inverse=True)
+    count, first = _sweep.overlaps(events, ranks.reshape(-1).astype(np.int64, copy=False), rows.address, rows.size)
+    return count, int(index[order[first]]) if count else -1
 
 
 def _outside_segments(blocks: Lifetimes, segments: Lifetimes, device: int) -> Iterator[LintFinding]:

@@ -61,16 +61,20 @@ def timeline(trace: Trace, blocks: Lifetimes, segments: Lifetimes) -> Timeline:
     """Return the bytes in `blocks` and `segments` over time."""
     count = len(trace.records)
     spans = [(blocks, blocks.freed), (blocks, blocks.end), (segments, segments.end)]
-    columns = []
     touched = np.zeros(count + 1, np.bool_)
     for rows, end in spans:
+        touched[rows.start] = touched[end] = True
+    index = np.flatnonzero(touched[:count])
+
+    def level(rows: Lifetimes, end: Ints) -> Ints:
         delta = np.zeros(count + 1, np.int64)
         np.add.at(delta, rows.start, rows.size)
         np.subtract.at(delta, end, rows.size)
-        touched[rows.start] = touched[end] = True
-        columns.append(np.cumsum(delta))
-    index = np.flatnonzero(touched[:count])
-    allocated, active, reserved = (column[index] for column in columns)
+        np.cumsum(delta, out=delta)
+        result: Ints = delta[index]
+        return result
+
+    allocated, active, reserved = (level(rows, end) for rows, end in spans)
     return Timeline(index, trace.records["time"][index], allocated, active, reserved)
 
 

@@ -1,55 +1,70 @@
 """Pickles of plain data, read without trusting them.
 
-A pickle is a program for a small stack machine. Three things make a hostile one dangerous, and each is met here:
+A pickle is a program for a small stack machine. Three things make a hostile one dangerous, and each is met by the
+machine in :file:`_unpickle.c`, which takes the place of Python's:
 
-- It imports and calls something. :class:`_PlainUnpickler` refuses every import, so there is nothing to call.
-- It names a huge memo slot or a huge length, for which the machine then reserves memory.
-- It builds tuples of tuples of ..., each used twice by the next, and has the last one hashed, which takes forever.
+- It imports and calls something. The machine has no opcode for that.
+- It names a huge memo slot or a huge length. The machine reserves memory only for bytes that it has read.
+- It builds tuples of tuples of ..., each used twice by the next, and has the last one hashed, which takes forever. The
+  machine makes tuples of numbers only, and dicts whose keys are text and integers.
 
-The last two never reach the machine. A regular expression, :func:`_tokens`, walks over the whole program first
-(0.3 s for 25 MB) and knows only the opcodes that plain data needs, with lengths and memo slots bounded by the
-file's size, and tuples of numbers only.
+It reads a file piece by piece, unpacked as it goes, and keeps millions of like dicts as columns.
 """
 
 from __future__ import annotations
 
 import gc
 import gzip
-import io
 import lzma
-import pickle
-import re
+import os
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
+import numpy as np
+import numpy.typing as npt
+
+from cudatool import progress
+from cudatool.collect._unpickle import Unpickler
 from cudatool.errors import SnapshotFormatError
 
-__all__ = ["MAX_BYTES", "load"]
+if TYPE_CHECKING:
+    from cudatool.collect._unpickle import Words
+
+__all__ = ["MAX_BYTES", "MISSING", "Rows", "load", "load_rows"]
 
 MAX_BYTES: Final = 4 << 30
-"""A file that unpacks to more than this is refused: some 60 million recorded events."""
+"""A file that unpacks to more than this is refused: some 40 million recorded events."""
 
-_PIECE: Final = 8 << 20
+MISSING: Final = -(1 << 63)
+"""In a column: the row does not have the key. A number is ``number << 1 | 1`` there, an object ``its index << 1``."""
+
+_PIECE: Final = 1 << 20
+_MAX_OPCODE: Final = 64 << 20  # bytes; a longer text is no plain data
 _XZ, _GZIP = b"\xfd7zXZ\x00", b"\x1f\x8b"
 
-_IMPORTS: Final = (pickle.GLOBAL, pickle.INST, pickle.STACK_GLOBAL)
+# What unpacking a damaged file raises; xz may demand a dictionary of up to 4 GiB, which is a MemoryError.
+_DAMAGED_PACKING: Final = (lzma.LZMAError, gzip.BadGzipFile, EOFError, zlib.error, MemoryError)
 
-# What unpickling damaged plain data raises.
-_DAMAGE: Final = (
-    *(pickle.UnpicklingError, EOFError, MemoryError),
-    *(AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError),
-)
 
-# Opcodes with a byte count in front of their bytes, where the count may be too large for an alternative each in
-# the expression: opcode -> (bytes of the count, little-endian).
-_COUNTED: Final = {
-    pickle.BINUNICODE: 4,
-    pickle.BINUNICODE8: 8,
-    pickle.BINBYTES: 4,
-    pickle.BINBYTES8: 8,
-    pickle.LONG4: 4,
-}
+@dataclass
+class Rows:
+    """Dicts with a certain key, as columns.
+
+    Attributes
+    ----------
+    count
+        Number of rows.
+    columns
+        For each key that a row has: one word for each row, or one for all of them; see :data:`MISSING`.
+    objects
+        What the words of columns refer to. Equal texts, and lists of the same dicts, are there once.
+    """
+
+    count: int
+    columns: dict[str, npt.NDArray[np.int64] | int]
+    objects: list[Any]
 
 
 def load(path: str | Path) -> Any:
@@ -63,135 +78,85 @@ def load(path: str | Path) -> Any:
     OSError
         The file cannot be read.
     """
+    value, _ = load_rows(path, None)
+    return value
+
+
+def load_rows(path: str | Path, row_key: str | None) -> tuple[Any, Rows]:
+    """Return the plain data in a pickle; dicts with the key `row_key` as rows, and lists of them as ranges of rows.
+
+    A dict to which pickle added its keys one by one (protocol 0 does) is a row if `row_key` is the first of them.
+
+    Raises
+    ------
+    SnapshotFormatError, OSError
+        As :func:`load` does.
+    """
     path = str(path)
-    data = _read(path)
-    end = _plain_prefix(data)
-    if data[end : end + 1] not in (pickle.STOP, *_IMPORTS):
-        raise SnapshotFormatError(path, _reason(data, end))
+    machine = Unpickler(row_key)
     collecting = gc.isenabled()
-    gc.disable()  # a million new dicts that all stay: looking for garbage among them doubles the time
+    gc.disable()  # a million new objects that all stay: looking for garbage among them doubles the time
     try:
-        # It ends at the first import at the latest, and says what was to be imported.
-        return _PlainUnpickler(path, io.BufferedReader(io.BytesIO(data))).load()
-    except SnapshotFormatError:
-        raise
-    except _DAMAGE as error:
+        _feed(machine, path)
+        value = machine.value()
+    except ImportError as error:
+        reason = f"tries to import {error} when loaded; a memory snapshot holds plain data only"
+        raise SnapshotFormatError(path, reason) from error
+    except (ValueError, OverflowError, MemoryError) as error:
         reason = " ".join(str(error).split())[:200]
         raise SnapshotFormatError(path, f"damaged pickle ({reason or type(error).__name__})") from error
     finally:
         if collecting:
             gc.enable()
+    columns = {key: _column(words) for key, words in machine.take_columns().items()}
+    return value, Rows(machine.rows, columns, machine.objects)
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Refuses every import."""
-
-    def __init__(self, path: str, file: io.BufferedReader) -> None:
-        super().__init__(file)
-        self._path = path
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise SnapshotFormatError(
-            self._path,
-            f"tries to import {module[:80]}.{name[:80]} when loaded; a memory snapshot holds plain data only",
-        )
+def _column(words: Words | int) -> npt.NDArray[np.int64] | int:
+    return words if isinstance(words, int) else np.frombuffer(memoryview(words), np.int64)
 
 
-def _reason(data: bytes, end: int) -> str:
-    if not data:
-        return "the file is empty"
-    if data[:1] not in b"\x80(]})dl" or end < 2:
-        return "not a pickle; a snapshot is written by torch.cuda.memory._dump_snapshot(FILE)"
-    if not data.endswith(pickle.STOP):
-        return f"truncated after {len(data)} bytes"
-    opcode = f"pickle opcode {data[end : end + 1]!r} at byte {end}"
-    return f"holds something that plain data does not need, or is damaged ({opcode})"
+def _feed(machine: Unpickler, path: str) -> None:
+    """Run the whole pickle."""
+    with open(path, "rb") as file, progress.step(f"reading {path}", os.fstat(file.fileno()).st_size) as step:
+        unpacked = _unpacked(file)
+        rest, size, head = b"", 0, b""
+        while not machine.done and (piece := _read(unpacked, path)):
+            head = head or piece[:1]
+            size += len(piece)
+            if size > MAX_BYTES:
+                raise SnapshotFormatError(path, f"holds more than {MAX_BYTES >> 30} GiB")
+            rest += piece
+            try:
+                rest = rest[machine.feed(rest) :]
+            except ValueError as error:
+                if head not in b"\x80(]})dl":
+                    raise SnapshotFormatError(path, _NOT_A_PICKLE) from error
+                raise
+            if len(rest) > _MAX_OPCODE:
+                raise SnapshotFormatError(path, f"holds a text or number of more than {_MAX_OPCODE >> 20} MiB")
+            step.update(file.tell())
+    if not size:
+        raise SnapshotFormatError(path, "the file is empty")
+    if not machine.done:
+        raise SnapshotFormatError(path, f"truncated after {size} bytes" if head in b"\x80(]})dl" else _NOT_A_PICKLE)
 
 
-def _read(path: str) -> bytes:
-    """Return the file's bytes, unpacked."""
-    with open(path, "rb") as file:
-        head = file.read(len(_XZ))
-        file.seek(0)
-        try:
-            if head == _XZ:
-                with lzma.open(file) as unpacked:
-                    data = _read_all(unpacked, path)
-            elif head.startswith(_GZIP):
-                with gzip.open(file) as unpacked:
-                    data = _read_all(unpacked, path)
-            else:
-                data = _read_all(file, path)
-        except (lzma.LZMAError, gzip.BadGzipFile, EOFError, zlib.error, MemoryError) as error:
-            # MemoryError: xz may demand a dictionary of up to 4 GiB.
-            reason = str(error) or type(error).__name__
-            raise SnapshotFormatError(path, f"damaged or truncated compressed file ({reason})") from error
-    return data
+_NOT_A_PICKLE: Final = "not a pickle; a snapshot is written by torch.cuda.memory._dump_snapshot(FILE)"
 
 
-def _read_all(file: BinaryIO | lzma.LZMAFile | gzip.GzipFile, path: str) -> bytes:
-    """Read to the end, in pieces: asked for the most at once, Python would reserve that much first."""
-    pieces, size = [], 0
-    while piece := file.read(_PIECE):
-        size += len(piece)
-        if size > MAX_BYTES:
-            raise SnapshotFormatError(path, f"holds more than {MAX_BYTES >> 30} GiB")
-        pieces.append(piece)
-    return b"".join(pieces)
+def _unpacked(file: BinaryIO) -> BinaryIO | lzma.LZMAFile | gzip.GzipFile:
+    head = file.read(len(_XZ))
+    file.seek(0)
+    if head == _XZ:
+        return lzma.open(file)
+    return gzip.open(file) if head.startswith(_GZIP) else file
 
 
-def _plain_prefix(data: bytes) -> int:
-    """Return the length of the longest prefix that is safe to run; the next byte is STOP or what made it end."""
-    tokens, end = _tokens(len(data)), 0
-    while True:
-        match = tokens.match(data, end)
-        assert match is not None  # the expression matches the empty string
-        end = match.end()
-        width = _COUNTED.get(data[end : end + 1])
-        if width is None:
-            return end
-        following = end + 1 + width + int.from_bytes(data[end + 1 : end + 1 + width], "little")
-        if following > len(data):
-            return end
-        end = following
-
-
-def _tokens(size: int) -> re.Pattern[bytes]:
-    """Return the expression that matches a run of opcodes that are safe in a file of `size` bytes."""
-
-    def counted(opcode: bytes, width: int, limit: int) -> bytes:
-        """`opcode`, a count of `width` bytes and below `limit`, and that many bytes."""
-        each = (re.escape(n.to_bytes(width, "little")) + b".{%d}" % n for n in range(limit))
-        return re.escape(opcode) + b"(?:" + b"|".join(each) + b")"
-
-    # A memo slot is never more than the number of opcodes. Compared by its highest byte: within a factor of two.
-    top = max(size.bit_length() - 1, 0) // 8
-    slot = b".{%d}" % top + b"[\x00-" + re.escape(bytes([size >> 8 * top & 0xFF])) + b"]" + b"\x00" * (3 - top)
-    digits = b"[0-9]{1,%d}\n" % len(str(size))
-    number = b"|".join(
-        [
-            rb"K.|M..|J....",  # BININT1, BININT2, BININT
-            counted(pickle.LONG1, 1, 17),  # to 128 bits
-            rb"[IL]-?[0-9]{1,40}L?\n|I0[01]\n|F[-+.0-9a-z]{1,32}\n|G.{8}",
-            rb"N|\x88|\x89",  # None, True, False
-        ]
-    )
-    frame = rb"(?:\x95.{8})?"  # may begin anywhere, also between a tuple and what is in it
-    number = frame + b"(?:" + number + b")"
-    token = b"|".join(
-        [
-            rb"h.|j....|g" + digits,  # from the memo
-            rb"\x94|q.|p" + digits + b"|r" + slot,  # to the memo
-            rb"\((?:" + number + b")*+" + frame + b"t",  # a tuple of numbers
-            rb"[()}\]sua0eld]",  # MARK, the empty tuple, dicts and lists and what fills them
-            # Numbers; and where there are enough of them, TUPLE1, TUPLE2 or TUPLE3 of the last ones.
-            number + b"(?:" + frame + rb"\x85|" + number + b"(?:" + frame + rb"[\x85\x86]|(?:" + number + b")++"
-            b"(?:" + frame + rb"[\x85-\x87])?)?)?",
-            counted(pickle.SHORT_BINUNICODE, 1, 256),
-            counted(pickle.BINUNICODE, 4, 256),
-            counted(pickle.SHORT_BINBYTES, 1, 256),
-            rb"V[^\n]*\n",
-            rb"\x80[\x00-\x05]|\x95.{8}",  # PROTO, FRAME
-        ]
-    )
-    return re.compile(b"(?:" + token + b")*+", re.DOTALL)
+def _read(file: BinaryIO | lzma.LZMAFile | gzip.GzipFile, path: str) -> bytes:
+    """Return the next piece of the unpacked file: never all at once, as Python would reserve the most first."""
+    try:
+        return file.read(_PIECE)
+    except _DAMAGED_PACKING as error:
+        reason = str(error) or type(error).__name__
+        raise SnapshotFormatError(path, f"damaged or truncated compressed file ({reason})") from error

@@ -9,7 +9,6 @@ final state, and stands at the start of the trace as if it had just been allocat
 from __future__ import annotations
 
 import pickle
-from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.collect import plain_pickle
+from cudatool.collect.plain_pickle import Rows
+from cudatool.collect.torch_columns import EventColumns, require
 from cudatool.errors import SnapshotFormatError
 from cudatool.files import replacing
+from cudatool.trace import _sweep
 from cudatool.trace.events import RECORD, Kind, StreamFlag
 from cudatool.trace.model import Frame, Trace
 
@@ -41,6 +43,13 @@ _BLOCK_KINDS: Final = (Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_REQUESTED, Kind.BLOCK_F
 _SEGMENT_KINDS: Final = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE)
 _MAP_KINDS: Final = (Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)
 
+# Of actions, beside the kinds of records: an old file's free, what is left out, and none at all.
+_SINGLE_FREE, _NO_KIND, _ABSENT = 256, 257, 258
+
+# How _sweep.add_tails() calls what a record says.
+_PARTS_IN_TAILS: Final = np.zeros(256, np.uint8)
+_PARTS_IN_TAILS[[*_BLOCK_KINDS, *_SEGMENT_KINDS]] = 1, 2, 3, 4, 5
+
 _MIN_BLOCK: Final = 512
 _PAGE: Final = 2 << 20  # expandable segments are mapped in multiples of this
 _SMALL_SEGMENT: Final = 2 << 20
@@ -48,6 +57,7 @@ _LARGE_SEGMENT: Final = 20 << 20
 _LARGE_REMAINDER: Final = 1 << 20  # small requests are up to this, and large blocks are split if more than this remains
 _MAX_SIZE: Final = 1 << 48  # more than any card's address space
 _MAX_PAGES: Final = 1 << 24
+_MAX_TIME_US: Final = (1 << 63) // 1000
 _MAX_DEVICE: Final = 127  # a record's device is a signed byte
 
 _Ints = npt.NDArray[np.int64]
@@ -90,13 +100,13 @@ def read(path: str | Path) -> MemorySnapshot:
         The file cannot be read.
     """
     path = str(path)
-    data = plain_pickle.load(path)
+    data, rows = plain_pickle.load_rows(path, "action")
     if isinstance(data, list):  # torch.cuda.memory_snapshot(): the segments alone
         data = {"segments": data}
     if not isinstance(data, dict) or not ("segments" in data or "device_traces" in data):
         raise SnapshotFormatError(path, "a pickle, but not a PyTorch memory snapshot (no segments, no device_traces)")
     try:
-        return _Reader(data).snapshot(path)
+        return _Reader(data).snapshot(path, rows)
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error)
         reason = " ".join(what.split())[:200]
@@ -174,42 +184,48 @@ class _Reader:
         self.streams: dict[tuple[int, int], int] = {}
         self.pools: dict[tuple[int, int], int] = {(0, 0): 0}
         self.notes: list[str] = []
+        self.settings: dict[str, Any] = dict(data.get("allocator_settings") or {})
         # Frames are shared objects in the pickle: look each one up by identity once. `data` keeps them alive.
         self._frame_by_id: dict[int, int] = {}
         self._stack_by_ids: dict[tuple[int, ...], int] = {(): 0}
 
-    def snapshot(self, path: str) -> MemorySnapshot:
+    def snapshot(self, path: str, rows: Rows) -> MemorySnapshot:
         segments = [_with_addresses(segment) for segment in _list(self.data, "segments")]
-        traces = [_checked(trace, list, "a device's trace") for trace in _list(self.data, "device_traces")]
-        devices = sorted({int(s.get("device", 0)) for s in segments} | set(range(len(traces))))
+        traces = [EventColumns.of(trace, rows) for trace in _list(self.data, "device_traces")]
+        rows.columns.clear()  # each ring's columns go when its records are there: together they would be twice as large
+        timed = any(map(len, traces)) and all(trace.has("time_us") for trace in traces if len(trace))
+        recorded = any(map(len, traces))
+        rings = len(traces)
+        devices = sorted({int(s.get("device", 0)) for s in segments} | set(range(rings)))
         parts, prior, prior_records = [], 0, {}
         for device in devices:
-            events = self._events(traces[device] if device < len(traces) else [], device)
+            events = self._events(traces.pop(0) if device < rings else EventColumns.of([], rows), device)
             own = [s for s in segments if int(s.get("device", 0)) == device]
             self._set_pools(events, own)
             before = self._prior_state(events, own, device)
             prior_records[device] = len(before)
             prior += int(np.count_nonzero(before["kind"] == Kind.BLOCK_ALLOC))
-            whole = np.concatenate([before, events])
-            _add_unsplit_tails(whole, self.data.get("allocator_settings") or {})
-            parts.append(whole)
+            parts.append(np.concatenate([before, events]))
+            del events
+            _add_unsplit_tails(parts[-1], self.settings)
         annotations = self._annotations(_list(self.data, "external_annotations"))
-        records = np.concatenate([np.zeros(0, RECORD), *parts, annotations])
-        timed = all("time_us" in entry for trace in traces for entry in trace[:1]) and any(traces)
+        records = np.concatenate([*parts, annotations]) if len(parts) != 1 or len(annotations) else parts[0]
+        del parts
         if timed:
             records = self._in_order_of_time(records, len(annotations))
         else:
             records = records[: len(records) - len(annotations)]
             records["time"] = np.arange(len(records))
         streams = self._stream_records(records)
-        if prior and any(traces):
+        if prior and recorded:
             self.notes.append(
                 f"recording began with {prior} blocks already allocated: they are shown from its start on"
             )
-        if not any(traces):
+        if not recorded:
             self.notes.append("no history was recorded: only the final state is known")
+        records = np.concatenate([streams, records])
         return MemorySnapshot(
-            np.concatenate([streams, records]),
+            records,
             names=list(self.names),
             stacks=list(self.stacks),
             frames=list(self.frames),
@@ -222,49 +238,62 @@ class _Reader:
             notes=self.notes,
             source=path,
             segments=segments,
-            settings=dict(self.data.get("allocator_settings") or {}),
+            settings=self.settings,
         )
 
-    def _events(self, entries: list[Any], device: int) -> npt.NDArray[np.void]:
+    def _events(self, entries: EventColumns, device: int) -> npt.NDArray[np.void]:
         """Return one device's ring as records. Sizes of blocks are what PyTorch's rules make of the request."""
-        actions = [entry["action"] for entry in entries]
-        unknown = sorted({str(action)[:40] for action in actions if action not in _ACTIONS and action != "free"})
-        if dropped := [name for name in unknown if name not in ("snapshot", "annotate")]:
+        unknown: set[str] = set()
+
+        def kind_of(action: Any) -> int:
+            if action not in _ACTIONS and action != "free":
+                unknown.add(str(require(action, str, "an action"))[:40])
+            return int(_ACTIONS.get(action, _SINGLE_FREE if action == "free" else _NO_KIND))
+
+        kind = entries.mapped("action", kind_of, absent=_ABSENT)
+        if np.any(kind == _ABSENT):
+            raise KeyError("action")
+        if dropped := sorted(unknown - {"snapshot", "annotate"}):
             self.notes.append(f"events of unknown kinds were left out: {', '.join(dropped)}")
         if unknown:
-            entries = [entry for entry in entries if entry["action"] in _ACTIONS or entry["action"] == "free"]
-        if "free" in actions:  # old files: one event for what are two now
-            pairs = [("free_requested", "free_completed") if e["action"] == "free" else (e["action"],) for e in entries]
-            entries = [{**e, "action": a} for e, names in zip(entries, pairs, strict=True) for a in names]
+            known = kind != _NO_KIND
+            entries, kind = entries.select(known), kind[known]
+        if np.any(kind == _SINGLE_FREE):  # old files: one event for what are two now
+            both = np.repeat(np.arange(len(kind)), np.where(kind == _SINGLE_FREE, 2, 1))
+            second = np.append(False, both[1:] == both[:-1])
+            entries, kind = entries.select(both), kind[both]
+            kind[kind == _SINGLE_FREE] = int(Kind.BLOCK_FREE_REQUESTED)
+            kind[second] = int(Kind.BLOCK_FREE_COMPLETED)
+        settings = self.settings
         records = np.zeros(len(entries), RECORD)
-        records["kind"] = [_ACTIONS[entry["action"]] for entry in entries]
+        records["kind"] = kind
         records["device"] = device
-        records["address"] = _ints([entry.get("addr") or 0 for entry in entries], "an address")
-        size = np.array(_ints([entry["size"] for entry in entries], "a size"), np.uint64)
-        if len(size) and int(size.max()) >= _MAX_SIZE:
-            raise ValueError(f"an event of {int(size.max())} bytes")
-        records["size"] = size
-        records["stream"] = [self._stream(device, entry.get("stream") or 0) for entry in entries]
-        if entries and "time_us" in entries[0]:
-            records["time"] = np.array(_ints([entry["time_us"] for entry in entries], "a time"), np.int64) * 1000
-        if any("frames" in entry for entry in entries[:1]):
-            records["stack"] = [self._stack(entry.get("frames") or ()) for entry in entries]
-        records["name"] = [self._name(entry.get("user_metadata") or "") for entry in entries]
+        del kind
+        records["address"] = entries.numbers("addr", "an address", 1 << 63)
+        records["size"] = entries.numbers("size", "a size", 1 << 63, default=None)
+        ooms = records["kind"] == Kind.OOM  # may have asked for more than there is anywhere
+        if int(records["size"].max(initial=0, where=~ooms)) >= _MAX_SIZE:
+            raise ValueError(f"an event of {int(records['size'][~ooms].max())} bytes")
+        records["stream"] = entries.mapped("stream", lambda handle: self._stream(device, handle or 0), absent=0)
+        missing = records["stream"] == 0
+        if np.any(missing):
+            records["stream"][missing] = self._stream(device, 0)
+        records["time"] = entries.numbers("time_us", "a time", _MAX_TIME_US) * np.uint64(1000)
+        records["stack"] = entries.mapped("frames", lambda frames: self._stack(frames or ()), absent=0)
+        records["name"] = entries.mapped("user_metadata", lambda text: self._name(text or ""), absent=0)
 
         blocks = np.isin(records["kind"], _BLOCK_KINDS)
         records["aux0"][blocks] = records["size"][blocks]
-        records["size"][blocks] = _round_size(records["size"][blocks], self.data.get("allocator_settings") or {})
-        ooms = np.flatnonzero(records["kind"] == Kind.OOM)
-        records["aux0"][ooms] = _ints([entries[i].get("device_free") or 0 for i in ooms], "a size")
+        records["size"][blocks] = _round_size(records["size"][blocks], settings)
+        if np.any(ooms):
+            records["aux0"][ooms] = entries.select(ooms).numbers("device_free", "a size", 1 << 63)
         segments = np.isin(records["kind"], _SEGMENT_KINDS)
         # Large segments have at least 20 MiB, or are larger than 10 MiB; mapped pages have 2 or 20 MiB.
         records["flags"][segments] = records["size"][segments] == _SMALL_SEGMENT
         mapped = np.isin(records["kind"], _MAP_KINDS)
         records["flags"][mapped] = records["size"][mapped] < _LARGE_SEGMENT
-        if any("pool_id" in entry for entry in entries[:1]):
-            records["aux1"][~(records["kind"] == Kind.OOM)] = [
-                self._pool(entry.get("pool_id") or (0, 0)) for entry in entries if entry["action"] != "oom"
-            ]
+        pools = entries.mapped("pool_id", lambda pool: self._pool(pool or (0, 0)), absent=0)
+        records["aux1"] = np.where(ooms, np.uint64(0), pools)
         return records
 
     def _set_pools(self, events: npt.NDArray[np.void], segments: list[dict[str, Any]]) -> None:
@@ -363,8 +392,8 @@ class _Reader:
             starts = annotation["stage"] == "START"
             record["kind"] = Kind.RANGE_PUSH if starts else Kind.RANGE_POP
             record["name"] = self._name(annotation["name"]) if starts else 0
-            record["device"] = _checked(annotation["device"], int, "a device")
-            record["time"] = _checked(annotation["time_us"], int, "a time") * 1000
+            record["device"] = require(annotation["device"], int, "a device")
+            record["time"] = require(annotation["time_us"], int, "a time") * 1000
         return records
 
     def _in_order_of_time(self, records: npt.NDArray[np.void], annotations: int) -> npt.NDArray[np.void]:
@@ -394,7 +423,7 @@ class _Reader:
         return created
 
     def _stream(self, device: int, handle: int) -> int:
-        return self.streams.setdefault((device, _checked(handle, int, "a stream")), len(self.streams) + 1)
+        return self.streams.setdefault((device, require(handle, int, "a stream")), len(self.streams) + 1)
 
     def _pool(self, pool_id: Sequence[int]) -> int:
         first, second = _ints(list(pool_id), "a part of a pool's id")
@@ -415,20 +444,14 @@ class _Reader:
     def _frame(self, frame: Mapping[str, Any]) -> int:
         found = self._frame_by_id.get(id(frame))
         if found is None:
-            line = _checked(frame["line"], int, "a line")
+            line = require(frame["line"], int, "a line")
             line = -1 if line == 2**64 - 1 else line  # what PyTorch writes where it knows none
             if abs(line) >= 1 << 31:
                 raise ValueError(f"a frame at line {line}")
-            file, name = (_checked(frame[key], str, f"a frame's {key}") for key in ("filename", "name"))
+            file, name = (require(frame[key], str, f"a frame's {key}") for key in ("filename", "name"))
             value = Frame(file, name, line)
             found = self._frame_by_id[id(frame)] = self.frames.setdefault(value, len(self.frames))
         return found
-
-
-def _checked(value: Any, kind: type, what: str) -> Any:
-    if not isinstance(value, kind):
-        raise TypeError(f"{what} is a {type(value).__name__}")
-    return value
 
 
 def _ints(values: list[Any], what: str) -> list[int]:
@@ -439,7 +462,7 @@ def _ints(values: list[Any], what: str) -> list[int]:
 
 
 def _list(data: dict[str, Any], key: str) -> list[Any]:
-    return list(_checked(data.get(key) or [], list, key))
+    return list(require(data.get(key) or [], list, key))
 
 
 def _is_live(block: Mapping[str, Any]) -> bool:
@@ -448,25 +471,25 @@ def _is_live(block: Mapping[str, Any]) -> bool:
 
 def _with_addresses(segment: Any) -> dict[str, Any]:
     """Return a segment whose blocks have addresses and frames; old files have them in other places."""
-    _checked(segment, dict, "a segment")
-    address, total = _checked(segment["address"], int, "an address"), _checked(segment["total_size"], int, "a size")
+    require(segment, dict, "a segment")
+    address, total = require(segment["address"], int, "an address"), require(segment["total_size"], int, "a size")
     if not (0 <= address < 1 << 63 and 0 <= total < _MAX_SIZE):
         raise ValueError(f"a segment of {total} bytes at address {address}")
-    device = _checked(segment.get("device", 0), int, "a device")
+    device = require(segment.get("device", 0), int, "a device")
     if not 0 <= device <= _MAX_DEVICE:
         raise ValueError(f"a segment of device {device}")
     blocks = []
     for block in _list(segment, "blocks"):
-        size = _checked(block["size"], int, "a size")
+        size = require(block["size"], int, "a size")
         if not 0 <= size <= total:
             raise ValueError(f"a block of {size} bytes in a segment of {total}")
         filled = {"address": address, **block}
         if history := block.get("history"):
             filled.setdefault("frames", history[-1].get("frames") or [])
             filled.setdefault("requested_size", history[-1].get("real_size", size))
-        _checked(filled["address"], int, "an address")
-        _checked(filled["state"], str, "a block's state")
-        _checked(filled.get("requested_size", size), int, "a size")
+        require(filled["address"], int, "an address")
+        require(filled["state"], str, "a block's state")
+        require(filled.get("requested_size", size), int, "a size")
         blocks.append(filled)
         address += size
     return {**segment, "blocks": blocks}
@@ -507,37 +530,12 @@ def _add_unsplit_tails(records: npt.NDArray[np.void], settings: Mapping[str, Any
     kind = records["kind"]
     blocks = np.isin(kind, _BLOCK_KINDS) & (records["size"] > _LARGE_REMAINDER)
     index = np.flatnonzero(blocks | (np.isin(kind, _SEGMENT_KINDS) & (records["flags"] == 0)))
-    starts: list[int] = []  # of live blocks, sorted
-    sizes: dict[int, int] = {}
-    segment_starts: list[int] = []
-    segment_ends: dict[int, int] = {}
-    corrected = records["size"][index].tolist()
-    columns = zip(kind[index].tolist(), records["address"][index].tolist(), corrected, strict=True)
-    for i, (what, address, size) in enumerate(columns):
-        if what == Kind.BLOCK_ALLOC:
-            segment = bisect_right(segment_starts, address) - 1
-            end = segment_ends[segment_starts[segment]] if segment >= 0 else 0
-            at = bisect_right(starts, address)
-            if address < end:
-                free = min(end, starts[at] if at < len(starts) else end) - address
-                if free > size and not (size < limit and free - size > _LARGE_REMAINDER):
-                    corrected[i] = size = free
-            if address not in sizes:
-                starts.insert(at, address)
-            sizes[address] = size
-        elif what == Kind.BLOCK_FREE_REQUESTED:
-            corrected[i] = sizes.get(address, size)
-        elif what == Kind.BLOCK_FREE_COMPLETED:
-            if address in sizes:
-                corrected[i] = sizes.pop(address)
-                del starts[bisect_left(starts, address)]
-        elif what == Kind.SEGMENT_ALLOC:
-            if address not in segment_ends:
-                insort(segment_starts, address)
-            segment_ends[address] = address + size
-        elif segment_ends.pop(address, None) is not None:
-            del segment_starts[bisect_left(segment_starts, address)]
-    records["size"][index] = corrected
+    what = _PARTS_IN_TAILS[kind[index]]
+    addresses = records["address"][index].astype(np.int64)
+    sizes = records["size"][index].astype(np.int64)
+    _, ranks = np.unique(addresses, return_inverse=True)
+    _sweep.add_tails(what, ranks.reshape(-1).astype(np.int64, copy=False), addresses, sizes, limit, _LARGE_REMAINDER)
+    records["size"][index] = sizes
 
 
 def _prior(

@@ -10,6 +10,7 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -95,7 +96,7 @@ def test_lists_that_would_be_endless_if_copied_are_harmless(tmp_path: Path) -> N
 
 def test_a_bomb_of_compressed_bytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain_pickle, "MAX_BYTES", 1 << 20)
-    (tmp_path / "x").write_bytes(lzma.compress(bytes(2 << 20)))
+    (tmp_path / "x").write_bytes(lzma.compress(b"\x80\x04" + b"N0" * (1 << 20)))
     with pytest.raises(SnapshotFormatError, match="holds more than"):
         plain_pickle.load(tmp_path / "x")
 
@@ -171,3 +172,41 @@ def test_a_counted_string_may_hold_bytes_that_look_like_opcodes(tmp_path: Path) 
     text = b"cos\nsystem\n" * 40
     (tmp_path / "x").write_bytes(b"\x80\x02X" + struct.pack("<I", len(text)) + text + b".")
     assert text.decode() == plain_pickle.load(tmp_path / "x")
+
+
+def test_events_that_are_in_a_list_twice_are_two(tmp_path: Path) -> None:
+    first, second = ({"action": "alloc", "addr": i, "size": 512, "stream": 0} for i in (0, 512))
+    data = {"segments": [], "device_traces": [[first, second, first], [second]]}
+    value, rows = plain_pickle.load_rows(dump(data, tmp_path / "x"), "action")
+    assert [range(3), range(3, 4)] == value["device_traces"]
+    assert isinstance(rows.columns["addr"], np.ndarray)
+    assert [0, 512, 0, 512] == [cell >> 1 for cell in rows.columns["addr"].tolist()]
+
+
+_entries = st.lists(
+    st.dictionaries(
+        st.sampled_from(["addr", "size", "frames", "user_metadata", "pool_id", "x"]),
+        st.integers(-(2**70), 2**70)
+        | st.none()
+        | st.text(max_size=3)
+        | st.lists(st.fixed_dictionaries({"name": st.sampled_from("ab")}), max_size=3)
+        | st.tuples(st.integers(0, 3), st.integers(0, 3)),
+        max_size=6,
+    ).map(lambda entry: {"action": "alloc", **entry}),
+    max_size=12,
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(traces=st.lists(_entries, max_size=3), protocol=st.integers(0, 5), shared=st.booleans())
+def test_columns_say_what_the_dicts_said(tmp_path: Path, traces: Any, protocol: int, shared: bool) -> None:
+    traces = [trace + trace[:2] for trace in traces] if shared else traces
+    value, rows = plain_pickle.load_rows(dump({"traces": traces}, tmp_path / "x", protocol), "action")
+
+    def entry(row: int) -> dict[str, Any]:
+        cells = {key: c if isinstance(c, int) else int(c[row]) for key, c in rows.columns.items()}
+        said = {key: c >> 1 if c & 1 else c for key, c in cells.items() if c != plain_pickle.MISSING}
+        return {key: c if cells[key] & 1 else rows.objects[c >> 1] for key, c in said.items()}
+
+    read = [list(map(entry, trace)) if isinstance(trace, range) else trace for trace in value["traces"]]
+    assert traces == read
