@@ -15,11 +15,32 @@ from cudatool.cli._options import source_argument
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cudatool.analyze import Leaks
+    from cudatool.analyze import Leak, Leaks
 
 __all__ = ["leaks"]
 
 _MOST = 20  # rows of the table
+_UNCLEAR = 4  # exit status
+_NAME_STEPS = 'Wrap each iteration in `with cudatool.range("step"):`.'
+_WHY = {
+    "nothing-repeats": f"No repeated steps found. {_NAME_STEPS}",
+    "few-growths": "It grew too few times to tell a rate. Record more steps.",
+    "slows-down": "It grows less and less, as a cache does while it fills. Record more steps.",
+    "gave-back-before": "It grew and gave back memory before; now it holds more than ever. Record more steps.",
+    "given-back-after": "It grew until the last step, and the program then freed most of it. It leaks if the loop is "
+    "meant to go on.",
+    "work-grows-too": "Temporary memory of other call sites grew with it: the inputs get longer, or it caches a "
+    "sequence that is being generated. Record several sequences, or inputs of one length.",
+    "one-sequence": "It may hold the keys and values of one sequence, which grow with each token. Record several "
+    'requests, each in `with cudatool.range("request"):`.',
+    "within-one-call": "All of it lies within one call of a constructor, a forward pass or an optimizer's step. Record "
+    "more steps.",
+    "no-repeated-work": f"Nothing else recurred meanwhile: the program may be building something. {_NAME_STEPS}",
+    "new-work": f"It began late in the recording, with work of another kind. Record more steps. {_NAME_STEPS}",
+    "no-stacks": f"Without stacks, steps and the layers of one step look alike. {_NAME_STEPS}",
+    "no-single-site": f"All memory together grows, but no call site does so steadily. {_NAME_STEPS}",
+}
+"""What to say of each :class:`cudatool.analyze.Doubt`."""
 
 
 @command(
@@ -31,16 +52,17 @@ _MOST = 20  # rows of the table
 @source_argument()
 @option("--json", "as_json", is_flag=True, help='Print JSON ("schema": "cudatool.leaks/1"); bytes.')
 def leaks(source: Path | None, as_json: bool) -> None:
-    """Find call sites that hold more memory after every step.
+    """Find call sites that hold more and more memory.
 
     SOURCE is a trace that `cudatool run` wrote, or a pickle from torch.cuda.memory._dump_snapshot(). Default: the
     newest trace in this directory.
 
-    Steps are the ranges of torch.profiler, of optimizers, or your own (cudatool.range); without any, the sequence of
-    allocations itself where it repeats. How sure that is stands with each finding. What grows for two or three steps
-    only is not looked at.
+    A leak grows until the end of the recording, at a rate that does not decline, while the same work goes on. Steps
+    are the ranges of torch.profiler, of optimizers, or your own (cudatool.range). Without them the recording is cut
+    into windows with equal numbers of allocations. Growth that may be something else, such as the cache of a sequence
+    that is being generated, is listed with the reason and counts as "could not tell".
 
-    Exit status: 0 nothing grows, 1 something does, 2 the file cannot be read.
+    Exit status: 0 nothing grows, 1 something leaks, 2 the file cannot be read, 4 could not tell.
     """
     from cudatool import analyze
     from cudatool.cli._sources import newest, read_trace, say_notes
@@ -57,33 +79,44 @@ def leaks(source: Path | None, as_json: bool) -> None:
         for one in found:
             _print(console, one)
         if not found:
-            console.print("no device memory was allocated")
-    if any(one.found for one in found):
+            console.print("No device memory was allocated.")
+    if any(one.verdict == analyze.LeakVerdict.LEAKS for one in found):
         sys.exit(1)
+    if any(one.verdict == analyze.LeakVerdict.UNCLEAR for one in found):
+        sys.exit(_UNCLEAR)
 
 
-def _print(console: Console, found: Leaks) -> None:
+def _print(console: Console, result: Leaks) -> None:
+    from cudatool.analyze import LeakVerdict
+    from cudatool.cli._text import counted
+
+    title = {
+        LeakVerdict.LEAKS: f"{counted(len(result.found), 'call site')} leak{'s' if len(result.found) == 1 else ''}",
+        LeakVerdict.UNCLEAR: "could not tell whether anything leaks",
+        LeakVerdict.NONE: "no call site leaks",
+    }[result.verdict]
+    console.print(f"Device {result.device}: {title}", style="bold")
+    steps = result.steps
+    if len(steps) and result.doubt is None:
+        console.print(f"{len(steps):,} steps: {steps.source}; confidence {steps.confidence}", markup=False)
+    if result.doubt is not None:
+        console.print(_WHY[result.doubt], markup=False)
+    if result.found:
+        _print_table(console, result.found)
+    for doubt in dict.fromkeys(leak.doubt for leak in result.unclear):
+        if doubt is not None:
+            console.print(f"\nCould not tell: {_WHY[doubt]}", markup=False)
+            _print_table(console, [leak for leak in result.unclear if leak.doubt == doubt])
+
+
+def _print_table(console: Console, rows: list[Leak] | tuple[Leak, ...]) -> None:
     from cudatool.cli._text import new_table, plain, print_rest
     from cudatool.units import format_bytes
 
-    steps = found.steps
-    number = len(found.found)
-    grow = "1 call site grows" if number == 1 else f"{number or 'no'} call sites grow"
-    console.print(f"Device {found.device}: {grow}", style="bold")
-    if not len(steps):
-        console.print(f"{steps.source}; name the steps of your program with a range to be sure", markup=False)
-        return
-    console.print(f"{len(steps):,} steps: {steps.source}; confidence {steps.confidence}", markup=False)
-    if not found.found:
-        return
-    table = new_table("Call site", numbers=("A step", "Steps", "In all", "Confidence"))
-    for leak in found.found[:_MOST]:
-        table.add_row(
-            plain(leak.label),
-            f"+{format_bytes(leak.per_step)}",
-            f"{leak.grew:,} of {leak.steps:,}",
-            f"+{format_bytes(leak.growth)}",
-            str(leak.confidence),
-        )
+    with_steps = any(leak.per_step for leak in rows)
+    table = new_table("Call site", numbers=(*(("A step", "Steps") if with_steps else ()), "In all", "Confidence"))
+    for leak in rows[:_MOST]:
+        of_steps = (f"+{format_bytes(leak.per_step)}", f"{leak.grew:,} of {leak.steps:,}") if with_steps else ()
+        table.add_row(plain(leak.label), *of_steps, f"+{format_bytes(leak.growth)}", str(leak.confidence))
     console.print("", table, sep="\n")
-    print_rest(console, len(found.found), _MOST, "call sites")
+    print_rest(console, len(rows), _MOST, "call sites")

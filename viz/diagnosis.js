@@ -136,10 +136,13 @@ class DiagnosisView {
 
   drawLeaks({ leaks, steps }) {
     byId("leaks-card").hidden = !leaks.length;
-    byId("leaks-steps").textContent = `${formatCount(steps.count)} steps: ${steps.source} (confidence ${steps.confidence})`;
+    byId("leaks-steps").textContent = steps.count
+      ? `${formatCount(steps.count)} steps: ${steps.source} (confidence ${steps.confidence})` : `${steps.source}.`;
     fill(byId("leaks"), null, leaks, leaks.length, (leak) => this.shared.row({
-      name: leak.label, detail: `grew in ${formatCount(leak.grew)} of ${counted(leak.steps, "step")}, by ${formatBytes(leak.growth)} in all; confidence ${leak.confidence}`,
-      numbers: `${formatBytes(leak.per_step)} each step`, stack: leak.stack }));
+      name: leak.label,
+      detail: (leak.steps ? `grew in ${formatCount(leak.grew)} of ${counted(leak.steps, "step")}, by ` : "grew by ") +
+        `${formatBytes(leak.growth)} in all; confidence ${leak.confidence}`,
+      numbers: leak.per_step ? `${formatBytes(leak.per_step)} each step` : formatBytes(leak.growth), stack: leak.stack }));
   }
 
   drawOutside({ total, taken_peak: taken, readings }) {

@@ -19,7 +19,7 @@ from cudatool.analyze.fragmentation import (
     fragmentation,
     fragmentation_at,
 )
-from cudatool.analyze.leaks import Leak, Leaks, leaks, leaks_of
+from cudatool.analyze.leaks import Doubt, Leak, Leaks, LeakVerdict, leaks, leaks_of
 from cudatool.analyze.lifetimes import Lifetimes, blocks, recorded_from, segments
 from cudatool.analyze.lint import LintFinding, Severity, lint
 from cudatool.analyze.memory import (
@@ -69,6 +69,7 @@ __all__ = [
     "Diff",
     "DiffRow",
     "Divergence",
+    "Doubt",
     "Fragmentation",
     "FreeReading",
     "Grouping",
@@ -76,6 +77,7 @@ __all__ = [
     "Kernel",
     "Layout",
     "Leak",
+    "LeakVerdict",
     "Leaks",
     "Lifetimes",
     "LintFinding",

@@ -136,7 +136,8 @@ def advice(
     """
     found: list[tuple[int, str]] = []
     for leak in grows.found:
-        text = f"{leak.label} keeps {format_bytes(leak.per_step)} more after each step: drop what it returns"
+        more = f"{format_bytes(leak.per_step)} more after each step" if leak.per_step else "more and more"
+        text = f"{leak.label} keeps {more}: drop what it returns"
         found.append((leak.growth, text))
     worst: dict[str, int] = {}
     for moment in {split[0], split[-1]} if split else ():

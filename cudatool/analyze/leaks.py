@@ -1,40 +1,96 @@
-"""Growth that returns at the same call site, step after step."""
+"""Call sites that hold more and more: what grows over the windows of a recording until its end.
+
+Windows are the program's steps where ranges name them, else equal numbers of allocations.
+:mod:`cudatool.analyze.growth` says what growth is. What grows is a leak only if nothing else explains it, because a
+recording shows a part of a program's life: a cache that fills until the recording ends looks like a leak. So each
+growth is held against what the rest of the recording says, and each :class:`Doubt` is one such explanation.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from cudatool.analyze import lifetimes
-from cudatool.analyze.lifetimes import Ints, Lifetimes
-from cudatool.analyze.memory import site_keys, site_label
+from cudatool.analyze.growth import FEWEST_EVENTS, Growth, Trend, floors, may_grow, trend
+from cudatool.analyze.lifetimes import Ints, Lifetimes, Mask, recorded_from
+from cudatool.analyze.memory import call_site, site_keys, site_label
 from cudatool.analyze.steps import Confidence, Steps, find_steps
+from cudatool.trace.events import CopyFlag, Kind
 from cudatool.trace.model import Trace
 
-__all__ = ["Leak", "Leaks", "leaks", "leaks_of"]
+__all__ = ["Doubt", "Leak", "Leaks", "LeakVerdict", "leaks", "leaks_of"]
+
+
+class LeakVerdict(StrEnum):
+    """What can be said of one device's memory."""
+
+    LEAKS = "leaks"
+    """Call sites grow, and nothing recorded explains it."""
+    UNCLEAR = "could not tell"
+    """There is growth with an explanation that cannot be checked, or too little repeats."""
+    NONE = "no growth"
+    """Work repeats, and no call site grows with it."""
+
+
+class Doubt(StrEnum):
+    """Why growth, or its absence, says nothing for certain."""
+
+    NOTHING_REPEATS = "nothing-repeats"
+    """No steps are named, and too little work recurs: there is nothing to compare."""
+    FEW = "few-growths"
+    """It grew in fewer windows than a rate can be told from."""
+    SLOWS = "slows-down"
+    """It grows less and less, as a cache does that fills."""
+    GAVE_BACK = "gave-back-before"
+    """It grew and gave back before; now it holds more than ever."""
+    GIVEN_BACK = "given-back-after"
+    """It grew through all steps, and gave most of that back after the last."""
+    WORK_GROWS = "work-grows-too"
+    """Temporary memory of other call sites grew as well: inputs get longer, or a sequence is generated."""
+    ONE_SEQUENCE = "one-sequence"
+    """The steps are tokens; or no steps are named, and larger and larger blocks replace each other while others grow
+    along. Keys and values of a sequence, and what is computed of them, grow so by design."""
+    ONE_CALL = "within-one-call"
+    """All happened within one call of a constructor, a forward pass or an optimizer's step."""
+    NO_WORK = "no-repeated-work"
+    """Nothing but allocations that stay was recorded meanwhile: something may be built up."""
+    NEW_WORK = "new-work"
+    """It began with work of another kind, late in the recording."""
+    NO_STACKS = "no-stacks"
+    """Without stacks, sizes alone do not tell the steps of a program from the layers of one step."""
+    NO_SINGLE_SITE = "no-single-site"
+    """All memory together grows, but no call site does so steadily."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """A call site that holds more after nearly every step.
+    """A call site that holds more and more.
 
     Attributes
     ----------
     stack, requested
-        The site: index into the trace's stacks, and for allocations without a stack the bytes asked for (else 0).
+        The site: index into the trace's stacks (0 where it has several, or none), and for allocations without a stack
+        the bytes asked for (else 0).
     label
         The site in words.
     per_step, blocks_per_step
-        Median growth in bytes and in blocks of a step in which it grew.
+        Median growth in bytes and in blocks of a step in which it grew; 0 where no steps were found.
     growth, live
-        Bytes gained from the end of the first step to that of the last, and held then.
+        Bytes gained since it began to grow, and held at the end of the last window.
     grew, steps
         In how many steps it grew, and how many were looked at; the first is left out: caches fill in it.
+    grew_windows, windows
+        The same for the windows that were compared, from the one on in which it began to grow.
     confidence
-        As sure as the steps are, and less where it did not grow in each.
+        High where ranges name the steps and it grew in nearly each; low where none do and it grew in few windows.
+    doubt
+        What else may explain it; None for a leak.
     """
 
     stack: int
@@ -46,87 +102,87 @@ class Leak:
     live: int
     grew: int
     steps: int
+    grew_windows: int
+    windows: int
     confidence: Confidence
+    doubt: Doubt | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Leaks:
-    """What grows on one device, the fastest first, and the steps that it was measured at."""
+    """What grows on one device, the most bytes first, and the steps that it was measured at.
+
+    Attributes
+    ----------
+    found
+        Leaks.
+    unclear
+        Growth that may be something else.
+    verdict, doubt
+        The answer in a word; `doubt` says why it could not be told where `unclear` does not.
+    """
 
     device: int
     steps: Steps
     found: tuple[Leak, ...]
+    unclear: tuple[Leak, ...] = ()
+    verdict: LeakVerdict = LeakVerdict.NONE
+    doubt: Doubt | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data; bytes."""
         return {
             "device": self.device,
+            "verdict": str(self.verdict),
+            "doubt": self.doubt and str(self.doubt),
             "steps": self.steps.as_dict(),
-            "leaks": [asdict(leak) | {"confidence": str(leak.confidence)} for leak in self.found],
+            "leaks": [_plain(leak) for leak in self.found],
+            "unclear": [_plain(leak) for leak in self.unclear],
         }
 
 
-_FEWEST_STEPS: Final = 3
-_GREW: Final = 0.5  # share of the steps, of all and of the last third, in which a leak grows
-_MOST_CELLS: Final = 1 << 22  # of sites times steps that are in memory at once
-_FELL: Final = 0.1  # of what was gained may be lost again
+def _plain(leak: Leak) -> dict[str, Any]:
+    return asdict(leak) | {"confidence": str(leak.confidence), "doubt": leak.doubt and str(leak.doubt)}
+
+
+_MOST_WINDOWS: Final = 64
+_MOST_CELLS: Final = 1 << 22  # of sites times windows that are in memory at once
+_PARTS: Final = 8  # of the time of growth, for what work does meanwhile
+_RECURS: Final = 16  # times that work has to come again where no steps are named
+_WITHOUT_STACKS: Final = 1000  # allocations; sizes alone tell steps and the layers of one step apart only in the mass
+_NEW: Final = 1 / 3  # share of the recording before growth that began with other work: the work may be a last phase
+_LARGER: Final = 1.25
+_RISES: Final = 3
+_NEARLY_ALL: Final = 0.9
+_TEARDOWN: Final = 0.05  # share of the memory that may be left when a program has given everything back
+_QUANTILES: Final = (0.25, 0.5, 0.75, 0.9, 1.0)
+_ALL: Final = "all call sites together"
+_USES: Final = (Kind.GEMM, Kind.GRAPH_LAUNCH, Kind.COLLECTIVE)
+_DOUBTS: Final = {Trend.FEW: Doubt.FEW, Trend.SLOWS: Doubt.SLOWS, Trend.RETURNS: Doubt.GAVE_BACK}
+_SEQUENCE: Final = re.compile(r"\btoken|\bdecod|generat", re.IGNORECASE)
+_ONE_CALL: Final = frozenset(("__init__", "forward", "backward", "load_state_dict", "from_pretrained", "_apply"))
 
 
 def leaks(trace: Trace, blocks: Lifetimes, device: int, steps: Steps) -> Leaks:
-    """Return the call sites whose live bytes grow with the steps and do not fall.
-
-    What a program builds up once, as a model's parameters, grows before the steps or in the first of them; a cache
-    of a fixed size stops growing; a sequence of another length gives back what it took. None of these is a leak.
+    """Return the call sites of one device that hold more and more until the end of what was recorded.
 
     Parameters
     ----------
     blocks
         Of this device.
     """
-    bounds = steps.bounds
-    if len(steps) <= _FEWEST_STEPS:
+    evidence = _Evidence.of(trace, blocks, device, steps)
+    if evidence is None:
+        return Leaks(device, steps, (), verdict=LeakVerdict.UNCLEAR, doubt=Doubt.NOTHING_REPEATS)
+    growing = sorted(evidence.growing(), key=lambda leak: -leak.growth)
+    found = tuple(leak for leak in growing if leak.doubt is None)
+    unclear = tuple(leak for leak in growing if leak.doubt is not None)
+    if found or unclear:
+        return Leaks(device, steps, found, unclear, LeakVerdict.LEAKS if found else LeakVerdict.UNCLEAR)
+    none = np.zeros(len(blocks), np.bool_)
+    if evidence.named or evidence.work((len(evidence.bounds) - 1) // 2, none, none).recurs:
         return Leaks(device, steps, ())
-    site, key = site_keys(blocks)
-    born, gone = (np.searchsorted(bounds, column, side="right") for column in (blocks.start, blocks.freed))
-    # Only a site that holds more at the last bound than at the second can be one: mostly few.
-    gain = np.zeros(len(site), np.int64)
-    last = len(bounds) - 1
-    np.add.at(gain, key, blocks.size * (_live(born, gone, last) - _live(born, gone, 1)))
-    # Steps that are inferred may be the filling of a list: what is given back after them was no leak.
-    kept = blocks.size * ((blocks.freed == len(trace.records)) | (steps.confidence == Confidence.HIGH))
-    stays = np.zeros(len(site), np.int64)
-    np.add.at(stays, key, kept * (_live(born, gone, last) - _live(born, gone, 1)))
-    candidates = np.flatnonzero((gain > 0) & (2 * stays >= gain))
-    found: list[Leak] = []
-    for some in np.array_split(candidates, -(-candidates.size * len(bounds) // _MOST_CELLS) or 1):
-        own = np.isin(key, some)
-        where = np.searchsorted(some, key[own]), born[own], gone[own], (len(some), len(bounds))
-        held, count = _at_bounds(blocks.size[own], *where), _at_bounds(np.ones(int(own.sum()), np.int64), *where)
-        found += _growing(trace, site[some], held, count, steps)
-    return Leaks(device, steps, tuple(sorted(found, key=lambda leak: -leak.growth)))
-
-
-def _growing(trace: Trace, sites: Ints, held: Ints, count: Ints, steps: Steps) -> Iterator[Leak]:
-    """Yield the sites that leak, given bytes and blocks of each (row) at each bound (column)."""
-    change, change_count = np.diff(held[:, 1:], axis=1), np.diff(count[:, 1:], axis=1)
-    up = change > 0
-    gained, lost = (change * up).sum(axis=1), -(change * (change < 0)).sum(axis=1)
-    recent = up[:, -(up.shape[1] // 3) :]
-    grows = (up.mean(axis=1) >= _GREW) & (recent.mean(axis=1) >= _GREW)
-    for i in np.flatnonzero(grows & (lost <= _FELL * gained)).tolist():
-        stack, requested = sites[i].tolist()
-        yield Leak(
-            stack=stack,
-            requested=requested,
-            label=site_label(trace.stack(stack), requested),
-            per_step=int(np.median(change[i][up[i]])),
-            blocks_per_step=int(np.median(change_count[i][up[i]])),
-            growth=int(held[i, -1] - held[i, 1]),
-            live=int(held[i, -1]),
-            grew=int(up[i].sum()),
-            steps=up.shape[1],
-            confidence=_confidence(steps.confidence, float(up[i].mean())),
-        )
+    return Leaks(device, steps, (), verdict=LeakVerdict.UNCLEAR, doubt=Doubt.NOTHING_REPEATS)
 
 
 def leaks_of(trace: Trace) -> tuple[Leaks, ...]:
@@ -139,21 +195,297 @@ def leaks_of(trace: Trace) -> tuple[Leaks, ...]:
     return tuple(result)
 
 
-def _live(born: Ints, gone: Ints, bound: int) -> Ints:
-    result: Ints = ((born <= bound) & (bound < gone)).astype(np.int64)
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What else went on while something grew.
+
+    Attributes
+    ----------
+    recurs
+        It came again and again until the end.
+    grows
+        So did the sizes of some of its memory, and grew.
+    began_before
+        Most of it went on before, too.
+    stacks
+        Where it was done.
+    """
+
+    recurs: bool
+    grows: bool
+    began_before: bool
+    stacks: Ints
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    """The part of a recording that is looked at, cut into windows.
+
+    Attributes
+    ----------
+    bounds
+        Records: window ``k`` goes from ``bounds[k]`` to ``bounds[k + 1]``.
+    named
+        Whether windows are steps that the program names.
+    site, key
+        Each call site, and the number of each block's.
+    """
+
+    trace: Trace
+    blocks: Lifetimes
+    device: int
+    steps: Steps
+    bounds: Ints
+    named: bool
+    site: Ints
+    key: Ints
+
+    @classmethod
+    def of(cls, trace: Trace, blocks: Lifetimes, device: int, steps: Steps) -> _Evidence | None:
+        """Return the evidence; None if it is too short for any answer."""
+        begin = recorded_from(trace, device)
+        starts = _before_teardown(blocks)
+        starts = starts[starts >= begin]
+        named = steps.confidence == Confidence.HIGH and len(steps) > FEWEST_EVENTS
+        # Ranges that end early say nothing of what comes after them.
+        named = named and int(np.count_nonzero(starts >= steps.bounds[-1])) <= len(starts) // 2
+        bounds = steps.bounds
+        if not named:
+            # What is allocated before the first block that is freed again is set-up.
+            again = blocks.start[(blocks.start >= begin) & (blocks.freed <= starts.max(initial=0))]
+            bounds = np.append(starts[starts >= again.min()] if len(again) else starts, starts[-1:] + 1)
+        count = min(_MOST_WINDOWS, len(bounds) - 1)
+        if count <= FEWEST_EVENTS:
+            return None
+        if named:  # whole steps; those left over are the first ones
+            together = -(-len(steps) // count)
+            bounds = bounds[len(steps) % together :: together]
+        else:
+            bounds = bounds[np.linspace(0, len(bounds) - 1, count + 1).astype(np.int64)]
+        return cls(trace, blocks, device, steps, bounds, named, *site_keys(blocks))
+
+    @property
+    def end(self) -> int:
+        """The record at which the last window ends."""
+        return int(self.bounds[-1])
+
+    def growing(self) -> Iterator[Leak]:
+        """Yield what grows: call sites, then those of one label together, then all the rest together."""
+        blocks = self.blocks
+        # What has grown in the second half holds a block of that time.
+        late = (blocks.start >= self.bounds[len(self.bounds) // 2]) & (blocks.start < self.end)
+        late &= blocks.freed >= self.end
+        rest = np.ones(len(blocks), np.bool_)
+        found = []
+        for level in (self._sites, self._labels, self._together):
+            group, names = level(late & rest)
+            group[~rest] = -1
+            for number, growth in _trends(blocks, group, len(names), self.bounds):
+                if growth.trend != Trend.GROWS and level != self._sites:
+                    continue  # several sites together are of interest only if they leak together
+                own = group == number
+                rest &= ~own
+                found.append((own, names[number], growth))
+        for own, name, growth in found:
+            yield self._leak(own, ~rest, *name, growth)
+
+    def _sites(self, late: Mask) -> tuple[Ints, list[_Name]]:
+        """Return for each block the group that it belongs to (-1: none), and stack, size and label of the groups."""
+        candidates = np.unique(self.key[late])
+        group = np.full(len(self.site), -1, np.int64)
+        group[candidates] = np.arange(len(candidates))
+        return group[self.key], [_Name(stack, requested, "") for stack, requested in self.site[candidates].tolist()]
+
+    def _labels(self, late: Mask) -> tuple[Ints, list[_Name]]:
+        """Group the sites of one label, if it has several: a function with many callers, blocks without a stack."""
+        group = np.full(len(self.site), -1, np.int64)
+        wanted = np.unique(self.key[late])
+        if not len(wanted):
+            return group[self.key], []
+        label = {stack: call_site(self.trace.stack(stack)) for stack in np.unique(self.site[:, 0]).tolist()}
+        names = dict.fromkeys(label[stack] for stack in self.site[wanted, 0].tolist())
+        numbers = {name: number for number, name in enumerate(names)}
+        group[:] = [numbers.get(label[stack], -1) for stack in self.site[:, 0].tolist()]
+        return group[self.key], [_Name(0, 0, name) for name in names]
+
+    def _together(self, late: Mask) -> tuple[Ints, list[_Name]]:
+        return np.zeros(len(self.blocks), np.int64), [_Name(0, 0, _ALL)] if late.any() else []
+
+    def _leak(self, own: Mask, growing: Mask, stack: int, requested: int, label: str, growth: Growth) -> Leak:
+        """Describe the growth of the blocks `own`, among all that are `growing`."""
+        held = count = np.zeros(2, np.int64)
+        if len(self.steps) > 1:
+            held, count = (_held(self.blocks, own, self.steps.bounds, weight) for weight in ("size", "count"))
+        change, blocks = np.diff(held[1:]), np.diff(count[1:])
+        up = change > 0
+        in_steps = self.named and bool(up.any())
+        return Leak(
+            stack=stack,
+            requested=requested,
+            label=label or site_label(self.trace.stack(stack), requested),
+            per_step=int(np.median(change[up])) if up.any() else 0,
+            blocks_per_step=int(np.median(blocks[up])) if up.any() else 0,
+            growth=int(held[-1] - held[1]) if in_steps else growth.gain,
+            live=int(self.blocks.size[own & (self.blocks.start < self.end) & (self.blocks.freed >= self.end)].sum()),
+            grew=int(up.sum()),
+            steps=len(up),
+            grew_windows=growth.events,
+            windows=growth.windows,
+            confidence=_confidence(self.named, growth),
+            doubt=Doubt.NO_SINGLE_SITE if label == _ALL else self._doubt(own, growing, growth),
+        )
+
+    def _doubt(self, own: Mask, growing: Mask, growth: Growth) -> Doubt | None:
+        """Return what else may explain that the blocks `own` grow; the first of these that holds."""
+        if growth.trend in _DOUBTS:
+            return _DOUBTS[growth.trend]
+        blocks, begin = self.blocks, int(self.bounds[growth.begin])
+        left = blocks.freed == len(self.trace.records)
+        held = (blocks.start < self.end) & (blocks.freed >= self.end)
+        whole_left, whole = int(blocks.size[left].sum()), int(blocks.size[held].sum())
+        kept = int(blocks.size[own & left & (blocks.start >= begin)].sum())
+        if kept < growth.gain // 2 and whole_left > _TEARDOWN * whole:
+            return Doubt.GIVEN_BACK
+        work = self.work(growth.begin, own, growing if self.named else own)
+        if work.grows:
+            return Doubt.WORK_GROWS
+        if self.named:
+            return Doubt.ONE_SEQUENCE if _SEQUENCE.search(self.steps.source) else None
+        stacks = np.unique(blocks.stack[own & (blocks.start >= begin)])
+        if self._is_replaced(own, growing, begin, growth.events):
+            return Doubt.ONE_SEQUENCE
+        if self._within_one_call(np.union1d(stacks, work.stacks)):
+            return Doubt.ONE_CALL
+        if not work.recurs:
+            return Doubt.NO_WORK
+        if growth.begin > _NEW * (len(self.bounds) - 1) and not work.began_before:
+            return Doubt.NEW_WORK
+        if not stacks.any() and np.count_nonzero(blocks.start >= begin) < _WITHOUT_STACKS:
+            return Doubt.NO_STACKS
+        return None
+
+    def _is_replaced(self, own: Mask, growing: Mask, begin: int, rises: int) -> bool:
+        """Return whether the blocks `own` grow in that larger ones replace them, while others grow, or are as large."""
+        blocks = self.blocks
+        held = (blocks.start < self.end) & (blocks.freed >= self.end)
+        now, then = (
+            np.count_nonzero(own & held),
+            np.count_nonzero(own & (blocks.start < begin) & (blocks.freed >= begin)),
+        )
+        largest = int(blocks.requested[own & held].max(initial=0))
+        as_large = np.count_nonzero(held & (blocks.requested == largest)) > 1
+        return bool(now - then < rises // 2 and (as_large or (growing & ~own).any()))
+
+    def work(self, begin: int, own: Mask, growing: Mask) -> _Work:
+        """Return what recurred from window `begin` on, other than the blocks `own`: temporaries, and computing.
+
+        The sizes of the blocks `growing` do not count.
+        """
+        blocks = self.blocks
+        windows = np.linspace(begin, len(self.bounds) - 1, min(_PARTS, len(self.bounds) - 1 - begin) + 1)
+        edges = self.bounds[windows.astype(np.int64)]
+        parts = len(edges) - 1
+        temporary = ~own & (blocks.freed < self.end) & (blocks.start < self.end)
+        now = np.flatnonzero(temporary & (blocks.start >= edges[0]))
+        site, key = np.unique(self.key[now], return_inverse=True)
+        part = np.searchsorted(edges, blocks.start[now], side="right") - 1
+        count, largest = np.zeros((2, len(site), parts), np.int64)
+        np.add.at(count, (key, part), 1)
+        np.maximum.at(largest, (key, part), blocks.requested[now])
+        regular = (count > 0).sum(axis=1) >= parts - 1
+        others = ~np.isin(site, self.key[growing])
+        larger = largest[regular & others & (self.site[site, 0] > 0)]
+        unknown = (blocks.stack[now] == 0) & others[key]
+        if unknown.any():  # sites are sizes: how these spread has to do
+            larger = np.concatenate([larger, _spread(blocks.requested[now[unknown]], part[unknown], parts)])
+        step = np.diff(larger, axis=1)
+        steady = (step >= 0).all(axis=1) & ((step > 0).sum(axis=1) >= _RISES)
+        earlier = np.unique(self.key[temporary & (blocks.start < edges[0])])
+        before = np.isin(site[regular], earlier)
+        recurs = bool((count[regular].sum(axis=1) >= _RECURS).any())
+        began_before = bool(before.size and before.mean() >= 0.5)
+        if not recurs:
+            used = self._uses()
+            each = np.histogram(used, edges)[0]
+            recurs = bool(each.all() and each.sum() >= _RECURS)
+            began_before = bool((used < edges[0]).any())
+        return _Work(
+            recurs=recurs,
+            grows=bool((steady & (larger[:, -1] >= _LARGER * larger[:, 0])).any()),
+            began_before=began_before,
+            stacks=np.unique(blocks.stack[now[regular[key]]]),
+        )
+
+    def _uses(self) -> Ints:
+        """Return the records that show that the program computes: what is built up is only filled."""
+        records = self.trace.records
+        copies = (records["kind"] == Kind.MEMCPY) & (records["device"] == self.device)
+        copies &= records["flags"] & (CopyFlag.SOURCE_DEVICE | CopyFlag.DESTINATION_DEVICE) == CopyFlag.SOURCE_DEVICE
+        return np.flatnonzero(
+            copies | (np.isin(records["kind"], _USES) & np.isin(records["device"], (self.device, -1)))
+        )
+
+    def _within_one_call(self, stacks: Ints) -> bool:
+        """Return whether all stacks lead through the same line of a function that is called once a step, or once.
+
+        The loop is then in there. In traces with C++ frames the order of frames is not to be relied on.
+        """
+        common = [set(self.trace.stacks[stack]) for stack in stacks.tolist() if stack]
+        frames = set.intersection(*common) if common else set()
+        return any(self.trace.frames[frame].function.rpartition(".")[2] in _ONE_CALL for frame in frames)
+
+
+class _Name(NamedTuple):
+    stack: int
+    requested: int
+    label: str
+
+
+def _trends(blocks: Lifetimes, group: Ints, groups: int, bounds: Ints) -> Iterator[tuple[int, Growth]]:
+    """Yield the groups of blocks that grow in some way."""
+    for some in np.array_split(np.arange(groups), -(-groups * len(bounds) // _MOST_CELLS) or 1):
+        if not len(some):
+            continue
+        own = np.flatnonzero((group >= some[0]) & (group <= some[-1]))
+        rows = blocks[own]
+        table = floors(group[own] - some[0], rows.size, rows.start, rows.freed, bounds, len(some))
+        for row in np.flatnonzero(may_grow(table)).tolist():
+            growth = trend(table[row])
+            if growth.trend != Trend.BOUNDED:
+                yield int(some[row]), growth
+
+
+def _before_teardown(blocks: Lifetimes) -> Ints:
+    """Return the records of the allocations before the program gave back everything, if it did so at its end.
+
+    What is freed after the last allocation belongs to no window either.
+    """
+    index = np.concatenate([blocks.start, blocks.freed])
+    order = np.argsort(index, kind="stable")
+    live = np.cumsum(np.concatenate([blocks.size, -blocks.size])[order])
+    before = np.append(0, live)[np.flatnonzero(order < len(blocks))]  # held when each block was allocated
+    tail = len(before) - int(_TEARDOWN * len(before))
+    empty = np.flatnonzero(before[tail:] <= _TEARDOWN * before.max(initial=0))
+    return blocks.start[: tail + int(empty[0])] if len(empty) else blocks.start
+
+
+def _held(blocks: Lifetimes, own: Mask, bounds: Ints, weight: str) -> Ints:
+    """Return bytes, or number, of the blocks `own` right after each of some records."""
+    change = np.zeros(len(bounds) + 1, np.int64)
+    amount = blocks.size[own] if weight == "size" else 1
+    np.add.at(change, np.searchsorted(bounds, blocks.start[own]), amount)
+    np.subtract.at(change, np.searchsorted(bounds, blocks.freed[own]), amount)
+    result: Ints = np.cumsum(change)[:-1]
     return result
 
 
-def _at_bounds(weight: Ints, site: Ints, born: Ints, gone: Ints, shape: tuple[int, int]) -> Ints:
-    """Return the weight that is live at each bound, by site."""
-    delta = np.zeros((shape[0], shape[1] + 1), np.int64)
-    np.add.at(delta, (site, born), weight)
-    np.subtract.at(delta, (site, gone), weight)
-    result: Ints = np.cumsum(delta, axis=1)[:, :-1]
-    return result
+def _spread(size: Ints, part: Ints, parts: int) -> Ints:
+    """Return quantiles (rows) of the sizes in each part (column)."""
+    each = [size[part == number] for number in range(parts)]
+    return np.array([np.quantile(own, _QUANTILES) if len(own) else [0] * len(_QUANTILES) for own in each]).T
 
 
-def _confidence(of_steps: Confidence, share: float) -> Confidence:
-    if share >= 0.9 or of_steps == Confidence.LOW:
-        return of_steps
-    return Confidence.MEDIUM if of_steps == Confidence.HIGH else Confidence.LOW
+def _confidence(named: bool, growth: Growth) -> Confidence:
+    if named:
+        return Confidence.HIGH if growth.events >= _NEARLY_ALL * growth.windows else Confidence.MEDIUM
+    return Confidence.MEDIUM if growth.events >= _RECURS else Confidence.LOW

@@ -69,7 +69,7 @@ def find_steps(trace: Trace, blocks: Lifetimes, device: int) -> Steps:
 _SURE: Final = tuple(Confidence)
 _NONE: Final = Steps(
     np.zeros(0, np.int64),
-    "no steps found: no range returns, and the sequence of allocations does not repeat",
+    "no repeated steps found",
     Confidence.LOW,
 )
 _NAMED_AS_STEP: Final = re.compile(r"step|iteration|\biter\b|batch|token|request", re.IGNORECASE)

@@ -40,7 +40,7 @@ def test_trace_that_was_cut_is_read_with_a_warning(run_command, trace):
     trace.with_name("cut.ctrace").write_bytes(content[: len(content) * 2 // 3])
     for words in COMMANDS:
         done = run_command(*words, "cut.ctrace")
-        assert done.returncode in (0, 1)
+        assert done.returncode in (0, 1, 4)
         assert "warning: The file is cut after" in done.stdout + done.stderr, words
 
 

@@ -1,0 +1,189 @@
+"""Which rows of a table keep growing until its end: a trend test for bytes that are never given back.
+
+A *floor* is the least that a call site held during one window of the recording. What is allocated and freed within a
+window does not raise it, and neither does one block that replaces another. A site leaks if its floors keep rising::
+
+    permanent[k] = min(floors[k:])        # what is held from window k on until the end; it never falls
+    an event     = a window in which `permanent` rises
+    leak         = enough events, at a rate that does not decline, until the end, and next to no falls of the floors
+
+Two tests of the events after the first one, t_1 ... t_m in a time T that begins with it, decide on the rate. Both are
+those for a process of events that is watched for a fixed time:
+
+- *Silence.* At a steady rate no event falls into the last s of T with probability (1 - s/T)^m. Is that small, the
+  growth has stopped: a buffer is full, a cache is warm.
+- *Laplace's trend test.* At a steady rate the mean of t_i is T/2 with variance T^2/12m. Is the mean much earlier, the
+  growth slows down: a workspace that grows with each new largest input. The same with the bytes as weights.
+
+A site may give back much at long intervals and still leak less. So the table is judged in its own windows first, then
+in windows twice and four times as long: the floor of a window with such a moment in it is what the moment left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cudatool.analyze.lifetimes import Ints, Mask
+
+__all__ = ["FEWEST_EVENTS", "Growth", "Trend", "floors", "may_grow", "trend"]
+
+FEWEST_EVENTS: Final = 5
+"""Windows with growth below which no rate can be told; the first of them only begins the time."""
+_SUSPICIOUS: Final = 3  # so many are worth a word
+_LEVEL: Final = 0.05  # probability below which a test rejects a steady rate
+_SLOW: Final = -1.645  # of a standard normal variable, the same level
+_NOT_AT_ALL: Final = -0.5
+_FELL: Final = 0.1  # of what was gained may be lost again
+_FAR_ABOVE: Final = 0.8  # what fell before is of interest if it never had more than this share of what it has now
+_SCALES: Final = (1, 2, 4)  # windows that are taken together
+_BEGINS: Final = (0.0, 0.25, 0.5)  # shares of the windows that are left out as the time before the growth
+
+
+class Trend(StrEnum):
+    """What the floors of a call site do."""
+
+    GROWS = "grows"
+    """At a steady or rising rate, until the end."""
+    SLOWS = "slows"
+    """Until the end, but less and less."""
+    FEW = "few"
+    """Too seldom to tell at which rate."""
+    RETURNS = "returns"
+    """It grows, but gave back much before."""
+    BOUNDED = "bounded"
+    """Not at all, no longer, or not above what it was before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """The trend of one row of floors.
+
+    Attributes
+    ----------
+    trend
+        What it does.
+    begin
+        The window before the first rise that counts.
+    events, windows
+        In how many windows it rose from then on, and how many there are after `begin`.
+    gain
+        Bytes by which it rose.
+    """
+
+    trend: Trend
+    begin: int = 0
+    events: int = 0
+    windows: int = 0
+    gain: int = 0
+
+
+def floors(site: Ints, size: Ints, start: Ints, freed: Ints, bounds: Ints, sites: int) -> Ints:
+    """Return the least bytes that each site (row) held in each window (column).
+
+    Parameters
+    ----------
+    site, size, start, freed
+        Of each block: its site's number, bytes, and the records at which it was allocated and freed.
+    bounds
+        Window ``k`` goes from record ``bounds[k]`` up to, but not including, ``bounds[k + 1]``.
+    sites
+        How many there are.
+    """
+    windows = len(bounds) - 1
+    index = np.concatenate([start, freed])
+    row, delta = np.concatenate([site, site]), np.concatenate([size, -size])
+    inside = index < bounds[-1]
+    index, row, delta = index[inside], row[inside], delta[inside]
+    # Column 0 is the time before the first window.
+    column = np.searchsorted(bounds[:-1], index, side="right")
+    change = np.zeros((sites, windows + 1), np.int64)
+    np.add.at(change, (row, column), delta)
+    after = np.cumsum(change, axis=1)  # held when the window ends
+    order = np.lexsort((index, row))
+    row, column, delta = row[order], column[order], delta[order]
+    level = np.cumsum(delta)
+    first = np.flatnonzero(np.append(True, row[1:] != row[:-1])) if len(row) else np.zeros(0, np.int64)
+    level -= np.repeat(np.append(0, level)[first], np.diff(np.append(first, len(row))))
+    result = after[:, :-1].copy()  # held when the window begins
+    within = column > 0
+    np.minimum.at(result, (row[within], column[within] - 1), level[within])
+    return result
+
+
+def may_grow(table: Ints) -> Mask:
+    """Return which rows rise for good in enough windows to be worth :func:`trend`."""
+    rises = np.diff(_permanent(table), axis=1) > 0
+    result: Mask = rises.sum(axis=1) >= _SUSPICIOUS
+    return result
+
+
+def trend(row: Ints) -> Growth:
+    """Return what one row of floors does."""
+    found = Growth(Trend.BOUNDED)
+    for scale in _SCALES:
+        if len(row) // scale < FEWEST_EVENTS:
+            break
+        found, falls = _at_scale(row, scale)
+        if not falls:
+            break
+    return found
+
+
+def _permanent(table: Ints) -> Ints:
+    result: Ints = np.minimum.accumulate(table[..., ::-1], axis=-1)[..., ::-1]
+    return result
+
+
+def _at_scale(row: Ints, scale: int) -> tuple[Growth, bool]:
+    """Return the trend in windows of `scale` of the row's own, and whether falls are why it is no other."""
+    left = len(row) % scale  # the first ones, which make no whole window
+    held = row[left:].reshape(-1, scale).min(axis=1)
+    rise = np.diff(_permanent(held))
+    best, falls, slow = Growth(Trend.BOUNDED), False, _SLOW
+    for share in _BEGINS:
+        rises = np.flatnonzero(rise)
+        rises = rises[rises >= share * len(held)]
+        if len(rises) < _SUSPICIOUS:
+            break
+        begin, time = int(rises[0]), len(rise) - int(rises[0])
+        silence = len(rise) - 1 - int(rises[-1])
+        if (1 - silence / time) ** (len(rises) - 1) < _LEVEL:
+            return Growth(Trend.BOUNDED), False
+        judged = _judge(held, rises, rise[rises], time, slow)
+        gain = int(rise[rises].sum())
+        growth = Growth(judged, left + begin * scale, len(rises), time, gain)
+        if judged == Trend.GROWS:
+            return growth, False
+        falls |= judged in (Trend.RETURNS, Trend.BOUNDED)
+        # What slowed down on the whole must not slow down later in the least.
+        slow = _NOT_AT_ALL if judged == Trend.SLOWS else slow
+        best = growth if best.trend == Trend.BOUNDED else best
+    return best, falls
+
+
+def _judge(held: Ints, rises: Ints, gained: Ints, time: int, slow: float) -> Trend:
+    """Return the trend from the first of `rises` on, `time` windows long; `gained` are the bytes of each rise."""
+    begin = int(rises[0])
+    before, gain = held[: begin + 1], int(gained.sum())
+    before, now = before - before.min(), int(held[-1] - before.min())
+    falls = -int(np.minimum(np.diff(held[begin:]), 0).sum())
+    fell_before = -int(np.minimum(np.diff(before), 0).sum())
+    if falls > gain or int(before.max()) >= (now if fell_before <= _FELL * now else _FAR_ABOVE * now):
+        return Trend.BOUNDED
+    if falls > _FELL * gain or fell_before > _FELL * now:
+        return Trend.RETURNS if len(rises) >= FEWEST_EVENTS else Trend.BOUNDED
+    since = rises[1:] - begin
+    if min(_lateness(since, np.ones(len(since)), time), _lateness(since, gained[1:], time)) < slow:
+        return Trend.SLOWS
+    return Trend.GROWS if len(rises) >= FEWEST_EVENTS else Trend.FEW
+
+
+def _lateness(since: Ints, weight: npt.NDArray[np.generic], time: int) -> float:
+    """Return Laplace's statistic, standard normal at a steady rate; below 0 where the weight lies early."""
+    share = weight / weight.sum()
+    return float(((share * since).sum() / time - 0.5) * np.sqrt(12 / (share**2).sum()))

@@ -1,0 +1,60 @@
+"""Leaks are found, and nothing else, in programs that are made up from the definition."""
+
+from __future__ import annotations
+
+import re
+
+import leak_programs_later  # noqa: F401  (enters its programs, too)
+import leak_programs_third  # noqa: F401
+import pytest
+from leak_programs import LEAKS, MISTAKEN, SOUND, UNDECIDED, Program, Scenario
+
+from cudatool import analyze
+from cudatool.analyze import Leaks, LeakVerdict
+
+SEEDS = range(3)
+
+
+@pytest.fixture(params=[True, False], ids=["with ranges", "without ranges"])
+def with_ranges(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+def result(scenario: Scenario, seed: int, with_ranges: bool) -> Leaks:
+    program = Program(seed, with_ranges)
+    scenario(program)
+    (found,) = analyze.leaks_of(program.trace())
+    return found
+
+
+def functions(found: Leaks) -> set[str]:
+    return {re.findall(r"\((\w+)\)", leak.label)[0] for leak in found.found}
+
+
+def test_the_corpus_has_30_leaks_and_50_others() -> None:
+    assert len(LEAKS) >= 30
+    assert len(SOUND) >= 50
+
+
+@pytest.mark.parametrize("name", LEAKS)
+def test_a_leak_is_found_at_its_call_site(name: str, with_ranges: bool) -> None:
+    scenario, expected = LEAKS[name]
+    found = [result(scenario, seed, with_ranges) for seed in SEEDS]
+    assert [expected] * len(SEEDS) == [functions(one) for one in found]
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_what_is_no_leak_is_not_called_one(name: str, with_ranges: bool) -> None:
+    found = [result(SOUND[name], seed, with_ranges) for seed in SEEDS]
+    assert [set()] * len(SEEDS) == [functions(one) for one in found]
+
+
+@pytest.mark.parametrize("name", UNDECIDED)
+def test_too_little_of_a_leak_is_not_called_clean(name: str, with_ranges: bool) -> None:
+    assert {LeakVerdict.UNCLEAR} == {result(UNDECIDED[name], seed, with_ranges).verdict for seed in SEEDS}
+
+
+@pytest.mark.xfail(strict=True, reason="every event is as in a program that leaks")
+@pytest.mark.parametrize("name", MISTAKEN)
+def test_what_looks_like_a_leak_in_every_event_is_called_one(name: str, with_ranges: bool) -> None:
+    assert set() == functions(result(MISTAKEN[name], 0, with_ranges))
