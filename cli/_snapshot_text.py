@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         Diagnosis,
         Fragmentation,
         LintFinding,
-        Moment,
         Report,
         Summary,
         Usage,
@@ -80,13 +79,12 @@ def _print_moments(console: Console, device: DeviceMemory) -> None:
     row("Allocated", "allocated", device.peak_allocated)
     row("  of it requested", "requested", None)
     row("Active", "active", device.peak_active)
-    row("Reserved", "reserved", device.peak_reserved)
-    row("Largest free block", "largest_free", None)
-
-    def share(moment: Moment) -> str:
-        return f"{moment.fragmentation:.1%}"
-
-    table.add_row("Fragmentation", share(device.peak), share(device.now), "")
+    if device.reserved_known:
+        row("Reserved", "reserved", device.peak_reserved)
+        row("Largest free block", "largest_free", None)
+        table.add_row("Fragmentation", *(f"{moment.fragmentation:.1%}" for moment in (device.peak, device.now)), "")
+    else:
+        table.add_row("Reserved", *("unknown",) * 3)
     console.print(table)
 
 

@@ -37,7 +37,7 @@ class MomentView {
     byId("moment-facts").textContent = [
       `${formatBytes(allocated[row])} allocated`,
       waiting ? `${formatBytes(waiting)} freed, but held by streams` : null,
-      `${formatBytes(reserved[row])} reserved`,
+      device.peak_reserved === null ? null : `${formatBytes(reserved[row])} reserved`,
       reserved[row] ? `${formatBytes(reserved[row] - active[row])} (${formatShare(1 - active[row] / reserved[row])}) of it free` : null,
       device.ooms.some((oom) => oom.row === row) ? "out of memory here" : null,
     ].filter(Boolean).join(", ");

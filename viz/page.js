@@ -68,6 +68,7 @@ function tile(value, ...labels) {
 
 function showTiles(device) {
   const { peak } = device;
+  const knowsReserved = device.peak_reserved !== null;
   const last = device.rows - 1;
   const at = (curve, row) => (row >= 0 ? curve[row] : 0);
   const reservedThen = at(device.reserved, peak.row);
@@ -75,9 +76,11 @@ function showTiles(device) {
   const unusedNow = reservedNow ? 1 - at(device.active, last) / reservedNow : 0;
   byId("tiles").replaceChildren(...[
     tile(formatBytes(at(device.allocated, peak.row)), "allocated at the peak", `${formatBytes(peak.requested)} requested`),
-    tile(formatBytes(device.peak_reserved), "reserved, highest", `${formatBytes(reservedThen)} at the peak`),
-    tile(formatShare(peak.fragmentation), "fragmentation at the peak", `${formatShare(unusedNow)} at the end`),
-    tile(formatBytes(at(device.allocated, last)), "allocated at the end", `${formatBytes(reservedNow)} reserved`),
+    ...(knowsReserved ? [
+      tile(formatBytes(device.peak_reserved), "reserved, highest", `${formatBytes(reservedThen)} at the peak`),
+      tile(formatShare(peak.fragmentation), "fragmentation at the peak", `${formatShare(unusedNow)} at the end`),
+    ] : [tile("unknown", "reserved", "the recording does not say")]),
+    tile(formatBytes(at(device.allocated, last)), "allocated at the end", ...(knowsReserved ? [`${formatBytes(reservedNow)} reserved`] : [])),
     tile(formatCount(device.allocations), "allocations", `${formatBytes(device.still_live)} never freed`),
     device.ooms.length ? tile(formatCount(device.ooms.length), "times out of memory", "marked in red") : null,
   ].filter(Boolean));

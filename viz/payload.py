@@ -112,7 +112,7 @@ def payload(report: Report, found: sanitize.Report | None = None) -> bytes:
                     "fragmentation": device.peak.fragmentation,
                     "requested": device.peak.requested,
                 },
-                "peak_reserved": device.peak_reserved,
+                "peak_reserved": device.peak_reserved if device.reserved_known else None,
                 "still_live": sum(site.size for site in device.still_live),
                 "time": columns.add(curve.time - start),
                 "idle": idle_share(curve.time),

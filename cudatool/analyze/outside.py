@@ -9,7 +9,7 @@ import numpy as np
 
 from cudatool.analyze.lifetimes import Lifetimes
 from cudatool.analyze.memory import Timeline
-from cudatool.trace.events import Kind
+from cudatool.trace.events import FREE_UNKNOWN, Kind
 from cudatool.trace.model import Trace
 
 __all__ = ["CardUse", "FreeReading", "Outside", "card_use", "outside"]
@@ -48,7 +48,7 @@ class Outside:
         Bytes that the program took from the driver itself, at the peak of active bytes and at most. They count as
         reserved.
     readings
-        One for each failed allocation: only then the allocator asks the driver and says so.
+        One for each failed allocation whose record has it: only then the allocator asks the driver and says so.
     """
 
     total: int | None
@@ -76,6 +76,7 @@ def outside(
     taken = segments[trace.records["kind"][segments.start] == Kind.MEM_ALLOC]
     readings = []
     failed = np.flatnonzero((trace.records["kind"] == Kind.OOM) & (trace.records["device"] == device))
+    failed = failed[trace.records["flags"][failed] & FREE_UNKNOWN == 0]
     for i in failed.tolist():
         row = int(np.searchsorted(curve.index, i, side="right")) - 1
         free, reserved = int(trace.records["aux0"][i]), int(curve.reserved[row]) if row >= 0 else 0

@@ -64,6 +64,9 @@ class DeviceMemory:
         At the first moment with the most bytes active, and after the last record.
     peak_allocated, peak_active, peak_reserved
         The most bytes there ever were of these; not always at the same moment.
+    reserved_known
+        Whether the recording says what was reserved. RMM's log does not: then `peak_reserved` and what the moments
+        say of it are 0, and None in :meth:`Summary.as_dict`.
     ooms
         How often an allocation failed, even after cached blocks were given back.
     at_peak, still_live
@@ -77,6 +80,7 @@ class DeviceMemory:
     peak_allocated: int
     peak_active: int
     peak_reserved: int
+    reserved_known: bool
     ooms: int
     at_peak: tuple[CallSite, ...]
     still_live: tuple[CallSite, ...]
@@ -102,6 +106,10 @@ class Summary:
         for plain, device in zip(result["devices"], self.devices, strict=True):
             plain["peak"]["fragmentation"] = device.peak.fragmentation
             plain["now"]["fragmentation"] = device.now.fragmentation
+            if not device.reserved_known:
+                plain["peak_reserved"] = None
+                for moment in (plain["peak"], plain["now"]):
+                    moment.update(reserved=None, largest_free=None, fragmentation=None)
         return result
 
 
@@ -190,6 +198,8 @@ def _device(
         peak_allocated=int(curve.allocated.max(initial=0)),
         peak_active=int(curve.active.max(initial=0)),
         peak_reserved=int(curve.reserved.max(initial=0)),
+        # A block lies in a segment: where none is known, that is not for there being none.
+        reserved_known=bool(curve.reserved.any() or not curve.active.any()),
         ooms=ooms,
         at_peak=memory.by_call_site(trace, blocks.at(peak.index)),
         still_live=memory.by_call_site(trace, blocks[blocks.freed == len(trace.records)]),

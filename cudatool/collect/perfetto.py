@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from cudatool.collect.spans import memory_changes
 from cudatool.files import replacing
-from cudatool.trace.events import WORK, CopyFlag, Kind, StreamFlag, unpack_dims, unpack_product
+from cudatool.trace.events import FREE_UNKNOWN, WORK, CopyFlag, Kind, StreamFlag, unpack_dims, unpack_product
 from cudatool.trace.model import Trace
 
 __all__ = ["write"]
@@ -120,11 +120,10 @@ class _Writer:
     def _failures(self) -> Iterator[str]:
         for i in np.flatnonzero(self.records["kind"] == Kind.OOM).tolist():
             record = self.records[i]
-            args = {
-                "size": int(record["size"]),
-                "device_free": int(record["aux0"]),
-                **self._stack(int(record["stack"])),
-            }
+            args: dict[str, Any] = {"size": int(record["size"])}
+            if not record["flags"] & FREE_UNKNOWN:
+                args["device_free"] = int(record["aux0"])
+            args |= self._stack(int(record["stack"]))
             yield (
                 f'{{"ph":"i","s":"p","name":"out of memory","cat":"memory","pid":{_DEVICE + int(record["device"])},'
                 f'"tid":{self._stream(int(record["device"]), int(record["stream"]))},"ts":{int(self.time[i]) / 1000},'

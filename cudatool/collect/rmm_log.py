@@ -23,7 +23,7 @@ from typing import BinaryIO, Final
 import numpy as np
 
 from cudatool.errors import FileFormatError
-from cudatool.trace.events import RECORD, Kind, StreamFlag
+from cudatool.trace.events import FREE_UNKNOWN, RECORD, Kind, StreamFlag
 from cudatool.trace.model import Trace
 
 __all__ = ["is_rmm_log", "read"]
@@ -51,7 +51,9 @@ _MAX_LINE: Final = 4096
 _MAX_THREADS: Final = 1 << 16  # a record's thread is an index of 16 bits
 _PIECE: Final = 1 << 16  # rows
 
-_Row = tuple[int, int, int, int, int, int, int, int]  # time, kind, device, thread, stream, address, size, aux0
+_Row = tuple[
+    int, int, int, int, int, int, int, int, int
+]  # time, kind, device, flags, thread, stream, address, size, aux0
 
 
 def is_rmm_log(path: str | Path) -> bool:
@@ -96,6 +98,7 @@ class _Reader:
         self.day = 0  # ns of the days that are over
         self.clock = 0
         self.latest = 0
+        self.notes: list[str] = []
 
     def trace(self, file: BinaryIO) -> Trace:
         pieces, rows = [np.zeros(0, RECORD)], []
@@ -111,7 +114,7 @@ class _Reader:
             np.concatenate([self._stream_records(), records]),
             threads=list(self.threads) or ["main"],
             header={"format": "rmm-log", "time_axis": "clock"},
-            notes=["RMM's log has no segments: what the allocator reserved is not known"],
+            notes=["RMM's log has no segments: what the allocator reserved is not known", *self.notes],
             source=self.path,
         )
 
@@ -122,6 +125,10 @@ class _Reader:
             text = line.decode("utf-8", "replace").strip()
             if not text or _is_header(line):  # a log that several runs were appended to has several headers
                 continue
+            if not line.endswith(b"\n") and len(line) < _MAX_LINE:
+                # RMM writes a line with its end. Without it, also one that can be read may have lost digits.
+                self.notes.append(f"the log is cut in line {number}: what came from then on is missing")
+                return
             try:
                 yield from self._line(text)
             except ValueError as error:
@@ -135,8 +142,9 @@ class _Reader:
         kinds = _KINDS.get(action.lower())
         if kinds is None:
             raise ValueError(f"unknown action {action[:40]!r}")
-        bytes_ = _integer(size, "a size", 10, _MAX_SIZE)
         failed = kinds == (Kind.OOM,)
+        # What failed may have been any number: RMM rounds up what a program asked for, with a mistake in it or not.
+        bytes_ = _integer(size, "a size", 10, 1 << 64 if failed else _MAX_SIZE)
         address = 0 if failed else _integer(pointer, "a pointer", 16, _MAX_ADDRESS)
         now = self._time(time)
         handle = _integer(stream, "a stream", 16, 1 << 64)
@@ -145,7 +153,8 @@ class _Reader:
         if thread_id >= _MAX_THREADS:
             raise ValueError(f"more than {_MAX_THREADS} threads")
         requested = 0 if failed else bytes_
-        return [(now, int(k), self.device, thread_id, stream_id, address, bytes_, requested) for k in kinds]
+        flags = FREE_UNKNOWN if failed else 0
+        return [(now, int(k), self.device, flags, thread_id, stream_id, address, bytes_, requested) for k in kinds]
 
     def _time(self, text: str) -> int:
         """Return nanoseconds; never less than before, as the log's order is the order of the calls."""
@@ -173,7 +182,7 @@ class _Reader:
 
 def _records(rows: list[_Row]) -> np.ndarray[tuple[int], np.dtype[np.void]]:
     records = np.zeros(len(rows), RECORD)
-    columns = ("time", "kind", "device", "thread", "stream", "address", "size", "aux0")
+    columns = ("time", "kind", "device", "flags", "thread", "stream", "address", "size", "aux0")
     for name, values in zip(columns, zip(*rows, strict=True), strict=bool(rows)):
         records[name] = np.array(values, records.dtype[name])
     return records

@@ -23,7 +23,7 @@ from cudatool.collect.torch_columns import EventColumns, require
 from cudatool.errors import SnapshotFormatError
 from cudatool.files import replacing
 from cudatool.trace import _sweep
-from cudatool.trace.events import RECORD, Kind, StreamFlag
+from cudatool.trace.events import FREE_UNKNOWN, RECORD, Kind, StreamFlag
 from cudatool.trace.model import Frame, Trace
 
 __all__ = ["MemorySnapshot", "is_snapshot", "read", "write"]
@@ -146,8 +146,8 @@ def write(path: str | Path, trace: Trace, segments: Sequence[Mapping[str, Any]])
     }
     events = trace.of_kind(*actions)
     traces: list[list[dict[str, Any]]] = [[] for _ in range(int(events["device"].max(initial=-1)) + 1)]
-    columns = ("kind", "device", "time", "stream", "stack", "name", "address", "size", "aux0", "aux1")
-    for kind, device, time, stream, stack, name, address, size, aux0, aux1 in events[list(columns)].tolist():
+    columns = ("kind", "device", "flags", "time", "stream", "stack", "name", "address", "size", "aux0", "aux1")
+    for kind, device, flags, time, stream, stack, name, address, size, aux0, aux1 in events[list(columns)].tolist():
         for action in actions[kind]:
             is_block = kind in _BLOCK_KINDS
             entry = {
@@ -162,8 +162,9 @@ def write(path: str | Path, trace: Trace, segments: Sequence[Mapping[str, Any]])
                 "frames": stacks[stack],
             }
             if kind == Kind.OOM:
-                entry["device_free"] = aux0
                 del entry["addr"]
+                if not flags & FREE_UNKNOWN:
+                    entry["device_free"] = aux0
             traces[device].append(entry)
     spelled = [
         {**s, "stream": handles.get(s["stream"], 0), "segment_pool_id": pool_id(s["segment_pool_id"])} for s in segments
@@ -286,7 +287,9 @@ class _Reader:
         records["aux0"][blocks] = records["size"][blocks]
         records["size"][blocks] = _round_size(records["size"][blocks], settings)
         if np.any(ooms):
-            records["aux0"][ooms] = entries.select(ooms).numbers("device_free", "a size", 1 << 63)
+            failed = entries.select(ooms)
+            records["aux0"][ooms] = failed.numbers("device_free", "a size", 1 << 63)
+            records["flags"][ooms] = 0 if failed.has("device_free") else FREE_UNKNOWN
         segments = np.isin(records["kind"], _SEGMENT_KINDS)
         # Large segments have at least 20 MiB, or are larger than 10 MiB; mapped pages have 2 or 20 MiB.
         records["flags"][segments] = records["size"][segments] == _SMALL_SEGMENT

@@ -22,6 +22,7 @@ __all__ = [
     "Api",
     "CopyFlag",
     "Event",
+    "FREE_UNKNOWN",
     "EventFlag",
     "FIELDS",
     "Kind",
@@ -124,7 +125,7 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.SEGMENT_FREE: "address, size, aux1=pool, stream, flags=1 small pool, stack",
     Kind.SEGMENT_MAP: "address, size, aux1=pool, stream, flags=1 small pool, stack",
     Kind.SEGMENT_UNMAP: "address, size, aux1=pool, stream, flags=1 small pool, stack",
-    Kind.OOM: "size=rounded block, aux0=free bytes on the device, aux1=pool, stream, stack",
+    Kind.OOM: "size=rounded block, aux0=free bytes on the device, flags=1 not known, aux1=pool, stream, stack",
     Kind.MEM_ALLOC: "address, size, stream (0 for cuMemAlloc, which is not stream-ordered), name=API, stack",
     Kind.MEM_FREE: "address, size, stream (0 for cuMemFree), name=API, stack",
     Kind.HOST_ALLOC: "address, size, flags=0 from the driver: name=API; "
@@ -214,6 +215,10 @@ class Api(IntEnum):
     CUDA_BINDINGS = 3
     NUMBA = 4
     TORCH = 5
+
+
+FREE_UNKNOWN: Final = 1
+"""Flag of ``OOM``: the recording does not say how much the device had free."""
 
 
 class StreamFlag(IntFlag):

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import re
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from cudatool import analyze
+from cudatool.cli._snapshot_text import print_report
 from cudatool.collect import rmm_log
 from cudatool.errors import FileFormatError
-from cudatool.trace.events import Kind, StreamFlag
+from cudatool.trace.events import FREE_UNKNOWN, Kind, StreamFlag
 
 HEADER = "Thread,Time,Action,Pointer,Size,Stream\n"
 
@@ -119,3 +123,37 @@ def test_other_files_are_not_taken_for_logs(path: Path, content: bytes) -> None:
 def test_the_header_is_recognized_with_a_byte_order_mark_and_any_case(path: Path) -> None:
     path.write_bytes(b"\xef\xbb\xbfthread, time, action, pointer, size, stream\r\n")
     assert rmm_log.is_rmm_log(path)
+
+
+@pytest.mark.parametrize("rest", ["1,00:00:00.2,alloc", "1,00:00:00.2,allocate,200,51", "1"])
+def test_a_last_line_without_its_end_is_left_out_and_said(path: Path, rest: str) -> None:
+    path.write_text(f"{HEADER}1,00:00:00.1,allocate,100,300,0\n{rest}")
+    trace = rmm_log.read(path)
+    assert [300] == trace.of_kind(Kind.BLOCK_ALLOC)["size"].tolist()
+    assert "the log is cut in line 3: what came from then on is missing" == trace.notes[-1]
+
+
+def test_a_failure_of_any_size_is_read(path: Path) -> None:
+    huge = 2**64 - 8
+    trace = rmm_log.read(log(path, f"1,00:00:00.1,allocate failure,(nil),{huge},0"))
+    assert [(huge, FREE_UNKNOWN)] == trace.of_kind(Kind.OOM)[["size", "flags"]].tolist()
+
+
+def test_what_a_log_does_not_say_is_unknown_and_not_nothing(path: Path) -> None:
+    lines = ("1,00:00:00.1,allocate,100,4096,0", f"1,00:00:00.2,allocate failure,(nil),{2**64 - 8},0")
+    trace = rmm_log.read(log(path, *lines))
+    report = analyze.report(trace)
+    assert () == report.diagnoses[0].outside.readings
+    (device,) = report.summary.devices
+    assert (False, 4096, 1) == (device.reserved_known, device.peak_active, device.ooms)
+    (plain,) = report.as_dict()["devices"]
+    assert [None] * 4 == [
+        plain["peak_reserved"],
+        *(plain["peak"][k] for k in ("reserved", "largest_free", "fragmentation")),
+    ]
+    console = Console(file=StringIO(), width=100)
+    print_report(console, report)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert re.search(r"^Reserved +unknown +unknown +unknown *$", text, re.MULTILINE)
+    assert "Fragmentation" not in text
+    assert "the driver had" not in text
