@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from cudatool.errors import CudatoolError, OutputError, did_you_mean
+from cudatool.text import printable, shortened
 
 __all__ = ["main"]
 
@@ -34,6 +35,9 @@ _EXAMPLES = (
     "cudatool snapshot --open     # where did the memory go?",
     "cudatool sanitize train.py   # which accesses race?",
 )
+
+
+_LONGEST = 1000  # characters of a line: paths may have some hundred
 
 
 class _ReaderGoneError(OutputError):
@@ -94,6 +98,11 @@ def _group() -> None:
     """Profiling and memory diagnostics for CUDA programs in Python, with and without a GPU."""
 
 
+def _one_line(text: str) -> str:
+    """Return a line of a message; what it quotes may come from anywhere."""
+    return printable(shortened(text, _LONGEST))
+
+
 def main() -> None:
     """Run the command line; the one place where errors are printed."""
     for descriptor in range(3):
@@ -104,6 +113,7 @@ def main() -> None:
     try:
         status = _group.main(prog_name="cudatool", standalone_mode=False)
     except click.ClickException as error:
+        error.message = _one_line(error.message)
         error.show()
         status = error.exit_code
     except click.Abort:
@@ -115,5 +125,6 @@ def main() -> None:
             # What could not be written to stdout must not be tried again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if not isinstance(error, _ReaderGoneError):
-            click.echo(f"cudatool: error: {error}", err=True)
+            lines = str(error).split("\n")  # the log of a compiler has several
+            click.echo("\n".join(map(_one_line, (f"cudatool: error: {lines[0]}", *lines[1:]))), err=True)
     sys.exit(status)

@@ -11,6 +11,8 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from cudatool.cli._text import say
+
 __all__ = ["Command", "Files", "Listed", "Option", "command", "option"]
 
 _SETTINGS = "cudatool.settings"  # where a context keeps the names of the options that a pyproject.toml gave
@@ -77,7 +79,7 @@ class Command(click.Command):
         if names := ctx.meta.get(_SETTINGS):
             from cudatool.cli._project import project_file
 
-            click.echo(f"cudatool: settings of {project_file()}: {', '.join(names)}", err=True)
+            say(f"cudatool: settings of {project_file()}: {', '.join(names)}")
         return super().invoke(ctx)
 
 

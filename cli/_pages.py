@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import click
+from cudatool.cli._text import say
 
 __all__ = ["open_page"]
 
@@ -22,4 +22,4 @@ def open_page(page: str | os.PathLike[str]) -> None:
     # Without a desktop Python would take lynx or w3m, which cannot draw the page and take the terminal.
     in_terminal = type(browser) is webbrowser.GenericBrowser and not os.environ.get("BROWSER")
     if browser is None or in_terminal or not browser.open(path.as_uri()):
-        click.echo(f"No browser opens here. The page is {path}; it is one file and needs no network.", err=True)
+        say(f"No browser opens here. The page is {path}; it is one file and needs no network.")

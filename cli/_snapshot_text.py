@@ -141,7 +141,7 @@ def _print_fragmentation(console: Console, moment: Fragmentation) -> None:
             age = f", {format_time(pin.lived)} old" if pin.lived is not None else ""
             more = f" and {hole.pinned_by - 1:,} more" if hole.pinned_by > 1 else ""
             text += f": pinned by {format_bytes(pin.size)} of {pin.label}{age}{more}"
-        console.print(f"- {''.join(c if c.isprintable() else '?' for c in text)}", markup=False)
+        console.print(f"- {text}", markup=False)
 
 
 def _print_usage(console: Console, title: str, usage: Sequence[Usage]) -> None:

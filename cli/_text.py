@@ -1,40 +1,76 @@
-"""What several commands do to print tables."""
+"""How commands print: tables and messages, JSON, and whatever text there is in a file, made printable."""
 
 from __future__ import annotations
 
+import functools
 import io
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cudatool.text import json_text, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["counted", "messages", "new_table", "plain", "print_rest", "print_table", "results"]
+__all__ = [
+    "counted",
+    "echo_json",
+    "messages",
+    "new_table",
+    "plain",
+    "print_rest",
+    "print_table",
+    "results",
+    "say",
+]
 
 _NARROWEST = 72  # columns; in fewer, tables would lose their text, while the terminal wraps lines and loses nothing
 
 
 def results() -> Console:
     """Return what prints results to stdout, whatever names there are and whatever the terminal can show."""
-    from rich.console import Console
-
-    class Results(Console):
-        def on_broken_pipe(self) -> None:
-            raise
-
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    console = Results(highlight=False)
+    console = _console_type()(highlight=False, emoji=False)
     console.width = max(console.width, _NARROWEST)
     return console
 
 
 def messages() -> Console:
     """Return what prints warnings and the next step to stderr, each on one line."""
-    from rich.console import Console
+    return _console_type()(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+def say(text: str) -> None:
+    """Print one line to stderr, whatever names are in it."""
+    click.echo(printable(text), err=True)
+
+
+def echo_json(value: Any) -> None:
+    """Print a result as JSON."""
+    click.echo(json_text(value))
+
+
+@functools.cache
+def _console_type() -> type[Console]:
+    """Return the class of our consoles; rich is slow to import."""
+    from rich.console import Console
+    from rich.text import Text
+
+    class Printable(Console):
+        """Every text that it prints is on one line and printable, but for empty lines in front of it."""
+
+        def on_broken_pipe(self) -> None:
+            raise
+
+        def render_str(self, text: str, **options: Any) -> Text:
+            body = text.lstrip("\n")
+            return super().render_str(text[: len(text) - len(body)] + printable(body), **options)
+
+    return Printable
 
 
 def new_table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
@@ -67,7 +103,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def plain(name: str) -> str:
-    """Return a name from a file as plain text: no markup, no control characters."""
+    """Return a name from a file as text without markup, on one line and printable."""
     from rich.markup import escape
 
-    return escape("".join(c if c.isprintable() else "?" for c in name))
+    return escape(printable(name))

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
-import click
-
 from cudatool.cli._command import command, option
 from cudatool.cli._options import device_option
 
@@ -23,6 +19,7 @@ def devices(device: str | None, as_json: bool) -> None:
     """List the devices that programs can use here."""
     import cudatool
     from cudatool import _driver
+    from cudatool.cli._text import echo_json
     from cudatool.units import format_bytes
 
     _driver.choose(device)
@@ -41,9 +38,7 @@ def devices(device: str | None, as_json: bool) -> None:
             }
         )
     if as_json:
-        click.echo(
-            json.dumps({"schema": "cudatool.devices/1", "device": choice.description, "devices": rows}, indent=2)
-        )
+        echo_json({"schema": "cudatool.devices/1", "device": choice.description, "devices": rows})
         return
     from rich.table import Table
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import click
 
 from cudatool.cli._command import command, option
 from cudatool.cli._options import source_argument
@@ -37,7 +34,7 @@ def diff(before: Path, after: Path, as_json: bool) -> None:
     """
     from cudatool import analyze
     from cudatool.cli._sources import read_trace, say_notes
-    from cudatool.cli._text import results
+    from cudatool.cli._text import echo_json, results
 
     old, new = read_trace(before), read_trace(after)
     for trace in (old, new):
@@ -45,7 +42,7 @@ def diff(before: Path, after: Path, as_json: bool) -> None:
     found = analyze.diff(old, new)
     if as_json:
         document = {"schema": "cudatool.diff/1", "before": old.source, "after": new.source}
-        click.echo(json.dumps({**document, "devices": [one.as_dict() for one in found]}, indent=2))
+        echo_json({**document, "devices": [one.as_dict() for one in found]})
         return
     console = results()
     for one in found:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import click
 
 from cudatool.cli._command import command, option
 from cudatool.cli._options import source_argument
@@ -66,14 +63,14 @@ def leaks(source: Path | None, as_json: bool) -> None:
     """
     from cudatool import analyze
     from cudatool.cli._sources import newest, read_trace, say_notes
-    from cudatool.cli._text import results
+    from cudatool.cli._text import echo_json, results
 
     trace = read_trace(source or newest())
     say_notes(trace)
     found = analyze.leaks_of(trace)
     if as_json:
         document = {"schema": "cudatool.leaks/1", "source": trace.source, "devices": [one.as_dict() for one in found]}
-        click.echo(json.dumps(document, indent=2))
+        echo_json(document)
     else:
         console = results()
         for one in found:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import click
 
 from cudatool.cli._command import Files, command, option
+from cudatool.text import quoted
 
 __all__ = ["ptx"]
 
@@ -43,6 +43,7 @@ def ptx(
     tells; instructions, registers, memory, and the features of a device that it uses. No device is needed.
     """
     from cudatool.cli._ptx_text import kernel_json, print_kernel
+    from cudatool.cli._text import echo_json, say
     from cudatool.collect.kernel_names import kernel_name
     from cudatool.errors import UsageError
     from cudatool.ptx import infer_accesses, parse, summarize
@@ -57,13 +58,13 @@ def ptx(
         refusals = _refusals(text, names)
         results += [(accesses, summary, refusals[accesses.kernel]) for accesses, summary in found]
     if kernel is not None and not results:
-        raise UsageError(f"{file} has no kernel {kernel!r}; without --kernel all are shown")
+        raise UsageError(f"{file} has no kernel {quoted(kernel)}; without --kernel all are shown")
     if as_json:
         head = {"schema": "cudatool.ptx/1", "file": str(file)}
-        click.echo(json.dumps({**head, "kernels": [kernel_json(*result) for result in results]}, indent=2))
+        echo_json({**head, "kernels": [kernel_json(*result) for result in results]})
         return
     if not results:
-        click.echo(f"{file} has no kernels; templates are compiled for an instance: --kernel 'scale<float>'", err=True)
+        say(f"{file} has no kernels; templates are compiled for an instance: --kernel 'scale<float>'")
     for result in results:
         print_kernel(*result)
 

@@ -9,8 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import click
-
 from cudatool.cli._command import command, option
 from cudatool.cli._options import source_argument
 
@@ -110,7 +108,7 @@ def _check(recording: _Recording, said: Console, as_json: bool) -> None:
     """Say how the replay compares, and leave with status 1 if it differs."""
     from cudatool import analyze
     from cudatool.cli._replay_text import print_check
-    from cudatool.cli._text import results
+    from cudatool.cli._text import echo_json, results
 
     with _progress(said):
         checked = [
@@ -125,7 +123,7 @@ def _check(recording: _Recording, said: Console, as_json: bool) -> None:
             for device in recording.devices
         ]
     if as_json:
-        click.echo(json.dumps([asdict(result) for result in checked], indent=2))
+        echo_json([asdict(result) for result in checked])
     else:
         console = results()
         for result in checked:
@@ -138,7 +136,7 @@ def _try(recording: _Recording, confs: tuple[str, ...], memory: str | None, said
     """Say what the same requests cost under these settings, or under those that matter, and which are best."""
     from cudatool import analyze
     from cudatool.cli._replay_text import print_advice, print_outcomes
-    from cudatool.cli._text import results
+    from cudatool.cli._text import echo_json, results
     from cudatool.units import format_bytes, parse_bytes
 
     trace, devices, settings, _, total, _ = recording
@@ -161,7 +159,7 @@ def _try(recording: _Recording, confs: tuple[str, ...], memory: str | None, said
         listed = [{"device": device, **asdict(outcome)} for device in devices for outcome in outcomes[device]]
         for row in listed if advice else ():
             row["best"] = best[row["device"]] == row["conf"]
-        click.echo(json.dumps(listed, indent=2))
+        echo_json(listed)
         return
     console = results()
     for device in devices:
@@ -180,7 +178,7 @@ def _devices(trace: Trace, only: int | None) -> list[int]:
 def _card(trace: Trace, device: int) -> int | None:
     """Return the memory of the card, which our own traces of the software device have."""
     cards = trace.header.get("total_memory") or []
-    return int(cards[device]) if device < len(cards) else None
+    return int(cards[device]) if 0 <= device < len(cards) else None
 
 
 def _beside(source: Path) -> dict[str, Any]:

@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from cudatool.cli._command import Files, command, option
 from cudatool.cli._options import BESIDE, device_option, force_option, html_option, is_page, workload_arguments
+from cudatool.cli._text import say
 
 if TYPE_CHECKING:
     from cudatool.trace.model import Trace
@@ -19,8 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _MOST = 5  # rows of each part of the table
-_NOTHING = """Nothing happened on the device. Recorded are cudatool's runtime, on a GPU PyTorch, on the software device
-cuda.core and cuda.bindings; of this process, not of those that it starts."""
+_NOTHING = (
+    "Nothing happened on the device. Recorded are cudatool's runtime, on a GPU PyTorch, on the software device "
+    "cuda.core and cuda.bindings; of this process, not of those that it starts."
+)
 
 
 @command(
@@ -86,7 +87,7 @@ def run(
     _print_summary(trace, status)
     _wrote(path)
     if not len(trace.records) and not status:
-        _say(_NOTHING)
+        say(_NOTHING)
     if page:
         from cudatool import viz
 
@@ -95,12 +96,8 @@ def run(
         if opens:
             open_page(page)
     elif len(trace.records):
-        _say(f"Next: cudatool snapshot {shlex.quote(_short(path))} --html")
+        say(f"Next: cudatool snapshot {shlex.quote(_short(path))} --html")
     sys.exit(status)
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)
 
 
 def _short(path: str) -> str:
@@ -111,17 +108,15 @@ def _short(path: str) -> str:
 def _wrote(path: str) -> None:
     from cudatool.units import format_bytes
 
-    _say(f"Wrote {_short(path)} ({format_bytes(Path(path).stat().st_size)})")
+    say(f"Wrote {_short(path)} ({format_bytes(Path(path).stat().st_size)})")
 
 
 def _print_summary(trace: Trace, status: int) -> None:
     """Say on stderr what was recorded: peak memory, allocations, kernels by time, warnings."""
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
     from cudatool.analyze import report
-    from cudatool.cli._text import counted
+    from cudatool.cli._text import counted, messages, plain
     from cudatool.trace.events import Kind
     from cudatool.units import format_bytes, format_time
 
@@ -129,7 +124,7 @@ def _print_summary(trace: Trace, status: int) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    table.add_row("Device", escape(str(trace.header.get("device", ""))))
+    table.add_row("Device", plain(trace.header.get("device", "")))
     if status:
         table.add_row("Exit status", str(status))
     table.add_row("Events", f"{summary.events:,}")
@@ -140,15 +135,14 @@ def _print_summary(trace: Trace, status: int) -> None:
         table.add_row(label, f"{peak}; {counted(device.allocations, 'allocation')}{failed}")
         for site in device.still_live[:1]:
             held = f"{format_bytes(device.now.allocated)} at the end, most of it from {site.label}"
-            table.add_row("Not freed", escape(held))
+            table.add_row("Not freed", plain(held))
     for index, kernel in enumerate(summary.kernels[:_MOST]):
         time = "" if kernel.time is None else f", {format_time(kernel.time)} on the device"
         text = f"{kernel.name}: {counted(kernel.launches, 'launch')}{time}"
-        table.add_row("Kernels" if not index else "", escape(text))
+        table.add_row("Kernels" if not index else "", plain(text))
     if len(summary.kernels) > _MOST:
         table.add_row("", f"and {len(summary.kernels) - _MOST} more")
     warnings = [trace.names[int(name)] for name in trace.of_kind(Kind.WARNING)["name"]]
     for index, text in enumerate([*dict.fromkeys(warnings), *summary.notes][:_MOST]):
-        table.add_row("Warnings" if not index else "", escape(text))
-    console = Console(stderr=True, highlight=False)
-    console.print("", table, sep="\n")
+        table.add_row("Warnings" if not index else "", plain(text))
+    messages().print("", table, sep="\n")

@@ -16,6 +16,7 @@ from cudatool.cli._options import device_option, page_option, workload_arguments
 from cudatool.cli._pages import open_page
 from cudatool.cli._proof import Proof, proof_options
 from cudatool.cli._recorded import trace_of
+from cudatool.cli._text import say
 from cudatool.errors import UsageError
 
 __all__ = ["sanitize"]
@@ -144,13 +145,13 @@ def sanitize(
             viz.write_page(trace, html, report)
             written.append(html)
         for path in written:
-            click.echo(f"Wrote {os.path.relpath(path)}", err=True)
+            say(f"Wrote {os.path.relpath(path)}")
         if html and opens and trace is not None:
             open_page(html)
     if report.unchecked_launches and trace is not None and trace.header.get("device_kind") == "cuda":
-        click.echo("Next: the same with --device sim, which measures what kernels access", err=True)
+        say("Next: the same with --device sim, which measures what kernels access")
     if status:
-        click.echo(f"cudatool: the workload itself failed with exit status {status}", err=True)
+        say(f"cudatool: the workload itself failed with exit status {status}")
         sys.exit(3)
     if report.findings or report.on_device:
         sys.exit(error_exitcode)

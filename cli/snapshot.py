@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import click
 
 from cudatool.cli._command import Files, command, option
 from cudatool.cli._options import BESIDE, force_option, html_option, is_page, source_argument
@@ -71,7 +68,7 @@ def snapshot(
     from cudatool.cli._pages import open_page
     from cudatool.cli._snapshot_text import print_report
     from cudatool.cli._sources import newest, read_trace
-    from cudatool.cli._text import messages, results
+    from cudatool.cli._text import echo_json, messages, results
     from cudatool.files import check_outputs
     from cudatool.units import format_bytes, parse_bytes
 
@@ -89,7 +86,7 @@ def snapshot(
     try:
         if as_json:
             document = {"schema": "cudatool.snapshot/1", **report.as_dict(), "cards": [asdict(card) for card in cards]}
-            click.echo(json.dumps(document, indent=2))
+            echo_json(document)
         else:
             print_report(results(), report, cards)
     finally:  # the files are written even if who reads stdout has gone

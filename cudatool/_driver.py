@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from cudatool.code_cache import CodeCache, size_limit
 from cudatool.errors import ConfigError, DeviceUnavailableError, UsageError, did_you_mean
-from cudatool.units import format_bytes, parse_bytes
+from cudatool.text import quoted
+from cudatool.units import format_bytes, parse_bytes, parse_count
 
 if TYPE_CHECKING:
     from cudatool.sim import Machine, Options
@@ -61,6 +62,7 @@ class Choice:
     """The software machine, None on a GPU."""
 
 
+_LONGEST_TIMEOUT_S = 10**6  # of a kernel; its nanoseconds are counted in 64 bits
 _spec: str | None = None
 _choice: Choice | None = None
 _lock = threading.Lock()
@@ -233,32 +235,35 @@ def _parse(spec: str) -> tuple[str, dict[str, Any]]:
     if kind not in KINDS:
         near = did_you_mean(kind, KINDS)
         choices = near or "choose auto, cuda or sim (with options: sim:memory=8GiB,seed=7)"
-        raise ConfigError(f"{spec!r} is not a device; {choices}")
+        raise ConfigError(f"{quoted(spec)} is not a device; {choices}")
     options: dict[str, Any] = {}
     if not text:
         return kind, options
     if kind != "sim":
-        raise ConfigError(f"{spec!r}: only sim takes options")
+        raise ConfigError(f"{quoted(spec)}: only sim takes options")
     for item in text.split(","):
         key, equals, value = item.partition("=")
         if not equals or key not in OPTIONS:
             near = did_you_mean(key, OPTIONS) if equals else ""
-            raise ConfigError(f"{item!r} is not an option of sim; {near or 'there are ' + ', '.join(OPTIONS)}")
+            raise ConfigError(f"{quoted(item)} is not an option of sim; {near or 'there are ' + ', '.join(OPTIONS)}")
         if key == "memory":
             options[key] = parse_bytes(value)
         elif key == "schedule":
             if value not in SCHEDULES:
                 near = did_you_mean(value, SCHEDULES)
-                raise ConfigError(f"{value!r} is not a schedule; {near or 'choose ' + ', '.join(SCHEDULES)}")
+                raise ConfigError(f"{quoted(value)} is not a schedule; {near or 'choose ' + ', '.join(SCHEDULES)}")
             options[key] = value
-        elif not value.isdecimal():
-            raise ConfigError(f"{item!r}: {key} is a whole number")
         else:
-            options[key] = int(value)
+            try:
+                options[key] = parse_count(value)
+            except ConfigError as error:
+                raise ConfigError(f"{key}: {error}") from None
     if not 1 <= options.get("count", 1) <= 16 or not 1 <= options.get("threads", 1) <= 256:
-        raise ConfigError(f"{spec!r}: count is 1 to 16, threads 1 to 256")
+        raise ConfigError(f"{quoted(spec)}: count is 1 to 16, threads 1 to 256")
+    if options.get("timeout", 0) > _LONGEST_TIMEOUT_S:
+        raise ConfigError(f"{quoted(spec)}: timeout is at most {_LONGEST_TIMEOUT_S} (seconds)")
     if not 2 << 20 <= options.get("memory", 2 << 20) <= 1 << 42:
-        raise ConfigError(f"{spec!r}: memory is 2MiB to 4TiB")
+        raise ConfigError(f"{quoted(spec)}: memory is 2MiB to 4TiB")
     return kind, options
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 
 from cudatool.errors import CompileError, DeviceUnavailableError, UsageError
+from cudatool.text import quoted
 
 __all__ = ["architecture_number", "include_paths", "to_ptx"]
 
@@ -34,7 +35,7 @@ def architecture_number(name: str) -> str:
     """
     match = _ARCHITECTURE.match(name)
     if match is None:
-        raise UsageError(f"{name!r} is no architecture; write sm_90")
+        raise UsageError(f"{quoted(name)} is no architecture; write sm_90")
     return match[1]
 
 

@@ -26,6 +26,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from cudatool.text import QUOTED, quoted
+
 __all__ = [
     "CudatoolError",
     "UsageError",
@@ -50,14 +52,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ``did you mean 'train.py'?`` if one of the known words is near to a word, else nothing."""
     import difflib
 
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"did you mean {close[0]!r}?" if close else ""
+    close = difflib.get_close_matches(word[:QUOTED], list(known), n=1)
+    return f"did you mean {quoted(close[0])}?" if close else ""
 
 
 def unknown(what: str, word: str, known: Iterable[str]) -> str:
     """Return ``there is no check 'rase'; did you mean 'race'?``, or what there is if nothing is near."""
     names = list(known)
-    return f"there is no {what} {word[:80]!r}; {did_you_mean(word[:80], names) or 'there are ' + ', '.join(names)}"
+    return f"there is no {what} {quoted(word)}; {did_you_mean(word, names) or 'there are ' + ', '.join(names)}"
 
 
 class CudatoolError(Exception):

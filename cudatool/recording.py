@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudatool import _driver
 from cudatool.errors import UsageError
+from cudatool.text import quoted
 
 if TYPE_CHECKING:
     from cudatool.sim import Machine
@@ -163,7 +164,7 @@ def _software_driver(
     from cudatool.trace.events import AccessFlag, Event, Kind
 
     if unknown := sorted(set(checks).difference(CHECKS)):
-        raise UsageError(f"there is no check {unknown[0]!r} of kernels; there are {', '.join(CHECKS)}")
+        raise UsageError(f"there is no check {quoted(unknown[0])} of kernels; there are {', '.join(CHECKS)}")
     exact_write = AccessFlag.WRITE | AccessFlag.INEXACT
 
     def tell_tape(event: Event) -> None:

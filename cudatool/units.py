@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 
 from cudatool.errors import ConfigError
+from cudatool.text import quoted
 
-__all__ = ["format_bytes", "format_time", "parse_bytes"]
+__all__ = ["format_bytes", "format_time", "parse_bytes", "parse_count"]
 
 _IEC = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_LONGEST = 40  # characters of a size
+_DIGITS = 19  # of 2**63
 _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([kmgtp]?)(i?)b?\s*", re.IGNORECASE)
 
 
@@ -43,10 +46,30 @@ def parse_bytes(text: str) -> int:
     ConfigError
         `text` is not a size.
     """
-    match = _SIZE.fullmatch(text)
+    # No size is longer: the expression takes quadratic time where it does not match.
+    match = _SIZE.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None:
-        raise ConfigError(f"{text!r} is not a size; write for example 512MiB or 8GiB")
+        raise ConfigError(f"{quoted(text)} is not a size; write for example 512MiB or 8GiB")
     number, prefix, binary = match.groups()
     decimal = bool(prefix) and not binary and text.strip().lower().endswith("b")
     scale = (1000 if decimal else 1024) ** (" kmgtp".index(prefix.lower()) if prefix else 0)
-    return int(float(number) * scale)
+    size = int(float(number) * scale)
+    if size >= 1 << 63:
+        raise ConfigError(f"{quoted(text)} is more memory than addresses can name")
+    return size
+
+
+def parse_count(text: str) -> int:
+    """Return the whole number, not negative, that `text` writes in decimal digits.
+
+    Raises
+    ------
+    ConfigError
+        `text` is none, or not below 2**63.
+    """
+    if not (text.isascii() and text.isdecimal()):
+        raise ConfigError(f"{quoted(text)} is not a whole number")
+    number = int(text) if len(text) <= _DIGITS else 1 << 63  # Python refuses to read thousands of digits
+    if number >= 1 << 63:
+        raise ConfigError(f"{quoted(text)} is too large")
+    return number

@@ -17,6 +17,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Final
 
 from cudatool.errors import UsageError, did_you_mean
+from cudatool.text import quoted
 
 __all__ = ["Start", "Workload"]
 
@@ -109,7 +110,7 @@ class Workload:
         """Raise :class:`UsageError` if there is nothing to run."""
         if self.start is Start.MODULE:
             if self._origin() is None:
-                raise UsageError(f"there is no module {self.target!r}")
+                raise UsageError(f"there is no module {quoted(self.target)}")
         elif self.start is Start.SCRIPT and not os.path.isfile(self.target):
             if os.path.isdir(self.target):
                 raise UsageError(f"{self.target} is a directory; name a Python program")

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from cudatool.analyze.lifetimes import Ints, Lifetimes, recorded_from
+from cudatool.text import quoted
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
@@ -103,7 +104,7 @@ def _from_ranges(trace: Trace, device: int) -> Steps | None:
 
     best = min(found, key=rank)
     confidence = Confidence.HIGH if rank(best)[0] < 2 else Confidence.LOW
-    return Steps(np.array(families[best], np.int64), f"the ranges named {best!r}", confidence)
+    return Steps(np.array(families[best], np.int64), f"the ranges named {quoted(best)}", confidence)
 
 
 _CANDIDATES: Final = 32  # periods to try

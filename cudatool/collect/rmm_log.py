@@ -23,6 +23,7 @@ from typing import BinaryIO, Final
 import numpy as np
 
 from cudatool.errors import FileFormatError
+from cudatool.text import quoted
 from cudatool.trace.events import FREE_UNKNOWN, RECORD, Kind, StreamFlag
 from cudatool.trace.model import Trace
 
@@ -141,7 +142,7 @@ class _Reader:
         thread, time, action, pointer, size, stream = fields
         kinds = _KINDS.get(action.lower())
         if kinds is None:
-            raise ValueError(f"unknown action {action[:40]!r}")
+            raise ValueError(f"unknown action {quoted(action)}")
         failed = kinds == (Kind.OOM,)
         # What failed may have been any number: RMM rounds up what a program asked for, with a mistake in it or not.
         bytes_ = _integer(size, "a size", 10, 1 << 64 if failed else _MAX_SIZE)
@@ -168,7 +169,7 @@ class _Reader:
         elif match := _SECONDS.fullmatch(text):
             clock = int(match[1]) * 10**9 + _nanoseconds(match[2])
         else:
-            raise ValueError(f"{text[:40]!r} is not a time")
+            raise ValueError(f"{quoted(text)} is not a time")
         self.latest = max(self.latest, clock)
         return self.latest
 
@@ -193,11 +194,11 @@ def _integer(text: str, what: str, base: int, limit: int) -> int:
         return 0
     digits = text.lower().removeprefix("0x") if base == 16 else text
     if not digits.isascii() or not digits.isalnum() or len(digits) > 20:
-        raise ValueError(f"{text[:40]!r} is not {what}")
+        raise ValueError(f"{quoted(text)} is not {what}")
     try:
         value = int(digits, base)
     except ValueError:
-        raise ValueError(f"{text[:40]!r} is not {what}") from None
+        raise ValueError(f"{quoted(text)} is not {what}") from None
     if value >= limit:
         raise ValueError(f"{text[:40]} is too large for {what}")
     return value

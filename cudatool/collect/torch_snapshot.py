@@ -145,6 +145,7 @@ def write(path: str | Path, trace: Trace, segments: Sequence[Mapping[str, Any]])
         Kind.MEM_FREE: ("free_requested", "free_completed", "segment_free"),
     }
     events = trace.of_kind(*actions)
+    events = events[events["device"] >= 0]  # a recorder writes others where a number does not fit its field
     traces: list[list[dict[str, Any]]] = [[] for _ in range(int(events["device"].max(initial=-1)) + 1)]
     columns = ("kind", "device", "flags", "time", "stream", "stack", "name", "address", "size", "aux0", "aux1")
     for kind, device, flags, time, stream, stack, name, address, size, aux0, aux1 in events[list(columns)].tolist():

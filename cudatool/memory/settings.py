@@ -17,6 +17,7 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from cudatool.errors import ConfigError
+from cudatool.text import printable, quoted, shortened
 
 __all__ = ["ENVIRONMENT_VARIABLES", "UNLIMITED", "Settings", "conf_in_environment"]
 
@@ -27,6 +28,7 @@ UNLIMITED: Final = 2**64 - 1
 """``max_split_size`` when none is set: every block may be split."""
 
 _MIB = 1024 * 1024
+_DIGITS = 20  # of 2**64
 _SIZE_CLASSES = 16  # below 2 MiB, 2 to 4 MiB, ..., 32 GiB and above
 _SMALLEST_SPLIT_LIMIT_MIB = 20  # the size of a large segment
 
@@ -100,12 +102,12 @@ class Settings:
             if key not in _PARSERS:
                 similar = get_close_matches(key, _PARSERS, n=1)
                 advice = f"did you mean {similar[0]}?" if similar else f"known are {', '.join(sorted(_PARSERS))}"
-                raise ConfigError(f"unknown allocator setting {key[:60]!r}; {advice}")
+                raise ConfigError(f"unknown allocator setting {quoted(key)}; {advice}")
             attribute, parse = _PARSERS[key]
             try:
                 settings = replace(settings, **{attribute: parse(value)})
             except ValueError as error:
-                raise ConfigError(f"allocator setting {key}:{value[:60]}: {error}") from None
+                raise ConfigError(f"allocator setting {key}:{shortened(printable(value[:60]), 60)}: {error}") from None
         return settings
 
     @classmethod
@@ -151,7 +153,7 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
 def _pair(part: str) -> tuple[str, str]:
     key, colon, value = part.partition(":")
     if not (key and colon and value):
-        raise ConfigError(f"allocator setting {part[:60]!r} is not of the form key:value")
+        raise ConfigError(f"allocator setting {quoted(part)} is not of the form key:value")
     return key, value
 
 
@@ -165,10 +167,10 @@ def _integer(value: str) -> int:
     found = re.match(r"[+-]?[0-9]+", value)
     if not found:
         raise ValueError("expected a whole number")
-    number = int(found[0])
-    if abs(number) >= 2**64:
+    digits = found[0].lstrip("+-").lstrip("0") or "0"
+    if len(digits) > _DIGITS or int(digits) >= 2**64:  # Python refuses to read thousands of digits
         raise ValueError("the number is too large")
-    return number % 2**64
+    return (-int(digits) if found[0].startswith("-") else int(digits)) % 2**64
 
 
 def _number(value: str) -> float:

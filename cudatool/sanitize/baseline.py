@@ -30,6 +30,7 @@ from cudatool.files import write_whole
 from cudatool.sanitize.findings import Known, Report
 from cudatool.sanitize.kinds import check_of
 from cudatool.sanitize.views import what
+from cudatool.text import quoted
 
 __all__ = ["SCHEMA", "Baseline"]
 
@@ -102,13 +103,13 @@ def _entry(path: str, index: int, entry: Any) -> Known:
     if not entry.get("fingerprint"):
         raise FileFormatError(path, f"entry {index} has no fingerprint")
     if unknown := sorted(entry.keys() - names):
-        raise FileFormatError(path, f"entry {index} has an unknown field {unknown[0]!r}")
+        raise FileFormatError(path, f"entry {index} has an unknown field {quoted(unknown[0])}")
     expires = entry.get("expires", "")
     if expires:
         try:
             expires = date.fromisoformat(expires).isoformat()
         except ValueError as error:
             raise FileFormatError(
-                path, f"entry {index} expires on {expires!r}; write a date such as 2027-01-31"
+                path, f"entry {index} expires on {quoted(expires)}; write a date such as 2027-01-31"
             ) from error
     return Known(**{**entry, "expires": expires})

@@ -17,6 +17,7 @@ from cudatool.sanitize.findings import DeviceFinding, Finding, FindingKind, Rema
 from cudatool.sanitize.kinds import CHECKS, check_of
 from cudatool.sanitize.places import source_lines, source_place, user_frame
 from cudatool.sanitize.views import sites
+from cudatool.text import quoted
 
 __all__ = ["Comments"]
 
@@ -54,7 +55,9 @@ class Comments:
             comments, unknown = _read(file)
             self._files[file] = comments
             known = "a kind of finding or a check"
-            self.remarks += [Remark(file, line, f"ignore[{name}]: {name!r} is not {known}") for line, name in unknown]
+            self.remarks += [
+                Remark(file, line, f"ignore[{name}]: {quoted(name)} is not {known}") for line, name in unknown
+            ]
         return self._files[file]
 
 

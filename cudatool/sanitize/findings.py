@@ -422,4 +422,4 @@ def functions(stack: tuple[Frame, ...]) -> str:
 
 def digest(parts: Iterable[str]) -> str:
     """Return 16 hexadecimal digits for `parts`."""
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return hashlib.sha256("\0".join(parts).encode(errors="backslashreplace")).hexdigest()[:16]

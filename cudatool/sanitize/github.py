@@ -13,6 +13,7 @@ from cudatool.sanitize.kinds import KINDS
 from cudatool.sanitize.places import shown_path
 from cudatool.sanitize.report import render_entry
 from cudatool.sanitize.views import Entry, Run, describe, entries, place, verdict, why_aside
+from cudatool.text import printable
 from cudatool.trace.model import Frame
 
 __all__ = ["render_github", "render_summary"]
@@ -47,8 +48,8 @@ def _command(level: str, title: str, message: str, frame: Frame | None, run: Run
     if frame is not None:
         properties = {"file": shown_path(frame.file, run.root), "line": str(frame.line)}
     properties["title"] = title
-    values = ",".join(f"{name}={_escape(value, ':,')}" for name, value in properties.items())
-    return f"::{level} {values}::{_escape(message)}"
+    values = ",".join(f"{name}={_escape(printable(value), ':,')}" for name, value in properties.items())
+    return f"::{level} {values}::{_escape(printable(message))}"
 
 
 def _escape(text: str, more: str = "") -> str:
@@ -87,5 +88,5 @@ def _row(entry: Entry, root: str) -> str:
 
 def _cell(text: str) -> str:
     """Escape for a cell of a Markdown table: what came from a program is text, not markup."""
-    escaped = html.escape(text.replace("\n", " ")).replace("|", "&#124;")
+    escaped = html.escape(printable(text.replace("\n", " "))).replace("|", "&#124;")
     return "".join(f"\\{character}" if character in "\\`*_[]" else character for character in escaped)

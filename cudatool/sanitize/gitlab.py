@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 from cudatool.sanitize.findings import Report
 from cudatool.sanitize.kinds import KINDS
 from cudatool.sanitize.places import shown_path
 from cudatool.sanitize.views import Run, describe, entries, place
+from cudatool.text import json_text, printable
 
 __all__ = ["render_gitlab"]
 
@@ -22,11 +21,11 @@ def render_gitlab(report: Report, run: Run) -> str:
         path = shown_path(frame.file, run.root) if frame else "."
         found.append(
             {
-                "description": f"{KINDS[finding.kind].title}: {describe(finding)}",
+                "description": printable(f"{KINDS[finding.kind].title}: {describe(finding)}"),
                 "check_name": finding.kind.value,
                 "fingerprint": finding.fingerprint,
                 "severity": "critical" if entry.level == "error" else "minor",
                 "location": {"path": path, "lines": {"begin": frame.line if frame else 1}},
             }
         )
-    return json.dumps(found, indent=2, ensure_ascii=False)
+    return json_text(found)

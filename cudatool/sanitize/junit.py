@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import xml.etree.ElementTree as ET
 
 from cudatool.sanitize.findings import Report
@@ -10,10 +9,9 @@ from cudatool.sanitize.kinds import CHECKS, KINDS, check_of
 from cudatool.sanitize.places import shown_path
 from cudatool.sanitize.report import render_entry
 from cudatool.sanitize.views import Entry, Run, describe, entries, place, verdict, what, why_aside
+from cudatool.text import printable
 
 __all__ = ["render_junit"]
-
-_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, 2.2
 
 
 def render_junit(report: Report, run: Run) -> str:
@@ -74,5 +72,5 @@ def _case(suite: ET.Element, entry: Entry, run: Run) -> None:
 
 
 def _xml(text: str) -> str:
-    """Replace the characters that XML cannot hold at all."""
-    return _NOT_XML.sub("\ufffd", text)
+    """Escape what cannot be shown, which is more than what XML cannot hold (XML 1.0, 2.2)."""
+    return "\n".join(map(printable, text.split("\n")))

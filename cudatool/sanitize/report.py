@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import textwrap
 from typing import Any
@@ -14,6 +13,7 @@ from cudatool.sanitize.kinds import KINDS, check_of
 from cudatool.sanitize.places import shown_path, source_line, source_place, user_frames
 from cudatool.sanitize.views import Entry, Run, Site, entries, place, sites, sources, times, verdict, why_aside
 from cudatool.sanitize.witness import witness_lines
+from cudatool.text import json_text, printable
 from cudatool.trace.model import Frame
 from cudatool.units import format_bytes
 
@@ -32,7 +32,7 @@ def render_json(report: Report, run: Run | None = None) -> str:
     payload: dict[str, Any] = {"schema": SCHEMA, **_plain(report)}
     if run is not None:
         payload |= {"checks": list(run.checks), "workload_status": run.status}
-    return json.dumps(payload, indent=2, ensure_ascii=False)
+    return json_text(payload)
 
 
 def _plain(value: Any) -> Any:
@@ -79,7 +79,7 @@ class _Style:
     def wrap(self, text: str, indent: str, first: str | None = None) -> str:
         start = indent if first is None else first
         return textwrap.fill(
-            _printable(text), self._width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False
+            printable(text), self._width, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False
         )
 
     def entry(self, entry: Entry, number: str = "") -> str:
@@ -155,7 +155,7 @@ class _Style:
         lines = []
         for frame in own[:_FRAMES]:
             file = shown_path(frame.file, self._root)
-            lines.append(indent + _printable(f"{file}:{frame.line} in {frame.function}"))
+            lines.append(indent + printable(f"{file}:{frame.line} in {frame.function}"))
             lines += self._code(frame.file, frame.line)
         if len(own) > _FRAMES:
             lines.append(f"{indent}... and {len(own) - _FRAMES} more")
@@ -164,7 +164,7 @@ class _Style:
     def _code(self, file: str, line: int) -> list[str]:
         indent = " " * (_LABEL + 6)
         short = textwrap.shorten(
-            _printable(source_line(file, line, recorded_at=self._recorded_at)),
+            printable(source_line(file, line, recorded_at=self._recorded_at)),
             self._width - len(indent),
             placeholder=" ...",
         )
@@ -198,8 +198,3 @@ class _Style:
         said = {"baseline": "known", "rule": "suppressed", "comment": "ignored"}[one.by]
         reason = f": {why_aside(one, self._root)}" if one.reason else ""
         return self.wrap(f"{said}{until}: {one.finding.kind}{at} ({one.finding.fingerprint}){reason}", "  ", "")
-
-
-def _printable(text: str) -> str:
-    """Return `text` as a terminal may show it: names and sources come from a trace, which may be anybody's."""
-    return text if text.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)

@@ -7,7 +7,6 @@ is there too, as suppressed. Paths are relative to ``%SRCROOT%``.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from importlib.metadata import version
@@ -18,6 +17,7 @@ from cudatool.sanitize.findings import DeviceFinding, Finding, Report, SetAside
 from cudatool.sanitize.kinds import KINDS, check_of, help_url
 from cudatool.sanitize.places import relative_path, source_place, user_frame
 from cudatool.sanitize.views import Entry, Run, Site, around, entries, sites, sources
+from cudatool.text import json_text
 from cudatool.trace.model import Frame
 
 __all__ = ["FINGERPRINT", "render_sarif"]
@@ -49,7 +49,7 @@ def render_sarif(report: Report, run: Run) -> str:
             }
         ],
     }
-    return json.dumps(log, indent=2, ensure_ascii=False)
+    return json_text(log)
 
 
 def _driver() -> dict[str, Any]:

@@ -23,6 +23,7 @@ from pathlib import Path
 from cudatool.errors import UsageError
 from cudatool.sanitize.findings import DeviceFinding, Finding, FindingKind
 from cudatool.sanitize.kinds import CHECKS, check_of
+from cudatool.text import quoted
 from cudatool.trace.model import Frame
 
 __all__ = ["Rule", "parse_rules"]
@@ -93,16 +94,18 @@ def _parse(text: str, where: str) -> Rule | None:
     try:
         words = shlex.split(text, comments=True)
     except ValueError as error:
-        raise UsageError(f"{where}: {error} in {text!r}") from error
+        raise UsageError(f"{where}: {error} in {quoted(text)}") from error
     terms: dict[str, str] = {}
     for word in words:
         term, equals, pattern = word.partition("=")
         if not equals or term not in _TERMS or not pattern:
-            raise UsageError(f"{where}: {word!r} is no term of a rule; write for example kind=race-* file=tests/*.py")
+            raise UsageError(
+                f"{where}: {quoted(word)} is no term of a rule; write for example kind=race-* file=tests/*.py"
+            )
         if term in terms:
             raise UsageError(f"{where}: {term} is there twice; one rule has one of each")
         terms[term] = pattern
     names = [*CHECKS, *FindingKind]
     if (kind := terms.get("kind")) and not any(fnmatchcase(name, kind) for name in names):
-        raise UsageError(f"{where}: no kind of finding is {kind!r}; there are {', '.join(names)}")
+        raise UsageError(f"{where}: no kind of finding is {quoted(kind)}; there are {', '.join(names)}")
     return Rule(" ".join(words), **terms) if terms else None

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from cudatool.text import quoted
 from cudatool.trace.events import Kind
 
 __all__ = ["FACTS", "MAX_ADDRESS", "MAX_MEMORY", "MAX_TIME", "valid_facts", "valid_records"]
@@ -108,7 +109,7 @@ def valid_facts(facts: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         try:
             kept[name] = value if check is None else check(value)
         except (TypeError, ValueError):
-            notes.append(f"The header's {name!r} is not {what}: it was left out.")
+            notes.append(f"The header's {quoted(name)} is not {what}: it was left out.")
     return kept, notes
 
 

@@ -19,6 +19,7 @@ from cudatool._stream import Stream, current_stream
 from cudatool.blas import _gemm
 from cudatool.blas._gemm import Gemm
 from cudatool.errors import ConfigError, UsageError
+from cudatool.text import quoted
 from cudatool.tunable._candidates import DEFAULT, candidate
 from cudatool.tunable._problem import Problem, example, problem_of
 from cudatool.tunable._results import Results, append_untuned, read_untuned
@@ -103,7 +104,7 @@ def _from_environment(name: str) -> int | str | None:
         try:
             return int(text)
         except ValueError:
-            raise ConfigError(f"{prefix}{name} must be a whole number, not {text!r}") from None
+            raise ConfigError(f"{prefix}{name} must be a whole number, not {quoted(text)}") from None
     return None
 
 

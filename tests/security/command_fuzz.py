@@ -68,7 +68,7 @@ SANITIZE: tuple[tuple[str, ...], ...] = (
 SLOW = 5.0  # seconds of one command
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-_COMMAND_OF_LOG = re.compile(r"^(?:::|##\[)")
+_COMMAND_OF_LOG = re.compile(r"^\s*::(?:error|warning|notice|debug|group|stop-commands)(?:\s|::)|##\w*\[")
 _OWN_COMMAND = re.compile(r"^::(?:error|warning|notice) [^\n]*::")
 
 
@@ -173,6 +173,18 @@ def _exception_of(words: Sequence[str]) -> BaseException | None:
     return None
 
 
+def control_characters(text: str) -> list[str]:
+    """Return the surroundings of the first character that a terminal obeys, if there is one."""
+    found = _CONTROL.search(text)
+    return [ascii(text[max(0, found.start() - 60) : found.end() + 20])] if found else []
+
+
+def log_commands(text: str, our_own: bool) -> list[str]:
+    """Return the lines that a CI system's log takes for commands; `our_own` annotations are none of them."""
+    lines = [line for line in text.split("\n") if _COMMAND_OF_LOG.search(line)]
+    return [ascii(line[:200]) for line in lines if not (our_own and _OWN_COMMAND.match(line))]
+
+
 def _faults(command: Sequence[str], error: BaseException | None, stdout: str, stderr: str) -> Iterator[Fault]:
     if isinstance(error, CudatoolError | click.ClickException):
         message = error.format_message() if isinstance(error, click.ClickException) else str(error)
@@ -186,12 +198,10 @@ def _faults(command: Sequence[str], error: BaseException | None, stdout: str, st
         yield Fault(f"{type(error).__name__} at {_place(error)}", str(error)[:200])
         return
     for stream, text in (("stdout", stdout), ("stderr", stderr)):
-        if found := _CONTROL.search(text):
-            around = text[max(0, found.start() - 60) : found.end() + 20]
-            yield Fault(f"control character on {stream} of {command[0]} {command[-2]}", ascii(around))
-        for line in text.splitlines():
-            if _COMMAND_OF_LOG.match(line) and not ("github" in command and _OWN_COMMAND.match(line)):
-                yield Fault(f"workflow command on {stream} of {command[0]}", ascii(line[:100]))
+        for around in control_characters(text):
+            yield Fault(f"control character on {stream} of {command[0]} {command[-2]}", around)
+        for line in log_commands(text, "github" in command):
+            yield Fault(f"workflow command on {stream} of {command[0]}", line)
     if error is None or isinstance(error, SystemExit):
         formats = {"--json", "sarif", "gitlab"} & set(command)
         if formats:
@@ -209,8 +219,8 @@ def _faults_of_files(folder: Path) -> Iterator[Fault]:
             elif path.suffix == ".xml":
                 root = ET.fromstring(path.read_bytes())
                 for text in root.itertext():
-                    if found := _CONTROL.search(text):
-                        yield Fault("control character in JUnit", ascii(text[found.start() - 40 : found.end() + 20]))
+                    for around in control_characters(text):
+                        yield Fault("control character in JUnit", around)
             elif path.suffix == ".sqlite":
                 with sqlite3.connect(path) as database:
                     database.execute("SELECT count(*) FROM by_call_site").fetchall()

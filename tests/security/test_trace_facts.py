@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hostile_traces import records_of, trace_bytes
 
 from cudatool.analyze import blocks, check, leaks_of, report
+from cudatool.cli import _group
 from cudatool.collect import perfetto, sqlite, torch_snapshot
 from cudatool.errors import TraceFormatError
 from cudatool.memory import Settings
@@ -132,3 +134,12 @@ def test_finding_with_more_facts_than_this_version_knows_is_reported(tmp_path: P
 def test_allocation_of_no_bytes_holds_no_address(tmp_path: Path) -> None:
     empty = {"kind": Kind.MEM_ALLOC, "address": 1 << 21}
     sanitize(read(tmp_path / "x.ctrace", empty, {**empty, "size": 512}, empty, {**empty, "size": 1024}))
+
+
+def test_device_below_zero_is_no_place_in_a_list(tmp_path: Path) -> None:
+    """As the recorder writes the number of a device that its field cannot hold."""
+    rows = [{**row, "device": -46} for row in SOUND]
+    read(tmp_path / "x.ctrace", *rows, total_memory=[1 << 33], pools=[[0, 0]])
+    for command in (["replay"], ["replay", "--check"], ["snapshot"], ["leaks"], ["export", "--to", "torch", "-f"]):
+        done = CliRunner().invoke(_group, [*command, str(tmp_path / "x.ctrace")])
+        assert done.exception is None or isinstance(done.exception, SystemExit)

@@ -1,0 +1,55 @@
+"""Text from anywhere, made safe to show: on a terminal, in the log of a CI system, in an error message.
+
+Names come from traces, programs and files, which may be anybody's. A terminal obeys escape sequences in them, and the
+log of a CI system obeys lines such as ``::error::`` (GitHub) or ``##[error]`` and ``##vso[...]`` (Azure Pipelines).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+__all__ = ["QUOTED", "json_text", "printable", "quoted", "shortened"]
+
+QUOTED: Final = 80  # characters of a text that an error message quotes
+
+# Commands of GitHub's runner, which may stand after blanks at the start of a line; a line may be wrapped anywhere.
+_WORDS: Final = (
+    *("add-mask", "add-matcher", "add-path", "debug", "echo", "endgroup", "error", "group", "notice"),
+    *("remove-matcher", "save-state", "set-env", "set-output", "stop-commands", "warning"),
+)
+_OF_LOGS: Final = re.compile(rf"(?P<github>::)(?=(?:{'|'.join(_WORDS)})(?:::|\s))|##(?=\w*\[)", re.IGNORECASE)
+
+
+def printable(text: str) -> str:
+    r"""Return `text` on one line, as a terminal and a CI log may show it; escaped as Python's ``repr`` does: ``\x1b``.
+
+    Escaped are control characters, line ends, characters that turn the direction of text, halves of surrogate pairs,
+    and what begins a command of a CI system's log.
+    """
+    if not text.isprintable():
+        text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+    if "::" in text or "##" in text:
+        text = _OF_LOGS.sub(lambda found: r":\x3a" if found["github"] else r"#\x23", text)
+    return text
+
+
+def shortened(text: str, most: int) -> str:
+    """Return `text`, or its first characters and three dots if it has more than `most`."""
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def quoted(value: object) -> str:
+    """Return what a message quotes of an input: text in quotation marks, printable, a line's worth of it."""
+    if isinstance(value, str):
+        return f"'{shortened(printable(value[: QUOTED + 1]), QUOTED)}'"
+    if value is None or (isinstance(value, int | float) and abs(value) < 1 << 64):
+        return str(value)
+    return f"<{type(value).__name__}>"
+
+
+def json_text(value: Any, *, indent: int | None = 2) -> str:
+    """Return `value` as JSON that is safe to show: all that :func:`printable` escapes is written as JSON escapes."""
+    text = json.dumps(value, indent=indent, allow_nan=False)  # ASCII only
+    return text.replace("\x7f", "\\u007f").replace("##", "\\u0023#")

@@ -1,0 +1,16 @@
+"""A bounded part of what :mod:`command_fuzz` does; run that with more seeds after a change of what reads files."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from command_fuzz import fuzz
+
+SECONDS = 15
+
+
+def test_commands_on_impossible_files_give_a_result_or_one_line(tmp_path: Path) -> None:
+    ran, found = fuzz(range(10**6), tmp_path, until=time.monotonic() + SECONDS)
+    assert {} == {what: (seed, command, fault.detail) for what, (seed, fault, command) in found.items()}
+    assert ran > 50
