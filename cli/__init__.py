@@ -7,6 +7,7 @@ Exit status: 0 fine, 1 findings, 2 it could not be done, 3 (``sanitize``) the wo
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from typing import Any
@@ -98,9 +99,10 @@ def _group() -> None:
     """Profiling and memory diagnostics for CUDA programs in Python, with and without a GPU."""
 
 
-def _one_line(text: str) -> str:
-    """Return a line of a message; what it quotes may come from anywhere."""
-    return printable(shortened(text, _LONGEST))
+def _say(message: str) -> None:
+    """Print a message, which may have several lines, as the log of a compiler; what it quotes may be from anywhere."""
+    for line in message.split("\n"):
+        click.echo(printable(shortened(line, _LONGEST)), err=True)
 
 
 def main() -> None:
@@ -113,8 +115,9 @@ def main() -> None:
     try:
         status = _group.main(prog_name="cudatool", standalone_mode=False)
     except click.ClickException as error:
-        error.message = _one_line(error.message)
-        error.show()
+        message = io.StringIO()
+        error.show(message)
+        _say(message.getvalue().rstrip("\n"))
         status = error.exit_code
     except click.Abort:
         click.echo("cudatool: interrupted", err=True)
@@ -125,6 +128,5 @@ def main() -> None:
             # What could not be written to stdout must not be tried again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if not isinstance(error, _ReaderGoneError):
-            lines = str(error).split("\n")  # the log of a compiler has several
-            click.echo("\n".join(map(_one_line, (f"cudatool: error: {lines[0]}", *lines[1:]))), err=True)
+            _say(f"cudatool: error: {error}")
     sys.exit(status)

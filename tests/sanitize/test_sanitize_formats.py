@@ -259,7 +259,7 @@ class TestGithub:
         nasty = replace(nasty, reason="one\r\n::error::two %0A")
         ((_, properties, message),) = self.commands(Report((nasty,)), run)
         assert "a,line=1::b%0A.py" == properties["file"]
-        assert "one\r\n::error::two %0A" in message
+        assert r"one\r\n:\x3aerror::two %0A" in message
 
     def test_what_fails_what_may_and_what_was_set_aside(self, run, mixed):
         levels = [level for level, _, _ in self.commands(mixed, replace(run, status=9))]
