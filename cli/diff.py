@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cudatool.cli._command import command, option
-from cudatool.cli._options import source_argument
+from cudatool.cli._options import force_option, page_option, source_argument
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,34 +21,51 @@ _MOST = 20  # rows of the table
 @command(
     examples=[
         ("What a change of the program costs", "cudatool diff before.ctrace after.ctrace"),
+        ("The same as a page", "cudatool diff before.ctrace after.ctrace --html diff.html"),
     ],
 )
 @source_argument("before", required=True)
 @source_argument("after", required=True)
-@option("--json", "as_json", is_flag=True, help='Print JSON ("schema": "cudatool.diff/1"); bytes.')
-def diff(before: Path, after: Path, as_json: bool) -> None:
+@page_option("Write a page that compares both; it needs no network.")
+@force_option
+@option("--json", "as_json", is_flag=True, group="Output", help='Print JSON ("schema": "cudatool.diff/1"); bytes.')
+def diff(before: Path, after: Path, html: str | None, opens: bool, force: bool, as_json: bool) -> None:
     """Compare what two traces or snapshots hold at their peaks, by call site.
 
     Each is taken at the moment when it had the most bytes active. A call site keeps its place when only line numbers
     or folders change; JSON says by what each was matched.
     """
     from cudatool import analyze
+    from cudatool.cli._pages import open_page
     from cudatool.cli._sources import read_trace, say_notes
-    from cudatool.cli._text import echo_json, results
+    from cudatool.cli._text import echo_json, messages, results
+    from cudatool.files import check_outputs
+    from cudatool.units import format_bytes
 
+    check_outputs([html] if html else [], [before, after], force=force)
     old, new = read_trace(before), read_trace(after)
     for trace in (old, new):
         say_notes(trace)
     found = analyze.diff(old, new)
-    if as_json:
-        document = {"schema": "cudatool.diff/1", "before": old.source, "after": new.source}
-        echo_json({**document, "devices": [one.as_dict() for one in found]})
-        return
-    console = results()
-    for one in found:
-        _print(console, one)
-    if not found:
-        console.print("no device memory was allocated in either")
+    try:
+        if as_json:
+            document = {"schema": "cudatool.diff/1", "before": old.source, "after": new.source}
+            echo_json({**document, "devices": [one.as_dict() for one in found]})
+        else:
+            console = results()
+            for one in found:
+                _print(console, one)
+            if not found:
+                console.print("no device memory was allocated in either")
+    finally:  # the page is written even if who reads stdout has gone
+        if html:
+            from cudatool import viz
+
+            viz.write_diff(old, new, found, html)
+            said = messages()
+            said.print(f"Wrote {html} ({format_bytes(Path(html).stat().st_size)})", markup=False)
+            if opens:
+                open_page(html)
 
 
 def _print(console: Console, found: Diff) -> None:

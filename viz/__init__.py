@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cudatool.viz.diff_page import diff_page, write_diff
 from cudatool.viz.page import page, write_page, write_report
 
-__all__ = ["page", "write_page", "write_report"]
+__all__ = ["diff_page", "page", "write_diff", "write_page", "write_report"]

@@ -98,11 +98,3 @@ class Legend {
     }));
   }
 }
-
-const chip = (label, colour) => element("span", { className: "chip" }, swatch(colour), label);
-
-function swatch(colour) {
-  const made = element("span", { className: "swatch" });
-  made.style.backgroundColor = colour;
-  return made;
-}

@@ -7,6 +7,7 @@ import html
 import importlib.util
 import re
 import zlib
+from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from cudatool.files import write_whole
 from cudatool.trace.model import Trace
 from cudatool.viz.payload import payload
 
-__all__ = ["page", "write_page", "write_report"]
+__all__ = ["assembled", "packed", "page", "write_page", "write_report"]
 
 _SCRIPTS = (
     "words.js",
@@ -47,15 +48,24 @@ def page(report: Report, found: sanitize.Report | None = None) -> str:
     All that comes from the trace, except for its name in the title, is compressed and in base64, which no markup can
     hide in; the scripts show it as text only. A content security policy forbids everything from elsewhere.
     """
-    parts = {
-        "title": html.escape(f"{report.summary.source.rsplit('/', 1)[-1]} - cudatool"),
+    return assembled(
+        "page.html",
+        _SCRIPTS,
+        title=f"{report.summary.source.rsplit('/', 1)[-1]} - cudatool",
+        payload=packed(payload(report, found)),
+        plotly=packed(_plotly()) if report.summary.devices else "",
+    )
+
+
+def assembled(template: str, scripts: Iterable[str], *, title: str, **parts: str) -> str:
+    """Return a page made of a template, scripts, a title, which is escaped, and `parts`, which are not."""
+    parts |= {
+        "title": html.escape(title),
         "style": _asset("page.css"),
-        "payload": _packed(payload(report, found)),
-        "plotly": _packed(_plotly()) if report.summary.devices else "",
-        "script": "\n".join(_asset(name) for name in _SCRIPTS),
+        "script": "\n".join(_asset(name) for name in scripts),
     }
     # In one pass: nothing that was put in is looked at again.
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset(template))
 
 
 def write_report(report: Report, path: str | Path, found: sanitize.Report | None = None) -> None:
@@ -78,7 +88,7 @@ def _asset(name: str) -> str:
     return resources.files("cudatool.viz").joinpath(name).read_text(encoding="utf-8")
 
 
-def _packed(data: bytes) -> str:
+def packed(data: bytes) -> str:
     """Return bytes as the page unpacks them; see ``inflate`` in payload.js."""
     return base64.b64encode(zlib.compress(data, 6)).decode("ascii")
 

@@ -38,7 +38,7 @@ from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 from cudatool.viz.defects import LONGEST_LINE, defects
 
-__all__ = ["Columns", "idle_share", "payload"]
+__all__ = ["Columns", "framed", "idle_share", "payload"]
 
 _Ints = npt.NDArray[np.int64]
 _TYPES: Final = (("u8", 1 << 8), ("u16", 1 << 16), ("u32", 1 << 32))
@@ -146,6 +146,11 @@ def payload(report: Report, found: sanitize.Report | None = None) -> bytes:
         "names": report.trace.names,
         **_stacks(report.trace, columns),
     }
+    return framed(document, columns)
+
+
+def framed(document: dict[str, Any], columns: Columns) -> bytes:
+    """Return a document and the columns that it names as one payload."""
     text = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
     text += b" " * (-(len(text) + 4) % 8)
     return struct.pack("<I", len(text)) + text + columns.bytes()

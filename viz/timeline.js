@@ -284,10 +284,3 @@ class Timeline {
     return bytes < device.reserved[row] ? `reserved and unused: ${formatBytes(device.reserved[row] - device.active[row])}\n${facts}` : facts;
   }
 }
-
-/** Return the first index with the highest value in a part of an array. */
-function highest(values, from, to) {
-  let best = from;
-  for (let i = from + 1; i < to; i++) if (values[i] > values[best]) best = i;
-  return best;
-}

@@ -27,6 +27,13 @@ function upperBound(array, value, low = 0, high = array.length) {
   return low;
 }
 
+/** Return the first index with the highest value in a part of an array. */
+function highest(values, from, to) {
+  let best = from;
+  for (let i = from + 1; i < to; i++) if (values[i] > values[best]) best = i;
+  return best;
+}
+
 /** Return round numbers that divide a range into at most about `count` steps. */
 function ticks(low, high, count, base = 10) {
   const span = (high - low) / Math.max(count, 1);
@@ -61,5 +68,13 @@ function element(tag, properties = {}, ...children) {
 
 /** Return a frame of a stack as an item of a list, with the line of source below it if that is known. */
 const frameItem = (text, code) => element("li", {}, text, code ? element("code", {}, code) : null);
+
+const chip = (label, colour) => element("span", { className: "chip" }, swatch(colour), label);
+
+function swatch(colour) {
+  const made = element("span", { className: "swatch" });
+  made.style.backgroundColor = colour;
+  return made;
+}
 
 const byId = (id) => document.getElementById(id);

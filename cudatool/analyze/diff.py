@@ -44,6 +44,8 @@ class DiffRow:
         Bytes at each one's peak.
     count_before, count_after
         Blocks at each one's peak.
+    stack_before, stack_after
+        Innermost frame first, of the largest of its call sites; empty where there is none.
     """
 
     label: str
@@ -52,6 +54,8 @@ class DiffRow:
     after: int
     count_before: int
     count_after: int
+    stack_before: tuple[Frame, ...] = ()
+    stack_after: tuple[Frame, ...] = ()
 
     @property
     def change(self) -> int:
@@ -195,4 +199,10 @@ def _row(match: Match, olds: list[_Site], news: list[_Site]) -> DiffRow:
         after=sum(site.size for site in news),
         count_before=sum(site.count for site in olds),
         count_after=sum(site.count for site in news),
+        stack_before=_largest_stack(olds),
+        stack_after=_largest_stack(news),
     )
+
+
+def _largest_stack(sites: list[_Site]) -> tuple[Frame, ...]:
+    return max(sites, key=lambda site: site.size).stack if sites else ()

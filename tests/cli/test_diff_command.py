@@ -55,3 +55,16 @@ def test_json_has_every_row_in_bytes() -> None:
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(UsageError, match=r"cannot read missing\.pickle"):
         run(STREAMS, "missing.pickle")
+
+
+def test_the_page_is_written_and_replaces_no_input(run_command, tmp_path: Path) -> None:
+    recording = tmp_path / "own.pickle.xz"
+    recording.write_bytes((Path(__file__).parents[1] / "data" / "streams_default.pickle.xz").read_bytes())
+    before = recording.read_bytes()
+    done = run_command("diff", recording.name, recording.name, "--html", "diff.html")
+    assert 0 == done.returncode
+    assert "Wrote diff.html" in done.stderr
+    assert (tmp_path / "diff.html").read_text().startswith("<!DOCTYPE html>")
+    assert 2 == run_command("diff", recording.name, recording.name, "--html", "diff.html").returncode
+    assert 2 == run_command("diff", recording.name, recording.name, "-f", "--html", recording.name).returncode
+    assert before == recording.read_bytes()
