@@ -106,12 +106,19 @@ class Listed(click.types.StringParamType):
         return [CompletionItem(before + separator + word) for word in words]
 
 
-class Files(click.Path):
-    """A file, of which completion offers those with certain endings, and every one where there are none."""
+class Files(click.types.StringParamType):
+    """The name of a file; completion offers those with certain endings, and every one where there are none.
 
-    def __init__(self, *endings: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    The command gets what `path_type` makes of the name.
+    """
+
+    def __init__(self, *endings: str, path_type: Callable[[str], Any] = str) -> None:
         self._endings = endings
+        self._path_type = path_type
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the name as the command takes it."""
+        return self._path_type(super().convert(value, param, ctx))
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return the files and directories whose names begin so."""

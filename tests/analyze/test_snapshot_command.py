@@ -58,6 +58,14 @@ def test_html_before_the_source_takes_nothing_from_it(tmp_path: Path) -> None:
     assert RECORDING.read_bytes() == source.read_bytes()
 
 
+def test_a_page_without_a_name_goes_beside_its_source(tmp_path: Path) -> None:
+    source = tmp_path / "own.pickle.xz"
+    source.write_bytes(RECORDING.read_bytes())
+    for words in (["--html", source], [source, "--html"]):
+        run(*words)
+        (tmp_path / "own.html").unlink()
+
+
 def test_a_named_page_goes_there(tmp_path: Path) -> None:
     run(RECORDING, "--html", "there.html")
     assert (tmp_path / "there.html").exists()

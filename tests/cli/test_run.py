@@ -174,6 +174,10 @@ def test_page_lies_beside_the_trace_and_its_option_takes_no_program(run_command,
     done = run_command("run", "-o", "t.ctrace", "--html", "ok.py")
     assert (done.returncode, done.stdout) == (0, "ran\n")
     assert (tmp_path / "t.html").read_text().startswith("<!DOCTYPE html>")
+    for words in (["-o", "u.ctrace", "--html", "-m", "ok"], ["--html", "--force", "-o", "v.ctrace", "ok.py"]):
+        done = run_command("run", *words)
+        assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+    assert {"t.html", "u.html", "v.html"} == {path.name for path in tmp_path.glob("*.html")}
 
 
 def test_forked_child_ends_without_a_summary(run_command, tmp_path):
