@@ -18,6 +18,7 @@ __all__ = [
     "html_option",
     "is_page",
     "page_option",
+    "size_of",
     "source_argument",
     "workload_arguments",
 ]
@@ -123,3 +124,24 @@ def workload_arguments(*endings: str) -> Callable[[_F], _F]:
         return command  # type: ignore[return-value]  # it takes the place of the function for click only
 
     return decorate
+
+
+def size_of(text: str | None, name: str) -> int | None:
+    """Return the bytes that the option `name` was given, None if it was not.
+
+    Raises
+    ------
+    UsageError
+        It is a number without a unit, which is not meant in bytes where the size of a card is asked for.
+    ConfigError
+        It is no size.
+    """
+    from cudatool.errors import UsageError
+    from cudatool.units import parse_bytes
+
+    if text is None:
+        return None
+    size = parse_bytes(text)
+    if not text.strip()[-1:].isalpha():
+        raise UsageError(f"{name} {text}: say in which unit, for example {name} {text}GiB")
+    return size

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from cudatool.analyze import Advice, Check, Outcome
 
-__all__ = ["print_advice", "print_check", "print_outcomes"]
+__all__ = ["print_advice", "print_check", "print_outcomes", "why_not"]
 
 _MOST_COUNTERS = 5  # that differ, to be listed
 _BEGINNINGS = {
@@ -22,11 +22,15 @@ _BEGINNINGS = {
 
 
 def print_check(console: Console, result: Check) -> None:
-    share = 100 * result.exact / result.allocs if result.allocs else 100.0
+    if result.is_empty:
+        text = f"Device {result.device}: nothing to check: the file has no history of requests, only "
+        console.print(f"{text}{result.final_blocks:,} blocks at the end", markup=False, soft_wrap=True)
+        return
+    share = f"{100 * result.exact / result.allocs:.4g} %" if result.allocs else "no allocation"
     verdict = "exact" if result.is_exact else "not exact"
     lines = [
         f"Device {result.device}: {verdict}",
-        f"  addresses   {result.exact:,} of {result.allocs:,} the same ({share:.4g} %)",
+        f"  addresses   {result.exact:,} of {result.allocs:,} the same ({share})",
         f"  segments    {result.segments_exact:,} of {result.segments:,} the same",
         f"  at the end  {result.final_blocks_differ:,} of {result.final_blocks:,} blocks differ",
         f"  peaks       {format_bytes(result.reserved_peak_bytes)} reserved, "
@@ -51,46 +55,104 @@ def print_check(console: Console, result: Check) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
 
-def print_outcomes(console: Console, device: int, outcomes: list[Outcome]) -> None:
+def print_outcomes(console: Console, device: int, advice: Advice) -> None:
+    """Print what was recorded, what a replay of it costs, and what the other settings would have cost."""
     from rich.table import Table
 
+    record, check = advice.record, advice.recorded
     title = f"Device {device}: the same requests under other settings"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     table.add_column("Settings", overflow="fold")
     for name in ("Reserved", "In use", "Lost", "Retries", "Runs out"):
         table.add_column(name, justify="right")
-    for outcome in outcomes:
-        oom = outcome.oom
-        table.add_row(
-            outcome.conf or "(defaults)",
-            format_bytes(outcome.reserved_peak_bytes),
-            format_bytes(outcome.active_peak_bytes),
-            f"{100 * outcome.fragmentation:.1f} %",
-            f"{outcome.retries:,}",
-            "no" if oom is None else f"request {oom.request:,}: {format_bytes(oom.size)}",
-        )
+    failed = f"{record.failures:,} failed" if record.failures else "no"
+    table.add_row("as recorded", format_bytes(record.reserved_peak_bytes), "", "", f"{record.retries:,}", failed)
+    if check is not None:
+        table.add_row("replay of that", *_cells(check))
+    for outcome in advice.tried:
+        cells = _cells(outcome)
+        if outcome.caveats:
+            cells[0] = f"about {cells[0]}"
+        table.add_row(outcome.conf or "(defaults)", *cells)
     console.print(table)
-    for outcome in outcomes:
-        if outcome.survived_ooms:
-            text = f"{outcome.conf or '(defaults)'} fails {outcome.survived_ooms:,} requests that it can do without"
-            console.print(text, markup=False, soft_wrap=True)
+    if record.limit_bytes is not None:
+        text = f"Requests that failed or were retried show that less than {format_bytes(record.limit_bytes + 1)} "
+        console.print(f"{text}could be reserved.", markup=False, soft_wrap=True)
+    for caveat in dict.fromkeys(caveat for outcome in advice.tried for caveat in outcome.caveats):
+        console.print(f"About: {_CAVEATS[caveat]}", markup=False, soft_wrap=True)
+    for outcome in advice.tried:
         if outcome.oom is not None and outcome.oom.site:
             console.print(
                 f"{outcome.conf or '(defaults)'} runs out at {outcome.oom.site}", markup=False, soft_wrap=True
             )
 
 
-def print_advice(console: Console, advice: Advice) -> None:
+def _cells(outcome: Outcome) -> list[str]:
+    oom = outcome.oom
+    runs_out = "no" if oom is None else f"request {oom.request:,}: {format_bytes(oom.size)}"
+    if oom is None and outcome.survived_ooms:
+        runs_out = f"{outcome.survived_ooms:,} failed"
+    return [
+        format_bytes(outcome.reserved_peak_bytes),
+        format_bytes(outcome.active_peak_bytes),
+        f"{100 * outcome.fragmentation:.1f} %",
+        f"{outcome.retries:,}",
+        runs_out,
+    ]
+
+
+def print_advice(console: Console, advice: Advice, *, chosen: bool) -> None:
+    """Print the best setting, or why none is named; nothing if the user has `chosen` which to try."""
+    if advice.withheld is not None:
+        console.print(f"No advice: {why_not(advice)}", markup=False, soft_wrap=True)
+        return
+    if chosen:
+        return
     if advice.best is None:
         text = "No other setting makes a difference worth naming."
-        if advice.recorded.oom is not None:
+        if advice.recorded is not None and advice.recorded.oom is not None:
             text = "No setting keeps the program from running out of memory: it needs less at a time, or a larger card."
     else:
-        gain = (
-            "it does not run out of memory"
-            if advice.recorded.oom is not None
-            else f"{format_bytes(advice.gain_bytes)} less are reserved"
-        )
+        about = "about " if advice.best.caveats else ""
+        gain = f"{about}{format_bytes(advice.gain_bytes)} less are reserved"
+        if not advice.gain_bytes:
+            gain = "fewer requests fail" if advice.best.failures else "it does not run out of memory"
         conf = advice.best.conf
         text = f"Best: PYTORCH_CUDA_ALLOC_CONF={conf}: {gain}." if conf else f"Best: the defaults: {gain}."
     console.print(text, markup=False, soft_wrap=True)
+
+
+def why_not(advice: Advice) -> str:
+    """Return in words why there is no advice."""
+    from cudatool.analyze import NoAdvice
+
+    record, check = advice.record, advice.recorded
+    if advice.withheld is NoAdvice.OTHER_ALLOCATOR:
+        return "these requests were made to RMM, whose allocators follow other rules than PyTorch's"
+    if advice.withheld is NoAdvice.NO_REQUESTS or check is None:
+        return (
+            "the file has no history of requests, so their order is not known; record it with "
+            "torch.cuda.memory._record_memory_history()"
+        )
+    if advice.withheld is NoAdvice.FAILURES_DIFFER:
+        return (
+            f"{record.failures:,} requests failed when it was recorded, {check.failures:,} in a replay of the recorded "
+            "settings; with --card, say how much memory the card had"
+        )
+    return (
+        f"a replay of the recorded settings reserves {format_bytes(check.reserved_peak_bytes)}, recorded were "
+        f"{format_bytes(record.reserved_peak_bytes)}"
+    )
+
+
+_CAVEATS = {
+    "peak-differs": "a replay of the recorded settings does not reserve what was recorded.",
+    "retries-differ": "a replay of the recorded settings empties the cache more or less often to make room.",
+    "failures-differ": "other requests fail in a replay of the recorded settings.",
+    "runs-out": "memory runs out, and what the program does then is not known.",
+    "other-course": "a request that failed when recorded is served; what the program does then is not known.",
+    "begins-late": "the recording begins in mid-program, so what was cached by then is not known.",
+    "calls-unseen": "the program empties its cache; calls that found nothing to give back are not in the file.",
+    "limit-unclear": "how much the card allows shows only roughly.",
+    "calls-unclear": "whether the program emptied the cache or the allocator made room does not show.",
+}

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudatool.cli._command import command, option
-from cudatool.cli._options import source_argument
+from cudatool.cli._options import size_of, source_argument
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cudatool.analyze import Advice, Outcome
+    from cudatool.analyze import Advice
     from cudatool.memory import Settings
     from cudatool.trace.model import Trace
 
@@ -29,7 +29,12 @@ __all__ = ["replay"]
     ],
 )
 @source_argument()
-@option("--check", "checks", is_flag=True, help="Compare every address, segment and counter. Exit 1 if any differs.")
+@option(
+    "--check",
+    "checks",
+    is_flag=True,
+    help="Compare every address, segment and counter. Exit 1 if any differs, 2 if there is nothing to compare.",
+)
 @option("--conf", "confs", multiple=True, metavar="SETTINGS", help="Settings to try, in PyTorch's syntax; repeatable.")
 @option("--advise", "advises", is_flag=True, help="Search the settings that matter, and name the best.")
 @option("--memory", metavar="SIZE", help="Memory of the card to model, such as 40GiB.")
@@ -67,6 +72,8 @@ def replay(
     if recording.origin and not as_json:
         said.print(f"{source}: {recording.origin}", markup=False)
     if checks:
+        if recording.trace.header.get("format") == "rmm-log":
+            raise UsageError("an RMM log says nothing of what its allocator did: there is nothing to compare with")
         _check(recording, said, as_json)
     else:
         _try(recording, confs, memory, said, as_json)
@@ -88,7 +95,6 @@ def _recording(source: Path, only: int | None, card: str | None, recorded_conf: 
     from cudatool.cli._sources import read_trace, say_notes
     from cudatool.errors import UsageError
     from cudatool.memory import Settings
-    from cudatool.units import parse_bytes
 
     trace, facts = read_trace(source), _beside(source)
     say_notes(trace)
@@ -100,7 +106,7 @@ def _recording(source: Path, only: int | None, card: str | None, recorded_conf: 
         settings = _with_fraction(settings, facts)
     else:
         settings, origin = Settings.parse(recorded_conf), ""
-    total = parse_bytes(card) if card else facts.get("device_total_bytes") or _card(trace, devices[0])
+    total = size_of(card, "--card") or facts.get("device_total_bytes") or _card(trace, devices[0])
     return _Recording(trace, devices, settings, origin, total, facts.get("stats") if len(devices) == 1 else None)
 
 
@@ -123,49 +129,54 @@ def _check(recording: _Recording, said: Console, as_json: bool) -> None:
             for device in recording.devices
         ]
     if as_json:
-        echo_json([asdict(result) for result in checked])
+        rows = [{**asdict(result), "is_exact": None if result.is_empty else result.is_exact} for result in checked]
+        echo_json(rows)
     else:
         console = results()
         for result in checked:
             print_check(console, result)
-    if not all(result.is_exact for result in checked):
+    if not all(result.is_exact or result.is_empty for result in checked):
         raise SystemExit(1)
+    if any(result.is_empty for result in checked):
+        raise SystemExit(2)
 
 
 def _try(recording: _Recording, confs: tuple[str, ...], memory: str | None, said: Console, as_json: bool) -> None:
     """Say what the same requests cost under these settings, or under those that matter, and which are best."""
     from cudatool import analyze
-    from cudatool.cli._replay_text import print_advice, print_outcomes
+    from cudatool.cli._replay_text import print_advice, print_outcomes, why_not
     from cudatool.cli._text import echo_json, results
-    from cudatool.units import format_bytes, parse_bytes
+    from cudatool.errors import UsageError
 
     trace, devices, settings, _, total, _ = recording
-    wanted = parse_bytes(memory) if memory else None
-    for device in devices if not (wanted or total or as_json) else ():
-        if limit := analyze.recorded_limit(trace, device):
-            said.print(f"device {device} ran out of memory: {format_bytes(limit)} are taken to be all it could have")
-    outcomes: dict[int, list[Outcome]] = {}
     advice: dict[int, Advice] = {}
     with _progress(said) as progress:
-        options: Any = {"recorded": settings, "recorded_memory": total, "memory": wanted, "progress": progress}
+        options: Any = {"recorded": settings, "recorded_memory": total, "progress": progress}
+        options["memory"] = size_of(memory, "--memory")
         for device in devices:
-            if confs:
-                outcomes[device] = analyze.what_if(trace, device, confs, **options)
-            else:
-                advice[device] = analyze.advise(trace, device, **options)
-                outcomes[device] = list(advice[device].tried)
+            advice[device] = found = analyze.advise(trace, device, confs, **options)
+            if found.withheld is not None and not found.tried:
+                where = f"device {device}: " if len(devices) > 1 else ""
+                raise UsageError(f"{where}{why_not(found)}")
     if as_json:
-        best = {device: found.best.conf if found.best else None for device, found in advice.items()}
-        listed = [{"device": device, **asdict(outcome)} for device in devices for outcome in outcomes[device]]
-        for row in listed if advice else ():
-            row["best"] = best[row["device"]] == row["conf"]
-        echo_json(listed)
+        echo_json([row for device in devices for row in _rows(device, advice[device], bool(confs))])
         return
     console = results()
-    for device in devices:
-        print_outcomes(console, device, outcomes[device])
-    for found in advice.values():
-        print_advice(console, found)
+    for device, found in advice.items():
+        print_outcomes(console, device, found)
+        print_advice(console, found, chosen=bool(confs))
+
+
+def _rows(device: int, advice: Advice, chosen: bool) -> Iterator[dict[str, Any]]:
+    """Yield a row for each settings string that was tried; `chosen`, the user named them and wants no advice."""
+    for outcome in advice.tried:
+        row = {"device": device, **asdict(outcome), "recorded": asdict(advice.record)}
+        row["replay_of_recorded"] = asdict(advice.recorded) if advice.recorded else None
+        if not chosen:
+            row["best"] = advice.best is not None and advice.best.conf == outcome.conf
+            row["gain_bytes"] = advice.gain_bytes if row["best"] else None
+            row["withheld"] = advice.withheld
+        yield row
 
 
 def _devices(trace: Trace, only: int | None) -> list[int]:

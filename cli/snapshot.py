@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cudatool.cli._command import Files, command, option
-from cudatool.cli._options import BESIDE, force_option, html_option, is_page, source_argument
+from cudatool.cli._options import BESIDE, force_option, html_option, is_page, size_of, source_argument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +70,7 @@ def snapshot(
     from cudatool.cli._sources import newest, read_trace
     from cudatool.cli._text import echo_json, messages, results
     from cudatool.files import check_outputs
-    from cudatool.units import format_bytes, parse_bytes
+    from cudatool.units import format_bytes
 
     if source is None and html and not is_page(html):
         source, html = Path(html), BESIDE  # `cudatool snapshot --html SOURCE`: the option took the argument
@@ -79,7 +79,7 @@ def snapshot(
     check_outputs(filter(None, (page, torch)), [source], force=force)
 
     trace = read_trace(source)
-    size = parse_bytes(memory) if memory else None
+    size = size_of(memory, "--memory")
     report = analyze.report(trace, total=dict.fromkeys(range(_MOST_DEVICES), size))
     cards = _cards(report)
     said = messages()

@@ -47,7 +47,17 @@ from cudatool.analyze.sites import Grouping, SiteTree, range_at, site_tree
 from cudatool.analyze.steps import Confidence, Steps, find_steps
 from cudatool.analyze.summary import DeviceMemory, Moment, Report, Summary, report
 from cudatool.analyze.usage import Usage, pool_label, stream_label, usage_by_pool, usage_by_stream
-from cudatool.analyze.whatif import Advice, Outcome, OutOfMemory, advise, recorded_limit, what_if
+from cudatool.analyze.whatif import (
+    Advice,
+    Caveat,
+    NoAdvice,
+    Outcome,
+    OutOfMemory,
+    Record,
+    advise,
+    recorded_limit,
+    what_if,
+)
 
 __all__ = [
     "Advice",
@@ -55,6 +65,7 @@ __all__ = [
     "Call",
     "CallSite",
     "CardUse",
+    "Caveat",
     "Categories",
     "Category",
     "CategoryShare",
@@ -83,12 +94,14 @@ __all__ = [
     "LintFinding",
     "Match",
     "Moment",
+    "NoAdvice",
     "Operations",
     "OutOfMemory",
     "Outcome",
     "Outside",
     "Pin",
     "RULES",
+    "Record",
     "Ranges",
     "Report",
     "Requests",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from typing import Final
 
 from cudatool.analyze.requests import Requests
@@ -54,6 +54,19 @@ class _Gaps:
             self.ranges.insert(index, (start, address - start))
         return True
 
+    def cut(self, address: int, size: int) -> None:
+        """Take certain addresses out of what is free, as far as they are."""
+        end = address + size
+        first = bisect_left(self.ranges, (address, 0))
+        if first and sum(self.ranges[first - 1]) > address:
+            first -= 1
+        last = first
+        while last < len(self.ranges) and self.ranges[last][0] < end:
+            last += 1
+        parts = [(start, address - start) for start, _ in self.ranges[first:last] if start < address]
+        parts += [(end, start + room - end) for start, room in self.ranges[first:last] if start + room > end]
+        self.ranges[first:last] = parts
+
 
 def _regions(recorded: Requests) -> tuple[_Gaps, int]:
     """Return what was left of regions from before the first segment, and the lowest address of all of them.
@@ -97,28 +110,48 @@ class Card:
     ----------
     passed
         The streams whose events have passed; a stream is its own event's token.
+    recorded_segments
+        Addresses of the segments that the call under way got when it was recorded, by size. The same are given out
+        again where they are free: then nothing but the settings makes a difference.
     """
 
     def __init__(self, total: int, recorded: Requests) -> None:
         self.total = total
         self.used = 0
         self.passed: set[int] = set()
+        self.recorded_segments: dict[int, int] = {}
         self._gaps, self._lowest = _regions(recorded)
-        self._sizes: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}  # of segments, by address
+        self._starts: list[int] = []  # their addresses, sorted
 
     def allocate(self, size: int, stream: int) -> int:
         self._take(size)
-        address = self._gaps.take(size)
+        address = self.recorded_segments.get(size)
+        if address is None or not self._take_at(address, size):
+            address = self._gaps.take(size)
         if address is None:
             region = -(-size // _REGION) * _REGION
             address = self.reserve(region, stream)
             if region > size:
                 self._gaps.add(address + size, region - size)
         self._sizes[address] = size
+        insort(self._starts, address)
         return address
+
+    def _take_at(self, address: int, size: int) -> bool:
+        """Take certain addresses; return whether they are free."""
+        after = bisect_left(self._starts, address)
+        if after < len(self._starts) and self._starts[after] < address + size:
+            return False
+        if after and self._starts[after - 1] + self._sizes[self._starts[after - 1]] > address:
+            return False
+        self._gaps.cut(address, size)
+        self._lowest = min(self._lowest, address // _REGION * _REGION)
+        return True
 
     def free(self, address: int) -> None:
         size = self._sizes.pop(address)
+        del self._starts[bisect_left(self._starts, address)]
         self.used -= size
         self._gaps.add(address, size)
 

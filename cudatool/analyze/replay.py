@@ -75,6 +75,8 @@ class Check:
 
     Attributes
     ----------
+    calls
+        Calls of the allocator.
     allocs, exact
         Allocations, and how many were given the recorded address.
     segments, segments_exact
@@ -94,6 +96,7 @@ class Check:
     """
 
     device: int
+    calls: int
     allocs: int
     exact: int
     segments: int
@@ -108,8 +111,15 @@ class Check:
     notes: tuple[str, ...]
 
     @property
+    def is_empty(self) -> bool:
+        """Whether the file has nothing to compare: no call of the allocator."""
+        return self.calls == 0
+
+    @property
     def is_exact(self) -> bool:
-        """Whether there is no difference."""
+        """Whether something was compared, and there is no difference."""
+        if self.is_empty:
+            return False
         same = self.allocs == self.exact and self.segments == self.segments_exact
         return same and not self.final_blocks_differ and not self.stats_differ and self.first_divergence is None
 
@@ -150,6 +160,7 @@ def check(
     differ, blocks = replay.compare_final(final)
     return Check(
         device=device,
+        calls=len(asked.calls),
         allocs=replay.allocs,
         exact=replay.exact,
         segments=replay.changes,
@@ -272,9 +283,11 @@ class _Replay:
         self._records = trace.records
         frees = trace.records["kind"] == Kind.BLOCK_FREE_REQUESTED
         self._frees_have_stacks = bool((trace.records["stack"][frees] > 0).any())
-        self._separated: list[tuple[int, int]] = []  # number of a call, and how many of its releases are the program's
-        self._doubtful = 0
-        self._ceiling: int | None = None
+        # Numbers of calls, and how many releases each begins with that are, or may be, the program's.
+        self._by_program: list[tuple[int, int]] = []
+        self._doubtful: list[tuple[int, int]] = []
+        self._too_much: list[int] = []  # bytes that could not be reserved
+        self._perhaps_too_much: list[int] = []
         self.allocs = self.exact = self.changes = self.changes_exact = 0
         self.first: Divergence | None = None
         self.tails = tails
@@ -313,19 +326,23 @@ class _Replay:
                 return False
         return True
 
-    def separated(self) -> Requests:
-        """Return what was asked for, with every ``empty_cache`` as a call of its own."""
+    def separated(self, *, otherwise: bool = False) -> Requests:
+        """Return what was asked for, with every ``empty_cache`` as a call of its own.
+
+        `otherwise`, those releases are the program's, too, that were doubtful.
+        """
         calls = list(self.asked.calls)
-        for number, count in reversed(self._separated):
+        for number, count in reversed(self._by_program if not otherwise else sorted(self._by_program + self._doubtful)):
             call = calls[number]
             emptied = Call(Verb.EMPTY_CACHE, -1, 0, 0, 0, 0, call.done, call.changes[:count], call.event)
             calls[number : number + 1] = [emptied, call._replace(done=(), changes=call.changes[count:])]
+        retries = self.policy.statistics.num_alloc_retries
         return replace(
             self.asked,
             calls=calls,
-            retries=self.policy.statistics.num_alloc_retries,
-            ceiling=self._ceiling,
-            doubtful=self._doubtful,
+            retries=retries - len(self._doubtful) if otherwise else retries,
+            ceiling=min(self._too_much if otherwise else self._too_much + self._perhaps_too_much, default=None),
+            otherwise=self.separated(otherwise=True) if self._doubtful and not otherwise else None,
         )
 
     def _separate(self, number: int, call: Call) -> Call:
@@ -347,16 +364,17 @@ class _Replay:
             peak_reserved=self.asked.peak_reserved,
             total_memory=self.total_memory,
         )
-        self._doubtful += share.doubtful
+        if share.doubtful:
+            self._doubtful.append((number, len(leading_releases(call))))
         first = call._replace(done=(), changes=call.changes[: share.by_program])
         rest = call._replace(done=(), changes=call.changes[share.by_program :])
         if share.by_program:
-            self._separated.append((number, share.by_program))
+            self._by_program.append((number, share.by_program))
             self._begin(first)
             self._empty_cache(first)
             self._end(first)
         elif share.demand:
-            self._had_no_memory(share.demand)
+            self._had_no_memory(share.demand, share.doubtful)
             if self._fits(call):  # it waited for other streams after it had looked for a free block
                 released = leading_releases(call)
                 self._begin(call._replace(done=(), changes=released))
@@ -366,11 +384,10 @@ class _Replay:
                 rest = call._replace(done=(), changes=call.changes[len(released) :])
         return rest
 
-    def _had_no_memory(self, demand: int) -> None:
+    def _had_no_memory(self, demand: int, doubtful: bool = False) -> None:
         """Note that so many bytes could not be reserved."""
-        if demand <= self.asked.peak_reserved:
-            return  # they could at another time: the limit is not the same all the time
-        self._ceiling = demand - 1 if self._ceiling is None else min(self._ceiling, demand - 1)
+        if demand > self.asked.peak_reserved:  # else they could at another time: the limit is not always the same
+            (self._perhaps_too_much if doubtful else self._too_much).append(demand - 1)
 
     def _set_up(self) -> None:
         """Bring about the state that the recording began with."""

@@ -115,8 +115,9 @@ class Requests:
     ceiling
         A number of bytes that could not be reserved, according to requests that failed or made the allocator release
         memory; None if there were none.
-    doubtful
-        How many releases may have been the allocator's or the program's.
+    otherwise
+        The same if all releases that may have been the allocator's or the program's were the program's; None if there
+        are no such releases.
     """
 
     device: int
@@ -130,7 +131,7 @@ class Requests:
     unmatched: int = 0
     retries: int = 0
     ceiling: int | None = None
-    doubtful: int = 0
+    otherwise: Requests | None = None
 
 
 def requests(trace: Trace, device: int) -> Requests:

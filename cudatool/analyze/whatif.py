@@ -4,92 +4,65 @@ The recorded calls go through the allocator's policy over a model of a card: mem
 are counted up. What the program asked for stays as it was, down to the point at which other streams are done with a
 block that was freed. What is not known is what a program would have done had it not run out of memory: a recording
 that ends so has only the requests until then.
+
+The recorded settings are replayed first. Where that does not cost what was recorded, every other prediction is in
+doubt, and there is no advice. What a setting gains is counted from what was recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
-from itertools import islice
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
-import numpy as np
-
-from cudatool.analyze.card import Card
-from cudatool.analyze.memory import call_site
-from cudatool.analyze.replay import pool_ids, requests_with_pools
-from cudatool.analyze.requests import Call, Requests, Verb
-from cudatool.errors import ConfigError, OutOfMemoryError
-from cudatool.memory.blocks import PoolId
-from cudatool.memory.journal import Journal
-from cudatool.memory.policy import DEFAULT_POOL, Policy
+from cudatool.analyze.replay import requests_with_pools
+from cudatool.analyze.requests import RELEASES, Requests, Verb
+from cudatool.analyze.whatif_model import Caveat, Outcome, OutOfMemory, run_model
+from cudatool.errors import ConfigError
 from cudatool.memory.settings import Settings
-from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
-__all__ = ["Advice", "Outcome", "OutOfMemory", "advise", "recorded_limit", "what_if"]
+__all__ = ["Advice", "Caveat", "NoAdvice", "Outcome", "OutOfMemory", "Record", "advise", "recorded_limit", "what_if"]
 
-_UNKNOWN_CARD = 1 << 44  # more memory than any card has
 _MIB = 1024 * 1024
-_GAIN_WORTH_NAMING = 0.01  # of what is reserved
+_WORTH_NAMING = 0.01  # of what is reserved: less is no gain, and no error either
+_TOO_WRONG = 0.02  # by which the replay of the recorded settings may be off before there is no advice
+
+
+class NoAdvice(StrEnum):
+    """Why no setting is recommended although some were tried, or why none could be tried."""
+
+    PEAK_DIFFERS = "peak-differs"
+    """A replay of the recorded settings reserves more than 2 % more or less than was recorded."""
+    FAILURES_DIFFER = "failures-differ"
+    """A replay of the recorded settings runs out of memory where the program did not, or the other way round."""
+    NO_REQUESTS = "no-requests"
+    """The file has no history of requests: in which order its blocks were allocated is not known."""
+    OTHER_ALLOCATOR = "other-allocator"
+    """The requests were made to another allocator than PyTorch's or cudatool's."""
 
 
 @dataclass(frozen=True, slots=True)
-class OutOfMemory:
-    """Where a program would run out of memory.
+class Record:
+    """What was recorded.
 
     Attributes
     ----------
-    event
-        Index of the request in the trace's records; `request` is its number among the allocations.
-    size
-        Bytes that were asked for.
-    reserved_bytes, active_bytes
-        At that time.
-    site
-        The call site, if the recording has stacks.
-    """
-
-    event: int
-    request: int
-    size: int
-    reserved_bytes: int
-    active_bytes: int
-    site: str
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What requests cost under some settings.
-
-    Attributes
-    ----------
-    conf
-        The settings.
-    reserved_peak_bytes, active_peak_bytes
-        The most at a time.
-    fragmentation
-        Share of the reserved bytes that were not in use when most were reserved.
+    reserved_peak_bytes
+        The most at a time from the first request on. What was cached before and given back until then is left out.
     retries
-        How often the cache was emptied to make room.
-    device_allocs
-        How often the driver was asked for memory; each time costs some 0.1 ms.
-    oom
-        Where memory would run out; None if it would not.
-    survived_ooms
-        Requests before that which found no memory either, but which the program can do without: it did so when it was
-        recorded, or they were trials of cuDNN's search for algorithms (``torch.backends.cudnn.benchmark``).
+        How often the allocator released all that was cached to make room.
+    failures
+        Requests that failed.
+    limit_bytes
+        How many bytes could be reserved, according to requests that failed or needed a retry: at most so many. None
+        if there were none.
     """
 
-    conf: str
     reserved_peak_bytes: int
-    active_peak_bytes: int
-    fragmentation: float
     retries: int
-    device_allocs: int
-    oom: OutOfMemory | None
-    survived_ooms: int
+    failures: int
+    limit_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +71,26 @@ class Advice:
 
     Attributes
     ----------
+    record
+        What was recorded.
+    recorded
+        What a replay of the recorded settings costs.
     best
-        None if nothing is better than what was used.
+        None if nothing is better than what was used, or if `withheld` says why there is no advice.
     gain_bytes
-        By how much less is reserved; 0 if the gain is that memory does not run out.
+        By how much less is reserved than was recorded; 0 if the gain is that memory does not run out.
+    tried
+        All settings that were tried; of those that were asked for, or that matter for these requests.
+    withheld
+        Why there is no advice; None if nothing stands in its way.
     """
 
-    recorded: Outcome
+    record: Record
+    recorded: Outcome | None
     best: Outcome | None
     gain_bytes: int
     tried: tuple[Outcome, ...]
+    withheld: NoAdvice | None = None
 
 
 def what_if(
@@ -130,7 +113,7 @@ def what_if(
         The settings that were in force, and bytes of the card they were recorded on, if known. They tell the program's
         requests from what the allocator did by itself.
     memory
-        Bytes of the card to model; default: `recorded_memory`, else what :func:`recorded_limit` finds, else no limit.
+        Bytes of the card to model; default: what the recorded one had, as far as that is known or shows.
     progress
         Is told the number of settings done.
 
@@ -139,85 +122,212 @@ def what_if(
     ConfigError
         A string cannot be read, or asks for another allocator.
     """
-    asked = requests_with_pools(trace, device, recorded, recorded_memory)
-    total = memory or recorded_memory or recorded_limit(trace, device)
-    outcomes = []
-    for conf in confs:
-        outcomes.append(_outcome(trace, asked, conf, total))
-        if progress is not None:
-            progress(len(outcomes))
-    return outcomes
+    return list(advise(**locals()).tried)
 
 
 def advise(
     trace: Trace,
     device: int,
+    confs: Sequence[str] = (),
     *,
     recorded: Settings,
     recorded_memory: int | None = None,
     memory: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Advice:
-    """Search the settings that matter, and name the best.
+    """Try some settings, and name the best. The parameters are those of :func:`what_if`.
 
-    First each by itself, then the best two together. Better is what does not run out of memory, then what reserves
-    less; of about equal ones the one named first, which is the simpler one.
+    Without `confs`, those are tried that can matter: first each by itself, then the best with another one. Better is
+    what does not run out of memory, then what reserves less; of about equal ones the one named first, which is the
+    simpler one.
     """
-    asked = requests_with_pools(trace, device, recorded, recorded_memory)
-    total = memory or recorded_memory or recorded_limit(trace, device)
-    limit = _limit_of(recorded)
-    done: dict[str, Outcome] = {}
+    model = _Experiment(trace, device, recorded, recorded_memory, memory, progress)
+    record = model.record
+    if model.impossible is not None:
+        return Advice(record, None, None, 0, (), model.impossible)
+    used = model.outcome(recorded.text)
+    if confs:
+        tried = tuple(model.outcome(conf) for conf in confs)
+    else:
+        limit = _limit_of(recorded)
+        ranked = sorted(
+            (model.outcome(_joined(conf, limit)) for conf in _candidates(model.asked, recorded)), key=_badness
+        )
+        for partner in ("roundup_power2_divisions:4", "roundup_power2_divisions:8"):
+            if "roundup" not in ranked[0].conf:
+                model.outcome(_joined(ranked[0].conf, partner))
+        tried = tuple(model.done.values())
+    if (withheld := _withheld(record, model.check)) is not None:
+        return Advice(record, model.check, None, 0, tried, withheld)
+    best, gain = _best(used, record, tried) if memory is None else _best(used, None, tried)
+    return Advice(record, model.check, best, gain, tried)
 
-    def outcome(conf: str) -> Outcome:
-        if conf not in done:
-            done[conf] = _outcome(trace, asked, conf, total)
-            if progress is not None:
-                progress(len(done))
-        return done[conf]
 
-    used = outcome(recorded.text)
-    singles = [_joined(conf, limit) for conf in _candidates(asked, recorded)]
-    ranked = sorted((outcome(conf) for conf in singles), key=_badness)
-    for partner in ("roundup_power2_divisions:4", "roundup_power2_divisions:8"):
-        first = ranked[0].conf
-        if "roundup" not in first:
-            outcome(_joined(first, partner))
-    order = list(done)
-    best = min(done.values(), key=lambda found: (*_badness(found), order.index(found.conf)))
-    # Of those that are as good to within one percent, the simplest.
+def _best(used: Outcome, record: Record | None, tried: Sequence[Outcome]) -> tuple[Outcome | None, int]:
+    """Return the outcome to recommend, if any, and by how many bytes less is reserved than in `record`.
+
+    Without a record, on another card than the recorded one, that is by how much less than `used`.
+    """
+    best = min(tried, key=_badness)  # of equal ones the first
     good = [
         found
-        for found in done.values()
-        if (found.oom is None) == (best.oom is None)
-        and found.reserved_peak_bytes <= best.reserved_peak_bytes * (1 + _GAIN_WORTH_NAMING)
+        for found in tried
+        if found.failures == best.failures
+        and (found.oom is None) == (best.oom is None)
+        and found.reserved_peak_bytes <= best.reserved_peak_bytes * (1 + _WORTH_NAMING)
     ]
-    best = min(good, key=lambda found: (found.conf.count(":"), order.index(found.conf)))
-    gain = used.reserved_peak_bytes - best.reserved_peak_bytes
-    saved = used.oom is not None and best.oom is None
-    worth = saved or ((best.oom is None) == (used.oom is None) and gain > used.reserved_peak_bytes * _GAIN_WORTH_NAMING)
-    return Advice(used, best if worth else None, max(gain, 0) if worth and not saved else 0, tuple(done.values()))
+    best = min(good, key=lambda found: found.conf.count(":"))
+    before = record.reserved_peak_bytes if record else used.reserved_peak_bytes
+    if best.oom is not None or best.failures > used.failures:
+        return None, 0
+    if best.failures < used.failures:
+        return best, 0
+    gain = min(before, used.reserved_peak_bytes) - best.reserved_peak_bytes
+    return (best, gain) if gain > before * _WORTH_NAMING else (None, 0)
 
 
-def recorded_limit(trace: Trace, device: int) -> int | None:
-    """Return how many bytes a program could reserve at most, according to its failed requests; None if none failed.
+def _withheld(record: Record, check: Outcome) -> NoAdvice | None:
+    """Return why a replay of the recorded settings is too far from what was recorded, if it is."""
+    if record.failures != check.failures:
+        return NoAdvice.FAILURES_DIFFER
+    error = abs(check.reserved_peak_bytes - record.reserved_peak_bytes)
+    return NoAdvice.PEAK_DIFFERS if error > _TOO_WRONG * record.reserved_peak_bytes else None
 
-    When one fails, everything cached has been given back: what is reserved then and what is free on the device is all
-    there is. If that should have been enough, a memory fraction stood in the way, and all that is known is that the
-    request was too much for it.
+
+class _Experiment:
+    """Recorded requests, and what they were found to cost."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        device: int,
+        recorded: Settings,
+        recorded_memory: int | None,
+        memory: int | None,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        self._trace = trace
+        self._recorded = recorded
+        self._memory = memory
+        self._progress = progress
+        self.asked = requests_with_pools(trace, device, recorded, recorded_memory)
+        self.record = _record(self.asked)
+        self.done: dict[str, Outcome] = {}
+        self._total, self._limit, self._limit_is_clear = _limits(self.asked, recorded, recorded_memory)
+        self.impossible: NoAdvice | None = None
+        if trace.header.get("format") == "rmm-log":
+            self.impossible = NoAdvice.OTHER_ALLOCATOR
+        elif not any(call.verb in (Verb.MALLOC, Verb.FAILED_MALLOC) for call in self.asked.calls):
+            self.impossible = NoAdvice.NO_REQUESTS
+        else:
+            self.check = self._run(self.asked, recorded, recorded.text, self._total, self._limit)
+            self._caveats = tuple(self._caveats_of_check())
+            self._caveats_of_change = tuple(_caveats_of_change(self.asked))
+
+    def outcome(self, conf: str) -> Outcome:
+        """Return what the requests cost under some settings."""
+        if conf not in self.done:
+            settings = Settings.parse(conf)
+            if settings.backend != "native":
+                raise ConfigError(
+                    f"backend:{settings.backend} is the driver's own allocator, whose rules are not public"
+                )
+            self.done[conf] = self._with_caveats(settings, conf)
+            if self._progress is not None:
+                self._progress(len(self.done))
+        return self.done[conf]
+
+    def _with_caveats(self, settings: Settings, conf: str) -> Outcome:
+        total, limit = (self._memory, self._memory) if self._memory else (self._total, self._limit)
+        found = self._run(self.asked, settings, conf, total, limit)
+        caveats = [*self._caveats, *found.caveats]
+        if conf != self._recorded.text:
+            caveats += self._caveats_of_change
+        fraction = settings.per_process_memory_fraction or 1.0
+        lowest = int(fraction * total) if total else limit
+        by_fraction = lowest is not None and (limit is None or lowest < limit)
+        most = self.record.reserved_peak_bytes if self.asked.ceiling is not None else limit or 0
+        hits = found.retries > 0 or found.failures > 0 or found.reserved_peak_bytes > most
+        if hits and self._memory is None and limit is not None and not self._limit_is_clear and not by_fraction:
+            caveats.append(Caveat.LIMIT_UNCLEAR)
+        if self.asked.otherwise is not None:
+            other = self._run(self.asked.otherwise, settings, conf, total, limit)
+            apart = abs(other.reserved_peak_bytes - found.reserved_peak_bytes)
+            if apart > _WORTH_NAMING * found.reserved_peak_bytes or other.failures != found.failures:
+                caveats.append(Caveat.CALLS_UNCLEAR)
+        return replace(found, caveats=tuple(caveats))
+
+    def _caveats_of_check(self) -> list[Caveat]:
+        record, check = self.record, self.check
+        caveats = []
+        error = abs(check.reserved_peak_bytes - record.reserved_peak_bytes)
+        if error > _WORTH_NAMING * record.reserved_peak_bytes:
+            caveats.append(Caveat.PEAK_DIFFERS)
+        if check.retries != record.retries:
+            caveats.append(Caveat.RETRIES_DIFFER)
+        if check.failures != record.failures:
+            caveats.append(Caveat.FAILURES_DIFFER)
+        return caveats
+
+    def _run(self, asked: Requests, settings: Settings, conf: str, total: int | None, limit: int | None) -> Outcome:
+        return run_model(self._trace, asked, settings, conf, total=total, limit=limit)
+
+
+def _caveats_of_change(asked: Requests) -> Iterator[Caveat]:
+    """Yield what is in doubt under any settings but the recorded ones."""
+    if asked.prior_blocks:
+        yield Caveat.BEGINS_LATE
+    wanted = [number for number, call in enumerate(asked.calls) if call.verb in (Verb.MALLOC, Verb.FAILED_MALLOC)]
+    emptied = [number for number, call in enumerate(asked.calls) if call.verb is Verb.EMPTY_CACHE and call.changes]
+    if any(wanted[0] < number < wanted[-1] for number in emptied):
+        yield Caveat.CALLS_UNSEEN
+
+
+def _record(asked: Requests) -> Record:
+    level = sum(change.size for change in asked.prior_memory)
+    most, begun = 0, False
+    for call in asked.calls:
+        begun = begun or call.verb is not Verb.EMPTY_CACHE
+        for change in call.changes:
+            level += -change.size if change.kind in RELEASES else change.size
+            most = max(most, level) if begun else most
+        if begun and not most:
+            most = level
+    failures = sum(call.verb is Verb.FAILED_MALLOC for call in asked.calls)
+    return Record(most, asked.retries, failures, asked.ceiling)
+
+
+def _limits(asked: Requests, recorded: Settings, card: int | None) -> tuple[int | None, int | None, bool]:
+    """Return the bytes of the recorded card, how many could be reserved on it, and whether that is sure.
+
+    A request that failed or needed a retry shows the limit: it lies between the most that was ever reserved and what
+    could not be. It may be that of a memory fraction.
     """
-    records = trace.records[trace.records["device"] == device]
-    kind, size = records["kind"], records["size"].astype(np.int64)
-    gained = np.isin(kind, (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP))
-    reserved = np.cumsum(np.where(gained, size, 0) - np.where(np.isin(kind, _RELEASES), size, 0))
-    failed = kind == Kind.OOM
-    limits = reserved[failed] + np.minimum(records["aux0"][failed].astype(np.int64), size[failed] - 1)
-    return max(int(limits.min()), int(reserved.max())) if len(limits) else None
+    fraction, ceiling = recorded.per_process_memory_fraction, asked.ceiling
+    if fraction and card is None and ceiling is not None:
+        card = int(ceiling / fraction)
+    if ceiling is None or (fraction and card and int(fraction * card) <= ceiling):
+        return card, card, card is None
+    limit = min(ceiling, card) if card else ceiling
+    return card, limit, limit <= asked.peak_reserved * (1 + _WORTH_NAMING)
 
 
-def _badness(outcome: Outcome) -> tuple[int, int]:
+def recorded_limit(
+    trace: Trace, device: int, recorded: Settings | None = None, recorded_memory: int | None = None
+) -> int | None:
+    """Return how many bytes a program could reserve at most, according to its failed requests and retries.
+
+    When a request fails, everything cached has been given back: what is reserved then and what is free on the device
+    is all there is. If that should have been enough, a memory fraction stood in the way, and all that is known is that
+    the request was too much for it. None if nothing failed.
+    """
+    return requests_with_pools(trace, device, recorded or Settings(), recorded_memory).ceiling
+
+
+def _badness(outcome: Outcome) -> tuple[int, int, int]:
     if outcome.oom is not None:
-        return 1, -outcome.oom.request
-    return 0, outcome.reserved_peak_bytes
+        return 1, -outcome.oom.request, 0
+    return 0, outcome.failures, outcome.reserved_peak_bytes
 
 
 def _joined(*confs: str) -> str:
@@ -244,158 +354,3 @@ def _candidates(asked: Requests, recorded: Settings) -> list[str]:
     if recorded.per_process_memory_fraction is not None:
         found += [f"garbage_collection_threshold:{threshold}" for threshold in (0.6, 0.8)]
     return found
-
-
-def _outcome(trace: Trace, asked: Requests, conf: str, total: int | None) -> Outcome:
-    settings = Settings.parse(conf)
-    if settings.backend != "native":
-        raise ConfigError(f"backend:{settings.backend} is the driver's own allocator, whose rules are not public")
-    return _Model(trace, asked, settings, total).run(conf)
-
-
-class _Model:
-    """One run of the requests."""
-
-    def __init__(self, trace: Trace, asked: Requests, settings: Settings, total: int | None) -> None:
-        self.trace = trace
-        self.asked = asked
-        self.card = Card(total or _UNKNOWN_CARD, asked)
-        self.policy = Policy(
-            self.card,
-            device=asked.device,
-            settings=settings,
-            journal=Journal(asked.device, None),
-            total_memory=self.card.total,
-            outside=nullcontext,
-        )
-        self._pool_id = pool_ids(trace)
-        self._pools: set[PoolId] = set()
-        self._address: dict[int, int] = {}
-        self._peak = 0
-        self._active_at_peak = 0
-        self._survived = 0
-
-    def run(self, conf: str) -> Outcome:
-        out_of_memory = self._out_of_memory()
-        statistics = self.policy.statistics
-        peak = statistics.all.reserved_bytes.peak
-        return Outcome(
-            conf=conf,
-            reserved_peak_bytes=peak,
-            active_peak_bytes=statistics.all.active_bytes().peak,
-            fragmentation=1 - self._active_at_peak / peak if peak else 0.0,
-            retries=statistics.num_alloc_retries,
-            device_allocs=statistics.num_device_alloc,
-            oom=out_of_memory,
-            survived_ooms=self._survived,
-        )
-
-    def _out_of_memory(self) -> OutOfMemory | None:
-        """Run all requests, or as far as there is memory; return where that ends."""
-        count = 0
-        prior = [call for call in self.asked.prior_blocks]
-        pending = set(self.asked.prior_pending)
-        for call in prior:
-            count += 1
-            if not self._malloc(call):
-                return self._failure(call, count)
-            if call.block in pending:
-                self._free_later(call.block)
-        for index, call in enumerate(self.asked.calls):
-            if call.done:
-                self.card.passed.update(_own_stream(block) for block in call.done)
-                self.policy.free_passed_blocks()
-            if call.verb is Verb.MALLOC or call.verb is Verb.FAILED_MALLOC:
-                count += 1
-                if not self._malloc(call):
-                    if not self._can_do_without(index):
-                        return self._failure(call, count)
-                    self._survived += 1
-                elif call.verb is Verb.FAILED_MALLOC:
-                    # It failed when it was recorded, and what the program did then shows that it went without.
-                    self.policy.free(self._address.pop(call.block))
-            elif call.verb is Verb.EMPTY_CACHE:
-                self._empty_cache(call)
-            elif call.block not in self._address:
-                pass  # it was not allocated here
-            elif call.verb is Verb.FREE:
-                self.policy.free(self._address.pop(call.block))
-            else:
-                self._free_later(call.block)
-        return None
-
-    def _can_do_without(self, index: int) -> bool:
-        """Return whether a program goes on when a request fails.
-
-        It did if it had failed when it was recorded and others followed. And cuDNN's search tries algorithms one after
-        the other, each with a workspace that is freed at once and a cache that is emptied; what does not fit is out.
-        """
-        calls = self.asked.calls
-        call = calls[index]
-        if call.verb is Verb.FAILED_MALLOC:
-            return any(later.verb is Verb.MALLOC for later in islice(calls, index + 1, None))
-        following = calls[index + 1 : index + 3]
-        is_trial = [later.verb for later in following] == [Verb.FREE, Verb.EMPTY_CACHE]
-        return is_trial and following[0].block == call.block
-
-    def _malloc(self, call: Call) -> bool:
-        id = self._pool_id(call.pool)
-        policy = self.policy
-        try:
-            if id == DEFAULT_POOL:
-                self._address[call.block] = policy.malloc(call.size, call.stream)
-            else:
-                if id not in self._pools:
-                    self._pools.add(id)
-                    policy.use_pool(id)
-                policy.begin_allocate_to_pool(id, _everywhere)
-                try:
-                    self._address[call.block] = policy.malloc(call.size, call.stream)
-                finally:
-                    policy.end_allocate_to_pool(id)
-                    policy.release_pool(id)
-        except OutOfMemoryError:
-            return False
-        level = policy.statistics.all
-        if level.reserved_bytes.peak > self._peak:
-            self._peak = level.reserved_bytes.peak
-            self._active_at_peak = level.allocated_bytes.current + level.pending_bytes
-        return True
-
-    def _free_later(self, block: int) -> None:
-        address = self._address.pop(block)
-        self.policy.record_stream(address, _own_stream(block))
-        self.policy.free(address)
-
-    def _empty_cache(self, call: Call) -> None:
-        if not call.changes:
-            return  # it had nothing to release; or these were blocks that became free at some other time
-        pools = {self._pool_id(change.pool) for change in call.changes if change.kind in _RELEASES}
-        for id in pools & self._pools:
-            self._pools.discard(id)
-            self.policy.release_pool(id)
-        only_private = bool(pools) and DEFAULT_POOL not in pools and len(pools) == 1
-        self.policy.release_cached(next(iter(pools)) if only_private else DEFAULT_POOL)
-
-    def _failure(self, call: Call, request: int) -> OutOfMemory:
-        level = self.policy.statistics.all
-        stack = self.trace.stack(int(self.trace.records["stack"][call.event]))
-        return OutOfMemory(
-            event=call.event,
-            request=request,
-            size=call.size,
-            reserved_bytes=level.reserved_bytes.current,
-            active_bytes=level.allocated_bytes.current + level.pending_bytes,
-            site=call_site(stack) if stack else "",
-        )
-
-
-_RELEASES: tuple[Any, ...] = (Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP)
-
-
-def _everywhere(stream: int) -> bool:
-    return True
-
-
-def _own_stream(block: int) -> int:
-    return -1 - block

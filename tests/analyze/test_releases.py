@@ -71,7 +71,7 @@ def test_cache_that_could_have_served_the_request_was_emptied_by_the_program() -
         alloc(0, 7 * GIB),
     )
     asked = requests_with_pools(events, 0, Settings())
-    assert (1, 0, None, 0) == (emptied(asked), asked.retries, asked.ceiling, asked.doubtful)
+    assert (1, 0, None, None) == (emptied(asked), asked.retries, asked.ceiling, asked.otherwise)
 
 
 def test_cache_was_emptied_by_the_program_if_the_card_had_room() -> None:
@@ -85,5 +85,7 @@ def test_cache_was_emptied_by_the_program_if_the_card_had_room() -> None:
         alloc(0, 8 * GIB),
     )
     small, large = (requests_with_pools(events, 0, Settings(), card * GIB) for card in (12, 80))
-    assert (0, 1, 15 * GIB - 1, 1) == (emptied(small), small.retries, small.ceiling, small.doubtful)
+    assert (0, 1, 15 * GIB - 1) == (emptied(small), small.retries, small.ceiling)
+    assert small.otherwise is not None
+    assert (1, 0, None) == (emptied(small.otherwise), small.otherwise.retries, small.otherwise.ceiling)
     assert (1, 0, None) == (emptied(large), large.retries, large.ceiling)

@@ -100,7 +100,8 @@ def test_failed_requests_of_a_recording_enclose_its_memory_fraction() -> None:
     snapshot, facts = recording("convnet__frac0.03")
     limit = recorded_limit(snapshot, 0)
     assert limit is not None
-    assert facts["stats"]["reserved_bytes.all.peak"] <= limit <= 0.03 * facts["device_total_bytes"]
+    allowed = 0.03 * facts["device_total_bytes"]
+    assert facts["stats"]["reserved_bytes.all.peak"] <= allowed <= limit < allowed + 2 * MIB
 
 
 def test_smaller_card_runs_out_at_the_request_that_is_too_much() -> None:

@@ -355,24 +355,23 @@ def pairs(seed: int, *, limit_known: bool = False) -> Iterator[Pair]:
 def main() -> None:
     programs = int(sys.argv[1]) if len(sys.argv) > 1 else 20
     first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    errors: list[tuple[float, Pair]] = []
-    for seed in range(first, first + programs):
-        for pair in pairs(seed):
-            errors.append((abs(pair.error), pair))
-    errors.sort(key=lambda item: -item[0])
-    for _, pair in errors[:25]:
+    found = [pair for seed in range(first, first + programs) for pair in pairs(seed)]
+    found.sort(key=lambda pair: -abs(pair.error))
+    for pair in [pair for pair in found if not pair.predicted.caveats][:15] + found[:10]:
         print(
             f"{100 * pair.error:+8.2f} % seed {pair.seed} {pair.recorded or 'defaults'} -> {pair.conf or 'defaults'}"
             f" lost {pair.lost} {'stacks' if pair.stacks else ''} retries {pair.predicted.retries}/{pair.truth.retries}"
-            f" died {pair.predicted.oom is not None}/{pair.truth.died} peak {pair.peak / MIB:.0f}"
+            f" fails {pair.predicted.failures}/{pair.truth.ooms} {pair.peak / MIB:.0f} MiB"
+            f" {' '.join(pair.predicted.caveats)}"
         )
     for name, chosen in (
-        ("whole", [e for e, p in errors if not p.lost]),
-        ("cut", [e for e, p in errors if p.lost]),
-        ("all", [e for e, _ in errors]),
+        ("whole", [pair for pair in found if not pair.lost]),
+        ("cut", [pair for pair in found if pair.lost]),
+        ("all", found),
     ):
-        within = [sum(e <= limit for e in chosen) / max(len(chosen), 1) for limit in (0.01, 0.05)]
-        print(f"{name}: {len(chosen)} pairs, {within[0]:.1%} within 1 %, {within[1]:.1%} within 5 %")
+        for kind, some in (("all", chosen), ("sure", [pair for pair in chosen if not pair.predicted.caveats])):
+            within = [sum(abs(pair.error) <= limit for pair in some) / max(len(some), 1) for limit in (0.01, 0.05)]
+            print(f"{name:6} {kind:5}{len(some):6} pairs, {within[0]:.1%} within 1 %, {within[1]:.1%} within 5 %")
 
 
 if __name__ == "__main__":

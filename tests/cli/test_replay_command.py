@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import lzma
+import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from cudatool.analyze import Advice, Caveat, NoAdvice, Outcome, Record
+from cudatool.cli import _replay_text
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
@@ -77,6 +83,77 @@ def test_advice_as_json_marks_the_best(run_command) -> None:
     rows = json.loads(run_command("replay", PREFETCH, "--advise", "--json").stdout)
     (best,) = [row for row in rows if row["best"]]
     assert best["reserved_peak_bytes"] <= 1.01 * min(row["reserved_peak_bytes"] for row in rows)
+
+
+def final_state(folder: Path) -> Path:
+    """Return a snapshot without any history."""
+    with lzma.open(PREFETCH) as file:
+        snapshot = pickle.load(file)
+    path = folder / "final.pickle"
+    path.write_bytes(pickle.dumps({"segments": snapshot["segments"], "device_traces": []}))
+    return path
+
+
+def test_check_of_a_file_without_requests_is_not_a_success(run_command, tmp_path: Path) -> None:
+    done = run_command("replay", final_state(tmp_path), "--check")
+    assert 2 == done.returncode
+    assert "Device 0: nothing to check" in done.stdout
+    assert "exact" not in done.stdout
+
+
+@pytest.mark.parametrize("options", [(), ("--conf", "expandable_segments:True")])
+def test_no_settings_are_tried_on_requests_whose_order_is_not_known(
+    run_command, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    done = run_command("replay", final_state(tmp_path), *options)
+    assert (2, "") == (done.returncode, done.stdout)
+    assert "no history of requests" in done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--check",), ("--conf", "expandable_segments:True")])
+def test_requests_to_another_allocator_are_not_replayed(run_command, tmp_path: Path, options: tuple[str, ...]) -> None:
+    log = tmp_path / "rmm.csv"
+    log.write_text("Thread,Time,Action,Pointer,Size,Stream\n1,14:21:19.998533,allocate,0x30a000000,256,0x2\n")
+    done = run_command("replay", log, *options)
+    assert (2, "") == (done.returncode, done.stdout)
+    assert "RMM" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [("replay", "--memory"), ("replay", "--card"), ("snapshot", "--memory")]
+)
+def test_size_of_a_card_needs_a_unit(run_command, command: str, option: str) -> None:
+    done = run_command(command, PREFETCH, option, "5")
+    assert (2, "") == (done.returncode, done.stdout)
+    assert f"{option} 5: say in which unit, for example {option} 5GiB" in done.stderr
+
+
+def test_replay_of_the_recorded_settings_is_shown(run_command) -> None:
+    done = run_command("replay", PREFETCH)
+    rows = {line.split("  ")[0]: line.split() for line in done.stdout.splitlines()}
+    assert "GiB" in rows["as recorded"]
+    assert rows["as recorded"][2:4] == rows["replay of that"][3:5]
+    (row, *_) = json.loads(run_command("replay", PREFETCH, "--json").stdout)
+    assert row["recorded"]["reserved_peak_bytes"] == row["replay_of_recorded"]["reserved_peak_bytes"]
+
+
+def test_there_is_no_advice_if_the_replay_of_the_recorded_settings_is_off(run_command) -> None:
+    arguments = ("replay", PREFETCH, "--recorded-conf", "roundup_power2_divisions:1,max_split_size_mb:21")
+    done = run_command(*arguments)
+    assert 0 == done.returncode
+    assert "No advice: a replay of the recorded settings reserves" in done.stdout
+    assert "Best:" not in done.stdout
+    rows = json.loads(run_command(*arguments, "--json").stdout)
+    assert {"peak-differs"} == {row["withheld"] for row in rows}
+    assert not any(row["best"] for row in rows)
+
+
+def test_every_caveat_and_every_reason_has_words() -> None:
+    assert set(Caveat) == set(_replay_text._CAVEATS)
+    record, outcome = Record(2, 0, 0, None), Outcome("", 1, 1, 0.0, 0, 0, None, 0)
+    advice = Advice(record, outcome, None, 0, ())
+    reasons = {_replay_text.why_not(replace(advice, withheld=reason)) for reason in NoAdvice}
+    assert len(reasons) == len(NoAdvice)
 
 
 @pytest.mark.parametrize(

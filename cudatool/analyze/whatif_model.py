@@ -1,0 +1,283 @@
+"""One run of recorded requests through the allocator's policy over a model of a card."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice
+
+from cudatool.analyze.card import Card
+from cudatool.analyze.memory import call_site
+from cudatool.analyze.replay import pool_ids
+from cudatool.analyze.requests import RELEASES, Call, Requests, Verb
+from cudatool.errors import OutOfMemoryError
+from cudatool.memory.blocks import PoolId
+from cudatool.memory.journal import Journal
+from cudatool.memory.policy import DEFAULT_POOL, Policy
+from cudatool.memory.settings import Settings
+from cudatool.trace.events import Kind
+from cudatool.trace.model import Trace
+
+__all__ = ["Caveat", "OutOfMemory", "Outcome", "run_model"]
+
+_UNKNOWN_CARD = 1 << 44  # more memory than any card has
+
+
+class Caveat(StrEnum):
+    """Why a prediction may be off."""
+
+    PEAK_DIFFERS = "peak-differs"
+    """A replay of the recorded settings does not reserve what was recorded."""
+    RETRIES_DIFFER = "retries-differ"
+    """It does not empty the cache as often to make room as the recorded allocator did."""
+    FAILURES_DIFFER = "failures-differ"
+    """Other requests fail in it than were recorded to fail."""
+    RUNS_OUT = "runs-out"
+    """What the program would have done after the request that fails is not known: numbers are those until then."""
+    OTHER_COURSE = "other-course"
+    """A request that failed when it was recorded is served here: what the program does with it then is not known."""
+    BEGINS_LATE = "begins-late"
+    """The recording begins in mid-program: what would have been cached by then is not known."""
+    CALLS_UNSEEN = "calls-unseen"
+    """The program empties the cache. Calls that found nothing to give back are not in the file: they would here."""
+    LIMIT_UNCLEAR = "limit-unclear"
+    """It runs into a limit whose size the recording shows only roughly."""
+    CALLS_UNCLEAR = "calls-unclear"
+    """The recording does not show whether it was the program that emptied the cache, which makes a difference here."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """Where a program would run out of memory.
+
+    Attributes
+    ----------
+    event
+        Index of the request in the trace's records; `request` is its number among the allocations.
+    size
+        Bytes that were asked for.
+    reserved_bytes, active_bytes
+        At that time.
+    site
+        The call site, if the recording has stacks.
+    """
+
+    event: int
+    request: int
+    size: int
+    reserved_bytes: int
+    active_bytes: int
+    site: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What requests cost under some settings.
+
+    Attributes
+    ----------
+    conf
+        The settings.
+    reserved_peak_bytes, active_peak_bytes
+        The most at a time.
+    fragmentation
+        Share of the reserved bytes that were not in use when most were reserved.
+    retries
+        How often the cache was emptied to make room.
+    device_allocs
+        How often the driver was asked for memory; each time costs some 0.1 ms.
+    oom
+        Where memory would run out; None if it would not.
+    survived_ooms
+        Requests before that which found no memory either, but which the program can do without: it did so when it was
+        recorded, or they were trials of cuDNN's search for algorithms (``torch.backends.cudnn.benchmark``).
+    caveats
+        Why the numbers may be off; none if they are as sure as a replay can be.
+    """
+
+    conf: str
+    reserved_peak_bytes: int
+    active_peak_bytes: int
+    fragmentation: float
+    retries: int
+    device_allocs: int
+    oom: OutOfMemory | None
+    survived_ooms: int
+    caveats: tuple[Caveat, ...] = ()
+
+    @property
+    def failures(self) -> int:
+        """How many requests failed."""
+        return self.survived_ooms + (self.oom is not None)
+
+
+def run_model(
+    trace: Trace, asked: Requests, settings: Settings, conf: str, *, total: int | None, limit: int | None
+) -> Outcome:
+    """Return what requests cost under `settings`, which `conf` spells.
+
+    Parameters
+    ----------
+    total
+        Bytes of the card, of which a memory fraction is a part; None if not known.
+    limit
+        Bytes that can be reserved at most; None if there is no limit.
+    """
+    return _Model(trace, asked, settings, total or _UNKNOWN_CARD, limit or _UNKNOWN_CARD).run(conf)
+
+
+class _Model:
+    """One run of the requests."""
+
+    def __init__(self, trace: Trace, asked: Requests, settings: Settings, total: int, limit: int) -> None:
+        self.trace = trace
+        self.asked = asked
+        self.card = Card(limit, asked)
+        self.policy = Policy(
+            self.card,
+            device=asked.device,
+            settings=settings,
+            journal=Journal(asked.device, None),
+            total_memory=total,
+            outside=nullcontext,
+        )
+        self._pool_id = pool_ids(trace)
+        self._pools: set[PoolId] = set()
+        self._address: dict[int, int] = {}
+        self._peak = 0
+        self._active_at_peak = 0
+        self._survived = 0
+        self._caveats: list[Caveat] = []
+
+    def run(self, conf: str) -> Outcome:
+        out_of_memory = self._out_of_memory()
+        if out_of_memory is not None:
+            self._caveats.append(Caveat.RUNS_OUT)
+        statistics = self.policy.statistics
+        peak = statistics.all.reserved_bytes.peak
+        return Outcome(
+            conf=conf,
+            reserved_peak_bytes=peak,
+            active_peak_bytes=statistics.all.active_bytes().peak,
+            fragmentation=1 - self._active_at_peak / peak if peak else 0.0,
+            retries=statistics.num_alloc_retries,
+            device_allocs=statistics.num_device_alloc,
+            oom=out_of_memory,
+            survived_ooms=self._survived,
+            caveats=tuple(self._caveats),
+        )
+
+    def _out_of_memory(self) -> OutOfMemory | None:
+        """Run all requests, or as far as there is memory; return where that ends."""
+        count = 0
+        prior = [call for call in self.asked.prior_blocks]
+        pending = set(self.asked.prior_pending)
+        for call in prior:
+            count += 1
+            if not self._malloc(call):
+                return self._failure(call, count)
+            if call.block in pending:
+                self._free_later(call.block)
+        for index, call in enumerate(self.asked.calls):
+            if call.done:
+                self.card.passed.update(_own_stream(block) for block in call.done)
+                self.policy.free_passed_blocks()
+            if call.verb is Verb.MALLOC or call.verb is Verb.FAILED_MALLOC:
+                count += 1
+                if not self._malloc(call):
+                    if not self._can_do_without(index):
+                        return self._failure(call, count)
+                    self._survived += 1
+                elif call.verb is Verb.FAILED_MALLOC:
+                    # It failed when it was recorded, and what the program did then shows that it went without.
+                    if Caveat.OTHER_COURSE not in self._caveats:
+                        self._caveats.append(Caveat.OTHER_COURSE)
+                    self.policy.free(self._address.pop(call.block))
+            elif call.verb is Verb.EMPTY_CACHE:
+                self._empty_cache(call)
+            elif call.block not in self._address:
+                pass  # it was not allocated here
+            elif call.verb is Verb.FREE:
+                self.policy.free(self._address.pop(call.block))
+            else:
+                self._free_later(call.block)
+        return None
+
+    def _can_do_without(self, index: int) -> bool:
+        """Return whether a program goes on when a request fails.
+
+        It did if it had failed when it was recorded and others followed. And cuDNN's search tries algorithms one after
+        the other, each with a workspace that is freed at once and a cache that is emptied; what does not fit is out.
+        """
+        calls = self.asked.calls
+        call = calls[index]
+        if call.verb is Verb.FAILED_MALLOC:
+            return any(later.verb is Verb.MALLOC for later in islice(calls, index + 1, None))
+        following = calls[index + 1 : index + 3]
+        is_trial = [later.verb for later in following] == [Verb.FREE, Verb.EMPTY_CACHE]
+        return is_trial and following[0].block == call.block
+
+    def _malloc(self, call: Call) -> bool:
+        id = self._pool_id(call.pool)
+        policy = self.policy
+        if call.changes:
+            self.card.recorded_segments = {c.size: c.address for c in call.changes if c.kind is Kind.SEGMENT_ALLOC}
+        try:
+            if id == DEFAULT_POOL:
+                self._address[call.block] = policy.malloc(call.size, call.stream)
+            else:
+                if id not in self._pools:
+                    self._pools.add(id)
+                    policy.use_pool(id)
+                policy.begin_allocate_to_pool(id, _everywhere)
+                try:
+                    self._address[call.block] = policy.malloc(call.size, call.stream)
+                finally:
+                    policy.end_allocate_to_pool(id)
+                    policy.release_pool(id)
+        except OutOfMemoryError:
+            return False
+        finally:
+            if call.changes:
+                self.card.recorded_segments = {}
+        level = policy.statistics.all
+        if level.reserved_bytes.peak > self._peak:
+            self._peak = level.reserved_bytes.peak
+            self._active_at_peak = level.allocated_bytes.current + level.pending_bytes
+        return True
+
+    def _free_later(self, block: int) -> None:
+        address = self._address.pop(block)
+        self.policy.record_stream(address, _own_stream(block))
+        self.policy.free(address)
+
+    def _empty_cache(self, call: Call) -> None:
+        if not call.changes:
+            return  # it had nothing to release; or these were blocks that became free at some other time
+        pools = {self._pool_id(change.pool) for change in call.changes if change.kind in RELEASES}
+        for id in pools & self._pools:
+            self._pools.discard(id)
+            self.policy.release_pool(id)
+        only_private = bool(pools) and DEFAULT_POOL not in pools and len(pools) == 1
+        self.policy.release_cached(next(iter(pools)) if only_private else DEFAULT_POOL)
+
+    def _failure(self, call: Call, request: int) -> OutOfMemory:
+        level = self.policy.statistics.all
+        stack = self.trace.stack(int(self.trace.records["stack"][call.event]))
+        return OutOfMemory(
+            event=call.event,
+            request=request,
+            size=call.size,
+            reserved_bytes=level.reserved_bytes.current,
+            active_bytes=level.allocated_bytes.current + level.pending_bytes,
+            site=call_site(stack) if stack else "",
+        )
+
+
+def _everywhere(stream: int) -> bool:
+    return True
+
+
+def _own_stream(block: int) -> int:
+    return -1 - block
