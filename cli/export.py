@@ -65,7 +65,7 @@ def export(source: Path | None, kind: str, output: Path | None, force: bool) -> 
         from cudatool.collect import torch_snapshot
 
         state = analyze.segments_at(analyze.blocks(trace), analyze.segments(trace), len(trace.records) - 1)
-        torch_snapshot.write(path, trace, analyze.torch_segments(trace, state))
+        torch_snapshot.write(path, trace, analyze.torch_segments(trace, state), analyze.torch_settings(trace))
     elif kind == "perfetto":
         from cudatool.collect import perfetto
 

@@ -103,7 +103,9 @@ def snapshot(
             from cudatool.collect import torch_snapshot
 
             state = analyze.segments_at(report.blocks, report.segments, len(report.trace.records) - 1)
-            torch_snapshot.write(torch, report.trace, analyze.torch_segments(report.trace, state))
+            torch_snapshot.write(
+                torch, report.trace, analyze.torch_segments(report.trace, state), analyze.torch_settings(report.trace)
+            )
             said.print(f"Wrote {torch} ({format_bytes(torch.stat().st_size)})", markup=False)
             said.print("Next: drop it on https://pytorch.org/memory_viz", markup=False)
     if page is None and torch is None and not as_json and report.summary.events:

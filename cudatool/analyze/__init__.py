@@ -40,7 +40,7 @@ from cudatool.analyze.memory import (
 )
 from cudatool.analyze.outside import CardUse, FreeReading, Outside, card_use, outside
 from cudatool.analyze.ranges import Ranges, ranges
-from cudatool.analyze.recorded import recorded_settings
+from cudatool.analyze.recorded import recorded_settings, torch_settings
 from cudatool.analyze.replay import Check, Divergence, check
 from cudatool.analyze.requests import Call, Change, Requests, Verb, requests
 from cudatool.analyze.sites import Grouping, SiteTree, range_at, site_tree
@@ -156,6 +156,7 @@ __all__ = [
     "streams",
     "timeline",
     "torch_segments",
+    "torch_settings",
     "usage_by_pool",
     "usage_by_stream",
     "what_if",

@@ -48,6 +48,19 @@ class EventColumns:
     def __len__(self) -> int:
         return self._count
 
+    def dicts(self) -> list[dict[str, Any]]:
+        """Return the events as they were."""
+        columns = {key: np.broadcast_to(cells, self._count).tolist() for key, cells in self._cells.items()}
+        rows = zip(*columns.values(), strict=True)
+        return [
+            {key: self._value(cell, _same, 0) for key, cell in zip(columns, row, strict=True) if cell != MISSING}
+            for row in rows
+        ]
+
+    def said(self) -> list[str]:
+        """Return the keys that any event has."""
+        return [key for key in self._cells if self.has(key)]
+
     def has(self, key: str) -> bool:
         """Return whether any event has `key`."""
         cells = self._cells.get(key, MISSING)
@@ -119,10 +132,22 @@ class EventColumns:
             values[i] = self._value(int(distinct[i]), function, absent)
         return np.repeat(values[inverse.reshape(-1)], np.diff(np.append(heads, len(cells))))
 
-    def _value(self, cell: int, function: Callable[[Any], int], absent: int) -> int:
+    def only(self, key: str, function: Callable[[Any], int], absent: int) -> int | None:
+        """Return what :meth:`mapped` would have in each row, if the file has one value for all; else None."""
+        cells = self._cells.get(key, MISSING)
+        if not isinstance(cells, int):
+            return None
+        number: int = self._value(cells, function, absent)
+        return number
+
+    def _value(self, cell: int, function: Callable[[Any], Any], absent: int) -> Any:
         if cell == MISSING:
             return absent
         return function(cell >> 1 if cell & 1 else self._objects[cell >> 1])
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _bounded(value: Any, what: str, most: int, default: int) -> int:

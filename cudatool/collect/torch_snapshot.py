@@ -9,7 +9,7 @@ final state, and stands at the start of the trace as if it had just been allocat
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -20,13 +20,13 @@ import numpy.typing as npt
 from cudatool.collect import plain_pickle
 from cudatool.collect.plain_pickle import Rows
 from cudatool.collect.torch_columns import EventColumns, require
-from cudatool.errors import SnapshotFormatError
+from cudatool.errors import OutputError, SnapshotFormatError
 from cudatool.files import replacing
 from cudatool.trace import _sweep
 from cudatool.trace.events import FREE_UNKNOWN, RECORD, Kind, StreamFlag
 from cudatool.trace.model import Frame, Trace
 
-__all__ = ["MemorySnapshot", "is_snapshot", "read", "write"]
+__all__ = ["EventFact", "MemorySnapshot", "is_snapshot", "read", "write"]
 
 _ACTIONS: Final = {
     "alloc": Kind.BLOCK_ALLOC,
@@ -50,6 +50,15 @@ _SINGLE_FREE, _NO_KIND, _ABSENT = 256, 257, 258
 _PARTS_IN_TAILS: Final = np.zeros(256, np.uint8)
 _PARTS_IN_TAILS[[*_BLOCK_KINDS, *_SEGMENT_KINDS]] = 1, 2, 3, 4, 5
 
+# What records and frames have fields for, and what is read of a whole snapshot; all else is kept beside them.
+_FIELDS: Final = frozenset(
+    ("action", "addr", "size", "stream", "time_us", "frames", "user_metadata", "pool_id", "device_free")
+)
+_OF_FRAMES: Final = frozenset(("filename", "name", "line"))
+_READ: Final = frozenset(("segments", "device_traces", "allocator_settings"))
+_SCALARS: Final = (str, int, float, type(None))
+_MOST_NAME, _MOST_ENTRIES, _MOST_DEPTH = 200, 16, 32
+
 _MIN_BLOCK: Final = 512
 _PAGE: Final = 2 << 20  # expandable segments are mapped in multiples of this
 _SMALL_SEGMENT: Final = 2 << 20
@@ -63,6 +72,22 @@ _MAX_DEVICE: Final = 127  # a record's device is a signed byte
 _Ints = npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class EventFact:
+    """What a snapshot's events say under one key that records have no field for, such as ``compile_context``.
+
+    Attributes
+    ----------
+    values
+        The distinct ones.
+    number
+        For each record 1 + an index into `values`, 0 where its event does not say it; or one number for all events.
+    """
+
+    values: list[Any]
+    number: npt.NDArray[np.uint32] | int
+
+
 @dataclass
 class MemorySnapshot(Trace):
     """A trace read from a PyTorch snapshot.
@@ -73,10 +98,22 @@ class MemorySnapshot(Trace):
         The final state in PyTorch's own schema: plain dicts, each block with its address.
     settings
         The allocator's settings as the snapshot states them; empty for old files.
+    facts
+        What else events say, by key.
+    frame_facts
+        What else frames say, by their index: those of ``torch.compile`` name nodes of a graph (``fx_node_name`` ...).
+    metadata
+        The ``user_metadata`` that are no text, by the index of the name that stands for them.
+    more
+        What else the snapshot holds, by key: ``external_annotations``, and what newer versions of PyTorch add.
     """
 
     segments: list[dict[str, Any]] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, EventFact] = field(default_factory=dict)
+    frame_facts: dict[int, dict[str, Any]] = field(default_factory=dict)
+    metadata: dict[int, Any] = field(default_factory=dict)
+    more: dict[str, Any] = field(default_factory=dict)
 
 
 def is_snapshot(path: str | Path) -> bool:
@@ -113,8 +150,17 @@ def read(path: str | Path) -> MemorySnapshot:
         raise SnapshotFormatError(path, f"not a valid PyTorch memory snapshot ({reason})") from error
 
 
-def write(path: str | Path, trace: Trace, segments: Sequence[Mapping[str, Any]]) -> None:
+def write(
+    path: str | Path,
+    trace: Trace,
+    segments: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any] | None = None,
+) -> None:
     """Write a trace as a PyTorch memory snapshot, which PyTorch's own viewer reads.
+
+    Of a trace that was read from a snapshot, everything that was read is written again: its own final state and
+    settings, in place of `segments` and `settings`. What a reader inferred of the time before a recording is left out:
+    it stands in the final state, or can be inferred again.
 
     Parameters
     ----------
@@ -122,33 +168,87 @@ def write(path: str | Path, trace: Trace, segments: Sequence[Mapping[str, Any]])
         Written whole or not at all; replaced if it exists.
     trace
         Its allocator events become ``device_traces``. Memory that a program took from the driver itself becomes a
-        segment with one block.
+        segment with one block. Its ranges become ``external_annotations``.
     segments
         The final state as :func:`cudatool.analyze.torch_segments` returns it.
+    settings
+        The allocator's settings as :func:`cudatool.analyze.torch_settings` returns them.
 
     Raises
     ------
     OutputError
         The file cannot be written.
     """
-    streams = trace.of_kind(Kind.STREAM_CREATE)
-    handles = dict(zip(streams["stream"].tolist(), streams["address"].tolist(), strict=True))
+    handles = _handles(trace)
     pools = [tuple(pool) for pool in trace.header.get("pools", ())]
 
     def pool_id(number: int) -> tuple[int, int]:
         return pools[number] if 0 <= number < len(pools) else (number, 0)
 
-    frames = [{"filename": frame.file, "name": frame.function, "line": frame.line} for frame in trace.frames]
+    if isinstance(trace, MemorySnapshot):
+        spelled: list[Any] = trace.segments
+        settings, annotations, more = trace.settings, trace.more.get("external_annotations", []), trace.more
+    else:
+        spelled = [
+            {**s, "stream": handles.get(s["stream"], 0), "segment_pool_id": pool_id(s["segment_pool_id"])}
+            for s in segments
+        ]
+        annotations, more = _annotations_of(trace), {}
+    snapshot = {
+        "segments": spelled,
+        "device_traces": _rings_of(trace, handles, pool_id),
+        "allocator_settings": dict(settings or {}),
+        **more,
+        "external_annotations": annotations,
+    }
+    with replacing(path) as name, open(name, "wb") as file:
+        try:
+            pickle.dump(snapshot, file, protocol=4)
+        except RecursionError as error:
+            raise OutputError(
+                f"cannot write {path}: what it is made from has lists inside of lists, and no end"
+            ) from error
+
+
+def _handles(trace: Trace) -> dict[int, int]:
+    streams = trace.of_kind(Kind.STREAM_CREATE)
+    return dict(zip(streams["stream"].tolist(), streams["address"].tolist(), strict=True))
+
+
+def _rings_of(
+    trace: Trace, handles: Mapping[int, int], pool_id: Callable[[int], tuple[int, int]]
+) -> list[list[dict[str, Any]]]:
+    """Return each device's events, as dicts."""
+    own = trace if isinstance(trace, MemorySnapshot) else MemorySnapshot(trace.records[:0])
+    frames = [
+        {"filename": frame.file, "name": frame.function, "line": frame.line, **own.frame_facts.get(i, {})}
+        for i, frame in enumerate(trace.frames)
+    ]
     stacks = [[frames[i] for i in stack] for stack in trace.stacks]  # shared, so that the pickle holds each once
     actions = _ACTION_OF_KIND | {
         Kind.MEM_ALLOC: ("segment_alloc", "alloc"),
         Kind.MEM_FREE: ("free_requested", "free_completed", "segment_free"),
     }
-    events = trace.of_kind(*actions)
-    events = events[events["device"] >= 0]  # a recorder writes others where a number does not fit its field
+    # A recorder writes a device below zero where the number does not fit its field.
+    of_devices = np.isin(trace.records["kind"], list(actions)) & (trace.records["device"] >= 0)
+    index = np.flatnonzero(of_devices)
+    facts = {
+        key: (fact.values, [fact.number] * len(index) if isinstance(fact.number, int) else fact.number[index].tolist())
+        for key, fact in own.facts.items()
+    }
+    if own is not trace:
+        facts["compile_context"] = (["N/A"], [1] * len(index))
+    timed = trace.header.get("time_axis") != "index"
+    inferred = {int(device): count for device, count in trace.header.get("prior_records", {}).items()}
+    events = trace.records[index]
     traces: list[list[dict[str, Any]]] = [[] for _ in range(int(events["device"].max(initial=-1)) + 1)]
     columns = ("kind", "device", "flags", "time", "stream", "stack", "name", "address", "size", "aux0", "aux1")
-    for kind, device, flags, time, stream, stack, name, address, size, aux0, aux1 in events[list(columns)].tolist():
+    for row, (kind, device, flags, time, stream, stack, name, address, size, aux0, aux1) in enumerate(
+        events[list(columns)].tolist()
+    ):
+        if inferred.get(device, 0):
+            inferred[device] -= 1
+            continue
         for action in actions[kind]:
             is_block = kind in _BLOCK_KINDS
             entry = {
@@ -157,8 +257,7 @@ def write(path: str | Path, trace: Trace, segments: Sequence[Mapping[str, Any]])
                 "size": aux0 if is_block else size,
                 "stream": handles.get(stream, 0),
                 "time_us": time // 1000,
-                "compile_context": "N/A",
-                "user_metadata": trace.names[name] if is_block else "",
+                "user_metadata": own.metadata.get(name, trace.names[name]) if is_block or own is trace else "",
                 "pool_id": pool_id(aux1),
                 "frames": stacks[stack],
             }
@@ -166,13 +265,29 @@ def write(path: str | Path, trace: Trace, segments: Sequence[Mapping[str, Any]])
                 del entry["addr"]
                 if not flags & FREE_UNKNOWN:
                     entry["device_free"] = aux0
+            if not timed:
+                del entry["time_us"]
+            for key, (values, numbers) in facts.items():
+                if numbers[row]:
+                    entry[key] = values[numbers[row] - 1]
             traces[device].append(entry)
-    spelled = [
-        {**s, "stream": handles.get(s["stream"], 0), "segment_pool_id": pool_id(s["segment_pool_id"])} for s in segments
-    ]
-    snapshot = {"segments": spelled, "device_traces": traces, "external_annotations": []}
-    with replacing(path) as name, open(name, "wb") as file:
-        pickle.dump(snapshot, file, protocol=4)
+    return traces
+
+
+def _annotations_of(trace: Trace) -> list[dict[str, Any]]:
+    """Return the ranges of a trace as PyTorch's profiler tells of its own. Those of the host are on device 0."""
+    marks = trace.of_kind(Kind.RANGE_PUSH, Kind.RANGE_POP)
+    inside: dict[tuple[int, int], list[str]] = {}
+    result = []
+    for kind, device, thread, name, time in marks[["kind", "device", "thread", "name", "time"]].tolist():
+        names = inside.setdefault((device, thread), [])
+        if kind == Kind.RANGE_PUSH:
+            names.append(trace.names[name])
+        elif not names:
+            continue  # its start was not recorded
+        stage, text = ("START", names[-1]) if kind == Kind.RANGE_PUSH else ("END", names.pop())
+        result.append({"stage": stage, "name": text, "device": max(device, 0), "time_us": time // 1000})
+    return result
 
 
 class _Reader:
@@ -182,7 +297,9 @@ class _Reader:
         self.data = data
         self.names: dict[str, int] = {"": 0}
         self.stacks: dict[tuple[int, ...], int] = {(): 0}
-        self.frames: dict[Frame, int] = {}
+        self.frames: dict[tuple[Frame, tuple[tuple[str, Any], ...]], int] = {}
+        self.facts: dict[str, dict[Any, tuple[int, Any]]] = {}  # key -> what tells a value apart -> (number, value)
+        self.metadata: dict[int, Any] = {}
         self.streams: dict[tuple[int, int], int] = {}
         self.pools: dict[tuple[int, int], int] = {(0, 0): 0}
         self.notes: list[str] = []
@@ -194,29 +311,39 @@ class _Reader:
     def snapshot(self, path: str, rows: Rows) -> MemorySnapshot:
         segments = [_with_addresses(segment) for segment in _list(self.data, "segments")]
         traces = [EventColumns.of(trace, rows) for trace in _list(self.data, "device_traces")]
+        more = {key: _with_dicts(value, rows) for key, value in self.data.items() if key not in _READ}
         rows.columns.clear()  # each ring's columns go when its records are there: together they would be twice as large
         timed = any(map(len, traces)) and all(trace.has("time_us") for trace in traces if len(trace))
         recorded = any(map(len, traces))
         rings = len(traces)
         devices = sorted({int(s.get("device", 0)) for s in segments} | set(range(rings)))
         parts, prior, prior_records = [], 0, {}
+        facts: list[dict[str, npt.NDArray[np.uint32] | int]] = []
         for device in devices:
-            events = self._events(traces.pop(0) if device < rings else EventColumns.of([], rows), device)
+            events, said = self._events(traces.pop(0) if device < rings else EventColumns.of([], rows), device)
             own = [s for s in segments if int(s.get("device", 0)) == device]
             self._set_pools(events, own)
             before = self._prior_state(events, own, device)
             prior_records[device] = len(before)
             prior += int(np.count_nonzero(before["kind"] == Kind.BLOCK_ALLOC))
             parts.append(np.concatenate([before, events]))
+            facts.append(
+                {
+                    key: number if isinstance(number, int) else np.append(np.zeros(len(before), np.uint32), number)
+                    for key, number in said.items()
+                }
+            )
             del events
             _add_unsplit_tails(parts[-1], self.settings)
         annotations = self._annotations(_list(self.data, "external_annotations"))
+        lengths = [len(part) for part in parts]
         records = np.concatenate([*parts, annotations]) if len(parts) != 1 or len(annotations) else parts[0]
         del parts
+        order: slice | _Ints = slice(len(records) - len(annotations))
         if timed:
-            records = self._in_order_of_time(records, len(annotations))
-        else:
-            records = records[: len(records) - len(annotations)]
+            order = self._in_order_of_time(records, len(annotations))
+        records = records[order]
+        if not timed:
             records["time"] = np.arange(len(records))
         streams = self._stream_records(records)
         if prior and recorded:
@@ -230,7 +357,7 @@ class _Reader:
             records,
             names=list(self.names),
             stacks=list(self.stacks),
-            frames=list(self.frames),
+            frames=[frame for frame, _ in self.frames],
             header={
                 "format": "pytorch-snapshot",
                 "time_axis": "clock" if timed else "index",
@@ -241,10 +368,42 @@ class _Reader:
             source=path,
             segments=segments,
             settings=self.settings,
+            facts=self._facts(facts, [*lengths, len(annotations)], order, len(streams)),
+            frame_facts={i: dict(more) for i, (_, more) in enumerate(self.frames) if more},
+            metadata=self.metadata,
+            more=more,
         )
 
-    def _events(self, entries: EventColumns, device: int) -> npt.NDArray[np.void]:
-        """Return one device's ring as records. Sizes of blocks are what PyTorch's rules make of the request."""
+    def _facts(
+        self,
+        of_rings: list[dict[str, npt.NDArray[np.uint32] | int]],
+        lengths: list[int],
+        order: slice | _Ints,
+        streams: int,
+    ) -> dict[str, EventFact]:
+        """Return what events say beyond records, in the order of the records."""
+        result = {}
+        for key, numbers in self.facts.items():
+            columns = [said.get(key, 0) for said in of_rings]
+            same = {number if isinstance(number, int) else -1 for number in columns}
+            values = [value for _, value in numbers.values()]
+            if len(same) == 1 and -1 not in same:
+                result[key] = EventFact(values, same.pop())
+                continue
+            parts = [
+                np.full(n, c, np.uint32) if isinstance(c, int) else c
+                for n, c in zip(lengths, [*columns, 0], strict=True)
+            ]
+            result[key] = EventFact(values, np.append(np.zeros(streams, np.uint32), np.concatenate(parts)[order]))
+        return result
+
+    def _events(
+        self, entries: EventColumns, device: int
+    ) -> tuple[npt.NDArray[np.void], dict[str, npt.NDArray[np.uint32] | int]]:
+        """Return one device's ring as records, and what it says beyond them.
+
+        Sizes of blocks are what PyTorch's rules make of the request.
+        """
         unknown: set[str] = set()
 
         def kind_of(action: Any) -> int:
@@ -298,7 +457,19 @@ class _Reader:
         records["flags"][mapped] = records["size"][mapped] < _LARGE_SEGMENT
         pools = entries.mapped("pool_id", lambda pool: self._pool(pool or (0, 0)), absent=0)
         records["aux1"] = np.where(ooms, np.uint64(0), pools)
-        return records
+        return records, {key: self._fact(entries, key) for key in entries.said() if key not in _FIELDS}
+
+    def _fact(self, entries: EventColumns, key: str) -> npt.NDArray[np.uint32] | int:
+        """Return the numbers of what the events of a ring say under `key`."""
+        values = self.facts.setdefault(key, {})
+
+        def number(value: Any) -> int:
+            if isinstance(value, range):
+                raise ValueError("an event with events in it")
+            apart = (type(value), value) if isinstance(value, str | int | float) or value is None else id(value)
+            return values.setdefault(apart, (len(values) + 1, value))[0]
+
+        return entries.only(key, number, absent=0) or entries.mapped(key, number, absent=0).astype(np.uint32)
 
     def _set_pools(self, events: npt.NDArray[np.void], segments: list[dict[str, Any]]) -> None:
         """Write the pools that the final state names: a segment has been in its pool since it was last allocated."""
@@ -400,17 +571,17 @@ class _Reader:
             record["time"] = require(annotation["time_us"], int, "a time") * 1000
         return records
 
-    def _in_order_of_time(self, records: npt.NDArray[np.void], annotations: int) -> npt.NDArray[np.void]:
+    def _in_order_of_time(self, records: npt.NDArray[np.void], annotations: int) -> slice | _Ints:
         """Merge devices and annotations by time. One device alone keeps its order: that is the allocator's."""
         memory = len(records) - annotations
         if len(np.unique(records["device"][:memory])) == 1 and not annotations:
-            return records
+            return slice(None)
         # Clocks are read outside of the allocator's lock: within a device, the ring's order is the true one.
         clock = records["time"].copy()
         for device in np.unique(records["device"][:memory]):
             own = np.flatnonzero(records["device"][:memory] == device)
             clock[own] = np.maximum.accumulate(clock[own])
-        return records[np.argsort(clock, kind="stable")]
+        return np.argsort(clock, kind="stable")
 
     def _stream_records(self, records: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
         """Return the STREAM_CREATE record of every stream that was met."""
@@ -433,9 +604,21 @@ class _Reader:
         first, second = _ints(list(pool_id), "a part of a pool's id")
         return self.pools.setdefault((first, second), len(self.pools))
 
-    def _name(self, text: str) -> int:
-        text = text if isinstance(text, str | int | float) else f"({type(text).__name__})"  # never write out a list
-        return self.names.setdefault(text if type(text) is str else str(text)[:200], len(self.names))
+    def _name(self, text: Any) -> int:
+        """Return the index of a text; of a dict of user metadata, of its keys and values."""
+        if type(text) is str:
+            return self.names.setdefault(text, len(self.names))
+        spelled = str(text)[:_MOST_NAME] if isinstance(text, int | float) else f"({type(text).__name__})"
+        if (
+            isinstance(text, dict)
+            and len(text) <= _MOST_ENTRIES
+            and all(isinstance(v, _SCALARS) for v in text.values())
+        ):
+            spelled = ", ".join(f"{key}={value}" for key, value in text.items())[:_MOST_NAME]
+        number = self.names.setdefault(spelled, len(self.names))
+        if self.metadata.setdefault(number, text) != text:
+            self.notes.append(f"user metadata that read alike were taken for one: {spelled[:40]}")
+        return number
 
     def _stack(self, frames: Sequence[Any]) -> int:
         ids = tuple(map(id, frames))
@@ -453,8 +636,11 @@ class _Reader:
             if abs(line) >= 1 << 31:
                 raise ValueError(f"a frame at line {line}")
             file, name = (require(frame[key], str, f"a frame's {key}") for key in ("filename", "name"))
-            value = Frame(file, name, line)
-            found = self._frame_by_id[id(frame)] = self.frames.setdefault(value, len(self.frames))
+            more = {key: value for key, value in frame.items() if key not in _OF_FRAMES}
+            said = tuple((key, value) for key, value in more.items() if isinstance(value, _SCALARS))
+            found = self._frame_by_id[id(frame)] = self.frames.setdefault(
+                (Frame(file, name, line), said), len(self.frames)
+            )
         return found
 
 
@@ -463,6 +649,22 @@ def _ints(values: list[Any], what: str) -> list[int]:
     for kind in set(map(type, values)) - {int, bool}:
         raise TypeError(f"{what} is a {kind.__name__}")
     return values
+
+
+def _with_dicts(value: Any, rows: Rows, depth: int = 0, known: dict[int, Any] | None = None) -> Any:
+    """Return what a snapshot says beside segments and rings; where it has events, too, as dicts again."""
+    known = {} if known is None else known  # by identity: a small file may hold the same list a billion times
+    if isinstance(value, list | dict | range) and id(value) not in known:
+        if depth > _MOST_DEPTH:
+            raise ValueError("lists inside of lists, and no end of it")
+        if isinstance(value, range):
+            made: Any = EventColumns.of(value, rows).dicts()
+        elif isinstance(value, list):
+            made = [_with_dicts(item, rows, depth + 1, known) for item in value]
+        else:
+            made = {key: _with_dicts(item, rows, depth + 1, known) for key, item in value.items()}
+        known[id(value)] = made
+    return known.get(id(value), value)
 
 
 def _list(data: dict[str, Any], key: str) -> list[Any]:
