@@ -106,7 +106,7 @@ def sources(
     _driver.choose(device)
     choice = _driver.initialize()
     machine = choice.machine
-    header = _header(choice, measure_accesses, checks)
+    header = _header(choice, measure_accesses, checks) | {"stacks": with_stacks}
     try:
         with ExitStack() as undo:
             undo.callback(stacks.enable, True)

@@ -27,11 +27,12 @@ from cudatool.analyze import (
     Report,
     Timeline,
     Usage,
+    before_recording,
     calls,
     range_at,
     ranges,
     site_keys,
-    site_label,
+    site_labels,
 )
 from cudatool.sanitize.places import recorded_at, source_line
 from cudatool.trace.events import Kind
@@ -134,11 +135,7 @@ def payload(report: Report, found: sanitize.Report | None = None) -> bytes:
         ],
         "devices": devices,
         "rules": [{"category": r.category, "confidence": r.confidence, "reason": r.reason} for r in RULES],
-        "streams": [
-            # Findings speak of streams by their numbers in the trace, not by their handles.
-            {"device": s.device, "id": s.id, "label": s.label if found is None else f"stream {s.id}", "busy": s.busy}
-            for s in summary.streams
-        ],
+        "streams": [{"device": s.device, "id": s.id, "label": s.label, "busy": s.busy} for s in summary.streams],
         "kernels": [{"name": k.name, "launches": k.launches, "time": k.time} for k in summary.kernels],
         "copies": [{"name": c.direction, "count": c.count, "size": c.size, "time": c.time} for c in summary.copies],
         "operations": {**_operations(drawn, report.trace, columns), "timed": len(report.operations) > 0},
@@ -190,6 +187,8 @@ def _memory(report: Report, diagnosis: Diagnosis, rows: _Rows, columns: Columns)
     device, trace = diagnosis.device, report.trace
     blocks, segments = report.blocks.of_device(device), report.segments.of_device(device)
     keys, site = site_keys(blocks)
+    before = np.ones(len(keys), np.bool_)
+    np.logical_and.at(before, site, before_recording(trace, blocks))
     return {
         "blocks": {
             **_lifetimes(blocks, diagnosis, rows, columns),
@@ -206,7 +205,7 @@ def _memory(report: Report, diagnosis: Diagnosis, rows: _Rows, columns: Columns)
         "sites": {
             "stack": columns.add(keys[:, 0]),
             "requested": columns.add(keys[:, 1]),
-            "label": [site_label(trace.stack(stack), requested) for stack, requested in keys.tolist()],
+            "label": site_labels(trace, keys, before),
         },
         "streams": [usage.label for usage in diagnosis.by_stream],
         "pools": [usage.label for usage in diagnosis.by_pool],

@@ -28,15 +28,17 @@ from cudatool.analyze.memory import (
     Layout,
     Segment,
     Timeline,
+    before_recording,
     by_call_site,
-    call_site,
     index_at,
     layout_at,
     segments_at,
     site_keys,
     site_label,
+    site_labels,
     timeline,
     torch_segments,
+    without_stack,
 )
 from cudatool.analyze.outside import CardUse, FreeReading, Outside, card_use, outside
 from cudatool.analyze.ranges import Ranges, ranges
@@ -46,7 +48,7 @@ from cudatool.analyze.requests import Call, Change, Requests, Verb, requests
 from cudatool.analyze.sites import Grouping, SiteTree, range_at, site_tree
 from cudatool.analyze.steps import Confidence, Steps, find_steps
 from cudatool.analyze.summary import DeviceMemory, Moment, Report, Summary, report
-from cudatool.analyze.usage import Usage, pool_label, stream_label, usage_by_pool, usage_by_stream
+from cudatool.analyze.usage import Usage, pool_label, usage_by_pool, usage_by_stream
 from cudatool.analyze.whatif import (
     Advice,
     Caveat,
@@ -118,10 +120,10 @@ __all__ = [
     "Wanted",
     "advice",
     "advise",
+    "before_recording",
     "blocks",
     "by_call_site",
     "calls",
-    "call_site",
     "card_use",
     "categorize",
     "check",
@@ -151,8 +153,8 @@ __all__ = [
     "segments_at",
     "site_keys",
     "site_label",
+    "site_labels",
     "site_tree",
-    "stream_label",
     "streams",
     "timeline",
     "torch_segments",
@@ -160,4 +162,5 @@ __all__ = [
     "usage_by_pool",
     "usage_by_stream",
     "what_if",
+    "without_stack",
 ]

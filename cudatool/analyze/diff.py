@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Hashable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
 import numpy as np
 
 from cudatool.analyze import lifetimes, memory
+from cudatool.trace.frames import call_sites, file_name, site_frames
 from cudatool.trace.model import Frame, Trace
 
 __all__ = ["Diff", "DiffRow", "Match", "diff"]
@@ -99,7 +99,7 @@ class _Site:
     """What one call site holds at the peak."""
 
     stack: tuple[Frame, ...]
-    requested: int
+    requested: int  # by each block
     label: str
     size: int
     count: int
@@ -116,7 +116,7 @@ def diff(before: Trace, after: Trace) -> tuple[Diff, ...]:
     result = []
     for device in sorted(sides[0].keys() | sides[1].keys()):
         old, new = (side.get(device, nothing) for side in sides)
-        rows = sorted(_rows(old.sites, new.sites), key=lambda row: (-abs(row.change), -row.after))
+        rows = sorted(_told_apart(_rows(old.sites, new.sites)), key=lambda row: (-abs(row.change), -row.after))
         result.append(Diff(device, old.active, new.active, old.reserved, new.reserved, tuple(rows)))
     return tuple(result)
 
@@ -136,7 +136,7 @@ def _peaks(trace: Trace) -> dict[int, _Peak]:
         curve = memory.timeline(trace, own, reserved)
         row = curve.peak()
         sites = [
-            _Site(trace.stack(site.stack), site.requested, site.label, site.size, site.count)
+            _Site(trace.stack(site.stack), site.requested // site.count, site.label, site.size, site.count)
             for site in memory.by_call_site(trace, own.at(int(curve.index[row])))
         ]
         result[device] = _Peak(int(curve.active[row]), int(curve.reserved.max()), sites)
@@ -148,11 +148,12 @@ def _functions(site: _Site) -> Hashable:
 
 
 def _names(site: _Site) -> Hashable:
-    return tuple((frame.file.rsplit("/", 1)[-1], frame.function) for frame in site.stack) or None
+    return tuple((file_name(frame.file), frame.function) for frame in site.stack) or None
 
 
 def _function(site: _Site) -> Hashable:
-    return re.sub(r":\d+ \(", " (", site.label) if site.stack else None
+    frames = site_frames(site.stack)
+    return frames and tuple((file_name(frame.file), frame.function) for frame in frames)
 
 
 def _size(site: _Site) -> Hashable:
@@ -165,6 +166,12 @@ _KEYS: Final[tuple[tuple[Match, Callable[[_Site], Hashable]], ...]] = (
     (Match.FUNCTION, _function),
     (Match.SIZE, _size),
 )
+
+
+def _told_apart(rows: list[DiffRow]) -> list[DiffRow]:
+    """Give rows labels that are unlike each other: sites of both traces stand in one table."""
+    labels = call_sites([row.stack_after or row.stack_before for row in rows])
+    return [replace(row, label=label or row.label) for row, label in zip(rows, labels, strict=True)]
 
 
 def _rows(old: list[_Site], new: list[_Site]) -> list[DiffRow]:

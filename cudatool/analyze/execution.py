@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cudatool.analyze.lifetimes import Ints
-from cudatool.trace.events import WORK, CopyFlag, Kind, StreamFlag
+from cudatool.trace.events import WORK, CopyFlag, Kind
 from cudatool.trace.model import Trace
+from cudatool.trace.streams import stream_names
 
 __all__ = ["Copies", "Kernel", "Operations", "Stream", "calls", "copies", "kernels", "operations", "streams"]
 
@@ -136,17 +137,13 @@ def copies(trace: Trace, ran: Operations) -> tuple[Copies, ...]:
 
 def streams(trace: Trace, ran: Operations) -> tuple[Stream, ...]:
     """Return every stream that the trace names, by id."""
-    rows = []
+    rows, names = [], stream_names(trace)
     for record in trace.of_kind(Kind.STREAM_CREATE):
         own = ran.stream == record["stream"]
-        if record["flags"] & StreamFlag.LEGACY_DEFAULT:
-            label = "default stream"
-        elif record["flags"] & StreamFlag.PER_THREAD_DEFAULT:
-            label = "per-thread default stream"
-        else:
-            label = f"stream {int(record['address']):#x}"
         number = int(record["stream"])
-        rows.append(Stream(int(record["device"]), number, label, int(own.sum()), _union(ran.start[own], ran.end[own])))
+        rows.append(
+            Stream(int(record["device"]), number, names[number], int(own.sum()), _union(ran.start[own], ran.end[own]))
+        )
     return tuple(sorted(rows, key=lambda row: row.id))
 
 

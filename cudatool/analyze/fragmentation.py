@@ -318,13 +318,14 @@ def _holes(
     pieces, causes = pieces[pinned], cause_of_piece[pinned]
     largest = np.argsort(-layout.size[pieces], kind="stable")[:_MOST_HOLES]
     clock = trace.header.get("time_axis") != "index"
+    begin = recorded_from(trace, int(blocks.device[0])) if len(blocks) else 0
     labels: dict[tuple[int, int], str] = {}
 
     def pin(row: int) -> Pin:
         stack, start = int(blocks.stack[row]), int(blocks.start[row])
         site = stack, 0 if stack else int(blocks.requested[row])
         if site not in labels:
-            labels[site] = site_label(trace.stack(stack), site[1])
+            labels[site] = site_label(trace, stack, site[1], before=start < begin)
         lived = int(trace.records["time"][index] - trace.records["time"][start]) if clock else None
         return Pin(int(blocks.address[row]), int(blocks.size[row]), stack, labels[site], lived, index - start)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -19,9 +19,10 @@ import numpy as np
 from cudatool.analyze import lifetimes
 from cudatool.analyze.growth import FEWEST_EVENTS, Growth, Trend, floors, may_grow, trend
 from cudatool.analyze.lifetimes import Ints, Lifetimes, Mask, recorded_from
-from cudatool.analyze.memory import call_site, site_keys, site_label
+from cudatool.analyze.memory import site_keys, without_stack
 from cudatool.analyze.steps import Confidence, Steps, find_steps
 from cudatool.trace.events import CopyFlag, Kind
+from cudatool.trace.frames import call_site, call_sites, missing_stack
 from cudatool.trace.model import Trace
 
 __all__ = ["Doubt", "Leak", "Leaks", "LeakVerdict", "leaks", "leaks_of"]
@@ -75,10 +76,10 @@ class Leak:
     Attributes
     ----------
     stack, requested
-        The site: index into the trace's stacks (0 where it has several, or none), and for allocations without a stack
-        the bytes asked for (else 0).
+        The site: index into the trace's stacks (0 where it has several, or none), and the bytes that were asked for
+        with what it holds at the end of the last window.
     label
-        The site in words.
+        The site in words, unlike the others.
     per_step, blocks_per_step
         Median growth in bytes and in blocks of a step in which it grew; 0 where no steps were found.
     growth, live
@@ -174,7 +175,7 @@ def leaks(trace: Trace, blocks: Lifetimes, device: int, steps: Steps) -> Leaks:
     evidence = _Evidence.of(trace, blocks, device, steps)
     if evidence is None:
         return Leaks(device, steps, (), verdict=LeakVerdict.UNCLEAR, doubt=Doubt.NOTHING_REPEATS)
-    growing = sorted(evidence.growing(), key=lambda leak: -leak.growth)
+    growing = sorted(_told_apart(trace, list(evidence.growing())), key=lambda leak: -leak.growth)
     found = tuple(leak for leak in growing if leak.doubt is None)
     unclear = tuple(leak for leak in growing if leak.doubt is not None)
     if found or unclear:
@@ -183,6 +184,11 @@ def leaks(trace: Trace, blocks: Lifetimes, device: int, steps: Steps) -> Leaks:
     if evidence.named or evidence.work((len(evidence.bounds) - 1) // 2, none, none).recurs:
         return Leaks(device, steps, ())
     return Leaks(device, steps, (), verdict=LeakVerdict.UNCLEAR, doubt=Doubt.NOTHING_REPEATS)
+
+
+def _told_apart(trace: Trace, growing: list[Leak]) -> list[Leak]:
+    labels = call_sites([trace.stack(leak.stack) for leak in growing])
+    return [replace(leak, label=label or leak.label) for leak, label in zip(growing, labels, strict=True)]
 
 
 def leaks_of(trace: Trace) -> tuple[Leaks, ...]:
@@ -303,10 +309,11 @@ class _Evidence:
         if not len(wanted):
             return group[self.key], []
         label = {stack: call_site(self.trace.stack(stack)) for stack in np.unique(self.site[:, 0]).tolist()}
+        label[0] = f"{missing_stack(self.trace).text}, of all sizes"
         names = dict.fromkeys(label[stack] for stack in self.site[wanted, 0].tolist())
         numbers = {name: number for number, name in enumerate(names)}
         group[:] = [numbers.get(label[stack], -1) for stack in self.site[:, 0].tolist()]
-        return group[self.key], [_Name(0, 0, name) for name in names]
+        return group[self.key], [_Name(0, 0, f"{name}, all callers" if name != label[0] else name) for name in names]
 
     def _together(self, late: Mask) -> tuple[Ints, list[_Name]]:
         return np.zeros(len(self.blocks), np.int64), [_Name(0, 0, _ALL)] if late.any() else []
@@ -316,17 +323,18 @@ class _Evidence:
         held = count = np.zeros(2, np.int64)
         if len(self.steps) > 1:
             held, count = (_held(self.blocks, own, self.steps.bounds, weight) for weight in ("size", "count"))
+        live = own & (self.blocks.start < self.end) & (self.blocks.freed >= self.end)
         change, blocks = np.diff(held[1:]), np.diff(count[1:])
         up = change > 0
         in_steps = self.named and bool(up.any())
         return Leak(
             stack=stack,
-            requested=requested,
-            label=label or site_label(self.trace.stack(stack), requested),
+            requested=int(self.blocks.requested[live].sum()),
+            label=label or without_stack(missing_stack(self.trace), requested),
             per_step=int(np.median(change[up])) if up.any() else 0,
             blocks_per_step=int(np.median(blocks[up])) if up.any() else 0,
             growth=int(held[-1] - held[1]) if in_steps else growth.gain,
-            live=int(self.blocks.size[own & (self.blocks.start < self.end) & (self.blocks.freed >= self.end)].sum()),
+            live=int(self.blocks.size[live].sum()),
             grew=int(up.sum()),
             steps=len(up),
             grew_windows=growth.events,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from cudatool.analyze.lifetimes import Ints, Lifetimes
-from cudatool.trace.model import Frame, Trace
+from cudatool.analyze.lifetimes import Ints, Lifetimes, Mask, recorded_from
+from cudatool.trace.frames import MissingStack, call_site, call_sites, missing_stack
+from cudatool.trace.model import Trace
 from cudatool.units import format_bytes
 
 __all__ = [
@@ -18,15 +18,17 @@ __all__ = [
     "Layout",
     "Segment",
     "Timeline",
+    "before_recording",
     "by_call_site",
-    "call_site",
     "index_at",
     "layout_at",
     "segments_at",
     "site_keys",
     "site_label",
+    "site_labels",
     "timeline",
     "torch_segments",
+    "without_stack",
 ]
 
 
@@ -92,11 +94,13 @@ class CallSite:
     stack
         Index into the trace's stacks, 0 where none was recorded.
     requested
-        Bytes that each block was asked for with; sites without a stack are told apart by it. 0 for others.
+        Bytes that its blocks were asked for with, together.
     label
-        The frame to look at first, as :func:`call_site` chooses it.
+        The frame to look at first, as :func:`cudatool.trace.frames.call_sites` chooses it.
     size, count
         Bytes and number of blocks.
+    missing_stack
+        Why it has no stack, None if it has one.
     """
 
     stack: int
@@ -104,6 +108,7 @@ class CallSite:
     label: str
     size: int
     count: int
+    missing_stack: MissingStack | None = None
 
 
 def site_keys(blocks: Lifetimes) -> tuple[Ints, Ints]:
@@ -113,10 +118,38 @@ def site_keys(blocks: Lifetimes) -> tuple[Ints, Ints]:
     return unique, inverse.reshape(-1)
 
 
-def site_label(stack: tuple[Frame, ...], requested: int) -> str:
-    """Return a call site in words; without a stack, with the size of its blocks."""
-    label = call_site(stack)
-    return label if stack else f"{label}, {format_bytes(requested)} each"
+def site_labels(trace: Trace, sites: Ints, before: Mask) -> list[str]:
+    """Return call sites, a row (stack, requested) each, in words; each unlike the others.
+
+    Those without a stack say why, and the size of their blocks.
+
+    Parameters
+    ----------
+    before
+        Whether each has only blocks that were there before the recording began.
+    """
+    labels = call_sites([trace.stack(stack) for stack in sites[:, 0].tolist()])
+    return [
+        label or without_stack(missing_stack(trace, before=was_there), requested)
+        for label, requested, was_there in zip(labels, sites[:, 1].tolist(), before.tolist(), strict=True)
+    ]
+
+
+def site_label(trace: Trace, stack: int, requested: int, *, before: bool = False) -> str:
+    """Return one call site in words, as :func:`site_labels` would alone."""
+    return call_site(trace.stack(stack)) or without_stack(missing_stack(trace, before=before), requested)
+
+
+def without_stack(why: MissingStack, requested: int) -> str:
+    """Return a call site without a stack in words."""
+    return f"{why.text}, {format_bytes(requested)} each"
+
+
+def before_recording(trace: Trace, blocks: Lifetimes) -> Mask:
+    """Return for each block whether it was there before the recording of its device began."""
+    begin = {device: recorded_from(trace, device) for device in np.unique(blocks.device).tolist()}
+    result: Mask = blocks.start < np.array([begin[device] for device in blocks.device.tolist()], np.int64)
+    return result
 
 
 def by_call_site(trace: Trace, blocks: Lifetimes) -> tuple[CallSite, ...]:
@@ -125,49 +158,18 @@ def by_call_site(trace: Trace, blocks: Lifetimes) -> tuple[CallSite, ...]:
     size = np.zeros(len(keys), np.int64)
     np.add.at(size, site, blocks.size)
     count = np.bincount(site, minlength=len(keys))
-    sites = (
-        CallSite(stack, requested, site_label(trace.stack(stack), requested), own, number)
-        for (stack, requested), own, number in zip(keys.tolist(), size.tolist(), count.tolist(), strict=True)
-    )
+    asked = np.zeros(len(keys), np.int64)
+    np.add.at(asked, site, blocks.requested)
+    before = np.ones(len(keys), np.bool_)
+    np.logical_and.at(before, site, before_recording(trace, blocks))
+    stacks = keys[:, 0].tolist()
+    missing = [
+        None if trace.stacks[stack] else missing_stack(trace, before=was_there)
+        for stack, was_there in zip(stacks, before.tolist(), strict=True)
+    ]
+    columns = (stacks, asked.tolist(), site_labels(trace, keys, before), size.tolist(), count.tolist(), missing)
+    sites = (CallSite(*row) for row in zip(*columns, strict=True))
     return tuple(sorted(sites, key=lambda site: -site.size))
-
-
-_LONGEST_NAME = 80
-_LIBRARIES = ("site-packages/", "dist-packages/", "torch/", "<frozen ", "/lib/python")
-
-
-def call_site(stack: tuple[Frame, ...]) -> str:
-    """Return the innermost frame of the user's own code, as ``"train.py:12 (step)"``.
-
-    Where that is not the innermost of all, the library's is added: ``"train.py:12 (step) via adam.py:178 (init)"``.
-    Frames of C++ are passed over as long as there is any other; without, the innermost that is not the allocator's or
-    the unwinder's is taken.
-    """
-    python = [frame for frame in stack if frame.line > 0 and not frame.file.endswith((".cpp", ".cc", ".h", ".c"))]
-    native = [frame for frame in stack if not _PLUMBING.match(_native_name(frame.function))]
-    innermost = next(iter([*python, *native, *stack]), None)
-    if innermost is None:
-        return "(no stack recorded)"
-    own = next((f for f in python if not any(library in f.file for library in _LIBRARIES)), innermost)
-    return _frame(own) if own == innermost else f"{_frame(own)} via {_frame(innermost)}"
-
-
-_PLUMBING = re.compile(
-    "torch::unwind|torch::CapturedTraceback|torch::cuda::gather|c10::|std::|at::detail|at::_ops|at::wrapper|at::empty|"
-    "at::native::empty"
-)
-
-
-def _frame(frame: Frame) -> str:
-    if not frame.line:  # of C++ without debug information
-        return _native_name(frame.function)[:_LONGEST_NAME]
-    return f"{frame.file.rsplit('/', 1)[-1]}:{frame.line} ({frame.function[:_LONGEST_NAME]})"
-
-
-def _native_name(function: str) -> str:
-    """Return the name of a C++ function without return type and arguments."""
-    name, bracket, arguments = function.replace("(anonymous namespace)::", "").split("(")[0].partition("<")
-    return name.rsplit(" ", 1)[-1] + bracket + arguments
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from cudatool.analyze.lifetimes import Ints, Lifetimes
 from cudatool.trace.events import Kind
+from cudatool.trace.frames import missing_stack
 from cudatool.trace.model import Trace
 from cudatool.units import format_bytes
 
@@ -139,12 +140,9 @@ def range_at(trace: Trace, index: Ints) -> Ints:
     return result
 
 
-_NO_STACK: Final[_Key] = ("(no Python stack)", "", 0)
-
-
 def _stack_path(trace: Trace, stack: int) -> Sequence[_Key]:
     frames = trace.stack(stack)
-    return [(f.function, f.file, f.line) for f in reversed(frames)] or [_NO_STACK]
+    return [(f.function, f.file, f.line) for f in reversed(frames)] or [(missing_stack(trace).text, "", 0)]
 
 
 def _size_path(trace: Trace, open_range: int, requested: int) -> Sequence[_Key]:

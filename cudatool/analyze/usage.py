@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from cudatool.analyze.lifetimes import Ints, Lifetimes
-from cudatool.trace.events import Kind, StreamFlag, unpack_pool
+from cudatool.trace.events import unpack_pool
 from cudatool.trace.model import Trace
+from cudatool.trace.streams import stream_names
 
-__all__ = ["Usage", "pool_label", "stream_label", "usage_by_pool", "usage_by_stream"]
+__all__ = ["Usage", "pool_label", "usage_by_pool", "usage_by_stream"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +39,12 @@ class Usage:
 
 def usage_by_stream(trace: Trace, blocks: Lifetimes, segments: Lifetimes, index: int) -> tuple[Usage, ...]:
     """Return the memory of each stream, that with the most at record `index` first."""
-    return _usage(blocks, segments, blocks.stream, segments.stream, index, lambda number: stream_label(trace, number))
+    return _usage(blocks, segments, blocks.stream, segments.stream, index, stream_names(trace).__getitem__)
 
 
 def usage_by_pool(trace: Trace, blocks: Lifetimes, segments: Lifetimes, index: int) -> tuple[Usage, ...]:
     """Return the memory of each pool, that with the most at record `index` first."""
     return _usage(blocks, segments, blocks.pool, segments.pool, index, lambda number: pool_label(trace, number))
-
-
-def stream_label(trace: Trace, stream: int) -> str:
-    """Return what a stream is called: ``"default stream"``, or its handle."""
-    created = trace.of_kind(Kind.STREAM_CREATE)
-    for record in created[created["stream"] == stream]:
-        if record["flags"] & StreamFlag.LEGACY_DEFAULT:
-            return "default stream"
-        if record["flags"] & StreamFlag.PER_THREAD_DEFAULT:
-            return "per-thread default stream"
-        return f"stream {int(record['address']):#x}"
-    return f"stream {stream}" if stream else "no stream"
 
 
 def pool_label(trace: Trace, pool: int) -> str:

@@ -8,7 +8,6 @@ from enum import StrEnum
 from itertools import islice
 
 from cudatool.analyze.card import Card
-from cudatool.analyze.memory import call_site
 from cudatool.analyze.replay import pool_ids
 from cudatool.analyze.requests import RELEASES, Call, Requests, Verb
 from cudatool.errors import OutOfMemoryError
@@ -17,6 +16,7 @@ from cudatool.memory.journal import Journal
 from cudatool.memory.policy import DEFAULT_POOL, Policy
 from cudatool.memory.settings import Settings
 from cudatool.trace.events import Kind
+from cudatool.trace.frames import call_site
 from cudatool.trace.model import Trace
 
 __all__ = ["Caveat", "OutOfMemory", "Outcome", "run_model"]
@@ -271,7 +271,7 @@ class _Model:
             size=call.size,
             reserved_bytes=level.reserved_bytes.current,
             active_bytes=level.allocated_bytes.current + level.pending_bytes,
-            site=call_site(stack) if stack else "",
+            site=call_site(stack),
         )
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from functools import cache
 from typing import Any
 
 __all__ = ["kernel_name", "kernel_parameters"]
+
+# Tags that tell the versions of a function apart, and what numba puts around the name of a Python function: its target,
+# and the functions that it is defined in, where "<" and ">" are spelled in hexadecimal.
+_NUMBAS = re.compile(r"\[abi:[^\]]*\]|^cudapy::|\w+::_3clocals_3e::")
 
 
 @cache
@@ -50,7 +55,7 @@ def _demangled(symbol: str) -> str:
         return ""
     name = ctypes.string_at(text).decode("utf-8", "replace")
     ctypes.CDLL(None).free(ctypes.c_void_p(text))
-    return name
+    return _NUMBAS.sub("", name)
 
 
 @cache

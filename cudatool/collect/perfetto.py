@@ -27,8 +27,9 @@ import numpy.typing as npt
 
 from cudatool.collect.spans import memory_changes
 from cudatool.files import replacing
-from cudatool.trace.events import FREE_UNKNOWN, WORK, CopyFlag, Kind, StreamFlag, unpack_dims, unpack_product
+from cudatool.trace.events import FREE_UNKNOWN, WORK, CopyFlag, Kind, unpack_dims, unpack_product
 from cudatool.trace.model import Trace
+from cudatool.trace.streams import stream_names
 
 __all__ = ["write"]
 
@@ -82,9 +83,7 @@ class _Writer:
         self.origin = int(time.min()) if len(time) else 0
         self.time: npt.NDArray[np.int64] = time - self.origin
         self.text = [json.dumps(name) for name in trace.names]
-        created = trace.of_kind(Kind.STREAM_CREATE)
-        columns = (created[column].tolist() for column in ("stream", "flags", "address"))
-        self.streams = {stream: _stream_name(*how) for stream, *how in zip(*columns, strict=True)}
+        self.streams = stream_names(trace)
         self.lanes: dict[tuple[int, str], int] = {}  # (process, name) -> number of the thread
 
     def events(self) -> Iterator[str]:
@@ -244,9 +243,10 @@ class _Writer:
         return start + shift, end + shift
 
     def _stream(self, device: int, stream: int, lane: int = 0) -> int:
-        name = self.streams.get(stream, f"stream {stream}" if stream else "no stream")
-        # The number tells streams apart that had the same handle, one after the other.
-        return self._lane(_DEVICE + device, f"{name} ({stream})" + (f" and at once {lane}" if lane else ""))
+        name = self.streams[stream]
+        if stream and not name.endswith(f" {stream}"):  # each context has a default stream
+            name += f" ({stream})"
+        return self._lane(_DEVICE + device, name + (f" and at once {lane}" if lane else ""))
 
     def _names(self) -> Iterator[str]:
         argv = self.trace.header.get("argv")
@@ -271,12 +271,6 @@ def _metadata(what: str, process: int, thread: int, args: dict[str, Any]) -> str
 
 def _title(kind: int) -> str:
     return json.dumps(Kind(kind).name.lower().replace("_", " "))
-
-
-def _stream_name(flags: int, handle: int) -> str:
-    if flags & StreamFlag.LEGACY_DEFAULT:
-        return "default stream"
-    return "per-thread default stream" if flags & StreamFlag.PER_THREAD_DEFAULT else f"stream {handle:#x}"
 
 
 def _arguments(

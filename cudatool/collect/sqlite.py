@@ -18,7 +18,7 @@ signed.
     streams      id, device, handle, flags
     threads      id, name
     names        id, name
-    frames       id, file, function, line
+    frames       id, file, function, line, rank     0 the user's own code, 1 a library's, 2 C++, 3 the allocator's C++
     stacks       id, depth, frame                   depth 0 is the innermost frame
     peaks        device, event, active              the first event after which the most bytes were active
 
@@ -53,6 +53,7 @@ from cudatool.collect.spans import Changes, Span, block_spans, memory_changes, s
 from cudatool.errors import OutputError
 from cudatool.files import replacing
 from cudatool.trace.events import FIELDS, RECORD, Kind
+from cudatool.trace.frames import frame_rank
 from cudatool.trace.model import Trace
 
 __all__ = ["write"]
@@ -65,7 +66,7 @@ CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 CREATE TABLE kinds (id INTEGER PRIMARY KEY, name TEXT, fields TEXT);
 CREATE TABLE names (id INTEGER PRIMARY KEY, name TEXT);
 CREATE TABLE threads (id INTEGER PRIMARY KEY, name TEXT);
-CREATE TABLE frames (id INTEGER PRIMARY KEY, file TEXT, function TEXT, line INTEGER);
+CREATE TABLE frames (id INTEGER PRIMARY KEY, file TEXT, function TEXT, line INTEGER, rank INTEGER);
 CREATE TABLE stacks (id INTEGER, depth INTEGER, frame INTEGER REFERENCES frames, PRIMARY KEY (id, depth)) WITHOUT ROWID;
 CREATE TABLE streams (id INTEGER PRIMARY KEY, device INTEGER, handle INTEGER, flags INTEGER);
 CREATE TABLE events (id INTEGER PRIMARY KEY, {", ".join(f"{name} INTEGER" for name in _COLUMNS)});
@@ -97,8 +98,7 @@ CREATE VIEW by_call_site AS
     LEFT JOIN peaks p ON p.device = a.device
     LEFT JOIN stacks s ON s.id = a.stack AND s.depth = (
         SELECT depth FROM stacks t JOIN frames g ON g.id = t.frame WHERE t.id = a.stack
-        ORDER BY g.file NOT LIKE '%.py', g.file LIKE 'torch/%' OR g.file LIKE '%/torch/%' OR g.file LIKE '%-packages/%',
-            depth
+        ORDER BY g.rank, depth
         LIMIT 1)
     LEFT JOIN frames f ON f.id = s.frame
     GROUP BY a.device, a.stack;
@@ -153,7 +153,7 @@ def _fill(database: sqlite3.Connection, trace: Trace) -> None:
     insert("kinds", ((int(kind), kind.name, FIELDS.get(kind, "")) for kind in Kind))
     insert("names", ((i, _text(name)) for i, name in enumerate(trace.names)))
     insert("threads", ((i, _text(name)) for i, name in enumerate(trace.threads)))
-    insert("frames", ((i, _text(f.file), _text(f.function), f.line) for i, f in enumerate(trace.frames)))
+    insert("frames", ((i, _text(f.file), _text(f.function), f.line, frame_rank(f)) for i, f in enumerate(trace.frames)))
     insert("stacks", ((i, depth, f) for i, frames in enumerate(trace.stacks) for depth, f in enumerate(frames)))
     created = trace.of_kind(Kind.STREAM_CREATE)
     insert("streams", _rows(*(_signed(created[name]) for name in ("stream", "device", "address", "flags"))))

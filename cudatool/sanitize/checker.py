@@ -13,8 +13,8 @@ from cudatool.sanitize.defects import Defect, Key, Repairs, Side
 from cudatool.sanitize.device import device_findings, leaks
 from cudatool.sanitize.engine import Engine
 from cudatool.sanitize.findings import AccessSite, BufferSite, Finding, FindingKind, Report, fingerprint, location
-from cudatool.sanitize.places import user_frames
 from cudatool.trace.events import AccessFlag, Api, Kind
+from cudatool.trace.frames import user_frames
 from cudatool.trace.model import Frame, Trace
 
 __all__ = ["check"]

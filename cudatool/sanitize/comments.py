@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 
 from cudatool.sanitize.findings import DeviceFinding, Finding, FindingKind, Remark
 from cudatool.sanitize.kinds import CHECKS, check_of
-from cudatool.sanitize.places import source_lines, source_place, user_frame
+from cudatool.sanitize.places import source_lines, source_place
 from cudatool.sanitize.views import sites
 from cudatool.text import quoted
+from cudatool.trace.frames import user_frame
 
 __all__ = ["Comments"]
 

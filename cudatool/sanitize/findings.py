@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from cudatool.sanitize.places import user_frame, user_frames
+from cudatool.trace.frames import user_frame, user_frames
 from cudatool.trace.model import Frame
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Where things happened: the user's own frames of a stack, and paths as a report writes them."""
+"""Where things happened: source lines, and paths as a report writes them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import io
 import linecache
 import math
 import os
-import re
 import stat
 import tokenize
 from datetime import datetime
 from pathlib import PurePath
 from typing import Final
 
-from cudatool.trace.model import Frame, Trace
+from cudatool.trace.model import Trace
 
 __all__ = [
     "LARGEST_SOURCE",
@@ -26,8 +25,6 @@ __all__ = [
     "source_line",
     "source_lines",
     "source_place",
-    "user_frame",
-    "user_frames",
 ]
 
 LARGEST_SOURCE: Final = 4 << 20
@@ -35,18 +32,6 @@ LARGEST_SOURCE: Final = 4 << 20
 
 _NOT_PYTHON: Final = (".cu", ".cuh", ".ptx", ".c", ".cc", ".cpp", ".cxx", ".h", ".hh", ".hpp", ".hxx", ".inl")
 _SOURCES: Final = (".py", ".pyw", ".pyx", *_NOT_PYTHON)
-# What `pip` or the interpreter's installation brought, judged by its path alone: a trace may be of another machine.
-_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib(64)?[/\\]python\d\.\d+[/\\]|^<frozen ")
-
-
-def user_frames(stack: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """Return the frames that are neither of the standard library nor of installed packages; all if none is left."""
-    return tuple(frame for frame in stack if not _INSTALLED.search(frame.file)) or stack
-
-
-def user_frame(stack: tuple[Frame, ...]) -> Frame | None:
-    """Return the innermost frame of the user's own code, None for an empty stack."""
-    return user_frames(stack)[0] if stack else None
 
 
 def source_lines(file: str, *, recorded_at: float = math.inf) -> list[str]:

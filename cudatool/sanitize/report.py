@@ -10,10 +10,11 @@ from typing import Any
 from cudatool.sanitize.explore import schedule_lines
 from cudatool.sanitize.findings import DeviceFinding, Finding, Report, SetAside
 from cudatool.sanitize.kinds import KINDS, check_of
-from cudatool.sanitize.places import shown_path, source_line, source_place, user_frames
+from cudatool.sanitize.places import shown_path, source_line, source_place
 from cudatool.sanitize.views import Entry, Run, Site, entries, place, sites, sources, times, verdict, why_aside
 from cudatool.sanitize.witness import witness_lines
 from cudatool.text import json_text, printable
+from cudatool.trace.frames import user_frames
 from cudatool.trace.model import Frame
 from cudatool.units import format_bytes
 

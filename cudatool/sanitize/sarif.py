@@ -15,9 +15,10 @@ from urllib.parse import quote
 
 from cudatool.sanitize.findings import DeviceFinding, Finding, Report, SetAside
 from cudatool.sanitize.kinds import KINDS, check_of, help_url
-from cudatool.sanitize.places import relative_path, source_place, user_frame
+from cudatool.sanitize.places import relative_path, source_place
 from cudatool.sanitize.views import Entry, Run, Site, around, entries, sites, sources
 from cudatool.text import json_text
+from cudatool.trace.frames import user_frame
 from cudatool.trace.model import Frame
 
 __all__ = ["FINGERPRINT", "render_sarif"]

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from cudatool.sanitize.findings import AccessSite, DeviceFinding, Finding, Report, SetAside, location
 from cudatool.sanitize.kinds import check_of
-from cudatool.sanitize.places import shown_path, user_frame
+from cudatool.sanitize.places import shown_path
+from cudatool.trace.frames import user_frame
 from cudatool.trace.model import Frame
 from cudatool.units import format_bytes
 

@@ -61,8 +61,8 @@ def test_another_way_to_the_same_line_is_matched_by_its_function() -> None:
 
 def test_sizes_match_where_there_are_no_stacks() -> None:
     assert [
-        ("(no stack recorded), 1 KiB each", Match.SIZE, 1024, 2048),
-        ("(no stack recorded), 512 B each", Match.NONE, 512, 0),
+        ("(no stack in this file), 1 KiB each", Match.SIZE, 1024, 2048),
+        ("(no stack in this file), 512 B each", Match.NONE, 512, 0),
     ] == rows(trace(alloc(0, 1024), alloc(5000, 512)), trace(alloc(0, 1024), alloc(5000, 1024)))
 
 

@@ -65,4 +65,4 @@ def test_a_stream_is_busy_for_the_union_of_its_work() -> None:
         *(ran(0, 0, 10), ran(0, 5, 8), ran(0, 9, 20), ran(0, 100, 101)),
     )
     found = analyze.streams(made, analyze.operations(made))
-    assert [("default stream", 4, 21), ("stream 0xab", 0, 0)] == [(s.label, s.operations, s.busy) for s in found]
+    assert [("default stream", 4, 21), ("stream 2", 0, 0)] == [(s.label, s.operations, s.busy) for s in found]

@@ -91,7 +91,7 @@ def test_what_does_not_grow_without_end_is_no_leak(body: list[list[Event]]) -> N
 def test_without_stacks_sites_are_sizes() -> None:
     made = trace(*(e for i in range(8) for e in (push(f"step {i}"), alloc(i * MIB, 100), *temporary(i)[:1], pop())))
     made.records["stack"] = 0
-    assert ("(no stack recorded), 100 B each", 100, 6, 6) in leaks_in(made)
+    assert ("(no stack in this file), 100 B each", 100, 6, 6) in leaks_in(made)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_frees_that_are_left_out_of_a_recording_are_found(name: str, every: int)
     _, first = np.unique(step[own], return_index=True)  # one block of each step
     (found,) = analyze.leaks_of(lost(made, blocks, own[first][::every]))
     stack, requested = sites[site].tolist()
-    expected = analyze.site_label(made.stack(stack), requested)
+    expected = analyze.site_label(made, stack, requested)
     assert [expected] == [leak.label for leak in found.found]
 
 

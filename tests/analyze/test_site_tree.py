@@ -42,7 +42,7 @@ def test_only_what_is_live_counts_and_waiting_for_a_stream_is_live() -> None:
 
 def test_a_block_without_a_stack_among_others_is_said_to_have_none() -> None:
     made = trace(alloc(0, 100, stack=1), alloc(1000, 20), **stacks([INNER]))
-    assert ["all", "layer", "(no Python stack)"] == list(tree_of(made).name)
+    assert ["all", "layer", "(no stack: a thread without Python frames)"] == list(tree_of(made).name)
 
 
 def test_without_stacks_ranges_are_the_branches_and_sizes_the_leaves() -> None:

@@ -21,7 +21,7 @@ def test_streams_have_their_own_peaks_and_their_share_of_the_common_one() -> Non
     )
     blocks, segments = analyze.blocks(made), analyze.segments(made)
     first, second = analyze.usage_by_stream(made, blocks, segments, 8)
-    assert ("stream 0xab", 9 * MIB, 9 * MIB, 20 * MIB, 20 * MIB) == (
+    assert ("stream 2", 9 * MIB, 9 * MIB, 20 * MIB, 20 * MIB) == (
         first.label,
         first.at_peak,
         first.peak,

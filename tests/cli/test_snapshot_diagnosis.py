@@ -156,4 +156,4 @@ def test_a_failure_shows_the_split_when_it_happened(tmp_path: Path) -> None:
     assert "1 failed: out of memory" in text
     assert "when memory ran out" in text
     assert "40 MiB were wanted; the largest free piece for it had 15 MiB" in text
-    assert "a hole of 15 MiB in a segment of 20 MiB: pinned by 5 MiB of (no stack recorded), 5 MiB each" in text
+    assert "a hole of 15 MiB in a segment of 20 MiB: pinned by 5 MiB of (no stack in this file), 5 MiB each" in text

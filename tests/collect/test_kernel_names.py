@@ -17,6 +17,10 @@ from cudatool.collect.kernel_names import kernel_name, kernel_parameters
         ("_ZN12_GLOBAL__N_16hiddenEv", "(anonymous namespace)::hidden"),
         ("_Z5applyIPFffEEvT_Pf", "apply<float (*)(float)>"),
         ("_Znot a symbol", "_Znot a symbol"),
+        ("_Z4fillB5cxx11v", "fill"),
+        # As numba-cuda mangles a function of __main__, and one that is defined in another function.
+        ("_ZN6cudapy8__main__3addB2v1B4cw51E5ArrayIfLi1E1C7mutable7alignedE", "__main__::add"),
+        ("_ZN8__main__4main12_3clocals_3e3addB2v1E5ArrayIfLi1E1C7mutable7alignedE", "__main__::add"),
     ],
 )
 def test_kernel_name(symbol, name):

@@ -108,7 +108,7 @@ def test_an_execution_is_a_slice_on_its_stream_named_by_its_launch(tmp_path: Pat
     expected = {"device": 0, "stream": 5, "grid": [4, 2, 1], "block": [256, 1, 1], "shared_bytes": 64}
     assert expected == ran["args"] == call["args"]
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert "stream 0xabc (5)" == names[ran["pid"], ran["tid"]]
+    assert "stream 5" == names[ran["pid"], ran["tid"]]
 
 
 def test_a_product_has_its_extents(tmp_path: Path) -> None:

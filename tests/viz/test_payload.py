@@ -17,6 +17,7 @@ from twin import decode, payload_of, unpack
 from cudatool import analyze, viz
 from cudatool.collect import torch_snapshot
 from cudatool.trace.model import Frame
+from cudatool.trace.streams import stream_names
 from cudatool.viz.payload import Columns, payload
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -77,11 +78,12 @@ def test_streams_pools_and_sites_arrive_by_name() -> None:
     report = analyze.report(torch_snapshot.read(DATA / "graphs__default.pickle.xz"))
     (device,) = unpack(payload(report))["devices"]
     trace = report.trace
-    for name, label in (("stream", analyze.stream_label), ("pool", analyze.pool_label)):
-        expected = [label(trace, number) for number in getattr(report.blocks, name).tolist()]
+    streams = stream_names(trace)
+    for name, label in (("stream", streams.__getitem__), ("pool", lambda pool: analyze.pool_label(trace, pool))):
+        expected = [label(number) for number in getattr(report.blocks, name).tolist()]
         assert expected == [device[f"{name}s"][i] for i in device["blocks"][name]]
     sites = device["sites"]
-    expected = [analyze.site_label(trace.stack(s), 0) for s in report.blocks.stack.tolist()]
+    expected = [analyze.site_label(trace, s, 0) for s in report.blocks.stack.tolist()]
     assert [label.split(",")[0] for label in expected] == [
         sites["label"][i].split(",")[0] for i in device["blocks"]["site"]
     ]

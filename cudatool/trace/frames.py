@@ -1,0 +1,177 @@
+"""Whose line is this: the user's own frames of a stack, and call sites in words.
+
+All reports choose the frame that a user is to look at here. A frame is the user's own unless its file is part of the
+interpreter's installation, of an installed package, or of PyTorch's sources. It is judged by the path alone, because a
+trace may be of another machine. Frames of C++ are the user's own only where a stack has no others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import StrEnum
+from functools import lru_cache
+
+from cudatool.trace.model import Frame, Trace
+
+__all__ = [
+    "MissingStack",
+    "call_site",
+    "call_sites",
+    "file_name",
+    "frame_rank",
+    "missing_stack",
+    "site_frames",
+    "user_frame",
+    "user_frames",
+]
+
+_INSTALLED = re.compile(
+    r"[/\\](site|dist)-packages[/\\]"
+    r"|[/\\]lib(64)?[/\\]python\d\.\d+[/\\]"
+    r"|^<frozen "
+    # A checkout of PyTorch that is used in place, or paths that its wheels were built with.
+    r"|(^|[/\\])torch[/\\](csrc|nn|optim|autograd|cuda|utils|distributed|amp|fx|jit|_\w+)[/\\]"
+    r"|^torch[/\\]"
+)
+_NATIVE = re.compile(r"\.(c|cc|cpp|cxx|h|hpp|cu|cuh)$")
+# Functions of C++ that every allocation goes through.
+_PLUMBING = re.compile(
+    r"torch::unwind|torch::CapturedTraceback|torch::cuda::gather|c10::|std::|at::detail|at::_ops|at::wrapper|at::empty|"
+    r"at::native::empty|at::create_out"
+)
+_LONGEST_NAME = 80
+
+
+def frame_rank(frame: Frame) -> int:
+    """Return 0 for the user's own code, 1 for a library's Python, 2 for C++, 3 for C++ of the allocator's own."""
+    if frame.line > 0 and not _NATIVE.search(frame.file):
+        return 1 if _installed(frame.file) else 0
+    return 3 if _PLUMBING.match(_native_name(frame.function)) else 2
+
+
+@lru_cache(4096)
+def _installed(file: str) -> bool:
+    return bool(_INSTALLED.search(file))
+
+
+def user_frames(stack: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Return the frames of the lowest :func:`frame_rank` in a stack, innermost first: the user's own if it has any."""
+    ranks = [frame_rank(frame) for frame in stack]
+    lowest = min(ranks, default=0)
+    return tuple(frame for frame, rank in zip(stack, ranks, strict=True) if rank == lowest)
+
+
+def user_frame(stack: Sequence[Frame]) -> Frame | None:
+    """Return the innermost frame of the user's own code, None for an empty stack."""
+    return next(iter(user_frames(stack)), None)
+
+
+def site_frames(stack: Sequence[Frame]) -> tuple[Frame, Frame] | None:
+    """Return the user's own frame and the innermost one, both of Python if there are any; None for an empty stack."""
+    own = user_frame(stack)
+    if own is None:
+        return None
+    return own, own if frame_rank(own) else next(frame for frame in stack if frame_rank(frame) < 2)
+
+
+def call_site(stack: Sequence[Frame]) -> str:
+    """Return the innermost frame of the user's own code, as ``"train.py:12 (step)"``; empty for an empty stack.
+
+    Where that is not the innermost of Python's, the library's is added: ``"train.py:12 (step) via adam.py:8 (init)"``.
+    """
+    found = site_frames(stack)
+    if found is None:
+        return ""
+    own, innermost = found
+    return _words(own) if own == innermost else f"{_words(own)} via {_words(innermost)}"
+
+
+def call_sites(stacks: Sequence[Sequence[Frame]]) -> list[str]:
+    """Return the call sites of different stacks, each unlike the others: of equal ones, with the callers that differ.
+
+    Equal stacks have equal words.
+    """
+    words = [call_site(stack) for stack in stacks]
+    by_words: dict[str, dict[tuple[Frame, ...], None]] = {}
+    for word, stack in zip(words, stacks, strict=True):
+        by_words.setdefault(word, {})[tuple(stack)] = None
+    unique: dict[tuple[Frame, ...], str] = {}
+    for word, alike in by_words.items():
+        unique.update(zip(alike, _told_apart(word, list(alike)), strict=True))
+    return [unique[tuple(stack)] for stack in stacks]
+
+
+def _told_apart(word: str, stacks: list[tuple[Frame, ...]]) -> list[str]:
+    """Return `word` with what tells the stacks apart: the innermost frame that not all have, else a number."""
+    if len(stacks) == 1:
+        return [word]
+    spelled = [[_words(frame) for frame in stack] for stack in stacks]
+    common = set.intersection(*(set(frames) for frames in spelled))
+    told = [
+        f"{word}, from {place}" if (place := next((one for one in frames if one not in common), "")) else word
+        for frames in spelled
+    ]
+    result = []
+    for number, text in enumerate(told):
+        again = told[:number].count(text)
+        result.append(f"{text} #{again + 1}" if again or told.count(text) > 1 else text)
+    return result
+
+
+def _words(frame: Frame) -> str:
+    if not frame.line:  # of C++ without debug information
+        return _native_name(frame.function)[:_LONGEST_NAME]
+    return f"{file_name(frame.file)}:{frame.line} ({frame.function[:_LONGEST_NAME]})"
+
+
+def file_name(path: str) -> str:
+    """Return the last part of a path of any system."""
+    return path.replace("\\", "/").rsplit("/", 1)[-1]
+
+
+def _native_name(function: str) -> str:
+    """Return the name of a C++ function without return type and arguments."""
+    name, bracket, arguments = function.replace("(anonymous namespace)::", "").split("(")[0].partition("<")
+    return name.rsplit(" ", 1)[-1] + bracket + arguments
+
+
+class MissingStack(StrEnum):
+    """Why an allocation has no stack."""
+
+    TURNED_OFF = "turned-off"
+    """The program was recorded with ``--no-stacks``."""
+    BEFORE = "before-recording"
+    """It was there before the recording began."""
+    NOT_KEPT = "not-in-file"
+    """The file keeps no stacks at all."""
+    NO_FRAMES = "no-python-frames"
+    """Others have stacks: it was made by a thread without Python frames, such as that of PyTorch's backward pass."""
+
+    @property
+    def text(self) -> str:
+        """The reason as a label."""
+        return _MISSING[self]
+
+
+_MISSING = {
+    MissingStack.TURNED_OFF: "(no stack: recorded with --no-stacks)",
+    MissingStack.BEFORE: "(no stack: allocated before the recording)",
+    MissingStack.NOT_KEPT: "(no stack in this file)",
+    MissingStack.NO_FRAMES: "(no stack: a thread without Python frames)",
+}
+
+
+def missing_stack(trace: Trace, *, before: bool = False) -> MissingStack:
+    """Return why an allocation of a trace has no stack.
+
+    Parameters
+    ----------
+    before
+        Whether it was there before the recording began.
+    """
+    if trace.header.get("stacks") is False:
+        return MissingStack.TURNED_OFF
+    if before:
+        return MissingStack.BEFORE
+    return MissingStack.NO_FRAMES if any(trace.stacks) else MissingStack.NOT_KEPT

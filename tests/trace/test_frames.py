@@ -1,0 +1,91 @@
+"""Which frame of a stack a user is to look at, and how it is written."""
+
+from __future__ import annotations
+
+import pytest
+
+from cudatool.trace.frames import MissingStack, call_site, call_sites, missing_stack, user_frame
+from cudatool.trace.model import Frame, Trace
+
+MINE = Frame("/home/me/my_torch/run.py", "main", 7)
+LIBRARY = Frame("/venv/lib/python3.12/site-packages/other/core.py", "helper", 3)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "/home/me/my_torch/run.py",
+        "/home/me/torch/run.py",
+        "/home/me/torch_utils/models.py",
+        "C:\\Users\\me\\torch_things\\run.py",
+        "/home/me/pytorch/examples/train.py",
+        "/home/me/lib/python/train.py",
+        "<stdin>",
+    ],
+)
+def test_a_file_of_the_users_is_the_users_own_whatever_its_folder(file: str) -> None:
+    mine = Frame(file, "main", 7)
+    assert mine == user_frame((LIBRARY, mine))
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "/venv/lib/python3.12/site-packages/torch/nn/modules/linear.py",
+        "/usr/lib/python3/dist-packages/numpy/core.py",
+        "/usr/lib/python3.11/threading.py",
+        "C:\\venv\\Lib\\site-packages\\torch\\nn\\functional.py",
+        "/opt/pytorch/torch/nn/modules/linear.py",
+        "torch/nn/modules/linear.py",
+        "<frozen importlib._bootstrap>",
+        "/build/torch/csrc/autograd/engine.cpp",
+        "at/native/add.cu",
+    ],
+)
+def test_what_is_installed_or_native_is_not_the_users_own(file: str) -> None:
+    assert MINE == user_frame((Frame(file, "call", 7), MINE))
+
+
+def test_call_sites_that_would_read_alike_name_the_callers_that_differ() -> None:
+    resize = Frame("", "at::native::(anonymous namespace)::resize(c10::IntArrayRef)", 0)
+    stacks = [(resize, Frame("", f"at::native::{name}(at::Tensor const&)", 0)) for name in ("relu", "add", "mul")]
+    assert ["at::native::resize, from at::native::" + name for name in ("relu", "add", "mul")] == call_sites(stacks)
+    work = Frame("/home/me/train.py", "work", 3)
+    called = [(work, Frame("/home/me/train.py", "main", line)) for line in (10, 20)]
+    assert ["train.py:3 (work), from train.py:10 (main)", "train.py:3 (work), from train.py:20 (main)"] == call_sites(
+        called
+    )
+
+
+def test_what_allocates_an_operators_result_is_not_its_call_site() -> None:
+    create = Frame("RegisterCUDA.cpp", "at::(anonymous namespace)::create_out(c10::IntArrayRef)", 40)
+    assert "at::native::relu" == call_site((create, Frame("", "at::native::relu(at::Tensor const&)", 0)))
+
+
+def test_call_sites_of_folders_that_differ_are_numbered() -> None:
+    stacks = [(Frame(f"/home/{name}/train.py", "work", 3),) for name in ("me", "you")]
+    assert ["train.py:3 (work) #1", "train.py:3 (work) #2"] == call_sites(stacks)
+
+
+def test_equal_stacks_read_alike_and_an_empty_one_is_empty() -> None:
+    assert ["run.py:7 (main)", "", "run.py:7 (main)", ""] == call_sites([(MINE,), (), (MINE,), ()])
+    assert "" == call_site(())
+
+
+@pytest.mark.parametrize(
+    ("header", "stacks", "before", "why"),
+    [
+        ({"stacks": False}, [()], True, MissingStack.TURNED_OFF),
+        ({"stacks": True}, [(), (0,)], True, MissingStack.BEFORE),
+        ({}, [()], False, MissingStack.NOT_KEPT),
+        ({}, [(), (0,)], False, MissingStack.NO_FRAMES),
+    ],
+)
+def test_a_missing_stack_has_a_reason(header: dict, stacks: list, before: bool, why: MissingStack) -> None:
+    import numpy as np
+
+    from cudatool.trace.events import RECORD
+
+    made = Trace(np.zeros(0, RECORD), stacks=stacks, frames=[MINE], header=header)
+    assert why == missing_stack(made, before=before)
+    assert why.text.startswith("(no stack")
