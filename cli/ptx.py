@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from cudatool.cli._command import Files, command, option
 from cudatool.text import quoted
 
 __all__ = ["ptx"]
+
+_LARGEST = 256 << 20  # bytes of a text
 
 
 @command(
@@ -75,19 +78,24 @@ def _texts_of(
     """Return the PTX in a file, compiled if it is CUDA C++."""
     from cudatool._nvrtc import architecture_number, to_ptx
     from cudatool.errors import CompileError, UsageError
+    from cudatool.files import open_input, read_input
     from cudatool.ptx import is_container, ptx_for
 
+    number = int(architecture_number(arch).rstrip("af"))
     try:
-        content = file.read_bytes()
+        with open_input(file) as opened:
+            if file.suffix != ".ptx" and is_container(opened.read(16)):
+                # Mapped: a library has gigabytes.
+                with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
+                    texts = ptx_for(view, number)
+                if not texts:
+                    raise UsageError(f"{file} has no PTX for {arch} or older")
+                return texts
+        content = read_input(file, _LARGEST)
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from error
     if file.suffix == ".ptx":
         return [content]
-    if is_container(content):
-        texts = ptx_for(content, int(architecture_number(arch).rstrip("af")))
-        if not texts:
-            raise UsageError(f"{file} has no PTX for {arch} or older")
-        return texts
     if file.suffix not in (".cu", ".cuh", ".cpp", ".cc"):
         raise UsageError(f"{file}: neither PTX (.ptx), nor CUDA C++ (.cu), nor a file with device code in it")
     expressions = [kernel] if kernel and "<" in kernel else []

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["replay"]
 
+_LARGEST_STATS = 16 << 20  # bytes
+
 
 @command(
     examples=[
@@ -194,12 +196,23 @@ def _card(trace: Trace, device: int) -> int | None:
 
 def _beside(source: Path) -> dict[str, Any]:
     """Return NAME.stats.json beside NAME.pickle, as far as it is what `--check` can compare with."""
+    from cudatool.files import read_input
+
     name = source.name.split(".pickle")[0]
     try:
-        facts = json.loads((source.parent / f"{name}.stats.json").read_text())
-    except (OSError, ValueError):
+        facts = json.loads(read_input(source.parent / f"{name}.stats.json", _LARGEST_STATS))
+    except (OSError, RecursionError, ValueError):
         return {}
-    return facts if isinstance(facts, dict) else {}
+    kept: dict[str, Any] = {}
+    if isinstance(facts, dict):
+        fraction, total, stats = (facts.get(key) for key in ("memory_fraction", "device_total_bytes", "stats"))
+        if isinstance(fraction, int | float) and 0 < fraction <= 1:
+            kept["memory_fraction"] = fraction
+        if type(total) is int and 0 < total < 1 << 63:
+            kept["device_total_bytes"] = total
+        if isinstance(stats, dict):
+            kept["stats"] = {key: number for key, number in stats.items() if type(number) is int}
+    return kept
 
 
 def _with_fraction(settings: Settings, facts: dict[str, Any]) -> Settings:

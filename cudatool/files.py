@@ -1,15 +1,63 @@
-"""Result files: written whole or not at all, known to be writable before the work, and never an input."""
+"""Files: an input is a regular one; a result is written whole or not at all, and is never an input.
+
+That a result can be written is known before the work.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import BinaryIO, Final
 
 from cudatool.errors import OutputError, UsageError
 
-__all__ = ["check_outputs", "check_writable", "replacing", "write_whole"]
+__all__ = ["check_outputs", "check_writable", "open_input", "read_input", "replacing", "write_whole"]
+
+_KINDS: Final = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def open_input(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file that a user named, for reading. A pipe could block forever, and a device never end.
+
+    Raises
+    ------
+    OSError
+        It cannot be read, or it is no regular file; ``strerror`` says what it is.
+    """
+    return open(path, "rb", opener=_open_regular)
+
+
+def read_input(path: str | os.PathLike[str], most: int) -> bytes:
+    """Return what a file that a user named holds, which is at most `most` bytes.
+
+    Raises
+    ------
+    OSError
+        As :func:`open_input`, or it is larger.
+    """
+    with open_input(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it is larger than {most >> 20} MiB", os.fspath(path))
+    return content
+
+
+def _open_regular(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)  # a pipe that nobody writes to does not block
+    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'not a file')}", path)
+    return descriptor
 
 
 def check_outputs(

@@ -114,6 +114,8 @@ class Workload:
         elif self.start is Start.SCRIPT and not os.path.isfile(self.target):
             if os.path.isdir(self.target):
                 raise UsageError(f"{self.target} is a directory; name a Python program")
+            if os.path.exists(self.target):
+                raise UsageError(f"{self.target} is no file; name a Python program")
             folder = os.path.dirname(self.target)
             try:
                 beside = [os.path.join(folder, name) for name in os.listdir(folder or os.curdir)]

@@ -28,6 +28,7 @@ import numpy.typing as npt
 from cudatool import progress
 from cudatool.collect._unpickle import Unpickler
 from cudatool.errors import SnapshotFormatError
+from cudatool.files import open_input
 
 if TYPE_CHECKING:
     from cudatool.collect._unpickle import Words
@@ -118,7 +119,7 @@ def _column(words: Words | int) -> npt.NDArray[np.int64] | int:
 
 def _feed(machine: Unpickler, path: str) -> None:
     """Run the whole pickle."""
-    with open(path, "rb") as file, progress.step(f"reading {path}", os.fstat(file.fileno()).st_size) as step:
+    with open_input(path) as file, progress.step(f"reading {path}", os.fstat(file.fileno()).st_size) as step:
         unpacked = _unpacked(file)
         rest, size, head = b"", 0, b""
         while not machine.done and (piece := _read(unpacked, path)):

@@ -23,6 +23,7 @@ from typing import BinaryIO, Final
 import numpy as np
 
 from cudatool.errors import FileFormatError
+from cudatool.files import open_input
 from cudatool.text import quoted
 from cudatool.trace.events import FREE_UNKNOWN, RECORD, Kind, StreamFlag
 from cudatool.trace.model import Trace
@@ -59,7 +60,7 @@ _Row = tuple[
 
 def is_rmm_log(path: str | Path) -> bool:
     """Say whether a file starts with the header of RMM's log, without reading more than its first line."""
-    with open(path, "rb") as file:
+    with open_input(path) as file:
         return _is_header(file.readline(_MAX_LINE))
 
 
@@ -76,7 +77,7 @@ def read(path: str | Path) -> Trace:
         The file cannot be read.
     """
     path = str(path)
-    with open(path, "rb") as file:
+    with open_input(path) as file:
         if not _is_header(file.readline(_MAX_LINE)):
             raise FileFormatError(path, "not an RMM log: its first line is not Thread,Time,Action,Pointer,Size,Stream")
         return _Reader(path).trace(file)

@@ -21,7 +21,7 @@ from cudatool.collect import plain_pickle
 from cudatool.collect.plain_pickle import Rows
 from cudatool.collect.torch_columns import EventColumns, require
 from cudatool.errors import OutputError, SnapshotFormatError
-from cudatool.files import replacing
+from cudatool.files import open_input, replacing
 from cudatool.trace import _sweep
 from cudatool.trace.events import FREE_UNKNOWN, RECORD, Kind, StreamFlag
 from cudatool.trace.model import Frame, Trace
@@ -118,7 +118,7 @@ class MemorySnapshot(Trace):
 
 def is_snapshot(path: str | Path) -> bool:
     """Say whether a file looks like a pickle (or a compressed one), without reading more than its first bytes."""
-    with open(path, "rb") as file:
+    with open_input(path) as file:
         head = file.read(6)
     return head.startswith((b"\xfd7zXZ\x00", b"\x1f\x8b", b"\x80", b"(d", b"}", b"]", b"(l"))
 

@@ -24,8 +24,17 @@ _KINDS = {1: "ptx", 2: "machine code", 8: "ltoir"}
 _LZ4, _ZSTD = 0x2000, 0x8000
 _ELF, _ARCHIVE = b"\x7fELF", b"!<arch>\n"
 _EM_CUDA = 190
-_MAX_TEXT = 1 << 30
+_MAX_TEXT = 256 << 20  # bytes of PTX
+_MAX_RATIO = 64  # of PTX to its compressed bytes: toolchains reach some 20
+_FEW = 1 << 20  # bytes that PTX may have whatever its compressed size
 _REGISTER_COUNT = 0x2F
+_FATBIN_HEADER, _FORM_HEADER = 16, 64  # bytes, at least
+_SECTION_HEADER = 64  # bytes
+_ZEROS = bytes(1 << 16)
+
+
+Data = bytes | memoryview
+"""A container's bytes: a library of gigabytes need not be read into memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +54,7 @@ class DeviceCode:
     unit: int
     kind: str
     arch: int
-    _payload: bytes
+    _payload: Data
     _size: int
     _compression: int
 
@@ -59,9 +68,10 @@ class DeviceCode:
         """
         if self.kind != "ptx":
             raise PtxError(f"{self.kind} has no text")
-        data = self._payload
-        if self._size > _MAX_TEXT:
-            raise PtxError(f"PTX of {self._size} bytes in a fatbin")
+        data = bytes(self._payload)
+        most = min(_FEW + _MAX_RATIO * len(data), _MAX_TEXT) if self._compression else _MAX_TEXT
+        if max(self._size, len(data)) > most:
+            raise PtxError(f"PTX of {self._size} bytes, compressed to {len(data)}, in a fatbin")
         if self._compression == _LZ4:
             data = _lz4(data, self._size)
         elif self._compression == _ZSTD:
@@ -69,12 +79,12 @@ class DeviceCode:
         return data.rstrip(b"\0")
 
 
-def is_container(data: bytes) -> bool:
+def is_container(data: Data) -> bool:
     """Return whether `data` begins like a fatbin, an object file or an archive."""
     return data[:4] in (_ELF, _FATBIN.to_bytes(4, "little")) or data[:8] == _ARCHIVE
 
 
-def device_code(data: bytes) -> list[DeviceCode]:
+def device_code(data: Data) -> list[DeviceCode]:
     """Return all device code in a container; PTX text counts as one.
 
     Raises
@@ -90,7 +100,7 @@ def device_code(data: bytes) -> list[DeviceCode]:
         raise PtxError(f"a damaged container of device code: {error}") from None
 
 
-def ptx_for(data: bytes, arch: int) -> list[bytes]:
+def ptx_for(data: Data, arch: int) -> list[bytes]:
     """Return the PTX of each unit in a container, in the newest form not newer than `arch`.
 
     Units without PTX for `arch` are left out.
@@ -104,13 +114,19 @@ def ptx_for(data: bytes, arch: int) -> list[bytes]:
     for code in device_code(data):
         if code.kind == "ptx" and code.arch <= arch and (code.unit not in best or best[code.unit].arch < code.arch):
             best[code.unit] = code
-    return [code.text() for code in best.values()]
+    texts, room = [], _FEW + _MAX_RATIO * len(data)
+    for code in best.values():
+        texts.append(code.text())
+        room -= len(texts[-1])
+        if room < 0:
+            raise PtxError(f"PTX of more than {_MAX_RATIO} times the {len(data)} bytes that hold it")
+    return texts
 
 
-_Form = tuple[str, int, bytes, int, int]
+_Form = tuple[str, int, Data, int, int]
 
 
-def _units(data: bytes) -> Iterator[list[_Form]]:
+def _units(data: Data) -> Iterator[list[_Form]]:
     """Yield the forms of each unit of device code."""
     if data[:8] == _ARCHIVE:
         for member in _members(data):
@@ -126,25 +142,31 @@ def _units(data: bytes) -> Iterator[list[_Form]]:
         yield from _fatbins(data)
 
 
-def _fatbins(data: bytes) -> Iterator[list[_Form]]:
+def _fatbins(data: Data) -> Iterator[list[_Form]]:
     """Yield the forms in each of the fatbins that follow each other, zeros between them."""
     at = 0
-    while at + 16 <= len(data):
+    while at + _FATBIN_HEADER <= len(data):
         magic, _version, header, size = struct.unpack_from("<IHHQ", data, at)
         if magic != _FATBIN:
             at += 8
+            while data[at : at + len(_ZEROS)] == _ZEROS:  # a hole in a sparse file takes no room
+                at += len(_ZEROS)
             continue
         begin, end = at + header, at + header + size
+        if header < _FATBIN_HEADER:
+            raise ValueError(f"a fatbin whose header has {header} bytes")
         if end > len(data):
             raise ValueError(f"a fatbin of {header + size} bytes, of which there are {len(data) - at}")
         yield list(_forms(data[begin:end]))
         at = end
 
 
-def _forms(data: bytes) -> Iterator[_Form]:
+def _forms(data: Data) -> Iterator[_Form]:
     at = 0
-    while at + 64 <= len(data):
+    while at + _FORM_HEADER <= len(data):
         kind, _version, header, size = struct.unpack_from("<HHIQ", data, at)
+        if header < _FORM_HEADER:
+            raise ValueError(f"an entry of a fatbin whose header has {header} bytes")
         (compressed,) = struct.unpack_from("<I", data, at + 16)
         (arch,) = struct.unpack_from("<I", data, at + 28)
         (flags,) = struct.unpack_from("<Q", data, at + 40)
@@ -153,8 +175,6 @@ def _forms(data: bytes) -> Iterator[_Form]:
         payload = data[at + header : at + header + (compressed if compression else size)]
         yield _KINDS.get(kind, "unknown"), arch, payload, original if compression else size, compression
         at += header + size
-        if not header + size:
-            raise ValueError("an entry of a fatbin without a size")
 
 
 def register_counts(cubin: bytes) -> dict[str, int]:
@@ -167,7 +187,7 @@ def register_counts(cubin: bytes) -> dict[str, int]:
     """
     found = {}
     try:
-        info, symbols, names = (_section(cubin, name) for name in (b".nv.info", b".symtab", b".strtab"))
+        info, symbols, names = (bytes(_section(cubin, name)) for name in (b".nv.info", b".symtab", b".strtab"))
         at = 0
         while at + 4 <= len(info):  # format, attribute, then a value of 2 bytes or, in format 4, its size
             form, attribute, size = struct.unpack_from("<BBH", info, at)
@@ -181,10 +201,12 @@ def register_counts(cubin: bytes) -> dict[str, int]:
     return found
 
 
-def _section(data: bytes, name: bytes) -> bytes:
+def _section(data: Data, name: bytes) -> Data:
     """Return a section of a 64-bit ELF file, empty if there is none."""
     (table,) = struct.unpack_from("<Q", data, 40)
     entry_size, count, names = struct.unpack_from("<HHH", data, 58)
+    if count and entry_size < _SECTION_HEADER:
+        raise ValueError(f"section headers of {entry_size} bytes")
     headers = [struct.unpack_from("<IIQQQQ", data, table + index * entry_size) for index in range(count)]
     for header in headers:
         start = headers[names][4] + header[0]
@@ -193,11 +215,11 @@ def _section(data: bytes, name: bytes) -> bytes:
     return b""
 
 
-def _members(data: bytes) -> Iterator[bytes]:
+def _members(data: Data) -> Iterator[Data]:
     """Yield the files in an ``ar`` archive."""
     at = 8
     while at + 60 <= len(data):
-        size = int(data[at + 48 : at + 58])
+        size = int(bytes(data[at + 48 : at + 58]))
         if size < 0:
             raise ValueError(f"a file of {size} bytes in an archive")
         yield data[at + 60 : at + 60 + size]
@@ -231,10 +253,11 @@ def _lz4(data: bytes, size: int) -> bytes:
             start = len(out) - distance
             if not distance or start < 0:
                 raise PtxError("damaged LZ4 data in a fatbin")
-            repeated = bytes(out[start : start + matched + 4])
-            while len(repeated) < matched + 4:  # it reads what it has just written
+            wanted = min(matched + 4, size - len(out))
+            repeated = bytes(out[start : start + wanted])
+            while len(repeated) < wanted:  # it reads what it has just written
                 repeated += repeated
-            out += repeated[: matched + 4]
+            out += repeated[:wanted]
     except IndexError:
         raise PtxError("damaged LZ4 data in a fatbin") from None
     return bytes(out[:size])

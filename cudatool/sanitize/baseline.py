@@ -26,7 +26,7 @@ from datetime import date
 from typing import Any
 
 from cudatool.errors import FileFormatError
-from cudatool.files import write_whole
+from cudatool.files import read_input, write_whole
 from cudatool.sanitize.findings import Known, Report
 from cudatool.sanitize.kinds import check_of
 from cudatool.sanitize.views import what
@@ -35,6 +35,7 @@ from cudatool.text import quoted
 __all__ = ["SCHEMA", "Baseline"]
 
 SCHEMA = "cudatool.baseline/1"
+_LARGEST = 64 << 20  # bytes of a file
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,7 @@ class Baseline:
             It is not there, or no baseline; the message names the entry.
         """
         try:
-            with open(path, encoding="utf-8") as file:
-                data = json.load(file)
+            data = json.loads(read_input(path, _LARGEST))
         except FileNotFoundError as error:
             if may_be_new:
                 return Baseline({})

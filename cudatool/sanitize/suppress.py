@@ -21,6 +21,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from cudatool.errors import UsageError
+from cudatool.files import read_input
 from cudatool.sanitize.findings import DeviceFinding, Finding, FindingKind
 from cudatool.sanitize.kinds import CHECKS, check_of
 from cudatool.text import quoted
@@ -28,6 +29,7 @@ from cudatool.trace.model import Frame
 
 __all__ = ["Rule", "parse_rules"]
 
+_LARGEST = 16 << 20  # bytes of a file
 _TERMS = ("kind", "file", "function", "operation", "fingerprint")
 
 
@@ -82,7 +84,7 @@ def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
             continue
         path = Path(text[1:])
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = read_input(path, _LARGEST).decode().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise UsageError(f"cannot read suppressions from {path}: {why}") from error

@@ -14,7 +14,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import stat
 import time
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.errors import TraceFormatError, UsageError
+from cudatool.files import open_input
 from cudatool.trace.events import RECORD
 from cudatool.trace.file import (
     CHUNK_HEADER,
@@ -52,6 +52,10 @@ _ATTEMPTS = 20  # to read a file that changes
 _PAUSE_S = 0.002
 
 
+_LARGEST_TABLES = 64 << 20  # bytes of a chunk: a recorder's have 32 KiB, or one long name
+_ZEROS = bytes(1 << 20)
+
+
 class _DamageError(Exception):
     """The file says something that cannot be right."""
 
@@ -71,7 +75,7 @@ def read(path: str | os.PathLike[str]) -> Trace:
     """
     name = os.fspath(path)
     try:
-        with open(name, "rb", opener=_open_regular) as file:
+        with open_input(name) as file:
             for attempt in range(1, _ATTEMPTS + 1):
                 file.seek(0)
                 trace = _Reader(file, name).read(last=attempt == _ATTEMPTS)
@@ -86,9 +90,9 @@ def read(path: str | os.PathLike[str]) -> Trace:
 def is_trace(path: str | os.PathLike[str]) -> bool:
     """Return whether a file starts as a ``.ctrace`` file does; also False if it cannot be read."""
     try:
-        with open(path, "rb", opener=_open_regular) as file:
+        with open_input(path) as file:
             return file.read(len(MAGIC)) == MAGIC
-    except (OSError, TraceFormatError):
+    except OSError:
         return False
 
 
@@ -108,14 +112,6 @@ def _is_being_written(descriptor: int) -> bool:
         return False  # a file system without locks
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     return False
-
-
-def _open_regular(path: str, flags: int) -> int:
-    descriptor = os.open(path, flags | os.O_NONBLOCK)  # so that a pipe nobody writes to does not block
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise TraceFormatError(path, "is not a regular file")
-    return descriptor
 
 
 class _Reader:
@@ -231,7 +227,7 @@ class _Reader:
         start = aligned(FILE_HEADER.size + length)
         if start > self.size:
             return False
-        payload = self.file.read(length)
+        payload = self.file.read(min(length, _LARGEST_TABLES))
         if crc32(payload) != checksum:
             raise TraceFormatError(self.name, "has a damaged header")
         try:
@@ -275,10 +271,21 @@ class _Reader:
 
     def _read_payload(self, kind: int, size: int) -> bytes | memoryview:
         if kind != Chunk.RECORDS:
+            if size > _LARGEST_TABLES:
+                raise _DamageError(f"a chunk of {size} bytes that are no events")
             return self.file.read(size)
         at = self.count * RECORD.itemsize
         view = self.bytes[at : at + size]
-        return view[: self.file.readinto(view)]  # type: ignore[attr-defined]
+        done = 0
+        while done < size:  # in pieces: a hole in a sparse file takes no room there, and would take some here
+            piece = view[done : done + len(_ZEROS)]
+            read = self.file.readinto(piece)  # type: ignore[attr-defined]
+            if not read:
+                break
+            if not any(piece[: RECORD.itemsize]) and piece == _ZEROS:
+                raise _DamageError("there are zeros where events should be")
+            done += read
+        return view[:done]
 
     def _take(self, kind: int, payload: bytes | memoryview, *, whole: bool) -> None:
         if kind == Chunk.RECORDS:

@@ -232,8 +232,8 @@ def test_foreign_file_is_refused_with_a_reason(content: bytes, reason: str, path
 
 def test_what_is_not_a_regular_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", tmp_path):
-        with pytest.raises(TraceFormatError, match="not a regular file"):
+    for path, what in ((tmp_path / "pipe", "a pipe"), (tmp_path, "a directory")):
+        with pytest.raises(UsageError, match=f"it is {what}"):
             read(path)
 
 
