@@ -17,7 +17,7 @@ from typing import Any
 
 from cudatool.ptx.model import PtxError
 
-__all__ = ["DeviceCode", "device_code", "is_container", "ptx_for", "register_counts"]
+__all__ = ["Data", "DeviceCode", "device_code", "is_container", "ptx_for", "register_counts"]
 
 _FATBIN = 0xBA55ED50
 _KINDS = {1: "ptx", 2: "machine code", 8: "ltoir"}
