@@ -7,7 +7,8 @@ is reproduced exactly if there is no difference at all.
 A recording that begins in mid-program starts from what can be told of the state at that time. Only one thing about it
 is open: whether a large block hides a rest that was too small to be split off. That shows where the next block behind
 it is allocated; where none is, it may show in a block that is too small for a request that should have fit. Then the
-rest is assumed to be what is missing, and the replay starts again.
+rest is assumed to be what is missing, and the replay starts again: as often as that makes no more than three times the
+calls of one pass.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from cudatool.trace.model import Trace
 __all__ = ["Check", "Divergence", "check", "pool_ids", "requests_with_pools"]
 
 _ADDRESS_SPACE = 1 << 46  # for expandable segments where the size of the card is not known
-_MOST_RESTARTS = 64
+_MORE_PASSES = 2  # over all calls, after the first pass
+_SHORT = 5000  # calls, which take less time than reading a file
 
 # Why a decision differs, probably.
 _ANOTHER_FITS = "another free block fits best here: other settings were in force, or a block hides a rest"
@@ -182,18 +184,29 @@ def requests_with_pools(trace: Trace, device: int, settings: Settings, total_mem
 
 
 def _best_replay(trace: Trace, device: int, settings: Settings, total_memory: int | None) -> _Replay:
-    """Replay until there is nothing left to guess. Guessed pools have to explain everything; else there are none."""
+    """Replay, and again with what the first difference lets guess, until there is none or nothing left to guess.
+
+    Guessed pools have to explain everything; else there are none. The passes after the first make twice its calls at
+    most, except that a short recording may have more of them.
+    """
     asked = requests(trace, device)
-    tails, guesses = _visible_tails(asked), set[int]()
-    for pools in (UnnamedPools(asked), None):
-        for left in reversed(range(_MOST_RESTARTS)):
-            calls = asked if pools is None else pools.asked
-            replay = _Replay(trace, calls, settings, total_memory, tails, guesses, pools)
-            if replay.run(may_guess=left > 0):
-                break
-        if not pools or replay.first is None:
+    tails, pools = _visible_tails(asked), UnnamedPools(asked)
+    plain = _Replay(trace, asked, settings, total_memory, dict(tails), set(), pools)
+    plain.run(goes_on=True)
+    if not plain.guessed:
+        return plain
+    with_guess, guesses = plain.tails, plain.guesses
+    plain.tails, plain.guesses, plain.unnamed_pools = tails, set(), None
+    left = max(_MORE_PASSES * len(asked.calls), _SHORT)
+    while left > 0:
+        replay = _Replay(trace, pools.asked, settings, total_memory, with_guess, guesses, pools)
+        finished = replay.run(at_most=left)
+        left -= replay.calls_made + len(asked.calls) // 8 + 1  # to prepare a pass takes some of the time of one
+        if finished and (replay.first is None or not len(pools)):
+            return replay
+        if finished:
             break
-    return replay
+    return plain
 
 
 def _visible_tails(asked: Requests) -> dict[int, int]:
@@ -288,7 +301,7 @@ class _Replay:
         self._doubtful: list[tuple[int, int]] = []
         self._too_much: list[int] = []  # bytes that could not be reserved
         self._perhaps_too_much: list[int] = []
-        self.allocs = self.exact = self.changes = self.changes_exact = 0
+        self.allocs = self.exact = self.changes = self.changes_exact = self.calls_made = 0
         self.first: Divergence | None = None
         self.tails = tails
         self.guesses = guesses  # the tails that were guessed
@@ -296,16 +309,23 @@ class _Replay:
         self.misplaced = 0
         self._address: dict[int, int] = {}  # of each block in use
         self._prior_at: dict[int, int] = {}  # end of a prior block in use -> its number
-        self._may_guess = self._guessed = False
+        self.guessed = False  # whether there is a new guess
+        self._goes_on = self._stops = False
         self._pools: set[PoolId] = set()
 
-    def run(self, *, may_guess: bool) -> bool:
-        """Replay everything and return True; or stop and return False if there is a new guess to start again from."""
-        self._may_guess = may_guess
+    def run(self, *, goes_on: bool = False, at_most: int | None = None) -> bool:
+        """Replay everything and return True; or stop and return False.
+
+        It stops if there is a new guess to start again from, unless it `goes_on`, and after so many calls.
+        """
+        self._goes_on = goes_on
         if self.asked.prior_memory or self.asked.prior_blocks:
             self._set_up()
         script = self.script
         for number, call in enumerate(self.asked.calls):
+            if number == at_most:
+                return False
+            self.calls_made = number + 1
             verb = call.verb
             scripted = call.changes or call.done or verb is Verb.FAILED_MALLOC
             if scripted and verb is Verb.MALLOC and call.changes and call.changes[0].kind in RELEASES:
@@ -320,9 +340,9 @@ class _Replay:
                 self._empty_cache(call)
             else:
                 self._failed_malloc(call)
-            if (scripted or script.wrong) and not self._guessed:
+            if (scripted or script.wrong) and not self._stops:
                 self._end(call)
-            if self._guessed:
+            if self._stops:
                 return False
         return True
 
@@ -464,14 +484,10 @@ class _Replay:
 
     def _end(self, call: Call) -> None:
         pools = self.unnamed_pools
-        if (
-            self._may_guess
-            and self.first is None
-            and pools is not None
-            and any(pools.explain(a, call) for a in self.script.early)
-        ):
-            self._guessed = True
-            return
+        if self.first is None and pools is not None and any(pools.explain(a, call) for a in self.script.early):
+            self.guessed, self._stops = True, not self._goes_on
+            if self._stops:
+                return
         self.changes += len(call.changes)
         self.changes_exact += self.script.exact
         if self.script.wrong:
@@ -495,9 +511,10 @@ class _Replay:
             self.exact += 1
             self._address[call.block] = actual
             return
-        if self._may_guess and self.first is None and self._can_guess(call, actual):
-            self._guessed = True
-            return
+        if self.first is None and self._can_guess(call, actual):
+            self.guessed, self._stops = True, not self._goes_on
+            if self._stops:
+                return
         reason = _SOMETHING_FITS if call.changes else _ANOTHER_FITS
         here = f"{actual:#x}"
         if not actual or self.script.is_made_up(actual):

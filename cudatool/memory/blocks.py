@@ -352,9 +352,9 @@ class BlockPool:
             for size in reversed(free.sizes):
                 yield from reversed(free.by_size[size].blocks)
 
-    def free_blocks(self) -> list[Block]:
-        """Return the free blocks by stream, size, address."""
-        return [block for stream in sorted(self.free) for block in self.free[stream].at_least(0)]
+    def free_blocks(self, size: int = 0) -> list[Block]:
+        """Return the free blocks with at least `size` bytes, by stream, size, address."""
+        return [block for stream in sorted(self.free) for block in self.free[stream].at_least(size)]
 
     def whole_segments(self) -> list[Block]:
         """Return the free blocks that are whole segments, by stream, size, address."""

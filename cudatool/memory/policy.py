@@ -368,9 +368,10 @@ class Policy:
 
     def allocate_at(self, address: int, size: int, requested_size: int) -> bool:
         """Hand out the block at an address, if that is free and has `size` bytes; return whether it is."""
+        end = address + size
         for pool in self._all_pools():
-            for block in pool.free_blocks():
-                if block.address <= address and address + size <= block.address + block.size:
+            for block in pool.free_blocks(size):
+                if block.address <= address and end <= block.address + block.size:
                     self._take_at(block, address, size, requested_size, exactly=False)
                     return True
         return False

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cudatool.analyze import Check, check, recorded_settings
+from cudatool.analyze.replay import _Replay
 from cudatool.collect import torch_snapshot
 from cudatool.errors import FileFormatError
 from cudatool.memory import Settings
@@ -192,6 +193,43 @@ def test_settings_that_were_not_in_force_do_not_reproduce_it() -> None:
     settings = Settings.parse("roundup_power2_divisions:4")
     result = check(snapshot, 0, settings, final=snapshot.segments)
     assert not result.is_exact
+
+
+@pytest.mark.parametrize("conf", ["roundup_power2_divisions:8", "expandable_segments:True", "max_split_size_mb:32"])
+@pytest.mark.parametrize("name", ["llm__default", "prefetch__default", "convnet__default"])
+def test_inexact_recording_takes_three_passes_at_most(name: str, conf: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls_made: list[int] = []
+    run = _Replay.run
+
+    def counted(self: _Replay, **options: Any) -> bool:
+        finished = run(self, **options)
+        calls_made.append(self.calls_made)
+        return finished
+
+    monkeypatch.setattr(_Replay, "run", counted)
+    snapshot = torch_snapshot.read(path_of(name))
+    result = check(snapshot, 0, Settings.parse(conf), final=snapshot.segments)
+    assert not result.is_exact
+    assert sum(calls_made) <= max(3 * result.calls, result.calls + 5000)
+
+
+def test_guesses_that_never_explain_anything_end(changed: Callable[[str, Change], Path]) -> None:
+    """Every segment that is given back could have been a private pool's: each is a guess."""
+
+    def disturb(snapshot: dict[str, Any]) -> None:
+        entries = snapshot["device_traces"][0]
+        whole = [s for s in snapshot["segments"] if [b["state"] for b in s["blocks"]] == ["inactive"]]
+        give_back(snapshot, whole)
+        snapshot["device_traces"][0] = [e for i, e in enumerate(entries) if e["action"] != "alloc" or i % 7]
+
+    passes: list[int] = []
+    run = _Replay.run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Replay, "run", lambda self, **options: [run(self, **options), passes.append(self.calls_made)][0])
+        result = checked(changed("convnet__default", disturb), "convnet__default", with_stats=False)
+    assert not result.is_exact
+    assert sum(passes) <= 3 * result.calls
+    assert len(passes) <= 1 + 2 * 8  # each costs an eighth of a pass at least, to prepare it
 
 
 def test_lost_segment_event_counts_as_difference(changed: Callable[[str, Change], Path]) -> None:
