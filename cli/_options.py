@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from cudatool.cli._command import Files, Listed, option
+from cudatool.cli._sources import ENDINGS
 
 __all__ = [
     "BESIDE",
@@ -99,8 +100,7 @@ def is_page(name: str) -> bool:
 
 def source_argument(name: str = "source", *, required: bool = False) -> Callable[[_F], _F]:
     """Add an argument that is a file to read: a trace, a snapshot or a log."""
-    endings = (".ctrace", ".pickle", ".pkl", ".xz", ".gz", ".csv")
-    return click.argument(name, required=required, type=Files(*endings, path_type=Path))
+    return click.argument(name, required=required, type=Files(*ENDINGS, path_type=Path))
 
 
 def workload_arguments(*endings: str) -> Callable[[_F], _F]:

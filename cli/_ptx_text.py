@@ -76,6 +76,8 @@ def kernel_json(accesses: KernelAccesses, summary: KernelSummary, refusal: str) 
 
 def print_kernel(accesses: KernelAccesses, summary: KernelSummary, refusal: str) -> None:
     """Print what a kernel does; `refusal` is why the software device does not run it, empty if it does."""
+    from rich.table import Table
+
     console = results()
     console.print(plain(kernel_name(accesses.kernel)), style="bold")
     table = new_table("Parameter", "Type", "Access", "Bytes of one access", "Through its pointers")
@@ -91,6 +93,9 @@ def print_kernel(accesses: KernelAccesses, summary: KernelSummary, refusal: str)
     memory = f"{summary.shared_bytes} shared, {summary.local_bytes} local, {summary.constant_bytes} constant"
     variables = [f"{one.name} {_letters(one.mode)}".rstrip() for one in accesses.variables]
     doubts = ", ".join(sorted(accesses.doubts))
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    facts.add_column(no_wrap=True)
+    facts.add_column(overflow="fold")
     for title, text in (
         (f"{sum(summary.instructions.values())} instructions", _counts(summary.instructions)),
         ("registers", _counts(summary.registers)),
@@ -102,7 +107,8 @@ def print_kernel(accesses: KernelAccesses, summary: KernelSummary, refusal: str)
         ("software device", refusal or "runs it"),
     ):
         if text:
-            console.print(f"  {title + ':':<18} {plain(text)}", soft_wrap=True)
+            facts.add_row(f"  {title}:", plain(text))
+    console.print(facts)
     console.print()
 
 

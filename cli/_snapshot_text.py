@@ -34,7 +34,7 @@ def print_report(console: Console, report: Report, cards: Sequence[Card] = ()) -
     summary = report.summary
     took = f", {format_time(summary.duration)}" if summary.duration else ""
     where = f", {summary.recorded_on}" if summary.recorded_on else ""
-    console.print(f"{summary.source}: {counted(summary.events, 'event')}{took}{where}", markup=False, soft_wrap=True)
+    _print_line(console, f"{summary.source}: {counted(summary.events, 'event')}{took}{where}")
     for finding in report.findings:
         _print_finding(console, finding, several=len(summary.devices) > 1)
     if not summary.devices:
@@ -46,10 +46,15 @@ def print_report(console: Console, report: Report, cards: Sequence[Card] = ()) -
         _print_card(console, card, report)
 
 
+def _print_line(console: Console, text: str) -> None:
+    """Print one line, which a terminal shows as several, broken between words."""
+    console.print(text, markup=False, soft_wrap=not console.is_terminal)
+
+
 def _print_finding(console: Console, finding: LintFinding, several: bool) -> None:
     device = f"device {finding.device}: " if several and finding.device >= 0 else ""
     doubt = "" if finding.confidence == "high" else f" (confidence {finding.confidence})"
-    console.print(f"{finding.severity}: {device}{finding.message}{doubt}", markup=False, soft_wrap=True)
+    _print_line(console, f"{finding.severity}: {device}{finding.message}{doubt}")
 
 
 def _print_device(console: Console, device: DeviceMemory, diagnosis: Diagnosis) -> None:
@@ -109,7 +114,7 @@ def _print_categories(console: Console, diagnosis: Diagnosis) -> None:
     shares = [share for share in diagnosis.categories.at_peak if share.size]
     if all(share.rule.category == "unknown" for share in shares):
         return
-    table = new_table("Purpose", "Because", numbers=("Sure", "Bytes"))
+    table = new_table("Purpose", "Because", numbers=("Confidence", "Bytes"))
     for share in shares[:_MOST]:
         rule = share.rule
         table.add_row(str(rule.category), rule.reason, str(rule.confidence), format_bytes(share.size))
@@ -119,9 +124,9 @@ def _print_categories(console: Console, diagnosis: Diagnosis) -> None:
 
 def _print_fragmentation(console: Console, moment: Fragmentation) -> None:
     lost = moment.reserved - moment.requested
-    title = f"Reserved but not asked for, at the {moment.moment}"
+    title = f"Reserved but unused, at the {moment.moment}"
     if moment.moment == "out of memory":
-        title = "Reserved but not asked for, when memory ran out"
+        title = "Reserved but unused, when memory ran out"
     table = new_table("Cause", numbers=("Pieces", "Bytes", "Of reserved"))
     for share in moment.causes:
         if share.size:
@@ -131,8 +136,8 @@ def _print_fragmentation(console: Console, moment: Fragmentation) -> None:
     table.add_row("in all", "", format_bytes(lost), part)
     print_table(console, title, table)
     if moment.wanted is not None:
-        text = f"{format_bytes(moment.wanted.size)} were wanted; the largest free piece for it had "
-        text += format_bytes(moment.largest_usable)
+        text = f"A {format_bytes(moment.wanted.size)} request found no reusable free block"
+        text += f"; the largest had {format_bytes(moment.largest_usable)}." if moment.largest_usable else "."
         console.print(text, markup=False)
     for hole in moment.holes[:_MOST_HOLES]:
         pin = hole.pins[0] if hole.pins else None

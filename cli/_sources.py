@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cudatool.trace.model import Trace
 
-__all__ = ["newest", "read_trace", "refuse_recording", "say_notes", "with_events"]
+__all__ = ["ENDINGS", "newest", "read_trace", "refuse_recording", "say_notes", "with_events"]
 
-_SNAPSHOTS = (".pickle", ".pkl", ".xz", ".gz")
+ENDINGS = (".ctrace", ".pickle", ".pkl", ".xz", ".gz", ".csv")
+"""Of files that can be read; others may be."""
+_SNAPSHOTS = ENDINGS[1:5]
 
 
 def newest() -> Path:
@@ -44,6 +46,7 @@ def read_trace(source: Path) -> Trace:
     """
     from cudatool.collect import rmm_log, torch_snapshot
     from cudatool.errors import FileFormatError, UsageError
+    from cudatool.files import near_name
     from cudatool.trace import reader
 
     try:
@@ -54,7 +57,8 @@ def read_trace(source: Path) -> Trace:
         if rmm_log.is_rmm_log(source):
             return rmm_log.read(source)
     except OSError as error:
-        raise UsageError(f"cannot read {source}: {error.strerror}") from error
+        close = near_name(source, ENDINGS) if isinstance(error, FileNotFoundError) else ""
+        raise UsageError(f"cannot read {source}: {error.strerror}{close and '; ' + close}") from error
     raise FileFormatError(str(source), "neither a cudatool trace nor a PyTorch memory snapshot, and no log of RMM")
 
 

@@ -300,7 +300,7 @@ def _initialize() -> Choice:
     machine = load(settings)
     count = "the software device" if settings.count == 1 else f"{settings.count} software devices"
     description = f"{count} ({format_bytes(settings.memory)}, schedule {settings.schedule}, seed {settings.seed})"
-    reason = ", because no NVIDIA GPU answers" if kind == "auto" else ""
+    reason = ": no GPU found" if kind == "auto" else ""
     if sys.stderr is not None:  # as in a program that was started without one
         sys.stderr.write(f"cudatool: using {description}{reason}\n")
     return Choice("sim", description, machine)

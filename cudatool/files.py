@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO, Final
 
-from cudatool.errors import OutputError, UsageError
+from cudatool.errors import OutputError, UsageError, did_you_mean
 
-__all__ = ["check_outputs", "check_writable", "open_input", "read_input", "replacing", "write_whole"]
+__all__ = ["check_outputs", "check_writable", "near_name", "open_input", "read_input", "replacing", "write_whole"]
 
 _KINDS: Final = {
     stat.S_IFDIR: "a directory",
@@ -95,6 +95,17 @@ def check_outputs(
             if not force and os.path.lexists(path):
                 raise UsageError(f"{path} exists; add -f to overwrite it, or name another file")
         check_writable(path)
+
+
+def near_name(path: str | os.PathLike[str], endings: tuple[str, ...]) -> str:
+    """Return ``did you mean 'train.py'?`` for a file that is not there, nothing if no file beside it is like it."""
+    text = os.fspath(path)
+    folder = os.path.dirname(text)
+    try:
+        beside = [os.path.join(folder, name) for name in os.listdir(folder or os.curdir) if name.endswith(endings)]
+    except OSError:
+        return ""
+    return did_you_mean(text, beside)
 
 
 def _identity(path: str | os.PathLike[str]) -> object:

@@ -16,7 +16,8 @@ from enum import StrEnum
 from types import CodeType, ModuleType, TracebackType
 from typing import Final
 
-from cudatool.errors import UsageError, did_you_mean
+from cudatool.errors import UsageError
+from cudatool.files import near_name
 from cudatool.text import quoted
 
 __all__ = ["Start", "Workload"]
@@ -116,12 +117,7 @@ class Workload:
                 raise UsageError(f"{self.target} is a directory; name a Python program")
             if os.path.exists(self.target):
                 raise UsageError(f"{self.target} is no file; name a Python program")
-            folder = os.path.dirname(self.target)
-            try:
-                beside = [os.path.join(folder, name) for name in os.listdir(folder or os.curdir)]
-            except OSError:
-                beside = []
-            close = did_you_mean(self.target, [path for path in beside if path.endswith(".py")])
+            close = near_name(self.target, (".py",))
             raise UsageError(f"{self.target} does not exist; {close or 'name a Python program'}")
 
     def _origin(self) -> str | None:

@@ -122,7 +122,7 @@ def test_names_from_a_file_are_text_on_the_terminal(tmp_path: Path) -> None:
     frames = [{"filename": "[red]a.py", "line": 1, "name": "\x1b[31mf"}]
     trace = [{"action": "alloc", "addr": 4096, "size": 512, "stream": 0, "frames": frames}]
     (tmp_path / "x").write_bytes(pickle.dumps({"segments": [], "device_traces": [trace]}))
-    assert "[red]a.py:1 (?[31mf)" in run("x").stdout
+    assert "[red]a.py:1 (\\x1b[31mf)" in run("x").stdout
 
 
 def test_advice_to_change_a_setting_names_the_command_that_tries_it() -> None:

@@ -41,13 +41,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["sanitize", "--format", "sarf", "x.py"], "did you mean 'sarif'?"),
         (["sanitize", "--checks", "race,memchek", "x.py"], "did you mean 'memcheck'?"),
         (["sanitize", "--checks", "zzz", "x.py"], "there are race, memcheck"),
+        (["snapshot", "xx.pickel"], "did you mean 'xx.pickle'?"),
         (["devices", "--device", "simm"], "did you mean 'sim'?"),
         (["devices", "--device", "sim:memry=1GiB"], "did you mean 'memory'?"),
         (["devices", "--device", "sim:schedule=liffo"], "did you mean 'lifo'?"),
     ],
 )
 def test_a_mistyped_word_gets_a_suggestion(run_command, folder, words, suggestion):
-    (folder / "x.py").touch()
+    for name in ("x.py", "xx.pickle"):
+        (folder / name).touch()
     done = run_command(*words)
     assert (2, "") == (done.returncode, done.stdout)
     assert suggestion in done.stderr

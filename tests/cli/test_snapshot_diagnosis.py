@@ -63,9 +63,9 @@ def test_what_to_do_stands_before_what_is_held_and_why_after_it() -> None:
         "What to do - 718 MiB: cached segments that were too small; try expandable_segments:True",
         "Held at the peak Call site",
         "Held at the peak, by purpose (inferred)",
-        "Reserved but not asked for, at the peak of reserved",
+        "Reserved but unused, at the peak of reserved",
         "whole free segments 27 718 MiB 45.4%",
-        "62 MiB were wanted; the largest free piece for it had 32 MiB",
+        "A 62 MiB request found no reusable free block; the largest had 32 MiB.",
         "By stream",
         "Never freed",
     ]
@@ -155,5 +155,5 @@ def test_a_failure_shows_the_split_when_it_happened(tmp_path: Path) -> None:
     text = words(run(failing(tmp_path)))
     assert "1 failed: out of memory" in text
     assert "when memory ran out" in text
-    assert "40 MiB were wanted; the largest free piece for it had 15 MiB" in text
+    assert "A 40 MiB request found no reusable free block; the largest had 15 MiB." in text
     assert "a hole of 15 MiB in a segment of 20 MiB: pinned by 5 MiB of (no stack in this file), 5 MiB each" in text
