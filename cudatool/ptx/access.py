@@ -242,6 +242,7 @@ class _Collector:
         alternatives = provenance.whole(self.flow.address(scope, access.address)) or [frozenset()]
         for terms in alternatives:
             bases = self.flow.bases(terms)
+            self.flow.spend(len(bases))
             if not bases:
                 self.doubts.add(Doubt.UNKNOWN_ADDRESS)
                 self.note((), access)

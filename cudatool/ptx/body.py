@@ -56,6 +56,7 @@ class Body:
     def block(self) -> None:
         parser = self.parser
         parser.expect("{")
+        parser.enter()
         self.scopes.append({})
         if len(self.scopes) == 1:
             for parameter in (*self.function.returns, *self.function.params):
@@ -67,6 +68,7 @@ class Body:
                 parser.next()  # says that the text ends here
             self.statement()
         self.scopes.pop()
+        parser.leave()
 
     def declare_labels(self) -> None:
         """Give the labels of the scope just entered unique names, as branches to them may come first."""
@@ -96,14 +98,18 @@ class Body:
     def function_knows(self, name: str) -> bool:
         return name in self.function.registers or name in self.function.variables
 
+    def declared(self, name: str) -> str | None:
+        """Return the unique name of what is declared as `name` in the scopes here, if anything is."""
+        return next((scope[name] for scope in reversed(self.scopes) if name in scope), None)
+
     def resolve(self, name: str) -> str:
-        for scope in reversed(self.scopes):
-            if name in scope:
-                return scope[name]
-        vector, _, element = name.rpartition(".")
-        if element in _COLORS and self.resolve(vector) in self.vectors:
-            return f"{self.resolve(vector)}.{_COLORS[element]}"
-        return name
+        """Return the unique name of what is called `name` here: a variable, a label, an element of a vector."""
+        found = self.declared(name)
+        if found is not None:
+            return found
+        base, _, element = name.rpartition(".")
+        vector = self.declared(base) if element in _COLORS else None
+        return f"{vector}.{_COLORS[element]}" if vector in self.vectors else name
 
     def statement(self) -> None:
         parser = self.parser
@@ -180,7 +186,8 @@ class Body:
             name = parser.next()
             names = [name]
             if parser.accept("<"):
-                names = [f"{name}{index}" for index in range(parser.integer())]
+                names = [f"{name}{index}" for index in range(parser.positive(parser.unnamed // count))]
+                parser.unnamed -= len(names) * count
                 parser.expect(">")
             for name in names:
                 self.register(name, type_name[1:], count)
@@ -234,9 +241,11 @@ class Body:
             return self.address()
         if token == "{":
             elements = []
+            parser.enter()
             while not parser.accept("}"):
                 elements.append(self.operand())
                 parser.accept(",")
+            parser.leave()
             return VectorOperand(tuple(elements))
         if token == "!":
             return Register(self.resolve(parser.next()), True)
@@ -293,7 +302,9 @@ class Body:
             while parser.peek in ("+", "-"):
                 offset += self.offset()
         coordinates = []
+        parser.enter()
         while parser.accept(","):
             coordinates.append(self.operand())
+        parser.leave()
         parser.expect("]")
         return Address(base, offset, tuple(coordinates))

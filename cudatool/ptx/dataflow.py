@@ -48,6 +48,8 @@ HARMLESS: Final = frozenset({"vprintf", "__assertfail", "malloc", "free"})
 _SMALL = 1 << 32  # a literal below is no address
 _LOW_BITS = 0xFFFF  # what a mask up to this leaves of an address is none
 _MAX_SCOPES = 48  # of one function
+_WORK = 300_000  # steps in all, and
+_ROUNDS = 16  # for each instruction of a function with a set of arguments
 
 _Cells = dict[tuple[int, int], Value]  # (offset, width) -> value
 _Arguments = tuple[frozenset[tuple[tuple[int, int], Value]], ...]
@@ -102,6 +104,7 @@ class Dataflow:
         self._scopes: dict[tuple[str, _Arguments | None], Scope] = {}
         self._count: dict[str, int] = {}
         self._changed = False
+        self._work_left = _WORK
         self._undefined = UNDEFINED
         self._parameter_bytes = {parameter.name: parameter.size for parameter in kernel.params}
         root = self._enter(kernel, ())
@@ -118,12 +121,30 @@ class Dataflow:
         return list(self._scopes.values())
 
     def _solve(self) -> None:
-        self._changed = True
+        self._changed, forward = True, True
         while self._changed:
             self._changed = False
-            for scope in self.scopes:
-                for instruction in scope.steps:
+            waiting = self.scopes if forward else self.scopes[::-1]
+            for scope in waiting:
+                known = len(self._scopes)
+                self.spend(len(scope.steps))
+                for instruction in scope.steps if forward else reversed(scope.steps):
                     _STEPS[instruction.opcode](self, scope, instruction)
+                if len(self._scopes) > known:
+                    waiting += self.scopes[known:]  # what is called is looked at in the same round
+            forward = not forward  # what is computed from the end to the beginning takes no round for each step
+
+    def spend(self, work: int) -> None:
+        """Count `work` steps.
+
+        Raises
+        ------
+        PtxError
+            They are far more than a compiler's code of this size needs: a few rounds.
+        """
+        self._work_left -= work
+        if self._work_left < 0:
+            raise PtxError(f"{self.kernel.name}: its values depend on each other in too many ways")
 
     # ---- functions ----
 
@@ -137,6 +158,7 @@ class Dataflow:
             self._count[function.name] = self._count.get(function.name, 0) + 1
             self._changed = True
             for instruction in function.instructions:
+                self._work_left += _ROUNDS
                 if instruction.opcode in _STEPS:
                     _check_operands(instruction)
                     scope.steps.append(instruction)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import reduce
@@ -10,6 +11,11 @@ from operator import and_
 from cudatool.ptx.model import Address, Function, Instruction, Operand, Pair, PtxError, Register, Symbol, VectorOperand
 
 __all__ = ["Block", "Flow", "reads", "writes"]
+
+_LIVE = 4  # what a register that is live in a block costs, as it takes memory
+_WORK = 20_000_000
+"""Blocks and registers that are looked at for one function. Large kernels of libraries need a hundredth of it; without
+a limit a text of some KiB whose blocks all lead to each other would take hours, and all memory."""
 
 # Instructions that write no register.
 _NO_DESTINATION = frozenset(
@@ -95,6 +101,7 @@ class Flow:
 
     def __init__(self, function: Function, split: frozenset[int] = frozenset()) -> None:
         self.function = function
+        self._work_left = _WORK
         code = function.instructions
         starts = {0, len(code), *function.labels.values(), *split}
         starts.update(i + 1 for i, one in enumerate(code) if one.opcode in ("bra", "brx", "ret", "exit", "trap"))
@@ -104,6 +111,18 @@ class Flow:
         for number, block in enumerate(self.blocks):
             block.successors = self._successors(number, block)
         self._liveness()
+
+    def spend(self, work: int) -> None:
+        """Count what is looked at.
+
+        Raises
+        ------
+        PtxError
+            It is too much.
+        """
+        self._work_left -= work
+        if self._work_left < 0:
+            raise PtxError(f"{self.function.name}: its blocks lead to each other in too many ways")
 
     def target(self, instruction: Instruction, label: str) -> int:
         """Return the block at `label`."""
@@ -124,6 +143,7 @@ class Flow:
         changed = True
         while changed:
             changed = False
+            self.spend(len(self.blocks) * (1 + len(self.blocks) // 512))  # a set of blocks is a number of as many bits
             for number in sorted(live - {0}):
                 common = 1 << number | reduce(and_, (dominators[one] for one in before[number] if one in live))
                 changed |= common != dominators[number]
@@ -146,6 +166,7 @@ class Flow:
         within = frozenset(range(len(self.blocks)))
         while loop := self._component(number, within):
             found = loop
+            self.spend(len(self.blocks) + len(loop))
             entries = {s for n, b in enumerate(self.blocks) if n not in loop for s in b.successors if s in loop}
             if not entries:
                 break
@@ -170,16 +191,17 @@ class Flow:
         forward = self._reached({number}, within, [block.successors for block in self.blocks])
         return frozenset(forward & self._reached({number}, within, self._predecessors()))
 
-    @staticmethod
-    def _reached(start: set[int], within: frozenset[int], edges: list[list[int]]) -> set[int]:
+    def _reached(self, start: set[int], within: frozenset[int], edges: list[list[int]]) -> set[int]:
         """Return the blocks of `within` that one or more edges from `start` lead to."""
         found: set[int] = set()
         pending = list(start)
         while pending:
-            for after in edges[pending.pop()]:
-                if after in within and after not in found:
-                    found.add(after)
-                    pending.append(after)
+            after = edges[pending.pop()]
+            self.spend(1 + len(after))
+            for one in after:
+                if one in within and one not in found:
+                    found.add(one)
+                    pending.append(one)
         return found
 
     def _successors(self, number: int, block: Block) -> list[int]:
@@ -192,9 +214,12 @@ class Flow:
             assert isinstance(operand, Symbol)
             targets.append(self.target(last, operand.name))
         elif last.opcode == "brx":
-            table = last.operands[1]
-            assert isinstance(table, Symbol)
-            targets.extend(self.target(last, name) for name in self.function.branch_targets.get(table.name, ()))
+            table = last.operands[1] if len(last.operands) > 1 else None
+            if not isinstance(table, Symbol):
+                raise PtxError("these are no operands of brx", last.line)
+            names = self.function.branch_targets.get(table.name, ())
+            self.spend(len(names))
+            targets.extend(self.target(last, name) for name in names)
         ends = last.opcode in ("bra", "brx", "ret", "exit", "trap") and last.guard is None
         if not ends and number + 1 < len(self.blocks):
             targets.append(number + 1)
@@ -216,17 +241,23 @@ class Flow:
             uses.append(used & self.function.registers.keys())
             kills.append(killed)
         live = [frozenset[str]()] * len(self.blocks)
-        pending = list(range(len(self.blocks)))
+        # From the last block on, each block once before any is looked at again: what a loop needs comes round soon.
+        pending = deque(reversed(range(len(self.blocks))))
+        waiting = set(pending)
         predecessors = self._predecessors()
         while pending:
-            number = pending.pop()
+            number = pending.popleft()
+            waiting.discard(number)
             block = self.blocks[number]
+            self.spend(1 + sum(1 + _LIVE * len(live[s]) for s in block.successors))
             out = frozenset[str]().union(*(live[s] for s in block.successors))
             block.live_out = out
             inside = frozenset(uses[number] | (out - kills[number]))
             if inside != live[number]:
                 live[number] = inside
-                pending.extend(predecessors[number])
+                more = [one for one in predecessors[number] if one not in waiting]
+                pending.extend(more)
+                waiting.update(more)
         for number, block in enumerate(self.blocks):
             block.live_in = live[number]
             block.live_out = frozenset[str]().union(*(live[s] for s in block.successors))

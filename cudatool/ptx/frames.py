@@ -53,6 +53,7 @@ _FRAME, _TOP, _NUMBER = Register("%stack.frame"), Register("%stack.top"), Regist
 _WORD, _FLAG = Register("%stack.word"), Register("%stack.flag")
 _TABLE, _LEAVE = "%stack.calls", "%stack.leave"
 _HEADER = 16
+_LARGEST = 150_000  # instructions of a kernel
 
 
 def function_addresses(module: Module) -> dict[str, int]:
@@ -169,6 +170,7 @@ class _Merger:
         inliner = Inliner(self.module, result, self.framed)
         names = inliner.declare(function, prefix)
         names |= {formal.name: prefix + formal.name for formal in (*function.returns, *function.params)}
+        inliner.check(function)
         inliner.copy(function, names if prefix else {}, prefix, None)
         return result
 
@@ -191,6 +193,8 @@ class _Merger:
     # ---- writing code ----
 
     def _emit(self, opcode: str, modifiers: str, *operands: Operand, guard: Register | None = None) -> None:
+        if len(self.code) > _LARGEST:
+            raise PtxError("too large with its calls on a stack", self.at.line)
         parts = tuple(filter(None, modifiers.split(".")))
         self.code.append(replace(self.at, opcode=opcode, modifiers=parts, operands=operands, guard=guard))
 

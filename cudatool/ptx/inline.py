@@ -24,7 +24,9 @@ from cudatool.ptx.operands import call_parts, elements, renamed
 
 __all__ = ["Inliner"]
 
-_MAX_INSTRUCTIONS = 200_000
+_LARGEST = 250_000  # instructions and names of a kernel with its calls inlined
+_CALL = 4  # instructions that take a call's place, beside the body
+_DEEPEST = 200  # calls within calls: inlining them calls itself
 
 
 class Inliner:
@@ -43,6 +45,39 @@ class Inliner:
         self.result = result
         self.framed = framed
         self.calls = 0
+        self._sizes: dict[str, tuple[int, int]] = {}
+
+    def check(self, function: Function) -> None:
+        """Refuse a function that would come to too much with its calls inlined, before any of it is made.
+
+        A few functions that call each other come to any number of instructions. Each is looked at once; those that
+        call themselves are framed, so that this ends.
+        """
+        waiting = [function]
+        while waiting:
+            one = waiting[-1]
+            inlined = [callee for i in one.instructions if i.opcode == "call" and (callee := self._inlined(i))]
+            unknown = [callee for callee in inlined if callee.name not in self._sizes]
+            if unknown and one.name not in self._sizes:
+                waiting += {callee.name: callee for callee in unknown}.values()
+                continue
+            waiting.pop()
+            own = len(one.instructions) + len(one.registers) + len(one.variables) + len(one.labels)
+            within = [self._sizes[callee.name] for callee in inlined]
+            size, depth = (
+                own + sum(_CALL + size for size, _ in within),
+                1 + max((depth for _, depth in within), default=0),
+            )
+            if size > _LARGEST or depth > _DEEPEST:
+                raise PtxError(f"{self.result.name}: too large once its calls are inlined", one.line)
+            self._sizes[one.name] = size, depth
+
+    def _inlined(self, call: Instruction) -> Function | None:
+        """Return the function that takes a call's place; None if the call stays."""
+        called = call_parts(call)[1]
+        target = called.name if isinstance(called, Symbol) else ""
+        callee = self.module.functions.get(target)
+        return None if callee is None or not callee.has_body or target in self.framed else callee
 
     def copy(
         self,
@@ -59,8 +94,6 @@ class Inliner:
         for index, instruction in enumerate(source.instructions):
             for label in at.get(index, ()):
                 self.result.labels[label] = len(out)
-            if len(out) > _MAX_INSTRUCTIONS:
-                raise PtxError(f"{self.result.name}: too large once its calls are inlined", instruction.line)
             guard = instruction.guard and replace(
                 instruction.guard, name=names.get(instruction.guard.name, instruction.guard.name)
             )
@@ -76,12 +109,12 @@ class Inliner:
             self.result.labels[label] = len(out)
 
     def call(self, call: Instruction) -> None:
-        results, called, arguments = call_parts(call)
-        target = called.name if isinstance(called, Symbol) else ""
-        callee = self.module.functions.get(target)
-        if callee is None or not callee.has_body or target in self.framed:
+        callee = self._inlined(call)
+        if callee is None:
             self.result.instructions.append(call)
             return
+        results, _, arguments = call_parts(call)
+        target = callee.name
         self.calls += 1
         prefix = f"{target}.{self.calls}."
         names = self.declare(callee, prefix)

@@ -26,6 +26,9 @@ __all__ = [
 ]
 
 
+_LONGEST_MESSAGE = 200
+
+
 class PtxError(CudatoolError):
     """PTX text that cannot be read or used.
 
@@ -38,6 +41,8 @@ class PtxError(CudatoolError):
     """
 
     def __init__(self, message: str, line: int = 0) -> None:
+        if len(message) > _LONGEST_MESSAGE:  # it quotes what stands in the text, which may be of any length
+            message = f"{message[: _LONGEST_MESSAGE // 2]} ... {message[-_LONGEST_MESSAGE // 4 :]}"
         super().__init__(message, line)
         self.line = line
 

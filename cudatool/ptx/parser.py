@@ -25,6 +25,9 @@ from cudatool.ptx.tokens import LINKAGE, SPACES, TYPE, VECTOR, Tokens, immediate
 
 __all__ = ["Parser", "parse"]
 
+_FEW = 1 << 17
+_LARGEST = (1 << 48) - 1  # bytes of a variable: no device has more addresses
+_LARGEST_PARAMETER = 1 << 18  # bytes; what copies one is written out
 _NO_VALUE = {"noreturn", "explicitcluster", "blocksareclusters"}
 
 
@@ -49,6 +52,10 @@ class Parser(Tokens):
         self.result = Module()
         self.hoisted: list[str] = []  # variables of the module that are declared in functions
         self.location: Location | None = None
+        # `%r<9>` makes work without end of a few characters, and so does an initializer of a nested array. A text
+        # cannot name more registers than it has characters.
+        self.unnamed = _FEW + len(text)  # registers that may still be declared in numbers
+        self.unwritten = _FEW + 8 * len(text)  # bytes that may still be initialized
 
     def module(self) -> Module:
         outside: list[str] = []
@@ -124,7 +131,9 @@ class Parser(Tokens):
         while self.peek.startswith("."):
             token = self.next()
             if token == ".align":
-                value = self.integer()
+                value = self.positive(1 << 31)
+                if value & (value - 1):
+                    raise PtxError(f"an alignment of {value}, which is no power of two", self.line)
                 align = align if pointer else value  # after .ptr it is the alignment of what is pointed to
             elif token == ".ptr":
                 pointer = True
@@ -150,9 +159,12 @@ class Parser(Tokens):
         variable.name = self.next()
         dimensions = []
         while self.accept("["):
-            dimensions.append(0 if self.peek == "]" else self.integer())
+            dimensions.append(0 if self.peek == "]" else self.positive(_LARGEST))
             self.expect("]")
         variable.size *= prod(dimensions)
+        largest = _LARGEST_PARAMETER if variable.space in ("param", "reg") else _LARGEST
+        if variable.size > largest:
+            raise PtxError(f"{variable.name} has more than {largest} bytes", self.line)
         if self.accept("="):
             self.initializer(variable, dimensions)
         return variable
@@ -165,12 +177,18 @@ class Parser(Tokens):
 
         def value(offset: int, level: int) -> None:
             if self.accept("{"):
+                self.enter()
                 while not self.accept("}"):
                     value(offset, level + 1)
                     offset += strides[level] if level < len(strides) else size
                     self.accept(",")
+                self.leave()
                 return
-            data.extend(bytes(max(offset + size - len(data), 0)))
+            more = max(offset + size - len(data), 0)
+            self.unwritten -= more
+            if self.unwritten < 0:
+                raise PtxError(f"the initializer of {variable.name} leaves out too much", self.line)
+            data.extend(bytes(more))
             number, symbol, mask = self.constant(variable.type)
             if symbol and mask is None:
                 relocations.append(Relocation(offset, symbol, int(number)))
@@ -252,10 +270,13 @@ class Parser(Tokens):
 
 
 def _encode(number: int | float, type_name: str) -> bytes:
-    if type_name in ("f32", "f64"):
-        return struct.pack("<f" if type_name == "f32" else "<d", number)
-    size = type_bytes(type_name)
-    return (int(number) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+    try:
+        if type_name in ("f32", "f64"):
+            return struct.pack("<f" if type_name == "f32" else "<d", number)
+        size = type_bytes(type_name)
+        return (int(number) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+    except (OverflowError, ValueError):  # ValueError: not a number
+        raise PtxError(f"{number} is no value of .{type_name}") from None
 
 
 def _text(literal: str) -> str:

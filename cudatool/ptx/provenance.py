@@ -19,6 +19,8 @@ from functools import lru_cache
 from itertools import chain
 from typing import Final, NamedTuple
 
+from cudatool.ptx.model import PtxError
+
 __all__ = [
     "ANYWHERE",
     "LITERAL",
@@ -84,15 +86,21 @@ _POINTERS: Final = {*_WHOLE, *_WHOLE.values()}
 _SHIFTED: Final = {*_WHOLE, Kind.HEAP}
 _MAX_ALTERNATIVES, _MAX_TERMS, _MAX_OFFSETS, _MAX_ORIGINS = 16, 8, 6, 64
 _MAX_OFFSET = 1 << 20
+_TOO_MANY: Final = 256  # of different names: no program computes with so many pointers at once
 
 
 def of(*origins: Origin) -> Value:
     """Return the value that is one of `origins`."""
-    return frozenset(frozenset({origin}) for origin in origins)
+    return frozenset(map(_single, origins))
+
+
+@lru_cache(maxsize=1 << 14)
+def _single(origin: Origin) -> Sum:
+    return frozenset({origin})
 
 
 # The same few values meet again and again.
-@lru_cache(maxsize=1 << 14)
+@lru_cache(maxsize=1 << 13)
 def join(first: Value, second: Value) -> Value:
     """Return what may be either."""
     if first == second or not second:
@@ -100,7 +108,7 @@ def join(first: Value, second: Value) -> Value:
     return _limited(first | second) if first else second
 
 
-@lru_cache(maxsize=1 << 14)
+@lru_cache(maxsize=1 << 13)
 def add(first: Value, second: Value) -> Value:
     """Return what may be a sum of the two, or a difference, or a combination of their bits."""
     if _MANY_SUM in first or _MANY_SUM in second:
@@ -184,6 +192,8 @@ def _alone(value: Value) -> Value:
             Origin(_WHOLE.get(term.kind, term.kind), term.name, ANYWHERE) if term.kind in _POINTERS else term
             for term in origins
         }
+    if len(origins) > _TOO_MANY:
+        raise PtxError(f"a value that may come from more than {_TOO_MANY} parameters and variables")
     alone = of(*origins, *_MANY_SUM)
     return alone | NUMBER if frozenset() in value else alone
 

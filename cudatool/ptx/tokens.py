@@ -14,6 +14,7 @@ _TOKEN: Final = re.compile(
     r"(?P<skip>[ \t\r]+|//[^\n]*)"
     r"|(?P<newline>\n)"
     r"|(?P<comment>/\*.*?\*/)"
+    r"|(?P<unclosed>/\*)"
     r"|(?P<token>"
     r'"[^"\n]*"'
     r"|0[fFdD][0-9a-fA-F]{8,16}|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+U?"
@@ -26,6 +27,8 @@ SPACES: Final = {".global", ".const", ".shared", ".local", ".param"}
 LINKAGE: Final = {".visible", ".extern", ".weak", ".common"}
 TYPE: Final = re.compile(r"\.(?:[usb](?:8|16|32|64|128)|b?f16(?:x2)?|tf32|f32|f64|pred|texref|samplerref|surfref)$")
 VECTOR: Final = {".v2": 2, ".v4": 4, ".v8": 8}
+_DEEPEST: Final = 64  # levels of braces and brackets
+_LARGEST: Final = (1 << 64) - 1  # an integer constant has 64 bits (PTX ISA, "Integer Constants")
 
 
 class Tokens:
@@ -43,6 +46,7 @@ class Tokens:
         self.lines: list[int] = []
         self.starts: list[int] = []
         self.position = 0
+        self.depth = 0
         self._tokenize(line)
 
     def _tokenize(self, line: int) -> None:
@@ -60,6 +64,8 @@ class Tokens:
                 line += 1
             elif kind == "comment":
                 line += found.group().count("\n")
+            elif kind == "unclosed":
+                raise PtxError("a comment without an end", line)
             position = found.end()
         self.tokens.append("")  # the end: matches nothing
         self.lines.append(line)
@@ -90,15 +96,34 @@ class Tokens:
         if not self.accept(token):
             raise PtxError(f"expected {token!r}, found {self.peek or 'the end'!r}", self.line)
 
+    def enter(self) -> None:
+        """Go one level deeper into braces or brackets. What reads them calls itself, and the stack has an end."""
+        self.depth += 1
+        if self.depth > _DEEPEST:
+            raise PtxError(f"nested deeper than {_DEEPEST} levels", self.line)
+
+    def leave(self) -> None:
+        """Come back out of what was entered."""
+        self.depth -= 1
+
     def integer(self) -> int:
         sign = -1 if self.accept("-") else 1
         token = self.next()
-        try:
-            return sign * int(token.rstrip("U"), 0)
-        except ValueError:
-            if re.fullmatch("[0-7]+U?", token):  # 012 is octal, and Python does not read it so
-                return sign * int(token.rstrip("U"), 8)
-            raise PtxError(f"expected an integer, found {token!r}", self.lines[self.position - 1]) from None
+        if token[0].isdigit():
+            try:
+                value = immediate(token).value
+            except PtxError as error:
+                raise PtxError(error.args[0], self.lines[self.position - 1]) from None
+            if isinstance(value, int):
+                return sign * value
+        raise PtxError(f"expected an integer, found {token!r}", self.lines[self.position - 1])
+
+    def positive(self, largest: int) -> int:
+        """Return an integer from 0 to `largest`."""
+        value = self.integer()
+        if not 0 <= value <= largest:
+            raise PtxError(f"expected a number from 0 to {largest}, found {value}", self.lines[self.position - 1])
+        return value
 
     def skip_block(self) -> None:
         self.expect("{")
@@ -122,11 +147,12 @@ def immediate(token: str) -> Immediate:
         return Immediate(struct.unpack("<d", struct.pack("<Q", bits))[0], 64, bits)
     token = token.rstrip("U")
     try:
-        if prefix in ("0x", "0b"):
-            return Immediate(int(token, 0))
-        if not token.isdigit():
-            value = float(token)
-            return Immediate(value, 64, struct.unpack("<Q", struct.pack("<d", value))[0])
-        return Immediate(int(token, 8 if token[0] == "0" else 10))
-    except ValueError:
+        if prefix not in ("0x", "0b") and not token.isdigit():
+            real = float(token)
+            return Immediate(real, 64, struct.unpack("<Q", struct.pack("<d", real))[0])
+        value = int(token, 0 if prefix in ("0x", "0b") else 8 if token[0] == "0" else 10)
+    except ValueError:  # also for more digits than Python reads
         raise PtxError(f"{token!r} is no number") from None
+    if value > _LARGEST:
+        raise PtxError(f"{token} has more than 64 bits")
+    return Immediate(value)

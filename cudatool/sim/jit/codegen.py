@@ -13,10 +13,22 @@ top, region k goes on after suspension k. For each region there is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from cudatool.ptx import Address, Flow, Function, Immediate, Instruction, Register, Symbol, space_of, type_bytes
+from cudatool.ptx import (
+    Address,
+    Flow,
+    Function,
+    Immediate,
+    Instruction,
+    PtxError,
+    Register,
+    Symbol,
+    space_of,
+    type_bytes,
+)
 from cudatool.ptx.flow import reads, writes
 from cudatool.sim.jit import (
     arithmetic,
@@ -60,6 +72,7 @@ _PURE = frozenset(
     ]
 )
 _POLLS = 32  # how often a thread polls in a loop before it lets others go on
+_LARGEST, _TIMES = 100_000, 8  # instructions that are written for a kernel: more only if it has so many itself
 _MAX_STACK = 16384  # local memory beyond this is not put on the host's stack
 
 
@@ -116,6 +129,8 @@ class _Kernel:
                 self.rows[index] = row
                 self.code[index] = self._with_constants(instruction)
         self.region_of = {index: number for number, index in enumerate(self.rows, 1)}
+        self.may_end = any(one.opcode in ("trap", "call", "overflow") for one in self.code)
+        self.counts_arrivals = any(row.kind == Kind.ARRIVE for row in self.rows.values())
         split = frozenset(self.rows) | frozenset(index + 1 for index in self.rows)
         self.flow = Flow(self.function, split)
         self.repeatable = self._repeatable()
@@ -127,6 +142,7 @@ class _Kernel:
         self.declarations: set[str] = set()
         self.validated: set[int] = set()
         self.parts: list[str] = []
+        self.written = 0  # instructions
 
     def _emitter(self) -> Emitter:
         return Emitter(
@@ -229,6 +245,10 @@ class _Kernel:
             done.add(number)
             block = self.flow.blocks[number]
             code = self.code[block.start : block.stop]
+            # What can follow several suspensions is written once for each of them.
+            self.written += len(code)
+            if self.written > _LARGEST + _TIMES * len(self.code):
+                raise PtxError(f"{self.function.name}: too large with its parts between barriers written out")
             found += code
             last = block.stop - 1
             if last not in self.rows:
@@ -297,7 +317,8 @@ class _Kernel:
             for repeated in self._repeat(touched & block.live_out):
                 self._instruction(e, repeated)
             e.instruction = instruction
-            self.rows[index].resume(e, instruction)
+            with _whole(e):
+                self.rows[index].resume(e, instruction)
         elif ASYNC_QUEUE in self.layout.local:
             asynchronous.begin(e)
         e.emit(f"br label %b{first}")
@@ -323,7 +344,7 @@ class _Kernel:
             f"  %polls = alloca i32\n  store i32 {_POLLS - 2 if index and self._yields(index) else 0}, ptr %polls",
         ]
         self.parts.append("\n".join([*header, *e.lines, "}"]))
-        if any(i.opcode in ("trap", "call", "overflow") for i in self.code):
+        if self.may_end:
             following.add(EXIT)
         return following
 
@@ -404,7 +425,9 @@ class _Kernel:
             _pass_unless(e, e.op(f"icmp uge i32 {polls}, {_POLLS}"), number)
         if instruction.guard is not None:
             _pass_unless(e, e.get(instruction.guard, "pred"), number)
-        for name, operand, type_name in self.rows[index].leave(instruction):
+        with _whole(e):
+            leaving = list(self.rows[index].leave(instruction))
+        for name, operand, type_name in leaving:
             if isinstance(operand, Address):
                 space, pointer = e.pointer(space_of(instruction), operand)
                 pointer = self.rows[index].access(e, instruction, space, pointer)
@@ -440,7 +463,8 @@ class _Kernel:
         instruction, row = self.code[index], self.rows[index]
         e = self._emitter()
         e.instruction = instruction
-        row.combine(e, instruction)
+        with _whole(e):
+            row.combine(e, instruction)
         self._finish(e)
         self.parts.append(
             "\n".join(
@@ -463,9 +487,8 @@ class _Kernel:
 
     def _apart(self, row: Suspension) -> bool:
         """Whether the scheduler must look at each thread, though all of them are at the same suspension."""
-        counted = any(other.kind == Kind.ARRIVE for other in self.rows.values())
         barrier = row.kind in (Kind.BARRIER, Kind.BARRIER_REDUCE)
-        return row.kind in (Kind.ARRIVE, Kind.YIELD) or (counted and barrier)
+        return row.kind in (Kind.ARRIVE, Kind.YIELD) or (self.counts_arrivals and barrier)
 
 
 def _pass_unless(e: Emitter, condition: str, number: int) -> None:
@@ -476,7 +499,14 @@ def _pass_unless(e: Emitter, condition: str, number: int) -> None:
 
 
 def _emit(row: Lowering, e: Emitter, instruction: Instruction) -> None:
-    try:
+    with _whole(e):
         row(e, instruction)
-    except (IndexError, ValueError):  # it lacks a type or an operand
+
+
+@contextmanager
+def _whole(e: Emitter) -> Iterator[None]:
+    """Refuse an instruction that lacks a type or an operand, or has one of another kind: rows take what they need."""
+    try:
+        yield
+    except (LookupError, ValueError, StopIteration, AssertionError):
         raise e.unsupported("no such form") from None

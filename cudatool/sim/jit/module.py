@@ -167,6 +167,7 @@ class Kernel:
         self._owner = module
         self._declared = function
         self._inlined: Function | None = None
+        self._refused: UnsupportedInstruction | None = None
         self._layout: Layout | None = None
         self._variants: dict[tuple[Instrument, bool], _Translated] = {}
         self.name = function.name
@@ -184,11 +185,14 @@ class Kernel:
 
     @property
     def _function(self) -> Function:
+        if self._refused is not None:
+            raise self._refused
         if self._inlined is None:
             try:
                 self._inlined = insert_yields(merge_calls(self._owner._module, self._declared, FRAME_SCALE * MAX_STACK))
             except PtxError as error:
-                raise UnsupportedInstruction(f"call ({error.args[0]})", self.name, "", error.line) from None
+                self._refused = UnsupportedInstruction(f"call ({error.args[0]})", self.name, "", error.line)
+                raise self._refused from None
         return self._inlined
 
     @property

@@ -25,6 +25,7 @@ from cudatool.sim.jit.collective import suspension_of
 
 __all__ = ["insert_yields"]
 
+_ROUND = 24  # what an instruction costs that is looked at, in what a look at a block does
 _POLLING_LOADS = frozenset({"volatile", "relaxed", "acquire", "mmio", "cg", "cv"})
 
 
@@ -104,6 +105,7 @@ def _decides(flow: Flow, loop: frozenset[int], index: int) -> bool:
         return True  # one thread may read for all and tell them through shared memory
     known = set(writes(poll))
     while True:
+        flow.spend(_ROUND * len(inside))
         more = {name for i in inside if known.intersection(reads(code[i])) for name in writes(code[i])}
         if more <= known:
             break
