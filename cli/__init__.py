@@ -1,7 +1,7 @@
 """The command line: parse, call the library, print. One file per command.
 
-Exit status: 0 fine, 1 findings, 2 it could not be done, 3 (``sanitize``) the workload itself failed, 130 interrupted.
-``run`` exits with the workload's own status.
+Exit status: 0 fine, 1 findings, 2 it could not be done or (``sanitize``) nothing was checked, 3 (``sanitize``) the
+workload itself failed, 70 an internal error, 130 interrupted. ``run`` exits with the workload's own status.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import importlib
 import io
 import os
 import sys
+import traceback
 from typing import Any
 
 import click
@@ -18,6 +19,8 @@ from cudatool.errors import CudatoolError, OutputError, did_you_mean
 from cudatool.text import printable, shortened
 
 __all__ = ["main"]
+
+_INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 
 _COMMANDS = {
     # name -> first line of its help; the command is the function of that name in cudatool.cli.<name>
@@ -129,4 +132,23 @@ def main() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if not isinstance(error, _ReaderGoneError):
             _say(f"cudatool: error: {error}")
+    except KeyboardInterrupt:
+        _say("cudatool: interrupted")
+        status = 130
+    except Exception as error:  # a mistake of ours, and no finding
+        status = _INTERNAL_ERROR
+        _print_internal_error(error)
     sys.exit(status)
+
+
+def _print_internal_error(error: Exception) -> None:
+    """Print one line, and the traceback if ``CUDATOOL_DEBUG`` is set."""
+    if os.environ.get("CUDATOOL_DEBUG", "0") not in ("", "0"):
+        traceback.print_exception(error)
+    at = traceback.extract_tb(error.__traceback__)[-1:]
+    place = f" ({os.path.basename(at[0].filename)}:{at[0].lineno})" if at else ""
+    text = shortened(" ".join(f"{type(error).__name__}: {error}".split()), 120)
+    _say(
+        f"cudatool: internal error: {text}{place}; this is a bug in cudatool: please report it to the project's issue "
+        "tracker, with what CUDATOOL_DEBUG=1 prints"
+    )

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from cudatool.cli._sources import refuse_recording, with_events
+from cudatool.cli._supervised import Supervised
 from cudatool.errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,17 +52,33 @@ def trace_of(
     try:
         path = os.path.join(folder, f"{program.name}.ctrace")
         in_kernels = [check for check in checks if check not in ("race", "leak")]
-        with (
-            _stdout_for_the_report(),
-            record(path, device=device, measure_accesses="race" in checks, checks=in_kernels, tape=proof.tape),
-        ):
-            proof.begin()
-            status = program.run()
-            if "leak" in checks:
-                program.forget()
+        supervised = Supervised()
+        if supervised.status is not None:  # the program left without coming to its end
+            return _left_behind(path), supervised.status
+        try:
+            with (
+                _stdout_for_the_report(),
+                record(path, device=device, measure_accesses="race" in checks, checks=in_kernels, tape=proof.tape),
+            ):
+                proof.begin()
+                status = program.run()
+                if "leak" in checks:
+                    program.forget()
+        finally:  # of exceptions only our own come here
+            supervised.came_to_its_end()
         return reader.read(path), status
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _left_behind(path: str) -> Trace:
+    """Return the trace of a program that is gone."""
+    from cudatool.errors import CudatoolError
+    from cudatool.trace import reader
+
+    if not os.path.exists(path):
+        raise CudatoolError("the process of the program ended before it was recorded")
+    return reader.read(path)
 
 
 @contextmanager

@@ -77,6 +77,15 @@ def _formats() -> list[str]:
     group="Output",
     help="Exit status for findings.",
 )
+@option(
+    "--allow-empty",
+    is_flag=True,
+    group="Output",
+    help="Exit with status 0, not 2, though nothing was checked: no work on a device, or a trace without accesses.",
+)
+@option(
+    "--strict", is_flag=True, group="Output", help="Exit with status 2 also if only a part of the work was not checked."
+)
 @acceptance_options
 @proof_options
 def sanitize(
@@ -87,6 +96,8 @@ def sanitize(
     opens: bool,
     checks: str,
     error_exitcode: int,
+    allow_empty: bool,
+    strict: bool,
     acceptance: Acceptance,
     proof: Proof,
     workload: tuple[str, ...],
@@ -107,10 +118,15 @@ def sanitize(
 
     What the program prints goes to stderr: stdout has the report alone. Files are written whole or not at all.
 
-    Exit status: 0 clean, 1 findings (or --error-exitcode), 2 it could not be done, 3 the workload itself failed.
+    The last line of the report is the verdict. It also says what was not checked: launches whose accesses are not
+    known, child processes, checks that the device cannot make.
+
+    Exit status: 0 nothing found in what was checked, 1 findings (or --error-exitcode), 2 it could not be done, nothing
+    was checked, or the recording is incomplete, 3 the workload itself failed.
     """
-    from cudatool.sanitize import Outputs, Run, check, parse_checks, render_text
+    from cudatool.sanitize import Outcome, Outputs, Run, check, parse_checks, render_text
     from cudatool.sanitize.places import project_root, recorded_at
+    from cudatool.sanitize.views import ended
     from cudatool.workload import Workload
 
     # All that can be wrong with the options is said before the workload runs; and it may change directory.
@@ -130,8 +146,9 @@ def sanitize(
         trace, report, status = None, *proof.explored(device, checks, workload)
     else:
         trace, status = trace_of(workload, device, wanted, proof)
-        report = proof.proven(check(trace, races="race" in wanted, leaked="leak" in wanted), trace)
-    report = acceptance.applied(report, wanted, complete=not status)
+        report = proof.proven(check(trace, wanted), trace)
+    complete = not status and report.outcome not in (Outcome.NOT_CHECKED, Outcome.INCOMPLETE)
+    report = acceptance.applied(report, wanted, complete=complete)
     text = partial(render_text, color=_in_colour(), width=_width())
     written: list[str] = []
     try:
@@ -151,10 +168,17 @@ def sanitize(
     if report.unchecked_launches and trace is not None and trace.header.get("device_kind") == "cuda":
         say("Next: the same with --device sim, which measures what kernels access")
     if status:
-        say(f"cudatool: the workload itself failed with exit status {status}")
+        say(f"cudatool: the workload itself {ended(status)}")
         sys.exit(3)
-    if report.findings or report.on_device:
-        sys.exit(error_exitcode)
+    sys.exit(
+        {
+            Outcome.FINDINGS: error_exitcode,
+            Outcome.CLEAN: 0,
+            Outcome.PARTLY_CHECKED: 2 if strict else 0,
+            Outcome.NOT_CHECKED: 0 if allow_empty and not strict else 2,
+            Outcome.INCOMPLETE: 2,
+        }[report.outcome]
+    )
 
 
 def _echo(text: str) -> None:

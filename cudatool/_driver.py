@@ -63,6 +63,8 @@ class Choice:
 
 
 _LONGEST_TIMEOUT_S = 10**6  # of a kernel; its nanoseconds are counted in 64 bits
+_GPU_DEVICE = "/dev/nvidiactl"  # there if NVIDIA's driver is
+
 _spec: str | None = None
 _choice: Choice | None = None
 _lock = threading.Lock()
@@ -127,7 +129,17 @@ def initialize() -> Choice:
         with _lock:
             if _choice is None:
                 _choice = _initialize()
+                _tell_children()
     return _choice
+
+
+def _tell_children() -> None:
+    """Let the processes that this one starts use the device that was asked for."""
+    if _spec is None:
+        return  # they have the environment that this one has
+    os.environ["CUDATOOL_DEVICE"] = _spec
+    if _spec.partition(":")[0] == "sim" and os.path.exists(_GPU_DEVICE):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # also those that use CUDA without cudatool
 
 
 def last_message() -> str:

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from cudatool.sim.tape import Tape
     from cudatool.trace.recorder import Recorder
 
-__all__ = ["drain", "is_observing", "narrow", "record", "release_workspaces", "sources"]
+__all__ = ["drain", "is_observing", "libraries", "narrow", "record", "release_workspaces", "sources"]
 
+_LIBRARIES = {"torch": "PyTorch", "cupy": "CuPy", "jax": "JAX", "tensorflow": "TensorFlow", "numba.cuda": "numba"}
 _observing: dict[str, Any] | None = None  # what the open block's header says
 
 
@@ -81,6 +82,8 @@ def record(
         finally:
             release_workspaces()
             drain()
+            if not recorder.is_closed:  # as it is in a forked child
+                recorder.add_facts({"libraries": libraries()})
 
 
 @contextmanager
@@ -101,6 +104,7 @@ def sources(
     if _observing is not None:
         yield dict(_observing)
         return
+    from cudatool.collect.children import ChildProcesses
     from cudatool.trace import hooks, stacks
 
     _driver.choose(device)
@@ -112,6 +116,9 @@ def sources(
             undo.callback(stacks.enable, True)
             stacks.enable(with_stacks)
             hooks.wants_accesses = measure_accesses
+            children = ChildProcesses()
+            undo.callback(children.remove)
+            children.install()
             if measure_accesses:
                 from cudatool.collect.hand_overs import HandOvers
 
@@ -141,7 +148,9 @@ def _header(choice: _driver.Choice, measure_accesses: bool, checks: Sequence[str
         "device_kind": choice.kind,
         "argv": sys.argv,
         "pid": os.getpid(),
+        "records_accesses": measure_accesses,
         "accesses": bool(measure_accesses and machine is not None),
+        "watches_host_memory": bool(measure_accesses and machine is not None),
         "checks": list(checks) if machine is not None else [],
     }
     if conf := conf_in_environment():
@@ -194,6 +203,11 @@ def _software_driver(
         machine.measure_accesses = False
         machine.check(())
         sim.unsubscribe(collector)
+
+
+def libraries() -> list[str]:
+    """Return the imported libraries whose own work on a GPU may go unrecorded."""
+    return [name for module, name in _LIBRARIES.items() if module in sys.modules]
 
 
 def is_observing() -> bool:

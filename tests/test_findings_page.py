@@ -38,7 +38,7 @@ for name, checks, source in json.load(sys.stdin):
         ct.synchronize()
         names.clear()
         gc.collect()
-    report = check(reader.read(path), races="race" in checks, leaked="leak" in checks)
+    report = check(reader.read(path), checks)
     print(json.dumps([name, sorted({one.kind for one in report.all})]), file=sys.stderr)
     ct.empty_cache()
 """

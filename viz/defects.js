@@ -1,10 +1,12 @@
 // What the sanitizer found: a list, and the accesses of the chosen one marked on the streams.
 
 class DefectsView {
-  constructor(defects, streams) {
+  constructor(defects, streams, verdict, gaps) {
     Object.assign(this, { defects, streams });
     byId("defects").hidden = false;
-    byId("defects-count").textContent = defects.length ? counted(defects.length, "finding") : "nothing was found";
+    byId("defects-count").textContent = defects.length ? counted(defects.length, "finding") : verdict.outcome === "clean" ? "nothing was found" : verdict.words;
+    byId("defects-gaps").replaceChildren(...gaps.map((gap) => element("li", {}, element("b", {}, "Not checked: "), ...inCode(gap))));
+    byId("defects-gaps").hidden = !gaps.length;
     this.rows = defects.map((defect, i) => this.row(defect, i));
     byId("defects-list").replaceChildren(...this.rows);
     byId("defects-list").hidden = !defects.length;

@@ -100,10 +100,10 @@ function showWork(shared, data) {
 }
 
 /** What a check found comes first, and the streams with it; memory after that. */
-function showDefects(defects, streams) {
+function showDefects({ defects, verdict, gaps }, streams) {
   document.querySelector("main").prepend(byId("defects"), byId("work"));
   byId("streams-clock").textContent = byId("streams-clock").textContent.replace("above", "below");
-  new DefectsView(defects, streams);
+  new DefectsView(defects, streams, verdict, gaps);
 }
 
 function showFindings(findings, several) {
@@ -184,7 +184,7 @@ async function showPage() {
   }
   const worked = data.kernels.length || data.copies.length || data.operations.start.length;
   const streams = worked ? showWork(shared, data) : null;
-  if (data.defects) showDefects(data.defects, streams);
+  if (data.defects) showDefects(data, streams);
   byId("nothing").hidden = !(byId("memory").hidden && byId("work").hidden);
   listenToKeys(view);
   window.memoryView = view; // for whoever wants to ask it something in the console

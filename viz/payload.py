@@ -34,7 +34,9 @@ from cudatool.analyze import (
     site_keys,
     site_labels,
 )
+from cudatool.sanitize.coverage import gap_why
 from cudatool.sanitize.places import recorded_at, source_line
+from cudatool.sanitize.views import verdict_words
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 from cudatool.viz.defects import LONGEST_LINE, defects
@@ -140,6 +142,8 @@ def payload(report: Report, found: sanitize.Report | None = None) -> bytes:
         "copies": [{"name": c.direction, "count": c.count, "size": c.size, "time": c.time} for c in summary.copies],
         "operations": {**_operations(drawn, report.trace, columns), "timed": len(report.operations) > 0},
         "defects": None if found is None else defects(found, drawn, recorded_at(report.trace)),
+        "verdict": None if found is None else {"outcome": found.outcome, "words": verdict_words(found.outcome)},
+        "gaps": [] if found is None else [gap_why(gap) for gap in found.gaps],
         "names": report.trace.names,
         **_stacks(report.trace, columns),
     }

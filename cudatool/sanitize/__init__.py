@@ -7,7 +7,17 @@ read.
 
 from cudatool.sanitize.baseline import Baseline
 from cudatool.sanitize.checker import check
-from cudatool.sanitize.findings import AccessSite, BufferSite, DeviceFinding, Finding, FindingKind, Report
+from cudatool.sanitize.findings import (
+    AccessSite,
+    BufferSite,
+    DeviceFinding,
+    Finding,
+    FindingKind,
+    Gap,
+    GapKind,
+    Outcome,
+    Report,
+)
 from cudatool.sanitize.kinds import parse_checks
 from cudatool.sanitize.outputs import Outputs
 from cudatool.sanitize.report import render_json, render_text
@@ -23,6 +33,9 @@ __all__ = [
     "DeviceFinding",
     "Finding",
     "FindingKind",
+    "Gap",
+    "GapKind",
+    "Outcome",
     "Outputs",
     "Report",
     "Rule",

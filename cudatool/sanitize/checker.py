@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
 from cudatool.sanitize.advice import CALLS, Calls
+from cudatool.sanitize.coverage import find_gaps, operations_in
 from cudatool.sanitize.defects import Defect, Key, Repairs, Side
 from cudatool.sanitize.device import device_findings, leaks
 from cudatool.sanitize.engine import Engine
@@ -20,24 +21,26 @@ from cudatool.trace.model import Frame, Trace
 __all__ = ["check"]
 
 _KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
-# What a trace warns of and a report has to say: a kernel whose inferred accesses are not all; a library unseen.
-_DOUBTS = ("may access more than its arguments say", "is not watched")
 
 
-def check(trace: Trace, *, races: bool = True, leaked: bool = False) -> Report:
+def check(trace: Trace, checks: Collection[str] = ("race",)) -> Report:
     """Return every access of `trace` that CUDA's rules leave in no order with another one or with its memory's life.
 
-    Also what the software device's checkers recorded; and, if `leaked`, memory that was never given back. Without
-    `races` there is no look at the order of accesses.
+    Also what the software device's checkers recorded; and, if `checks` has "leak", memory that was never given back.
+    Without "race" there is no look at the order of accesses. What `checks` asks for and the trace cannot tell is among
+    the report's gaps.
 
     The findings are independent of each other: what would vanish with an earlier one's repair is only counted.
     The repairs have been applied to the trace and the check repeated: a repair is named only if its finding was gone.
     Nothing depends on the order in which the work happened to run.
     """
-    on_device = device_findings(trace) + (leaks(trace) if leaked else ())
+    on_device = device_findings(trace) + (leaks(trace) if "leak" in checks else ())
     device = str(trace.header.get("device", ""))
-    if not races:
-        return Report((), on_device=on_device, device=device, notes=tuple(trace.notes))
+    if "race" not in checks:
+        operations = operations_in(trace)
+        gaps = find_gaps(trace, checks, operations=operations)
+        notes = tuple(trace.notes)
+        return Report((), on_device=on_device, device=device, operations=operations, notes=notes, gaps=gaps)
     engine = Engine(trace)
     engine.run()
     independent: dict[Key, Defect] = {}
@@ -66,18 +69,20 @@ def check(trace: Trace, *, races: bool = True, leaked: bool = False) -> Report:
         unchecked_launches=engine.unchecked,
         edges=dict(sorted(engine.ordering.edges.items())),
         notes=(*trace.notes, *_notes(trace, engine, len(independent))),
+        gaps=find_gaps(
+            trace,
+            checks,
+            operations=engine.operations,
+            unchecked=engine.unchecked,
+            unknown_streams=engine.unknown_streams,
+        ),
     )
 
 
 def _notes(trace: Trace, engine: Engine, reported: int) -> list[str]:
-    warnings = {trace.names[int(name)] for name in trace.of_kind(Kind.WARNING)["name"]}
-    notes = sorted(warning for warning in warnings if any(doubt in warning for doubt in _DOUBTS))
+    notes = []
     if more := len(engine.defects) - reported:
         notes.append(f"{_count(more, 'more pair')} of call sites in no order, all of which follow from the findings")
-    if engine.unchecked:
-        notes.append(f"{_count(engine.unchecked, 'launch', 'launches')} not checked: what they access is not known")
-    if engine.unknown_streams:
-        notes.append(f"{_count(engine.unknown_streams, 'operation')} not checked: their stream is not known")
     if engine.ordering.unknown:
         notes.append(
             f"{_count(engine.ordering.unknown, 'wait')} for what the trace does not show, as another process's event; "

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import textwrap
@@ -21,12 +20,12 @@ from enum import Enum
 from typing import Any
 
 from cudatool.errors import CudatoolError, UsageError
-from cudatool.sanitize.findings import DeviceFinding, Finding, Report, ScheduleRun
+from cudatool.sanitize.coverage import merged_gaps
+from cudatool.sanitize.findings import DeviceFinding, Finding, Gap, GapKind, Report, ScheduleRun
 
 __all__ = ["Run", "device_for", "explore", "joined", "report_from_json", "schedule_lines", "schedules"]
 
 _PROGRAM = "from cudatool.cli import main; main()"
-_FAILED = re.compile(r"^cudatool: the workload itself failed with exit status (\d+)$", re.MULTILINE)
 _OURS = "cudatool: "  # begins every line on stderr that is not the program's
 _Some = typing.TypeVar("_Some", Finding, DeviceFinding)
 
@@ -112,13 +111,14 @@ def _run(schedule: str, command: list[str]) -> Run:
         raise UsageError(done.stderr.strip().splitlines()[-1].removeprefix(f"{_OURS}error: "))
     name = schedule.removeprefix("schedule=").replace(",seed=", " ")
     if done.returncode < 0:
-        return Run(name, Report(()), done.returncode, output)
+        lost = Gap(GapKind.RECORDING, 1, ("it was killed",))
+        return Run(name, Report((), gaps=(lost,)), done.returncode, output)
     try:
         report = report_from_json(done.stdout)
-    except ValueError as error:
+        status = int(json.loads(done.stdout)["workload_status"])
+    except (ValueError, KeyError) as error:
         raise CudatoolError(f"schedule {name}: no report, exit status {done.returncode}") from error
-    failed = _FAILED.search(done.stderr)
-    return Run(name, report, int(failed[1]) if failed else 0, output)
+    return Run(name, report, status, output)
 
 
 # ---- one report of several ----
@@ -139,6 +139,7 @@ def joined(runs: Sequence[Run], again: Run) -> Report:
         on_device=_union((schedule, report.on_device) for schedule, report in reports),
         notes=tuple(dict.fromkeys(note for _, report in reports for note in report.notes)),
         schedules=told,
+        gaps=merged_gaps([report.gaps for _, report in reports], add=False),
     )
 
 

@@ -17,7 +17,10 @@ __all__ = [
     "DeviceFinding",
     "Finding",
     "FindingKind",
+    "Gap",
+    "GapKind",
     "Known",
+    "Outcome",
     "Remark",
     "Report",
     "SetAside",
@@ -72,6 +75,67 @@ class FindingKind(StrEnum):
     """A copy or fill beyond the memory that it begins in."""
     LEAK = "leak"
     """Memory that was never given back."""
+
+
+class GapKind(StrEnum):
+    """Why something was not checked. The values are part of the JSON report: add, never rename."""
+
+    RECORDING = "recording"
+    """Events are missing: the recorder stopped or was interrupted, or the file is cut or damaged."""
+    OPERATIONS = "operations"
+    """No work on a device was recorded at all."""
+    ACCESSES = "accesses"
+    """The trace was recorded without what operations access, so that no race can be found in it."""
+    LAUNCHES = "launches"
+    """Launches of which nobody knows what they access."""
+    CHECKS = "checks"
+    """Checks of kernels that were asked for and under which the program did not run."""
+    STREAMS = "streams"
+    """Operations that name no stream."""
+    CHILD_PROCESSES = "child-processes"
+    """Processes that the program started: they are not recorded."""
+    REPLACED = "replaced"
+    """The program that took the place of the recorded one (exec)."""
+    UNSEEN = "unseen"
+    """What a library or a kernel does beyond what can be recorded."""
+    HOST_MEMORY = "host-memory"
+    """Pinned memory that copies use, and in which the host's accesses are not seen."""
+
+
+class Outcome(StrEnum):
+    """The verdict. The values are part of the JSON report: add, never rename."""
+
+    FINDINGS = "findings"
+    CLEAN = "clean"
+    """Nothing was found, and nothing was left out."""
+    PARTLY_CHECKED = "partly-checked"
+    """Nothing was found in what was checked; the gaps say what was not."""
+    NOT_CHECKED = "not-checked"
+    """There was nothing to look at."""
+    INCOMPLETE = "incomplete"
+    """Nothing was found in a recording from which events are missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Something that was not checked.
+
+    Attributes
+    ----------
+    kind
+        Why.
+    count
+        How many operations, launches, processes ... it concerns; bytes of pinned memory.
+    names
+        Which checks, programs or reasons.
+    whole
+        Whether nothing at all was checked because of it.
+    """
+
+    kind: GapKind
+    count: int = 0
+    names: tuple[str, ...] = ()
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,6 +433,8 @@ class Report:
         Comments in the source that name no check.
     schedules
         The runs that it joins, if there were several.
+    gaps
+        What was not checked.
     """
 
     findings: tuple[Finding, ...]
@@ -384,6 +450,18 @@ class Report:
     stale: tuple[Known, ...] = ()
     remarks: tuple[Remark, ...] = ()
     schedules: tuple[ScheduleRun, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+
+    @property
+    def outcome(self) -> Outcome:
+        """The verdict."""
+        if self.findings or self.on_device:
+            return Outcome.FINDINGS
+        if any(gap.kind is GapKind.RECORDING for gap in self.gaps):
+            return Outcome.INCOMPLETE
+        if any(gap.whole for gap in self.gaps):
+            return Outcome.NOT_CHECKED
+        return Outcome.PARTLY_CHECKED if self.gaps else Outcome.CLEAN
 
     @property
     def all(self) -> tuple[Finding | DeviceFinding, ...]:

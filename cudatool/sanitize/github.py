@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import html
 
+from cudatool.sanitize.coverage import gap_why
 from cudatool.sanitize.findings import Report
 from cudatool.sanitize.kinds import KINDS
 from cudatool.sanitize.places import shown_path
 from cudatool.sanitize.report import render_entry
-from cudatool.sanitize.views import Entry, Run, describe, entries, place, verdict, why_aside
+from cudatool.sanitize.views import Entry, Run, describe, ended, entries, failure, place, verdict, why_aside
 from cudatool.text import printable
 from cudatool.trace.model import Frame
 
@@ -36,8 +37,10 @@ def render_github(report: Report, run: Run) -> str:
     for known in report.stale:
         text = f"{known.fingerprint} ({known.what}) did not occur: take it out of the baseline"
         lines.append(_command("notice", "stale in the baseline", text, None, run))
+    for gap in report.gaps:
+        lines.append(_command("error" if failure(report) else "warning", "not checked", gap_why(gap), None, run))
     if run.status:
-        text = f"the workload itself failed with exit status {run.status}"
+        text = f"the workload itself {ended(run.status)}"
         lines.append(_command("error", "cudatool sanitize", text, None, run))
     lines.append(verdict(report))
     return "\n".join(lines)
@@ -64,7 +67,7 @@ def render_summary(report: Report, run: Run) -> str:
     listed = list(entries(report))
     lines = [f"### {verdict(report)}", ""]
     if run.status:
-        lines += [f"The workload itself failed with exit status {run.status}.", ""]
+        lines += [f"The workload itself {ended(run.status)}.", ""]
     if listed:
         lines += ["| | kind | where | what |", "|---|---|---|---|", *(_row(entry, run.root) for entry in listed), ""]
     told = [entry for entry in listed if entry.aside is None]
@@ -74,6 +77,7 @@ def render_summary(report: Report, run: Run) -> str:
         lines += [f"<details><summary>{title}</summary>", "", f"<pre>{text}</pre>", "</details>", ""]
     if len(told) > _MOST:
         lines += [f"{len(told) - _MOST} more are in the table only.", ""]
+    lines += [f"- Not checked: {_cell(gap_why(gap))}" for gap in report.gaps]
     lines += [f"- {_cell(note)}" for note in report.notes]
     return "\n".join(lines) + "\n"
 

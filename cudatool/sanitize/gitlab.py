@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from cudatool.sanitize.findings import Report
+from cudatool.sanitize.coverage import gap_why
+from cudatool.sanitize.findings import Report, digest
 from cudatool.sanitize.kinds import KINDS
 from cudatool.sanitize.places import shown_path
-from cudatool.sanitize.views import Run, describe, entries, place
+from cudatool.sanitize.views import Run, describe, entries, failure, place
 from cudatool.text import json_text, printable
 
 __all__ = ["render_gitlab"]
 
 
 def render_gitlab(report: Report, run: Run) -> str:
-    """Return the findings that were not set aside; one without a known line is put at line 1 of ``.``."""
+    """Return the findings that were not set aside, and what was not checked; what has no line is at line 1 of ``.``."""
     found = []
     for entry in entries(report):
         if entry.aside is not None:
@@ -26,6 +27,16 @@ def render_gitlab(report: Report, run: Run) -> str:
                 "fingerprint": finding.fingerprint,
                 "severity": "critical" if entry.level == "error" else "minor",
                 "location": {"path": path, "lines": {"begin": frame.line if frame else 1}},
+            }
+        )
+    for gap in report.gaps:
+        found.append(
+            {
+                "description": f"Not checked: {gap_why(gap)}",
+                "check_name": f"not-checked-{gap.kind}",
+                "fingerprint": digest(("not-checked", gap.kind)),
+                "severity": "blocker" if failure(report) else "info",
+                "location": {"path": ".", "lines": {"begin": 1}},
             }
         )
     return json_text(found)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
+from cudatool.sanitize.coverage import gap_why
 from cudatool.sanitize.findings import Report
 from cudatool.sanitize.kinds import CHECKS, KINDS, check_of
 from cudatool.sanitize.places import shown_path
 from cudatool.sanitize.report import render_entry
-from cudatool.sanitize.views import Entry, Run, describe, entries, place, verdict, what, why_aside
+from cudatool.sanitize.views import Entry, Run, describe, ended, entries, failure, place, verdict, what, why_aside
 from cudatool.text import printable
 
 __all__ = ["render_junit"]
@@ -18,7 +19,8 @@ def render_junit(report: Report, run: Run) -> str:
     """Return the report as JUnit XML.
 
     A finding that fails the run is a failure, a possible one passes with its text as output, and one that was set
-    aside is skipped. A workload that failed is an error.
+    aside is skipped. A workload that failed is an error. What was not checked is a skipped test, and its checks are
+    skipped, too; it is an error where nothing was checked or the recording is incomplete.
     """
     listed = list(entries(report))
     suites = ET.Element("testsuites")
@@ -28,10 +30,19 @@ def render_junit(report: Report, run: Run) -> str:
     failed = {check_of(entry.finding) for entry in listed if entry.level == "error"}
     for check in run.checks or CHECKS:
         if check not in failed:
-            ET.SubElement(suite, "testcase", classname="cudatool.sanitize", name=check)
+            case = ET.SubElement(suite, "testcase", classname="cudatool.sanitize", name=check)
+            if report.gaps:  # no pass: it saw nothing, or not everything
+                ET.SubElement(case, "skipped", message=_xml(verdict(report)))
+    for gap in report.gaps:
+        case = ET.SubElement(suite, "testcase", classname="cudatool.sanitize.coverage", name=gap.kind.value)
+        text = _xml(f"Not checked: {gap_why(gap)}")
+        if failure(report):
+            ET.SubElement(case, "error", type=report.outcome.value, message=text).text = text
+        else:
+            ET.SubElement(case, "skipped", message=text)
     if run.status:
         case = ET.SubElement(suite, "testcase", classname="cudatool.sanitize", name="workload")
-        text = f"the workload itself failed with exit status {run.status}"
+        text = f"the workload itself {ended(run.status)}"
         ET.SubElement(case, "error", type="workload", message=text).text = text
     notes = [
         *report.notes,

@@ -7,11 +7,12 @@ import os
 import textwrap
 from typing import Any
 
+from cudatool.sanitize.coverage import gap_why
 from cudatool.sanitize.explore import schedule_lines
-from cudatool.sanitize.findings import DeviceFinding, Finding, Report, SetAside
+from cudatool.sanitize.findings import DeviceFinding, Finding, Outcome, Report, SetAside
 from cudatool.sanitize.kinds import KINDS, check_of
 from cudatool.sanitize.places import shown_path, source_line, source_place
-from cudatool.sanitize.views import Entry, Run, Site, entries, place, sites, sources, times, verdict, why_aside
+from cudatool.sanitize.views import Entry, Run, Site, ended, entries, place, sites, sources, times, verdict, why_aside
 from cudatool.sanitize.witness import witness_lines
 from cudatool.text import json_text, printable
 from cudatool.trace.frames import user_frames
@@ -30,7 +31,9 @@ def render_json(report: Report, run: Run | None = None) -> str:
 
     ``docs/sanitize.schema.json`` describes it.
     """
-    payload: dict[str, Any] = {"schema": SCHEMA, **_plain(report)}
+    payload: dict[str, Any] = {"schema": SCHEMA, "outcome": report.outcome, **_plain(report)}
+    for gap, data in zip(report.gaps, payload["gaps"], strict=True):
+        data["text"] = gap_why(gap)
     if run is not None:
         payload |= {"checks": list(run.checks), "workload_status": run.status}
     return json_text(payload)
@@ -186,10 +189,11 @@ class _Style:
         lines.append(self.wrap(f"ordering seen: {edges or 'stream order only'}", "  ", ""))
         lines += [self.wrap(text, "  ", "") for text in schedule_lines(report)]
         lines += [self.wrap(f"note: {note}", "  ", "") for note in report.notes]
+        lines += [self.wrap(f"not checked: {gap_why(gap)}", "  ", "") for gap in report.gaps]
         if run is not None and run.status:
-            lines.append(self.wrap(f"the workload itself failed with exit status {run.status}", "  ", ""))
-        found = len(report.findings) + len(report.on_device)
-        lines.append(self.paint("1;31" if found else "1;32", self.wrap(verdict(report), "  ", "")))
+            lines.append(self.wrap(f"the workload itself {ended(run.status)}", "  ", ""))
+        colour = {Outcome.FINDINGS: "1;31", Outcome.CLEAN: "1;32"}.get(report.outcome, "1;33")
+        lines.append(self.paint(colour, self.wrap(verdict(report), "  ", "")))
         return "\n".join(lines)
 
     def _set_aside(self, one: SetAside) -> str:

@@ -13,10 +13,11 @@ from importlib.metadata import version
 from typing import Any
 from urllib.parse import quote
 
+from cudatool.sanitize.coverage import gap_why
 from cudatool.sanitize.findings import DeviceFinding, Finding, Report, SetAside
 from cudatool.sanitize.kinds import KINDS, check_of, help_url
 from cudatool.sanitize.places import relative_path, source_place
-from cudatool.sanitize.views import Entry, Run, Site, around, entries, sites, sources
+from cudatool.sanitize.views import Entry, Run, Site, around, entries, failure, sites, sources
 from cudatool.text import json_text
 from cudatool.trace.frames import user_frame
 from cudatool.trace.model import Frame
@@ -42,6 +43,7 @@ def render_sarif(report: Report, run: Run) -> str:
                 "results": [_Result(run.root).of(entry) for entry in entries(report)],
                 "properties": {
                     "device": report.device,
+                    "outcome": report.outcome,
                     "checks": list(run.checks),
                     "operations": report.operations,
                     "uncheckedLaunches": report.unchecked_launches,
@@ -77,6 +79,10 @@ def _rule(kind: Any) -> dict[str, Any]:
 
 def _invocation(report: Report, run: Run) -> dict[str, Any]:
     notes = [{"level": "note", "message": {"text": note}} for note in report.notes]
+    for gap in report.gaps:
+        level = "error" if failure(report) else "warning"
+        text = f"Not checked: {gap_why(gap)}"
+        notes.append({"level": level, "descriptor": {"id": f"not-checked/{gap.kind}"}, "message": {"text": text}})
     for known in report.stale:
         text = f"Stale in the baseline: {known.fingerprint} ({known.what}) did not occur."
         notes.append({"level": "note", "message": {"text": text}})
@@ -88,7 +94,8 @@ def _invocation(report: Report, run: Run) -> dict[str, Any]:
         }
         for one in report.remarks
     ]
-    return {"executionSuccessful": not run.status, "toolExecutionNotifications": notes + remarks}
+    successful = not run.status and not failure(report)
+    return {"executionSuccessful": successful, "toolExecutionNotifications": notes + remarks}
 
 
 class _Result:

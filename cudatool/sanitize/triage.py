@@ -8,7 +8,7 @@ from datetime import date
 
 from cudatool.sanitize.baseline import Baseline
 from cudatool.sanitize.comments import Comments
-from cudatool.sanitize.findings import DeviceFinding, Finding, Report, SetAside
+from cudatool.sanitize.findings import DeviceFinding, Finding, GapKind, Report, SetAside
 from cudatool.sanitize.suppress import Rule
 
 __all__ = ["accepted", "known"]
@@ -47,8 +47,9 @@ def known(report: Report, baseline: Baseline, checks: Collection[str], today: da
         if (entry := entries.get(finding.fingerprint)) and entry.fingerprint not in gone
     }
     seen = named.keys() | {one.finding.fingerprint for one in report.set_aside}
+    looked = not any(gap.whole or gap.kind is GapKind.RECORDING for gap in report.gaps)  # else all would be stale
     stale = tuple(entry for key, entry in baseline.known.items() if key not in seen and entry.check in ("", *checks))
-    return replace(_without(report, aside), expired=tuple(expired), stale=stale)
+    return replace(_without(report, aside), expired=tuple(expired), stale=stale if looked else ())
 
 
 def _without(report: Report, aside: dict[str, SetAside]) -> Report:

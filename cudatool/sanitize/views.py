@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import math
 import os.path
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cudatool.sanitize.findings import AccessSite, DeviceFinding, Finding, Report, SetAside, location
+from cudatool.sanitize.coverage import gap_what
+from cudatool.sanitize.findings import (
+    AccessSite,
+    DeviceFinding,
+    Finding,
+    GapKind,
+    Outcome,
+    Report,
+    SetAside,
+    location,
+)
 from cudatool.sanitize.kinds import check_of
 from cudatool.sanitize.places import shown_path
 from cudatool.trace.frames import user_frame
@@ -21,12 +32,15 @@ __all__ = [
     "Site",
     "around",
     "describe",
+    "ended",
     "entries",
+    "failure",
     "place",
     "sites",
     "sources",
     "times",
     "verdict",
+    "verdict_words",
     "what",
     "why_aside",
 ]
@@ -43,7 +57,7 @@ class Run:
     checks
         What was looked for.
     status
-        Exit status of the workload, 0 for a trace from a file.
+        Exit status of the workload, negative: the signal that ended it; 0 for a trace from a file.
     recorded_at
         When the recording ended: source that has changed since is not quoted.
     """
@@ -159,9 +173,9 @@ def times(finding: Finding | DeviceFinding) -> str:
 
 
 def verdict(report: Report) -> str:
-    """Return the one line that sums a report up."""
+    """Return the one line that sums a report up: what was found, and what was not checked."""
     found = len(report.findings) + len(report.on_device)
-    parts = ["no findings" if not found else "1 finding" if found == 1 else f"{found:,} findings"]
+    parts = [verdict_words(report.outcome) or ("1 finding" if found == 1 else f"{found:,} findings")]
     said = Counter(one.by for one in report.set_aside)
     counts = {
         "possible": len(report.possible),
@@ -172,7 +186,35 @@ def verdict(report: Report) -> str:
         "stale in the baseline": len(report.stale),
     }
     parts += [f"{count:,} {what}" for what, count in counts.items() if count]
-    return f"cudatool sanitize: {', '.join(parts)}"
+    gaps = [gap_what(gap) for gap in report.gaps if gap.kind is not GapKind.OPERATIONS]
+    rest = f"; not checked: {', '.join(gaps)}" if gaps else ""
+    return f"cudatool sanitize: {', '.join(parts)}{rest}"
+
+
+def verdict_words(outcome: Outcome) -> str:
+    """Return the verdict on a report without findings in words, ``""`` if there are some."""
+    return {
+        Outcome.FINDINGS: "",
+        Outcome.CLEAN: "no findings",
+        Outcome.PARTLY_CHECKED: "no findings in what was checked",
+        Outcome.NOT_CHECKED: "nothing was checked",
+        Outcome.INCOMPLETE: "no findings in an incomplete recording",
+    }[outcome]
+
+
+def failure(report: Report) -> bool:
+    """Return whether nothing was checked, or the recording is incomplete: an error. Other gaps are warnings."""
+    return report.outcome in (Outcome.NOT_CHECKED, Outcome.INCOMPLETE)
+
+
+def ended(status: int) -> str:
+    """Return how the workload ended: its exit status, or the signal (a negative status)."""
+    if status >= 0:
+        return f"failed with exit status {status}"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was ended by signal {-status}"
 
 
 def what(finding: Finding | DeviceFinding) -> str:

@@ -52,6 +52,9 @@ def add_options(parser: pytest.Parser) -> None:
         "Write all findings to FILE: json (the default), sarif, junit, gitlab or text; or `github` to the terminal.",
         several=True,
     )
+    text = "Do not fail a run of --cudatool in which no test did anything on the device."
+    group.addoption("--cudatool-allow-empty", action="store_true", help=text)
+    parser.addini("cudatool_allow_empty", text, type="bool", default=False)
     add("cudatool-most-allocations", "N", "List the N tests that allocate most device memory at one time (default: 5).")
 
 
@@ -82,6 +85,8 @@ class Options:
         Where the baseline is, and whether what is found is to be written there.
     outputs
         Where the findings of all tests go.
+    allows_empty
+        Whether a run may check nothing at all.
     most
         How many tests to list by their memory.
     """
@@ -93,6 +98,7 @@ class Options:
     baseline_path: str
     updates_baseline: bool
     outputs: Outputs
+    allows_empty: bool
     most: int
 
 
@@ -144,6 +150,7 @@ def _read(config: pytest.Config) -> Options:
         baseline_path=path,
         updates_baseline=updates,
         outputs=_outputs(_given(config, "cudatool_report"), path if updates else None, inputs),
+        allows_empty=bool(_given(config, "cudatool_allow_empty")),
         most=int(most),
     )
 

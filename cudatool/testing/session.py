@@ -22,7 +22,8 @@ from typing import Any, Final
 import numpy as np
 
 from cudatool.recording import drain, is_observing, narrow, release_workspaces, sources
-from cudatool.sanitize import DeviceFinding, Finding, Report, accepted, check, known
+from cudatool.sanitize import DeviceFinding, Finding, GapKind, Report, accepted, check, known
+from cudatool.sanitize.coverage import find_gaps
 from cudatool.sanitize.device import leaks
 from cudatool.testing.memory import Memory, describe, memory_of
 from cudatool.testing.options import Options
@@ -43,6 +44,8 @@ _SECOND_SIDES: Final = (
     Kind.BLOCK_ALLOC,
     Kind.MEM_ALLOC,
     Kind.MEM_FREE,
+    Kind.CHILD_PROCESS,
+    Kind.WARNING,
 )  # records that a finding can be about, the later of its two sides
 
 
@@ -177,6 +180,13 @@ class Session:
             unchecked_launches=report.unchecked_launches - test.unchecked,
         )
         test.unchecked += report.unchecked_launches
+        gaps = find_gaps(
+            self.log.trace(records[since:]),
+            test.checks,
+            operations=report.operations,
+            unchecked=report.unchecked_launches,
+        )  # its own, and whether any test used the device is said of all of them
+        report = replace(report, gaps=tuple(gap for gap in gaps if gap.kind is not GapKind.OPERATIONS))
         today, options = date.today(), self.options
         return replace(known(accepted(report, options.rules), options.baseline, test.checks, today), stale=())
 
@@ -184,7 +194,7 @@ class Session:
         """Check the past and `records`; return what `records` from number `since` on are to blame for."""
         first = len(self._past) + since
         trace = self.log.trace(np.concatenate([self._past.records, records]))
-        report = check(trace, races="race" in checks)
+        report = check(trace, [check_ for check_ in checks if check_ != "leak"])
         edges = Counter(report.edges)
         edges["device synchronize"] -= self._past.settled
         return replace(

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cudatool.testing.options import options_of
+from cudatool.testing.options import is_on, options_of
 
 if TYPE_CHECKING:
-    from cudatool.sanitize import Report
+    from cudatool.sanitize import Gap, Report
 
 __all__ = ["Summary", "packed"]
 
@@ -49,17 +49,21 @@ class Summary:
             self._reports.append((report.nodeid, report_from_json(json.loads(told["report"]))))
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, exitstatus: int) -> None:
-        """Write the baseline and the files."""
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Write the baseline and the files, and fail a run in which nothing was checked."""
         if not self._device:
             return
         from cudatool.errors import CudatoolError
         from cudatool.sanitize import Run
         from cudatool.sanitize.places import project_root
+        from cudatool.sanitize.views import failure
 
         options, report = options_of(self._config), self._together()
+        empty = is_on(self._config) and failure(report)
+        if empty and exitstatus == pytest.ExitCode.OK and not options.allows_empty:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
         try:
-            if options.updates_baseline:
+            if options.updates_baseline and not empty:
                 options.baseline.updated(report, options.checks).write(options.baseline_path)
                 self._written.append(f"Wrote {options.baseline_path}")
             run = Run(project_root(), options.checks)
@@ -95,12 +99,25 @@ class Summary:
             set_aside=tuple({one.finding.fingerprint: one for report in reports for one in report.set_aside}.values()),
             expired=tuple({one.fingerprint: one for report in reports for one in report.expired}.values()),
             remarks=tuple(dict.fromkeys(one for report in reports for one in report.remarks)),
+            gaps=self._gaps(),
         )
+
+    def _gaps(self) -> tuple[Gap, ...]:
+        """Return what was not checked in any test, or in all of them."""
+        from cudatool.sanitize.coverage import merged_gaps
+        from cudatool.sanitize.findings import Gap, GapKind
+
+        reports = [report for _, report in self._reports]
+        gaps = merged_gaps([report.gaps for report in reports], add=True)
+        if self._checked and not any(report.operations or report.all for report in reports):
+            return (Gap(GapKind.OPERATIONS, whole=True), *gaps)
+        return gaps
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say how many tests were checked, what was found, and who took most memory."""
         if not self._device:
             return
+        from cudatool.sanitize.coverage import gap_why
         from cudatool.units import format_bytes
 
         write = terminalreporter.write_line
@@ -109,8 +126,8 @@ class Summary:
             operations = sum(report.operations for _, report in self._reports)
             write(f"{_count(len(self._checked), 'test')} checked, {_count(operations, 'operation')} on the device")
             self._print_findings(terminalreporter)
-        if unchecked := sum(report.unchecked_launches for _, report in self._reports):
-            write(f"{_count(unchecked, 'launch', 'launches')} not checked: what they access is not known")
+        for gap in self._gaps():
+            write(f"not checked: {gap_why(gap)}", yellow=True)
         ranking = sorted(self._peaks.items(), key=lambda item: (-item[1], item[0]))[: options_of(self._config).most]
         if ranking and ranking[0][1]:
             write("device memory at the peak of a test:")
@@ -121,6 +138,9 @@ class Summary:
             write(line)
 
     def _print_findings(self, terminalreporter: pytest.TerminalReporter) -> None:
+        from cudatool.sanitize import Outcome
+        from cudatool.sanitize.views import verdict_words
+
         write = terminalreporter.write_line
         found = [
             (kind, test)
@@ -135,7 +155,8 @@ class Summary:
         if aside := sum(len(report.set_aside) for _, report in self._reports):
             write(f"{aside:>6,} set aside by comments, rules or the baseline")
         if not found:
-            write("no findings", green=True)
+            outcome = self._together().outcome
+            write(verdict_words(outcome), green=outcome is Outcome.CLEAN, yellow=outcome is not Outcome.CLEAN)
 
 
 def _merged(findings: Any) -> tuple[Any, ...]:

@@ -91,12 +91,15 @@ FACTS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "pid": ("a number", _count),
     "pools": ("a list of pairs of numbers", _list_of(_pair)),
     "prior_records": ("a number for each device", _by_device),
+    "libraries": ("a list of texts", _list_of(_text)),
     "python": ("text", _text),
+    "records_accesses": ("true or false", _flag),
     "recording_error": ("text", _text),
     "start_time": ("a time", _time),
     "start_time_ns": ("a number", _count),
     "time_axis": ('"clock" or "index"', _axis),
     "total_memory": ("a list of numbers", _list_of(_count)),
+    "watches_host_memory": ("true or false", _flag),
 }
 """The facts in a trace's header that some part of cudatool reads. There may be others."""
 

@@ -10,9 +10,9 @@ import pytest
 from cudatool.collect.torch_accesses import Argument, make_plan
 from cudatool.collect.torch_events import TorchEvents
 from cudatool.collect.torch_rows import Action, Note, RowKind, TraceCall
-from cudatool.sanitize import check
+from cudatool.sanitize import Gap, GapKind, check
 from cudatool.trace import hooks, read
-from cudatool.trace.events import AccessFlag, Kind, StreamFlag
+from cudatool.trace.events import AccessFlag, Kind, StreamFlag, WarningFlag
 from cudatool.trace.recorder import Recorder
 
 SELF, SRC, RESULT = Argument("self"), Argument("src"), Argument("")
@@ -464,5 +464,7 @@ def test_payload_of_an_earlier_log_is_known_in_the_next():
 
 def test_report_says_what_was_not_watched(tmp_path):
     with Recorder(tmp_path / "t.ctrace", header={}):
-        hooks.emit(Kind.WARNING, name="PyTorch is not watched: there is no compiler")
-    assert check(read(tmp_path / "t.ctrace")).notes == ("PyTorch is not watched: there is no compiler",)
+        text = "PyTorch is not watched: there is no compiler"
+        hooks.emit(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN)
+    gaps = check(read(tmp_path / "t.ctrace")).gaps
+    assert Gap(GapKind.UNSEEN, 1, (text,)) in gaps

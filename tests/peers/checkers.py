@@ -52,7 +52,7 @@ def checked(run: Callable[[Any], None], checks: tuple[str, ...] = CHECKS) -> fro
             device.set_current()
             run(device)
             device.sync()
-        report = sanitize.check(read(path), races=False)
+        report = sanitize.check(read(path), ())
     return frozenset(finding.check for finding in report.on_device)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sanitize_program import ATOMIC, Program, R, W
 
-from cudatool.sanitize import check
+from cudatool.sanitize import Gap, GapKind, Outcome, check
 from cudatool.sanitize.engine import Engine
 from cudatool.sanitize.intervals import WRITE, Access, History, Operation, overlap
 from cudatool.trace.events import AccessFlag, CopyFlag, Kind
@@ -126,7 +126,7 @@ def test_launch_without_access_records_is_counted_as_unchecked() -> None:
     program.kernel(program.stream())
     report = check(program.trace())
     assert (report.findings, report.unchecked_launches) == ((), 1)
-    assert report.notes == ("1 launch not checked: what they access is not known",)
+    assert (report.gaps, report.outcome) == ((Gap(GapKind.LAUNCHES, 1, whole=True),), Outcome.NOT_CHECKED)
 
 
 @pytest.mark.parametrize(("measured", "unchecked"), [(True, 0), (False, 1)])

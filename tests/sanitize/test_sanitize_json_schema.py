@@ -14,7 +14,7 @@ import pytest
 from report_examples import every_kind, pipeline, race
 
 from cudatool.sanitize import Report, Run, findings, render_json
-from cudatool.sanitize.findings import Known, Remark, SetAside
+from cudatool.sanitize.findings import Gap, GapKind, Known, Remark, SetAside
 from cudatool.trace.model import Frame
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "sanitize.schema.json").read_text())
@@ -31,6 +31,7 @@ def report(tmp_path: Path) -> Report:
         expired=(known,),
         stale=(known,),
         remarks=(Remark(file, 1, "no"),),
+        gaps=(Gap(GapKind.CHILD_PROCESSES, 2, ("python train.py",)), Gap(GapKind.CHECKS, 1, ("memcheck",), whole=True)),
     )
 
 

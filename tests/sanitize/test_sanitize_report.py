@@ -12,7 +12,7 @@ import pytest
 from sanitize_program import Program, R, W
 
 import cudatool.sanitize
-from cudatool.sanitize import Report, check, render_json, render_text
+from cudatool.sanitize import Gap, GapKind, Outcome, Report, check, render_json, render_text
 from cudatool.trace.events import RECORD, Kind
 from cudatool.trace.model import Frame, Trace
 
@@ -159,13 +159,16 @@ def test_report_states_what_it_rests_on() -> None:
 
 
 def test_empty_trace_has_no_findings() -> None:
-    assert check(Trace(np.zeros(0, RECORD))) == Report(findings=())
+    report = check(Trace(np.zeros(0, RECORD)))
+    assert report == Report(findings=(), gaps=(Gap(GapKind.OPERATIONS, whole=True),))
+    assert report.outcome is Outcome.NOT_CHECKED
 
 
-def test_operation_on_an_unknown_stream_is_a_note() -> None:
+def test_operation_on_an_unknown_stream_is_not_checked() -> None:
     program = Program()
     program.emit(Kind.KERNEL_LAUNCH, stream=0, correlation=1, name="k")
-    assert check(program.trace()).notes == ("1 operation not checked: their stream is not known",)
+    report = check(program.trace())
+    assert (report.gaps, report.outcome) == ((Gap(GapKind.STREAMS, 1, whole=True),), Outcome.NOT_CHECKED)
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])

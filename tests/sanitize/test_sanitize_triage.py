@@ -309,7 +309,7 @@ class TestFingerprints:
         said = {"kind": kind, "check": "memcheck", "kernel": "k", "mode": mode, "space": "global", "text": "t"}
         for line in order:
             program.emit(Kind.FINDING, name=json.dumps(said), correlation=line, aux0=1, line=9)
-        return {one.stack[0].line: one.fingerprint for one in check(program.trace(), races=False).on_device}
+        return {one.stack[0].line: one.fingerprint for one in check(program.trace(), ("memcheck",)).on_device}
 
     def test_which_launch_ran_first_makes_no_difference(self):
         assert self.found(1, 2) == self.found(2, 1)

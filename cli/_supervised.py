@@ -1,0 +1,79 @@
+"""The workload in a process of its own, so that a report is written however it ends.
+
+A program may leave by os._exit, replace itself by another one, or be killed: nothing in its own process could report
+then. So it runs in a fork of the command, which goes on to the report if the program comes to its end. If not, the
+parent, which otherwise only waits, takes over.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+__all__ = ["Supervised"]
+
+_PR_SET_PDEATHSIG = 1
+_SI_KERNEL = 0x80  # sent by the kernel, as by a terminal to its whole foreground group
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Supervised:
+    """Forks when it is made; the parent waits for the child, in which :attr:`status` is None.
+
+    Attributes
+    ----------
+    status
+        In the parent: the exit status of a workload that did not come to its end, negative: the signal that ended it.
+
+    ``came_to_its_end`` in the child: the report will be the child's, and the parent never returns from here.
+    """
+
+    def __init__(self) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        self.status: int | None = None
+        self._read, self._write = os.pipe()
+        self._process = os.getpid()
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (*_FORWARDED, signal.SIGCHLD))
+        child = os.fork()
+        if not child:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            os.close(self._read)
+            self._process = os.getpid()
+            return
+        os.close(self._write)
+        status = os.waitstatus_to_exitcode(_wait(child))
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        os.set_blocking(self._read, False)
+        try:
+            ended = os.read(self._read, 1)
+        except BlockingIOError:  # a process that the workload left behind has the other end
+            ended = b""
+        os.close(self._read)
+        if not ended:
+            self.status = status
+        elif status < 0:
+            signal.signal(-status, signal.SIG_DFL)
+            os.kill(os.getpid(), -status)
+        else:
+            os._exit(status)  # the child has written everything
+
+    def came_to_its_end(self) -> None:
+        """In the child: what follows is ours. Not in a process that the workload forked off."""
+        if os.getpid() == self._process:
+            os.write(self._write, b".")
+
+
+def _wait(child: int) -> int:
+    """Wait for the child, pass on the signals that only this process got, and return its wait status."""
+    while True:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return status
+        found = signal.sigwaitinfo((*_FORWARDED, signal.SIGCHLD))
+        if found.si_signo != signal.SIGCHLD and found.si_code != _SI_KERNEL:
+            os.kill(child, found.si_signo)

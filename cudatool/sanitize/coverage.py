@@ -1,0 +1,213 @@
+"""What a report does not cover, and so what its verdict is worth.
+
+A check that looked at nothing finds nothing. So everything that was not looked at is a :class:`Gap`, and a report with
+gaps is never called clean: :attr:`Report.outcome <cudatool.sanitize.findings.Report.outcome>` is the one verdict, which
+every format and the exit status show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+
+from cudatool.sanitize.findings import Gap, GapKind
+from cudatool.text import printable
+from cudatool.trace.events import WORK, CopyFlag, Kind, WarningFlag
+from cudatool.trace.model import Trace
+
+__all__ = ["find_gaps", "gap_what", "gap_why", "merged_gaps", "operations_in"]
+
+_ON_TRACES = ("race", "leak")  # the other checks are made while the program runs
+_ALLOCATIONS = (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC, Kind.HOST_ALLOC)
+_NAMED = 3  # in a text
+
+
+def find_gaps(
+    trace: Trace, checks: Collection[str], *, operations: int, unchecked: int = 0, unknown_streams: int = 0
+) -> tuple[Gap, ...]:
+    """Return what of `trace` was not checked.
+
+    Parameters
+    ----------
+    checks
+        Those that were asked for.
+    operations, unchecked, unknown_streams
+        Numbers of operations on streams; of launches whose accesses are not known; of operations whose stream is not
+        known.
+    """
+    header, races = trace.header, "race" in checks
+    in_kernels = {check for check in checks if check not in _ON_TRACES}
+    made = in_kernels.intersection(header.get("checks", checks))
+    gaps = []
+    if reasons := _lost(trace):
+        gaps.append(Gap(GapKind.RECORDING, len(reasons), reasons))
+    if not operations + unknown_streams and not ("leak" in checks and len(trace.of_kind(*_ALLOCATIONS))):
+        why = () if trace.ending.is_complete else ("recording",)
+        gaps.append(Gap(GapKind.OPERATIONS, 0, why or _libraries(trace), whole=True))
+    if races and header.get("records_accesses") is False:
+        gaps.append(Gap(GapKind.ACCESSES, operations, whole=not made))
+    elif unchecked:
+        gaps.append(Gap(GapKind.LAUNCHES, unchecked, whole=unchecked >= operations and not made))
+    if missing := sorted(in_kernels - made):
+        gaps.append(Gap(GapKind.CHECKS, len(missing), tuple(missing), whole=len(missing) == len(checks)))
+    if unknown_streams:
+        gaps.append(Gap(GapKind.STREAMS, unknown_streams, whole=not operations))
+    gaps += _processes(trace)
+    if unseen := _unseen(trace):
+        gaps.append(Gap(GapKind.UNSEEN, len(unseen), unseen))
+    if races and (size := _unwatched_host_memory(trace)):
+        gaps.append(Gap(GapKind.HOST_MEMORY, size))
+    return tuple(gaps)
+
+
+def merged_gaps(of_reports: Sequence[Iterable[Gap]], *, add: bool) -> tuple[Gap, ...]:
+    """Return the gaps of several reports as those of one; `add` their counts, or take the largest (the same run again).
+
+    A gap that leaves nothing checked does so only if it does in every report.
+    """
+    groups = [tuple(gaps) for gaps in of_reports]
+    merged: dict[GapKind, Gap] = {}
+    for gap in (gap for gaps in groups for gap in gaps):
+        known = merged.get(gap.kind, Gap(gap.kind))
+        count = known.count + gap.count if add else max(known.count, gap.count)
+        merged[gap.kind] = Gap(gap.kind, count, tuple(dict.fromkeys((*known.names, *gap.names))))
+    whole = [{gap.kind for gap in gaps if gap.whole} for gaps in groups]
+    return tuple(
+        Gap(gap.kind, gap.count, gap.names, whole=all(gap.kind in kinds for kinds in whole)) for gap in merged.values()
+    )
+
+
+def _lost(trace: Trace) -> tuple[str, ...]:
+    """Return why events are missing."""
+    reasons = [] if trace.ending.is_complete else [f"it was {trace.ending}"]
+    warnings = trace.of_kind(Kind.WARNING)
+    reasons += [trace.names[int(one["name"])] for one in warnings if one["flags"] & WarningFlag.LOST]
+    return tuple(dict.fromkeys(reasons))
+
+
+def _libraries(trace: Trace) -> tuple[str, ...]:
+    return tuple(trace.header.get("libraries", ()))
+
+
+def _processes(trace: Trace) -> list[Gap]:
+    rows = trace.of_kind(Kind.CHILD_PROCESS)
+    names = [(trace.names[int(row["name"])], bool(row["flags"])) for row in rows]
+    children = [name for name, replaced in names if not replaced]
+    successors = [name for name, replaced in names if replaced]
+    gaps = []
+    if children:
+        gaps.append(Gap(GapKind.CHILD_PROCESSES, len(children), tuple(dict.fromkeys(children))))
+    if successors:
+        gaps.append(Gap(GapKind.REPLACED, len(successors), tuple(successors)))
+    return gaps
+
+
+def _unseen(trace: Trace) -> tuple[str, ...]:
+    """Return what the program did on the device without events that tell it, or all of it."""
+    warnings = trace.of_kind(Kind.WARNING)
+    said = [trace.names[int(one["name"])] for one in warnings if one["flags"] & WarningFlag.UNSEEN]
+    if trace.header.get("device_kind") == "cuda":
+        said += [f"{library} is not watched on a GPU" for library in _libraries(trace) if library != "PyTorch"]
+    return tuple(dict.fromkeys(said))
+
+
+def _unwatched_host_memory(trace: Trace) -> int:
+    """Return the bytes of pinned memory that asynchronous copies use and that the host can touch without an event."""
+    if trace.header.get("watches_host_memory"):
+        return 0
+    records = trace.records
+    pinned = records[(records["kind"] == Kind.HOST_ALLOC) & (records["flags"] & 1 == 0)]
+    if not len(pinned):
+        return 0
+    copies = records[(records["kind"] == Kind.MEMCPY) & (records["flags"] & CopyFlag.ASYNC != 0)]
+    copied = np.concatenate([copies["address"], copies["aux0"]]).astype(np.uint64)
+    seen = records["address"][records["kind"] == Kind.HOST_ACCESS]
+    total = 0
+    for start, size in dict.fromkeys(zip(pinned["address"].tolist(), pinned["size"].tolist(), strict=True)):
+        used, watched = (((where >= start) & (where < start + size)).any() for where in (copied, seen))
+        total += size if used and not watched else 0
+    return total
+
+
+def operations_in(trace: Trace) -> int:
+    """Return the number of calls in a trace that enqueue work."""
+    return int(np.isin(trace.records["kind"], WORK).sum())
+
+
+# ---- in words ----
+
+
+def gap_what(gap: Gap) -> str:
+    """Return what was not checked in a few words, for the line that sums up."""
+    count = gap.count
+    if gap.kind is GapKind.LAUNCHES:
+        return _count(count, "launch", "launches")
+    if gap.kind is GapKind.ACCESSES:
+        return _count(count, "operation", "operations")
+    if gap.kind is GapKind.STREAMS:
+        return _count(count, "operation on an unknown stream", "operations on unknown streams")
+    if gap.kind is GapKind.CHECKS:
+        return ", ".join(gap.names)
+    if gap.kind is GapKind.CHILD_PROCESSES:
+        return f"{_count(count, 'child process', 'child processes')} ({_some(gap.names)})"
+    if gap.kind is GapKind.REPLACED:
+        return f"what ran after exec ({_some(gap.names)})"
+    if gap.kind is GapKind.HOST_MEMORY:
+        from cudatool.units import format_bytes
+
+        return f"the host's accesses to {format_bytes(count)} of pinned memory"
+    if gap.kind is GapKind.UNSEEN:
+        return _some(gap.names)
+    return {GapKind.RECORDING: "events that are missing from the recording", GapKind.OPERATIONS: "anything"}[gap.kind]
+
+
+def gap_why(gap: Gap) -> str:
+    """Return in a sentence why something was not checked, and what to do."""
+    if gap.kind is GapKind.RECORDING:
+        return f"The recording is incomplete: {_some(gap.names)}."
+    if gap.kind is GapKind.OPERATIONS:
+        return " ".join(["No work on a CUDA device was recorded.", *_no_operations(gap.names)])
+    if gap.kind is GapKind.CHILD_PROCESSES:
+        plural = "processes" if gap.count > 1 else "process"
+        return (
+            f"The program started {gap.count:,} {plural} ({_some(gap.names)}); only the program itself is recorded. "
+            "Run in one process what uses the device."
+        )
+    if gap.kind is GapKind.REPLACED:
+        return f"The program replaced itself by {_some(gap.names)}, which is not recorded."
+    if gap.kind is GapKind.CHECKS:
+        return (
+            f"The recording was made without {', '.join(gap.names)}: run the program itself under `cudatool sanitize`, "
+            "on the software device."
+        )
+    return {
+        GapKind.ACCESSES: "The trace does not say what operations access: record it with `cudatool run --accesses`.",
+        GapKind.LAUNCHES: f"What {_count(gap.count, 'launch accesses', 'launches access')} is not known.",
+        GapKind.STREAMS: f"The stream of {_count(gap.count, 'operation')} is not known.",
+        GapKind.UNSEEN: f"{printable('; '.join(gap.names))}.",
+        GapKind.HOST_MEMORY: "The host may read and write pinned memory unseen: use `cudatool.host_view`, or the "
+        "software device, which watches it.",
+    }[gap.kind]
+
+
+def _no_operations(names: Sequence[str]) -> list[str]:
+    """Return what explains that nothing was recorded: `names` are libraries, or "recording" for a lost one."""
+    if "recording" in names:
+        return []
+    said = []
+    if names:
+        said.append(
+            f"The program uses {_some(names)}: PyTorch is recorded on a GPU only, and needs a build for CUDA; "
+            "other libraries are not recorded."
+        )
+    return said
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = printable(", ".join(names[:_NAMED]))
+    return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED} more"
+
+
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

@@ -1,0 +1,216 @@
+"""`cudatool sanitize` of programs that it cannot see, or not to their end: never a clean verdict."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+WORK = """
+import numpy as np, cudatool as ct
+a = ct.asarray(np.arange(100, dtype=np.float32))
+a.get()
+"""
+CHILD = f"""
+import subprocess, sys
+subprocess.run([sys.executable, "-c", {WORK!r}], check=True)
+"""
+
+
+def last_line(done: subprocess.CompletedProcess) -> str:
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("program", "verdict"),
+    [
+        ("pass", "nothing was checked"),
+        (CHILD, "nothing was checked; not checked: 1 child process (python -c)"),
+        ("import os; os.execvp('true', ['true'])", "nothing was checked; not checked: what ran after exec (true)"),
+        ("import os; os._exit(0)", "nothing was checked"),
+    ],
+)
+def test_program_that_does_nothing_on_the_device_itself_was_not_checked(run_command, tmp_path, program, verdict):
+    (tmp_path / "a.py").write_text(program)
+    done = run_command("sanitize", "--format", "text", "--format", "json=a.json", "a.py")
+    assert (done.returncode, last_line(done)) == (2, f"cudatool sanitize: {verdict}"), done.stderr
+    assert json.loads((tmp_path / "a.json").read_text())["outcome"] == "not-checked"
+
+
+def test_allow_empty_accepts_a_program_that_does_nothing_on_the_device(run_command, tmp_path):
+    (tmp_path / "a.py").write_text("pass")
+    done = run_command("sanitize", "--allow-empty", "a.py")
+    assert (done.returncode, last_line(done)) == (0, "cudatool sanitize: nothing was checked")
+
+
+def test_part_that_was_not_checked_is_named_and_strict_fails_for_it(run_command, tmp_path):
+    (tmp_path / "a.py").write_text(WORK + CHILD)
+    verdict = "cudatool sanitize: no findings in what was checked; not checked: 1 child process (python -c)"
+    for options, status in (((), 0), (("--strict",), 2)):
+        done = run_command("sanitize", *options, "a.py")
+        text = " ".join(done.stdout.split())
+        assert (done.returncode, text.endswith(verdict)) == (status, True), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "said"),
+    [
+        ("os._exit(0)", 0, ""),
+        ("os._exit(5)", 3, "failed with exit status 5"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 3, "was ended by SIGKILL"),
+        ("os.abort()", 3, "was ended by SIGABRT"),
+    ],
+)
+def test_program_that_leaves_abruptly_is_reported_up_to_there(run_command, tmp_path, end, status, said):
+    (tmp_path / "a.py").write_text(f"import os, signal\n{WORK}\n{end}")
+    done = run_command("sanitize", "--json", "a.py")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["operations"], report["outcome"]) == (status, 2, "clean"), done.stderr
+    assert said in done.stderr
+    assert bool(report["workload_status"]) == bool(said)
+
+
+def test_race_before_the_program_leaves_abruptly_is_found(run_command, tmp_path):
+    racy = """
+import os, numpy as np, cudatool as ct
+a = ct.zeros(1000, np.float32)
+one, two = ct.Stream(), ct.Stream()
+ct.synchronize()
+with ct.stream(one): a += 1
+with ct.stream(two): a += 1
+ct.synchronize()
+os._exit(0)
+"""
+    (tmp_path / "a.py").write_text(racy)
+    done = run_command("sanitize", "a.py")
+    assert (done.returncode, "race-" in done.stdout) == (1, True), done.stdout + done.stderr
+
+
+def test_forked_child_of_the_program_reports_nothing_and_the_program_does(run_command, tmp_path):
+    (tmp_path / "a.py").write_text("import os\npid = os.fork()\nif pid: os.waitpid(pid, 0)\n")
+    done = run_command("sanitize", "a.py")
+    assert done.stdout.count("cudatool sanitize: nothing was checked") == 1
+    assert "1 child process (os.fork)" in done.stdout
+
+
+def test_recording_that_the_file_system_has_no_room_for_is_no_clean_report(run_command, tmp_path):
+    program = """
+import resource, numpy as np, cudatool as ct
+a = ct.asarray(np.arange(100, dtype=np.float32))
+resource.setrlimit(resource.RLIMIT_FSIZE, (350_000, resource.RLIM_INFINITY))
+for _ in range(6000):
+    a.get()
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+"""
+    (tmp_path / "a.py").write_text(program)
+    done = run_command("sanitize", "a.py")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "cudatool sanitize: no findings in an incomplete recording" in done.stdout
+
+
+def test_recording_that_cannot_be_finished_is_no_clean_report(run_command, tmp_path):
+    program = """
+import resource, numpy as np, cudatool as ct
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+ct.asarray(np.arange(100, dtype=np.float32)).get()
+"""
+    (tmp_path / "a.py").write_text(program)
+    done = run_command("sanitize", "a.py")
+    assert done.returncode == 2, done.stdout + done.stderr
+
+
+def test_baseline_is_not_emptied_by_a_run_that_checked_nothing(run_command, tmp_path):
+    known = {"schema": "cudatool.baseline/1", "findings": []}
+    (tmp_path / "a.py").write_text("pass")
+    (tmp_path / "b.json").write_text(json.dumps(known) + "\n")
+    before = (tmp_path / "b.json").read_text()
+    run_command("sanitize", "--baseline", "b.json", "--update-baseline", "a.py")
+    assert (tmp_path / "b.json").read_text() == before
+
+
+def test_signals_reach_the_workload_and_ctrl_c_only_once(tmp_path):
+    program = """
+import signal, time, sys
+count = 0
+def handler(number, frame):
+    global count
+    count += 1
+    print("got", number, count, file=sys.stderr, flush=True)
+signal.signal(signal.SIGTERM, handler)
+signal.signal(signal.SIGINT, handler)
+print("ready", file=sys.stderr, flush=True)
+end = time.monotonic() + 30
+while count < 2 and time.monotonic() < end:
+    time.sleep(0.05)
+time.sleep(0.3)
+"""
+    (tmp_path / "a.py").write_text(program)
+    command = [sys.executable, "-c", "from cudatool.cli import main; main()", "sanitize", "--allow-empty", "a.py"]
+    environment = {**os.environ, "CUDATOOL_DEVICE": "sim"}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        while "ready" not in process.stderr.readline():
+            pass
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr.readline() == "got 15 1\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.readline() == "got 2 2\n"
+        assert process.wait(60) == 0
+
+
+def test_workload_does_not_outlive_a_killed_command(tmp_path):
+    (tmp_path / "a.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
+    command = [sys.executable, "-c", "from cudatool.cli import main; main()", "sanitize", "a.py"]
+    environment = {**os.environ, "CUDATOOL_DEVICE": "sim"}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        line = ""
+        while not line.strip().isdigit():
+            line = process.stderr.readline()
+        process.kill()
+    for _ in range(100):
+        try:
+            os.kill(int(line), 0)
+        except ProcessLookupError:
+            return
+        with open(f"/proc/{int(line)}/stat") as stat:
+            if stat.read().rpartition(")")[2].split()[0] == "Z":
+                return
+        time.sleep(0.05)
+    raise AssertionError("the workload still runs")
+
+
+def test_internal_error_has_a_status_of_its_own_and_one_line(run_command, tmp_path):
+    broken = "import cudatool.cli.devices as d; d.devices.callback = lambda **options: [][1]; "
+    for environment, traces in (({}, 0), ({"CUDATOOL_DEBUG": "1"}, 1)):
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                f"{broken}import sys; sys.argv[1:] = ['devices']; from cudatool.cli import main; main()",
+            ],
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (done.returncode, done.stdout) == (70, "")
+        assert done.stderr.count("Traceback") == traces
+        assert done.stderr.splitlines()[-1].startswith(
+            "cudatool: internal error: IndexError: list index out of range ("
+        )
+        assert "report it" in done.stderr
+
+
+def test_set_up_that_fails_is_one_error_of_the_command(run_command, tmp_path):
+    (tmp_path / "a.py").write_text("pass")
+    done = run_command("sanitize", "--device", "sim:memory=1GiB,count=99", "a.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("cudatool: error:") == 1

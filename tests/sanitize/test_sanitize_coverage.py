@@ -1,0 +1,207 @@
+"""What was not checked is never called clean: the gaps of a report, its verdict, and what each format makes of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import junitparser
+import pytest
+from report_examples import race
+from sanitize_program import Program
+
+from cudatool.sanitize import Gap, GapKind, Outcome, Report, Run, check, known
+from cudatool.sanitize.baseline import Baseline
+from cudatool.sanitize.coverage import gap_what, gap_why, merged_gaps
+from cudatool.sanitize.findings import Known
+from cudatool.sanitize.github import render_github, render_summary
+from cudatool.sanitize.gitlab import render_gitlab
+from cudatool.sanitize.junit import render_junit
+from cudatool.sanitize.report import render_json, render_text
+from cudatool.sanitize.sarif import render_sarif
+from cudatool.trace.events import CopyFlag, Kind, WarningFlag
+from cudatool.trace.model import Ending
+
+RACE = ("race",)
+RUN = Run("/", ("race", "memcheck"))
+
+
+def gaps(program: Program, wanted: tuple[str, ...] = RACE, **facts: Any) -> dict[GapKind, Gap]:
+    program.header |= facts
+    return {gap.kind: gap for gap in check(program.trace(), wanted).gaps}
+
+
+def working() -> Program:
+    program = Program()
+    stream = program.stream()
+    program.kernel(stream, (4096, 16, 2))
+    return program
+
+
+def test_work_with_known_accesses_leaves_no_gap() -> None:
+    report = check(working().trace())
+    assert (report.gaps, report.outcome) == ((), Outcome.CLEAN)
+
+
+def test_program_without_work_was_not_checked_and_its_libraries_say_why() -> None:
+    found = gaps(Program(), libraries=["PyTorch"])
+    assert found == {GapKind.OPERATIONS: Gap(GapKind.OPERATIONS, 0, ("PyTorch",), whole=True)}
+    assert "PyTorch" in gap_why(found[GapKind.OPERATIONS])
+
+
+def test_allocations_are_something_to_check_for_leaks_and_nothing_for_races() -> None:
+    program = Program()
+    program.emit(Kind.MEM_ALLOC, address=4096, size=64)
+    assert GapKind.OPERATIONS in gaps(program)
+    assert GapKind.OPERATIONS not in gaps(program, ("leak",))
+
+
+def test_trace_recorded_without_accesses_was_not_checked_for_races() -> None:
+    program = working()
+    found = gaps(program, records_accesses=False, checks=[])
+    assert found == {GapKind.ACCESSES: Gap(GapKind.ACCESSES, 1, whole=True)}
+    assert check(program.trace(), RACE).outcome is Outcome.NOT_CHECKED
+    assert check(program.trace(), ("memcheck",)).outcome is Outcome.NOT_CHECKED  # nor was it recorded under that
+
+
+def test_check_under_which_the_program_did_not_run_is_a_gap() -> None:
+    found = gaps(working(), ("race", "memcheck", "synccheck"), checks=["synccheck"])
+    assert found == {GapKind.CHECKS: Gap(GapKind.CHECKS, 1, ("memcheck",))}
+    found = gaps(working(), ("memcheck",), checks=[])
+    assert found == {GapKind.CHECKS: Gap(GapKind.CHECKS, 1, ("memcheck",), whole=True)}
+
+
+def test_one_launch_of_two_without_accesses_is_a_part() -> None:
+    program = working()
+    program.kernel(program.stream())
+    assert gaps(program) == {GapKind.LAUNCHES: Gap(GapKind.LAUNCHES, 1)}
+    assert check(program.trace()).outcome is Outcome.PARTLY_CHECKED
+
+
+def test_processes_that_the_program_started_are_named() -> None:
+    program = working()
+    for name, flags in (("python train.py", 0), ("git", 0), ("git", 0), ("server", 1)):
+        program.emit(Kind.CHILD_PROCESS, name=name, flags=flags)
+    found = gaps(program)
+    assert found[GapKind.CHILD_PROCESSES] == Gap(GapKind.CHILD_PROCESSES, 3, ("python train.py", "git"))
+    assert found[GapKind.REPLACED] == Gap(GapKind.REPLACED, 1, ("server",))
+
+
+@pytest.mark.parametrize("ending", Ending)
+def test_recording_from_which_events_are_missing_is_incomplete(ending: Ending) -> None:
+    trace = working().trace()
+    trace.ending = ending
+    expected = Outcome.CLEAN if ending.is_complete else Outcome.INCOMPLETE
+    assert check(trace).outcome is expected
+
+
+def test_dropped_subscriber_makes_the_recording_incomplete_and_a_remark_does_not() -> None:
+    program = working()
+    program.emit(Kind.WARNING, name="cuFoo returned CUDA_ERROR_INVALID_VALUE")
+    assert check(program.trace()).outcome is Outcome.CLEAN
+    program.emit(Kind.WARNING, name="a subscriber failed", flags=WarningFlag.LOST)
+    report = check(program.trace())
+    assert report.gaps == (Gap(GapKind.RECORDING, 1, ("a subscriber failed",)),)
+    assert report.outcome is Outcome.INCOMPLETE
+
+
+@pytest.mark.parametrize("library", ["CuPy", "JAX"])
+def test_library_that_no_event_tells_of_is_a_gap_on_a_gpu(library: str) -> None:
+    assert gaps(working(), device_kind="cuda", libraries=[library])[GapKind.UNSEEN].count == 1
+    assert GapKind.UNSEEN not in gaps(working(), device_kind="sim", libraries=[library])
+
+
+def copying(flags: CopyFlag, **facts: Any) -> Program:
+    program = working()
+    program.header |= facts
+    program.emit(Kind.HOST_ALLOC, address=1 << 20, size=4096, name="cuMemHostAlloc")
+    program.emit(Kind.MEMCPY, stream=1, correlation=77, address=1 << 30, aux0=1 << 20, size=4096, flags=flags)
+    return program
+
+
+def test_pinned_memory_of_an_asynchronous_copy_is_a_gap_unless_the_host_is_watched() -> None:
+    to_device = CopyFlag.DESTINATION_DEVICE
+    assert gaps(copying(to_device | CopyFlag.ASYNC))[GapKind.HOST_MEMORY] == Gap(GapKind.HOST_MEMORY, 4096)
+    assert gaps(copying(to_device)) == {}
+    assert gaps(copying(to_device | CopyFlag.ASYNC, watches_host_memory=True)) == {}
+    seen = copying(to_device | CopyFlag.ASYNC)
+    seen.emit(Kind.HOST_ACCESS, address=(1 << 20) + 8, size=8, flags=1)
+    assert GapKind.HOST_MEMORY not in gaps(seen)
+
+
+def test_findings_come_before_gaps_in_the_verdict(tmp_path: Any) -> None:
+    report = Report((race(str(tmp_path / "a.py")),), gaps=(Gap(GapKind.RECORDING),))
+    assert report.outcome is Outcome.FINDINGS
+
+
+def test_gaps_of_several_reports_leave_everything_unchecked_only_together() -> None:
+    whole, part = Gap(GapKind.LAUNCHES, 2, whole=True), Gap(GapKind.LAUNCHES, 3)
+    assert merged_gaps([[whole], [part]], add=True) == (Gap(GapKind.LAUNCHES, 5),)
+    assert merged_gaps([[whole], [whole]], add=False) == (whole,)
+    assert merged_gaps([[whole], []], add=True) == (Gap(GapKind.LAUNCHES, 2),)
+    assert merged_gaps([], add=True) == ()
+
+
+def test_entry_of_a_baseline_is_not_stale_where_nothing_was_checked() -> None:
+    from datetime import date
+
+    baseline = Baseline({"a": Known("a", check="race")})
+    for gap, stale in (
+        (Gap(GapKind.OPERATIONS, whole=True), 0),
+        (Gap(GapKind.RECORDING), 0),
+        (Gap(GapKind.STREAMS), 1),
+    ):
+        report = known(Report((), gaps=(gap,)), baseline, RACE, date(2026, 1, 1))
+        assert len(report.stale) == stale
+
+
+@pytest.mark.parametrize("kind", GapKind)
+@pytest.mark.parametrize("whole", [True, False])
+def test_no_format_shows_a_gap_as_a_pass(kind: GapKind, whole: bool) -> None:
+    gap = Gap(kind, 2, ("memcheck",), whole=whole)
+    report = Report((), operations=5, gaps=(gap,))
+    fails = report.outcome in (Outcome.NOT_CHECKED, Outcome.INCOMPLETE)
+    assert fails == (whole or kind is GapKind.RECORDING)
+    why = gap_why(gap)
+    assert gap_what(gap)
+    assert why.endswith((".", "`."))
+
+    text = render_text(report, RUN, width=1000)
+    assert f"not checked: {why}" in text
+    assert not text.splitlines()[-1].endswith("no findings")
+
+    data = json.loads(render_json(report, RUN))
+    assert (data["outcome"], data["gaps"][0]["kind"], data["gaps"][0]["text"]) == (report.outcome, kind, why)
+
+    (invocation,) = json.loads(render_sarif(report, RUN))["runs"][0]["invocations"]
+    (notification,) = invocation["toolExecutionNotifications"]
+    assert invocation["executionSuccessful"] is not fails
+    assert notification["level"] == ("error" if fails else "warning")
+    assert notification["message"]["text"].endswith(why)
+
+    (suite,) = junitparser.JUnitXml.fromstring(render_junit(report, RUN).encode())
+    assert [case.name for case in suite if case.is_passed] == []
+    assert (suite.errors, suite.skipped) == ((1, 2) if fails else (0, 3))
+
+    assert render_github(report, RUN).startswith(
+        "::error title=not checked" if fails else "::warning title=not checked"
+    )
+    assert "- Not checked: " in render_summary(report, RUN)
+    (issue,) = json.loads(render_gitlab(report, RUN))
+    assert (issue["severity"], issue["check_name"]) == ("blocker" if fails else "info", f"not-checked-{kind}")
+
+
+def test_clean_report_passes_in_every_format() -> None:
+    report = Report((), operations=5)
+    assert render_text(report, RUN).endswith("cudatool sanitize: no findings")
+    assert json.loads(render_json(report, RUN))["outcome"] == "clean"
+    assert json.loads(render_sarif(report, RUN))["runs"][0]["invocations"][0]["executionSuccessful"] is True
+    (suite,) = junitparser.JUnitXml.fromstring(render_junit(report, RUN).encode())
+    assert [case.name for case in suite if case.is_passed] == ["race", "memcheck"]
+    assert json.loads(render_gitlab(report, RUN)) == []
+
+
+def test_workload_that_a_signal_ended_is_said_so() -> None:
+    run = Run("/", RACE, -9)
+    assert "the workload itself was ended by SIGKILL" in render_text(Report((), operations=1), run)
+    assert "the workload itself was ended by SIGKILL" in render_junit(Report((), operations=1), run)
