@@ -47,6 +47,13 @@ _NOTHING = (
 @device_option
 @html_option("the trace")
 @option("--no-stacks", is_flag=True, group="Recording", help="Do not record Python stacks.")
+@option(
+    "--accesses",
+    is_flag=True,
+    group="Recording",
+    help="Also record which bytes the operations access, so that `cudatool sanitize TRACE` can look for races. Kernels "
+    "run slower on the software device.",
+)
 def run(
     output: str | None,
     force: bool,
@@ -54,6 +61,7 @@ def run(
     html: str | None,
     opens: bool,
     no_stacks: bool,
+    accesses: bool,
     workload: tuple[str, ...],
 ) -> None:
     """Run a Python program and record what it does on the device.
@@ -77,7 +85,7 @@ def run(
     path = os.path.abspath(output or f"{program.name}.{os.getpid()}.ctrace")  # the program may change directory
     page = None if html is None else path.removesuffix(".ctrace") + ".html" if html == BESIDE else os.path.abspath(html)
     check_outputs(map(_short, filter(None, (path, page))), program.files, force=force)
-    with record(path, device=device, with_stacks=not no_stacks, force=force) as recorder:
+    with record(path, device=device, with_stacks=not no_stacks, measure_accesses=accesses, force=force) as recorder:
         status = program.run()
         recorder.add_facts({"exit_status": status})
 

@@ -214,3 +214,31 @@ def test_set_up_that_fails_is_one_error_of_the_command(run_command, tmp_path):
     done = run_command("sanitize", "--device", "sim:memory=1GiB,count=99", "a.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("cudatool: error:") == 1
+
+
+RACY = """
+import numpy as np, cudatool as ct
+a = ct.zeros(1000, np.float32)
+one, two = ct.Stream(), ct.Stream()
+ct.synchronize()
+with ct.stream(one):
+    a += 1
+with ct.stream(two):
+    a += 1
+"""
+
+
+def test_trace_has_the_race_of_its_program_if_accesses_were_recorded_and_else_was_not_checked(run_command, tmp_path):
+    (tmp_path / "a.py").write_text(RACY)
+    for options, status, said in ((["--accesses"], 1, "race-"), ([], 2, "nothing was checked")):
+        run_command("run", "-f", "-o", "a.ctrace", *options, "a.py")
+        done = run_command("sanitize", "--checks", "race", "a.ctrace")
+        assert (done.returncode, said in done.stdout) == (status, True), done.stdout + done.stderr
+
+
+def test_children_use_the_device_that_the_command_was_given(run_command, tmp_path):
+    child = "import cudatool as ct; print('child:', ct.mem_get_info(0)[1] >> 30)"
+    (tmp_path / "a.py").write_text(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])")
+    for command in (["run", "-o", "a.ctrace"], ["sanitize", "--allow-empty"]):
+        done = run_command(*command, "--device", "sim:memory=3GiB", "a.py")
+        assert "child: 3" in done.stdout + done.stderr, done.stderr
