@@ -96,8 +96,8 @@ def _print_moments(console: Console, device: DeviceMemory) -> None:
 def _print_advice(console: Console, diagnosis: Diagnosis) -> None:
     if diagnosis.advice:
         console.print("\nWhat to do", style="bold")
-    for line in diagnosis.advice:
-        console.print(f"- {line}", markup=False)
+    for remedy in diagnosis.advice:
+        console.print(f"- {remedy.text}", markup=False)
 
 
 def _print_sites(console: Console, title: str, sites: Sequence[CallSite]) -> None:

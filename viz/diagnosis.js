@@ -32,7 +32,7 @@ class DiagnosisView {
 
   drawAdvice(advice) {
     byId("advice").hidden = !advice.length;
-    byId("advice-list").replaceChildren(...advice.map((line) => element("li", {}, line)));
+    byId("advice-list").replaceChildren(...advice.map(({ text, topic }) => element("li", {}, meaningLink(text, topic))));
   }
 
   drawCharts() {
@@ -70,7 +70,8 @@ class DiagnosisView {
       ...causes.map((cause) => bar(cause, moments.map((m) => share(m, cause).size), moments.map((m) => share(m, cause).count), causeColour(moments[0], cause))),
     ];
     this.plot(byId("causes"), traces, { height: 62 + 30 * moments.length, left: 24 + 6.5 * Math.max(...names.map((n) => n.replaceAll("\u200b", "").length)), top: Math.max(...moments.map((m) => m.reserved)), barmode: "stack" });
-    byId("causes-legend").replaceChildren(...traces.map((trace) => chip(trace.name, trace.marker.color)));
+    byId("causes-legend").replaceChildren(...traces.map((trace) => (
+      element("span", { className: "chip" }, swatch(trace.marker.color), meaningLink(trace.name, trace.name)))));
   }
 
   drawPurposes(purposes) {

@@ -152,6 +152,7 @@ async function showPage() {
     { severity: "error", confidence: "high", device, message: `nothing was allocated: ${counted(ooms.length, "allocation")} found no memory` }));
   showFindings([...data.findings, ...failed], data.devices.length > 1);
   const shared = new Shared(data);
+  showMeanings();
   let view = null;
   const raw = data.devices.filter((device) => device.time.length);
   if (raw.length) {
@@ -166,7 +167,7 @@ async function showPage() {
     const show = async (i, state = NO_STATE) => {
       const device = devices[i] = devices[i] || new DeviceMemory(raw[i], shared);
       showTiles(device);
-      diagnosis.drawAdvice(device.diagnosis.advice);
+      diagnosis.drawAdvice(device.diagnosis.remedies);
       diagnosis.drawLeaks(device.diagnosis.leaks);
       view.show(device);
       if (Object.keys(state).length) view.restore(state);

@@ -30,6 +30,7 @@ _SCRIPTS = (
     "timeline.js",
     "ranges.js",
     "overview.js",
+    "meanings.js",
     "legend.js",
     "selection.js",
     "moment.js",

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from cudatool.analyze.categories import RULES, Categories, Category, CategoryShare, Rule, categorize
-from cudatool.analyze.diagnosis import Diagnosis, advice, diagnose
+from cudatool.analyze.diagnosis import Diagnosis, Remedy, Topic, advice, diagnose
 from cudatool.analyze.diff import Diff, DiffRow, Match, diff
 from cudatool.analyze.execution import Copies, Kernel, Operations, Stream, calls, copies, kernels, operations, streams
 from cudatool.analyze.fragmentation import (
@@ -105,6 +105,7 @@ __all__ = [
     "RULES",
     "Record",
     "Ranges",
+    "Remedy",
     "Report",
     "Requests",
     "Rule",
@@ -115,6 +116,7 @@ __all__ = [
     "Stream",
     "Summary",
     "Timeline",
+    "Topic",
     "Usage",
     "Verb",
     "Wanted",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any, Final
 
 from cudatool.analyze.categories import Categories, Category, categorize
@@ -18,7 +19,42 @@ from cudatool.memory.settings import Settings
 from cudatool.trace.model import Trace
 from cudatool.units import format_bytes
 
-__all__ = ["Diagnosis", "advice", "diagnose"]
+__all__ = ["Diagnosis", "Remedy", "Topic", "advice", "diagnose"]
+
+_EXPANDABLE: Final = "expandable_segments:True"
+
+
+class Topic(StrEnum):
+    """What a :class:`Remedy` is about, if not a :class:`Cause` of reserved bytes that are unused."""
+
+    LEAK = "leak"
+    """A call site that grows."""
+    LIMIT = "limit"
+    """Memory ran out although the card had some."""
+    NEED = "need"
+    """Memory ran out because the program needs what it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """One thing to do.
+
+    Attributes
+    ----------
+    topic
+        What it is about.
+    size
+        Bytes that are concerned.
+    text
+        One sentence.
+    conf
+        The allocator setting that it names, which a replay can try; empty if it names none.
+    """
+
+    topic: Cause | Topic
+    size: int
+    text: str
+    conf: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +78,7 @@ class Diagnosis:
     outside
         Memory that the allocator does not know of.
     advice
-        What to do, the most bytes first; one sentence each.
+        What to do, the most bytes first.
     """
 
     device: int
@@ -53,7 +89,7 @@ class Diagnosis:
     fragmentation: tuple[Fragmentation, ...]
     leaks: Leaks
     outside: Outside
-    advice: tuple[str, ...]
+    advice: tuple[Remedy, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data; bytes and ns."""
@@ -65,7 +101,8 @@ class Diagnosis:
             "fragmentation": [moment.as_dict() for moment in self.fragmentation],
             "leaks": self.leaks.as_dict(),
             "outside": asdict(self.outside),
-            "advice": list(self.advice),
+            "advice": [remedy.text for remedy in self.advice],
+            "remedies": [asdict(remedy) for remedy in self.advice],
         }
 
 
@@ -122,7 +159,7 @@ def advice(
     held: tuple[CallSite, ...],
     *,
     expandable: bool,
-) -> tuple[str, ...]:
+) -> tuple[Remedy, ...]:
     """Return what to do, the most bytes first. The first four are parts of one :class:`Diagnosis`.
 
     Of `split`, the first moment and the last one count: the peak, and the failure that may have ended the program.
@@ -134,26 +171,27 @@ def advice(
     expandable
         Whether segments are expandable already.
     """
-    found: list[tuple[int, str]] = []
+    found: list[Remedy] = []
     for leak in grows.found:
         more = f"{format_bytes(leak.per_step)} more after each step" if leak.per_step else "more and more"
         text = f"{leak.label} keeps {more}: drop what it returns"
-        found.append((leak.growth, text))
-    worst: dict[str, int] = {}
+        found.append(Remedy(Topic.LEAK, leak.growth, text))
+    worst: dict[Cause, int] = {}
     for moment in {split[0], split[-1]} if split else ():
         for share in moment.causes:
             if share.size >= _WORTH * moment.reserved and share.cause != Cause.NEW_SEGMENT:
-                text = _remedy(share.cause, expandable)
-                worst[text] = max(worst.get(text, 0), share.size)
-    found += [(size, f"{format_bytes(size)}: {text}") for text, size in worst.items()]
+                worst[share.cause] = max(worst.get(share.cause, 0), share.size)
+    for cause, size in worst.items():
+        text, conf = _remedy(cause, expandable)
+        found.append(Remedy(cause, size, f"{format_bytes(size)}: {text}", conf))
     if beside.readings:
         found += _after_failure(split[-1:], categories, beside.readings[-1], held)
-    return tuple(text for _, text in sorted(found, reverse=True))
+    return tuple(sorted(found, key=lambda remedy: (-remedy.size, remedy.text)))
 
 
 def _after_failure(
     split: tuple[Fragmentation, ...], categories: Categories, reading: FreeReading, held: tuple[CallSite, ...]
-) -> list[tuple[int, str]]:
+) -> list[Remedy]:
     """Return what to do about a failed allocation that better use of the reserved memory would not have avoided."""
     found = []
     for moment in split:
@@ -162,17 +200,18 @@ def _after_failure(
                 f"memory ran out with {format_bytes(reading.free)} free on the card: a limit on this program's share "
             )
             text += f"holds it to about {format_bytes(reading.reserved)}; raise set_per_process_memory_fraction"
-            found.append((reading.free, text))
+            found.append(Remedy(Topic.LIMIT, reading.free, text))
         needed = next(iter(categories.sizes().items()), None)
         if needed is not None and needed[0] in _NEED and moment.requested >= (1 - 2 * _WORTH) * moment.reserved:
             category, size = needed
-            found.append((size, f"{format_bytes(size)} {category} (inferred) are needed: {_NEED[category]}"))
+            text = f"{format_bytes(size)} {category} (inferred) are needed: {_NEED[category]}"
+            found.append(Remedy(Topic.NEED, size, text))
         elif held and held[0].size >= moment.reserved // 2:
             most = held[0]
             blocks = "1 block" if most.count == 1 else f"{most.count:,} blocks"
             text = f"memory ran out with {format_bytes(most.size)} of {format_bytes(moment.reserved)} held by "
             text += f"{most.label}, in {blocks}: free what is not needed, or work on less at a time"
-            found.append((most.size, text))
+            found.append(Remedy(Topic.NEED, most.size, text))
     return found
 
 
@@ -186,20 +225,22 @@ _NEED: Final = {
 }
 
 
-def _remedy(cause: Cause, expandable: bool) -> str:
-    if cause in (Cause.HOLE, Cause.WHOLE_SEGMENT) and not expandable:
-        return {
-            Cause.HOLE: "holes between live blocks; try expandable_segments:True",
-            Cause.WHOLE_SEGMENT: "cached segments that were too small; try expandable_segments:True, "
-            "else allocate the largest sizes first",
-        }[cause]
-    return {
+def _remedy(cause: Cause, expandable: bool) -> tuple[str, str]:
+    """Return what to do about a cause, and the setting that this names."""
+    if cause is Cause.HOLE and not expandable:
+        return f"holes between live blocks; try {_EXPANDABLE}", _EXPANDABLE
+    if cause is Cause.WHOLE_SEGMENT and not expandable:
+        text = f"cached segments that were too small; try {_EXPANDABLE}, else allocate the largest sizes first"
+        return text, _EXPANDABLE
+    text = {
         Cause.ROUNDING: "lost to rounding; lower roundup_power2_divisions, or pack small tensors into large ones",
         Cause.UNSPLIT: "in blocks larger than asked for; sizes that are whole MiB waste less",
         Cause.PENDING: "freed, but another stream may still use them; synchronize sooner, or record_stream less",
         Cause.OTHER_POOL: "cached in another pool; capture graphs with one pool, or call empty_cache after capture",
         Cause.OTHER_STREAM: "cached on other streams; allocate on one stream, or call empty_cache between phases",
-        Cause.OTHER_SIZE: "cached for blocks of up to 1 MiB, or for larger ones; pack small tensors into large ones",
+        Cause.OTHER_SIZE: "free, but in the other size class (blocks up to 1 MiB and larger ones are kept apart); "
+        "pack small tensors into large ones",
         Cause.HOLE: "holes between live blocks; allocate what lives long before what lives short",
         Cause.WHOLE_SEGMENT: "cached and free; call empty_cache before another program needs it",
     }[cause]
+    return text, ""

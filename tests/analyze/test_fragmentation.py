@@ -229,13 +229,15 @@ def test_the_split_explains_what_expandable_segments_save() -> None:
 
 def test_segments_too_small_for_the_request_are_what_to_mend_in_llm_default() -> None:
     first, *_ = analyze.report(recording("llm__default")).diagnoses[0].advice
-    assert first.startswith("962 MiB: cached segments that were too small; try expandable_segments:True")
+    assert (Cause.WHOLE_SEGMENT, 962 * MIB, "expandable_segments:True") == (first.topic, first.size, first.conf)
+    assert first.text.startswith("962 MiB: cached segments that were too small; try expandable_segments:True")
 
 
 def test_a_limit_below_the_card_is_named_as_the_reason_of_a_failure() -> None:
     first, *_ = analyze.report(recording("convnet__frac0.03")).diagnoses[0].advice
-    assert first.startswith("memory ran out with 134.87 GiB free on the card")
-    assert "set_per_process_memory_fraction" in first
+    assert first.topic is analyze.Topic.LIMIT
+    assert first.text.startswith("memory ran out with 134.87 GiB free on the card")
+    assert "set_per_process_memory_fraction" in first.text
 
 
 def test_columns_of_a_layout_fill_every_segment() -> None:
@@ -271,5 +273,5 @@ def test_a_failure_of_a_program_that_needs_what_it_has_names_who_holds_it() -> N
         (Kind.OOM, {"size": 60 * MIB, "aux0": 4 * MIB}),
     )
     advice = analyze.report(made).diagnoses[0].advice
-    assert advice[0].startswith("memory ran out with 60 MiB of 60 MiB held by ")
-    assert advice[0].endswith("in 1 block: free what is not needed, or work on less at a time")
+    assert advice[0].text.startswith("memory ran out with 60 MiB of 60 MiB held by ")
+    assert advice[0].text.endswith("in 1 block: free what is not needed, or work on less at a time")

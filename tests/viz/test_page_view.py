@@ -224,3 +224,27 @@ def test_what_grows_stands_above_the_drawings(page: Page) -> None:
     follows = "Node.DOCUMENT_POSITION_FOLLOWING"
     assert page.evaluate(f"(byId('leaks-card').compareDocumentPosition(byId('timeline')) & {follows}) > 0")
     assert page.evaluate(f"(byId('advice').compareDocumentPosition(byId('leaks-card')) & {follows}) > 0")
+
+
+MEANINGS = (Path(viz.__file__).parent / "meanings.js").read_text()
+
+
+@pytest.mark.parametrize("topic", [*analyze.Cause, *analyze.Topic])
+def test_every_topic_of_advice_has_a_meaning(topic: str) -> None:
+    name = topic.value
+    assert f'  "{name}": "' in MEANINGS or f'  {name}: "' in MEANINGS
+
+
+@in_browser
+def test_advice_leads_to_what_it_means(page: Page) -> None:
+    links = "[...document.querySelectorAll('#advice-list button')]"
+    texts = page.read(f"{links}.map((link) => link.textContent)")
+    report = analyze.report(torch_snapshot.read(RECORDING))
+    assert [remedy.text for remedy in report.diagnoses[0].advice] == texts
+    assert texts
+    link = page.evaluate("location.hash")
+    page.evaluate(f"{links}[0].click()")
+    assert report.diagnoses[0].advice[0].topic == page.evaluate("document.activeElement.textContent")
+    assert page.evaluate("document.activeElement.checkVisibility()")
+    assert link == page.evaluate("location.hash")
+    page.evaluate("byId('meanings-box').open = false; window.scrollTo(0, 0)")

@@ -1,0 +1,40 @@
+// What the words of the page mean: the causes of reserved bytes that are unused (analyze/fragmentation.py), and the rest.
+
+const MEANINGS = {
+  "allocated, active, reserved": "Allocated bytes are in blocks that the program holds. Active ones are, too, or were freed while a stream may still use them. Reserved is all that the allocator took from the driver.",
+  rounding: "Requests are rounded up: to 512 bytes, and to larger steps with roundup_power2_divisions. Many small tensors packed into one lose less.",
+  "unsplit remainder": "A free block was a little larger than the request, and what was left was too small to be used on its own. Sizes that are whole MiB lose less.",
+  "held by stream use": "The program freed these blocks, but another stream may still use them (record_stream). They can be used again once that stream has come so far.",
+  "cached in another pool": "Free, but in another pool than the request, such as the pool of a CUDA graph. Pools do not lend each other memory; graphs can share one.",
+  "cached on another stream": "Free, but allocated on another stream. A block is only reused on its own stream; empty_cache gives it back to the driver.",
+  "cached for other sizes": "Free, but in the other size class: blocks up to 1 MiB and larger ones are kept apart.",
+  "stranded holes": "Free pieces in a segment in which another block is still live. A larger request does not fit, and the segment cannot be given back. expandable_segments:True maps memory in pages instead; else allocate what lives long before what lives short.",
+  "whole free segments": "Segments without a live block. A request that fits takes them; a larger one makes the allocator take more from the driver first. empty_cache gives them back.",
+  "rest of the new segment": "The driver is asked for 2 MiB or more at a time. The next requests take the rest.",
+  leak: "A call site that holds more after each step, until the recording ends. A list, a cache or a closure keeps what it returns.",
+  limit: "The allocator may be held below the size of the card (set_per_process_memory_fraction), or other programs use the rest.",
+  need: "Nearly all that is reserved is in use: a better allocator setting would not help. What holds the most is named.",
+  purpose: "What a block is for is inferred from its stack, its size and when it lives; each rule says how sure it is.",
+  fragmentation: "The share of the reserved bytes that is not active.",
+};
+
+const meaningId = (topic) => `meaning-${topic.replace(/\W+/g, "-")}`;
+
+/** Fill the list of meanings. */
+function showMeanings() {
+  byId("meanings").replaceChildren(...Object.entries(MEANINGS).flatMap(([topic, text]) => [
+    element("dt", { id: meaningId(topic), tabIndex: -1 }, topic), element("dd", {}, text)]));
+}
+
+/** Return a link to what a topic means, or plain text where there is no such entry. */
+function meaningLink(text, topic) {
+  if (!topic || !Object.hasOwn(MEANINGS, topic)) return document.createTextNode(text);
+  const button = element("button", { type: "button", className: "link", title: MEANINGS[topic] }, text);
+  button.addEventListener("click", () => {
+    byId("meanings-box").open = true;
+    const target = byId(meaningId(topic));
+    target.scrollIntoView({ block: "center" }); // not by the fragment, which holds what is shown
+    target.focus();
+  });
+  return button;
+}
