@@ -34,7 +34,11 @@ def print_report(console: Console, report: Report, cards: Sequence[Card] = ()) -
     summary = report.summary
     took = f", {format_time(summary.duration)}" if summary.duration else ""
     where = f", {summary.recorded_on}" if summary.recorded_on else ""
-    _print_line(console, f"{summary.source}: {counted(summary.events, 'event')}{took}{where}")
+    part = ""
+    if summary.window:
+        start, stop, count = summary.window
+        part = f" (numbers {start:,} to {stop - 1:,} of {count:,})"
+    _print_line(console, f"{summary.source}: {counted(summary.events, 'event')}{part}{took}{where}")
     for finding in report.findings:
         _print_finding(console, finding, several=len(summary.devices) > 1)
     if not summary.devices:

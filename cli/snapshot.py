@@ -25,6 +25,7 @@ _MOST_DEVICES = 128  # a record's device is a signed byte
     examples=[
         ("The newest trace in this directory", "cudatool snapshot"),
         ("A page of PyTorch's snapshot, in a browser", "cudatool snapshot --open snapshot.pickle"),
+        ("Half a second of it", "cudatool snapshot --time 1.5s:2s snapshot.pickle"),
     ],
 )
 @source_argument()
@@ -49,6 +50,18 @@ _MOST_DEVICES = 128  # a record's device is a signed byte
     help="Memory of the card, such as 80GiB, where the file does not say: impossible totals and what lies beside the "
     "allocator show only then.",
 )
+@option(
+    "--events",
+    metavar="A:B",
+    group="Range",
+    help="Only the events from number A to before number B, with what was there when they began.",
+)
+@option(
+    "--time",
+    metavar="A:B",
+    group="Range",
+    help="Only from time A to time B after the first event, with units, such as 1.5s:2s.",
+)
 @force_option
 def snapshot(
     source: Path | None,
@@ -57,6 +70,8 @@ def snapshot(
     as_json: bool,
     torch: Path | None,
     memory: str | None,
+    events: str | None,
+    time: str | None,
     force: bool,
 ) -> None:
     """Show where the memory went: who holds it at the peak, why so much more is reserved, and what to do.
@@ -67,9 +82,10 @@ def snapshot(
     from cudatool import analyze
     from cudatool.cli._pages import open_page
     from cudatool.cli._snapshot_text import print_report
-    from cudatool.cli._sources import newest, read_trace
+    from cudatool.cli._sources import newest, part_of, read_trace
     from cudatool.cli._text import echo_json, messages, results
     from cudatool.files import check_outputs
+    from cudatool.progress import step
     from cudatool.units import format_bytes
 
     if source is None and html and not is_page(html):
@@ -78,9 +94,10 @@ def snapshot(
     page = _page_path(source, html)
     check_outputs(filter(None, (page, torch)), [source], force=force)
 
-    trace = read_trace(source)
     size = size_of(memory, "--memory")
-    report = analyze.report(trace, total=dict.fromkeys(range(_MOST_DEVICES), size))
+    with step("cudatool snapshot"):  # the two seconds until progress shows begin here
+        trace = part_of(read_trace(source), events, time)
+        report = analyze.report(trace, total=dict.fromkeys(range(_MOST_DEVICES), size))
     cards = _cards(report)
     said = messages()
     try:

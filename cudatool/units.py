@@ -7,12 +7,15 @@ import re
 from cudatool.errors import ConfigError
 from cudatool.text import quoted
 
-__all__ = ["format_bytes", "format_time", "parse_bytes", "parse_count"]
+__all__ = ["format_bytes", "format_time", "parse_bytes", "parse_count", "parse_time"]
 
 _IEC = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _LONGEST = 40  # characters of a size
 _DIGITS = 19  # of 2**63
 _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([kmgtp]?)(i?)b?\s*", re.IGNORECASE)
+
+_TIME = re.compile(r"\s*([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*(ns|us|ms|s|min|h)\s*")
+_NANOSECONDS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
 
 
 def format_bytes(size: float) -> str:
@@ -73,3 +76,19 @@ def parse_count(text: str) -> int:
     if number >= 1 << 63:
         raise ConfigError(f"{quoted(text)} is too large")
     return number
+
+
+def parse_time(text: str) -> int:
+    """Return the nanoseconds that `text` names, which must have a unit: ``"1.5s"``, ``"200 ms"``, ``"2min"``.
+
+    Raises
+    ------
+    ConfigError
+        `text` is no time, or has no unit.
+    """
+    match = _TIME.fullmatch(text) if len(text) <= _LONGEST else None
+    if match is None:
+        raise ConfigError(f"{quoted(text)} is not a time; write for example 1.5s, 200ms or 2min")
+    whole, _, fraction = match[1].partition(".")
+    unit = _NANOSECONDS[match[2]]
+    return int(whole) * unit + int(fraction.ljust(9, "0")) * unit // 10**9

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cudatool.errors import ConfigError
-from cudatool.units import format_bytes, format_time, parse_bytes
+from cudatool.units import format_bytes, format_time, parse_bytes, parse_time
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,28 @@ def test_parse_bytes(text, size):
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(ConfigError, match="not a size"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "time"),
+    [
+        ("1.5s", 1_500_000_000),
+        ("200 ms", 200_000_000),
+        ("2min", 120 * 10**9),
+        ("0us", 0),
+        ("1.0000000001h", None),
+        ("7ns", 7),
+    ],
+)
+def test_parse_time(text, time):
+    if time is None:
+        with pytest.raises(ConfigError, match="not a time"):
+            parse_time(text)
+    else:
+        assert time == parse_time(text)
+
+
+@pytest.mark.parametrize("text", ["", "5", "1.5", "-1s", "1 sec", "1e3s", "s", "9" * 50 + "s"])
+def test_a_time_without_a_unit_is_refused(text):
+    with pytest.raises(ConfigError, match=r"not a time; write for example 1\.5s"):
+        parse_time(text)

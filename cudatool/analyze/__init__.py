@@ -60,6 +60,7 @@ from cudatool.analyze.whatif import (
     recorded_limit,
     what_if,
 )
+from cudatool.analyze.window import window
 
 __all__ = [
     "Advice",
@@ -164,5 +165,6 @@ __all__ = [
     "usage_by_pool",
     "usage_by_stream",
     "what_if",
+    "window",
     "without_stack",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from cudatool.analyze.lint import LintFinding, lint
 from cudatool.analyze.memory import CallSite, Timeline
 from cudatool.errors import ConfigError
 from cudatool.memory.settings import Settings
+from cudatool.progress import Step, step
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
@@ -88,11 +89,15 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A trace in numbers; `duration` in ns, `recorded_on` the kind of device in words ("" if unknown)."""
+    """A trace in numbers; `duration` in ns, `recorded_on` the kind of device in words ("" if unknown).
+
+    Of a part of a recording, `window` has its first event, the one after its last, and how many the recording has.
+    """
 
     source: str
     recorded_on: str
     events: int
+    window: tuple[int, int, int] | None
     duration: int
     devices: tuple[DeviceMemory, ...]
     kernels: tuple[Kernel, ...]
@@ -147,21 +152,34 @@ def report(trace: Trace, *, total: Mapping[int, int | None] | None = None) -> Re
     total
         Bytes of each device's card, for those that the caller knows.
     """
-    total = total or {}
+    with step("analyzing", total=_PHASES) as shown:
+        return _report(trace, total or {}, shown)
+
+
+_PHASES: Final = 6  # of about the same length each
+
+
+def _report(trace: Trace, total: Mapping[int, int | None], shown: Step) -> Report:
     settings = _settings(trace)
     blocks, segments, ran = lifetimes.blocks(trace), lifetimes.segments(trace), execution.operations(trace)
     ooms = trace.of_kind(Kind.OOM)["device"]
+    shown.update(1)
     devices, timelines, diagnoses = [], [], []
     for device in np.unique(np.concatenate([blocks.device, segments.device, ooms])).tolist():
         own, reserved = blocks.of_device(device), segments.of_device(device)
         curve = memory.timeline(trace, own, reserved)
         timelines.append(curve)
         devices.append(_device(trace, device, own, reserved, curve, int(np.count_nonzero(ooms == device))))
+        shown.update(2)
         diagnoses.append(diagnose(trace, own, reserved, curve, device, settings=settings, total=total.get(device)))
+    shown.update(4)
+    start, stop, count = trace.header.get("window", (0, 0, 0))
+    window = (start, stop, count) if "window" in trace.header else None
     summary = Summary(
         source=trace.source,
         recorded_on=str(trace.header.get("device", "")),
-        events=len(trace.records),
+        events=stop - start if window else len(trace.records),
+        window=window,
         duration=trace.duration if trace.header.get("time_axis") != "index" else 0,
         devices=tuple(devices),
         kernels=execution.kernels(trace, ran),
@@ -169,6 +187,7 @@ def report(trace: Trace, *, total: Mapping[int, int | None] | None = None) -> Re
         streams=execution.streams(trace, ran),
         notes=tuple(trace.notes),
     )
+    shown.update(5)
     curves = {device.device: curve for device, curve in zip(devices, timelines, strict=True)}
     cards = {diagnosis.device: diagnosis.outside.total for diagnosis in diagnoses}
     state = getattr(trace, "segments", ())  # a snapshot's, the only kind of trace that states one

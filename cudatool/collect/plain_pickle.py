@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 
-from cudatool import progress
 from cudatool.collect._unpickle import Unpickler
 from cudatool.errors import SnapshotFormatError
 from cudatool.files import open_input
+from cudatool.progress import step
 
 if TYPE_CHECKING:
     from cudatool.collect._unpickle import Words
@@ -119,7 +119,7 @@ def _column(words: Words | int) -> npt.NDArray[np.int64] | int:
 
 def _feed(machine: Unpickler, path: str) -> None:
     """Run the whole pickle."""
-    with open_input(path) as file, progress.step(f"reading {path}", os.fstat(file.fileno()).st_size) as step:
+    with open_input(path) as file, step(f"reading {path}", os.fstat(file.fileno()).st_size) as shown:
         unpacked = _unpacked(file)
         rest, size, head = b"", 0, b""
         while not machine.done and (piece := _read(unpacked, path)):
@@ -136,7 +136,7 @@ def _feed(machine: Unpickler, path: str) -> None:
                 raise
             if len(rest) > _MAX_OPCODE:
                 raise SnapshotFormatError(path, f"holds a text or number of more than {_MAX_OPCODE >> 20} MiB")
-            step.update(file.tell())
+            shown.update(file.tell())
     if not size:
         raise SnapshotFormatError(path, "the file is empty")
     if not machine.done:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -115,6 +115,14 @@ class MemorySnapshot(Trace):
     metadata: dict[int, Any] = field(default_factory=dict)
     more: dict[str, Any] = field(default_factory=dict)
 
+    def selecting(self, records: npt.NDArray[np.void], source: _Ints) -> Self:
+        """As of any trace. The final state is not that of a part: it is left out."""
+        facts = {
+            key: fact if isinstance(fact.number, int) else EventFact(fact.values, fact.number[source])
+            for key, fact in self.facts.items()
+        }
+        return replace(self, records=records, segments=[], facts=facts)
+
 
 def is_snapshot(path: str | Path) -> bool:
     """Say whether a file looks like a pickle (or a compressed one), without reading more than its first bytes."""
@@ -185,15 +193,15 @@ def write(
     def pool_id(number: int) -> tuple[int, int]:
         return pools[number] if 0 <= number < len(pools) else (number, 0)
 
+    spelled: list[Any] = [
+        {**s, "stream": handles.get(s["stream"], 0), "segment_pool_id": pool_id(s["segment_pool_id"])} for s in segments
+    ]
+    annotations: list[Any] = _annotations_of(trace)
+    more: dict[str, Any] = {}
     if isinstance(trace, MemorySnapshot):
-        spelled: list[Any] = trace.segments
-        settings, annotations, more = trace.settings, trace.more.get("external_annotations", []), trace.more
-    else:
-        spelled = [
-            {**s, "stream": handles.get(s["stream"], 0), "segment_pool_id": pool_id(s["segment_pool_id"])}
-            for s in segments
-        ]
-        annotations, more = _annotations_of(trace), {}
+        spelled, settings, more = trace.segments or spelled, trace.settings, trace.more
+        if "window" not in trace.header:
+            annotations = more.get("external_annotations", [])
     snapshot = {
         "segments": spelled,
         "device_traces": _rings_of(trace, handles, pool_id),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -82,6 +82,10 @@ class Trace:
     def stack(self, index: int) -> tuple[Frame, ...]:
         """Return the frames of stack `index`, innermost first."""
         return tuple(self.frames[i] for i in self.stacks[index])
+
+    def selecting(self, records: npt.NDArray[np.void], source: npt.NDArray[np.int64]) -> Self:
+        """Return this trace with other records, each of which is made from the record of the number in `source`."""
+        return replace(self, records=records)
 
     def of_kind(self, *kinds: Kind) -> npt.NDArray[np.void]:
         """Return the records of these kinds, in order."""

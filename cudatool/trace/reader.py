@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from cudatool.errors import TraceFormatError, UsageError
 from cudatool.files import open_input
+from cudatool.progress import step
 from cudatool.trace.events import RECORD
 from cudatool.trace.file import (
     CHUNK_HEADER,
@@ -146,8 +147,10 @@ class _Reader:
             position = start = self.file.tell()
             self._look(start)
             try:
-                while not self.closed and self._read_chunk():
-                    position = self.file.tell()
+                with step(f"reading {self.name}", self.size) as shown:
+                    while not self.closed and self._read_chunk():
+                        position = self.file.tell()
+                        shown.update(position)
                 ending = self._ending()
             except _DamageError as damage:
                 ending = Ending.DAMAGED

@@ -1,0 +1,98 @@
+"""A part of a trace, which begins with the state that its first event found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cudatool.analyze import lifetimes
+from cudatool.analyze.lifetimes import Ints, recorded_from
+from cudatool.trace.events import Kind
+from cudatool.trace.model import Trace
+
+__all__ = ["window"]
+
+_OPENED: Final = {
+    # what opens something that other events refer to -> what closes it
+    Kind.STREAM_CREATE: Kind.STREAM_DESTROY,
+    Kind.HOST_ALLOC: Kind.HOST_FREE,
+}
+
+
+def window(trace: Trace, start: int, stop: int) -> Trace:
+    """Return the events from `start` to before `stop`, behind events that lead to the state right before `start`.
+
+    These are segments, mapped pages, blocks, pinned memory, streams and open ranges that were there: each as it was
+    made, and blocks that wait for a stream also with the free that was requested. Like what a reader infers of the time
+    before a recording, they are no part of what happened: :func:`recorded_from` tells where that begins. They have the
+    time of `start`.
+
+    Parameters
+    ----------
+    start, stop
+        Numbers of records.
+    """
+    records = trace.records
+    start = min(max(start, 0), len(records))
+    stop = min(max(stop, start), len(records))
+    time = records["time"][min(start, len(records) - 1)] if len(records) else 0
+    before, source = _state(trace, start)
+    before["time"] = time
+    whole = np.concatenate([before, records[start:stop]])
+    prior = {}
+    for device in np.unique(whole["device"]).tolist():
+        of_allocator = (whole["device"] == device) & (whole["kind"] >= Kind.BLOCK_ALLOC) & (whole["kind"] <= Kind.OOM)
+        inferred = max(recorded_from(trace, device) - start, 0)  # of the part itself, where it begins that early
+        prior[device] = int(np.count_nonzero(of_allocator[: len(before) + inferred]))
+    header = {**trace.header, "prior_records": prior, "window": [start, stop, len(records)]}
+    part = trace.selecting(whole, np.append(source, np.arange(start, stop)))
+    return replace(part, header=header)
+
+
+def _state(trace: Trace, start: int) -> tuple[npt.NDArray[np.void], Ints]:
+    """Return records that lead to the state right before a record, and from which records they are."""
+    blocks = lifetimes.blocks(trace).at(start - 1)
+    segments = lifetimes.segments(trace).at(start - 1)
+    of_driver = trace.records["kind"][blocks.start] == Kind.MEM_ALLOC  # both a block and a segment: once is enough
+    waiting = blocks[blocks.freed < start]
+    opened = _opened(trace, start)
+    source = np.concatenate([opened, segments.start, blocks.start[~of_driver], waiting.freed])
+    records = trace.records[source]
+    first = len(opened)
+    # Of mapped pages, what is left of them.
+    runs = slice(first, first + len(segments))
+    records["address"][runs], records["size"][runs] = segments.address, segments.size
+    return records, source
+
+
+def _opened(trace: Trace, start: int) -> Ints:
+    """Return the streams, pinned memory and ranges that were there right before a record, by record."""
+    records = trace.records[:start]
+    found: list[int] = []
+    for opens, closes in _OPENED.items():
+        key = "stream" if opens == Kind.STREAM_CREATE else "address"
+        index = np.flatnonzero(np.isin(records["kind"], (opens, closes)))
+        live: dict[tuple[int, int], int] = {}
+        columns = (records[name][index].tolist() for name in ("kind", key, "flags"))
+        for i, kind, what, flags in zip(index.tolist(), *columns, strict=True):
+            place = what, flags if opens == Kind.HOST_ALLOC else 0
+            if kind == opens:
+                live[place] = i
+            else:
+                live.pop(place, None)
+        found += live.values()
+    index = np.flatnonzero(np.isin(records["kind"], (Kind.RANGE_PUSH, Kind.RANGE_POP)))
+    inside: dict[tuple[int, int], list[int]] = {}
+    columns = (records[name][index].tolist() for name in ("kind", "thread", "device"))
+    for i, kind, thread, device in zip(index.tolist(), *columns, strict=True):
+        pushed = inside.setdefault((thread, device), [])
+        if kind == Kind.RANGE_PUSH:
+            pushed.append(i)
+        elif pushed:
+            pushed.pop()
+    for pushed in inside.values():
+        found += pushed
+    return np.array(sorted(found), np.int64)

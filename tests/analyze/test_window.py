@@ -1,0 +1,140 @@
+"""A part of a recording begins with the state that its first event found."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from records import BASE, MIB, alloc, free, freed, of_segment, trace
+
+from cudatool import analyze
+from cudatool.cli.snapshot import snapshot
+from cudatool.collect import torch_snapshot
+from cudatool.trace.events import Kind
+from cudatool.trace.model import Trace
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+RECORDINGS = sorted(DATA.glob("*.pickle.xz"))
+
+
+def state(of: Trace, index: int) -> list[dict[str, Any]]:
+    at = analyze.segments_at(analyze.blocks(of), analyze.segments(of), index)
+    return [asdict(segment) for segment in at]
+
+
+def same_states(whole: Trace, start: int, stop: int, step: int = 1) -> None:
+    part = analyze.window(whole, start, stop)
+    before = len(part.records) - (stop - start)
+    for index in [start - 1, *range(start, stop, step)]:
+        assert state(whole, index) == state(part, before + index - start)
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name)
+@pytest.mark.parametrize("share", [0, 0.3, 0.9])
+def test_every_moment_of_a_part_is_that_of_the_whole(path: Path, share: float) -> None:
+    whole = torch_snapshot.read(path)
+    count = len(whole.records)
+    same_states(whole, int(count * share), min(int(count * share) + 200, count), step=20)
+
+
+_kinds = st.sampled_from(["alloc", "free", "freed", "map", "unmap"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(_kinds, st.integers(0, 5), st.integers(1, 3)), max_size=25), st.data())
+def test_parts_of_any_sequence_have_its_states(events: list[tuple[str, int, int]], data: st.DataObject) -> None:
+    make = {
+        "alloc": lambda page, _: alloc(2 * MIB * page, MIB),
+        "free": lambda page, _: free(2 * MIB * page),
+        "freed": lambda page, _: freed(2 * MIB * page),
+        "map": lambda page, count: of_segment(Kind.SEGMENT_MAP, 2 * MIB * page, 2 * MIB * count),
+        "unmap": lambda page, count: of_segment(Kind.SEGMENT_UNMAP, 2 * MIB * page, 2 * MIB * count),
+    }
+    mapped: set[int] = set()
+    sound = []  # pages are not mapped twice
+    for kind, page, count in events:
+        pages = set(range(page, page + count))
+        if kind == "map" and pages & mapped:
+            continue
+        mapped = mapped | pages if kind == "map" else mapped - pages if kind == "unmap" else mapped
+        sound.append(make[kind](page, count))
+    whole = trace(*sound)
+    count = len(whole.records)
+    start = data.draw(st.integers(0, count))
+    same_states(whole, start, data.draw(st.integers(start, count)))
+
+
+def test_what_was_there_before_is_no_part_of_what_happened() -> None:
+    whole = trace(
+        of_segment(Kind.SEGMENT_ALLOC, 0, 20 * MIB),
+        alloc(0, 2 * MIB),
+        alloc(2 * MIB, 2 * MIB),
+        free(0),
+        alloc(4 * MIB, 2 * MIB),
+        freed(0),
+    )
+    part = analyze.window(whole, 4, 6)
+    assert 4 == analyze.recorded_from(part, 0)
+    assert [4, 6, 6] == part.header["window"]
+    assert [1040] * 5 + [1050] == part.records["time"].tolist()
+    (summary,) = analyze.report(part).summary.devices
+    assert (4 * MIB, 6 * MIB) == (summary.now.active, summary.peak_active)
+
+
+def test_ranges_that_are_open_stay_open() -> None:
+    whole = trace(
+        (Kind.RANGE_PUSH, {"name": "step"}), (Kind.RANGE_PUSH, {"name": "over"}), (Kind.RANGE_POP, {}), alloc(0, 512)
+    )
+    part = analyze.window(whole, 3, 4)
+    assert [Kind.RANGE_PUSH, Kind.BLOCK_ALLOC] == part.records["kind"].tolist()
+    assert "step" == part.names[part.records["name"][0]]
+
+
+def test_what_events_say_goes_with_them(tmp_path: Path) -> None:
+    import pickle
+
+    ring = [
+        {"action": "alloc", "addr": BASE + 512 * i, "size": 512, "stream": 0, "time_us": i, "compile_context": f"{i}/0"}
+        for i in range(4)
+    ]
+    (tmp_path / "x").write_bytes(pickle.dumps({"segments": [], "device_traces": [ring]}))
+    part = analyze.window(torch_snapshot.read(tmp_path / "x"), 3, 4)  # after the stream's record
+    fact = part.facts["compile_context"]  # type: ignore[attr-defined]
+    numbers = np.asarray(fact.number)[part.records["kind"] == Kind.BLOCK_ALLOC].tolist()
+    assert ["0/0", "1/0", "2/0"] == [fact.values[number - 1] for number in numbers]
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(snapshot, [str(RECORDINGS[0]), *arguments])
+    return done.exit_code, done.stdout or str(done.exception)
+
+
+def test_the_command_shows_the_part_that_was_asked_for() -> None:
+    count = len(torch_snapshot.read(RECORDINGS[0]).records)
+    status, text = run("--events", "100:300")
+    assert 0 == status
+    assert f"200 events (numbers 100 to 299 of {count:,})" in text
+    status, text = run("--time", "0s:1h")
+    assert f"{count:,} events (numbers 0 to {count - 1:,} of {count:,})" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--events", "5"], "write a range such as 1000:2000"),
+        (["--events", "9:5"], "no event is in that range"),
+        (["--events", "a:5"], "'a' is not a whole number"),
+        (["--time", "1:2"], "'1' is not a time; write for example 1.5s"),
+        (["--time", "9h:"], "no event is in that range"),
+    ],
+)
+def test_what_is_no_range_is_refused(arguments: list[str], reason: str) -> None:
+    status, text = run(*arguments)
+    assert status
+    assert reason in text
