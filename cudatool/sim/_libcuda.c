@@ -68,22 +68,48 @@ static int call_python(entry_t target, long a, long b, long c, long d, long e, l
 static volatile int leaving;
 static int strangers;
 
+/* The same goes for Python's own threads, daemons: Python ends them where they next ask for its lock, also in the middle
+ * of a callback, through C++ frames that nothing may unwind: the process would abort. So from the same moment on they
+ * wait here for its end, before or after their call. Only one that holds Python's lock goes on: it keeps all others
+ * from running. */
+static pthread_t leaver;
+static int guests;
+
+static void wait_for_the_end(void) {
+    if (leaving && !pthread_equal(pthread_self(), leaver))
+        for (;;) pause();
+}
+
 static int call(entry_t target, long a, long b, long c, long d, long e, long f, long g, long h, long i, long j, long k,
                 long l) {
     if (closed) return closed;
-    if (PyGILState_GetThisThreadState()) return call_python(target, a, b, c, d, e, f, g, h, i, j, k, l);
+    if (PyGILState_GetThisThreadState()) {
+        if (PyGILState_Check()) return call_python(target, a, b, c, d, e, f, g, h, i, j, k, l);
+        __atomic_add_fetch(&guests, 1, __ATOMIC_SEQ_CST);
+        if (leaving && !pthread_equal(pthread_self(), leaver)) __atomic_sub_fetch(&guests, 1, __ATOMIC_SEQ_CST);
+        wait_for_the_end();
+        int result = call_python(target, a, b, c, d, e, f, g, h, i, j, k, l);
+        __atomic_sub_fetch(&guests, 1, __ATOMIC_SEQ_CST);
+        wait_for_the_end();
+        return result;
+    }
     __atomic_add_fetch(&strangers, 1, __ATOMIC_SEQ_CST);
     int result = leaving ? CUDA_ERROR_DEINITIALIZED : call_python(target, a, b, c, d, e, f, g, h, i, j, k, l);
     __atomic_sub_fetch(&strangers, 1, __ATOMIC_SEQ_CST);
     return result;
 }
 
-/* From now on entry points return CUDA_ERROR_DEINITIALIZED to threads that Python does not know. Waits, for a second at
- * most, for those that are in one: Python is about to finalize, and must not be held by the caller. */
+/* From now on entry points return CUDA_ERROR_DEINITIALIZED to threads that Python does not know, and to its own but this
+ * one nothing at all. Waits, for a second at most, for those that are in one: Python is about to finalize, and must not
+ * be held by the caller. */
 void cudatool_leave(void) {
+    leaver = pthread_self();
     leaving = 1;
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    for (int i = 0; i < 10000 && __atomic_load_n(&strangers, __ATOMIC_SEQ_CST); ++i) usleep(100);
+    for (int i = 0; i < 10000; ++i) {
+        if (!__atomic_load_n(&strangers, __ATOMIC_SEQ_CST) && !__atomic_load_n(&guests, __ATOMIC_SEQ_CST)) return;
+        usleep(100);
+    }
 }
 
 /* Set by a callback that Ctrl-C ended: the caller is to be interrupted when it is back in Python. */
