@@ -148,6 +148,7 @@ def _plain(leak: Leak) -> dict[str, Any]:
 
 _MOST_WINDOWS: Final = 64
 _MOST_CELLS: Final = 1 << 22  # of sites times windows that are in memory at once
+_MOST_BLOCKS: Final = 1 << 17  # the same of blocks, where sites have about as many each
 _PARTS: Final = 8  # of the time of growth, for what work does meanwhile
 _RECURS: Final = 16  # times that work has to come again where no steps are named
 _WITHOUT_STACKS: Final = 1000  # allocations; sizes alone tell steps and the layers of one step apart only in the mass
@@ -451,12 +452,13 @@ class _Name(NamedTuple):
 
 def _trends(blocks: Lifetimes, group: Ints, groups: int, bounds: Ints) -> Iterator[tuple[int, Growth]]:
     """Yield the groups of blocks that grow in some way."""
-    for some in np.array_split(np.arange(groups), -(-groups * len(bounds) // _MOST_CELLS) or 1):
+    parts = max(-(-groups * len(bounds) // _MOST_CELLS), -(-len(blocks) // _MOST_BLOCKS), 1)
+    for some in np.array_split(np.arange(groups), parts):
         if not len(some):
             continue
         own = np.flatnonzero((group >= some[0]) & (group <= some[-1]))
-        rows = blocks[own]
-        table = floors(group[own] - some[0], rows.size, rows.start, rows.freed, bounds, len(some))
+        columns = blocks.size[own], blocks.start[own], blocks.freed[own]
+        table = floors(group[own] - some[0], *columns, bounds, len(some))
         for row in np.flatnonzero(may_grow(table)).tolist():
             growth = trend(table[row])
             if growth.trend != Trend.BOUNDED:

@@ -13,7 +13,7 @@ from cudatool.trace import _sweep
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
-__all__ = ["Ints", "Lifetimes", "Mask", "blocks", "recorded_from", "segments"]
+__all__ = ["Ints", "Lifetimes", "Mask", "blocks", "distinct_pairs", "recorded_from", "segments"]
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -64,6 +64,17 @@ class Lifetimes:
     def at(self, index: int) -> Lifetimes:
         """Return the rows that occupy memory right after record `index`."""
         return self[(self.start <= index) & (index < self.end)]
+
+
+def distinct_pairs(first: Ints, second: Ints) -> tuple[Ints, Ints]:
+    """Return the distinct rows of two columns, in order, and the number of each row's; as np.unique() with an axis.
+
+    That would sort rows of bytes, which takes twenty times as long. `first` is from 0 to below 2**32.
+    """
+    values, place = np.unique(second, return_inverse=True)
+    key, inverse = np.unique(first * len(values) + place.reshape(-1), return_inverse=True)
+    rows = np.stack([key // max(len(values), 1), values[key % max(len(values), 1)]], axis=1)
+    return rows, inverse.reshape(-1)
 
 
 def recorded_from(trace: Trace, device: int) -> int:

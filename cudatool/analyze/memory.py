@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cudatool.analyze.lifetimes import Ints, Lifetimes, Mask, recorded_from
+from cudatool.analyze.lifetimes import Ints, Lifetimes, Mask, distinct_pairs, recorded_from
 from cudatool.trace.frames import MissingStack, call_site, call_sites, missing_stack
 from cudatool.trace.model import Trace
 from cudatool.units import format_bytes
@@ -113,9 +113,7 @@ class CallSite:
 
 def site_keys(blocks: Lifetimes) -> tuple[Ints, Ints]:
     """Return the call sites of `blocks`, a row (stack, requested) each, and the number of each block's site."""
-    keys = np.stack([blocks.stack, np.where(blocks.stack == 0, blocks.requested, 0)], axis=1)
-    unique, inverse = np.unique(keys, axis=0, return_inverse=True)
-    return unique, inverse.reshape(-1)
+    return distinct_pairs(blocks.stack, np.where(blocks.stack == 0, blocks.requested, 0))
 
 
 def site_labels(trace: Trace, sites: Ints, before: Mask) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool.analyze.lifetimes import Ints, Lifetimes, recorded_from
+from cudatool.analyze.lifetimes import Ints, Lifetimes, distinct_pairs, recorded_from
 from cudatool.text import quoted
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
@@ -119,8 +119,7 @@ def _from_period(trace: Trace, blocks: Lifetimes) -> Steps | None:
     count = len(blocks)
     if count < 2 * _FEWEST:
         return None
-    _, key = np.unique(np.stack([blocks.stack, blocks.requested]), axis=1, return_inverse=True)
-    key = key.reshape(-1)
+    _, key = distinct_pairs(blocks.stack, blocks.requested)
     order = np.argsort(key, kind="stable")
     gap = np.diff(order)[key[order[1:]] == key[order[:-1]]]  # from one allocation to the next that is like it
     often = np.bincount(gap[gap <= count // _FEWEST])

@@ -1,0 +1,79 @@
+"""Time and memory of `cudatool snapshot` on large recordings, beside what Python alone takes for the same file.
+
+    python benchmarks/bench_scale.py [--events 2100000]
+
+The peer of a pickle is ``pickle.load`` and one walk over its events that adds up what is live, as PyTorch's own
+_memory_viz.py begins; that of a trace is one pass of ``zlib.crc32`` over its bytes, which any reader of it must make.
+Each runs in a process of its own: CPU seconds, and the most memory beyond what the imports took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+MEASURE = """
+import json, resource, sys, time
+{imports}
+def used():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+memory, start = used(), time.process_time()
+{work}
+print(json.dumps([time.process_time() - start, (used() - memory) * 1024]))
+"""
+
+OURS = (
+    "import io\nfrom pathlib import Path\nfrom rich.console import Console\nfrom cudatool import analyze\n"
+    "from cudatool.cli._snapshot_text import print_report\nfrom cudatool.cli._sources import read_trace\n"
+    "from cudatool.collect import rmm_log, torch_snapshot",
+    "report = analyze.report(read_trace(Path(sys.argv[1])))\nprint_report(Console(file=io.StringIO()), report)",
+)
+PICKLE = (
+    "import gc, pickle",
+    "gc.disable()\nwith open(sys.argv[1], 'rb') as file:\n    data = pickle.load(file)\n"
+    "live = most = 0\n"
+    "for event in data['device_traces'][0]:\n"
+    "    action = event['action']\n"
+    "    if action == 'alloc':\n        live += event['size']\n        most = max(most, live)\n"
+    "    elif action == 'free_completed':\n        live -= event['size']",
+)
+CRC = (
+    "import zlib",
+    "with open(sys.argv[1], 'rb') as file:\n    crc = 0\n    while piece := file.read(1 << 18):\n"
+    "        crc = zlib.crc32(piece, crc)",
+)
+
+
+def measure(parts: tuple[str, str], path: Path) -> tuple[float, float]:
+    """Return CPU seconds and bytes of memory."""
+    program = MEASURE.format(imports=parts[0], work=parts[1])
+    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True)
+    seconds, memory = json.loads(done.stdout)
+    return seconds, memory
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--events", type=int, default=2_100_000)
+    events = parser.parse_args().events
+    print(f"{events:,} events       {'us an event':>14}{'bytes an event':>16}")
+    with tempfile.TemporaryDirectory() as folder:
+        for ending, peer, name in ((".pickle", PICKLE, "pickle.load and a walk"), (".ctrace", CRC, "zlib.crc32")):
+            path = Path(folder) / f"made{ending}"
+            subprocess.run([sys.executable, str(HERE / "large_recordings.py"), str(events), str(path)], check=True)
+            ours, theirs = measure(OURS, path), measure(peer, path)
+            for who, (seconds, memory) in ((f"cudatool snapshot, {ending}", ours), (name, theirs)):
+                print(f"{who:26}{seconds / events * 1e6:10.2f}{memory / events:16.0f}")
+            if ending == ".pickle":
+                print(f"{'ratio, ours to theirs':26}{ours[0] / theirs[0]:10.2f}{ours[1] / theirs[1]:16.2f}")
+            path.unlink()
+
+
+if __name__ == "__main__":
+    main()
