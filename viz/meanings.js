@@ -14,6 +14,7 @@ const MEANINGS = {
   leak: "A call site that holds more after each step, until the recording ends. A list, a cache or a closure keeps what it returns.",
   limit: "The allocator may be held below the size of the card (set_per_process_memory_fraction), or other programs use the rest.",
   need: "Nearly all that is reserved is in use: a better allocator setting would not help. What holds the most is named.",
+  setting: "The allocator reads PYTORCH_CUDA_ALLOC_CONF as the program starts. What a setting gives was measured by a replay of this recording.",
   purpose: "What a block is for is inferred from its stack, its size and when it lives; each rule says how sure it is.",
   fragmentation: "The share of the reserved bytes that is not active.",
 };

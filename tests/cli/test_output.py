@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -87,11 +89,11 @@ def test_names_that_the_terminal_cannot_show_are_spelled_out(folder):
 
 
 def test_interrupt_is_status_130_and_no_finding(folder):
-    # A pipe that nobody fills makes the command wait while it opens the file.
-    os.mkfifo(folder / "kernels.ptx")
-    process = subprocess.Popen([*COMMAND, "ptx", "kernels.ptx"], cwd=folder, env=ENVIRONMENT, stderr=subprocess.PIPE)
-    with open(folder / "kernels.ptx", "wb"):  # returns once the command has opened it, too
-        time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=60)
+    command = [*COMMAND, "snapshot", "--json", "t.ctrace"]
+    process = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)  # the command has more to say, and waits
+    select.select([process.stdout], [], [], 60)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
     assert (process.returncode, error.strip()) == (130, b"cudatool: interrupted")

@@ -460,3 +460,18 @@ def test_without_options_nothing_is_loaded(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess("-p", "no:randomly")
     result.assert_outcomes(passed=1)
     result.stdout.no_fnmatch_line("*cudatool on*")
+
+
+@pytest.mark.parametrize("report", ["test_it.py", "link.json", "rules.txt"])
+def test_a_report_replaces_no_test_and_no_rules(pytester: pytest.Pytester, report: str) -> None:
+    test = pytester.makepyfile(test_it="def test_passes(): pass")
+    (pytester.path / "link.json").symlink_to(test)
+    (pytester.path / "rules.txt").write_text("kind=leak\n")
+    before = test.read_text()
+    result = pytester.runpytest_subprocess(
+        "--cudatool", f"--cudatool-report=json={report}", "--cudatool-suppress=@rules.txt", "test_it.py"
+    )
+    assert pytest.ExitCode.USAGE_ERROR == result.ret
+    result.stderr.fnmatch_lines(["*this command reads that file; name another*"])
+    assert before == test.read_text()
+    assert "kind=leak\n" == (pytester.path / "rules.txt").read_text()
