@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudatool.cli._text import new_table, plain, results
+from cudatool.cli._text import new_table, plain, print_rows, results
 from cudatool.collect.kernel_names import kernel_name, kernel_parameters
+from cudatool.collect.kernel_sources import parameter_names
 from cudatool.ptx import FieldAccess, KernelAccesses, KernelSummary, Mode
 
 __all__ = ["kernel_json", "print_kernel"]
@@ -28,7 +29,13 @@ def _types(accesses: KernelAccesses) -> list[str]:
     return [one.type if one.size <= 8 else f"{one.type}[{one.size}]" for one in accesses.parameters]
 
 
-def kernel_json(accesses: KernelAccesses, summary: KernelSummary, refusal: str) -> dict[str, Any]:
+def _names(accesses: KernelAccesses, source: str) -> list[str]:
+    """Return the name of each parameter as the CUDA C++ `source` has it, "" where that does not tell."""
+    count = len(accesses.parameters)
+    return parameter_names(source, kernel_name(accesses.kernel), count) or [""] * count
+
+
+def kernel_json(accesses: KernelAccesses, summary: KernelSummary, refusal: str, source: str) -> dict[str, Any]:
     """Return the same as :func:`print_kernel` prints, for ``json.dumps``."""
     return {
         "kernel": accesses.kernel,
@@ -37,6 +44,7 @@ def kernel_json(accesses: KernelAccesses, summary: KernelSummary, refusal: str) 
         "parameters": [
             {
                 "name": parameter.name,
+                "source_name": name or None,
                 "offset": parameter.offset,
                 "size": parameter.size,
                 "type": kind,
@@ -53,7 +61,9 @@ def kernel_json(accesses: KernelAccesses, summary: KernelSummary, refusal: str) 
                     for field in parameter.fields
                 ],
             }
-            for parameter, kind in zip(accesses.parameters, _types(accesses), strict=True)
+            for parameter, kind, name in zip(
+                accesses.parameters, _types(accesses), _names(accesses, source), strict=True
+            )
         ],
         "variables": [
             {"name": one.name, "access": _letters(one.mode), "loaded_access": _letters(one.loaded_mode)}
@@ -74,22 +84,31 @@ def kernel_json(accesses: KernelAccesses, summary: KernelSummary, refusal: str) 
     }
 
 
-def print_kernel(accesses: KernelAccesses, summary: KernelSummary, refusal: str) -> None:
-    """Print what a kernel does; `refusal` is why the software device does not run it, empty if it does."""
+def print_kernel(accesses: KernelAccesses, summary: KernelSummary, refusal: str, source: str) -> None:
+    """Print what a kernel does.
+
+    Parameters
+    ----------
+    refusal
+        Why the software device does not run it, empty if it does.
+    source
+        The CUDA C++ that it was compiled from, empty if there is none.
+    """
     from rich.table import Table
 
     console = results()
     console.print(plain(kernel_name(accesses.kernel)), style="bold")
     table = new_table("Parameter", "Type", "Access", "Bytes of one access", "Through its pointers")
-    for parameter, kind in zip(accesses.parameters, _types(accesses), strict=True):
-        short = parameter.name.removeprefix(f"{accesses.kernel}_")
+    names = _names(accesses, source)
+    for parameter, kind, named in zip(accesses.parameters, _types(accesses), names, strict=True):
+        short = named or parameter.name.removeprefix(f"{accesses.kernel}_")
         if not parameter.fields:
             table.add_row(plain(short), plain(kind), "", "", "")
         for field in parameter.fields:
             name = short + (f"+{field.offset}" if parameter.size > 8 else "")
             notes = [_letters(field.loaded_mode), "escapes" if field.escapes else ""]
             table.add_row(plain(name), plain(kind), _letters(field.mode), _widths(field), " ".join(filter(None, notes)))
-    console.print(table)
+    print_rows(console, table)
     memory = f"{summary.shared_bytes} shared, {summary.local_bytes} local, {summary.constant_bytes} constant"
     variables = [f"{one.name} {_letters(one.mode)}".rstrip() for one in accesses.variables]
     doubts = ", ".join(sorted(accesses.doubts))

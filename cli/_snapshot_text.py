@@ -180,14 +180,15 @@ def _print_work(console: Console, summary: Summary) -> None:
     def took(time: int | None) -> str:
         return "not recorded" if time is None else format_time(time)
 
+    clock = "Device time (simulated)" if summary.simulated else "Device time"
     if summary.kernels:
-        table = new_table("Kernel", numbers=("Launches", "Device time"))
+        table = new_table("Kernel", numbers=("Launches", clock))
         for kernel in summary.kernels[:_MOST]:
             table.add_row(plain(kernel.name), f"{kernel.launches:,}", took(kernel.time))
         print_table(console, "Kernels", table)
         print_rest(console, len(summary.kernels), _MOST, "kernels")
     if summary.copies:
-        table = new_table("Copy", numbers=("Count", "Bytes", "Device time"))
+        table = new_table("Copy", numbers=("Count", "Bytes", clock))
         for copies in summary.copies:
             table.add_row(copies.direction, f"{copies.count:,}", format_bytes(copies.size), took(copies.time))
         print_table(console, "Copies", table)

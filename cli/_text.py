@@ -22,6 +22,7 @@ __all__ = [
     "new_table",
     "plain",
     "print_rest",
+    "print_rows",
     "print_table",
     "results",
     "say",
@@ -86,9 +87,16 @@ def new_table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
 
 
 def print_table(console: Console, title: str, table: Table) -> None:
-    """Print a table below its title; as the table's own it would be as narrow as the table."""
-    console.print(f"\n{title}", style="bold")
-    console.print(table)
+    """Print a table below its title, if it has rows; as the table's own, the title would be as narrow as the table."""
+    if table.row_count:
+        console.print(f"\n{title}", style="bold")
+        console.print(table)
+
+
+def print_rows(console: Console, table: Table) -> None:
+    """Print a table if it has rows."""
+    if table.row_count:
+        console.print(table)
 
 
 def print_rest(console: Console, count: int, shown: int, what: str) -> None:

@@ -52,7 +52,8 @@ def ptx(
     from cudatool.ptx import infer_accesses, parse, summarize
 
     results = []
-    for text in _texts_of(file, kernel, arch, include, define):
+    texts, source = _texts_of(file, kernel, arch, include, define)
+    for text in texts:
         module = parse(text)
         names = [name for name, function in module.kernels.items() if function.has_body]
         if kernel is not None:
@@ -64,18 +65,18 @@ def ptx(
         raise UsageError(f"{file} has no kernel {quoted(kernel)}; without --kernel all are shown")
     if as_json:
         head = {"schema": "cudatool.ptx/1", "file": str(file)}
-        echo_json({**head, "kernels": [kernel_json(*result) for result in results]})
+        echo_json({**head, "kernels": [kernel_json(*result, source) for result in results]})
         return
     if not results:
         say(f"{file} has no kernels; templates are compiled for an instance: --kernel 'scale<float>'")
     for result in results:
-        print_kernel(*result)
+        print_kernel(*result, source)
 
 
 def _texts_of(
     file: Path, kernel: str | None, arch: str, include: tuple[str, ...], define: tuple[str, ...]
-) -> list[bytes]:
-    """Return the PTX in a file, compiled if it is CUDA C++."""
+) -> tuple[list[bytes], str]:
+    """Return the PTX in a file, and the CUDA C++ that it was compiled from, if it was."""
     from cudatool._nvrtc import architecture_number, to_ptx
     from cudatool.errors import CompileError, UsageError
     from cudatool.files import open_input, read_input
@@ -90,24 +91,25 @@ def _texts_of(
                     texts = ptx_for(view, number)
                 if not texts:
                     raise UsageError(f"{file} has no PTX for {arch} or older")
-                return texts
+                return texts, ""
         content = read_input(file, _LARGEST)
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from error
     if file.suffix == ".ptx":
-        return [content]
+        return [content], ""
     if file.suffix not in (".cu", ".cuh", ".cpp", ".cc"):
         raise UsageError(f"{file}: neither PTX (.ptx), nor CUDA C++ (.cu), nor a file with device code in it")
     expressions = [kernel] if kernel and "<" in kernel else []
     here = (*include, str(file.parent))
     source = content.decode("utf-8", "replace")
     try:
-        return [to_ptx(source, str(file), architecture=arch, include=here, define=define, expressions=expressions)]
+        text = to_ptx(source, str(file), architecture=arch, include=here, define=define, expressions=expressions)
     except CompileError as error:
         # The first message; NVRTC's log has all of them, with the lines they are about.
         first = next((line for line in error.log.splitlines() if re.search(r"\berror\b", line)), error.args[0])
         hint = "NVRTC compiles device code; of a program with host code: nvcc -ptx"
         raise UsageError(f"{first.strip()} ({hint})") from None
+    return [text], source
 
 
 def _refusals(text: bytes, names: list[str]) -> dict[str, str]:

@@ -70,10 +70,12 @@ def run(
     are the operations of cudatool's runtime, on a GPU what the program does through PyTorch, and on the software
     device the driver calls of any cuda.core or cuda.bindings program.
     """
+    from cudatool.cli._last_words import last_words
     from cudatool.cli._pages import open_page
     from cudatool.cli._sources import refuse_recording
     from cudatool.files import check_outputs
     from cudatool.recording import record
+    from cudatool.text import printable
     from cudatool.workload import Start, Workload
 
     if html and workload[:1] not in (("-m",), ("-c",)) and not is_page(html):
@@ -85,7 +87,12 @@ def run(
     path = os.path.abspath(output or f"{program.name}.{os.getpid()}.ctrace")  # the program may change directory
     page = None if html is None else path.removesuffix(".ctrace") + ".html" if html == BESIDE else os.path.abspath(html)
     check_outputs(map(_short, filter(None, (path, page))), program.files, force=force)
-    with record(path, device=device, with_stacks=not no_stacks, measure_accesses=accesses, force=force) as recorder:
+    shown = _short(path)
+    survives = f"cudatool: the program ended at once; its trace is {shown} (cudatool snapshot {shlex.quote(shown)})"
+    with (
+        record(path, device=device, with_stacks=not no_stacks, measure_accesses=accesses, force=force) as recorder,
+        last_words(printable(survives)),
+    ):
         status = program.run()
         recorder.add_facts({"exit_status": status})
 
@@ -145,7 +152,8 @@ def _print_summary(trace: Trace, status: int) -> None:
             held = f"{format_bytes(device.now.allocated)} at the end, most of it from {site.label}"
             table.add_row("Not freed", plain(held))
     for index, kernel in enumerate(summary.kernels[:_MOST]):
-        time = "" if kernel.time is None else f", {format_time(kernel.time)} on the device"
+        clock = " (simulated)" if summary.simulated else ""
+        time = "" if kernel.time is None else f", {format_time(kernel.time)} on the device{clock}"
         text = f"{kernel.name}: {counted(kernel.launches, 'launch')}{time}"
         table.add_row("Kernels" if not index else "", plain(text))
     if len(summary.kernels) > _MOST:

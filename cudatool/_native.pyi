@@ -77,3 +77,9 @@ def call(function: int, /, *words: int) -> int:
 
 def address_of(array: npt.NDArray[Any], /) -> int:
     """Return the address of the first element of a NumPy array."""
+
+def last_words(message: bytes, /) -> None:
+    """Let SIGTERM write a message to stderr before it ends this process; ``b""`` undoes it.
+
+    A program that handles SIGTERM itself, or ignores it, is left alone.
+    """

@@ -91,7 +91,8 @@ function showWork(shared, data) {
   let streams = null;
   if (data.operations.start.length) streams = new StreamsView(shared, data);
   else byId("streams").closest(".card").hidden = true;
-  const time = (ns) => (ns === null ? "time not recorded" : formatTime(ns));
+  const time = (ns) => (ns === null ? "time not recorded" : formatTime(ns) + (data.simulated ? " (simulated)" : ""));
+  if (data.simulated) byId("streams-clock").textContent = byId("streams-clock").textContent.replace("Device time", "Device time (simulated)");
   fill(byId("kernels"), null, data.kernels, data.kernels.length, (k) => shared.row({
     name: k.name, detail: `${formatCount(k.launches)} launched`, numbers: time(k.time) }));
   fill(byId("copies"), null, data.copies, data.copies.length, (c) => shared.row({

@@ -130,6 +130,7 @@ def payload(report: Report, found: sanitize.Report | None = None) -> bytes:
         "recorded_on": summary.recorded_on,
         "events": summary.events,
         "duration": summary.duration,
+        "simulated": summary.simulated,
         "clock": report.trace.header.get("time_axis", "clock"),
         "findings": [
             {"severity": f.severity, "confidence": f.confidence, "device": f.device, "message": f.message}

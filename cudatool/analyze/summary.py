@@ -92,6 +92,7 @@ class Summary:
     """A trace in numbers; `duration` in ns, `recorded_on` the kind of device in words ("" if unknown).
 
     Of a part of a recording, `window` has its first event, the one after its last, and how many the recording has.
+    `simulated` says whether times on the device come from the software device's cost model.
     """
 
     source: str
@@ -104,6 +105,7 @@ class Summary:
     copies: tuple[Copies, ...]
     streams: tuple[Stream, ...]
     notes: tuple[str, ...]
+    simulated: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain dicts and lists; sizes in bytes, times in ns."""
@@ -186,6 +188,7 @@ def _report(trace: Trace, total: Mapping[int, int | None], shown: Step) -> Repor
         copies=execution.copies(trace, ran),
         streams=execution.streams(trace, ran),
         notes=tuple(trace.notes),
+        simulated=trace.header.get("device_kind") == "sim",
     )
     shown.update(5)
     curves = {device.device: curve for device, curve in zip(devices, timelines, strict=True)}

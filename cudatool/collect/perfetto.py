@@ -253,7 +253,8 @@ class _Writer:
         program = " ".join(map(str, argv)) if isinstance(argv, list) and argv else "program"
         processes = sorted({process for process, _ in self.lanes} | {_DEVICE + d for d in self._devices()} | {_HOST})
         for process in processes:
-            name = program if process == _HOST else f"Device {process - _DEVICE}"
+            clock = " (simulated time)" if self.trace.header.get("device_kind") == "sim" else ""
+            name = program if process == _HOST else f"Device {process - _DEVICE}{clock}"
             yield _metadata("process_name", process, 0, {"name": name})
             yield _metadata("process_sort_index", process, 0, {"sort_index": process})
         for (process, name), thread in self.lanes.items():

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
+
+import pytest
 
 from cudatool.trace.events import Kind
 from cudatool.trace.reader import read
@@ -39,3 +42,39 @@ def test_kill_loses_nothing_that_was_done(tmp_path):
         trace = read(tmp_path / f"{attempt}.ctrace")
         assert len(trace.of_kind(Kind.MEMSET)) >= done > 0
         assert trace.notes  # it says that the program did not end
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [
+        ("os._exit(7)", 7),
+        ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", -signal.SIGTERM),
+    ],
+)
+def test_a_program_that_ends_at_once_says_where_its_trace_is(run_command, tmp_path, ending, status):
+    program = "import os, signal, time\nimport cudatool as ct\nkept = ct.empty(1000)\nct.synchronize()\n"
+    program += f"assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL\n{ending}\n"
+    (tmp_path / "program.py").write_text(program)
+    done = run_command("run", "-o", "my trace.ctrace", "program.py")
+    assert status == done.returncode
+    assert "cudatool: the program ended at once; its trace is my trace.ctrace" in done.stderr
+    assert "(cudatool snapshot 'my trace.ctrace')" in done.stderr
+    assert 1 == len(read(tmp_path / "my trace.ctrace").of_kind(Kind.BLOCK_ALLOC))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import os\nif os.fork() == 0: os._exit(0)\nos.wait()\n",
+        "import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: None)\nos.kill(os.getpid(), signal.SIGTERM)\n",
+        "import os, signal, subprocess, sys\n"
+        "child = 'import os, signal; os.kill(os.getpid(), signal.SIGTERM)'\n"
+        "assert subprocess.run([sys.executable, '-c', child]).returncode == -signal.SIGTERM\n",
+    ],
+    ids=["a forked child", "a handler of its own", "a child program"],
+)
+def test_what_goes_on_has_no_last_words(run_command, tmp_path, program):
+    (tmp_path / "program.py").write_text(program)
+    done = run_command("run", "-o", "t.ctrace", "program.py")
+    assert (0, False) == (done.returncode, "ended at once" in done.stderr)
+    assert "Wrote t.ctrace" in done.stderr

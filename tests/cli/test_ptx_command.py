@@ -46,8 +46,8 @@ def test_table(run_command, kernels):
     assert (0, "") == (done.returncode, done.stderr)
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["scale"] == lines[0]
-    assert ["param_0+0", "b8[24]", "r", "read", "4"] in lines
-    assert ["param_0+16", "b8[24]", "w", "write", "4"] in lines
+    assert ["v+0", "b8[24]", "r", "read", "4"] in lines
+    assert ["v+16", "b8[24]", "w", "write", "4"] in lines
     assert ["features:", "barriers,", "global", "atomics"] in lines
     assert ["variables:", "counter", "a"] in lines
     assert ["software", "device:", "runs", "it"] in lines
@@ -149,3 +149,10 @@ def test_bad_input_is_one_line(run_command, tmp_path, name, content, options, me
     assert done.stderr.startswith("cudatool: error: ")
     assert message in done.stderr
     assert 1 == done.stderr.count("\n")
+
+
+def test_a_kernel_without_parameters_has_no_empty_table(run_command, tmp_path):
+    (tmp_path / "none.cu").write_text('extern "C" __global__ void none() {}')
+    done = run_command("ptx", "none.cu")
+    assert (0, "") == (done.returncode, done.stderr)
+    assert "Parameter" not in done.stdout

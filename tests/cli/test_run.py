@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -233,3 +234,14 @@ def test_program_that_takes_the_standard_streams_away_keeps_no_report_back(run_c
     done = run_command("sanitize", "odd.py")
     assert done.returncode == 0
     assert "no findings" in done.stdout
+
+
+def test_times_of_the_software_device_are_called_simulated(run_command, tmp_path):
+    (tmp_path / "program.py").write_text("import cudatool as ct\nct.ops.relu(ct.zeros(100, 'f4')).get()\n")
+    done = run_command("run", "-o", "t.ctrace", "program.py")
+    assert " on the device (simulated)" in " ".join(done.stderr.split())
+    assert "Device time (simulated)" in run_command("snapshot", "t.ctrace").stdout
+    (sites,) = [
+        device["at_peak"] for device in json.loads(run_command("snapshot", "t.ctrace", "--json").stdout)["devices"]
+    ]
+    assert [800] == [site["requested"] for site in sites]
