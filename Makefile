@@ -6,7 +6,7 @@ SAMPLE := samples/mlp.py
 TYPES  := build/typecheck
 BUILT  := pyproject.toml setup.py $(wildcard cudatool/*.c cudatool/*/*.c)
 
-.PHONY: demo test lint docs wheels clean
+.PHONY: demo test test-asan lint docs wheels clean
 
 demo: $(VENV)/installed
 	@mkdir -p demo
@@ -17,6 +17,9 @@ demo: $(VENV)/installed
 
 test: $(VENV)/installed-dev
 	$(PYTHON) -m pytest -q -n auto
+
+test-asan: $(VENV)/installed-dev
+	PYTHON=$(CURDIR)/$(PYTHON) tests/security/asan.sh
 
 lint: $(VENV)/installed-dev
 	$(VENV)/bin/ruff format --check .
