@@ -4,10 +4,16 @@
 
     trace's process   a thread for each thread of the program: what it enqueued and waited for, its ranges and marks
     Device N          counters "Memory" (allocated, active, reserved bytes), failed allocations,
+                      a span for each block from allocation to free, named by its call site,
                       and a thread for each stream: what ran on it
 
 An arrow leads from a call to what the device executed for it. A recording knows when a call was made, not how long it
-took: calls are drawn 1 us long, or up to the thread's next event. Times are microseconds since the first event.
+took: calls are drawn 1 us long, or up to the thread's next event.
+
+Times are microseconds since ``baseTimeNanoseconds``, a moment of the Unix clock. It is the one that the profiler of
+PyTorch takes (Kineto's ChromeTraceBaseTime: a multiple of 7,889,238 s), so that both files can be laid over each
+other as they are. PyTorch's snapshots have Unix times, and cudatool's traces say when their clock showed what. Where a
+recording has no such clock (RMM's logs), times count from its first event.
 
 The device has a clock of its own. Where an operation would begin before the call that enqueued it, all that ran on the
 device is moved by one constant, the smallest with which nothing does. Traces without times (old snapshots) have an
@@ -25,9 +31,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.collect.spans import memory_changes
+from cudatool.collect.spans import block_spans, memory_changes
 from cudatool.files import replacing
 from cudatool.trace.events import FREE_UNKNOWN, WORK, CopyFlag, Kind, unpack_dims, unpack_product
+from cudatool.trace.frames import call_sites
 from cudatool.trace.model import Trace
 from cudatool.trace.streams import stream_names
 
@@ -43,6 +50,8 @@ _HOST: Final = 1
 _DEVICE: Final = 1000  # a device's process is this and its number
 _CALL_LENGTH: Final = 1000  # ns
 _LATEST: Final = np.uint64((1 << 62) - 1)  # the year 2116: no difference of two times overflows, whatever a file says
+_BASE_PERIOD: Final = 7_889_238 * 10**9  # ns, some three months
+_WORD: Final = (1 << 64) - 1
 _LANES: Final = 64
 _BATCH: Final = 4096  # events for each write to the file
 
@@ -63,8 +72,10 @@ def write(path: str | Path, trace: Trace) -> None:
         The file cannot be written.
     """
     with replacing(path) as name, open(name, "w", encoding="ascii") as file:
-        file.write('{"displayTimeUnit":"ns","traceEvents":[\n')
-        events, separator = _Writer(trace).events(), ""
+        writer = _Writer(trace)
+        base = f'"baseTimeNanoseconds":{writer.base},' if writer.base is not None else ""
+        file.write(f'{{"displayTimeUnit":"ns",{base}"traceEvents":[\n')
+        events, separator = writer.events(), ""
         while batch := list(islice(events, _BATCH)):
             file.write(separator + ",\n".join(batch))
             separator = ",\n"
@@ -81,6 +92,11 @@ class _Writer:
         if trace.header.get("time_axis") == "index":
             time = np.arange(len(time), dtype=np.int64) * 1000
         self.origin = int(time.min()) if len(time) else 0
+        self.base = None
+        ahead = _unix_clock(trace)
+        if ahead is not None and 0 <= self.origin + ahead < int(_LATEST):
+            self.base = (self.origin + ahead) // _BASE_PERIOD * _BASE_PERIOD
+            self.origin = self.base - ahead
         self.time: npt.NDArray[np.int64] = time - self.origin
         self.text = [json.dumps(name) for name in trace.names]
         self.streams = stream_names(trace)
@@ -88,6 +104,7 @@ class _Writer:
 
     def events(self) -> Iterator[str]:
         yield from self._memory()
+        yield from self._blocks()
         yield from self._failures()
         yield from self._ranges()
         yield from self._marks()
@@ -115,6 +132,27 @@ class _Writer:
                     f'{{"ph":"C","name":"Memory","pid":{_DEVICE + device},"ts":{time / 1000},'
                     f'"args":{{"allocated":{allocated},"active":{active},"reserved":{reserved}}}}}'
                 )
+
+    def _blocks(self) -> Iterator[str]:
+        """Yield a span for each block, from its allocation to the request to free it, or to the trace's end."""
+        spans = block_spans(self.trace)
+        if not spans:
+            return
+        first = self.records[np.array([span.start for span in spans], np.int64)]
+        used = np.unique(first["stack"]).tolist()
+        stacks = [self.trace.stack(stack) for stack in used]
+        sites = {stack: json.dumps(label) for stack, label in zip(used, call_sites(stacks), strict=True)}
+        frames = {stack: json.dumps(self._stack(stack))[1:-1] for stack in used}
+        end, times = int(self.time.max(initial=0)), self.time.tolist()
+        columns = (first[column].tolist() for column in ("kind", "device", "stream", "stack", "aux0", "aux1"))
+        for number, (span, kind, device, stream, stack, aux0, pool) in enumerate(zip(spans, *columns, strict=True), 1):
+            what = f'"cat":"allocation","name":{sites[stack]},"id":{number},"pid":{_DEVICE + device},"tid":0'
+            asked = aux0 if kind == Kind.BLOCK_ALLOC else span.size
+            args = f'"address":"{span.address & _WORD:#x}","bytes":{span.size},"requested":{asked},"stream":{stream}'
+            args += f',"pool":{pool}' + (f",{frames[stack]}" if frames[stack] else "")
+            freed = end if span.freed is None else max(times[span.freed], times[span.start])
+            yield f'{{"ph":"b",{what},"ts":{times[span.start] / 1000},"args":{{{args}}}}}'
+            yield f'{{"ph":"e",{what},"ts":{freed / 1000}}}'
 
     def _failures(self) -> Iterator[str]:
         for i in np.flatnonzero(self.records["kind"] == Kind.OOM).tolist():
@@ -238,7 +276,10 @@ class _Writer:
         start = np.minimum(ran["aux0"], _LATEST).astype(np.int64) - self.origin
         end = np.maximum(np.minimum(ran["aux1"], _LATEST).astype(np.int64) - self.origin, start)
         known = call >= 0
-        shift = int((self.time[call[known]] - start[known]).max()) if known.any() else -int(start.min(initial=0))
+        if known.any():
+            shift = int((self.time[call[known]] - start[known]).max())
+        else:  # not before the first event
+            shift = int(self.time.min(initial=int(_LATEST))) - int(start.min(initial=int(_LATEST)))
         shift = max(shift, 0)
         return start + shift, end + shift
 
@@ -264,6 +305,18 @@ class _Writer:
     def _devices(self) -> list[int]:
         devices: list[int] = np.unique(self.records["device"]).tolist()
         return [device for device in devices if device >= 0]
+
+
+def _unix_clock(trace: Trace) -> int | None:
+    """Return how many ns the Unix clock is ahead of the trace's, None where that is not known."""
+    header = trace.header
+    if header.get("time_axis") == "index" or header.get("format") == "rmm-log":
+        return None
+    if header.get("format") == "pytorch-snapshot":
+        return 0
+    if "start_unix_ns" in header and "start_time_ns" in header:
+        return int(header["start_unix_ns"]) - int(header["start_time_ns"])
+    return None
 
 
 def _metadata(what: str, process: int, thread: int, args: dict[str, Any]) -> str:

@@ -322,7 +322,8 @@ def _header(given: dict[str, Any]) -> bytes:
         "python": sys.version.split()[0],
         "pid": os.getpid(),
         "start_time": _now(),
-        "start_time_ns": time.monotonic_ns(),
+        "start_time_ns": time.monotonic_ns(),  # the clock of events, and at the same moment the one of the world
+        "start_unix_ns": time.time_ns(),
     }
     payload = _json(facts | given)
     head = FILE_HEADER.pack(MAGIC, VERSION, len(payload), crc32(payload)) + payload

@@ -97,6 +97,7 @@ FACTS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "recording_error": ("text", _text),
     "start_time": ("a time", _time),
     "start_time_ns": ("a number", _count),
+    "start_unix_ns": ("a number", _count),
     "time_axis": ('"clock" or "index"', _axis),
     "total_memory": ("a list of numbers", _list_of(_count)),
     "watches_host_memory": ("true or false", _flag),

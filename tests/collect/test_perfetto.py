@@ -17,6 +17,7 @@ from cudatool.trace.events import RECORD, CopyFlag, Kind, StreamFlag, pack_dims,
 from cudatool.trace.model import Frame, Trace
 
 HOST, DEVICE = 1, 1000
+PERIOD = 7_889_238 * 10**9  # ns: PyTorch's profiler counts from multiples of it
 
 
 def trace(*events: tuple[Kind, dict[str, Any]], **more: Any) -> Trace:
@@ -47,7 +48,7 @@ def of_phase(events: list[dict[str, Any]], *phases: str) -> list[dict[str, Any]]
 def test_counters_are_the_bytes_of_the_analysis_at_every_moment(tmp_path: Path, path: Path) -> None:
     snapshot = torch_snapshot.read(path)
     line = analyze.timeline(snapshot, analyze.blocks(snapshot), analyze.segments(snapshot))
-    base = int(snapshot.records["time"].min())
+    base = int(snapshot.records["time"].min()) // PERIOD * PERIOD
     expected = [
         ((time - base) / 1000, {"allocated": allocated, "active": active, "reserved": reserved})
         for time, allocated, active, reserved in zip(
@@ -239,3 +240,53 @@ def test_part_of_a_rank_in_a_collective_is_told_with_its_communicator(tmp_path: 
     (on_device,) = [event for event in of_phase(events, "X") if event["pid"] >= DEVICE]
     told = {name: on_device["args"][name] for name in ("bytes", "communicator", "rank", "ranks")}
     assert ("all_reduce", {"bytes": 64, "communicator": 3, "rank": 1, "ranks": 2}) == (on_device["name"], told)
+
+
+def document(path: Path, of: Trace) -> dict[str, Any]:
+    perfetto.write(path / "x.json", of)
+    content: dict[str, Any] = json.loads((path / "x.json").read_text())
+    return content
+
+
+def test_times_of_a_snapshot_are_those_of_pytorchs_profiler(tmp_path: Path) -> None:
+    snapshot = torch_snapshot.read(HERE / "streams_default.pickle.xz")
+    content = document(tmp_path, snapshot)
+    base = content["baseTimeNanoseconds"]
+    assert 0 == base % PERIOD
+    first = min(e["ts"] for e in content["traceEvents"] if e["ph"] == "C")
+    made = snapshot.of_kind(Kind.BLOCK_ALLOC, Kind.SEGMENT_ALLOC)["time"]
+    assert int(made.min()) == base + round(first * 1000)
+
+
+def test_a_trace_that_knows_both_clocks_has_unix_times(tmp_path: Path) -> None:
+    now = 1_795_203_760_097_764_123
+    of = trace(
+        (Kind.BLOCK_ALLOC, {"address": 512, "size": 100}), header={"start_time_ns": 10**9 - 7, "start_unix_ns": now}
+    )
+    content = document(tmp_path, of)
+    (begin,) = of_phase(content["traceEvents"], "b")
+    assert now + 7 == content["baseTimeNanoseconds"] + round(begin["ts"] * 1000)
+
+
+def test_without_a_known_clock_times_count_from_the_first_event(tmp_path: Path) -> None:
+    content = document(tmp_path, trace((Kind.BLOCK_ALLOC, {"address": 512, "size": 100})))
+    assert "baseTimeNanoseconds" not in content
+    assert [0.0] == [e["ts"] for e in of_phase(content["traceEvents"], "b")]
+
+
+def test_a_block_is_a_span_named_by_its_call_site(tmp_path: Path) -> None:
+    of = trace(
+        (Kind.BLOCK_ALLOC, {"address": 512, "size": 1024, "aux0": 1000, "stack": 1, "aux1": 3}),
+        (Kind.BLOCK_ALLOC, {"address": 4096, "size": 7}),
+        (Kind.BLOCK_FREE_REQUESTED, {"address": 512}),
+        (Kind.BLOCK_FREE_COMPLETED, {"address": 512}),
+        frames=[Frame("/home/me/train.py", "step", 12)],
+        stacks=[(), (0,)],
+    )
+    events = of_phase(written(tmp_path, of), "b", "e")
+    first = [e for e in events if e["id"] == 1]
+    assert [("b", 0.0), ("e", 20.0)] == [(e["ph"], e["ts"]) for e in first]
+    assert ("train.py:12 (step)", "allocation", DEVICE) == tuple(first[0][k] for k in ("name", "cat", "pid"))
+    args = {"address": "0x200", "bytes": 1024, "requested": 1000, "stream": 0, "pool": 3}
+    assert args | {"stack": ["step (/home/me/train.py:12)"]} == first[0]["args"]
+    assert [("b", 10.0), ("e", 30.0)] == [(e["ph"], e["ts"]) for e in events if e["id"] == 2]

@@ -144,7 +144,7 @@ def test_header_has_the_given_facts_and_the_recorders_own(tmp_path: Path) -> Non
         pass
     header = read(tmp_path / "trace.ctrace").header
     assert (header["argv"], header["device"], header["pid"]) == (["a.py"], "sim", os.getpid())
-    assert {"cudatool", "python", "start_time", "start_time_ns", "end_time"} < header.keys()
+    assert {"cudatool", "python", "start_time", "start_time_ns", "start_unix_ns", "end_time"} < header.keys()
 
 
 def test_added_facts_amend_the_header_and_are_there_at_once(tmp_path: Path) -> None:
