@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from cudatool.analyze import Advice, Check, Outcome
 
-__all__ = ["print_advice", "print_check", "print_outcomes", "why_not"]
+__all__ = ["print_advice", "print_check", "print_outcomes"]
 
 _MOST_COUNTERS = 5  # that differ, to be listed
 _BEGINNINGS = {
@@ -60,6 +60,7 @@ def print_outcomes(console: Console, device: int, advice: Advice) -> None:
     from rich.table import Table
 
     record, check = advice.record, advice.recorded
+    assert record is not None
     title = f"Device {device}: the same requests under other settings"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     table.add_column("Settings", overflow="fold")
@@ -104,7 +105,7 @@ def _cells(outcome: Outcome) -> list[str]:
 def print_advice(console: Console, advice: Advice, *, chosen: bool) -> None:
     """Print the best setting, or why none is named; nothing if the user has `chosen` which to try."""
     if advice.withheld is not None:
-        console.print(f"No advice: {why_not(advice)}", markup=False, soft_wrap=True)
+        console.print(f"No advice: {advice.why_not()}", markup=False, soft_wrap=True)
         return
     if chosen:
         return
@@ -116,33 +117,10 @@ def print_advice(console: Console, advice: Advice, *, chosen: bool) -> None:
         about = "about " if advice.best.caveats else ""
         gain = f"{about}{format_bytes(advice.gain_bytes)} less are reserved"
         if not advice.gain_bytes:
-            gain = "fewer requests fail" if advice.best.failures else "it does not run out of memory"
+            gain = "fewer requests fail" if advice.best.failures else "memory does not run out where it did"
         conf = advice.best.conf
         text = f"Best: PYTORCH_CUDA_ALLOC_CONF={conf}: {gain}." if conf else f"Best: the defaults: {gain}."
     console.print(text, markup=False, soft_wrap=True)
-
-
-def why_not(advice: Advice) -> str:
-    """Return in words why there is no advice."""
-    from cudatool.analyze import NoAdvice
-
-    record, check = advice.record, advice.recorded
-    if advice.withheld is NoAdvice.OTHER_ALLOCATOR:
-        return "these requests were made to RMM, whose allocators follow other rules than PyTorch's"
-    if advice.withheld is NoAdvice.NO_REQUESTS or check is None:
-        return (
-            "the file has no history of requests, so their order is not known; record it with "
-            "torch.cuda.memory._record_memory_history()"
-        )
-    if advice.withheld is NoAdvice.FAILURES_DIFFER:
-        return (
-            f"{record.failures:,} requests failed when it was recorded, {check.failures:,} in a replay of the recorded "
-            "settings; with --card, say how much memory the card had"
-        )
-    return (
-        f"a replay of the recorded settings reserves {format_bytes(check.reserved_peak_bytes)}, recorded were "
-        f"{format_bytes(record.reserved_peak_bytes)}"
-    )
 
 
 _CAVEATS = {

@@ -146,7 +146,7 @@ def _check(recording: _Recording, said: Console, as_json: bool) -> None:
 def _try(recording: _Recording, confs: tuple[str, ...], memory: str | None, said: Console, as_json: bool) -> None:
     """Say what the same requests cost under these settings, or under those that matter, and which are best."""
     from cudatool import analyze
-    from cudatool.cli._replay_text import print_advice, print_outcomes, why_not
+    from cudatool.cli._replay_text import print_advice, print_outcomes
     from cudatool.cli._text import echo_json, results
     from cudatool.errors import UsageError
 
@@ -159,7 +159,7 @@ def _try(recording: _Recording, confs: tuple[str, ...], memory: str | None, said
             advice[device] = found = analyze.advise(trace, device, confs, **options)
             if found.withheld is not None and not found.tried:
                 where = f"device {device}: " if len(devices) > 1 else ""
-                raise UsageError(f"{where}{why_not(found)}")
+                raise UsageError(f"{where}{found.why_not()}")
     if as_json:
         echo_json([row for device in devices for row in _rows(device, advice[device], bool(confs))])
         return
@@ -172,7 +172,7 @@ def _try(recording: _Recording, confs: tuple[str, ...], memory: str | None, said
 def _rows(device: int, advice: Advice, chosen: bool) -> Iterator[dict[str, Any]]:
     """Yield a row for each settings string that was tried; `chosen`, the user named them and wants no advice."""
     for outcome in advice.tried:
-        row = {"device": device, **asdict(outcome), "recorded": asdict(advice.record)}
+        row = {"device": device, **asdict(outcome), "recorded": asdict(advice.record) if advice.record else None}
         row["replay_of_recorded"] = asdict(advice.recorded) if advice.recorded else None
         if not chosen:
             row["best"] = advice.best is not None and advice.best.conf == outcome.conf

@@ -127,7 +127,7 @@ def snapshot(
             said.print("Next: drop it on https://pytorch.org/memory_viz", markup=False)
     if page is None and torch is None and not as_json and report.summary.events:
         name = shlex.quote(str(source))
-        if any(remedy.conf for diagnosis in report.diagnoses for remedy in diagnosis.advice):
+        if any(diagnosis.settings is not None for diagnosis in report.diagnoses):
             said.print(f"Next: cudatool replay {name}   (what that setting and others would save)", markup=False)
         said.print(f"Next: cudatool snapshot {name} --html", markup=False)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -12,16 +14,17 @@ from cudatool.analyze.leaks import Leaks, leaks
 from cudatool.analyze.lifetimes import Lifetimes
 from cudatool.analyze.memory import CallSite, Timeline, by_call_site
 from cudatool.analyze.outside import FreeReading, Outside, outside
+from cudatool.analyze.recorded import recorded_settings
 from cudatool.analyze.sites import SiteTree, site_tree
 from cudatool.analyze.steps import find_steps
 from cudatool.analyze.usage import Usage, usage_by_pool, usage_by_stream
+from cudatool.analyze.whatif import Advice, NoAdvice, advise
+from cudatool.errors import ConfigError, FileFormatError
 from cudatool.memory.settings import Settings
 from cudatool.trace.model import Trace
 from cudatool.units import format_bytes
 
-__all__ = ["Diagnosis", "Remedy", "Topic", "advice", "diagnose"]
-
-_EXPANDABLE: Final = "expandable_segments:True"
+__all__ = ["Diagnosis", "Remedy", "Topic", "advice", "diagnose", "with_setting"]
 
 
 class Topic(StrEnum):
@@ -33,6 +36,8 @@ class Topic(StrEnum):
     """Memory ran out although the card had some."""
     NEED = "need"
     """Memory ran out because the program needs what it has."""
+    SETTING = "setting"
+    """Another allocator setting saves memory, or why none is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ class Remedy:
     text
         One sentence.
     conf
-        The allocator setting that it names, which a replay can try; empty if it names none.
+        The allocator settings that it names, which a replay has tried; empty if it names none.
     """
 
     topic: Cause | Topic
@@ -77,6 +82,8 @@ class Diagnosis:
         What grows step after step.
     outside
         Memory that the allocator does not know of.
+    settings
+        Other allocator settings, measured by a replay; None where none would matter.
     advice
         What to do, the most bytes first.
     """
@@ -89,6 +96,7 @@ class Diagnosis:
     fragmentation: tuple[Fragmentation, ...]
     leaks: Leaks
     outside: Outside
+    settings: Advice | None
     advice: tuple[Remedy, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -101,6 +109,7 @@ class Diagnosis:
             "fragmentation": [moment.as_dict() for moment in self.fragmentation],
             "leaks": self.leaks.as_dict(),
             "outside": asdict(self.outside),
+            "settings": None if self.settings is None else asdict(self.settings),
             "advice": [remedy.text for remedy in self.advice],
             "remedies": [asdict(remedy) for remedy in self.advice],
         }
@@ -135,6 +144,7 @@ def diagnose(
     grows = leaks(trace, blocks, device, steps)
     beside = outside(trace, segments, curve, device, peak, total)
     held = by_call_site(trace, blocks.at(split[-1].index)) if split else ()
+    tried = _try_settings(trace, device, split)
     return Diagnosis(
         device=device,
         tree=site_tree(trace, blocks, device, peak),
@@ -144,8 +154,51 @@ def diagnose(
         fragmentation=split,
         leaks=grows,
         outside=beside,
-        advice=advice(split, categories, grows, beside, held, expandable=bool(segments.expandable.any())),
+        settings=tried,
+        advice=advice(split, categories, grows, beside, held, tried),
     )
+
+
+_LONGEST: Final = 500_000  # events of a recording that is replayed on the way: some 4 s for each setting
+
+
+def _try_settings(trace: Trace, device: int, split: tuple[Fragmentation, ...]) -> Advice | None:
+    """Return what settings that counter the causes of `split` would have saved, according to a replay."""
+    try:
+        recorded, _ = recorded_settings(trace)
+    except FileFormatError:
+        return None
+    confs = []
+    moments = _that_count(split)
+    scattered = any(_is_worth(moment, Cause.HOLE, Cause.WHOLE_SEGMENT) for moment in moments)
+    if scattered and not recorded.expandable_segments:
+        confs.append(with_setting(recorded.text, "expandable_segments:True"))
+    if any(_is_worth(moment, Cause.ROUNDING) for moment in moments) and max(recorded.roundup_power2_divisions) > 1:
+        confs.append(with_setting(recorded.text, "roundup_power2_divisions:1"))
+    if not confs:
+        return None
+    if len(trace.records) > _LONGEST:
+        return Advice(None, None, None, 0, (), NoAdvice.TOO_LONG)
+    try:
+        return advise(trace, device, confs, recorded=recorded)
+    except ConfigError:  # the recorded settings name an allocator that is not modelled
+        return None
+
+
+def with_setting(conf: str, setting: str) -> str:
+    """Return a settings string with one setting more, in place of another value of it."""
+    name = setting.split(":")[0]
+    kept = re.sub(rf"(^|,)\s*{name}\s*:\s*(\[[^\]]*\]|[^,]*)", "", conf).strip(", ")
+    return f"{kept},{setting}" if kept else setting
+
+
+def _that_count(split: tuple[Fragmentation, ...]) -> tuple[Fragmentation, ...]:
+    """Return the first moment and the last one: the peak, and the failure that may have ended the program."""
+    return (split[0], split[-1]) if len(split) > 1 else split
+
+
+def _is_worth(moment: Fragmentation, *causes: Cause) -> bool:
+    return any(moment.size_of(cause) >= _WORTH * moment.reserved for cause in causes)
 
 
 _WORTH: Final = 0.05  # share of the reserved bytes below which a cause is not worth a word
@@ -157,19 +210,18 @@ def advice(
     grows: Leaks,
     beside: Outside,
     held: tuple[CallSite, ...],
-    *,
-    expandable: bool,
+    settings: Advice | None,
 ) -> tuple[Remedy, ...]:
     """Return what to do, the most bytes first. The first four are parts of one :class:`Diagnosis`.
 
-    Of `split`, the first moment and the last one count: the peak, and the failure that may have ended the program.
+    A setting is named only with what it saved when the recording was replayed with it.
 
     Parameters
     ----------
     held
         By whom memory was held at the last of `split`, the largest first.
-    expandable
-        Whether segments are expandable already.
+    settings
+        Settings that were tried.
     """
     found: list[Remedy] = []
     for leak in grows.found:
@@ -177,16 +229,30 @@ def advice(
         text = f"{leak.label} keeps {more}: drop what it returns"
         found.append(Remedy(Topic.LEAK, leak.growth, text))
     worst: dict[Cause, int] = {}
-    for moment in {split[0], split[-1]} if split else ():
+    for moment in _that_count(split):
         for share in moment.causes:
             if share.size >= _WORTH * moment.reserved and share.cause != Cause.NEW_SEGMENT:
                 worst[share.cause] = max(worst.get(share.cause, 0), share.size)
-    for cause, size in worst.items():
-        text, conf = _remedy(cause, expandable)
-        found.append(Remedy(cause, size, f"{format_bytes(size)}: {text}", conf))
+    found += [Remedy(cause, size, f"{format_bytes(size)}: {_REMEDIES[cause]}") for cause, size in worst.items()]
     if beside.readings:
         found += _after_failure(split[-1:], categories, beside.readings[-1], held)
+    if settings is not None:
+        found += _of_settings(settings)
     return tuple(sorted(found, key=lambda remedy: (-remedy.size, remedy.text)))
+
+
+def _of_settings(tried: Advice) -> Iterator[Remedy]:
+    """Yield the best setting with the bytes that it saved in a replay; or why none is named."""
+    if tried.withheld is not None:
+        yield Remedy(Topic.SETTING, 0, f"no other allocator setting is recommended: {tried.why_not()}")
+    elif tried.best is not None:
+        conf = tried.best.conf
+        about = "about " if tried.best.caveats else ""
+        saved = f"{about}{format_bytes(tried.gain_bytes)} less would be reserved with"
+        if not tried.gain_bytes:
+            saved = "memory would not run out where it did with"
+        text = f"{saved} PYTORCH_CUDA_ALLOC_CONF={conf}, as a replay of this recording shows"
+        yield Remedy(Topic.SETTING, tried.gain_bytes or tried.best.reserved_peak_bytes, text, conf)
 
 
 def _after_failure(
@@ -225,22 +291,14 @@ _NEED: Final = {
 }
 
 
-def _remedy(cause: Cause, expandable: bool) -> tuple[str, str]:
-    """Return what to do about a cause, and the setting that this names."""
-    if cause is Cause.HOLE and not expandable:
-        return f"holes between live blocks; try {_EXPANDABLE}", _EXPANDABLE
-    if cause is Cause.WHOLE_SEGMENT and not expandable:
-        text = f"cached segments that were too small; try {_EXPANDABLE}, else allocate the largest sizes first"
-        return text, _EXPANDABLE
-    text = {
-        Cause.ROUNDING: "lost to rounding; lower roundup_power2_divisions, or pack small tensors into large ones",
-        Cause.UNSPLIT: "in blocks larger than asked for; sizes that are whole MiB waste less",
-        Cause.PENDING: "freed, but another stream may still use them; synchronize sooner, or record_stream less",
-        Cause.OTHER_POOL: "cached in another pool; capture graphs with one pool, or call empty_cache after capture",
-        Cause.OTHER_STREAM: "cached on other streams; allocate on one stream, or call empty_cache between phases",
-        Cause.OTHER_SIZE: "free, but in the other size class (blocks up to 1 MiB and larger ones are kept apart); "
-        "pack small tensors into large ones",
-        Cause.HOLE: "holes between live blocks; allocate what lives long before what lives short",
-        Cause.WHOLE_SEGMENT: "cached and free; call empty_cache before another program needs it",
-    }[cause]
-    return text, ""
+_REMEDIES: Final = {
+    Cause.ROUNDING: "lost to rounding; pack small tensors into large ones",
+    Cause.UNSPLIT: "in blocks larger than asked for; sizes that are whole MiB waste less",
+    Cause.PENDING: "freed, but another stream may still use them; synchronize sooner, or record_stream less",
+    Cause.OTHER_POOL: "cached in another pool; capture graphs with one pool, or call empty_cache after capture",
+    Cause.OTHER_STREAM: "cached on other streams; allocate on one stream, or call empty_cache between phases",
+    Cause.OTHER_SIZE: "free, but in the other size class (blocks up to 1 MiB and larger ones are kept apart); "
+    "pack small tensors into large ones",
+    Cause.HOLE: "holes between live blocks; allocate what lives long before what lives short",
+    Cause.WHOLE_SEGMENT: "cached segments that are free even when most is in use; allocate the largest sizes first",
+}

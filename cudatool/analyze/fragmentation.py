@@ -189,25 +189,49 @@ def fragmentation(
     """
     if not curve.reserved.max(initial=0):
         return ()
-    # What a reader put in front of the recording came in no true order: its last record is the first moment.
-    recorded = recorded_from(trace, device)
-    first = max(int(np.searchsorted(curve.index, recorded)) - 1, 0)
-    peak = int(curve.index[first + np.argmax(curve.reserved[first:])])
     own = np.flatnonzero(trace.records["device"] == device)
-    after = own[np.searchsorted(own, peak, side="right") :][:1]
-    wanted = None
-    if peak >= recorded and len(after) and trace.records["kind"][after[0]] == Kind.BLOCK_ALLOC:
-        peak = int(after[0])  # the new memory is for this block: it is not a hole
-        before = np.searchsorted(own, peak) - 1
-        while before >= 0 and trace.records["kind"][own[before]] in _GROWTH:
-            before -= 1
-        wanted = _wanted(trace, peak, int(own[before]) if before >= 0 else -1)
-    found = [fragmentation_at(trace, blocks, segments, device, peak, settings, moment=_PEAK, wanted=wanted)]
-    failed = own[trace.records["kind"][own] == Kind.OOM]
-    for index in failed[-_MOST_OOMS:].tolist():
+    kinds = trace.records["kind"][own]
+    peak = _peak(trace, curve, device, own[np.isin(kinds, (Kind.BLOCK_ALLOC, Kind.OOM))])
+    request, wanted = _last_growth(trace, own, kinds, peak, recorded_from(trace, device))
+    found = [
+        fragmentation_at(trace, blocks, segments, device, peak, settings, moment=_PEAK, wanted=wanted, request=request)
+    ]
+    for index in own[kinds == Kind.OOM][-_MOST_OOMS:].tolist():
         wanted = _wanted(trace, index, index)
         found.append(fragmentation_at(trace, blocks, segments, device, index, settings, moment=_OOM, wanted=wanted))
     return tuple(found)
+
+
+def _peak(trace: Trace, curve: Timeline, device: int, requests: Ints) -> int:
+    """Return the record after which most is in use, of those after which most is reserved, from the first request on.
+
+    What a program has cached and does not use at that time is of no use to it at any other time when as much is
+    reserved. What was cached before the recording, and given back before the first request, is left out.
+    """
+    # What a reader put in front of the recording came in no true order: its last record is the first moment.
+    recorded = recorded_from(trace, device)
+    first = max(int(np.searchsorted(curve.index, recorded)) - 1, 0)
+    requests = requests[requests >= recorded]
+    if len(requests):
+        first = max(first, min(int(np.searchsorted(curve.index, requests[0])), len(curve.index) - 1))
+    reserved, active = curve.reserved[first:], curve.active[first:]
+    return int(curve.index[first + np.argmax(np.where(reserved == reserved.max(), active, -1))])
+
+
+def _last_growth(trace: Trace, own: Ints, kinds: Ints, peak: int, recorded: int) -> tuple[int, Wanted | None]:
+    """Return the record of the last request up to `peak` that needed new memory, and the request; -1 if none did."""
+    until = int(np.searchsorted(own, peak, side="right"))
+    growth = np.flatnonzero(np.isin(kinds[:until], _GROWTH) & (own[:until] >= recorded))
+    if not len(growth):
+        return -1, None
+    after = int(growth[-1]) + 1
+    if after >= len(own) or kinds[after] != Kind.BLOCK_ALLOC:
+        return -1, None
+    before = after - 1
+    while before >= 0 and kinds[before] in _GROWTH:
+        before -= 1
+    request = int(own[after])
+    return request, _wanted(trace, request, int(own[before]) if before >= 0 else -1)
 
 
 def _wanted(trace: Trace, request: int, index: int) -> Wanted:
@@ -225,8 +249,12 @@ def fragmentation_at(
     *,
     moment: str,
     wanted: Wanted | None,
+    request: int = -1,
 ) -> Fragmentation:
-    """Return the split of one device's memory right after record `index`; see :func:`fragmentation`."""
+    """Return the split of one device's memory right after record `index`; see :func:`fragmentation`.
+
+    `request` is the record of the allocation that was `wanted`, if it is known.
+    """
     layout = layout_at(blocks, segments, index)
     here = layout.segments
     is_block = layout.block >= 0
@@ -237,8 +265,10 @@ def fragmentation_at(
     free = ~is_block
     size, segment = layout.size[free], layout.segment[free]
     live_blocks = np.bincount(layout.segment[is_block], minlength=len(here))
-    cause_of_segment = _causes(here, live_blocks, wanted)
-    if wanted is not None and trace.records["kind"][index] == Kind.BLOCK_ALLOC:
+    free_in_segment = np.zeros(len(here), np.int64)
+    np.add.at(free_in_segment, segment, size)
+    cause_of_segment = _causes(here, live_blocks, free_in_segment, wanted, blocks)
+    if index == request:  # at another time it is not new any more
         made_for = is_block & (layout.address == trace.records["address"][index])
         new = layout.segment[made_for]
         cause_of_segment[new[~here.expandable[new]]] = _FREE.index(Cause.NEW_SEGMENT)
@@ -287,8 +317,19 @@ _FREE: Final = (
 )
 
 
-def _causes(here: Lifetimes, live_blocks: Ints, wanted: Wanted | None) -> Ints:
-    """Return for each segment which of `_FREE` its free pieces are."""
+def _causes(here: Lifetimes, live_blocks: Ints, free: Ints, wanted: Wanted | None, blocks: Lifetimes) -> Ints:
+    """Return for each segment which of `_FREE` its free pieces are.
+
+    Free memory in another pool, of another stream or for other sizes is the cause of what was taken for a request only
+    as far as such requests used memory at any time: gigabytes are not free for want of a few small blocks.
+
+    Parameters
+    ----------
+    free
+        Bytes that are free in each segment.
+    blocks
+        All that there ever were.
+    """
     own = np.where(live_blocks == 0, _FREE.index(Cause.WHOLE_SEGMENT), _FREE.index(Cause.HOLE))
     if wanted is None:
         return own
@@ -297,7 +338,23 @@ def _causes(here: Lifetimes, live_blocks: Ints, wanted: Wanted | None) -> Ints:
         here.stream != wanted.stream,
         here.small != (wanted.size <= _SMALL_REQUEST),
     ]
-    return np.select(elsewhere, range(len(elsewhere)), default=own)
+    cause: Ints = np.select(elsewhere, range(len(elsewhere)), default=-1)
+    used = max(_most_in_use(blocks, wanted), wanted.size)
+    for number in range(len(elsewhere)):
+        if free[cause == number].sum() > 2 * used:
+            cause[cause == number] = -1
+    result: Ints = np.where(cause < 0, own, cause)
+    return result
+
+
+def _most_in_use(blocks: Lifetimes, wanted: Wanted) -> int:
+    """Return the most bytes at a time in blocks of the pool, the stream and the size class of a request."""
+    alike = (blocks.pool == wanted.pool) & (blocks.stream == wanted.stream)
+    alike &= (blocks.size <= _SMALL_REQUEST) == (wanted.size <= _SMALL_REQUEST)
+    start, end, size = blocks.start[alike], blocks.end[alike], blocks.size[alike]
+    at = np.concatenate([start, end])
+    change = np.concatenate([size, -size])
+    return int(np.cumsum(change[np.argsort(at, kind="stable")]).max(initial=0))
 
 
 def _largest_usable(layout: Layout, wanted: Wanted) -> int:

@@ -21,6 +21,7 @@ from cudatool.analyze.whatif_model import Caveat, Outcome, OutOfMemory, run_mode
 from cudatool.errors import ConfigError
 from cudatool.memory.settings import Settings
 from cudatool.trace.model import Trace
+from cudatool.units import format_bytes
 
 __all__ = ["Advice", "Caveat", "NoAdvice", "Outcome", "OutOfMemory", "Record", "advise", "recorded_limit", "what_if"]
 
@@ -38,6 +39,8 @@ class NoAdvice(StrEnum):
     """A replay of the recorded settings runs out of memory where the program did not, or the other way round."""
     NO_REQUESTS = "no-requests"
     """The file has no history of requests: in which order its blocks were allocated is not known."""
+    TOO_LONG = "too-long"
+    """The recording is too long to be replayed on the way."""
     OTHER_ALLOCATOR = "other-allocator"
     """The requests were made to another allocator than PyTorch's or cudatool's."""
 
@@ -72,7 +75,7 @@ class Advice:
     Attributes
     ----------
     record
-        What was recorded.
+        What was recorded; None if it was not looked at.
     recorded
         What a replay of the recorded settings costs.
     best
@@ -85,12 +88,30 @@ class Advice:
         Why there is no advice; None if nothing stands in its way.
     """
 
-    record: Record
+    record: Record | None
     recorded: Outcome | None
     best: Outcome | None
     gain_bytes: int
     tried: tuple[Outcome, ...]
     withheld: NoAdvice | None = None
+
+    def why_not(self) -> str:
+        """Return in words why there is no advice; nothing if `withheld` is None."""
+        record, check = self.record, self.recorded
+        if self.withheld is NoAdvice.OTHER_ALLOCATOR:
+            return "these requests were made to RMM, whose allocators follow other rules than PyTorch's"
+        if self.withheld is NoAdvice.NO_REQUESTS:
+            text = "the file has no history of requests, so their order is not known; record it with "
+            return f"{text}torch.cuda.memory._record_memory_history()"
+        if self.withheld is NoAdvice.TOO_LONG:
+            return "the recording is long; cudatool replay takes the time to try some"
+        if record is None or check is None:
+            return ""
+        if self.withheld is NoAdvice.FAILURES_DIFFER:
+            text = f"{record.failures:,} requests failed when it was recorded, {check.failures:,} in a replay of the "
+            return f"{text}recorded settings; with --card, say how much memory the card had"
+        text = f"a replay of the recorded settings reserves {format_bytes(check.reserved_peak_bytes)}, recorded were "
+        return f"{text}{format_bytes(record.reserved_peak_bytes)}"
 
 
 def what_if(
@@ -239,7 +260,8 @@ class _Experiment:
 
     def _with_caveats(self, settings: Settings, conf: str) -> Outcome:
         total, limit = (self._memory, self._memory) if self._memory else (self._total, self._limit)
-        found = self._run(self.asked, settings, conf, total, limit)
+        is_check = conf == self._recorded.text and self._memory is None
+        found = self.check if is_check else self._run(self.asked, settings, conf, total, limit)
         caveats = [*self._caveats, *found.caveats]
         if conf != self._recorded.text:
             caveats += self._caveats_of_change

@@ -152,7 +152,7 @@ def test_every_caveat_and_every_reason_has_words() -> None:
     assert set(Caveat) == set(_replay_text._CAVEATS)
     record, outcome = Record(2, 0, 0, None), Outcome("", 1, 1, 0.0, 0, 0, None, 0)
     advice = Advice(record, outcome, None, 0, ())
-    reasons = {_replay_text.why_not(replace(advice, withheld=reason)) for reason in NoAdvice}
+    reasons = {replace(advice, withheld=reason).why_not() for reason in NoAdvice}
     assert len(reasons) == len(NoAdvice)
 
 
