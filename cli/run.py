@@ -19,8 +19,10 @@ __all__ = ["run"]
 
 _MOST = 5  # rows of each part of the table
 _NOTHING = (
-    "Nothing happened on the device. Recorded are cudatool's runtime, on a GPU PyTorch, on the software device "
-    "cuda.core and cuda.bindings; of this process, not of those that it starts."
+    "No CUDA activity was recorded. Recorded are, in this process and not in those that it starts:",
+    "- the calls of cudatool's runtime",
+    "- on a GPU, what PyTorch does",
+    "- on the software device, the driver calls of cuda.core and cuda.bindings",
 )
 
 
@@ -102,7 +104,8 @@ def run(
     _print_summary(trace, status)
     _wrote(path)
     if not len(trace.records) and not status:
-        say(_NOTHING)
+        for line in _NOTHING:
+            say(line)
     if page:
         from cudatool import viz
 

@@ -193,7 +193,7 @@ def test_forked_child_ends_without_a_summary(run_command, tmp_path):
 def test_program_that_did_nothing_on_the_device_is_told_what_is_recorded(run_command, tmp_path):
     (tmp_path / "nothing.py").write_text("")
     done = run_command("run", "nothing.py")
-    assert "Nothing happened on the device" in done.stderr
+    assert "No CUDA activity was recorded." in done.stderr
     assert "Next:" not in done.stderr
 
 
