@@ -21,6 +21,7 @@ from cudatool.errors import UsageError
 
 __all__ = ["sanitize"]
 
+_INTERRUPTED = 130  # of the workload: Ctrl-C is of both
 _DEFAULT = "race,memcheck,synccheck"
 
 
@@ -122,7 +123,8 @@ def sanitize(
     known, child processes, checks that the device cannot make.
 
     Exit status: 0 nothing found in what was checked, 1 findings (or --error-exitcode), 2 it could not be done, nothing
-    was checked, or the recording is incomplete, 3 the workload itself failed.
+    was checked, or the recording is incomplete, 3 the workload itself failed,
+    130 interrupted (Ctrl-C).
     """
     from cudatool.sanitize import Outcome, Outputs, Run, check, parse_checks, render_text
     from cudatool.sanitize.places import project_root, recorded_at
@@ -169,7 +171,7 @@ def sanitize(
         say("Next: the same with --device sim, which measures what kernels access")
     if status:
         say(f"cudatool: the workload itself {ended(status)}")
-        sys.exit(3)
+        sys.exit(_INTERRUPTED if status == _INTERRUPTED else 3)
     sys.exit(
         {
             Outcome.FINDINGS: error_exitcode,

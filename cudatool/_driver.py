@@ -41,6 +41,7 @@ __all__ = [
     "gpu_names",
     "gpu_processes",
     "initialize",
+    "refused_address_space",
     "last_message",
     "nvml",
     "started",
@@ -309,13 +310,28 @@ def _initialize() -> Choice:
         code_cache=CodeCache("native"),
         **options,
     )
-    machine = load(settings)
+    with refused_address_space():
+        machine = load(settings)
     count = "the software device" if settings.count == 1 else f"{settings.count} software devices"
     description = f"{count} ({format_bytes(settings.memory)}, schedule {settings.schedule}, seed {settings.seed})"
     reason = ": no GPU found" if kind == "auto" else ""
     if sys.stderr is not None:  # as in a program that was started without one
         sys.stderr.write(f"cudatool: using {description}{reason}\n")
     return Choice("sim", description, machine)
+
+
+@contextmanager
+def refused_address_space() -> Iterator[None]:
+    """Raise :class:`DeviceUnavailableError` where there are not the addresses that a software device needs."""
+    from cudatool.sim import AddressSpaceError
+
+    try:
+        yield
+    except AddressSpaceError as error:
+        raise DeviceUnavailableError(
+            f"the software device needs {format_bytes(error.size)} of address space, more than this process may have: "
+            "raise `ulimit -v`, or ask for less memory or fewer devices, as with --device sim:memory=256MiB"
+        ) from None
 
 
 def _is_loaded(soname: str) -> bool:

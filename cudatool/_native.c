@@ -52,24 +52,44 @@ static int Launcher_init(Launcher *self, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_RuntimeError, "a Launcher cannot be made anew");
         return -1;
     }
-    Py_ssize_t count = PyList_GET_SIZE(parameters);
-    self->parameters = PyMem_Calloc(count ? count : 1, sizeof(struct parameter));
-    if (!self->parameters) {
+    PyObject *held = PyList_AsTuple(parameters); /* __index__ of a number may change the list */
+    if (!held)
+        return -1;
+    Py_ssize_t count = PyTuple_GET_SIZE(held), size = 0;
+    struct parameter *made = PyMem_Calloc(count ? count : 1, sizeof(struct parameter));
+    if (!made) {
+        Py_DECREF(held);
         PyErr_NoMemory();
         return -1;
     }
-    for (Py_ssize_t i = 0; i < count; ++i) {
-        struct parameter *one = &self->parameters[i];
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(parameters, i), "nn", &one->offset, &one->size))
-            return -1;
-        if (one->offset < 0 || one->size <= 0 || one->offset > MOST_BYTES || one->size > MOST_BYTES) {
+    int good = 1;
+    for (Py_ssize_t i = 0; good && i < count; ++i) {
+        struct parameter *one = &made[i];
+        PyObject *pair = PyTuple_GET_ITEM(held, i);
+        good = PyTuple_Check(pair);
+        if (!good) {
+            PyErr_SetString(PyExc_TypeError, "a parameter is a tuple of offset and size");
+        } else if (!PyArg_ParseTuple(pair, "nn", &one->offset, &one->size)) {
+            good = 0;
+        } else if (one->offset < 0 || one->size <= 0 || one->offset > MOST_BYTES || one->size > MOST_BYTES) {
             PyErr_SetString(PyExc_ValueError, "a parameter has a size and an offset, of at most 1 MiB each");
-            return -1;
+            good = 0;
+        } else if (size < one->offset + one->size) {
+            size = one->offset + one->size;
         }
-        if (self->size < one->offset + one->size)
-            self->size = one->offset + one->size;
     }
+    Py_DECREF(held);
+    if (good && self->parameters) { /* __index__ has made it meanwhile */
+        PyErr_SetString(PyExc_RuntimeError, "a Launcher cannot be made anew");
+        good = 0;
+    }
+    if (!good) {
+        PyMem_Free(made);
+        return -1;
+    }
+    self->parameters = made;
     self->count = count;
+    self->size = size;
     self->launch = (launch_function)(uintptr_t)launch;
     self->function = (void *)(uintptr_t)function;
     self->array = (PyTypeObject *)Py_NewRef(array);
@@ -307,16 +327,20 @@ static int Region_init(Region *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"address", "size", "owner", NULL};
     PyObject *owner = NULL;
-    if (self->owner) {
+    unsigned long long address;
+    Py_ssize_t size;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Kn|O", names, &address, &size, &owner))
+        return -1;
+    if (self->owner) { /* asked last: __index__ of a number may have made it */
         PyErr_SetString(PyExc_RuntimeError, "a Region cannot be made anew");
         return -1;
     }
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Kn|O", names, &self->address, &self->size, &owner))
-        return -1;
-    if (self->size < 0) {
+    if (size < 0) {
         PyErr_SetString(PyExc_ValueError, "a region has a size that is not negative");
         return -1;
     }
+    self->address = address;
+    self->size = size;
     self->generation = generation;
     self->owner = Py_XNewRef(owner);
     return 0;

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cudatool.sim.tape import Tape
     from cudatool.trace.recorder import Recorder
 
-__all__ = ["drain", "is_observing", "libraries", "narrow", "record", "release_workspaces", "sources"]
+__all__ = ["drain", "is_observing", "libraries", "narrow", "record", "release_caches", "sources"]
 
 _LIBRARIES = {"torch": "PyTorch", "cupy": "CuPy", "jax": "JAX", "tensorflow": "TensorFlow", "numba.cuda": "numba"}
 _observing: dict[str, Any] | None = None  # what the open block's header says
@@ -80,7 +80,7 @@ def record(
         try:
             yield recorder
         finally:
-            release_workspaces()
+            release_caches()
             drain()
             if not recorder.is_closed:  # as it is in a forked child
                 recorder.add_facts({"libraries": libraries()})
@@ -168,6 +168,9 @@ def _software_driver(
     from cudatool import sim
     from cudatool.collect.sim_driver import SimDriverCollector
     from cudatool.collect.sim_host import watched_host_memory
+    from cudatool.memory.allocator import CachingAllocator
+    from cudatool.memory.pluggable import UncachedAllocator
+    from cudatool.sim import signals
     from cudatool.sim.checkers import CHECKS
     from cudatool.trace import hooks
     from cudatool.trace.events import AccessFlag, Event, Kind
@@ -181,8 +184,11 @@ def _software_driver(
         if tape is not None and event.kind == Kind.HOST_ACCESS and event.flags & exact_write == AccessFlag.WRITE:
             tape.host_writes(event.address, event.size, event.aux0, max(event.aux1, 1))
 
+    # An allocator must not be called from within its own operations; and finalizers free, whose exceptions are ignored.
+    signals.keep_out_of(*vars(CachingAllocator).values(), *vars(UncachedAllocator).values())
     hooks.measures_accesses = machine.measure_accesses = measure_accesses
-    machine.check(checks)
+    with _driver.refused_address_space():
+        machine.check(checks)
     collector = SimDriverCollector(machine)
     sim.subscribe(collector)
     hooks.tells_graphs = True
@@ -226,11 +232,17 @@ def narrow(checks: Iterable[str]) -> None:
         choice.machine.checkers.narrow(checks)
 
 
-def release_workspaces() -> None:
-    """Give back the memory in which cuBLAS works: it is kept on purpose, and would look like a leak."""
+def release_caches() -> None:
+    """Give back the memory that libraries keep on purpose, and that would look like a leak.
+
+    That in which cuBLAS works, and what numba has not freed yet though its program has given it back.
+    """
+    from cudatool.collect import deferred_frees
+
     workspaces = sys.modules.get("cudatool.blas._workspace")  # to import it would be to need it
     if workspaces is not None:
         workspaces.clear_workspaces()
+    deferred_frees.carry_out()
 
 
 def drain() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,19 +100,21 @@ class Stream:
 def kernels(trace: Trace, ran: Operations) -> tuple[Kernel, ...]:
     """Return kernels by execution time (by launches where that is unknown), the largest first.
 
-    A kernel that a graph launch ran counts as launched.
+    What a graph launch ran counts as launched: kernels, and the products and collectives that were captured into it.
     """
     time, seen = _time_by_call(trace, ran)
     calls = _made(trace, Kind.KERNEL_LAUNCH, Kind.GEMM, Kind.COLLECTIVE)
     in_graphs = trace.of_kind(Kind.EXECUTION)
     in_graphs = in_graphs[(in_graphs["flags"] & 1) != 0]
+    replayed = _replayed(trace)
     rows = []
-    for name in np.unique(np.append(trace.records["name"][calls], in_graphs["name"])).tolist():
+    for name in np.unique([*trace.records["name"][calls].tolist(), *in_graphs["name"].tolist(), *replayed]).tolist():
         own = calls[trace.records["name"][calls] == name]
         graph = in_graphs[in_graphs["name"] == name]
-        known = len(graph) or seen[own].any()
+        again, took = replayed.get(name, (0, 0))
+        known = len(graph) or took or seen[own].any()
         spent = int(time[own].sum()) + int((graph["aux1"].astype(np.int64) - graph["aux0"].astype(np.int64)).sum())
-        rows.append(Kernel(trace.names[name], len(own) + len(graph), spent if known else None))
+        rows.append(Kernel(trace.names[name], len(own) + len(graph) + again, spent + took if known else None))
     return tuple(sorted(rows, key=lambda row: (-(row.time or 0), -row.launches, row.name)))
 
 
@@ -145,6 +148,41 @@ def streams(trace: Trace, ran: Operations) -> tuple[Stream, ...]:
             Stream(int(record["device"]), number, names[number], int(own.sum()), _union(ran.start[own], ran.end[own]))
         )
     return tuple(sorted(rows, key=lambda row: row.id))
+
+
+def _replayed(trace: Trace) -> dict[int, tuple[int, int]]:
+    """Return how many products and collectives graph launches ran, by name, and how long they took (ns).
+
+    One call may have become several nodes. Which nodes a graph has, its instantiation and updates tell.
+    """
+    made = trace.records[np.isin(trace.records["kind"], (Kind.GEMM, Kind.COLLECTIVE))]
+    names = dict(zip(made["correlation"].tolist(), made["name"].tolist(), strict=True))
+    if not np.isin(trace.of_kind(Kind.GRAPH_NODE)["correlation"], list(names)).any():
+        return {}
+    changes = (Kind.GRAPH_INSTANTIATE, Kind.GRAPH_UPDATE, Kind.GRAPH_NODE, Kind.GRAPH_LAUNCH)
+    columns = ("kind", "aux0", "aux1", "correlation")
+    rows = trace.records[np.isin(trace.records["kind"], changes)]
+    nodes: dict[int, dict[int, int]] = {}  # executable graph -> node -> correlation of the call that it was
+    launched: dict[int, dict[int, int]] = {}  # launch -> the nodes that its graph had then
+    counts: Counter[int] = Counter()
+    for kind, graph, node, correlation in zip(*(rows[name].tolist() for name in columns), strict=True):
+        if kind in (Kind.GRAPH_INSTANTIATE, Kind.GRAPH_UPDATE):
+            nodes[graph] = {}
+        elif kind == Kind.GRAPH_NODE and correlation in names:
+            nodes.setdefault(graph, {})[node] = correlation
+        elif kind == Kind.GRAPH_LAUNCH and nodes.get(graph):
+            launched[correlation] = nodes[graph]
+            counts.update(names[call] for call in set(nodes[graph].values()))
+    took: Counter[int] = Counter()
+    ran = trace.of_kind(Kind.EXECUTION)
+    ran = ran[ran["address"] > 0]
+    for launch, node, start, end in zip(
+        *(ran[name].tolist() for name in ("correlation", "address", "aux0", "aux1")), strict=True
+    ):
+        call = launched.get(launch, {}).get(node)
+        if call is not None:
+            took[names[call]] += end - start
+    return {name: (count, took[name]) for name, count in counts.items()}
 
 
 def _made(trace: Trace, *kinds: Kind) -> Ints:

@@ -261,6 +261,7 @@ class SimDriverCollector:
             correlation=correlation,
             name=kernel_name(operation.name) if operation.kind == "kernel" else operation.name,
             flags=int(operation.kind == "kernel" and operation.launch is not None),
+            address=operation.node,
             aux0=operation.start,
             aux1=operation.end,
             stack=0,

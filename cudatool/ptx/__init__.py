@@ -17,6 +17,7 @@ from cudatool.ptx.access import (
     VariableAccess,
     accesses_of_launch,
     infer_accesses,
+    pointers_at,
 )
 from cudatool.ptx.container import DeviceCode, device_code, is_container, ptx_for, register_counts
 from cudatool.ptx.effects import Mode
@@ -83,6 +84,7 @@ __all__ = [
     "space_of",
     "symbols",
     "infer_accesses",
+    "pointers_at",
     "accesses_of_launch",
     "KernelAccesses",
     "ParameterAccess",

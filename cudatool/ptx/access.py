@@ -36,6 +36,7 @@ __all__ = [
     "VariableAccess",
     "accesses_of_launch",
     "infer_accesses",
+    "pointers_at",
 ]
 
 
@@ -198,6 +199,25 @@ def infer_accesses(module: Module, kernel: str) -> KernelAccesses:
     return _Collector(module, module.kernel(kernel)).result()
 
 
+def pointers_at(module: Module, kernel: str, line: int, parameter_values: bytes) -> tuple[int, ...]:
+    """Return the arguments that the address of an access may be a pointer's of, plus an index.
+
+    Parameters
+    ----------
+    line
+        Of the PTX: the instruction that accesses memory. 0 is any that does.
+    parameter_values
+        The packed arguments of a launch, as :func:`accesses_of_launch` takes them.
+    """
+    collector = _Collector(module, module.kernel(kernel), line)
+    found: dict[int, None] = {}
+    for parameter in collector.result().parameters:
+        for base in sorted(collector.by_base):
+            if base.kind is BaseKind.PARAMETER and base.name == parameter.name:
+                found.update(dict.fromkeys(_pointers(parameter, base.offset, parameter_values)))
+    return tuple(found)
+
+
 # What a doubt-free kernel may not contain.
 _TEXTURE_OPCODES = frozenset({"tex", "tld4", "suld", "sust", "sured"})
 _PUBLIC_KINDS = {
@@ -208,9 +228,9 @@ _PUBLIC_KINDS = {
 
 
 class _Collector:
-    """Reads accesses, escapes and doubts off the solved data flow."""
+    """Reads accesses, escapes and doubts off the solved data flow, of the instructions at one `line` if given."""
 
-    def __init__(self, module: Module, kernel: Function) -> None:
+    def __init__(self, module: Module, kernel: Function, line: int = 0) -> None:
         self.module = module
         self.kernel = kernel
         self.flow = Dataflow(module, kernel)
@@ -220,7 +240,8 @@ class _Collector:
         self.doubts: set[Doubt] = set()
         for scope in self.flow.scopes:
             for instruction in scope.function.instructions:
-                self.visit(scope, instruction)
+                if not line or instruction.line == line:
+                    self.visit(scope, instruction)
 
     def visit(self, scope: Scope, i: Instruction) -> None:
         if i.opcode == "call":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +38,7 @@ class _Said:
     other_block: tuple[int, ...] = ()
     other_thread: tuple[int, ...] = ()
     other_source: str = ""
+    pointer: int = 0  # among the kernel's arguments, that the address was computed from; 0: not known
 
     @staticmethod
     def parse(text: str) -> _Said:
@@ -55,10 +57,21 @@ class _Said:
             raise ValueError("not an object")
         facts: dict[str, Any] = {}
         for name in _Said.__dataclass_fields__:
-            value = said.get(name)
             if name in said:
-                facts[name] = _coordinates(value) if name.endswith(("block", "thread")) else _word(value)
+                facts[name] = _reader(name)(said[name])
         return _Said(**facts | {"kind": FindingKind(facts.get("kind", ""))})
+
+
+def _reader(name: str) -> Callable[[Any], Any]:
+    if name == "pointer":
+        return _address
+    return _coordinates if name.endswith(("block", "thread")) else _word
+
+
+def _address(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError("not an address")
+    return value
 
 
 def _word(value: Any) -> str:
@@ -101,7 +114,8 @@ def device_findings(trace: Trace) -> tuple[DeviceFinding, ...]:
         kind, text = said.kind, said.text
         buffer = None
         if said.space in ("", "global") and record["address"]:
-            kind, text, buffer = memory.explain(kind, text, int(record["address"]), int(record["size"]), at)
+            address, size = int(record["address"]), int(record["size"])
+            kind, text, buffer = memory.explain(kind, text, address, size, at, said.pointer)
         # A race is the same whichever of the two threads happened to come first.
         places = tuple(sorted((said.source, said.other_source)))
         key = (
@@ -234,11 +248,14 @@ class _Memory:
         self._frees = np.flatnonzero(frees)
 
     def explain(
-        self, kind: FindingKind, text: str, address: int, size: int, at: int
+        self, kind: FindingKind, text: str, address: int, size: int, at: int, pointer: int
     ) -> tuple[FindingKind, str, BufferSite | None]:
-        """Return what is known of an address when record `at` was made: the allocation it is of, or just beyond."""
+        """Return what is known of an address when record `at` was made: the allocation it is of, or just beyond.
+
+        That is the allocation of the `pointer` that the address was computed from, if that is known.
+        """
         before = self._rows < at
-        inside = np.flatnonzero(before & (self._start <= address) & (address < self._end))
+        inside = np.flatnonzero(before & (self._start <= (pointer or address)) & ((pointer or address) < self._end))
         if len(inside):
             index = int(inside[-1])
         else:
@@ -252,6 +269,12 @@ class _Memory:
         buffer = BufferSite(start, stop - start, self._trace.stack(int(records["stack"][row])))
         if kind not in (FindingKind.OUT_OF_BOUNDS, FindingKind.USE_AFTER_FREE):
             return kind, text, buffer
+        if address < start:
+            return (
+                FindingKind.OUT_OF_BOUNDS,
+                f"{start - address:,} bytes before the start of {format_bytes(stop - start)}",
+                buffer,
+            )
         freed = next((int(f) for f in self._frees if row < f and int(records["address"][f]) == start), None)
         if freed is not None and address < stop:
             where = location(self._trace.stack(int(records["stack"][freed])))

@@ -17,9 +17,10 @@ from pathlib import Path
 from cudatool.sim.abi import Entry, Subscriber, subscribe, unsubscribe
 from cudatool.sim.machine import Machine, Options
 from cudatool.sim.queue import Operation, Schedule
-from cudatool.sim.results import Result
+from cudatool.sim.results import AddressSpaceError, Result
 
 __all__ = [
+    "AddressSpaceError",
     "Entry",
     "Machine",
     "Operation",
@@ -75,7 +76,7 @@ def load(options: Options | None = None) -> Machine:
     global _loaded
     if _loaded is not None:
         return _loaded
-    from cudatool.sim import abi, device_runtime, machine, runtime_api
+    from cudatool.sim import abi, device_runtime, machine, runtime_api, signals
 
     for name in _ENTRY_POINTS:
         importlib.import_module(f"cudatool.sim.{name}")
@@ -84,6 +85,7 @@ def load(options: Options | None = None) -> Machine:
         ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint64, ctypes.c_size_t
     )
 
+    signals.install(library)
     library.cudatool_thunk.argtypes = [ctypes.c_int, ctypes.c_void_p]
     library.cudatool_thunk.restype = ctypes.c_void_p
     atexit.register(library.cudatool_leave)
@@ -171,8 +173,14 @@ def _load_compilers() -> None:
 
 def drain() -> None:
     """Execute everything that is still pending, as the end of a process does."""
-    from cudatool.sim import abi
+    from cudatool.sim import abi, signals
 
-    if _loaded is not None:
+    machine = _loaded
+    if machine is None:
+        return
+
+    def run() -> None:
         with abi.lock:
-            _loaded.scheduler.drain()
+            machine.scheduler.drain()
+
+    signals.shielded(run)

@@ -96,6 +96,9 @@ static uint64_t next(const char **arguments, int size) {
     return value;
 }
 
+/* A width or precision: what goes beyond the text is cut off anyway, and the C library would allocate memory for it. */
+static int bounded(int64_t number) { return number > TEXT ? TEXT : number < -TEXT ? -TEXT : (int)number; }
+
 /* printf as kernels have it: formats %[flags][width][.precision][size]type with flags "-+ #0", a width that may be
  * "*", sizes hh, h, l, ll and types diouxXcspfFeEgGaA. Returns how many arguments were formatted, -1 for a NULL format
  * (CUDA C++ Programming Guide, "Formatted Output", "Format Specifiers" and "Limitations"). */
@@ -115,18 +118,24 @@ int32_t cudatool_vprintf(const char *format, const char *arguments) {
             continue;
         }
         const char *begin = format++;
-        char one[64];
+        char one[128]; /* "%", 40 of flags and digits, two numbers for "*" of up to 11, ".", "ll", the type */
         size_t n = 0;
         int longs = 0, shorts = 0;
         one[n++] = '%';
         while (n < 40 && *format && strchr("-+ #0", *format)) one[n++] = *format++;
         for (int part = 0; part < 2; part++) {
             if (*format == '*' && count < MAX_ARGUMENTS) {
-                n += snprintf(one + n, 16, "%d", (int)(int32_t)next(&arguments, 4));
+                int32_t number = (int32_t)next(&arguments, 4);
+                if (part == 0 || number >= 0) n += snprintf(one + n, sizeof one - n, "%d", bounded(number));
+                else n--; /* a negative precision is none */
                 count++;
                 format++;
+            } else if (*format >= '0' && *format <= '9') {
+                int64_t number = 0;
+                for (; *format >= '0' && *format <= '9'; format++)
+                    number = number < TEXT ? 10 * number + (*format - '0') : number;
+                n += snprintf(one + n, sizeof one - n, "%d", bounded(number));
             }
-            while (n < 40 && *format >= '0' && *format <= '9') one[n++] = *format++;
             if (part == 0) {
                 if (*format != '.') break;
                 one[n++] = *format++;
@@ -213,7 +222,7 @@ typedef struct {
 /* Return a heap in the `size` bytes at `base`, NULL if there is no memory. */
 heap_t *cudatool_heap_create(char *base, size_t size) {
     heap_t *heap = calloc(1, sizeof *heap);
-    uint32_t count = (uint32_t)(size / GRANULE);
+    uint32_t count = size / GRANULE < USED ? (uint32_t)(size / GRANULE) : USED - 1;
     uint32_t *units = calloc((size_t)count + 1, sizeof *units);
     if (!heap || !units) {
         free(heap);

@@ -25,10 +25,43 @@ static volatile int closed; /* what every entry point returns from now on, 0 whi
 
 void cudatool_set_resolver(resolver_t r) { resolver = r; }
 
+/* Calls of the driver that this thread is in, and the signals (bit n - 1 for signal n) whose handlers wait until it is
+ * in none (cudatool/sim/signals.py). */
+static __thread int inside;
+static __thread uint64_t deferred;
+
+void cudatool_enter(void) { ++inside; }
+
+void cudatool_exit(void) {
+    if (--inside) return;
+    while (deferred) {
+        int number = __builtin_ctzll(deferred) + 1;
+        deferred &= deferred - 1;
+        raise(number);
+    }
+}
+
+/* Call a function of Python's as a call of the driver is made. */
+void cudatool_shielded(void (*function)(void)) {
+    cudatool_enter();
+    function();
+    cudatool_exit();
+}
+
+/* Let a signal come again when this thread is in no call. Returns 0 if it is in none. */
+int cudatool_defer(int number) {
+    if (!inside || number < 1 || number > 64) return 0;
+    deferred |= (uint64_t)1 << (number - 1);
+    return 1;
+}
+
 int cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status) {
     if (function) *function = NULL;
     if (closed || !resolver) return closed ? closed : 3; /* CUDA_ERROR_NOT_INITIALIZED */
-    return resolver(symbol, function, version, flags, status);
+    cudatool_enter();
+    int result = resolver(symbol, function, version, flags, status);
+    cudatool_exit();
+    return result;
 }
 
 int cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags) {
@@ -112,21 +145,13 @@ void cudatool_leave(void) {
     }
 }
 
-/* Set by a callback that Ctrl-C ended: the caller is to be interrupted when it is back in Python. */
-volatile int cudatool_interrupt;
-
-static int leave_slot(int status) {
-    if (cudatool_interrupt) {
-        cudatool_interrupt = 0;
-        raise(SIGINT);
-    }
-    return status;
-}
-
 #define SLOT(n)                                                                                                        \
     static int slot_##n(long a, long b, long c, long d, long e, long f, long g, long h, long i, long j, long k,        \
                         long l) {                                                                                      \
-        return leave_slot(call(targets[0x##n], a, b, c, d, e, f, g, h, i, j, k, l));                                   \
+        cudatool_enter();                                                                                              \
+        int status = call(targets[0x##n], a, b, c, d, e, f, g, h, i, j, k, l);                                         \
+        cudatool_exit();                                                                                               \
+        return status;                                                                                                 \
     }
 #define SLOT_NAME(n) slot_##n,
 #define DIGITS(M, n) M(n##0) M(n##1) M(n##2) M(n##3) M(n##4) M(n##5) M(n##6) M(n##7)                                   \

@@ -35,13 +35,19 @@ typedef long (*function_t)(long, long, long, long, long);
 
 static volatile int closed;
 
+/* Signal handlers of the program wait until a hook is over, as in the driver (_libcuda.c). */
+extern void cudatool_enter(void) __attribute__((weak));
+extern void cudatool_exit(void) __attribute__((weak));
+
 /* A C++ destructor may end a link while Python is on its way out of a function with an exception, which is not the
  * hook's: that starts without one, and the exception is there again when the hook is over. */
 static long call(function_t hook, long a, long b, long c, long d, long e) {
     PyGILState_STATE state = PyGILState_Ensure();
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
+    if (cudatool_enter) cudatool_enter();
     long result = hook(a, b, c, d, e);
+    if (cudatool_exit) cudatool_exit();
     PyErr_Restore(type, value, traceback);
     PyGILState_Release(state);
     return result;

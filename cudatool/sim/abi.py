@@ -23,6 +23,7 @@ from typing import Any, Final, Protocol
 
 from cudatool.sim.driver_log import DriverLog
 from cudatool.sim.results import DriverError, Result
+from cudatool.sim.signals import Interrupted
 
 __all__ = [
     "ENTRIES",
@@ -297,13 +298,6 @@ def log_message(text: str) -> None:
     log.warning("%s", text)
 
 
-def _interrupt_caller() -> None:
-    """Let Ctrl-C happen again when the C function that Python called has returned."""
-    from cudatool.sim.device_runtime import library
-
-    ctypes.c_int.in_dll(library(), "cudatool_interrupt").value = 1
-
-
 _pointers: dict[tuple[str, int], int] = {}
 _error, _gone = int(Result.UNKNOWN), int(Result.DEINITIALIZED)
 
@@ -331,13 +325,12 @@ def function_pointer(name: str, thunk: Callable[[int, int | None], int], *, per_
             gone: int = _gone,
             is_finalizing: Callable[[], bool] = sys.is_finalizing,
             logger: logging.Logger = log,
-            interrupt: Callable[[], None] = _interrupt_caller,
+            interrupted: type[BaseException] = Interrupted,
         ) -> int:
             try:
                 return invoke(entry, arguments, null_stream)
-            except KeyboardInterrupt:
-                interrupt()  # again, as soon as the caller is back in Python
-                return error
+            except interrupted:
+                return 0  # the caller gets its KeyboardInterrupt, and no other error, as soon as it is back in Python
             except BaseException:
                 if is_finalizing():
                     return gone  # with the driver's own modules

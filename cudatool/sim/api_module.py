@@ -16,6 +16,7 @@ from cudatool.ptx import PtxError, parse_image
 from cudatool.sim import abi, profile
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, read_string, write
+from cudatool.sim.addresses import place_of, pointer_behind
 from cudatool.sim.device_library import with_device_library
 from cudatool.sim.device_runtime import STACK_SIZE, limit_of, prepare_calls
 from cudatool.sim.host_accesses import HostMemoryBefore
@@ -492,12 +493,15 @@ def _launch(
         scheduler.check(stream.context)
 
 
-def _failed(error: KernelError) -> DriverError:
+def _failed(error: KernelError, launch: Launch) -> DriverError:
     """Return what the driver says of a kernel that did not run to its end."""
     jit = _translator()
     if isinstance(error, jit.KernelFault):
-        where = state.machine.allocations.holding(error.address)
-        place = f"inside {where.kind} memory" if where else "outside every allocation"
+        allocations = state.machine.allocations
+        where = allocations.holding(error.address)
+        pointer = pointer_behind(launch.kernel.pointers_at(0, bytes(launch.params)), allocations)
+        place = f"inside {where.kind} memory" if where else place_of(error.address, 1, allocations, pointer)
+        place = place or "outside every allocation"
         return DriverError(Result.ILLEGAL_ADDRESS, f"illegal access at {error.address:#x}, {place}")
     if isinstance(error, jit.KernelAssert):
         return DriverError(Result.ASSERT, str(error))
@@ -541,9 +545,10 @@ def _execute(launch: Launch, operation: Operation) -> None:
     except jit.KernelError as error:
         found, failure = error.found, error
     if checkers is not None:
-        operation.findings = [checkers.explain(one, launch.kernel, launch.grid, launch.block) for one in found]
+        params = bytes(launch.params)
+        operation.findings = [checkers.explain(one, launch.kernel, launch.grid, launch.block, params) for one in found]
     if failure is not None:
-        raise _failed(failure) from failure
+        raise _failed(failure, launch) from failure
     if footprint is not None:
         operation.footprint = [*footprint.take(), *on_host.written()]
         machine.footprint = footprint

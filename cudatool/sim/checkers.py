@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from cudatool.sim import abi
+from cudatool.sim.addresses import place_of, pointer_behind
 from cudatool.sim.memory import Allocation
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ __all__ = ["CHECKS", "CheckFinding", "Checkers"]
 
 CHECKS: Final = ("memcheck", "initcheck", "racecheck", "synccheck")
 _QUARANTINE: Final = 64 << 20  # bytes of freed memory that are not given out again
-_FAR: Final = 1 << 20  # an address farther than this from an allocation is not said to be near it
 _OWNED: Final = ("device", "pool")  # kinds of allocations whose memory can be held back
 
 
@@ -48,6 +48,8 @@ class CheckFinding:
         One sentence that says what is wrong with the address.
     other_block, other_thread, other_source
         The earlier access of a race.
+    pointer
+        The argument of the kernel that the address was computed from; 0 if that is not certain.
     """
 
     check: str
@@ -65,6 +67,7 @@ class CheckFinding:
     other_block: tuple[int, ...] = ()
     other_thread: tuple[int, ...] = ()
     other_source: str = ""
+    pointer: int = 0
 
 
 class Checkers:
@@ -149,9 +152,9 @@ class Checkers:
     # ---- findings ----
 
     def explain(
-        self, found: Found, kernel: Kernel, grid: tuple[int, int, int], block: tuple[int, int, int]
+        self, found: Found, kernel: Kernel, grid: tuple[int, int, int], block: tuple[int, int, int], params: bytes
     ) -> CheckFinding:
-        """Return what a kernel did wrong, in words."""
+        """Return what a kernel did wrong that was launched with these packed arguments, in words."""
         from cudatool.sim.jit import Defect
 
         check, kind = {
@@ -170,8 +173,11 @@ class Checkers:
             Defect.BARRIER_DIVERGED: "not all threads of the block come to this barrier",
             Defect.MASK_WITHOUT_CALLER: "the member mask lacks a thread that executes the operation",
         }.get(found.defect, "")
+        pointer = 0
         if found.defect is Defect.INVALID:
-            kind, text = self._invalid(found, kernel)
+            if found.space == "global":
+                pointer = pointer_behind(kernel.pointers_at(found.line, params), self._machine.allocations)
+            kind, text = self._invalid(found, kernel, pointer)
         other_block: tuple[int, ...] = ()
         other_thread: tuple[int, ...] = ()
         other_source = ""
@@ -197,44 +203,34 @@ class Checkers:
             other_block=other_block,
             other_thread=other_thread,
             other_source=other_source,
+            pointer=pointer,
         )
 
-    def _invalid(self, found: Found, kernel: Kernel) -> tuple[str, str]:
+    def _invalid(self, found: Found, kernel: Kernel, pointer: int) -> tuple[str, str]:
         if found.space == "shared":
             return "out-of-bounds", f"it ends at byte {found.address + found.size} of the block's shared memory"
         if found.space == "local":
             return "out-of-bounds", f"the thread's local memory has {kernel.local_bytes} bytes"
-        return self.describe(found.address, found.size)
+        return self.describe(found.address, found.size, pointer)
 
-    def describe(self, address: int, size: int) -> tuple[str, str]:
-        """Return the kind of a defect and what is at an address that must not be used."""
+    def describe(self, address: int, size: int, pointer: int) -> tuple[str, str]:
+        """Return the kind of a defect and what is at an address that must not be used.
+
+        `pointer` is the kernel's argument that it was computed from, 0 if that is not known.
+        """
         if not address >> 12:
             return "out-of-bounds", "a null pointer, or an offset from one"
-        arena = self._machine.arena
-        if not arena.base <= address < arena.base + arena.size:
-            for host, length in self._host.items():
-                if host <= address < host + length:
-                    return "out-of-bounds", f"it ends beyond pinned memory of {length} bytes"
-            return "host-pointer", "not memory of a device: a pointer of the host?"
+        allocations = self._machine.allocations
         for freed in reversed(self._freed):
-            if freed.address <= address < freed.address + freed.size:
+            if not pointer and freed.address <= address < freed.address + freed.size:
                 return "use-after-free", f"{address - freed.address} bytes into freed memory of {freed.size} bytes"
         if self.shadow.in_freed_block(address):
             return "use-after-free", "in a block of the kernels' own heap that was freed"
-        near = self._machine.allocations.before(address)
-        if near is not None:
-            beyond = address - near.address - near.size
-            if beyond < 0 and address + size <= near.address + near.size:
-                return "out-of-bounds", f"inside of memory of {near.size} bytes, of which this part is not given out"
-            if beyond < _FAR:
-                place = f"{beyond} bytes after" if beyond >= 0 else "across"
-                return "out-of-bounds", f"{place} the end of an allocation of {near.size} bytes"
-        following = self._machine.allocations.after(address)
-        if following is not None and following.address - address < _FAR:
-            return (
-                "out-of-bounds",
-                f"{following.address - address} bytes before the start of an allocation of {following.size} bytes",
-            )
+        if place := place_of(address, size, allocations, pointer):
+            return "out-of-bounds", place
+        arena = self._machine.arena
+        if not arena.base <= address < arena.base + arena.size:
+            return "host-pointer", "not memory of a device: a pointer of the host?"
         return "out-of-bounds", "far from every allocation"
 
     def explain_call(self, name: str, address: int) -> CheckFinding | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
 from cudatool.sim.managed import Advised
-from cudatool.sim.results import DriverError, Result
+from cudatool.sim.results import AddressSpaceError, DriverError, Result
 
 __all__ = [
     "ALIGNMENT",
@@ -46,6 +46,9 @@ ALIGNMENT: Final = 512
 SLAB_LIMIT: Final = 1 << 20
 """Bytes from which on an allocation has pages of its own."""
 _HOST_PAGE: Final = mmap.PAGESIZE
+_PLACE: Final = 1 << 45  # where device memory begins if nothing else is there: addresses are the same in each process
+# Bytes before device memory that fault, so that a negative index reaches nothing else. At most as many as it has.
+_GUARD: Final = 1 << 30
 _PROT_NONE, _PROT_READ, _PROT_RW = 0, 1, 1 | 2
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x01, 0x02, 0x10, 0x20, 0x4000
 _UNUSED = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE  # with no access: addresses that cost nothing
@@ -237,11 +240,12 @@ class Arena:
     """
 
     def __init__(self, size: int, ranges_size: int) -> None:
-        whole = size + ranges_size + PAGE
-        reserved = _libc.mmap(None, whole, _PROT_NONE, _UNUSED, -1, 0)
+        guard = min(_GUARD, size)
+        whole = guard + size + ranges_size + PAGE
+        reserved = _libc.mmap(_PLACE, whole, _PROT_NONE, _UNUSED, -1, 0)
         if reserved in (None, ctypes.c_void_p(-1).value):
-            raise DriverError(Result.OUT_OF_MEMORY, f"cannot reserve {whole} bytes of address space")
-        self.base: int = -(-reserved // PAGE) * PAGE
+            raise AddressSpaceError(whole)
+        self.base: int = -(-(reserved + guard) // PAGE) * PAGE
         self._fixed = size
         self.limit = size + ranges_size
         self.ranges = AddressSpace(self.base + size, ranges_size)

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from cudatool.sim import abi
+from cudatool.sim import abi, signals
 from cudatool.sim.abi import lock, log_message
 from cudatool.sim.results import DriverError, Result
 
@@ -35,6 +35,7 @@ __all__ = ["DISABLE_TIMING", "INTERPROCESS", "EventState", "Operation", "Schedul
 
 DISABLE_TIMING, INTERPROCESS = 2, 4  # CU_EVENT_*
 _SOON_S = 0.2
+_PATIENCE_S = 0.2  # after which a thread that waits for another one looks whether Ctrl-C has come
 _STALLED_S = 10.0  # in which nothing runs, before what waits for a value in memory is believed to wait for ever
 
 
@@ -300,11 +301,12 @@ class Scheduler:
         for target in sorted(unfinished, key=lambda o: o.sequence):
             stalled = 0.0  # since when
             while not target.done:
+                signals.check()
                 chosen = self._choose(target, needed) or self._latecomer(target)
                 if chosen is not None:
                     self._run(chosen)
                 elif not self._until:
-                    lock.wait(timeout=60)  # another host thread runs what we need; it notifies when done
+                    lock.wait(timeout=_PATIENCE_S)  # another host thread runs what we need; it notifies when done
                 elif self._running or stay:
                     lock.wait(timeout=0.001)  # another host thread, or what it runs, may write the value
                 else:
@@ -459,6 +461,11 @@ class Scheduler:
             if context.error is None:
                 context.error = DriverError(error.result, f"{operation.name}: {error}")
                 context.error.logged = True
+        except signals.Interrupted:
+            if context.error is None:  # nobody must take what it has done so far for its result
+                context.error = DriverError(Result.LAUNCH_FAILED, f"{operation.name}: ended by Ctrl-C")
+                context.error.logged = True
+            raise
         finally:
             lock.acquire()
             self._running -= 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["DriverError", "Result"]
+__all__ = ["AddressSpaceError", "DriverError", "Result"]
 
 
 class Result(IntEnum):
@@ -176,3 +176,11 @@ class DriverError(Exception):
         self.result = result
         self.address = address
         self.logged = False
+
+
+class AddressSpaceError(DriverError):
+    """The process may not have as many addresses (``ulimit -v``) as the machine needs: `size` bytes more."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(Result.OUT_OF_MEMORY, f"cannot reserve {size} bytes of address space")
+        self.size = size

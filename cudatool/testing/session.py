@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool.recording import drain, is_observing, narrow, release_workspaces, sources
+from cudatool.recording import drain, is_observing, narrow, release_caches, sources
 from cudatool.sanitize import DeviceFinding, Finding, GapKind, Report, accepted, check, known
 from cudatool.sanitize.coverage import find_gaps
 from cudatool.sanitize.device import leaks
@@ -163,7 +163,7 @@ class Session:
         """Return what is new since the last verdict, None if nothing happened that could be wrong."""
         if "leak" in test.checks:
             gc.collect()
-            release_workspaces()
+            release_caches()
         drain()
         records = self.log.records()
         since, test.judged = max(test.judged, 0), len(records)
@@ -231,7 +231,7 @@ class Session:
     def leaked(self, test: Test, most: int) -> str:
         """Return who allocated what the test's call left behind if that is more than `most` bytes, else ``""``."""
         gc.collect()
-        release_workspaces()
+        release_caches()
         drain()
         records = self.log.records(test.call)
         found = memory_of(records)

@@ -187,7 +187,7 @@ FIELDS: Final[dict[Kind, str]] = {
     "now on knows that what came before is done",
     Kind.TAKE_OVER: "aux0=object, correlation likewise: what was handed over with it so far came before",
     Kind.EXECUTION: "correlation, stream, device, name, aux0=start, aux1=end, both ns on the device's clock, "
-    "flags=1 a kernel that a graph launch ran",
+    "flags=1 a kernel that a graph launch ran, address=the node of a graph launch (0 outside of one)",
     Kind.RANGE_PUSH: "name",
     Kind.RANGE_POP: "",
     Kind.MARK: "name: a moment that the program names",

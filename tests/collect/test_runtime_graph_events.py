@@ -127,3 +127,30 @@ def test_sanitizer_finds_what_is_wrong_with_a_capture(
     report = check(trace if defect is None else recorded(tmp_path, defect))
     assert expected == [str(finding.kind) for finding in report.findings]
     assert ["use-after-free"] * (defect == "freed") == [finding.kind for finding in report.on_device]
+
+
+_PRODUCTS = """
+import cudatool as ct
+a, b, c = ct.ones((64, 64)), ct.ones((64, 64)), ct.zeros((64, 64))
+with ct.record("t.ctrace", device="sim"):
+    for _ in range(4):
+        ct.matmul(a, b, out=c)
+    graph = ct.CUDAGraph()
+    with ct.graph(graph):
+        ct.matmul(a, b, out=c)
+        ct.matmul(b, a, out=c)
+    for _ in range(10):
+        graph.replay()
+    ct.synchronize()
+"""
+
+
+def test_products_that_graph_launches_ran_are_counted_with_their_time(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", _PRODUCTS], cwd=tmp_path, check=True, capture_output=True)
+    trace = read(tmp_path / "t.ctrace")
+    (product,) = (kernel for kernel in kernels(trace, operations(trace)) if kernel.name == "sgemm")
+    eager = trace.of_kind(Kind.GEMM)[:4]["correlation"].tolist()
+    ran = trace.of_kind(Kind.EXECUTION)
+    one = [int(row["aux1"]) - int(row["aux0"]) for row in ran if row["correlation"] in eager]
+    assert product.launches == 24
+    assert product.time == 24 * one[0]

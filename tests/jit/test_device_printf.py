@@ -18,7 +18,8 @@ FORMATS = [
     ("%c%c|%s|%10s|%-10s|%.2s", '\'a\', \'b\', "text", "right", "left", "cut"'),
     ("%%|100%%|%d%%", "5"),
     ("%*d|%-*d|", "6, 42, 6, 42"),
-    ("%.*f", "2, 3.14159"),
+    ("%.*f|%.*f", "2, 3.14159, -3, 3.14159"),
+    ("%" + "0" * 60 + "30d|%.70d|%-80s|", '7, 7, "left"'),
     ("nothing to format", ""),
 ]
 
@@ -224,3 +225,19 @@ def test_freeing_twice_fails_the_launch(program):
     assert driver.CUresult.CUDA_SUCCESS == loaded.synchronize()
     loaded.launch("drop", 1, 1, out)
     assert driver.CUresult.CUDA_ERROR_LAUNCH_FAILED == loaded.synchronize()
+
+
+def test_long_specifications_and_huge_widths_stay_within_the_text(program, capfd):
+    flags = "-+ #0" * 8
+    source = f"""extern "C" __global__ void k() {{
+        printf("%{flags}*.*lld|\\n", -2147483647, 2147483647, 5ll);
+        printf("%{flags}{"9" * 100}.{"9" * 100}f|\\n", 1.0);
+        printf("%*.*e", 2147483647, 2147483647, 1.0);
+        printf("\\nend\\n");
+    }}"""
+    loaded = program(source)
+    loaded.launch("k", 1, 1)
+    assert loaded.synchronize() == driver.CUresult.CUDA_SUCCESS
+    output = capfd.readouterr().out
+    assert len(output) < 4 << 16
+    assert output.endswith("\nend\n")

@@ -134,3 +134,44 @@ def test_launcher_cuts_no_number_off() -> None:
 
 def test_bytes_between_parameters_are_zero() -> None:
     assert b"\x01" + bytes(7) + b"\xff" * 8 == launcher([(0, 1), (8, 8)]).pack((True, -1))
+
+
+class _Clears:
+    """A number that empties a list when it is asked for its value, or does something else."""
+
+    def __init__(self, value: int, action: object) -> None:
+        self.value, self.action = value, action
+
+    def __index__(self) -> int:
+        self.action()  # type: ignore[operator]
+        return self.value
+
+
+def test_launcher_keeps_the_parameters_that_it_reads() -> None:
+    parameters: list[object] = []
+    parameters += [(_Clears(8 * i, parameters.clear), 8) for i in range(64)]
+    made = Launcher(0, 0, parameters, int, float, lambda index, argument: b"")
+    assert not parameters
+    assert made.pack(tuple(range(64))) == b"".join(i.to_bytes(8, "little") for i in range(64))
+
+
+def test_launcher_that_is_made_while_it_is_made_stays_as_it_is() -> None:
+    launcher = Launcher.__new__(Launcher)
+    inner = (0, 0, [(0, 4)], int, float, lambda index, argument: b"")
+    again = (0, 0, [(_Clears(0, lambda: launcher.__init__(*inner)), 8)] * 2, int, float, None)
+    with pytest.raises(RuntimeError, match="made anew"):
+        launcher.__init__(*again)
+    assert launcher.pack((1,)) == b"\1\0\0\0"
+
+
+@pytest.mark.parametrize("parameter", [[0, 8], None, 8])
+def test_launcher_takes_tuples_alone_for_parameters(parameter: object) -> None:
+    with pytest.raises(TypeError):
+        Launcher(0, 0, [parameter], int, float, lambda index, argument: b"")
+
+
+def test_region_that_is_made_while_it_is_made_keeps_its_owner() -> None:
+    owner, region = Owner(), Region.__new__(Region)
+    with pytest.raises(RuntimeError, match="made anew"):
+        region.__init__(8, _Clears(16, lambda: region.__init__(4, 2, owner)), Owner())
+    assert (region.address, region.size, region.owner) == (4, 2, owner)

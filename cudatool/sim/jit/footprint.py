@@ -12,6 +12,8 @@ import mmap
 import numpy as np
 import numpy.typing as npt
 
+from cudatool.sim.results import AddressSpaceError
+
 __all__ = ["ATOMIC", "MAP_NORESERVE", "PAGE", "READ", "WRITE", "Footprint"]
 
 READ, WRITE, ATOMIC = 1, 2, 4
@@ -41,9 +43,11 @@ class Footprint:
         self.size = size
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
         count = -(-(size // PAGE + 2) // _GROUP) * _GROUP  # an access may begin at the last byte
-        self._maps = [
-            mmap.mmap(-1, length, flags=flags) for length in (count * PAGE, count * PAGE, count * PAGE, count)
-        ]
+        lengths = (count * PAGE, count * PAGE, count * PAGE, count)
+        try:
+            self._maps = [mmap.mmap(-1, length, flags=flags) for length in lengths]
+        except OSError:
+            raise AddressSpaceError(sum(lengths)) from None
         for shadow in self._maps[:-1]:
             shadow.madvise(mmap.MADV_HUGEPAGE)  # dense accesses are the common case
         self._resident = np.zeros(count // _GROUP, np.uint8)

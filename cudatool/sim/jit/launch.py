@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from cudatool.sim import signals
 from cudatool.sim.jit.collective import ROW, array_offset
 from cudatool.sim.jit.context import EXIT, MAX_THREADS, Context, Stop
 from cudatool.sim.jit.footprint import MAP_NORESERVE, PAGE, Footprint
@@ -357,6 +358,9 @@ class _Run:
         asleep = self.asleep[worker]
         fresh = True  # whether there may be blocks that nobody has begun
         while not self.ended():
+            if signals.is_interrupted():
+                self.stop()
+                break
             # As many new blocks as there are parked ones, so that each is looked at often, but not too often.
             begin = self.blocks if self.launch.cooperative else max(1, len(asleep))
             while fresh and begin and len(asleep) < _MAX_PARKED and not self.ended():
@@ -472,14 +476,15 @@ def run(
         watch([worker.context for worker in going.workers])
     try:
         jobs = [_start(going, worker) for worker in going.workers[1:]]
-        signals: list[int] = []
+        ended_by: list[int] = []  # the signal that ended each worker's native code, 0 for none
         try:
-            signals.append(going.work(going.workers[0]))
+            ended_by.append(going.work(going.workers[0]))
         finally:
-            if not signals:  # Ctrl-C
+            if not ended_by:  # Ctrl-C
                 going.stop()
-            signals += [_finish(going, worker, job) for worker, job in zip(going.workers[1:], jobs, strict=True)]
-        for worker, number in zip(going.workers, signals, strict=True):
+            ended_by += [_finish(going, worker, job) for worker, job in zip(going.workers[1:], jobs, strict=True)]
+        signals.check()
+        for worker, number in zip(going.workers, ended_by, strict=True):
             if number and number != STOP_SIGNAL:
                 raise KernelFault(number, worker.fault.value)
         return going.stopped()
@@ -495,12 +500,14 @@ def _start(going: _Run, worker: _Worker) -> Future[int] | None:
 
 
 def _finish(going: _Run, worker: _Worker, job: Future[int] | None) -> int:
-    """Wait for a worker; if all are to stop, end what it does after a moment."""
+    """Wait for a worker; if all are to stop, or Ctrl-C comes, end what it does after a moment."""
     if job is None:
         return 0
     while True:
         try:
-            return job.result(timeout=0.2 if going.ended() else None)
+            return job.result(timeout=0.2)
         except TimeoutError:
-            if worker.thread and not job.done():
+            if signals.is_interrupted():
+                going.stop()
+            if going.ended() and worker.thread and not job.done():
                 signal.pthread_kill(worker.thread, STOP_SIGNAL)

@@ -18,6 +18,7 @@ from cudatool.ptx import (
     function_addresses,
     merge_calls,
     parse_image,
+    pointers_at,
 )
 from cudatool.sim.jit import native
 from cudatool.sim.jit.codegen import Native, generate
@@ -241,6 +242,16 @@ class Kernel:
         """Return ``file:line`` of what stands at a line of the PTX, that line itself if the PTX does not say."""
         at = next((i for i in self._function.instructions if i.line == line), None)
         return (self.where(at) if at else "") or f"PTX line {line}"
+
+    def pointers_at(self, line: int, params: bytes) -> tuple[int, ...]:
+        """Return the arguments that an address may be computed from, which is accessed at a line of the PTX.
+
+        `params` are the packed arguments. Without a line, all that the kernel takes for pointers.
+        """
+        try:
+            return pointers_at(self._owner._module, self.name, line, params)
+        except PtxError:
+            return ()
 
     # ---- translating ----
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import llvmlite.binding as llvm
 
+from cudatool.sim import signals
 from cudatool.sim.device_runtime import library
 
 __all__ = [
@@ -125,10 +126,10 @@ STOP_SIGNAL = int(signal.SIGRTMIN) + 12
 def guarded_call(function: int, argument: int, address: int, limit_ns: int = 0) -> int:
     """Run native code; return 0 or the signal that ended it, with the faulting address in the 8 bytes at `address`.
 
-    On the main thread, Ctrl-C ends it. It is ended by STOP_SIGNAL after `limit_ns`, unless that is 0.
+    On the main thread, Ctrl-C ends it if it will end the program. It is ended by STOP_SIGNAL after `limit_ns`, unless
+    that is 0.
     """
-    interruptible = threading.current_thread() is threading.main_thread()
-    return int(_guard()(function, argument, address, interruptible, limit_ns))
+    return int(_guard()(function, argument, address, signals.interrupts(), limit_ns))
 
 
 # What native code may call (cudatool/sim/_device.c, cudatool/sim/_texture.c).

@@ -18,6 +18,7 @@ from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.footprint import MAP_NORESERVE, PAGE
 from cudatool.sim.jit.heap_blocks import FREED_BLOCK
 from cudatool.sim.jit.instrument import CELL, KINDS, Defect, FoundRecord, Instrument
+from cudatool.sim.results import AddressSpaceError
 
 __all__ = ["Found", "Launching", "Shadow"]
 
@@ -124,7 +125,8 @@ class Shadow:
 
     def in_freed_block(self, address: int) -> bool:
         """Whether an address is in memory that kernels took from the heap and gave back."""
-        return bool(self._valid.view[address - self.base] == FREED_BLOCK)
+        offset = address - self.base
+        return 0 <= offset < len(self._valid.view) and bool(self._valid.view[offset] == FREED_BLOCK)
 
     def written(self, address: int, size: int) -> None:
         """These bytes have a value now."""
@@ -246,7 +248,10 @@ class _Map:
 
     def __init__(self, size: int) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-        self._map = mmap.mmap(-1, -(-size // PAGE) * PAGE, flags=flags)
+        try:
+            self._map = mmap.mmap(-1, -(-size // PAGE) * PAGE, flags=flags)
+        except OSError:
+            raise AddressSpaceError(size) from None
         self.view: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
         self.address: int = self.view.ctypes.data
 

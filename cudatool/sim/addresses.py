@@ -1,0 +1,49 @@
+"""Where an address lies that no access may touch, in words: beside which allocation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from cudatool.sim.memory import Allocation, Allocations
+
+__all__ = ["place_of", "pointer_behind"]
+
+_FAR: Final = (
+    1 << 20
+)  # an address farther than this from an allocation is not said to be near it, unless it is known why
+
+
+def pointer_behind(pointers: Iterable[int], allocations: Allocations) -> int:
+    """Return the one of the `pointers` that an access must have been computed from; 0 if that is not certain.
+
+    The others of them are no addresses of memory: a number may be an argument of 64 bits, too.
+    """
+    owners = {found.address: pointer for pointer in pointers if (found := allocations.holding(pointer)) is not None}
+    return next(iter(owners.values())) if len(owners) == 1 else 0
+
+
+def place_of(address: int, size: int, allocations: Allocations, pointer: int = 0) -> str:
+    """Return how an access of `size` bytes lies to the allocation of the `pointer` that it was computed from.
+
+    Without one, to the nearest allocation; empty if none is near.
+    """
+    owner = allocations.holding(pointer) if pointer else None
+    if owner is not None:
+        return _beside(address, size, owner)
+    before, after = allocations.before(address), allocations.after(address)
+    if before is not None and address < before.address + before.size + _FAR:
+        return _beside(address, size, before)
+    if after is not None and after.address - address < _FAR:
+        return _beside(address, size, after)
+    return ""
+
+
+def _beside(address: int, size: int, owner: Allocation) -> str:
+    stop = owner.address + owner.size
+    if address < owner.address:
+        return f"{owner.address - address} bytes before the start of an allocation of {owner.size} bytes"
+    if address + size <= stop:
+        return f"inside of memory of {owner.size} bytes, of which this part is not given out"
+    place = f"{address - stop} bytes after" if address >= stop else "across"
+    return f"{place} the end of an allocation of {owner.size} bytes"

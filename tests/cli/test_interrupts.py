@@ -1,0 +1,169 @@
+"""Ctrl-C and other signals in a program that is inside of the driver: the program gets them, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ENVIRONMENT = {**os.environ, "CUDATOOL_DEVICE": "sim", "PYTHONUNBUFFERED": "1"}
+CORE = """
+from cuda.core import Device, LegacyPinnedMemoryResource
+device = Device()
+device.set_current()
+stream = device.create_stream()
+staging = LegacyPinnedMemoryResource().allocate(4096)
+print("begins")
+while True:
+    buffer = device.memory_resource.allocate(4096, stream=stream)
+    buffer.copy_from(staging, stream=stream)
+    stream.record().sync()
+    buffer.copy_to(staging, stream=stream)
+    stream.sync()
+    buffer.close()
+"""
+OURS = """
+import cudatool as ct
+x = ct.zeros(1024)
+print("begins")
+while True:
+    (x + 1).get()
+    with ct.stream(ct.Stream()):
+        ct.empty(3000).fill_(1.0)
+    ct.synchronize()
+"""
+HANDLERS = """
+import signal
+import cudatool as ct
+from cuda.core import Device
+device = Device()
+device.set_current()
+stream = device.create_stream()
+calls = []
+
+def allocate(number, frame):
+    buffer = device.memory_resource.allocate(512, stream=stream)
+    stream.sync()
+    buffer.close()
+    ct.zeros(100).get()
+    calls.append(number)
+
+class Stop(Exception):
+    pass
+
+def stop(number, frame):
+    raise Stop
+
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+assert signal.signal(signal.SIGALRM, allocate) == signal.SIG_DFL
+assert signal.getsignal(signal.SIGALRM) is allocate
+allocate(0, None)
+(ct.ones(100) + 1).get()
+signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+while len(calls) < 25:
+    device.memory_resource.allocate(4096, stream=stream).close()
+    stream.record().sync()
+    (ct.ones(100) + 1).get()
+signal.setitimer(signal.ITIMER_REAL, 0)
+assert signal.signal(signal.SIGALRM, stop) is allocate
+stopped = 0
+for moment in range(25):
+    signal.setitimer(signal.ITIMER_REAL, 0.0005 * (1 + moment % 7))
+    try:
+        while True:
+            device.memory_resource.allocate(4096, stream=stream).close()
+            stream.sync()
+    except Stop:
+        stopped += 1
+device.memory_resource.allocate(4096, stream=stream).close()
+stream.sync()
+print("stopped", stopped)
+"""
+WHOLE_KERNEL = """
+import os, signal, time, threading
+import numpy as np
+import cudatool as ct
+count = ct.compile('extern "C" __global__ void count(volatile int *x, int n) {'
+                   ' for (int i = 0; i < n; i++) x[threadIdx.x] += 1; }', "count")
+x = ct.zeros(32, np.int32)
+came = []
+signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+ct.launch(ct.current_stream(), ct.LaunchConfig(grid=1, block=32), count, x, 20_000_000)
+threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+ct.synchronize()
+time.sleep(0.2)
+print(came == [signal.SIGINT], (x.get() == 20_000_000).all())
+"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("command", "program"), [("run", CORE), ("run", OURS), ("sanitize", CORE)])
+def test_interrupt_at_any_moment_is_a_keyboard_interrupt_and_status_130(
+    tmp_path: Path, command: str, program: str, seed: int
+) -> None:
+    (tmp_path / "program.py").write_text(program)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cudatool", command, "program.py"],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    while "begins" not in (line := process.stdout.readline()):
+        assert line, "the program ended before it began"
+    time.sleep(random.Random(seed).uniform(0, 0.1))
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert (process.returncode, output.count("KeyboardInterrupt")) == (130, 1), output
+    assert "CUDA_ERROR" not in output and "ignored" not in output
+
+
+def _run(source: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", source], env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+
+
+def test_handlers_may_use_the_device_and_their_exceptions_reach_the_program(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(HANDLERS)
+    done = subprocess.run(
+        [sys.executable, "-m", "cudatool", "run", "program.py"],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout) == (0, "stopped 25\n"), done.stderr
+
+
+def test_handler_that_returns_does_not_end_a_kernel() -> None:
+    done = _run(WHOLE_KERNEL)
+    assert done.stdout == "True True\n", done.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "sanitize", "devices"])
+@pytest.mark.parametrize(
+    ("device", "limit"), [("sim:count=16,memory=4TiB", ""), ("sim", "ulimit -v 4000000; ")], ids=["large", "limited"]
+)
+def test_addresses_that_are_not_to_be_had_are_one_line_and_status_2(
+    tmp_path: Path, command: str, device: str, limit: str
+) -> None:
+    (tmp_path / "program.py").write_text("import cudatool as ct; ct.zeros(1)")
+    program = "" if command == "devices" else "program.py"
+    done = subprocess.run(
+        ["bash", "-c", f"{limit}exec {sys.executable} -m cudatool {command} --device {device} {program}"],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1 and "of address space" in done.stderr, done.stderr

@@ -1,0 +1,87 @@
+"""An access far beside its buffer is said to be out of that buffer's bounds, and run and sanitize name one address."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cudatool as ct
+from cudatool.recording import record
+from cudatool.sanitize import FindingKind, check
+from cudatool.trace import reader
+
+pytestmark = pytest.mark.skipif(not ct.get_device_name().startswith("cudatool"), reason="needs the software device")
+
+SOURCE = """extern "C" __global__ void move(float* x, const float* y, long long i, long long j) { x[i] = y[j]; }"""
+N = 1024
+
+
+@pytest.mark.parametrize(
+    ("i", "j", "argument", "place"),
+    [
+        (-1, 0, "x", "4 bytes before the start of 4 KiB"),
+        (-1_000_000_000, 0, "x", "4,000,000,000 bytes before the start of 4 KiB"),
+        (0, -50_000_000, "y", "200,000,000 bytes before the start of 4 KiB"),
+        (2 * N, 0, "x", "4,096 bytes after the end of 4 KiB"),
+        (0, 50_000_000, "y", "199,995,904 bytes after the end of 4 KiB"),
+    ],
+)
+def test_place_is_relative_to_the_argument_that_the_address_was_computed_from(
+    tmp_path: Path, i: int, j: int, argument: str, place: str
+) -> None:
+    kernel = ct.compile(SOURCE, "move")
+    ct.empty_cache()  # what was reserved before the recording may be used
+    with record(tmp_path / "run.ctrace", checks=["memcheck"]):
+        arrays = {"x": ct.zeros(N), "y": ct.ones(N)}
+        one = ct.LaunchConfig(grid=1, block=1)
+        ct.launch(ct.current_stream(), one, kernel, arrays["x"], arrays["y"], np.int64(i), np.int64(j))
+        ct.synchronize()
+    (finding,) = check(reader.read(tmp_path / "run.ctrace")).on_device
+    index = i if argument == "x" else j
+    start = arrays[argument].data_ptr()
+    assert finding.kind is FindingKind.OUT_OF_BOUNDS
+    assert (finding.text, finding.address) == (place, start + 4 * index)
+    assert finding.buffer is not None and finding.buffer.address == start
+
+
+def test_pointer_of_the_host_is_still_one(tmp_path: Path) -> None:
+    kernel, own = ct.compile(SOURCE, "move"), np.zeros(N, np.float32)
+    with record(tmp_path / "run.ctrace", checks=["memcheck"]):
+        x = ct.zeros(N)
+        address = np.uint64(own.ctypes.data)
+        ct.launch(ct.current_stream(), ct.LaunchConfig(grid=1, block=1), kernel, x, address, np.int64(0), np.int64(0))
+        ct.synchronize()
+    (finding,) = check(reader.read(tmp_path / "run.ctrace")).on_device
+    assert finding.kind is FindingKind.HOST_POINTER
+
+
+@pytest.mark.parametrize("index", [-1, -300_000, 50_000_000])
+def test_run_and_sanitize_name_the_same_address(tmp_path: Path, index: int) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import cudatool as ct, numpy as np\n"
+        "kernel = ct.compile('extern \"C\" __global__ void put(float* x, long long i) { x[i] = 1.0f; }', 'put')\n"
+        "one, x = ct.LaunchConfig(grid=1, block=1), ct.zeros(1024)\n"
+        f"ct.launch(ct.current_stream(), one, kernel, x, np.int64({index}))\n"
+        "ct.synchronize()\n"
+    )
+    named = []
+    for command in (["run", "-o", "run.ctrace"], ["sanitize"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "cudatool", *command, "--device", "sim", "program.py"],
+            cwd=tmp_path,
+            env={**os.environ, "CUDATOOL_DEVICE": "sim"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 1, done.stderr
+        found = re.search(r"(?:illegal access at|address:) (0x[0-9a-f]+)", done.stdout + done.stderr)
+        assert found, done.stderr
+        named.append(found[1])
+    assert named[0] == named[1]
