@@ -248,7 +248,7 @@ def look_at(text: str) -> str:
             refusals.append("")
         except (jit.UnsupportedInstruction, PtxError) as error:
             refusals.append(str(error))
-    return json.dumps([kernel_json(*facts, refusal) for facts, refusal in zip(found, refusals, strict=True)])
+    return json.dumps([kernel_json(*facts, refusal, "") for facts, refusal in zip(found, refusals, strict=True)])
 
 
 def fault_of(text: str) -> Fault | None:
