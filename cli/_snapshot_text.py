@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Usage,
     )
     from cudatool.collect.nvml import Card
+    from cudatool.trace.model import PinnedMemory
 
 __all__ = ["print_report"]
 
@@ -45,6 +46,8 @@ def print_report(console: Console, report: Report, cards: Sequence[Card] = ()) -
         console.print("no device memory was allocated")
     for device, diagnosis in zip(summary.devices, report.diagnoses, strict=True):
         _print_device(console, device, diagnosis)
+    if summary.pinned is not None:
+        _print_pinned(console, summary.pinned)
     _print_work(console, summary)
     for card in cards:
         _print_card(console, card, report)
@@ -174,6 +177,16 @@ def _print_outside(console: Console, diagnosis: Diagnosis) -> None:
             text += f"; {format_bytes(reading.outside)} were neither free nor reserved here: contexts, libraries, "
             text += "other processes"
         console.print(f"\n{text}", markup=False)
+
+
+def _print_pinned(console: Console, pinned: PinnedMemory) -> None:
+    console.print("\nPinned host memory", style="bold")
+    table = new_table("", numbers=("At the end", "Highest"))
+    table.add_row(
+        "In use", format_bytes(pinned.active), format_bytes(pinned.peak_active) if pinned.events else "unknown"
+    )
+    table.add_row(f"Reserved, {counted(pinned.segments, 'segment')}", format_bytes(pinned.reserved), "unknown")
+    console.print(table)
 
 
 def _print_work(console: Console, summary: Summary) -> None:

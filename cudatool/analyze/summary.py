@@ -18,7 +18,7 @@ from cudatool.errors import ConfigError
 from cudatool.memory.settings import Settings
 from cudatool.progress import Step, step
 from cudatool.trace.events import Kind
-from cudatool.trace.model import Trace
+from cudatool.trace.model import PinnedMemory, Trace
 
 __all__ = ["DeviceMemory", "Moment", "Report", "Summary", "report"]
 
@@ -91,6 +91,7 @@ class DeviceMemory:
 class Summary:
     """A trace in numbers; `duration` in ns, `recorded_on` the kind of device in words ("" if unknown).
 
+    `pinned` is what a snapshot says of pinned host memory, always of the whole recording.
     Of a part of a recording, `window` has its first event, the one after its last, and how many the recording has.
     `simulated` says whether times on the device come from the software device's cost model.
     """
@@ -106,6 +107,7 @@ class Summary:
     streams: tuple[Stream, ...]
     notes: tuple[str, ...]
     simulated: bool = False
+    pinned: PinnedMemory | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain dicts and lists; sizes in bytes, times in ns."""
@@ -188,6 +190,7 @@ def _report(trace: Trace, total: Mapping[int, int | None], shown: Step) -> Repor
         copies=execution.copies(trace, ran),
         streams=execution.streams(trace, ran),
         notes=tuple(trace.notes),
+        pinned=getattr(trace, "pinned", None),
         simulated=trace.header.get("device_kind") == "sim",
     )
     shown.update(5)

@@ -24,7 +24,7 @@ from cudatool.errors import OutputError, SnapshotFormatError
 from cudatool.files import open_input, replacing
 from cudatool.trace import _sweep
 from cudatool.trace.events import FREE_UNKNOWN, RECORD, Kind, StreamFlag
-from cudatool.trace.model import Frame, Trace
+from cudatool.trace.model import Frame, PinnedMemory, Trace
 
 __all__ = ["EventFact", "MemorySnapshot", "is_snapshot", "read", "write"]
 
@@ -56,6 +56,7 @@ _FIELDS: Final = frozenset(
 )
 _OF_FRAMES: Final = frozenset(("filename", "name", "line"))
 _READ: Final = frozenset(("segments", "device_traces", "allocator_settings"))
+_PINNED_CHANGE: Final = {"alloc": 1, "free_completed": -1, "free": -1}  # of the bytes in use
 _SCALARS: Final = (str, int, float, type(None))
 _MOST_NAME, _MOST_ENTRIES, _MOST_DEPTH = 200, 16, 32
 
@@ -106,6 +107,8 @@ class MemorySnapshot(Trace):
         The ``user_metadata`` that are no text, by the index of the name that stands for them.
     more
         What else the snapshot holds, by key: ``external_annotations``, and what newer versions of PyTorch add.
+    pinned
+        What ``host_segments`` and ``host_traces`` say, None where there are none.
     """
 
     segments: list[dict[str, Any]] = field(default_factory=list)
@@ -114,6 +117,7 @@ class MemorySnapshot(Trace):
     frame_facts: dict[int, dict[str, Any]] = field(default_factory=dict)
     metadata: dict[int, Any] = field(default_factory=dict)
     more: dict[str, Any] = field(default_factory=dict)
+    pinned: PinnedMemory | None = None
 
     def selecting(self, records: npt.NDArray[np.void], source: _Ints) -> Self:
         """As of any trace. The final state is not that of a part: it is left out."""
@@ -380,6 +384,7 @@ class _Reader:
             frame_facts={i: dict(more) for i, (_, more) in enumerate(self.frames) if more},
             metadata=self.metadata,
             more=more,
+            pinned=_pinned(more),
         )
 
     def _facts(
@@ -673,6 +678,31 @@ def _with_dicts(value: Any, rows: Rows, depth: int = 0, known: dict[int, Any] | 
             made = {key: _with_dicts(item, rows, depth + 1, known) for key, item in value.items()}
         known[id(value)] = made
     return known.get(id(value), value)
+
+
+def _pinned(more: dict[str, Any]) -> PinnedMemory | None:
+    """Return what a snapshot says of pinned memory; its lists are like those of a device's memory."""
+    segments = [_with_addresses(segment) for segment in _list(more, "host_segments")]
+    entries: list[Any] = []
+    for item in _list(more, "host_traces"):
+        entries += item if isinstance(item, list) else [item]
+    if not segments and not entries:
+        return None
+    active = sum(block["size"] for segment in segments for block in segment["blocks"] if _is_live(block))
+    levels = [0]
+    for entry in entries:
+        sign = _PINNED_CHANGE.get(require(require(entry, dict, "an event")["action"], str, "an action"), 0)
+        size = require(entry.get("size", 0), int, "a size")
+        levels.append(levels[-1] + sign * size)
+    # What was in use before the first event: what is at the end, less what the events changed.
+    before = max(active - levels[-1], 0)
+    return PinnedMemory(
+        segments=len(segments),
+        reserved=sum(segment["total_size"] for segment in segments),
+        active=active,
+        peak_active=before + max(levels),
+        events=len(entries),
+    )
 
 
 def _list(data: dict[str, Any], key: str) -> list[Any]:

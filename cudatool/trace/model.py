@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from cudatool.trace.events import Kind
 
-__all__ = ["Ending", "Frame", "Trace"]
+__all__ = ["Ending", "Frame", "PinnedMemory", "Trace"]
 
 
 class Frame(NamedTuple):
@@ -43,6 +43,27 @@ class Ending(StrEnum):
     def is_complete(self) -> bool:
         """Whether all events are there that were emitted before the recording ended, or was read."""
         return self in (Ending.CLOSED, Ending.GROWING, Ending.KILLED)
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedMemory:
+    """What a recording says of pinned host memory.
+
+    Attributes
+    ----------
+    segments, reserved
+        At the end: how many pieces the allocator had from the driver, and their bytes.
+    active, peak_active
+        Bytes in use at the end, and at most while events were recorded.
+    events
+        How many were recorded.
+    """
+
+    segments: int
+    reserved: int
+    active: int
+    peak_active: int
+    events: int
 
 
 @dataclass

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import re
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,17 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from snapshot_files import dump, event, plain, recordings, segment
 
 from cudatool import analyze
+from cudatool.cli._snapshot_text import print_report
 from cudatool.cli._sources import read_trace
 from cudatool.collect import torch_snapshot
 from cudatool.errors import OutputError, SnapshotFormatError
 from cudatool.memory.settings import UNLIMITED
 from cudatool.trace.events import RECORD, Kind
-from cudatool.trace.model import Trace
+from cudatool.trace.model import PinnedMemory, Trace
 
 MIB = 1 << 20
 BASE = 1 << 40
@@ -142,6 +146,29 @@ def test_what_compiled_code_says_of_itself_is_kept(tmp_path: Path) -> None:
     torch_snapshot.write(tmp_path / "y", first, [])
     written = pickle.loads((tmp_path / "y").read_bytes())["device_traces"][0]
     assert [["0/0", [node]], ["N/A", [bare]]] == [[e["compile_context"], e["frames"]] for e in written]
+
+
+def test_pinned_memory_is_counted_and_shown(tmp_path: Path) -> None:
+    ring = [
+        event("alloc", 4096, 100),
+        event("alloc", 8192, 1000),
+        event("free_requested", 4096, 100),
+        event("free_completed", 4096, 100),
+    ]
+    data = {
+        "segments": [],
+        "device_traces": [],
+        "host_segments": [segment(0, 8 * MIB, (MIB, "active_allocated"), (7 * MIB, "inactive"))],
+        "host_traces": ring,
+    }
+    snapshot = torch_snapshot.read(dump(data, tmp_path / "x"))
+    assert PinnedMemory(1, 8 * MIB, MIB, MIB + 100, 4) == snapshot.pinned
+    report = analyze.report(snapshot)
+    assert MIB + 100 == report.as_dict()["pinned"]["peak_active"]
+    console = Console(file=StringIO(), width=100)
+    print_report(console, report)
+    assert re.search(r"In use +1 MiB +1 MiB", console.file.getvalue())  # type: ignore[attr-defined]
+    assert snapshot.pinned == again(tmp_path / "y", snapshot).pinned
 
 
 def test_lists_without_end_are_refused_and_not_written(tmp_path: Path) -> None:
