@@ -67,6 +67,7 @@ typedef struct {
     word *memo;
     Py_ssize_t depth, stack_room, mark_count, mark_room, memo_room, memo_next;
     uint64_t taken; /* bytes */
+    uint64_t made; /* bytes of the objects that were made */
     int done;
     struct column columns[MOST_COLUMNS];
     Py_ssize_t column_count, rows;
@@ -134,6 +135,11 @@ static int push(Unpickler *self, word value, Py_ssize_t memo, int is_new)
 
 static int push_object(Unpickler *self, PyObject *object)
 {
+    if (object && Py_REFCNT(object) == 1) /* a new one */
+        self->made += 64 + (PyUnicode_CheckExact(object) ? (uint64_t)PyUnicode_GET_LENGTH(object) * PyUnicode_KIND(object)
+                            : PyBytes_CheckExact(object) || PyTuple_CheckExact(object)
+                                ? (uint64_t)Py_SIZE(object) * (PyTuple_CheckExact(object) ? 40 : 1)
+                                : 0);
     return object ? push(self, FROM_OBJECT(object), -1, 0) : -1;
 }
 
@@ -215,8 +221,10 @@ static PyObject *object_of(Unpickler *self, struct slot *slot)
         made = PyDict_New();
         break;
     }
-    if (made)
+    if (made) {
+        self->made += 64;
         set_value(self, slot, FROM_OBJECT(Py_NewRef(made)));
+    }
     return made;
 }
 
@@ -422,6 +430,7 @@ static int fill_dict(Unpickler *self, struct slot *container, struct slot *first
     if (!dict)
         return -1;
     int failed = 0;
+    self->made += (uint64_t)count * 64; /* an entry has some 100 bytes, and there may be a number */
     if (!container->is_new || !PyDict_CheckExact(dict))
         failed = fail("puts keys into something that is no new dict");
     for (struct slot *slot = first; slot < first + count && !failed; slot += 2) {
@@ -498,6 +507,7 @@ static Py_ssize_t share(Unpickler *self, struct slot *first, Py_ssize_t count)
     PyObject *list = PyList_New(count);
     if (!list)
         return -1;
+    self->made += 64 + (uint64_t)count * sizeof(PyObject *);
     for (Py_ssize_t i = 0; i < count; ++i)
         PyList_SET_ITEM(list, i, Py_NewRef(items[i]));
     self->shared[self->shared_count] = (struct shared){list, -1};
@@ -565,6 +575,7 @@ static int fill_list(Unpickler *self, struct slot *list, struct slot *first, Py_
     if (!object)
         return -1;
     int failed = PyList_CheckExact(object) ? 0 : fail("puts items into something that is no list");
+    self->made += (uint64_t)count * (KIND(value_of(self, first)) == OBJECT ? 9 : 72);
     for (Py_ssize_t i = 0; i < count && !failed; ++i) {
         PyObject *item = object_of(self, first + i);
         failed = item ? PyList_Append(object, item) : -1;
@@ -876,14 +887,33 @@ static Py_ssize_t execute(Unpickler *self, const uint8_t *data, Py_ssize_t size)
 
 /* --- the type --- */
 
-static PyObject *Unpickler_feed(Unpickler *self, PyObject *data)
+/* Return how many bytes the machine and what it made take, about. */
+static uint64_t held(Unpickler *self)
+{
+    uint64_t bytes = self->made + (uint64_t)self->stack_room * sizeof(struct slot) +
+        (uint64_t)(self->mark_room + self->memo_room + self->table_size) * 8 +
+        (uint64_t)self->span_room * sizeof(struct span) + (uint64_t)self->shared_room * sizeof(struct shared) +
+        (uint64_t)PyList_GET_SIZE(self->objects) * 8 +
+        (uint64_t)(PyDict_GET_SIZE(self->object_ids) + PyDict_GET_SIZE(self->pairs)) * 100;
+    for (Py_ssize_t i = 0; i < self->column_count; ++i)
+        bytes += (uint64_t)self->columns[i].capacity * sizeof(int64_t);
+    return bytes;
+}
+
+static PyObject *Unpickler_feed(Unpickler *self, PyObject *args)
 {
     Py_buffer view;
-    if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0)
+    unsigned long long memory = UINT64_MAX;
+    if (!PyArg_ParseTuple(args, "y*|K", &view, &memory))
         return NULL;
     const uint8_t *bytes = view.buf;
     Py_ssize_t at = 0, length = 0;
+    unsigned executed = 0;
     while (!self->done && at < view.len) {
+        if (!(++executed & 4095) && held(self) > memory) {
+            length = fail("takes more memory than a file of its size may");
+            break;
+        }
         length = execute(self, bytes + at, view.len - at);
         if (length <= 0)
             break;
@@ -1041,7 +1071,7 @@ static PyObject *get_objects(Unpickler *self, void *Py_UNUSED(closure))
 }
 
 static PyMethodDef methods[] = {
-    {"feed", (PyCFunction)Unpickler_feed, METH_O, NULL},
+    {"feed", (PyCFunction)Unpickler_feed, METH_VARARGS, NULL},
     {"value", (PyCFunction)Unpickler_value, METH_NOARGS, NULL},
     {"take_columns", (PyCFunction)Unpickler_take_columns, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

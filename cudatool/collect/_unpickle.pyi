@@ -17,8 +17,10 @@ class Unpickler:
     """
 
     def __init__(self, row_key: str | None = None) -> None: ...
-    def feed(self, data: bytes, /) -> int:
+    def feed(self, data: bytes, memory: int = ..., /) -> int:
         """Take whole opcodes from the beginning of `data` and return how many bytes they have.
+
+        What was made of the pickle so far may take `memory` bytes.
 
         What is left must stand at the beginning of the next piece.
 

@@ -41,6 +41,12 @@ MAX_BYTES: Final = 4 << 30
 MISSING: Final = -(1 << 63)
 """In a column: the row does not have the key. A number is ``number << 1 | 1`` there, an object ``its index << 1``."""
 
+# What a file may take for each of its bytes, compressed or not, and what it may take beside that. Snapshots that repeat
+# a step have some 30 bytes for each byte of a file in xz, and take less memory than they have bytes.
+_MOST_BYTES: Final = 256
+_MOST_MEMORY: Final = 128
+_FEW_BYTES: Final = 128 << 20
+
 _PIECE: Final = 1 << 20
 _MAX_OPCODE: Final = 64 << 20  # bytes; a longer text is no plain data
 _XZ, _GZIP = b"\xfd7zXZ\x00", b"\x1f\x8b"
@@ -57,6 +63,8 @@ class Rows:
     ----------
     count
         Number of rows.
+    size
+        Bytes of the pickle, unpacked.
     columns
         For each key that a row has: one word for each row, or one for all of them; see :data:`MISSING`.
     objects
@@ -64,6 +72,7 @@ class Rows:
     """
 
     count: int
+    size: int
     columns: dict[str, npt.NDArray[np.int64] | int]
     objects: list[Any]
 
@@ -98,7 +107,7 @@ def load_rows(path: str | Path, row_key: str | None) -> tuple[Any, Rows]:
     collecting = gc.isenabled()
     gc.disable()  # a million new objects that all stay: looking for garbage among them doubles the time
     try:
-        _feed(machine, path)
+        size = _feed(machine, path)
         value = machine.value()
     except ImportError as error:
         reason = f"tries to import {error} when loaded; a memory snapshot holds plain data only"
@@ -110,26 +119,28 @@ def load_rows(path: str | Path, row_key: str | None) -> tuple[Any, Rows]:
         if collecting:
             gc.enable()
     columns = {key: _column(words) for key, words in machine.take_columns().items()}
-    return value, Rows(machine.rows, columns, machine.objects)
+    return value, Rows(machine.rows, size, columns, machine.objects)
 
 
 def _column(words: Words | int) -> npt.NDArray[np.int64] | int:
     return words if isinstance(words, int) else np.frombuffer(memoryview(words), np.int64)
 
 
-def _feed(machine: Unpickler, path: str) -> None:
-    """Run the whole pickle."""
+def _feed(machine: Unpickler, path: str) -> int:
+    """Run the whole pickle and return how many bytes it has, unpacked."""
     with open_input(path) as file, step(f"reading {path}", os.fstat(file.fileno()).st_size) as shown:
+        packed = os.fstat(file.fileno()).st_size
+        most, memory = _FEW_BYTES + _MOST_BYTES * packed, _FEW_BYTES + _MOST_MEMORY * packed
         unpacked = _unpacked(file)
         rest, size, head = b"", 0, b""
         while not machine.done and (piece := _read(unpacked, path)):
             head = head or piece[:1]
             size += len(piece)
-            if size > MAX_BYTES:
-                raise SnapshotFormatError(path, f"holds more than {MAX_BYTES >> 30} GiB")
+            if size > min(most, MAX_BYTES):
+                raise SnapshotFormatError(path, f"holds more than {min(most, MAX_BYTES) >> 20} MiB in {packed} bytes")
             rest += piece
             try:
-                rest = rest[machine.feed(rest) :]
+                rest = rest[machine.feed(rest, memory) :]
             except ValueError as error:
                 if head not in b"\x80(]})dl":
                     raise SnapshotFormatError(path, _NOT_A_PICKLE) from error
@@ -141,6 +152,7 @@ def _feed(machine: Unpickler, path: str) -> None:
         raise SnapshotFormatError(path, "the file is empty")
     if not machine.done:
         raise SnapshotFormatError(path, f"truncated after {size} bytes" if head in b"\x80(]})dl" else _NOT_A_PICKLE)
+    return size
 
 
 _NOT_A_PICKLE: Final = "not a pickle; a snapshot is written by torch.cuda.memory._dump_snapshot(FILE)"

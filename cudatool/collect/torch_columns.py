@@ -176,4 +176,4 @@ def _rows_of(entries: Sequence[Any]) -> Rows:
             if key not in columns:
                 columns[key] = np.full(len(entries), MISSING, np.int64)
             columns[key][i] = cell(value)
-    return Rows(len(entries), dict(columns), objects)
+    return Rows(len(entries), 0, dict(columns), objects)

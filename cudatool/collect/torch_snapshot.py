@@ -66,7 +66,10 @@ _SMALL_SEGMENT: Final = 2 << 20
 _LARGE_SEGMENT: Final = 20 << 20
 _LARGE_REMAINDER: Final = 1 << 20  # small requests are up to this, and large blocks are split if more than this remains
 _MAX_SIZE: Final = 1 << 48  # more than any card's address space
-_MAX_PAGES: Final = 1 << 24
+_MAX_PAGES: Final = 1 << 20  # 2 TiB in all, and more
+_PAGES_OF_RANGE: Final = 64  # for each range, as events of small ones may be many
+_DEEP: Final = 256  # frames of a stack that no program has often
+_LEAST_BYTES: Final = 16  # of an event, a block or a segment in a pickle; what is shared has fewer
 _MAX_TIME_US: Final = (1 << 63) // 1000
 _MAX_DEVICE: Final = 127  # a record's device is a signed byte
 
@@ -319,9 +322,17 @@ class _Reader:
         # Frames are shared objects in the pickle: look each one up by identity once. `data` keeps them alive.
         self._frame_by_id: dict[int, int] = {}
         self._stack_by_ids: dict[tuple[int, ...], int] = {(): 0}
+        self._stack_by_list: dict[int, tuple[Sequence[Any], int]] = {}
+        self.pages_left = _MAX_PAGES
 
     def snapshot(self, path: str, rows: Rows) -> MemorySnapshot:
-        segments = [_with_addresses(segment) for segment in _list(self.data, "segments")]
+        segments = _list(self.data, "segments")
+        rings = _list(self.data, "device_traces")
+        blocks = sum(len(one.get("blocks") or ()) for one in segments if isinstance(one, dict))
+        said = len(segments) + blocks + sum(len(ring) for ring in rings if isinstance(ring, list | range))
+        if said * _LEAST_BYTES > rows.size + (1 << 16):  # lists in it several times: a few bytes would be millions
+            raise ValueError(f"{said} events, blocks and segments in {rows.size} bytes")
+        segments = [_with_addresses(segment) for segment in segments]
         traces = [EventColumns.of(trace, rows) for trace in _list(self.data, "device_traces")]
         more = {key: _with_dicts(value, rows) for key, value in self.data.items() if key not in _READ}
         rows.columns.clear()  # each ring's columns go when its records are there: together they would be twice as large
@@ -538,14 +549,16 @@ class _Reader:
         """Return records that map what was mapped of expandable segments before the ring began."""
         expandable = [s for s in segments if s.get("is_expandable")]
         changes = events[np.isin(events["kind"], _MAP_KINDS)]
-        page, change = _pages(changes["address"], changes["size"])
+        page, change = self._pages(changes["address"], changes["size"])
         paged = changes[change]
         paged["address"] = page
-        page, owner = _pages([s["address"] for s in expandable], [s["total_size"] for s in expandable])
-        final = {p: expandable[i] for p, i in zip(page.tolist(), owner.tolist(), strict=True)}
-        unmapped, kept = _prior(paged, Kind.SEGMENT_MAP, (Kind.SEGMENT_UNMAP,), final)
-        rows = [self._row(Kind.SEGMENT_MAP, device, {**final[number], "address": number}) for number in kept]
-        pages = np.concatenate([_as_kind(Kind.SEGMENT_MAP, paged[unmapped]), np.array(rows, RECORD)])
+        page, owner = self._pages([s["address"] for s in expandable], [s["total_size"] for s in expandable])
+        rows = np.array([self._row(Kind.SEGMENT_MAP, device, segment) for segment in expandable], RECORD)
+        index, born = _first_events(paged, Kind.SEGMENT_MAP, (Kind.SEGMENT_UNMAP,))
+        kept = np.flatnonzero(~np.isin(page, paged["address"][index]))
+        at_end = rows[owner[kept]]
+        at_end["address"] = page[kept]
+        pages = np.concatenate([_as_kind(Kind.SEGMENT_MAP, paged[np.sort(index[~born])]), at_end])
         pages = pages[np.argsort(pages["address"])]
         # Join neighbours that differ in nothing but their address.
         joined = np.diff(pages["address"]) == 1
@@ -556,6 +569,16 @@ class _Reader:
         runs["size"] = np.diff(np.append(begin, len(pages))) * _PAGE
         runs["address"] *= _PAGE
         return runs
+
+    def _pages(self, address: npt.ArrayLike, size: npt.ArrayLike) -> tuple[_Ints, _Ints]:
+        """Return the number of every 2 MiB page in the ranges, and which range each belongs to."""
+        begin = np.asarray(address, np.int64) // _PAGE
+        count = -(-np.asarray(size, np.int64) // _PAGE)
+        self.pages_left -= int(count.sum()) - _PAGES_OF_RANGE * len(count)
+        if self.pages_left < 0:
+            raise ValueError("more memory mapped than any card has")
+        owner = np.repeat(np.arange(len(count)), count)
+        return begin[owner] + np.arange(len(owner)) - (np.cumsum(count) - count)[owner], owner
 
     def _row(
         self, kind: Kind, device: int, segment: Mapping[str, Any], block: Mapping[str, Any] | None = None
@@ -634,11 +657,16 @@ class _Reader:
         return number
 
     def _stack(self, frames: Sequence[Any]) -> int:
+        known = self._stack_by_list.get(id(frames))
+        if known is not None:  # one list that all events share: a look at each of its frames would be quadratic
+            return known[1]
         ids = tuple(map(id, frames))
         found = self._stack_by_ids.get(ids)
         if found is None:
             stack = tuple(self._frame(frame) for frame in frames)
             found = self._stack_by_ids[ids] = self.stacks.setdefault(stack, len(self.stacks))
+        if len(ids) > _DEEP:
+            self._stack_by_list[id(frames)] = frames, found  # kept, so that no other list gets its id
         return found
 
     def _frame(self, frame: Mapping[str, Any]) -> int:
@@ -786,10 +814,18 @@ def _prior(
     events: npt.NDArray[np.void], born: Kind, died: Sequence[Kind], final: Mapping[int, Any]
 ) -> tuple[_Ints, list[int]]:
     """Return what existed before `events`: indices of deaths without a birth, and keys of `final` without any event."""
+    index, is_birth = _first_events(events, born, died)
+    return np.sort(index[~is_birth]), sorted(set(final) - set(events["address"][index].tolist()))
+
+
+def _first_events(
+    events: npt.NDArray[np.void], born: Kind, died: Sequence[Kind]
+) -> tuple[_Ints, npt.NDArray[np.bool_]]:
+    """Return the first of `events` at each address, and whether it is a birth."""
     index = np.flatnonzero(np.isin(events["kind"], [born, *died]))
-    address, first = np.unique(events["address"][index], return_index=True)
-    first = index[first]
-    return np.sort(first[events["kind"][first] != born]), sorted(set(final) - set(address.tolist()))
+    _, first = np.unique(events["address"][index], return_index=True)
+    index = index[first]
+    return index, events["kind"][index] == born
 
 
 def _as_kind(kind: Kind, records: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
@@ -797,13 +833,3 @@ def _as_kind(kind: Kind, records: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
     records = records.copy()
     records["kind"], records["stack"], records["name"] = kind, 0, 0
     return records
-
-
-def _pages(address: npt.ArrayLike, size: npt.ArrayLike) -> tuple[_Ints, _Ints]:
-    """Return the number of every 2 MiB page in the ranges, and which range each belongs to."""
-    begin = np.asarray(address, np.int64) // _PAGE
-    count = -(-np.asarray(size, np.int64) // _PAGE)
-    if count.sum() > _MAX_PAGES:
-        raise ValueError("more memory mapped than any card has")
-    owner = np.repeat(np.arange(len(count)), count)
-    return begin[owner] + np.arange(len(owner)) - (np.cumsum(count) - count)[owner], owner
