@@ -82,7 +82,7 @@ def test_work_is_bounded_by_the_size_of_the_pickle(bomb: str, tmp_path: Path) ->
     "unit", [b"N", b"N0", b"(", b"]\x94", b"\x94", b"K\x01", b"}", b"h\x00", b"\x8c\x04abcd", b")"], ids=repr
 )
 def test_little_that_is_packed_as_much_is_refused(unit: bytes, tmp_path: Path) -> None:
-    content = b"\x80\x04]\x94(" + unit * ((96 << 20) // len(unit)) + b"e."
+    content = b"\x80\x04]\x94(" + unit * ((48 << 20) // len(unit)) + b"e."
     (tmp_path / "x.pickle").write_bytes(gzip.compress(content, 1))
     assert (tmp_path / "x.pickle").stat().st_size < 1 << 20
     assert_bounded(tmp_path / "x.pickle")
