@@ -327,11 +327,11 @@ class _Reader:
 
     def snapshot(self, path: str, rows: Rows) -> MemorySnapshot:
         segments = _list(self.data, "segments")
-        rings = _list(self.data, "device_traces")
+        recorded_rings = _list(self.data, "device_traces")
         blocks = sum(len(one.get("blocks") or ()) for one in segments if isinstance(one, dict))
-        said = len(segments) + blocks + sum(len(ring) for ring in rings if isinstance(ring, list | range))
-        if said * _LEAST_BYTES > rows.size + (1 << 16):  # lists in it several times: a few bytes would be millions
-            raise ValueError(f"{said} events, blocks and segments in {rows.size} bytes")
+        in_all = len(segments) + blocks + sum(len(ring) for ring in recorded_rings if isinstance(ring, list | range))
+        if in_all * _LEAST_BYTES > rows.size + (1 << 16):  # lists in it several times: a few bytes would be millions
+            raise ValueError(f"{in_all} events, blocks and segments in {rows.size} bytes")
         segments = [_with_addresses(segment) for segment in segments]
         traces = [EventColumns.of(trace, rows) for trace in _list(self.data, "device_traces")]
         more = {key: _with_dicts(value, rows) for key, value in self.data.items() if key not in _READ}
