@@ -8,7 +8,8 @@
             with progress.step("unpacking"):  # takes the line until it ends; its two seconds began with the outermost
                 ...
 
-Nothing is written where stderr is no terminal. A step writes only inside of its own calls: there is no thread.
+A step writes nothing where stderr is no terminal; :func:`note` writes a line there. A step writes only inside of its
+own calls: there is no thread.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-__all__ = ["DELAY_S", "Step", "step"]
+__all__ = ["DELAY_S", "Step", "note", "step"]
 
 DELAY_S: Final = 2.0
 """Seconds until the line appears."""
@@ -64,7 +65,7 @@ class Step:
 
 
 @contextmanager
-def step(text: str, total: int = 0) -> Iterator[Step]:
+def step(text: str, total: int = 0, *, before_s: float = 0.0) -> Iterator[Step]:
     """Show `text` on the line while the block runs, with the share of `total` where that is known.
 
     Parameters
@@ -73,9 +74,11 @@ def step(text: str, total: int = 0) -> Iterator[Step]:
         What is being done, as ``"reading run.pickle"``.
     total
         How much there is to do, in any unit; 0 where it is not known.
+    before_s
+        Seconds that earlier pieces of the same work took: they count for the two seconds.
     """
     if not _line.steps:
-        _line.began, _line.written = time.monotonic(), 0.0
+        _line.began, _line.written = time.monotonic() - before_s, 0.0
     new = Step(text, total)
     _line.steps.append(new)
     try:
@@ -87,8 +90,18 @@ def step(text: str, total: int = 0) -> Iterator[Step]:
             _clear()
 
 
+def note(text: str) -> None:
+    """Write one line on stderr where there is no terminal to show steps on. For work of many seconds, once."""
+    if sys.stderr is not None and not _is_terminal():
+        _put(f"{text}\n")
+
+
+def _is_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
 def _write(current: Step) -> None:
-    if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+    if not _is_terminal():
         return
     text = "".join(c if c.isprintable() else "?" for c in str(current))
     width = shutil.get_terminal_size().columns - 1  # in the last column some terminals wrap

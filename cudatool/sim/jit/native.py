@@ -6,12 +6,14 @@ import ctypes
 import hashlib
 import signal
 import threading
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
 import llvmlite.binding as llvm
 
+from cudatool import progress
 from cudatool.sim import signals
 from cudatool.sim.device_runtime import library
 
@@ -28,6 +30,7 @@ __all__ = [
 
 compiled = 0  # kernels that went through LLVM in this process, rather than come from the cache
 _lock = threading.Lock()
+_LONG_S = 10.0  # of compiling, after which a line says so where there is no terminal
 
 
 @cache
@@ -79,16 +82,44 @@ def compile_text(text: str) -> bytes:
     global compiled
     with _lock:
         compiled += 1
-        machine = _machine()
-        module = llvm.parse_assembly(text)
-        module.triple = machine.triple
-        module.data_layout = str(machine.target_data)
-        options = llvm.create_pipeline_tuning_options(speed_level=3)
-        options.loop_vectorization = True
-        options.slp_vectorization = False  # threads are the vectors
-        builder = llvm.create_pass_builder(machine, options)
-        builder.getModulePassManager().run(module, builder)
-        return bytes(machine.emit_object(module))
+        began = time.monotonic()
+        with progress.step(f"compiling kernels, {compiled} so far", before_s=_compiling.took_s):
+            code = _compiled(text)
+        _compiling.add(time.monotonic() - began)
+        return code
+
+
+class _Compiling:
+    """How long this process has compiled kernels."""
+
+    def __init__(self) -> None:
+        self.took_s = 0.0
+        self.is_noted = False
+
+    def add(self, seconds: float) -> None:
+        self.took_s += seconds
+        if self.took_s > _LONG_S and not self.is_noted:
+            self.is_noted = True
+            progress.note(
+                f"cudatool: compiling kernels has taken {self.took_s:.0f} s so far, for {compiled} of them; "
+                "they are kept for the next run"
+            )
+
+
+_compiling = _Compiling()
+
+
+def _compiled(text: str) -> bytes:
+    machine = _machine()
+    module = llvm.parse_assembly(text)
+    module.triple = machine.triple
+    module.data_layout = str(machine.target_data)
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = True
+    options.slp_vectorization = False  # threads are the vectors
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    return bytes(machine.emit_object(module))
 
 
 class Code:
