@@ -369,6 +369,14 @@ class _Reader:
         if not timed:
             records["time"] = np.arange(len(records))
         streams = self._stream_records(records)
+        pinned = None
+        try:
+            pinned = _pinned(more)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # of a version that writes it in another way
+            reason = " ".join(str(error).split())[:80]
+            self.notes.append(
+                f"what the file says of pinned host memory was not understood ({reason}): it is not shown"
+            )
         if prior and recorded:
             self.notes.append(
                 f"recording began with {prior} blocks already allocated: they are shown from its start on"
@@ -395,7 +403,7 @@ class _Reader:
             frame_facts={i: dict(more) for i, (_, more) in enumerate(self.frames) if more},
             metadata=self.metadata,
             more=more,
-            pinned=_pinned(more),
+            pinned=pinned,
         )
 
     def _facts(

@@ -171,6 +171,14 @@ def test_pinned_memory_is_counted_and_shown(tmp_path: Path) -> None:
     assert snapshot.pinned == again(tmp_path / "y", snapshot).pinned
 
 
+def test_pinned_memory_of_another_schema_is_said_and_not_shown(tmp_path: Path) -> None:
+    data = {"segments": [], "device_traces": [[event("alloc", BASE, 512)]], "host_segments": [{"bytes": 1}]}
+    snapshot = torch_snapshot.read(dump(data, tmp_path / "x"))
+    assert snapshot.pinned is None
+    assert "pinned host memory was not understood ('address')" in snapshot.notes[-1]
+    assert [{"bytes": 1}] == again(tmp_path / "y", snapshot).more["host_segments"]
+
+
 def test_lists_without_end_are_refused_and_not_written(tmp_path: Path) -> None:
     deep: list[Any] = []
     for _ in range(100):
