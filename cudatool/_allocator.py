@@ -6,6 +6,7 @@ import math
 import operator
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, SupportsIndex
@@ -27,6 +28,7 @@ from cudatool.memory.driver_provider import DriverProvider, device_of_stream, fo
 from cudatool.memory.pluggable import CUDAPluggableAllocator, UncachedAllocator
 from cudatool.memory.snapshot import SegmentInfo
 from cudatool.trace import hooks
+from cudatool.trace.events import Event, Kind, pack_pool
 from cudatool.units import format_bytes
 
 __all__ = [
@@ -426,6 +428,44 @@ def memory_snapshot(mempool_id: tuple[int, int] | None = None, include_traces: b
     pool = None if mempool_id in (None, (0, 0)) else mempool_id
     used = sorted(_allocators.copy().items())  # not all devices: asking one starts its context, which takes memory
     return [segment for _, found in used for segment in found.snapshot_segments(pool=pool)]
+
+
+def living() -> list[Event]:
+    """Return what lives now, device by device, as the events that would have told of it: segments, then their blocks.
+
+    For a recording that begins in the middle of a program. They have no stacks.
+    """
+    events: list[Event] = []
+    for device, found in sorted(_allocators.copy().items()):
+        segments = found.snapshot_segments()
+
+        def event(
+            kind: Kind,
+            segment: SegmentInfo,
+            address: int,
+            size: int,
+            *,
+            flags: int = 0,
+            asked: int = 0,
+            on: int = device,
+        ) -> Event:
+            stream = hooks.stream_id(*device_of_stream(segment["stream"], on))
+            pool = pack_pool(segment["segment_pool_id"])
+            thread = hooks.thread_id()
+            return Event(time.monotonic_ns(), kind, on, flags, thread, stream, 0, 0, "", address, size, asked, pool)
+
+        for segment in segments:
+            kind = Kind.SEGMENT_MAP if segment["is_expandable"] else Kind.SEGMENT_ALLOC
+            small = int(segment["segment_type"] == "small")
+            events.append(event(kind, segment, segment["address"], segment["total_size"], flags=small))
+        for segment in segments:
+            for block in segment["blocks"]:
+                place = segment, block["address"], block["size"]
+                if block["state"] != "inactive":
+                    events.append(event(Kind.BLOCK_ALLOC, *place, asked=block["requested_size"]))
+                if block["state"] == "active_pending_free":
+                    events.append(event(Kind.BLOCK_FREE_REQUESTED, *place, asked=block["requested_size"]))
+    return events
 
 
 def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:

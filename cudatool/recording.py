@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from cudatool.text import quoted
 if TYPE_CHECKING:
     from cudatool.sim import Machine
     from cudatool.sim.tape import Tape
+    from cudatool.trace.events import Event
     from cudatool.trace.recorder import Recorder
 
 __all__ = ["drain", "is_observing", "libraries", "narrow", "record", "release_caches", "sources"]
@@ -35,6 +37,8 @@ def record(
     force: bool = False,
 ) -> Iterator[Recorder]:
     """Record everything that happens on the device inside the ``with`` block to the trace file `path`.
+
+    A recording that begins in the middle of a program starts with what its caching allocator holds at that moment.
 
     Our runtime's events are recorded on any device. On the software device, also the driver calls of any cuda.core or
     cuda.bindings program, when its operations ran, and on request which bytes its kernels touched. On a GPU, what the
@@ -71,19 +75,22 @@ def record(
     """
     from cudatool.trace.recorder import Recorder
 
-    with (
-        sources(
-            device=device, with_stacks=with_stacks, measure_accesses=measure_accesses, checks=checks, tape=tape
-        ) as header,
-        Recorder(path, header=header, force=force) as recorder,
-    ):
-        try:
-            yield recorder
-        finally:
-            release_caches()
-            drain()
-            if not recorder.is_closed:  # as it is in a forked child
-                recorder.add_facts({"libraries": libraries()})
+    with sources(
+        device=device, with_stacks=with_stacks, measure_accesses=measure_accesses, checks=checks, tape=tape
+    ) as header:
+        living = _living()
+        prior = Counter(event.device for event in living)
+        recorder = Recorder(path, header=header | ({"prior_records": prior} if prior else {}), force=force)
+        for event in living:
+            recorder(event)
+        with recorder:
+            try:
+                yield recorder
+            finally:
+                release_caches()
+                drain()
+                if not recorder.is_closed:  # as it is in a forked child
+                    recorder.add_facts({"libraries": libraries()})
 
 
 @contextmanager
@@ -173,7 +180,7 @@ def _software_driver(
     from cudatool.sim import signals
     from cudatool.sim.checkers import CHECKS
     from cudatool.trace import hooks
-    from cudatool.trace.events import AccessFlag, Event, Kind
+    from cudatool.trace.events import AccessFlag, Kind
 
     if unknown := sorted(set(checks).difference(CHECKS)):
         raise UsageError(f"there is no check {quoted(unknown[0])} of kernels; there are {', '.join(CHECKS)}")
@@ -214,6 +221,12 @@ def _software_driver(
 def libraries() -> list[str]:
     """Return the imported libraries whose own work on a GPU may go unrecorded."""
     return [name for module, name in _LIBRARIES.items() if module in sys.modules]
+
+
+def _living() -> list[Event]:
+    """Return what the caching allocator holds already; nothing at the start of a program."""
+    allocator = sys.modules.get("cudatool._allocator")  # to import it would be to need it
+    return [] if allocator is None else list(allocator.living())
 
 
 def is_observing() -> bool:

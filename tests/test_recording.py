@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+
+import pytest
 
 from cudatool.trace.events import Kind
 from cudatool.trace.reader import read
@@ -56,3 +60,40 @@ def test_recording_that_cannot_begin_leaves_nothing_changed(tmp_path):
     said, state = done.stdout.splitlines()
     assert said == "there is no check 'memchek' of kernels; there are memcheck, initcheck, racecheck, synccheck"
     assert "False False False False True" == state
+
+
+MIDDLE = """
+import json, numpy as np, cudatool as ct
+from cudatool.analyze import report
+from cudatool.trace import read
+
+kept = [ct.zeros(1 << 20, np.float32) for _ in range(2)]
+small = ct.zeros(100, np.float32)
+side = ct.Stream()
+with ct.stream(side):
+    other = ct.zeros(1000, np.float32)
+ct.synchronize()
+with ct.record("middle.ctrace"):
+    new = ct.zeros(1 << 10, np.float32)
+    del kept[0]
+    ct.synchronize()
+    told = [ct.memory_allocated(), ct.memory_reserved()]
+trace = read("middle.ctrace")
+(device,) = report(trace).summary.devices
+print(json.dumps([told, [device.now.allocated, device.peak_reserved], trace.notes]))
+"""
+
+
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
+def test_recording_begun_in_the_middle_of_a_program_starts_with_what_lives(tmp_path, conf):
+    done = subprocess.run(
+        [sys.executable, "-c", MIDDLE],
+        cwd=tmp_path,
+        env=os.environ | {"CUDATOOL_DEVICE": "sim", "CUDATOOL_ALLOC_CONF": conf},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    told, recorded, notes = json.loads(done.stdout)
+    assert (recorded, notes) == (told, [])
