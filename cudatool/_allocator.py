@@ -49,6 +49,7 @@ __all__ = [
     "get_allocator_backend",
     "get_per_process_memory_fraction",
     "list_gpu_processes",
+    "living",
     "max_memory_allocated",
     "max_memory_cached",
     "max_memory_reserved",
