@@ -213,7 +213,10 @@ def _name(chance: random.Random, names: Sequence[str]) -> str:
     said = [name for name in names if name.startswith("{")]
     if not said:
         return "{"
-    document = json.loads(chance.choice(said))
+    try:
+        document = json.loads(chance.choice(said))
+    except ValueError:  # it is damaged already
+        return "{"
     if isinstance(document, dict) and document:
         document[chance.choice(list(document))] = chance.choice(_FACTS)
     return json.dumps(document)[: chance.choice((5, 10**6, 10**6, 10**6))]
