@@ -568,6 +568,7 @@ def test_a_finding_shows_the_source_of_the_kernel_and_of_its_launch(
     program.write_text("first\n    launch(x)  # <b>here</b>\n")
     monkeypatch.setitem(linecache.cache, "odd.cu", (1, None, ["one\n", "out[i] = in[i + 1];\n"], "odd.cu"))
     trace, _ = racy()
+    trace.header["start_time"] = "9999-01-01T00:00:00+00:00"  # lines are those of the recording
     finding = DeviceFinding(
         kind=FindingKind.OUT_OF_BOUNDS,
         check="memcheck",
