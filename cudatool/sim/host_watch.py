@@ -71,7 +71,9 @@ class _Kept:
         return sum(len(data) for _, data in self.pieces)
 
     def keep(self) -> None:
-        self.pieces = [(address, ctypes.string_at(address, len(data))) for address, data in self.pieces]
+        for index, (address, data) in enumerate(self.pieces):
+            if _libc.memcmp(address, data, len(data)):  # to compare is cheaper than to copy
+                self.pieces[index] = address, ctypes.string_at(address, len(data))
         self.known.clear()
 
     def changed(self) -> Iterator[Range]:
