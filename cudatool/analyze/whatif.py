@@ -27,6 +27,7 @@ __all__ = ["Advice", "Caveat", "NoAdvice", "Outcome", "OutOfMemory", "Record", "
 
 _MIB = 1024 * 1024
 _WORTH_NAMING = 0.01  # of what is reserved: less is no gain, and no error either
+_WORTH_IF_UNSURE = 0.05  # by which a prediction with a caveat is often off
 _TOO_WRONG = 0.02  # by which the replay of the recorded settings may be off before there is no advice
 
 
@@ -204,7 +205,9 @@ def _best(used: Outcome, record: Record | None, tried: Sequence[Outcome]) -> tup
     if best.failures < used.failures:
         return best, 0
     gain = min(before, used.reserved_peak_bytes) - best.reserved_peak_bytes
-    return (best, gain) if gain > before * _WORTH_NAMING else (None, 0)
+    # Calls that left no event only make the true gain larger; everything else may make it as much smaller.
+    unsure = set(best.caveats) - {Caveat.CALLS_UNSEEN}
+    return (best, gain) if gain > before * (_WORTH_IF_UNSURE if unsure else _WORTH_NAMING) else (None, 0)
 
 
 def _withheld(record: Record, check: Outcome) -> NoAdvice | None:

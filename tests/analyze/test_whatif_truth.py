@@ -54,6 +54,14 @@ def test_there_is_no_advice_where_the_replay_is_off() -> None:
     assert all(advice.best is None for advice in withheld)
 
 
+def test_a_small_gain_that_is_not_sure_is_not_named() -> None:
+    for pair in found():
+        best, record = pair.advice.best, pair.advice.record
+        if best is not None and set(best.caveats) - SEEN and pair.advice.gain_bytes:
+            assert record is not None
+            assert pair.advice.gain_bytes > 0.05 * record.reserved_peak_bytes
+
+
 def test_a_recommended_setting_saves_what_is_said() -> None:
     best = [(pair, pair.advice) for pair in found() if pair.advice.best and pair.advice.best.conf == pair.conf]
     gains = [(pair, advice.gain_bytes) for pair, advice in best if advice.gain_bytes and not pair.truth.died]
