@@ -192,7 +192,7 @@ def _faults(command: Sequence[str], error: BaseException | None, stdout: str, st
             yield Fault(f"message of {_place(error)}", message[:500])
         stderr += message
     elif isinstance(error, SystemExit):
-        if error.code not in (0, 1, 2, None):
+        if error.code not in (0, 1, 2, 4, None):  # 4: nothing was checked, or it could not tell
             yield Fault(f"status {error.code}", "")
     elif error is not None:
         yield Fault(f"{type(error).__name__} at {_place(error)}", str(error)[:200])
