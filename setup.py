@@ -35,7 +35,7 @@ libraries = [
     Extension(
         "cudatool.sim._libnvjitlink",
         ["cudatool/sim/_libnvjitlink.c"],
-        extra_link_args=["-Wl,-soname,libnvJitLink.so.13", "-ldl"],
+        extra_link_args=["-Wl,-soname,libnvJitLink.so.13", "-Wl,--default-symver", "-ldl"],
     ),
 ]
 

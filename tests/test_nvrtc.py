@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 from cuda.bindings import nvrtc
 from cuda.pathfinder import DynamicLibNotFoundError
 
 from cudatool._nvrtc import to_ptx
 from cudatool.errors import DeviceUnavailableError
+from cudatool.sim import _wheel_library
 
 
 def test_without_nvrtc_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,3 +22,19 @@ def test_without_nvrtc_the_error_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setattr(nvrtc, "nvrtcCreateProgram", missing)
     with pytest.raises(DeviceUnavailableError, match="pip install nvidia-cuda-nvrtc"):
         to_ptx("", "kernels.cu")
+
+
+def test_library_that_nvrtc_needs_is_loaded_with_it() -> None:
+    """NVRTC 13.0, which PyTorch's wheels bring, does not find it beside itself."""
+    program = (
+        "import cudatool; cudatool.synchronize(); print('libnvrtc-builtins.so.' in open('/proc/self/maps').read())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"CUDATOOL_DEVICE": "sim"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout == "True\n") == (_wheel_library("libnvrtc.so.13") is not None)

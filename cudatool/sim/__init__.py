@@ -164,6 +164,8 @@ def _load_compilers() -> None:
     from cudatool.sim import nvjitlink
 
     if real := _wheel_library("libnvrtc.so.13"):
+        for builtins in real.parent.glob("libnvrtc-builtins.so.*"):  # some releases do not look beside themselves
+            ctypes.CDLL(os.fspath(builtins))
         _load_library("cudatool.sim._libnvrtc").cudatool_nvrtc_open(os.fsencode(real))
     if real := _wheel_library("libnvJitLink.so.13"):
         stand_in = _load_library("cudatool.sim._libnvjitlink")

@@ -61,6 +61,22 @@ static long call(function_t hook, long a, long b, long c, long d, long e) {
     }
 FUNCTIONS(DEFINE)
 
+/* nvJitLink.h names each function after its own release, 13.0 to 13.9, and libraries built with it ask for that name:
+ * cuSPARSE, which PyTorch loads. */
+#define RELEASE(name, minor) long __##name##_13_##minor(long, long, long, long, long) __attribute__((alias(#name)));
+#define RELEASES(name)                                                                                                 \
+    RELEASE(name, 0)                                                                                                   \
+    RELEASE(name, 1)                                                                                                   \
+    RELEASE(name, 2)                                                                                                   \
+    RELEASE(name, 3)                                                                                                   \
+    RELEASE(name, 4)                                                                                                   \
+    RELEASE(name, 5)                                                                                                   \
+    RELEASE(name, 6)                                                                                                   \
+    RELEASE(name, 7)                                                                                                   \
+    RELEASE(name, 8)                                                                                                   \
+    RELEASE(name, 9)
+FUNCTIONS(RELEASES)
+
 /* Open the real nvJitLink. Returns 0, or 1 if it cannot be loaded. */
 int cudatool_nvjitlink_open(const char *path) {
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);

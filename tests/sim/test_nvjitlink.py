@@ -202,3 +202,17 @@ def test_machine_code_is_refused_and_said_to_be(nvjitlink):
     link.take(Anything(), 1, Input.CUBIN, CUBIN, b"a.cubin")
     assert 3 == link.finish(Anything(), 1)
     assert b"ERROR: a.cubin: machine code without PTX, which the software device cannot run\n" == link.error
+
+
+def test_names_of_each_release_are_there_in_the_version_of_the_library(nvjitlink) -> None:
+    """As cuSPARSE asks for them, without which PyTorch cannot be imported."""
+    from cudatool.sim import _wheel_library
+
+    if _wheel_library("libnvJitLink.so.13") is None:
+        pytest.skip("nvJitLink is not installed as a wheel")
+    stand_in, process = ctypes.CDLL("libnvJitLink.so.13"), ctypes.CDLL(None)
+    process.dlvsym.restype = ctypes.c_void_p
+    process.dlvsym.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p]
+    assert hasattr(stand_in, "cudatool_nvjitlink_open")
+    for name in (b"nvJitLinkCreate", b"__nvJitLinkCreate_13_0", b"__nvJitLinkAddData_13_5"):
+        assert process.dlvsym(stand_in._handle, name, b"libnvJitLink.so.13"), name
