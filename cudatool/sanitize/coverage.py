@@ -50,7 +50,8 @@ def find_gaps(
     elif unchecked:
         gaps.append(Gap(GapKind.LAUNCHES, unchecked, whole=unchecked >= operations and not made))
     if missing := sorted(in_kernels - made):
-        gaps.append(Gap(GapKind.CHECKS, len(missing), tuple(missing), whole=len(missing) == len(checks)))
+        kind = GapKind.DEVICE_CHECKS if header.get("device_kind") == "cuda" else GapKind.CHECKS
+        gaps.append(Gap(kind, len(missing), tuple(missing), whole=len(missing) == len(checks)))
     if unknown_streams:
         gaps.append(Gap(GapKind.STREAMS, unknown_streams, whole=not operations))
     gaps += _processes(trace)
@@ -149,6 +150,8 @@ def gap_what(gap: Gap) -> str:
         return _count(count, "operation on an unknown stream", "operations on unknown streams")
     if gap.kind is GapKind.CHECKS:
         return ", ".join(gap.names)
+    if gap.kind is GapKind.DEVICE_CHECKS:
+        return f"{', '.join(gap.names)} (software device only)"
     if gap.kind is GapKind.CHILD_PROCESSES:
         return f"{_count(count, 'child process', 'child processes')} ({_some(gap.names)})"
     if gap.kind is GapKind.REPLACED:
@@ -181,6 +184,8 @@ def gap_why(gap: Gap) -> str:
             f"The recording was made without {', '.join(gap.names)}: run the program itself under `cudatool sanitize`, "
             "on the software device."
         )
+    if gap.kind is GapKind.DEVICE_CHECKS:
+        return f"On the software device only: {', '.join(gap.names)}."
     return {
         GapKind.ACCESSES: "The trace does not say what operations access: record it with `cudatool run --accesses`.",
         GapKind.LAUNCHES: f"What {_count(gap.count, 'launch accesses', 'launches access')} is not known.",

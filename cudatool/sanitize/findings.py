@@ -90,6 +90,8 @@ class GapKind(StrEnum):
     """Launches of which nobody knows what they access."""
     CHECKS = "checks"
     """Checks of kernels that were asked for and under which the program did not run."""
+    DEVICE_CHECKS = "device-checks"
+    """Checks of kernels that were asked for and that no GPU makes, on which the program ran."""
     STREAMS = "streams"
     """Operations that name no stream."""
     CHILD_PROCESSES = "child-processes"

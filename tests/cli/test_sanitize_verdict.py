@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -40,6 +41,54 @@ def test_program_that_does_nothing_on_the_device_itself_was_not_checked(run_comm
     done = run_command("sanitize", "--format", "text", "--format", "json=a.json", "a.py")
     assert (done.returncode, last_line(done)) == (2, f"cudatool sanitize: {verdict}"), done.stderr
     assert json.loads((tmp_path / "a.json").read_text())["outcome"] == "not-checked"
+
+
+@pytest.mark.parametrize("option", [("--explore", "2"), ("--witness",)])
+def test_empty_program_was_not_checked_however_it_is_searched(run_command, tmp_path, option):
+    (tmp_path / "a.py").write_text("")
+    done = run_command("sanitize", *option, "a.py")
+    assert (done.returncode, last_line(done)) == (2, "cudatool sanitize: nothing was checked"), done.stderr
+
+
+def test_work_in_processes_of_multiprocessing_was_not_checked(run_command, tmp_path):
+    program = f"""
+import multiprocessing
+def work(): exec({WORK!r})
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=work)
+    child.start(); child.join()
+    assert not child.exitcode
+"""
+    (tmp_path / "a.py").write_text(program)
+    done = run_command("sanitize", "a.py")
+    verdict = "cudatool sanitize: nothing was checked; not checked: 1 child process (multiprocessing)"
+    assert (done.returncode, last_line(done)) == (2, verdict), done.stderr
+
+
+def test_suite_whose_tests_run_in_workers_was_not_checked(run_command, tmp_path):
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    (tmp_path / "test_a.py").write_text(f"def test_a(): exec({WORK!r})")
+    done = run_command("sanitize", "-m", "pytest", "-q", "-n", "1", "test_a.py")
+    assert "1 passed" in done.stderr, done.stderr
+    verdict = "cudatool sanitize: nothing was checked; not checked: 1 child process (python -c)"
+    assert (done.returncode, last_line(done)) == (2, verdict)
+
+
+def test_pytorch_on_the_cpu_was_not_checked_and_the_report_says_why(run_command, tmp_path):
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("PyTorch is not installed")
+    (tmp_path / "a.py").write_text("import torch\nassert torch.ones(3).sum() == 3")
+    done = run_command("sanitize", "a.py")
+    assert (done.returncode, last_line(done)) == (2, "cudatool sanitize: nothing was checked"), done.stderr
+    assert "PyTorch is recorded on a GPU only" in " ".join(done.stdout.split())
+
+
+def test_trace_recorded_without_accesses_was_not_checked(run_command, tmp_path):
+    (tmp_path / "a.py").write_text(WORK)
+    assert run_command("run", "-o", "a.ctrace", "a.py").returncode == 0
+    done = run_command("sanitize", "a.ctrace")
+    verdict = "cudatool sanitize: nothing was checked; not checked: 2 operations, memcheck, synccheck"
+    assert (done.returncode, " ".join(done.stdout.split()).endswith(verdict)) == (2, True), done.stdout
 
 
 def test_allow_empty_accepts_a_program_that_does_nothing_on_the_device(run_command, tmp_path):

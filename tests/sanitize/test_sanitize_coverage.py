@@ -71,6 +71,16 @@ def test_check_under_which_the_program_did_not_run_is_a_gap() -> None:
     assert found == {GapKind.CHECKS: Gap(GapKind.CHECKS, 1, ("memcheck",), whole=True)}
 
 
+def test_checks_that_no_gpu_makes_are_said_to_be_of_the_software_device() -> None:
+    wanted = ("race", "memcheck", "synccheck")
+    found = gaps(working(), wanted, checks=[], device_kind="cuda")
+    gap = Gap(GapKind.DEVICE_CHECKS, 2, ("memcheck", "synccheck"))
+    assert found == {GapKind.DEVICE_CHECKS: gap}
+    assert gap_what(gap) == "memcheck, synccheck (software device only)"
+    assert gap_why(gap) == "On the software device only: memcheck, synccheck."
+    assert gaps(working(), wanted[1:], checks=[], device_kind="cuda")[GapKind.DEVICE_CHECKS].whole
+
+
 def test_one_launch_of_two_without_accesses_is_a_part() -> None:
     program = working()
     program.kernel(program.stream())
