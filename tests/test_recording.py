@@ -97,3 +97,26 @@ def test_recording_begun_in_the_middle_of_a_program_starts_with_what_lives(tmp_p
     assert done.returncode == 0, done.stderr
     told, recorded, notes = json.loads(done.stdout)
     assert (recorded, notes) == (told, [])
+
+
+def test_what_lived_before_the_recording_began_is_no_leak(tmp_path):
+    program = """
+import numpy as np, cudatool as ct
+from cudatool.sanitize import check
+from cudatool.trace import read
+
+before = [ct.empty(1000, np.float32) for _ in range(3)]
+with ct.record("middle.ctrace"):
+    del before[0]
+    new = ct.empty(5000, np.float32)
+print([(one.count, one.buffer.size) for one in check(read("middle.ctrace"), ("leak",)).on_device])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=os.environ | {"CUDATOOL_DEVICE": "sim"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stdout) == (0, "[(1, 20480)]\n"), done.stderr

@@ -20,7 +20,7 @@ from cudatool.analyze.fragmentation import (
     fragmentation_at,
 )
 from cudatool.analyze.leaks import Doubt, Leak, Leaks, LeakVerdict, leaks, leaks_of
-from cudatool.analyze.lifetimes import Lifetimes, blocks, recorded_from, segments
+from cudatool.analyze.lifetimes import Lifetimes, blocks, segments
 from cudatool.analyze.lint import LintFinding, Severity, lint
 from cudatool.analyze.memory import (
     Block,
@@ -61,6 +61,7 @@ from cudatool.analyze.whatif import (
     what_if,
 )
 from cudatool.analyze.window import window
+from cudatool.trace.model import recorded_from
 
 __all__ = [
     "Advice",

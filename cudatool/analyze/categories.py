@@ -16,11 +16,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool.analyze.lifetimes import Ints, Lifetimes, Mask, recorded_from
+from cudatool.analyze.lifetimes import Ints, Lifetimes, Mask
 from cudatool.analyze.memory import Timeline
 from cudatool.analyze.sites import range_at
 from cudatool.analyze.steps import Confidence, Steps
-from cudatool.trace.model import Frame, Trace
+from cudatool.trace.model import Frame, Trace, recorded_from
 
 __all__ = ["RULES", "Categories", "Category", "CategoryShare", "Rule", "categorize"]
 

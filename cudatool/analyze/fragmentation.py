@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool.analyze.lifetimes import Ints, Lifetimes, recorded_from
+from cudatool.analyze.lifetimes import Ints, Lifetimes
 from cudatool.analyze.memory import Layout, Timeline, layout_at, site_label
 from cudatool.memory.blocks import round_size
 from cudatool.memory.settings import Settings
 from cudatool.trace.events import Kind
-from cudatool.trace.model import Trace
+from cudatool.trace.model import Trace, recorded_from
 
 __all__ = ["Cause", "CauseShare", "Fragmentation", "Hole", "Pin", "Wanted", "fragmentation", "fragmentation_at"]
 

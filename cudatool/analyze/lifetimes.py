@@ -13,7 +13,7 @@ from cudatool.trace import _sweep
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
-__all__ = ["Ints", "Lifetimes", "Mask", "blocks", "distinct_pairs", "recorded_from", "segments"]
+__all__ = ["Ints", "Lifetimes", "Mask", "blocks", "distinct_pairs", "segments"]
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -76,22 +76,6 @@ def distinct_pairs(first: Ints, second: Ints) -> tuple[Ints, Ints]:
     rows = np.stack([key // max(len(values), 1), values[key % max(len(values), 1)]], axis=1)
     return rows, inverse.reshape(-1)
 
-
-def recorded_from(trace: Trace, device: int) -> int:
-    """Return the first record of a device that was recorded; those before it tell what a reader inferred.
-
-    A PyTorch snapshot's ring may begin in the middle of a program; its reader then puts what must have been there in
-    front, as if it had just been allocated. That is true of what is there, not of the order it came in.
-    """
-    prior = trace.header.get("prior_records", {}).get(device, 0)
-    if not prior:
-        return 0
-    records = trace.records
-    own = np.flatnonzero((records["device"] == device) & np.isin(records["kind"], _OF_ALLOCATOR))
-    return int(own[prior]) if prior < len(own) else len(records)
-
-
-_OF_ALLOCATOR: Final = tuple(kind for kind in Kind if Kind.BLOCK_ALLOC <= kind <= Kind.OOM)
 
 _BORN: Final = 1
 _FREED: Final = 2

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from cudatool.analyze.lifetimes import Ints, Lifetimes, Mask, distinct_pairs, recorded_from
+from cudatool.analyze.lifetimes import Ints, Lifetimes, Mask, distinct_pairs
 from cudatool.trace.frames import MissingStack, call_site, call_sites, missing_stack
-from cudatool.trace.model import Trace
+from cudatool.trace.model import Trace, recorded_from
 from cudatool.units import format_bytes
 
 __all__ = [

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.analyze import lifetimes
-from cudatool.analyze.lifetimes import Ints, recorded_from
+from cudatool.analyze.lifetimes import Ints
 from cudatool.trace.events import Kind
-from cudatool.trace.model import Trace
+from cudatool.trace.model import Trace, recorded_from
 
 __all__ = ["window"]
 

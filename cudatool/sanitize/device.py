@@ -13,7 +13,7 @@ import numpy as np
 from cudatool.errors import TraceFormatError
 from cudatool.sanitize.findings import BufferSite, DeviceFinding, FindingKind, digest, functions, location
 from cudatool.trace.events import Kind
-from cudatool.trace.model import Trace
+from cudatool.trace.model import Trace, recorded_from
 from cudatool.units import format_bytes
 
 __all__ = ["device_findings", "leaks"]
@@ -167,15 +167,19 @@ def _operation(trace: Trace, launch: int | None, kernel: str) -> str:
 def leaks(trace: Trace) -> tuple[DeviceFinding, ...]:
     """Return the memory that was never given back: blocks of the caching allocator, and what the driver was asked for.
 
-    The allocator's own segments are left out: it keeps them on purpose.
+    The allocator's own segments are left out: it keeps them on purpose. So are blocks that lived when the recording
+    began: who was to give them back is not in it.
     """
     records = trace.records
+    begins = {device: recorded_from(trace, device) for device in trace.header.get("prior_records", {})}
     live: dict[tuple[bool, int], int] = {}
     kinds = records["kind"]
     opens = {Kind.BLOCK_ALLOC: True, Kind.MEM_ALLOC: False, Kind.HOST_ALLOC: False}
     closes = {Kind.BLOCK_FREE_REQUESTED: True, Kind.MEM_FREE: False, Kind.HOST_FREE: False}
     for row in np.flatnonzero(np.isin(kinds, [*opens, *closes])).tolist():
         kind, address = Kind(int(kinds[row])), int(records["address"][row])
+        if kind is Kind.BLOCK_ALLOC and row < begins.get(int(records["device"][row]), 0):
+            continue
         if kind in opens:
             live[opens[kind], address] = row
         else:

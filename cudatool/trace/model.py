@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from cudatool.trace.events import Kind
 
-__all__ = ["Ending", "Frame", "PinnedMemory", "Trace"]
+__all__ = ["Ending", "Frame", "PinnedMemory", "Trace", "recorded_from"]
+
+_OF_ALLOCATOR = tuple(kind for kind in Kind if Kind.BLOCK_ALLOC <= kind <= Kind.OOM)
 
 
 class Frame(NamedTuple):
@@ -116,3 +118,17 @@ class Trace:
     def duration(self) -> int:
         """Nanoseconds between the first and the last event."""
         return int(self.records["time"][-1] - self.records["time"][0]) if len(self.records) else 0
+
+
+def recorded_from(trace: Trace, device: int) -> int:
+    """Return the first record of a device that was recorded; those before it tell what was there already.
+
+    A PyTorch snapshot's ring, or a recording, may begin in the middle of a program. What was there then comes in front,
+    as if it had just been allocated. That is true of what is there, not of the order it came in.
+    """
+    prior = trace.header.get("prior_records", {}).get(device, 0)
+    if not prior:
+        return 0
+    records = trace.records
+    own = np.flatnonzero((records["device"] == device) & np.isin(records["kind"], _OF_ALLOCATOR))
+    return int(own[prior]) if prior < len(own) else len(records)
