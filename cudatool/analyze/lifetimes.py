@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from cudatool.trace import _sweep
 from cudatool.trace.events import Kind
+from cudatool.trace.mapped import mapped_runs
 from cudatool.trace.model import Trace
 
 __all__ = ["Ints", "Lifetimes", "Mask", "blocks", "distinct_pairs", "segments"]
@@ -108,9 +108,11 @@ def segments(trace: Trace) -> Lifetimes:
             Kind.MEM_FREE: _FREED | _ENDED,
         },
     )
-    mapped = _mapped(trace)
-    if not len(mapped):
+    runs = mapped_runs(trace.records)
+    if not runs:
         return whole
+    start, address, size, end = np.array(runs, np.int64).T
+    mapped = _rows(trace, start, size, end, end, address)
     both = Lifetimes(*(np.concatenate([getattr(whole, f.name), getattr(mapped, f.name)]) for f in fields(whole)))
     return both[np.argsort(both.start, kind="stable")]
 
@@ -154,32 +156,3 @@ def _rows(trace: Trace, start: Ints, size: Ints, freed: Ints, end: Ints, address
         small=segment & (trace.records["flags"][start] == 1),
         expandable=kind == Kind.SEGMENT_MAP,
     )
-
-
-def _mapped(trace: Trace) -> Lifetimes:
-    """Return the runs of mapped pages. An unmap may cut a run in two, or take parts of several."""
-    records, never = trace.records, len(trace.records)
-    index = np.flatnonzero(np.isin(records["kind"], (Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)))
-    runs: dict[tuple[int, int], tuple[int, int]] = {}  # (device, address) -> (end address, index of the map)
-    rows: list[tuple[int, int, int, int]] = []  # start, address, size, end
-    for i, record in zip(index.tolist(), _tuples(records[index], "kind", "device", "address", "size"), strict=True):
-        kind, device, begin, size = record
-        stop = begin + size
-        if kind == Kind.SEGMENT_MAP:
-            runs[device, begin] = (stop, i)
-            continue
-        cut = [(key, run) for key, run in runs.items() if key[0] == device and key[1] < stop and begin < run[0]]
-        for key, (run_stop, mapped) in cut:
-            del runs[key]
-            rows.append((mapped, max(key[1], begin), min(run_stop, stop) - max(key[1], begin), i))
-            if key[1] < begin:
-                runs[key] = (begin, mapped)
-            if stop < run_stop:
-                runs[device, stop] = (run_stop, mapped)
-    rows += [(mapped, begin, stop - begin, never) for (_, begin), (stop, mapped) in runs.items()]
-    start, address, size_, end = np.array(sorted(rows), np.int64).reshape(-1, 4).T
-    return _rows(trace, start, size_, end, end, address)
-
-
-def _tuples(records: npt.NDArray[np.void], *columns: str) -> Iterable[tuple[Any, ...]]:
-    return zip(*(records[column].tolist() for column in columns), strict=True)

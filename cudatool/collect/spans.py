@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.trace.events import Kind
+from cudatool.trace.mapped import mapped_runs
 from cudatool.trace.model import Trace
 
 __all__ = ["Changes", "Span", "block_spans", "memory_changes", "segment_spans"]
@@ -114,27 +115,13 @@ def _paired(trace: Trace, roles: dict[Kind, int]) -> list[Span]:
 
 
 def _mapped(trace: Trace) -> list[Span]:
-    """Return the runs of mapped pages. An unmap may cut a run in two, or take parts of several."""
-    index = np.flatnonzero(np.isin(trace.records["kind"], (Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)))
-    columns = _columns(trace, index)
-    runs: dict[tuple[int, int], tuple[int, int]] = {}  # (device, address) -> (end address, record of the map)
+    """Return the runs of mapped pages."""
+    never = len(trace.records)
     spans = []
-    for i, kind, device, begin, size in zip(index.tolist(), *columns, strict=True):
-        stop = begin + size
-        if kind == Kind.SEGMENT_MAP:
-            runs[device, begin] = (stop, i)
-            continue
-        cut = [(key, run) for key, run in runs.items() if key[0] == device and key[1] < stop and begin < run[0]]
-        for key, (run_stop, mapped) in cut:
-            del runs[key]
-            first, last = max(key[1], begin), min(run_stop, stop)
-            spans.append(Span(first, last - first, mapped, i, i))
-            if key[1] < begin:
-                runs[key] = (begin, mapped)
-            if stop < run_stop:
-                runs[device, stop] = (run_stop, mapped)
-    spans += [Span(begin, stop - begin, mapped) for (_, begin), (stop, mapped) in runs.items()]
-    return sorted(spans, key=lambda span: (span.start, span.address))
+    for start, address, size, end in mapped_runs(trace.records):
+        gone = None if end == never else end
+        spans.append(Span(address, size, start, gone, gone))
+    return spans
 
 
 def _columns(trace: Trace, index: _Ints) -> list[list[int]]:

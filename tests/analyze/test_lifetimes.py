@@ -73,6 +73,18 @@ def test_an_unmap_cuts_what_was_mapped() -> None:
     assert rows.expandable.all()
 
 
+def test_a_map_ends_what_was_mapped_there() -> None:
+    rows = analyze.segments(
+        trace(
+            of_segment(Kind.SEGMENT_MAP, 0, 300),
+            of_segment(Kind.SEGMENT_MAP, 100, 100),
+            of_segment(Kind.SEGMENT_MAP, 0, 300),
+        )
+    )
+    found = zip(rows.start.tolist(), (rows.address - BASE).tolist(), rows.size.tolist(), rows.end.tolist(), strict=True)
+    assert [(0, 0, 100, 2), (0, 100, 100, 1), (0, 200, 100, 2), (1, 100, 100, 2), (2, 0, 300, 3)] == sorted(found)
+
+
 def test_an_empty_trace_has_no_rows() -> None:
     empty = Trace(np.zeros(0, RECORD))
     assert [0, 0] == [len(analyze.blocks(empty)), len(analyze.segments(empty))]
