@@ -248,9 +248,12 @@ class BlockPool:
         The statistics that count its blocks.
     reserved
         Bytes that it has from the provider.
+    by_address
+        The free blocks of all pools in the order of their addresses, if someone looks for addresses; else None.
     """
 
     __slots__ = (
+        "by_address",
         "clock",
         "collects_garbage",
         "expandable",
@@ -284,6 +287,7 @@ class BlockPool:
         self.expandable = expandable
         self.level = level
         self.free: dict[int, _FreeBlocks] = {}
+        self.by_address: list[Block] | None = None
         self.unmapped: dict[int, list[Block]] = {}  # by stream, in the order of their addresses
         self.reserved = 0
         self.collects_garbage = False
@@ -308,12 +312,19 @@ class BlockPool:
         else:
             home.add(block)
         block.home = home
+        if self.by_address is not None:
+            insort(self.by_address, block, key=_address)
 
     def remove(self, block: Block) -> None:
         """Take a certain block out of the free ones."""
         assert block.home is not None
         block.home.remove(block)
         block.home = None
+        if self.by_address is not None:
+            index = bisect_left(self.by_address, block.address, key=_address)
+            while self.by_address[index] is not block:  # blocks of one address are in a replay of what never was
+                index += 1
+            del self.by_address[index]
 
     def take(self, size: int, stream: int) -> Block | None:
         """Take out the block that :meth:`fit` returns."""

@@ -23,6 +23,7 @@ or waited for: pending blocks wait until that is over (or see capture_reuse.py),
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -102,6 +103,7 @@ class Policy:
         self._rounds_to_minimum = not any(divisions > 1 for divisions in settings.roundup_power2_divisions)
         self._active: dict[int, Block] = {}  # every block in use, if only by other streams, by address
         self._private: dict[PoolId, PrivatePool] = {}
+        self._by_address: list[Block] | None = None  # the free blocks, once someone looks for an address
         self._redirections: list[tuple[PrivatePool, Callable[[int], bool]]] = []
         self._capturing: set[PoolId] = set()  # those of streams that are captured: waiting would end that
         # By stream: events of pending blocks, oldest first. A stream's events pass in order.
@@ -368,13 +370,16 @@ class Policy:
 
     def allocate_at(self, address: int, size: int, requested_size: int) -> bool:
         """Hand out the block at an address, if that is free and has `size` bytes; return whether it is."""
-        end = address + size
-        for pool in self._all_pools():
-            for block in pool.free_blocks(size):
-                if block.address <= address and end <= block.address + block.size:
-                    self._take_at(block, address, size, requested_size, exactly=False)
-                    return True
-        return False
+        if self._by_address is None:
+            blocks = [block for pool in self._all_pools() for block in pool.free_blocks()]
+            self._by_address = sorted(blocks, key=lambda block: block.address)
+            for pool in self._all_pools():
+                pool.by_address = self._by_address
+        index = bisect_right(self._by_address, address, key=lambda block: block.address) - 1
+        if index < 0 or address + size > self._by_address[index].address + self._by_address[index].size:
+            return False
+        self._take_at(self._by_address[index], address, size, requested_size, exactly=False)
+        return True
 
     def _take_at(self, block: Block, address: int, size: int, requested_size: int, *, exactly: bool) -> Block:
         block.pool.remove(block)
@@ -597,6 +602,7 @@ class Policy:
             for level in (self.statistics.small_pool, self.statistics.large_pool)
         ]
         for pool in pools:
+            pool.by_address = self._by_address
             self._set_garbage_collection(pool)
         return pools[0], pools[1]
 
