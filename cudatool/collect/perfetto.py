@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.collect.spans import block_spans, memory_changes
+from cudatool.errors import OutputError
 from cudatool.files import replacing
 from cudatool.trace.events import FREE_UNKNOWN, WORK, CopyFlag, Kind, unpack_dims, unpack_product
 from cudatool.trace.frames import call_sites
@@ -53,7 +53,11 @@ _LATEST: Final = np.uint64((1 << 62) - 1)  # the year 2116: no difference of two
 _BASE_PERIOD: Final = 7_889_238 * 10**9  # ns, some three months
 _WORD: Final = (1 << 64) - 1
 _LANES: Final = 64
-_BATCH: Final = 4096  # events for each write to the file
+_BATCH: Final = 4096  # events for each write to the file, unless they are
+_LARGE: Final = 1 << 20  # bytes together
+_ROOM: Final = 64 << 20  # bytes that any trace may become, and
+_FRAME: Final = 256  # bytes that a frame of a stack may become
+_ROOM_FOR_EACH_EVENT: Final = 16 << 10
 
 
 def write(path: str | Path, trace: Trace) -> None:
@@ -69,17 +73,38 @@ def write(path: str | Path, trace: Trace) -> None:
     Raises
     ------
     OutputError
-        The file cannot be written.
+        The file cannot be written, or would be huge.
     """
     with replacing(path) as name, open(name, "w", encoding="ascii") as file:
         writer = _Writer(trace)
         base = f'"baseTimeNanoseconds":{writer.base},' if writer.base is not None else ""
         file.write(f'{{"displayTimeUnit":"ns",{base}"traceEvents":[\n')
-        events, separator = writer.events(), ""
-        while batch := list(islice(events, _BATCH)):
+        separator = ""
+        for batch in _batches(writer.events(), _ROOM + _ROOM_FOR_EACH_EVENT * len(trace.records)):
             file.write(separator + ",\n".join(batch))
             separator = ",\n"
         file.write("\n]}\n")
+
+
+def _batches(events: Iterator[str], room: int) -> Iterator[list[str]]:
+    """Yield the events, several at a time; refuse what its names and stacks make larger than `room`."""
+    batch: list[str] = []
+    size = 0
+    for event in events:
+        batch.append(event)
+        size += len(event)
+        if len(batch) == _BATCH or size > _LARGE:
+            room -= size
+            if room < 0:
+                raise _too_large()
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _too_large() -> OutputError:
+    return OutputError("the names and stacks of this trace are too long to be written with each event")
 
 
 class _Writer:
@@ -142,7 +167,13 @@ class _Writer:
         used = np.unique(first["stack"]).tolist()
         stacks = [self.trace.stack(stack) for stack in used]
         sites = {stack: json.dumps(label) for stack, label in zip(used, call_sites(stacks), strict=True)}
-        frames = {stack: json.dumps(self._stack(stack))[1:-1] for stack in used}
+        room = _ROOM + _FRAME * sum(map(len, stacks))
+        frames = {}
+        for stack in used:
+            frames[stack] = json.dumps(self._stack(stack))[1:-1]
+            room -= len(frames[stack])
+            if room < 0:
+                raise _too_large()
         end, times = int(self.time.max(initial=0)), self.time.tolist()
         columns = (first[column].tolist() for column in ("kind", "device", "stream", "stack", "aux0", "aux1"))
         for number, (span, kind, device, stream, stack, aux0, pool) in enumerate(zip(spans, *columns, strict=True), 1):
@@ -169,6 +200,8 @@ class _Writer:
 
     def _stack(self, stack: int) -> dict[str, Any]:
         frames = self.trace.stack(stack)
+        if sum(len(f.function) + len(f.file) for f in frames) > _ROOM:
+            raise _too_large()
         return {"stack": [f"{f.function} ({f.file}:{f.line})" for f in frames]} if frames else {}
 
     def _ranges(self) -> Iterator[str]:
