@@ -14,6 +14,7 @@ from cudatool._device import get_device_properties
 from cudatool._stream import Stream
 from cudatool.backends._settings import settings
 from cudatool.errors import UsageError
+from cudatool.text import printable, shortened
 
 __all__ = [
     "check_deterministic",
@@ -27,6 +28,7 @@ __all__ = [
 
 _DETERMINISTIC: Final = (":4096:8", ":16:8")
 _KIB: Final = 1024
+_DIGITS: Final = 12  # more than the memory of any device
 _HOPPER: Final = 9  # major compute capability
 _DEFAULT: Final = (2 * 4096 + 8 * 16) * _KIB
 _DEFAULT_SINCE_HOPPER: Final = 8 * 4096 * _KIB
@@ -51,9 +53,11 @@ def workspace_size(config: str | None, capability: int) -> int:
     if config is None:
         return default
     parts = re.findall(r":([0-9]+):([0-9]+)", config)
-    if not parts:
+    if not parts or any(len(number) > _DIGITS for part in parts for number in part):
         warnings.warn(
-            f"CUBLAS_WORKSPACE_CONFIG={config} is not :SIZE:COUNT, repeated; {default} bytes are used", stacklevel=2
+            f"CUBLAS_WORKSPACE_CONFIG={shortened(printable(config[:60]), 60)} is not :SIZE:COUNT, repeated; "
+            f"{default} bytes are used",
+            stacklevel=2,
         )
         return default
     return sum(int(size) * int(count) for size, count in parts) * _KIB

@@ -15,6 +15,7 @@ __all__ = ["Options", "add_options", "is_on", "options_of"]
 
 _DEFAULT_CHECKS: Final = "race,memcheck,synccheck"
 _DEFAULT_MOST: Final = "5"
+_DIGITS: Final = 9  # of a number of tests
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -128,6 +129,7 @@ def _read(config: pytest.Config) -> Options:
     from cudatool import _driver
     from cudatool.errors import UsageError
     from cudatool.sanitize import Baseline, parse_checks, parse_rules
+    from cudatool.text import printable, shortened
 
     device = _given(config, "cudatool_device") or os.environ.get("CUDATOOL_DEVICE", "")
     _driver.choose(device or None)
@@ -140,8 +142,8 @@ def _read(config: pytest.Config) -> Options:
     if path and not updates:
         inputs.append(path)
     most = _given(config, "cudatool_most_allocations") or _DEFAULT_MOST
-    if not most.isdecimal():
-        raise UsageError(f"--cudatool-most-allocations={most}: not a number")
+    if not most.isdecimal() or len(most) > _DIGITS:
+        raise UsageError(f"--cudatool-most-allocations={shortened(printable(most[:60]), 60)}: not a number")
     return Options(
         device=device,
         checks=parse_checks(_given(config, "cudatool_checks") or _DEFAULT_CHECKS),
