@@ -12,6 +12,7 @@ from cudatool.sanitize.advice import CALLS, Calls
 from cudatool.sanitize.coverage import find_gaps, operations_in
 from cudatool.sanitize.defects import Defect, Key, Repairs, Side
 from cudatool.sanitize.device import device_findings, leaks
+from cudatool.sanitize.effort import Effort
 from cudatool.sanitize.engine import Engine
 from cudatool.sanitize.findings import AccessSite, BufferSite, Finding, FindingKind, Report, fingerprint, location
 from cudatool.trace.events import AccessFlag, Api, Kind
@@ -33,6 +34,11 @@ def check(trace: Trace, checks: Collection[str] = ("race",)) -> Report:
     The findings are independent of each other: what would vanish with an earlier one's repair is only counted.
     The repairs have been applied to the trace and the check repeated: a repair is named only if its finding was gone.
     Nothing depends on the order in which the work happened to run.
+
+    Raises
+    ------
+    TraceFormatError
+        The check would take more work than an event may ask for.
     """
     on_device = device_findings(trace) + (leaks(trace) if "leak" in checks else ())
     device = str(trace.header.get("device", ""))
@@ -41,16 +47,17 @@ def check(trace: Trace, checks: Collection[str] = ("race",)) -> Report:
         gaps = find_gaps(trace, checks, operations=operations)
         notes = tuple(trace.notes)
         return Report((), on_device=on_device, device=device, operations=operations, notes=notes, gaps=gaps)
-    engine = Engine(trace)
+    effort = Effort(trace)
+    engine = Engine(trace, effort=effort)
     engine.run()
     independent: dict[Key, Defect] = {}
     cured: set[Key] = set()
     if engine.defects:
-        pruned = Engine(trace, go_on_repaired=True)
+        pruned = Engine(trace, go_on_repaired=True, effort=effort)
         pruned.run()
         # In a trace that contradicts itself, a repair may bring up what was hidden before.
         independent = {key: engine.defects.get(key, defect) for key, defect in pruned.defects.items()}
-        repaired = Engine(trace, repairs=_plan(engine, independent.values()))
+        repaired = Engine(trace, repairs=_plan(engine, independent.values()), effort=effort)
         repaired.run()
         cured = independent.keys() - repaired.defects.keys()
 
@@ -92,7 +99,7 @@ def _notes(trace: Trace, engine: Engine, reported: int) -> list[str]:
         notes.append(f"{_count(empty, 'stream wait')} did nothing: the event had not been recorded")
     if engine.threads > 1:
         # How threads hand work to each other is not in the trace: say how much rests on it, do not guess.
-        apart = Engine(trace, one_host=False)
+        apart = Engine(trace, one_host=False, effort=engine.effort)
         apart.run()
         if more := len(apart.defects.keys() - engine.defects.keys()):
             notes.append(

@@ -25,13 +25,14 @@ from contextlib import contextmanager
 import numpy as np
 
 from cudatool.sanitize.defects import Defect, Defects, Key, Repairs, Side, race_of, side_of
+from cudatool.sanitize.effort import Effort
 from cudatool.sanitize.findings import FindingKind
 from cudatool.sanitize.graphs import Graphs, Node
 from cudatool.sanitize.intervals import READ, WRITE, Access, History, Operation, overlap
 from cudatool.sanitize.launches import Launches
 from cudatool.sanitize.lifetimes import Buffer, Buffers
 from cudatool.sanitize.memory import Memory
-from cudatool.sanitize.ordering import Agent, Clock, Ordering, join
+from cudatool.sanitize.ordering import Agent, Clock, Ordering
 from cudatool.sanitize.rows import LAUNCHES, Row, byte_sets, read_rows
 from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, StreamFlag
 from cudatool.trace.model import Trace
@@ -68,6 +69,8 @@ class Engine:
         then are the independent defects: one missing wait does not show again at everything that follows from it.
     repairs
         Orderings to add, to see which defects they remove.
+    effort
+        What is left of the work that the check of this trace may be; None for all of it.
 
     Attributes
     ----------
@@ -79,8 +82,15 @@ class Engine:
     """
 
     def __init__(
-        self, trace: Trace, *, one_host: bool = True, go_on_repaired: bool = False, repairs: Repairs | None = None
+        self,
+        trace: Trace,
+        *,
+        one_host: bool = True,
+        go_on_repaired: bool = False,
+        repairs: Repairs | None = None,
+        effort: Effort | None = None,
     ) -> None:
+        self.effort = Effort(trace) if effort is None else effort
         self.operations = 0
         self.unchecked = 0
         self.unknown_streams = 0
@@ -91,8 +101,8 @@ class Engine:
         self.repairs = repairs
         self.go_on_repaired = go_on_repaired
         self._make_agents(trace, one_host)
-        self.ordering = Ordering(list(self.streams.values()))
-        self.history = History()
+        self.ordering = Ordering(list(self.streams.values()), self.effort)
+        self.history = History(self.effort)
         self.buffers = Buffers()
         self.graphs = Graphs()
         self._memory = Memory(self, trace.names)
@@ -159,9 +169,9 @@ class Engine:
         several_devices = len({device for device, _ in facts.values()}) > 1
 
         hosts = 1 if one_host else len(threads)
-        total = hosts + len(streams)
+        nothing: Clock = (0,) * (hosts + len(streams))
         host_agents = [
-            Agent(i, total, "the host" if one_host else f"host thread {trace.threads[threads[i]]}", is_host=True)
+            Agent(i, nothing, "the host" if one_host else f"host thread {trace.threads[threads[i]]}", is_host=True)
             for i in range(hosts)
         ]
         self.hosts = {thread: host_agents[0 if one_host else i] for i, thread in enumerate(threads)}
@@ -177,7 +187,7 @@ class Engine:
                 label = f"the per-thread default stream ({label})"
             if several_devices:
                 label += f" of device {device}"
-            agent = self.streams[stream] = Agent(index, total, label, device=device, stream=stream)
+            agent = self.streams[stream] = Agent(index, nothing, label, device=device, stream=stream)
             if flags & StreamFlag.LEGACY_DEFAULT:
                 legacy.append(agent)
             elif not flags & StreamFlag.NON_BLOCKING:
@@ -208,7 +218,7 @@ class Engine:
         for old, new in itertools.product(earlier, own):
             if old.operation.agent != new.operation.agent or not (old.mode | new.mode) & WRITE:
                 continue
-            found = overlap(old, new)
+            found = overlap(old, new, self.effort)
             if found is not None and old.operation.record not in told:
                 told.add(old.operation.record)
                 buffer = self.buffers.find(found[0])
@@ -399,14 +409,14 @@ class Engine:
             self.ordering.host_step(host, row.record)
             clock = host.clock
         known = self._handed_over.get(row.aux0)
-        self._handed_over[row.aux0] = clock if known is None else join(known, clock)
+        self._handed_over[row.aux0] = clock if known is None else self.effort.join(known, clock)
 
     def _take_over(self, row: Row) -> None:
         """A thread has got hold of it: whoever let go of it came first."""
         clock = self._handed_over.get(row.aux0)
         if clock is not None and not row.correlation:
             host = self.hosts[row.thread]
-            joined = join(host.clock, clock)
+            joined = self.effort.join(host.clock, clock)
             if joined != host.clock:  # of one's own, or known already, it is no edge
                 host.clock = joined
                 self.ordering.edges["hand-over"] += 1
@@ -432,7 +442,7 @@ class Engine:
 
     def _conflict(self, old: Access, new: Access) -> None:
         """Two accesses in no order, one of which writes."""
-        found = overlap(old, new)
+        found = overlap(old, new, self.effort)
         assert found is not None
         first, second = self.agents[old.operation.agent], self.agents[new.operation.agent]
         if first.is_unsure(old.operation.epoch) or second.is_unsure(new.operation.epoch):
@@ -473,11 +483,11 @@ class Engine:
         if self.go_on_repaired and first.exact and second.exact and first.mode != "free":
             earlier, later = first.operation, second.operation
             agent = self.agents[later.agent]
-            agent.clock = join(agent.clock, earlier.after)
-            later.clock = join(later.clock, earlier.after)
+            agent.clock = self.effort.join(agent.clock, earlier.after)
+            later.clock = self.effort.join(later.clock, earlier.after)
 
     def repair(self, row: Row, agent: Agent) -> None:
         """Let `agent` wait for what the repairs say it should wait for at this call site."""
         assert self.repairs is not None
         for other in self.repairs.waits.get((row.stack, agent.index), ()):
-            agent.clock = join(agent.clock, self.ordering.position(self.agents[other]))
+            agent.clock = self.effort.join(agent.clock, self.ordering.position(self.agents[other]))

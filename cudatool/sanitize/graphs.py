@@ -12,10 +12,11 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from cudatool.sanitize.defects import race_of
+from cudatool.sanitize.effort import Effort
 from cudatool.sanitize.findings import FindingKind
 from cudatool.sanitize.intervals import Access, History, Operation, overlap
 from cudatool.sanitize.lifetimes import Buffer
-from cudatool.sanitize.ordering import Clock, join
+from cudatool.sanitize.ordering import Clock
 from cudatool.sanitize.rows import Row
 from cudatool.trace.events import EventFlag
 
@@ -137,7 +138,7 @@ class Executable:
             self.nodes[second].after.append(first)
             self._order = None
 
-    def positions(self, extra: Collection[tuple[int, int]] = ()) -> Iterator[tuple[int, Operation]]:
+    def positions(self, effort: Effort, extra: Collection[tuple[int, int]] = ()) -> Iterator[tuple[int, Operation]]:
         """Yield all nodes, each behind those that it depends on, with its place in the graph's order.
 
         The graph is covered with chains of nodes that follow each other, which are the agents of this order. `extra`
@@ -163,12 +164,14 @@ class Executable:
             clock = nothing
             for before in node.after:
                 if before in made:
-                    clock = join(clock, made[before].after)
+                    clock = effort.join(clock, made[before].after)
+            effort.spend(4 * len(extra))
             for first, second in extra:
                 if second == node.record:
+                    effort.spend(4 * len(made))
                     for other in made.values():
                         if other.record == first:
-                            clock = join(clock, other.after)
+                            clock = effort.join(clock, other.after)
             epochs[chain] += 1
             made[number] = Operation(chain, epochs[chain], clock, node.record)
             yield number, made[number]
@@ -325,43 +328,49 @@ class NodeRace(NamedTuple):
 
 
 def check_nodes(
-    graph: Executable, accesses: list[Access], extra: Collection[tuple[int, int]], *, go_on_repaired: bool
+    graph: Executable,
+    accesses: list[Access],
+    extra: Collection[tuple[int, int]],
+    effort: Effort,
+    *,
+    go_on_repaired: bool,
 ) -> list[NodeRace]:
     """Return what is in no order among the nodes of one launch, even with the edges `extra`."""
     of_node: dict[int, list[Access]] = {}
     for access in accesses:
         of_node.setdefault(access.node, []).append(access)
     found: list[NodeRace] = []
-    history = History()
+    history = History(effort)
     given: list[Access] = []  # by allocation nodes; their mode is 0
     freed: list[Access] = []
 
     def add(kind: FindingKind, old: Access, new: Access) -> None:
-        meeting = overlap(old, new)
+        meeting = overlap(old, new, effort)
         assert meeting is not None
         found.append(NodeRace(kind, old, new, *meeting))
         if go_on_repaired and old.exact and new.exact:
-            new.operation.clock = join(new.operation.clock, old.operation.after)
+            new.operation.clock = effort.join(new.operation.clock, old.operation.after)
 
     def conflict(old: Access, new: Access) -> None:
         add(race_of(old, new), old, new)
 
-    for number, operation in graph.positions(extra):
+    for number, operation in graph.positions(effort, extra):
         node = graph.nodes[number]
         if node.type in (ALLOC, FREE):
             whole = Access(*node.memory, 0, node=number, operation=operation)
             for access in list(history.within(*node.memory)):
-                if not access.operation.before(operation.agent, operation.clock) and overlap(access, whole):
+                if not access.operation.before(operation.agent, operation.clock) and overlap(access, whole, effort):
                     kind = FindingKind.USE_AFTER_FREE if node.type == FREE else FindingKind.USE_BEFORE_ALLOC
                     add(kind, access, whole)
             (freed if node.type == FREE else given).append(whole)
         for access in of_node.get(number, ()):
             placed = access.of(operation, number)
+            effort.spend(20 * (len(freed) + len(given)))
             for free in freed:
-                if overlap(free, placed):
+                if overlap(free, placed, effort):
                     add(FindingKind.USE_AFTER_FREE, free, placed)
             for alloc in given:
-                if overlap(alloc, placed) and not alloc.operation.before(operation.agent, operation.clock):
+                if overlap(alloc, placed, effort) and not alloc.operation.before(operation.agent, operation.clock):
                     add(FindingKind.USE_BEFORE_ALLOC, alloc, placed)
             history.touch(placed, conflict)
     return found

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from cudatool.sanitize.ordering import Clock
 
 if TYPE_CHECKING:
+    from cudatool.sanitize.effort import Effort
     from cudatool.sanitize.lifetimes import Buffer
 
 __all__ = ["ATOMIC", "READ", "WRITE", "Access", "History", "Operation", "Segment", "overlap"]
 
+_SEGMENT, _PAIR, _ROW, _MASK, _CONFLICT = 30, 8, 30, 60, 400  # units of an effort
 READ, WRITE, ATOMIC = 1, 2, 4  # as trace.events.AccessFlag; ATOMIC stands alone
 
 
@@ -115,10 +117,10 @@ class Access:
         return Access(self.start, self.stop, *how, operation, self.owner)
 
 
-def overlap(first: Access, second: Access) -> tuple[int, int] | None:
+def overlap(first: Access, second: Access, effort: Effort | None = None) -> tuple[int, int] | None:
     """Return (address, size) of the first run of bytes that both touch, None if there is none."""
     if first.mask or second.mask:
-        return _overlap_of_masks(first, second)
+        return _overlap_of_masks(first, second, effort)
     if not first.stride and not second.stride:
         start = max(first.start, second.start)
         stop = min(first.stop, second.stop)
@@ -127,6 +129,8 @@ def overlap(first: Access, second: Access) -> tuple[int, int] | None:
         return _same_stride(first, second)
     fewer, more = sorted((first, second), key=lambda a: (a.stop - a.start) // a.stride if a.stride else 0)
     for start, stop in _rows(fewer, more.start, more.stop):
+        if effort is not None:
+            effort.spend(_ROW)
         if found := _run_in_rows(start, stop, more):
             return found
     return None
@@ -172,7 +176,9 @@ def _run_in_rows(start: int, stop: int, access: Access) -> tuple[int, int] | Non
     return None
 
 
-def _overlap_of_masks(first: Access, second: Access) -> tuple[int, int] | None:
+def _overlap_of_masks(first: Access, second: Access, effort: Effort | None) -> tuple[int, int] | None:
+    if effort is not None:
+        effort.spend(_MASK)
     if first.mask and second.mask and first.row == second.row and not (first.start - second.start) % first.row:
         start = max(first.start, second.start)
         both = first.mask >> (start - first.start) // first.row & second.mask >> (start - second.start) // first.row
@@ -183,6 +189,8 @@ def _overlap_of_masks(first: Access, second: Access) -> tuple[int, int] | None:
         return low, high - low
     rows, other = (first, second) if first.mask else (second, first)
     for low, high in _rows(rows, other.start, other.stop):
+        if effort is not None:
+            effort.spend(_ROW)
         if found := _run_in_rows(low, high, other):
             return found
     return None
@@ -228,7 +236,8 @@ class History:
     A strided set or mask lies on the segments of its hull; its bytes are compared only when its hull collides.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, effort: Effort | None = None) -> None:
+        self._effort = effort
         self._starts: list[int] = []
         self._segments: list[Segment] = []
         self._at: dict[int, Segment] = {}  # by first byte
@@ -256,11 +265,16 @@ class History:
     def _touch(self, segment: Segment, new: Access, conflict: Callable[[Access, Access], None]) -> None:
         mode, agent, clock = new.mode, new.operation.agent, new.operation.clock
         whole = new.exact and not new.stride and not new.mask
+        effort = self._effort
+        if effort is not None:
+            effort.spend(_SEGMENT + _PAIR * len(segment.accesses))
         kept = [new]
         for old in segment.accesses:
             earlier = old.operation
             ordered = earlier.agent == agent or clock[earlier.agent] >= earlier.epoch
-            if not ordered and ((old.mode | mode) & WRITE or (old.mode ^ mode) & ATOMIC) and overlap(old, new):
+            if not ordered and ((old.mode | mode) & WRITE or (old.mode ^ mode) & ATOMIC) and overlap(old, new, effort):
+                if effort is not None:
+                    effort.spend(_CONFLICT)
                 conflict(old, new)
                 clock = new.operation.clock  # `conflict` may have repaired it
                 ordered = clock[earlier.agent] >= earlier.epoch
@@ -272,6 +286,8 @@ class History:
         """The accesses kept for any byte of [start, stop), the newest first in each segment."""
         seen = set()
         for segment in self._segments[self._first(start) : bisect_left(self._starts, stop)]:
+            if self._effort is not None:
+                self._effort.spend(_SEGMENT + _PAIR * len(segment.accesses))
             for access in segment.accesses:
                 if id(access) not in seen:
                     seen.add(id(access))

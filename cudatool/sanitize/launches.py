@@ -10,7 +10,6 @@ from cudatool.sanitize.findings import FindingKind
 from cudatool.sanitize.graphs import EVENT_RECORD, EVENT_WAIT, FREE, Executable, Node, check_nodes
 from cudatool.sanitize.intervals import ATOMIC, READ, WRITE, Access, Operation, overlap
 from cudatool.sanitize.lifetimes import Buffer
-from cudatool.sanitize.ordering import join
 from cudatool.sanitize.rows import LAUNCHES, Row
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
@@ -67,7 +66,7 @@ class Launches:
         graph = self._engine.graphs.launched(row.aux0)
         nodes = graph.nodes.values() if graph is not None else ()
         if graph is not None and graph.last is not None:
-            stream.clock = join(stream.clock, graph.last)
+            stream.clock = self._engine.effort.join(stream.clock, graph.last)
             self._engine.ordering.edges["relaunch of a graph"] += 1
         for node in nodes:
             if node.type == EVENT_WAIT:  # an external wait; when in the launch does not matter here
@@ -115,7 +114,7 @@ class Launches:
         if shape in graph.clean:
             return
         extra = self._engine.repairs.edges if self._engine.repairs is not None else ()
-        found = check_nodes(graph, accesses, extra, go_on_repaired=self._engine.go_on_repaired)
+        found = check_nodes(graph, accesses, extra, self._engine.effort, go_on_repaired=self._engine.go_on_repaired)
         for race in found:
             first, second = (
                 side_of(one.of(operation, node.record))
@@ -148,7 +147,7 @@ class Launches:
                 node = graph.nodes.get(made.node)
                 if node is None or not made.mode & (WRITE | ATOMIC) or node.record > eager.operation.record:
                     continue
-                if (found := overlap(made, eager)) is not None:
+                if (found := overlap(made, eager, self._engine.effort)) is not None:
                     first = side_of(made.of(operation, node.record))
                     buffer = self._engine.buffers.find(found[0])
                     self._engine.found.report(FindingKind.CAPTURE_MISSED, first, side_of(eager), *found, buffer)

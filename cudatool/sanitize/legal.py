@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cudatool.sanitize.effort import Effort
 from cudatool.sanitize.engine import Engine
 from cudatool.sanitize.intervals import ATOMIC, WRITE, Access, Operation, overlap
 from cudatool.sanitize.ordering import Agent, Ordering
@@ -80,8 +81,8 @@ class Step:
 class _Positions(Ordering):
     """Remembers where each operation stands."""
 
-    def __init__(self, streams: Sequence[Agent]) -> None:
-        super().__init__(streams)
+    def __init__(self, streams: Sequence[Agent], effort: Effort) -> None:
+        super().__init__(streams, effort)
         self.at: dict[int, Operation] = {}
 
     def enqueue(self, host: Agent, stream: Agent, record: int) -> None:
@@ -98,7 +99,7 @@ class Steps:
 
     def __init__(self, trace: Trace) -> None:
         engine = Engine(trace)
-        engine.ordering = positions = _Positions(engine.ordering.streams)
+        engine.ordering = positions = _Positions(engine.ordering.streams, engine.effort)
         engine.run()
         self.agents = engine.agents
         self.all: list[Step] = []

@@ -9,7 +9,7 @@ from cudatool.sanitize.defects import Side, side_of
 from cudatool.sanitize.findings import FindingKind
 from cudatool.sanitize.intervals import Operation
 from cudatool.sanitize.lifetimes import Buffer
-from cudatool.sanitize.ordering import Agent, join
+from cudatool.sanitize.ordering import Agent
 from cudatool.sanitize.rows import Row
 from cudatool.trace.events import Kind
 
@@ -104,7 +104,7 @@ class Memory:
             old = engine.buffers.find(row.address)
             host = engine.hosts[row.thread]
             for clock in old.releases if old is not None and old.start == row.address else ():
-                host.clock = join(host.clock, clock)
+                host.clock = self._engine.effort.join(host.clock, clock)
                 engine.ordering.edges["record_stream"] += 1
         else:
             engine.history.forget(buffer.start, buffer.stop)
@@ -146,7 +146,7 @@ class Memory:
         """cuMemFree "may perform implicit synchronization", and does for memory in use: the host is after its users."""
         for access in self._engine.history.within(start, stop):
             if not access.operation.before(host.index, host.clock):
-                host.clock = join(host.clock, access.operation.after)
+                host.clock = self._engine.effort.join(host.clock, access.operation.after)
                 self._engine.ordering.edges["free of memory in use"] += 1
 
     def _block_alloc(self, row: Row) -> None:
@@ -159,7 +159,9 @@ class Memory:
         if stream is not None:
             buffer.agent = stream.index
         if stream is not None and row.stream not in self._engine.graphs.captures:  # a capture uses it in a launch
-            clock = join(self._engine.ordering.position(stream), self._engine.hosts[row.thread].clock)
+            clock = self._engine.effort.join(
+                self._engine.ordering.position(stream), self._engine.hosts[row.thread].clock
+            )
             handing_out = Operation(stream.index, stream.count, clock, row.record)
             for old in self._engine.history.within(buffer.start, buffer.stop):
                 if not old.operation.before(stream.index, clock):
@@ -190,7 +192,7 @@ class Memory:
         if buffer is not None:
             host = self._engine.hosts[row.thread]
             for clock in buffer.releases:
-                host.clock = join(host.clock, clock)
+                host.clock = self._engine.effort.join(host.clock, clock)
                 self._engine.ordering.edges["record_stream"] += 1
             buffer.releases = []
 

@@ -14,6 +14,10 @@ from __future__ import annotations
 from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cudatool.sanitize.effort import Effort
 
 __all__ = ["Agent", "Clock", "Ordering", "join"]
 
@@ -62,7 +66,7 @@ class Agent:
     )
 
     def __init__(
-        self, index: int, agents: int, label: str, *, device: int = -1, stream: int = 0, is_host: bool = False
+        self, index: int, nothing: Clock, label: str, *, device: int = -1, stream: int = 0, is_host: bool = False
     ) -> None:
         self.index = index
         self.stream = stream
@@ -71,7 +75,7 @@ class Agent:
         self.is_host = is_host
         self.peers: tuple[Agent, ...] = ()
         self.count = 0
-        self.clock: Clock = (0,) * agents
+        self.clock = nothing
         self.records = array("q")
         self.seen_host: Clock | None = None
         self.unsure = -1
@@ -98,6 +102,8 @@ class Ordering:
     ----------
     streams
         Every stream agent of the trace. Host agents are handed in with each call.
+    effort
+        What moving clocks is taken from.
 
     Attributes
     ----------
@@ -111,8 +117,9 @@ class Ordering:
         Events that other processes can record.
     """
 
-    def __init__(self, streams: Sequence[Agent]) -> None:
+    def __init__(self, streams: Sequence[Agent], effort: Effort) -> None:
         self.streams = streams
+        self._effort = effort
         self.edges: Counter[str] = Counter()
         self.empty_waits: defaultdict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
         self.empty = 0
@@ -125,7 +132,7 @@ class Ordering:
         """`host` does something itself. Work that it enqueues later comes after it, by program order."""
         host.count += 1
         host.records.append(record)
-        host.clock = host.done
+        host.clock = self._effort.kept(host.done)
 
     def enqueue(self, host: Agent, stream: Agent, record: int) -> None:
         """Append an operation to `stream`; its epoch is then ``stream.count`` and its clock ``stream.clock``.
@@ -135,10 +142,11 @@ class Ordering:
         """
         if stream.seen_host is not host.clock:
             stream.seen_host = host.clock
-            stream.clock = join(stream.clock, host.clock)
+            stream.clock = self._effort.join(stream.clock, host.clock)
+        self._effort.spend(2 * len(stream.peers))
         for peer in stream.peers:
             if peer.count > stream.clock[peer.index]:
-                stream.clock = join(stream.clock, peer.done)
+                stream.clock = self._effort.join(stream.clock, peer.done)
                 self.edges["legacy default stream"] += 1
         stream.count += 1
         stream.records.append(record)
@@ -151,10 +159,11 @@ class Ordering:
         streams take no part; the per-thread default stream is a blocking one. `Agent.peers` holds, for the legacy
         stream, the blocking ones, and for each of those the legacy stream.
         """
-        clock = stream.done
+        clock = self._effort.kept(stream.done)
+        self._effort.spend(2 * len(stream.peers))
         for peer in stream.peers:
             if peer.count > clock[peer.index]:
-                clock = join(clock, peer.done)
+                clock = self._effort.join(clock, peer.done)
         return clock
 
     def record_event(self, host: Agent, stream: Agent, event: int, record: int) -> None:
@@ -167,7 +176,7 @@ class Ordering:
 
         A node is taken for the last one of its graph: an edge too many hides a race, one too few invents one.
         """
-        self._events[event] = stream.done
+        self._events[event] = self._effort.kept(stream.done)
 
     def destroy_event(self, event: int) -> None:
         """cuEventDestroy: what waited for the event keeps its order, and nothing can wait for it any more."""
@@ -190,7 +199,7 @@ class Ordering:
         captured = self._events.get(event)
         if captured is None:
             return False
-        stream.clock = join(stream.clock, captured)
+        stream.clock = self._effort.join(stream.clock, captured)
         self.edges["event wait"] += 1
         return True
 
@@ -200,7 +209,7 @@ class Ordering:
         if event in self.foreign_events:
             self._unknown(host)
         elif captured is not None:
-            host.clock = join(host.clock, captured)
+            host.clock = self._effort.join(host.clock, captured)
             self.edges[rule] += 1
         elif record >= 0:
             self.empty_waits[host.index][site] = event, record
@@ -210,15 +219,16 @@ class Ordering:
 
         These calls "use standard default stream semantics": on the legacy stream they cover the blocking streams.
         """
-        host.clock = join(host.clock, self.position(stream))
+        host.clock = self._effort.join(host.clock, self.position(stream))
         self.edges[rule] += 1
         stream.unsure = -1  # whatever its earlier operations waited for, they are done
 
     def device_done(self, host: Agent, device: int) -> None:
         """cuCtxSynchronize: "blocks until the current context has completed all preceding requested tasks"."""
+        self._effort.spend(2 * len(self.streams))
         for stream in self.streams:
             if stream.device == device or device == -1 or stream.device == -1:
-                host.clock = join(host.clock, stream.done)
+                host.clock = self._effort.join(host.clock, stream.done)
         self.edges["device synchronize"] += 1
 
     def serialize(self, stream: Agent, devices: int) -> None:
@@ -228,15 +238,16 @@ class Ordering:
         of both sides (`devices`, a bit for each ordinal).
         """
         for other in self._of_devices(stream, devices):
-            stream.clock = join(stream.clock, other.done)
+            stream.clock = self._effort.join(stream.clock, other.done)
         self.edges["copy between devices"] += 1
 
     def serialized(self, stream: Agent, devices: int) -> None:
         """Behind such a copy: all later work of these devices comes after it."""
         for other in self._of_devices(stream, devices):
-            other.clock = join(other.clock, stream.done)
+            other.clock = self._effort.join(other.clock, stream.done)
 
     def _of_devices(self, stream: Agent, devices: int) -> list[Agent]:
+        self._effort.spend(4 * len(self.streams))
         return [
             other
             for other in self.streams
@@ -255,7 +266,7 @@ class Ordering:
         if flags & 1:
             return
         written = self._values.setdefault(address, deque(maxlen=_VALUES))
-        written.append((value, stream.done))
+        written.append((value, self._effort.kept(stream.done)))
 
     def wait_value(
         self, host: Agent, stream: Agent, address: int, value: int, flags: int, size: int, record: int
@@ -268,11 +279,11 @@ class Ordering:
         meeting: Clock | None = None
         for written, clock in self._values.get(address, ()):
             if _is_met(written, value, flags, size):
-                meeting = clock if meeting is None else tuple(map(min, meeting, clock))
+                meeting = clock if meeting is None else self._effort.kept(tuple(map(min, meeting, clock)))
         if meeting is None:
             self._unknown(stream)
             return
-        stream.clock = join(stream.clock, meeting)
+        stream.clock = self._effort.join(stream.clock, meeting)
         self.edges["wait for a value"] += 1
 
     def wait_unknown(self, host: Agent, stream: Agent, record: int) -> None:
@@ -285,7 +296,7 @@ class Ordering:
         self.unknown += 1
         for stream in self.streams:
             if stream is not agent:
-                agent.clock = join(agent.clock, stream.done)
+                agent.clock = self._effort.join(agent.clock, stream.done)
         if agent.unsure < 0 and not agent.is_host:  # what is enqueued after the host has waited, comes after that
             agent.unsure = agent.count
 

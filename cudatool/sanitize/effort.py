@@ -1,0 +1,55 @@
+"""How much work the check of a trace may be: bounded by the number of its events, whatever they say."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cudatool.errors import TraceFormatError
+from cudatool.sanitize.ordering import Clock, join
+from cudatool.trace.model import Trace
+
+__all__ = ["Effort"]
+
+_BASE: Final = 1 << 24  # units of some 25 ns
+_FOR_EACH_EVENT: Final = 1 << 12
+_COMPONENT: Final = 4  # of a clock: it takes memory, too
+
+
+class Effort:
+    """What is left of the work that the check of one trace may be.
+
+    Most events take 200 units. A clock has a component for each stream and host thread, bytes that lie on each other
+    in many ways are compared pair by pair: a small file can ask for work without end.
+    """
+
+    __slots__ = ("_events", "_left", "_source")
+
+    def __init__(self, trace: Trace) -> None:
+        self._events = len(trace.records)
+        self._left = _BASE + _FOR_EACH_EVENT * self._events
+        self._source = str(trace.source)
+
+    def spend(self, units: int) -> None:
+        """Take units away.
+
+        Raises
+        ------
+        TraceFormatError
+            There are none left.
+        """
+        self._left -= units
+        if self._left < 0:
+            raise TraceFormatError(
+                self._source,
+                f"cannot be checked for races: for {self._events:,} events it has too many streams, host threads or "
+                "accesses that overlap",
+            )
+
+    def kept(self, clock: Clock) -> Clock:
+        """Return a clock that was made."""
+        self.spend(_COMPONENT * len(clock))
+        return clock
+
+    def join(self, first: Clock, second: Clock) -> Clock:
+        """Return the clock that is after both."""
+        return self.kept(join(first, second))
