@@ -4,7 +4,7 @@ VENV   := .venv
 PYTHON := $(VENV)/bin/python
 SAMPLE := samples/mlp.py
 TYPES  := build/typecheck
-BUILT  := pyproject.toml setup.py $(wildcard cudatool/*.c cudatool/*/*.c)
+BUILT  := pyproject.toml setup.py $(wildcard cudatool/*.c cudatool/*/*.c cudatool/*/*.map)
 
 .PHONY: demo test test-asan lint docs wheels clean
 

@@ -35,7 +35,12 @@ libraries = [
     Extension(
         "cudatool.sim._libnvjitlink",
         ["cudatool/sim/_libnvjitlink.c"],
-        extra_link_args=["-Wl,-soname,libnvJitLink.so.13", "-Wl,--default-symver", "-ldl"],
+        depends=["cudatool/sim/_libnvjitlink.map"],
+        extra_link_args=[
+            "-Wl,-soname,libnvJitLink.so.13",
+            "-Wl,--version-script=cudatool/sim/_libnvjitlink.map",
+            "-ldl",
+        ],
     ),
 ]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from cudatool import analyze, sanitize
 from cudatool.analyze import Report
+from cudatool.errors import CudatoolError
 from cudatool.files import write_whole
 from cudatool.trace.model import Trace
 from cudatool.viz.payload import payload
@@ -97,6 +98,7 @@ def packed(data: bytes) -> str:
 def _plotly() -> bytes:
     """Return plotly.js as the plotly package ships it, without importing the package (which takes a while)."""
     spec = importlib.util.find_spec("plotly")
-    assert spec is not None and spec.submodule_search_locations is not None  # a dependency of cudatool
+    if spec is None or spec.submodule_search_locations is None:
+        raise CudatoolError("a page needs plotly.js: pip install plotly")
     directory = Path(next(iter(spec.submodule_search_locations)))
     return (directory / "package_data" / "plotly.min.js").read_bytes()
