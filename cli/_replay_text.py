@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from cudatool.cli._text import plain
 from cudatool.units import format_bytes
 
 if TYPE_CHECKING:
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
 
 __all__ = ["print_advice", "print_check", "print_outcomes"]
 
+_COLUMNS: Final = (
+    "Reserved and in use: the most at any time, which need not be the same time.",
+    "Unused: of the most reserved, at the time when most of that was in use.",
+)
 _MOST_COUNTERS = 5  # that differ, to be listed
 _BEGINNINGS = {
     "empty": "nothing: the recording is complete",
@@ -61,11 +66,11 @@ def print_outcomes(console: Console, device: int, advice: Advice) -> None:
 
     record, check = advice.record, advice.recorded
     assert record is not None
-    title = f"Device {device}: the same requests under other settings"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    console.print(f"Device {device}: the same requests under other settings", markup=False, soft_wrap=True)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("Settings", overflow="fold")
-    for name in ("Reserved", "In use", "Lost", "Retries", "Runs out"):
-        table.add_column(name, justify="right")
+    for name in ("Reserved", "In use", "Unused", "Retries", "Runs out"):
+        table.add_column(name, justify="right", no_wrap=True)
     failed = f"{record.failures:,} failed" if record.failures else "no"
     table.add_row("as recorded", format_bytes(record.reserved_peak_bytes), "", "", f"{record.retries:,}", failed)
     if check is not None:
@@ -74,8 +79,13 @@ def print_outcomes(console: Console, device: int, advice: Advice) -> None:
         cells = _cells(outcome)
         if outcome.caveats:
             cells[0] = f"about {cells[0]}"
-        table.add_row(outcome.conf or "(defaults)", *cells)
+        first, *others = outcome.conf.replace(",", ", ").split() or ["(defaults)"]
+        table.add_row(plain(first), *cells)
+        for other in others:
+            table.add_row(plain(f"  {other}"))
     console.print(table)
+    for text in _COLUMNS:
+        console.print(text, markup=False, soft_wrap=True)
     if record.limit_bytes is not None:
         text = f"Requests that failed or were retried show that less than {format_bytes(record.limit_bytes + 1)} "
         console.print(f"{text}could be reserved.", markup=False, soft_wrap=True)

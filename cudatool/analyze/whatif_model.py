@@ -82,7 +82,8 @@ class Outcome:
     reserved_peak_bytes, active_peak_bytes
         The most at a time.
     fragmentation
-        Share of the reserved bytes that were not in use when most were reserved.
+        Share of the reserved bytes that were not in use, at the moment when most were reserved and, of such moments,
+        the one when most were in use. More can have been in use at another moment, when less was reserved.
     retries
         How often the cache was emptied to make room.
     device_allocs
@@ -145,8 +146,7 @@ class _Model:
         self._pool_id = pool_ids(trace)
         self._pools: set[PoolId] = set()
         self._address: dict[int, int] = {}
-        self._peak = 0
-        self._active_at_peak = 0
+        self._fullest = (0, 0)  # bytes reserved, and those in use: when most were reserved and most of these in use
         self._survived = 0
         self._caveats: list[Caveat] = []
 
@@ -155,12 +155,12 @@ class _Model:
         if out_of_memory is not None:
             self._caveats.append(Caveat.RUNS_OUT)
         statistics = self.policy.statistics
-        peak = statistics.all.reserved_bytes.peak
+        reserved, active = self._fullest
         return Outcome(
             conf=conf,
-            reserved_peak_bytes=peak,
+            reserved_peak_bytes=statistics.all.reserved_bytes.peak,
             active_peak_bytes=statistics.all.active_bytes().peak,
-            fragmentation=1 - self._active_at_peak / peak if peak else 0.0,
+            fragmentation=1 - active / reserved if reserved else 0.0,
             retries=statistics.num_alloc_retries,
             device_allocs=statistics.num_device_alloc,
             oom=out_of_memory,
@@ -242,9 +242,8 @@ class _Model:
             if call.changes:
                 self.card.recorded_segments = {}
         level = policy.statistics.all
-        if level.reserved_bytes.peak > self._peak:
-            self._peak = level.reserved_bytes.peak
-            self._active_at_peak = level.allocated_bytes.current + level.pending_bytes
+        now = (level.reserved_bytes.current, level.allocated_bytes.current + level.pending_bytes)
+        self._fullest = max(self._fullest, now)
         return True
 
     def _free_later(self, block: int) -> None:

@@ -123,6 +123,18 @@ def test_fragmentation_is_the_unused_share_when_most_was_reserved() -> None:
     )
 
 
+def test_fragmentation_is_that_of_the_fullest_moment_of_the_peak() -> None:
+    segment = of_segment(Kind.SEGMENT_ALLOC, 0, 2 * MIB)
+    (outcome,) = what_if(
+        trace(segment, *(alloc(number * 512 * 1024, 512 * 1024) for number in range(3))), 0, [""], recorded=DEFAULT
+    )
+    assert (2 * MIB, 1.5 * MIB, 0.25) == (
+        outcome.reserved_peak_bytes,
+        outcome.active_peak_bytes,
+        outcome.fragmentation,
+    )
+
+
 def test_block_that_another_stream_used_becomes_free_where_it_did_in_the_recording() -> None:
     first, second = 0, 256 * MIB
     events = trace(
