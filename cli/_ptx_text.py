@@ -8,6 +8,7 @@ from cudatool.cli._text import new_table, plain, print_rows, results
 from cudatool.collect.kernel_names import kernel_name, kernel_parameters
 from cudatool.collect.kernel_sources import parameter_names
 from cudatool.ptx import FieldAccess, KernelAccesses, KernelSummary, Mode
+from cudatool.text import short_arguments
 
 __all__ = ["kernel_json", "print_kernel"]
 
@@ -100,7 +101,8 @@ def print_kernel(accesses: KernelAccesses, summary: KernelSummary, refusal: str,
     console.print(plain(kernel_name(accesses.kernel)), style="bold")
     table = new_table("Parameter", "Type", "Access", "Bytes of one access", "Through its pointers")
     names = _names(accesses, source)
-    for parameter, kind, named in zip(accesses.parameters, _types(accesses), names, strict=True):
+    types = map(short_arguments, _types(accesses))
+    for parameter, kind, named in zip(accesses.parameters, types, names, strict=True):
         short = named or parameter.name.removeprefix(f"{accesses.kernel}_")
         if not parameter.fields:
             table.add_row(plain(short), plain(kind), "", "", "")

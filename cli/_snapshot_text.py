@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cudatool.cli._text import counted, new_table, plain, print_rest, print_table
+from cudatool.text import short_names
 from cudatool.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -196,8 +197,9 @@ def _print_work(console: Console, summary: Summary) -> None:
     clock = "Device time (simulated)" if summary.simulated else "Device time"
     if summary.kernels:
         table = new_table("Kernel", numbers=("Launches", clock))
-        for kernel in summary.kernels[:_MOST]:
-            table.add_row(plain(kernel.name), f"{kernel.launches:,}", took(kernel.time))
+        shown = summary.kernels[:_MOST]
+        for kernel, name in zip(shown, short_names([one.name for one in shown]), strict=True):
+            table.add_row(plain(name), f"{kernel.launches:,}", took(kernel.time))
         print_table(console, "Kernels", table)
         print_rest(console, len(summary.kernels), _MOST, "kernels")
     if summary.copies:

@@ -135,6 +135,7 @@ def _print_summary(trace: Trace, status: int) -> None:
 
     from cudatool.analyze import report
     from cudatool.cli._text import counted, messages, plain
+    from cudatool.text import short_names
     from cudatool.trace.events import Kind
     from cudatool.units import format_bytes, format_time
 
@@ -154,10 +155,12 @@ def _print_summary(trace: Trace, status: int) -> None:
         for site in device.still_live[:1]:
             held = f"{format_bytes(device.now.allocated)} at the end, most of it from {site.label}"
             table.add_row("Not freed", plain(held))
-    for index, kernel in enumerate(summary.kernels[:_MOST]):
+    shown = summary.kernels[:_MOST]
+    names = short_names([kernel.name for kernel in shown])
+    for index, (kernel, name) in enumerate(zip(shown, names, strict=True)):
         clock = " (simulated)" if summary.simulated else ""
         time = "" if kernel.time is None else f", {format_time(kernel.time)} on the device{clock}"
-        text = f"{kernel.name}: {counted(kernel.launches, 'launch')}{time}"
+        text = f"{name}: {counted(kernel.launches, 'launch')}{time}"
         table.add_row("Kernels" if not index else "", plain(text))
     if len(summary.kernels) > _MOST:
         table.add_row("", f"and {len(summary.kernels) - _MOST} more")

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Final
 
-__all__ = ["QUOTED", "json_text", "printable", "quoted", "shortened"]
+__all__ = ["QUOTED", "json_text", "printable", "quoted", "short_arguments", "short_names", "shortened"]
 
 QUOTED: Final = 80  # characters of a text that an error message quotes
+_ARGUMENTS: Final = 60  # characters that the arguments of a C++ template may have where people read them
 
 # Commands of GitHub's runner, which may stand after blanks at the start of a line; a line may be wrapped anywhere.
 _WORDS: Final = (
@@ -38,6 +41,47 @@ def printable(text: str) -> str:
 def shortened(text: str, most: int) -> str:
     """Return `text`, or its first characters and three dots if it has more than `most`."""
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def short_arguments(text: str) -> str:
+    """Return `text` with dots for what is deepest inside of long template arguments: ``"scale<Pair<...>, int>"``."""
+    kept, start, depth = "", 0, 0
+    for index, character in enumerate(text):
+        before = text[index - 1 : index]
+        if character == "<" and (depth or before.isalnum() or before == "_"):
+            if not depth:
+                kept, start = kept + text[start:index], index
+            depth += 1
+        elif character == ">" and depth and before != "-":  # not an arrow
+            depth -= 1
+            if not depth:
+                kept, start = kept + _short_list(text[start : index + 1]), index + 1
+    return kept + text[start:]
+
+
+def _short_list(arguments: str) -> str:
+    """Return template arguments, with those that are nested deepest left out until the rest is short enough."""
+    found = "<...>"
+    for most in range(1, arguments.count("<") + 1):
+        text, depth = "", 0
+        for index, character in enumerate(arguments):
+            depth += character == "<"
+            if depth <= most:
+                text += character
+            elif depth == most + 1 and character == "<":
+                text += "<...>"
+            depth -= character == ">" and arguments[index - 1] != "-"
+        if len(text) > _ARGUMENTS:
+            break
+        found = text
+    return found
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Return each name as :func:`short_arguments` has it, or in full where others would be the same."""
+    short = [short_arguments(name) for name in names]
+    times = Counter(short)
+    return [one if times[one] == 1 else name for one, name in zip(short, names, strict=True)]
 
 
 def quoted(value: object) -> str:

@@ -55,7 +55,7 @@ def _demangled(symbol: str) -> str:
         return ""
     name = ctypes.string_at(text).decode("utf-8", "replace")
     ctypes.CDLL(None).free(ctypes.c_void_p(text))
-    return _NUMBAS.sub("", name)
+    return _NUMBAS.sub("", name).replace("_3clambda_3e", "<lambda>")
 
 
 @cache

@@ -14,7 +14,7 @@ from cudatool.sanitize.kinds import KINDS, check_of
 from cudatool.sanitize.places import shown_path, source_line, source_place
 from cudatool.sanitize.views import Entry, Run, Site, ended, entries, place, sites, sources, times, verdict, why_aside
 from cudatool.sanitize.witness import witness_lines
-from cudatool.text import json_text, printable
+from cudatool.text import json_text, printable, short_arguments
 from cudatool.trace.frames import user_frames
 from cudatool.trace.model import Frame
 from cudatool.units import format_bytes
@@ -143,7 +143,7 @@ class _Style:
 
     def _about(self, label: str, text: str) -> str:
         first = f"   {label + ':' if label else '':{_LABEL}} "
-        return self.wrap(text, " " * len(first), first)
+        return self.wrap(short_arguments(text), " " * len(first), first)
 
     def _site(self, label: str, site: Site) -> list[str]:
         lines = self._stack(site.stack)

@@ -24,7 +24,7 @@ from cudatool.errors import UsageError
 from cudatool.files import read_input
 from cudatool.sanitize.findings import DeviceFinding, Finding, FindingKind
 from cudatool.sanitize.kinds import CHECKS, check_of
-from cudatool.text import quoted
+from cudatool.text import quoted, short_arguments
 from cudatool.trace.model import Frame
 
 __all__ = ["Rule", "parse_rules"]
@@ -55,6 +55,7 @@ class Rule:
             stacks += tuple(
                 Frame(source.rpartition(":")[0], "", 0) for source in (finding.source, finding.other_source)
             )
+        operations += map(short_arguments, operations)  # as the report has them
         names = [*operations, *(name.removeprefix("kernel ") for name in operations)]
         return (
             (not self.kind or any(fnmatchcase(name, self.kind) for name in (finding.kind, check_of(finding))))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -98,6 +101,38 @@ def test_numba_is_recognized_by_its_frames(tmp_path: Any) -> None:
     made = reader.read(tmp_path / "run.ctrace").of_kind(Kind.STREAM_CREATE)
     assert int(made["aux1"][-1]) == Api.NUMBA
     assert CALLS[Api.NUMBA].wait_event == "event.wait(consumer)"
+
+
+NUMBA = """
+import numpy as np
+from numba import cuda
+
+@cuda.jit
+def fill(x):
+    x[cuda.grid(1)] = 1
+
+first, second = cuda.stream(), cuda.stream()
+x = cuda.device_array(128, np.float32)
+fill[1, 128, first](x)
+fill[1, 128, second](x)
+"""
+
+
+def test_real_numba_program_is_repaired_in_numbas_calls(tmp_path: Any) -> None:
+    pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+    (tmp_path / "program.py").write_text(NUMBA)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "cudatool", "sanitize", "--device", "sim", "--json", "program.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1, done.stderr
+    (finding,) = json.loads(done.stdout)["findings"]
+    assert "`event.wait(consumer)` with the event recorded after kernel __main__::fill" in finding["repair"]
+    assert "(`event.record(producer)`)" in finding["repair"]
+    assert ["kernel __main__::fill"] * 2 == [finding[one]["operation"] for one in ("first", "second")]
 
 
 def test_every_library_has_its_calls() -> None:
