@@ -26,8 +26,10 @@ def trace_of(
     device: str | None,
     checks: Collection[str],
     proof: Proof,
-) -> tuple[Trace, int]:
-    """Return the trace that `workload` names, or that it leaves when it runs under `checks`, and its exit status.
+) -> tuple[Trace, int, bool]:
+    """Return the trace that `workload` names, or that it leaves when it runs under `checks`.
+
+    Also its exit status, and whether the trace was there before.
 
     `proof` has the tape for the recording. What the workload prints goes to stderr.
     """
@@ -42,7 +44,7 @@ def trace_of(
             if program.arguments:
                 raise UsageError("a trace takes no arguments")
             proof.refuse_trace()
-            return with_events(reader.read(target)), 0
+            return with_events(reader.read(target)), 0, True
         if target.endswith(".ctrace"):
             reader.read(target)  # says what is wrong with it
         refuse_recording(target)
@@ -54,7 +56,7 @@ def trace_of(
         in_kernels = [check for check in checks if check not in ("race", "leak")]
         supervised = Supervised()
         if supervised.status is not None:  # the program left without coming to its end
-            return _left_behind(path), supervised.status
+            return _left_behind(path), supervised.status, False
         try:
             with (
                 _stdout_for_the_report(),
@@ -66,7 +68,7 @@ def trace_of(
                     program.forget()
         finally:  # of exceptions only our own come here
             supervised.came_to_its_end()
-        return reader.read(path), status
+        return reader.read(path), status, False
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -147,8 +147,8 @@ def sanitize(
             raise UsageError("--html shows one run: leave out --explore")
         trace, report, status = None, *proof.explored(device, checks, workload)
     else:
-        trace, status = trace_of(workload, device, wanted, proof)
-        report = proof.proven(check(trace, wanted), trace)
+        trace, status, was_there = trace_of(workload, device, wanted, proof)
+        report = proof.proven(check(trace, wanted, bounded=was_there), trace)
     complete = not status and report.outcome not in (Outcome.NOT_CHECKED, Outcome.INCOMPLETE)
     report = acceptance.applied(report, wanted, complete=complete)
     text = partial(render_text, color=_in_colour(), width=_width())

@@ -24,7 +24,7 @@ __all__ = ["check"]
 _KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 
 
-def check(trace: Trace, checks: Collection[str] = ("race",)) -> Report:
+def check(trace: Trace, checks: Collection[str] = ("race",), *, bounded: bool = False) -> Report:
     """Return every access of `trace` that CUDA's rules leave in no order with another one or with its memory's life.
 
     Also what the software device's checkers recorded; and, if `checks` has "leak", memory that was never given back.
@@ -35,10 +35,19 @@ def check(trace: Trace, checks: Collection[str] = ("race",)) -> Report:
     The repairs have been applied to the trace and the check repeated: a repair is named only if its finding was gone.
     Nothing depends on the order in which the work happened to run.
 
+    Parameters
+    ----------
+    trace
+        What was recorded.
+    checks
+        What to look for.
+    bounded
+        Whether the work is limited by the number of events, for a file that a stranger may have made.
+
     Raises
     ------
     TraceFormatError
-        The check would take more work than an event may ask for.
+        `bounded`, and the check would take more work.
     """
     on_device = device_findings(trace) + (leaks(trace) if "leak" in checks else ())
     device = str(trace.header.get("device", ""))
@@ -47,7 +56,7 @@ def check(trace: Trace, checks: Collection[str] = ("race",)) -> Report:
         gaps = find_gaps(trace, checks, operations=operations)
         notes = tuple(trace.notes)
         return Report((), on_device=on_device, device=device, operations=operations, notes=notes, gaps=gaps)
-    effort = Effort(trace)
+    effort = Effort(trace, bounded=bounded)
     engine = Engine(trace, effort=effort)
     engine.run()
     independent: dict[Key, Defect] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from cudatool.errors import TraceFormatError
@@ -20,13 +21,20 @@ class Effort:
 
     Most events take 200 units. A clock has a component for each stream and host thread, bytes that lie on each other
     in many ways are compared pair by pair: a small file can ask for work without end.
+
+    Parameters
+    ----------
+    trace
+        What is checked.
+    bounded
+        Whether there is a limit. A program that the user runs has none: it may have thousands of streams.
     """
 
     __slots__ = ("_events", "_left", "_source")
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, *, bounded: bool = False) -> None:
         self._events = len(trace.records)
-        self._left = _BASE + _FOR_EACH_EVENT * self._events
+        self._left: float = _BASE + _FOR_EACH_EVENT * self._events if bounded else math.inf
         self._source = str(trace.source)
 
     def spend(self, units: int) -> None:
@@ -42,7 +50,7 @@ class Effort:
             raise TraceFormatError(
                 self._source,
                 f"cannot be checked for races: for {self._events:,} events it has too many streams, host threads or "
-                "accesses that overlap",
+                "accesses that overlap; `cudatool sanitize PROGRAM` has no such limit",
             )
 
     def kept(self, clock: Clock) -> Clock:
