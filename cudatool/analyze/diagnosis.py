@@ -181,7 +181,11 @@ def _try_settings(trace: Trace, device: int, split: tuple[Fragmentation, ...]) -
         return Advice(None, None, None, 0, (), NoAdvice.TOO_LONG)
     try:
         return advise(trace, device, confs, recorded=recorded)
-    except ConfigError:  # the recorded settings name an allocator that is not modelled
+    except (ConfigError, FileFormatError):  # an allocator that is not modelled, or events that contradict each other
+        return None
+    except (AssertionError, KeyError):
+        # Other contradictions meet the checks of the policy itself, which a file of events has no right to pass:
+        # no setting is named from them.
         return None
 
 

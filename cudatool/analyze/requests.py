@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cudatool.errors import FileFormatError
+from cudatool.memory.blocks import MIN_BLOCK_SIZE
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
@@ -235,12 +236,14 @@ def _take_prior(found: Requests, events: list[_Event], live: dict[int, int], pen
 
 
 def _check_segments(trace: Trace, device: int) -> None:
-    """Refuse a recording in which two segments share addresses at the same time."""
+    """Refuse a recording in which two segments share addresses at the same time, or one is smaller than any block."""
     starts: list[int] = []
     ends: list[int] = []
     events = trace.of_kind(Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE)
     for kind, address, size in events[events["device"] == device][["kind", "address", "size"]].tolist():
         if kind == Kind.SEGMENT_ALLOC:
+            if size < MIN_BLOCK_SIZE:
+                raise FileFormatError(trace.source, f"a segment of {size} bytes")
             at = bisect_left(starts, address)
             if (at and ends[at - 1] > address) or (at < len(starts) and starts[at] < address + size):
                 raise FileFormatError(trace.source, f"two segments at {address:#x} at the same time")

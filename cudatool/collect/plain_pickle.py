@@ -45,6 +45,7 @@ MISSING: Final = -(1 << 63)
 # a step have some 30 bytes for each byte of a file in xz, and take less memory than they have bytes.
 _MOST_BYTES: Final = 256
 _MOST_MEMORY: Final = 128
+_MOST_MEMORY_OF_OBJECTS: Final = 384  # without columns
 _FEW_BYTES: Final = 128 << 20
 
 _PIECE: Final = 1 << 20
@@ -107,7 +108,7 @@ def load_rows(path: str | Path, row_key: str | None) -> tuple[Any, Rows]:
     collecting = gc.isenabled()
     gc.disable()  # a million new objects that all stay: looking for garbage among them doubles the time
     try:
-        size = _feed(machine, path)
+        size = _feed(machine, path, _MOST_MEMORY if row_key else _MOST_MEMORY_OF_OBJECTS)
         value = machine.value()
     except ImportError as error:
         reason = f"tries to import {error} when loaded; a memory snapshot holds plain data only"
@@ -126,11 +127,11 @@ def _column(words: Words | int) -> npt.NDArray[np.int64] | int:
     return words if isinstance(words, int) else np.frombuffer(memoryview(words), np.int64)
 
 
-def _feed(machine: Unpickler, path: str) -> int:
+def _feed(machine: Unpickler, path: str, most_memory: int) -> int:
     """Run the whole pickle and return how many bytes it has, unpacked."""
     with open_input(path) as file, step(f"reading {path}", os.fstat(file.fileno()).st_size) as shown:
         packed = os.fstat(file.fileno()).st_size
-        most, memory = _FEW_BYTES + _MOST_BYTES * packed, _FEW_BYTES + _MOST_MEMORY * packed
+        most, memory = _FEW_BYTES + _MOST_BYTES * packed, _FEW_BYTES + most_memory * packed
         unpacked = _unpacked(file)
         rest, size, head = b"", 0, b""
         while not machine.done and (piece := _read(unpacked, path)):

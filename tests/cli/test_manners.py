@@ -237,7 +237,7 @@ def test_the_documented_table_is_one(folder):
     "words", [["run", "--open", "x.py"], ["sanitize", "--html", "page.html", "--open", "x.py"], ["snapshot", "--open"]]
 )
 def test_open_shows_the_page_in_the_browser(run_command, folder, words):
-    (folder / "x.py").write_text("import cudatool as ct\nct.empty(1, 'f4')\n")
+    (folder / "x.py").write_text("import cudatool as ct\nct.zeros(1, 'f4')\n")
     if words[0] == "snapshot":
         run_command("run", "x.py")
     browser = folder / "browser"

@@ -87,7 +87,7 @@ def test_trace_of_a_failed_program_is_kept_and_says_so(run_command, tmp_path):
         (["run", "--no-such-option", "ok.py"], "No such option"),
         (["run", "-o", "no/such/dir/t.ctrace", "ok.py"], "no/such/dir/t.ctrace"),
         (["run", "--html", "no/such/dir/p.html", "ok.py"], "no/such/dir/p.html"),
-        (["no-such-command"], "No such command"),
+        (["no-such-command"], "There is no command"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_status_2(run_command, tmp_path, arguments, message):
@@ -214,7 +214,7 @@ def test_summary_says_that_memory_ran_out(run_command, tmp_path):
 @pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize("command", ["run", "sanitize"])
 def test_program_without_standard_streams_runs(tmp_path, command, closed):
-    source = "import cudatool as ct, pathlib\nct.empty(1, 'f4')\npathlib.Path('ran').touch()\n"
+    source = "import cudatool as ct, pathlib\nct.zeros(1, 'f4')\npathlib.Path('ran').touch()\n"
     (tmp_path / "ok.py").write_text(source)
     words = [sys.executable, "-c", "from cudatool.cli import main; main()", command, "ok.py"]
     environment = {**os.environ, "CUDATOOL_DEVICE": "sim"}
@@ -227,7 +227,7 @@ def test_program_without_standard_streams_runs(tmp_path, command, closed):
     "change", ["sys.stdout.close()", "sys.stdout = sys.stderr = io.StringIO()", "sys.stderr = open('x', 'w')"]
 )
 def test_program_that_takes_the_standard_streams_away_keeps_no_report_back(run_command, tmp_path, change):
-    (tmp_path / "odd.py").write_text(f"import cudatool as ct, io, sys\nct.empty(1, 'f4')\n{change}\n")
+    (tmp_path / "odd.py").write_text(f"import cudatool as ct, io, sys\nct.zeros(1, 'f4')\n{change}\n")
     done = run_command("run", "-o", "t.ctrace", "odd.py")
     assert done.returncode == 0
     assert "Wrote t.ctrace" in done.stderr

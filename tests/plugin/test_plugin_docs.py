@@ -31,7 +31,7 @@ def test_every_option_and_marker_is_named(pytester: pytest.Pytester) -> None:
     text = pytester.runpytest_subprocess("--help").stdout.str()
     markers = pytester.runpytest_subprocess("--markers").stdout.str()
     options = set(re.findall(r"^  (--cudatool[a-z-]*)", text, re.MULTILINE))
-    assert len(options) == 8
+    assert len(options) == 9
     assert [] == [option for option in options if f"`{option}" not in PAGE]
     ours = re.findall(r"^@pytest\.mark\.(\w*cuda\w*)", markers, re.MULTILINE)
     assert {"cuda_sanitize", "limit_cuda_memory", "limit_cuda_leaks"} == set(ours)

@@ -426,7 +426,7 @@ def test_findings_can_be_accepted(run: Run, pytester: pytest.Pytester) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--cudatool-checks=races"], "there is no check 'races'; there are race, memcheck, *"),
+        (["--cudatool-checks=races"], "there is no check 'races'; did you mean 'race'[?]"),
         (["--cudatool-device=gpu"], "'gpu' is not a device; *"),
         (["--cudatool-device=cuda"], "no NVIDIA GPU answers on this machine; *"),
         (["--cudatool-device=cuda", "-n", "2"], "no NVIDIA GPU answers on this machine; *"),
