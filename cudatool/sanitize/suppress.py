@@ -55,7 +55,7 @@ class Rule:
             stacks += tuple(
                 Frame(source.rpartition(":")[0], "", 0) for source in (finding.source, finding.other_source)
             )
-        operations += map(short_arguments, operations)  # as the report has them
+        operations += [short_arguments(name) for name in operations]  # as the report has them
         names = [*operations, *(name.removeprefix("kernel ") for name in operations)]
         return (
             (not self.kind or any(fnmatchcase(name, self.kind) for name in (finding.kind, check_of(finding))))
