@@ -8,6 +8,7 @@ from typing import Any
 
 from cudatool.errors import ConfigError, FileFormatError
 from cudatool.memory.settings import UNLIMITED, Settings
+from cudatool.memory.snapshot import allocator_settings
 from cudatool.trace.model import Trace
 
 __all__ = ["recorded_settings", "torch_settings"]
@@ -61,17 +62,8 @@ def torch_settings(trace: Trace) -> dict[str, Any]:
         As :func:`recorded_settings` does.
     """
     settings, _ = recorded_settings(trace)
-    return {
-        "PYTORCH_CUDA_ALLOC_CONF": str(trace.header.get("allocator_conf") or ""),
-        "max_split_size": -1 if settings.max_split_size == UNLIMITED else settings.max_split_size,
-        "garbage_collection_threshold": settings.garbage_collection_threshold,
-        "expandable_segments": settings.expandable_segments,
-        "pinned_num_register_threads": settings.pinned_num_register_threads,
-        "release_lock_on_cudamalloc": settings.release_lock_on_cudamalloc,
-        "pinned_use_cuda_host_register": settings.pinned_use_cuda_host_register,
-        "graph_capture_record_stream_reuse": settings.graph_capture_record_stream_reuse,
-        "roundup_power2_divisions": {str(1 << i): n for i, n in enumerate(settings.roundup_power2_divisions)},
-    }
+    text = str(trace.header.get("allocator_conf") or "")  # as it was given
+    return {**allocator_settings(settings), "PYTORCH_CUDA_ALLOC_CONF": text}
 
 
 def _divisions(by_size: Mapping[Any, Any]) -> tuple[int, ...]:
