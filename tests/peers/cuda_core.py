@@ -151,5 +151,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    del sys.path[0]  # this file's folder, which has a numba_cuda.py, too
     sys.exit(main(sys.argv[1:]))

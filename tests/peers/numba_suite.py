@@ -1,6 +1,6 @@
 """Run numba-cuda's own test suite on the software device, and say what passed, failed and was skipped, by cause.
 
-    python tests/peers/numba_cuda.py [--json FILE] [--jobs N] [MODULE ...]
+    python tests/peers/numba_suite.py [--json FILE] [--jobs N] [MODULE ...]
 
 MODULE is a part of a test module's path below ``numba.cuda.tests``, such as ``cudapy/test_math``; without any all of
 ``cudadrv``, ``cudapy``, ``nrt``, ``nocuda`` and ``doc_examples`` run, each module in a process of its own. The suite
@@ -234,5 +234,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    del sys.path[0]  # this file's folder: numba_cuda is the package's name, too
     sys.exit(main())
