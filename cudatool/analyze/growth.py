@@ -41,6 +41,7 @@ _NOT_AT_ALL: Final = -0.5
 _FELL: Final = 0.1  # of what was gained may be lost again
 _FAR_ABOVE: Final = 0.8  # what fell before is of interest if it never had more than this share of what it has now
 _SCALES: Final = (1, 2, 4)  # windows that are taken together
+_MOST_BLOCKS: Final = 1 << 17  # about; of which windows are looked at together
 _BEGINS: Final = (0.0, 0.25, 0.5)  # shares of the windows that are left out as the time before the growth
 
 
@@ -95,23 +96,24 @@ def floors(site: Ints, size: Ints, start: Ints, freed: Ints, bounds: Ints, sites
         How many there are.
     """
     windows = len(bounds) - 1
-    index = np.concatenate([start, freed])
-    row, delta = np.concatenate([site, site]), np.concatenate([size, -size])
-    inside = index < bounds[-1]
-    index, row, delta = index[inside], row[inside], delta[inside]
-    # Column 0 is the time before the first window.
-    column = np.searchsorted(bounds[:-1], index, side="right")
-    change = np.zeros((sites, windows + 1), np.int64)
-    np.add.at(change, (row, column), delta)
-    after = np.cumsum(change, axis=1)  # held when the window ends
-    order = np.lexsort((index, row))
-    row, column, delta = row[order], column[order], delta[order]
-    level = np.cumsum(delta)
-    first = np.flatnonzero(np.append(True, row[1:] != row[:-1])) if len(row) else np.zeros(0, np.int64)
-    level -= np.repeat(np.append(0, level)[first], np.diff(np.append(first, len(row))))
-    result = after[:, :-1].copy()  # held when the window begins
-    within = column > 0
-    np.minimum.at(result, (row[within], column[within] - 1), level[within])
+    change = np.zeros((sites, windows + 2), np.int64)  # the first column is the time before the first window
+    np.add.at(change, (site, np.searchsorted(bounds, start, side="right")), size)
+    np.subtract.at(change, (site, np.searchsorted(bounds, freed, side="right")), size)
+    result: Ints = np.cumsum(change[:, :windows], axis=1)  # held when the window begins
+    parts = min(max(-(-len(start) // _MOST_BLOCKS), 1), max(windows, 1))
+    begins = result.copy()
+    for some in np.array_split(np.arange(windows), parts):
+        if not len(some):
+            continue
+        born, died = (np.flatnonzero((bounds[some[0]] <= at) & (at < bounds[some[-1] + 1])) for at in (start, freed))
+        index = np.concatenate([start[born], freed[died]])
+        row, delta = np.concatenate([site[born], site[died]]), np.concatenate([size[born], -size[died]])
+        order = np.lexsort((index, row))
+        index, row, level = index[order], row[order], np.cumsum(delta[order])
+        first = np.flatnonzero(np.append(True, row[1:] != row[:-1])) if len(row) else np.zeros(0, np.int64)
+        before = begins[row[first], some[0]] - np.append(0, level)[first]
+        level += np.repeat(before, np.diff(np.append(first, len(row))))
+        np.minimum.at(result, (row, np.searchsorted(bounds, index, side="right") - 1), level)
     return result
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from cudatool.analyze import lifetimes
 from cudatool.analyze.growth import FEWEST_EVENTS, Growth, Trend, floors, may_grow, trend
-from cudatool.analyze.lifetimes import Ints, Lifetimes, Mask
+from cudatool.analyze.lifetimes import Ints, Lifetimes, Mask, held_after
 from cudatool.analyze.memory import site_keys, without_stack
 from cudatool.analyze.steps import Confidence, Steps, find_steps
 from cudatool.trace.events import CopyFlag, Kind
@@ -456,7 +456,8 @@ def _trends(blocks: Lifetimes, group: Ints, groups: int, bounds: Ints) -> Iterat
     for some in np.array_split(np.arange(groups), parts):
         if not len(some):
             continue
-        own = np.flatnonzero((group >= some[0]) & (group <= some[-1]))
+        inside = (group >= some[0]) & (group <= some[-1])
+        own = slice(None) if inside.all() else np.flatnonzero(inside)
         columns = blocks.size[own], blocks.start[own], blocks.freed[own]
         table = floors(group[own] - some[0], *columns, bounds, len(some))
         for row in np.flatnonzero(may_grow(table)).tolist():
@@ -470,10 +471,7 @@ def _before_teardown(blocks: Lifetimes) -> Ints:
 
     What is freed after the last allocation belongs to no window either.
     """
-    index = np.concatenate([blocks.start, blocks.freed])
-    order = np.argsort(index, kind="stable")
-    live = np.cumsum(np.concatenate([blocks.size, -blocks.size])[order])
-    before = np.append(0, live)[np.flatnonzero(order < len(blocks))]  # held when each block was allocated
+    before = held_after(blocks, blocks.freed) - blocks.size
     tail = len(before) - int(_TEARDOWN * len(before))
     empty = np.flatnonzero(before[tail:] <= _TEARDOWN * before.max(initial=0))
     return blocks.start[: tail + int(empty[0])] if len(empty) else blocks.start

@@ -13,7 +13,7 @@ from cudatool.trace.events import Kind
 from cudatool.trace.mapped import mapped_runs
 from cudatool.trace.model import Trace
 
-__all__ = ["Ints", "Lifetimes", "Mask", "blocks", "distinct_pairs", "segments"]
+__all__ = ["Ints", "Lifetimes", "Mask", "blocks", "distinct_pairs", "held_after", "segments"]
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -71,10 +71,24 @@ def distinct_pairs(first: Ints, second: Ints) -> tuple[Ints, Ints]:
 
     That would sort rows of bytes, which takes twenty times as long. `first` is from 0 to below 2**32.
     """
-    values, place = np.unique(second, return_inverse=True)
-    key, inverse = np.unique(first * len(values) + place.reshape(-1), return_inverse=True)
-    rows = np.stack([key // max(len(values), 1), values[key % max(len(values), 1)]], axis=1)
-    return rows, inverse.reshape(-1)
+    values = np.unique(second)
+    pair = first * len(values)
+    pair += np.searchsorted(values, second)  # unlike the inverse of unique(), without three more columns
+    distinct = np.unique(pair)
+    rows = np.stack([distinct // max(len(values), 1), values[distinct % max(len(values), 1)]], axis=1)
+    return rows, np.searchsorted(distinct, pair)
+
+
+def held_after(rows: Lifetimes, end: Ints) -> Ints:
+    """Return the bytes in `rows` right after each was allocated, if they last until `end`.
+
+    At one record, what ends there goes first.
+    """
+    order = np.argsort(end)
+    gone = np.append(0, np.cumsum(rows.size[order]))
+    held: Ints = np.cumsum(rows.size)
+    held -= gone[np.searchsorted(end[order], rows.start, side="right")]
+    return held
 
 
 _BORN: Final = 1
@@ -124,12 +138,14 @@ def _paired(trace: Trace, roles: dict[Kind, int]) -> Lifetimes:
     for kind, role in roles.items():
         role_of_kind[kind] = role
     role_of = role_of_kind[records["kind"]]
-    index = np.flatnonzero(role_of)
-    role_of = role_of[index]
+    found = np.flatnonzero(role_of)
+    role_of = role_of[found]
     start, freed, end = np.empty((3, int(np.count_nonzero(role_of & _BORN))), np.int64)
-    _sweep.pair(role_of, records["address"][index], records["device"][index], start, freed, end)
-    index = np.append(index, count)  # what never came
-    start, freed, end = index[start], index[freed], index[end]
+    _sweep.pair(role_of, records["address"][found], records["device"][found], start, freed, end)
+    start = found[start]
+    for column in (freed, end):  # the number of all events stands for what never came
+        column[:] = np.where(column < len(found), found.take(column, mode="clip"), count) if len(found) else count
+    del found, role_of
     return _rows(trace, start, records["size"][start].astype(np.int64), freed, end)
 
 
@@ -140,6 +156,13 @@ def _rows(trace: Trace, start: Ints, size: Ints, freed: Ints, end: Ints, address
         result: Ints = trace.records[name][start].astype(np.int64)
         return result
 
+    def mostly_same(name: str) -> Ints:
+        """Return a column that holds its value once where all rows have the same: most recordings have one device."""
+        values = column(name)
+        if len(values) and values.min() == values.max():
+            return np.broadcast_to(np.int64(values[0]), len(values))
+        return values
+
     kind = trace.records["kind"][start]
     segment = np.isin(kind, (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP))
     return Lifetimes(
@@ -149,9 +172,9 @@ def _rows(trace: Trace, start: Ints, size: Ints, freed: Ints, end: Ints, address
         start=start,
         freed=freed,
         end=end,
-        device=column("device"),
-        stream=column("stream"),
-        pool=column("aux1"),
+        device=mostly_same("device"),
+        stream=mostly_same("stream"),
+        pool=mostly_same("aux1"),
         stack=column("stack"),
         small=segment & (trace.records["flags"][start] == 1),
         expandable=kind == Kind.SEGMENT_MAP,

@@ -144,7 +144,8 @@ def _unmatched_frees(trace: Trace, blocks: Lifetimes, device: int) -> Iterator[L
         ((Kind.BLOCK_FREE_REQUESTED,), blocks.freed, "freed"),
         ((Kind.BLOCK_FREE_COMPLETED, Kind.MEM_FREE), blocks.end, "given back"),
     ):
-        frees = np.flatnonzero(np.isin(trace.records["kind"], kinds) & (trace.records["device"] == device))
+        is_free = np.logical_or.reduce([trace.records["kind"] == kind for kind in kinds])
+        frees = np.flatnonzero(is_free & (trace.records["device"] == device))
         ended = np.zeros(len(trace.records) + 1, np.bool_)  # the last is of what is never freed
         ended[ends] = True
         lost = frees[~ended[frees]]
@@ -176,13 +177,16 @@ def _count_overlaps(rows: Lifetimes) -> tuple[int, int]:
     """Return how many rows begin where another lives, and the first record where one does."""
     # Births and deaths by record; at one record, deaths first. What dies when it is born never was.
     rows = rows[rows.end > rows.start]
-    number = np.arange(len(rows))
-    index = np.concatenate([rows.end, rows.start])
-    order = np.argsort(index, kind="stable")
-    events = np.concatenate([~number, number])[order]
-    _, ranks = np.unique(rows.address, return_inverse=True)
-    count, first = _sweep.overlaps(events, ranks.reshape(-1).astype(np.int64, copy=False), rows.address, rows.size)
-    return count, int(index[order[first]]) if count else -1
+    death = np.argsort(rows.end, kind="stable")
+    birth = np.searchsorted(rows.end[death], rows.start, side="right") + np.arange(len(rows))
+    is_birth = np.zeros(2 * len(rows), np.bool_)
+    is_birth[birth] = True
+    events = np.empty(2 * len(rows), np.int64)
+    events[is_birth], events[~is_birth] = np.arange(len(rows)), ~death
+    del death, birth, is_birth
+    ranks = np.searchsorted(np.unique(rows.address), rows.address)
+    count, first = _sweep.overlaps(events, ranks, rows.address, rows.size)
+    return count, int(rows.start[events[first]]) if count else -1
 
 
 def _outside_segments(blocks: Lifetimes, segments: Lifetimes, device: int) -> Iterator[LintFinding]:

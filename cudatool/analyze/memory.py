@@ -67,17 +67,20 @@ def timeline(trace: Trace, blocks: Lifetimes, segments: Lifetimes) -> Timeline:
     for rows, end in spans:
         touched[rows.start] = touched[end] = True
     index = np.flatnonzero(touched[:count])
+    # Where no record in between is left out, columns are views: a recording may have millions of events.
+    unbroken = len(index) and int(index[-1] - index[0]) == len(index) - 1
+    chosen = slice(int(index[0]), int(index[-1]) + 1) if unbroken else index
 
     def level(rows: Lifetimes, end: Ints) -> Ints:
         delta = np.zeros(count + 1, np.int64)
         np.add.at(delta, rows.start, rows.size)
         np.subtract.at(delta, end, rows.size)
         np.cumsum(delta, out=delta)
-        result: Ints = delta[index]
+        result: Ints = delta[chosen]
         return result
 
     allocated, active, reserved = (level(rows, end) for rows, end in spans)
-    return Timeline(index, trace.records["time"][index], allocated, active, reserved)
+    return Timeline(index, trace.records["time"][chosen], allocated, active, reserved)
 
 
 def index_at(trace: Trace, time: int) -> int:

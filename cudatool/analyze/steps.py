@@ -80,9 +80,8 @@ _COMPILER: Final = "(dynamo_timed)"  # torch.compile's own ranges
 def _from_ranges(trace: Trace, device: int) -> Steps | None:
     """Return the steps of the best family of ranges: those whose names differ at most in numbers."""
     marks = trace.records
-    index = np.flatnonzero(
-        np.isin(marks["kind"], (Kind.RANGE_PUSH, Kind.RANGE_POP)) & np.isin(marks["device"], (device, -1))
-    )
+    index = np.flatnonzero((marks["kind"] == Kind.RANGE_PUSH) | (marks["kind"] == Kind.RANGE_POP))
+    index = index[np.isin(marks["device"][index], (device, -1))]
     families: dict[str, list[int]] = {}
     depths: dict[str, int] = {}
     depth = 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudatool.analyze.lifetimes import Ints, Lifetimes
+from cudatool.analyze.lifetimes import Ints, Lifetimes, held_after
 from cudatool.trace.events import unpack_pool
 from cudatool.trace.model import Trace
 from cudatool.trace.streams import stream_names
@@ -75,5 +75,4 @@ def _usage(
 
 def _peak(rows: Lifetimes) -> int:
     """Return the most bytes that were there at once. At one record, what ends there goes first."""
-    index, delta = np.concatenate([rows.end, rows.start]), np.concatenate([-rows.size, rows.size])
-    return int(np.cumsum(delta[np.argsort(index, kind="stable")]).max(initial=0))
+    return int(held_after(rows, rows.end).max(initial=0))
