@@ -86,6 +86,17 @@ function showTiles(device) {
   ].filter(Boolean));
 }
 
+/** The numbers that a recording has of pinned memory; null where it has none. */
+function showPinned(pinned) {
+  byId("pinned").hidden = pinned === null;
+  if (pinned === null) return;
+  byId("pinned-tiles").replaceChildren(
+    tile(formatBytes(pinned.active), "in use at the end"),
+    tile(pinned.events ? formatBytes(pinned.peak_active) : "unknown", "in use, highest", ...(pinned.events ? [] : ["no events were recorded"])),
+    tile(formatBytes(pinned.reserved), "reserved at the end", counted(pinned.segments, "segment")),
+  );
+}
+
 function showWork(shared, data) {
   byId("work").hidden = false;
   let streams = null;
@@ -184,10 +195,11 @@ async function showPage() {
     choice.value = first;
     await show(first, state);
   }
+  showPinned(data.pinned);
   const worked = data.kernels.length || data.copies.length || data.operations.start.length;
   const streams = worked ? showWork(shared, data) : null;
   if (data.defects) showDefects(data, streams);
-  byId("nothing").hidden = !(byId("memory").hidden && byId("work").hidden);
+  byId("nothing").hidden = !["memory", "pinned", "work"].every((id) => byId(id).hidden);
   listenToKeys(view);
   window.memoryView = view; // for whoever wants to ask it something in the console
   requestAnimationFrame(() => setTimeout(() => { document.documentElement.dataset.ready = "true"; }));

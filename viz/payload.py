@@ -13,6 +13,7 @@ import json
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 import numpy as np
@@ -138,6 +139,7 @@ def payload(report: Report, found: sanitize.Report | None = None) -> bytes:
         ],
         "devices": devices,
         "rules": [{"category": r.category, "confidence": r.confidence, "reason": r.reason} for r in RULES],
+        "pinned": None if summary.pinned is None else asdict(summary.pinned),
         "streams": [{"device": s.device, "id": s.id, "label": s.label, "busy": s.busy} for s in summary.streams],
         "kernels": [{"name": k.name, "launches": k.launches, "time": k.time} for k in summary.kernels],
         "copies": [{"name": c.direction, "count": c.count, "size": c.size, "time": c.time} for c in summary.copies],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from cudatool import analyze, sanitize, viz
 from cudatool.collect import torch_snapshot
 from cudatool.sanitize.findings import DeviceFinding, FindingKind
 from cudatool.trace.events import RECORD, Kind
-from cudatool.trace.model import Frame, Trace
+from cudatool.trace.model import Frame, PinnedMemory, Trace
 
 pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium on this machine")
 
@@ -616,3 +617,17 @@ def test_a_clean_check_says_so_on_the_page(tmp_path: Path) -> None:
     with Page(tmp_path / "clean.html") as page:
         assert "nothing was found" in page.evaluate("byId('defects').innerText")
         assert [] == page.errors
+
+
+def test_pinned_memory_stands_on_the_page_where_it_was_recorded(tmp_path: Path) -> None:
+    pinned = PinnedMemory(segments=2, reserved=8 << 20, active=1 << 20, peak_active=3 << 20, events=4)
+    viz.write_page(replace(torch_snapshot.read(RECORDING), pinned=pinned), tmp_path / "x.html")
+    with Page(tmp_path / "x.html") as page:
+        assert page.evaluate("!document.getElementById('pinned').hidden")
+        text = page.evaluate("document.getElementById('pinned-tiles').innerText")
+        assert [] == page.errors
+    assert all(words in text for words in ("1 MiB", "3 MiB", "8 MiB", "2 segments"))
+
+
+def test_without_pinned_memory_no_word_of_it_is_shown(snapshot_page: Page) -> None:
+    assert snapshot_page.evaluate("document.getElementById('pinned').hidden")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from twin import decode, payload_of, unpack
 
 from cudatool import analyze, viz
 from cudatool.collect import torch_snapshot
-from cudatool.trace.model import Frame
+from cudatool.trace.model import Frame, PinnedMemory
 from cudatool.trace.streams import stream_names
 from cudatool.viz.payload import Columns, payload
 
@@ -171,3 +171,10 @@ def test_a_line_of_source_that_is_too_long_is_cut(tmp_path: Path) -> None:
     trace.header["start_time"] = "1970-01-01T00:33:20+00:00"
     document = unpack(payload(analyze.report(trace)))
     assert ("x = " + "1" * 296) == document["strings"][document["frames"]["code"][0]]
+
+
+def test_pinned_memory_arrives_as_the_recording_has_it_and_none_where_it_has_none() -> None:
+    snapshot = torch_snapshot.read(DATA / "graphs__default.pickle.xz")
+    for pinned in (None, PinnedMemory(segments=2, reserved=4096, active=512, peak_active=1024, events=3)):
+        document = unpack(payload(analyze.report(replace(snapshot, pinned=pinned))))
+        assert (None if pinned is None else asdict(pinned)) == document["pinned"]
