@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 from typing import Final
 
-from cudatool.analyze.requests import Requests
+from cudatool.analyze.requests import Change, Requests
 from cudatool.errors import OutOfMemoryError
 from cudatool.trace.events import Kind
 
@@ -137,6 +138,15 @@ class Card:
         self._sizes[address] = size
         insort(self._starts, address)
         return address
+
+    def adopt(self, memory: Iterable[Change]) -> None:
+        """Take over segments and pages that the recording began with; pages are mapped afterwards."""
+        for change in memory:
+            self._lowest = min(self._lowest, change.address // _REGION * _REGION)
+            if change.kind is Kind.SEGMENT_ALLOC and self._take_at(change.address, change.size):
+                self.used += change.size
+                self._sizes[change.address] = change.size
+                insort(self._starts, change.address)
 
     def _take_at(self, address: int, size: int) -> bool:
         """Take certain addresses; return whether they are free."""

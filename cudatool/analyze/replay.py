@@ -23,9 +23,10 @@ from typing import Any
 from cudatool.analyze.releases import leading_releases, share_of_program
 from cudatool.analyze.replay_pools import UnnamedPools
 from cudatool.analyze.replay_script import Script
-from cudatool.analyze.requests import RELEASES, Call, Change, Requests, Verb, requests
+from cudatool.analyze.replay_start import own_stream, set_up
+from cudatool.analyze.requests import RELEASES, Call, Requests, Verb, requests
 from cudatool.errors import OutOfMemoryError, UsageError
-from cudatool.memory.blocks import FREE, MIN_BLOCK_SIZE, SMALL_LIMIT, Block, PoolId, round_size, segment_size
+from cudatool.memory.blocks import FREE, MIN_BLOCK_SIZE, SMALL_LIMIT, PoolId, round_size, segment_size
 from cudatool.memory.journal import Journal
 from cudatool.memory.policy import DEFAULT_POOL, Policy
 from cudatool.memory.settings import Settings
@@ -360,6 +361,7 @@ class _Replay:
         return replace(
             self.asked,
             calls=calls,
+            tails=self.tails,
             retries=retries - len(self._doubtful) if otherwise else retries,
             ceiling=min(self._too_much if otherwise else self._too_much + self._perhaps_too_much, default=None),
             otherwise=self.separated(otherwise=True) if self._doubtful and not otherwise else None,
@@ -411,62 +413,24 @@ class _Replay:
 
     def _set_up(self) -> None:
         """Bring about the state that the recording began with."""
-        pages: dict[tuple[PoolId, bool, int], list[Change]] = {}
-        free: list[Block] = []
-        for change in self.asked.prior_memory:
-            pool = self.policy.pool_for(self._pool(change.pool), is_small=change.is_small)
-            if change.kind is Kind.SEGMENT_ALLOC:
-                free.append(self.policy.segments.adopt(pool, change.address, change.size, change.stream))
-            else:
-                pages.setdefault((pool.id, pool.is_small, change.stream), []).append(change)
-        for (id, is_small, stream), runs in pages.items():
-            pool = self.policy.pool_for(id, is_small=is_small)
-            start = min(change.address for change in runs)
-            self.policy.segments.adopt_range(pool, start, self.script.total_memory * 9 // 8, stream)
-            for change in sorted(runs, key=lambda change: change.address):
-                block = self.policy.segments.adopt_pages(pool, change.address, change.size, stream)
-                if block is not None and block not in free:
-                    free.append(block)
-        free.sort(key=lambda block: block.address)
-        starts = [block.address for block in free]
-        live: dict[int, list[tuple[int, int, int]]] = {}
+        self._address, self.misplaced = set_up(
+            self.policy, self.asked, self.tails, self._pool, self.script.total_memory * 9 // 8
+        )
         for call, size in zip(self.asked.prior_blocks, self.asked.prior_sizes, strict=True):
-            home = bisect_right(starts, call.address) - 1
-            if home < 0 or call.address + size > starts[home] + free[home].size:
-                self.misplaced += 1
-                continue
-            size += self.tails.get(call.block, 0)
-            live.setdefault(home, []).append((call.address, size, call.size))
-            self._address[call.block] = call.address
-            self._prior_at[call.address + size] = call.block
-        for home, blocks in live.items():
-            self.policy.carve(free[home], self._apart(sorted(blocks), free[home]))
+            if call.block in self._address:
+                self._prior_at[call.address + size + self.tails.get(call.block, 0)] = call.block
         for number in self.asked.prior_pending:
             address = self._address.pop(number, None)
             if address is not None:
-                self.policy.record_stream(address, _own_stream(number))
+                self.policy.record_stream(address, own_stream(number))
                 self.policy.free(address)
-        self.policy.statistics.reset_peak()
-        self.policy.statistics.reset_accumulated()
         self.script.exact, self.script.wrong = 0, []
-
-    def _apart(self, blocks: list[tuple[int, int, int]], home: Block) -> list[tuple[int, int, int]]:
-        """Return blocks, given by address, without those that reach into the one before or beyond their segment."""
-        apart: list[tuple[int, int, int]] = []
-        end = home.address
-        for address, size, asked in blocks:
-            if end <= address and address + size <= home.address + home.size:
-                apart.append((address, size, asked))
-                end = address + size
-            else:
-                self.misplaced += 1
-        return apart
 
     # One call.
 
     def _begin(self, call: Call) -> None:
         self.script.expected = deque(call.changes)
-        self.script.passed = {_own_stream(block) for block in call.done}
+        self.script.passed = {own_stream(block) for block in call.done}
         self.script.fails = call.verb is Verb.FAILED_MALLOC
         if call.done:
             self.policy.free_passed_blocks()
@@ -477,7 +441,7 @@ class _Replay:
             return  # its block could not be put anywhere
         try:
             if call.verb is Verb.FREE_LATER:
-                self.policy.record_stream(address, _own_stream(call.block))
+                self.policy.record_stream(address, own_stream(call.block))
             self.policy.free(address)
         except UsageError:  # the same: another block is where it was
             self._diverge(call, f"{address:#x} freed", "not in use", _CONTRADICTION)
@@ -650,7 +614,3 @@ class _Replay:
             ours = {(a, size, 0 if state == "inactive" else asked, state) for a, size, asked, state in ours}
             recorded = [(a, size, 0 if state == "inactive" else asked, state) for a, size, asked, state in recorded]
         return max(len(ours - set(recorded)), len(set(recorded) - ours)), len(recorded)
-
-
-def _own_stream(block: int) -> int:
-    return -1 - block

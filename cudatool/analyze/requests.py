@@ -105,6 +105,8 @@ class Requests:
         Blocks that were in use then: of each the call that would have allocated it.
     prior_sizes
         Their sizes in bytes, of the whole block.
+    tails
+        Bytes that some of them hide behind their end, by number: too few to be split off. Only a replay finds them.
     prior_pending
         Numbers of those of them that had been freed, but were still in use by another stream.
     peak_reserved
@@ -126,6 +128,7 @@ class Requests:
     prior_memory: list[Change] = field(default_factory=list)
     prior_blocks: list[Call] = field(default_factory=list)
     prior_sizes: list[int] = field(default_factory=list)
+    tails: dict[int, int] = field(default_factory=dict)
     prior_pending: list[int] = field(default_factory=list)
     blocks: int = 0
     peak_reserved: int = 0

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import islice
 
 from cudatool.analyze.card import Card
 from cudatool.analyze.replay import pool_ids
-from cudatool.analyze.requests import RELEASES, Call, Requests, Verb
+from cudatool.analyze.replay_start import own_stream, set_up
+from cudatool.analyze.requests import RELEASES, Call, Change, Requests, Verb
 from cudatool.errors import OutOfMemoryError
-from cudatool.memory.blocks import PoolId
+from cudatool.memory.blocks import SMALL_LIMIT, PoolId
 from cudatool.memory.journal import Journal
 from cudatool.memory.policy import DEFAULT_POOL, Policy
 from cudatool.memory.settings import Settings
@@ -38,7 +42,8 @@ class Caveat(StrEnum):
     OTHER_COURSE = "other-course"
     """A request that failed when it was recorded is served here: what the program does with it then is not known."""
     BEGINS_LATE = "begins-late"
-    """The recording begins in mid-program: what would have been cached by then is not known."""
+    """The recording begins in mid-program: what would have been cached by then is not known. What was is taken for it.
+    """
     CALLS_UNSEEN = "calls-unseen"
     """The program empties the cache. Calls that found nothing to give back are not in the file: they would here."""
     LIMIT_UNCLEAR = "limit-unclear"
@@ -143,6 +148,7 @@ class _Model:
             total_memory=total,
             outside=nullcontext,
         )
+        self._settings = settings
         self._pool_id = pool_ids(trace)
         self._pools: set[PoolId] = set()
         self._address: dict[int, int] = {}
@@ -170,18 +176,20 @@ class _Model:
 
     def _out_of_memory(self) -> OutOfMemory | None:
         """Run all requests, or as far as there is memory; return where that ends."""
-        count = 0
-        prior = [call for call in self.asked.prior_blocks]
-        pending = set(self.asked.prior_pending)
-        for call in prior:
-            count += 1
-            if not self._malloc(call):
-                return self._failure(call, count)
-            if call.block in pending:
-                self._free_later(call.block)
+        count = len(self.asked.prior_blocks)
+        left = list(self._take_over())
+        if (failed := self._allocate_prior()) is not None:
+            return failed
+        self._cache(left)
+        for number in self.asked.prior_pending:
+            if number in self._address:
+                self._free_later(number)
+        begun = False
         for index, call in enumerate(self.asked.calls):
+            if not begun and (begun := call.verb is not Verb.EMPTY_CACHE):
+                self._begin_to_count()
             if call.done:
-                self.card.passed.update(_own_stream(block) for block in call.done)
+                self.card.passed.update(own_stream(block) for block in call.done)
                 self.policy.free_passed_blocks()
             if call.verb is Verb.MALLOC or call.verb is Verb.FAILED_MALLOC:
                 count += 1
@@ -203,6 +211,57 @@ class _Model:
             else:
                 self._free_later(call.block)
         return None
+
+    def _take_over(self) -> Iterator[tuple[Change, int]]:
+        """Begin with the memory that the recording began with, as far as these settings could have led to it.
+
+        Yields what they could not have led to: segments or pages, and how many bytes of it were free.
+        """
+        asked, split_limit = self.asked, self._settings.max_split_size
+        starts = sorted(change.address for change in asked.prior_memory)
+        used = Counter[int]()  # bytes in use, by the number of the segment or pages
+        for call, size in zip(asked.prior_blocks, asked.prior_sizes, strict=True):
+            used[bisect_right(starts, call.address)] += size + asked.tails.get(call.block, 0)
+        kept = []
+        for change in asked.prior_memory:
+            filled = used[bisect_right(starts, change.address)]
+            is_split = change.size >= split_limit and 0 < filled < change.size
+            if (change.kind is Kind.SEGMENT_MAP) is self._settings.expandable_segments and not is_split:
+                kept.append(change)
+            else:
+                yield change, change.size - filled
+        if kept:
+            self.card.adopt(kept)
+            asked = replace(asked, prior_memory=kept)
+            self._address, _ = set_up(self.policy, asked, asked.tails, self._pool, self.card.total * 9 // 8)
+
+    def _allocate_prior(self) -> OutOfMemory | None:
+        """Allocate the blocks that lie in no memory that was taken over; return which does not fit, if one does not."""
+        for count, call in enumerate(self.asked.prior_blocks, 1):
+            if call.block not in self._address and not self._malloc(call):
+                return self._failure(call, count)
+        return None
+
+    def _cache(self, left: list[tuple[Change, int]]) -> None:
+        """Cache as much as was free in memory that could not be taken over: these settings had their own."""
+        sizes = Counter[tuple[int, int]]()
+        for change, size in left:
+            if not change.is_small:
+                sizes[change.pool, change.stream] += size
+        for (pool, stream), size in sizes.items():
+            call = Call(Verb.MALLOC, -1, size, stream, pool, 0, (), (), 0)
+            if size > SMALL_LIMIT and self._malloc(call):
+                self.policy.free(self._address.pop(-1))
+
+    def _begin_to_count(self) -> None:
+        """Leave out what was cached before the first request, and given back until then."""
+        self.policy.statistics.reset_peak()
+        self._note_level()
+
+    def _note_level(self) -> None:
+        level = self.policy.statistics.all
+        now = (level.reserved_bytes.current, level.allocated_bytes.current + level.pending_bytes)
+        self._fullest = max(self._fullest, now)
 
     def _can_do_without(self, index: int) -> bool:
         """Return whether a program goes on when a request fails.
@@ -227,9 +286,7 @@ class _Model:
             if id == DEFAULT_POOL:
                 self._address[call.block] = policy.malloc(call.size, call.stream)
             else:
-                if id not in self._pools:
-                    self._pools.add(id)
-                    policy.use_pool(id)
+                self._pool(call.pool)
                 policy.begin_allocate_to_pool(id, _everywhere)
                 try:
                     self._address[call.block] = policy.malloc(call.size, call.stream)
@@ -246,9 +303,17 @@ class _Model:
         self._fullest = max(self._fullest, now)
         return True
 
+    def _pool(self, number: int) -> PoolId:
+        """Return the id of a recorded pool, which is in use from now on."""
+        id = self._pool_id(number)
+        if id != DEFAULT_POOL and id not in self._pools:
+            self._pools.add(id)
+            self.policy.use_pool(id)
+        return id
+
     def _free_later(self, block: int) -> None:
         address = self._address.pop(block)
-        self.policy.record_stream(address, _own_stream(block))
+        self.policy.record_stream(address, own_stream(block))
         self.policy.free(address)
 
     def _empty_cache(self, call: Call) -> None:
@@ -276,7 +341,3 @@ class _Model:
 
 def _everywhere(stream: int) -> bool:
     return True
-
-
-def _own_stream(block: int) -> int:
-    return -1 - block

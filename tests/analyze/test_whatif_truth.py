@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import pytest
-from whatif_truth import Pair, pairs
+from whatif_truth import Pair, pairs, program, run, write
 
-from cudatool.analyze import Caveat, NoAdvice
+from cudatool.analyze import Caveat, NoAdvice, advise
+from cudatool.collect import torch_snapshot
+from cudatool.memory import Settings
 
 PROGRAMS = range(14)
 SEEN = {Caveat.CALLS_UNSEEN}  # which leaves the prediction a little too high
@@ -39,19 +42,21 @@ def test_what_is_off_by_more_than_five_percent_has_a_caveat() -> None:
     assert all(pair.predicted.caveats for pair in found() if abs(pair.error) > 0.05)
 
 
-def test_whole_recordings_cost_in_a_replay_what_was_recorded() -> None:
+def test_recordings_cost_in_a_replay_what_was_recorded_also_if_they_begin_late() -> None:
+    assert {0.0, 0.3, 0.7} == {pair.lost for pair in found()}
     for pair in found():
-        if not pair.lost:
-            record, replayed = pair.advice.record, pair.advice.recorded
-            assert record is not None
-            assert replayed is not None
-            assert record.reserved_peak_bytes == replayed.reserved_peak_bytes
+        record, replayed = pair.advice.record, pair.advice.recorded
+        assert record is not None
+        assert replayed is not None
+        assert record.reserved_peak_bytes == replayed.reserved_peak_bytes
 
 
-def test_there_is_no_advice_where_the_replay_is_off() -> None:
-    withheld = [pair.advice for pair in found() if pair.advice.withheld is not None]
-    assert {NoAdvice.PEAK_DIFFERS} <= {advice.withheld for advice in withheld}
-    assert all(advice.best is None for advice in withheld)
+def test_there_is_no_advice_if_other_settings_were_in_force_than_are_said(tmp_path: Path) -> None:
+    made = program(0)
+    write(tmp_path / "snapshot.pickle", made, run(made, "", 1 << 40), "", lost=0, stacks=False)
+    snapshot = torch_snapshot.read(tmp_path / "snapshot.pickle")
+    advice = advise(snapshot, 0, recorded=Settings.parse("max_split_size_mb:32"))
+    assert (NoAdvice.PEAK_DIFFERS, None, 0) == (advice.withheld, advice.best, advice.gain_bytes)
 
 
 def test_a_small_gain_that_is_not_sure_is_not_named() -> None:
@@ -68,5 +73,8 @@ def test_a_recommended_setting_saves_what_is_said() -> None:
     assert gains
     for pair, gain in gains:
         assert pair.advice.record is not None
-        saved = pair.advice.record.reserved_peak_bytes - pair.peak
-        assert saved == pytest.approx(gain, rel=0.5 if pair.lost else 0.05)
+        recorded = pair.advice.record.reserved_peak_bytes
+        saved = recorded - pair.peak
+        if not pair.lost:
+            assert saved == pytest.approx(gain, rel=0.05)
+        assert saved >= gain - 0.02 * recorded

@@ -1,0 +1,98 @@
+"""The state that a recording begins with, brought about in an allocator that goes on from there."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+
+from cudatool.analyze.requests import Change, Requests
+from cudatool.memory.blocks import Block, PoolId
+from cudatool.memory.policy import Policy
+from cudatool.trace.events import Kind
+
+__all__ = ["own_stream", "set_up"]
+
+
+def own_stream(block: int) -> int:
+    """Return the stream that a numbered block is taken to be used on: a recording does not name those that did."""
+    return -1 - block
+
+
+def set_up(
+    policy: Policy, asked: Requests, tails: Mapping[int, int], pool_of: Callable[[int], PoolId], address_space: int
+) -> tuple[dict[int, int], int]:
+    """Take over the segments, pages and blocks from before a recording.
+
+    Parameters
+    ----------
+    tails
+        Bytes that blocks hide behind their end, by number.
+    pool_of
+        Returns the id of a recorded pool, which is in use from then on.
+    address_space
+        Bytes of addresses of an expandable segment.
+
+    Returns
+    -------
+    tuple
+        The address of each block in use by its number, and how many blocks lie in no segment or in each other: they
+        are left out.
+    """
+    pages: dict[tuple[PoolId, bool, int], list[Change]] = {}
+    free: list[Block] = []
+    for change in asked.prior_memory:
+        pool = policy.pool_for(pool_of(change.pool), is_small=change.is_small)
+        if change.kind is Kind.SEGMENT_ALLOC:
+            free.append(policy.segments.adopt(pool, change.address, change.size, change.stream))
+        else:
+            pages.setdefault((pool.id, pool.is_small, change.stream), []).append(change)
+    first = {key: min(change.address for change in runs) for key, runs in pages.items()}
+    for key, runs in pages.items():
+        id, is_small, stream = key
+        pool = policy.pool_for(id, is_small=is_small)
+        after = min((address for address in first.values() if address > first[key]), default=None)
+        size = address_space if after is None else min(address_space, after - first[key])
+        policy.segments.adopt_range(pool, first[key], size, stream)
+        for change in sorted(runs, key=lambda change: change.address):
+            block = policy.segments.adopt_pages(pool, change.address, change.size, stream)
+            if block is not None and block not in free:
+                free.append(block)
+    free.sort(key=lambda block: block.address)
+    live, addresses, misplaced = _live(asked, tails, free)
+    for home, blocks in live.items():
+        apart = _apart(sorted(blocks), free[home])
+        misplaced += len(blocks) - len(apart)
+        policy.carve(free[home], apart)
+    policy.statistics.reset_peak()
+    policy.statistics.reset_accumulated()
+    return addresses, misplaced
+
+
+def _live(
+    asked: Requests, tails: Mapping[int, int], free: list[Block]
+) -> tuple[dict[int, list[tuple[int, int, int]]], dict[int, int], int]:
+    """Return the blocks in use by the free block that they lie in, their addresses, and how many lie in none."""
+    starts = [block.address for block in free]
+    live: dict[int, list[tuple[int, int, int]]] = {}
+    addresses: dict[int, int] = {}
+    misplaced = 0
+    for call, size in zip(asked.prior_blocks, asked.prior_sizes, strict=True):
+        home = bisect_right(starts, call.address) - 1
+        if home < 0 or call.address + size > starts[home] + free[home].size:
+            misplaced += 1
+            continue
+        size += tails.get(call.block, 0)
+        live.setdefault(home, []).append((call.address, size, call.size))
+        addresses[call.block] = call.address
+    return live, addresses, misplaced
+
+
+def _apart(blocks: list[tuple[int, int, int]], home: Block) -> list[tuple[int, int, int]]:
+    """Return blocks, given by address, without those that reach into the one before or beyond their segment."""
+    apart: list[tuple[int, int, int]] = []
+    end = home.address
+    for address, size, asked in blocks:
+        if end <= address and address + size <= home.address + home.size:
+            apart.append((address, size, asked))
+            end = address + size
+    return apart
