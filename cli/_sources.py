@@ -15,6 +15,7 @@ __all__ = ["ENDINGS", "newest", "part_of", "read_trace", "refuse_recording", "sa
 ENDINGS = (".ctrace", ".pickle", ".pkl", ".xz", ".gz", ".csv")
 """Of files that can be read; others may be."""
 _SNAPSHOTS = ENDINGS[1:5]
+_MMAP_THRESHOLD, _LARGE = -3, 1 << 20  # glibc's number of the option (malloc.h), and bytes
 
 
 def newest() -> Path:
@@ -49,6 +50,7 @@ def read_trace(source: Path) -> Trace:
     from cudatool.files import near_name
     from cudatool.trace import reader
 
+    _give_back_what_is_freed()
     try:
         if reader.is_trace(source):
             return with_events(reader.read(source))
@@ -60,6 +62,20 @@ def read_trace(source: Path) -> Trace:
         close = near_name(source, ENDINGS) if isinstance(error, FileNotFoundError) else ""
         raise UsageError(f"cannot read {source}: {error.strerror}{close and '; ' + close}") from error
     raise FileFormatError(str(source), "neither a cudatool trace nor a PyTorch memory snapshot, and no log of RMM")
+
+
+def _give_back_what_is_freed() -> None:
+    """Have the C library give large arrays back to the system when they are freed.
+
+    glibc keeps ever larger ones for later, up to 32 MiB each: of a recording with millions of events, every column that
+    an analysis needs for a moment.
+    """
+    import ctypes
+
+    try:
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE)
+    except (AttributeError, OSError):  # another C library, such as musl
+        pass
 
 
 def part_of(trace: Trace, events: str | None, time: str | None) -> Trace:

@@ -59,11 +59,12 @@ class Columns:
         self._data: list[bytes] = []
         self._size = 0
 
-    def add(self, values: npt.ArrayLike) -> dict[str, Any]:
-        """Append whole numbers, and return what the document says about them."""
-        numbers = np.asarray(values, np.int64)
+    def add(self, values: npt.ArrayLike, *, less: int = 0) -> dict[str, Any]:
+        """Append whole numbers, each less than they are by `less`, and return what the document says about them."""
+        numbers = np.asarray(values).astype(np.int64)
         base = int(numbers.min()) if len(numbers) else 0
-        shifted = numbers - base
+        numbers -= base
+        shifted, base = numbers, base - less
         scale = int(np.gcd.reduce(shifted)) or 1
         if scale > 1:
             shifted //= scale
@@ -72,8 +73,9 @@ class Columns:
         best = min(forms, key=lambda form: len(zlib.compress(_form(middle, *form)[1], 1)))
         how, data = _form(shifted, *best)
         column = {"at": self._size, "n": len(numbers), "base": base, "scale": scale, **how}
-        self._data.append(data + bytes(-len(data) % 8))  # typed arrays begin at multiples of their item's size
-        self._size += len(self._data[-1])
+        padding = bytes(-len(data) % 8)  # typed arrays begin at multiples of their item's size
+        self._data += data, padding
+        self._size += len(data) + len(padding)
         return column
 
     def bytes(self) -> bytes:
@@ -85,10 +87,12 @@ def _form(values: _Ints, delta: bool, planes: bool) -> tuple[dict[str, Any], byt
     """Return numbers that are not negative in one form: what to say about it, and the bytes."""
     how: dict[str, Any] = {}
     if delta and len(values):
-        steps = np.diff(values, prepend=values[0])
+        steps = np.zeros(len(values), np.int64)
+        np.subtract(values[1:], values[:-1], out=steps[1:])
         low = int(steps.min())
         how["delta"] = [int(values[0]), low]
-        values = steps - low
+        steps -= low
+        values = steps
     largest = int(values.max(initial=0))
     how["d"] = next((name for name, limit in _TYPES if largest < limit), "f64")
     stored = values.astype(_DTYPES[how["d"]])
@@ -118,7 +122,7 @@ def payload(report: Report, found: sanitize.Report | None = None) -> bytes:
                 },
                 "peak_reserved": device.peak_reserved if device.reserved_known else None,
                 "still_live": sum(site.size for site in device.still_live),
-                "time": columns.add(curve.time - start),
+                "time": columns.add(curve.time, less=start),
                 "idle": idle_share(curve.time),
                 **_memory(report, diagnosis, rows, columns),
                 "ranges": _ranges(report.trace, device.device, rows, start, columns),
@@ -174,18 +178,16 @@ class _Rows:
     """Rows of a timeline: a moment of the page is the row after which nothing changed until the next."""
 
     def __init__(self, curve: Timeline, records: int) -> None:
-        self.count = len(curve.index)
-        changed = np.zeros(records + 1, np.int64)
-        changed[curve.index] = 1
-        self._last = np.cumsum(changed) - 1
+        self.count, self._never = len(curve.index), records
+        self._index = curve.index
 
     def of(self, index: Any) -> Any:
         """Return the last row at or before each record; 0 where there is none yet."""
-        return np.maximum(self._last[index], 0)
+        return np.maximum(np.searchsorted(self._index, index, side="right") - 1, 0)
 
     def ends(self, index: _Ints) -> _Ints:
         """Return the row of each record that ended something, and the number of rows for what never ended."""
-        result: _Ints = np.where(index < len(self._last) - 1, self.of(index), self.count)
+        result: _Ints = np.where(index < self._never, self.of(index), self.count)
         return result
 
 

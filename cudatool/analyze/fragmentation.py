@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool.analyze.lifetimes import Ints, Lifetimes
+from cudatool.analyze.lifetimes import Ints, Lifetimes, Mask, held_after
 from cudatool.analyze.memory import Layout, Timeline, layout_at, site_label
 from cudatool.memory.blocks import round_size
 from cudatool.memory.settings import Settings
 from cudatool.trace.events import Kind
-from cudatool.trace.model import Trace, recorded_from
+from cudatool.trace.model import Trace, is_of_kind, recorded_from
 
 __all__ = ["Cause", "CauseShare", "Fragmentation", "Hole", "Pin", "Wanted", "fragmentation", "fragmentation_at"]
 
@@ -189,20 +189,20 @@ def fragmentation(
     """
     if not curve.reserved.max(initial=0):
         return ()
-    own = np.flatnonzero(trace.records["device"] == device)
-    kinds = trace.records["kind"][own]
-    peak = _peak(trace, curve, device, own[np.isin(kinds, (Kind.BLOCK_ALLOC, Kind.OOM))])
-    request, wanted = _last_growth(trace, own, kinds, peak, recorded_from(trace, device))
+    on_device = trace.records["device"] == device
+    asked = on_device & is_of_kind(trace.records, Kind.BLOCK_ALLOC, Kind.OOM)
+    peak = _peak(trace, curve, device, asked)
+    request, wanted = _last_growth(trace, on_device, peak, recorded_from(trace, device))
     found = [
         fragmentation_at(trace, blocks, segments, device, peak, settings, moment=_PEAK, wanted=wanted, request=request)
     ]
-    for index in own[kinds == Kind.OOM][-_MOST_OOMS:].tolist():
+    for index in np.flatnonzero(on_device & is_of_kind(trace.records, Kind.OOM))[-_MOST_OOMS:].tolist():
         wanted = _wanted(trace, index, index)
         found.append(fragmentation_at(trace, blocks, segments, device, index, settings, moment=_OOM, wanted=wanted))
     return tuple(found)
 
 
-def _peak(trace: Trace, curve: Timeline, device: int, requests: Ints) -> int:
+def _peak(trace: Trace, curve: Timeline, device: int, asked: Mask) -> int:
     """Return the record after which most is in use, of those after which most is reserved, from the first request on.
 
     What a program has cached and does not use at that time is of no use to it at any other time when as much is
@@ -211,27 +211,26 @@ def _peak(trace: Trace, curve: Timeline, device: int, requests: Ints) -> int:
     # What a reader put in front of the recording came in no true order: its last record is the first moment.
     recorded = recorded_from(trace, device)
     first = max(int(np.searchsorted(curve.index, recorded)) - 1, 0)
-    requests = requests[requests >= recorded]
-    if len(requests):
-        first = max(first, min(int(np.searchsorted(curve.index, requests[0])), len(curve.index) - 1))
+    if asked[recorded:].any():
+        request = recorded + int(np.argmax(asked[recorded:]))
+        first = max(first, min(int(np.searchsorted(curve.index, request)), len(curve.index) - 1))
     reserved, active = curve.reserved[first:], curve.active[first:]
-    return int(curve.index[first + np.argmax(np.where(reserved == reserved.max(), active, -1))])
+    most = np.flatnonzero(reserved == reserved.max())
+    return int(curve.index[first + most[np.argmax(active[most])]])
 
 
-def _last_growth(trace: Trace, own: Ints, kinds: Ints, peak: int, recorded: int) -> tuple[int, Wanted | None]:
+def _last_growth(trace: Trace, on_device: Mask, peak: int, recorded: int) -> tuple[int, Wanted | None]:
     """Return the record of the last request up to `peak` that needed new memory, and the request; -1 if none did."""
-    until = int(np.searchsorted(own, peak, side="right"))
-    growth = np.flatnonzero(np.isin(kinds[:until], _GROWTH) & (own[:until] >= recorded))
+    grows = on_device & is_of_kind(trace.records, *_GROWTH)
+    growth = np.flatnonzero(grows[recorded : peak + 1])
     if not len(growth):
         return -1, None
-    after = int(growth[-1]) + 1
-    if after >= len(own) or kinds[after] != Kind.BLOCK_ALLOC:
+    last = recorded + int(growth[-1])
+    request = last + 1 + int(np.argmax(on_device[last + 1 :])) if on_device[last + 1 :].any() else -1
+    if request < 0 or trace.records["kind"][request] != Kind.BLOCK_ALLOC:
         return -1, None
-    before = after - 1
-    while before >= 0 and kinds[before] in _GROWTH:
-        before -= 1
-    request = int(own[after])
-    return request, _wanted(trace, request, int(own[before]) if before >= 0 else -1)
+    others = np.flatnonzero((on_device & ~grows)[:last])
+    return request, _wanted(trace, request, int(others[-1]) if len(others) else -1)
 
 
 def _wanted(trace: Trace, request: int, index: int) -> Wanted:
@@ -351,10 +350,8 @@ def _most_in_use(blocks: Lifetimes, wanted: Wanted) -> int:
     """Return the most bytes at a time in blocks of the pool, the stream and the size class of a request."""
     alike = (blocks.pool == wanted.pool) & (blocks.stream == wanted.stream)
     alike &= (blocks.size <= _SMALL_REQUEST) == (wanted.size <= _SMALL_REQUEST)
-    start, end, size = blocks.start[alike], blocks.end[alike], blocks.size[alike]
-    at = np.concatenate([start, end])
-    change = np.concatenate([size, -size])
-    return int(np.cumsum(change[np.argsort(at, kind="stable")]).max(initial=0))
+    own = blocks[alike]
+    return int(held_after(own, own.end).max(initial=0))
 
 
 def _largest_usable(layout: Layout, wanted: Wanted) -> int:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from cudatool.trace.events import Kind
 
-__all__ = ["Ending", "Frame", "PinnedMemory", "Trace", "recorded_from"]
+__all__ = ["Ending", "Frame", "PinnedMemory", "Trace", "is_of_kind", "recorded_from"]
 
 _OF_ALLOCATOR = (np.arange(256) >= Kind.BLOCK_ALLOC) & (np.arange(256) <= Kind.OOM)  # by kind
 
@@ -112,15 +112,21 @@ class Trace:
 
     def of_kind(self, *kinds: Kind) -> npt.NDArray[np.void]:
         """Return the records of these kinds, in order."""
-        wanted = np.zeros(256, np.bool_)  # by kind: of millions of records, isin() would take 16 bytes each
-        wanted[list(kinds)] = True
-        chosen: npt.NDArray[np.void] = self.records[wanted[self.records["kind"]]]
+        chosen: npt.NDArray[np.void] = self.records[is_of_kind(self.records, *kinds)]
         return chosen
 
     @cached_property
     def duration(self) -> int:
         """Nanoseconds between the first and the last event."""
         return int(self.records["time"][-1] - self.records["time"][0]) if len(self.records) else 0
+
+
+def is_of_kind(records: npt.NDArray[np.void], *kinds: Kind) -> npt.NDArray[np.bool_]:
+    """Return for each record whether it is of one of these kinds; np.isin() would take 16 bytes for each."""
+    wanted = np.zeros(256, np.bool_)
+    wanted[list(kinds)] = True
+    result: npt.NDArray[np.bool_] = wanted[records["kind"]]
+    return result
 
 
 def recorded_from(trace: Trace, device: int) -> int:
