@@ -92,6 +92,8 @@ def part_of(trace: Trace, events: str | None, time: str | None) -> Trace:
     from cudatool.errors import UsageError
     from cudatool.units import format_time, parse_count, parse_time
 
+    if (events, time) == (None, None):
+        return trace
     count = len(trace.records)
     start, stop = 0, count
     if events is not None:
@@ -109,7 +111,7 @@ def part_of(trace: Trace, events: str | None, time: str | None) -> Trace:
     if start >= stop:
         took = f" in {format_time(trace.duration)}" if trace.header.get("time_axis") != "index" else ""
         raise UsageError(f"no event is in that range; the recording has {count:,}{took}")
-    return trace if (events, time) == (None, None) else analyze.window(trace, start, stop)
+    return analyze.window(trace, start, stop)
 
 
 def _bounds(text: str, option: str, example: str) -> tuple[str, str]:

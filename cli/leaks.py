@@ -76,10 +76,10 @@ def leaks(source: Path | None, as_json: bool) -> None:
         for one in found:
             _print(console, one)
         if not found:
-            console.print("No device memory was allocated.")
+            console.print("Could not tell: no device memory was allocated.")
     if any(one.verdict == analyze.LeakVerdict.LEAKS for one in found):
         sys.exit(1)
-    if any(one.verdict == analyze.LeakVerdict.UNCLEAR for one in found):
+    if not found or any(one.verdict == analyze.LeakVerdict.UNCLEAR for one in found):
         sys.exit(_UNCLEAR)
 
 

@@ -45,7 +45,7 @@ def find_gaps(
     if not operations + unknown_streams and not ("leak" in checks and len(trace.of_kind(*_ALLOCATIONS))):
         why = () if trace.ending.is_complete else ("recording",)
         gaps.append(Gap(GapKind.OPERATIONS, 0, why or _libraries(trace), whole=True))
-    if races and header.get("records_accesses") is False:
+    if races and operations and header.get("records_accesses") is False:
         gaps.append(Gap(GapKind.ACCESSES, operations, whole=not made))
     elif unchecked:
         gaps.append(Gap(GapKind.LAUNCHES, unchecked, whole=unchecked >= operations and not made))

@@ -6,14 +6,14 @@ from cudatool.sanitize.coverage import gap_why
 from cudatool.sanitize.findings import Report, digest
 from cudatool.sanitize.kinds import KINDS
 from cudatool.sanitize.places import shown_path
-from cudatool.sanitize.views import Run, describe, entries, failure, place
+from cudatool.sanitize.views import Run, describe, ended, entries, failure, place
 from cudatool.text import json_text, printable
 
 __all__ = ["render_gitlab"]
 
 
 def render_gitlab(report: Report, run: Run) -> str:
-    """Return the findings that were not set aside, and what was not checked; what has no line is at line 1 of ``.``."""
+    """Return the findings that were not set aside, what was not checked, and a workload that failed; what has no line is at line 1 of ``.``."""
     found = []
     for entry in entries(report):
         if entry.aside is not None:
@@ -29,13 +29,19 @@ def render_gitlab(report: Report, run: Run) -> str:
                 "location": {"path": path, "lines": {"begin": frame.line if frame else 1}},
             }
         )
-    for gap in report.gaps:
+    rest = [
+        (f"Not checked: {gap_why(gap)}", f"not-checked-{gap.kind}", "blocker" if failure(report) else "info")
+        for gap in report.gaps
+    ]
+    if run.status:
+        rest.append((f"the workload itself {ended(run.status)}", "workload", "blocker"))
+    for text, name, severity in rest:
         found.append(
             {
-                "description": f"Not checked: {gap_why(gap)}",
-                "check_name": f"not-checked-{gap.kind}",
-                "fingerprint": digest(("not-checked", gap.kind)),
-                "severity": "blocker" if failure(report) else "info",
+                "description": text,
+                "check_name": name,
+                "fingerprint": digest((name,)),
+                "severity": severity,
                 "location": {"path": ".", "lines": {"begin": 1}},
             }
         )

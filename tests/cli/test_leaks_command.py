@@ -45,6 +45,20 @@ def test_a_sample_in_which_nothing_repeats_is_not_called_clean(run_command, samp
     )
 
 
+def test_a_recording_without_device_memory_is_not_called_clean(run_command, tmp_path: Path) -> None:
+    (tmp_path / "idle.py").write_text("")
+    run_command("run", "-o", "idle.ctrace", "idle.py")
+    done = run_command("leaks", "idle.ctrace")
+    assert (4, "Could not tell: no device memory was allocated.\n") == (done.returncode, done.stdout)
+    assert 4 == run_command("leaks", "idle.ctrace", "--json").returncode
+    shown = run_command("snapshot", "idle.ctrace")
+    assert (0, "") == (shown.returncode, shown.stderr)
+    assert "no device memory was allocated" in shown.stdout
+    checked = run_command("sanitize", "idle.ctrace")
+    assert 2 == checked.returncode
+    assert "0 operations" not in checked.stdout.splitlines()[-1]
+
+
 def test_json_tells_steps_and_leaks_in_bytes(run_command) -> None:
     run_command("run", "-o", "leak.ctrace", SAMPLES / "leak.py")
     done = run_command("leaks", "leak.ctrace", "--json")

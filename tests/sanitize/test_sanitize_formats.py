@@ -292,6 +292,12 @@ def test_gitlab_code_quality_names_the_line_and_leaves_out_what_was_set_aside(ru
     assert all(set(one) == {"description", "check_name", "fingerprint", "severity", "location"} for one in found)
 
 
+def test_gitlab_code_quality_is_not_empty_after_a_workload_that_failed(run):
+    (failed,) = json.loads(render_gitlab(Report(()), replace(run, status=-15)))
+    assert ("blocker", "the workload itself was ended by SIGTERM") == (failed["severity"], failed["description"])
+    assert [] == json.loads(render_gitlab(Report(()), run))
+
+
 class TestText:
     def test_the_last_line_counts_every_standing(self, run, mixed):
         assert (
