@@ -115,6 +115,10 @@ def main() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets this number, which no file of ours shall have
+    if "_CUDATOOL_COMPLETE" in os.environ:
+        from cudatool.cli._completion import register
+
+        register()
     try:
         status = _group.main(prog_name="cudatool", standalone_mode=False)
     except click.ClickException as error:

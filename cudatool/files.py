@@ -105,7 +105,9 @@ def near_name(path: str | os.PathLike[str], endings: tuple[str, ...]) -> str:
         beside = [os.path.join(folder, name) for name in os.listdir(folder or os.curdir) if name.endswith(endings)]
     except OSError:
         return ""
-    return did_you_mean(text, beside)
+    stem = os.path.splitext(text)[0]  # the ending alone makes no two names alike
+    alike = [name for name in beside if name.startswith(stem) or did_you_mean(stem, [os.path.splitext(name)[0]])]
+    return did_you_mean(text, alike)
 
 
 def _identity(path: str | os.PathLike[str]) -> object:

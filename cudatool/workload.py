@@ -16,7 +16,7 @@ from enum import StrEnum
 from types import CodeType, ModuleType, TracebackType
 from typing import Final
 
-from cudatool.errors import UsageError
+from cudatool.errors import UsageError, did_you_mean
 from cudatool.files import near_name
 from cudatool.text import quoted
 
@@ -117,7 +117,7 @@ class Workload:
                 raise UsageError(f"{self.target} is a directory; name a Python program")
             if os.path.exists(self.target):
                 raise UsageError(f"{self.target} is no file; name a Python program")
-            close = near_name(self.target, (".py",))
+            close = near_name(self.target, (".py",)) or _near_command(self.target)
             raise UsageError(f"{self.target} does not exist; {close or 'name a Python program'}")
 
     def _origin(self) -> str | None:
@@ -258,6 +258,12 @@ def _script_of(name: str) -> str | None:
     if os.path.dirname(python) and not _is_ours(python):
         raise UsageError(f"{found} belongs to {python}, and cudatool to {sys.executable}; install both in one of them")
     return found
+
+
+def _near_command(name: str) -> str:
+    """Return ``did you mean 'pytest'?`` for a word that is like a command beside this interpreter, else nothing."""
+    folder = os.path.dirname(sys.executable)
+    return "" if os.path.dirname(name) else did_you_mean(name, os.listdir(folder) if os.path.isdir(folder) else ())
 
 
 def _is_ours(python: str) -> bool:

@@ -136,6 +136,43 @@ def test_the_documented_line_sets_completion_up(folder, shell):
     assert "cudatool_completion" in done.stdout, done.stderr
 
 
+def asked_by(shell: str, words: list[str]) -> list[str]:
+    """Return the values that a shell is given for the last of its words."""
+    environment = {
+        **os.environ,
+        "COMP_WORDS": "\n".join(words),
+        "COMP_CWORD": words[-1] if shell == "fish" else str(len(words) - 1),
+        "_CUDATOOL_COMPLETE": f"{shell}_complete",
+    }
+    command = [sys.executable, "-c", "from cudatool.cli import main; main()"]
+    lines = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    if shell == "zsh":
+        return lines[1::3]
+    return [line.removeprefix("plain,") for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [  # as bash splits them
+        (["--device", "=", "sim", ":", "sch"], "schedule=lifo"),
+        (["--device", "=", "au"], "auto"),
+        (["--device", "="], "cuda"),
+        (["--device", "sim", ":", "schedule", "=", "l"], "lifo"),
+        (["--device", "sim", ":"], "memory=8GiB"),
+        (["--device", "si"], "sim:schedule=lifo"),
+    ],
+)
+def test_bash_completes_what_stands_after_its_word_breaks(words, expected):
+    assert expected in asked_by("bash", ["cudatool", "run", *words])
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_completion_keeps_the_option_before_an_equals_sign(shell):
+    found = asked_by(shell, ["cudatool", "sanitize", "--checks=race,mem"])
+    assert ["--checks=race,memcheck"] == found
+    assert ["sim:schedule=fifo"] == asked_by(shell, ["cudatool", "run", "--device", "sim:schedule=f"])
+
+
 def settings(folder: Path, text: str) -> None:
     (folder / "pyproject.toml").write_text(f"[tool.cudatool]\n{text}\n")
 

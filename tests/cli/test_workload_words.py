@@ -97,7 +97,14 @@ def test_another_environment_is_not_taken_for_ours_though_its_binary_is_the_same
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("trian.py", "did you mean 'train.py'"), ("zzz", "name a Python program")]
+    ("name", "message"),
+    [
+        ("trian.py", "did you mean 'train.py'"),
+        ("train", "did you mean 'train.py'"),
+        ("zzz", "name a Python program"),
+        ("zzz.py", "name a Python program"),  # the ending alone is no likeness
+        ("pytets", "did you mean 'pytest'"),
+    ],
 )
 def test_a_missing_program_suggests_one_that_is_there(name, message):
     with pytest.raises(UsageError, match=message):
