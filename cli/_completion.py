@@ -6,7 +6,6 @@ import re
 from itertools import pairwise
 from typing import ClassVar
 
-import click
 from click.shell_completion import (
     BashComplete,
     CompletionItem,

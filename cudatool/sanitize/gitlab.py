@@ -13,7 +13,10 @@ __all__ = ["render_gitlab"]
 
 
 def render_gitlab(report: Report, run: Run) -> str:
-    """Return the findings that were not set aside, what was not checked, and a workload that failed; what has no line is at line 1 of ``.``."""
+    """Return what was found and not set aside, what was not checked, and a workload that failed.
+
+    What has no line is at line 1 of ``.``.
+    """
     found = []
     for entry in entries(report):
         if entry.aside is not None:
