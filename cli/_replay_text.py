@@ -22,6 +22,7 @@ _MOST_COUNTERS = 5  # that differ, to be listed
 _BEGINNINGS = {
     "empty": "nothing: the recording is complete",
     "inferred": "what its events and its end show was there before",
+    "unknown": "more than the recording tells",
     "ambiguous": "what was there before, of which a part is guessed",
 }
 

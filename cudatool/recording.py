@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from cudatool import _driver
 from cudatool.errors import UsageError
 from cudatool.text import quoted
+from cudatool.units import format_bytes
 
 if TYPE_CHECKING:
     from cudatool.sim import Machine
@@ -38,7 +39,8 @@ def record(
 ) -> Iterator[Recorder]:
     """Record everything that happens on the device inside the ``with`` block to the trace file `path`.
 
-    A recording that begins in the middle of a program starts with what its caching allocator holds at that moment.
+    A recording that begins in the middle of a program starts with what lives at that moment: what its caching allocator
+    holds and, on the software device, all memory of the driver's. On a GPU, what PyTorch held is said to be missing.
 
     Our runtime's events are recorded on any device. On the software device, also the driver calls of any cuda.core or
     cuda.bindings program, when its operations ran, and on request which bytes its kernels touched. On a GPU, what the
@@ -78,10 +80,14 @@ def record(
     with sources(
         device=device, with_stacks=with_stacks, measure_accesses=measure_accesses, checks=checks, tape=tape
     ) as header:
-        living = _living()
-        prior = Counter(event.device for event in living)
-        recorder = Recorder(path, header=header | ({"prior_records": prior} if prior else {}), force=force)
-        for event in living:
+        held = _held()
+        living = _living({event.address for event in held})
+        prior = Counter(event.device for event in held)
+        facts: dict[str, Any] = {"prior_records": prior} if prior else {}
+        facts |= {"prior_allocations": len(living)} if living else {}
+        facts |= {"unknown_before": unknown} if (unknown := _unknown_before()) else {}
+        recorder = Recorder(path, header=header | facts, force=force)
+        for event in (*held, *living):
             recorder(event)
         with recorder:
             try:
@@ -158,6 +164,7 @@ def _header(choice: _driver.Choice, measure_accesses: bool, checks: Sequence[str
         "records_accesses": measure_accesses,
         "accesses": bool(measure_accesses and machine is not None),
         "watches_host_memory": bool(measure_accesses and machine is not None),
+        "watches_host_reads": bool(measure_accesses and machine is not None) and _sees_reads(),
         "checks": list(checks) if machine is not None else [],
     }
     if conf := conf_in_environment():
@@ -165,6 +172,17 @@ def _header(choice: _driver.Choice, measure_accesses: bool, checks: Sequence[str
     if machine is not None:  # asking a GPU would start its driver before the program does
         header["total_memory"] = [machine.options.memory] * machine.options.count
     return header
+
+
+def _sees_reads() -> bool:
+    """Return whether the software device notices that the host reads what a pending copy fills."""
+    from cudatool.sim.host_pages import PendingPages
+
+    pages = PendingPages()
+    try:
+        return pages.works
+    finally:
+        pages.close()
 
 
 @contextmanager
@@ -223,10 +241,29 @@ def libraries() -> list[str]:
     return [name for module, name in _LIBRARIES.items() if module in sys.modules]
 
 
-def _living() -> list[Event]:
+def _held() -> list[Event]:
     """Return what the caching allocator holds already; nothing at the start of a program."""
     allocator = sys.modules.get("cudatool._allocator")  # to import it would be to need it
     return [] if allocator is None else list(allocator.living())
+
+
+def _living(segments: Container[int]) -> list[Event]:
+    """Return what lives already of the software driver's memory, but for the caching allocator's `segments`."""
+    choice = _driver.chosen()
+    if choice is None or choice.machine is None:
+        return []
+    from cudatool.collect.sim_living import living
+
+    return living(choice.machine, segments)
+
+
+def _unknown_before() -> list[str]:
+    """Return what lives already and cannot be told: on a GPU, what PyTorch holds."""
+    choice, torch = _driver.chosen(), sys.modules.get("torch")
+    if choice is None or choice.machine is not None or torch is None or not torch.cuda.is_initialized():
+        return []
+    held = sum(torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count()))
+    return [f"{format_bytes(held)} that PyTorch held when the recording began"] if held else []
 
 
 def is_observing() -> bool:

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from cudatool.trace.events import Kind
@@ -120,3 +122,78 @@ print([(one.count, one.buffer.size) for one in check(read("middle.ctrace"), ("le
         timeout=100,
     )
     assert (done.returncode, done.stdout) == (0, "[(1, 20480)]\n"), done.stderr
+
+
+DRIVERS_MEMORY = """
+import json
+import cudatool as ct
+ct.init()
+from cuda.bindings import driver
+from cuda.core import Device, LegacyPinnedMemoryResource, ManagedMemoryResource
+from cudatool.analyze import report
+from cudatool.sanitize import check
+from cudatool.trace import read
+
+device = Device()
+device.set_current()
+stream = device.create_stream()
+pool = device.memory_resource.allocate(8 << 20, stream=stream)
+_, plain = driver.cuMemAlloc(4 << 20)
+_, freed = driver.cuMemAlloc(32 << 20)
+driver.cuMemFree(freed)
+pinned = LegacyPinnedMemoryResource().allocate(1 << 20)
+cached = ct.zeros(1 << 18) if CACHED else None
+with ct.record("middle.ctrace"):
+    new = device.memory_resource.allocate(2 << 20, stream=stream)
+    pool.close(stream=stream)
+    stream.sync()
+    left = new if KEPT else new.close(stream=stream)
+trace = read("middle.ctrace")
+found = report(trace)
+(summary,) = found.summary.devices
+print(json.dumps({
+    "now": summary.now.allocated,
+    "peak": [summary.peak.allocated, summary.peak_reserved],
+    "lint": [one.message for one in found.findings],
+    "leaks": [one.buffer.size for one in check(trace, ("leak",)).on_device],
+}))
+driver.cuMemFree(plain)
+pinned.close()
+"""
+
+
+@pytest.mark.parametrize("cached", [0, 1], ids=["the driver's alone", "with cached blocks"])
+@pytest.mark.parametrize("kept", [0, 1], ids=["given back", "kept"])
+def test_recording_begun_in_the_middle_starts_with_the_drivers_live_memory(tmp_path, cached, kept):
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVERS_MEMORY.replace("CACHED", str(cached)).replace("KEPT", str(kept))],
+        cwd=tmp_path,
+        env=os.environ | {"CUDATOOL_DEVICE": "sim"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    held = cached << 20
+    assert found["now"] == (4 << 20) + (kept << 21) + held
+    assert found["peak"] == [(14 << 20) + held, (14 << 20) + 2 * held]
+    assert found["lint"] == []
+    assert found["leaks"] == [2 << 20] * kept
+
+
+def test_what_pytorch_held_before_the_recording_is_named_as_missing(monkeypatch):
+    from cudatool import _driver, recording
+    from cudatool.sanitize.coverage import find_gaps
+    from cudatool.trace.events import RECORD
+    from cudatool.trace.model import Trace
+
+    on_a_gpu = SimpleNamespace(
+        is_initialized=lambda: True, device_count=lambda: 2, memory_reserved=lambda device: 2 << 20
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=on_a_gpu))
+    monkeypatch.setattr(_driver, "chosen", lambda: _driver.Choice("cuda", "a GPU", None))
+    said = recording._unknown_before()
+    assert said == ["4 MiB that PyTorch held when the recording began"]
+    trace = Trace(np.zeros(0, RECORD), header={"device_kind": "cuda", "unknown_before": said})
+    assert said[0] in [name for gap in find_gaps(trace, ("race",), operations=1) for name in gap.names]

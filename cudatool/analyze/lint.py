@@ -98,7 +98,8 @@ def lint(
 
 def _incomplete(trace: Trace) -> Iterator[LintFinding]:
     """Yield what the reader had to say: a ring that lost its start, a file cut short, no history."""
-    for note in trace.notes:
+    before = [f"{what} is not in the recording" for what in trace.header.get("unknown_before", ())]
+    for note in (*trace.notes, *before):
         yield LintFinding("incomplete", Severity.WARNING, Confidence.HIGH, -1, 1, -1, note)
 
 

@@ -91,7 +91,8 @@ class Check:
     first_divergence
         None if there is none.
     initial_state
-        ``"empty"``, ``"inferred"``, or ``"ambiguous"`` if something about it had to be guessed.
+        ``"empty"``, ``"inferred"``, ``"ambiguous"`` if something about it had to be guessed, or ``"unknown"`` if the
+        recording lacks some of it.
     stats_differ
         Counters with recorded and actual value, where statistics were given to compare with.
     notes
@@ -173,10 +174,16 @@ def check(
         reserved_peak_bytes=replay.policy.statistics.all.reserved_bytes.peak,
         active_peak_bytes=replay.policy.statistics.all.active_bytes().peak,
         first_divergence=replay.first,
-        initial_state="empty" if not asked.prior_memory else "ambiguous" if guessed or replay.first else "inferred",
+        initial_state=_initial_state(trace, asked, is_guessed=bool(guessed or replay.first)),
         stats_differ=_compare_stats(replay.policy.statistics.as_dict(), stats or {}),
         notes=tuple(_notes(replay)),
     )
+
+
+def _initial_state(trace: Trace, asked: Requests, *, is_guessed: bool) -> str:
+    if trace.header.get("unknown_before"):
+        return "unknown"
+    return "empty" if not asked.prior_memory else "ambiguous" if is_guessed else "inferred"
 
 
 def requests_with_pools(trace: Trace, device: int, settings: Settings, total_memory: int | None = None) -> Requests:

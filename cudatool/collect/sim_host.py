@@ -1,6 +1,6 @@
-"""Events for what the host writes to pinned, registered and managed memory without saying so.
+"""Events for what the host does to pinned, registered and managed memory without saying so.
 
-:class:`~cudatool.sim.host_watch.HostWatch` finds such writes by comparing. Here they become ``HOST_ACCESS`` events.
+:class:`~cudatool.sim.host_watch.HostWatch` notices such accesses. Here they become ``HOST_ACCESS`` events.
 These stand before the call at which they were noticed: the order of the trace is the order of what happened.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from cudatool.collect.byte_sets import rows_of
 from cudatool.trace import hooks
-from cudatool.trace.events import AccessFlag, Event, Kind
+from cudatool.trace.events import WORK, AccessFlag, Event, Kind
 
 if TYPE_CHECKING:
     from cudatool.sim import Machine
@@ -21,16 +21,18 @@ if TYPE_CHECKING:
 __all__ = ["watched_host_memory"]
 
 _MOST: Final = 256  # records for what was noticed at one call
-_NOTICED: Final = AccessFlag.WRITE | AccessFlag.NOTICED
+_WRITE: Final = AccessFlag.WRITE | AccessFlag.NOTICED
+_READ: Final = AccessFlag.READ | AccessFlag.NOTICED
 
 
 @contextmanager
 def watched_host_memory(machine: Machine) -> Iterator[None]:
-    """While open, the subscribers of the hooks receive what the host writes to memory that operations use."""
+    """While open, the subscribers of the hooks receive what the host does to memory that operations use."""
     current: list[Event] = []  # events that a call of our runtime emits before it calls the driver
 
-    def report(runs: list[tuple[int, int]]) -> None:
-        for address, size, flags, stride, rows in rows_of(runs, int(_NOTICED), _MOST):
+    def report(written: list[tuple[int, int]], read: list[tuple[int, int]]) -> None:
+        noticed_rows = [*rows_of(written, int(_WRITE), _MOST), *rows_of(read, int(_READ), _MOST)]
+        for address, size, flags, stride, rows in noticed_rows:
             if not current:
                 hooks.emit(Kind.HOST_ACCESS, address=address, size=size, flags=flags, aux0=stride, aux1=rows)
                 continue
@@ -55,13 +57,14 @@ def watched_host_memory(machine: Machine) -> Iterator[None]:
     def hear(event: Event) -> None:
         kind = event.kind
         if kind is Kind.HOST_ACCESS:
-            if event.flags & AccessFlag.WRITE and not event.flags & AccessFlag.NOTICED:
-                watch.note(event.address, event.size + event.aux0 * max(event.aux1 - 1, 0))
-        elif kind is Kind.MEMCPY:
+            if not event.flags & AccessFlag.NOTICED:
+                span = event.size + event.aux0 * max(event.aux1 - 1, 0)
+                watch.note(event.address, span, writes=bool(event.flags & AccessFlag.WRITE))
+        elif kind in WORK:
             with watch.lock:  # another thread must not report what it notices as seen at this event
                 current.append(event)
                 try:
-                    watch.look([(event.aux0, event.size), (event.address, event.size)])
+                    watch.look([(event.aux0, event.size), (event.address, event.size)] if kind is Kind.MEMCPY else ())
                 finally:
                     current.pop()
         elif kind in (Kind.HOST_ALLOC, Kind.HOST_FREE):

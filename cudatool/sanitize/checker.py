@@ -263,7 +263,8 @@ class _Words:
         """Return the second side with the place before which its stream can be made to wait."""
         side, launch, other = defect.second, defect.second.operation.record, defect.first.operation.record
         if self._is_noticed(launch):
-            return f"the host writes there (seen at {self._line(launch)})"
+            does = "reads" if side.mode == "read" else "writes"
+            return f"the host {does} there (seen at {self._line(launch)})"
         if self._is_graph(launch) and side.node >= 0:
             return f"the launch of the graph at {self._place(launch, other)}, which runs {self._at(side.record)}"
         return f"{self._operation(launch)} at {self._place(launch, other)}"

@@ -13,7 +13,7 @@ import numpy as np
 
 from cudatool.sanitize.findings import Gap, GapKind
 from cudatool.text import printable
-from cudatool.trace.events import WORK, CopyFlag, Kind, WarningFlag
+from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, WarningFlag
 from cudatool.trace.model import Trace
 
 __all__ = ["find_gaps", "gap_what", "gap_why", "merged_gaps", "operations_in"]
@@ -57,8 +57,13 @@ def find_gaps(
     gaps += _processes(trace)
     if unseen := _unseen(trace):
         gaps.append(Gap(GapKind.UNSEEN, len(unseen), unseen))
-    if races and (size := _unwatched_host_memory(trace)):
-        gaps.append(Gap(GapKind.HOST_MEMORY, size))
+    if races and not header.get("watches_host_memory"):
+        if size := _unwatched_host_memory(trace, reads_only=False):
+            gaps.append(Gap(GapKind.HOST_MEMORY, size))
+    elif (
+        races and header.get("watches_host_reads") is False and (size := _unwatched_host_memory(trace, reads_only=True))
+    ):
+        gaps.append(Gap(GapKind.HOST_READS, size))
     return tuple(gaps)
 
 
@@ -108,22 +113,26 @@ def _unseen(trace: Trace) -> tuple[str, ...]:
     """Return what the program did on the device without events that tell it, or all of it."""
     warnings = trace.of_kind(Kind.WARNING)
     said = [trace.names[int(one["name"])] for one in warnings if one["flags"] & WarningFlag.UNSEEN]
+    said += trace.header.get("unknown_before", ())
     if trace.header.get("device_kind") == "cuda":
         said += [f"{library} is not watched on a GPU" for library in _libraries(trace) if library != "PyTorch"]
     return tuple(dict.fromkeys(said))
 
 
-def _unwatched_host_memory(trace: Trace) -> int:
-    """Return the bytes of pinned memory that asynchronous copies use and that the host can touch without an event."""
-    if trace.header.get("watches_host_memory"):
-        return 0
+def _unwatched_host_memory(trace: Trace, *, reads_only: bool) -> int:
+    """Return the bytes of pinned memory that asynchronous copies use and that the host can touch without an event.
+
+    With `reads_only`, those that such copies fill and that it can read without one.
+    """
     records = trace.records
     pinned = records[(records["kind"] == Kind.HOST_ALLOC) & (records["flags"] & 1 == 0)]
     if not len(pinned):
         return 0
     copies = records[(records["kind"] == Kind.MEMCPY) & (records["flags"] & CopyFlag.ASYNC != 0)]
-    copied = np.concatenate([copies["address"], copies["aux0"]]).astype(np.uint64)
-    seen = records["address"][records["kind"] == Kind.HOST_ACCESS]
+    sources = copies["aux0"][:0] if reads_only else copies["aux0"]
+    copied = np.concatenate([copies["address"], sources]).astype(np.uint64)
+    by_itself = records["flags"] & AccessFlag.NOTICED == 0
+    seen = records["address"][(records["kind"] == Kind.HOST_ACCESS) & by_itself]
     total = 0
     for start, size in dict.fromkeys(zip(pinned["address"].tolist(), pinned["size"].tolist(), strict=True)):
         used, watched = (((where >= start) & (where < start + size)).any() for where in (copied, seen))
@@ -156,10 +165,11 @@ def gap_what(gap: Gap) -> str:
         return f"{_count(count, 'child process', 'child processes')} ({_some(gap.names)})"
     if gap.kind is GapKind.REPLACED:
         return f"what ran after exec ({_some(gap.names)})"
-    if gap.kind is GapKind.HOST_MEMORY:
+    if gap.kind in (GapKind.HOST_MEMORY, GapKind.HOST_READS):
         from cudatool.units import format_bytes
 
-        return f"the host's accesses to {format_bytes(count)} of pinned memory"
+        accesses = "accesses to" if gap.kind is GapKind.HOST_MEMORY else "reads of"
+        return f"the host's {accesses} {format_bytes(count)} of pinned memory"
     if gap.kind is GapKind.UNSEEN:
         return _some(gap.names)
     return {GapKind.RECORDING: "events that are missing from the recording", GapKind.OPERATIONS: "anything"}[gap.kind]
@@ -193,6 +203,8 @@ def gap_why(gap: Gap) -> str:
         GapKind.UNSEEN: f"{printable('; '.join(gap.names))}.",
         GapKind.HOST_MEMORY: "The host may read and write pinned memory unseen: use `cudatool.host_view`, or the "
         "software device, which watches it.",
+        GapKind.HOST_READS: "This system does not tell when the host reads pinned memory that a copy fills "
+        "(`/proc/self/pagemap`): use `cudatool.host_view`.",
     }[gap.kind]
 
 

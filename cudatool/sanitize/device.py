@@ -12,7 +12,7 @@ import numpy as np
 
 from cudatool.errors import TraceFormatError
 from cudatool.sanitize.findings import BufferSite, DeviceFinding, FindingKind, digest, functions, location
-from cudatool.trace.events import Kind
+from cudatool.trace.events import LIVED, Kind
 from cudatool.trace.model import Trace, recorded_from
 from cudatool.units import format_bytes
 
@@ -167,7 +167,7 @@ def _operation(trace: Trace, launch: int | None, kernel: str) -> str:
 def leaks(trace: Trace) -> tuple[DeviceFinding, ...]:
     """Return the memory that was never given back: blocks of the caching allocator, and what the driver was asked for.
 
-    The allocator's own segments are left out: it keeps them on purpose. So are blocks that lived when the recording
+    The allocator's own segments are left out: it keeps them on purpose. So is memory that lived when the recording
     began: who was to give them back is not in it.
     """
     records = trace.records
@@ -179,6 +179,8 @@ def leaks(trace: Trace) -> tuple[DeviceFinding, ...]:
     for row in np.flatnonzero(np.isin(kinds, [*opens, *closes])).tolist():
         kind, address = Kind(int(kinds[row])), int(records["address"][row])
         if kind is Kind.BLOCK_ALLOC and row < begins.get(int(records["device"][row]), 0):
+            continue
+        if kind in (Kind.MEM_ALLOC, Kind.HOST_ALLOC) and records["flags"][row] & LIVED:
             continue
         if kind in opens:
             live[opens[kind], address] = row

@@ -102,6 +102,8 @@ class GapKind(StrEnum):
     """What a library or a kernel does beyond what can be recorded."""
     HOST_MEMORY = "host-memory"
     """Pinned memory that copies use, and in which the host's accesses are not seen."""
+    HOST_READS = "host-reads"
+    """Pinned memory that copies fill, and in which the host's writes are seen, but not its reads."""
 
 
 class Outcome(StrEnum):

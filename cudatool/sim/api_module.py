@@ -412,11 +412,12 @@ class Launch:
         _execute(self, operation)
 
     def host_memory(self) -> list[tuple[int, int]]:
-        """Return the allocations of the host's memory that arguments point into, if somebody watches such memory."""
-        if state.machine.scheduler.watch is None:
+        """Return the allocations that arguments point into, if somebody watches the host's memory or there is any."""
+        allocations = state.machine.allocations
+        if state.machine.scheduler.watch is None and not allocations.on_host:
             return []
         words = memoryview(bytes(self.params)[: len(self.params) // 8 * 8]).cast("Q")
-        found = map(state.machine.allocations.holding, words)
+        found = map(allocations.holding, words)
         return list({(one.address, one.size) for one in found if one is not None})
 
     def cooperating(self) -> Launch:
@@ -550,7 +551,7 @@ def _execute(launch: Launch, operation: Operation) -> None:
     if failure is not None:
         raise _failed(failure, launch) from failure
     if footprint is not None:
-        operation.footprint = [*footprint.take(), *on_host.written()]
+        operation.footprint = [*footprint.take(), *on_host.accesses()]
         machine.footprint = footprint
 
 

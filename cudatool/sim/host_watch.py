@@ -1,4 +1,4 @@
-"""What the host writes, without a call of the driver, to memory that operations use.
+"""What the host does, without a call of the driver, to memory that operations use.
 
 Pinned, registered and managed memory is written by plain stores, of which no driver hears. This finds them by
 comparing::
@@ -12,9 +12,12 @@ Bytes that differ at a look, though no operation has written them since they wer
 its previous call of the driver that looked there, and before this one. Whether that was too early is for the trace's
 reader to say; here nothing is concluded from the order in which the work happens to run.
 
-Not found are reads, writes of bytes that were there already, and what the host writes while an operation runs that may
-write the same memory. When more than :data:`LIMIT` bytes are kept, only a sample of each further range is (4 KiB of
-every 64 KiB, at most 4 MiB), so that a look compares at most twice the limit.
+That the host touches pinned memory which a pending copy is going to fill is found by the pages that it touches, reads
+too (:mod:`cudatool.sim.host_pages`).
+
+Not found are other reads, other writes of bytes that were there already, and what the host does while an operation runs
+that may use the same memory. When more than :data:`LIMIT` bytes are kept, only a sample of each further range is (4 KiB
+of every 64 KiB, at most 4 MiB), so that a look compares at most twice the limit.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 
 from cudatool.sim import abi
+from cudatool.sim.host_pages import PendingPages, Range
 
 if TYPE_CHECKING:
     from cudatool.sim.memory import Allocation, Allocations
@@ -46,14 +50,11 @@ _UNKNOWN: Final = ("kernel", "host")  # kinds of operations that may write memor
 _libc = ctypes.CDLL(None)
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
 
-Range = tuple[int, int]
-"""Address and bytes."""
-
 
 class Report(Protocol):
-    """Receives runs of bytes, ascending, that the host has written before the call in progress."""
+    """Receives runs of bytes, ascending, that the host has written and read before the call in progress."""
 
-    def __call__(self, runs: list[Range], /) -> None: ...
+    def __call__(self, written: list[Range], read: list[Range], /) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -102,7 +103,7 @@ class HostWatch:
     allocations
         Of the machine: the memory that is the host's to write is found there.
     report
-        Called, during the driver call that looks, with what the host has written.
+        Called, during the driver call that looks, with what the host has done.
     """
 
     def __init__(self, allocations: Allocations, report: Report) -> None:
@@ -113,34 +114,61 @@ class HostWatch:
         self._bytes = 0
         self._running: dict[int, Operation] = {}
         self._is_blurred = False  # an operation has run that may have written any of it
-        self._noticed: list[Range] = []  # by a thread that makes no call of the program
+        self._pages = PendingPages()
+        self._written: list[Range] = []  # noticed, and not reported yet
+        self._read: list[Range] = []
+
+    @property
+    def sees_reads(self) -> bool:
+        """Whether it is noticed that the host reads what a pending copy is going to fill."""
+        return self._pages.works
+
+    def close(self) -> None:
+        """Look no more."""
+        self._pages.close()
 
     # ---- the host ----
 
     def look(self, ranges: Iterable[Range] | None = None, *, later: bool = False) -> None:
-        """Report what the host has written since the last look, of what is kept in `ranges` (all without them).
+        """Report what the host has done since the last look, of what is kept in `ranges` (all without them).
 
         With `later` the next look reports it: this thread makes no call of the program.
         """
         with self.lock:
             self._look(ranges)
-            if self._noticed and not later:
-                noticed, self._noticed = self._noticed, []
-                self._report(_joined(noticed))
+            if (self._written or self._read) and not later:
+                written, self._written, read, self._read = self._written, [], self._read, []
+                self._report(_joined(written), _joined(read))
 
     def _look(self, ranges: Iterable[Range] | None) -> None:
         self.blur()
-        wanted = list(self._kept.values()) if ranges is None else self._overlapping(ranges)
-        if not any(operation.kind in _UNKNOWN for operation in self._running.values()):
-            written = [own for operation in self._running.values() for own in operation.host_memory]
-            for kept in wanted:
-                if not any(_overlap((kept.address, kept.size), own) for own in written):
-                    self._noticed += kept.changed()
+        if any(operation.kind in _UNKNOWN for operation in self._running.values()):
+            return
+        used = [own for operation in self._running.values() for own in operation.host_memory]
+        self._pages.drop(used)
+        read, written = self._pages.touched()
+        self._read += read
+        self._written += written
+        for kept in list(self._kept.values()) if ranges is None else self._overlapping(ranges):
+            if not any(_overlap((kept.address, kept.size), own) for own in used):
+                self._written += self._changed(kept)
+        self._settle()
 
-    def note(self, address: int, size: int) -> None:
-        """The program itself says that it writes there: that is not to be reported again."""
+    def _changed(self, kept: _Kept) -> Iterable[Range]:
+        return () if self._pages.is_untouched(kept.address, kept.size) else kept.changed()
+
+    def _settle(self) -> None:
+        """Let pages that were only touched here be watched as before."""
+        if any(operation.kind in _UNKNOWN for operation in self._running.values()):
+            self._pages.drop_touched()
+        else:
+            self._pages.settle()
+
+    def note(self, address: int, size: int, *, writes: bool) -> None:
+        """The program itself says that it writes or reads there: that is not to be reported again."""
         with self.lock:
-            for kept in self._overlapping([(address, size)]):
+            self._pages.drop([(address, size)])
+            for kept in self._overlapping([(address, size)]) if writes else ():
                 kept.known.append((address, size))
 
     def waited(self, operations: Iterable[Operation]) -> None:
@@ -155,6 +183,7 @@ class HostWatch:
     def forget(self, address: int, size: int) -> None:
         """The memory has another owner from now on, or none."""
         with self.lock:
+            self._pages.drop([(address, size)])
             for kept in self._overlapping([(address, size)]):
                 self._drop((kept.address, kept.size))
 
@@ -172,9 +201,10 @@ class HostWatch:
     def enqueued(self, operation: Operation) -> None:
         """Keep what the memory holds that `operation` will use, having looked at it."""
         ranges = [own for own in operation.host_memory if self.is_hosts(own[0])]
-        if not ranges:
+        if not ranges and not self._pages:
             return
         self.look(ranges)
+        self._pages.drop(ranges)
         for key in ranges:
             kept = self._kept.pop(key, None)
             if kept is None:
@@ -187,6 +217,11 @@ class HostWatch:
             other.keep()  # the driver may have filled the target of a copy
         while len(self._kept) > _MOST or (self._bytes > 2 * LIMIT and len(self._kept) > 1):
             self._drop(next(iter(self._kept)))
+        self._settle()
+        for address, size in operation.host_target:
+            found = self._allocations.holding(address, size)
+            if found is not None and found.kind == "host":
+                self._pages.watch(operation.sequence, address, size, found)
 
     def before(self, operation: Operation) -> None:
         """`operation` is about to run."""
@@ -196,22 +231,27 @@ class HostWatch:
     def after(self, operation: Operation) -> None:
         """`operation` has run."""
         self._running.pop(operation.sequence, None)
+        self._pages.done(operation.sequence)
         if not self._kept:
             return
         if operation.kind in _UNKNOWN:
+            self._pages.drop_touched()
             self._is_blurred = True
             return
-        written_value = operation.value[:2]
-        for kept in self._overlapping([*operation.host_memory, written_value]):
+        used = [*operation.host_memory, operation.value[:2]]
+        self._pages.drop(used)
+        for kept in self._overlapping(used):
             kept.keep()
+        self._settle()
 
     def blur(self) -> None:
         """Keep all as it is now, if something has run that may have written any of it."""
         if self._is_blurred:
             self._is_blurred = False
             for kept in self._kept.values():
-                for _ in kept.changed():
+                for _ in self._changed(kept):
                     pass
+            self._settle()
 
     # ---- helpers ----
 

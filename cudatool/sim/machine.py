@@ -265,7 +265,7 @@ class Machine:
             self.allocations.watchers.append(self.checkers)
 
     def watch_host(self, report: Report) -> HostWatch:
-        """Let `report` receive what the host writes to memory that operations use."""
+        """Let `report` receive what the host does to memory that operations use."""
         self.scheduler.watch = HostWatch(self.allocations, report)
         self.allocations.watchers.append(self.scheduler.watch)
         return self.scheduler.watch
@@ -274,6 +274,7 @@ class Machine:
         """Undo :meth:`watch_host`."""
         if self.scheduler.watch is not None:
             self.allocations.watchers.remove(self.scheduler.watch)
+            self.scheduler.watch.close()
             self.scheduler.watch = None
 
     # ---- memory ----

@@ -52,7 +52,7 @@ _GUARD: Final = 1 << 30
 _PROT_NONE, _PROT_READ, _PROT_RW = 0, 1, 1 | 2
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x01, 0x02, 0x10, 0x20, 0x4000
 _UNUSED = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE  # with no access: addresses that cost nothing
-_MADV_DONTNEED = 4
+_MADV_DONTNEED, _MADV_NOHUGEPAGE = 4, 15
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -171,14 +171,17 @@ class Allocations(Ranges[Allocation]):
     def __init__(self) -> None:
         super().__init__()
         self.watchers: list[AllocationWatcher] = []
+        self.on_host = 0  # how many are memory of the host
 
     def add(self, item: Allocation) -> None:
         super().add(item)
+        self.on_host += item.device < 0
         for watcher in self.watchers:
             watcher.added(item)
 
     def remove(self, item: Allocation) -> None:
         super().remove(item)
+        self.on_host -= item.device < 0
         for watcher in self.watchers:
             watcher.removed(item)
 
@@ -456,7 +459,8 @@ class HostMemory:
     def allocate(self, size: int) -> int:
         """Return the address of `size` page-aligned, zeroed bytes."""
         try:
-            mapping = mmap.mmap(-1, -(-size // _HOST_PAGE) * _HOST_PAGE)
+            mapping = mmap.mmap(-1, -(-size // _HOST_PAGE) * _HOST_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            mapping.madvise(_MADV_NOHUGEPAGE)  # a page is there when it was touched: cudatool.sim.host_pages
         except (OSError, OverflowError):
             raise DriverError(Result.OUT_OF_MEMORY, f"the host has not {size} bytes to pin") from None
         address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))

@@ -79,6 +79,9 @@ class Operation:
         What the checkers found when it ran.
     host_source
         Address and size of the pinned memory that a copy will read when it runs.
+    host_target
+        Address and size of each range of pinned memory that a copy will fill when it runs, and that nothing which is
+        pending needs before: until then it holds nothing.
     host_memory
         Address and size of each range that it will read or write when it runs, where the host can write it without a
         call (:mod:`cudatool.sim.host_watch`). Other ranges may stand there too.
@@ -96,6 +99,7 @@ class Operation:
         "footprint",
         "host_memory",
         "host_source",
+        "host_target",
         "kind",
         "launch",
         "missing",
@@ -127,6 +131,7 @@ class Operation:
         self.footprint: list[tuple[int, int, int]] = []
         self.findings: list[CheckFinding] = []
         self.host_source = (0, 0)
+        self.host_target: list[tuple[int, int]] = []
         self.host_memory: list[tuple[int, int]] = []
         self.launch: Operation | None = None
         self.node = 0
@@ -372,10 +377,21 @@ class Scheduler:
         self.wait(operation)
         return True
 
-    def will_read_host(self, address: int, size: int) -> bool:
-        """Return whether a pending copy has its source in this range of pinned memory."""
-        sources = (operation.host_source for operation in self._pending.values())
-        return any(start < address + size and address < start + length for start, length in sources)
+    def may_read_host(self, address: int, size: int) -> bool:
+        """Return whether something may still read what this range of pinned memory holds now.
+
+        A pending copy from there, a pending kernel with a pointer to it, a host function; and the host itself, where
+        something waits for a value that the host may write later.
+        """
+        if self._until:
+            return True
+        for operation in self._pending.values():
+            if operation.kind == "host":
+                return True
+            ranges = operation.host_memory if operation.kind == "kernel" else (operation.host_source,)
+            if any(start < address + size and address < start + length for start, length in ranges):
+                return True
+        return False
 
     def wait_context(self, context: Any) -> None:
         """Execute everything that is pending in `context`."""

@@ -22,7 +22,9 @@ __all__ = ["Box", "Extent", "copy", "copy_box", "fill", "fill_row", "need_device
 
 _READ: Final = 1  # flags of Operation.footprint
 _WRITE: Final = 2
-_POISON: Final = 0xA5  # what pinned memory holds while a copy to it is pending
+# What pinned memory holds while a copy to it is pending: zeros if it is watched who touches it.
+_POISON: Final = 0xA5
+_WATCHED: Final = 0
 
 
 class Extent(NamedTuple):
@@ -146,13 +148,15 @@ def copy_box(
         # Pageable memory is staged before the call returns: later changes to it are not seen.
         staged = [ctypes.string_at(row, lines.width) for row in source.rows(lines)]
     elif hStream is not None and target is not None and from_device and not to_device:
-        # Until the copy runs, its destination holds neither the old nor the new bytes; unless an earlier copy is
+        # Until the copy runs, its destination holds neither the old nor the new bytes; unless something earlier is
         # still going to read the old ones, as it may.
-        if not machine.scheduler.will_read_host(to.address, to.span(extent)):
+        if not machine.scheduler.may_read_host(to.address, to.span(extent)):
+            poison = _POISON if machine.scheduler.watch is None else _WATCHED
             for row in to.rows(lines):
                 if machine.tape is not None:
-                    machine.tape.poisoned(row, lines.width, _POISON)
-                ctypes.memset(row, _POISON, lines.width)
+                    machine.tape.poisoned(row, lines.width, poison)
+                ctypes.memset(row, poison, lines.width)
+                operation.host_target.append((row, lines.width))
     elif origin is not None and not from_device:
         operation.host_source = source.address, source.span(extent)
 
@@ -178,10 +182,12 @@ def copy_box(
     machine.scheduler.enqueue(
         operation, cost=profile.copy_cost(extent.size, on_device=to_device and from_device), engine=engine
     )
-    # Synchronous calls return when done, except device to device ("Memcpy", synchronous). An asynchronous one to
-    # pageable memory waits too, as the driver may, and as this one must: it cannot know how long that memory lives.
-    if (hStream is None and not (to_device and from_device)) or target is None:
-        machine.scheduler.wait(operation, promised=hStream is None)
+    # Synchronous calls return when done, except device to device, and so do all from host to host ("Memcpy"). An
+    # asynchronous one to pageable memory waits too, as the driver may, and as this one must: it cannot know how long
+    # that memory lives.
+    promised = (hStream is None and not (to_device and from_device)) or not (to_device or from_device)
+    if promised or target is None:
+        machine.scheduler.wait(operation, promised=promised)
         machine.scheduler.check(stream.context)
 
 

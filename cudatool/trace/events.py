@@ -25,6 +25,7 @@ __all__ = [
     "FREE_UNKNOWN",
     "EventFlag",
     "FIELDS",
+    "LIVED",
     "Kind",
     "StreamFlag",
     "WORK",
@@ -115,6 +116,9 @@ WORK: Final = (
 )
 """Calls that enqueue work of the device."""
 
+LIVED: Final = 4
+"""Flag of MEM_ALLOC and HOST_ALLOC: the memory was there when the recording began."""
+
 FIELDS: Final[dict[Kind, str]] = {
     # What the fields mean for each kind. Where a field is not named it is 0.
     Kind.BLOCK_ALLOC: "address, size=rounded block, aux0=requested bytes, aux1=pack_pool (0 default), stream, stack",
@@ -126,11 +130,12 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.SEGMENT_MAP: "address, size, aux1=pool, stream, flags=1 small pool, stack",
     Kind.SEGMENT_UNMAP: "address, size, aux1=pool, stream, flags=1 small pool, stack",
     Kind.OOM: "size=rounded block, aux0=free bytes on the device, flags=1 not known, aux1=pool, stream, stack",
-    Kind.MEM_ALLOC: "address, size, stream (0 for cuMemAlloc, which is not stream-ordered), name=API, stack",
+    Kind.MEM_ALLOC: "address, size, stream (0 for cuMemAlloc, which is not stream-ordered), name=API, "
+    "flags=LIVED if it was there when the recording began, stack",
     Kind.MEM_FREE: "address, size, stream (0 for cuMemFree), name=API, stack",
     Kind.HOST_ALLOC: "address, size, flags=0 from the driver: name=API; "
     "flags=1 a block that the caching allocator hands out: aux0=its rounded size, +2 if it tells by "
-    "BLOCK_RECORD_STREAM which streams it will wait for; stack",
+    "BLOCK_RECORD_STREAM which streams it will wait for; +LIVED if it was there when the recording began; stack",
     Kind.HOST_FREE: "address, size, flags as of HOST_ALLOC: name=API, or aux0=rounded size of the block; stack",
     Kind.STREAM_CREATE: "stream, flags=StreamFlag, address=handle, aux0=priority (two's complement), aux1=Api, stack",
     Kind.STREAM_DESTROY: "stream, stack",

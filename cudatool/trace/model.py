@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.trace.events import Kind
+from cudatool.trace.events import LIVED, Kind
 
 __all__ = ["Ending", "Frame", "PinnedMemory", "Trace", "is_of_kind", "recorded_from"]
 
@@ -136,8 +136,11 @@ def recorded_from(trace: Trace, device: int) -> int:
     as if it had just been allocated. That is true of what is there, not of the order it came in.
     """
     prior = trace.header.get("prior_records", {}).get(device, 0)
-    if not prior:
-        return 0
-    records = trace.records
-    own = np.flatnonzero((records["device"] == device) & _OF_ALLOCATOR[records["kind"]])
-    return int(own[prior]) if prior < len(own) else len(records)
+    records, begin = trace.records, 0
+    if trace.header.get("prior_allocations"):
+        lived = (records["kind"] == Kind.MEM_ALLOC) & (records["flags"] & LIVED != 0) & (records["device"] == device)
+        begin = int(np.flatnonzero(lived).max(initial=-1)) + 1
+    if prior:
+        own = np.flatnonzero((records["device"] == device) & _OF_ALLOCATOR[records["kind"]])
+        begin = max(begin, int(own[prior]) if prior < len(own) else len(records))
+    return begin

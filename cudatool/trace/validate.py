@@ -90,6 +90,7 @@ FACTS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "format": ("text", _text),
     "pid": ("a number", _count),
     "pools": ("a list of pairs of numbers", _list_of(_pair)),
+    "prior_allocations": ("a number", _count),
     "prior_records": ("a number for each device", _by_device),
     "libraries": ("a list of texts", _list_of(_text)),
     "python": ("text", _text),
@@ -100,7 +101,9 @@ FACTS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "start_unix_ns": ("a number", _count),
     "time_axis": ('"clock" or "index"', _axis),
     "total_memory": ("a list of numbers", _list_of(_count)),
+    "unknown_before": ("a list of texts", _list_of(_text)),
     "watches_host_memory": ("true or false", _flag),
+    "watches_host_reads": ("true or false", _flag),
 }
 """The facts in a trace's header that some part of cudatool reads. There may be others."""
 

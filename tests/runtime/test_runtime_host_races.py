@@ -165,3 +165,98 @@ def test_host_function_that_says_what_it_touches(checked: Checked, ordered: bool
             x.copy_(host, non_blocking=True)
         ct.synchronize()
     assert ([] if ordered else ["race-raw"]) == kinds(reports[0])
+
+
+PAGE = 4096
+
+
+@contextmanager
+def plain_pinned(size: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the address of pinned memory of the driver, and an ordinary view of it."""
+    Device().set_current()
+    address = int(_ok(driver.cuMemHostAlloc(size, 0)))
+    yield address, np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+    _ok(driver.cuMemFreeHost(address))
+
+
+def _ok(answer: tuple) -> int:
+    assert not answer[0], answer[0]
+    return answer[1] if len(answer) > 1 else 0
+
+
+READS = {
+    # bytes that are read while a copy to [0, 2 pages) of 4 pages is pending -> whether that is a race
+    "the first byte": (0, 1, True),
+    "the last byte": (2 * PAGE - 1, 2 * PAGE, True),
+    "all after it": (2 * PAGE, 4 * PAGE, False),
+}
+
+
+@pytest.mark.parametrize("what", READS)
+def test_plain_read_of_a_pending_target_races_to_the_page(checked: Checked, what: str) -> None:
+    needs_all_driver_calls()
+    start, stop, races = READS[what]
+    x = ct.ones(4 * PAGE, dtype=np.uint8)
+    ct.synchronize()
+    with checked() as reports, plain_pinned(4 * PAGE) as (address, view):
+        stream = ct.Stream()
+        _ok(driver.cuMemcpyDtoHAsync(address, x.data_ptr(), 2 * PAGE, stream.cuda_stream))
+        view[start:stop].sum()
+        stream.synchronize()
+        assert view[: 2 * PAGE].all() and not view[2 * PAGE :].any()
+    assert (["race-host"] if races else []) == kinds(reports[0])
+    if races:
+        (finding,) = reports[0].findings
+        assert ("write", "read") == (finding.first.mode, finding.second.mode)
+        assert (start // PAGE * PAGE, PAGE) == (finding.start - address, finding.size)
+
+
+def test_part_of_a_page_that_others_use_is_not_watched(checked: Checked) -> None:
+    needs_all_driver_calls()
+    x = ct.ones(64)
+    ct.synchronize()
+    with checked() as reports, plain_pinned(PAGE) as (address, view):
+        view[:] = 7
+        stream = ct.Stream()
+        _ok(driver.cuMemcpyDtoHAsync(address, x.data_ptr(), 256, stream.cuda_stream))
+        assert (view[256:] == 7).all()
+        stream.synchronize()
+    assert [] == kinds(reports[0])
+
+
+def test_what_other_work_and_the_tool_touch_is_not_the_hosts(checked: Checked) -> None:
+    needs_all_driver_calls()
+    x, y = ct.ones(2 * PAGE, dtype=np.uint8), ct.zeros(2 * PAGE, dtype=np.uint8)
+    copy = ct.compile('extern "C" __global__ void c(char *y, char *x) { y[threadIdx.x] = x[threadIdx.x]; }', "c")
+    ct.synchronize()
+    with checked() as reports, plain_pinned(4 * PAGE) as (address, view):
+        stream, waiting = ct.Stream(), ct.Stream()
+        handle = stream.cuda_stream
+        for _ in range(3):
+            with stream:
+                copy[1, 32](y, np.uint64(address + 2 * PAGE))  # keeps all of the allocation to compare it
+            _ok(driver.cuMemcpyDtoHAsync(address, x.data_ptr(), PAGE, handle))
+            _ok(driver.cuMemcpyDtoHAsync(address + PAGE, x.data_ptr(), PAGE, handle))
+            _ok(driver.cuMemcpyHtoDAsync(y.data_ptr(), address, PAGE, handle))
+            _ok(driver.cuMemcpyDtoHAsync(address, y.data_ptr(), PAGE, handle))
+            waiting.synchronize()
+            stream.query()
+            stream.synchronize()
+            assert view[: 2 * PAGE].all()
+        view[:] = 0
+    assert [] == kinds(reports[0])
+
+
+def test_pending_target_keeps_what_earlier_work_still_reads(checked: Checked) -> None:
+    needs_all_driver_calls()
+    source = 'extern "C" __global__ void c(int *y, const int *x) { y[threadIdx.x] = x[threadIdx.x]; }'
+    copy, x, y = ct.compile(source, "c"), ct.zeros(32, dtype=np.int32), ct.zeros(32, dtype=np.int32)
+    ct.synchronize()
+    with plain_pinned(PAGE) as (address, view):
+        view[:] = 1
+        stream = ct.Stream()
+        with stream:
+            copy[1, 32](y, np.uint64(address))
+        _ok(driver.cuMemcpyDtoHAsync(address, x.data_ptr(), 128, stream.cuda_stream))
+        stream.synchronize()
+        assert (y.get() == 0x01010101).all() and not view[:128].any()

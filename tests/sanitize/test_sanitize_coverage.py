@@ -134,6 +134,11 @@ def test_pinned_memory_of_an_asynchronous_copy_is_a_gap_unless_the_host_is_watch
     assert gaps(copying(to_device | CopyFlag.ASYNC))[GapKind.HOST_MEMORY] == Gap(GapKind.HOST_MEMORY, 4096)
     assert gaps(copying(to_device)) == {}
     assert gaps(copying(to_device | CopyFlag.ASYNC, watches_host_memory=True)) == {}
+    unread = {"watches_host_memory": True, "watches_host_reads": False}
+    assert gaps(copying(to_device | CopyFlag.ASYNC, **unread)) == {}, "the host may read what a copy reads"
+    filled = copying(to_device | CopyFlag.ASYNC, **unread)
+    filled.emit(Kind.MEMCPY, stream=1, correlation=78, address=1 << 20, aux0=1 << 30, size=4096, flags=CopyFlag.ASYNC)
+    assert gaps(filled) == {GapKind.HOST_READS: Gap(GapKind.HOST_READS, 4096)}
     seen = copying(to_device | CopyFlag.ASYNC)
     seen.emit(Kind.HOST_ACCESS, address=(1 << 20) + 8, size=8, flags=1)
     assert GapKind.HOST_MEMORY not in gaps(seen)

@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 
-from cudatool.sim import host_watch
+from cudatool.sim import host_pages, host_watch
 from cudatool.sim.host_watch import LIMIT, HostWatch
 from cudatool.sim.memory import Allocation, Allocations
 from cudatool.sim.queue import Operation
@@ -21,11 +21,13 @@ class _Host:
         allocations = Allocations()
         allocations.add(Allocation(self.address, size, "host", -1, 0, 1))
         self.reported: list[tuple[int, int]] = []
+        self.read: list[tuple[int, int]] = []
         self.watch = HostWatch(allocations, self._report)
         self.sequence = 0
 
-    def _report(self, runs: list[tuple[int, int]]) -> None:
-        self.reported += [(address - self.address, size) for address, size in runs]
+    def _report(self, written: list[tuple[int, int]], read: list[tuple[int, int]]) -> None:
+        self.reported += [(address - self.address, size) for address, size in written]
+        self.read += [(address - self.address, size) for address, size in read]
 
     def enqueue(self, *ranges: tuple[int, int], kind: str = "memcpy", stream: object = "stream") -> Operation:
         operation = Operation(stream, kind, kind, 0)  # type: ignore[arg-type]  # any object stands for a stream
@@ -86,7 +88,7 @@ def test_nothing_is_concluded_while_a_kernel_runs() -> None:
 def test_write_that_the_program_declares_is_left_out() -> None:
     host = _Host(64)
     host.enqueue((0, 64))
-    host.watch.note(host.address, 8)
+    host.watch.note(host.address, 8, writes=True)
     host.write(0, b"declared+")
     host.watch.look()
     assert host.reported == [(8, 1)]
@@ -135,3 +137,14 @@ def test_bytes_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     host.watch.look()
     reported = [start for start, _ in host.reported]
     assert {start >> 20 for start in reported} == set(range(16)), "every range is noticed, if not all of its bytes"
+
+
+def test_reads_are_not_claimed_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_pages, "_page_table", lambda: None)
+    host = _Host(64)
+    assert not host.watch.sees_reads
+    operation = host.enqueue((0, 64))
+    operation.host_target = [(host.address, 64)]
+    host.watch.enqueued(operation)
+    host.watch.look()
+    assert host.reported == host.read == []

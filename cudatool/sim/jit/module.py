@@ -5,17 +5,21 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cudatool.ptx import (
     FRAME_SCALE,
     Function,
     Instruction,
+    KernelAccesses,
+    Mode,
     Module,
     PtxError,
     Symbol,
+    accesses_of_launch,
     function_addresses,
+    infer_accesses,
     merge_calls,
     parse_image,
     pointers_at,
@@ -170,6 +174,7 @@ class Kernel:
         self._inlined: Function | None = None
         self._refused: UnsupportedInstruction | None = None
         self._layout: Layout | None = None
+        self._accesses: KernelAccesses | None = None
         self._variants: dict[tuple[Instrument, bool], _Translated] = {}
         self.name = function.name
         layout = Layout.of_params(function)
@@ -252,6 +257,19 @@ class Kernel:
             return pointers_at(self._owner._module, self.name, line, params)
         except PtxError:
             return ()
+
+    def reads(self, params: bytes, find_allocation: Callable[[int], tuple[int, int] | None]) -> list[tuple[int, int]]:
+        """Return address and size of the memory that a launch may read, of what `find_allocation` knows.
+
+        It is inferred from the PTX (:func:`cudatool.ptx.accesses_of_launch`). `params` are the packed arguments.
+        """
+        try:
+            if self._accesses is None:
+                self._accesses = infer_accesses(self._owner._module, self.name)
+            found = accesses_of_launch(self._accesses, params, find_allocation)
+        except PtxError:
+            return []
+        return [(one.address, one.size) for one in found.ranges if one.mode & (Mode.READ | Mode.ATOMIC)]
 
     # ---- translating ----
 
