@@ -25,7 +25,6 @@ __all__ = ["project_file", "setting"]
 
 _NAME: Final = "pyproject.toml"
 _SETTINGS: Final = ("baseline", "checks", "device", "format", "suppress")
-_LARGEST: Final = 1 << 20  # bytes
 
 
 def setting(name: str, *, several: bool) -> str | tuple[str, ...] | None:
@@ -54,18 +53,23 @@ def _table() -> tuple[Path, Any] | None:
     import tomllib
 
     from cudatool.errors import ConfigError
+    from cudatool.files import open_input
+    from cudatool.limits import PROJECT_BYTES, PROJECT_DOTS
 
     here = Path.cwd()
     for folder in (here, *here.parents):
         path = folder / _NAME
         try:
-            if not path.is_file() or path.stat().st_size > _LARGEST:
-                continue
-            content = path.read_bytes()
+            with open_input(path) as file:
+                content = file.read(PROJECT_BYTES + 1)
         except OSError:
             continue  # not ours to complain about
         if b"cudatool" not in content:
             continue
+        if len(content) > PROJECT_BYTES:
+            raise ConfigError(f"{os.path.relpath(path)} is larger than {PROJECT_BYTES >> 10} KiB")
+        if any(line.count(b".") > PROJECT_DOTS for line in content.splitlines()):
+            raise ConfigError(f"{os.path.relpath(path)} has a line with more than {PROJECT_DOTS} dots")
         try:
             document = tomllib.loads(content.decode())
         except (ValueError, RecursionError) as error:

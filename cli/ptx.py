@@ -13,8 +13,6 @@ from cudatool.text import quoted
 
 __all__ = ["ptx"]
 
-_LARGEST = 256 << 20  # bytes of a text
-
 
 @command(
     examples=[
@@ -49,15 +47,20 @@ def ptx(
     from cudatool.cli._text import echo_json, say
     from cudatool.collect.kernel_names import kernel_name
     from cudatool.errors import UsageError
+    from cudatool.limits import KERNELS
     from cudatool.ptx import infer_accesses, parse, summarize
 
     results = []
     texts, source = _texts_of(file, kernel, arch, include, define)
+    number = 0
     for text in texts:
         module = parse(text)
         names = [name for name, function in module.kernels.items() if function.has_body]
         if kernel is not None:
             names = [name for name in names if kernel in (name, kernel_name(name))]
+        number += len(names)
+        if number > KERNELS:
+            raise UsageError(f"{file} has more than {KERNELS:,} kernels; name one with --kernel")
         found = [(infer_accesses(module, name), summarize(module, name)) for name in names]
         refusals = _refusals(text, names)
         results += [(accesses, summary, refusals[accesses.kernel]) for accesses, summary in found]
@@ -80,6 +83,7 @@ def _texts_of(
     from cudatool._nvrtc import architecture_number, to_ptx
     from cudatool.errors import CompileError, UsageError
     from cudatool.files import open_input, read_input
+    from cudatool.limits import PTX_BYTES
     from cudatool.ptx import is_container, ptx_for
 
     number = int(architecture_number(arch).rstrip("af"))
@@ -92,7 +96,7 @@ def _texts_of(
                 if not texts:
                     raise UsageError(f"{file} has no PTX for {arch} or older")
                 return texts, ""
-        content = read_input(file, _LARGEST)
+        content = read_input(file, PTX_BYTES)
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from error
     if file.suffix == ".ptx":

@@ -47,7 +47,8 @@ def read_input(path: str | os.PathLike[str], most: int) -> bytes:
     with open_input(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise OSError(errno.EFBIG, f"it is larger than {most >> 20} MiB", os.fspath(path))
+        limit = f"{most >> 20} MiB" if most >> 20 else f"{most >> 10} KiB"
+        raise OSError(errno.EFBIG, f"it is larger than {limit}", os.fspath(path))
     return content
 
 

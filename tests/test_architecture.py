@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"cudatool": ROOT / "cudatool", "cudatool.cli": ROOT / "cli", "cudatool.viz": ROOT / "viz"}
 
-LEAVES = {"errors", "units", "code_cache", "files", "progress", "text"}
+LEAVES = {"errors", "units", "code_cache", "files", "limits", "progress", "text"}
 ALLOWED = {
     # area -> the areas it may import; an area is a folder or a module right inside the package
     "errors": {"text"},
@@ -21,9 +21,10 @@ ALLOWED = {
     "units": {"errors", "text"},
     "code_cache": {"errors", "units"},
     "files": {"errors"},
+    "limits": set(),
     "progress": set(),
     "ptx": LEAVES,
-    "sim": {"ptx", "progress"},
+    "sim": {"ptx", "limits", "progress"},
     "trace": LEAVES,
     "memory": LEAVES | {"trace"},
     "analyze": LEAVES | {"memory", "trace"},
@@ -44,7 +45,7 @@ BEYOND_THE_RUNTIME = {
     "cli",
     "testing",
 }  # for every area not named above
-ONLY_NUMPY = {"errors", "text", "units", "files", "progress", "ptx", "trace", "memory", "analyze", "sanitize"}
+ONLY_NUMPY = {"errors", "text", "units", "files", "limits", "progress", "ptx", "trace", "memory", "analyze", "sanitize"}
 CUDA_PROVIDER = "cudatool.memory.driver_provider"  # where the policy meets a driver
 
 

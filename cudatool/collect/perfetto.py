@@ -33,6 +33,7 @@ import numpy.typing as npt
 from cudatool.collect.spans import block_spans, memory_changes
 from cudatool.errors import OutputError
 from cudatool.files import replacing
+from cudatool.limits import PERFETTO_BYTES, PERFETTO_EVENT
 from cudatool.trace.events import FREE_UNKNOWN, WORK, CopyFlag, Kind, unpack_dims, unpack_product
 from cudatool.trace.frames import call_sites
 from cudatool.trace.model import Trace
@@ -55,9 +56,7 @@ _WORD: Final = (1 << 64) - 1
 _LANES: Final = 64
 _BATCH: Final = 4096  # events for each write to the file, unless they are
 _LARGE: Final = 1 << 20  # bytes together
-_ROOM: Final = 64 << 20  # bytes that any trace may become, and
 _FRAME: Final = 256  # bytes that a frame of a stack may become
-_ROOM_FOR_EACH_EVENT: Final = 16 << 10
 
 
 def write(path: str | Path, trace: Trace) -> None:
@@ -80,7 +79,7 @@ def write(path: str | Path, trace: Trace) -> None:
         base = f'"baseTimeNanoseconds":{writer.base},' if writer.base is not None else ""
         file.write(f'{{"displayTimeUnit":"ns",{base}"traceEvents":[\n')
         separator = ""
-        for batch in _batches(writer.events(), _ROOM + _ROOM_FOR_EACH_EVENT * len(trace.records)):
+        for batch in _batches(writer.events(), PERFETTO_BYTES + PERFETTO_EVENT * len(trace.records)):
             file.write(separator + ",\n".join(batch))
             separator = ",\n"
         file.write("\n]}\n")
@@ -167,7 +166,7 @@ class _Writer:
         used = np.unique(first["stack"]).tolist()
         stacks = [self.trace.stack(stack) for stack in used]
         sites = {stack: json.dumps(label) for stack, label in zip(used, call_sites(stacks), strict=True)}
-        room = _ROOM + _FRAME * sum(map(len, stacks))
+        room = PERFETTO_BYTES + _FRAME * sum(map(len, stacks))
         frames = {}
         for stack in used:
             frames[stack] = json.dumps(self._stack(stack))[1:-1]
@@ -200,7 +199,7 @@ class _Writer:
 
     def _stack(self, stack: int) -> dict[str, Any]:
         frames = self.trace.stack(stack)
-        if sum(len(f.function) + len(f.file) for f in frames) > _ROOM:
+        if sum(len(f.function) + len(f.file) for f in frames) > PERFETTO_BYTES:
             raise _too_large()
         return {"stack": [f"{f.function} ({f.file}:{f.line})" for f in frames]} if frames else {}
 

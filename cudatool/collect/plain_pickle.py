@@ -28,28 +28,20 @@ import numpy.typing as npt
 from cudatool.collect._unpickle import Unpickler
 from cudatool.errors import SnapshotFormatError
 from cudatool.files import open_input
+from cudatool.limits import OBJECT_MEMORY, PICKLE_BYTES, PICKLE_FEW, PICKLE_MEMORY, PICKLE_RATIO, PICKLE_TEXT
 from cudatool.progress import step
 
 if TYPE_CHECKING:
     from cudatool.collect._unpickle import Words
 
-__all__ = ["MAX_BYTES", "MISSING", "Rows", "load", "load_rows"]
+__all__ = ["MISSING", "Rows", "load", "load_rows"]
 
-MAX_BYTES: Final = 4 << 30
-"""A file that unpacks to more than this is refused: some 40 million recorded events."""
 
 MISSING: Final = -(1 << 63)
 """In a column: the row does not have the key. A number is ``number << 1 | 1`` there, an object ``its index << 1``."""
 
-# What a file may take for each of its bytes, compressed or not, and what it may take beside that. Snapshots that repeat
-# a step have some 30 bytes for each byte of a file in xz, and take less memory than they have bytes.
-_MOST_BYTES: Final = 256
-_MOST_MEMORY: Final = 128
-_MOST_MEMORY_OF_OBJECTS: Final = 384  # without columns
-_FEW_BYTES: Final = 128 << 20
 
 _PIECE: Final = 1 << 20
-_MAX_OPCODE: Final = 64 << 20  # bytes; a longer text is no plain data
 _XZ, _GZIP = b"\xfd7zXZ\x00", b"\x1f\x8b"
 
 # What unpacking a damaged file raises; xz may demand a dictionary of up to 4 GiB, which is a MemoryError.
@@ -108,7 +100,7 @@ def load_rows(path: str | Path, row_key: str | None) -> tuple[Any, Rows]:
     collecting = gc.isenabled()
     gc.disable()  # a million new objects that all stay: looking for garbage among them doubles the time
     try:
-        size = _feed(machine, path, _MOST_MEMORY if row_key else _MOST_MEMORY_OF_OBJECTS)
+        size = _feed(machine, path, PICKLE_MEMORY if row_key else OBJECT_MEMORY)
         value = machine.value()
     except ImportError as error:
         reason = f"tries to import {error} when loaded; a memory snapshot holds plain data only"
@@ -131,14 +123,16 @@ def _feed(machine: Unpickler, path: str, most_memory: int) -> int:
     """Run the whole pickle and return how many bytes it has, unpacked."""
     with open_input(path) as file, step(f"reading {path}", os.fstat(file.fileno()).st_size) as shown:
         packed = os.fstat(file.fileno()).st_size
-        most, memory = _FEW_BYTES + _MOST_BYTES * packed, _FEW_BYTES + most_memory * packed
+        most, memory = PICKLE_FEW + PICKLE_RATIO * packed, PICKLE_FEW + most_memory * packed
         unpacked = _unpacked(file)
         rest, size, head = b"", 0, b""
         while not machine.done and (piece := _read(unpacked, path)):
             head = head or piece[:1]
             size += len(piece)
-            if size > min(most, MAX_BYTES):
-                raise SnapshotFormatError(path, f"holds more than {min(most, MAX_BYTES) >> 20} MiB in {packed} bytes")
+            if size > min(most, PICKLE_BYTES):
+                raise SnapshotFormatError(
+                    path, f"holds more than {min(most, PICKLE_BYTES) >> 20} MiB in {packed} bytes"
+                )
             rest += piece
             try:
                 rest = rest[machine.feed(rest, memory) :]
@@ -146,8 +140,8 @@ def _feed(machine: Unpickler, path: str, most_memory: int) -> int:
                 if head not in b"\x80(]})dl":
                     raise SnapshotFormatError(path, _NOT_A_PICKLE) from error
                 raise
-            if len(rest) > _MAX_OPCODE:
-                raise SnapshotFormatError(path, f"holds a text or number of more than {_MAX_OPCODE >> 20} MiB")
+            if len(rest) > PICKLE_TEXT:
+                raise SnapshotFormatError(path, f"holds a text or number of more than {PICKLE_TEXT >> 20} MiB")
             shown.update(file.tell())
     if not size:
         raise SnapshotFormatError(path, "the file is empty")

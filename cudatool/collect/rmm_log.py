@@ -24,6 +24,7 @@ import numpy as np
 
 from cudatool.errors import FileFormatError
 from cudatool.files import open_input
+from cudatool.limits import LOG_LINE
 from cudatool.text import quoted
 from cudatool.trace.events import FREE_UNKNOWN, RECORD, Kind, StreamFlag
 from cudatool.trace.model import Trace
@@ -49,7 +50,6 @@ _DAY: Final = 24 * 3600 * 10**9
 _DEVICE: Final = re.compile(r"\.dev([0-9]{1,2})(?=\.|$)")  # what RMM adds to the name that it is given
 _MAX_SIZE: Final = 1 << 48  # more than any card's address space
 _MAX_ADDRESS: Final = 1 << 63
-_MAX_LINE: Final = 4096
 _MAX_THREADS: Final = 1 << 16  # a record's thread is an index of 16 bits
 _PIECE: Final = 1 << 16  # rows
 
@@ -61,7 +61,7 @@ _Row = tuple[
 def is_rmm_log(path: str | Path) -> bool:
     """Say whether a file starts with the header of RMM's log, without reading more than its first line."""
     with open_input(path) as file:
-        return _is_header(file.readline(_MAX_LINE))
+        return _is_header(file.readline(LOG_LINE))
 
 
 def read(path: str | Path) -> Trace:
@@ -78,7 +78,7 @@ def read(path: str | Path) -> Trace:
     """
     path = str(path)
     with open_input(path) as file:
-        if not _is_header(file.readline(_MAX_LINE)):
+        if not _is_header(file.readline(LOG_LINE)):
             raise FileFormatError(path, "not an RMM log: its first line is not Thread,Time,Action,Pointer,Size,Stream")
         return _Reader(path).trace(file)
 
@@ -122,12 +122,12 @@ class _Reader:
 
     def _rows(self, file: BinaryIO) -> Iterator[_Row]:
         number = 1
-        while line := file.readline(_MAX_LINE):
+        while line := file.readline(LOG_LINE):
             number += 1
             text = line.decode("utf-8", "replace").strip()
             if not text or _is_header(line):  # a log that several runs were appended to has several headers
                 continue
-            if not line.endswith(b"\n") and len(line) < _MAX_LINE:
+            if not line.endswith(b"\n") and len(line) < LOG_LINE:
                 # RMM writes a line with its end. Without it, also one that can be read may have lost digits.
                 self.notes.append(f"the log is cut in line {number}: what came from then on is missing")
                 return

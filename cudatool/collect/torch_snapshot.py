@@ -22,6 +22,7 @@ from cudatool.collect.plain_pickle import Rows
 from cudatool.collect.torch_columns import EventColumns, require
 from cudatool.errors import OutputError, SnapshotFormatError
 from cudatool.files import open_input, replacing
+from cudatool.limits import PAGES
 from cudatool.trace import _sweep
 from cudatool.trace.events import FREE_UNKNOWN, RECORD, Kind, StreamFlag
 from cudatool.trace.model import Frame, PinnedMemory, Trace
@@ -66,7 +67,6 @@ _SMALL_SEGMENT: Final = 2 << 20
 _LARGE_SEGMENT: Final = 20 << 20
 _LARGE_REMAINDER: Final = 1 << 20  # small requests are up to this, and large blocks are split if more than this remains
 _MAX_SIZE: Final = 1 << 48  # more than any card's address space
-_MAX_PAGES: Final = 1 << 20  # 2 TiB in all, and more
 _PAGES_OF_RANGE: Final = 64  # for each range, as events of small ones may be many
 _DEEP: Final = 256  # frames of a stack that no program has often
 _LEAST_BYTES: Final = 16  # of an event, a block or a segment in a pickle; what is shared has fewer
@@ -323,7 +323,7 @@ class _Reader:
         self._frame_by_id: dict[int, int] = {}
         self._stack_by_ids: dict[tuple[int, ...], int] = {(): 0}
         self._stack_by_list: dict[int, tuple[Sequence[Any], int]] = {}
-        self.pages_left = _MAX_PAGES
+        self.pages_left = PAGES
 
     def snapshot(self, path: str, rows: Rows) -> MemorySnapshot:
         segments = _list(self.data, "segments")

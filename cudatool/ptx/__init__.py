@@ -19,10 +19,11 @@ from cudatool.ptx.access import (
     infer_accesses,
     pointers_at,
 )
+from cudatool.ptx.calls import ModuleCalls, function_addresses
 from cudatool.ptx.container import DeviceCode, device_code, is_container, ptx_for, register_counts
 from cudatool.ptx.effects import Mode
 from cudatool.ptx.flow import Block, Flow
-from cudatool.ptx.frames import FRAME_SCALE, STACK, function_addresses, merge_calls
+from cudatool.ptx.frames import FRAME_SCALE, STACK, merge_calls
 from cudatool.ptx.linker import LinkError, join, link, parse_image, split, undefined
 from cudatool.ptx.model import (
     Address,
@@ -48,6 +49,7 @@ from cudatool.ptx.summary import Feature, InstructionClass, KernelSummary, summa
 __all__ = [
     "FRAME_SCALE",
     "STACK",
+    "ModuleCalls",
     "function_addresses",
     "parse",
     "parse_image",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from cudatool.limits import PTX_BYTES, PTX_FEW, PTX_RATIO
 from cudatool.ptx.model import PtxError
 
 __all__ = ["Data", "DeviceCode", "device_code", "is_container", "ptx_for", "register_counts"]
@@ -24,9 +25,6 @@ _KINDS = {1: "ptx", 2: "machine code", 8: "ltoir"}
 _LZ4, _ZSTD = 0x2000, 0x8000
 _ELF, _ARCHIVE = b"\x7fELF", b"!<arch>\n"
 _EM_CUDA = 190
-_MAX_TEXT = 256 << 20  # bytes of PTX
-_MAX_RATIO = 64  # of PTX to its compressed bytes: toolchains reach some 20
-_FEW = 1 << 20  # bytes that PTX may have whatever its compressed size
 _REGISTER_COUNT = 0x2F
 _FATBIN_HEADER, _FORM_HEADER = 16, 64  # bytes, at least
 _SECTION_HEADER = 64  # bytes
@@ -69,7 +67,7 @@ class DeviceCode:
         if self.kind != "ptx":
             raise PtxError(f"{self.kind} has no text")
         data = bytes(self._payload)
-        most = min(_FEW + _MAX_RATIO * len(data), _MAX_TEXT) if self._compression else _MAX_TEXT
+        most = min(PTX_FEW + PTX_RATIO * len(data), PTX_BYTES) if self._compression else PTX_BYTES
         if max(self._size, len(data)) > most:
             raise PtxError(f"PTX of {self._size} bytes, compressed to {len(data)}, in a fatbin")
         if self._compression == _LZ4:
@@ -114,12 +112,12 @@ def ptx_for(data: Data, arch: int) -> list[bytes]:
     for code in device_code(data):
         if code.kind == "ptx" and code.arch <= arch and (code.unit not in best or best[code.unit].arch < code.arch):
             best[code.unit] = code
-    texts, room = [], _FEW + _MAX_RATIO * len(data)
+    texts, room = [], PTX_FEW + PTX_RATIO * len(data)
     for code in best.values():
         texts.append(code.text())
         room -= len(texts[-1])
         if room < 0:
-            raise PtxError(f"PTX of more than {_MAX_RATIO} times the {len(data)} bytes that hold it")
+            raise PtxError(f"PTX of more than {PTX_RATIO} times the {len(data)} bytes that hold it")
     return texts
 
 

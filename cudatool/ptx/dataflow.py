@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from cudatool.limits import VALUE_ROUNDS, VALUE_SCOPES, VALUE_STEPS
 from cudatool.ptx import provenance
 from cudatool.ptx.effects import MemoryOperand, memory_operands, value_type
 from cudatool.ptx.flow import writes
@@ -47,9 +48,6 @@ HARMLESS: Final = frozenset({"vprintf", "__assertfail", "malloc", "free"})
 
 _SMALL = 1 << 32  # a literal below is no address
 _LOW_BITS = 0xFFFF  # what a mask up to this leaves of an address is none
-_MAX_SCOPES = 48  # of one function
-_WORK = 300_000  # steps in all, and
-_ROUNDS = 16  # for each instruction of a function with a set of arguments
 
 _Cells = dict[tuple[int, int], Value]  # (offset, width) -> value
 _Arguments = tuple[frozenset[tuple[tuple[int, int], Value]], ...]
@@ -104,7 +102,7 @@ class Dataflow:
         self._scopes: dict[tuple[str, _Arguments | None], Scope] = {}
         self._count: dict[str, int] = {}
         self._changed = False
-        self._work_left = _WORK
+        self._work_left = VALUE_STEPS
         self._undefined = UNDEFINED
         self._parameter_bytes = {parameter.name: parameter.size for parameter in kernel.params}
         root = self._enter(kernel, ())
@@ -150,7 +148,7 @@ class Dataflow:
 
     def _enter(self, function: Function, arguments: _Arguments) -> Scope:
         key: tuple[str, _Arguments | None] = (function.name, arguments)
-        if key not in self._scopes and self._count.get(function.name, 0) >= _MAX_SCOPES:
+        if key not in self._scopes and self._count.get(function.name, 0) >= VALUE_SCOPES:
             key = (function.name, None)
         scope = self._scopes.get(key)
         if scope is None:
@@ -158,7 +156,7 @@ class Dataflow:
             self._count[function.name] = self._count.get(function.name, 0) + 1
             self._changed = True
             for instruction in function.instructions:
-                self._work_left += _ROUNDS
+                self._work_left += VALUE_ROUNDS
                 if instruction.opcode in _STEPS:
                     _check_operands(instruction)
                     scope.steps.append(instruction)

@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 from functools import reduce
 from operator import and_
 
+from cudatool.limits import FLOW_STEPS
 from cudatool.ptx.model import Address, Function, Instruction, Operand, Pair, PtxError, Register, Symbol, VectorOperand
 
 __all__ = ["Block", "Flow", "reads", "writes"]
 
 _LIVE = 4  # what a register that is live in a block costs, as it takes memory
-_WORK = 20_000_000
-"""Blocks and registers that are looked at for one function. Large kernels of libraries need a hundredth of it; without
-a limit a text of some KiB whose blocks all lead to each other would take hours, and all memory."""
 
 # Instructions that write no register.
 _NO_DESTINATION = frozenset(
@@ -101,7 +99,7 @@ class Flow:
 
     def __init__(self, function: Function, split: frozenset[int] = frozenset()) -> None:
         self.function = function
-        self._work_left = _WORK
+        self._work_left = FLOW_STEPS
         code = function.instructions
         starts = {0, len(code), *function.labels.values(), *split}
         starts.update(i + 1 for i, one in enumerate(code) if one.opcode in ("bra", "brx", "ret", "exit", "trap"))

@@ -21,6 +21,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from cudatool.limits import FRAMED_SIZE
+from cudatool.ptx.calls import ModuleCalls
 from cudatool.ptx.flow import Flow, reads, writes
 from cudatool.ptx.inline import Inliner
 from cudatool.ptx.model import (
@@ -38,7 +40,7 @@ from cudatool.ptx.model import (
 )
 from cudatool.ptx.operands import call_parts
 
-__all__ = ["FRAME_SCALE", "STACK", "STACK_SLACK", "function_addresses", "merge_calls"]
+__all__ = ["FRAME_SCALE", "STACK", "STACK_SLACK", "merge_calls"]
 
 STACK = "%stack"
 """Name of the local variable that holds the stack."""
@@ -53,59 +55,24 @@ _FRAME, _TOP, _NUMBER = Register("%stack.frame"), Register("%stack.top"), Regist
 _WORD, _FLAG = Register("%stack.word"), Register("%stack.flag")
 _TABLE, _LEAVE = "%stack.calls", "%stack.leave"
 _HEADER = 16
-_LARGEST = 150_000  # instructions of a kernel
 
 
-def function_addresses(module: Module) -> dict[str, int]:
-    """Return what a pointer to each device function holds. Nothing can be read there."""
-    functions = (name for name, function in module.functions.items() if not function.is_kernel)
-    return {name: 0x100 + 16 * number for number, name in enumerate(functions)}
-
-
-def merge_calls(module: Module, kernel: Function, stack_bytes: int) -> Function:
+def merge_calls(module: Module, kernel: Function, stack_bytes: int, calls: ModuleCalls | None = None) -> Function:
     """Return `kernel` without calls of functions that `module` defines; calls of the system's (``vprintf``) stay.
 
     Parameters
     ----------
     stack_bytes
         Size of a thread's stack, should the kernel need one.
+    calls
+        Of the module; found anew if not given.
 
     Raises
     ------
     PtxError
         The result is unreasonably large, or a call does not fit what it calls.
     """
-    return _Merger(module).merge(kernel, stack_bytes)
-
-
-def _recursive(module: Module) -> frozenset[str]:
-    """Return the functions that call themselves, directly or through others."""
-    calls: dict[str, set[str]] = {}
-    for name, function in module.functions.items():
-        called = (call_parts(i)[1] for i in function.instructions if i.opcode == "call")
-        calls[name] = {target.name for target in called if isinstance(target, Symbol)} & module.functions.keys()
-    found = set()
-    for name in calls:
-        reached: set[str] = set()
-        pending = list(calls[name])
-        while pending:
-            one = pending.pop()
-            if one not in reached:
-                reached.add(one)
-                pending.extend(calls[one])
-        if name in reached:
-            found.add(name)
-    return frozenset(found)
-
-
-def _pointed_to(module: Module) -> list[str]:
-    """Return the functions whose address is taken anywhere in the module."""
-    names = {r.symbol for variable in module.variables.values() for r in variable.relocations}
-    for function in module.functions.values():
-        for i in function.instructions:
-            if i.opcode != "call":
-                names |= {operand.name for operand in i.operands if isinstance(operand, Symbol)}
-    return [name for name, function in module.functions.items() if name in names and function.has_body]
+    return _Merger(module, calls or ModuleCalls.of(module)).merge(kernel, stack_bytes)
 
 
 def _round_up(size: int, step: int) -> int:
@@ -122,11 +89,11 @@ def _steps(sizes: list[int], start: int) -> list[int]:
 
 
 class _Merger:
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: Module, calls: ModuleCalls) -> None:
         self.module = module
-        self.framed = _recursive(module)
-        self.addresses = function_addresses(module)
-        self.pointed = _pointed_to(module)
+        self.framed = calls.recursive
+        self.addresses = calls.addresses
+        self.pointed = calls.pointed_to
         self.needed: list[str] = []  # functions that get a part of the kernel of their own
         self.returns: list[str] = []  # labels behind the calls
         self.registers: dict[str, str] = {}
@@ -193,7 +160,7 @@ class _Merger:
     # ---- writing code ----
 
     def _emit(self, opcode: str, modifiers: str, *operands: Operand, guard: Register | None = None) -> None:
-        if len(self.code) > _LARGEST:
+        if len(self.code) > FRAMED_SIZE:
             raise PtxError("too large with its calls on a stack", self.at.line)
         parts = tuple(filter(None, modifiers.split(".")))
         self.code.append(replace(self.at, opcode=opcode, modifiers=parts, operands=operands, guard=guard))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from cudatool.limits import INLINED_SIZE
 from cudatool.ptx.model import (
     Address,
     Function,
@@ -24,7 +25,6 @@ from cudatool.ptx.operands import call_parts, elements, renamed
 
 __all__ = ["Inliner"]
 
-_LARGEST = 250_000  # instructions and names of a kernel with its calls inlined
 _CALL = 4  # instructions that take a call's place, beside the body
 _DEEPEST = 200  # calls within calls: inlining them calls itself
 
@@ -68,7 +68,7 @@ class Inliner:
                 own + sum(_CALL + size for size, _ in within),
                 1 + max((depth for _, depth in within), default=0),
             )
-            if size > _LARGEST or depth > _DEEPEST:
+            if size > INLINED_SIZE or depth > _DEEPEST:
                 raise PtxError(f"{self.result.name}: too large once its calls are inlined", one.line)
             self._sizes[one.name] = size, depth
 

@@ -11,6 +11,7 @@ import struct
 from dataclasses import replace
 from math import prod
 
+from cudatool.limits import PTX_DECLARED
 from cudatool.ptx.body import Body
 from cudatool.ptx.model import (
     Function,
@@ -25,7 +26,6 @@ from cudatool.ptx.tokens import LINKAGE, SPACES, TYPE, VECTOR, Tokens, immediate
 
 __all__ = ["Parser", "parse"]
 
-_FEW = 1 << 17
 _LARGEST = (1 << 48) - 1  # bytes of a variable: no device has more addresses
 _LARGEST_PARAMETER = 1 << 18  # bytes; what copies one is written out
 _NO_VALUE = {"noreturn", "explicitcluster", "blocksareclusters"}
@@ -54,8 +54,8 @@ class Parser(Tokens):
         self.location: Location | None = None
         # `%r<9>` makes work without end of a few characters, and so does an initializer of a nested array. A text
         # cannot name more registers than it has characters.
-        self.unnamed = _FEW + len(text)  # registers that may still be declared in numbers
-        self.unwritten = _FEW + 8 * len(text)  # bytes that may still be initialized
+        self.unnamed = PTX_DECLARED + len(text)  # registers that may still be declared in numbers
+        self.unwritten = PTX_DECLARED + 8 * len(text)  # bytes that may still be initialized
 
     def module(self) -> Module:
         outside: list[str] = []

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from cudatool.ptx.calls import recursive
 from cudatool.ptx.dataflow import HARMLESS
 from cudatool.ptx.model import Function, Instruction, Module, Symbol
 from cudatool.ptx.operands import GENERIC, call_parts, space_of, symbols
@@ -254,19 +255,6 @@ def _reachable(module: Module, kernel: Function) -> tuple[list[Function], set[st
                 features.add(Feature.EXTERNAL_CALL)
             if callee is None or not callee.has_body:
                 external.update({getattr(target, "name", "")} - HARMLESS if isinstance(target, Symbol) else ())
-    if any(_reaches(calls, name, name) for name in calls):
+    if recursive(calls):
         features.add(Feature.RECURSION)
     return order, external, features
-
-
-def _reaches(calls: dict[str, set[str]], start: str, goal: str) -> bool:
-    seen: set[str] = set()
-    waiting = list(calls[start])
-    while waiting:
-        name = waiting.pop()
-        if name == goal:
-            return True
-        if name not in seen:
-            seen.add(name)
-            waiting.extend(calls.get(name, ()))
-    return False

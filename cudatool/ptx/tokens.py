@@ -6,6 +6,7 @@ import re
 import struct
 from typing import Final
 
+from cudatool.limits import PTX_DEPTH
 from cudatool.ptx.model import Immediate, PtxError
 
 __all__ = ["LINKAGE", "SPACES", "TYPE", "VECTOR", "Tokens", "immediate"]
@@ -27,7 +28,6 @@ SPACES: Final = {".global", ".const", ".shared", ".local", ".param"}
 LINKAGE: Final = {".visible", ".extern", ".weak", ".common"}
 TYPE: Final = re.compile(r"\.(?:[usb](?:8|16|32|64|128)|b?f16(?:x2)?|tf32|f32|f64|pred|texref|samplerref|surfref)$")
 VECTOR: Final = {".v2": 2, ".v4": 4, ".v8": 8}
-_DEEPEST: Final = 64  # levels of braces and brackets
 _LARGEST: Final = (1 << 64) - 1  # an integer constant has 64 bits (PTX ISA, "Integer Constants")
 
 
@@ -99,8 +99,8 @@ class Tokens:
     def enter(self) -> None:
         """Go one level deeper into braces or brackets. What reads them calls itself, and the stack has an end."""
         self.depth += 1
-        if self.depth > _DEEPEST:
-            raise PtxError(f"nested deeper than {_DEEPEST} levels", self.line)
+        if self.depth > PTX_DEPTH:
+            raise PtxError(f"nested deeper than {PTX_DEPTH} levels", self.line)
 
     def leave(self) -> None:
         """Come back out of what was entered."""

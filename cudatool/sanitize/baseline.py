@@ -27,6 +27,7 @@ from typing import Any
 
 from cudatool.errors import FileFormatError
 from cudatool.files import read_input, write_whole
+from cudatool.limits import BASELINE_BYTES
 from cudatool.sanitize.findings import Known, Report
 from cudatool.sanitize.kinds import check_of
 from cudatool.sanitize.views import what
@@ -35,7 +36,6 @@ from cudatool.text import quoted
 __all__ = ["SCHEMA", "Baseline"]
 
 SCHEMA = "cudatool.baseline/1"
-_LARGEST = 64 << 20  # bytes of a file
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Baseline:
             It is not there, or no baseline; the message names the entry.
         """
         try:
-            data = json.loads(read_input(path, _LARGEST))
+            data = json.loads(read_input(path, BASELINE_BYTES))
         except FileNotFoundError as error:
             if may_be_new:
                 return Baseline({})

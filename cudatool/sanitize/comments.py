@@ -13,6 +13,7 @@ import re
 import tokenize
 from dataclasses import dataclass, field
 
+from cudatool.limits import COMMENTED_SOURCE
 from cudatool.sanitize.findings import DeviceFinding, Finding, FindingKind, Remark
 from cudatool.sanitize.kinds import CHECKS, check_of
 from cudatool.sanitize.places import source_lines, source_place
@@ -22,8 +23,12 @@ from cudatool.trace.frames import user_frame
 
 __all__ = ["Comments"]
 
-_IGNORE = re.compile(r"(?:#|//|/\*).*?\bcudatool:\s*ignore\b(?:\s*\[([^\]]*)\])?")
+_MARK = re.compile(r"#|//|/\*")
+_IGNORE = re.compile(r"\bcudatool:\s*ignore\b(?:\s*\[([^\]]*)\])?")
 _NAMES = frozenset([*CHECKS, *FindingKind])
+
+
+_EVERYTHING = " "  # what a comment without brackets accepts; names have no blanks around them
 
 
 @dataclass
@@ -33,47 +38,50 @@ class Comments:
     Attributes
     ----------
     remarks
-        Names in the comments seen so far that are neither kinds nor checks.
+        Names in the comments seen so far that are neither kinds nor checks, and files whose comments were not read.
     """
 
     remarks: list[Remark] = field(default_factory=list)
-    _files: dict[str, dict[int, list[_Comment]]] = field(default_factory=dict)
+    _files: dict[str, _Source] = field(default_factory=dict)
 
     def accepting(self, finding: Finding | DeviceFinding) -> str:
         """Return ``"file:line"`` of the comment that accepts `finding`, an empty string without one."""
         places = [(frame.file, frame.line) for site in sites(finding) if (frame := user_frame(site.stack))]
         if isinstance(finding, DeviceFinding):
             places += [at for source in (finding.source, finding.other_source) if (at := source_place(source))]
+        names = _EVERYTHING, finding.kind.value, check_of(finding)
         for file, line in places:
-            for comment in self._of(file).get(line, ()):
-                if comment.names is None or comment.names & {finding.kind.value, check_of(finding)}:
-                    return f"{file}:{comment.line}"
+            accepted = self._of(file).at(line)
+            lines = [accepted[name] for name in names if name in accepted]
+            if lines:
+                return f"{file}:{min(lines)}"
         return ""
 
-    def _of(self, file: str) -> dict[int, list[_Comment]]:
-        """Return the comments of a file by each line that they count for."""
+    def _of(self, file: str) -> _Source:
         if file not in self._files:
-            comments, unknown = _read(file)
-            self._files[file] = comments
-            known = "a kind of finding or a check"
-            self.remarks += [
-                Remark(file, line, f"ignore[{name}]: {quoted(name)} is not {known}") for line, name in unknown
-            ]
+            self._files[file], remarks = _read(file)
+            self.remarks += remarks
         return self._files[file]
 
 
 @dataclass(frozen=True)
-class _Comment:
-    line: int
-    names: frozenset[str] | None  # None accepts everything
+class _Source:
+    """What the comments of one file accept: as much work for a statement of thousands of comments as for one."""
+
+    statements: dict[int, int]  # line -> first line of its statement, where that is another
+    accepted: dict[int, dict[str, int]] = field(default_factory=dict)  # that line -> name -> line of the comment
+
+    def at(self, line: int) -> dict[str, int]:
+        """Return what is accepted in the statement on a line, by name, each with the line of the comment."""
+        return self.accepted.setdefault(self.statements.get(line, line), {})
 
 
-def _statement_lines(text: str) -> dict[int, range]:
-    """Return for each line the lines of the innermost statement, head of a compound one or decorator that it is in."""
-    found: dict[int, range] = {}
+def _statements(text: str) -> dict[int, int]:
+    """Return for each line where the innermost statement, head of a compound one or decorator on it begins."""
+    found: dict[int, int] = {}
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deeply
         return found
     for node in ast.walk(tree):  # outer statements come before inner ones
         if not isinstance(node, ast.stmt | ast.ExceptHandler):
@@ -82,29 +90,34 @@ def _statement_lines(text: str) -> dict[int, range]:
         last = body[0].lineno - 1 if body else node.end_lineno or node.lineno
         decorators = [(one.lineno, one.end_lineno or one.lineno) for one in getattr(node, "decorator_list", ())]
         for first, end in (*decorators, (node.lineno, max(last, node.lineno))):
-            lines = range(first, end + 1)
-            found.update(dict.fromkeys(lines, lines))
+            found.update(dict.fromkeys(range(first, end + 1), first))
     return found
 
 
-def _read(file: str) -> tuple[dict[int, list[_Comment]], list[tuple[int, str]]]:
-    """Return a file's comments by the lines they count for, and the unknown names with their lines."""
+def _read(file: str) -> tuple[_Source, list[Remark]]:
+    """Return what a file's comments accept, and what is wrong with them."""
     text = "".join(source_lines(file))
     if "cudatool:" not in text:
-        return {}, []
+        return _Source({}), []
+    if len(text) > COMMENTED_SOURCE:
+        why = f"comments of a file of more than {COMMENTED_SOURCE >> 10} KiB are not read: nothing is accepted there"
+        return _Source({}), [Remark(file, 1, why)]
     python = file.endswith((".py", ".pyw")) or not file.endswith((".cu", ".cuh", ".h", ".hpp", ".cpp", ".ptx"))
-    statements = _statement_lines(text) if python else {}
-    comments: dict[int, list[_Comment]] = {}
-    unknown: list[tuple[int, str]] = []
+    source = _Source(_statements(text) if python else {})
+    remarks = []
     for line, words in _comments(text) if python else enumerate(text.splitlines(), 1):
-        match = _IGNORE.search(words)
+        mark = _MARK.search(words)
+        match = _IGNORE.search(words, mark.end()) if mark else None
         if match is None:
             continue
-        names = None if match[1] is None else frozenset(name.strip() for name in match[1].split(","))
-        unknown += [(line, name) for name in sorted((names or frozenset()) - _NAMES)]
-        for covered in statements.get(line, (line,)):
-            comments.setdefault(covered, []).append(_Comment(line, names))
-    return comments, unknown
+        names = {_EVERYTHING} if match[1] is None else {name.strip() for name in match[1].split(",")}
+        for name in sorted(names - _NAMES - {_EVERYTHING}):
+            what = f"ignore[{name}]: {quoted(name)} is not a kind of finding or a check"
+            remarks.append(Remark(file, line, what))
+        accepted = source.at(line)
+        for name in names:
+            accepted.setdefault(name, line)
+    return source, remarks
 
 
 def _comments(text: str) -> list[tuple[int, str]]:

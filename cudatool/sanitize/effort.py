@@ -6,13 +6,12 @@ import math
 from typing import Final
 
 from cudatool.errors import TraceFormatError
+from cudatool.limits import CHECK_EVENT, CHECK_STEPS
 from cudatool.sanitize.ordering import Clock, join
 from cudatool.trace.model import Trace
 
 __all__ = ["Effort"]
 
-_BASE: Final = 1 << 24  # units of some 25 ns
-_FOR_EACH_EVENT: Final = 1 << 12
 _COMPONENT: Final = 4  # of a clock: it takes memory, too
 
 
@@ -34,7 +33,7 @@ class Effort:
 
     def __init__(self, trace: Trace, *, bounded: bool = False) -> None:
         self._events = len(trace.records)
-        self._left: float = _BASE + _FOR_EACH_EVENT * self._events if bounded else math.inf
+        self._left: float = CHECK_STEPS + CHECK_EVENT * self._events if bounded else math.inf
         self._source = str(trace.source)
 
     def spend(self, units: int) -> None:

@@ -14,10 +14,10 @@ from datetime import datetime
 from pathlib import PurePath
 from typing import Final
 
+from cudatool.limits import QUOTED_SOURCE
 from cudatool.trace.model import Trace
 
 __all__ = [
-    "LARGEST_SOURCE",
     "project_root",
     "recorded_at",
     "relative_path",
@@ -27,9 +27,6 @@ __all__ = [
     "source_place",
 ]
 
-LARGEST_SOURCE: Final = 4 << 20
-"""Bytes of the largest file that is quoted."""
-
 _NOT_PYTHON: Final = (".cu", ".cuh", ".ptx", ".c", ".cc", ".cpp", ".cxx", ".h", ".hh", ".hpp", ".hxx", ".inl")
 _SOURCES: Final = (".py", ".pyw", ".pyx", *_NOT_PYTHON)
 
@@ -38,8 +35,9 @@ def source_lines(file: str, *, recorded_at: float = math.inf) -> list[str]:
     """Return the lines of a source file, or of a kernel's source that this process compiled from a string.
 
     The path comes from a trace, which a stranger may have written, and the report may be sent to anyone. So there are
-    none but of a regular file of at most :data:`LARGEST_SOURCE` that is Python, C++, CUDA or PTX by its name (with all
-    links followed), or a Python script by its first line; and none of a file that has changed since the recording.
+    none but of a regular file of at most :data:`~cudatool.limits.QUOTED_SOURCE` bytes that is Python, C++, CUDA or PTX
+    by its name (with all links followed), or a Python script by its first line; and none of a file that has changed
+    since the recording.
 
     Parameters
     ----------
@@ -62,7 +60,7 @@ def source_lines(file: str, *, recorded_at: float = math.inf) -> list[str]:
 def _lines(file: str, changed_ns: int) -> list[str]:
     """Return the lines of a source file; `changed_ns` is for the cache alone."""
     with open(file, "rb", opener=_open_source) as source:
-        data = source.read(LARGEST_SOURCE)
+        data = source.read(QUOTED_SOURCE)
         name = os.readlink(f"/proc/self/fd/{source.fileno()}")
     first = data.split(b"\n", 1)[0]
     if not name.endswith(_SOURCES) and not (first.startswith(b"#!") and b"python" in first):
@@ -80,7 +78,7 @@ def _open_source(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)  # a pipe does not block
     found = os.fstat(descriptor)
     # What /proc has says that it is a regular file of no bytes, and may be endless.
-    if not stat.S_ISREG(found.st_mode) or not 0 < found.st_size <= LARGEST_SOURCE:
+    if not stat.S_ISREG(found.st_mode) or not 0 < found.st_size <= QUOTED_SOURCE:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a source file", path)
     return descriptor

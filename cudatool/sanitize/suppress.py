@@ -15,13 +15,14 @@ call's.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from cudatool.errors import UsageError
 from cudatool.files import read_input
+from cudatool.limits import RULE_BRACKETS, RULE_LENGTH, RULES, RULES_BYTES
 from cudatool.sanitize.findings import DeviceFinding, Finding, FindingKind
 from cudatool.sanitize.kinds import CHECKS, check_of
 from cudatool.text import quoted, short_arguments
@@ -29,7 +30,6 @@ from cudatool.trace.model import Frame
 
 __all__ = ["Rule", "parse_rules"]
 
-_LARGEST = 16 << 20  # bytes of a file
 _TERMS = ("kind", "file", "function", "operation", "fingerprint")
 
 
@@ -65,8 +65,7 @@ class Rule:
         )
 
     def _in_frame(self, frame: Frame) -> bool:
-        file = frame.file.replace("\\", "/")
-        in_file = not self.file or fnmatchcase(file, self.file) or fnmatchcase(file, f"*/{self.file}")
+        in_file = not self.file or fnmatchcase("/" + frame.file.replace("\\", "/"), f"*/{self.file}")
         return in_file and (not self.function or fnmatchcase(frame.function, self.function))
 
 
@@ -76,24 +75,46 @@ def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:
     Raises
     ------
     UsageError
-        A rule or file that cannot be read; the message names the line.
+        A rule or file that cannot be read, or too many of them (:mod:`cudatool.limits`); the message names the line.
     """
-    rules: list[Rule | None] = []
+    rules: list[Rule] = []
+    room = RULES_BYTES
+    for line, where in _lines(texts):
+        room -= len(line)
+        if room < 0:
+            raise UsageError(f"{where}: the suppressions have more than {RULES_BYTES >> 10} KiB")
+        rule = _parse(line, where)
+        if rule is not None:
+            rules.append(rule)
+        if len(rules) > RULES:
+            raise UsageError(f"{where}: there are more than {RULES:,} suppressions; a --baseline may have more entries")
+    return tuple(rules)
+
+
+def _lines(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield each line that may be a rule, and where it stands."""
     for text in texts:
         if not text.startswith("@"):
-            rules.append(_parse(text, "--suppress"))
+            yield text, "--suppress"
             continue
         path = Path(text[1:])
         try:
-            lines = read_input(path, _LARGEST).decode().splitlines()
+            content = read_input(path, RULES_BYTES).decode()
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise UsageError(f"cannot read suppressions from {path}: {why}") from error
-        rules += [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
-    return tuple(rule for rule in rules if rule is not None)
+        for number, line in enumerate(content.split("\n"), 1):
+            yield line + "\n", f"{path}:{number}"
 
 
 def _parse(text: str, where: str) -> Rule | None:
+    text = text.strip()
+    if not text or text.startswith("#"):
+        return None
+    if len(text) > RULE_LENGTH:
+        raise UsageError(f"{where}: a suppression of more than {RULE_LENGTH:,} characters")
+    if text.count("[") > RULE_BRACKETS:
+        raise UsageError(f"{where}: a suppression with more than {RULE_BRACKETS} opening brackets")
     try:
         words = shlex.split(text, comments=True)
     except ValueError as error:

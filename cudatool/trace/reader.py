@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from cudatool.errors import TraceFormatError, UsageError
 from cudatool.files import open_input
+from cudatool.limits import TABLES_BYTES
 from cudatool.progress import step
 from cudatool.trace.events import RECORD
 from cudatool.trace.file import (
@@ -53,7 +54,6 @@ _ATTEMPTS = 20  # to read a file that changes
 _PAUSE_S = 0.002
 
 
-_LARGEST_TABLES = 64 << 20  # bytes of a chunk: a recorder's have 32 KiB, or one long name
 _ZEROS = bytes(1 << 20)
 
 
@@ -230,7 +230,7 @@ class _Reader:
         start = aligned(FILE_HEADER.size + length)
         if start > self.size:
             return False
-        payload = self.file.read(min(length, _LARGEST_TABLES))
+        payload = self.file.read(min(length, TABLES_BYTES))
         if crc32(payload) != checksum:
             raise TraceFormatError(self.name, "has a damaged header")
         try:
@@ -274,7 +274,7 @@ class _Reader:
 
     def _read_payload(self, kind: int, size: int) -> bytes | memoryview:
         if kind != Chunk.RECORDS:
-            if size > _LARGEST_TABLES:
+            if size > TABLES_BYTES:
                 raise _DamageError(f"a chunk of {size} bytes that are no events")
             return self.file.read(size)
         at = self.count * RECORD.itemsize

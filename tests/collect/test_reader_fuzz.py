@@ -244,7 +244,7 @@ def test_many_devices_and_pools_do_not_take_forever(tmp_path: Path) -> None:
 def test_a_decompression_bomb_is_refused_before_it_fills_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compress: Callable[[bytes], bytes]
 ) -> None:
-    monkeypatch.setattr(plain_pickle, "MAX_BYTES", 16 * MIB)
+    monkeypatch.setattr(plain_pickle, "PICKLE_BYTES", 16 * MIB)
     bomb = compress(bytes(64 * MIB))
     assert len(bomb) < MIB
     (tmp_path / "x").write_bytes(bomb)

@@ -95,7 +95,7 @@ def test_lists_that_would_be_endless_if_copied_are_harmless(tmp_path: Path) -> N
 
 
 def test_a_bomb_of_compressed_bytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain_pickle, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(plain_pickle, "PICKLE_BYTES", 1 << 20)
     (tmp_path / "x").write_bytes(lzma.compress(b"\x80\x04" + b"N0" * (1 << 20)))
     with pytest.raises(SnapshotFormatError, match="holds more than"):
         plain_pickle.load(tmp_path / "x")

@@ -14,8 +14,9 @@ import pytest
 from hostile_traces import records_of, trace_bytes
 
 from cudatool import analyze
+from cudatool.limits import QUOTED_SOURCE
 from cudatool.sanitize import check
-from cudatool.sanitize.places import LARGEST_SOURCE, recorded_at, source_line, source_lines
+from cudatool.sanitize.places import recorded_at, source_line, source_lines
 from cudatool.trace import reader
 from cudatool.trace.events import AccessFlag, Kind
 from cudatool.trace.model import Frame
@@ -90,9 +91,9 @@ def test_lines_are_counted_as_python_counts_them(tmp_path: Path) -> None:
 
 def test_a_large_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "a.py"
-    path.write_bytes(b"x = 1\n".ljust(LARGEST_SOURCE, b"#"))
+    path.write_bytes(b"x = 1\n".ljust(QUOTED_SOURCE, b"#"))
     assert "x = 1" == source_line(str(path), 1)
-    path.write_bytes(b"x = 1\n".ljust(LARGEST_SOURCE + 1, b"#"))
+    path.write_bytes(b"x = 1\n".ljust(QUOTED_SOURCE + 1, b"#"))
     assert "" == source_line(str(path), 1)
 
 

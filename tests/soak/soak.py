@@ -119,6 +119,8 @@ def kills(number: int, seed: int) -> bool:
             with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
                 assert process.stdout is not None
                 said = [process.stdout.readline()]
+                if not said[0]:
+                    sys.exit(f"recording {attempt} ended before its first operation, with status {process.wait()}")
                 reader = threading.Thread(target=lambda p=process, s=said: s.extend(p.stdout.readlines()))
                 reader.start()
                 time.sleep(chance.random() * 0.5)

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from cudatool.limits import WRITTEN_RATIO, WRITTEN_SIZE
 from cudatool.ptx import (
     Address,
     Flow,
@@ -72,7 +73,6 @@ _PURE = frozenset(
     ]
 )
 _POLLS = 32  # how often a thread polls in a loop before it lets others go on
-_LARGEST, _TIMES = 100_000, 8  # instructions that are written for a kernel: more only if it has so many itself
 _MAX_STACK = 16384  # local memory beyond this is not put on the host's stack
 
 
@@ -247,7 +247,7 @@ class _Kernel:
             code = self.code[block.start : block.stop]
             # What can follow several suspensions is written once for each of them.
             self.written += len(code)
-            if self.written > _LARGEST + _TIMES * len(self.code):
+            if self.written > WRITTEN_SIZE + WRITTEN_RATIO * len(self.code):
                 raise PtxError(f"{self.function.name}: too large with its parts between barriers written out")
             found += code
             last = block.stop - 1

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from cudatool.ptx import (
     FRAME_SCALE,
@@ -15,6 +16,7 @@ from cudatool.ptx import (
     KernelAccesses,
     Mode,
     Module,
+    ModuleCalls,
     PtxError,
     Symbol,
     accesses_of_launch,
@@ -112,6 +114,8 @@ class JitModule:
         By name, as PTX spells it.
     globals
         ``.global`` and ``.const`` variables that the module defines.
+    numbers
+        Where each of them stands in the table of their addresses.
     functions
         What pointers to its device functions hold.
     """
@@ -131,17 +135,23 @@ class JitModule:
             for variable in module.variables.values()
             if variable.space in ("global", "const")
         }
+        self.numbers = {name: number for number, name in enumerate(self.globals)}
         self.functions = function_addresses(module)
         self.table = (ctypes.c_uint64 * max(len(self.globals), 1))()
         self.kernels: Mapping[str, Kernel] = {
             name: Kernel(self, function) for name, function in module.kernels.items() if function.has_body
         }
 
+    @cached_property
+    def calls(self) -> ModuleCalls:
+        """Which of its functions call which."""
+        return ModuleCalls.of(self._module)
+
     def bind(self, addresses: Mapping[str, int]) -> None:
         """Say where the module's global variables lie."""
-        for index, name in enumerate(self.globals):
+        for name, number in self.numbers.items():
             if name in addresses:
-                self.table[index] = addresses[name]
+                self.table[number] = addresses[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +205,9 @@ class Kernel:
             raise self._refused
         if self._inlined is None:
             try:
-                self._inlined = insert_yields(merge_calls(self._owner._module, self._declared, FRAME_SCALE * MAX_STACK))
+                owner = self._owner
+                merged = merge_calls(owner._module, self._declared, FRAME_SCALE * MAX_STACK, owner.calls)
+                self._inlined = insert_yields(merged)
             except PtxError as error:
                 self._refused = UnsupportedInstruction(f"call ({error.args[0]})", self.name, "", error.line)
                 raise self._refused from None
@@ -205,8 +217,7 @@ class Kernel:
     def layout(self) -> Layout:
         """Where the kernel's variables lie."""
         if self._layout is None:
-            names = {name: index for index, name in enumerate(self._owner.globals)}
-            self._layout = Layout.of(self._function, self._owner._module.variables, names)
+            self._layout = Layout.of(self._function, self._owner._module.variables, self._owner.numbers)
         return self._layout
 
     @property
