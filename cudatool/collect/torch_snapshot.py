@@ -1,4 +1,4 @@
-"""PyTorch's memory snapshots, in and out.
+"""PyTorch's memory snapshots, in; :mod:`cudatool.collect.torch_writer` writes them.
 
 ``torch.cuda.memory._dump_snapshot(FILE)`` writes a pickle with the allocator's *final state* (segments and their
 blocks) and, where memory history was recorded, a *ring* of its last events for each device. Reading turns the ring
@@ -8,11 +8,9 @@ final state, and stands at the start of the trace as if it had just been allocat
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,36 +18,27 @@ import numpy.typing as npt
 from cudatool.collect import plain_pickle
 from cudatool.collect.plain_pickle import Rows
 from cudatool.collect.torch_columns import EventColumns, require
-from cudatool.errors import OutputError, SnapshotFormatError
-from cudatool.files import open_input, replacing
+from cudatool.collect.torch_model import (
+    ACTIONS,
+    BLOCK_KINDS,
+    MAP_KINDS,
+    MAX_SIZE,
+    SEGMENT_KINDS,
+    EventFact,
+    MemorySnapshot,
+)
+from cudatool.collect.torch_sizes import add_unsplit_tails, round_sizes
+from cudatool.collect.torch_writer import write
+from cudatool.errors import SnapshotFormatError
+from cudatool.files import open_input
 from cudatool.limits import PAGES
-from cudatool.trace import _sweep
 from cudatool.trace.events import FREE_UNKNOWN, RECORD, Kind, StreamFlag
-from cudatool.trace.model import Frame, PinnedMemory, Trace
+from cudatool.trace.model import Frame, PinnedMemory
 
 __all__ = ["EventFact", "MemorySnapshot", "is_snapshot", "read", "write"]
 
-_ACTIONS: Final = {
-    "alloc": Kind.BLOCK_ALLOC,
-    "free_requested": Kind.BLOCK_FREE_REQUESTED,
-    "free_completed": Kind.BLOCK_FREE_COMPLETED,
-    "segment_alloc": Kind.SEGMENT_ALLOC,
-    "segment_free": Kind.SEGMENT_FREE,
-    "segment_map": Kind.SEGMENT_MAP,
-    "segment_unmap": Kind.SEGMENT_UNMAP,
-    "oom": Kind.OOM,
-}
-_ACTION_OF_KIND: Final[dict[Kind, tuple[str, ...]]] = {kind: (action,) for action, kind in _ACTIONS.items()}
-_BLOCK_KINDS: Final = (Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_REQUESTED, Kind.BLOCK_FREE_COMPLETED)
-_SEGMENT_KINDS: Final = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE)
-_MAP_KINDS: Final = (Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)
-
 # Of actions, beside the kinds of records: an old file's free, what is left out, and none at all.
 _SINGLE_FREE, _NO_KIND, _ABSENT = 256, 257, 258
-
-# How _sweep.add_tails() calls what a record says.
-_PARTS_IN_TAILS: Final = np.zeros(256, np.uint8)
-_PARTS_IN_TAILS[[*_BLOCK_KINDS, *_SEGMENT_KINDS]] = 1, 2, 3, 4, 5
 
 # What records and frames have fields for, and what is read of a whole snapshot; all else is kept beside them.
 _FIELDS: Final = frozenset(
@@ -61,12 +50,9 @@ _PINNED_CHANGE: Final = {"alloc": 1, "free_completed": -1, "free": -1}  # of the
 _SCALARS: Final = (str, int, float, type(None))
 _MOST_NAME, _MOST_ENTRIES, _MOST_DEPTH = 200, 16, 32
 
-_MIN_BLOCK: Final = 512
 _PAGE: Final = 2 << 20  # expandable segments are mapped in multiples of this
 _SMALL_SEGMENT: Final = 2 << 20
 _LARGE_SEGMENT: Final = 20 << 20
-_LARGE_REMAINDER: Final = 1 << 20  # small requests are up to this, and large blocks are split if more than this remains
-_MAX_SIZE: Final = 1 << 48  # more than any card's address space
 _PAGES_OF_RANGE: Final = 64  # for each range, as events of small ones may be many
 _DEEP: Final = 256  # frames of a stack that no program has often
 _LEAST_BYTES: Final = 16  # of an event, a block or a segment in a pickle; what is shared has fewer
@@ -74,61 +60,6 @@ _MAX_TIME_US: Final = (1 << 63) // 1000
 _MAX_DEVICE: Final = 127  # a record's device is a signed byte
 
 _Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class EventFact:
-    """What a snapshot's events say under one key that records have no field for, such as ``compile_context``.
-
-    Attributes
-    ----------
-    values
-        The distinct ones.
-    number
-        For each record 1 + an index into `values`, 0 where its event does not say it; or one number for all events.
-    """
-
-    values: list[Any]
-    number: npt.NDArray[np.uint32] | int
-
-
-@dataclass
-class MemorySnapshot(Trace):
-    """A trace read from a PyTorch snapshot.
-
-    Attributes
-    ----------
-    segments
-        The final state in PyTorch's own schema: plain dicts, each block with its address.
-    settings
-        The allocator's settings as the snapshot states them; empty for old files.
-    facts
-        What else events say, by key.
-    frame_facts
-        What else frames say, by their index: those of ``torch.compile`` name nodes of a graph (``fx_node_name`` ...).
-    metadata
-        The ``user_metadata`` that are no text, by the index of the name that stands for them.
-    more
-        What else the snapshot holds, by key: ``external_annotations``, and what newer versions of PyTorch add.
-    pinned
-        What ``host_segments`` and ``host_traces`` say, None where there are none.
-    """
-
-    segments: list[dict[str, Any]] = field(default_factory=list)
-    settings: dict[str, Any] = field(default_factory=dict)
-    facts: dict[str, EventFact] = field(default_factory=dict)
-    frame_facts: dict[int, dict[str, Any]] = field(default_factory=dict)
-    metadata: dict[int, Any] = field(default_factory=dict)
-    more: dict[str, Any] = field(default_factory=dict)
-    pinned: PinnedMemory | None = None
-
-    def selecting(self, records: npt.NDArray[np.void], source: _Ints) -> Self:
-        """As of any trace. The final state is not that of a part: it is left out."""
-        facts = {
-            key: fact if isinstance(fact.number, int) else EventFact(fact.values, fact.number[source])
-            for key, fact in self.facts.items()
-        }
-        return replace(self, records=records, segments=[], facts=facts)
 
 
 def is_snapshot(path: str | Path) -> bool:
@@ -163,146 +94,6 @@ def read(path: str | Path) -> MemorySnapshot:
         what = f"no {error}" if isinstance(error, KeyError) else str(error)
         reason = " ".join(what.split())[:200]
         raise SnapshotFormatError(path, f"not a valid PyTorch memory snapshot ({reason})") from error
-
-
-def write(
-    path: str | Path,
-    trace: Trace,
-    segments: Sequence[Mapping[str, Any]],
-    settings: Mapping[str, Any] | None = None,
-) -> None:
-    """Write a trace as a PyTorch memory snapshot, which PyTorch's own viewer reads.
-
-    Of a trace that was read from a snapshot, everything that was read is written again: its own final state and
-    settings, in place of `segments` and `settings`. What a reader inferred of the time before a recording is left out:
-    it stands in the final state, or can be inferred again.
-
-    Parameters
-    ----------
-    path
-        Written whole or not at all; replaced if it exists.
-    trace
-        Its allocator events become ``device_traces``. Memory that a program took from the driver itself becomes a
-        segment with one block. Its ranges become ``external_annotations``.
-    segments
-        The final state as :func:`cudatool.analyze.torch_segments` returns it.
-    settings
-        The allocator's settings as :func:`cudatool.analyze.torch_settings` returns them.
-
-    Raises
-    ------
-    OutputError
-        The file cannot be written.
-    """
-    handles = _handles(trace)
-    pools = [tuple(pool) for pool in trace.header.get("pools", ())]
-
-    def pool_id(number: int) -> tuple[int, int]:
-        return pools[number] if 0 <= number < len(pools) else (number, 0)
-
-    spelled: list[Any] = [
-        {**s, "stream": handles.get(s["stream"], 0), "segment_pool_id": pool_id(s["segment_pool_id"])} for s in segments
-    ]
-    annotations: list[Any] = _annotations_of(trace)
-    more: dict[str, Any] = {}
-    if isinstance(trace, MemorySnapshot):
-        spelled, settings, more = trace.segments or spelled, trace.settings, trace.more
-        if "window" not in trace.header:
-            annotations = more.get("external_annotations", [])
-    snapshot = {
-        "segments": spelled,
-        "device_traces": _rings_of(trace, handles, pool_id),
-        "allocator_settings": dict(settings or {}),
-        **more,
-        "external_annotations": annotations,
-    }
-    with replacing(path) as name, open(name, "wb") as file:
-        try:
-            pickle.dump(snapshot, file, protocol=4)
-        except RecursionError as error:
-            raise OutputError(
-                f"cannot write {path}: what it is made from has lists inside of lists, and no end"
-            ) from error
-
-
-def _handles(trace: Trace) -> dict[int, int]:
-    streams = trace.of_kind(Kind.STREAM_CREATE)
-    return dict(zip(streams["stream"].tolist(), streams["address"].tolist(), strict=True))
-
-
-def _rings_of(
-    trace: Trace, handles: Mapping[int, int], pool_id: Callable[[int], tuple[int, int]]
-) -> list[list[dict[str, Any]]]:
-    """Return each device's events, as dicts."""
-    own = trace if isinstance(trace, MemorySnapshot) else MemorySnapshot(trace.records[:0])
-    frames = [
-        {"filename": frame.file, "name": frame.function, "line": frame.line, **own.frame_facts.get(i, {})}
-        for i, frame in enumerate(trace.frames)
-    ]
-    stacks = [[frames[i] for i in stack] for stack in trace.stacks]  # shared, so that the pickle holds each once
-    actions = _ACTION_OF_KIND | {
-        Kind.MEM_ALLOC: ("segment_alloc", "alloc"),
-        Kind.MEM_FREE: ("free_requested", "free_completed", "segment_free"),
-    }
-    # A recorder writes a device below zero where the number does not fit its field.
-    of_devices = np.isin(trace.records["kind"], list(actions)) & (trace.records["device"] >= 0)
-    index = np.flatnonzero(of_devices)
-    facts = {
-        key: (fact.values, [fact.number] * len(index) if isinstance(fact.number, int) else fact.number[index].tolist())
-        for key, fact in own.facts.items()
-    }
-    if own is not trace:
-        facts["compile_context"] = (["N/A"], [1] * len(index))
-    timed = trace.header.get("time_axis") != "index"
-    inferred = {int(device): count for device, count in trace.header.get("prior_records", {}).items()}
-    events = trace.records[index]
-    traces: list[list[dict[str, Any]]] = [[] for _ in range(int(events["device"].max(initial=-1)) + 1)]
-    columns = ("kind", "device", "flags", "time", "stream", "stack", "name", "address", "size", "aux0", "aux1")
-    for row, (kind, device, flags, time, stream, stack, name, address, size, aux0, aux1) in enumerate(
-        events[list(columns)].tolist()
-    ):
-        if inferred.get(device, 0):
-            inferred[device] -= 1
-            continue
-        for action in actions[kind]:
-            is_block = kind in _BLOCK_KINDS
-            entry = {
-                "action": action,
-                "addr": address,
-                "size": aux0 if is_block else size,
-                "stream": handles.get(stream, 0),
-                "time_us": time // 1000,
-                "user_metadata": own.metadata.get(name, trace.names[name]) if is_block or own is trace else "",
-                "pool_id": pool_id(aux1),
-                "frames": stacks[stack],
-            }
-            if kind == Kind.OOM:
-                del entry["addr"]
-                if not flags & FREE_UNKNOWN:
-                    entry["device_free"] = aux0
-            if not timed:
-                del entry["time_us"]
-            for key, (values, numbers) in facts.items():
-                if numbers[row]:
-                    entry[key] = values[numbers[row] - 1]
-            traces[device].append(entry)
-    return traces
-
-
-def _annotations_of(trace: Trace) -> list[dict[str, Any]]:
-    """Return the ranges of a trace as PyTorch's profiler tells of its own. Those of the host are on device 0."""
-    marks = trace.of_kind(Kind.RANGE_PUSH, Kind.RANGE_POP)
-    inside: dict[tuple[int, int], list[str]] = {}
-    result = []
-    for kind, device, thread, name, time in marks[["kind", "device", "thread", "name", "time"]].tolist():
-        names = inside.setdefault((device, thread), [])
-        if kind == Kind.RANGE_PUSH:
-            names.append(trace.names[name])
-        elif not names:
-            continue  # its start was not recorded
-        stage, text = ("START", names[-1]) if kind == Kind.RANGE_PUSH else ("END", names.pop())
-        result.append({"stage": stage, "name": text, "device": max(device, 0), "time_us": time // 1000})
-    return result
 
 
 class _Reader:
@@ -357,7 +148,7 @@ class _Reader:
                 }
             )
             del events
-            _add_unsplit_tails(parts[-1], self.settings)
+            add_unsplit_tails(parts[-1], self.settings)
         annotations = self._annotations(_list(self.data, "external_annotations"))
         lengths = [len(part) for part in parts]
         records = np.concatenate([*parts, annotations]) if len(parts) != 1 or len(annotations) else parts[0]
@@ -439,9 +230,9 @@ class _Reader:
         unknown: set[str] = set()
 
         def kind_of(action: Any) -> int:
-            if action not in _ACTIONS and action != "free":
+            if action not in ACTIONS and action != "free":
                 unknown.add(str(require(action, str, "an action"))[:40])
-            return int(_ACTIONS.get(action, _SINGLE_FREE if action == "free" else _NO_KIND))
+            return int(ACTIONS.get(action, _SINGLE_FREE if action == "free" else _NO_KIND))
 
         kind = entries.mapped("action", kind_of, absent=_ABSENT)
         if np.any(kind == _ABSENT):
@@ -465,7 +256,7 @@ class _Reader:
         records["address"] = entries.numbers("addr", "an address", 1 << 63)
         records["size"] = entries.numbers("size", "a size", 1 << 63, default=None)
         ooms = records["kind"] == Kind.OOM  # may have asked for more than there is anywhere
-        if int(records["size"].max(initial=0, where=~ooms)) >= _MAX_SIZE:
+        if int(records["size"].max(initial=0, where=~ooms)) >= MAX_SIZE:
             raise ValueError(f"an event of {int(records['size'][~ooms].max())} bytes")
         records["stream"] = entries.mapped("stream", lambda handle: self._stream(device, handle or 0), absent=0)
         missing = records["stream"] == 0
@@ -475,17 +266,17 @@ class _Reader:
         records["stack"] = entries.mapped("frames", lambda frames: self._stack(frames or ()), absent=0)
         records["name"] = entries.mapped("user_metadata", lambda text: self._name(text or ""), absent=0)
 
-        blocks = np.isin(records["kind"], _BLOCK_KINDS)
+        blocks = np.isin(records["kind"], BLOCK_KINDS)
         records["aux0"][blocks] = records["size"][blocks]
-        records["size"][blocks] = _round_size(records["size"][blocks], settings)
+        records["size"][blocks] = round_sizes(records["size"][blocks], settings)
         if np.any(ooms):
             failed = entries.select(ooms)
             records["aux0"][ooms] = failed.numbers("device_free", "a size", 1 << 63)
             records["flags"][ooms] = 0 if failed.has("device_free") else FREE_UNKNOWN
-        segments = np.isin(records["kind"], _SEGMENT_KINDS)
+        segments = np.isin(records["kind"], SEGMENT_KINDS)
         # Large segments have at least 20 MiB, or are larger than 10 MiB; mapped pages have 2 or 20 MiB.
         records["flags"][segments] = records["size"][segments] == _SMALL_SEGMENT
-        mapped = np.isin(records["kind"], _MAP_KINDS)
+        mapped = np.isin(records["kind"], MAP_KINDS)
         records["flags"][mapped] = records["size"][mapped] < _LARGE_SEGMENT
         pools = entries.mapped("pool_id", lambda pool: self._pool(pool or (0, 0)), absent=0)
         records["aux1"] = np.where(ooms, np.uint64(0), pools)
@@ -532,7 +323,7 @@ class _Reader:
         waiting = blocks_freed[blocks_freed["kind"] == Kind.BLOCK_FREE_COMPLETED]
         blocks_kept = [self._row(Kind.BLOCK_ALLOC, device, *live[address]) for address in kept]
         allocs = np.concatenate([_as_kind(Kind.BLOCK_ALLOC, blocks_freed), np.array(blocks_kept, RECORD)])
-        allocs = allocs[np.argsort(allocs["address"])[::-1]]  # each after what limits it: see _add_unsplit_tails
+        allocs = allocs[np.argsort(allocs["address"])[::-1]]  # each after what limits it: see add_unsplit_tails
         pending = [
             self._row(Kind.BLOCK_FREE_REQUESTED, device, *live[address])
             for address in kept
@@ -556,7 +347,7 @@ class _Reader:
     ) -> npt.NDArray[np.void]:
         """Return records that map what was mapped of expandable segments before the ring began."""
         expandable = [s for s in segments if s.get("is_expandable")]
-        changes = events[np.isin(events["kind"], _MAP_KINDS)]
+        changes = events[np.isin(events["kind"], MAP_KINDS)]
         page, change = self._pages(changes["address"], changes["size"])
         paged = changes[change]
         paged["address"] = page
@@ -753,7 +544,7 @@ def _with_addresses(segment: Any) -> dict[str, Any]:
     """Return a segment whose blocks have addresses and frames; old files have them in other places."""
     require(segment, dict, "a segment")
     address, total = require(segment["address"], int, "an address"), require(segment["total_size"], int, "a size")
-    if not (0 <= address < 1 << 63 and 0 <= total < _MAX_SIZE):
+    if not (0 <= address < 1 << 63 and 0 <= total < MAX_SIZE):
         raise ValueError(f"a segment of {total} bytes at address {address}")
     device = require(segment.get("device", 0), int, "a device")
     if not 0 <= device <= _MAX_DEVICE:
@@ -773,49 +564,6 @@ def _with_addresses(segment: Any) -> dict[str, Any]:
         blocks.append(filled)
         address += size
     return {**segment, "blocks": blocks}
-
-
-def _round_size(size: npt.NDArray[np.uint64], settings: Mapping[str, Any]) -> npt.NDArray[np.uint64]:
-    """Return the block sizes that requests of `size` bytes are rounded to, as c10's ``round_size`` has it."""
-    rounded: npt.NDArray[np.uint64] = np.maximum(
-        (size + np.uint64(_MIN_BLOCK - 1)) // np.uint64(_MIN_BLOCK), 1
-    ) * np.uint64(_MIN_BLOCK)
-    divisions_by_class = settings.get("roundup_power2_divisions") or {}
-    if not any(divisions_by_class.values()):
-        return rounded
-    table = [0] * 16  # by the power of two of MiB: below 2 MiB, below 4 MiB, ... 32 GiB and more
-    for mebibytes, divisions in divisions_by_class.items():
-        table[min(max(int(mebibytes).bit_length() - 1, 0), 15)] = int(divisions)
-    safe = np.maximum(size, 1)
-    floor_log2 = np.frexp(safe.astype(np.float64))[1].astype(np.int64) - 1  # sizes are below 2**48: exact
-    divisions = np.array(table, np.uint64)[np.clip(floor_log2 - 20, 0, 15)]
-    applies = (divisions > 1) & (size > np.uint64(_MIN_BLOCK) * divisions)
-    power = np.uint64(1) << floor_log2.astype(np.uint64)
-    step = power // np.maximum(divisions, 1)
-    result: npt.NDArray[np.uint64] = np.where(
-        applies, (size + step - np.uint64(1)) // np.maximum(step, 1) * step, rounded
-    )
-    return result
-
-
-def _add_unsplit_tails(records: npt.NDArray[np.void], settings: Mapping[str, Any]) -> None:
-    """Correct the sizes of large blocks that were handed out whole because what was left over was too small.
-
-    A snapshot records only what was requested. But free neighbours are always merged, so the free block that an
-    address was taken from reached up to the next live block or the segment's end; PyTorch splits it only if more
-    than 1 MiB remains and the request is below ``max_split_size``. (Small and expandable segments always split.)
-    """
-    limit = settings.get("max_split_size") or -1
-    limit = limit if limit > 0 else _MAX_SIZE
-    kind = records["kind"]
-    blocks = np.isin(kind, _BLOCK_KINDS) & (records["size"] > _LARGE_REMAINDER)
-    index = np.flatnonzero(blocks | (np.isin(kind, _SEGMENT_KINDS) & (records["flags"] == 0)))
-    what = _PARTS_IN_TAILS[kind[index]]
-    addresses = records["address"][index].astype(np.int64)
-    sizes = records["size"][index].astype(np.int64)
-    _, ranks = np.unique(addresses, return_inverse=True)
-    _sweep.add_tails(what, ranks.reshape(-1).astype(np.int64, copy=False), addresses, sizes, limit, _LARGE_REMAINDER)
-    records["size"][index] = sizes
 
 
 def _prior(

@@ -1,0 +1,88 @@
+"""What is read from PyTorch's memory snapshots: a trace, and what it says beside records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from cudatool.trace.events import Kind
+from cudatool.trace.model import PinnedMemory, Trace
+
+__all__ = ["ACTIONS", "BLOCK_KINDS", "MAP_KINDS", "MAX_SIZE", "SEGMENT_KINDS", "EventFact", "MemorySnapshot"]
+
+ACTIONS: Final = {
+    "alloc": Kind.BLOCK_ALLOC,
+    "free_requested": Kind.BLOCK_FREE_REQUESTED,
+    "free_completed": Kind.BLOCK_FREE_COMPLETED,
+    "segment_alloc": Kind.SEGMENT_ALLOC,
+    "segment_free": Kind.SEGMENT_FREE,
+    "segment_map": Kind.SEGMENT_MAP,
+    "segment_unmap": Kind.SEGMENT_UNMAP,
+    "oom": Kind.OOM,
+}
+"""What PyTorch calls the kinds of events."""
+
+BLOCK_KINDS: Final = (Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_REQUESTED, Kind.BLOCK_FREE_COMPLETED)
+SEGMENT_KINDS: Final = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE)
+MAP_KINDS: Final = (Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)
+
+MAX_SIZE: Final = 1 << 48
+"""Bytes that are more than any card's address space."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventFact:
+    """What a snapshot's events say under one key that records have no field for, such as ``compile_context``.
+
+    Attributes
+    ----------
+    values
+        The distinct ones.
+    number
+        For each record 1 + an index into `values`, 0 where its event does not say it; or one number for all events.
+    """
+
+    values: list[Any]
+    number: npt.NDArray[np.uint32] | int
+
+
+@dataclass
+class MemorySnapshot(Trace):
+    """A trace read from a PyTorch snapshot.
+
+    Attributes
+    ----------
+    segments
+        The final state in PyTorch's own schema: plain dicts, each block with its address.
+    settings
+        The allocator's settings as the snapshot states them; empty for old files.
+    facts
+        What else events say, by key.
+    frame_facts
+        What else frames say, by their index: those of ``torch.compile`` name nodes of a graph (``fx_node_name`` ...).
+    metadata
+        The ``user_metadata`` that are no text, by the index of the name that stands for them.
+    more
+        What else the snapshot holds, by key: ``external_annotations``, and what newer versions of PyTorch add.
+    pinned
+        What ``host_segments`` and ``host_traces`` say, None where there are none.
+    """
+
+    segments: list[dict[str, Any]] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, EventFact] = field(default_factory=dict)
+    frame_facts: dict[int, dict[str, Any]] = field(default_factory=dict)
+    metadata: dict[int, Any] = field(default_factory=dict)
+    more: dict[str, Any] = field(default_factory=dict)
+    pinned: PinnedMemory | None = None
+
+    def selecting(self, records: npt.NDArray[np.void], source: npt.NDArray[np.int64]) -> Self:
+        """As of any trace. The final state is not that of a part: it is left out."""
+        facts = {
+            key: fact if isinstance(fact.number, int) else EventFact(fact.values, fact.number[source])
+            for key, fact in self.facts.items()
+        }
+        return replace(self, records=records, segments=[], facts=facts)
