@@ -17,7 +17,7 @@ POLICY = [
 
 libraries = [
     # Python modules, unlike the others.
-    Extension("cudatool._native", ["cudatool/_native.c"]),
+    Extension("cudatool.runtime._native", ["cudatool/runtime/_native.c"]),
     Extension("cudatool.collect._unpickle", ["cudatool/collect/_unpickle.c"]),
     Extension("cudatool.trace._sweep", ["cudatool/trace/_sweep.c"]),
     # Not a Python module: a libcuda.so.1 whose entry points are resolved in Python (docs/design/software-device.md).

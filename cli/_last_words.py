@@ -16,7 +16,7 @@ def last_words(text: str) -> Iterator[None]:
     The process ends as it would have, and a program sees no handler in :func:`signal.getsignal`. Nothing is written
     where a program handles the signal itself, or in its children.
     """
-    from cudatool import _native
+    from cudatool.runtime import _native
 
     message, process, exit_at_once = f"{text}\n".encode(errors="replace"), os.getpid(), os._exit
 

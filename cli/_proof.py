@@ -70,10 +70,10 @@ class Proof:
     def begin(self) -> None:
         """Prepare for the recording, now that the driver is chosen and before the workload runs."""
         if self.tape is not None and not self.tape.refusal:
-            from cudatool import _host_function
+            from cudatool.runtime import host_function
 
-            _host_function.repeatable = True
-            self.tape.again[_host_function.address] = _host_function.repeat
+            host_function.repeatable = True
+            self.tape.again[host_function.address] = host_function.repeat
 
     def proven(self, report: Report, trace: Trace) -> Report:
         """Return the report with witnesses, if they are wanted."""

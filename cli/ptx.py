@@ -80,11 +80,11 @@ def _texts_of(
     file: Path, kernel: str | None, arch: str, include: tuple[str, ...], define: tuple[str, ...]
 ) -> tuple[list[bytes], str]:
     """Return the PTX in a file, and the CUDA C++ that it was compiled from, if it was."""
-    from cudatool._nvrtc import architecture_number, to_ptx
     from cudatool.errors import CompileError, UsageError
     from cudatool.files import open_input, read_input
     from cudatool.limits import PTX_BYTES
     from cudatool.ptx import is_container, ptx_for
+    from cudatool.runtime.nvrtc import architecture_number, to_ptx
 
     number = int(architecture_number(arch).rstrip("af"))
     try:

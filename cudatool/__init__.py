@@ -10,10 +10,36 @@ from importlib import import_module
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+from cudatool.runtime import attached as _attached
+
 if TYPE_CHECKING:
     from cuda.core import LaunchConfig, ProgramOptions
 
-    from cudatool._allocator import (
+    from cudatool.backends._precision import (
+        are_deterministic_algorithms_enabled,
+        get_float32_matmul_precision,
+        is_deterministic_algorithms_warn_only_enabled,
+        set_float32_matmul_precision,
+        use_deterministic_algorithms,
+    )
+    from cudatool.blas import matmul
+    from cudatool.errors import CompileError, CudaError, CudatoolError, OutOfMemoryError, SynchronizationError
+    from cudatool.graphs import CUDAGraph, graph, is_current_stream_capturing, make_graphed_callables
+    from cudatool.memory.driver_provider import free_mutex
+    from cudatool.memory.pluggable import CUDAPluggableAllocator
+    from cudatool.random import (
+        get_rng_state,
+        get_rng_state_all,
+        initial_seed,
+        manual_seed,
+        manual_seed_all,
+        seed,
+        seed_all,
+        set_rng_state,
+        set_rng_state_all,
+    )
+    from cudatool.recording import record
+    from cudatool.runtime.allocator import (
         caching_allocator_alloc,
         caching_allocator_delete,
         caching_allocator_disabled,
@@ -40,10 +66,10 @@ if TYPE_CHECKING:
         reset_peak_memory_stats,
         set_per_process_memory_fraction,
     )
-    from cudatool._annotate import annotate
-    from cudatool._array import DeviceArray, asarray, empty, from_dlpack, full, ones, zeros
-    from cudatool._cudart import check_error, cudart, cudaStatus
-    from cudatool._device import (
+    from cudatool.runtime.annotate import annotate
+    from cudatool.runtime.array import DeviceArray, asarray, empty, from_dlpack, full, ones, zeros
+    from cudatool.runtime.cudart import check_error, cudart, cudaStatus
+    from cudatool.runtime.device import (
         can_device_access_peer,
         current_device,
         device,
@@ -62,7 +88,7 @@ if TYPE_CHECKING:
         set_device,
         synchronize,
     )
-    from cudatool._dtypes import (
+    from cudatool.runtime.dtypes import (
         bfloat16,
         can_cast,
         float8_e4m3fn,
@@ -70,15 +96,15 @@ if TYPE_CHECKING:
         promote_types,
         result_type,
     )
-    from cudatool._event import Event
-    from cudatool._host_view import HostArray, host_view
-    from cudatool._ipc import IpcArray, IpcHandle, ipc_handle, open_ipc_handle
-    from cudatool._ipc_loans import ipc_collect
-    from cudatool._kernel import Kernel, compile, launch
-    from cudatool._mempool import MemPool, graph_pool_handle, use_mem_pool
-    from cudatool._nvml import clock_rate, device_memory_used, memory_usage, power_draw, temperature, utilization
-    from cudatool._peer import enable_peer_access
-    from cudatool._pinned import (
+    from cudatool.runtime.event import Event
+    from cudatool.runtime.host_view import HostArray, host_view
+    from cudatool.runtime.ipc import IpcArray, IpcHandle, ipc_handle, open_ipc_handle
+    from cudatool.runtime.ipc_loans import ipc_collect
+    from cudatool.runtime.kernel import Kernel, compile, launch
+    from cudatool.runtime.mempool import MemPool, graph_pool_handle, use_mem_pool
+    from cudatool.runtime.nvml import clock_rate, device_memory_used, memory_usage, power_draw, temperature, utilization
+    from cudatool.runtime.peer import enable_peer_access
+    from cudatool.runtime.pinned import (
         empty_host_cache,
         empty_pinned,
         host_memory_stats,
@@ -89,8 +115,8 @@ if TYPE_CHECKING:
         reset_accumulated_host_memory_stats,
         reset_peak_host_memory_stats,
     )
-    from cudatool._ranges import range
-    from cudatool._stream import (
+    from cudatool.runtime.ranges import range
+    from cudatool.runtime.stream import (
         ExternalStream,
         Stream,
         StreamContext,
@@ -100,31 +126,7 @@ if TYPE_CHECKING:
         set_stream,
         stream,
     )
-    from cudatool._sync_debug import get_sync_debug_mode, set_sync_debug_mode
-    from cudatool.backends._precision import (
-        are_deterministic_algorithms_enabled,
-        get_float32_matmul_precision,
-        is_deterministic_algorithms_warn_only_enabled,
-        set_float32_matmul_precision,
-        use_deterministic_algorithms,
-    )
-    from cudatool.blas import matmul
-    from cudatool.errors import CompileError, CudaError, CudatoolError, OutOfMemoryError, SynchronizationError
-    from cudatool.graphs import CUDAGraph, graph, is_current_stream_capturing, make_graphed_callables
-    from cudatool.memory.driver_provider import free_mutex
-    from cudatool.memory.pluggable import CUDAPluggableAllocator
-    from cudatool.random import (
-        get_rng_state,
-        get_rng_state_all,
-        initial_seed,
-        manual_seed,
-        manual_seed_all,
-        seed,
-        seed_all,
-        set_rng_state,
-        set_rng_state_all,
-    )
-    from cudatool.recording import record
+    from cudatool.runtime.sync_debug import get_sync_debug_mode, set_sync_debug_mode
 
 __version__ = "0.1.0"
 
@@ -279,26 +281,26 @@ __all__ = [
 # Where the names live, what loads least first.
 _HOMES = (
     "errors",
-    "_ranges",
-    "_sync_debug",
-    "_device",
-    "_event",
-    "_stream",
-    "_allocator",
-    "_cudart",
-    "_nvml",
-    "_mempool",
-    "_pinned",
+    "runtime.ranges",
+    "runtime.sync_debug",
+    "runtime.device",
+    "runtime.event",
+    "runtime.stream",
+    "runtime.allocator",
+    "runtime.cudart",
+    "runtime.nvml",
+    "runtime.mempool",
+    "runtime.pinned",
     "memory.pluggable",
     "memory.driver_provider",
-    "_kernel",
-    "_dtypes",
-    "_array",
-    "_peer",
-    "_annotate",
-    "_host_view",
-    "_ipc",
-    "_ipc_loans",
+    "runtime.kernel",
+    "runtime.dtypes",
+    "runtime.array",
+    "runtime.peer",
+    "runtime.annotate",
+    "runtime.host_view",
+    "runtime.ipc",
+    "runtime.ipc_loans",
     "backends._precision",
     "blas",
     "graphs",
@@ -307,20 +309,22 @@ _HOMES = (
 )
 _CUDA_CORE = ("LaunchConfig", "ProgramOptions")
 
+_attached.HOMES.update(ArrayMethods="cudatool.array_methods", copy="cudatool.ops._copy")
+
 
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):  # a private module is being imported: load nothing else
         raise AttributeError(f"module 'cudatool' has no attribute {name!r}")
-    from cudatool._api import PUBLIC_MODULES, is_traced, traced
+    from cudatool.runtime.traced_calls import PUBLIC_MODULES, is_traced, traced
 
     if f"cudatool.{name}" in PUBLIC_MODULES:
         return import_module(f"cudatool.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'cudatool' has no attribute {name!r}")
     if name in _CUDA_CORE:
-        from cudatool import _cuda
+        from cudatool.runtime import calls
 
-        found = getattr(_cuda.core, name)
+        found = getattr(calls.core, name)
     else:
         modules = (import_module(f"cudatool.{home}") for home in _HOMES)
         found = next(getattr(module, name) for module in modules if name in module.__all__)

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 from cuda import core
 
-from cudatool._allocator import current_allocator
-from cudatool._cuda import operation
-from cudatool._device import DeviceLike, device_index, synchronize
 from cudatool.errors import UsageError
 from cudatool.memory import CachingAllocator
 from cudatool.memory.pluggable import UncachedAllocator
+from cudatool.runtime.allocator import current_allocator
+from cudatool.runtime.calls import operation
+from cudatool.runtime.device import DeviceLike, device_index, synchronize
 
 __all__ = ["CachingMemoryResource"]
 

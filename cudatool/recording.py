@@ -243,7 +243,7 @@ def libraries() -> list[str]:
 
 def _held() -> list[Event]:
     """Return what the caching allocator holds already; nothing at the start of a program."""
-    allocator = sys.modules.get("cudatool._allocator")  # to import it would be to need it
+    allocator = sys.modules.get("cudatool.runtime.allocator")  # to import it would be to need it
     return [] if allocator is None else list(allocator.living())
 
 

@@ -5,46 +5,64 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"cudatool": ROOT / "cudatool", "cudatool.cli": ROOT / "cli", "cudatool.viz": ROOT / "viz"}
 
-LEAVES = {"errors", "units", "code_cache", "files", "limits", "progress", "text"}
-ALLOWED = {
-    # area -> the areas it may import; an area is a folder or a module right inside the package
-    "errors": {"text"},
+LEAVES = {"errors", "units", "code_cache", "files", "limits", "progress", "text"}  # which everything may import
+ARROWS = {
+    # room -> the rooms that it may import; a room is a folder or a module right inside the package
     "text": set(),
+    "errors": {"text"},
     "units": {"errors", "text"},
     "code_cache": {"errors", "units"},
     "files": {"errors"},
     "limits": set(),
     "progress": set(),
-    "ptx": LEAVES,
-    "sim": {"ptx", "limits", "progress"},
-    "trace": LEAVES,
-    "memory": LEAVES | {"trace"},
-    "analyze": LEAVES | {"memory", "trace"},
-    "sanitize": LEAVES | {"trace", "ptx"},
-    "collect": LEAVES | {"trace", "ptx"},
-    "viz": LEAVES | {"trace", "analyze", "sanitize"},
+    # What knows no device.
+    "trace": set(),
+    "ptx": set(),
+    "memory": {"trace"},
+    "analyze": {"memory", "trace"},
+    "sanitize": {"ptx", "trace"},
+    "collect": {"memory", "ptx", "trace"},
+    "viz": {"analyze", "sanitize", "trace"},
+    # The device, and what programs use of it.
+    "sim": {"ptx"},
+    "_driver": {"sim"},
+    "runtime": {"_driver", "memory", "ptx", "trace"},
+    "ops": {"_driver", "runtime", "trace"},
+    "random": {"_driver", "ops", "runtime"},
+    "backends": {"runtime"},
+    "blas": {"_driver", "backends", "ops", "runtime", "trace"},
+    "array_methods": {"blas", "ops", "random", "runtime"},
+    "optim": {"runtime"},
+    "amp": {"ops", "optim", "runtime"},
+    "graphs": {"_driver", "memory", "random", "runtime", "trace"},
+    "jiterator": {"ops", "runtime", "trace"},
+    "tunable": {"_driver", "blas", "runtime"},
+    "comm": {"ops", "runtime"},
+    "nccl": {"_driver", "runtime", "trace"},
+    "gds": {"_driver", "runtime", "trace"},
+    "multiprocessing": {"runtime"},
+    "nvtx": {"runtime", "trace"},
+    "profiler": {"runtime"},
+    "cuda_core": {"memory", "runtime"},
+    # What puts them together.
+    "recording": {"_driver", "collect", "memory", "sim", "trace"},
+    "workload": set(),
+    "testing": {"_driver", "recording", "sanitize", "trace"},
+    "cli": {
+        *("", "_driver", "analyze", "collect", "memory", "ptx", "recording", "runtime"),
+        *("sanitize", "sim", "trace", "viz", "workload"),
+    },
     "__main__": {"cli"},
-    "_driver": LEAVES | {"sim"},
-    "testing": LEAVES | {"_driver", "recording", "trace", "sanitize"},
-    "recording": LEAVES | {"_driver", "sim", "collect", "memory", "trace"},
+    "": {"runtime"},  # cudatool/__init__.py, which looks the names of the others up when they are first used
 }
-BEYOND_THE_RUNTIME = {
-    "sim",
-    "collect",
-    "analyze",
-    "sanitize",
-    "viz",
-    "cli",
-    "testing",
-}  # for every area not named above
+LARGEST_CIRCLE = 9  # modules that import each other, inside one room
+FUNCTION_LEVEL_IMPORTS = 300  # of our own modules; may only fall
 ONLY_NUMPY = {"errors", "text", "units", "files", "limits", "progress", "ptx", "trace", "memory", "analyze", "sanitize"}
 CUDA_PROVIDER = "cudatool.memory.driver_provider"  # where the policy meets a driver
 
@@ -62,25 +80,64 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
-def area_of(module: str) -> str:
-    """Return the area of a module: ``cudatool.trace.hooks`` is in ``trace``, ``cudatool`` itself in ``""``."""
+def room_of(module: str) -> str:
+    """Return the room of a module: ``cudatool.trace.hooks`` is in ``trace``, ``cudatool`` itself in ``""``."""
     return [*module.split("."), ""][1]
 
 
-def imports_at_run_time(path: Path) -> Iterator[str]:
-    """Yield the dotted name of each module or member imported, at any depth, but not for type checking only."""
-    waiting: list[ast.AST] = [ast.parse(path.read_text())]
+def imports(tree: ast.AST) -> Iterator[tuple[str, bool]]:
+    """Yield the name of each module or member imported, and whether a function does it; none for type checking only."""
+    waiting = [(tree, False)]
     while waiting:
-        node = waiting.pop()
+        node, in_function = waiting.pop()
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            waiting.extend(node.orelse)
+            waiting.extend((other, in_function) for other in node.orelse)
             continue
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((alias.name, in_function) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        waiting.extend(ast.iter_child_nodes(node))
+            assert node.level == 0, f"relative import of {node.module}"
+            yield from ((f"{node.module}.{alias.name}", in_function) for alias in node.names)
+        in_function |= isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        waiting.extend((child, in_function) for child in ast.iter_child_nodes(node))
+
+
+def module_of(name: str) -> str:
+    """Return the module that an imported name is, or is a member of; compiled ones count as their package."""
+    while name not in MODULES:
+        name = name.rpartition(".")[0]
+    return name
+
+
+IMPORTS = {module: list(imports(ast.parse(path.read_text()))) for module, path in MODULES.items()}
+OURS = {
+    module: [(module_of(name), in_function) for name, in_function in found if name.split(".")[0] == "cudatool"]
+    for module, found in IMPORTS.items()
+}
+
+
+def circles(arrows: Mapping[str, Iterable[str]]) -> list[set[str]]:
+    """Return the sets of nodes of which each reaches each: Tarjan's strongly connected components."""
+    found: list[set[str]] = []
+    low: dict[str, int] = {}
+    path: list[str] = []
+
+    def visit(node: str) -> None:
+        index = low[node] = len(low)
+        path.append(node)
+        for other in arrows[node]:
+            if other not in low:
+                visit(other)
+            if other in path:
+                low[node] = min(low[node], low[other])
+        if low[node] == index:
+            found.append(set(path[path.index(node) :]))
+            del path[path.index(node) :]
+
+    for node in arrows:
+        if node not in low:
+            visit(node)
+    return [circle for circle in found if len(circle) > 1]
 
 
 def defined_names(tree: ast.Module) -> Iterator[tuple[str, bool]]:
@@ -108,39 +165,53 @@ def exported_names(tree: ast.Module) -> list[str] | None:
     return None
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_follow_the_arrows(module: str) -> None:
-    own = area_of(module)
-    if own == "cli":
-        return  # the outermost layer may use everything
-    areas = {area_of(name) for name in MODULES} - {""}
-    used = {area_of(name) for name in imports_at_run_time(MODULES[module]) if name.split(".")[0] == "cudatool"}
-    allowed = ALLOWED[own] if own in ALLOWED else areas - BEYOND_THE_RUNTIME
-    assert (used & areas) - allowed - {own} == set()
+def test_imports_follow_the_arrows() -> None:
+    rooms = {room_of(module) for module in MODULES}
+    assert rooms == ARROWS.keys()
+    wrong = {
+        f"{module} -> {target}"
+        for module, targets in OURS.items()
+        for target, _ in targets
+        if room_of(target) not in {room_of(module), *ARROWS[room_of(module)], *LEAVES}
+    }
+    assert wrong == set()
+    assert (
+        circles({room: allowed | (LEAVES if room not in LEAVES else set()) for room, allowed in ARROWS.items()}) == []
+    )
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if area_of(name) in ONLY_NUMPY])
-def test_pure_parts_import_only_the_standard_library_and_numpy(module: str) -> None:
-    if module == CUDA_PROVIDER:
-        return
-    used = {name.split(".")[0] for name in imports_at_run_time(MODULES[module])}
-    assert used - sys.stdlib_module_names - {"cudatool", "numpy"} == set()
+def test_circles_stay_small() -> None:
+    arrows = {module: [target for target, _ in targets if target != module] for module, targets in OURS.items()}
+    assert max(map(len, circles(arrows))) <= LARGEST_CIRCLE
+    assert sum(in_function for targets in OURS.values() for _, in_function in targets) <= FUNCTION_LEVEL_IMPORTS
 
 
-# The driver's entry points are reached through a table, not by import.
-@pytest.mark.parametrize("module", [name for name in MODULES if not name.startswith("cudatool.sim.api_")])
-def test_all_is_complete_and_true(module: str) -> None:
-    tree = ast.parse(MODULES[module].read_text())
-    names = dict(defined_names(tree))
-    public = {name for name, own in names.items() if own and not name.startswith("_")}
-    exported = exported_names(tree)
-    if exported is None:
-        assert public == set(), "a module with public names needs __all__"
-        return
-    assert len(exported) == len(set(exported))
-    assert public - set(exported) == set()
-    if "__getattr__" not in names:
-        assert set(exported) - names.keys() == set()
+def test_pure_parts_import_only_the_standard_library_and_numpy() -> None:
+    wrong = {
+        f"{module} -> {name}"
+        for module, found in IMPORTS.items()
+        if room_of(module) in ONLY_NUMPY and module != CUDA_PROVIDER
+        for name, _ in found
+        if name.split(".")[0] not in {*sys.stdlib_module_names, "cudatool", "numpy"}
+    }
+    assert wrong == set()
+
+
+def test_all_is_complete_and_true() -> None:
+    for module, path in MODULES.items():
+        if module.startswith("cudatool.sim.api_"):
+            continue  # the driver's entry points are reached through a table, not by import
+        tree = ast.parse(path.read_text())
+        names = dict(defined_names(tree))
+        public = {name for name, own in names.items() if own and not name.startswith("_")}
+        exported = exported_names(tree)
+        if exported is None:
+            assert public == set(), f"{module} has public names, and no __all__"
+            continue
+        assert len(exported) == len(set(exported)), module
+        assert public - set(exported) == set(), module
+        if "__getattr__" not in names:
+            assert set(exported) - names.keys() == set(), module
 
 
 def test_help_loads_nothing_heavy() -> None:

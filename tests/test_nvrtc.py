@@ -10,8 +10,8 @@ import pytest
 from cuda.bindings import nvrtc
 from cuda.pathfinder import DynamicLibNotFoundError
 
-from cudatool._nvrtc import to_ptx
 from cudatool.errors import DeviceUnavailableError
+from cudatool.runtime.nvrtc import to_ptx
 from cudatool.sim import _wheel_library
 
 

@@ -12,16 +12,16 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from cudatool._api import traced
-from cudatool._array import DeviceArray
-from cudatool._capture import capture_id
-from cudatool._dtypes import as_dtype, is_number
-from cudatool._multi_tensor import empty_alike
-from cudatool._stream import current_stream
 from cudatool.amp._policy import POLICIES, Policy
 from cudatool.errors import UsageError
 from cudatool.ops import Op, layer
 from cudatool.optim._optimizers import is_parameter
+from cudatool.runtime.array import DeviceArray
+from cudatool.runtime.capture import capture_id
+from cudatool.runtime.dtypes import as_dtype, is_number
+from cudatool.runtime.multi_tensor import empty_alike
+from cudatool.runtime.stream import current_stream
+from cudatool.runtime.traced_calls import traced
 
 __all__ = [
     "autocast",

@@ -11,9 +11,6 @@ from typing import Any
 import numpy as np
 
 from cudatool import ops
-from cudatool._api import traced
-from cudatool._array import DeviceArray, asarray, full
-from cudatool._dtypes import real, whole
 from cudatool.amp._autocast import check_device_type
 from cudatool.errors import UsageError
 from cudatool.optim._foreach import (
@@ -22,6 +19,9 @@ from cudatool.optim._foreach import (
     foreach_add_,
     inverse_of,
 )
+from cudatool.runtime.array import DeviceArray, asarray, full
+from cudatool.runtime.dtypes import real, whole
+from cudatool.runtime.traced_calls import traced
 
 __all__ = ["GradScaler"]
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from cudatool._api import traced
 from cudatool.backends._settings import LIBRARIES, settings
 from cudatool.errors import UsageError
+from cudatool.runtime.traced_calls import traced
 
 __all__ = ["Matmul", "matmul", "preferred_blas_library"]
 

@@ -13,12 +13,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cudatool._array import DeviceArray, empty, may_overlap, signature
-from cudatool._device import is_current
-from cudatool._stream import stream_on
 from cudatool.backends import _settings
 from cudatool.blas import _gemm
 from cudatool.blas._gemm import Again, Gemm
+from cudatool.runtime.array import DeviceArray, empty, may_overlap, signature
+from cudatool.runtime.device import is_current
+from cudatool.runtime.stream import stream_on
 from cudatool.trace import hooks
 
 __all__ = ["again", "linear_again", "remember"]

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from cudatool._api import traced
-from cudatool._array import DeviceArray
 from cudatool.errors import UsageError
+from cudatool.runtime.array import DeviceArray
+from cudatool.runtime.traced_calls import traced
 
 __all__ = ["Conjugate", "Operand", "conj", "plain"]
 

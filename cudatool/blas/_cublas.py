@@ -9,14 +9,14 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cudatool._allocator import Memory
-from cudatool._capture import is_capturing, relaxed
-from cudatool._stream import Stream
 from cudatool.backends._settings import settings
 from cudatool.blas import _workspace
 from cudatool.blas._gemm import BFLOAT16, FP8, Again, Compute, Gemm
 from cudatool.blas._layout import Product
 from cudatool.errors import CudaError, DeviceUnavailableError
+from cudatool.runtime.allocator import Memory
+from cudatool.runtime.capture import is_capturing, relaxed
+from cudatool.runtime.stream import Stream
 
 __all__ = [
     "COMPUTE_TYPES",

@@ -13,12 +13,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cudatool._stream import Stream
 from cudatool.blas._cublas import COMPUTE_TYPES, DATA_TYPES, handle_for, scalar, scalar_type
 from cudatool.blas._gemm import BFLOAT16, FP8, Again, Compute, Epilogue, Gemm
 from cudatool.blas._layout import Product
 from cudatool.blas._workspace import size_of_workspace
 from cudatool.errors import CudaError, UsageError
+from cudatool.runtime.stream import Stream
 
 __all__ = ["Plan", "algorithms", "gemm", "like"]
 

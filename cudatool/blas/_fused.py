@@ -7,7 +7,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cudatool._array import DeviceArray, empty
 from cudatool.blas._conjugate import Operand, plain
 from cudatool.blas._gemm import BFLOAT16, FP8, Epilogue, Scales
 from cudatool.blas._multiply import check_operands, multiply, room_for
@@ -15,6 +14,7 @@ from cudatool.blas._numerics import RELU_MASK_BITS
 from cudatool.blas._products import added
 from cudatool.errors import UsageError
 from cudatool.ops._dispatch import op
+from cudatool.runtime.array import DeviceArray, empty
 
 __all__ = ["Fused", "addmm_activation", "int_mm", "mm_epilogue", "scaled_mm"]
 

@@ -12,14 +12,14 @@ import ml_dtypes
 import numpy as np
 
 from cudatool import _driver
-from cudatool._array import DeviceArray
-from cudatool._cuda import operation
-from cudatool._device import device as on_device
-from cudatool._device import is_current
-from cudatool._extents import Extent, emit_extents, extents
-from cudatool._stream import Stream
 from cudatool.backends._settings import settings
 from cudatool.blas._layout import Product
+from cudatool.runtime.array import DeviceArray
+from cudatool.runtime.calls import operation
+from cudatool.runtime.device import device as on_device
+from cudatool.runtime.device import is_current
+from cudatool.runtime.extents import Extent, emit_extents, extents
+from cudatool.runtime.stream import Stream
 from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, Kind, pack_product
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from cudatool._host_function import enqueue, unowned
-from cudatool._stream import Stream
 from cudatool.blas._gemm import Gemm, accesses
 from cudatool.blas._numerics import apply_epilogue, product, store
+from cudatool.runtime.host_function import enqueue, unowned
+from cudatool.runtime.stream import Stream
 
 __all__ = ["gemm"]
 

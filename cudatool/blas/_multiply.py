@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from cudatool._allocator import allocate
-from cudatool._array import DeviceArray, empty, may_overlap
-from cudatool._stream import Stream, current_stream
-from cudatool._transfer import copy_on_device
 from cudatool.blas._again import remember
 from cudatool.blas._conjugate import Operand, plain
 from cudatool.blas._gemm import FP8, ROUTINES, Compute, Epilogue, Gemm, Scales, compute_type, enqueue, full_reduction
 from cudatool.blas._layout import COLUMN_MAJOR, Order, arrange
 from cudatool.errors import UsageError
+from cudatool.runtime.allocator import allocate
+from cudatool.runtime.array import DeviceArray, empty, may_overlap
+from cudatool.runtime.stream import Stream, current_stream
+from cudatool.runtime.transfer import copy_on_device
 
 __all__ = ["check_operands", "check_types", "multiply", "room_for"]
 

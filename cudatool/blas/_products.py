@@ -8,15 +8,15 @@ from typing import Final
 
 import numpy as np
 
-from cudatool._allocator import Layout
-from cudatool._array import DeviceArray, empty
-from cudatool._dtypes import is_number
 from cudatool.blas._again import again, linear_again
 from cudatool.blas._conjugate import Conjugate, Operand, conj, plain
 from cudatool.blas._gemm import BFLOAT16, Epilogue
 from cudatool.blas._multiply import check_operands, check_types, multiply, room_for
 from cudatool.errors import UsageError
 from cudatool.ops._dispatch import op
+from cudatool.runtime.allocator import Layout
+from cudatool.runtime.array import DeviceArray, empty
+from cudatool.runtime.dtypes import is_number
 
 __all__ = ["added", "addmm", "addmv", "baddbmm", "bmm", "dot", "linear", "matmul", "mm", "mv", "vdot"]
 

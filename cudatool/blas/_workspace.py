@@ -8,12 +8,12 @@ import re
 import warnings
 from typing import Final
 
-from cudatool._allocator import Memory
-from cudatool._api import traced
-from cudatool._device import get_device_properties
-from cudatool._stream import Stream
 from cudatool.backends._settings import settings
 from cudatool.errors import UsageError
+from cudatool.runtime.allocator import Memory
+from cudatool.runtime.device import get_device_properties
+from cudatool.runtime.stream import Stream
+from cudatool.runtime.traced_calls import traced
 from cudatool.text import printable, shortened
 
 __all__ = [

@@ -7,12 +7,12 @@ from typing import Final
 
 import numpy as np
 
-from cudatool._api import traced
-from cudatool._array import DeviceArray, empty
-from cudatool._device import DeviceLike, device_index
 from cudatool.comm._spread import broadcast
 from cudatool.comm._sum import reduce_add
 from cudatool.errors import UsageError
+from cudatool.runtime.array import DeviceArray, empty
+from cudatool.runtime.device import DeviceLike, device_index
+from cudatool.runtime.traced_calls import traced
 
 __all__ = ["broadcast_coalesced", "reduce_add_coalesced"]
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cudatool._api import traced
-from cudatool._array import DeviceArray, empty
-from cudatool._device import DeviceLike, device_index
-from cudatool._peer import copy_between
-from cudatool._stream import Stream, StreamContext
 from cudatool.errors import UsageError
+from cudatool.runtime.array import DeviceArray, empty
+from cudatool.runtime.device import DeviceLike, device_index
+from cudatool.runtime.peer import copy_between
+from cudatool.runtime.stream import Stream, StreamContext
+from cudatool.runtime.traced_calls import traced
 
 __all__ = ["broadcast", "gather", "scatter"]
 

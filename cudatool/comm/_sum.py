@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cudatool import ops
-from cudatool._api import traced
-from cudatool._array import DeviceArray, empty
-from cudatool._device import DeviceLike, device_index
-from cudatool._peer import copy_between
 from cudatool.errors import UsageError
+from cudatool.runtime.array import DeviceArray, empty
+from cudatool.runtime.device import DeviceLike, device_index
+from cudatool.runtime.peer import copy_between
+from cudatool.runtime.traced_calls import traced
 
 __all__ = ["reduce_add"]
 

@@ -9,13 +9,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from cudatool import _driver
-from cudatool._api import traced
-from cudatool._array import DeviceArray
-from cudatool._cuda import operation
-from cudatool._device import device as on_device
-from cudatool._stream import current_stream
 from cudatool.errors import CudaError, FileFormatError, OutputError, UsageError
 from cudatool.gds._cufile import cufile
+from cudatool.runtime.array import DeviceArray
+from cudatool.runtime.calls import operation
+from cudatool.runtime.device import device as on_device
+from cudatool.runtime.stream import current_stream
+from cudatool.runtime.traced_calls import traced
 from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, Kind
 

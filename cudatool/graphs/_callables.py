@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
-from cudatool._api import traced
-from cudatool._array import DeviceArray, empty
-from cudatool._device import synchronize
-from cudatool._dtypes import whole
-from cudatool._mempool import graph_pool_handle
-from cudatool._stream import Stream, StreamContext
 from cudatool.errors import UsageError
 from cudatool.graphs._context import graph
 from cudatool.graphs._graph import CUDAGraph, PoolLike
+from cudatool.runtime.array import DeviceArray, empty
+from cudatool.runtime.device import synchronize
+from cudatool.runtime.dtypes import whole
+from cudatool.runtime.mempool import graph_pool_handle
+from cudatool.runtime.stream import Stream, StreamContext
+from cudatool.runtime.traced_calls import traced
 
 __all__ = ["GraphedCallable", "make_graphed_callables"]
 

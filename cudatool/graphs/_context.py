@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from cudatool._allocator import empty_cache
-from cudatool._capture import captures
-from cudatool._device import current_device, synchronize
-from cudatool._pinned import empty_host_cache
-from cudatool._stream import Stream, StreamContext
 from cudatool.errors import UsageError
 from cudatool.graphs._graph import CUDAGraph, PoolLike, refuse_nested
+from cudatool.runtime.allocator import empty_cache
+from cudatool.runtime.capture import captures
+from cudatool.runtime.device import current_device, synchronize
+from cudatool.runtime.pinned import empty_host_cache
+from cudatool.runtime.stream import Stream, StreamContext
 
 __all__ = ["graph"]
 

@@ -11,22 +11,23 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
-from cudatool import _cuda, _driver
-from cudatool._allocator import allocator, current_allocator
-from cudatool._api import traced
-from cudatool._capture import Capture, capture_id, captures, is_capturing, relaxed
-from cudatool._cuda import check, entry, operation, raise_status
-from cudatool._device import call_on
-from cudatool._device import device as on_device
-from cudatool._handles import Owner
-from cudatool._mempool import MemPool
-from cudatool._native import call
-from cudatool._pinned import let_go
-from cudatool._stream import ExternalStream, Stream, current_stream, default_stream
+from cudatool import _driver
 from cudatool.errors import CudaError, UsageError
 from cudatool.graphs._generators import CapturableGenerator
 from cudatool.memory import CachingAllocator
 from cudatool.random._generator import default_generator
+from cudatool.runtime import calls
+from cudatool.runtime._native import call
+from cudatool.runtime.allocator import allocator, current_allocator
+from cudatool.runtime.calls import check, entry, operation, raise_status
+from cudatool.runtime.capture import Capture, capture_id, captures, is_capturing, relaxed
+from cudatool.runtime.device import call_on
+from cudatool.runtime.device import device as on_device
+from cudatool.runtime.handles import Owner
+from cudatool.runtime.mempool import MemPool
+from cudatool.runtime.pinned import let_go
+from cudatool.runtime.stream import ExternalStream, Stream, current_stream, default_stream
+from cudatool.runtime.traced_calls import traced
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind
 
@@ -120,7 +121,7 @@ class CUDAGraph(Owner):
             )
         if is_capturing(stream):
             raise UsageError("the current stream is being captured already; end that capture before")
-        self._begin(stream, _pool_id(pool), getattr(_cuda.driver.CUstreamCaptureMode, mode))
+        self._begin(stream, _pool_id(pool), getattr(calls.driver.CUstreamCaptureMode, mode))
 
     def _begin(self, stream: Stream, pool: tuple[int, int], mode: Any) -> None:
         policy = _caching_allocator(stream.device_index)
@@ -134,7 +135,7 @@ class CUDAGraph(Owner):
             policy.begin_allocate_to_pool(pool, capture.has, capturing=True)
             self._pool, self._device = pool, stream.device_index
             with on_device(self._device), _operation() as correlation:
-                check(_cuda.driver.cuStreamBeginCapture(capture.handle, mode))
+                check(calls.driver.cuStreamBeginCapture(capture.handle, mode))
             capture.id = capture_id(capture.handle)
             captures[capture.id] = self._capture = capture
         except BaseException:
@@ -169,7 +170,7 @@ class CUDAGraph(Owner):
                 generator = self._open.pop()
                 if drawn := generator.end_capture(self):
                     self._drawing.append((generator, drawn))
-            if not check(_cuda.driver.cuGraphGetNodes(self._graph))[1]:
+            if not check(calls.driver.cuGraphGetNodes(self._graph))[1]:
                 warnings.warn(
                     "the CUDA graph is empty: nothing was enqueued on the captured stream; was another stream or "
                     "another device meant?",
@@ -186,7 +187,7 @@ class CUDAGraph(Owner):
         if threading.get_ident() != capture.thread:
             raise UsageError("the capture must end on the thread it began on")
         with on_device(self._device), _operation() as correlation:
-            result: tuple[Any, ...] = _cuda.driver.cuStreamEndCapture(capture.handle)
+            result: tuple[Any, ...] = calls.driver.cuStreamEndCapture(capture.handle)
         self._capture, self._held = None, capture.held
         del captures[capture.id]
         allocator(self._device).end_allocate_to_pool(capture.pool)
@@ -233,7 +234,7 @@ class CUDAGraph(Owner):
         if self._executable:
             self._destroy_executable()
         with on_device(self._device), _operation() as correlation:
-            self._executable = int(check(_cuda.driver.cuGraphInstantiate(graph, _INSTANTIATE)))
+            self._executable = int(check(calls.driver.cuGraphInstantiate(graph, _INSTANTIATE)))
         if correlation:
             self._executable_trace_id = next(_trace_ids)
             hooks.emit(Kind.GRAPH_INSTANTIATE, aux0=self._executable_trace_id, aux1=self._trace_id)
@@ -354,7 +355,7 @@ class CUDAGraph(Owner):
         """
         graph = self._captured()
         path = os.fsencode(debug_path)
-        check(_cuda.driver.cuGraphDebugDotPrint(graph, path, _VERBOSE if verbose else 0))
+        check(calls.driver.cuGraphDebugDotPrint(graph, path, _VERBOSE if verbose else 0))
 
     def _captured(self) -> Any:
         if self._capture is not None:
@@ -384,14 +385,14 @@ class CUDAGraph(Owner):
         graph, self._graph = self._graph, None
         if graph is not None and int(graph):
             with relaxed(), operation():
-                check(_cuda.driver.cuGraphDestroy(graph))
+                check(calls.driver.cuGraphDestroy(graph))
 
     def _destroy_executable(self) -> None:
         """A replay that is still running is not disturbed: the driver destroys the graph when it is done."""
         executable, self._executable = self._executable, 0
         if executable:
             with relaxed(), operation():
-                check(_cuda.driver.cuGraphExecDestroy(executable))
+                check(calls.driver.cuGraphExecDestroy(executable))
 
     def __del__(self, _finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if getattr(self, "_pool", None) is not None and not _finalizing() and _driver.started():

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool._api import tell_call, traced
-from cudatool._array import DeviceArray, empty
-from cudatool._dtypes import is_number, whole
 from cudatool.errors import UsageError
 from cudatool.ops._pointwise import Pointwise, common_device
+from cudatool.runtime.array import DeviceArray, empty
+from cudatool.runtime.dtypes import is_number, whole
+from cudatool.runtime.traced_calls import tell_call, traced
 from cudatool.trace import hooks
 
 __all__ = ["JitFunction", "create_jit_fn", "create_multi_output_jit_fn"]

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from cudatool._api import traced
-from cudatool._array import DeviceArray, empty
-from cudatool._device import get_device_properties
-from cudatool._event import Event
-from cudatool._ipc import IpcArray, device_of_uuid, own_memory
-from cudatool._ipc_loans import Loan, borrow, lend
+from cudatool.runtime.array import DeviceArray, empty
+from cudatool.runtime.device import get_device_properties
+from cudatool.runtime.event import Event
+from cudatool.runtime.ipc import IpcArray, device_of_uuid, own_memory
+from cudatool.runtime.ipc_loans import Loan, borrow, lend
+from cudatool.runtime.traced_calls import traced
 
 __all__ = ["init_reductions"]
 

@@ -9,10 +9,10 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from cudatool._allocator import Layout
-from cudatool._extents import Extent, extents
-from cudatool._stream import Stream
 from cudatool.errors import UsageError
+from cudatool.runtime.allocator import Layout
+from cudatool.runtime.extents import Extent, extents
+from cudatool.runtime.stream import Stream
 from cudatool.trace.events import AccessFlag
 
 __all__ = ["AVG", "DTYPES", "MAX", "MIN", "PAIRED", "PROD", "SUM", "Call", "Name", "wire"]

@@ -11,13 +11,13 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 from cudatool import _driver
-from cudatool._api import traced
-from cudatool._array import DeviceArray
-from cudatool._device import DeviceLike, current_device, device_count, device_index
-from cudatool._extents import emit_extents
-from cudatool._stream import Stream, current_stream
 from cudatool.errors import CudaError, UsageError
 from cudatool.nccl._calls import SUM, Call, Name, wire
+from cudatool.runtime.array import DeviceArray
+from cudatool.runtime.device import DeviceLike, current_device, device_count, device_index
+from cudatool.runtime.extents import emit_extents
+from cudatool.runtime.stream import Stream, current_stream
+from cudatool.runtime.traced_calls import traced
 from cudatool.trace import hooks, stacks
 from cudatool.trace.events import Kind, pack_dims
 

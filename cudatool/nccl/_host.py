@@ -17,15 +17,15 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from cudatool import _host_function
-from cudatool._allocator import Layout
-from cudatool._cuda import operation
-from cudatool._device import device as on_device
-from cudatool._event import Event
 from cudatool.errors import CudaError, CudatoolError, UsageError
 from cudatool.nccl._calls import PAIRED, Call, Name
 from cudatool.nccl._numerics import check, perform
 from cudatool.nccl._peers import Message, Peers
+from cudatool.runtime import host_function
+from cudatool.runtime.allocator import Layout
+from cudatool.runtime.calls import operation
+from cudatool.runtime.device import device as on_device
+from cudatool.runtime.event import Event
 
 __all__ = ["library"]
 
@@ -144,7 +144,7 @@ class _Meeting:
 
 
 def _bare(layout: Layout | None) -> Layout | None:
-    return None if layout is None else _host_function.unowned(layout)
+    return None if layout is None else host_function.unowned(layout)
 
 
 def _enqueue_together(ranks: Sequence[_Waiting]) -> None:
@@ -157,7 +157,7 @@ def _enqueue_together(ranks: Sequence[_Waiting]) -> None:
             stream.wait_event(mark)
         with on_device(stream.device_index), operation() as waiting.correlation:
             come = functools.partial(meeting.come, caller)
-            _host_function.enqueue(come, stream, waiting.call.accesses)
+            host_function.enqueue(come, stream, waiting.call.accesses)
 
 
 # Ranks that are processes.
@@ -184,7 +184,7 @@ class _Process:
             if self._last is not None:
                 stream.wait_event(self._last)
             with on_device(stream.device_index), operation() as found[call]:
-                _host_function.enqueue(part, stream, call.accesses)
+                host_function.enqueue(part, stream, call.accesses)
             self._last = stream.record_event()
         return [found[call] for call in calls]
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from cudatool._cuda import operation
-from cudatool._device import device as on_device
 from cudatool.errors import CudaError, DeviceUnavailableError
 from cudatool.nccl._calls import DTYPES, Call, Name
+from cudatool.runtime.calls import operation
+from cudatool.runtime.device import device as on_device
 
 __all__ = ["library"]
 

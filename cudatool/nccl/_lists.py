@@ -6,12 +6,12 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from cudatool._api import traced
-from cudatool._array import DeviceArray
-from cudatool._stream import Stream
 from cudatool.errors import UsageError
 from cudatool.nccl._calls import DTYPES, SUM
 from cudatool.nccl._communicator import Communicator, group, init_all
+from cudatool.runtime.array import DeviceArray
+from cudatool.runtime.stream import Stream
+from cudatool.runtime.traced_calls import traced
 
 __all__ = ["all_gather", "all_reduce", "broadcast", "is_available", "reduce", "reduce_scatter"]
 

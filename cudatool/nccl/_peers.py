@@ -26,9 +26,9 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from cudatool._allocator import Layout
 from cudatool.errors import CudaError, UsageError
 from cudatool.nccl._calls import DTYPES, PAIRED, Name
+from cudatool.runtime.allocator import Layout
 
 __all__ = ["Message", "Peers"]
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from cudatool._api import traced
 from cudatool.errors import UsageError
 from cudatool.nvtx._library import nvtx
+from cudatool.runtime.traced_calls import traced
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from cudatool._array import DeviceArray
 from cudatool.ops._dispatch import KINDS, op
 from cudatool.ops._elementwise import elementwise, one_of
 from cudatool.ops._pointwise import Pointwise, Result
+from cudatool.runtime.array import DeviceArray
 
 __all__ = [
     "elu",

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool._dtypes import category
+from cudatool.runtime.dtypes import category
 
 __all__ = ["complex_functions"]
 

@@ -8,15 +8,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool._allocator import Layout
-from cudatool._annotate import annotate
-from cudatool._array import DeviceArray
-from cudatool._dtypes import NUMBER_TYPES
-from cudatool._native import address_of
-from cudatool._stream import Stream
 from cudatool.errors import UsageError
 from cudatool.ops._layout import MOST_DIMENSIONS, collapse
 from cudatool.ops._pointwise import Pointwise, Types
+from cudatool.runtime._native import address_of
+from cudatool.runtime.allocator import Layout
+from cudatool.runtime.annotate import annotate
+from cudatool.runtime.array import DeviceArray
+from cudatool.runtime.dtypes import NUMBER_TYPES
+from cudatool.runtime.stream import Stream
 from cudatool.trace import hooks
 
 __all__ = ["copy"]

@@ -31,8 +31,8 @@ from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from cudatool import _driver
-from cudatool._api import tell_call
 from cudatool.errors import MissingImplementationError, UsageError
+from cudatool.runtime.traced_calls import tell_call
 from cudatool.trace import hooks
 
 __all__ = ["KINDS", "Handler", "Op", "layer", "op", "registered"]

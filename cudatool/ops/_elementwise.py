@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool._array import DeviceArray
-from cudatool._dtypes import category, holds, is_number, result_type
 from cudatool.errors import UsageError
 from cudatool.ops._dispatch import KINDS, Op, op
 from cudatool.ops._pointwise import Pointwise, Result
+from cudatool.runtime.array import DeviceArray
+from cudatool.runtime.dtypes import category, holds, is_number, result_type
 
 __all__ = [
     "abs",

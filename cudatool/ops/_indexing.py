@@ -10,10 +10,16 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from cudatool import _cuda
-from cudatool._array import DeviceArray, empty, full
-from cudatool._device import DeviceLike
-from cudatool._dtypes import (
+from cudatool.errors import UsageError
+from cudatool.ops._dispatch import KINDS, op
+from cudatool.ops._layout import linear, offsets, pack_width
+from cudatool.ops._pointwise import Pointwise, Types, check_out
+from cudatool.ops._reduction import check_array
+from cudatool.ops._rows import RowKernels
+from cudatool.runtime import calls
+from cudatool.runtime.array import DeviceArray, empty, full
+from cudatool.runtime.device import DeviceLike
+from cudatool.runtime.dtypes import (
     as_dtype,
     c_type,
     can_cast,
@@ -25,12 +31,6 @@ from cudatool._dtypes import (
     result_type,
     whole,
 )
-from cudatool.errors import UsageError
-from cudatool.ops._dispatch import KINDS, op
-from cudatool.ops._layout import linear, offsets, pack_width
-from cudatool.ops._pointwise import Pointwise, Types, check_out
-from cudatool.ops._reduction import check_array
-from cudatool.ops._rows import RowKernels
 
 __all__ = [
     "arange",
@@ -360,7 +360,7 @@ def _add(sums: DeviceArray, parts: DeviceArray, index: DeviceArray, alpha: Any, 
         return
     threads = min(256, 32 * math.ceil(columns / 32))
     grid = math.ceil(rows / _CHUNK), math.ceil(columns / threads)
-    config = _cuda.core.LaunchConfig(grid=grid, block=threads)
+    config = calls.core.LaunchConfig(grid=grid, block=threads)
     kernel = f"index_add<{c_type(sums.dtype)}, {c_type(parts.dtype)}, {_CHUNK}>"
     number = np.asarray(alpha).astype(sums.dtype)[()]
     arguments = sums, parts.contiguous(), index, number, ignored, index.size, rows, columns

@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cudatool import _cuda
-from cudatool._array import ALIGNMENT, DeviceArray
 from cudatool.errors import UsageError
+from cudatool.runtime import calls
+from cudatool.runtime.array import ALIGNMENT, DeviceArray
 
 __all__ = ["LOADS", "MOST_DIMENSIONS", "THREADS", "Walk", "collapse", "linear", "offsets", "pack_width", "walk"]
 
@@ -101,7 +101,7 @@ def offsets(arrays: Sequence[DeviceArray]) -> tuple[int, ...]:
 @functools.lru_cache(maxsize=1024)
 def linear(threads: int) -> Any:
     """Return the configuration of a launch with so many threads, or some more, in one dimension."""
-    return _cuda.core.LaunchConfig(grid=-(-threads // THREADS), block=THREADS)
+    return calls.core.LaunchConfig(grid=-(-threads // THREADS), block=THREADS)
 
 
 def pack_width(rows: list[list[int]], addresses: Sequence[int], itemsizes: Sequence[int]) -> int:

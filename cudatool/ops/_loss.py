@@ -6,13 +6,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool._array import DeviceArray, empty, full
-from cudatool._dtypes import c_type, category, compute_dtype, is_number, real, whole
 from cudatool.errors import UsageError
 from cudatool.ops._dispatch import KINDS, op
 from cudatool.ops._reduction import Reduction
 from cudatool.ops._rows import RowKernels, tile
 from cudatool.ops._statistics import sum as sum_
+from cudatool.runtime.array import DeviceArray, empty, full
+from cudatool.runtime.dtypes import c_type, category, compute_dtype, is_number, real, whole
 
 __all__ = ["cross_entropy", "cross_entropy_backward"]
 

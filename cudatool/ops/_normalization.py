@@ -8,13 +8,13 @@ from typing import Final
 
 import numpy as np
 
-from cudatool import _cuda
-from cudatool._array import DeviceArray, empty
-from cudatool._dtypes import c_type, category, compute_dtype, real, whole
 from cudatool.errors import UsageError
 from cudatool.ops._dispatch import KINDS, op
 from cudatool.ops._rows import RowKernels, tile
 from cudatool.ops._statistics import sum as sum_
+from cudatool.runtime import calls
+from cudatool.runtime.array import DeviceArray, empty
+from cudatool.runtime.dtypes import c_type, category, compute_dtype, real, whole
 
 __all__ = ["layer_norm", "native_layer_norm", "native_layer_norm_backward"]
 
@@ -198,7 +198,7 @@ def _(
         blocks = max(1, min(_BLOCKS // across, rows // _LEAST_ROWS))
         sums = empty((2, blocks, columns), compute, device=input.device)
         if columns:
-            config = _cuda.core.LaunchConfig(grid=(across, blocks), block=_COLUMNS)
+            config = calls.core.LaunchConfig(grid=(across, blocks), block=_COLUMNS)
             chunk = math.ceil(rows / blocks)
             arguments = sums[0], sums[1], grad, source, mean, rstd, rows, columns, chunk
             _KERNELS(f"layer_norm_parameters<{element}, {number}>", input.device, config, *arguments)

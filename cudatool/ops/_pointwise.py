@@ -14,17 +14,26 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cudatool._allocator import Memory
-from cudatool._array import ALIGNMENT, DeviceArray, empty, may_overlap, signature
-from cudatool._cuda import raise_status
-from cudatool._device import call_on
-from cudatool._device import device as on_device
-from cudatool._dtypes import NUMBERS, c_type, can_cast, category, compute_dtype, is_number, real_dtype, result_type
-from cudatool._kernel import Kernel, compile, launch
-from cudatool._stream import Stream, current_stream, stream_on
 from cudatool.errors import UsageError
 from cudatool.ops._complex import complex_functions
 from cudatool.ops._layout import LOADS, MOST_DIMENSIONS, THREADS, Walk, walk
+from cudatool.runtime.allocator import Memory
+from cudatool.runtime.array import ALIGNMENT, DeviceArray, empty, may_overlap, signature
+from cudatool.runtime.calls import raise_status
+from cudatool.runtime.device import call_on
+from cudatool.runtime.device import device as on_device
+from cudatool.runtime.dtypes import (
+    NUMBERS,
+    c_type,
+    can_cast,
+    category,
+    compute_dtype,
+    is_number,
+    real_dtype,
+    result_type,
+)
+from cudatool.runtime.kernel import Kernel, compile, launch
+from cudatool.runtime.stream import Stream, current_stream, stream_on
 from cudatool.trace import hooks
 
 __all__ = ["Pointwise", "Result", "Types", "check_out", "common_device", "writable_out"]

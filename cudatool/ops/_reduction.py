@@ -14,16 +14,16 @@ from typing import Any, Final, NamedTuple, SupportsIndex
 
 import numpy as np
 
-from cudatool import _cuda
-from cudatool._array import DeviceArray, empty
-from cudatool._device import device as on_device
-from cudatool._dtypes import NUMBERS, c_type, category, compute_dtype, whole
-from cudatool._kernel import Kernel, compile, launch
-from cudatool._stream import current_stream
 from cudatool.errors import UsageError
 from cudatool.ops._complex import complex_functions
 from cudatool.ops._layout import LOADS, MOST_DIMENSIONS, THREADS, collapse, offsets, pack_width
 from cudatool.ops._pointwise import check_out
+from cudatool.runtime import calls
+from cudatool.runtime.array import DeviceArray, empty
+from cudatool.runtime.device import device as on_device
+from cudatool.runtime.dtypes import NUMBERS, c_type, category, compute_dtype, whole
+from cudatool.runtime.kernel import Kernel, compile, launch
+from cudatool.runtime.stream import current_stream
 
 __all__ = ["Dims", "Reduction", "check_array", "dimensions"]
 
@@ -236,7 +236,7 @@ class Reduction:
             return
         states = empty(plan.blocks * out.size * _STATE_BYTES, np.uint8, device=out.device)
         launch(stream, plan.config, kernel(f"{self.name}<State, {instance}>"), states, input, plan.parameters)
-        config = _cuda.core.LaunchConfig(grid=out.size, block=min(_power_of_two(plan.blocks), THREADS))
+        config = calls.core.LaunchConfig(grid=out.size, block=min(_power_of_two(plan.blocks), THREADS))
         together = kernel(f"{self.name}_of_blocks<{target}>")
         launch(stream, config, together, out, states, plan.blocks, plan.parameters)
 
@@ -298,7 +298,7 @@ def _plan(
         width,
         along,
         blocks,
-        _cuda.core.LaunchConfig(grid=(grid, blocks), block=(lanes, slots) if along else (slots, lanes)),
+        calls.core.LaunchConfig(grid=(grid, blocks), block=(lanes, slots) if along else (slots, lanes)),
         np.void(struct.pack(f"<{len(numbers)}qd", *numbers, parameter)),
     )
 

@@ -10,13 +10,13 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from cudatool import _cuda
-from cudatool._array import DeviceArray
-from cudatool._device import device as on_device
-from cudatool._dtypes import NUMBERS
-from cudatool._kernel import Kernel, compile, launch
-from cudatool._stream import current_stream
 from cudatool.ops._layout import LOADS, THREADS, offsets, pack_width
+from cudatool.runtime import calls
+from cudatool.runtime.array import DeviceArray
+from cudatool.runtime.device import device as on_device
+from cudatool.runtime.dtypes import NUMBERS
+from cudatool.runtime.kernel import Kernel, compile, launch
+from cudatool.runtime.stream import current_stream
 
 __all__ = ["ROWS", "RowKernels", "Tiling", "tile"]
 
@@ -99,7 +99,7 @@ def _tile(rows: int, columns: int, addresses: tuple[int, ...], itemsizes: tuple[
     width = pack_width(extents, addresses, itemsizes)
     lanes = min(THREADS, 1 << max((columns // width).bit_length() - 1, 0))
     per_block = max(1, THREADS // lanes)
-    return Tiling(width, _cuda.core.LaunchConfig(grid=math.ceil(rows / per_block), block=(lanes, per_block)))
+    return Tiling(width, calls.core.LaunchConfig(grid=math.ceil(rows / per_block), block=(lanes, per_block)))
 
 
 class RowKernels:

@@ -7,12 +7,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from cudatool._array import DeviceArray, empty
-from cudatool._dtypes import as_dtype, c_type, category, compute_dtype, whole
 from cudatool.errors import UsageError
 from cudatool.ops._dispatch import KINDS, op
 from cudatool.ops._reduction import dimensions
 from cudatool.ops._rows import RowKernels, tile
+from cudatool.runtime.array import DeviceArray, empty
+from cudatool.runtime.dtypes import as_dtype, c_type, category, compute_dtype, whole
 
 __all__ = ["log_softmax", "log_softmax_backward", "softmax", "softmax_backward"]
 

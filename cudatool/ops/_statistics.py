@@ -8,11 +8,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cudatool._array import DeviceArray
-from cudatool._dtypes import as_dtype, category, compute_dtype, real, real_dtype, whole
 from cudatool.errors import UsageError
 from cudatool.ops._dispatch import KINDS, op
 from cudatool.ops._reduction import Dims, Reduction, check_array, dimensions
+from cudatool.runtime.array import DeviceArray
+from cudatool.runtime.dtypes import as_dtype, category, compute_dtype, real, real_dtype, whole
 
 __all__ = [
     "Extreme",

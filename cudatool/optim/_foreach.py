@@ -9,13 +9,13 @@ from typing import Final
 
 import numpy as np
 
-from cudatool import _cuda
-from cudatool._api import traced
-from cudatool._array import DeviceArray, asarray, empty
-from cudatool._device import device as on_device
-from cudatool._dtypes import c_type
-from cudatool._kernel import Kernel, compile, launch
-from cudatool._multi_tensor import (
+from cudatool.errors import UsageError
+from cudatool.runtime import calls
+from cudatool.runtime.array import DeviceArray, asarray, empty
+from cudatool.runtime.device import device as on_device
+from cudatool.runtime.dtypes import c_type
+from cudatool.runtime.kernel import Kernel, compile, launch
+from cudatool.runtime.multi_tensor import (
     CHUNK,
     PRELUDE,
     MultiTensorKernel,
@@ -24,8 +24,8 @@ from cudatool._multi_tensor import (
     pointer,
     scalar_on,
 )
-from cudatool._stream import current_stream
-from cudatool.errors import UsageError
+from cudatool.runtime.stream import current_stream
+from cudatool.runtime.traced_calls import traced
 
 __all__ = [
     "amp_foreach_non_finite_check_and_unscale_",
@@ -300,7 +300,7 @@ def get_total_norm(
         _norm_parts([c_type(group[0].dtype)], [group], written=[], beside=[own], p=p, parts=pointer(own))
         start += count
     kernel = _kernel(f"norm_total<{c_type(total.dtype)}>", total.device)
-    config = _cuda.core.LaunchConfig(grid=1, block=512)
+    config = calls.core.LaunchConfig(grid=1, block=512)
     launch(current_stream(device), config, kernel, parts, parts.size, p, total)
     if error_if_nonfinite and not math.isfinite(float(total.get())):
         raise UsageError(
@@ -323,7 +323,7 @@ def clip_grads_with_norm_(grads: Sequence[DeviceArray], max_norm: float, total_n
     """
     coefficient = empty((), np.float64, device=total_norm.device)
     kernel = _kernel(f"clip_coefficient<{c_type(total_norm.dtype)}>", total_norm.device)
-    config = _cuda.core.LaunchConfig(grid=1, block=1)
+    config = calls.core.LaunchConfig(grid=1, block=1)
     launch(current_stream(total_norm.device), config, kernel, total_norm, float(max_norm), coefficient)
     foreach_scale_(grads, coefficient)
 
@@ -371,7 +371,7 @@ def amp_foreach_non_finite_check_and_unscale_(
 def inverse_of(scale: DeviceArray) -> DeviceArray:
     """Return 1 over one float32 on the device."""
     result = empty((), device=scale.device)
-    config = _cuda.core.LaunchConfig(grid=1, block=1)
+    config = calls.core.LaunchConfig(grid=1, block=1)
     launch(current_stream(scale.device), config, _kernel("inverse", scale.device), scale, result)
     return result
 
@@ -410,7 +410,7 @@ def amp_update_scale_(
     found = _scalar_at(current_scale, found_inf, "found_inf")
     launch(
         current_stream(current_scale.device),
-        _cuda.core.LaunchConfig(grid=1, block=1),
+        calls.core.LaunchConfig(grid=1, block=1),
         _kernel("update_scale", current_scale.device),
         _scalar_at(current_scale, current_scale, "current_scale"),
         growth_tracker,

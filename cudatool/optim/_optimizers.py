@@ -8,14 +8,14 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from cudatool._api import traced
-from cudatool._array import DeviceArray, zeros
-from cudatool._dtypes import real
-from cudatool._multi_tensor import FLOATS, Arrays, empty_alike
 from cudatool.errors import UsageError
 from cudatool.optim._adam import fused_adam_, fused_adamw_
 from cudatool.optim._foreach import foreach_add_, foreach_copy_, foreach_zero_
 from cudatool.optim._sgd import fused_sgd_
+from cudatool.runtime.array import DeviceArray, zeros
+from cudatool.runtime.dtypes import real
+from cudatool.runtime.multi_tensor import FLOATS, Arrays, empty_alike
+from cudatool.runtime.traced_calls import traced
 
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer", "is_parameter"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from cudatool._api import traced
-from cudatool._array import DeviceArray
-from cudatool._dtypes import c_type
-from cudatool._multi_tensor import MultiTensorKernel, check_alike, check_steps, grouped, pointer, scalar_on
 from cudatool.errors import UsageError
+from cudatool.runtime.array import DeviceArray
+from cudatool.runtime.dtypes import c_type
+from cudatool.runtime.multi_tensor import MultiTensorKernel, check_alike, check_steps, grouped, pointer, scalar_on
+from cudatool.runtime.traced_calls import traced
 
 __all__ = ["fused_sgd_"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cudatool._api import traced
-from cudatool._cudart import check_error, cudart
-from cudatool._ranges import range
+from cudatool.runtime.cudart import check_error, cudart
+from cudatool.runtime.ranges import range
+from cudatool.runtime.traced_calls import traced
 
 __all__ = ["profile", "start", "stop"]
 

@@ -7,13 +7,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool._array import DeviceArray, empty
-from cudatool._dtypes import real
-from cudatool._stream import current_stream
 from cudatool.errors import UsageError
 from cudatool.random._generator import Generator
 from cudatool.random._kernels import BLOCK, PHILOX, blocks, draws, fill, operation, real_type, run, take, word_type
 from cudatool.random._layout import by_strides, empty_like, in_memory_order
+from cudatool.runtime.array import DeviceArray, empty
+from cudatool.runtime.dtypes import real
+from cudatool.runtime.stream import current_stream
 
 __all__ = ["bernoulli", "bernoulli_", "dropout", "native_dropout", "native_dropout_backward"]
 

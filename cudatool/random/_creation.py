@@ -8,14 +8,14 @@ from typing import Any, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from cudatool._array import DeviceArray, empty
-from cudatool._device import DeviceLike
-from cudatool._dtypes import as_dtype, real
 from cudatool.errors import ShapeError, UsageError
 from cudatool.random._fills import normal_, random_, uniform_
 from cudatool.random._generator import Generator
 from cudatool.random._kernels import operation
 from cudatool.random._layout import empty_like
+from cudatool.runtime.array import DeviceArray, empty
+from cudatool.runtime.device import DeviceLike
+from cudatool.runtime.dtypes import as_dtype, real
 
 __all__ = ["normal", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "target"]
 

@@ -8,11 +8,11 @@ from typing import Any, Final, SupportsIndex
 
 import numpy as np
 
-from cudatool._array import DeviceArray
-from cudatool._dtypes import real, whole
 from cudatool.errors import UsageError
 from cudatool.random._generator import Generator
 from cudatool.random._kernels import REALS, fill, operation, real_type, word_type
+from cudatool.runtime.array import DeviceArray
+from cudatool.runtime.dtypes import real, whole
 
 __all__ = [
     "cauchy_",

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool import _driver
-from cudatool._api import traced
-from cudatool._array import DeviceArray, empty
-from cudatool._capture import capturing_graph, is_capturing
-from cudatool._device import DeviceLike, current_device, device_index
-from cudatool._stream import Stream, current_stream
 from cudatool.errors import UsageError
+from cudatool.runtime.array import DeviceArray, empty
+from cudatool.runtime.capture import capturing_graph, is_capturing
+from cudatool.runtime.device import DeviceLike, current_device, device_index
+from cudatool.runtime.stream import Stream, current_stream
+from cudatool.runtime.traced_calls import traced
 
 __all__ = ["DEFAULT_SEED", "Drawn", "Generator", "default_generator", "seed_all_with"]
 

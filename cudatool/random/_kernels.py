@@ -15,15 +15,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool import _cuda
-from cudatool._array import DeviceArray, empty
-from cudatool._device import device as on_device
-from cudatool._device import get_device_properties
-from cudatool._stream import Stream, current_stream
 from cudatool.errors import UsageError
 from cudatool.ops import Op, op
 from cudatool.random._generator import Drawn, Generator, default_generator
 from cudatool.random._layout import in_memory_order
+from cudatool.runtime import calls
+from cudatool.runtime.array import DeviceArray, empty
+from cudatool.runtime.device import device as on_device
+from cudatool.runtime.device import get_device_properties
+from cudatool.runtime.stream import Stream, current_stream
 
 __all__ = [
     "BLOCK",
@@ -297,7 +297,7 @@ def operation(function: Callable[..., Any]) -> Op:
 @functools.cache
 def kernel(source: str, name: str, device: int) -> Any:
     """Return a kernel of `source`, compiled for a device."""
-    from cudatool._kernel import compile
+    from cudatool.runtime.kernel import compile
 
     with on_device(device):
         return compile(source, name)
@@ -335,14 +335,14 @@ def take(generator: Generator | None, count: int, stream: Stream) -> Drawn:
 
 def run(source: str, name: str, grid: int | tuple[int, int], block: int, stream: Stream, *arguments: Any) -> None:
     """Launch a kernel of `source` on one-dimensional blocks."""
-    from cudatool._kernel import launch
+    from cudatool.runtime.kernel import launch
 
     launch(stream, _config(grid, block), kernel(source, name, stream.device_index), *arguments)
 
 
 @functools.cache
 def _config(grid: int | tuple[int, int], block: int) -> Any:
-    return _cuda.core.LaunchConfig(grid=grid, block=block)
+    return calls.core.LaunchConfig(grid=grid, block=block)
 
 
 REALS: Final = {"float16": "Half", "bfloat16": "Bfloat16", "float32": "float", "float64": "double"}

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from cudatool._array import DeviceArray, empty
 from cudatool.errors import UsageError
+from cudatool.runtime.array import DeviceArray, empty
 
 __all__ = ["by_strides", "empty_like", "in_memory_order"]
 

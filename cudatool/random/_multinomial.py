@@ -6,14 +6,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool._array import DeviceArray, empty
-from cudatool._dtypes import whole
-from cudatool._stream import current_stream
 from cudatool.errors import UsageError
 from cudatool.random._creation import target
 from cudatool.random._fills import exponential_
 from cudatool.random._generator import Generator
 from cudatool.random._kernels import PHILOX, operation, real_type, run, take
+from cudatool.runtime.array import DeviceArray, empty
+from cudatool.runtime.dtypes import whole
+from cudatool.runtime.stream import current_stream
 
 __all__ = ["multinomial"]
 

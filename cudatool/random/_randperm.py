@@ -13,15 +13,15 @@ from typing import Any, Final, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from cudatool._array import DeviceArray, empty
-from cudatool._device import DeviceLike
-from cudatool._dtypes import whole
-from cudatool._stream import Stream, current_stream
 from cudatool.errors import UsageError
 from cudatool.random._creation import target
 from cudatool.random._fills import float_range, random_
 from cudatool.random._generator import Generator
 from cudatool.random._kernels import PHILOX, operation, run, take, word_type
+from cudatool.runtime.array import DeviceArray, empty
+from cudatool.runtime.device import DeviceLike
+from cudatool.runtime.dtypes import whole
+from cudatool.runtime.stream import Stream, current_stream
 
 __all__ = ["randperm"]
 

@@ -10,9 +10,9 @@ from typing import Any, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from cudatool._api import traced
-from cudatool._device import DeviceLike, device_count
 from cudatool.random._generator import Generator, default_generator, seed_all_with
+from cudatool.runtime.device import DeviceLike, device_count
+from cudatool.runtime.traced_calls import traced
 
 __all__ = [
     "all_generators",

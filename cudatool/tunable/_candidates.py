@@ -8,12 +8,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool import _cuda, _driver
-from cudatool._array import DeviceArray
-from cudatool._device import device as on_device
-from cudatool._kernel import Kernel, compile, launch
-from cudatool._stream import Stream
+from cudatool import _driver
 from cudatool.blas._gemm import Compute, Gemm, default_implementation, perform
+from cudatool.runtime import calls
+from cudatool.runtime.array import DeviceArray
+from cudatool.runtime.device import device as on_device
+from cudatool.runtime.kernel import Kernel, compile, launch
+from cudatool.runtime.stream import Stream
 from cudatool.tunable import _triton
 
 __all__ = ["DEFAULT", "Enqueue", "candidate", "candidates"]
@@ -116,7 +117,7 @@ def _by_kernel(gemm: Gemm, stream: Stream) -> None:
     _, type_name = _C_TYPES[gemm.compute]
     rows, columns = gemm.out.shape[-2:]
     grid = (-(-rows // _TILE), -(-columns // _TILE), gemm.product.batch)
-    config = _cuda.core.LaunchConfig(grid=grid, block=(_TILE, _TILE))
+    config = calls.core.LaunchConfig(grid=grid, block=(_TILE, _TILE))
     matrices = (_as_struct(array) for array in (gemm.a, gemm.b, gemm.out))
     factors = (gemm.a.dtype.type(factor) for factor in (gemm.alpha, gemm.beta))
     kernel = _compiled(type_name, stream.device_index)

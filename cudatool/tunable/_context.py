@@ -10,15 +10,16 @@ import warnings
 from importlib.metadata import version
 from typing import Final
 
-from cudatool import _cuda, _driver
-from cudatool._api import traced
-from cudatool._capture import is_capturing
-from cudatool._cuda import check
-from cudatool._device import current_device, get_device_capability, get_device_name
-from cudatool._stream import Stream, current_stream
+from cudatool import _driver
 from cudatool.blas import _gemm
 from cudatool.blas._gemm import Gemm
 from cudatool.errors import ConfigError, UsageError
+from cudatool.runtime import calls
+from cudatool.runtime.calls import check
+from cudatool.runtime.capture import is_capturing
+from cudatool.runtime.device import current_device, get_device_capability, get_device_name
+from cudatool.runtime.stream import Stream, current_stream
+from cudatool.runtime.traced_calls import traced
 from cudatool.text import quoted
 from cudatool.tunable._candidates import DEFAULT, candidate
 from cudatool.tunable._problem import Problem, example, problem_of
@@ -260,7 +261,7 @@ def get_validators() -> tuple[tuple[str, str], ...]:
 
 @functools.cache
 def _validators(device: int) -> tuple[tuple[str, str], ...]:
-    driver = check(_cuda.driver.cuDriverGetVersion())
+    driver = check(calls.driver.cuDriverGetVersion())
     if _driver.initialize().kind == "cuda":
         from nvmath.bindings import cublasLt
 

@@ -11,13 +11,13 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cudatool._allocator import allocate
-from cudatool._array import DeviceArray
-from cudatool._stream import Stream
-from cudatool._transfer import copy_to_device
 from cudatool.blas._gemm import BFLOAT16, Compute, Gemm
 from cudatool.blas._layout import arrange
 from cudatool.errors import FileFormatError
+from cudatool.runtime.allocator import allocate
+from cudatool.runtime.array import DeviceArray
+from cudatool.runtime.stream import Stream
+from cudatool.runtime.transfer import copy_to_device
 
 __all__ = ["Problem", "example", "problem_of"]
 

@@ -12,13 +12,14 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cudatool import _cuda, _driver
-from cudatool._cuda import operation
-from cudatool._device import device as on_device
-from cudatool._device import get_device_capability
-from cudatool._kernel import Kernel, launch
-from cudatool._stream import Stream
+from cudatool import _driver
 from cudatool.blas._gemm import BFLOAT16, Compute, Gemm
+from cudatool.runtime import calls
+from cudatool.runtime.calls import operation
+from cudatool.runtime.device import device as on_device
+from cudatool.runtime.device import get_device_capability
+from cudatool.runtime.kernel import Kernel, launch
+from cudatool.runtime.stream import Stream
 
 __all__ = ["TILES", "Tile", "fits", "multiply"]
 
@@ -80,7 +81,7 @@ def multiply(tile: Tile, gemm: Gemm, stream: Stream) -> None:
         stream.device_index,
     )
     grid = (-(-rows // tile.rows), -(-columns // tile.columns), gemm.product.batch)
-    config = _cuda.core.LaunchConfig(grid=grid, block=tile.warps * _WARP, shmem_size=shared)
+    config = calls.core.LaunchConfig(grid=grid, block=tile.warps * _WARP, shmem_size=shared)
     taken = [number for number, is_taken in zip(numbers, used, strict=True) if is_taken]
     # Behind its own parameters Triton adds addresses of scratch memory, which this kernel does not use.
     extra = [0] * (len(kernel.parameters) - len(arrays) - len(taken) - 1)
@@ -124,7 +125,7 @@ def _compiled(
     )
     name, shared, ptx = made.metadata.name, int(made.metadata.shared), made.asm["ptx"].encode()
     with on_device(device), operation():
-        core = _cuda.core.ObjectCode
+        core = calls.core.ObjectCode
         code = core.from_ptx(ptx) if simulated else core.from_cubin(made.asm["cubin"])
         kernel = Kernel(code.get_kernel(name), name, lambda: (ptx, name))
         kernel.set_shared_memory_config(shared)

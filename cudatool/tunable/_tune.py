@@ -7,14 +7,14 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cudatool._allocator import allocate
-from cudatool._array import DeviceArray
-from cudatool._device import get_device_properties
-from cudatool._event import Event
-from cudatool._stream import Stream
-from cudatool._transfer import copy_on_device
 from cudatool.blas._gemm import BFLOAT16, Compute, Gemm
 from cudatool.errors import CudatoolError
+from cudatool.runtime.allocator import allocate
+from cudatool.runtime.array import DeviceArray
+from cudatool.runtime.device import get_device_properties
+from cudatool.runtime.event import Event
+from cudatool.runtime.stream import Stream
+from cudatool.runtime.transfer import copy_on_device
 from cudatool.tunable._candidates import Enqueue, candidates
 from cudatool.tunable._results import Result
 

@@ -63,10 +63,11 @@ class Ours:
 
     def __init__(self, theirs: dict[str, Any]) -> None:
         import cudatool
-        from cudatool import _allocator, _driver
+        from cudatool import _driver
         from cudatool.graphs import _graph
         from cudatool.memory import CachingAllocator
         from cudatool.memory.driver_provider import DriverProvider
+        from cudatool.runtime import allocator
 
         _driver.choose("cuda")
         _driver.initialize()
@@ -74,7 +75,7 @@ class Ours:
         self.streams = [cudatool.ExternalStream(stream.cuda_stream) for stream in self.theirs]
         handles = [stream.cuda_stream for stream in self.streams]
         provider: Any = Renamed(DriverProvider(0), theirs | {"streams": handles}, handles)
-        _allocator._allocators[0] = CachingAllocator(provider, device=0, total_memory=theirs["total_memory"])
+        allocator._allocators[0] = CachingAllocator(provider, device=0, total_memory=theirs["total_memory"])
         place = Place()
         _graph.default_generator = lambda device: place  # type: ignore[assignment, return-value]
         self.library = cudatool

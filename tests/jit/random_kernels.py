@@ -495,13 +495,13 @@ def module_of(kernels: list[str]) -> str:
 def run(seeds: range) -> dict[str, np.ndarray]:
     """Return, for each seed, what the kernel wrote: a row of words for each thread, and one of counters."""
     import cudatool as ct
-    from cudatool import _cuda
+    from cudatool.runtime import calls
 
     results = {}
     for first in range(seeds.start, seeds.stop, BATCH):
         batch = range(first, min(first + BATCH, seeds.stop))
         ct.synchronize()
-        core = _cuda.core
+        core = calls.core
         code = core.ObjectCode.from_ptx(module_of([kernel_of(seed)[0] for seed in batch]).encode())
         for seed in batch:
             given, out, counters = (

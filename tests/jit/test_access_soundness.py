@@ -260,7 +260,7 @@ KERNELS = {
 
 @pytest.fixture(scope="module")
 def compiled() -> str:
-    from cudatool._nvrtc import to_ptx
+    from cudatool.runtime.nvrtc import to_ptx
 
     kernels = "".join(
         f'extern "C" __global__ void {name}({params}) {{ {body} }}\n' for name, (params, body, _) in KERNELS.items()

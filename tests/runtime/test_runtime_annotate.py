@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cudatool as ct
-from cudatool._extents import Extent, extents
+from cudatool.runtime.extents import Extent, extents
 from cudatool.trace import Event, hooks
 from cudatool.trace.events import AccessFlag, Kind
 

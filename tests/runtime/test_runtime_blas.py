@@ -13,9 +13,10 @@ import pytest
 from blas_cases import exact, values
 
 import cudatool
-from cudatool import _host_function, blas
+from cudatool import blas
 from cudatool.backends._settings import Settings, settings
 from cudatool.errors import UsageError
+from cudatool.runtime import host_function
 from cudatool.trace.events import AccessFlag, Kind, unpack_product
 
 BF16, E4M3, E5M2 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
@@ -447,24 +448,24 @@ def test_reductions_can_be_kept_in_full_precision(rng, dtype):
 
 def captured(stream):
     """Capture what is enqueued inside, with the driver alone, and return a function that launches it."""
-    driver = cudatool._cuda.driver
+    driver = cudatool.runtime.calls.driver
     mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
     class Captured:
         def __enter__(self):
-            cudatool._cuda.check(driver.cuStreamBeginCapture(stream.cuda_stream, mode))
+            cudatool.runtime.calls.check(driver.cuStreamBeginCapture(stream.cuda_stream, mode))
             return self
 
         def __exit__(self, *_):
-            graph = cudatool._cuda.check(driver.cuStreamEndCapture(stream.cuda_stream))
-            self.executable = cudatool._cuda.check(driver.cuGraphInstantiate(graph, 0))
-            cudatool._cuda.check(driver.cuGraphDestroy(graph))
+            graph = cudatool.runtime.calls.check(driver.cuStreamEndCapture(stream.cuda_stream))
+            self.executable = cudatool.runtime.calls.check(driver.cuGraphInstantiate(graph, 0))
+            cudatool.runtime.calls.check(driver.cuGraphDestroy(graph))
 
         def launch(self):
-            cudatool._cuda.check(driver.cuGraphLaunch(self.executable, stream.cuda_stream))
+            cudatool.runtime.calls.check(driver.cuGraphLaunch(self.executable, stream.cuda_stream))
 
         def destroy(self):
-            cudatool._cuda.check(driver.cuGraphExecDestroy(self.executable))
+            cudatool.runtime.calls.check(driver.cuGraphExecDestroy(self.executable))
 
     return Captured()
 
@@ -495,18 +496,18 @@ def test_nothing_of_a_captured_product_outlives_its_graph(device):
     stream = cudatool.Stream()
     with cudatool.stream(stream):
         x, out = cudatool.zeros((4, 4)), cudatool.empty((4, 4))
-        before = len(_host_function._captured)
+        before = len(host_function._captured)
         with captured(stream) as graph:
             blas.mm(x, x, out=out)
-        assert before + 1 == len(_host_function._captured)
+        assert before + 1 == len(host_function._captured)
         graph.launch()
         stream.synchronize()
-        assert before + 1 == len(_host_function._captured)
+        assert before + 1 == len(host_function._captured)
         graph.destroy()
-        assert before == len(_host_function._captured)
+        assert before == len(host_function._captured)
         blas.mm(x, x, out=out)
         stream.synchronize()
-        assert {} == _host_function._once
+        assert {} == host_function._once
 
 
 RACE = """

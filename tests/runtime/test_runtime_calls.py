@@ -10,7 +10,7 @@ import pytest
 
 import cudatool
 import cudatool.ops
-from cudatool._api import PUBLIC_MODULES, is_traced, traced
+from cudatool.runtime.traced_calls import PUBLIC_MODULES, is_traced, traced
 
 DEFINITIONS = {cudatool.ops.op, cudatool.ops.registered}  # they run when modules are imported, and do no work
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import cudatool
-from cudatool import _dtypes
 from cudatool.errors import UsageError
+from cudatool.runtime import dtypes
 
 NAMES = {
     "b1": np.bool, "u1": np.uint8, "i1": np.int8, "i2": np.int16, "i4": np.int32, "i8": np.int64,
@@ -87,7 +87,7 @@ def test_result_type_of_arrays_and_numbers(operands, expected):
 
 
 def test_an_8_bit_float_and_a_number_stay_an_8_bit_float():
-    assert _dtypes.result_type(cudatool.empty(2, cudatool.float8_e5m2), 0.5) == cudatool.float8_e5m2
+    assert dtypes.result_type(cudatool.empty(2, cudatool.float8_e5m2), 0.5) == cudatool.float8_e5m2
 
 
 def test_result_type_of_nothing_is_refused():
@@ -174,13 +174,13 @@ def test_copies_of_any_order(dtype):
 
 
 def test_every_number_type_has_a_name_in_c():
-    assert "bfloat16" == _dtypes.c_type(cudatool.bfloat16)
-    assert "long long" == _dtypes.c_type(np.int64)
+    assert "bfloat16" == dtypes.c_type(cudatool.bfloat16)
+    assert "long long" == dtypes.c_type(np.int64)
     size = "extern \"C\" __global__ void sizes(int *out) { " + " ".join(
-        f"out[{k}] = sizeof({name});" for k, (name, _) in enumerate(_dtypes.NUMBER_TYPES.values())
+        f"out[{k}] = sizeof({name});" for k, (name, _) in enumerate(dtypes.NUMBER_TYPES.values())
     ) + " }"  # fmt: skip
-    out = cudatool.zeros(len(_dtypes.NUMBER_TYPES), np.int32)
-    cudatool.compile(_dtypes.NUMBERS + size, "sizes")[1, 1](out)
-    assert [dtype.itemsize for dtype in _dtypes.NUMBER_TYPES] == out.get().tolist()
+    out = cudatool.zeros(len(dtypes.NUMBER_TYPES), np.int32)
+    cudatool.compile(dtypes.NUMBERS + size, "sizes")[1, 1](out)
+    assert [dtype.itemsize for dtype in dtypes.NUMBER_TYPES] == out.get().tolist()
     with pytest.raises(UsageError, match="does not compute with"):
-        _dtypes.c_type("S4")
+        dtypes.c_type("S4")

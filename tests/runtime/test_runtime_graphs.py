@@ -16,9 +16,9 @@ import pytest
 
 import cudatool
 import cudatool.random
-from cudatool._capture import capture_of
 from cudatool.errors import CudaError, OutOfMemoryError, UsageError
 from cudatool.graphs import CapturableGenerator
+from cudatool.runtime.capture import capture_of
 from cudatool.sanitize import check
 from cudatool.trace import hooks
 from cudatool.trace.events import Event, Kind, pack_pool

@@ -173,7 +173,7 @@ def test_a_program_s_file_is_not_in_the_directory_where_it_was_compiled(
 
 
 def test_headers_of_cuda_and_cccl_can_be_included() -> None:
-    from cudatool._nvrtc import include_paths
+    from cudatool.runtime.nvrtc import include_paths
 
     if not any(path.endswith("cccl") for path in include_paths()):
         pytest.skip("the nvidia-cuda-cccl wheel is not installed")
@@ -198,7 +198,7 @@ def test_options_reach_the_compiler_and_nothing_is_cached_for_headers_of_ones_ow
 
 
 def test_compiled_program_is_found_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    from cudatool import _cuda
+    from cudatool.runtime import calls
 
     monkeypatch.setenv("CUDATOOL_CACHE_DIR", str(tmp_path))
     first = cudatool.compile(SCALE, "scale<double>")
@@ -207,7 +207,7 @@ def test_compiled_program_is_found_again(monkeypatch: pytest.MonkeyPatch, tmp_pa
     kept.write_bytes(whole[:-100])  # a damaged one is compiled again
     cudatool.compile(SCALE, "scale<double>")
     assert whole == kept.read_bytes()
-    monkeypatch.setattr(_cuda.core, "Program", None)  # another compilation would fail
+    monkeypatch.setattr(calls.core, "Program", None)  # another compilation would fail
     second = cudatool.compile(SCALE, "scale<double>")
     assert first.parameters == second.parameters
     array = cudatool.asarray([1.0, 2.0, 3.0])

@@ -133,11 +133,12 @@ def test_process_that_has_only_counted_devices_can_fork() -> None:
 def test_process_forked_while_a_thread_loads_the_driver_is_told_so() -> None:
     program = (
         "import os, signal, threading, cudatool\n"
-        "from cudatool import _cuda, _driver\n"
+        "from cudatool import _driver\n"
+        "from cudatool.runtime import calls\n"
         "_driver.initialize()\n"
         "held = threading.Event()\n"
         "def load():\n"
-        "    with _cuda._loading: held.set(); threading.Event().wait()\n"
+        "    with calls._loading: held.set(); threading.Event().wait()\n"
         "threading.Thread(target=load, daemon=True).start()\n"
         "held.wait()\n"
         "if child := os.fork():\n"
@@ -671,7 +672,7 @@ def test_profile_is_a_range_of_the_trace(events: list[Event], calls: list[Event]
 
 
 def test_profiler_that_the_driver_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cudatool._cudart import Cudart, cudaError
+    from cudatool.runtime.cudart import Cudart, cudaError
 
     monkeypatch.setattr(Cudart, "cudaProfilerStart", staticmethod(lambda: cudaError(5)))
     with pytest.raises(CudaError, match=r"\(5\)"):

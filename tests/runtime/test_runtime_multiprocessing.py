@@ -19,8 +19,8 @@ import pytest
 
 import cudatool
 import cudatool.multiprocessing
-from cudatool import _ipc_loans
 from cudatool.errors import UsageError
+from cudatool.runtime import ipc_loans
 
 sys.path.insert(0, str(Path(__file__).parent))  # the other processes import it, too
 
@@ -39,7 +39,7 @@ def nothing_is_lent() -> Iterator[None]:
 def wait_until_given_back() -> None:
     """Wait for the thread of multiprocessing that passes on descriptors: it has its own until after the other's."""
     poll = select.poll()
-    pipes = [lent.pipe for lent in _ipc_loans._lent.values()]
+    pipes = [lent.pipe for lent in ipc_loans._lent.values()]
     for pipe in pipes:
         poll.register(pipe, 0)
     deadline = time.monotonic() + 60

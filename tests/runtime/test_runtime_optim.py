@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import cudatool
 from cudatool import optim
-from cudatool._multi_tensor import CHUNK, plan
 from cudatool.errors import OutOfMemoryError, UsageError
+from cudatool.runtime.multi_tensor import CHUNK, plan
 from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, Event, Kind
 

@@ -80,7 +80,7 @@ def test_block_is_handed_out_again_when_the_copy_is_done() -> None:
 
 
 def test_other_uses_can_be_noted() -> None:
-    from cudatool._pinned import note_use
+    from cudatool.runtime.pinned import note_use
 
     stream, pinned = cudatool.Stream(), cudatool.empty_pinned(100)
     note_use(pinned.ctypes.data + 40, stream)

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cudatool._native import Launcher, Region, address_of
+from cudatool.runtime._native import Launcher, Region, address_of
 
 
 class Owner:
@@ -54,7 +54,7 @@ def test_region_and_owner_that_hold_each_other_are_collected() -> None:
 def test_forked_process_gives_nothing_back_but_what_is_its_own() -> None:
     program = """
 import os
-from cudatool._native import Region
+from cudatool.runtime._native import Region
 class Owner:
     def free(self, address): print(address, flush=True)
 before = Region(1, 16, Owner())

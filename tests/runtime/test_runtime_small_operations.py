@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import cudatool
-from cudatool import _interop, ops
+from cudatool import ops
 from cudatool.errors import CudaError, UsageError
 from cudatool.ops._pointwise import Pointwise
+from cudatool.runtime import interop
 from cudatool.trace.events import Event, Kind
 
 
@@ -131,5 +132,5 @@ def test_a_copy_between_our_arrays_does_not_go_by_what_is_for_other_libraries(rn
     def refuse(*_: object) -> None:
         raise AssertionError("an interface was built")
 
-    monkeypatch.setattr(_interop, "cuda_array_interface", refuse)
+    monkeypatch.setattr(interop, "cuda_array_interface", refuse)
     np.testing.assert_array_equal(a.get().astype("f2"), half.copy_(a).get())

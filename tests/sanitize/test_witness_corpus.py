@@ -37,7 +37,7 @@ _RUNNER = """
 import gc, json, os, random, sys, tempfile, time
 sys.path[:0] = [os.environ["RACES"], os.environ["RACES"] + "/programs"]
 import cudatool as ct
-from cudatool import _host_function
+from cudatool.runtime import host_function
 from cudatool.recording import record
 from cudatool.sanitize.search import Search
 from cudatool.sanitize.witness import apart
@@ -45,7 +45,7 @@ from cudatool.sim.tape import Tape
 from cudatool.trace.reader import read
 from race_corpus import programs
 
-_host_function.repeatable = True
+host_function.repeatable = True
 results = {}
 
 def outcomes():
@@ -62,7 +62,7 @@ for program in programs():
     clean = next(variant for variant, expected in program.expect.items() if not expected)
     sys.argv, arguments = [str(program.path), clean], sys.argv
     tape = Tape()
-    tape.again[_host_function.address] = _host_function.repeat
+    tape.again[host_function.address] = host_function.repeat
     scope = {"__name__": "__main__", "__file__": str(program.path)}
     with record(path, measure_accesses=True, tape=tape):
         exec(program.code, scope)

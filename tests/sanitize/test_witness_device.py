@@ -269,7 +269,7 @@ import numpy as np
 from cuda import core
 from cuda.bindings import driver
 import cudatool as ct
-from cudatool import _host_function
+from cudatool.runtime import host_function
 from cudatool.recording import record
 from cudatool.sanitize import check, with_witnesses
 from cudatool.sanitize.report import render_json
@@ -301,7 +301,7 @@ def call_back(stream, function=lambda: None):
     address = ctypes.cast(callback, ctypes.c_void_p).value
     driver.cuLaunchHostFunc(stream.cuda_stream, driver.CUhostFn(address), 0)
 
-_host_function.repeatable = True
+host_function.repeatable = True
 a, b = ct.Stream(), ct.Stream()
 new = lambda: ct.zeros(N, np.float32)
 results = {}
@@ -309,7 +309,7 @@ given = json.load(sys.stdin)
 for name, body in given["cases"].items():
     folder = tempfile.mkdtemp()
     tape = Tape(**given["tape"])
-    tape.again[_host_function.address] = _host_function.repeat
+    tape.again[host_function.address] = host_function.repeat
     with record(folder + "/t.ctrace", device="sim", measure_accesses=True, tape=tape):
         scope = {}
         exec("def case():\\n" + textwrap.indent(textwrap.dedent(body), "    "), globals(), scope)

@@ -26,7 +26,7 @@ export LD_LIBRARY_PATH
 
 # From that folder, so that Python finds the package there first.
 cd "$out"
-"$python" -c "import cudatool._native as n; assert n.__file__.startswith('$out'), n.__file__"
+"$python" -c "import cudatool.runtime._native as n; assert n.__file__.startswith('$out'), n.__file__"
 [ $# -gt 0 ] || set -- \
     tests/jit/test_device_printf.py tests/jit/test_texture_observation.py tests/sim/test_driver_textures.py \
     tests/sim/test_driver_errors.py tests/sim/test_libcuda_symbols.py tests/sim/test_nvjitlink.py \

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from cudatool._nvrtc import to_ptx
 from cudatool.cli._ptx_text import kernel_json
 from cudatool.errors import CompileError
 from cudatool.ptx import PtxError, infer_accesses, parse, summarize
+from cudatool.runtime.nvrtc import to_ptx
 from cudatool.sim import jit
 
 ROOT = Path(__file__).parents[2]

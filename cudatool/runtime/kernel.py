@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from cudatool import _cuda, _driver
-from cudatool._annotate import annotating
-from cudatool._array import DeviceArray
-from cudatool._capture import relaxed
-from cudatool._cuda import check, entry, operation, raise_status
-from cudatool._device import call_on, current_device
-from cudatool._native import Launcher
-from cudatool._nvrtc import include_paths
-from cudatool._stream import Stream, as_stream, current_stream
+from cudatool import _driver
 from cudatool.code_cache import CodeCache
 from cudatool.errors import UsageError
+from cudatool.runtime import calls
+from cudatool.runtime._native import Launcher
+from cudatool.runtime.annotate import annotating
+from cudatool.runtime.array import DeviceArray
+from cudatool.runtime.calls import check, entry, operation, raise_status
+from cudatool.runtime.capture import relaxed
+from cudatool.runtime.device import call_on, current_device
+from cudatool.runtime.nvrtc import include_paths
+from cudatool.runtime.stream import Stream, as_stream, current_stream
 from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, Kind, WarningFlag, pack_dims
 
@@ -71,7 +72,7 @@ class Kernel:
                 config = _config(*config)
             except (TypeError, ValueError) as error:
                 raise UsageError(f"kernel[{config}]: {error}") from None
-        elif not isinstance(config, _cuda.core.LaunchConfig):
+        elif not isinstance(config, calls.core.LaunchConfig):
             raise UsageError(f"kernel[{config}]: pass (grid, block) or a LaunchConfig")
         return functools.partial(launch, None, config, self)
 
@@ -99,9 +100,9 @@ class Kernel:
         CudaError
             The device has not that much for one block.
         """
-        attribute = _cuda.driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        attribute = calls.driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         with operation():
-            check(_cuda.driver.cuKernelSetAttribute(attribute, shared_mem_bytes, self.handle, current_device()))
+            check(calls.driver.cuKernelSetAttribute(attribute, shared_mem_bytes, self.handle, current_device()))
 
     @functools.cached_property
     def accesses(self) -> KernelAccesses | None:
@@ -122,7 +123,7 @@ class Kernel:
 
 @functools.lru_cache(maxsize=256, typed=True)
 def _config(grid: Any, block: Any) -> Any:
-    return _cuda.core.LaunchConfig(grid=grid, block=block)
+    return calls.core.LaunchConfig(grid=grid, block=block)
 
 
 _FLOAT_CODES: Final = {2: "<e", 4: "<f", 8: "<d"}
@@ -140,7 +141,7 @@ def _to_bytes(argument: Any, size: int) -> bytes:
     """Return the `size` bytes that stand for an argument, of any kind; for most, the launcher does it."""
     if isinstance(argument, DeviceArray):
         value = argument.data_ptr().to_bytes(8, "little")
-    elif isinstance(argument, _cuda.core.Buffer):
+    elif isinstance(argument, calls.core.Buffer):
         value = int(argument.handle).to_bytes(8, "little")
     elif isinstance(argument, np.generic) or (isinstance(argument, np.ndarray) and not argument.ndim):
         value = argument.tobytes()
@@ -266,7 +267,7 @@ def _extent(argument: Any) -> tuple[int, int] | None:
     if isinstance(argument, DeviceArray):
         low, high = np.lib.array_utils.byte_bounds(argument.layout)
         return low, high - low
-    if isinstance(argument, _cuda.core.Buffer):
+    if isinstance(argument, calls.core.Buffer):
         return int(argument.handle), int(argument.size)
     return None
 
@@ -276,12 +277,12 @@ def _launch_with_attributes(config: Any, stream: int, kernel: Kernel, arguments:
     base = ctypes.addressof(values)
     pointers = (ctypes.c_void_p * len(arguments))(*[base + offset for offset, _ in kernel.parameters])
     native = _native_config(config, stream)
-    return int(_cuda.driver.cuLaunchKernelEx(native, kernel.handle, ctypes.addressof(pointers), 0)[0])
+    return int(calls.driver.cuLaunchKernelEx(native, kernel.handle, ctypes.addressof(pointers), 0)[0])
 
 
 def _native_config(config: Any, stream: int) -> Any:
     """Return cuda.core's LaunchConfig as the driver's; a grid of clusters becomes one of blocks."""
-    driver = _cuda.driver
+    driver = calls.driver
     kinds = driver.CUlaunchAttributeID
     native = driver.CUlaunchConfig()
     cluster = config.cluster or (1, 1, 1)
@@ -367,7 +368,7 @@ def _ptx(source: str, name: str, options: Any) -> tuple[bytes, str]:
 
 def _object_code(source: str, name: str, options: Any, target: str = "") -> Any:
     """Return the compiled program; a cache entry is the kernel's mangled name, a zero byte, and the code."""
-    core = _cuda.core
+    core = calls.core
     given = options
     if given is None:
         file = f"{name.partition('<')[0].rpartition(':')[2]}.cu"

@@ -23,8 +23,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool._extents import emit_extents, extents
 from cudatool.errors import UsageError
+from cudatool.runtime.extents import emit_extents, extents
 from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, Kind
 

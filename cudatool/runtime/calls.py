@@ -105,7 +105,7 @@ def _error(name: str, text: str = "") -> CudaError:
 
 @functools.cache
 def entry(name: str) -> int:
-    """Return the address of a function of the driver, for :mod:`cudatool._native`."""
+    """Return the address of a function of the driver, for :mod:`cudatool.runtime._native`."""
     address, _ = check(__getattr__("driver").cuGetProcAddress(name.encode(), _DRIVER_VERSION, 0))
     return int(address)
 

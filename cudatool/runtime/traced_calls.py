@@ -91,7 +91,7 @@ def public_name(function: Callable[..., object]) -> str:
     """Return what programs call a function: ``cudatool.blas._products.mm`` is ``cudatool.blas.mm``."""
     public = []
     for part in function.__module__.split("."):
-        if part.startswith("_"):
+        if part.startswith("_") or part == "runtime":  # private modules, and the room that `cudatool` opens
             break
         public.append(part)
     return ".".join([*public, function.__qualname__])

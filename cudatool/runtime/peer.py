@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cudatool import _cuda, _transfer
-from cudatool._allocator import Layout
-from cudatool._capture import is_capturing, relaxed
-from cudatool._cuda import check, operation
-from cudatool._device import DeviceLike, can_device_access_peer, device_index
-from cudatool._device import device as on_device
-from cudatool._extents import Extent, emit_extents
-from cudatool._stream import Stream, current_stream
 from cudatool.errors import CudaError, UsageError
+from cudatool.runtime import calls, transfer
+from cudatool.runtime.allocator import Layout
+from cudatool.runtime.calls import check, operation
+from cudatool.runtime.capture import is_capturing, relaxed
+from cudatool.runtime.device import DeviceLike, can_device_access_peer, device_index
+from cudatool.runtime.device import device as on_device
+from cudatool.runtime.extents import Extent, emit_extents
+from cudatool.runtime.stream import Stream, current_stream
 from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, CopyFlag, Kind
 
 if TYPE_CHECKING:
-    from cudatool._array import DeviceArray
+    from cudatool.runtime.array import DeviceArray
 
 __all__ = ["copy_between", "enable_peer_access"]
 
@@ -55,9 +55,9 @@ def _enable(device: int, peer: int) -> bool:
     if found is None:
         found = can_device_access_peer(device, peer)
         if found:
-            results = _cuda.driver.CUresult
+            results = calls.driver.CUresult
             with on_device(device), operation(), relaxed():  # a captured copy may be the first
-                (status,) = _cuda.driver.cuCtxEnablePeerAccess(_context(peer), 0)
+                (status,) = calls.driver.cuCtxEnablePeerAccess(_context(peer), 0)
             # Another library of this process may have done it.
             found = status in (results.CUDA_SUCCESS, results.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)
         _enabled[device, peer] = found
@@ -68,7 +68,7 @@ def _enable(device: int, peer: int) -> bool:
 def _context(device: int) -> Any:
     """Return the primary context of a device."""
     with on_device(device):
-        return check(_cuda.driver.cuCtxGetCurrent())
+        return check(calls.driver.cuCtxGetCurrent())
 
 
 def copy_between(copies: Sequence[tuple[DeviceArray, DeviceArray]]) -> None:
@@ -82,7 +82,7 @@ def copy_between(copies: Sequence[tuple[DeviceArray, DeviceArray]]) -> None:
     ValueError
         The shapes do not fit.
     """
-    from cudatool._array import empty
+    from cudatool.runtime.array import empty
 
     moves = []
     for target, source in copies:
@@ -101,7 +101,7 @@ def copy_between(copies: Sequence[tuple[DeviceArray, DeviceArray]]) -> None:
         sender.wait_stream(receiver)
     for target, landing, _ in moves:
         if landing is not target:
-            _transfer.copy_on_device(target.layout, landing.layout, current_stream(target.device))
+            transfer.copy_on_device(target.layout, landing.layout, current_stream(target.device))
 
 
 def _copy(target: Layout, source: Layout, stream: Stream, source_device: int) -> None:
@@ -116,9 +116,9 @@ def _copy(target: Layout, source: Layout, stream: Stream, source_device: int) ->
     name = "cuMemcpyAsync" if is_capturing(stream) else "cuMemcpyPeerAsync"
     with on_device(device), operation() as correlation:
         if name == "cuMemcpyAsync":
-            check(_cuda.driver.cuMemcpyAsync(to, from_, size, handle))
+            check(calls.driver.cuMemcpyAsync(to, from_, size, handle))
         else:
-            check(_cuda.driver.cuMemcpyPeerAsync(to, _context(device), from_, _context(source_device), size, handle))
+            check(calls.driver.cuMemcpyPeerAsync(to, _context(device), from_, _context(source_device), size, handle))
     if correlation:
         hooks.emit(
             Kind.MEMCPY,

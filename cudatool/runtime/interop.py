@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from cudatool import _cuda
-from cudatool._allocator import Layout
-from cudatool._cuda import operation
-from cudatool._device import device as on_device
-from cudatool._dtypes import bfloat16
-from cudatool._stream import ExternalStream, current_stream
 from cudatool.errors import UsageError
+from cudatool.runtime import calls
+from cudatool.runtime.allocator import Layout
+from cudatool.runtime.calls import operation
+from cudatool.runtime.device import device as on_device
+from cudatool.runtime.dtypes import bfloat16
+from cudatool.runtime.stream import ExternalStream, current_stream
 
 if TYPE_CHECKING:
-    from cudatool._array import DeviceArray
+    from cudatool.runtime.array import DeviceArray
 
 __all__ = ["CPU", "CUDA", "cuda_array_interface", "dlpack", "import_array"]
 
@@ -58,7 +58,7 @@ def dlpack(array: DeviceArray, stream: int | None, **options: Any) -> Any:
         raise BufferError(f"DLPack counts strides in elements; {array.strides} are not multiples of {itemsize}")
     with on_device(array.device), operation():
         start, end = np.lib.array_utils.byte_bounds(array.layout)
-        buffer = _cuda.core.Buffer.from_handle(array.data_ptr(), end - start, owner=array)
+        buffer = calls.core.Buffer.from_handle(array.data_ptr(), end - start, owner=array)
         strides = tuple(stride // itemsize for stride in array.strides)
         code = _CODES.get(array.dtype)
         dtype = array.dtype if code is None else np.dtype(f"u{itemsize}")

@@ -6,19 +6,20 @@ import ctypes
 import sys
 from typing import TYPE_CHECKING, Any
 
-from cudatool import _cuda, _driver
-from cudatool._capture import beside_captures
-from cudatool._cuda import check, entry, operation, raise_status
-from cudatool._device import DeviceLike, call_on, current_device, device_index
-from cudatool._device import device as on_device
-from cudatool._handles import Owner
-from cudatool._native import call
+from cudatool import _driver
 from cudatool.errors import CudaError, UsageError
+from cudatool.runtime import calls
+from cudatool.runtime._native import call
+from cudatool.runtime.calls import check, entry, operation, raise_status
+from cudatool.runtime.capture import beside_captures
+from cudatool.runtime.device import DeviceLike, call_on, current_device, device_index
+from cudatool.runtime.device import device as on_device
+from cudatool.runtime.handles import Owner
 from cudatool.trace import hooks
 from cudatool.trace.events import EventFlag, Kind
 
 if TYPE_CHECKING:
-    from cudatool._stream import Stream
+    from cudatool.runtime.stream import Stream
 
 __all__ = ["Event"]
 
@@ -80,10 +81,10 @@ class Event(Owner):
             raise UsageError(f"the handle of an event is {_HANDLE_BYTES} bytes, not {handle!r}")
         event = cls(interprocess=True)
         index = device_index(device)
-        native = _cuda.driver.CUipcEventHandle()
+        native = calls.driver.CUipcEventHandle()
         ctypes.memmove(native.getPtr(), handle, _HANDLE_BYTES)
         with on_device(index), operation() as correlation:
-            event.cuda_event = int(check(_cuda.driver.cuIpcOpenEventHandle(native)))
+            event.cuda_event = int(check(calls.driver.cuIpcOpenEventHandle(native)))
         event._made(index, correlation)
         return event
 
@@ -100,7 +101,7 @@ class Event(Owner):
         if not self.cuda_event:
             self._create(current_device())
         with on_device(self.device_index), operation():
-            handle = check(_cuda.driver.cuIpcGetEventHandle(self.cuda_event))
+            handle = check(calls.driver.cuIpcGetEventHandle(self.cuda_event))
             return ctypes.string_at(handle.getPtr(), _HANDLE_BYTES)
 
     @property
@@ -194,8 +195,8 @@ class Event(Owner):
         if not self.cuda_event:
             return True
         with on_device(self.device_index), beside_captures(), operation() as correlation:
-            (status,) = _cuda.driver.cuEventQuery(self.cuda_event)
-            done = bool(status != _cuda.driver.CUresult.CUDA_ERROR_NOT_READY)
+            (status,) = calls.driver.cuEventQuery(self.cuda_event)
+            done = bool(status != calls.driver.CUresult.CUDA_ERROR_NOT_READY)
             if done:
                 check((status,))
         if correlation:
@@ -208,7 +209,7 @@ class Event(Owner):
         if not self.cuda_event:
             return
         with on_device(self.device_index), beside_captures(), operation() as correlation:
-            check(_cuda.driver.cuEventSynchronize(self.cuda_event))
+            check(calls.driver.cuEventSynchronize(self.cuda_event))
         if correlation:
             event = hooks.event_id(self.cuda_event)
             hooks.emit(Kind.EVENT_SYNCHRONIZE, device=self.device_index, aux0=event)
@@ -230,19 +231,19 @@ class Event(Owner):
         if not (self.cuda_event and end_event.cuda_event):
             raise CudaError("both events must be recorded before calculating elapsed time", "CUDA_ERROR_INVALID_HANDLE")
         with on_device(self.device_index), operation() as correlation:
-            elapsed = float(check(_cuda.driver.cuEventElapsedTime(self.cuda_event, end_event.cuda_event)))
+            elapsed = float(check(calls.driver.cuEventElapsedTime(self.cuda_event, end_event.cuda_event)))
         if correlation:
             for event in (self, end_event):  # there is a time: a query would say that both have completed
                 hooks.emit(Kind.EVENT_QUERY, device=event.device_index, aux0=hooks.event_id(event.cuda_event), aux1=1)
         return elapsed
 
     def _create(self, device: int) -> None:
-        kinds = _cuda.driver.CUevent_flags
+        kinds = calls.driver.CUevent_flags
         flags = 0 if self.enable_timing else int(kinds.CU_EVENT_DISABLE_TIMING)
         flags |= int(kinds.CU_EVENT_BLOCKING_SYNC) if self.blocking else 0
         flags |= int(kinds.CU_EVENT_INTERPROCESS) if self.interprocess else 0
         with on_device(device), operation() as correlation:
-            self.cuda_event = int(check(_cuda.driver.cuEventCreate(flags)))
+            self.cuda_event = int(check(calls.driver.cuEventCreate(flags)))
         self._made(device, correlation)
 
     def _made(self, device: int, correlation: int) -> None:
@@ -261,7 +262,7 @@ class Event(Owner):
             return  # a forked process has no events: they are its parent's
         event = hooks.close_event(self.cuda_event)  # before the driver gives the handle to a new event
         with operation() as correlation:
-            _cuda.driver.cuEventDestroy(self.cuda_event)  # a context that is gone has taken its events with it
+            calls.driver.cuEventDestroy(self.cuda_event)  # a context that is gone has taken its events with it
         if correlation:
             hooks.emit(Kind.EVENT_DESTROY, device=self.device_index, aux0=event)
 
@@ -270,7 +271,7 @@ class Event(Owner):
 
 
 def _current_stream() -> Stream:
-    from cudatool._stream import current_stream  # streams make events, too
+    from cudatool.runtime.stream import current_stream  # streams make events, too
 
     return current_stream()
 
@@ -280,6 +281,6 @@ def _no_stream(stream: object) -> UsageError:
 
 
 def _is_capturing(stream: Stream) -> bool:
-    from cudatool._capture import is_capturing  # captures know streams, too
+    from cudatool.runtime.capture import is_capturing  # captures know streams, too
 
     return is_capturing(stream)

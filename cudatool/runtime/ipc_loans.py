@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from multiprocessing import resource_sharer
 from typing import Any, Final
 
-from cudatool._allocator import Memory, allocator
-from cudatool._capture import is_capturing
-from cudatool._device import get_device_properties, synchronize
-from cudatool._ipc import Mapping, device_of_uuid, segment_handle
-from cudatool._stream import Stream, current_stream
 from cudatool.errors import CudatoolError, UsageError
+from cudatool.runtime.allocator import Memory, allocator
+from cudatool.runtime.capture import is_capturing
+from cudatool.runtime.device import get_device_properties, synchronize
+from cudatool.runtime.ipc import Mapping, device_of_uuid, segment_handle
+from cudatool.runtime.stream import Stream, current_stream
 
 __all__ = ["Borrowed", "Loan", "borrow", "collect", "ipc_collect", "lend"]
 

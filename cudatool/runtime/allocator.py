@@ -14,19 +14,20 @@ from typing import Any, Protocol, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from cudatool import _cuda, _driver
-from cudatool._cuda import check, operation
-from cudatool._device import DeviceLike, device_index, get_device_properties
-from cudatool._device import device as on_device
-from cudatool._dtypes import as_dtype, whole
-from cudatool._native import Region
-from cudatool._stream import Stream, current_stream
+from cudatool import _driver
 from cudatool.errors import UsageError
 from cudatool.memory import CachingAllocator
 from cudatool.memory import memory_summary as _table
 from cudatool.memory.driver_provider import DriverProvider, device_of_stream, foreign_stream
 from cudatool.memory.pluggable import CUDAPluggableAllocator, UncachedAllocator
 from cudatool.memory.snapshot import SegmentInfo
+from cudatool.runtime import calls
+from cudatool.runtime._native import Region
+from cudatool.runtime.calls import check, operation
+from cudatool.runtime.device import DeviceLike, device_index, get_device_properties
+from cudatool.runtime.device import device as on_device
+from cudatool.runtime.dtypes import as_dtype, whole
+from cudatool.runtime.stream import Stream, current_stream
 from cudatool.trace import hooks
 from cudatool.trace.events import Event, Kind, pack_pool
 from cudatool.units import format_bytes
@@ -178,7 +179,7 @@ def get_allocator_backend() -> str:
 
 def _make(device: int) -> CachingAllocator:
     with operation():
-        _ = _cuda.driver
+        _ = calls.driver
         return CachingAllocator(
             DriverProvider(device),
             device=device,
@@ -411,7 +412,7 @@ def empty_cache() -> None:
 def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
     """Return free and total bytes of a device, as the driver sees it."""
     with on_device(device_index(device)):
-        free, total = check(_cuda.driver.cuMemGetInfo())
+        free, total = check(calls.driver.cuMemGetInfo())
     return int(free), int(total)
 
 

@@ -6,11 +6,11 @@ import ctypes
 from enum import IntEnum
 from typing import Any, Final
 
-from cudatool import _cuda
-from cudatool._allocator import mem_get_info
-from cudatool._device import DeviceLike, current_device
-from cudatool._device import device as on_device
 from cudatool.errors import CudaError
+from cudatool.runtime import calls
+from cudatool.runtime.allocator import mem_get_info
+from cudatool.runtime.device import DeviceLike, current_device
+from cudatool.runtime.device import device as on_device
 
 __all__ = ["Cudart", "check_error", "cudaError", "cudaStatus", "cudart"]
 
@@ -34,7 +34,7 @@ class cudaError(int):  # noqa: N801 - CUDA's name
     def name(self) -> str:
         """The driver's name of it, as ``CUDA_ERROR_INVALID_VALUE``."""
         try:
-            return str(_cuda.driver.CUresult(int(self)).name)
+            return str(calls.driver.CUresult(int(self)).name)
         except ValueError:
             return "CUDA_ERROR_UNKNOWN"
 
@@ -54,28 +54,28 @@ class Cudart:
     @staticmethod
     def cudaGetErrorString(error: int) -> str:
         """Return what an error means, in words."""
-        status, text = _cuda.driver.cuGetErrorString(_cuda.driver.CUresult(error)) if _known(error) else (1, b"")
+        status, text = calls.driver.cuGetErrorString(calls.driver.CUresult(error)) if _known(error) else (1, b"")
         return text.decode() if not status else "unrecognized error code"
 
     @staticmethod
     def cudaProfilerStart() -> _Error:
         """Let a profiler collect from now on."""
-        return _status(_cuda.driver.cuProfilerStart)
+        return _status(calls.driver.cuProfilerStart)
 
     @staticmethod
     def cudaProfilerStop() -> _Error:
         """Let a profiler collect no more."""
-        return _status(_cuda.driver.cuProfilerStop)
+        return _status(calls.driver.cuProfilerStop)
 
     @staticmethod
     def cudaHostRegister(ptr: int, size: int, flags: int = 0) -> _Error:
         """Pin `size` bytes of host memory at `ptr`; see :func:`cudatool.host_register`."""
-        return _status(_cuda.driver.cuMemHostRegister, ptr, size, flags)
+        return _status(calls.driver.cuMemHostRegister, ptr, size, flags)
 
     @staticmethod
     def cudaHostUnregister(ptr: int) -> _Error:
         """Undo :meth:`cudaHostRegister`."""
-        return _status(_cuda.driver.cuMemHostUnregister, ptr)
+        return _status(calls.driver.cuMemHostUnregister, ptr)
 
     @staticmethod
     def cudaMemGetInfo(device: DeviceLike = None) -> tuple[int, int]:
@@ -86,7 +86,7 @@ class Cudart:
     def cudaStreamCreate(ptr: int) -> _Error:
         """Make a stream that waits for the legacy default stream, and write its handle to the host address `ptr`."""
         with on_device(current_device()):
-            status, stream = _cuda.driver.cuStreamCreate(_cuda.driver.CUstream_flags.CU_STREAM_DEFAULT)
+            status, stream = calls.driver.cuStreamCreate(calls.driver.CUstream_flags.CU_STREAM_DEFAULT)
         if not status:
             ctypes.c_void_p.from_address(ptr).value = int(stream)
         return cudaError(int(status))
@@ -94,7 +94,7 @@ class Cudart:
     @staticmethod
     def cudaStreamDestroy(stream: int) -> _Error:
         """Destroy a stream of :meth:`cudaStreamCreate`."""
-        return _status(_cuda.driver.cuStreamDestroy, stream)
+        return _status(calls.driver.cuStreamDestroy, stream)
 
 
 _cudart: Final = Cudart()
@@ -102,7 +102,7 @@ _cudart: Final = Cudart()
 
 def cudart() -> Cudart:
     """Start the driver, and return the functions of the CUDA runtime API that torch.cuda offers."""
-    _ = _cuda.driver
+    _ = calls.driver
     return _cudart
 
 
@@ -120,7 +120,7 @@ def check_error(res: int) -> None:
 
 def _known(error: int) -> bool:
     try:
-        _cuda.driver.CUresult(error)
+        calls.driver.CUresult(error)
     except ValueError:
         return False
     return True

@@ -1,7 +1,7 @@
 /* What is called so often, and takes so little itself, that what Python does around it counts.
  *
  * Launcher converts the arguments of a kernel and launches it in one step. It holds no state of a launch, so that any
- * number of threads can use one. What is enqueued, and where, is decided in cudatool/_kernel.py and _event.py.
+ * number of threads can use one. What is enqueued, and where, is decided in cudatool/runtime/kernel.py and _event.py.
  * Region lets NumPy lay an array over device memory, and address_of says where one lies.
  */
 #define PY_SSIZE_T_CLEAN
@@ -410,7 +410,7 @@ static PyBufferProcs Region_buffer = {.bf_getbuffer = (getbufferproc)Region_getb
 
 static PyTypeObject RegionType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "cudatool._native.Region",
+    .tp_name = "cudatool.runtime._native.Region",
     .tp_doc = "Region(address, size, owner=None)\n\nBytes at a device's address, in the form of a buffer that must not "
               "be read.",
     .tp_basicsize = sizeof(Region),
@@ -528,7 +528,7 @@ static PyMethodDef Launcher_methods[] = {
 
 static PyTypeObject LauncherType = {
     PyVarObject_HEAD_INIT(NULL, 0)
-    .tp_name = "cudatool._native.Launcher",
+    .tp_name = "cudatool.runtime._native.Launcher",
     .tp_doc = "Launcher(launch, function, parameters, array, scalar, convert)",
     .tp_basicsize = sizeof(Launcher),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
@@ -542,7 +542,7 @@ static PyTypeObject LauncherType = {
 
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT,
-    .m_name = "cudatool._native",
+    .m_name = "cudatool.runtime._native",
     .m_doc = "What is too slow in Python; see _native.c.",
     .m_size = -1,
     .m_methods = module_methods,

@@ -1,7 +1,7 @@
 """Copies and fills, enqueued on a stream.
 
-Device memory comes as :data:`~cudatool._allocator.Layout`. Whole ranges are the driver's copies and memsets; anything
-with gaps, another order of dimensions or another dtype is one kernel.
+Device memory comes as :data:`~cudatool.runtime.allocator.Layout`. Whole ranges are the driver's copies and memsets;
+anything with gaps, another order of dimensions or another dtype is one kernel.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from cudatool import _cuda
-from cudatool._allocator import Layout, allocate
-from cudatool._capture import beside_captures, is_capturing
-from cudatool._cuda import check, operation
-from cudatool._device import device as on_device
-from cudatool._dtypes import NUMBER_TYPES, holds, is_number
-from cudatool._extents import Extent, emit_extents, extents
-from cudatool._native import address_of
-from cudatool._pinned import is_pinned_address, note_use
-from cudatool._stream import Stream
 from cudatool.errors import ShapeError, UsageError
+from cudatool.runtime import calls
+from cudatool.runtime._native import address_of
+from cudatool.runtime.allocator import Layout, allocate
+from cudatool.runtime.attached import attached
+from cudatool.runtime.calls import check, operation
+from cudatool.runtime.capture import beside_captures, is_capturing
+from cudatool.runtime.device import device as on_device
+from cudatool.runtime.dtypes import NUMBER_TYPES, holds, is_number
+from cudatool.runtime.extents import Extent, emit_extents, extents
+from cudatool.runtime.pinned import is_pinned_address, note_use
+from cudatool.runtime.stream import Stream
 from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, CopyFlag, Kind
 
@@ -98,9 +99,7 @@ def copy_on_device(target: Layout, source: Layout, stream: Stream) -> None:
     if target.dtype == source.dtype and target.flags.c_contiguous and source.flags.c_contiguous:
         _copy("cuMemcpyDtoDAsync", address_of(target), address_of(source), target.nbytes, stream)
     elif target.size:
-        from cudatool.ops._copy import copy  # kernels take arrays, which are copied here
-
-        copy(target, source, stream)
+        attached("copy")(target, source, stream)  # a kernel
 
 
 def fill(target: Layout, value: Any, stream: Stream) -> None:
@@ -147,7 +146,7 @@ def _copy(name: str, target: int, source: int, size: int, stream: Stream) -> Non
     with on_device(stream.device_index), beside_captures(), operation() as correlation:
         if correlation:  # before the call: one to pageable memory returns when the work is done
             _emit_copy(name, target, source, size, stream, correlation)
-        check(getattr(_cuda.driver, name)(target, source, size, handle))
+        check(getattr(calls.driver, name)(target, source, size, handle))
     if name != "cuMemcpyDtoDAsync":
         note_use(target if name == "cuMemcpyDtoHAsync" else source, stream)
 
@@ -191,7 +190,7 @@ def _memset(bits: int, address: int, value: int, size: int, stream: Stream) -> N
         return
     name, width, handle = f"cuMemsetD{bits}Async", bits // 8, stream.native
     with on_device(stream.device_index), operation() as correlation:
-        check(getattr(_cuda.driver, name)(address, value, size // width, handle))
+        check(getattr(calls.driver, name)(address, value, size // width, handle))
     if correlation:
         device = stream.device_index
         hooks.emit(

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import operator
 from types import EllipsisType
-from typing import Any, Final, NoReturn, SupportsIndex
+from typing import TYPE_CHECKING, Any, Final, NoReturn, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
-from cudatool import _interop, _peer, _transfer
-from cudatool._allocator import Layout, Memory, Owner, Shape, allocate
-from cudatool._device import CUDA_KINDS, DeviceLike, device_index
-from cudatool._dtypes import as_dtype
-from cudatool._native import address_of
-from cudatool._operators import Operators
-from cudatool._pinned import empty_pinned, is_pinned
-from cudatool._stream import Stream, as_stream, current_stream
-from cudatool._sync_debug import get_sync_debug_mode, hidden_synchronization
 from cudatool.errors import ShapeError, UsageError
+from cudatool.runtime import interop, peer, transfer
+from cudatool.runtime._native import address_of
+from cudatool.runtime.allocator import Layout, Memory, Owner, Shape, allocate
+from cudatool.runtime.attached import attached
+from cudatool.runtime.device import CUDA_KINDS, DeviceLike, device_index
+from cudatool.runtime.dtypes import as_dtype
+from cudatool.runtime.pinned import empty_pinned, is_pinned
+from cudatool.runtime.stream import Stream, as_stream, current_stream
+from cudatool.runtime.sync_debug import get_sync_debug_mode, hidden_synchronization
+
+if TYPE_CHECKING:
+    from cudatool.array_methods import ArrayMethods
+else:
+    ArrayMethods = attached("ArrayMethods")
 
 __all__ = [
     "ALIGNMENT",
@@ -36,7 +41,7 @@ __all__ = [
 _Index = SupportsIndex | slice | EllipsisType | None
 
 
-class DeviceArray(Operators):
+class DeviceArray(ArrayMethods):
     """An n-dimensional array in device memory; made by :func:`empty`, :func:`asarray` and the like.
 
     Shapes, strides and views are NumPy's, because a NumPy array holds them: `layout` lies at the device's
@@ -165,7 +170,7 @@ class DeviceArray(Operators):
         ShapeError
             The shape does not fit.
         """
-        return self._view(_transfer.broadcast(self.layout, shape))
+        return self._view(transfer.broadcast(self.layout, shape))
 
     def _view(self, layout: Layout) -> DeviceArray:
         return DeviceArray(layout, self._memory, self.device)
@@ -208,13 +213,13 @@ class DeviceArray(Operators):
                 hidden_synchronization(
                     "a copy from the host that blocks; from pinned memory, non_blocking=True does not wait"
                 )
-            _transfer.copy_to_device(self.layout, _host(source), stream)
+            transfer.copy_to_device(self.layout, _host(source), stream)
             if not non_blocking:
                 stream.synchronize()
         elif source.device == self.device:
-            _transfer.copy_on_device(self.layout, source.layout, stream)
+            transfer.copy_on_device(self.layout, source.layout, stream)
         else:
-            _peer.copy_between([(self, source)])
+            peer.copy_between([(self, source)])
         return self
 
     def to(self, dtype: npt.DTypeLike | None = None, *, device: DeviceLike = None, copy: bool = False) -> DeviceArray:
@@ -236,7 +241,7 @@ class DeviceArray(Operators):
         """Set every element to `value`, cast to the array's dtype, and return the array."""
         if not self.layout.flags.writeable:
             raise UsageError("this array is read-only: its owner exported it so")
-        _transfer.fill(self.layout, value, current_stream(self.device))
+        transfer.fill(self.layout, value, current_stream(self.device))
         return self
 
     def __setitem__(self, index: _Index | tuple[_Index, ...], value: Any) -> None:
@@ -277,7 +282,7 @@ class DeviceArray(Operators):
             hidden_synchronization(
                 "a copy to the host that blocks; with blocking=False, to pinned memory, it does not wait"
             )
-        _transfer.copy_to_host(out, self.contiguous().layout, stream)
+        transfer.copy_to_host(out, self.contiguous().layout, stream)
         if blocking:
             stream.synchronize()
         return out
@@ -299,13 +304,13 @@ class DeviceArray(Operators):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        return _interop.cuda_array_interface(self)
+        return interop.cuda_array_interface(self)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return _interop.CUDA, self.device
+        return interop.CUDA, self.device
 
     def __dlpack__(self, *, stream: int | None = None, copy: bool | None = None, **options: Any) -> Any:
-        return _interop.dlpack(self.clone() if copy else self, stream, **options)
+        return interop.dlpack(self.clone() if copy else self, stream, **options)
 
 
 ALIGNMENT: Final = 16
@@ -439,7 +444,7 @@ def from_dlpack(source: Any, *, device: DeviceLike = None) -> DeviceArray:
     if not hasattr(source, "__dlpack_device__"):
         raise UsageError(f"from_dlpack takes what has __dlpack__, not {type(source).__name__}; use asarray")
     kind, _ = source.__dlpack_device__()
-    if kind in _interop.CPU:
+    if kind in interop.CPU:
         return asarray(np.from_dlpack(source), device=device)
     if kind not in CUDA_KINDS:
         raise UsageError(f"DLPack device type {kind} is neither host nor CUDA")
@@ -455,5 +460,5 @@ def _host(source: Any, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
 
 
 def _import(source: Any) -> DeviceArray:
-    layout, device = _interop.import_array(source)
+    layout, device = interop.import_array(source)
     return DeviceArray(layout, None, device)

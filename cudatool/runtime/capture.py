@@ -13,14 +13,15 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from cudatool import _cuda, _driver
-from cudatool._api import traced
-from cudatool._cuda import check, entry, raise_status
-from cudatool._native import call
+from cudatool import _driver
+from cudatool.runtime import calls
+from cudatool.runtime._native import call
+from cudatool.runtime.calls import check, entry, raise_status
+from cudatool.runtime.traced_calls import traced
 
 if TYPE_CHECKING:
-    from cudatool._stream import Stream
     from cudatool.graphs import CUDAGraph
+    from cudatool.runtime.stream import Stream
 
 __all__ = [
     "Capture",
@@ -84,8 +85,8 @@ def capture_id(handle: int) -> int:
     """Return the driver's id of the capture that a stream takes part in, 0 if in none, or in one that has failed."""
     if handle in _LEGACY:
         return 0
-    status, state, number, *_ = _cuda.driver.cuStreamGetCaptureInfo(handle)
-    active = _cuda.driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
+    status, state, number, *_ = calls.driver.cuStreamGetCaptureInfo(handle)
+    active = calls.driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
     return int(number) if not status and state == active else 0
 
 
@@ -117,7 +118,7 @@ def is_capturing(stream: Stream) -> bool:
 @traced
 def is_current_stream_capturing() -> bool:
     """Return whether the current stream is being captured into a graph; before a device is used, it is not."""
-    from cudatool._stream import current_stream  # streams ask about captures, too
+    from cudatool.runtime.stream import current_stream  # streams ask about captures, too
 
     return _driver.chosen() is not None and is_capturing(current_stream())
 
@@ -131,14 +132,14 @@ class relaxed:  # noqa: N801 - reads as a statement
     __slots__ = ("_before",)
 
     def __enter__(self) -> None:
-        driver = _cuda.driver
+        driver = calls.driver
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         self._before: Any = check(driver.cuThreadExchangeStreamCaptureMode(mode))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        check(_cuda.driver.cuThreadExchangeStreamCaptureMode(self._before))
+        check(calls.driver.cuThreadExchangeStreamCaptureMode(self._before))
 
 
 _NOTHING: Final = nullcontext()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from cudatool import _driver
-from cudatool._allocator import mem_get_info
-from cudatool._device import DeviceLike, device_index, get_device_properties
 from cudatool.errors import UsageError
+from cudatool.runtime.allocator import mem_get_info
+from cudatool.runtime.device import DeviceLike, device_index, get_device_properties
 
 __all__ = [
     "clock_rate",

@@ -12,15 +12,15 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from cudatool import _cuda
-from cudatool._allocator import Memory, allocator, array_interface
-from cudatool._array import DeviceArray
-from cudatool._cuda import check, operation
-from cudatool._device import DeviceLike, device_count, device_index, get_device_properties
-from cudatool._device import device as on_device
-from cudatool._stream import current_stream
 from cudatool.errors import CudatoolError, DeviceUnavailableError, UsageError
 from cudatool.memory.driver_provider import DriverProvider
+from cudatool.runtime import calls
+from cudatool.runtime.allocator import Memory, allocator, array_interface
+from cudatool.runtime.array import DeviceArray
+from cudatool.runtime.calls import check, operation
+from cudatool.runtime.device import DeviceLike, device_count, device_index, get_device_properties
+from cudatool.runtime.device import device as on_device
+from cudatool.runtime.stream import current_stream
 
 __all__ = [
     "IpcArray",
@@ -199,15 +199,15 @@ class Mapping:
 
     def __init__(self, segment: bytes, offset: int, size: int, device: int) -> None:
         self._device = device
-        native = _cuda.driver.CUipcMemHandle()
+        native = calls.driver.CUipcMemHandle()
         ctypes.memmove(native.getPtr(), segment, len(segment))
-        flags = _cuda.driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+        flags = calls.driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
         with on_device(device), operation():
-            self._segment = int(check(_cuda.driver.cuIpcOpenMemHandle(native, flags)))
+            self._segment = int(check(calls.driver.cuIpcOpenMemHandle(native, flags)))
         self.__array_interface__ = array_interface(self._segment + offset, size)
 
     def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:
         # The slot is empty if the driver refused; and the end of the process, or of the context, unmaps everything.
         if hasattr(self, "_segment") and not _finalizing():
             with suppress(CudatoolError), on_device(self._device), operation():
-                check(_cuda.driver.cuIpcCloseMemHandle(self._segment))
+                check(calls.driver.cuIpcCloseMemHandle(self._segment))

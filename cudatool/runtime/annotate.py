@@ -11,11 +11,11 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 import numpy as np
 
-from cudatool import _cuda
-from cudatool._array import DeviceArray
-from cudatool._extents import Extent, emit_extents, extents, extents_of
-from cudatool._stream import as_stream
 from cudatool.errors import UsageError
+from cudatool.runtime import calls
+from cudatool.runtime.array import DeviceArray
+from cudatool.runtime.extents import Extent, emit_extents, extents, extents_of
+from cudatool.runtime.stream import as_stream
 from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, Event, Kind
 
@@ -180,7 +180,7 @@ def _extents(array: Any) -> list[Extent]:
         return extents(array.layout)
     if isinstance(array, np.ndarray):
         return extents(array)
-    if isinstance(array, _cuda.core.Buffer):
+    if isinstance(array, calls.core.Buffer):
         return [Extent(int(array.handle), int(array.size))]
     if isinstance(array, tuple):
         if len(array) == 2 and all(isinstance(number, int) and number >= 0 for number in array):

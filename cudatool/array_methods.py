@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Any, Final
 
-from cudatool._dtypes import is_number
 from cudatool.errors import UsageError
+from cudatool.runtime.dtypes import is_number
 
-__all__ = ["Operators"]
+__all__ = ["ArrayMethods"]
 
 _Method = Callable[..., Any]
 
@@ -81,7 +81,7 @@ def _is_operand(other: Any) -> bool:
     UsageError
         It is a host array, which would be copied to the device on every use.
     """
-    if isinstance(other, Operators) or is_number(other):
+    if isinstance(other, ArrayMethods) or is_number(other):
         return True
     if hasattr(other, "__array__"):
         raise UsageError(
@@ -96,7 +96,7 @@ def _named(method: _Method, name: str, doc: str) -> _Method:
     return method
 
 
-class Operators:
+class ArrayMethods:
     """The arithmetic of :class:`~cudatool.DeviceArray`."""
 
     __slots__ = ()

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, SupportsIndex
 
-from cudatool import _cuda, _driver
-from cudatool._cuda import check, operation
+from cudatool import _driver
 from cudatool.errors import CompileError, DeviceUnavailableError, UsageError
+from cudatool.runtime import calls
+from cudatool.runtime.calls import check, operation
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind
 
@@ -86,7 +87,7 @@ def init() -> None:
     DeviceUnavailableError
         ``CUDATOOL_DEVICE`` asks for a device that this machine does not have.
     """
-    _ = _cuda.driver
+    _ = calls.driver
 
 
 def is_initialized() -> bool:
@@ -112,7 +113,7 @@ def device_count() -> int:
 
 @functools.cache
 def _count() -> int:
-    return int(check(_cuda.driver.cuDeviceGetCount()))
+    return int(check(calls.driver.cuDeviceGetCount()))
 
 
 class _Thread(threading.local):
@@ -153,8 +154,8 @@ _INVALID_CONTEXT: Final = 201  # CUDA_ERROR_INVALID_CONTEXT
 
 
 def _ask_current() -> int:
-    status, ordinal = _cuda.driver.cuCtxGetDevice()
-    if status == _cuda.driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:  # this thread has not used a device yet
+    status, ordinal = calls.driver.cuCtxGetDevice()
+    if status == calls.driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:  # this thread has not used a device yet
         set_device(0)
         ordinal = 0
     else:
@@ -191,7 +192,7 @@ def set_device(device: DeviceLike) -> None:
     """Make `device` the calling thread's current device. Prefer the :class:`device` context manager."""
     index = device_index(device) if device != 0 else 0
     with operation():
-        _cuda.core.Device(index).set_current()
+        calls.core.Device(index).set_current()
 
 
 def core_device(index: int) -> Any:
@@ -199,11 +200,11 @@ def core_device(index: int) -> Any:
 
     Before the thread's first ``set_current()`` it makes none, even if another library has made a context current.
     """
-    found = _cuda.core.Device(index)
+    found = calls.core.Device(index)
     if index not in _thread.ready:
-        current = check(_cuda.driver.cuCtxGetCurrent())
+        current = check(calls.driver.cuCtxGetCurrent())
         found.set_current()
-        check(_cuda.driver.cuCtxSetCurrent(current))
+        check(calls.driver.cuCtxSetCurrent(current))
         _thread.ready.add(index)
     return found
 
@@ -223,7 +224,7 @@ class device:  # noqa: N801 - torch.cuda's name
 
     def __enter__(self) -> None:
         if self.idx >= 0 and _ask_current() != self.idx:
-            previous = check(_cuda.driver.cuCtxGetCurrent())
+            previous = check(calls.driver.cuCtxGetCurrent())
             set_device(self.idx)
             self._previous[threading.get_ident()] = previous
 
@@ -231,7 +232,7 @@ class device:  # noqa: N801 - torch.cuda's name
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._previous and (previous := self._previous.pop(threading.get_ident(), None)) is not None:
-            check(_cuda.driver.cuCtxSetCurrent(previous))
+            check(calls.driver.cuCtxSetCurrent(previous))
 
 
 class device_of(device):  # noqa: N801 - torch.cuda's name
@@ -272,13 +273,13 @@ def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
     """Return what a device is."""
     index = device_index(device)
     with operation():
-        found = _cuda.core.Device(index)
+        found = calls.core.Device(index)
         properties = found.properties
         return DeviceProperties(
             name=found.name,
             major=properties.compute_capability_major,
             minor=properties.compute_capability_minor,
-            total_memory=int(check(_cuda.driver.cuDeviceTotalMem(index))),
+            total_memory=int(check(calls.driver.cuDeviceTotalMem(index))),
             multi_processor_count=properties.multiprocessor_count,
             warp_size=properties.warp_size,
             max_threads_per_block=properties.max_threads_per_block,
@@ -306,7 +307,7 @@ def can_device_access_peer(device: DeviceLike, peer_device: DeviceLike) -> bool:
     if index == peer:
         return False
     with operation():
-        return bool(_cuda.core.Device(index).can_access_peer(peer))
+        return bool(calls.core.Device(index).can_access_peer(peer))
 
 
 def get_arch_list() -> list[str]:
@@ -353,7 +354,7 @@ def synchronize(device: DeviceLike = None) -> None:
     index = device_index(device)
     with _on(index):
         with operation() as correlation:
-            check(_cuda.driver.cuCtxSynchronize())
+            check(calls.driver.cuCtxSynchronize())
         if correlation:
             hooks.emit(Kind.DEVICE_SYNCHRONIZE, device=index)
 

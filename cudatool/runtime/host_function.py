@@ -15,12 +15,12 @@ from typing import Final
 
 import numpy as np
 
-from cudatool import _cuda
-from cudatool._allocator import Layout
-from cudatool._capture import is_capturing
-from cudatool._cuda import check
-from cudatool._extents import Extent, emit_extents
-from cudatool._stream import Stream
+from cudatool.runtime import calls
+from cudatool.runtime.allocator import Layout
+from cudatool.runtime.calls import check
+from cudatool.runtime.capture import is_capturing
+from cudatool.runtime.extents import Extent, emit_extents
+from cudatool.runtime.stream import Stream
 from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, Kind
 
@@ -45,7 +45,7 @@ def enqueue(function: Callable[[], object], stream: Stream, accesses: Callable[[
     touches, which is told at each launch of the graph.
     """
     handle, key = stream.core.handle, next(_keys)
-    driver = _cuda.driver
+    driver = calls.driver
     if is_capturing(stream):
         _captured[key] = _telling(function, accesses(), stream.device_index)
         _let_graph_keep(check(driver.cuStreamGetCaptureInfo(handle))[2], key)
@@ -69,7 +69,7 @@ def _telling(function: Callable[[], object], accesses: Sequence[_Access], device
 
 def _let_graph_keep(graph: object, key: int) -> None:
     """Forget a captured function when nothing can launch it any more: the graph, and what was made of it."""
-    driver = _cuda.driver
+    driver = calls.driver
     no_sync = driver.CUuserObject_flags.CU_USER_OBJECT_NO_DESTRUCTOR_SYNC
     owner = check(driver.cuUserObjectCreate(key, driver.CUhostFn(_forget_address), 1, no_sync))
     moved = driver.CUuserObjectRetain_flags.CU_GRAPH_USER_OBJECT_MOVE

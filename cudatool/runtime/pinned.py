@@ -15,19 +15,20 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cudatool import _cuda, _driver
-from cudatool._allocator import Shape, array_interface, nested
-from cudatool._capture import capture_of, relaxed
-from cudatool._cuda import check, operation
-from cudatool._device import current_device
-from cudatool._device import device as on_device
-from cudatool._dtypes import as_dtype
-from cudatool._host_view import HostArray
-from cudatool._stream import Stream
+from cudatool import _driver
 from cudatool.errors import OutOfMemoryError, UsageError
 from cudatool.memory import Settings
 from cudatool.memory.driver_provider import DriverProvider
 from cudatool.memory.host import CachingHostAllocator
+from cudatool.runtime import calls
+from cudatool.runtime.allocator import Shape, array_interface, nested
+from cudatool.runtime.calls import check, operation
+from cudatool.runtime.capture import capture_of, relaxed
+from cudatool.runtime.device import current_device
+from cudatool.runtime.device import device as on_device
+from cudatool.runtime.dtypes import as_dtype
+from cudatool.runtime.host_view import HostArray
+from cudatool.runtime.stream import Stream
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind
 
@@ -71,10 +72,10 @@ class _DriverMemory:
         pages = _touched_pages(size, self._threads) if self._register else None
         with operation() as correlation, relaxed():
             if pages is None:
-                name, address = "cuMemHostAlloc", int(check(_cuda.driver.cuMemHostAlloc(size, 0)))
+                name, address = "cuMemHostAlloc", int(check(calls.driver.cuMemHostAlloc(size, 0)))
             else:
                 name, address = "cuMemHostRegister", np.frombuffer(pages, np.uint8).ctypes.data
-                check(_cuda.driver.cuMemHostRegister(address, size, 0))
+                check(calls.driver.cuMemHostRegister(address, size, 0))
         self._allocations[address] = _Allocation(device, size, pages)
         if correlation:
             hooks.emit(Kind.HOST_ALLOC, device=device, name=name, address=address, size=size)
@@ -84,7 +85,7 @@ class _DriverMemory:
         found = self._allocations[address]
         name = "cuMemFreeHost" if found.pages is None else "cuMemHostUnregister"
         with on_device(found.device), operation() as correlation, relaxed():
-            check(getattr(_cuda.driver, name)(address))
+            check(getattr(calls.driver, name)(address))
         del self._allocations[address]
         if correlation:
             hooks.emit(Kind.HOST_FREE, device=found.device, name=name, address=address, size=found.size)
@@ -123,7 +124,7 @@ def _host_allocator() -> CachingHostAllocator:
     if _allocator is None:
         with _lock:
             if _allocator is None:
-                _ = _cuda.driver
+                _ = calls.driver
                 settings = Settings.from_environment()
                 _allocator = CachingHostAllocator(_DriverMemory(settings), settings=settings)
     return _allocator
@@ -209,8 +210,8 @@ def is_pinned(array: npt.NDArray[Any]) -> bool:
 
 def is_pinned_address(address: int) -> bool:
     """Return whether CUDA knows this host memory."""
-    attribute = _cuda.driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-    status, _ = _cuda.driver.cuPointerGetAttribute(attribute, address)
+    attribute = calls.driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+    status, _ = calls.driver.cuPointerGetAttribute(attribute, address)
     return not status
 
 
@@ -242,7 +243,7 @@ class host_register:  # noqa: N801 - reads as a statement
         self._device = current_device()
         address = array.ctypes.data
         with operation() as correlation:
-            check(_cuda.driver.cuMemHostRegister(address, array.nbytes, 0))
+            check(calls.driver.cuMemHostRegister(address, array.nbytes, 0))
         self._address = address
         if correlation:
             hooks.emit(
@@ -275,7 +276,7 @@ class host_register:  # noqa: N801 - reads as a statement
 
 def _unregister(address: int, size: int, device: int) -> None:
     with on_device(device), operation() as correlation:
-        check(_cuda.driver.cuMemHostUnregister(address))
+        check(calls.driver.cuMemHostUnregister(address))
     if correlation:
         hooks.emit(Kind.HOST_FREE, device=device, name="cuMemHostUnregister", address=address, size=size)
 

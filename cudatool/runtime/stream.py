@@ -9,15 +9,15 @@ from collections import deque
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from cudatool import _cuda
-from cudatool._capture import beside_captures
-from cudatool._cuda import check, operation
-from cudatool._device import DeviceLike, core_device, current_device, device_index, set_device
-from cudatool._device import device as on_device
-from cudatool._dtypes import whole
-from cudatool._event import Event
-from cudatool._handles import Owner
 from cudatool.errors import CudaError, UsageError
+from cudatool.runtime import calls
+from cudatool.runtime.calls import check, operation
+from cudatool.runtime.capture import beside_captures
+from cudatool.runtime.device import DeviceLike, core_device, current_device, device_index, set_device
+from cudatool.runtime.device import device as on_device
+from cudatool.runtime.dtypes import whole
+from cudatool.runtime.event import Event
+from cudatool.runtime.handles import Owner
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind, StreamFlag
 
@@ -79,12 +79,12 @@ class Stream(Owner):
     def __init__(self, device: DeviceLike = None, priority: int = 0) -> None:
         index, priority = device_index(device), whole("priority", priority)
         with on_device(index), operation():
-            lowest, highest = check(_cuda.driver.cuCtxGetStreamPriorityRange())
+            lowest, highest = check(calls.driver.cuCtxGetStreamPriorityRange())
             priority = max(highest, min(lowest, priority))
             pool = _pools.setdefault((index, priority), _Pool())
             found = pool.take()
             if found is None:
-                options = _cuda.core.StreamOptions(nonblocking=True, priority=priority)
+                options = calls.core.StreamOptions(nonblocking=True, priority=priority)
                 found = core_device(index).create_stream(options=options)
         self._set(found, index, int(found.handle), priority)
         hooks.stream_id(index, self._handle, flags=StreamFlag.NON_BLOCKING, priority=priority)
@@ -103,7 +103,7 @@ class Stream(Owner):
     def priority_range(device: DeviceLike = None) -> tuple[int, int]:
         """Return the lowest and the highest priority of a device's streams; the higher one is the lower number."""
         with on_device(device_index(device)), operation():
-            lowest, highest = check(_cuda.driver.cuCtxGetStreamPriorityRange())
+            lowest, highest = check(calls.driver.cuCtxGetStreamPriorityRange())
         return int(lowest), int(highest)
 
     @classmethod
@@ -174,8 +174,8 @@ class Stream(Owner):
         """Return whether everything enqueued so far has completed."""
         handle = self.native
         with on_device(self.device_index), beside_captures(), operation() as correlation:
-            (status,) = _cuda.driver.cuStreamQuery(handle)
-            done = bool(status != _cuda.driver.CUresult.CUDA_ERROR_NOT_READY)
+            (status,) = calls.driver.cuStreamQuery(handle)
+            done = bool(status != calls.driver.CUresult.CUDA_ERROR_NOT_READY)
             if done:
                 check((status,))
         if correlation:
@@ -186,7 +186,7 @@ class Stream(Owner):
         """Wait for everything enqueued so far."""
         handle = self.native
         with on_device(self.device_index), beside_captures(), operation() as correlation:
-            check(_cuda.driver.cuStreamSynchronize(handle))
+            check(calls.driver.cuStreamSynchronize(handle))
         if correlation:
             self._emit(Kind.STREAM_SYNCHRONIZE)
 
@@ -266,7 +266,7 @@ class ExternalStream(Stream):
             raise UsageError(f"stream_ptr must be a handle of the driver's, not {stream_ptr}")
         with on_device(index), operation():
             # cuda.core takes 0 for "no stream"; the driver knows the legacy default stream as 1 too.
-            found = _cuda.core.Stream.from_handle(stream_ptr or 1)
+            found = calls.core.Stream.from_handle(stream_ptr or 1)
             flags = StreamFlag.NON_BLOCKING if found.is_nonblocking else StreamFlag(0)
             self._set(found, index, stream_ptr, found.priority)
         hooks.stream_id(index, stream_ptr, flags=flags, priority=self.priority)

@@ -19,15 +19,15 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cudatool import _cuda
-from cudatool._allocator import Layout
-from cudatool._annotate import annotate
-from cudatool._array import DeviceArray, asarray, empty
-from cudatool._device import device as on_device
-from cudatool._dtypes import NUMBERS, bfloat16
-from cudatool._kernel import Kernel, compile, launch
-from cudatool._stream import current_stream
 from cudatool.errors import UsageError
+from cudatool.runtime import calls
+from cudatool.runtime.allocator import Layout
+from cudatool.runtime.annotate import annotate
+from cudatool.runtime.array import DeviceArray, asarray, empty
+from cudatool.runtime.device import device as on_device
+from cudatool.runtime.dtypes import NUMBERS, bfloat16
+from cudatool.runtime.kernel import Kernel, compile, launch
+from cudatool.runtime.stream import current_stream
 from cudatool.trace import hooks
 
 __all__ = [
@@ -250,7 +250,7 @@ class MultiTensorKernel:
             table = template.copy()
             for row, each in zip(table["pointers"], arrays, strict=True):
                 row[: last - first] = each.addresses[first:last]
-            config = _cuda.core.LaunchConfig(grid=blocks, block=_THREADS)
+            config = calls.core.LaunchConfig(grid=blocks, block=_THREADS)
             if hooks.measures_accesses or not hooks.wants_accesses:
                 launch(stream, config, kernel, table[()], parameters)
                 continue
