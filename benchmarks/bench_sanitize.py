@@ -1,11 +1,14 @@
 """Operations per second of the happens-before engine on synthetic traces of a million operations.
 
-Three programs: one stream; a producer and a consumer stream with an event wait each way for every pair; and the
-same with the waits left out, which makes it report. Each operation reads one buffer and writes another, out of
-1,000 buffers. Prints seconds of the processor, operations per second, and the process's peak memory so far beside the
-size of the trace.
+Four programs: one stream; two and eight streams with event waits for every pair; and two with the waits left out,
+which makes it report. Each operation reads one buffer and writes another, out of 1,000 buffers. Prints seconds of the
+processor, operations per second, and the process's peak memory so far beside the size of the trace.
 
-    python benchmarks/bench_sanitize.py [OPERATIONS]
+Then four programs of many streams: each made, used and synchronized in a loop; all forked from one stream and joined
+by it with events, twice; all used between device synchronizations; and all racing on one buffer. Prints seconds for
+a number of streams and for four times as many, and how much longer an operation took: 1.0 is linear.
+
+    python benchmarks/bench_sanitize.py [OPERATIONS [STREAMS]]
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ BUFFERS, SIZE = 1000, 1 << 20
 def make_trace(operations: int, *, streams: int, waits: bool) -> Trace:
     """Return a trace in which operation i writes buffer i and reads what operation i - 1 wrote."""
     per = 5 if waits else 3  # launch, two accesses, event record, event wait
-    body = np.zeros((operations, per), RECORD)
+    head = streams + BUFFERS
+    records = np.zeros(head + operations * per, RECORD)
+    body = records[head:].reshape(operations, per)
     index = np.arange(operations)
     correlation = (index + 1)[:, None]
     stream = index % streams + 1
@@ -45,19 +50,85 @@ def make_trace(operations: int, *, streams: int, waits: bool) -> Trace:
         body[:, 3]["stream"], body[:, 4]["stream"] = stream, stream % streams + 1
         body[:, 3:]["aux0"] = (index % 16 + 1)[:, None]
 
-    head = np.zeros(streams + BUFFERS, RECORD)
-    head[:streams]["kind"] = Kind.STREAM_CREATE
-    head[:streams]["stream"] = np.arange(streams) + 1
-    head[:streams]["flags"] = StreamFlag.NON_BLOCKING
-    head[streams:]["kind"] = Kind.MEM_ALLOC
-    head[streams:]["address"] = (np.arange(BUFFERS) + 1) * SIZE
-    head[streams:]["size"] = SIZE
+    records[:streams]["kind"] = Kind.STREAM_CREATE
+    records[:streams]["stream"] = np.arange(streams) + 1
+    records[:streams]["flags"] = StreamFlag.NON_BLOCKING
+    records[streams:head]["kind"] = Kind.MEM_ALLOC
+    records[streams:head]["address"] = (np.arange(BUFFERS) + 1) * SIZE
+    records[streams:head]["size"] = SIZE
+    return as_trace(records)
+
+
+def as_trace(records: np.ndarray) -> Trace:
+    """Return records as a trace whose stack i is line i."""
     frames = [Frame("bench.py", "main", line) for line in range(41)]
-    return Trace(np.concatenate([head, body.reshape(-1)]), frames=frames, stacks=[(), *((i,) for i in range(40))])
+    return Trace(records, frames=frames, stacks=[(), *((i,) for i in range(1, 41))])
+
+
+def in_a_loop(program: Script, streams: int) -> None:
+    for stream in range(1, streams + 1):
+        program.emit(Kind.STREAM_CREATE, stream=stream, flags=StreamFlag.NON_BLOCKING)
+        program.kernel(stream, (AccessFlag.READ, 1), (AccessFlag.WRITE, 2))
+        program.emit(Kind.STREAM_SYNCHRONIZE, stream=stream)
+
+
+def forked_and_joined(program: Script, streams: int) -> None:
+    for _ in range(2):
+        program.kernel(1, (AccessFlag.WRITE, 1))
+        program.emit(Kind.EVENT_RECORD, stream=1, aux0=1)
+        for stream in range(2, streams + 1):
+            program.emit(Kind.STREAM_WAIT_EVENT, stream=stream, aux0=1)
+            program.kernel(stream, (AccessFlag.READ, 1), (AccessFlag.WRITE, stream))
+            program.emit(Kind.EVENT_RECORD, stream=stream, aux0=stream)
+        for stream in range(2, streams + 1):
+            program.emit(Kind.STREAM_WAIT_EVENT, stream=1, aux0=stream)
+
+
+def between_device_synchronizations(program: Script, streams: int) -> None:
+    for _ in range(2):
+        for stream in range(1, streams + 1):
+            program.kernel(stream, (AccessFlag.READ, 1), (AccessFlag.WRITE, stream + 1))
+        program.emit(Kind.DEVICE_SYNCHRONIZE)
+
+
+def racing(program: Script, streams: int) -> None:
+    for stream in range(1, streams + 1):
+        program.kernel(stream, (AccessFlag.WRITE, 1))
+
+
+class Script:
+    """Records of a program of many streams, one by one."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, int]] = []
+        self.operations = 0
+
+    def emit(self, kind: Kind, **columns: int) -> None:
+        self.rows.append({"kind": kind, **columns})
+
+    def kernel(self, stream: int, *accesses: tuple[AccessFlag, int]) -> None:
+        self.operations += 1
+        self.emit(Kind.KERNEL_LAUNCH, stream=stream, correlation=self.operations, stack=1)
+        for flags, buffer in accesses:
+            self.emit(Kind.ACCESS, correlation=self.operations, flags=flags, address=buffer * SIZE, size=SIZE)
+
+    def trace(self) -> Trace:
+        records = np.zeros(len(self.rows), RECORD)
+        for column in {name for row in self.rows for name in row}:
+            records[column] = [row.get(column, 0) for row in self.rows]
+        return as_trace(records)
+
+
+def seconds_of(trace: Trace) -> float:
+    """Return how long a check takes, of the processor's time."""
+    begin = time.process_time()
+    check(trace)
+    return time.process_time() - begin
 
 
 def main() -> None:
     operations = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+    streams_made = int(sys.argv[2]) if len(sys.argv) > 2 else 10_000
     heads = ("program", "records", "findings", "seconds", "operations/s", "peak memory", "trace")
     print("{:28}{:>12}{:>10}{:>9}{:>14}{:>13}{:>11}".format(*heads))
     for name, streams, waits in (
@@ -75,6 +146,19 @@ def main() -> None:
             f"{name:28}{len(trace.records):12,}{len(report.findings):10,}{seconds:9.2f}{operations / seconds:14,.0f}"
             f"{format_bytes(peak):>13}{format_bytes(trace.records.nbytes):>11}"
         )
+        del trace, report
+
+    print(
+        "\n{:36}{:>9}{:>12}{:>12}{:>12}".format("program of many streams", "streams", "seconds", "of 4 times", "growth")
+    )
+    for build in (in_a_loop, forked_and_joined, between_device_synchronizations, racing):
+        times = []
+        for factor in (1, 4):
+            script = Script()
+            build(script, streams_made * factor)
+            times.append(seconds_of(script.trace()))
+        name = build.__name__.replace("_", " ")
+        print(f"{name:36}{streams_made:9,}{times[0]:12.2f}{times[1]:12.2f}{times[1] / times[0] / 4:12.2f}")
 
 
 if __name__ == "__main__":

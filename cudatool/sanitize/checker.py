@@ -57,17 +57,18 @@ def check(trace: Trace, checks: Collection[str] = ("race",), *, bounded: bool = 
         notes = tuple(trace.notes)
         return Report((), on_device=on_device, device=device, operations=operations, notes=notes, gaps=gaps)
     effort = Effort(trace, bounded=bounded)
-    engine = Engine(trace, effort=effort)
+    engine = Engine(trace, go_on_repaired=True, effort=effort)
     engine.run()
-    independent: dict[Key, Defect] = {}
+    independent = engine.defects
     cured: set[Key] = set()
-    if engine.defects:
-        pruned = Engine(trace, go_on_repaired=True, effort=effort)
-        pruned.run()
-        # In a trace that contradicts itself, a repair may bring up what was hidden before.
-        independent = {key: engine.defects.get(key, defect) for key, defect in pruned.defects.items()}
+    if independent:
+        # What is said of a defect is that nothing orders its sides, not even the repair of another one.
+        alone = Engine(trace, wanted=independent.keys(), effort=effort)
+        alone.run()
+        independent = {key: defect.as_seen_by(alone.defects.get(key)) for key, defect in independent.items()}
         repaired = Engine(trace, repairs=_plan(engine, independent.values()), effort=effort)
         repaired.run()
+        # In a trace that contradicts itself, a repair may bring up what was hidden before.
         cured = independent.keys() - repaired.defects.keys()
 
     words = _Words(trace, engine)
@@ -84,7 +85,7 @@ def check(trace: Trace, checks: Collection[str] = ("race",), *, bounded: bool = 
         operations=engine.operations,
         unchecked_launches=engine.unchecked,
         edges=dict(sorted(engine.ordering.edges.items())),
-        notes=(*trace.notes, *_notes(trace, engine, len(independent))),
+        notes=(*trace.notes, *_notes(trace, engine)),
         gaps=find_gaps(
             trace,
             checks,
@@ -95,10 +96,8 @@ def check(trace: Trace, checks: Collection[str] = ("race",), *, bounded: bool = 
     )
 
 
-def _notes(trace: Trace, engine: Engine, reported: int) -> list[str]:
+def _notes(trace: Trace, engine: Engine) -> list[str]:
     notes = []
-    if more := len(engine.defects) - reported:
-        notes.append(f"{_count(more, 'more pair')} of call sites in no order, all of which follow from the findings")
     if engine.ordering.unknown:
         notes.append(
             f"{_count(engine.ordering.unknown, 'wait')} for what the trace does not show, as another process's event; "
@@ -108,7 +107,7 @@ def _notes(trace: Trace, engine: Engine, reported: int) -> list[str]:
         notes.append(f"{_count(empty, 'stream wait')} did nothing: the event had not been recorded")
     if engine.threads > 1:
         # How threads hand work to each other is not in the trace: say how much rests on it, do not guess.
-        apart = Engine(trace, one_host=False, effort=engine.effort)
+        apart = Engine(trace, one_host=False, go_on_repaired=True, effort=engine.effort)
         apart.run()
         if more := len(apart.defects.keys() - engine.defects.keys()):
             notes.append(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -96,6 +95,12 @@ class Defect:
     agents: set[tuple[int, int]] = field(default_factory=set)
     nodes: set[tuple[int, int]] = field(default_factory=set)
 
+    def as_seen_by(self, other: Defect | None) -> Defect:
+        """Return the series with the first pair, and what orders it, that another check of the trace met."""
+        if other is None:
+            return self
+        return replace(other, count=self.count, last=self.last, agents=self.agents, nodes=self.nodes)
+
 
 @dataclass(slots=True)
 class Repairs:
@@ -124,9 +129,8 @@ class Defects:
 
     def __init__(self, records: npt.NDArray[np.void]) -> None:
         self.found: dict[Key, Defect] = {}
-        self._records = records
-        self._sites = array("q")  # a number for each call site, by record
-        self._stacks = array("q")
+        # Views, not copies: of most records nobody asks.
+        self._sites = [records[column].data for column in ("kind", "name", "stack")]
 
     def report(
         self,
@@ -142,15 +146,11 @@ class Defects:
         wait: int = -1,
     ) -> None:
         """Add a defect, or count it if its call sites are known."""
-        if not self._sites:
-            _, numbers = np.unique(self._records[["kind", "name", "stack"]], return_inverse=True)
-            self._sites = array("q", numbers.astype(np.int64).tobytes())
-            self._stacks = array("q", self._records["stack"].astype(np.int64).tobytes())
         pair = first.operation.record, second.operation.record
-        stack = self._stacks[buffer.record] if buffer is not None else 0
+        stack = self._sites[2][buffer.record] if buffer is not None else 0
         # Of a node the launch counts too, where it is the launch that could wait.
         launches = () if inside or first.mode == "free" else pair
-        sites = [self._sites[record] for record in (first.record, second.record, *launches)]
+        sites = [column[record] for record in (first.record, second.record, *launches) for column in self._sites]
         key = (kind, first.exact and second.exact, *sites, stack)
         defect = self.found.get(key)
         if defect is None:

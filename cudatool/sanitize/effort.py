@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Final
 
 from cudatool.errors import TraceFormatError
 from cudatool.limits import CHECK_EVENT, CHECK_STEPS
-from cudatool.sanitize.ordering import Clock, join
 from cudatool.trace.model import Trace
 
 __all__ = ["Effort"]
-
-_COMPONENT: Final = 4  # of a clock: it takes memory, too
 
 
 class Effort:
@@ -51,12 +47,3 @@ class Effort:
                 f"cannot be checked for races: for {self._events:,} events it has too many streams, host threads or "
                 "accesses that overlap; `cudatool sanitize PROGRAM` has no such limit",
             )
-
-    def kept(self, clock: Clock) -> Clock:
-        """Return a clock that was made."""
-        self.spend(_COMPONENT * len(clock))
-        return clock
-
-    def join(self, first: Clock, second: Clock) -> Clock:
-        """Return the clock that is after both."""
-        return self.kept(join(first, second))

@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
+from cudatool.sanitize.clocks import Clocks, Moment
 from cudatool.sanitize.defects import Defect, Defects, Key, Repairs, Side, race_of, side_of
 from cudatool.sanitize.effort import Effort
 from cudatool.sanitize.findings import FindingKind
@@ -32,13 +33,14 @@ from cudatool.sanitize.intervals import READ, WRITE, Access, History, Operation,
 from cudatool.sanitize.launches import Launches
 from cudatool.sanitize.lifetimes import Buffer, Buffers
 from cudatool.sanitize.memory import Memory
-from cudatool.sanitize.ordering import Agent, Clock, Ordering
+from cudatool.sanitize.ordering import Agent, Ordering
 from cudatool.sanitize.rows import LAUNCHES, Row, byte_sets, read_rows
 from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, StreamFlag
 from cudatool.trace.model import Trace
 
 __all__ = ["Engine"]
 
+_BETWEEN_DEVICES = int(CopyFlag.SOURCE_DEVICE | CopyFlag.DESTINATION_DEVICE)
 _SERIALIZED = ("cuMemcpyPeer", "cuMemcpy3DPeer")  # "with respect to all pending and future asynchronous work"
 
 
@@ -69,6 +71,8 @@ class Engine:
         then are the independent defects: one missing wait does not show again at everything that follows from it.
     repairs
         Orderings to add, to see which defects they remove.
+    wanted
+        Stop as soon as these defects were found; None to read the whole trace.
     effort
         What is left of the work that the check of this trace may be; None for all of it.
 
@@ -88,6 +92,7 @@ class Engine:
         one_host: bool = True,
         go_on_repaired: bool = False,
         repairs: Repairs | None = None,
+        wanted: Collection[Key] | None = None,
         effort: Effort | None = None,
     ) -> None:
         self.effort = Effort(trace) if effort is None else effort
@@ -99,20 +104,21 @@ class Engine:
         self._trace = trace
         self.found = Defects(trace.records)
         self.repairs = repairs
+        self._wanted = wanted
         self.go_on_repaired = go_on_repaired
         self._make_agents(trace, one_host)
-        self.ordering = Ordering(list(self.streams.values()), self.effort)
-        self.history = History(self.effort)
+        self.ordering = Ordering(list(self.streams.values()), self.clocks, self.effort, one_host=one_host)
+        self.history = History(self.effort, self.agents[0] if one_host else None)
         self.buffers = Buffers()
         self.graphs = Graphs()
         self._memory = Memory(self, trace.names)
         self._launches = Launches(self, trace)
         self._peer_copies = {index for index, name in enumerate(trace.names) if name in _SERIALIZED}
         handed = trace.of_kind(Kind.HAND_OVER)
-        self._telling: dict[int, Clock | None] = dict.fromkeys(
+        self._telling: dict[int, Moment | None] = dict.fromkeys(
             handed["correlation"][handed["correlation"] != 0].tolist()
         )
-        self._handed_over: dict[int, Clock] = {}
+        self._handed_over: dict[int, dict[int, Moment]] = {}  # by object: the latest moment of each agent
         self._grouped: dict[int, list[Access]] = {}  # by thread: of the collective operations of its latest group
         records = trace.of_kind(Kind.EVENT_RECORD)
         events, firsts = np.unique(records["aux0"], return_index=True)
@@ -147,13 +153,19 @@ class Engine:
         return self.found.found
 
     def run(self) -> None:
-        """Read the whole trace, once."""
+        """Read the trace, once."""
         handlers = self._handlers
+        found = -1
         with _no_garbage_collection():
             for row in read_rows(self._trace, handlers.keys()):
                 handlers[row.kind](row)
-        for buffer in self.buffers:
-            self._memory.report_suspect(buffer)
+                if self._wanted is not None and found < len(self.defects):
+                    found = len(self.defects)
+                    if self.defects.keys() >= set(self._wanted):
+                        break
+            else:
+                for buffer in self.buffers:
+                    self._memory.report_suspect(buffer)
         # They hold the engine: without them it goes, and the trace with it, when its last user does.
         handlers.clear()
         del self._memory, self._launches
@@ -169,7 +181,8 @@ class Engine:
         several_devices = len({device for device, _ in facts.values()}) > 1
 
         hosts = 1 if one_host else len(threads)
-        nothing: Clock = (0,) * (hosts + len(streams))
+        self.clocks = Clocks(hosts + len(streams), self.effort)
+        nothing = self.clocks.nothing
         host_agents = [
             Agent(i, nothing, "the host" if one_host else f"host thread {trace.threads[threads[i]]}", is_host=True)
             for i in range(hosts)
@@ -189,6 +202,7 @@ class Engine:
                 label += f" of device {device}"
             agent = self.streams[stream] = Agent(index, nothing, label, device=device, stream=stream)
             if flags & StreamFlag.LEGACY_DEFAULT:
+                agent.pending = {}
                 legacy.append(agent)
             elif not flags & StreamFlag.NON_BLOCKING:
                 blocking.append(agent)
@@ -241,7 +255,7 @@ class Engine:
             self._enqueue_work(row, touched, staged)
             return
         host = self.hosts[row.thread]
-        on_device = flags & (CopyFlag.SOURCE_DEVICE | CopyFlag.DESTINATION_DEVICE)
+        on_device = flags & _BETWEEN_DEVICES
         if flags & CopyFlag.ASYNC:
             self._enqueue_work(row, touched, staged)
             # Asynchronous 1: between device and pageable memory it "might be synchronous": no edge. Asynchronous 2:
@@ -253,7 +267,7 @@ class Engine:
             self.ordering.serialize(stream, row.aux1)
             self._enqueue_work(row, touched, staged)
             self.ordering.serialized(stream, row.aux1)
-            if on_device != CopyFlag.SOURCE_DEVICE | CopyFlag.DESTINATION_DEVICE:
+            if on_device != _BETWEEN_DEVICES:
                 self.ordering.stream_done(host, stream, "synchronous copy")
             return
         if flags & CopyFlag.SOURCE_PAGEABLE and flags & CopyFlag.DESTINATION_DEVICE:
@@ -263,7 +277,7 @@ class Engine:
             return
         self._enqueue_work(row, touched, staged)
         # Synchronous 2, 3, 5: blocks until done. 4: between device memories "no host-side synchronization".
-        if on_device != CopyFlag.SOURCE_DEVICE | CopyFlag.DESTINATION_DEVICE:
+        if on_device != _BETWEEN_DEVICES:
             self.ordering.stream_done(host, stream, "synchronous copy")
 
     def _fill(self, row: Row) -> None:
@@ -292,16 +306,16 @@ class Engine:
             known = row.accesses
         elif row.kind in LAUNCHES:
             self.unchecked += 1
-        if row.correlation in self._telling:
-            self._telling[row.correlation] = stream.done
         if known:
             operation = Operation(stream.index, stream.count, stream.clock, row.record)
             for touched in known:
-                if not touched.mode & ignored:
+                if not ignored or not touched.mode & ignored:
                     touched.node = -1
                     self.access(operation, touched)
             if self.graphs.captures:
                 self._launches.note_eager(row, known)
+        if row.correlation in self._telling:
+            self._telling[row.correlation] = stream.done
 
     def _host_access(self, row: Row) -> None:
         """The host itself reads or writes memory that the device can reach."""
@@ -401,25 +415,25 @@ class Engine:
     def _hand_over(self, row: Row) -> None:
         """A thread, or a host function, lets go of an object of Python's that threads synchronize by."""
         if row.correlation:
-            clock = self._telling.get(row.correlation)
-            if clock is None:
+            moment = self._telling.get(row.correlation)
+            if moment is None:
                 return
         else:
             host = self.hosts[row.thread]
             self.ordering.host_step(host, row.record)
-            clock = host.clock
-        known = self._handed_over.get(row.aux0)
-        self._handed_over[row.aux0] = clock if known is None else self.effort.join(known, clock)
+            moment = host.done
+        self._handed_over.setdefault(row.aux0, {})[moment.agent] = moment
 
     def _take_over(self, row: Row) -> None:
         """A thread has got hold of it: whoever let go of it came first."""
-        clock = self._handed_over.get(row.aux0)
-        if clock is not None and not row.correlation:
-            host = self.hosts[row.thread]
-            joined = self.effort.join(host.clock, clock)
-            if joined != host.clock:  # of one's own, or known already, it is no edge
-                host.clock = joined
-                self.ordering.edges["hand-over"] += 1
+        if row.correlation:
+            return
+        host = self.hosts[row.thread]
+        learnt = [
+            self.ordering.learn(host, moment, row.record) for moment in self._handed_over.get(row.aux0, {}).values()
+        ]
+        if any(learnt):  # of one's own, or known already, it is no edge
+            self.ordering.edges["hand-over"] += 1
 
     def _write_value(self, row: Row) -> None:
         stream = self.streams.get(row.stream)
@@ -477,17 +491,33 @@ class Engine:
         self.report(kind, first, side_of(touched), touched.start, touched.stop - touched.start, buffer)
 
     def report(
-        self, kind: FindingKind, first: Side, second: Side, start: int, size: int, buffer: Buffer | None, wait: int = -1
+        self,
+        kind: FindingKind,
+        first: Side,
+        second: Side,
+        start: int,
+        size: int,
+        buffer: Buffer | None,
+        *,
+        wait: int = -1,
+        late: bool = False,
     ) -> None:
+        """Enter a defect. `late`: the second side's agent has gone on since."""
         self.found.report(kind, first, second, start, size, buffer, wait=wait)
         if self.go_on_repaired and first.exact and second.exact and first.mode != "free":
             earlier, later = first.operation, second.operation
             agent = self.agents[later.agent]
-            agent.clock = self.effort.join(agent.clock, earlier.after)
-            later.clock = self.effort.join(later.clock, earlier.after)
+            if late:
+                if self.ordering.learn(agent, earlier, later.record) and not agent.is_host:
+                    self.ordering.step(agent, later.record)
+                return
+            # Of its present operation nobody has heard yet.
+            later.clock = self.clocks.join(agent.index, later.epoch, later.clock, earlier)
+            agent.clock = later.clock
 
     def repair(self, row: Row, agent: Agent) -> None:
         """Let `agent` wait for what the repairs say it should wait for at this call site."""
         assert self.repairs is not None
         for other in self.repairs.waits.get((row.stack, agent.index), ()):
-            agent.clock = self.effort.join(agent.clock, self.ordering.position(self.agents[other]))
+            for moment in self.ordering.position(self.agents[other]):
+                self.ordering.learn(agent, moment, row.record)

@@ -256,7 +256,7 @@ class Finding:
         One sentence: the smallest change that orders them. The engine has applied it to the trace and seen the
         finding disappear. Empty if no call can repair it.
     count
-        How often the same two call sites collided.
+        How often the same two call sites collided; what would vanish with the repair of an earlier time is not counted.
     fingerprint
         Stays the same when lines move; unique in a report.
     witness, no_witness

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
+from cudatool.sanitize.clocks import Clocks, Moment
 from cudatool.sanitize.defects import race_of
 from cudatool.sanitize.effort import Effort
 from cudatool.sanitize.findings import FindingKind
 from cudatool.sanitize.intervals import Access, History, Operation, overlap
 from cudatool.sanitize.lifetimes import Buffer
-from cudatool.sanitize.ordering import Clock
 from cudatool.sanitize.rows import Row
 from cudatool.trace.events import EventFlag
 
@@ -33,6 +33,7 @@ __all__ = [
     "check_nodes",
 ]
 
+_EXTERNAL = int(EventFlag.EXTERNAL)
 EVENT_WAIT, EVENT_RECORD, ALLOC, FREE = 6, 7, 10, 11  # CUgraphNodeType
 
 
@@ -115,7 +116,7 @@ class Executable:
     nodes
         By number.
     last
-        The clock of somebody who has waited for its launches so far.
+        Its latest launch.
     eager
         As of its capture; emptied when it has been looked at.
     known
@@ -126,7 +127,7 @@ class Executable:
 
     def __init__(self, nodes: dict[int, Node], eager: list[Access], *, known: bool) -> None:
         self.nodes = nodes
-        self.last: Clock | None = None
+        self.last: Moment | None = None
         self.eager = eager
         self.known = known
         self.clean: set[int] = set()
@@ -138,11 +139,10 @@ class Executable:
             self.nodes[second].after.append(first)
             self._order = None
 
-    def positions(self, effort: Effort, extra: Collection[tuple[int, int]] = ()) -> Iterator[tuple[int, Operation]]:
-        """Yield all nodes, each behind those that it depends on, with its place in the graph's order.
+    def chains(self) -> tuple[dict[int, int], int]:
+        """Return the chain of each node and the number of chains: nodes that follow each other, which cover the graph.
 
-        The graph is covered with chains of nodes that follow each other, which are the agents of this order. `extra`
-        are edges to add, as pairs of records. A node's clock may be changed before the next one is asked for.
+        They are the agents of the graph's order.
         """
         order = self._sorted()
         chains: dict[int, int] = {}
@@ -156,25 +156,35 @@ class Executable:
             else:
                 chains[number] = ends.pop(before)
             ends[number] = chains[number]
-        nothing: Clock = (0,) * width
+        return chains, width
+
+    def positions(
+        self, chains: dict[int, int], clocks: Clocks, effort: Effort, extra: Collection[tuple[int, int]] = ()
+    ) -> Iterator[tuple[int, Operation]]:
+        """Yield all nodes, each after those that it depends on, with its place in the graph's order.
+
+        `extra` are edges to add, as pairs of records. A node's clock may be changed before the next one is asked for.
+        """
         made: dict[int, Operation] = {}
-        epochs = [0] * len(nothing)
-        for number in order:
+        latest = dict.fromkeys(chains.values(), clocks.nothing)
+        epochs = dict.fromkeys(chains.values(), 0)
+        for number in self._sorted():
             node, chain = self.nodes[number], chains[number]
-            clock = nothing
+            epochs[chain] += 1
+            clock = latest[chain]
             for before in node.after:
                 if before in made:
-                    clock = effort.join(clock, made[before].after)
+                    clock = clocks.join(chain, epochs[chain], clock, made[before])
             effort.spend(4 * len(extra))
             for first, second in extra:
                 if second == node.record:
                     effort.spend(4 * len(made))
                     for other in made.values():
                         if other.record == first:
-                            clock = effort.join(clock, other.after)
-            epochs[chain] += 1
-            made[number] = Operation(chain, epochs[chain], clock, node.record)
-            yield number, made[number]
+                            clock = clocks.join(chain, epochs[chain], clock, other)
+            made[number] = operation = Operation(chain, epochs[chain], clock, node.record)
+            yield number, operation
+            latest[chain] = operation.clock
 
     def _sorted(self) -> list[int]:
         """The numbers of the nodes, each behind those that it depends on; what is on a cycle last."""
@@ -230,7 +240,7 @@ class Graphs:
         if capture is None:
             self._events.pop(row.aux0, None)
             return False
-        if row.flags & EventFlag.EXTERNAL:
+        if row.flags & _EXTERNAL:
             self._events.pop(row.aux0, None)  # from a launch on it stands for work
             self._add_event_node(capture, row, EVENT_RECORD)
             return True
@@ -242,7 +252,9 @@ class Graphs:
 
         "Stream Management", stream capture: a wait for an event of a capture takes the stream into it.
         """
-        if row.flags & EventFlag.EXTERNAL and row.stream in self.captures:
+        if not self.captures:
+            return False
+        if row.flags & _EXTERNAL and row.stream in self.captures:
             self._add_event_node(self.captures[row.stream], row, EVENT_WAIT)
             return True
         capture, behind, _ = self._events.get(row.aux0, (None, frozenset(), 0))
@@ -340,6 +352,8 @@ def check_nodes(
     for access in accesses:
         of_node.setdefault(access.node, []).append(access)
     found: list[NodeRace] = []
+    chains, width = graph.chains()
+    clocks = Clocks(width, effort)
     history = History(effort)
     given: list[Access] = []  # by allocation nodes; their mode is 0
     freed: list[Access] = []
@@ -349,12 +363,13 @@ def check_nodes(
         assert meeting is not None
         found.append(NodeRace(kind, old, new, *meeting))
         if go_on_repaired and old.exact and new.exact:
-            new.operation.clock = effort.join(new.operation.clock, old.operation.after)
+            later = new.operation
+            later.clock = clocks.join(later.agent, later.epoch, later.clock, old.operation)
 
     def conflict(old: Access, new: Access) -> None:
         add(race_of(old, new), old, new)
 
-    for number, operation in graph.positions(effort, extra):
+    for number, operation in graph.positions(chains, clocks, effort, extra):
         node = graph.nodes[number]
         if node.type in (ALLOC, FREE):
             whole = Access(*node.memory, 0, node=number, operation=operation)

@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from cudatool.sanitize.ordering import Clock
+from cudatool.sanitize.clocks import Clock, Moment
 
 if TYPE_CHECKING:
     from cudatool.sanitize.effort import Effort
     from cudatool.sanitize.lifetimes import Buffer
+    from cudatool.sanitize.ordering import Agent
 
 __all__ = ["ATOMIC", "READ", "WRITE", "Access", "History", "Operation", "Segment", "overlap"]
 
 _SEGMENT, _PAIR, _ROW, _MASK, _CONFLICT = 30, 8, 30, 60, 400  # units of an effort
+_CROWD = 32  # accesses to a segment, beyond which those that cannot race with each other are kept apart
+_CONFLICTS = 64  # of one access in one segment that are reported
+_MANY = 1 << 13  # segments, beyond which those are looked for that do not matter any more
 READ, WRITE, ATOMIC = 1, 2, 4  # as trace.events.AccessFlag; ATOMIC stands alone
 
 
-class Operation:
+class Operation(Moment):
     """Something that an agent does: its epoch, what it is ordered after, and its trace record."""
 
-    __slots__ = ("agent", "clock", "epoch", "record")
+    __slots__ = ("record",)
 
     def __init__(self, agent: int, epoch: int, clock: Clock, record: int) -> None:
         self.agent = agent
         self.epoch = epoch
         self.clock = clock
         self.record = record
-
-    @property
-    def after(self) -> Clock:
-        """The clock of somebody for whom this operation is finished."""
-        return (*self.clock[: self.agent], self.epoch, *self.clock[self.agent + 1 :])
 
     def before(self, agent: int, clock: Clock) -> bool:
         """Whether this earlier operation happens before one of `agent` with `clock`."""
@@ -216,14 +215,40 @@ def _same_stride(first: Access, second: Access) -> tuple[int, int] | None:
 
 
 class Segment:
-    """A run of bytes and the accesses to it that a later one could still race with, newest first."""
+    """A run of bytes and the accesses to it that a later one could still race with.
 
-    __slots__ = ("accesses", "start", "stop")
+    Attributes
+    ----------
+    accesses
+        Newest first; all of them while they are few.
+    calm
+        By mode, the reads and atomic updates of a segment that has many, newest last: they do not race with others of
+        their kind, which need not look at them.
+    crowd, limit
+        The numbers of `accesses`, and of accesses of one kind in `calm`, at which they are sorted out.
+    """
+
+    __slots__ = ("accesses", "calm", "crowd", "limit", "start", "stop")
 
     def __init__(self, start: int, stop: int, accesses: list[Access]) -> None:
         self.start = start
         self.stop = stop
         self.accesses = accesses
+        self.calm: dict[int, list[Access]] | None = None
+        self.crowd = self.limit = _CROWD
+
+    def from_here(self, start: int) -> Segment:
+        """Return the same from a later byte on."""
+        part = Segment(start, self.stop, list(self.accesses))
+        if self.calm is not None:
+            part.calm = {mode: list(kept) for mode, kept in self.calm.items()}
+        return part
+
+    def everything(self) -> list[Access]:
+        """All accesses."""
+        if self.calm is None:
+            return self.accesses
+        return self.accesses + [access for kept in self.calm.values() for access in reversed(kept)]
 
 
 class History:
@@ -231,56 +256,152 @@ class History:
 
     Memory is cut into disjoint segments at the bounds of accesses; each keeps a short list, newest first. An access
     is dropped when a later one dominates it: whoever races with the dropped one then also races with the later one,
-    or is ordered after both. So a segment holds a few accesses for each agent, however long the program runs.
+    or is ordered after both. It is also dropped when the host knows that it is done, if all later work comes after the
+    host. So a segment holds a few accesses for each agent, however long the program runs.
 
     A strided set or mask lies on the segments of its hull; its bytes are compared only when its hull collides.
+
+    Parameters
+    ----------
+    effort
+        What comparing is taken from.
+    host
+        The agent that all later accesses are ordered after; None if there is none.
     """
 
-    def __init__(self, effort: Effort | None = None) -> None:
+    def __init__(self, effort: Effort | None = None, host: Agent | None = None) -> None:
         self._effort = effort
+        self._host = host
         self._starts: list[int] = []
         self._segments: list[Segment] = []
         self._at: dict[int, Segment] = {}  # by first byte
+        self._limit = _MANY
 
     def __len__(self) -> int:
         """Number of segments."""
         return len(self._starts)
 
     def touch(self, new: Access, conflict: Callable[[Access, Access], None]) -> None:
-        """Enter `new`; call ``conflict(old, new)`` for every kept access that it collides with in no order."""
+        """Enter `new`; call ``conflict(old, new)`` for kept accesses that it collides with in no order.
+
+        That is every one of up to `_CONFLICTS` in a segment; the others are there for later accesses.
+        """
         segment = self._at.get(new.start)
         if segment is not None and segment.stop == new.stop:
             self._touch(segment, new, conflict)  # the common case: the bytes of an earlier access
             return
+        if len(self._starts) > self._limit:
+            self._sweep()
         low, high = self._cut(new.start, new.stop)
         alone = high - low > 1
         for segment in self._segments[low:high]:
             self._touch(segment, new, conflict)
-            alone = alone and len(segment.accesses) == 1
+            alone = alone and len(segment.accesses) == 1 and segment.calm is None
         if alone:  # every one of these segments now says the same
             for start in self._starts[low:high]:
                 del self._at[start]
             self._put(low, high, [Segment(new.start, new.stop, [new])])
 
     def _touch(self, segment: Segment, new: Access, conflict: Callable[[Access, Access], None]) -> None:
-        mode, agent, clock = new.mode, new.operation.agent, new.operation.clock
+        old = segment.accesses
+        if self._effort is not None:
+            self._effort.spend(_SEGMENT + _PAIR * len(old))
+        segment.accesses = kept = self._kept(old, new, conflict) if old else []
+        if segment.calm is not None:
+            self._touch_calm(segment, segment.calm, new, conflict)
+        kept.insert(0, new)
+        if len(kept) > segment.crowd:
+            self._sort_out(segment)
+
+    def _kept(
+        self, accesses: Iterable[Access], new: Access, conflict: Callable[[Access, Access], None]
+    ) -> list[Access]:
+        """Report what of `accesses` collides with `new`, and return what still matters after it."""
+        mode, operation = new.mode, new.operation
+        agent, clock = operation.agent, operation.clock
+        host = self._host.clock if self._host is not None else None
         whole = new.exact and not new.stride and not new.mask
-        effort = self._effort
-        if effort is not None:
-            effort.spend(_SEGMENT + _PAIR * len(segment.accesses))
-        kept = [new]
-        for old in segment.accesses:
+        kept = []
+        conflicts = 0
+        remaining = iter(accesses)
+        for old in remaining:
             earlier = old.operation
             ordered = earlier.agent == agent or clock[earlier.agent] >= earlier.epoch
-            if not ordered and ((old.mode | mode) & WRITE or (old.mode ^ mode) & ATOMIC) and overlap(old, new, effort):
-                if effort is not None:
-                    effort.spend(_CONFLICT)
+            if (
+                not ordered
+                and ((old.mode | mode) & WRITE or (old.mode ^ mode) & ATOMIC)
+                and overlap(old, new, self._effort)
+            ):
+                if self._effort is not None:
+                    self._effort.spend(_CONFLICT)
                 conflict(old, new)
-                clock = new.operation.clock  # `conflict` may have repaired it
+                clock = operation.clock  # `conflict` may have repaired it
                 ordered = clock[earlier.agent] >= earlier.epoch
-            if not (ordered and (mode & WRITE or mode == old.mode) and (whole or _covers(new, old))):
+                conflicts += 1
+                if conflicts == _CONFLICTS and not ordered:
+                    kept.append(old)
+                    break
+            covered = (mode & WRITE or mode == old.mode) and (whole or _covers(new, old))
+            if not ordered or not (covered or (host is not None and host[earlier.agent] >= earlier.epoch)):
                 kept.append(old)
-        segment.accesses = kept
+        kept += remaining
+        return kept
+
+    def _touch_calm(
+        self, segment: Segment, calm: dict[int, list[Access]], new: Access, conflict: Callable[[Access, Access], None]
+    ) -> None:
+        for mode, accesses in calm.items():
+            if mode != new.mode and accesses:
+                if self._effort is not None:
+                    self._effort.spend(_PAIR * len(accesses))
+                calm[mode] = self._kept(reversed(accesses), new, conflict)[::-1]
+        if not any(calm.values()):
+            segment.calm = None
+
+    def _sort_out(self, segment: Segment) -> None:
+        """Move what does not race with its like to where that need not look at it, and drop what no longer matters."""
+        calm = segment.calm = segment.calm or {READ: [], ATOMIC: []}
+        others: list[Access] = []
+        for access in reversed(segment.accesses):
+            calm.get(access.mode, others).append(access)
+        if max(map(len, calm.values())) > segment.limit:
+            for mode, accesses in calm.items():
+                calm[mode] = self._thinned(accesses)
+            segment.limit = _CROWD + 2 * max(map(len, calm.values()))
+        segment.accesses = self._thinned(others)[::-1]
+        segment.crowd = _CROWD + 2 * len(segment.accesses)
+
+    def _thinned(self, accesses: list[Access]) -> list[Access]:
+        """Return, the newest last, what the host does not know as done and no later access of its agent covers."""
+        if self._effort is not None:
+            self._effort.spend(_PAIR * len(accesses))
+        host = self._host.clock if self._host is not None else None
+        covered: dict[int, int] = {}  # agent -> modes in which it has touched the whole segment later
+        kept = []
+        for access in reversed(accesses):
+            done = access.operation
+            if host is not None and host[done.agent] >= done.epoch:
+                continue
+            later = covered.get(done.agent, 0)
+            if later & WRITE or later & access.mode == access.mode:
+                continue
+            kept.append(access)
+            if access.exact and not access.stride and not access.mask:
+                covered[done.agent] = later | access.mode
+        return kept[::-1]
+
+    def _sweep(self) -> None:
+        """Drop the segments that no later access can race in."""
+        if self._host is not None:
+            host = self._host.clock
+            self._segments = [
+                segment
+                for segment in self._segments
+                if not all(host[one.operation.agent] >= one.operation.epoch for one in segment.everything())
+            ]
+            self._starts = [segment.start for segment in self._segments]
+            self._at = {segment.start: segment for segment in self._segments}
+        self._limit = _MANY + 2 * len(self._starts)
 
     def within(self, start: int, stop: int) -> Iterator[Access]:
         """The accesses kept for any byte of [start, stop), the newest first in each segment."""
@@ -288,7 +409,7 @@ class History:
         for segment in self._segments[self._first(start) : bisect_left(self._starts, stop)]:
             if self._effort is not None:
                 self._effort.spend(_SEGMENT + _PAIR * len(segment.accesses))
-            for access in segment.accesses:
+            for access in segment.everything():
                 if id(access) not in seen:
                     seen.add(id(access))
                     yield access
@@ -334,5 +455,5 @@ class History:
 
     def _split(self, index: int, at: int) -> None:
         segment = self._segments[index]
-        self._put(index + 1, index + 1, [Segment(at, segment.stop, list(segment.accesses))])
+        self._put(index + 1, index + 1, [segment.from_here(at)])
         segment.stop = at

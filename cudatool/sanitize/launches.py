@@ -66,7 +66,7 @@ class Launches:
         graph = self._engine.graphs.launched(row.aux0)
         nodes = graph.nodes.values() if graph is not None else ()
         if graph is not None and graph.last is not None:
-            stream.clock = self._engine.effort.join(stream.clock, graph.last)
+            self._engine.ordering.learn(stream, graph.last)
             self._engine.ordering.edges["relaunch of a graph"] += 1
         for node in nodes:
             if node.type == EVENT_WAIT:  # an external wait; when in the launch does not matter here
@@ -74,12 +74,16 @@ class Launches:
         self._engine.ordering.enqueue(self._engine.hosts[row.thread], stream, row.record)
         operation = Operation(stream.index, stream.count, stream.clock, row.record)
         if graph is not None:
-            graph.last = operation.after
+            graph.last = operation
+        for address, size in self._faults.get(row.correlation, ()):
+            self._check_fault(nodes, operation, address, size)
+        self._touch(row, graph, operation)
         for node in nodes:
             if node.type == EVENT_RECORD:
                 self._engine.ordering.record_here(stream, node.event)
-        for address, size in self._faults.get(row.correlation, ()):
-            self._check_fault(nodes, operation, address, size)
+
+    def _touch(self, row: Row, graph: Executable | None, operation: Operation) -> None:
+        """Check what the nodes of a launch access."""
         accesses = self._accesses_of_launch(row, graph)
         if accesses is None:
             self._engine.unchecked += 1

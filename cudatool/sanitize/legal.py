@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cudatool.sanitize.clocks import Clocks
 from cudatool.sanitize.effort import Effort
 from cudatool.sanitize.engine import Engine
 from cudatool.sanitize.intervals import ATOMIC, WRITE, Access, Operation, overlap
@@ -81,8 +82,8 @@ class Step:
 class _Positions(Ordering):
     """Remembers where each operation stands."""
 
-    def __init__(self, streams: Sequence[Agent], effort: Effort) -> None:
-        super().__init__(streams, effort)
+    def __init__(self, streams: Sequence[Agent], clocks: Clocks, effort: Effort) -> None:
+        super().__init__(streams, clocks, effort, one_host=True)
         self.at: dict[int, Operation] = {}
 
     def enqueue(self, host: Agent, stream: Agent, record: int) -> None:
@@ -99,7 +100,7 @@ class Steps:
 
     def __init__(self, trace: Trace) -> None:
         engine = Engine(trace)
-        engine.ordering = positions = _Positions(engine.ordering.streams, engine.effort)
+        engine.ordering = positions = _Positions(engine.ordering.streams, engine.clocks, engine.effort)
         engine.run()
         self.agents = engine.agents
         self.all: list[Step] = []
@@ -120,7 +121,7 @@ class Steps:
                 self.all.append(Step(at, kind, row.record, correlation, accesses))
         self._agent = np.array([step.operation.agent for step in self.all], np.int64)
         self._epoch = np.array([step.operation.epoch for step in self.all], np.int64)
-        clocks = [step.operation.clock for step in self.all]
+        clocks = [tuple(step.operation.clock)[: len(self.agents)] for step in self.all]
         self._clocks = np.array(clocks, np.int64).reshape(len(self.all), len(self.agents))
         self._order_owners()
 

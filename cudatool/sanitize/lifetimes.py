@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+from cudatool.sanitize.clocks import Moment
 from cudatool.sanitize.intervals import Access, Operation
-from cudatool.sanitize.ordering import Clock
 
 __all__ = ["Buffer", "Buffers"]
 
@@ -31,7 +31,7 @@ class Buffer:
     other_streams
         Streams that ``record_stream`` named.
     releases
-        Clocks of those streams when the block was freed: it becomes free again after them.
+        How far those streams had come when the block was freed: it becomes free again after them.
     of_graphs
         Whether graphs go on using it whenever it is given back: what a graph launch allocates, and blocks of a private
         pool of the caching allocator.
@@ -46,8 +46,8 @@ class Buffer:
     agent: int = -1
     born: Operation | None = None
     freed: Operation | None = None
-    other_streams: set[int] = field(default_factory=set)
-    releases: list[Clock] = field(default_factory=list)
+    other_streams: frozenset[int] = frozenset()
+    releases: Sequence[Moment] = ()
     of_graphs: bool = False
     suspect: tuple[Access, Operation] | None = None
 

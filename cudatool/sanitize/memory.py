@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
+from cudatool.sanitize.clocks import Moment
 from cudatool.sanitize.defects import Side, side_of
 from cudatool.sanitize.findings import FindingKind
 from cudatool.sanitize.intervals import Operation
@@ -70,7 +71,7 @@ class Memory:
         buffer = self._freed_buffer(row)
         stream = self._engine.streams.get(row.stream)
         if stream is None and buffer.born is None:
-            self._wait_for_users(host, buffer.start, buffer.stop)
+            self._wait_for_users(host, buffer.start, buffer.stop, row.record)
         agent = host if stream is None else stream
         if self._engine.repairs is not None:
             self._engine.repair(row, agent)
@@ -103,8 +104,8 @@ class Memory:
             # it has seen by queries. Accesses that it was not told of stay in the history.
             old = engine.buffers.find(row.address)
             host = engine.hosts[row.thread]
-            for clock in old.releases if old is not None and old.start == row.address else ():
-                host.clock = self._engine.effort.join(host.clock, clock)
+            for moment in old.releases if old is not None and old.start == row.address else ():
+                engine.ordering.learn(host, moment, row.record)
                 engine.ordering.edges["record_stream"] += 1
         else:
             engine.history.forget(buffer.start, buffer.stop)
@@ -121,7 +122,7 @@ class Memory:
         if buffer is None:
             return
         if row.flags & _USES_TOLD:
-            buffer.releases = [engine.ordering.position(engine.agents[other]) for other in sorted(buffer.other_streams)]
+            buffer.releases = self._positions(buffer.other_streams)
             return
         if row.name in self._unregister:
             host = engine.hosts[row.thread]
@@ -139,14 +140,14 @@ class Memory:
             self.report_suspect(buffer)
 
     def _segment_free(self, row: Row) -> None:
-        self._wait_for_users(self._engine.hosts[row.thread], row.address, row.address + row.size)
+        self._wait_for_users(self._engine.hosts[row.thread], row.address, row.address + row.size, row.record)
         self._engine.history.forget(row.address, row.address + row.size)
 
-    def _wait_for_users(self, host: Agent, start: int, stop: int) -> None:
+    def _wait_for_users(self, host: Agent, start: int, stop: int, record: int) -> None:
         """cuMemFree "may perform implicit synchronization", and does for memory in use: the host is after its users."""
         for access in self._engine.history.within(start, stop):
             if not access.operation.before(host.index, host.clock):
-                host.clock = self._engine.effort.join(host.clock, access.operation.after)
+                self._engine.ordering.learn(host, access.operation, record)
                 self._engine.ordering.edges["free of memory in use"] += 1
 
     def _block_alloc(self, row: Row) -> None:
@@ -159,9 +160,7 @@ class Memory:
         if stream is not None:
             buffer.agent = stream.index
         if stream is not None and row.stream not in self._engine.graphs.captures:  # a capture uses it in a launch
-            clock = self._engine.effort.join(
-                self._engine.ordering.position(stream), self._engine.hosts[row.thread].clock
-            )
+            clock = self._engine.ordering.clock_of_next(self._engine.hosts[row.thread], stream)
             handing_out = Operation(stream.index, stream.count, clock, row.record)
             for old in self._engine.history.within(buffer.start, buffer.stop):
                 if not old.operation.before(stream.index, clock):
@@ -173,7 +172,7 @@ class Memory:
         buffer = self._engine.buffers.find(row.address)
         stream = self._engine.streams.get(row.stream)
         if buffer is not None and stream is not None:
-            buffer.other_streams.add(stream.index)
+            buffer.other_streams |= {stream.index}
 
     def _block_free_requested(self, row: Row) -> None:
         """The owner gave the block back. The allocator records an event on each stream named by record_stream."""
@@ -181,7 +180,7 @@ class Memory:
         others = set(buffer.other_streams)
         if self._engine.repairs is not None:
             others |= self._engine.repairs.record_streams.get(int(self._engine.records["stack"][buffer.record]), set())
-        buffer.releases = [self._engine.ordering.position(self._engine.agents[other]) for other in sorted(others)]
+        buffer.releases = self._positions(others)
         host = self._engine.hosts[row.thread]
         self._engine.ordering.host_step(host, row.record)
         buffer.freed = Operation(host.index, host.count, host.clock, row.record)
@@ -191,10 +190,15 @@ class Memory:
         buffer = self._engine.buffers.find(row.address)
         if buffer is not None:
             host = self._engine.hosts[row.thread]
-            for clock in buffer.releases:
-                host.clock = self._engine.effort.join(host.clock, clock)
+            for moment in buffer.releases:
+                self._engine.ordering.learn(host, moment, row.record)
                 self._engine.ordering.edges["record_stream"] += 1
-            buffer.releases = []
+            buffer.releases = ()
+
+    def _positions(self, agents: Collection[int]) -> list[Moment]:
+        """How far these agents have come."""
+        ordering = self._engine.ordering
+        return [moment for agent in sorted(agents) for moment in ordering.position(self._engine.agents[agent])]
 
     def _freed_buffer(self, row: Row) -> Buffer:
         """What the record frees, entered now if it was allocated before the trace began."""
@@ -215,4 +219,4 @@ class Memory:
             buffer.suspect = None
             start, stop = max(old.start, buffer.start), min(old.stop, buffer.stop)
             sides = side_of(old), Side(handing_out, "allocate")
-            self._engine.report(FindingKind.REUSE, *sides, start, stop - start, buffer)
+            self._engine.report(FindingKind.REUSE, *sides, start, stop - start, buffer, late=True)

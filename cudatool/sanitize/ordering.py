@@ -5,23 +5,24 @@ Agents are host threads and streams. An agent counts what it does; operation ``n
 
     X happens before Y   iff   X and Y are of one agent and X came first, or Y.clock[X.agent] >= X.epoch
 
-Clocks are tuples that are replaced, never changed, so operations and events keep the one they saw for free.
+Clocks are replaced, never changed, so operations and events keep the one they saw for free (:mod:`clocks`).
 Where CUDA promises nothing there is no edge. Quotations are from the CUDA Driver API reference.
 """
 
 from __future__ import annotations
 
+import functools
 from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from cudatool.sanitize.clocks import Clock, Clocks, Moment
+
 if TYPE_CHECKING:
     from cudatool.sanitize.effort import Effort
 
-__all__ = ["Agent", "Clock", "Ordering", "join"]
-
-Clock = tuple[int, ...]
+__all__ = ["Agent", "Ordering"]
 
 _VALUES = 64  # of one address that are remembered
 
@@ -41,10 +42,14 @@ class Agent:
         Ordinal; -1 for a host thread, or if not known.
     peers
         Streams that it is implicitly ordered with (see :meth:`Ordering.position`).
+    pending
+        Of a legacy default stream: those of its peers that got work since it had an operation itself.
     count
-        Number of its operations so far.
+        Number of its operations so far. Whenever a host thread learns of other work, that is one, too.
     clock
         What its next operation will be ordered after. The agent's own component may lag behind `count`.
+    listed
+        Where it stands in the list of streams that got work; -1 for nowhere.
     records
         The trace record of each operation: ``records[epoch - 1]``.
     unsure
@@ -58,9 +63,10 @@ class Agent:
         "index",
         "is_host",
         "label",
+        "listed",
         "peers",
+        "pending",
         "records",
-        "seen_host",
         "stream",
         "unsure",
     )
@@ -74,10 +80,11 @@ class Agent:
         self.device = device
         self.is_host = is_host
         self.peers: tuple[Agent, ...] = ()
+        self.pending: dict[Agent, None] | None = None
+        self.listed = -1
         self.count = 0
         self.clock = nothing
         self.records = array("q")
-        self.seen_host: Clock | None = None
         self.unsure = -1
 
     def is_unsure(self, epoch: int) -> bool:
@@ -85,14 +92,9 @@ class Agent:
         return 0 <= self.unsure < epoch
 
     @property
-    def done(self) -> Clock:
-        """The clock of somebody for whom everything that this agent has begun is finished."""
-        return (*self.clock[: self.index], self.count, *self.clock[self.index + 1 :])
-
-
-def join(first: Clock, second: Clock) -> Clock:
-    """Return the clock that is after both."""
-    return tuple(map(max, first, second))
+    def done(self) -> Moment:
+        """The moment at which everything that this agent has begun is finished."""
+        return Moment(self.index, self.count, self.clock)
 
 
 class Ordering:
@@ -102,8 +104,12 @@ class Ordering:
     ----------
     streams
         Every stream agent of the trace. Host agents are handed in with each call.
+    clocks
+        Those of all agents.
     effort
-        What moving clocks is taken from.
+        What looking at streams is taken from.
+    one_host
+        Whether there is only one host agent.
 
     Attributes
     ----------
@@ -117,22 +123,46 @@ class Ordering:
         Events that other processes can record.
     """
 
-    def __init__(self, streams: Sequence[Agent], effort: Effort) -> None:
+    def __init__(self, streams: Sequence[Agent], clocks: Clocks, effort: Effort, *, one_host: bool) -> None:
         self.streams = streams
+        self.clocks = clocks
         self._effort = effort
+        self._one_host = one_host
         self.edges: Counter[str] = Counter()
         self.empty_waits: defaultdict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
         self.empty = 0
         self.unknown = 0
         self.foreign_events: set[int] = set()
-        self._events: dict[int, Clock] = {}
-        self._values: dict[int, deque[tuple[int, Clock]]] = {}  # address -> the latest values that streams wrote there
+        self._events: dict[int, Moment] = {}
+        self._values: dict[int, deque[tuple[int, Moment]]] = {}  # address -> the latest values that streams wrote there
+        self._worked: list[Agent] = []  # streams, again when they got work after somebody had looked
+        self._looked: dict[tuple[int, int], int] = {}  # by whom and at which device -> how much of the list
+        self._seen = 0  # how much of it anybody has looked at
+
+    def learn(self, agent: Agent, moment: Moment, record: int = -1) -> bool:
+        """What `agent` does from now on comes after `moment`. Tell whether that is new."""
+        clock = agent.clock
+        agent.clock = self.clocks.join(agent.index, agent.count + 1, clock, moment)
+        if agent.clock is clock:
+            return False
+        if agent.is_host:
+            self.step(agent, record)
+        return True
+
+    def step(self, agent: Agent, record: int) -> None:
+        """`agent` takes a new epoch: what it does itself, or what it has learnt, is a part of its order."""
+        agent.count += 1
+        agent.records.append(record)
+        if not agent.is_host:
+            self._list(agent)
+
+    def _list(self, stream: Agent) -> None:
+        stream.listed = len(self._worked)
+        self._worked.append(stream)
 
     def host_step(self, host: Agent, record: int) -> None:
         """`host` does something itself. Work that it enqueues later comes after it, by program order."""
-        host.count += 1
-        host.records.append(record)
-        host.clock = self._effort.kept(host.done)
+        self.step(host, record)
 
     def enqueue(self, host: Agent, stream: Agent, record: int) -> None:
         """Append an operation to `stream`; its epoch is then ``stream.count`` and its clock ``stream.clock``.
@@ -140,31 +170,59 @@ class Ordering:
         It comes after the stream's earlier work ("Stream Management") and after everything that its host thread
         did before the call.
         """
-        if stream.seen_host is not host.clock:
-            stream.seen_host = host.clock
-            stream.clock = self._effort.join(stream.clock, host.clock)
-        self._effort.spend(2 * len(stream.peers))
-        for peer in stream.peers:
-            if peer.count > stream.clock[peer.index]:
-                stream.clock = self._effort.join(stream.clock, peer.done)
-                self.edges["legacy default stream"] += 1
+        if stream.clock[host.index] < host.count:
+            self.learn(stream, host.done)
+        if stream.peers:
+            self._follow_peers(stream)
         stream.count += 1
         stream.records.append(record)
+        if stream.listed < self._seen:
+            self._list(stream)
 
-    def position(self, stream: Agent) -> Clock:
-        """Return the clock of somebody who has waited for all present work of `stream`.
+    def _follow_peers(self, stream: Agent) -> None:
+        for peer in self._waiting(stream):
+            self.learn(stream, peer.done)
+            self.edges["legacy default stream"] += 1
+        if stream.pending is not None:
+            stream.pending.clear()
+            return
+        for legacy in stream.peers:
+            assert legacy.pending is not None
+            legacy.pending[stream] = None
+
+    def _waiting(self, stream: Agent) -> list[Agent]:
+        """The peers that a stream's next operation implicitly waits for."""
+        peers = stream.peers if stream.pending is None else stream.pending
+        self._effort.spend(2 * len(peers))
+        return [peer for peer in peers if peer.count > stream.clock[peer.index]]
+
+    def position(self, stream: Agent) -> list[Moment]:
+        """Return the moments at which all present work of `stream` is finished.
 
         Stream synchronization behavior, "Legacy default stream": an action in the legacy stream first waits on all
         blocking streams of the context, and then all blocking streams wait on the legacy stream. Non-blocking
         streams take no part; the per-thread default stream is a blocking one. `Agent.peers` holds, for the legacy
         stream, the blocking ones, and for each of those the legacy stream.
         """
-        clock = self._effort.kept(stream.done)
-        self._effort.spend(2 * len(stream.peers))
-        for peer in stream.peers:
-            if peer.count > clock[peer.index]:
-                clock = self._effort.join(clock, peer.done)
+        if not stream.peers:
+            return [stream.done]
+        return [stream.done, *(peer.done for peer in self._waiting(stream))]
+
+    def clock_of_next(self, host: Agent, stream: Agent) -> Clock:
+        """Return the clock of what `host` would enqueue on `stream` now."""
+        clock = self.clocks.peek(stream.index, stream.clock, host.done)
+        for moment in self.position(stream)[1:]:
+            clock = self.clocks.more(stream.index, clock, moment)
         return clock
+
+    def _since(self, viewer: Agent, device: int = -1) -> list[Agent]:
+        """Return the streams of a device (-1 for all) that got work since `viewer` last asked."""
+        key = viewer.index, device
+        begin = self._looked.get(key, 0)
+        self._looked[key] = self._seen = len(self._worked)
+        self._effort.spend(2 * (self._seen - begin))
+        found = dict.fromkeys(self._worked[begin:])
+        return [stream for stream in found if device == -1 or stream.device in (device, -1)]
 
     def record_event(self, host: Agent, stream: Agent, event: int, record: int) -> None:
         """cuEventRecord: "captures in hEvent the contents of hStream" now; a second one moves the event."""
@@ -176,7 +234,7 @@ class Ordering:
 
         A node is taken for the last one of its graph: an edge too many hides a race, one too few invents one.
         """
-        self._events[event] = self._effort.kept(stream.done)
+        self._events[event] = stream.done
 
     def destroy_event(self, event: int) -> None:
         """cuEventDestroy: what waited for the event keeps its order, and nothing can wait for it any more."""
@@ -187,19 +245,19 @@ class Ordering:
 
         "Before the first call to cuEventRecord(), an event represents an empty set of work".
         """
-        self.enqueue(host, stream, record)
         if event in self.foreign_events:
             self._unknown(stream)
         elif not self.join_event(stream, event):
             self.empty += 1
             self.empty_waits[stream.index][site] = event, record
+        self.enqueue(host, stream, record)
 
     def join_event(self, stream: Agent, event: int) -> bool:
         """Let `stream` come after an event's latest record, and tell whether there is one."""
         captured = self._events.get(event)
         if captured is None:
             return False
-        stream.clock = self._effort.join(stream.clock, captured)
+        self.learn(stream, captured)
         self.edges["event wait"] += 1
         return True
 
@@ -209,7 +267,7 @@ class Ordering:
         if event in self.foreign_events:
             self._unknown(host)
         elif captured is not None:
-            host.clock = self._effort.join(host.clock, captured)
+            self.learn(host, captured, record)
             self.edges[rule] += 1
         elif record >= 0:
             self.empty_waits[host.index][site] = event, record
@@ -219,16 +277,17 @@ class Ordering:
 
         These calls "use standard default stream semantics": on the legacy stream they cover the blocking streams.
         """
-        host.clock = self._effort.join(host.clock, self.position(stream))
+        for moment in self.position(stream):
+            self.learn(host, moment)
+        if stream.pending is not None and self._one_host:
+            stream.pending.clear()  # whatever is enqueued from now on comes after the host
         self.edges[rule] += 1
         stream.unsure = -1  # whatever its earlier operations waited for, they are done
 
     def device_done(self, host: Agent, device: int) -> None:
         """cuCtxSynchronize: "blocks until the current context has completed all preceding requested tasks"."""
-        self._effort.spend(2 * len(self.streams))
-        for stream in self.streams:
-            if stream.device == device or device == -1 or stream.device == -1:
-                host.clock = self._effort.join(host.clock, stream.done)
+        for stream in self._since(host, device):
+            self.learn(host, stream.done)
         self.edges["device synchronize"] += 1
 
     def serialize(self, stream: Agent, devices: int) -> None:
@@ -238,13 +297,14 @@ class Ordering:
         of both sides (`devices`, a bit for each ordinal).
         """
         for other in self._of_devices(stream, devices):
-            stream.clock = self._effort.join(stream.clock, other.done)
+            self.learn(stream, other.done)
         self.edges["copy between devices"] += 1
 
     def serialized(self, stream: Agent, devices: int) -> None:
         """Behind such a copy: all later work of these devices comes after it."""
         for other in self._of_devices(stream, devices):
-            other.clock = self._effort.join(other.clock, stream.done)
+            if self.learn(other, stream.done):
+                self.step(other, stream.records[-1])
 
     def _of_devices(self, stream: Agent, devices: int) -> list[Agent]:
         self._effort.spend(4 * len(self.streams))
@@ -266,7 +326,7 @@ class Ordering:
         if flags & 1:
             return
         written = self._values.setdefault(address, deque(maxlen=_VALUES))
-        written.append((value, self._effort.kept(stream.done)))
+        written.append((value, stream.done))
 
     def wait_value(
         self, host: Agent, stream: Agent, address: int, value: int, flags: int, size: int, record: int
@@ -275,28 +335,29 @@ class Ordering:
 
         It comes after whichever of several such writes was first: after what all of them come after.
         """
-        self.enqueue(host, stream, record)
-        meeting: Clock | None = None
-        for written, clock in self._values.get(address, ()):
-            if _is_met(written, value, flags, size):
-                meeting = clock if meeting is None else self._effort.kept(tuple(map(min, meeting, clock)))
-        if meeting is None:
+        meeting = [moment for written, moment in self._values.get(address, ()) if _is_met(written, value, flags, size)]
+        if not meeting:
             self._unknown(stream)
-            return
-        stream.clock = self._effort.join(stream.clock, meeting)
-        self.edges["wait for a value"] += 1
+        elif len(meeting) == 1:
+            self.learn(stream, meeting[0])
+        else:
+            common = functools.reduce(self.clocks.meet, (self.clocks.after(moment) for moment in meeting))
+            stream.clock = self.clocks.join_all(stream.index, stream.count + 1, stream.clock, common)
+        if meeting:
+            self.edges["wait for a value"] += 1
+        self.enqueue(host, stream, record)
 
     def wait_unknown(self, host: Agent, stream: Agent, record: int) -> None:
         """A wait for what the trace cannot show: an external semaphore, another process's event."""
-        self.enqueue(host, stream, record)
         self._unknown(stream)
+        self.enqueue(host, stream, record)
 
     def _unknown(self, agent: Agent) -> None:
         """From now on the agent may be after anything. Nothing is reported that may be in order."""
         self.unknown += 1
-        for stream in self.streams:
+        for stream in self._since(agent):
             if stream is not agent:
-                agent.clock = self._effort.join(agent.clock, stream.done)
+                self.learn(agent, stream.done)
         if agent.unsure < 0 and not agent.is_host:  # what is enqueued after the host has waited, comes after that
             agent.unsure = agent.count
 

@@ -13,7 +13,7 @@ from cudatool.trace.model import Trace
 
 __all__ = ["LAUNCHES", "Row", "byte_sets", "read_rows"]
 
-LAUNCHES = (Kind.KERNEL_LAUNCH, Kind.GEMM, Kind.GRAPH_LAUNCH, Kind.COLLECTIVE)
+LAUNCHES = tuple(map(int, (Kind.KERNEL_LAUNCH, Kind.GEMM, Kind.GRAPH_LAUNCH, Kind.COLLECTIVE)))
 """The work whose accesses only ACCESS records can tell."""
 
 _MASK_BITS = 1 << 15  # elements of a mask, at most
@@ -96,23 +96,29 @@ def read_rows(trace: Trace, kinds: Collection[int]) -> Iterator[Row]:
     anywhere in the trace.
     """
     records = trace.records
-    of_host_functions = (records["kind"] == Kind.HOST_ACCESS) & (records["correlation"] != 0)
-    tells = np.flatnonzero((records["kind"] == Kind.ACCESS) | of_host_functions)
+    tells = _indices(records, (Kind.ACCESS, Kind.HOST_ACCESS))
+    tells = tells[(records["kind"][tells] == Kind.ACCESS) | (records["correlation"][tells] != 0)]
     correlations = records["correlation"][tells]
-    order = np.argsort(correlations, kind="stable")
-    tells, correlations = tells[order], correlations[order]
+    if (correlations[1:] < correlations[:-1]).any():
+        order = np.argsort(correlations, kind="stable")
+        tells, correlations = tells[order], correlations[order]
+        del order
 
     # Several records of one operation may share its correlation: its accesses belong to the first.
-    work = np.flatnonzero(np.isin(records["kind"], WORK))
-    _, firsts = np.unique(records["correlation"][work], return_index=True)
+    work = _indices(records, WORK)
+    correlated = records["correlation"][work]
     later = np.ones(len(records), bool)
-    later[work[firsts]] = False
+    if (correlated[1:] > correlated[:-1]).all():
+        later[work] = False
+    else:
+        later[work[np.unique(correlated, return_index=True)[1]]] = False
+    del work, correlated
 
     # Where accesses were measured, a kernel that ran and has none touched nothing.
     measured = bool(trace.header.get("accesses"))
-    executed = records["correlation"][(records["kind"] == Kind.EXECUTION) & measured]
+    executed = np.unique(records["correlation"][_indices(records, (Kind.EXECUTION,) if measured else ())])
 
-    rows = np.flatnonzero(np.isin(records["kind"], list(kinds)))
+    rows = _indices(records, kinds)
     for begin in range(0, len(rows), _CHUNK):
         index = rows[begin : begin + _CHUNK]
         chunk = records[index]
@@ -129,7 +135,8 @@ def read_rows(trace: Trace, kinds: Collection[int]) -> Iterator[Row]:
             accesses[place].host = int(taken[place])
         masked = bool((records["flags"][taken] & AccessFlag.MASK).any())
 
-        idle = (count == 0) & np.isin(chunk["kind"], LAUNCHES) & np.isin(wanted, executed)
+        ran = np.searchsorted(executed, wanted, "right") > np.searchsorted(executed, wanted, "left")
+        idle = (count == 0) & np.isin(chunk["kind"], LAUNCHES) & ran
         told = [
             accesses[stop - length : stop] if length else [] if nothing else None
             for stop, length, nothing in zip(last.tolist(), count.tolist(), (elsewhere | idle).tolist(), strict=True)
@@ -138,6 +145,14 @@ def read_rows(trace: Trace, kinds: Collection[int]) -> Iterator[Row]:
             told = [one and _with_masks(one) for one in told]
         columns = (chunk[name].tolist() for name in _COLUMNS)
         yield from map(Row, index.tolist(), *columns, told)
+
+
+def _indices(records: npt.NDArray[np.void], kinds: Collection[int]) -> npt.NDArray[np.integer]:
+    """The indices of the records of these kinds, as small as they may be."""
+    wanted = np.zeros(256, bool)
+    wanted[list(kinds)] = True
+    found = np.flatnonzero(wanted[records["kind"]])
+    return found.astype(np.uint32) if len(records) < 1 << 32 else found
 
 
 def byte_sets(records: npt.NDArray[np.void]) -> list[Access]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sanitize_program import ATOMIC, RW, Program, R, W
 
-from cudatool.sanitize import check
+from cudatool.sanitize import check, clocks, intervals
 from cudatool.sanitize.engine import Engine
 from cudatool.trace.events import AccessFlag, CopyFlag, Kind, StreamFlag
 
@@ -197,13 +198,19 @@ def play(steps: list[Any]) -> tuple[Program, Oracle]:
     return program, oracle
 
 
-@settings(max_examples=600, deadline=None)
+@pytest.mark.parametrize("many", [False, True], ids=["few agents", "as of many agents"])
+@settings(max_examples=400, deadline=None)
 @given(st.lists(more_actions, max_size=30))
-def test_engine_agrees_with_reachability(steps: list[Any]) -> None:
+def test_engine_agrees_with_reachability(many: bool, steps: list[Any]) -> None:
     program, oracle = play(steps)
     expected = oracle.races()
-    engine = Engine(program.trace())
-    engine.run()
+    with pytest.MonkeyPatch.context() as patch:
+        if many:  # what is for thousands of streams, accesses to a byte and segments begins at two
+            patch.setattr(clocks, "_BITS", 1)
+            patch.setattr(intervals, "_CROWD", 2)
+            patch.setattr(intervals, "_MANY", 2)
+        engine = Engine(program.trace())
+        engine.run()
     found = {(d.first.operation.record, d.second.operation.record) for d in engine.defects.values() if d.size}
     # The engine keeps only the accesses that matter, so it may name fewer partners: never a wrong one, and every
     # operation that races with an earlier one is named.

@@ -113,7 +113,7 @@ def test_reason_names_the_last_common_point() -> None:
     assert finding.reason == "Stream 2 is ordered after stream 1 only up to event record (program.py:5)."
 
 
-def test_what_follows_from_a_finding_is_counted_not_listed() -> None:
+def test_what_follows_from_a_finding_is_not_listed() -> None:
     program = Program()
     a, b = program.stream(), program.stream()
     program.kernel(a, (W, BUFFER, SIZE))
@@ -121,7 +121,7 @@ def test_what_follows_from_a_finding_is_counted_not_listed() -> None:
         program.kernel(b, (R, BUFFER, SIZE))
     report = check(program.trace())
     assert len(report.findings) == 1
-    assert "3 more pairs of call sites in no order, all of which follow from the findings" in report.notes
+    assert () == report.notes
 
 
 def test_two_missing_waits_are_two_findings() -> None:
