@@ -138,10 +138,10 @@ _CAVEATS = {
     "peak-differs": "a replay of the recorded settings does not reserve what was recorded.",
     "retries-differ": "a replay of the recorded settings empties the cache more or less often to make room.",
     "failures-differ": "other requests fail in a replay of the recorded settings.",
-    "runs-out": "memory runs out, and what the program does then is not known.",
+    "runs-out": "memory runs out, and what the program does then is not known; more can be reserved later.",
     "other-course": "a request that failed when recorded is served; what the program does then is not known.",
     "begins-late": "the recording begins in mid-program, so what was cached by then is not known.",
-    "calls-unseen": "the program empties its cache; calls that found nothing to give back are not in the file.",
-    "limit-unclear": "how much the card allows shows only roughly.",
+    "calls-unseen": "calls of empty_cache that found nothing to give back are not in the file, and matter here.",
+    "limit-unclear": "how much memory the card had does not show, or only roughly; --card says it.",
     "calls-unclear": "whether the program emptied the cache or the allocator made room does not show.",
 }

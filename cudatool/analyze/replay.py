@@ -309,6 +309,7 @@ class _Replay:
         self._doubtful: list[tuple[int, int]] = []
         self._too_much: list[int] = []  # bytes that could not be reserved
         self._perhaps_too_much: list[int] = []
+        self._available: list[int] = []  # bytes that could be reserved on the card, at each failure
         self.allocs = self.exact = self.changes = self.changes_exact = self.calls_made = 0
         self.first: Divergence | None = None
         self.tails = tails
@@ -371,6 +372,7 @@ class _Replay:
             tails=self.tails,
             retries=retries - len(self._doubtful) if otherwise else retries,
             ceiling=min(self._too_much if otherwise else self._too_much + self._perhaps_too_much, default=None),
+            available=min(self._available, default=None),
             otherwise=self.separated(otherwise=True) if self._doubtful and not otherwise else None,
         )
 
@@ -514,6 +516,7 @@ class _Replay:
         except OutOfMemoryError:
             reserved = self.policy.statistics.all.reserved_bytes.current
             needed = segment_size(round_size(call.size, self.settings), self.settings)
+            self._available.append(reserved + int(self._records["aux0"][call.event]))
             # If what was free on the card was enough, the request failed for a memory fraction.
             self._had_no_memory(reserved + min(int(self._records["aux0"][call.event]) + 1, needed))
             return

@@ -118,6 +118,9 @@ class Requests:
     ceiling
         A number of bytes that could not be reserved, according to requests that failed or made the allocator release
         memory; None if there were none.
+    available
+        Bytes that could be reserved on the card: those that were, and those that the driver said were free, when a
+        request failed; the least of several. A memory fraction may allow less. None if no request failed.
     otherwise
         The same if all releases that may have been the allocator's or the program's were the program's; None if there
         are no such releases.
@@ -135,6 +138,7 @@ class Requests:
     unmatched: int = 0
     retries: int = 0
     ceiling: int | None = None
+    available: int | None = None
     otherwise: Requests | None = None
 
 

@@ -17,7 +17,7 @@ from enum import StrEnum
 
 from cudatool.analyze.replay import requests_with_pools
 from cudatool.analyze.requests import RELEASES, Requests, Verb
-from cudatool.analyze.whatif_model import Caveat, Outcome, OutOfMemory, run_model
+from cudatool.analyze.whatif_model import Caveat, Course, Outcome, OutOfMemory, quiet_calls, run_model
 from cudatool.errors import ConfigError
 from cudatool.memory.settings import Settings
 from cudatool.trace.model import Trace
@@ -28,6 +28,7 @@ __all__ = ["Advice", "Caveat", "NoAdvice", "Outcome", "OutOfMemory", "Record", "
 _MIB = 1024 * 1024
 _WORTH_NAMING = 0.01  # of what is reserved: less is no gain, and no error either
 _WORTH_IF_UNSURE = 0.05  # by which a prediction with a caveat is often off
+_ABOUT_FAILURES = (Caveat.CALLS_UNSEEN, Caveat.CALLS_UNCLEAR, Caveat.LIMIT_UNCLEAR)  # which change where memory ends
 _TOO_WRONG = 0.02  # by which the replay of the recorded settings may be off before there is no advice
 
 
@@ -235,8 +236,13 @@ class _Experiment:
         self._memory = memory
         self._progress = progress
         self.asked = requests_with_pools(trace, device, recorded, recorded_memory)
+        shown = self.asked.available
+        if recorded_memory is None and shown is not None and recorded.per_process_memory_fraction is not None:
+            # How much may be reserved tells the allocator's garbage collection from the program's empty_cache.
+            self.asked = requests_with_pools(trace, device, recorded, shown)
         self.record = _record(self.asked)
-        self.done: dict[str, Outcome] = {}
+        self.done: dict[str, Outcome] = {}  # by settings string
+        self._card_is_known = recorded_memory is not None
         self._total, self._limit, self._limit_is_clear = _limits(self.asked, recorded, recorded_memory)
         self.impossible: NoAdvice | None = None
         if trace.header.get("format") == "rmm-log":
@@ -246,7 +252,7 @@ class _Experiment:
         else:
             self.check = self._run(self.asked, recorded, recorded.text, self._total, self._limit)
             self._caveats = tuple(self._caveats_of_check())
-            self._caveats_of_change = tuple(_caveats_of_change(self.asked))
+            self._quiet = self._quiet_calls()
 
     def outcome(self, conf: str) -> Outcome:
         """Return what the requests cost under some settings."""
@@ -265,22 +271,51 @@ class _Experiment:
         total, limit = (self._memory, self._memory) if self._memory else (self._total, self._limit)
         is_check = conf == self._recorded.text and self._memory is None
         found = self.check if is_check else self._run(self.asked, settings, conf, total, limit)
-        caveats = [*self._caveats, *found.caveats]
-        if conf != self._recorded.text:
-            caveats += self._caveats_of_change
-        fraction = settings.per_process_memory_fraction or 1.0
-        lowest = int(fraction * total) if total else limit
-        by_fraction = lowest is not None and (limit is None or lowest < limit)
-        most = self.record.reserved_peak_bytes if self.asked.ceiling is not None else limit or 0
-        hits = found.retries > 0 or found.failures > 0 or found.reserved_peak_bytes > most
-        if hits and self._memory is None and limit is not None and not self._limit_is_clear and not by_fraction:
-            caveats.append(Caveat.LIMIT_UNCLEAR)
-        if self.asked.otherwise is not None:
-            other = self._run(self.asked.otherwise, settings, conf, total, limit)
-            apart = abs(other.reserved_peak_bytes - found.reserved_peak_bytes)
-            if apart > _WORTH_NAMING * found.reserved_peak_bytes or other.failures != found.failures:
-                caveats.append(Caveat.CALLS_UNCLEAR)
+        caveats = [*self._caveats]
+        if conf != self._recorded.text and (self.asked.prior_blocks or self.asked.prior_memory):
+            caveats.append(Caveat.BEGINS_LATE)
+        if Caveat.OTHER_COURSE in found.caveats and self._ends_refused():
+            # The program may have gone on, and then reserved anything up to the limit.
+            most_possible = _lowest_limit(settings, total, limit)
+            if most_possible is None or most_possible > (1 + _WORTH_NAMING) * found.reserved_peak_bytes:
+                caveats.append(Caveat.OTHER_COURSE)
+        for caveat, asked, most, card, course in self._alternatives(found, conf, settings, total, limit):
+            if caveat not in caveats:
+                other = run_model(self._trace, asked, settings, conf, total=card, limit=most, course=course)
+                apart = abs(other.reserved_peak_bytes - found.reserved_peak_bytes)
+                if apart > _WORTH_NAMING * found.reserved_peak_bytes or (
+                    caveat in _ABOUT_FAILURES and other.failures != found.failures
+                ):
+                    caveats.append(caveat)
         return replace(found, caveats=tuple(caveats))
+
+    def _alternatives(
+        self, found: Outcome, conf: str, settings: Settings, total: int | None, limit: int | None
+    ) -> Iterator[tuple[Caveat, Requests, int | None, int | None, Course]]:
+        """Yield what may have been otherwise, as far as it concerns an outcome: requests, limit, card and course."""
+        asked, plain = self.asked, Course()
+        if Caveat.RUNS_OUT in found.caveats:
+            yield Caveat.RUNS_OUT, asked, limit, total, Course(goes_on=True)
+        if Caveat.OTHER_COURSE in found.caveats:
+            yield Caveat.OTHER_COURSE, asked, limit, total, Course(keeps=True)
+            yield Caveat.OTHER_COURSE, asked, limit, total, Course(does_without=True)
+        if conf != self._recorded.text and self._quiet:
+            yield Caveat.CALLS_UNSEEN, asked, limit, total, Course(empties=self._quiet)
+        if asked.otherwise is not None:
+            yield Caveat.CALLS_UNCLEAR, asked.otherwise, limit, total, plain
+        if self._memory is not None or conf == self._recorded.text:
+            return
+        most = self.record.reserved_peak_bytes
+        if settings.per_process_memory_fraction is not None and not self._card_is_known:
+            # The card may have more than could be had of it; or nothing shows how much.
+            smallest = None if total else most
+            yield Caveat.LIMIT_UNCLEAR, asked, smallest or limit, smallest, plain
+        lowest = _lowest_limit(settings, total, limit)
+        by_fraction = lowest is not None and (limit is None or lowest < limit)
+        needs_more = found.reserved_peak_bytes > (most if asked.ceiling is not None or limit is None else limit)
+        hits = needs_more or found.retries > 0 or found.failures > 0
+        if hits and not self._limit_is_clear and not by_fraction:
+            yield Caveat.LIMIT_UNCLEAR, asked, most, total, plain
 
     def _caveats_of_check(self) -> list[Caveat]:
         record, check = self.record, self.check
@@ -294,18 +329,22 @@ class _Experiment:
             caveats.append(Caveat.FAILURES_DIFFER)
         return caveats
 
+    def _ends_refused(self) -> bool:
+        """Return whether the last request that was recorded failed."""
+        wanted = (call.verb for call in reversed(self.asked.calls) if call.verb in (Verb.MALLOC, Verb.FAILED_MALLOC))
+        return next(wanted) is Verb.FAILED_MALLOC
+
+    def _quiet_calls(self) -> frozenset[int]:
+        """Return the calls before which the program may have emptied the cache without a trace, if it ever does."""
+        calls = self.asked.calls
+        wanted = [number for number, call in enumerate(calls) if call.verb in (Verb.MALLOC, Verb.FAILED_MALLOC)]
+        emptied = [number for number, call in enumerate(calls) if call.verb is Verb.EMPTY_CACHE and call.changes]
+        if not any(wanted[0] < number < wanted[-1] for number in emptied):
+            return frozenset()
+        return quiet_calls(self._trace, self.asked, self._recorded, total=self._total, limit=self._limit)
+
     def _run(self, asked: Requests, settings: Settings, conf: str, total: int | None, limit: int | None) -> Outcome:
         return run_model(self._trace, asked, settings, conf, total=total, limit=limit)
-
-
-def _caveats_of_change(asked: Requests) -> Iterator[Caveat]:
-    """Yield what is in doubt under any settings but the recorded ones."""
-    if asked.prior_blocks:
-        yield Caveat.BEGINS_LATE
-    wanted = [number for number, call in enumerate(asked.calls) if call.verb in (Verb.MALLOC, Verb.FAILED_MALLOC)]
-    emptied = [number for number, call in enumerate(asked.calls) if call.verb is Verb.EMPTY_CACHE and call.changes]
-    if any(wanted[0] < number < wanted[-1] for number in emptied):
-        yield Caveat.CALLS_UNSEEN
 
 
 def _record(asked: Requests) -> Record:
@@ -329,12 +368,21 @@ def _limits(asked: Requests, recorded: Settings, card: int | None) -> tuple[int 
     could not be. It may be that of a memory fraction.
     """
     fraction, ceiling = recorded.per_process_memory_fraction, asked.ceiling
+    if asked.available is not None:
+        return card or asked.available, asked.available, True
     if fraction and card is None and ceiling is not None:
         card = int(ceiling / fraction)
     if ceiling is None or (fraction and card and int(fraction * card) <= ceiling):
-        return card, card, card is None
+        return card, card, False
     limit = min(ceiling, card) if card else ceiling
     return card, limit, limit <= asked.peak_reserved * (1 + _WORTH_NAMING)
+
+
+def _lowest_limit(settings: Settings, total: int | None, limit: int | None) -> int | None:
+    """Return how many bytes can be reserved, given the bytes of the card and what can be had of it."""
+    fraction = settings.per_process_memory_fraction or 1.0
+    limits = [int(fraction * total)] if total else []
+    return min(limits + ([limit] if limit is not None else []), default=None)
 
 
 def recorded_limit(

@@ -23,7 +23,7 @@ from cudatool.trace.events import Kind
 from cudatool.trace.frames import call_site
 from cudatool.trace.model import Trace
 
-__all__ = ["Caveat", "OutOfMemory", "Outcome", "run_model"]
+__all__ = ["Caveat", "Course", "OutOfMemory", "Outcome", "quiet_calls", "run_model"]
 
 _UNKNOWN_CARD = 1 << 44  # more memory than any card has
 
@@ -118,25 +118,81 @@ class Outcome:
         return self.survived_ooms + (self.oom is not None)
 
 
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What a program is taken to do where its recording does not tell.
+
+    Attributes
+    ----------
+    goes_on
+        After a request fails it does without, whatever it was seen to do.
+    keeps
+        It never frees a block that was refused when it was recorded; else it does so at once.
+    does_without
+        It does not make requests that were refused when it was recorded.
+    empties
+        Calls, by their index, before which it empties the cache although the recording shows nothing of it.
+    """
+
+    goes_on: bool = False
+    keeps: bool = False
+    does_without: bool = False
+    empties: frozenset[int] = frozenset()
+
+
 def run_model(
-    trace: Trace, asked: Requests, settings: Settings, conf: str, *, total: int | None, limit: int | None
+    trace: Trace,
+    asked: Requests,
+    settings: Settings,
+    conf: str,
+    *,
+    total: int | None,
+    limit: int | None,
+    course: Course | None = None,
 ) -> Outcome:
     """Return what requests cost under `settings`, which `conf` spells.
 
     Parameters
     ----------
+    course
+        What the program does where the recording does not tell.
     total
         Bytes of the card, of which a memory fraction is a part; None if not known.
     limit
         Bytes that can be reserved at most; None if there is no limit.
     """
-    return _Model(trace, asked, settings, total or _UNKNOWN_CARD, limit or _UNKNOWN_CARD).run(conf)
+    return _model(trace, asked, settings, total, limit, course).run(conf)
+
+
+def quiet_calls(
+    trace: Trace, asked: Requests, settings: Settings, *, total: int | None, limit: int | None
+) -> frozenset[int]:
+    """Return the calls, by their index, before which nothing is cached that could be given back.
+
+    There a program may have emptied the cache without leaving an event. The parameters are those of :func:`run_model`,
+    with the recorded settings.
+    """
+    model = _model(trace, asked, settings, total, limit, None)
+    model.quiet = set()
+    model.run("")
+    return frozenset(model.quiet)
+
+
+def _model(
+    trace: Trace, asked: Requests, settings: Settings, total: int | None, limit: int | None, course: Course | None
+) -> _Model:
+    return _Model(trace, asked, settings, total or _UNKNOWN_CARD, limit or _UNKNOWN_CARD, course or Course())
 
 
 class _Model:
     """One run of the requests."""
 
-    def __init__(self, trace: Trace, asked: Requests, settings: Settings, total: int, limit: int) -> None:
+    def __init__(
+        self, trace: Trace, asked: Requests, settings: Settings, total: int, limit: int, course: Course
+    ) -> None:
+        self._course = course
+        self._pending: set[int] = set()  # numbers of blocks that were freed and are still in use
+        self.quiet: set[int] | None = None  # is collected if it is not None
         self.trace = trace
         self.asked = asked
         self.card = Card(limit, asked)
@@ -188,11 +244,18 @@ class _Model:
         for index, call in enumerate(self.asked.calls):
             if not begun and (begun := call.verb is not Verb.EMPTY_CACHE):
                 self._begin_to_count()
+            if self.quiet is not None and not self._pending and not self._has_cached_segments():
+                self.quiet.add(index)
             if call.done:
                 self.card.passed.update(own_stream(block) for block in call.done)
+                self._pending.difference_update(call.done)
                 self.policy.free_passed_blocks()
+            if index in self._course.empties:
+                self.policy.release_cached(DEFAULT_POOL)
             if call.verb is Verb.MALLOC or call.verb is Verb.FAILED_MALLOC:
                 count += 1
+                if call.verb is Verb.FAILED_MALLOC and self._course.does_without:
+                    continue
                 if not self._malloc(call):
                     if not self._can_do_without(index):
                         return self._failure(call, count)
@@ -201,7 +264,9 @@ class _Model:
                     # It failed when it was recorded, and what the program did then shows that it went without.
                     if Caveat.OTHER_COURSE not in self._caveats:
                         self._caveats.append(Caveat.OTHER_COURSE)
-                    self.policy.free(self._address.pop(call.block))
+                    address = self._address.pop(call.block)
+                    if not self._course.keeps:
+                        self.policy.free(address)
             elif call.verb is Verb.EMPTY_CACHE:
                 self._empty_cache(call)
             elif call.block not in self._address:
@@ -271,6 +336,8 @@ class _Model:
         """
         calls = self.asked.calls
         call = calls[index]
+        if self._course.goes_on:
+            return True
         if call.verb is Verb.FAILED_MALLOC:
             return any(later.verb is Verb.MALLOC for later in islice(calls, index + 1, None))
         following = calls[index + 1 : index + 3]
@@ -311,7 +378,12 @@ class _Model:
             self.policy.use_pool(id)
         return id
 
+    def _has_cached_segments(self) -> bool:
+        pools = [self.policy.pool_for(DEFAULT_POOL, is_small=is_small) for is_small in (False, True)]
+        return any(True for pool in pools for _ in self.policy.segments.releasable(pool))
+
     def _free_later(self, block: int) -> None:
+        self._pending.add(block)
         address = self._address.pop(block)
         self.policy.record_stream(address, own_stream(block))
         self.policy.free(address)

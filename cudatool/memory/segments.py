@@ -132,17 +132,15 @@ class Segments:
             elif block.previous is None and block.next is None:
                 self.release(block)
 
-    def releasable(self, pool: BlockPool) -> list[tuple[int, int]]:
-        """Return address and size of what :meth:`release_free` would give back, in its order."""
-        found = []
+    def releasable(self, pool: BlockPool) -> Iterator[tuple[int, int]]:
+        """Yield address and size of what :meth:`release_free` would give back, in its order."""
         for block in pool.free_blocks():
             if block.expandable is not None:
                 start, end = _whole_pages(block, block.expandable)
                 if start < end:
-                    found.append((start, end - start))
+                    yield start, end - start
             elif block.previous is None and block.next is None:
-                found.append((block.address, block.size))
-        return found
+                yield block.address, block.size
 
     def release_oversize(self, pool: BlockPool, size: int, stream: int) -> bool:
         """Release free segments that may not be split, until `size` bytes are; return whether there were so many."""

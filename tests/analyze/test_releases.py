@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from records import MIB, alloc, free, freed, of_segment, trace
-from whatif_truth import CONFS, Op, Program, program, run, total_for, write
+from whatif_truth import CONFS, Op, Program, program, record, run, total_for
 
-from cudatool.analyze import Requests, Verb, check, recorded_settings, what_if
+from cudatool.analyze import Requests, Verb, check, what_if
 from cudatool.analyze.replay import requests_with_pools
-from cudatool.collect import torch_snapshot
 from cudatool.memory import Settings
 from cudatool.trace.events import Kind
 
@@ -33,9 +31,7 @@ def test_recording_costs_what_it_did_whoever_released_memory(
     made = program(seed)
     total = total_for(seed, run(made, "", 1 << 44))
     done = run(made, conf, total)
-    write(tmp_path / "snapshot.pickle", made, done, conf, lost=0, stacks=stacks)
-    snapshot = torch_snapshot.read(tmp_path / "snapshot.pickle")
-    settings = replace(recorded_settings(snapshot)[0], text=conf)
+    snapshot, settings, _ = record(tmp_path / "snapshot.pickle", made, done, conf, stacks=stacks)
     assert check(snapshot, 0, settings, total_memory=total, final=snapshot.segments).is_exact
     (outcome,) = what_if(snapshot, 0, [conf], recorded=settings, recorded_memory=total)
     assert (done.peak, done.retries) == (outcome.reserved_peak_bytes, outcome.retries)
@@ -53,8 +49,8 @@ def test_stacks_tell_an_empty_cache_from_a_retry(tmp_path: Path) -> None:
 
     made = Program(list(steps()), survives=False)
     done = run(made, "", 5 * GIB)
-    write(tmp_path / "snapshot.pickle", made, done, "", lost=0, stacks=True)
-    asked = requests_with_pools(torch_snapshot.read(tmp_path / "snapshot.pickle"), 0, Settings())
+    snapshot, _, _ = record(tmp_path / "snapshot.pickle", made, done, "", stacks=True)
+    asked = requests_with_pools(snapshot, 0, Settings())
     assert (2, done.retries) == (emptied(asked), asked.retries)
     assert asked.ceiling is not None
     assert 5 * GIB <= asked.ceiling < 6.5 * GIB

@@ -6,10 +6,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from whatif_truth import Pair, pairs, program, run, write
+from whatif_truth import Pair, pairs, program, record, run
 
 from cudatool.analyze import Caveat, NoAdvice, advise
-from cudatool.collect import torch_snapshot
 from cudatool.memory import Settings
 
 PROGRAMS = range(14)
@@ -27,7 +26,7 @@ def nearly_sure() -> list[Pair]:
 
 def test_predictions_without_caveat_are_within_one_percent() -> None:
     errors = [abs(pair.error) for pair in found() if not pair.predicted.caveats]
-    assert len(errors) >= 10
+    assert len(errors) > 0.4 * sum(not pair.lost for pair in found())  # a caveat that is always there says nothing
     assert sum(error <= 0.01 for error in errors) >= 0.99 * len(errors)
     assert max(errors) <= 0.05
 
@@ -53,8 +52,7 @@ def test_recordings_cost_in_a_replay_what_was_recorded_also_if_they_begin_late()
 
 def test_there_is_no_advice_if_other_settings_were_in_force_than_are_said(tmp_path: Path) -> None:
     made = program(0)
-    write(tmp_path / "snapshot.pickle", made, run(made, "", 1 << 40), "", lost=0, stacks=False)
-    snapshot = torch_snapshot.read(tmp_path / "snapshot.pickle")
+    snapshot, _, _ = record(tmp_path / "snapshot.pickle", made, run(made, "", 1 << 40), "")
     advice = advise(snapshot, 0, recorded=Settings.parse("max_split_size_mb:32"))
     assert (NoAdvice.PEAK_DIFFERS, None, 0) == (advice.withheld, advice.best, advice.gain_bytes)
 

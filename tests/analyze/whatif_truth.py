@@ -4,29 +4,32 @@ A program is a list of operations. It runs on the allocator itself, whose decisi
 over a device that is laid out in another way than the model's. What happens is written as PyTorch writes it, whole or
 with its beginning lost. From that file the cost under other settings is predicted and compared with a real run.
 
-    python tests/analyze/whatif_truth.py [PROGRAMS [FIRST]]
+    python tests/analyze/whatif_truth.py [PROGRAMS [FIRST]] [--unknown-card]
 """
 
 from __future__ import annotations
 
 import pickle
 import random
-import sys
 import tempfile
-from collections.abc import Iterator
+from argparse import ArgumentParser
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from cudatool.analyze import Advice, Outcome, advise, recorded_settings, what_if
+from cudatool.analyze import Advice, Caveat, Outcome, advise, recorded_settings, what_if
+from cudatool.analyze.card import Card
+from cudatool.analyze.requests import Requests
 from cudatool.collect import torch_snapshot
+from cudatool.collect.torch_snapshot import MemorySnapshot
 from cudatool.errors import OutOfMemoryError
 from cudatool.memory import CachingAllocator, Settings
 from cudatool.trace import hooks
 from cudatool.trace.events import Event, Kind, unpack_pool
 
-__all__ = ["CONFS", "Pair", "Program", "Run", "pairs", "program", "run", "write"]
+__all__ = ["CONFS", "Op", "Pair", "Program", "Run", "pairs", "program", "record", "run", "total_for"]
 
 MIB = 1 << 20
 CONFS = (
@@ -153,22 +156,16 @@ def program(seed: int) -> Program:
     return Program(ops, survives=draw.random() < 0.5)
 
 
-class _Device:
+class _Device(Card):
     """Memory of a size, given out from the lowest free address up."""
 
     def __init__(self, total: int) -> None:
-        self.total = total
-        self.used = 0
+        super().__init__(total, Requests(0))
         self.holes: list[tuple[int, int]] = [(1 << 40, 1 << 45)]
         self.sizes: dict[int, int] = {}
         self.tokens = count()
-        self.passed = -1  # the last token whose event has passed
+        self.last_passed = -1  # the last token whose event has passed
         self.last = -1
-
-    def _take(self, size: int) -> None:
-        if self.used + size > self.total:
-            raise OutOfMemoryError(f"{size} bytes are more than are left")
-        self.used += size
 
     def allocate(self, size: int, stream: int) -> int:
         self._take(size)
@@ -196,33 +193,15 @@ class _Device:
         self.holes[-1] = start, end - size
         return end - size
 
-    def unreserve(self, address: int, size: int) -> None:
-        pass
-
-    def map(self, address: int, size: int, page_size: int) -> None:
-        self._take(size)
-
-    def unmap(self, address: int, size: int, page_size: int) -> None:
-        self.used -= size
-
     def record_event(self, stream: int) -> int:
         self.last = next(self.tokens)
         return self.last
 
     def event_passed(self, token: int) -> bool:
-        return token <= self.passed
+        return token <= self.last_passed
 
     def synchronize_event(self, token: int) -> None:
         pass
-
-    def captured_tail(self, stream: int) -> None:
-        return None
-
-    def nodes_before(self, node: int) -> tuple[int, ...]:
-        return ()
-
-    def memory_info(self) -> tuple[int, int]:
-        return self.total - self.used, self.total
 
 
 def run(program: Program, conf: str, total: int) -> Run:
@@ -254,7 +233,7 @@ def run(program: Program, conf: str, total: int) -> Run:
                     if op.pool:
                         allocator.end_allocate_to_pool((op.pool, 0))
             elif op.what == "pass":
-                device.passed = device.last
+                device.last_passed = device.last
             elif op.what == "empty":
                 allocator.empty_cache()
             elif op.block in addresses and op.what == "free":
@@ -303,6 +282,16 @@ def write(path: Path, made: Program, done: Run, conf: str, *, lost: float, stack
     return done.events[own[dropped]][1]
 
 
+def record(
+    path: Path, made: Program, done: Run, conf: str, *, lost: float = 0, stacks: bool = False
+) -> tuple[MemorySnapshot, Settings, int]:
+    """Write a run and read it; return what was read, the settings, and the first operation that is in it."""
+    first = write(path, made, done, conf, lost=lost, stacks=stacks)
+    snapshot = torch_snapshot.read(path)
+    settings, _ = recorded_settings(snapshot)
+    return snapshot, replace(settings, text=conf), first
+
+
 @dataclass
 class Pair:
     """A prediction for the settings `conf` from a recording under `recorded`, and the truth."""
@@ -316,6 +305,17 @@ class Pair:
     predicted: Outcome
     truth: Run
     peak: int  # of the truth, from where the recording begins
+    total: int  # bytes of the device
+
+    @property
+    def shown_limit(self) -> int | None:
+        """How many bytes the recording shows the device to have, if it does."""
+        return self.advice.record.limit_bytes if self.advice.record else None
+
+    @property
+    def limited(self) -> bool:
+        """Whether a memory fraction was in force when it was recorded."""
+        return "fraction" in self.recorded
 
     @property
     def error(self) -> float:
@@ -328,7 +328,7 @@ def total_for(seed: int, done: Run) -> int:
     return int(done.peak * random.Random(seed).choice((10, 10, 1.02, 0.9, 0.8, 0.7)))
 
 
-def pairs(seed: int, *, limit_known: bool = False) -> Iterator[Pair]:
+def pairs(seed: int, *, card_known: bool = True) -> Iterator[Pair]:
     """Yield the predictions for one program from each of two recordings, whole and cut, for all other settings."""
     draw = random.Random(seed)
     made = program(seed)
@@ -339,39 +339,75 @@ def pairs(seed: int, *, limit_known: bool = False) -> Iterator[Pair]:
         for recorded in draw.sample(CONFS, 2):
             lost, stacks = draw.choice((0.0, 0.0, 0.3, 0.7)), draw.random() < 0.5
             done = truths[recorded]
-            first = write(path, made, done, recorded, lost=lost, stacks=stacks)
-            trace = torch_snapshot.read(path)
-            settings, _ = recorded_settings(trace)
-            settings = replace(settings, text=recorded)
+            trace, settings, first = record(path, made, done, recorded, lost=lost, stacks=stacks)
             others = [conf for conf in CONFS if conf != recorded]
-            options: dict[str, Any] = {"recorded": settings, "recorded_memory": total}
+            options: dict[str, Any] = {"recorded": settings, "recorded_memory": total if card_known else None}
             advice = advise(trace, 0, **options)
             for conf, outcome in zip(others, what_if(trace, 0, others, **options), strict=True):
                 truth = truths[conf]
                 peak = max(truth.reserved[first:], default=truth.peak)
-                yield Pair(seed, recorded, conf, lost, stacks, advice, outcome, truth, peak)
+                yield Pair(seed, recorded, conf, lost, stacks, advice, outcome, truth, peak, total)
+
+
+def _share(found: Iterable[bool]) -> str:
+    flags = list(found)
+    return f"{sum(flags) / len(flags):7.1%}" if flags else "      -"
+
+
+def print_table(found: list[Pair]) -> None:
+    """Print how far predictions are off, and what the caveats say of that.
+
+    The last columns: of the pairs with a caveat the share that is off by more than 1 %, and of the pairs that are off
+    by more than 1 % and 5 % the share that has one.
+    """
+    print(f"{'':24}pairs  <=1 %   <=5 %   worst   marked  right   of >1 % of >5 %")
+    groups = {
+        "all": found,
+        "whole recordings": [pair for pair in found if not pair.lost],
+        "cut recordings": [pair for pair in found if pair.lost],
+        "without caveat": [pair for pair in found if not pair.predicted.caveats],
+        **{caveat.value: [pair for pair in found if caveat in pair.predicted.caveats] for caveat in Caveat},
+    }
+    for name, some in groups.items():
+        errors = [abs(pair.error) for pair in some]
+        marked = [pair for pair in some if pair.predicted.caveats]
+        cells = [_share(error <= limit for error in errors) for limit in (0.01, 0.05)]
+        cells += [f"{max(errors, default=0):7.1%}", _share(bool(pair.predicted.caveats) for pair in some)]
+        cells += [_share(abs(pair.error) > 0.01 for pair in marked)]
+        cells += [
+            _share(bool(pair.predicted.caveats) for pair in some if abs(pair.error) > limit) for limit in (0.01, 0.05)
+        ]
+        print(f"{name:22}{len(some):7} {' '.join(cells)}")
+
+
+def print_limits(found: list[Pair]) -> None:
+    """Print how far the limit that recordings show is from the bytes of the device."""
+    limits = {(pair.seed, pair.recorded): pair for pair in found if pair.advice.record and not pair.limited}
+    shown = [pair.shown_limit / pair.total - 1 for pair in limits.values() if pair.shown_limit is not None]
+    print(
+        f"{len(shown)} of {len(limits)} recordings show a limit; {_share(abs(e) <= 0.01 for e in shown)} of them"
+        f" within 1 % of the card, {_share(abs(e) <= 0.05 for e in shown)} within 5 %, worst {max(map(abs, shown), default=0):.1%}"
+    )
 
 
 def main() -> None:
-    programs = int(sys.argv[1]) if len(sys.argv) > 1 else 20
-    first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    found = [pair for seed in range(first, first + programs) for pair in pairs(seed)]
+    parser = ArgumentParser()
+    parser.add_argument("programs", type=int, nargs="?", default=20)
+    parser.add_argument("first", type=int, nargs="?", default=0)
+    parser.add_argument("--unknown-card", action="store_true", help="do not say how much memory the device had")
+    options = parser.parse_args()
+    seeds = range(options.first, options.first + options.programs)
+    found = [pair for seed in seeds for pair in pairs(seed, card_known=not options.unknown_card)]
     found.sort(key=lambda pair: -abs(pair.error))
-    for pair in [pair for pair in found if not pair.predicted.caveats][:15] + found[:10]:
+    for pair in [pair for pair in found if not pair.predicted.caveats][:10]:
         print(
             f"{100 * pair.error:+8.2f} % seed {pair.seed} {pair.recorded or 'defaults'} -> {pair.conf or 'defaults'}"
-            f" lost {pair.lost} {'stacks' if pair.stacks else ''} retries {pair.predicted.retries}/{pair.truth.retries}"
+            f" retries {pair.predicted.retries}/{pair.truth.retries}"
             f" fails {pair.predicted.failures}/{pair.truth.ooms} {pair.peak / MIB:.0f} MiB"
-            f" {' '.join(pair.predicted.caveats)}"
         )
-    for name, chosen in (
-        ("whole", [pair for pair in found if not pair.lost]),
-        ("cut", [pair for pair in found if pair.lost]),
-        ("all", found),
-    ):
-        for kind, some in (("all", chosen), ("sure", [pair for pair in chosen if not pair.predicted.caveats])):
-            within = [sum(abs(pair.error) <= limit for pair in some) / max(len(some), 1) for limit in (0.01, 0.05)]
-            print(f"{name:6} {kind:5}{len(some):6} pairs, {within[0]:.1%} within 1 %, {within[1]:.1%} within 5 %")
+    print_table(found)
+    if options.unknown_card:
+        print_limits(found)
 
 
 if __name__ == "__main__":
