@@ -19,6 +19,7 @@ __all__ = [
     "html_option",
     "is_page",
     "page_option",
+    "range_options",
     "size_of",
     "source_argument",
     "workload_arguments",
@@ -91,6 +92,28 @@ def page_option(help: str) -> Callable[[_F], _F]:
 
 
 force_option = option("-f", "--force", is_flag=True, group="Output", help="Overwrite files that exist.")
+
+
+def range_options(function: _F) -> _F:
+    """Add ``--events A:B`` and ``--time A:B``: the command gets `events` and `time`, for ``_sources.part_of``."""
+
+    @option(
+        "--events",
+        metavar="A:B",
+        group="Range",
+        help="Only the events from number A to before number B, with what was there when they began.",
+    )
+    @option(
+        "--time",
+        metavar="A:B",
+        group="Range",
+        help="Only from time A to time B after the first event, with units, such as 1.5s:2s.",
+    )
+    @functools.wraps(function)
+    def command(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return command  # type: ignore[return-value]  # it takes the place of the function for click only
 
 
 def is_page(name: str) -> bool:

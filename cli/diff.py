@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cudatool.cli._command import command, option
-from cudatool.cli._options import force_option, page_option, source_argument
+from cudatool.cli._options import force_option, page_option, range_options, source_argument
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,24 +29,36 @@ _MOST = 20  # rows of the table
 @page_option("Write a page that compares both; it needs no network.")
 @force_option
 @option("--json", "as_json", is_flag=True, group="Output", help='Print JSON ("schema": "cudatool.diff/1"); bytes.')
-def diff(before: Path, after: Path, html: str | None, opens: bool, force: bool, as_json: bool) -> None:
+@range_options
+def diff(
+    before: Path,
+    after: Path,
+    html: str | None,
+    opens: bool,
+    force: bool,
+    as_json: bool,
+    events: str | None,
+    time: str | None,
+) -> None:
     """Compare what two traces or snapshots hold at their peaks, by call site.
 
     Each is taken at the moment when it had the most bytes active. A call site keeps its place when only line numbers
-    or folders change; JSON says by what each was matched.
+    or folders change; JSON says by what each was matched. A range is taken of both.
     """
     from cudatool import analyze
     from cudatool.cli._pages import open_page
-    from cudatool.cli._sources import read_trace, say_notes
+    from cudatool.cli._sources import part_of, read_trace, say_notes
     from cudatool.cli._text import echo_json, messages, results
     from cudatool.files import check_outputs
+    from cudatool.progress import step
     from cudatool.units import format_bytes
 
     check_outputs([html] if html else [], [before, after], force=force)
-    old, new = read_trace(before), read_trace(after)
-    for trace in (old, new):
-        say_notes(trace)
-    found = analyze.diff(old, new)
+    with step("cudatool diff"):  # the two seconds until progress shows begin here
+        old, new = (part_of(read_trace(path), events, time) for path in (before, after))
+        for trace in (old, new):
+            say_notes(trace)
+        found = analyze.diff(old, new)
     try:
         if as_json:
             document = {"schema": "cudatool.diff/1", "before": old.source, "after": new.source}

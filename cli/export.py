@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from cudatool.cli._command import command, option
-from cudatool.cli._options import force_option, source_argument
+from cudatool.cli._options import force_option, range_options, source_argument
 
 __all__ = ["export"]
 
@@ -44,13 +44,16 @@ _ENDINGS = (".xz", ".gz", ".ctrace", ".pickle", ".pkl", ".csv")
     help="Default: beside SOURCE, with the ending .pickle, .perfetto.json or .sqlite.",
 )
 @force_option
-def export(source: Path | None, kind: str, output: Path | None, force: bool) -> None:
+@range_options
+def export(
+    source: Path | None, kind: str, output: Path | None, force: bool, events: str | None, time: str | None
+) -> None:
     """Write a trace for other programs: PyTorch's viewer, Perfetto, or SQLite.
 
     SOURCE is a trace that `cudatool run` wrote, a pickle from torch.cuda.memory._dump_snapshot(), or the log of an
     rmm.mr.LoggingResourceAdaptor. Default: the newest trace in this directory.
     """
-    from cudatool.cli._sources import newest, read_trace, say_notes
+    from cudatool.cli._sources import newest, part_of, read_trace, say_notes
     from cudatool.cli._text import messages
     from cudatool.files import check_outputs
     from cudatool.units import format_bytes
@@ -59,7 +62,7 @@ def export(source: Path | None, kind: str, output: Path | None, force: bool) -> 
     ending, following = _FORMATS[kind]
     path = output or _beside(source, ending)
     check_outputs([path], [source], force=force)
-    trace = read_trace(source)
+    trace = part_of(read_trace(source), events, time)
     if kind == "torch":
         from cudatool import analyze
         from cudatool.collect import torch_snapshot

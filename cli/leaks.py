@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cudatool.cli._command import command, option
-from cudatool.cli._options import source_argument
+from cudatool.cli._options import range_options, source_argument
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,7 +48,8 @@ _WHY = {
 )
 @source_argument()
 @option("--json", "as_json", is_flag=True, help='Print JSON ("schema": "cudatool.leaks/1"); bytes.')
-def leaks(source: Path | None, as_json: bool) -> None:
+@range_options
+def leaks(source: Path | None, as_json: bool, events: str | None, time: str | None) -> None:
     """Find call sites that hold more and more memory.
 
     SOURCE is a trace that `cudatool run` wrote, or a pickle from torch.cuda.memory._dump_snapshot(). Default: the
@@ -62,12 +63,14 @@ def leaks(source: Path | None, as_json: bool) -> None:
     Exit status: 0 nothing grows, 1 something leaks, 2 the file cannot be read, 4 could not tell.
     """
     from cudatool import analyze
-    from cudatool.cli._sources import newest, read_trace, say_notes
+    from cudatool.cli._sources import newest, part_of, read_trace, say_notes
     from cudatool.cli._text import echo_json, results
+    from cudatool.progress import step
 
-    trace = read_trace(source or newest())
-    say_notes(trace)
-    found = analyze.leaks_of(trace)
+    with step("cudatool leaks"):  # the two seconds until progress shows begin here
+        trace = part_of(read_trace(source or newest()), events, time)
+        say_notes(trace)
+        found = analyze.leaks_of(trace)
     if as_json:
         document = {"schema": "cudatool.leaks/1", "source": trace.source, "devices": [one.as_dict() for one in found]}
         echo_json(document)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudatool.cli._command import command, option
-from cudatool.cli._options import size_of, source_argument
+from cudatool.cli._options import range_options, size_of, source_argument
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,6 +44,7 @@ _LARGEST_STATS = 16 << 20  # bytes
 @option("--recorded-conf", metavar="SETTINGS", help="Settings that were in force. Default: what the file says.")
 @option("--device", "only", type=int, metavar="ORDINAL", help="Only this device. Default: every device with events.")
 @option("--json", "as_json", is_flag=True, help="Print JSON: a list, bytes.")
+@range_options
 def replay(
     source: Path | None,
     checks: bool,
@@ -54,6 +55,8 @@ def replay(
     recorded_conf: str | None,
     only: int | None,
     as_json: bool,
+    events: str | None,
+    time: str | None,
 ) -> None:
     """Run the requests of a recording through the allocator again.
 
@@ -70,7 +73,7 @@ def replay(
         raise UsageError("--check replays what was recorded; it does not go with --conf or --advise")
     source = source or newest()
     said = messages()
-    recording = _recording(source, only, card, recorded_conf)
+    recording = _recording(source, only, card, recorded_conf, (events, time))
     if recording.origin and not as_json:
         said.print(f"{source}: {recording.origin}", markup=False)
     if checks:
@@ -92,13 +95,21 @@ class _Recording(NamedTuple):
     stats: dict[str, int] | None  # at the end, if known
 
 
-def _recording(source: Path, only: int | None, card: str | None, recorded_conf: str | None) -> _Recording:
+def _recording(
+    source: Path,
+    only: int | None,
+    card: str | None,
+    recorded_conf: str | None,
+    part: tuple[str | None, str | None],
+) -> _Recording:
     from cudatool import analyze
-    from cudatool.cli._sources import read_trace, say_notes
+    from cudatool.cli._sources import part_of, read_trace, say_notes
     from cudatool.errors import UsageError
     from cudatool.memory import Settings
 
-    trace, facts = read_trace(source), _beside(source)
+    trace, facts = part_of(read_trace(source), *part), _beside(source)
+    if part != (None, None):
+        facts.pop("stats", None)  # of the whole recording
     say_notes(trace)
     devices = _devices(trace, only)
     if not devices:
@@ -125,7 +136,8 @@ def _check(recording: _Recording, said: Console, as_json: bool) -> None:
                 device,
                 recording.settings,
                 total_memory=recording.total_memory,
-                final=getattr(recording.trace, "segments", None),
+                # Of a part of a recording, nothing says what was there at its end.
+                final=None if "window" in recording.trace.header else getattr(recording.trace, "segments", None),
                 stats=recording.stats,
             )
             for device in recording.devices

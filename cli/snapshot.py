@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cudatool.cli._command import Files, command, option
-from cudatool.cli._options import BESIDE, force_option, html_option, is_page, size_of, source_argument
+from cudatool.cli._options import BESIDE, force_option, html_option, is_page, range_options, size_of, source_argument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,18 +50,7 @@ _MOST_DEVICES = 128  # a record's device is a signed byte
     help="Memory of the card, such as 80GiB, where the file does not say: impossible totals and what lies beside the "
     "allocator show only then.",
 )
-@option(
-    "--events",
-    metavar="A:B",
-    group="Range",
-    help="Only the events from number A to before number B, with what was there when they began.",
-)
-@option(
-    "--time",
-    metavar="A:B",
-    group="Range",
-    help="Only from time A to time B after the first event, with units, such as 1.5s:2s.",
-)
+@range_options
 @force_option
 def snapshot(
     source: Path | None,

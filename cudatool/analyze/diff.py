@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from cudatool.analyze import lifetimes, memory
+from cudatool.progress import Step, step
 from cudatool.trace.frames import call_sites, file_name, site_frames
 from cudatool.trace.model import Frame, Trace
 
@@ -111,7 +112,8 @@ def diff(before: Trace, after: Trace) -> tuple[Diff, ...]:
     Call sites are matched by the first of :class:`Match` that finds a partner, so that a changed line number or
     folder does not make two sites of one.
     """
-    sides = [_peaks(trace) for trace in (before, after)]
+    with step("comparing", total=2 * _PHASES) as shown:
+        sides = [_peaks(trace, shown, done) for trace, done in ((before, 0), (after, _PHASES))]
     nothing = _Peak(0, 0, [])
     result = []
     for device in sorted(sides[0].keys() | sides[1].keys()):
@@ -128,8 +130,13 @@ class _Peak:
     sites: list[_Site]
 
 
-def _peaks(trace: Trace) -> dict[int, _Peak]:
+_PHASES: Final = 2  # of a side, of about the same length each
+
+
+def _peaks(trace: Trace, shown: Step, done: int) -> dict[int, _Peak]:
+    shown.update(done)
     blocks, segments = lifetimes.blocks(trace), lifetimes.segments(trace)
+    shown.update(done + 1)
     result = {}
     for device in np.unique(np.concatenate([blocks.device, segments.device])).tolist():
         own, reserved = blocks.of_device(device), segments.of_device(device)

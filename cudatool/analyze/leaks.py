@@ -21,6 +21,7 @@ from cudatool.analyze.growth import FEWEST_EVENTS, Growth, Trend, floors, may_gr
 from cudatool.analyze.lifetimes import Ints, Lifetimes, Mask, held_after
 from cudatool.analyze.memory import site_keys, without_stack
 from cudatool.analyze.steps import Confidence, Steps, find_steps
+from cudatool.progress import step
 from cudatool.trace.events import CopyFlag, Kind
 from cudatool.trace.frames import call_site, call_sites, missing_stack
 from cudatool.trace.model import Trace, recorded_from
@@ -192,14 +193,21 @@ def _told_apart(trace: Trace, growing: list[Leak]) -> list[Leak]:
     return [replace(leak, label=label or leak.label) for leak, label in zip(growing, labels, strict=True)]
 
 
+_PHASES: Final = 4  # of about the same length each: reading lifetimes, finding steps, finding what grows (twice that)
+
+
 def leaks_of(trace: Trace) -> tuple[Leaks, ...]:
     """Return what grows on each device of a trace."""
-    rows = lifetimes.blocks(trace)
-    result = []
-    for device in np.unique(rows.device).tolist():
-        own = rows.of_device(device)
-        result.append(leaks(trace, own, device, find_steps(trace, own, device)))
-    return tuple(result)
+    with step("looking for leaks", total=_PHASES) as shown:
+        rows = lifetimes.blocks(trace)
+        shown.update(1)
+        result = []
+        for device in np.unique(rows.device).tolist():
+            own = rows.of_device(device)
+            steps = find_steps(trace, own, device)
+            shown.update(2)
+            result.append(leaks(trace, own, device, steps))
+        return tuple(result)
 
 
 @dataclass(frozen=True, slots=True)
