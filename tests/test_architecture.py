@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
+from house import House, circles, room_of
+
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = {"cudatool": ROOT / "cudatool", "cudatool.cli": ROOT / "cli", "cudatool.viz": ROOT / "viz"}
 
 LEAVES = {"errors", "units", "code_cache", "files", "limits", "progress", "text"}  # which everything may import
 ARROWS = {
@@ -67,77 +68,7 @@ ONLY_NUMPY = {"errors", "text", "units", "files", "limits", "progress", "ptx", "
 CUDA_PROVIDER = "cudatool.memory.driver_provider"  # where the policy meets a driver
 
 
-def modules() -> dict[str, Path]:
-    """Return every module of the package by its dotted name."""
-    found = {}
-    for package, folder in PACKAGES.items():
-        for path in sorted(folder.rglob("*.py")):
-            parts = [package, *path.relative_to(folder).with_suffix("").parts]
-            found[".".join(part for part in parts if part != "__init__")] = path
-    return found
-
-
-MODULES = modules()
-
-
-def room_of(module: str) -> str:
-    """Return the room of a module: ``cudatool.trace.hooks`` is in ``trace``, ``cudatool`` itself in ``""``."""
-    return [*module.split("."), ""][1]
-
-
-def imports(tree: ast.AST) -> Iterator[tuple[str, bool]]:
-    """Yield the name of each module or member imported, and whether a function does it; none for type checking only."""
-    waiting = [(tree, False)]
-    while waiting:
-        node, in_function = waiting.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            waiting.extend((other, in_function) for other in node.orelse)
-            continue
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, in_function) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"relative import of {node.module}"
-            yield from ((f"{node.module}.{alias.name}", in_function) for alias in node.names)
-        in_function |= isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        waiting.extend((child, in_function) for child in ast.iter_child_nodes(node))
-
-
-def module_of(name: str) -> str:
-    """Return the module that an imported name is, or is a member of; compiled ones count as their package."""
-    while name not in MODULES:
-        name = name.rpartition(".")[0]
-    return name
-
-
-IMPORTS = {module: list(imports(ast.parse(path.read_text()))) for module, path in MODULES.items()}
-OURS = {
-    module: [(module_of(name), in_function) for name, in_function in found if name.split(".")[0] == "cudatool"]
-    for module, found in IMPORTS.items()
-}
-
-
-def circles(arrows: Mapping[str, Iterable[str]]) -> list[set[str]]:
-    """Return the sets of nodes of which each reaches each: Tarjan's strongly connected components."""
-    found: list[set[str]] = []
-    low: dict[str, int] = {}
-    path: list[str] = []
-
-    def visit(node: str) -> None:
-        index = low[node] = len(low)
-        path.append(node)
-        for other in arrows[node]:
-            if other not in low:
-                visit(other)
-            if other in path:
-                low[node] = min(low[node], low[other])
-        if low[node] == index:
-            found.append(set(path[path.index(node) :]))
-            del path[path.index(node) :]
-
-    for node in arrows:
-        if node not in low:
-            visit(node)
-    return [circle for circle in found if len(circle) > 1]
+HOUSE = House(ROOT)
 
 
 def defined_names(tree: ast.Module) -> Iterator[tuple[str, bool]]:
@@ -166,11 +97,11 @@ def exported_names(tree: ast.Module) -> list[str] | None:
 
 
 def test_imports_follow_the_arrows() -> None:
-    rooms = {room_of(module) for module in MODULES}
+    rooms = {room_of(module) for module in HOUSE.modules}
     assert rooms == ARROWS.keys()
     wrong = {
         f"{module} -> {target}"
-        for module, targets in OURS.items()
+        for module, targets in HOUSE.own_imports.items()
         for target, _ in targets
         if room_of(target) not in {room_of(module), *ARROWS[room_of(module)], *LEAVES}
     }
@@ -181,15 +112,15 @@ def test_imports_follow_the_arrows() -> None:
 
 
 def test_circles_stay_small() -> None:
-    arrows = {module: [target for target, _ in targets if target != module] for module, targets in OURS.items()}
-    assert max(map(len, circles(arrows))) <= LARGEST_CIRCLE
-    assert sum(in_function for targets in OURS.values() for _, in_function in targets) <= FUNCTION_LEVEL_IMPORTS
+    assert max(map(len, HOUSE.circles())) <= LARGEST_CIRCLE
+    assert HOUSE.circles_of_rooms() == []
+    assert HOUSE.imports_in_functions() <= FUNCTION_LEVEL_IMPORTS
 
 
 def test_pure_parts_import_only_the_standard_library_and_numpy() -> None:
     wrong = {
         f"{module} -> {name}"
-        for module, found in IMPORTS.items()
+        for module, found in HOUSE.imports.items()
         if room_of(module) in ONLY_NUMPY and module != CUDA_PROVIDER
         for name, _ in found
         if name.split(".")[0] not in {*sys.stdlib_module_names, "cudatool", "numpy"}
@@ -198,10 +129,9 @@ def test_pure_parts_import_only_the_standard_library_and_numpy() -> None:
 
 
 def test_all_is_complete_and_true() -> None:
-    for module, path in MODULES.items():
+    for module, tree in HOUSE.trees.items():
         if module.startswith("cudatool.sim.api_"):
             continue  # the driver's entry points are reached through a table, not by import
-        tree = ast.parse(path.read_text())
         names = dict(defined_names(tree))
         public = {name for name, own in names.items() if own and not name.startswith("_")}
         exported = exported_names(tree)
