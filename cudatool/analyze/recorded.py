@@ -17,7 +17,7 @@ _SIZE_CLASSES = 16
 
 
 def recorded_settings(trace: Trace) -> tuple[Settings, str]:
-    """Return the settings of a recording, and a sentence that says where they come from.
+    """Return the settings of a recording, and a sentence that says where they come from, empty for an RMM log.
 
     PyTorch writes them into a snapshot, except for what a program sets later; our own traces have them in the header.
 
@@ -26,10 +26,12 @@ def recorded_settings(trace: Trace) -> tuple[Settings, str]:
     FileFormatError
         What the file says of them is of another type than PyTorch writes.
     """
+    if trace.header.get("format") == "rmm-log":
+        return Settings(), ""  # its allocators have none of PyTorch's
     stated: Mapping[str, Any] = getattr(trace, "settings", None) or {}
     conf = stated.get("PYTORCH_CUDA_ALLOC_CONF", trace.header.get("allocator_conf"))
     if not stated and conf is None and "device_kind" in trace.header:
-        return Settings(), "no settings were given to the recorded program"
+        return Settings(), "recorded with the default allocator settings"
     if not stated and conf is None:
         return Settings(), "the file does not say which settings were in force: PyTorch's defaults are assumed"
     try:

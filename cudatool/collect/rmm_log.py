@@ -16,7 +16,7 @@ go on over midnight.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -127,19 +127,20 @@ class _Reader:
             text = line.decode("utf-8", "replace").strip()
             if not text or _is_header(line):  # a log that several runs were appended to has several headers
                 continue
-            if not line.endswith(b"\n") and len(line) < LOG_LINE:
-                # RMM writes a line with its end. Without it, also one that can be read may have lost digits.
+            # RMM writes a line with its end. Without it, also one that can be read may have lost digits.
+            is_cut = not line.endswith(b"\n") and len(line) < LOG_LINE
+            fields = [field.strip() for field in text.split(",")]
+            if is_cut or (len(fields) < len(_HEADER) and not file.read(1)):
                 self.notes.append(f"the log is cut in line {number}: what came from then on is missing")
                 return
             try:
-                yield from self._line(text)
+                yield from self._line(fields)
             except ValueError as error:
                 raise FileFormatError(self.path, f"line {number} of an RMM log: {error}") from None
 
-    def _line(self, text: str) -> list[_Row]:
-        fields = [field.strip() for field in text.split(",")]
+    def _line(self, fields: Sequence[str]) -> list[_Row]:
         if len(fields) != len(_HEADER):
-            raise ValueError(f"{len(fields)} fields instead of {len(_HEADER)}")
+            raise ValueError(f"{len(fields)} field{'' if len(fields) == 1 else 's'} instead of {len(_HEADER)}")
         thread, time, action, pointer, size, stream = fields
         kinds = _KINDS.get(action.lower())
         if kinds is None:

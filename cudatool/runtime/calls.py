@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["check", "core", "driver", "entry", "operation", "raise_status"]
 
 _ADVICE: Final = {
-    "CUDA_ERROR_ILLEGAL_ADDRESS": "the context cannot be used again; mend the access and start the program anew",
+    "CUDA_ERROR_ILLEGAL_ADDRESS": "the context cannot be used again; fix the access and restart",
     "CUDA_ERROR_NOT_READY": "the work it asks about has not completed; synchronize first",
     "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED": "a stream is being captured into a graph: nothing is executed meanwhile, "
     "so nothing can be waited for or asked about; do this before or after the capture, which has failed now",

@@ -22,6 +22,7 @@ from cudatool.trace.model import Frame, Trace
 __all__ = ["check"]
 
 _KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
+_MOST_LINES = 3  # pairs of lines in a note
 
 
 def check(trace: Trace, checks: Collection[str] = ("race",), *, bounded: bool = False) -> Report:
@@ -109,10 +110,20 @@ def _notes(trace: Trace, engine: Engine) -> list[str]:
         # How threads hand work to each other is not in the trace: say how much rests on it, do not guess.
         apart = Engine(trace, one_host=False, go_on_repaired=True, effort=engine.effort)
         apart.run()
-        if more := len(apart.defects.keys() - engine.defects.keys()):
+        unreported = [apart.defects[key] for key in apart.defects if key not in engine.defects]
+        if unreported:
+            threads = "its two Python threads" if len(unreported) == 1 else "their Python threads"
+            pairs = dict.fromkeys(
+                " and ".join(
+                    location(trace.stack(int(trace.records["stack"][side.record])))
+                    for side in (defect.first, defect.second)
+                )
+                for defect in unreported
+            )
+            lines = "; ".join([*list(pairs)[:_MOST_LINES], *(["..."] if len(pairs) > _MOST_LINES else [])])
             notes.append(
-                f"{_count(more, 'pair')} of accesses ordered only if the host threads that made them are; "
-                "the trace cannot tell"
+                f"{_count(len(unreported), 'possible race')} not reported: {threads} may synchronize in ways that the "
+                f"trace does not record ({lines})"
             )
     return notes
 

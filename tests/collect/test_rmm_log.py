@@ -106,7 +106,7 @@ def test_a_log_without_calls_is_an_empty_trace(path: Path) -> None:
     ],
 )
 def test_a_line_that_makes_no_sense_is_named(path: Path, line: str, reason: str) -> None:
-    log(path, "1,00:00:00.0,allocate,100,300,0", line)
+    log(path, "1,00:00:00.0,allocate,100,300,0", line, "1,00:00:00.2,allocate,900,300,0")
     with pytest.raises(FileFormatError) as caught:
         rmm_log.read(path)
     assert f"{path}: line 3 of an RMM log: {reason}" == str(caught.value)
@@ -125,7 +125,7 @@ def test_the_header_is_recognized_with_a_byte_order_mark_and_any_case(path: Path
     assert rmm_log.is_rmm_log(path)
 
 
-@pytest.mark.parametrize("rest", ["1,00:00:00.2,alloc", "1,00:00:00.2,allocate,200,51", "1"])
+@pytest.mark.parametrize("rest", ["1,00:00:00.2,alloc", "1,00:00:00.2,allocate,200,51", "1", "1,00:00:00.2,alloc\n"])
 def test_a_last_line_without_its_end_is_left_out_and_said(path: Path, rest: str) -> None:
     path.write_text(f"{HEADER}1,00:00:00.1,allocate,100,300,0\n{rest}")
     trace = rmm_log.read(path)
