@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import re
 import sys
 import traceback
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import click
 
 from cudatool.errors import CudatoolError, OutputError, did_you_mean
-from cudatool.text import printable, shortened
+from cudatool.text import QUOTED, printable, shortened
 
 __all__ = ["main"]
 
@@ -42,6 +43,7 @@ _EXAMPLES = (
 
 
 _LONGEST = 1000  # characters of a line: paths may have some hundred
+_LONG_WORD = re.compile(rf"[^\s/]{{{QUOTED + 1},}}")  # that click quotes in full
 
 
 class _ReaderGoneError(OutputError):
@@ -124,7 +126,7 @@ def main() -> None:
     except click.ClickException as error:
         message = io.StringIO()
         error.show(message)
-        _say(message.getvalue().rstrip("\n"))
+        _say(_LONG_WORD.sub(lambda word: shortened(word[0], QUOTED), message.getvalue().rstrip("\n")))
         status = error.exit_code
     except click.Abort:
         click.echo("cudatool: interrupted", err=True)

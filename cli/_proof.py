@@ -97,7 +97,7 @@ def proof_options(function: _F) -> _F:
     )
     @option(
         "--explore",
-        type=click.IntRange(1),
+        type=click.IntRange(1, 10_000),
         metavar="N",
         group="Proof",
         help="Run the program under N schedules of the software device; report what any of them showed.",

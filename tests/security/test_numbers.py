@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cudatool import _driver
+from cudatool.cli import main
 from cudatool.errors import ConfigError
 from cudatool.memory import Settings
 from cudatool.units import parse_bytes, parse_count
@@ -51,6 +52,25 @@ class TestHugeNumbers:
             refused(Settings.parse, f"roundup_power2_divisions:[{number}:1]")
         refused(Settings.parse, f"garbage_collection_threshold:{number}")
         refused(Settings.parse, f"{key}_{number}:1")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("sanitize", "--error-exitcode", "9" * 5000, "x.py"),
+        ("sanitize", "--explore", "9" * 5000, "x.py"),
+        ("sanitize", "--explore", "3000000000", "x.py"),
+        ("replay", "--device", "9" * 5000, "x.ctrace"),
+        ("x" * 5000,),
+    ],
+    ids=lambda words: f"{words[0][:8]} {len(words)}",
+)
+def test_on_the_command_line(words: tuple[str, ...], capsys, monkeypatch) -> None:
+    monkeypatch.setattr("sys.argv", ["cudatool", *words])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert 2 == left.value.code
+    assert all(len(line) <= 200 for line in capsys.readouterr().err.splitlines())
 
 
 def test_the_largest_numbers_are_read() -> None:
