@@ -59,15 +59,18 @@ def page(report: Report, found: sanitize.Report | None = None) -> str:
     )
 
 
-def assembled(template: str, scripts: Iterable[str], *, title: str, **parts: str) -> str:
-    """Return a page made of a template, scripts, a title, which is escaped, and `parts`, which are not."""
-    parts |= {
+def assembled(body: str, scripts: Iterable[str], *, title: str, payload: str, plotly: str = "") -> str:
+    """Return the shell of every page around a body and scripts, by their files; `title` is escaped, the others not."""
+    parts = {
         "title": html.escape(title),
         "style": _asset("page.css"),
+        "body": _asset(body),
+        "payload": payload,
         "script": "\n".join(_asset(name) for name in scripts),
+        "plotly": plotly,
     }
     # In one pass: nothing that was put in is looked at again.
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset(template))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("shell.html"))
 
 
 def write_report(report: Report, path: str | Path, found: sanitize.Report | None = None) -> None:

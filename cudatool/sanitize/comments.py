@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from cudatool.limits import COMMENTED_SOURCE
 from cudatool.sanitize.findings import DeviceFinding, Finding, FindingKind, Remark
 from cudatool.sanitize.kinds import CHECKS, check_of
-from cudatool.sanitize.places import source_lines, source_place
+from cudatool.sanitize.places import NOT_PYTHON, source_lines, source_place
 from cudatool.sanitize.views import sites
 from cudatool.text import quoted
 from cudatool.trace.frames import user_frame
@@ -102,7 +102,7 @@ def _read(file: str) -> tuple[_Source, list[Remark]]:
     if len(text) > COMMENTED_SOURCE:
         why = f"comments of a file of more than {COMMENTED_SOURCE >> 10} KiB are not read: nothing is accepted there"
         return _Source({}), [Remark(file, 1, why)]
-    python = file.endswith((".py", ".pyw")) or not file.endswith((".cu", ".cuh", ".h", ".hpp", ".cpp", ".ptx"))
+    python = not file.endswith(NOT_PYTHON)
     source = _Source(_statements(text) if python else {})
     remarks = []
     for line, words in _comments(text) if python else enumerate(text.splitlines(), 1):

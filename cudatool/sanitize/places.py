@@ -18,6 +18,7 @@ from cudatool.limits import QUOTED_SOURCE
 from cudatool.trace.model import Trace
 
 __all__ = [
+    "NOT_PYTHON",
     "project_root",
     "recorded_at",
     "relative_path",
@@ -27,8 +28,9 @@ __all__ = [
     "source_place",
 ]
 
-_NOT_PYTHON: Final = (".cu", ".cuh", ".ptx", ".c", ".cc", ".cpp", ".cxx", ".h", ".hh", ".hpp", ".hxx", ".inl")
-_SOURCES: Final = (".py", ".pyw", ".pyx", *_NOT_PYTHON)
+NOT_PYTHON: Final = (".cu", ".cuh", ".ptx", ".c", ".cc", ".cpp", ".cxx", ".h", ".hh", ".hpp", ".hxx", ".inl")
+"""Endings of sources in CUDA, C++ and PTX, whose comments begin with ``//``."""
+_SOURCES: Final = (".py", ".pyw", ".pyx", *NOT_PYTHON)
 
 
 def source_lines(file: str, *, recorded_at: float = math.inf) -> list[str]:
@@ -66,7 +68,7 @@ def _lines(file: str, changed_ns: int) -> list[str]:
     if not name.endswith(_SOURCES) and not (first.startswith(b"#!") and b"python" in first):
         return []
     encoding = "utf-8"
-    if not name.endswith(_NOT_PYTHON):
+    if not name.endswith(NOT_PYTHON):
         try:
             encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         except SyntaxError:  # an encoding that does not exist

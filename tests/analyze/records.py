@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
+from recordings import path_of
 
 from cudatool.collect import torch_snapshot
 from cudatool.trace.events import RECORD, Kind
@@ -56,8 +55,6 @@ def stacks(*stacks_of_frames: list[tuple[str, str, int]]) -> dict[str, Any]:
     return {"frames": frames, "stacks": result}
 
 
-_HERE = Path(__file__).resolve().parents[1] / "data"
-_SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "torch_snapshots"
 RECORDINGS = (
     *("convnet__default", "convnet__frac0.03", "gpt_default", "gpt_expandable", "graphs__default", "kvcache__round4"),
     *("llm__default", "llm__expandable", "prefetch__default", "prefetch__expandable", "resnet_default"),
@@ -68,8 +65,4 @@ RECORDINGS = (
 @lru_cache(maxsize=len(RECORDINGS))
 def recording(name: str) -> Trace:
     """Return the trace in a recording of PyTorch; skip the test where it is not on this machine. Do not change it."""
-    for folder in (_HERE, _SHARED):
-        path = folder / f"{name}.pickle.xz"
-        if path.exists():
-            return torch_snapshot.read(path)
-    pytest.skip(f"no recording {name} on this machine")
+    return torch_snapshot.read(path_of(name))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recordings import path_of
 
 from cudatool.analyze import Check, check, recorded_settings
 from cudatool.analyze.replay import _Replay
@@ -18,8 +19,6 @@ from cudatool.collect import torch_snapshot
 from cudatool.errors import FileFormatError
 from cudatool.memory import Settings
 
-LOCAL = Path(__file__).parents[1] / "data"
-SHARED = Path(__file__).parents[3] / "shared" / "data" / "torch_snapshots"
 NAMES = [
     "convnet__default",
     "convnet__frac0.03",
@@ -36,14 +35,6 @@ NAMES = [
 ]
 
 Change = Callable[[dict[str, Any]], None]
-
-
-def path_of(name: str) -> Path:
-    for folder in (LOCAL, SHARED):
-        path = folder / f"{name}.pickle.xz"
-        if path.exists():
-            return path
-    pytest.skip(f"the recording {name} is not on this machine")
 
 
 def facts_of(name: str) -> dict[str, Any]:

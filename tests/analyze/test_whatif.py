@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from recordings import path_of
 from records import MIB, alloc, free, freed, of_segment, trace
 
 from cudatool.analyze import advise, recorded_limit, what_if
@@ -18,18 +18,13 @@ from cudatool.memory import Settings
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
-LOCAL = Path(__file__).parents[1] / "data"
-SHARED = Path(__file__).parents[3] / "shared" / "data" / "torch_snapshots"
 DEFAULT = Settings()
 GIB = 1 << 30
 
 
 def recording(name: str) -> tuple[torch_snapshot.MemorySnapshot, dict[str, Any]]:
-    for folder in (LOCAL, SHARED):
-        path = folder / f"{name}.pickle.xz"
-        if path.exists():
-            return torch_snapshot.read(path), json.loads((folder / f"{name}.stats.json").read_text())
-    pytest.skip(f"the recording {name} is not on this machine")
+    path = path_of(name)
+    return torch_snapshot.read(path), json.loads((path.parent / f"{name}.stats.json").read_text())
 
 
 def requested(*sizes_in_mib: int, frees: Sequence[int] = ()) -> Trace:

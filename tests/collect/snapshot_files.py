@@ -8,8 +8,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parents[1] / "data"
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "torch_snapshots"
+from recordings import HERE
 
 
 def plain(name: str) -> dict[str, Any]:
@@ -23,11 +22,6 @@ def stats_of(recording: Path) -> dict[str, int]:
     name = recording.name.removesuffix(".pickle.xz")
     stats: dict[str, int] = json.loads((recording.parent / f"{name}.stats.json").read_text())["stats"]
     return stats
-
-
-def recordings() -> list[Path]:
-    """Return the recordings there are on this machine."""
-    return sorted({path.name: path for place in (SHARED, HERE) for path in place.glob("*.pickle.xz")}.values())
 
 
 def dump(data: Any, path: Path, protocol: int = 4) -> Path:

@@ -17,7 +17,8 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-from snapshot_files import HERE, plain
+from recordings import HERE
+from snapshot_files import plain
 
 from cudatool.collect import perfetto, plain_pickle, rmm_log, sqlite, torch_snapshot
 from cudatool.errors import CudatoolError, FileFormatError, SnapshotFormatError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from snapshot_files import recordings
+from recordings import all_of_them
 
 from cudatool import analyze
 from cudatool.collect import spans, torch_snapshot
@@ -43,7 +43,7 @@ def assert_alike(trace: Trace) -> None:
         )
 
 
-@pytest.mark.parametrize("path", recordings(), ids=lambda path: path.name.removesuffix(".pickle.xz"))
+@pytest.mark.parametrize("path", all_of_them(), ids=lambda path: path.name.removesuffix(".pickle.xz"))
 def test_spans_of_a_recording_are_those_that_the_analysis_finds(path: Path) -> None:
     assert_alike(torch_snapshot.read(path))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from snapshot_files import HERE, recordings
+from recordings import HERE, all_of_them
 
 from cudatool import analyze
 from cudatool.collect import sqlite, torch_snapshot
@@ -19,7 +19,7 @@ from cudatool.trace.events import RECORD, Kind
 from cudatool.trace.model import Frame, Trace
 
 STREAMS = HERE / "streams_default.pickle.xz"
-by_name = pytest.mark.parametrize("path", recordings(), ids=lambda path: path.name.removesuffix(".pickle.xz"))
+by_name = pytest.mark.parametrize("path", all_of_them(), ids=lambda path: path.name.removesuffix(".pickle.xz"))
 
 
 def query(path: Path, sql: str) -> list[tuple[Any, ...]]:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from recordings import all_of_them
 from rich.console import Console
-from snapshot_files import dump, event, plain, recordings, segment
+from snapshot_files import dump, event, plain, segment
 
 from cudatool import analyze
 from cudatool.cli._snapshot_text import print_report
@@ -61,7 +62,7 @@ def again(path: Path, snapshot: torch_snapshot.MemorySnapshot) -> torch_snapshot
     return torch_snapshot.read(path)
 
 
-@pytest.mark.parametrize("path", recordings(), ids=lambda path: path.name.removesuffix(".pickle.xz"))
+@pytest.mark.parametrize("path", all_of_them(), ids=lambda path: path.name.removesuffix(".pickle.xz"))
 def test_a_recording_that_was_written_again_holds_the_same_and_replays_as_exactly(path: Path, tmp_path: Path) -> None:
     original = torch_snapshot.read(path)
     copy = again(tmp_path / "x", original)

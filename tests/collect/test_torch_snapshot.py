@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from snapshot_files import HERE, SHARED, dump, event, plain, recordings, segment, stats_of
+from recordings import HERE, SHARED, all_of_them
+from snapshot_files import dump, event, plain, segment, stats_of
 
 from cudatool import analyze
 from cudatool.collect import torch_snapshot
@@ -32,7 +33,7 @@ def final(snapshot: torch_snapshot.MemorySnapshot) -> list[tuple[int, int, str]]
     return sorted((b["address"], b["size"], b["state"]) for b in blocks)
 
 
-@pytest.mark.parametrize("path", recordings(), ids=lambda path: path.name.removesuffix(".pickle.xz"))
+@pytest.mark.parametrize("path", all_of_them(), ids=lambda path: path.name.removesuffix(".pickle.xz"))
 def test_a_recording_gives_the_bytes_that_pytorch_counted(path: Path) -> None:
     snapshot = torch_snapshot.read(path)
     device = analyze.report(snapshot).summary.devices[0]
@@ -52,7 +53,7 @@ def test_a_recording_gives_the_bytes_that_pytorch_counted(path: Path) -> None:
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the larger recordings are not on this machine")
 def test_all_recordings_are_there() -> None:
-    assert 12 == len(recordings())
+    assert 12 == len(all_of_them())
 
 
 @pytest.mark.parametrize("protocol", range(6))

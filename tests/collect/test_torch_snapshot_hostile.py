@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from snapshot_files import HERE, dump
+from recordings import HERE
+from snapshot_files import dump
 
 from cudatool.collect import plain_pickle, torch_snapshot
 from cudatool.errors import SnapshotFormatError

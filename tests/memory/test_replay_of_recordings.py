@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from recordings import path_of
 
 from cudatool.collect import plain_pickle
 from cudatool.errors import OutOfMemoryError
 from cudatool.memory import CachingAllocator, Settings
 from cudatool.trace import hooks
 from cudatool.trace.events import Event, Kind
-
-LOCAL = Path(__file__).parents[1] / "data"
-SHARED = Path(__file__).parents[3] / "shared" / "data" / "torch_snapshots"
 
 ACTIONS = {
     Kind.BLOCK_ALLOC: "alloc",
@@ -157,11 +154,9 @@ def strict_hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("name", recordings())
 def test_recording_is_reproduced_exactly(name: str) -> None:
-    folder = next((path for path in (LOCAL, SHARED) if (path / f"{name}.pickle.xz").exists()), None)
-    if folder is None:
-        pytest.skip(f"the recording {name} is not on this machine")
-    snapshot = plain_pickle.load(str(folder / f"{name}.pickle.xz"))
-    facts = json.loads((folder / f"{name}.stats.json").read_text())
+    path = path_of(name)
+    snapshot = plain_pickle.load(str(path))
+    facts = json.loads((path.parent / f"{name}.stats.json").read_text())
 
     allocator = replay(snapshot, facts)
 

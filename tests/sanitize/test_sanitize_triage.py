@@ -84,8 +84,9 @@ class TestComments:
         assert {"initcheck", "racecheck", "synccheck"} == {one.check for one in report.on_device}
         assert list(every_kind(file).findings) == list(report.findings)
 
-    def test_a_comment_in_a_cuda_file_counts_for_the_line_in_the_kernel(self, file, tmp_path):
-        kernel = tmp_path / "scale.cu"
+    @pytest.mark.parametrize("ending", [".cu", ".cuh", ".inl", ".cc"])
+    def test_a_comment_in_a_cuda_file_counts_for_the_line_in_the_kernel(self, file, tmp_path, ending):
+        kernel = tmp_path / f"scale{ending}"
         kernel.write_text("//\n//\n//\nx[i] = 1;  // cudatool: ignore[memcheck]\n")
         finding = on_device(file, FindingKind.OUT_OF_BOUNDS, "memcheck", source=f"{kernel}:4")
         assert [] == left(accepted(Report((), on_device=(finding,))))

@@ -1,0 +1,27 @@
+"""PyTorch's recordings: three that lie here, and larger ones where a machine has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+__all__ = ["HERE", "SHARED", "all_of_them", "path_of"]
+
+HERE = Path(__file__).resolve().parent / "data"
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data" / "torch_snapshots"
+"""What lies beside the checkout, if anything does."""
+
+
+def path_of(name: str) -> Path:
+    """Return the file of a recording; skip the test where it is not on this machine."""
+    for folder in (HERE, SHARED):
+        path = folder / f"{name}.pickle.xz"
+        if path.exists():
+            return path
+    pytest.skip(f"no recording {name} on this machine")
+
+
+def all_of_them() -> list[Path]:
+    """Return the recordings there are on this machine."""
+    return sorted({path.name: path for place in (SHARED, HERE) for path in place.glob("*.pickle.xz")}.values())
