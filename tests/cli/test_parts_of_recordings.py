@@ -24,12 +24,14 @@ def test_a_part_replays_address_for_address_from_what_was_there(run_command) -> 
 def test_what_is_exported_of_a_part_begins_with_what_was_there(run_command, tmp_path: Path) -> None:
     done = run_command("export", RECORDING, "--events", "300:1200", "--to", "torch", "-o", "part.pickle")
     assert 0 == done.returncode, done.stderr
-    (ring,) = pickle.loads((tmp_path / "part.pickle").read_bytes())["device_traces"]
+    part = pickle.loads((tmp_path / "part.pickle").read_bytes())
+    (ring,), annotations = part["device_traces"], part["external_annotations"]
     whole = run_command("export", RECORDING, "--events", "300:1200", "--to", "sqlite", "-o", "part.sqlite")
     assert 0 == whole.returncode, whole.stderr
     with closing(sqlite3.connect(tmp_path / "part.sqlite")) as database:
         ((events,),) = database.execute("SELECT count(*) FROM events")
-    assert 890 <= len(ring) <= 900 < events  # streams are no events of the allocator
+    assert 900 == len(ring) + len(annotations)
+    assert 900 + 87 < events  # what was there: streams, segments and blocks
 
 
 def test_diff_takes_a_part_of_both(run_command) -> None:
