@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from cudatool.cli._text import new_table, plain, print_rows, results
-from cudatool.collect.kernel_names import kernel_name, kernel_parameters
 from cudatool.collect.kernel_sources import parameter_names
 from cudatool.ptx import FieldAccess, KernelAccesses, KernelSummary, Mode
-from cudatool.text import short_arguments
+from cudatool.ptx.kernel_names import kernel_name, kernel_parameters
+from cudatool.text import short_arguments, short_names
 
-__all__ = ["kernel_json", "print_kernel"]
+__all__ = ["headings", "kernel_json", "print_kernel"]
 
 
 def _letters(mode: Mode) -> str:
@@ -85,11 +87,23 @@ def kernel_json(accesses: KernelAccesses, summary: KernelSummary, refusal: str, 
     }
 
 
-def print_kernel(accesses: KernelAccesses, summary: KernelSummary, refusal: str, source: str) -> None:
+def headings(symbols: Sequence[str]) -> list[str]:
+    """Return what kernels are called, each unlike the others: overloads with the types of their parameters."""
+    names = [kernel_name(symbol) for symbol in symbols]
+    short, same = short_names(names), Counter(names)
+    return [
+        f"{name}({', '.join(map(short_arguments, kernel_parameters(symbol)))})" if same[full] > 1 else name
+        for symbol, full, name in zip(symbols, names, short, strict=True)
+    ]
+
+
+def print_kernel(heading: str, accesses: KernelAccesses, summary: KernelSummary, refusal: str, source: str) -> None:
     """Print what a kernel does.
 
     Parameters
     ----------
+    heading
+        Its name, of :func:`headings`.
     refusal
         Why the software device does not run it, empty if it does.
     source
@@ -98,7 +112,7 @@ def print_kernel(accesses: KernelAccesses, summary: KernelSummary, refusal: str,
     from rich.table import Table
 
     console = results()
-    console.print(plain(kernel_name(accesses.kernel)), style="bold")
+    console.print(plain(heading), style="bold")
     table = new_table("Parameter", "Type", "Access", "Bytes of one access", "Through its pointers")
     names = _names(accesses, source)
     types = map(short_arguments, _types(accesses))

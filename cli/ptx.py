@@ -43,12 +43,12 @@ def ptx(
     kernel: which memory its parameters lead to and whether it is read, written or updated atomically, as far as the PTX
     tells; instructions, registers, memory, and the features of a device that it uses. No device is needed.
     """
-    from cudatool.cli._ptx_text import kernel_json, print_kernel
+    from cudatool.cli._ptx_text import headings, kernel_json, print_kernel
     from cudatool.cli._text import echo_json, say
-    from cudatool.collect.kernel_names import kernel_name
     from cudatool.errors import UsageError
     from cudatool.limits import KERNELS
     from cudatool.ptx import infer_accesses, parse, summarize
+    from cudatool.ptx.kernel_names import kernel_name
 
     results = []
     texts, source = _texts_of(file, kernel, arch, include, define)
@@ -72,8 +72,9 @@ def ptx(
         return
     if not results:
         say(f"{file} has no kernels; templates are compiled for an instance: --kernel 'scale<float>'")
-    for result in results:
-        print_kernel(*result, source)
+    names = headings([accesses.kernel for accesses, _, _ in results])
+    for name, result in zip(names, results, strict=True):
+        print_kernel(name, *result, source)
 
 
 def _texts_of(

@@ -41,6 +41,7 @@ __all__ = [
     "gpu_names",
     "gpu_processes",
     "initialize",
+    "initialized",
     "refused_address_space",
     "last_message",
     "nvml",
@@ -69,16 +70,25 @@ _GPU_DEVICE = "/dev/nvidiactl"  # there if NVIDIA's driver is
 _spec: str | None = None
 _choice: Choice | None = None
 _lock = threading.Lock()
+_is_initialized = False  # cudatool has called cuInit
 _in_fork = False  # the driver was started in the parent of this process
 
 
 def _forked() -> None:
     global _lock, _in_fork
     _lock = threading.Lock()
-    _in_fork = _choice is not None
+    machine = _choice.machine if _choice is not None else None
+    # A choice alone, as `cudatool run` makes it before the program begins, does not keep the child from using CUDA.
+    _in_fork = _in_fork or (machine.initialized if machine is not None else _is_initialized)
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+def initialized() -> None:
+    """Note that this process has called cuInit: those that are forked off it cannot use CUDA from now on."""
+    global _is_initialized
+    _is_initialized = True
 
 
 def choose(spec: str | None) -> None:
@@ -105,7 +115,7 @@ def chosen() -> Choice | None:
 
 
 def started() -> bool:
-    """Return whether a driver was chosen in this very process, not in one that it was forked off."""
+    """Return whether a driver was chosen, and not used already by a process that this one was forked off."""
     return _choice is not None and not _in_fork
 
 

@@ -48,7 +48,7 @@ class MemoryView {
     this.to = this.x[device.rows];
     if (isNew) {
       this.live = device.active;
-      const main = Math.max(0, device.streams.indexOf("default stream"));
+      const main = Math.max(0, device.streams.findIndex((label) => label.startsWith("default stream")));
       this.isSide = device.streams.map((label, i) => i !== main);
       this.isPrivate = device.pools.map((label) => label !== "default pool");
       this.hatches = Uint8Array.from({ length: device.blocks.count }, (_, i) => (

@@ -26,7 +26,7 @@ def parameter_names(source: str, kernel: str, count: int) -> list[str]:
     Parameters
     ----------
     kernel
-        As :func:`cudatool.collect.kernel_names.kernel_name` writes it; namespaces and template arguments do not count.
+        As :func:`cudatool.ptx.kernel_names.kernel_name` writes it; namespaces and template arguments do not count.
     count
         How many parameters it has. If overloads with as many have other names, the source does not tell.
     """

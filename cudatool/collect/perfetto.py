@@ -316,10 +316,7 @@ class _Writer:
         return start + shift, end + shift
 
     def _stream(self, device: int, stream: int, lane: int = 0) -> int:
-        name = self.streams[stream]
-        if stream and not name.endswith(f" {stream}"):  # each context has a default stream
-            name += f" ({stream})"
-        return self._lane(_DEVICE + device, name + (f" and at once {lane}" if lane else ""))
+        return self._lane(_DEVICE + device, self.streams[stream] + (f" and at once {lane}" if lane else ""))
 
     def _names(self) -> Iterator[str]:
         argv = self.trace.header.get("argv")

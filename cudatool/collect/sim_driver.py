@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from cudatool.collect.byte_sets import compress
 from cudatool.collect.callers import calling_api
-from cudatool.collect.kernel_names import kernel_name
 from cudatool.collect.sim_blocks import BlockWatcher
 from cudatool.collect.sim_graphs import GraphWatcher
+from cudatool.ptx.kernel_names import kernel_name
 from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, CopyFlag, EventFlag, Kind, StreamFlag, pack_dims
 

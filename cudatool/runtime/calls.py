@@ -52,6 +52,7 @@ def __getattr__(name: str) -> Any:
         from cuda.bindings import driver
 
         check(driver.cuInit(0))
+        _driver.initialized()
         globals().update(core=core, driver=driver)
     return globals()[name]
 

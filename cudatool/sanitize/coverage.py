@@ -44,7 +44,7 @@ def find_gaps(
         gaps.append(Gap(GapKind.RECORDING, len(reasons), reasons))
     if not operations + unknown_streams and not ("leak" in checks and len(trace.of_kind(*_ALLOCATIONS))):
         why = () if trace.ending.is_complete else ("recording",)
-        gaps.append(Gap(GapKind.OPERATIONS, 0, why or _libraries(trace), whole=True))
+        gaps.append(Gap(GapKind.OPERATIONS, 0, why or _unrecorded_libraries(trace), whole=True))
     if races and operations and header.get("records_accesses") is False:
         gaps.append(Gap(GapKind.ACCESSES, operations, whole=not made))
     elif unchecked:
@@ -94,6 +94,12 @@ def _lost(trace: Trace) -> tuple[str, ...]:
 
 def _libraries(trace: Trace) -> tuple[str, ...]:
     return tuple(trace.header.get("libraries", ()))
+
+
+def _unrecorded_libraries(trace: Trace) -> tuple[str, ...]:
+    """Return the program's libraries whose work is not recorded, or PyTorch's, which may be recorded."""
+    on_sim = trace.header.get("device_kind") == "sim"  # where the driver's calls are recorded, and so all of numba's
+    return tuple(name for name in _libraries(trace) if not (on_sim and name == "numba"))
 
 
 def _processes(trace: Trace) -> list[Gap]:
@@ -213,11 +219,10 @@ def _no_operations(names: Sequence[str]) -> list[str]:
     if "recording" in names:
         return []
     said = []
-    if names:
-        said.append(
-            f"The program uses {_some(names)}: PyTorch is recorded on a GPU only, and needs a build for CUDA; "
-            "other libraries are not recorded."
-        )
+    if "PyTorch" in names:
+        said.append("PyTorch is recorded on a GPU only, and needs a build for CUDA.")
+    if others := [name for name in names if name != "PyTorch"]:
+        said.append(f"The work of {_some(others)} is not recorded.")
     return said
 
 

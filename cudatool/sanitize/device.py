@@ -14,6 +14,7 @@ from cudatool.errors import TraceFormatError
 from cudatool.sanitize.findings import BufferSite, DeviceFinding, FindingKind, digest, functions, location
 from cudatool.trace.events import LIVED, Kind
 from cudatool.trace.model import Trace, recorded_from
+from cudatool.trace.streams import in_a_sentence, stream_names
 from cudatool.units import format_bytes
 
 __all__ = ["device_findings", "leaks"]
@@ -100,7 +101,7 @@ def device_findings(trace: Trace) -> tuple[DeviceFinding, ...]:
         return ()
     launches = np.flatnonzero(np.isin(records["kind"], (Kind.KERNEL_LAUNCH, Kind.GRAPH_LAUNCH)))
     launch_of = dict(zip(records["correlation"][launches].tolist(), launches.tolist(), strict=True))
-    memory = _Memory(trace)
+    memory, names = _Memory(trace), stream_names(trace)
     found: dict[tuple[Any, ...], DeviceFinding] = {}
     for row in rows.tolist():
         record = records[row]
@@ -134,7 +135,7 @@ def device_findings(trace: Trace) -> tuple[DeviceFinding, ...]:
             kind=kind,
             check=said.check,
             operation=_operation(trace, launch, said.kernel),
-            agent=f"stream {int(record['stream'])}" if launch is not None else "the host",
+            agent=in_a_sentence(names[int(record["stream"])]) if launch is not None else "the host",
             mode=said.mode,
             space=said.space,
             address=int(record["address"]),

@@ -37,6 +37,7 @@ from cudatool.sanitize.ordering import Agent, Ordering
 from cudatool.sanitize.rows import LAUNCHES, Row, byte_sets, read_rows
 from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, StreamFlag
 from cudatool.trace.model import Trace
+from cudatool.trace.streams import in_a_sentence, stream_names
 
 __all__ = ["Engine"]
 
@@ -178,7 +179,7 @@ class Engine:
         streams = [stream for stream in np.unique(records["stream"]).tolist() if stream]
         created = records[records["kind"] == Kind.STREAM_CREATE]
         facts = {int(row["stream"]): (int(row["device"]), int(row["flags"])) for row in created}
-        several_devices = len({device for device, _ in facts.values()}) > 1
+        names = stream_names(trace)
 
         hosts = 1 if one_host else len(threads)
         self.clocks = Clocks(hosts + len(streams), self.effort)
@@ -193,13 +194,7 @@ class Engine:
         blocking: list[Agent] = []
         for index, stream in enumerate(streams, hosts):
             device, flags = facts.get(stream, (-1, 0))
-            label = f"stream {stream}"
-            if flags & StreamFlag.LEGACY_DEFAULT:
-                label = f"the legacy default stream ({label})"
-            elif flags & StreamFlag.PER_THREAD_DEFAULT:
-                label = f"the per-thread default stream ({label})"
-            if several_devices:
-                label += f" of device {device}"
+            label = in_a_sentence(names[stream])
             agent = self.streams[stream] = Agent(index, nothing, label, device=device, stream=stream)
             if flags & StreamFlag.LEGACY_DEFAULT:
                 agent.pending = {}

@@ -151,7 +151,7 @@ class AccessSite:
     operation
         ``"kernel scale"``, ``"cuMemcpyDtoHAsync"``, ``"host access"``, ``"free"`` ...
     agent
-        Who carries it out: ``"stream 7"``, ``"the legacy default stream (stream 1)"``, ``"the host"``.
+        Who carries it out: ``"stream 7"``, ``"the default stream"``, ``"the host"``.
     mode
         ``"read"``, ``"write"``, ``"read and write"``, ``"atomic"``, ``"allocate"`` or ``"free"``.
     argument

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from cudatool.ptx.kernel_names import kernel_name
 from cudatool.sim import abi
 from cudatool.sim.jit import Instrument
 from cudatool.sim.machine import Context
@@ -279,10 +280,10 @@ class Tape:
         entry = self._new(operation)
         entry.launch, entry.stack_bytes = launch, stack_bytes
         if {"malloc", "free"} & launch.kernel.system_calls:
-            self.refuse(f"kernel {launch.function.name} uses the device's heap")
+            self.refuse(f"kernel {kernel_name(launch.function.name)} uses the device's heap")
         for memory in self._reachable(launch):
             if memory.kind == "registered":
-                self.refuse(f"kernel {launch.function.name} uses registered memory of the host in place")
+                self.refuse(f"kernel {kernel_name(launch.function.name)} uses registered memory of the host in place")
             elif self._keep(2 * memory.size):
                 memory.in_place = True
                 entry.given.append(memory.look(memory.address, memory.size))
@@ -386,7 +387,9 @@ class Tape:
         """Take note of what a kernel wrote to memory of the host."""
         if operation.kind == "kernel":
             if any(found.check == "memcheck" for found in operation.findings):
-                self.refuse(f"memcheck kept kernel {operation.name} from accesses that a replay would make")
+                self.refuse(
+                    f"memcheck kept kernel {kernel_name(operation.name)} from accesses that a replay would make"
+                )
             self._writes((address, size) for address, size, flags in operation.footprint if flags & _CHANGES)
             for memory in self._in_use.pop(operation.sequence, ()):
                 memory.see_written()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from cudatool.trace.events import Kind, StreamFlag
 from cudatool.trace.model import Trace
 
-__all__ = ["stream_names"]
+__all__ = ["in_a_sentence", "stream_names"]
 
 
 class _Names(dict[int, str]):
@@ -13,16 +15,29 @@ class _Names(dict[int, str]):
         return f"stream {stream}" if stream else "no stream"
 
 
+def in_a_sentence(name: str) -> str:
+    """Return a name of :func:`stream_names` as it stands in a sentence: ``"stream 7"``, ``"the default stream"``."""
+    return name if name.startswith(("stream ", "no ")) else f"the {name}"
+
+
 def stream_names(trace: Trace) -> dict[int, str]:
     """Return the name of each stream of a trace, also of those whose creation was not recorded.
 
-    A stream is called by its number in the trace, which no other stream has: handles are used again.
+    A stream is called by its number in the trace, which no other stream has: handles are used again. A default stream
+    is called so, with its number where there are several. If streams are of several devices, each name says which.
     """
     names = _Names()
     created = trace.of_kind(Kind.STREAM_CREATE)
+    devices = dict(zip(created["stream"].tolist(), created["device"].tolist(), strict=True))
+    of_several = len(set(devices.values())) > 1
     for stream, flags in zip(created["stream"].tolist(), created["flags"].tolist(), strict=True):
         if flags & StreamFlag.LEGACY_DEFAULT:
             names[stream] = "default stream"
         elif flags & StreamFlag.PER_THREAD_DEFAULT:
             names[stream] = "per-thread default stream"
-    return names
+        elif of_several:
+            names[stream] = f"stream {stream}"
+        if of_several:
+            names[stream] += f" of device {devices[stream]}"
+    same = Counter(names.values())
+    return _Names({stream: name if same[name] == 1 else f"{name} (stream {stream})" for stream, name in names.items()})

@@ -81,3 +81,50 @@ def test_specifications_that_are_refused(run_command, spec):
     assert done.returncode == 2
     assert done.stderr.startswith("cudatool: error: ")
     assert done.stderr.count("\n") == 1
+
+
+PARENT = """
+import multiprocessing, os, subprocess, sys
+
+CODE = "import cudatool as ct; print(sys.argv[1], ct.get_device_properties(0).total_memory >> 20, flush=True)"
+
+
+def child(way):
+    import cudatool as ct
+
+    kernel = ct.compile('extern "C" __global__ void one(int *x) { *x = 1; }', "one")
+    x = ct.zeros(1, dtype="int32")
+    kernel[1, 1](x)
+    assert int(x.get()[0]) == 1
+    print(way, ct.get_device_properties(0).total_memory >> 20, flush=True)
+
+
+if __name__ == "__main__":
+    code = "import sys; " + CODE
+    subprocess.run([sys.executable, "-c", code, "subprocess"], check=True)
+    subprocess.run('exec "$PYTHON" -c "$CODE" shell', shell=True, check=True,
+                   env={**os.environ, "PYTHON": sys.executable, "CODE": code})
+    for way in ("spawn", "forkserver", "fork"):
+        process = multiprocessing.get_context(way).Process(target=child, args=(way,))
+        process.start()
+        process.join()
+    nested = [sys.executable, "-m", "cudatool", "run", "-o", "nested.ctrace", "-c", code, "nested"]
+    subprocess.run(nested, check=True)
+    os.execv(sys.executable, [sys.executable, "-c", code, "exec"])
+"""
+
+
+def test_device_holds_for_child_processes_however_they_start(run_command, tmp_path):
+    (tmp_path / "parent.py").write_text(PARENT)
+    done = run_command("run", "--device", "sim:memory=3GiB", "parent.py", environment={"CUDATOOL_DEVICE": ""})
+    assert done.returncode == 0, done.stderr
+    ways = ("subprocess", "shell", "spawn", "forkserver", "fork", "nested", "exec")
+    assert done.stdout.splitlines() == [f"{way} 3072" for way in ways]
+
+
+def test_child_forked_after_the_program_used_cuda_cannot_use_it(run_command, tmp_path):
+    used = PARENT.replace("    code = ", "    import cudatool; cudatool.zeros(1)\n    code = ")
+    (tmp_path / "parent.py").write_text(used.replace('("spawn", "forkserver", "fork")', '("fork",)'))
+    done = run_command("run", "--device", "sim:memory=3GiB", "parent.py", environment={"CUDATOOL_DEVICE": ""})
+    assert "forked off one that had started a CUDA driver" in done.stderr
+    assert "fork 3072" not in done.stdout.splitlines()

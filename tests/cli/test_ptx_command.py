@@ -156,3 +156,18 @@ def test_a_kernel_without_parameters_has_no_empty_table(run_command, tmp_path):
     done = run_command("ptx", "none.cu")
     assert (0, "") == (done.returncode, done.stderr)
     assert "Parameter" not in done.stdout
+
+
+def test_overloads_and_instances_have_headings_of_their_own(run_command, tmp_path):
+    (tmp_path / "k.cu").write_text(
+        "template <class A, class B> struct Pair {};\n"
+        "template <class T> __global__ void nested(int *x) { *x = 1; }\n"
+        "template __global__ void nested<Pair<Pair<Pair<Pair<int, long>, Pair<int, long>>, int>, Pair<int, long>>>(int *);\n"
+        "__global__ void scale(float *x) { *x = 1; }\n"
+        "__global__ void scale(double *x) { *x = 1; }\n"
+    )
+    done = run_command("ptx", "k.cu")
+    assert done.returncode == 0, done.stderr
+    headings = [line for line in done.stdout.splitlines() if line.startswith(("scale", "nested"))]
+    assert sorted(headings)[1:] == ["scale(double*)", "scale(float*)"]
+    assert sorted(headings)[0].startswith("nested<Pair<") and "<...>" in sorted(headings)[0]

@@ -46,7 +46,15 @@ def test_work_with_known_accesses_leaves_no_gap() -> None:
 def test_program_without_work_was_not_checked_and_its_libraries_say_why() -> None:
     found = gaps(Program(), libraries=["PyTorch"])
     assert found == {GapKind.OPERATIONS: Gap(GapKind.OPERATIONS, 0, ("PyTorch",), whole=True)}
-    assert "PyTorch" in gap_why(found[GapKind.OPERATIONS])
+    assert "PyTorch is recorded on a GPU only" in gap_why(found[GapKind.OPERATIONS])
+    assert "other" not in gap_why(found[GapKind.OPERATIONS])
+
+
+@pytest.mark.parametrize(("device", "names"), [("sim", ("CuPy",)), ("cuda", ("CuPy", "numba"))])
+def test_library_that_is_recorded_is_not_named_as_one_that_is_not(device: str, names: tuple[str, ...]) -> None:
+    found = gaps(Program(), libraries=["CuPy", "numba"], device_kind=device)[GapKind.OPERATIONS]
+    assert found.names == names
+    assert f"The work of {', '.join(names)} is not recorded." in gap_why(found)
 
 
 def test_allocations_are_something_to_check_for_leaks_and_nothing_for_races() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cudatool.collect.kernel_names import kernel_name, kernel_parameters
+from cudatool.ptx.kernel_names import kernel_name, kernel_parameters
 from cudatool.text import short_arguments, short_names
 
 DEEP = "Holder<" + ", ".join(f"Wrap<Wrap<Number<{number}>>>" for number in range(4)) + ">"
