@@ -181,12 +181,12 @@ def _try_settings(trace: Trace, device: int, split: tuple[Fragmentation, ...]) -
         return Advice(None, None, None, 0, (), NoAdvice.TOO_LONG)
     try:
         return advise(trace, device, confs, recorded=recorded)
-    except (ConfigError, FileFormatError):  # an allocator that is not modelled, or events that contradict each other
+    except ConfigError:  # an allocator that is not modelled
         return None
-    except (AssertionError, KeyError):
-        # Other contradictions meet the checks of the policy itself, which a file of events has no right to pass:
-        # no setting is named from them.
-        return None
+    except (AssertionError, FileFormatError, KeyError):
+        # Events that contradict each other are refused, or meet the checks of the policy itself, which a file of
+        # events has no right to pass: no setting is named from them.
+        return Advice(None, None, None, 0, (), NoAdvice.CONTRADICTION)
 
 
 def with_setting(conf: str, setting: str) -> str:

@@ -148,7 +148,7 @@ def requests(trace: Trace, device: int) -> Requests:
     Raises
     ------
     FileFormatError
-        Two segments share addresses at the same time.
+        Two segments share addresses at the same time, or a block has no bytes.
     """
     events = _events(trace, device)
     prior_events = int(trace.header.get("prior_records", {}).get(device, 0))
@@ -181,6 +181,8 @@ def requests(trace: Trace, device: int) -> Requests:
         if kind in (_ALLOC, _OOM):
             if changes and kind == _ALLOC and all(change.kind in RELEASES for change in changes):
                 empty_cache(event)
+            if kind == _ALLOC and aux0 <= 0:
+                raise FileFormatError(trace.source, f"a block of {aux0} bytes at {address:#x}")
             if kind == _OOM:
                 call(Verb.FAILED_MALLOC, event, size=size, stream=stream, pool=pool)
             else:
@@ -236,8 +238,12 @@ def _take_prior(found: Requests, events: list[_Event], live: dict[int, int], pen
             found.prior_sizes.append(size)
             found.blocks += 1
         elif kind == Kind.BLOCK_FREE_REQUESTED:
-            pending[address] = live.pop(address)
-            found.prior_pending.append(pending[address])
+            block = live.pop(address, -1)
+            if block < 0:
+                found.unmatched += 1
+                continue
+            pending[address] = block
+            found.prior_pending.append(block)
         else:
             found.prior_memory.append(Change(Kind(kind), address, size, stream, pool, bool(flags & 1), 0))
 

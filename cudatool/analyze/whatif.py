@@ -43,6 +43,8 @@ class NoAdvice(StrEnum):
     """The file has no history of requests: in which order its blocks were allocated is not known."""
     TOO_LONG = "too-long"
     """The recording is too long to be replayed on the way."""
+    CONTRADICTION = "contradiction"
+    """The recording's events contradict each other: no allocator leaves such."""
     OTHER_ALLOCATOR = "other-allocator"
     """The requests were made to another allocator than PyTorch's or cudatool's."""
 
@@ -105,6 +107,8 @@ class Advice:
         if self.withheld is NoAdvice.NO_REQUESTS:
             text = "the file has no history of requests, so their order is not known; record it with "
             return f"{text}torch.cuda.memory._record_memory_history()"
+        if self.withheld is NoAdvice.CONTRADICTION:
+            return "events of the recording contradict each other"
         if self.withheld is NoAdvice.TOO_LONG:
             return "the recording is long; cudatool replay takes the time to try some"
         if record is None or check is None:
@@ -182,14 +186,18 @@ def advise(
         tried = tuple(model.done.values())
     if (withheld := _withheld(record, model.check)) is not None:
         return Advice(record, model.check, None, 0, tried, withheld)
-    best, gain = _best(used, record, tried) if memory is None else _best(used, None, tried)
+    begins_with = sum(change.size for change in model.asked.prior_memory)
+    best, gain = _best(used, record if memory is None else None, tried, begins_with)
     return Advice(record, model.check, best, gain, tried)
 
 
-def _best(used: Outcome, record: Record | None, tried: Sequence[Outcome]) -> tuple[Outcome | None, int]:
+def _best(
+    used: Outcome, record: Record | None, tried: Sequence[Outcome], begins_with: int
+) -> tuple[Outcome | None, int]:
     """Return the outcome to recommend, if any, and by how many bytes less is reserved than in `record`.
 
-    Without a record, on another card than the recorded one, that is by how much less than `used`.
+    Without a record, on another card than the recorded one, that is by how much less than `used`. What was reserved
+    when the recording began, `begins_with`, is no gain: under other settings as much may have been.
     """
     best = min(tried, key=_badness)  # of equal ones the first
     good = [
@@ -205,7 +213,7 @@ def _best(used: Outcome, record: Record | None, tried: Sequence[Outcome]) -> tup
         return None, 0
     if best.failures < used.failures:
         return best, 0
-    gain = min(before, used.reserved_peak_bytes) - best.reserved_peak_bytes
+    gain = min(before, used.reserved_peak_bytes) - max(best.reserved_peak_bytes, begins_with)
     # Calls that left no event only make the true gain larger; everything else may make it as much smaller.
     unsure = set(best.caveats) - {Caveat.CALLS_UNSEEN}
     return (best, gain) if gain > before * (_WORTH_IF_UNSURE if unsure else _WORTH_NAMING) else (None, 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -13,9 +12,9 @@ from itertools import islice
 from cudatool.analyze.card import Card
 from cudatool.analyze.replay import pool_ids
 from cudatool.analyze.replay_start import own_stream, set_up
-from cudatool.analyze.requests import RELEASES, Call, Change, Requests, Verb
+from cudatool.analyze.requests import RELEASES, Call, Requests, Verb
 from cudatool.errors import OutOfMemoryError
-from cudatool.memory.blocks import SMALL_LIMIT, PoolId
+from cudatool.memory.blocks import PoolId
 from cudatool.memory.journal import Journal
 from cudatool.memory.policy import DEFAULT_POOL, Policy
 from cudatool.memory.settings import Settings
@@ -42,8 +41,8 @@ class Caveat(StrEnum):
     OTHER_COURSE = "other-course"
     """A request that failed when it was recorded is served here: what the program does with it then is not known."""
     BEGINS_LATE = "begins-late"
-    """The recording begins in mid-program: what would have been cached by then is not known. What was is taken for it.
-    """
+    """The recording begins in mid-program: what would have been cached by then is not known. It is taken to be
+    what was cached when recorded, if these settings could have led to that, else nothing."""
     CALLS_UNSEEN = "calls-unseen"
     """The program empties the cache. Calls that found nothing to give back are not in the file: they would here."""
     LIMIT_UNCLEAR = "limit-unclear"
@@ -233,10 +232,9 @@ class _Model:
     def _out_of_memory(self) -> OutOfMemory | None:
         """Run all requests, or as far as there is memory; return where that ends."""
         count = len(self.asked.prior_blocks)
-        left = list(self._take_over())
+        self._take_over()
         if (failed := self._allocate_prior()) is not None:
             return failed
-        self._cache(left)
         for number in self.asked.prior_pending:
             if number in self._address:
                 self._free_later(number)
@@ -277,11 +275,8 @@ class _Model:
                 self._free_later(call.block)
         return None
 
-    def _take_over(self) -> Iterator[tuple[Change, int]]:
-        """Begin with the memory that the recording began with, as far as these settings could have led to it.
-
-        Yields what they could not have led to: segments or pages, and how many bytes of it were free.
-        """
+    def _take_over(self) -> None:
+        """Begin with the memory that the recording began with, as far as these settings could have led to it."""
         asked, split_limit = self.asked, self._settings.max_split_size
         starts = sorted(change.address for change in asked.prior_memory)
         used = Counter[int]()  # bytes in use, by the number of the segment or pages
@@ -289,12 +284,9 @@ class _Model:
             used[bisect_right(starts, call.address)] += size + asked.tails.get(call.block, 0)
         kept = []
         for change in asked.prior_memory:
-            filled = used[bisect_right(starts, change.address)]
-            is_split = change.size >= split_limit and 0 < filled < change.size
+            is_split = change.size >= split_limit and 0 < used[bisect_right(starts, change.address)] < change.size
             if (change.kind is Kind.SEGMENT_MAP) is self._settings.expandable_segments and not is_split:
                 kept.append(change)
-            else:
-                yield change, change.size - filled
         if kept:
             self.card.adopt(kept)
             asked = replace(asked, prior_memory=kept)
@@ -306,17 +298,6 @@ class _Model:
             if call.block not in self._address and not self._malloc(call):
                 return self._failure(call, count)
         return None
-
-    def _cache(self, left: list[tuple[Change, int]]) -> None:
-        """Cache as much as was free in memory that could not be taken over: these settings had their own."""
-        sizes = Counter[tuple[int, int]]()
-        for change, size in left:
-            if not change.is_small:
-                sizes[change.pool, change.stream] += size
-        for (pool, stream), size in sizes.items():
-            call = Call(Verb.MALLOC, -1, size, stream, pool, 0, (), (), 0)
-            if size > SMALL_LIMIT and self._malloc(call):
-                self.policy.free(self._address.pop(-1))
 
     def _begin_to_count(self) -> None:
         """Leave out what was cached before the first request, and given back until then."""

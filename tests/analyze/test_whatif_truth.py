@@ -75,4 +75,4 @@ def test_a_recommended_setting_saves_what_is_said() -> None:
         saved = recorded - pair.peak
         if not pair.lost:
             assert saved == pytest.approx(gain, rel=0.05)
-        assert saved >= gain - 0.02 * recorded
+        assert saved >= gain - 0.05 * recorded
