@@ -11,6 +11,7 @@ from whatif_truth import CONFS, Op, Program, program, record, run, total_for
 
 from cudatool.analyze import Requests, Verb, check, what_if
 from cudatool.analyze.replay import requests_with_pools
+from cudatool.errors import FileFormatError
 from cudatool.memory import Settings
 from cudatool.trace.events import Kind
 
@@ -85,3 +86,25 @@ def test_cache_was_emptied_by_the_program_if_the_card_had_room() -> None:
     assert small.otherwise is not None
     assert (1, 0, None) == (emptied(small.otherwise), small.otherwise.retries, small.otherwise.ceiling)
     assert (1, 0, None) == (emptied(large), large.retries, large.ceiling)
+
+
+def test_recording_that_begins_with_a_free_of_an_unknown_block_leaves_it_out() -> None:
+    events = trace(free(0), of_segment(Kind.SEGMENT_ALLOC, 0, 2 * MIB), alloc(0, MIB))
+    events.header["prior_records"] = {0: 1}
+    assert 1 == requests_with_pools(events, 0, Settings()).unmatched
+
+
+def test_block_without_bytes_is_refused() -> None:
+    events = trace(of_segment(Kind.SEGMENT_ALLOC, 0, 2 * MIB), alloc(0, MIB, aux0=0))
+    with pytest.raises(FileFormatError, match="a block of 0 bytes at 0x10000000000"):
+        requests_with_pools(events, 0, Settings())
+
+
+def test_limit_of_the_card_is_what_was_reserved_and_free_when_a_request_failed() -> None:
+    events = trace(
+        of_segment(Kind.SEGMENT_ALLOC, 0, 100 * MIB),
+        alloc(0, 100 * MIB),
+        (Kind.OOM, {"size": 60 * MIB, "aux0": 900 * MIB}),
+    )
+    asked = requests_with_pools(events, 0, Settings.parse("per_process_memory_fraction:0.15"))
+    assert (1000 * MIB, 160 * MIB - 1) == (asked.available, asked.ceiling)
