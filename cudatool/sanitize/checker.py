@@ -181,7 +181,7 @@ class _Words:
         self._seen: Counter[str] = Counter()
 
     def finding(self, defect: Defect, *, repaired: bool) -> Finding:
-        first, second = self._site(defect.first), self._site(defect.second)
+        first, second = self._site(defect.first, defect.second), self._site(defect.second, defect.first)
         buffer = None
         if defect.buffer is not None:
             owned = defect.buffer
@@ -203,8 +203,9 @@ class _Words:
             fingerprint=identity,
         )
 
-    def _site(self, side: Side) -> AccessSite:
+    def _site(self, side: Side, other: Side) -> AccessSite:
         record = side.record
+        made = self._made.get(self._engine.agents[side.operation.agent].stream)
         return AccessSite(
             operation=self._operation(record),
             agent=self._engine.agents[side.operation.agent].label,
@@ -215,6 +216,8 @@ class _Words:
             exact=side.exact,
             launch=self._stack(side.operation.record) if side.node >= 0 else (),
             noticed=self._is_noticed(record),
+            place=self._place_frame(record, other.record),
+            created=self._stack(made) if made is not None else (),
         )
 
     def _stack(self, record: int) -> tuple[Frame, ...]:
@@ -238,7 +241,12 @@ class _Words:
         return {int(row["correlation"]): self._trace.names[int(row["name"])] for rows in calls for row in rows}
 
     def _place(self, record: int, other: int) -> str:
-        """Return the line at which to change what led to `record`, so that it comes after `other`.
+        """Return the line of :meth:`_place_frame`."""
+        frame = self._place_frame(record, other)
+        return location((frame,) if frame is not None else ())
+
+    def _place_frame(self, record: int, other: int) -> Frame | None:
+        """Return the frame at which to change what led to `record`, so that it comes after `other`.
 
         That is in the function that made both calls, if one did, or inside of it in the one that made the stream. Else
         it is the innermost of the functions that only `record` came through: a helper that both came through is called
@@ -250,9 +258,9 @@ class _Words:
             if depth >= 0:
                 made = self._made.get(int(records["stream"][record]))
                 inside = _parting(stack, self._user_stack(made)) if made is not None else -1
-                return location((stack[-1 - max(depth, inside)],))
+                return stack[-1 - max(depth, inside)]
         apart = (mine for mine, its in zip(stack, others, strict=False) if _function(mine) != _function(its))
-        return location((frame,)) if (frame := next(apart, None)) else self._line(record)
+        return next(apart, None) or next(iter(stack), None)
 
     def _user_stack(self, record: int) -> tuple[Frame, ...]:
         return user_frames(self._stack(record))

@@ -1,8 +1,8 @@
 """Comments in the user's source that accept a finding: ``# cudatool: ignore[race-raw, memcheck]``.
 
-A comment counts for a finding if it stands on the line of either access in the user's own code (the innermost frame
-that is not of an installed package), or on another line of the same statement; in a CUDA source file that can be read,
-on the line in the kernel. In brackets stand kinds and checks; without brackets it accepts everything.
+A comment counts for a finding if it stands on the line of either access or of a call that led to it, in the user's own
+code (frames that are not of an installed package), or on another line of the same statement; in a CUDA source file that
+can be read, on the line in the kernel. In brackets stand kinds and checks; without brackets it accepts everything.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cudatool.sanitize.kinds import CHECKS, check_of
 from cudatool.sanitize.places import NOT_PYTHON, source_lines, source_place
 from cudatool.sanitize.views import sites
 from cudatool.text import quoted
-from cudatool.trace.frames import user_frame
+from cudatool.trace.frames import user_frames
 
 __all__ = ["Comments"]
 
@@ -46,12 +46,13 @@ class Comments:
 
     def accepting(self, finding: Finding | DeviceFinding) -> str:
         """Return ``"file:line"`` of the comment that accepts `finding`, an empty string without one."""
-        places = [(frame.file, frame.line) for site in sites(finding) if (frame := user_frame(site.stack))]
+        places = [(frame.file, frame.line) for site in sites(finding) for frame in user_frames(site.stack)]
         if isinstance(finding, DeviceFinding):
             places += [at for source in (finding.source, finding.other_source) if (at := source_place(source))]
         names = _EVERYTHING, finding.kind.value, check_of(finding)
-        for file, line in places:
-            accepted = self._of(file).at(line)
+        sources = [self._of(file) for file, _ in places]  # all of them: each may hold a name that is misspelt
+        for (file, line), source in zip(places, sources, strict=True):
+            accepted = source.at(line)
             lines = [accepted[name] for name in names if name in accepted]
             if lines:
                 return f"{file}:{min(lines)}"

@@ -168,6 +168,11 @@ class AccessSite:
         empty.
     noticed
         True for what the host did at an unknown line: it was found by comparing bytes at the call that `stack` is of.
+    place
+        The frame of `stack` to look at, the one that the repair names: the call that is to be changed, and not a helper
+        that both sides came through. None for the innermost one of the user's own.
+    created
+        Host stack of the call that made the stream; empty if that was not seen.
     """
 
     operation: str
@@ -179,6 +184,8 @@ class AccessSite:
     exact: bool = True
     launch: tuple[Frame, ...] = ()
     noticed: bool = False
+    place: Frame | None = None
+    created: tuple[Frame, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ def render_json(report: Report, run: Run | None = None) -> str:
     ``docs/sanitize.schema.json`` describes it.
     """
     payload: dict[str, Any] = {"schema": SCHEMA, "outcome": report.outcome, **_plain(report)}
+    payload["findings"] += payload["on_device"]  # everything that fails the run; `on_device` is a part of it
     for gap, data in zip(report.gaps, payload["gaps"], strict=True):
         data["text"] = gap_why(gap)
     if run is not None:

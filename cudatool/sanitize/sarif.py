@@ -19,7 +19,6 @@ from cudatool.sanitize.kinds import KINDS, check_of, help_url
 from cudatool.sanitize.places import relative_path, source_place
 from cudatool.sanitize.views import Entry, Run, Site, around, entries, failure, sites, sources
 from cudatool.text import json_text
-from cudatool.trace.frames import user_frame
 from cudatool.trace.model import Frame
 
 __all__ = ["FINGERPRINT", "render_sarif"]
@@ -109,19 +108,19 @@ class _Result:
         finding = entry.finding
         shown, *others = sites(finding)
         parts = [_plain(shown.text)]
-        parts += [self._link(other.text, user_frame(other.stack)) for other in others]
+        parts += [self._link(other.text, other.frame) for other in others]
         parts += [self._source(text, source) for text, source in sources(finding)]
         if isinstance(finding, Finding):
             parts.append(_plain(finding.reason))
         elif finding.text != shown.text:
             parts.append(_plain(finding.text))
-        parts += [self._link(site.text, user_frame(site.stack)) for site in around(finding)]
+        parts += [self._link(site.text, site.frame) for site in around(finding)]
         message = ". ".join(_sentence(part) for part in parts) + "."
         if isinstance(finding, Finding) and finding.repair:
             message += f" Repair: {_plain(finding.repair)}"
         if entry.remark:
             message += f" {_plain(entry.remark)}"
-        frame = user_frame(shown.stack)
+        frame = shown.frame
         stacks = [self._stack(site) for site in (shown, *others, *around(finding)) if site.stack]
         result = {
             "ruleId": finding.kind.value,

@@ -362,8 +362,8 @@ class Search:
         near = sorted(involved, key=lambda index: abs(index - sum(pair) / 2))[: _SHOWN_STEPS - len(key)]
         shown = {*key, *near}
         return Witness(
-            order_a=tuple(self._step(index) for index in order if index in shown),
-            order_b=tuple(self._step(index) for index in other if index in shown),
+            order_a=tuple(self._step(index, finding) for index in order if index in shown),
+            order_b=tuple(self._step(index, finding) for index in other if index in shown),
             steps=len(order),
             address=found.address,
             bytes_a=found.before.hex(" "),
@@ -388,7 +388,7 @@ class Search:
             memory = "memory" if owner is None else f"the memory allocated at {location(self._stack(owner[0]))}"
             freed = "; it was freed by then" if owner is not None and not owner[1] else ""
             return f"what {memory} holds in the end, which nothing copied to the host{freed}"
-        step = self._step(found.step)
+        step = self._step(found.step, finding)
         if self.steps.all[found.step].kind in (Kind.HOST_ACCESS, Kind.HOST_FUNCTION):
             return f"what the host reads ({step.location})"
         return f"what {step.operation} ({step.location}) copies to the host"
@@ -396,7 +396,7 @@ class Search:
     def _stack(self, record: int) -> tuple[Frame, ...]:
         return self._trace.stack(int(self._trace.records["stack"][record]))
 
-    def _step(self, index: int) -> WitnessStep:
+    def _step(self, index: int, finding: Finding) -> WitnessStep:
         step = self.steps.all[index]
         record = self._trace.records[step.source]
         name = self._trace.names[int(record["name"])]
@@ -404,10 +404,13 @@ class Search:
             name = f"kernel {name}"
         if step.node:
             name += " of a graph"
+        stack = self._stack(step.source)
+        sides = (side for side in (finding.first, finding.second) if side.record == step.operation.record)
+        chosen = next((side.place for side in sides if side.place is not None and side.stack == stack), None)
         return WitnessStep(
             operation=name or step.kind.name.lower().replace("_", " "),
             agent=self.steps.agents[step.operation.agent].label,
-            location=location(self._stack(step.source)),
+            location=location((chosen,) if chosen is not None else stack),
             record=step.source,
         )
 

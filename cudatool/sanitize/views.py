@@ -90,10 +90,19 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One thing that took part: what it is, in words, and the host stack of the call that made it."""
+    """One thing that took part: what it is, in words, and the host stack of the call that made it.
+
+    `chosen` is the frame of the stack to look at, if that is not the innermost one of the user's own.
+    """
 
     text: str
     stack: tuple[Frame, ...]
+    chosen: Frame | None = None
+
+    @property
+    def frame(self) -> Frame | None:
+        """The user's line that it is shown at, None if no host stack is known."""
+        return self.chosen or user_frame(self.stack)
 
 
 def entries(report: Report) -> Iterator[Entry]:
@@ -124,9 +133,10 @@ def _side(side: AccessSite) -> Site:
     most = "" if side.exact else " at most"
     if side.operation == "host access":
         noticed = ", before this call, which found other bytes there" if side.noticed else ""
-        return Site(f"{side.mode}{most} by {side.agent}{noticed}", side.stack)
+        return Site(f"{side.mode}{most} by {side.agent}{noticed}", side.stack, side.place)
     through = f" through {side.argument}" if side.argument else ""
-    return Site(f"{side.mode}{most} by {side.operation}{through} on {side.agent}", side.stack)
+    created = f" (created at {location(side.created)})" if side.created else ""
+    return Site(f"{side.mode}{most} by {side.operation}{through} on {side.agent}{created}", side.stack, side.place)
 
 
 def around(finding: Finding | DeviceFinding) -> tuple[Site, ...]:
@@ -231,8 +241,7 @@ def what(finding: Finding | DeviceFinding) -> str:
 
 
 def _at(site: Site) -> str:
-    frame = user_frame(site.stack)
-    return location((frame,) if frame else ())
+    return location((site.frame,) if site.frame else ())
 
 
 def why_aside(aside: SetAside, root: str) -> str:
@@ -242,4 +251,4 @@ def why_aside(aside: SetAside, root: str) -> str:
 
 def place(finding: Finding | DeviceFinding) -> Frame | None:
     """Return the user's line that a finding is shown at, None if no host stack is known."""
-    return next((frame for site in sites(finding) if (frame := user_frame(site.stack))), None)
+    return next((site.frame for site in sites(finding) if site.frame), None)

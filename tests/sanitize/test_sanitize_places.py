@@ -1,0 +1,105 @@
+"""Which line a report shows, and which comments hold: the user's call, not the helper that both accesses came through."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sanitize_program import Program, R, W
+
+from cudatool.sanitize import Report, Run, accepted, check, render_json
+from cudatool.sanitize.github import render_github
+from cudatool.sanitize.gitlab import render_gitlab
+from cudatool.sanitize.sarif import render_sarif
+from cudatool.trace.model import Frame, Trace
+
+SOURCE = """\
+def launch(stream):
+    kernel(stream)  # {helper}
+
+def main():
+    launch(one)
+    launch(two)  # {call}
+
+main()  # {top}
+"""
+
+
+def report_of(path: Path, **comments: str) -> Report:
+    """One race: both launches go through a helper, and `comments` stand at the helper, the second call and the top."""
+    file = path / "prog.py"
+    file.write_text(SOURCE.format_map({"helper": "-", "call": "-", "top": "-", **comments}))
+    program = Program()
+    one, two = program.stream(), program.stream()
+    program.kernel(one, (W, 1000, 100))
+    program.kernel(two, (R, 1000, 100))
+    trace = program.trace()
+    names = ("launch", "main", "<module>")
+    frames = [Frame(str(file), name, line) for name in names for line in range(10)]
+    stacks = [(), *((2, 10 + call, 28) for call in (5, 6))]
+    records = trace.records.copy()
+    launches = np.flatnonzero(records["correlation"] != 0)
+    records["stack"] = 0
+    records["stack"][launches] = 1 + (records["correlation"][launches] == 2)
+    return check(Trace(records, trace.names, stacks, frames, trace.threads, trace.header))
+
+
+def test_every_format_shows_the_line_that_the_repair_names(tmp_path: Path) -> None:
+    report = report_of(tmp_path)
+    (finding,) = report.findings
+    assert "kernel k at prog.py:6, " in finding.repair
+    assert (5, 6) == (finding.first.place.line, finding.second.place.line)
+    run = Run(str(tmp_path))
+    assert "file=prog.py,line=6," in render_github(report, run)
+    assert "(prog.py:5)" in render_github(report, run)
+    assert 6 == json.loads(render_gitlab(report, run))[0]["location"]["lines"]["begin"]
+    (result,) = json.loads(render_sarif(report, run))["runs"][0]["results"]
+    regions = [
+        at["physicalLocation"]["region"]["startLine"] for at in (*result["locations"], *result["relatedLocations"])
+    ]
+    assert [6, 5] == regions[:2]
+
+
+@pytest.mark.parametrize("place", ["helper", "call", "top"])
+def test_comment_holds_at_every_frame_of_the_users(place: str, tmp_path: Path) -> None:
+    assert 1 == len(report_of(tmp_path).findings)
+    assert () == accepted(report_of(tmp_path, **{place: "cudatool: ignore[race]"})).findings
+    assert 1 == len(accepted(report_of(tmp_path, **{place: "cudatool: ignore[leak]"})).findings)
+
+
+@pytest.mark.parametrize("place", ["helper", "call", "top"])
+def test_misspelt_comment_warns_wherever_it_stands(place: str, tmp_path: Path) -> None:
+    report = accepted(report_of(tmp_path, **{place: "cudatool: ignore[rase]"}))
+    assert 1 == len(report.findings)
+    (remark,) = report.remarks
+    assert "'rase' is not a kind" in remark.text
+
+
+def test_misspelt_comment_warns_beside_one_that_holds(tmp_path: Path) -> None:
+    report = accepted(report_of(tmp_path, helper="cudatool: ignore[race]", top="cudatool: ignore[rase]"))
+    assert () == report.findings
+    assert 1 == len(report.remarks)
+
+
+def test_side_says_where_its_stream_was_created() -> None:
+    program = Program()
+    one, two = program.stream(), program.stream()
+    program.kernel(one, (W, 1000, 100))
+    program.kernel(two, (R, 1000, 100))
+    report = check(program.trace())
+    assert "read by kernel k on stream 2 (created at program.py:2)" in render_github(report, Run("/"))
+
+
+def test_findings_in_json_are_all_that_fail_the_run(tmp_path: Path) -> None:
+    from report_examples import every_kind, pipeline
+
+    report = every_kind(pipeline(tmp_path))
+    data = json.loads(render_json(report))
+    assert len(report.findings) + len(report.on_device) == len(data["findings"])
+    assert data["on_device"] == data["findings"][len(report.findings) :]
+    only = json.loads(render_json(replace(report, findings=())))
+    assert "findings" == only["outcome"]
+    assert only["findings"]
