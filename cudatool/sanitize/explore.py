@@ -221,7 +221,9 @@ def report_from_json(text: str) -> Report:
         It is no such report.
     """
     try:
-        report = _restored(Report, json.loads(text))
+        data = json.loads(text)
+        found = [one for one in data["findings"] if _fits(Finding, one)]  # the others are in `on_device`, too
+        report = _restored(Report, {**data, "findings": found})
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"this is no report of cudatool sanitize: {error}") from error
     assert isinstance(report, Report)
@@ -234,7 +236,7 @@ def _restored(kind: Any, value: Any) -> Any:
     if origin in (types.UnionType, typing.Union):
         if value is None:
             return None
-        return _restored(next(one for one in of if is_dataclass(one) and _fits(one, value)), value)
+        return _restored(next(one for one in of if one is not types.NoneType and _fits(one, value)), value)
     if origin is tuple:
         kinds = [of[0]] * len(value) if of[1:] == (...,) else of
         return tuple(_restored(one, item) for one, item in zip(kinds, value, strict=True))
@@ -251,4 +253,4 @@ def _restored(kind: Any, value: Any) -> Any:
 
 
 def _fits(kind: Any, value: Any) -> bool:
-    return set(value) <= {field.name for field in fields(kind)}
+    return set(value) <= ({field.name for field in fields(kind)} if is_dataclass(kind) else set(kind._fields))

@@ -205,6 +205,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> _Wrapper:
     try:
         result = yield
         if session.test.judged >= 0:
+            if "leak" in session.test.checks:
+                getattr(item, "funcargs", {}).clear()  # pytest lets go of them later: they would be leaks until then
             _fail(_judge(item, session, session.test))
         return result
     finally:

@@ -166,14 +166,13 @@ class Session:
             release_caches()
         drain()
         records = self.log.records()
+        left = self._left_behind(test, records) if "leak" in test.checks else ()
         since, test.judged = max(test.judged, 0), len(records)
         kinds = records["kind"][since:]
-        if not test.checks or not np.isin(kinds, _SECOND_SIDES).any():
+        if not test.checks or not (left or np.isin(kinds, _SECOND_SIDES).any()):
             return None
         report = self._check(records, test.checks, since)
-        if "leak" in test.checks and not since:
-            left = self._leaks(records[test.call :])
-            report = replace(report, on_device=report.on_device + left)
+        report = replace(report, on_device=report.on_device + left)
         report = replace(
             report,
             operations=int(np.isin(kinds, WORK).sum()),
@@ -205,8 +204,14 @@ class Session:
             on_device=tuple(one for one in report.on_device if one.record >= first and one.check in checks),
         )
 
-    def _leaks(self, records: Records) -> tuple[DeviceFinding, ...]:
-        return leaks(self.log.trace(records[records["kind"] != Kind.HOST_ALLOC]))
+    def _left_behind(self, test: Test, records: Records) -> tuple[DeviceFinding, ...]:
+        """Return the device memory that the call has left or, after the tear-down, the test's own fixtures."""
+        considered = records["kind"] != Kind.HOST_ALLOC
+        if test.judged < 0:
+            return leaks(self.log.trace(records[test.call :][considered[test.call :]]))
+        for start, stop in (*test.shared, (test.call, test.judged)):
+            considered[start:stop] &= ~np.isin(records["kind"][start:stop], (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC))
+        return leaks(self.log.trace(records[considered]))
 
     def findings(self, checks: Sequence[str]) -> Report:
         """Return the report on the test so far."""

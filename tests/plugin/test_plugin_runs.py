@@ -475,3 +475,53 @@ def test_a_report_replaces_no_test_and_no_rules(pytester: pytest.Pytester, repor
     result.stderr.fnmatch_lines(["*this command reads that file; name another*"])
     assert before == test.read_text()
     assert "kind=leak\n" == (pytester.path / "rules.txt").read_text()
+
+
+FIXTURES_THAT_LEAK = """
+kept = []
+
+@pytest.fixture
+def leaking():
+    kept.append(ct.zeros(1 << 8))
+    return kept[-1]
+
+@pytest.fixture
+def leaking_at_its_end():
+    yield
+    kept.append(ct.zeros(1 << 8))
+
+@pytest.fixture
+def returned():
+    return ct.zeros(1 << 8)
+
+@pytest.fixture
+def closed():
+    x = ct.zeros(1 << 8)
+    yield x
+    del x
+
+@pytest.fixture(scope="module")
+def shared():
+    return ct.zeros(1 << 8)
+
+def test_leaks_in_set_up(leaking): pass
+def test_leaks_in_tear_down(leaking_at_its_end): pass
+def test_is_given_one(returned, closed, shared): returned.fill_(1); ct.synchronize()
+def test_leaks_itself(returned): kept.append(ct.zeros(1 << 8))
+"""
+
+
+def test_function_fixtures_that_leak_fail_the_tear_down(run: Run) -> None:
+    result = run(FIXTURES_THAT_LEAK, "--cudatool", "--cudatool-checks=leak", "-p", "no:randomly")
+    result.assert_outcomes(passed=3, failed=1, errors=2)
+    result.stdout.fnmatch_lines_random(
+        [
+            "ERROR *::test_leaks_in_set_up - CudaCheckFailed: leak",
+            "ERROR *::test_leaks_in_tear_down - CudaCheckFailed: leak",
+            "FAILED *::test_leaks_itself - CudaCheckFailed: leak",
+        ]
+    )
+
+
+def test_fixtures_leak_freely_without_the_check(run: Run) -> None:
+    run(FIXTURES_THAT_LEAK, "--cudatool", "-p", "no:randomly").assert_outcomes(passed=4)

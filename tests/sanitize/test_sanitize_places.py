@@ -11,6 +11,7 @@ import pytest
 from sanitize_program import Program, R, W
 
 from cudatool.sanitize import Report, Run, accepted, check, render_json
+from cudatool.sanitize.explore import report_from_json
 from cudatool.sanitize.github import render_github
 from cudatool.sanitize.gitlab import render_gitlab
 from cudatool.sanitize.sarif import render_sarif
@@ -103,3 +104,10 @@ def test_findings_in_json_are_all_that_fail_the_run(tmp_path: Path) -> None:
     only = json.loads(render_json(replace(report, findings=())))
     assert "findings" == only["outcome"]
     assert only["findings"]
+
+
+def test_json_report_is_read_back_whole(tmp_path: Path) -> None:
+    from report_examples import every_kind, pipeline
+
+    for report in (report_of(tmp_path), every_kind(pipeline(tmp_path))):
+        assert report == report_from_json(render_json(report))
