@@ -11,6 +11,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from cudatool.runtime import attached as _attached
+from cudatool.whole_imports import whole_imports as _whole_imports
 
 if TYPE_CHECKING:
     from cuda.core import LaunchConfig, ProgramOptions
@@ -315,10 +316,12 @@ _attached.HOMES.update(ArrayMethods="cudatool.array_methods", copy="cudatool.ops
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):  # a private module is being imported: load nothing else
         raise AttributeError(f"module 'cudatool' has no attribute {name!r}")
-    from cudatool.runtime.traced_calls import PUBLIC_MODULES, is_traced, traced
+    with _whole_imports():
+        from cudatool.runtime.traced_calls import PUBLIC_MODULES, is_traced, traced
 
     if f"cudatool.{name}" in PUBLIC_MODULES:
-        return import_module(f"cudatool.{name}")
+        with _whole_imports():
+            return import_module(f"cudatool.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'cudatool' has no attribute {name!r}")
     if name in _CUDA_CORE:
@@ -326,8 +329,9 @@ def __getattr__(name: str) -> Any:
 
         found = getattr(calls.core, name)
     else:
-        modules = (import_module(f"cudatool.{home}") for home in _HOMES)
-        found = next(getattr(module, name) for module in modules if name in module.__all__)
+        with _whole_imports():
+            modules = (import_module(f"cudatool.{home}") for home in _HOMES)
+            found = next(getattr(module, name) for module in modules if name in module.__all__)
         if isinstance(found, FunctionType) and not is_traced(found):
             found = traced(found)
     globals()[name] = found

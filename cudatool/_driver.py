@@ -26,6 +26,7 @@ from cudatool.code_cache import CodeCache, size_limit
 from cudatool.errors import ConfigError, DeviceUnavailableError, UsageError, did_you_mean
 from cudatool.text import quoted
 from cudatool.units import format_bytes, parse_bytes, parse_count
+from cudatool.whole_imports import whole_imports
 
 if TYPE_CHECKING:
     from cudatool.sim import Machine, Options
@@ -310,7 +311,8 @@ def _initialize() -> Choice:
     kind, options, gpus = _wanted()
     if gpus:
         return Choice("cuda", gpus[0] if len(gpus) == 1 else f"{len(gpus)} GPUs ({', '.join(dict.fromkeys(gpus))})")
-    from cudatool.sim import Options, Schedule, load
+    with whole_imports():
+        from cudatool.sim import Options, Schedule, load
 
     size_limit()  # a wrong setting is an error here, not in the middle of a launch
     schedule = Schedule(options.pop("schedule", "fifo"))

@@ -21,6 +21,7 @@ __all__ = [
     "LOG_LINE",
     "OBJECT_MEMORY",
     "PAGES",
+    "PARAMETERS",
     "PERFETTO_BYTES",
     "PERFETTO_EVENT",
     "PICKLE_BYTES",
@@ -100,11 +101,13 @@ PTX_DEPTH: Final = 64
 """Braces and brackets within each other."""
 PTX_DECLARED: Final = 1 << 17
 """Registers declared in numbers and bytes initialized, beside some for each character."""
+PARAMETERS: Final = 4096
+"""Parameters of a kernel: a launch passes 32,764 bytes at most."""
 KERNELS: Final = 2000
 """Kernels of a file that `cudatool ptx` shows; of more, one can be named."""
-FLOW_STEPS: Final = 20_000_000
+FLOW_STEPS: Final = 5_000_000
 """Blocks and registers that are looked at for the control flow of one function. Large kernels of libraries need a
-hundredth of it; without a limit a text of some KiB whose blocks all lead to each other takes hours, and all memory."""
+25th of it; without a limit a text of some KiB whose blocks all lead to each other takes hours, and all memory."""
 VALUE_STEPS: Final = 300_000
 """Instructions that are looked at for the values of one kernel's pointers, and"""
 VALUE_ROUNDS: Final = 16
@@ -170,6 +173,7 @@ TABLE: Final[tuple[tuple[str, str], ...]] = (
     ("PTX: braces and brackets within each other", f"{PTX_DEPTH}"),
     ("PTX: registers declared in numbers", f"{PTX_DECLARED:,}, and 1 for each character"),
     ("PTX: bytes initialized", f"{PTX_DECLARED:,}, and 8 for each character"),
+    ("PTX: parameters of a kernel", f"{PARAMETERS:,}"),
     ("PTX: kernels that are shown", f"{KERNELS:,}"),
     ("PTX: steps through the control flow of a function", f"{FLOW_STEPS:,}"),
     ("PTX: steps through the values of a kernel", f"{VALUE_STEPS:,}, and {VALUE_ROUNDS} for each instruction"),

@@ -12,7 +12,16 @@ from house import House, circles, room_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
-LEAVES = {"errors", "units", "code_cache", "files", "limits", "progress", "text"}  # which everything may import
+LEAVES = {
+    "errors",
+    "units",
+    "code_cache",
+    "files",
+    "limits",
+    "progress",
+    "text",
+    "whole_imports",
+}  # which everything may import
 ARROWS = {
     # room -> the rooms that it may import; a room is a folder or a module right inside the package
     "text": set(),
@@ -21,6 +30,7 @@ ARROWS = {
     "code_cache": {"errors", "units"},
     "files": {"errors"},
     "limits": set(),
+    "whole_imports": set(),
     "progress": set(),
     # What knows no device.
     "trace": set(),
@@ -64,7 +74,10 @@ ARROWS = {
 }
 LARGEST_CIRCLE = 9  # modules that import each other, inside one room
 FUNCTION_LEVEL_IMPORTS = 300  # of our own modules; may only fall
-ONLY_NUMPY = {"errors", "text", "units", "files", "limits", "progress", "ptx", "trace", "memory", "analyze", "sanitize"}
+ONLY_NUMPY = {
+    *("errors", "text", "units", "files", "limits", "progress", "whole_imports"),
+    *("ptx", "trace", "memory", "analyze", "sanitize"),
+}
 CUDA_PROVIDER = "cudatool.memory.driver_provider"  # where the policy meets a driver
 
 

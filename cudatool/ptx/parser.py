@@ -11,7 +11,7 @@ import struct
 from dataclasses import replace
 from math import prod
 
-from cudatool.limits import PTX_DECLARED
+from cudatool.limits import PARAMETERS, PTX_DECLARED
 from cudatool.ptx.body import Body
 from cudatool.ptx.model import (
     Function,
@@ -246,6 +246,8 @@ class Parser(Tokens):
         returns = self.parameters() if self.peek == "(" else ()
         name = self.next()
         params = self.parameters() if self.peek == "(" else ()
+        if is_kernel and len(params) > PARAMETERS:
+            raise PtxError(f"{name} has more than {PARAMETERS:,} parameters", line)
         function = Function(name, is_kernel, params, returns, line)
         while self.peek.startswith("."):
             directive = self.next()[1:]

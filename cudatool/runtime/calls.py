@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from cudatool import _driver
 from cudatool.errors import CompileError, CudaError, OutOfMemoryError
 from cudatool.trace import hooks
+from cudatool.whole_imports import whole_imports
 
 if TYPE_CHECKING:
     core: Any
@@ -48,8 +49,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with _loading:  # cuda.core stands in for a package of its own: a second thread would find it half imported
         _driver.initialize()  # before anything loads libcuda
-        from cuda import core
-        from cuda.bindings import driver
+        with whole_imports():
+            from cuda import core
+            from cuda.bindings import driver
 
         check(driver.cuInit(0))
         _driver.initialized()

@@ -73,6 +73,7 @@ _PURE = frozenset(
     ]
 )
 _POLLS = 32  # how often a thread polls in a loop before it lets others go on
+_SUSPENSION = 8  # instructions that leaving a region comes to
 _MAX_STACK = 16384  # local memory beyond this is not put on the host's stack
 
 
@@ -419,6 +420,7 @@ class _Kernel:
 
     def _suspend(self, e: Emitter, index: int, number: int, written: set[str]) -> None:
         instruction = self.code[index]
+        self.written += _SUSPENSION
         if self._yields(index) and self._conditional(index):
             polls = e.op(f"add i32 {e.op('load i32, ptr %polls')}, 1")
             e.emit(f"store i32 {polls}, ptr %polls")

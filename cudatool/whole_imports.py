@@ -1,0 +1,56 @@
+"""Imports that no signal breaks off.
+
+NumPy and NVIDIA's bindings cannot be imported again in a process in which their first import was broken off, by Ctrl-C
+or by any handler of a signal that raises. cudatool imports them at first use, in the middle of a program that may go on
+after the exception. So handlers wait until the import is over, a second or so, and then run in the program's code.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["whole_imports"]
+
+_open = threading.local()  # .depth: blocks that this thread is in
+
+
+@contextmanager
+def whole_imports() -> Iterator[None]:
+    """Put off the handlers of signals to the end of the block: imports, and nothing that may take long.
+
+    Only the main thread runs handlers; on another thread this does nothing.
+    """
+    depth = getattr(_open, "depth", 0)
+    if depth or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _open.depth = 1
+    came: list[int] = []
+    own: dict[int, Any] = {}
+    try:
+        _replace_handlers(own, came)
+        yield
+    finally:
+        # The mask keeps a handler from raising between two of these; what comes meanwhile comes after them.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, own.keys())
+        try:
+            for number, handler in own.items():
+                signal.signal(number, handler)
+            _open.depth = 0
+        finally:
+            for number in dict.fromkeys(came):
+                signal.raise_signal(number)  # pending: the handler runs when the mask is taken off
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _replace_handlers(own: dict[int, Any], came: list[int]) -> None:
+    """Let every handler that is a function note its signal in `came`, and keep it in `own`."""
+    for number in signal.valid_signals():
+        handler = signal.getsignal(number)
+        if callable(handler):  # not the default, nor ignored, nor what C installed
+            own[number] = handler
+            signal.signal(number, lambda received, frame: came.append(received))
