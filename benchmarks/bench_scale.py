@@ -5,12 +5,15 @@
 The peer of a pickle is ``pickle.load`` and one walk over its events that adds up what is live, as PyTorch's own
 _memory_viz.py begins; that of a trace is one pass of ``zlib.crc32`` over its bytes, which any reader of it must make.
 Each runs in a process of its own: CPU seconds, and the most memory beyond what the imports took.
+
+Then every command that reads a recording, as a user runs it: what it takes beyond the same command on 1,000 events.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -50,6 +53,37 @@ CRC = (
 )
 
 
+COMMANDS = (
+    ("snapshot", "@"),
+    ("snapshot", "@", "--html", "out.html"),
+    ("snapshot", "@", "--json"),
+    ("snapshot", "@", "--torch", "out.pickle"),
+    ("leaks", "@"),
+    ("diff", "@", "@"),
+    ("export", "@", "--to", "torch", "-o", "out.pickle"),
+    ("export", "@", "--to", "sqlite", "-o", "out.sqlite"),
+    ("export", "@", "--to", "perfetto", "-o", "out.json"),
+)
+
+
+def make(events: int, path: Path) -> None:
+    subprocess.run([sys.executable, str(HERE / "large_recordings.py"), str(events), str(path)], check=True)
+
+
+def run(command: tuple[str, ...], path: Path) -> tuple[float, int]:
+    """Return CPU seconds and bytes of memory of a whole command."""
+    words = [str(path) if word == "@" else word for word in command]
+    if any(word.startswith("out.") for word in words):
+        words.append("--force")
+    null = subprocess.DEVNULL
+    started = subprocess.Popen([sys.executable, "-m", "cudatool", *words], cwd=path.parent, stdout=null, stderr=null)
+    _, status, usage = os.wait4(started.pid, 0)
+    started.returncode = os.waitstatus_to_exitcode(status)
+    if started.returncode not in (0, 1, 4):  # leaks: found some, could not tell
+        raise SystemExit(f"cudatool {' '.join(words)} failed")
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+
+
 def measure(parts: tuple[str, str], path: Path) -> tuple[float, float]:
     """Return CPU seconds and bytes of memory."""
     program = MEASURE.format(imports=parts[0], work=parts[1])
@@ -66,12 +100,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for ending, peer, name in ((".pickle", PICKLE, "pickle.load and a walk"), (".ctrace", CRC, "zlib.crc32")):
             path = Path(folder) / f"made{ending}"
-            subprocess.run([sys.executable, str(HERE / "large_recordings.py"), str(events), str(path)], check=True)
+            make(events, path)
             ours, theirs = measure(OURS, path), measure(peer, path)
             for who, (seconds, memory) in ((f"cudatool snapshot, {ending}", ours), (name, theirs)):
                 print(f"{who:26}{seconds / events * 1e6:10.2f}{memory / events:16.0f}")
             if ending == ".pickle":
                 print(f"{'ratio, ours to theirs':26}{ours[0] / theirs[0]:10.2f}{ours[1] / theirs[1]:16.2f}")
+            few = path.with_name(f"few{ending}")
+            make(1000, few)
+            for command in COMMANDS:
+                (seconds, memory), (least, base) = run(command, path), run(command, few)
+                title = " ".join(word for word in command if word not in ("@", "-o") and not word.startswith("out."))
+                print(f"{title:26}{(seconds - least) / events * 1e6:10.2f}{(memory - base) / events:16.0f}")
             path.unlink()
 
 

@@ -294,10 +294,24 @@ def _operations(ran: Operations, trace: Trace, columns: Columns) -> dict[str, An
 
 
 def _code(trace: Trace) -> Iterator[str]:
-    """Return the line of source at each frame, empty where the file is not here or has changed since."""
+    """Return the line of source at each frame, empty where the file is not here or has changed since.
+
+    Of code that torch.compile made, which is in no file: the node of its graph, and the line that the node is from.
+    """
     recorded = recorded_at(trace)
-    for frame in trace.frames:
-        yield source_line(frame.file, frame.line, recorded_at=recorded)[:LONGEST_LINE]
+    said = getattr(trace, "frame_facts", {})  # a PyTorch snapshot's, where augment_with_fx_traces was on
+    for i, frame in enumerate(trace.frames):
+        code = source_line(frame.file, frame.line, recorded_at=recorded)
+        yield (code or _fx_node(said.get(i, {})))[:LONGEST_LINE]
+
+
+def _fx_node(said: dict[str, Any]) -> str:
+    """Return the node of an FX graph that a frame names, empty where it names none."""
+    name, what, origin = (said.get(f"fx_{key}") for key in ("node_name", "node_target", "original_trace"))
+    if not isinstance(name, str):
+        return ""
+    line = origin.strip().splitlines()[-1].strip() if isinstance(origin, str) and origin.strip() else ""
+    return f"FX node {name}" + (f" ({what})" if isinstance(what, str) else "") + (f": {line}" if line else "")
 
 
 def _stacks(trace: Trace, columns: Columns) -> dict[str, Any]:

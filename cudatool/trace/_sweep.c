@@ -231,6 +231,12 @@ static uint64_t end_of(int64_t address, int64_t size)
     return (uint64_t)address + (uint64_t)size;
 }
 
+/* The bytes from one number to another; what overflows wraps around. */
+static int64_t gap(int64_t from, int64_t to)
+{
+    return (int64_t)((uint64_t)to - (uint64_t)from);
+}
+
 /* overlaps(events: i8, ranks: i8, addresses: i8, sizes: i8) -> (count, position of the first, -1 for none)
  *
  * An event is the number of a row that is born, or of one that dies as ~number. A row's rank is that of its address
@@ -334,8 +340,8 @@ static PyObject *sweep_add_tails(PyObject *Py_UNUSED(module), PyObject *args)
             Py_ssize_t segment = up_to(&segments, rank), next = above(&blocks, rank);
             int64_t stop = segment < 0 ? 0 : stops[segment];
             if (address < stop) {
-                int64_t room = (next >= 0 && starts[next] < stop ? starts[next] : stop) - address;
-                if (room > sizes[i] && !(sizes[i] < limit && room - sizes[i] > remainder))
+                int64_t room = gap(address, next >= 0 && starts[next] < stop ? starts[next] : stop);
+                if (room > sizes[i] && !(sizes[i] < limit && gap(sizes[i], room) > remainder))
                     sizes[i] = room;
             }
             held[rank] = sizes[i];

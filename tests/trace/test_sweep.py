@@ -142,3 +142,68 @@ def test_arrays_that_do_not_fit_together_are_refused() -> None:
         _sweep.add_tails(np.zeros(2, np.uint8), np.array([0, 7]), two, two.copy(), 1, 1)
     with pytest.raises(ValueError, match="births"):
         _sweep.pair(np.ones(2, np.uint8), two.astype(np.uint64), np.zeros(2, np.int8), *np.zeros((3, 1), np.int64))
+
+
+SEEDS = (*range(6), 20_261_122)  # a campaign's finding is kept by its seed
+MANY = 5000  # more than 64 * 64: the sets then have several levels
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_thousands_of_events_give_what_plain_python_gives(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    addresses = random.integers(0, 64 * MANY, MANY)
+    sizes = random.integers(1, 96, MANY)
+    deaths = np.minimum(np.arange(MANY) + random.integers(0, 60, MANY), MANY - 1)
+    dying: list[list[int]] = [[] for _ in range(MANY)]
+    for row, death in enumerate(deaths.tolist()):
+        dying[death].append(row)
+    events = [event for row in range(MANY) for event in (row, *(~gone for gone in dying[row]))]
+    rows = list(zip(addresses.tolist(), sizes.tolist(), strict=True))
+    found = _sweep.overlaps(np.array(events, np.int64), ranks(addresses.tolist()), addresses, sizes)
+    assert overlaps(events, rows) == found
+
+    what = random.choice(
+        [BLOCK, BLOCK, BLOCK_FREE, BLOCK_GONE, SEGMENT, SEGMENT_GONE], MANY, p=[0.3, 0.3, 0.1, 0.28, 0.01, 0.01]
+    )
+    sizes[what == SEGMENT] *= 1000
+    corrected = sizes.copy()
+    _sweep.add_tails(what.astype(np.uint8), ranks(addresses.tolist()), addresses, corrected, 60, 10)
+    told = list(zip(what.tolist(), addresses.tolist(), sizes.tolist(), strict=True))
+    assert tails(told, 60, 10) == corrected.tolist()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_number_that_a_file_may_have_reaches_beyond_an_array(seed: int) -> None:
+    """What it proves, it proves under AddressSanitizer: without, a read beyond an array may go unnoticed."""
+    random = np.random.default_rng(seed)
+    extremes = np.array([0, 1, -1, 63, 64, 1 << 31, 1 << 62, (1 << 63) - 1, -(1 << 63)], np.int64)
+
+    def numbers(count: int, below: int) -> np.ndarray:
+        near = random.integers(-1, below + 1, count)
+        return np.where(random.random(count) < 0.05, random.choice(extremes, count), near)
+
+    refused = 0
+    for _ in range(200):
+        count, rows = (int(n) for n in random.integers(0, 200, 2))
+        roles, devices = (
+            random.integers(0, 256, count).astype(np.uint8),
+            random.integers(-128, 128, count).astype(np.int8),
+        )
+        births = int(np.count_nonzero(roles & BORN)) + int(random.integers(-1, 2))
+        columns = np.empty((3, max(births, 0)), np.int64)
+        wild = random.random() < 0.5  # else all that is checked is right, and the rest is not
+        here, places = (numbers(n, rows) if wild else random.integers(0, max(rows, 1), n) for n in (count, rows))
+        spots = numbers(count, count) if wild else random.integers(0, max(count, 1), count)
+        half = roles[: count // 2]
+        for function, arguments in (
+            (_sweep.pair, (roles, numbers(count, 9).astype(np.uint64), devices, *columns)),
+            (_sweep.overlaps, (here, places, numbers(rows, 99), numbers(rows, 99))),
+            (_sweep.add_tails, (roles % 7, spots, numbers(count, 99), numbers(count, 99), 60, 10)),
+            (_sweep.add_tails, (half, spots, numbers(count, 99), numbers(count, 99), 60, 10)),
+        ):
+            try:
+                function(*arguments)
+            except ValueError:
+                refused += 1
+        assert ((columns >= 0) & (columns <= count)).all() or births != np.count_nonzero(roles & BORN)
+    assert 200 < refused < 800

@@ -178,3 +178,13 @@ def test_pinned_memory_arrives_as_the_recording_has_it_and_none_where_it_has_non
     for pinned in (None, PinnedMemory(segments=2, reserved=4096, active=512, peak_active=1024, events=3)):
         document = unpack(payload(analyze.report(replace(snapshot, pinned=pinned))))
         assert (None if pinned is None else asdict(pinned)) == document["pinned"]
+
+
+def test_a_frame_of_compiled_code_shows_its_node_where_there_is_no_source() -> None:
+    snapshot = torch_snapshot.read(DATA / "graphs__default.pickle.xz")
+    frames = [Frame("<eval_with_key>.0", "forward", 7), Frame("<eval_with_key>.0", "forward", 8)]
+    node = {"fx_node_name": "relu", "fx_node_target": "torch.relu", "fx_original_trace": "File x\n  y = relu(x)\n"}
+    trace = replace(snapshot, frames=frames, stacks=[(), (0, 1)], frame_facts={0: node, 1: {"fx_node_name": 5}})
+    document = unpack(payload(analyze.report(trace)))
+    code = [document["strings"][i] for i in document["frames"]["code"]]
+    assert ["FX node relu (torch.relu): y = relu(x)", ""] == code
