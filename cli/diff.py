@@ -81,7 +81,7 @@ def diff(
 
 
 def _print(console: Console, found: Diff) -> None:
-    from cudatool.cli._text import new_table, plain, print_rest
+    from cudatool.cli._text import counted, new_table, plain, print_rest
     from cudatool.units import format_bytes
 
     console.print(f"Device {found.device}", style="bold")
@@ -102,7 +102,7 @@ def _print(console: Console, found: Diff) -> None:
     print_rest(console, len(differing), _MOST, "differing call sites")
     same = len(found.rows) - len(differing)
     if same:
-        console.print(f"{same:,} call sites hold the same in both")
+        console.print(f"{counted(same, 'call site')} {'holds' if same == 1 else 'hold'} the same in both")
 
 
 def _signed(size: int) -> str:

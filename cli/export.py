@@ -33,6 +33,7 @@ _ENDINGS = (".xz", ".gz", ".ctrace", ".pickle", ".pkl", ".csv")
     "kind",
     required=True,
     type=click.Choice(list(_FORMATS)),
+    group="Output",
     help="torch: a pickle for PyTorch's viewer. perfetto: JSON for ui.perfetto.dev and chrome://tracing. "
     "sqlite: a database of events, allocations, segments and stacks.",
 )
@@ -41,6 +42,7 @@ _ENDINGS = (".xz", ".gz", ".ctrace", ".pickle", ".pkl", ".csv")
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE",
+    group="Output",
     help="Default: beside SOURCE, with the ending .pickle, .perfetto.json or .sqlite.",
 )
 @force_option

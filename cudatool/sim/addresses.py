@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from typing import Final
 
 from cudatool.sim.memory import Allocation, Allocations
+from cudatool.units import format_bytes
 
 __all__ = ["place_of", "pointer_behind"]
 
-_FAR: Final = (
-    1 << 20
-)  # an address farther than this from an allocation is not said to be near it, unless it is known why
+_FAR: Final = 1 << 20  # an address farther than this from an allocation is near it only if it is known why
 
 
 def pointer_behind(pointers: Iterable[int], allocations: Allocations) -> int:
@@ -40,10 +39,10 @@ def place_of(address: int, size: int, allocations: Allocations, pointer: int = 0
 
 
 def _beside(address: int, size: int, owner: Allocation) -> str:
-    stop = owner.address + owner.size
+    stop, whole = owner.address + owner.size, format_bytes(owner.size)
     if address < owner.address:
-        return f"{owner.address - address} bytes before the start of an allocation of {owner.size} bytes"
+        return f"{owner.address - address:,} bytes before the start of an allocation of {whole}"
     if address + size <= stop:
-        return f"inside of memory of {owner.size} bytes, of which this part is not given out"
-    place = f"{address - stop} bytes after" if address >= stop else "across"
-    return f"{place} the end of an allocation of {owner.size} bytes"
+        return f"inside of memory of {whole}, of which this part is not given out"
+    place = f"{address - stop:,} bytes after" if address >= stop else "across"
+    return f"{place} the end of an allocation of {whole}"

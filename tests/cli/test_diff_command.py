@@ -37,6 +37,12 @@ def test_a_file_does_not_differ_from_itself() -> None:
     assert "5 call sites hold the same in both" in result.stdout
 
 
+def test_one_call_site_holds(tmp_path: Path) -> None:
+    log = tmp_path / "rmm.csv"
+    log.write_text("Thread,Time,Action,Pointer,Size,Stream\n1,14:21:19.998533,allocate,0x30a000000,256,0x2\n")
+    assert "1 call site holds the same in both" in run(log, log).stdout
+
+
 def test_json_has_every_row_in_bytes() -> None:
     result = run(STREAMS, PREFETCH, "--json")
     document = json.loads(result.stdout)

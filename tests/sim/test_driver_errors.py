@@ -9,6 +9,9 @@ import sys
 
 import pytest
 
+from cudatool.sim.addresses import place_of
+from cudatool.sim.memory import Allocation, Allocations
+
 
 def test_calls_without_a_context_say_so(driver, ok):
     stack = []  # other users of this thread may have contexts below ours
@@ -265,3 +268,17 @@ def test_threads_that_end_with_the_program_end_in_silence():
         command = [sys.executable, "-c", program]
         done = subprocess.run(command, env={**os.environ, "CUDATOOL_DEVICE": "sim"}, capture_output=True, text=True)
         assert (0, 1) == (done.returncode, len(done.stderr.splitlines())), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        (0x1FFFFC, "4 bytes before the start of an allocation of 2 MiB"),
+        (0x3FFFFE, "across the end of an allocation of 2 MiB"),
+        (0x402000, "8,192 bytes after the end of an allocation of 2 MiB"),
+    ],
+)
+def test_an_address_is_placed_beside_an_allocation_with_its_size(address, words):
+    allocations = Allocations()
+    allocations.add(Allocation(0x200000, 2 << 20, "device", 0, 0, 1))
+    assert words == place_of(address, 4, allocations)
