@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from cudatool.errors import CudatoolError, OutputError, did_you_mean
+from cudatool.files import open_standard_files
 from cudatool.text import QUOTED, printable, shortened
 
 __all__ = ["main"]
@@ -112,11 +113,7 @@ def _say(message: str) -> None:
 
 def main() -> None:
     """Run the command line; the one place where errors are printed."""
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets this number, which no file of ours shall have
+    open_standard_files()
     if "_CUDATOOL_COMPLETE" in os.environ:
         from cudatool.cli._completion import register
 

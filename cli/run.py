@@ -75,7 +75,7 @@ def run(
     from cudatool.cli._last_words import last_words
     from cudatool.cli._pages import open_page
     from cudatool.cli._sources import refuse_recording
-    from cudatool.files import check_outputs
+    from cudatool.files import check_outputs, open_standard_files
     from cudatool.recording import record
     from cudatool.text import printable
     from cudatool.workload import Start, Workload
@@ -96,6 +96,7 @@ def run(
         last_words(printable(survives)),
     ):
         status = program.run()
+        open_standard_files()  # a program may close them, and its status counts
         recorder.add_facts({"exit_status": status})
 
     from cudatool.trace.reader import read

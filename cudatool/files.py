@@ -14,7 +14,16 @@ from typing import BinaryIO, Final
 
 from cudatool.errors import OutputError, UsageError, did_you_mean
 
-__all__ = ["check_outputs", "check_writable", "near_name", "open_input", "read_input", "replacing", "write_whole"]
+__all__ = [
+    "check_outputs",
+    "check_writable",
+    "near_name",
+    "open_input",
+    "open_standard_files",
+    "read_input",
+    "replacing",
+    "write_whole",
+]
 
 _KINDS: Final = {
     stat.S_IFDIR: "a directory",
@@ -109,6 +118,15 @@ def near_name(path: str | os.PathLike[str], endings: tuple[str, ...]) -> str:
     stem = os.path.splitext(text)[0]  # the ending alone makes no two names alike
     alike = [name for name in beside if name.startswith(stem) or did_you_mean(stem, [os.path.splitext(name)[0]])]
     return did_you_mean(text, alike)
+
+
+def open_standard_files() -> None:
+    """Put the null device where stdin, stdout or stderr is closed: no file of ours shall get its number."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
 
 
 def _identity(path: str | os.PathLike[str]) -> object:

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from cudatool.trace.events import Kind
 from cudatool.trace.reader import read
 
 _FACTS = """
@@ -245,3 +246,11 @@ def test_times_of_the_software_device_are_called_simulated(run_command, tmp_path
         device["at_peak"] for device in json.loads(run_command("snapshot", "t.ctrace", "--json").stdout)["devices"]
     ]
     assert [800] == [site["requested"] for site in sites]
+
+
+@pytest.mark.parametrize("closed", ["1", "2", "1, 2", "0, 1, 2"])
+def test_a_program_that_closes_its_streams_keeps_its_status(run_command, tmp_path, closed):
+    source = f"import os, cudatool as ct\nct.full(3, 1.0)\nfor one in ({closed},): os.close(one)\nct.full(4, 1.0)\n"
+    (tmp_path / "closing.py").write_text(source)
+    assert 0 == run_command("run", "-o", "closing.ctrace", "closing.py").returncode
+    assert 2 == len(read(tmp_path / "closing.ctrace").of_kind(Kind.BLOCK_ALLOC))
