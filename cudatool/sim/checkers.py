@@ -182,9 +182,8 @@ class Checkers:
         other_thread: tuple[int, ...] = ()
         other_source = ""
         if check == "racecheck":
-            earlier = "read" if found.defect is Defect.WRITE_AFTER_READ else "write"
-            text = f"nothing orders it and the other thread's {earlier}"
-            other_block = found.block if found.other_block is None else _coordinates(found.other_block, grid)
+            text = _race_text(found)
+            other_block = found.other_block or found.block
             other_thread = _coordinates(found.other_thread, block)
             other_source = kernel.source_of(found.other_line)
         return CheckFinding(
@@ -243,6 +242,30 @@ class Checkers:
         if name.startswith(("cuMemcpy", "cuMemset")) and abi.call.message:
             return CheckFinding("memcheck", "invalid-copy", abi.call.message, address=abi.call.address, kernel=name)
         return None
+
+
+def _race_text(found: Found) -> str:
+    """Return why nothing orders the accesses of a race, and what would."""
+    from cudatool.sim.jit.races import Reason
+
+    other = {"read": "read", "write": "write", "atomic": "atomic update"}[found.other_mode]
+    why = {
+        Reason.NO_BARRIER: "no barrier between: __syncthreads() orders them",
+        Reason.NO_WARP_SYNC: "two lanes of a warp, no __syncwarp() between that both are in the mask of",
+        Reason.NO_ORDER: (
+            "blocks run in any order: hand the data over by a flag (__threadfence() before it is set and after it was "
+            "read), with grid.sync(), or in a launch of its own"
+        ),
+        Reason.NARROW_ATOMIC: "they are in different blocks, but an atomic has the scope of a block: use the device's",
+        Reason.NARROW_FENCE: (
+            "the flag between the blocks is released or read at block scope: __threadfence() and atomics of the "
+            "device's scope order them"
+        ),
+        Reason.NO_FENCE: "the flag was read, but no __threadfence() follows that read",
+        Reason.NOT_WAITED: "an asynchronous copy that the thread has not waited for: wait for it, then synchronize",
+    }
+    assert found.reason is not None
+    return f"nothing orders it and the other thread's {other} ({why[found.reason]})"
 
 
 def _instrument(checks: Iterable[str]) -> Instrument:

@@ -314,7 +314,7 @@ def test_atomics_race_with_plain_accesses_alone(check):
 
 def test_blocks_of_a_launch_are_in_no_order(check):
     (found,) = check(Instrument.RACECHECK, "st.global.u32 [%a2], 1;\nret;", grid=3)
-    assert (Defect.WRITE_AFTER_WRITE, (1, 0, 0), 0, 128) == (
+    assert (Defect.WRITE_AFTER_WRITE, (1, 0, 0), (0, 0, 0), 128) == (
         found.defect,
         found.block,
         found.other_block,

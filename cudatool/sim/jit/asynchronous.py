@@ -10,9 +10,11 @@ operations have yet to transfer (40 to 61, signed), and the phase (63).
 from __future__ import annotations
 
 from cudatool.ptx import Instruction, Operand, Register
+from cudatool.sim.jit import races
 from cudatool.sim.jit.collective import SUSPENSIONS, Kind, Suspension, read_array
 from cudatool.sim.jit.emit import ASYNC_QUEUE, ATOMIC, READ, WRITE, Emitter
-from cudatool.sim.jit.instrument import acquire
+from cudatool.sim.jit.instrument import Flag
+from cudatool.sim.jit.races import Arrival
 from cudatool.sim.jit.table import lowers
 
 __all__ = ["begin"]
@@ -136,21 +138,30 @@ def _cp(e: Emitter, i: Instruction) -> None:
     elif "mbarrier" in i.modifiers:
         # The copies that the arrival waits for are made now; unless .noinc, the arrival was counted as it came.
         _finish_all(e)
-        if "noinc" in i.modifiers:
-            _update(e, i, i.operands[0], arrivals="1")
+        _update(e, i, i.operands[0], Arrival.COPIES, arrivals="1" if "noinc" in i.modifiers else "0")
     elif "commit_group" in i.modifiers:
         e.emit(f"call void @async_commit(ptr {_queue(e)})")
+        races.commit(e)
     elif "wait_group" in i.modifiers:
-        e.emit(f"call void @async_wait(ptr {_queue(e)}, i32 {e.get(i.operands[0], 'u32')})")
+        keep = e.get(i.operands[0], "u32")
+        e.emit(f"call void @async_wait(ptr {_queue(e)}, i32 {keep})")
+        races.wait(e, keep)
     elif "wait_all" in i.modifiers:
         _finish_all(e)
+        races.wait(e)
     else:
         _copy(e, i)
 
 
 def _bulk(e: Emitter, i: Instruction) -> None:
     """A bulk copy is made at once: nobody but another thread may be waiting for it."""
-    if {"commit_group", "wait_group", "prefetch"}.intersection(i.modifiers):
+    if "commit_group" in i.modifiers:
+        races.commit(e)
+        return
+    if "wait_group" in i.modifiers:
+        races.wait(e, e.get(i.operands[0], "u32"))
+        return
+    if "prefetch" in i.modifiers:
         return
     to_space, from_space = (m.partition("::")[0] for m in i.modifiers if m.partition("::")[0] in ("shared", "global"))
     to_space, to = e.pointer(to_space, i.operands[0])
@@ -158,14 +169,17 @@ def _bulk(e: Emitter, i: Instruction) -> None:
     size = e.get(i.operands[2], "u32")
     if e.instrument:  # a multiple of 16 bytes: the first and the last 16 stand for all
         last = e.op(f"sub i32 {size}, 16")
-        e.guarded(to_space, e.op(f"getelementptr i8, ptr {to}, i32 {last}"), 16, WRITE, i)
-        e.guarded(from_space, e.op(f"getelementptr i8, ptr {source}, i32 {last}"), 16, READ, i)
-    to, source = e.guarded(to_space, to, 16, WRITE, i), e.guarded(from_space, source, 16, READ, i)
+        e.guarded(to_space, e.op(f"getelementptr i8, ptr {to}, i32 {last}"), 16, WRITE, i, flags=Flag.APART)
+        e.guarded(from_space, e.op(f"getelementptr i8, ptr {source}, i32 {last}"), 16, READ, i, flags=Flag.APART)
+        races.range_access(e, i, to_space, to, size, WRITE)
+        races.range_access(e, i, from_space, source, size, READ)
+    to = e.guarded(to_space, to, 16, WRITE, i, flags=Flag.APART)
+    source = e.guarded(from_space, source, 16, READ, i, flags=Flag.APART)
     e.define(_MEMCPY)
     e.emit(f"call void @llvm.memcpy.p0.p0.i32(ptr {to}, ptr {source}, i32 {size}, i1 false)")
     if "mbarrier::complete_tx::bytes" in i.modifiers:
         done = e.op(f"sub i64 0, {e.op(f'zext i32 {size} to i64')}")
-        _update(e, i, i.operands[3], arrivals="0", bytes_=done)
+        _update(e, i, i.operands[3], Arrival.COPIES, arrivals="0", bytes_=done)
 
 
 def _finish_all(e: Emitter) -> None:
@@ -188,7 +202,7 @@ def _copy(e: Emitter, i: Instruction) -> None:
             given = e.call("i32", "llvm.umin.i32", f"i32 {e.get(option, 'u32')}", f"i32 {size}")
     to_space, to = e.pointer("shared", i.operands[0])
     from_space, source = e.pointer("global", i.operands[1])
-    to = e.guarded(to_space, to, size, WRITE, i)
+    to = e.guarded(to_space, to, size, WRITE, i, flags=Flag.ASYNC)
     source = _observe_source(e, i, from_space, source, size, given)
     e.emit(f"call void @async_begin(ptr {_queue(e)}, ptr {to}, ptr {source}, i32 {size}, i32 {given})")
 
@@ -196,13 +210,13 @@ def _copy(e: Emitter, i: Instruction) -> None:
 def _observe_source(e: Emitter, i: Instruction, space: str, pointer: str, size: int, given: str) -> str:
     """Let checkers see what is read: all of it, or its first and last byte if part of it is."""
     if given == str(size) or not e.instrument:
-        return e.guarded(space, pointer, size, READ, i)
+        return e.guarded(space, pointer, size, READ, i, flags=Flag.ASYNC)
     start, partly, some, part_end, whole, whole_end, after = (e.new_label() for _ in range(7))
     e.emit(f"br label %{start}")
     e.label(start)
     e.emit(f"br i1 {e.op(f'icmp eq i32 {given}, {size}')}, label %{whole}, label %{partly}")
     e.label(whole)
-    all_of_it = e.guarded(space, pointer, size, READ, i)
+    all_of_it = e.guarded(space, pointer, size, READ, i, flags=Flag.ASYNC)
     e.emit(f"br label %{whole_end}")
     e.label(whole_end)
     e.emit(f"br label %{after}")
@@ -210,8 +224,8 @@ def _observe_source(e: Emitter, i: Instruction, space: str, pointer: str, size: 
     e.emit(f"br i1 {e.op(f'icmp eq i32 {given}, 0')}, label %{after}, label %{some}")
     e.label(some)
     last = e.op(f"getelementptr i8, ptr {pointer}, i32 {e.op(f'sub i32 {given}, 1')}")
-    part = e.guarded(space, pointer, 1, READ, i)
-    e.guarded(space, last, 1, READ, i)
+    part = e.guarded(space, pointer, 1, READ, i, flags=Flag.ASYNC)
+    e.guarded(space, last, 1, READ, i, flags=Flag.ASYNC)
     e.emit(f"br label %{part_end}")
     e.label(part_end)
     e.emit(f"br label %{after}")
@@ -252,13 +266,16 @@ define internal i64 @mbarrier_update(ptr %barrier, i64 %arrivals, i64 %drops, i6
 }"""
 
 
-def _update(e: Emitter, i: Instruction, address: Operand, *, arrivals: str, drops: str = "0", bytes_: str = "0") -> str:
+def _update(
+    e: Emitter, i: Instruction, address: Operand, what: Arrival, *, arrivals: str, drops: str = "0", bytes_: str = "0"
+) -> str:
     """Change an mbarrier; return what it was, which is the state that waiting for its phase needs."""
     e.define(_UPDATE)
     space, pointer = e.pointer("shared", address)
-    pointer = e.guarded(space, pointer, 8, ATOMIC, i)
-    acquire(e)
-    return e.op(f"call i64 @mbarrier_update(ptr {pointer}, i64 {arrivals}, i64 {drops}, i64 {bytes_})")
+    pointer = e.guarded(space, pointer, 8, ATOMIC, i, flags=Flag.STRONG | Flag.WIDE)
+    state = e.op(f"call i64 @mbarrier_update(ptr {pointer}, i64 {arrivals}, i64 {drops}, i64 {bytes_})")
+    races.mbarrier(e, pointer, what)
+    return state
 
 
 @lowers("mbarrier")
@@ -270,6 +287,7 @@ def _mbarrier(e: Emitter, i: Instruction) -> None:
         count = e.op(f"zext i32 {e.get(i.operands[1], 'u32')} to i64")
         both = e.op(f"or i64 {count}, {e.op(f'shl i64 {count}, 20')}")
         e.emit(f"store i64 {both}, ptr {pointer}")
+        races.mbarrier(e, pointer, Arrival.INIT)
     elif operation == "inval":
         space, pointer = e.pointer("shared", i.operands[0])
         pointer = e.guarded(space, pointer, 8, WRITE, i)
@@ -281,7 +299,7 @@ def _mbarrier(e: Emitter, i: Instruction) -> None:
         count = e.op(f"zext i32 {e.get(i.operands[1], 'u32')} to i64")
         if operation == "complete_tx":
             count = e.op(f"sub i64 0, {count}")
-        _update(e, i, i.operands[0], arrivals="0", bytes_=count)
+        _update(e, i, i.operands[0], Arrival.UPDATE, arrivals="0", bytes_=count)
     elif operation in ("arrive", "arrive_drop"):
         _arrive(e, i)
     else:
@@ -294,7 +312,8 @@ def _arrive(e: Emitter, i: Instruction) -> None:
     value = e.op(f"zext i32 {e.get(operands[1], 'u32')} to i64") if len(operands) > 1 else "1"
     arrivals, bytes_ = ("1", value) if "expect_tx" in i.modifiers else (value, "0")
     drops = arrivals if i.modifiers[0] == "arrive_drop" else "0"
-    state = _update(e, i, operands[0], arrivals=arrivals, drops=drops, bytes_=bytes_)
+    what = Arrival.UPDATE if "relaxed" in i.modifiers else Arrival.ARRIVE
+    state = _update(e, i, operands[0], what, arrivals=arrivals, drops=drops, bytes_=bytes_)
     if target is not None:
         e.set(target, state, "b64")
 
@@ -308,7 +327,7 @@ def _leave_wait(i: Instruction) -> list[tuple[str, Operand, str]]:
 
 
 def _observe_wait(e: Emitter, i: Instruction, space: str, pointer: str) -> str:
-    return e.guarded("shared" if space == "generic" else space, pointer, 8, ATOMIC, i)
+    return e.guarded("shared" if space == "generic" else space, pointer, 8, ATOMIC, i, flags=Flag.STRONG | Flag.WIDE)
 
 
 def _combine_nothing(e: Emitter, i: Instruction) -> None:
@@ -319,8 +338,10 @@ def _take_wait(e: Emitter, i: Instruction) -> None:
     pointer = e.op(f"inttoptr i64 {e.pack([read_array(e, 'a'), read_array(e, 'b')], 'i32')} to ptr")
     phase = e.op(f"lshr i64 {e.op(f'load i64, ptr {pointer}')}, 63")
     wanted = e.op(f"and i32 {read_array(e, 'c')}, 1")
-    acquire(e)
-    e.set(i.operands[0], e.op(f"icmp ne i32 {e.convert(phase, 'i64', 'i32')}, {wanted}"), "pred")
+    complete = e.op(f"icmp ne i32 {e.convert(phase, 'i64', 'i32')}, {wanted}")
+    if "relaxed" not in i.modifiers:
+        races.passed(e, pointer, complete)
+    e.set(i.operands[0], complete, "pred")
 
 
 SUSPENSIONS += [

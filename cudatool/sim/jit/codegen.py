@@ -480,17 +480,23 @@ class _Kernel:
                 ]
             )
         )
-        checked = self._apart(row) or row.kind in (Kind.WAIT, Kind.POLL)
+        checked = self._apart(instruction, row) or row.kind in (Kind.WAIT, Kind.POLL)
         if row.kind == Kind.WARP:
             mask = next(operand for name, operand, _ in row.leave(instruction) if name == "mask")
             checked = not (isinstance(mask, Immediate) and int(mask.value) & 0xFFFFFFFF == 0xFFFFFFFF)
-        self.parts.append(scheduler.whole_block(number, row.kind, check_masks=checked, apart=self._apart(row)))
+        self.parts.append(
+            scheduler.whole_block(number, row.kind, check_masks=checked, apart=self._apart(instruction, row))
+        )
         return checked
 
-    def _apart(self, row: Suspension) -> bool:
+    def _apart(self, instruction: Instruction, row: Suspension) -> bool:
         """Whether the scheduler must look at each thread, though all of them are at the same suspension."""
-        barrier = row.kind in (Kind.BARRIER, Kind.BARRIER_REDUCE)
-        return row.kind in (Kind.ARRIVE, Kind.YIELD) or (self.counts_arrivals and barrier)
+        if row.kind not in (Kind.BARRIER, Kind.BARRIER_REDUCE):
+            return row.kind in (Kind.ARRIVE, Kind.YIELD)
+        # Threads at the same instruction may be at different barriers: that matters for what is ordered.
+        operands = [operand for name, operand, _ in row.leave(instruction) if name in "ab"]
+        one = isinstance(operands[0], Immediate) and isinstance(operands[1], Immediate) and not operands[1].value
+        return self.counts_arrivals or (bool(self.instrument & Instrument.RACECHECK) and not one)
 
 
 def _pass_unless(e: Emitter, condition: str, number: int) -> None:

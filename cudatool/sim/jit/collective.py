@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cudatool.ptx import Immediate, Instruction, Operand, Pair
+from cudatool.sim.jit import races
 from cudatool.sim.jit.context import MAX_THREADS
 from cudatool.sim.jit.emit import Emitter
 from cudatool.sim.jit.table import types_of
@@ -317,6 +318,11 @@ def _take_barrier(e: Emitter, i: Instruction) -> None:
 def _combine_arrive(e: Emitter, i: Instruction) -> None:
     """Count the lanes at their barriers: entry n of the array "arrived" is barrier n's."""
     e.emit("call void @arrive(ptr %slots, i64 %warp, i32 %lanes)")
+    races.arrive(e, e.op(f"getelementptr i8, ptr %slots, i64 {array_offset('a')}"))
+
+
+def _combine_warp_sync(e: Emitter, i: Instruction) -> None:
+    races.warp_sync(e, e.op(f"getelementptr i8, ptr %slots, i64 {array_offset('mask')}"))
 
 
 _BARRIER = Suspension(Kind.BARRIER, _leave_barrier, _combine_nothing, _take_nothing)
@@ -324,7 +330,11 @@ _VOTE = Suspension(Kind.WARP, _mask_last(("a", 1, "pred")), _combine_vote, _take
 
 # (opcode, modifier that picks the form, or none) -> row; the first that fits.
 SUSPENSIONS: list[tuple[str, str, Suspension]] = [
-    ("bar", "warp", Suspension(Kind.WARP, lambda i: [("mask", i.operands[0], "b32")], _combine_nothing, _take_nothing)),
+    (
+        "bar",
+        "warp",
+        Suspension(Kind.WARP, lambda i: [("mask", i.operands[0], "b32")], _combine_warp_sync, _take_nothing),
+    ),
     ("bar", "red", Suspension(Kind.BARRIER_REDUCE, _leave_reducing_barrier, _combine_barrier, _take_barrier)),
     ("barrier", "red", Suspension(Kind.BARRIER_REDUCE, _leave_reducing_barrier, _combine_barrier, _take_barrier)),
     ("bar", "sync", _BARRIER),

@@ -45,14 +45,8 @@ class Context(ctypes.Structure):
     found_counts, found_records
         Defects: a count for each of `found_lines` lines of PTX and kind, and the first of each, of which
         `found_capacity` are kept.
-    race_global, race_shared
-        Cells of the words of device memory and of the block's shared memory.
-    race_moment, race_warps
-        What passes between two barriers of a block, and between two collectives of each warp: a number.
-    race_launch, race_block, race_blocks, race_starts
-        The first moment of the launch and of the block that runs; how many blocks have begun, and when each did.
-    race_released, race_acquired
-        The moment of each block's last fence, and whether the one that runs has had one.
+    race
+        What looks for races (:mod:`.races`).
     heap
         The heap of ``malloc`` in kernels (``cudatool_heap_create``), 0 if there is none.
     workspace
@@ -106,16 +100,7 @@ class Context(ctypes.Structure):
         ("found_counts", ctypes.c_uint64),
         ("found_records", ctypes.c_uint64),
         ("found_capacity", ctypes.c_uint64),
-        ("race_global", ctypes.c_uint64),
-        ("race_shared", ctypes.c_uint64),
-        ("race_warps", ctypes.c_uint64),
-        ("race_starts", ctypes.c_uint64),
-        ("race_released", ctypes.c_uint64),
-        ("race_moment", ctypes.c_uint32),
-        ("race_launch", ctypes.c_uint32),
-        ("race_block", ctypes.c_uint32),
-        ("race_blocks", ctypes.c_uint32),
-        ("race_acquired", ctypes.c_uint32),
+        ("race", ctypes.c_uint64),
         ("found_lines", ctypes.c_uint32),
         ("status", ctypes.c_uint32),
         ("site", ctypes.c_uint32),

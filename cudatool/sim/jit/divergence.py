@@ -36,8 +36,7 @@ report:
   %region.x = zext i32 %region to i64
   %line.p = getelementptr i32, ptr @lines, i64 %region.x
   %line = load i32, ptr %line.p
-  call void @report(ptr %context, i32 %kind, i32 %line, i64 0, i32 0, i32 0, i32 0, {_BLOCK}, i32 %t, i32 0, i32 0,
-    i32 0)
+  call void @report(ptr %context, i32 %kind, i32 %line, i64 0, i32 0, i32 0, i32 0, {_BLOCK}, i32 %t)
   br label %end
 end:
   ret void
@@ -403,7 +402,6 @@ collective:
   store i32 0, ptr %polls
   %chosen.lanes = load i32, ptr %best.lanes
   call void @combine({VALUES}, i32 %region, i64 %warp, i32 %chosen.lanes, ptr %unused)
-  call void @after_collective(ptr %context, i64 %warp)
   br label %run
 run:
   %bits = phi i32 [ %chosen.lanes, %collective ], [ %bits.next, %run ]
@@ -492,7 +490,7 @@ verdict:
   %progress = icmp ne i32 %any.next, 0
   br i1 %progress, label %open.up, label %{"second" if waits else stuck}
 {second_chance.replace("label %deadlock", f"label %{stuck}")}{yields}open.up:
-  call void @after_barrier(ptr %context)
+  call void @after_barriers(ptr %context, ptr %slots, ptr @kinds, ptr %numbers, ptr %counts, ptr %wait)
 {reducing}
   br label %release
 release:

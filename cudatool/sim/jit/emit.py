@@ -27,7 +27,7 @@ from cudatool.ptx import (
     type_bytes,
 )
 from cudatool.sim.jit.context import EXIT, Context, Stop
-from cudatool.sim.jit.instrument import Instrument, Mode, observe
+from cudatool.sim.jit.instrument import Flag, Instrument, Mode, observe
 
 __all__ = [
     "ASYNC_QUEUE",
@@ -468,7 +468,7 @@ class Emitter:
         return ", !llvm.access.group !1"
 
     def guarded(
-        self, space: str, pointer: str, size: int, mode: Mode, site: Instruction, *, strong: bool = False
+        self, space: str, pointer: str, size: int, mode: Mode, site: Instruction, *, flags: Flag = Flag.NONE
     ) -> str:
         """Observe an access before it is made: the one place where checkers and recorders see memory.
 
@@ -482,8 +482,8 @@ class Emitter:
             :data:`READ`, :data:`WRITE` or :data:`ATOMIC`.
         site
             The instruction.
-        strong
-            Whether it may meet other threads' strong accesses without a race (PTX ISA, "Memory consistency model").
+        flags
+            What else races depend on.
 
         Returns
         -------
@@ -491,7 +491,7 @@ class Emitter:
         """
         if not self.instrument:
             return pointer
-        return observe(self, space, pointer, size, mode, line=site.line, align=size, strong=strong)
+        return observe(self, space, pointer, size, mode, line=site.line, align=size, flags=flags)
 
 
 _BITS = {"float": 32, "double": 64, "half": 16, "<2 x half>": 32, "<2 x i16>": 32}

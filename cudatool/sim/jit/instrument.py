@@ -14,6 +14,8 @@ import ctypes
 from enum import IntEnum, IntFlag
 from typing import TYPE_CHECKING
 
+from cudatool.sim.jit.context import Context
+
 if TYPE_CHECKING:
     from cudatool.sim.jit.emit import Emitter
 
@@ -22,12 +24,14 @@ __all__ = [
     "KINDS",
     "WHO",
     "Defect",
+    "Flag",
     "FoundRecord",
     "Instrument",
     "Mode",
-    "acquire",
     "observe",
     "ones",
+    "race_access",
+    "race_call",
 ]
 
 
@@ -63,24 +67,40 @@ KINDS = len(Defect)
 
 
 class Mode(IntEnum):
-    """Of an access; flags of a cell's entries too."""
+    """Of an access."""
 
     READ = 1
     WRITE = 2
     ATOMIC = 3
 
 
+class Flag(IntFlag):
+    """What else races depend on, beside :class:`Mode`."""
+
+    NONE = 0
+    STRONG = 4
+    """May meet other threads' strong accesses without a race."""
+    WIDE = 8
+    """Of a scope that includes other blocks."""
+    ASYNC = 16
+    """Made at a later time, which the thread must wait for."""
+    ACQUIRE = 32
+    RELEASE = 64
+    BLIND = 128
+    """An update whose old value is not read."""
+    APART = 256
+    """The checkers of memory see a part of the access; races are looked for in all of it (:mod:`.races`)."""
+
+
 class FoundRecord(ctypes.Structure):
-    """The first defect of its kind at an instruction. `other_*` are of the earlier access of a race.
+    """The first defect of its kind at an instruction. Races have a record of their own (:class:`.races.RaceRecord`).
 
     Attributes
     ----------
-    line, other_line
+    line
         Of the PTX.
-    thread, other_thread
+    thread
         Number in the block.
-    other_id
-        The moment of the earlier access: tells its block (:attr:`.shadow.Shadow.block_of`).
     space
         What `address` is an offset in: 0 device memory or generic (an address), 1 shared, 2 local.
     """
@@ -93,21 +113,18 @@ class FoundRecord(ctypes.Structure):
         ("mode", ctypes.c_uint32),
         ("block", ctypes.c_uint32 * 3),
         ("thread", ctypes.c_uint32),
-        ("other_line", ctypes.c_uint32),
-        ("other_thread", ctypes.c_uint32),
-        ("other_id", ctypes.c_uint32),
         ("space", ctypes.c_uint32),
     )
 
 
-CELL = 48
-"""Bytes of a cell: the last write and two reads, each moment, warp's moment, line, thread | mask << 16 | mode << 24."""
+CELL = 64
+"""Bytes of the history of four bytes of memory (``cell_t`` of ``_races.c``)."""
 
 WHO = "i32 %bx, i32 %by, i32 %bz, i32 %t"
 """The thread that accesses, as arguments of the functions that instrumented code calls (:mod:`.checking`)."""
 
 
-def observe(e: Emitter, space: str, pointer: str, size: int, mode: Mode, *, line: int, align: int, strong: bool) -> str:
+def observe(e: Emitter, space: str, pointer: str, size: int, mode: Mode, *, line: int, align: int, flags: Flag) -> str:
     """Emit the checks of an access and what records it; return the pointer to use, elsewhere if it must not be made."""
     kinds = e.instrument
     if space == "entry":
@@ -119,7 +136,7 @@ def observe(e: Emitter, space: str, pointer: str, size: int, mode: Mode, *, line
     if space == "shared":
         if kinds & Instrument.RACECHECK:
             base = e.op("ptrtoint ptr %shared to i64")
-            _check_race(e, "race_shared", e.op(f"sub i64 {address}, {base}"), size, mode, line, 1, strong)
+            race_access(e, address, e.op(f"sub i64 {address}, {base}"), size, mode, line, 1, flags)
         return pointer
     if space == "local" or not kinds & ~Instrument.MEMCHECK & ~Instrument.SYNCCHECK:
         return pointer
@@ -138,24 +155,18 @@ def observe(e: Emitter, space: str, pointer: str, size: int, mode: Mode, *, line
         shared = e.new_label()
         e.emit(f"br i1 {is_shared}, label %{shared}, label %{after}")
         e.label(shared)
-        _check_race(e, "race_shared", within, size, mode, line, 1, strong)
+        race_access(e, address, within, size, mode, line, 1, flags)
         e.emit(f"br label %{after}")
     e.label(device)
     if kinds & Instrument.INITCHECK:
         _check_initialized(e, space, address, offset, size, mode, line)
     if kinds & Instrument.RACECHECK:
-        _check_race(e, "race_global", offset, size, mode, line, 0, strong)
+        race_access(e, address, offset, size, mode, line, 0, flags)
     if kinds & Instrument.FOOTPRINT:
         _mark(e, space, offset, size, mode)
     e.emit(f"br label %{after}")
     e.label(after)
     return pointer
-
-
-def acquire(e: Emitter) -> None:
-    """Emit what a fence, or an access that orders others, means for races: nothing is looked for across it."""
-    if e.instrument & Instrument.RACECHECK:
-        e.emit("call void @race_fence(ptr %context)")
 
 
 def ones(size: int) -> int:
@@ -168,13 +179,10 @@ def _shadow(e: Emitter, name: str, offset: str) -> str:
     return e.op(f"getelementptr i8, ptr {base}, i64 {offset}")
 
 
-def _report(
-    e: Emitter, defect: Defect, line: int, address: str, size: int, mode: Mode, space: int, other: str = ""
-) -> None:
-    arguments = other or "i32 0, i32 0, i32 0"
+def _report(e: Emitter, defect: Defect, line: int, address: str, size: int, mode: Mode, space: int) -> None:
     e.emit(
         f"call void @report(ptr %context, i32 {int(defect)}, i32 {line}, i64 {address}, i32 {size}, i32 {int(mode)}, "
-        f"i32 {space}, {WHO}, {arguments})"
+        f"i32 {space}, {WHO})"
     )
 
 
@@ -210,7 +218,7 @@ def _check_memory(
     e.label(bad)
     e.emit(
         f"call void @report(ptr %context, i32 {kind}, i32 {line}, i64 {shown}, i32 {size}, i32 {int(mode)}, "
-        f"i32 {number}, {WHO}, i32 0, i32 0, i32 0)"
+        f"i32 {number}, {WHO})"
     )
     nowhere = e.op(f"inttoptr i64 {e.field('nowhere_read' if mode is Mode.READ else 'nowhere')} to ptr")
     e.emit(f"br label %{after}")
@@ -234,23 +242,23 @@ def _check_initialized(e: Emitter, space: str, address: str, offset: str, size: 
         e.emit(f"store {width} {ones(size)}, ptr {cell}, align 1{e.group(space)}")
 
 
-def _check_race(
-    e: Emitter, cells: str, offset: str, size: int, mode: Mode, line: int, space: int, strong: bool
+def race_call(e: Emitter, name: str, *arguments: str) -> None:
+    """Emit a call of the engine that looks for races."""
+    kinds = ", ".join(argument.split()[0] for argument in arguments)
+    e.define(f"declare void @cudatool_race_{name}(ptr, {kinds})")
+    pointer = e.op(f"getelementptr i8, ptr %context, i64 {Context.race.offset}")
+    engine = e.op(f"load ptr, ptr {pointer}, !invariant.load !0")
+    e.emit(f"call void @cudatool_race_{name}(ptr {engine}, {', '.join(arguments)})")
+
+
+def race_access(
+    e: Emitter, address: str, offset: str, size: int | str, mode: Mode, line: int, space: int, flags: Flag
 ) -> None:
-    """Look at each word that the access has a part of. An access that is not aligned is taken for one that is."""
-    flags = int(mode) | (4 if strong or mode is Mode.ATOMIC else 0)
-    for first in range(0, size, 4):
-        at = e.op(f"add i64 {offset}, {first}") if first else offset
-        if size < 4:
-            shift = e.op(f"trunc i64 {e.op(f'and i64 {at}, 3')} to i32")
-            mask = e.op(f"and i32 {e.op(f'shl i32 {(1 << size) - 1}, {shift}')}, 15")
-        else:
-            mask = "15"
-        quick = "read" if mode is Mode.READ else "write"
-        e.emit(
-            f"call void @race_{quick}(ptr %context, i64 {e.field(cells)}, i64 {at}, i32 {mask}, i32 {flags}, "
-            f"i32 {line}, i32 {space}, i32 {min(size, 4)}, {WHO})"
-        )
+    """Emit that the engine looks at an access to `offset` of device memory (`space` 0) or shared memory (1)."""
+    if flags & Flag.APART:
+        return
+    arguments = f"i32 {size}", f"i32 {int(mode) | int(flags)}", f"i32 {line}", f"i32 {space}", "i32 %t"
+    race_call(e, "access", f"i64 {address}", f"i64 {offset}", *arguments)
 
 
 _MAPS = {Mode.READ: "shadow_read", Mode.WRITE: "shadow_write", Mode.ATOMIC: "shadow_atomic"}

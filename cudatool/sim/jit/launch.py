@@ -392,9 +392,6 @@ class _Run:
             self.spare.append(worker.memory)
             worker.use(parked)
             context.current = parked.current
-            # A block that waited for others is ordered after what they did: no race with that is looked for.
-            context.race_moment += 1
-            context.race_launch = context.race_block = context.race_moment
         context.resume, context.parked = parked is not None, 0
         left_ns = 0
         if self.launch.timeout_s:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from cudatool.ptx import Instruction, Operand, elements, space_of, type_bytes
+from cudatool.sim.jit import races
 from cudatool.sim.jit.arithmetic import canonical, extreme
 from cudatool.sim.jit.emit import ATOMIC, READ, WRITE, Emitter, llvm_type
-from cudatool.sim.jit.instrument import acquire
+from cudatool.sim.jit.instrument import Flag
 from cudatool.sim.jit.table import lowers, types_of
 
 __all__: list[str] = []
@@ -19,6 +20,10 @@ def _memory_type(t: str) -> str:
     return t if t in ("f32", "f64") or t[0] in "us" else f"b{8 * type_bytes(t)}"
 
 
+def _flags(i: Instruction, strong: bool) -> Flag:
+    return (Flag.STRONG | Flag.WIDE if races.is_wide(i) else Flag.STRONG) if strong else Flag.NONE
+
+
 @lowers("ld ldu")
 def _load(e: Emitter, i: Instruction) -> None:
     t = _memory_type(types_of(i)[-1])
@@ -26,7 +31,7 @@ def _load(e: Emitter, i: Instruction) -> None:
     targets = elements(i.operands[0])
     space, pointer = e.pointer(space_of(i), i.operands[1])
     strong = "volatile " if _STRONG.intersection(i.modifiers) and space != "local" else ""
-    pointer = e.guarded(space, pointer, size * len(targets), READ, i, strong=bool(strong))
+    pointer = e.guarded(space, pointer, size * len(targets), READ, i, flags=_flags(i, bool(strong)))
     for index, target in enumerate(targets):
         at = e.op(f"getelementptr i8, ptr {pointer}, i64 {size * index}") if index else pointer
         if space == "entry":
@@ -36,7 +41,8 @@ def _load(e: Emitter, i: Instruction) -> None:
         e.set(target, value, t)
     if "acquire" in i.modifiers:
         e.emit("fence acquire")  # volatile alone orders volatile accesses only
-        acquire(e)
+    if strong:
+        races.strong(e, i, pointer, READ)
 
 
 @lowers("st")
@@ -46,9 +52,7 @@ def _store(e: Emitter, i: Instruction) -> None:
     sources = elements(i.operands[1])
     space, pointer = e.pointer(space_of(i), i.operands[0])
     strong = "volatile " if _STRONG.intersection(i.modifiers) and space != "local" else ""
-    if "release" in i.modifiers:
-        acquire(e)
-    pointer = e.guarded(space, pointer, size * len(sources), WRITE, i, strong=bool(strong))
+    pointer = e.guarded(space, pointer, size * len(sources), WRITE, i, flags=_flags(i, bool(strong)))
     if "release" in i.modifiers:
         e.emit("fence release")
     for index, source in enumerate(sources):
@@ -56,6 +60,8 @@ def _store(e: Emitter, i: Instruction) -> None:
         at = e.op(f"getelementptr i8, ptr {pointer}, i64 {size * index}") if index else pointer
         group = "" if strong else e.group(space)
         e.emit(f"store {strong}{kind} {value}, ptr {at}, align {min(size, 8)}{group}")
+    if strong:
+        races.strong(e, i, pointer, WRITE)
 
 
 # PTX operation -> atomicrmw operation by class of type.
@@ -93,18 +99,19 @@ def _atomic(e: Emitter, i: Instruction) -> None:
     size = type_bytes(t)
     operation = next((m for m in i.modifiers if m in _RMW or m == "cas"), "")
     order = next((m for m in i.modifiers if m in _ORDERS), "monotonic")
-    if order != "monotonic":
-        acquire(e)
     sources = elements(operands[1])
-    pointer = e.guarded(space, pointer, size * len(sources), ATOMIC, i)
+    pointer = e.guarded(space, pointer, size * len(sources), ATOMIC, i, flags=_flags(i, strong=True))
+    wrote = "true"
     if operation == "cas":
         kind = f"i{8 * size}"
         expected, new = (e.get(operand, f"b{8 * size}") for operand in operands[1:3])
         pair = e.op(f"cmpxchg ptr {pointer}, {kind} {expected}, {kind} {new} seq_cst seq_cst, align {size}")
         olds, t = [e.op(f"extractvalue {{ {kind}, i1 }} {pair}, 0")], f"b{8 * size}"
+        wrote = e.op(f"extractvalue {{ {kind}, i1 }} {pair}, 1")
     else:  # each element of a vector is updated atomically, not the vector
         olds = [_update(e, t, operation, order, space, pointer, index, source) for index, source in enumerate(sources)]
         t = f"b{8 * size}" if t in _NARROW else t
+    races.strong(e, i, pointer, ATOMIC, wrote=wrote, blind=target is None)
     if target is not None:
         for register, old in zip(elements(target), olds, strict=True):
             e.set(register, old, t)
@@ -170,7 +177,7 @@ def _update_narrow(e: Emitter, t: str, operation: str, space: str, pointer: str,
 @lowers("membar fence")
 def _fence(e: Emitter, i: Instruction) -> None:
     e.emit("fence seq_cst")
-    acquire(e)
+    races.fence(e, i)
 
 
 @lowers("barrier")

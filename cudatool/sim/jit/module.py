@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -416,10 +415,12 @@ class Kernel:
             timeout_s=timeout_s,
         )
         checked: list[Launching] = []
+        # Blocks synchronize by memory that the driver gives a cooperative launch.
+        ranges = [*host_ranges, (ctypes.addressof(workspace), ctypes.sizeof(workspace))]
 
         def watch(contexts: list[Context]) -> None:
             if shadow is not None:
-                checked.append(shadow.prepare(contexts, self._lines, math.prod(grid), host_ranges))
+                checked.append(shadow.prepare(contexts, self._lines, ranges, acquires=self._acquires))
 
         try:
             stopped = run(launch, threads, seed, footprint, watch)
@@ -429,6 +430,15 @@ class Kernel:
             error.found = [found for launching in checked for found in launching.found()]
             raise
         return [found for launching in checked for found in launching.found()]
+
+    @property
+    def _acquires(self) -> bool:
+        """Whether threads may learn, by flags, what was done in other blocks."""
+        orders = {"acquire", "acq_rel"}
+        return any(
+            i.opcode in ("fence", "membar") or (i.opcode != "mbarrier" and orders.intersection(i.modifiers))
+            for i in self._function.instructions
+        )
 
     @property
     def _lines(self) -> int:

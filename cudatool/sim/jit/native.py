@@ -16,6 +16,7 @@ import llvmlite.binding as llvm
 from cudatool import progress
 from cudatool.sim import signals
 from cudatool.sim.device_runtime import library
+from cudatool.sim.jit.races import CALLABLE
 
 __all__ = [
     "STOP_SIGNAL",
@@ -169,4 +170,5 @@ _CALLABLE = (
     *("cudatool_rounded_f32", "cudatool_rounded_f64"),
     *("cudatool_texture_level", "cudatool_texture_gradient", "cudatool_gather", "cudatool_texels"),
     "cudatool_surface",
+    *CALLABLE,
 )

@@ -300,7 +300,6 @@ body:
   %lanes = select i1 %full, i32 -1, i32 %some{check}
 combine:
   call void @combine_{number}({VALUES}, i64 %warp, i32 %lanes, ptr %accumulator) #1
-  call void @after_collective(ptr %context, i64 %warp)
   %warp.next = add nuw nsw i64 %warp, 1
   %reached = shl i64 %warp.next, 5
   %more = icmp ult i64 %reached, %count
@@ -439,13 +438,10 @@ one:
   %bz = trunc i64 %bz.l to i32
   store volatile i64 %i, ptr %current.at
   %fresh = icmp eq i32 %begin, 0
-  br i1 %fresh, label %enter, label %run
-enter:
-  call void @begin_block(ptr %context)
-  br label %run
-run:
+  call void @enter_block(ptr %context, i64 %i, i1 %fresh)
   %waits = call i1 @block({VALUES}, i32 %begin)
-{parked}{field("status", "status", volatile=True)}
+{parked}  call void @leave_block(ptr %context)
+{field("status", "status", volatile=True)}
   %stopped = icmp ne i32 %status, 0
   br i1 %stopped, label %stop, label %more
 more:

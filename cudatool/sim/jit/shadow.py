@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +17,13 @@ from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.footprint import MAP_NORESERVE, PAGE
 from cudatool.sim.jit.heap_blocks import FREED_BLOCK
 from cudatool.sim.jit.instrument import CELL, KINDS, Defect, FoundRecord, Instrument
+from cudatool.sim.jit.races import RaceRecord, Races, Reason
 from cudatool.sim.results import AddressSpaceError
 
 __all__ = ["Found", "Launching", "Shadow"]
 
 _CAPACITY = 256  # different defects kept of one launch
-_WARPS = 32
+_MODES = ("", "read", "write", "atomic")
 _NONE, _WHOLE, _PART = 0, 1, 2  # of a page: is its memory valid?
 _LAST_MOMENT = 1 << 31
 
@@ -44,8 +44,10 @@ class Found:
         Of the PTX.
     count
         How often it happened.
-    other_line, other_thread, other_block
-        The earlier access of a race; the block as a number in the order of execution, None if it is the same block.
+    other_line, other_thread, other_block, other_mode
+        The earlier access of a race; `other_block` is None if it is the same block.
+    reason
+        Why nothing orders the accesses of a race, else None.
     """
 
     defect: Defect
@@ -59,7 +61,9 @@ class Found:
     count: int
     other_line: int = 0
     other_thread: int = 0
-    other_block: int | None = None
+    other_block: tuple[int, int, int] | None = None
+    other_mode: str = ""
+    reason: Reason | None = None
 
 
 class Shadow:
@@ -81,9 +85,8 @@ class Shadow:
             _Map(size // PAGE + 2),
             _Map(size + PAGE),
             _Map(size // 4 * CELL + PAGE),
-            _Map((1 << 20) // 4 * CELL),
         ]
-        self._valid, self._pages, self._init, self._cells, self._shared_cells = self._maps
+        self._valid, self._pages, self._init, self._cells = self._maps
         self._moment = 0
         self._nowhere = (ctypes.c_uint64 * 16)()
 
@@ -163,30 +166,42 @@ class Shadow:
 
     # ---- launches ----
 
-    def prepare(self, contexts: list[Context], lines: int, blocks: int, host: Sequence[tuple[int, int]]) -> Launching:
-        """Fill in the workers' contexts for a launch of code with `lines` lines of PTX."""
+    def prepare(
+        self, contexts: list[Context], lines: int, host: Sequence[tuple[int, int]], *, acquires: bool
+    ) -> Launching:
+        """Fill in the workers' contexts for a launch of code with `lines` lines of PTX.
+
+        `acquires`: see :class:`.races.Races`.
+        """
         if self._moment > _LAST_MOMENT:  # moments would begin again: forget what has old ones
             self._cells.clear()
-            self._shared_cells.clear()
             self._moment = 0
-        return Launching(self, contexts, lines, blocks, host)
+        return Launching(self, contexts, lines, host, acquires)
 
 
 class Launching:
     """One launch under the checkers: its buffers, and afterwards what was found."""
 
     def __init__(
-        self, shadow: Shadow, contexts: list[Context], lines: int, blocks: int, host: Sequence[tuple[int, int]]
+        self, shadow: Shadow, contexts: list[Context], lines: int, host: Sequence[tuple[int, int]], acquires: bool
     ) -> None:
         self._shadow = shadow
         self._contexts = contexts
         self._counts = (ctypes.c_uint32 * (lines * KINDS))()
         self._records = (ctypes.c_uint8 * (16 + _CAPACITY * ctypes.sizeof(FoundRecord)))()
         self._host = (ctypes.c_uint64 * max(2 * len(host), 1))(*(word for pair in host for word in pair))
-        self._warps = (ctypes.c_uint32 * _WARPS)()
-        racing = bool(shadow.kinds & Instrument.RACECHECK)
-        self._starts = (ctypes.c_uint32 * (blocks + 2 if racing else 1))()
-        self._released = (ctypes.c_uint32 * (blocks + 2 if racing else 1))()
+        self._races: Races | None = None
+        if shadow.kinds & Instrument.RACECHECK:
+            first = contexts[0]
+            self._races = Races(
+                shadow._moment + 1,
+                first.blocks,
+                first.threads,
+                first.shared_bytes,
+                lines,
+                acquires=acquires,
+                cells=shadow._cells.address,
+            )
         for context in contexts:
             context.arena_base = shadow.base  # and of the footprint, which may cover less
             context.arena_bytes = context.arena_bytes or shadow.size
@@ -198,48 +213,58 @@ class Launching:
             context.found_counts = ctypes.addressof(self._counts)
             context.found_records = ctypes.addressof(self._records)
             context.host_ranges, context.host_count = ctypes.addressof(self._host), len(host)
-            context.race_global, context.race_shared = shadow._cells.address, shadow._shared_cells.address
-            context.race_warps = ctypes.addressof(self._warps)
-            context.race_starts = ctypes.addressof(self._starts)
-            context.race_released = ctypes.addressof(self._released)
-            context.race_moment, context.race_launch = shadow._moment, shadow._moment + 1
-            context.race_block = context.race_blocks = context.race_acquired = 0
+            context.race = self._races.handle if self._races else 0
 
     def found(self) -> list[Found]:
         """Return the defects, in the order in which they were met. To be called once, after the launch."""
-        self._shadow._moment = max(context.race_moment for context in self._contexts) + 1
         number = min(ctypes.c_uint64.from_buffer(self._records).value, _CAPACITY)
         records = (FoundRecord * number).from_buffer(self._records, 16)
-        return [self._one(record) for record in records]
+        found = [self._one(record) for record in records]
+        if self._races is not None:
+            self._shadow._moment, raced = self._races.end()
+            found += [self._race(record) for record in raced]
+        return found
 
     def _one(self, record: FoundRecord) -> Found:
-        defect = Defect(record.kind)
-        found = Found(
-            defect=defect,
+        return Found(
+            defect=Defect(record.kind),
             space=("global", "shared", "local")[record.space],
             address=record.address,
             size=record.size,
-            mode=("", "read", "write", "atomic")[record.mode],
+            mode=_MODES[record.mode],
             block=tuple(record.block),
             thread=record.thread,
             line=record.line,
             count=self._counts[record.line * KINDS + record.kind],
         )
-        if defect not in (Defect.READ_AFTER_WRITE, Defect.WRITE_AFTER_READ, Defect.WRITE_AFTER_WRITE):
-            return found
-        address = record.address + (self._shadow.base if record.space == 0 else 0)
-        blocks = self._contexts[0].race_blocks
-        other = bisect_right(self._starts, record.other_id, 0, blocks) - 1
-        gx, gy = self._contexts[0].grid_x, self._contexts[0].grid_y
-        own = record.block[0] + gx * (record.block[1] + gy * record.block[2])
-        multiplier, offset = self._contexts[0].order_multiplier, self._contexts[0].order_offset
-        other = (other * multiplier + offset) % self._contexts[0].blocks
-        return replace(
-            found,
-            address=address,
+
+    def _race(self, record: RaceRecord) -> Found:
+        own, other = self._coordinates(record.block), self._coordinates(record.other_block)
+        return Found(
+            defect=Defect(Defect.READ_AFTER_WRITE + record.kind),
+            space=("global", "shared")[record.space],
+            address=record.address,
+            size=record.size,
+            mode=_MODES[record.mode & 3],
+            block=own,
+            thread=record.thread,
+            line=record.line,
+            count=record.count,
             other_line=record.other_line,
             other_thread=record.other_thread,
             other_block=None if other == own else other,
+            other_mode=_MODES[record.other_mode & 3],
+            reason=Reason(record.reason),
+        )
+
+    def _coordinates(self, index: int) -> tuple[int, int, int]:
+        """Return the block with a number in the order of execution."""
+        context = self._contexts[0]
+        number = (index * context.order_multiplier + context.order_offset) % context.blocks
+        return (
+            number % context.grid_x,
+            number // context.grid_x % context.grid_y,
+            number // context.grid_x // context.grid_y,
         )
 
 

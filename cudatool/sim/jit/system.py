@@ -12,6 +12,7 @@ from cudatool.ptx import Address, Instruction, Operand, Symbol, call_parts
 from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.emit import Emitter
 from cudatool.sim.jit.heap_blocks import block_freed, block_taken, with_gap
+from cudatool.sim.jit.races import cleared
 from cudatool.sim.jit.table import lowers
 
 __all__ = ["SYSTEM"]
@@ -43,6 +44,7 @@ def _malloc(e: Emitter, results: tuple[Operand, ...], arguments: tuple[Operand, 
     size = _argument(e, arguments[0], "i64")
     block = e.call("i64", "cudatool_malloc", f"i64 {e.field('heap')}", f"i64 {with_gap(e, size)}")
     block_taken(e, block, size)
+    cleared(e, block, size)
     _result(e, results, block, "i64")
 
 

@@ -1,0 +1,296 @@
+"""Races inside of kernels, by definition: what orders two accesses, and what instrumented code tells the engine.
+
+Two accesses to a byte race if one of them is a write, they are not *morally strong*, and neither *happens before* the
+other (PTX ISA, "Memory Consistency Model"). Morally strong are two volatile, relaxed, acquiring, releasing or atomic
+accesses of which each one's scope includes the other's thread.
+
+Happens-before is the transitive order of
+
+- a thread's own accesses, but not of its asynchronous copies (``cp.async``): those are after what was before their
+  start, and before what follows a wait for their group, or a phase of the mbarrier that they arrive at;
+- barriers (``bar.sync``, ``bar.red``, ``barrier.cluster``; what a thread did before ``bar.arrive`` is before what those
+  do next that wait), for the threads that take part. A thread that has ended counts as one that arrived;
+- ``bar.warp.sync`` between the lanes in its mask. Shuffles, votes and the like order nothing (CUDA C++ Programming
+  Guide, "Warp Shuffle Functions");
+- release and acquire: a fence and a strong write after it, or a releasing access, are before a strong read that finds
+  the value (or what atomic updates made of it) and a fence after it, or an acquiring access. All four have a scope
+  that includes the other thread. ``__threadfence()`` alone orders nothing. ``grid.sync()`` consists of these. Where the
+  model wants fence and flag from one thread, two that met at a barrier between them will do too: all write,
+  ``__threadfence()``, ``__syncthreads()``, and one thread sets the flag;
+- mbarriers: what is before an arrival is before what follows a wait that finds the phase complete;
+- launches, one of which runs at a time (streams are the business of :mod:`cudatool.sanitize`), and ``malloc`` in
+  kernels: what was done with a block's memory before it is given out is over.
+
+Taken as the software device has it: a cluster is one block, so that scope ``.cluster`` is ``.cta``. Not looked at:
+strong accesses of different sizes to the same bytes, which the model calls a race; pinned memory of the host.
+
+**The engine** (``_races.c``). One host thread runs all threads in some order; the engine decides from that one run
+whether *another* order was possible. It keeps
+
+- *moments*: a counter that grows with each synchronization; an access carries the moment when it was made;
+- what each thread *knows*: for each thread of the launch the moment before which all its accesses happened before
+  (a vector clock). Blocks know by a barrier's moment, warps by a warp's, and only what goes beyond that, by flags,
+  partial barriers and masks, is kept per thread: as a tree over grid, blocks, warps and lanes whose parts are shared by
+  all who know the same (the compression of Barracuda, PLDI 2017). The tree is lossless;
+- for each byte its accesses that still matter: the last weak write, weak reads, strong accesses. An access drops those
+  that happened before it and conflict with nothing that it does not conflict with, as FastTrack (PLDI 2009) does: a
+  byte on which there is a race is always found, though not every pair of lines that race on it. Where a kernel has
+  no fence and no acquiring access, blocks know nothing of each other, and two of other blocks stand for all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from cudatool.sim.device_runtime import library
+from cudatool.sim.jit.context import Context
+from cudatool.sim.jit.instrument import Flag, Instrument, Mode, race_access, race_call
+
+if TYPE_CHECKING:
+    from cudatool.ptx import Instruction
+    from cudatool.sim.jit.emit import Emitter
+
+__all__ = [
+    "Arrival",
+    "CALLABLE",
+    "NO_MOMENTS",
+    "RaceRecord",
+    "Races",
+    "Reason",
+    "arrive",
+    "cleared",
+    "commit",
+    "fence",
+    "is_wide",
+    "mbarrier",
+    "moments",
+    "passed",
+    "range_access",
+    "strong",
+    "wait",
+    "warp_sync",
+]
+
+
+class Reason(IntEnum):
+    """Why nothing orders two accesses."""
+
+    NO_BARRIER = 0
+    """Two warps of a block, with no barrier between."""
+    NO_WARP_SYNC = 1
+    """Two lanes of a warp, with neither ``__syncwarp`` of both nor a barrier between."""
+    NO_ORDER = 2
+    """Two blocks, and no release that the other acquired."""
+    NARROW_ATOMIC = 3
+    """Two atomic or volatile accesses, one of whose scopes lacks the other's block."""
+    NARROW_FENCE = 4
+    """The thread read a flag of another block, whose release or whose own read has the scope of a block."""
+    NO_FENCE = 5
+    """The thread read a flag that the other released, but has had no fence of that scope since."""
+    NOT_WAITED = 6
+    """The other access is an asynchronous copy that the thread has not waited for."""
+
+
+class Arrival(IntEnum):
+    """What happens to an mbarrier."""
+
+    INIT = 0
+    ARRIVE = 1
+    COPIES = 2
+    """The asynchronous copies that the thread has begun arrive, or their bytes are complete."""
+    UPDATE = 3
+    """Something that releases nothing."""
+
+
+class RaceRecord(ctypes.Structure):
+    """A race: the first of its kind at a line. Blocks are numbers in the order of execution; modes are flags."""
+
+    _fields_ = (
+        ("address", ctypes.c_uint64),
+        ("block", ctypes.c_uint64),
+        ("other_block", ctypes.c_uint64),
+        *((name, ctypes.c_uint32) for name in ("kind", "line", "other_line", "size", "mode", "other_mode", "space")),
+        *((name, ctypes.c_uint32) for name in ("thread", "other_thread", "reason", "count", "other_size")),
+    )
+
+
+class Races:
+    """The engine for one launch.
+
+    Parameters
+    ----------
+    now
+        The first moment of the launch: later than all of earlier launches that `cells` know of.
+    acquires
+        Whether the kernel has fences or acquiring accesses, so that its blocks may learn of each other.
+    cells
+        Address of the history of device memory.
+    """
+
+    def __init__(
+        self, now: int, blocks: int, threads: int, shared_bytes: int, lines: int, *, acquires: bool, cells: int
+    ) -> None:
+        self._library = library()
+        begin = self._library.cudatool_race_begin
+        u32, u64 = ctypes.c_uint32, ctypes.c_uint64
+        begin.argtypes = [u32, u64, u32, u64, u32, ctypes.c_int, u64]
+        begin.restype = ctypes.c_void_p
+        self.handle: int = begin(now, blocks, threads, shared_bytes, lines, acquires, cells)
+
+    def end(self) -> tuple[int, list[RaceRecord]]:
+        """Forget all; return the first moment that the next launch may have, and the races."""
+        found, end = self._library.cudatool_race_found, self._library.cudatool_race_end
+        found.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(RaceRecord))]
+        end.argtypes, end.restype = [ctypes.c_void_p], ctypes.c_uint32
+        first = ctypes.POINTER(RaceRecord)()
+        count = found(self.handle, ctypes.byref(first))
+        records = [RaceRecord.from_buffer_copy(first[i]) for i in range(count)]
+        return end(self.handle), records
+
+
+# ---- what instrumented code calls ----
+
+_LOAD = f"""  %race.p = getelementptr i8, ptr %context, i64 {Context.race.offset}
+  %race = load ptr, ptr %race.p"""
+_SHARED = f"""  %base.p = getelementptr i8, ptr %context, i64 {Context.shared.offset}
+  %base = load i64, ptr %base.p"""
+
+
+NO_MOMENTS = """
+define internal void @after_barrier(ptr %context) alwaysinline { ret void }
+define internal void @after_barriers(ptr %context, ptr %slots, ptr %kinds, ptr %numbers, ptr %counts, ptr %opened)
+    alwaysinline {
+  ret void
+}
+define internal void @enter_block(ptr %context, i64 %index, i1 %fresh) alwaysinline { ret void }
+define internal void @leave_block(ptr %context) alwaysinline { ret void }
+"""
+
+
+def moments(barrier: int, reduce: int) -> str:
+    """Return what the scheduler calls; `barrier` and `reduce` are the kinds of suspensions that are barriers."""
+    return f"""
+declare void @cudatool_race_barrier(ptr)
+declare void @cudatool_race_barriers(ptr, ptr, ptr, ptr, ptr, ptr, i32, i32)
+declare void @cudatool_race_enter(ptr, i64, i64, i32)
+declare void @cudatool_race_leave(ptr)
+define internal void @after_barrier(ptr %context) alwaysinline {{
+{_LOAD}
+  call void @cudatool_race_barrier(ptr %race)
+  ret void
+}}
+define internal void @after_barriers(ptr %context, ptr %slots, ptr %kinds, ptr %numbers, ptr %counts, ptr %opened)
+    alwaysinline {{
+{_LOAD}
+  call void @cudatool_race_barriers(ptr %race, ptr %slots, ptr %kinds, ptr %numbers, ptr %counts, ptr %opened,
+    i32 {barrier}, i32 {reduce})
+  ret void
+}}
+define internal void @enter_block(ptr %context, i64 %index, i1 %fresh) alwaysinline {{
+{_LOAD}
+{_SHARED}
+  %fresh.i = zext i1 %fresh to i32
+  call void @cudatool_race_enter(ptr %race, i64 %index, i64 %base, i32 %fresh.i)
+  ret void
+}}
+define internal void @leave_block(ptr %context) alwaysinline {{
+{_LOAD}
+  call void @cudatool_race_leave(ptr %race)
+  ret void
+}}
+"""
+
+
+def _call(e: Emitter, name: str, *arguments: str) -> None:
+    """Emit a call of the engine, if races are looked for."""
+    if e.instrument & Instrument.RACECHECK:
+        race_call(e, name, *arguments)
+
+
+def is_wide(i: Instruction) -> bool:
+    """Whether the scope of a strong access or a fence includes other blocks."""
+    return not {"cta", "cluster"}.intersection(i.modifiers)
+
+
+def strong(e: Emitter, i: Instruction, pointer: str, mode: Mode, *, wrote: str = "true", blind: bool = False) -> None:
+    """Emit that a strong access was made. `wrote` says whether (i1); `blind` that nothing of it is read."""
+    if not e.instrument & Instrument.RACECHECK:
+        return
+    flags = int(mode) | Flag.STRONG
+    flags |= Flag.WIDE if is_wide(i) else 0
+    flags |= Flag.ACQUIRE if {"acquire", "acq_rel"}.intersection(i.modifiers) else 0
+    flags |= Flag.RELEASE if {"release", "acq_rel"}.intersection(i.modifiers) else 0
+    flags |= Flag.BLIND if blind else 0
+    address = e.op(f"ptrtoint ptr {pointer} to i64")
+    _call(e, "strong", f"i64 {address}", f"i32 {int(flags)}", f"i32 {e.op(f'zext i1 {wrote} to i32')}", "i32 %t")
+
+
+def range_access(e: Emitter, i: Instruction, space: str, pointer: str, size: str, mode: Mode) -> None:
+    """Emit that an asynchronous copy accesses `size` bytes of shared or device memory."""
+    if not e.instrument & Instrument.RACECHECK:
+        return
+    address = e.op(f"ptrtoint ptr {pointer} to i64")
+    if space == "shared":
+        offset = e.op(f"sub i64 {address}, {e.op('ptrtoint ptr %shared to i64')}")
+        race_access(e, address, offset, size, mode, i.line, 1, Flag.ASYNC)
+        return
+    offset = e.op(f"sub i64 {address}, {e.field('arena_base')}")
+    with e.when(e.op(f"icmp ult i64 {offset}, {e.field('arena_bytes')}")):
+        race_access(e, address, offset, size, mode, i.line, 0, Flag.ASYNC)
+
+
+def fence(e: Emitter, i: Instruction) -> None:
+    """Emit a fence of all memory. One of a proxy orders accesses of another kind than those that are looked at."""
+    if "proxy" not in i.modifiers and "mbarrier_init" not in i.modifiers:
+        _call(e, "fence", f"i32 {int(is_wide(i))}", "i32 %t")
+
+
+def warp_sync(e: Emitter, masks: str) -> None:
+    """Emit, in a warp function, that ``%lanes`` synchronize, whose member masks are at `masks`."""
+    _call(e, "warp", "i64 %warp", "i32 %lanes", "ptr %slots", f"ptr {masks}")
+
+
+def arrive(e: Emitter, numbers: str) -> None:
+    """Emit, in a warp function, that ``%lanes`` arrive at the barriers whose numbers are at `numbers`."""
+    _call(e, "arrive", "i64 %warp", "i32 %lanes", f"ptr {numbers}")
+
+
+def commit(e: Emitter) -> None:
+    """Emit that a group of asynchronous copies is complete as a group: others may follow."""
+    _call(e, "commit", "i32 %t")
+
+
+def wait(e: Emitter, keep: str = "-1") -> None:
+    """Emit that the thread waited for all groups but the last `keep`, or for every copy."""
+    _call(e, "wait", f"i32 {keep}", "i32 %t")
+
+
+def mbarrier(e: Emitter, pointer: str, what: Arrival) -> None:
+    """Emit what was done to an mbarrier."""
+    _call(e, "mbarrier", f"ptr {pointer}", f"i32 {int(what)}", "i32 %t")
+
+
+def passed(e: Emitter, pointer: str, complete: str) -> None:
+    """Emit that the thread looked whether a phase is complete (i1)."""
+    if e.instrument & Instrument.RACECHECK:
+        _call(e, "passed", f"ptr {pointer}", f"i32 {e.op(f'zext i1 {complete} to i32')}", "i32 %t")
+
+
+def cleared(e: Emitter, address: str, size: str) -> None:
+    """Emit that the heap gives out memory, unless its address is 0."""
+    if e.instrument & Instrument.RACECHECK:
+        with e.when(e.op(f"icmp ne i64 {address}, 0")):
+            offset = e.op(f"sub i64 {address}, {e.field('arena_base')}")
+            _call(e, "clear", f"i64 {offset}", f"i64 {size}")
+
+
+CALLABLE = tuple(
+    f"cudatool_race_{name}"
+    for name in (
+        *("access", "arrive", "barrier", "barriers", "clear", "commit", "enter", "fence", "leave", "mbarrier"),
+        *("passed", "strong", "wait", "warp"),
+    )
+)
+"""The functions of the engine that native code calls."""

@@ -1,0 +1,53 @@
+"""Racecheck on labelled kernels: each that races is found, for the right reason, and no correct one is reported."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+from race_kernels import PAIRS, Pair, source
+
+from cudatool.sim import jit
+from cudatool.sim.jit import Instrument
+
+
+@pytest.fixture(scope="module")
+def kernels(ptx_of):
+    """All kernels of the table, from one compilation."""
+    return jit.load(ptx_of(source())).kernels
+
+
+@pytest.fixture(scope="module")
+def memory() -> np.ndarray:
+    """64 KiB that begin at a page, zeroed."""
+    whole = np.zeros((64 << 10) + 4096, np.uint8)
+    first = -whole.ctypes.data % 4096
+    return whole[first : first + (64 << 10)]
+
+
+@pytest.fixture(scope="module")
+def shadow(memory) -> jit.Shadow:
+    """One for all kernels: what earlier launches did must not matter."""
+    return jit.Shadow(memory.ctypes.data, memory.nbytes, Instrument.RACECHECK)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+def test_of_two_kernels_the_racy_one_is_reported(pair: Pair, kernels, memory, shadow):
+    def found(kind: str) -> list[jit.Found]:
+        memory[:] = 0
+        params = ctypes.c_uint64(memory.ctypes.data)
+        return kernels[f"{kind}_{pair.name}"].launch(
+            grid=(pair.grid, 1, 1),
+            block=(pair.block, 1, 1),
+            shared_bytes=0,
+            params=ctypes.addressof(params),
+            shadow=shadow,
+        )
+
+    assert [] == found("correct")
+    assert pair.reason in {one.reason for one in found("racy")}
+
+
+def test_the_table_has_sixty_kernels_of_different_names():
+    assert 60 <= 2 * len(PAIRS) == 2 * len({pair.name for pair in PAIRS})
