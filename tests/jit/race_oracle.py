@@ -1,0 +1,285 @@
+"""The engine of racecheck against brute force: random threads that access and synchronize, judged by a graph of events.
+
+    python tests/jit/race_oracle.py [CASES] [SEED]
+
+The oracle keeps every event with all events that happen before it (a set, as the bits of an integer), and compares
+every pair of accesses. It knows nothing of moments, trees or histories.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import sys
+from dataclasses import dataclass, field
+
+from cudatool.sim.device_runtime import library
+from cudatool.sim.jit.instrument import Flag, Mode
+from cudatool.sim.jit.races import Races
+
+ENDED = 0x7FFFFFFF
+THREADS = 40  # of a block: a warp and a part of one
+LANES = (0, 1, 2, 32, 33)  # those that do something
+BLOCKS = 3
+BASE = 1 << 30  # address of device memory; shared memory is at 1 << 20
+
+
+@dataclass
+class Access:
+    """An access in the oracle."""
+
+    event: int
+    block: int
+    thread: int
+    space: int
+    first: int
+    size: int
+    flags: int
+    line: int
+
+
+@dataclass
+class Flagged:
+    """What a flag releases in the oracle: events, to all blocks and to the writer's."""
+
+    wide: set[int] = field(default_factory=set)
+    narrow: set[int] = field(default_factory=set)
+    block: int = -1
+    thread: int = -1
+
+
+class Case:
+    """One random execution, told to the engine and to the oracle at once."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.cells = ctypes.create_string_buffer(64 * 64 + 64)
+        self.engine = Races(
+            1, BLOCKS, THREADS, 64, 4096, acquires=True, cells=(ctypes.addressof(self.cells) + 63) // 64 * 64
+        )
+        self.before: list[int] = []  # for each event, the events before it as bits
+        self.last: dict[tuple[int, int], int] = {}  # of each thread: its last event, as bits with all before
+        self.accesses: list[Access] = []
+        self.fenced: dict[tuple[int, int], list[set[int]]] = {}
+        self.gained: dict[tuple[int, int], list[set[int]]] = {}
+        self.flags: dict[int, Flagged] = {}
+        self.copies: dict[tuple[int, int], list[tuple[int, int]]] = {}  # event, number of its group
+        self.groups: dict[tuple[int, int], int] = {}
+        self.line = 0
+        for block in range(BLOCKS):
+            self.call("enter", ctypes.c_uint64(block), ctypes.c_uint64(1 << 20), 1)
+            for thread in range(THREADS):
+                key = block, thread
+                self.last[key] = 0
+                self.fenced[key], self.gained[key] = [set(), set()], [set(), set()]
+                self.copies[key], self.groups[key] = [], 0
+
+    def call(self, name: str, *arguments: object) -> None:
+        getattr(library(), f"cudatool_race_{name}")(ctypes.c_void_p(self.engine.handle), *arguments)
+
+    def event(self, before: int) -> int:
+        self.before.append(before)
+        return len(self.before) - 1
+
+    def step(self, key: tuple[int, int], more: int = 0) -> int:
+        """An event of a thread, after its last one and `more`."""
+        number = self.event(self.last[key] | more)
+        self.last[key] = self.before[number] | 1 << number
+        return number
+
+    def heads(self, events: set[int]) -> int:
+        found = 0
+        for one in events:
+            found |= self.before[one] | 1 << one
+        return found
+
+    # ---- what threads do ----
+
+    def access(self, key: tuple[int, int], copies: bool) -> None:
+        space = self.random.randrange(2)
+        size = self.random.choice((1, 1, 2, 4, 8))
+        first = self.random.randrange(0, 12, size)
+        mode = self.random.choice((Mode.READ, Mode.WRITE))
+        flags = int(mode)
+        if copies:
+            flags |= Flag.ASYNC
+            number = self.event(self.last[key])
+            self.copies[key].append((number, self.groups[key]))
+        else:
+            if self.random.random() < 0.2:
+                flags |= Flag.STRONG | (Flag.WIDE if self.random.random() < 0.5 else 0)
+            number = self.step(key)
+        self.line += 1
+        self.accesses.append(Access(number, key[0], key[1], space, first, size, int(flags), self.line))
+        offset = ctypes.c_uint64(first)
+        self.call("access", ctypes.c_uint64(BASE + first), offset, size, int(flags), self.line, space, key[1])
+
+    def fence(self, key: tuple[int, int]) -> None:
+        wide = self.random.randrange(2)
+        more = 0
+        for scope in range(wide + 1):
+            more |= self.heads(self.gained[key][scope])
+            self.gained[key][scope] = set()
+        number = self.step(key, more)
+        for scope in range(wide + 1):
+            self.fenced[key][scope] = {number}
+        self.call("fence", wide, key[1])
+
+    def strong(self, key: tuple[int, int]) -> None:
+        address = self.random.choice((0x5000, 0x5008))
+        mode = self.random.choice((Mode.READ, Mode.WRITE, Mode.ATOMIC))
+        wide = self.random.random() < 0.7
+        acquires, releases = (self.random.random() < 0.3 for _ in range(2))
+        flags = int(mode) | Flag.STRONG | (Flag.WIDE if wide else 0)
+        flags |= (Flag.ACQUIRE if acquires else 0) | (Flag.RELEASE if releases else 0)
+        wrote = self.random.random() < 0.8
+        flag = self.flags.get(address)
+        more = 0
+        if mode != Mode.WRITE and flag is not None:
+            near = flag.narrow if flag.block == key[0] else set()
+            far = flag.wide if wide else set()
+            if acquires:
+                more = self.heads(near | far)
+            else:
+                self.gained[key][0] |= near
+                self.gained[key][1] |= far
+        number = self.step(key, more)
+        self.call("strong", ctypes.c_uint64(address), int(flags), int(wrote), key[1])
+        if mode == Mode.READ or not wrote:
+            return
+        near = {number} if releases else set(self.fenced[key][0])
+        far = ({number} if releases else set(self.fenced[key][1])) if wide else set()
+        if flag is not None and (mode == Mode.ATOMIC or (flag.block, flag.thread) == key):
+            if flag.block == key[0]:
+                near |= flag.narrow
+            if wide:
+                far |= flag.wide
+        self.flags[address] = Flagged(far, near, *key)
+
+    def meet(self, keys: list[tuple[int, int]], more: int = 0) -> None:
+        together = more
+        for key in keys:
+            together |= self.last[key]
+        number = self.event(together)
+        fenced = [set().union(*(self.fenced[key][scope] for key in keys)) for scope in range(2)]
+        gained = [set().union(*(self.gained[key][scope] for key in keys)) for scope in range(2)]
+        for key in keys:
+            self.last[key] = together | 1 << number
+            self.fenced[key] = [set(one) for one in fenced]
+            self.gained[key] = [set(one) for one in gained]
+
+    def barrier(self, block: int) -> None:
+        self.meet([(block, thread) for thread in range(THREADS)])
+        self.call("barrier")
+
+    def part(self, block: int) -> None:
+        """A named barrier of some threads, at which others may have arrived."""
+        some = self.random.sample(LANES, self.random.randrange(2, 5))
+        arriving = some[: self.random.randrange(len(some) - 1)]
+        waiting = some[len(arriving) :]
+        numbers = (ctypes.c_uint32 * 1056)(*([1] * 1056))
+        more = 0
+        for thread in arriving:
+            number = self.step((block, thread))
+            more |= self.before[number] | 1 << number
+            self.call("arrive", ctypes.c_uint64(thread // 32), ctypes.c_uint32(1 << thread % 32), numbers)
+        regions = (ctypes.c_uint32 * 1056)(*(1 if t in waiting else 0 for t in range(1056)))
+        kinds = (ctypes.c_uint8 * 2)(0, 2)
+        counts = (ctypes.c_uint32 * 1056)(*([len(some)] * 1056))
+        opened = (ctypes.c_uint32 * 16)(0, 1)
+        self.meet([(block, thread) for thread in waiting], more)
+        self.call("barriers", regions, kinds, numbers, counts, opened, 2, 3)
+
+    def warp(self, block: int) -> None:
+        if self.random.random() < 0.4:
+            warp = self.random.randrange(2)
+            lanes = list(range(32 if not warp else THREADS - 32))
+        else:
+            warp, lanes = 0, self.random.sample(range(3), self.random.randrange(1, 4))
+        mask = sum(1 << lane for lane in lanes)
+        regions, masks = (ctypes.c_uint32 * 1056)(), (ctypes.c_uint32 * 1056)(*([mask] * 1056))
+        self.meet([(block, 32 * warp + lane) for lane in lanes])
+        self.call("warp", ctypes.c_uint64(warp), ctypes.c_uint32(mask), regions, masks)
+
+    def commit(self, key: tuple[int, int]) -> None:
+        self.groups[key] += 1
+        self.call("commit", key[1])
+
+    def wait(self, key: tuple[int, int]) -> None:
+        keep = self.random.choice((0, 1, 0xFFFFFFFF))
+        until = self.groups[key] + 1 if keep == 0xFFFFFFFF else self.groups[key] - keep
+        done = {event for event, group in self.copies[key] if group < until}
+        self.copies[key] = [(event, group) for event, group in self.copies[key] if group >= until]
+        self.step(key, self.heads(done))
+        self.call("wait", ctypes.c_uint32(keep), key[1])
+
+    # ---- verdicts ----
+
+    def run(self) -> None:
+        uses_copies = self.random.random() < 0.4
+        for _ in range(self.random.randrange(5, 45)):
+            block = self.random.randrange(BLOCKS)
+            key = block, self.random.choice(LANES)
+            self.call("enter", ctypes.c_uint64(block), ctypes.c_uint64(1 << 20), 0)
+            what = self.random.random()
+            if what < 0.45:
+                self.access(key, uses_copies and self.random.random() < 0.4)
+            elif what < 0.6:
+                self.strong(key)
+            elif what < 0.72:
+                self.fence(key)
+            elif what < 0.78:
+                self.barrier(block)
+            elif what < 0.84:
+                self.part(block)
+            elif what < 0.92:
+                self.warp(block)
+            elif uses_copies:
+                self.random.choice((self.commit, self.wait))(key)
+
+    def races(self) -> dict[tuple[int, int], set[tuple[int, int]]]:
+        """Return the pairs of lines that race, by definition, and on which bytes."""
+        found = {}
+        for i, new in enumerate(self.accesses):
+            for old in self.accesses[:i]:
+                if old.space != new.space or (old.space and old.block != new.block):
+                    continue
+                if not (old.flags | new.flags) & Mode.WRITE or self.before[new.event] >> old.event & 1:
+                    continue
+                both = old.flags & new.flags
+                if both & Flag.STRONG and (old.block == new.block or both & Flag.WIDE):
+                    continue
+                common = range(max(old.first, new.first), min(old.first + old.size, new.first + new.size))
+                if common:
+                    place = new.block if new.space else -1
+                    found[old.line, new.line] = {(place, byte) for byte in common}
+        return found
+
+    def difference(self) -> str:
+        """Return what the engine says wrongly, empty if nothing."""
+        self.run()
+        _, records = self.engine.end()
+        said = {(record.other_line, record.line) for record in records}
+        races = self.races()
+        if false := said - races.keys():
+            return f"false: {sorted(false)}"
+        bytes_ = set().union(*races.values())
+        later = {line for _, line in said}
+        seen = {place for (_, line), places in races.items() if line in later for place in places}
+        if missed := bytes_ - seen:
+            return f"missed on bytes {sorted(missed)}"
+        return ""
+
+
+def campaign(cases: int, seed: int = 0) -> list[str]:
+    """Return the differences of so many cases."""
+    found = ((number, Case(number).difference()) for number in range(seed, seed + cases))
+    return [f"case {number}: {text}" for number, text in found if text]
+
+
+if __name__ == "__main__":
+    arguments = [int(argument) for argument in sys.argv[1:]]
+    differences = campaign(*(arguments or [10_000]))
+    print("\n".join(differences[:20]))
+    print(f"{len(differences)} differences")
+    sys.exit(bool(differences))
