@@ -15,9 +15,9 @@
 #define EXITED 0x7FFFFFFFu /* the region of a thread that has ended: context.EXIT */
 #define GROUPS 16          /* of asynchronous copies that a thread may have committed and not waited for */
 
-enum { READ = 1, WRITE = 2, STRONG = 4, WIDE = 8, ASYNC = 16, ACQUIRE = 32, RELEASE = 64, BLIND = 128 }; /* races.Flag */
+enum { READ = 1, WRITE = 2, STRONG = 4, WIDE = 8, ASYNC = 16, ACQUIRE = 32, RELEASE = 64, BLIND = 128 }; /* instrument.Flag */
 enum { READ_AFTER_WRITE, WRITE_AFTER_READ, WRITE_AFTER_WRITE, KINDS };
-enum { NO_BARRIER, NO_WARP_SYNC, NO_ORDER, NARROW_ATOMIC, NARROW_FENCE, NO_FENCE, NOT_WAITED }; /* races.Reason */
+enum { NO_BARRIER, NO_WARP_SYNC, NO_ORDER, NARROW_ATOMIC, NARROW_FENCE, NO_FENCE, NOT_WAITED }; /* race_engine.Reason */
 
 /* ---- what is known: a tree over threads, shared between all who know the same ----
  *
@@ -188,7 +188,7 @@ typedef struct {
     uint32_t parity;
 } flag_t;
 
-/* One race: the first of its kind at a line. races.RaceRecord. */
+/* One race: the first of its kind at a line. race_engine.RaceRecord. */
 typedef struct {
     uint64_t address, block, other_block;
     uint32_t kind, line, other_line, size, mode, other_mode, space, thread, other_thread, reason, count, other_size;
@@ -596,7 +596,7 @@ void cudatool_race_fence(race_t *r, uint32_t wide, uint32_t t) {
     r->block->touched = r->block->halves = true;
 }
 
-/* A strong access was made: what it reads and releases. `flags` are races.Flag; `wrote` is 0 if a swap failed. */
+/* A strong access was made: what it reads and releases. `flags` are instrument.Flag; `wrote` is 0 if a swap failed. */
 void cudatool_race_strong(race_t *r, uint64_t address, uint32_t flags, uint32_t wrote, uint32_t t) {
     block_t *b = r->block;
     thread_t *thread = &b->of[t];

@@ -16,7 +16,7 @@ from cudatool.sim.addresses import place_of, pointer_behind
 from cudatool.sim.memory import Allocation
 
 if TYPE_CHECKING:
-    from cudatool.sim.jit import Found, Instrument, Kernel
+    from cudatool.sim.jit import Found, Instrument, Kernel, Reason
     from cudatool.sim.machine import Machine
 
 __all__ = ["CHECKS", "CheckFinding", "Checkers"]
@@ -155,7 +155,7 @@ class Checkers:
         self, found: Found, kernel: Kernel, grid: tuple[int, int, int], block: tuple[int, int, int], params: bytes
     ) -> CheckFinding:
         """Return what a kernel did wrong that was launched with these packed arguments, in words."""
-        from cudatool.sim.jit import Defect
+        from cudatool.sim.jit import Defect, Reason
 
         check, kind = {
             Defect.INVALID: ("memcheck", "out-of-bounds"),
@@ -182,7 +182,7 @@ class Checkers:
         other_thread: tuple[int, ...] = ()
         other_source = ""
         if check == "racecheck":
-            text = _race_text(found)
+            text = _race_text(found, Reason)
             other_block = found.other_block or found.block
             other_thread = _coordinates(found.other_thread, block)
             other_source = kernel.source_of(found.other_line)
@@ -244,25 +244,23 @@ class Checkers:
         return None
 
 
-def _race_text(found: Found) -> str:
+def _race_text(found: Found, reasons: type[Reason]) -> str:
     """Return why nothing orders the accesses of a race, and what would."""
-    from cudatool.sim.jit.races import Reason
-
     other = {"read": "read", "write": "write", "atomic": "atomic update"}[found.other_mode]
     why = {
-        Reason.NO_BARRIER: "no barrier between: __syncthreads() orders them",
-        Reason.NO_WARP_SYNC: "two lanes of a warp, no __syncwarp() between that both are in the mask of",
-        Reason.NO_ORDER: (
+        reasons.NO_BARRIER: "no barrier between: __syncthreads() orders them",
+        reasons.NO_WARP_SYNC: "two lanes of a warp, no __syncwarp() between that both are in the mask of",
+        reasons.NO_ORDER: (
             "blocks run in any order: hand the data over by a flag (__threadfence() before it is set and after it was "
             "read), with grid.sync(), or in a launch of its own"
         ),
-        Reason.NARROW_ATOMIC: "they are in different blocks, but an atomic has the scope of a block: use the device's",
-        Reason.NARROW_FENCE: (
+        reasons.NARROW_ATOMIC: "they are in different blocks, but an atomic has the scope of a block: use the device's",
+        reasons.NARROW_FENCE: (
             "the flag between the blocks is released or read at block scope: __threadfence() and atomics of the "
             "device's scope order them"
         ),
-        Reason.NO_FENCE: "the flag was read, but no __threadfence() follows that read",
-        Reason.NOT_WAITED: "an asynchronous copy that the thread has not waited for: wait for it, then synchronize",
+        reasons.NO_FENCE: "the flag was read, but no __threadfence() follows that read",
+        reasons.NOT_WAITED: "an asynchronous copy that the thread has not waited for: wait for it, then synchronize",
     }
     assert found.reason is not None
     return f"nothing orders it and the other thread's {other} ({why[found.reason]})"

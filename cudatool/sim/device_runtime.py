@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
-from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from cudatool.sim import machine as state
+from cudatool.sim.host_library import library
 from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:
@@ -20,7 +18,6 @@ __all__ = [
     "PRINTF_FIFO_SIZE",
     "STACK_SIZE",
     "flush_printf",
-    "library",
     "limit_of",
     "prepare_calls",
     "set_limit",
@@ -32,20 +29,6 @@ HEAP_SIZE: Final = 2
 
 DEFAULT_LIMITS: Final[dict[int, int]] = {0: 1024, 1: 1 << 20, 2: 8 << 20, 3: 2, 4: 2048, 5: 64, 6: 0}
 """CUlimit -> default."""
-
-
-@cache
-def library() -> ctypes.CDLL:
-    """Return the C part: what native code calls (``_device.c``), and what calls native code (``_libcuda.c``)."""
-    spec = importlib.util.find_spec("cudatool.sim._libcuda")
-    if spec is None or spec.origin is None:
-        raise ImportError("cudatool.sim._libcuda was not built; install cudatool with a C compiler present")
-    found = ctypes.CDLL(spec.origin)
-    found.cudatool_printf_resize.argtypes = [ctypes.c_size_t]
-    found.cudatool_heap_create.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    found.cudatool_heap_create.restype = ctypes.c_void_p
-    found.cudatool_heap_destroy.argtypes = [ctypes.c_void_p]
-    return found
 
 
 class Heap:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cudatool.sim.jit.races import Reason
+from cudatool.sim.jit.race_engine import Reason
 
 __all__ = ["HELPERS", "PAIRS", "Pair", "source"]
 

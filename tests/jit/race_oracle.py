@@ -13,9 +13,9 @@ import random
 import sys
 from dataclasses import dataclass, field
 
-from cudatool.sim.device_runtime import library
+from cudatool.sim.host_library import library
 from cudatool.sim.jit.instrument import Flag, Mode
-from cudatool.sim.jit.races import Races
+from cudatool.sim.jit.race_engine import Races
 
 ENDED = 0x7FFFFFFF
 THREADS = 40  # of a block: a warp and a part of one

@@ -17,6 +17,7 @@ from cudatool.sim.jit.launch import (
     KernelTrap,
 )
 from cudatool.sim.jit.module import GlobalVariable, JitModule, Kernel, Param, load
+from cudatool.sim.jit.race_engine import Reason
 from cudatool.sim.jit.shadow import Found, Shadow
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "GlobalVariable",
     "Footprint",
     "Instrument",
+    "Reason",
     "Shadow",
     "Found",
     "Defect",

@@ -93,7 +93,7 @@ class Flag(IntFlag):
 
 
 class FoundRecord(ctypes.Structure):
-    """The first defect of its kind at an instruction. Races have a record of their own (:class:`.races.RaceRecord`).
+    """The first defect of its kind at an instruction. Races have a record of their own (:mod:`.race_engine`).
 
     Attributes
     ----------

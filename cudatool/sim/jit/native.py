@@ -15,7 +15,7 @@ import llvmlite.binding as llvm
 
 from cudatool import progress
 from cudatool.sim import signals
-from cudatool.sim.device_runtime import library
+from cudatool.sim.host_library import library
 from cudatool.sim.jit.races import CALLABLE
 
 __all__ = [

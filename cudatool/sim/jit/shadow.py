@@ -17,7 +17,7 @@ from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.footprint import MAP_NORESERVE, PAGE
 from cudatool.sim.jit.heap_blocks import FREED_BLOCK
 from cudatool.sim.jit.instrument import CELL, KINDS, Defect, FoundRecord, Instrument
-from cudatool.sim.jit.races import RaceRecord, Races, Reason
+from cudatool.sim.jit.race_engine import RaceRecord, Races, Reason
 from cudatool.sim.results import AddressSpaceError
 
 __all__ = ["Found", "Launching", "Shadow"]
@@ -171,7 +171,7 @@ class Shadow:
     ) -> Launching:
         """Fill in the workers' contexts for a launch of code with `lines` lines of PTX.
 
-        `acquires`: see :class:`.races.Races`.
+        `acquires`: see :class:`.race_engine.Races`.
         """
         if self._moment > _LAST_MOMENT:  # moments would begin again: forget what has old ones
             self._cells.clear()

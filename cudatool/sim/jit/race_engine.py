@@ -1,0 +1,75 @@
+"""The host's side of the engine that looks for races: one launch, and what was found (:mod:`.races`, ``_races.c``)."""
+
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum
+
+from cudatool.sim.host_library import library
+
+__all__ = ["RaceRecord", "Races", "Reason"]
+
+
+class Reason(IntEnum):
+    """Why nothing orders two accesses."""
+
+    NO_BARRIER = 0
+    """Two warps of a block, with no barrier between."""
+    NO_WARP_SYNC = 1
+    """Two lanes of a warp, with neither ``__syncwarp`` of both nor a barrier between."""
+    NO_ORDER = 2
+    """Two blocks, and no release that the other acquired."""
+    NARROW_ATOMIC = 3
+    """Two atomic or volatile accesses, one of whose scopes lacks the other's block."""
+    NARROW_FENCE = 4
+    """The thread read a flag of another block, whose release or whose own read has the scope of a block."""
+    NO_FENCE = 5
+    """The thread read a flag that the other released, but has had no fence of that scope since."""
+    NOT_WAITED = 6
+    """The other access is an asynchronous copy that the thread has not waited for."""
+
+
+class RaceRecord(ctypes.Structure):
+    """A race: the first of its kind at a line. Blocks are numbers in the order of execution; modes are flags."""
+
+    _fields_ = (
+        ("address", ctypes.c_uint64),
+        ("block", ctypes.c_uint64),
+        ("other_block", ctypes.c_uint64),
+        *((name, ctypes.c_uint32) for name in ("kind", "line", "other_line", "size", "mode", "other_mode", "space")),
+        *((name, ctypes.c_uint32) for name in ("thread", "other_thread", "reason", "count", "other_size")),
+    )
+
+
+class Races:
+    """The engine for one launch.
+
+    Parameters
+    ----------
+    now
+        The first moment of the launch: later than all of earlier launches that `cells` know of.
+    acquires
+        Whether the kernel has fences or acquiring accesses, so that its blocks may learn of each other.
+    cells
+        Address of the history of device memory.
+    """
+
+    def __init__(
+        self, now: int, blocks: int, threads: int, shared_bytes: int, lines: int, *, acquires: bool, cells: int
+    ) -> None:
+        self._library = library()
+        begin = self._library.cudatool_race_begin
+        u32, u64 = ctypes.c_uint32, ctypes.c_uint64
+        begin.argtypes = [u32, u64, u32, u64, u32, ctypes.c_int, u64]
+        begin.restype = ctypes.c_void_p
+        self.handle: int = begin(now, blocks, threads, shared_bytes, lines, acquires, cells)
+
+    def end(self) -> tuple[int, list[RaceRecord]]:
+        """Forget all; return the first moment that the next launch may have, and the races."""
+        found, end = self._library.cudatool_race_found, self._library.cudatool_race_end
+        found.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(RaceRecord))]
+        end.argtypes, end.restype = [ctypes.c_void_p], ctypes.c_uint32
+        first = ctypes.POINTER(RaceRecord)()
+        count = found(self.handle, ctypes.byref(first))
+        records = [RaceRecord.from_buffer_copy(first[i]) for i in range(count)]
+        return end(self.handle), records
