@@ -41,6 +41,7 @@ __all__ = [
     "device_count",
     "gpu_names",
     "gpu_processes",
+    "in_fork",
     "initialize",
     "initialized",
     "refused_address_space",
@@ -76,14 +77,21 @@ _in_fork = False  # the driver was started in the parent of this process
 
 
 def _forked() -> None:
-    global _lock, _in_fork
-    _lock = threading.Lock()
+    global _lock
     machine = _choice.machine if _choice is not None else None
     # A choice alone, as `cudatool run` makes it before the program begins, does not keep the child from using CUDA.
-    _in_fork = _in_fork or (machine.initialized if machine is not None else _is_initialized)
+    if _lock.locked() or (machine.initialized if machine is not None else _is_initialized):
+        in_fork()
+    _lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+def in_fork() -> None:
+    """Note in a forked child that its parent had started the driver, or that a thread of its was about to."""
+    global _in_fork
+    _in_fork = True
 
 
 def initialized() -> None:

@@ -62,7 +62,9 @@ def __getattr__(name: str) -> Any:
 def _forked() -> None:
     """In a forked child: look at the driver anew, which says whether it can be used here."""
     global _loading
-    _loading = threading.RLock()  # another thread of the parent may have held it
+    if not _loading.acquire(blocking=False):
+        _driver.in_fork()  # a thread of the parent held it: what it had half imported cannot be imported here
+    _loading = threading.RLock()
     globals().pop("core", None)
     globals().pop("driver", None)
 
