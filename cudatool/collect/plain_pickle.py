@@ -30,6 +30,7 @@ from cudatool.errors import SnapshotFormatError
 from cudatool.files import open_input
 from cudatool.limits import OBJECT_MEMORY, PICKLE_BYTES, PICKLE_FEW, PICKLE_MEMORY, PICKLE_RATIO, PICKLE_TEXT
 from cudatool.progress import step
+from cudatool.text import printable
 
 if TYPE_CHECKING:
     from cudatool.collect._unpickle import Words
@@ -103,10 +104,10 @@ def load_rows(path: str | Path, row_key: str | None) -> tuple[Any, Rows]:
         size = _feed(machine, path, PICKLE_MEMORY if row_key else OBJECT_MEMORY)
         value = machine.value()
     except ImportError as error:
-        reason = f"tries to import {error} when loaded; a memory snapshot holds plain data only"
+        reason = f"tries to import {printable(str(error))} when loaded; a memory snapshot holds plain data only"
         raise SnapshotFormatError(path, reason) from error
     except (ValueError, OverflowError, MemoryError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = printable(" ".join(str(error).split())[:200])
         raise SnapshotFormatError(path, f"damaged pickle ({reason or type(error).__name__})") from error
     finally:
         if collecting:

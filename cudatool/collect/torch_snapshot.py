@@ -32,6 +32,7 @@ from cudatool.collect.torch_writer import write
 from cudatool.errors import SnapshotFormatError
 from cudatool.files import open_input
 from cudatool.limits import PAGES
+from cudatool.text import printable
 from cudatool.trace.events import FREE_UNKNOWN, RECORD, Kind, StreamFlag
 from cudatool.trace.model import Frame, PinnedMemory
 
@@ -92,7 +93,7 @@ def read(path: str | Path) -> MemorySnapshot:
         return _Reader(data).snapshot(path, rows)
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error)
-        reason = " ".join(what.split())[:200]
+        reason = printable(" ".join(what.split())[:200])
         raise SnapshotFormatError(path, f"not a valid PyTorch memory snapshot ({reason})") from error
 
 
