@@ -183,9 +183,7 @@ def _try_settings(trace: Trace, device: int, split: tuple[Fragmentation, ...]) -
         return advise(trace, device, confs, recorded=recorded)
     except ConfigError:  # an allocator that is not modelled
         return None
-    except (AssertionError, FileFormatError, KeyError):
-        # Events that contradict each other are refused, or meet the checks of the policy itself, which a file of
-        # events has no right to pass: no setting is named from them.
+    except FileFormatError:  # events that contradict each other
         return Advice(None, None, None, 0, (), NoAdvice.CONTRADICTION)
 
 

@@ -24,7 +24,7 @@ from cudatool.analyze.releases import leading_releases, share_of_program
 from cudatool.analyze.replay_pools import UnnamedPools
 from cudatool.analyze.replay_script import Script
 from cudatool.analyze.replay_start import own_stream, set_up
-from cudatool.analyze.requests import RELEASES, Call, Requests, Verb, requests
+from cudatool.analyze.requests import RELEASES, Call, Requests, Verb, refuses_contradictions, requests
 from cudatool.errors import OutOfMemoryError, UsageError
 from cudatool.memory.blocks import FREE, MIN_BLOCK_SIZE, SMALL_LIMIT, PoolId, round_size, segment_size
 from cudatool.memory.journal import Journal
@@ -191,6 +191,7 @@ def requests_with_pools(trace: Trace, device: int, settings: Settings, total_mem
     return _best_replay(trace, device, settings, total_memory).separated()
 
 
+@refuses_contradictions
 def _best_replay(trace: Trace, device: int, settings: Settings, total_memory: int | None) -> _Replay:
     """Replay, and again with what the first difference lets guess, until there is none or nothing left to guess.
 

@@ -14,19 +14,24 @@ have made room for them: :mod:`cudatool.analyze.releases` tells, from the state 
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
-from cudatool.errors import FileFormatError
+from cudatool.errors import ConfigError, FileFormatError, UsageError
 from cudatool.memory.blocks import MIN_BLOCK_SIZE
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
-__all__ = ["RELEASES", "Call", "Change", "Requests", "Verb", "requests"]
+__all__ = ["RELEASES", "Call", "Change", "Requests", "Verb", "refuses_contradictions", "requests"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 _GAINS = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
 RELEASES = (Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP)
@@ -246,6 +251,28 @@ def _take_prior(found: Requests, events: list[_Event], live: dict[int, int], pen
             found.prior_pending.append(block)
         else:
             found.prior_memory.append(Change(Kind(kind), address, size, stream, pool, bool(flags & 1), 0))
+
+
+def refuses_contradictions(
+    function: Callable[Concatenate[Trace, _P], _R],
+) -> Callable[Concatenate[Trace, _P], _R]:
+    """Let a function that gives the requests of a trace to the policy raise FileFormatError where they contradict it.
+
+    Not every contradiction is looked for beforehand. What the policy takes for granted, such as a record of each
+    segment that has blocks, a file of events may lack.
+    """
+
+    @functools.wraps(function)
+    def call(trace: Trace, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return function(trace, *args, **kwargs)
+        except ConfigError:
+            raise
+        except (AssertionError, KeyError, UsageError) as error:
+            said = str(error) if isinstance(error, UsageError) else repr(error)
+            raise FileFormatError(trace.source, f"its events contradict each other ({said})") from error
+
+    return call
 
 
 def _check_segments(trace: Trace, device: int) -> None:

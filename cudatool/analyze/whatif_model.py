@@ -12,7 +12,7 @@ from itertools import islice
 from cudatool.analyze.card import Card
 from cudatool.analyze.replay import pool_ids
 from cudatool.analyze.replay_start import own_stream, set_up
-from cudatool.analyze.requests import RELEASES, Call, Requests, Verb
+from cudatool.analyze.requests import RELEASES, Call, Requests, Verb, refuses_contradictions
 from cudatool.errors import OutOfMemoryError
 from cudatool.memory.blocks import PoolId
 from cudatool.memory.journal import Journal
@@ -139,6 +139,7 @@ class Course:
     empties: frozenset[int] = frozenset()
 
 
+@refuses_contradictions
 def run_model(
     trace: Trace,
     asked: Requests,
@@ -163,6 +164,7 @@ def run_model(
     return _model(trace, asked, settings, total, limit, course).run(conf)
 
 
+@refuses_contradictions
 def quiet_calls(
     trace: Trace, asked: Requests, settings: Settings, *, total: int | None, limit: int | None
 ) -> frozenset[int]:

@@ -15,7 +15,7 @@ from cudatool.sanitize.device import device_findings, leaks
 from cudatool.sanitize.effort import Effort
 from cudatool.sanitize.engine import Engine
 from cudatool.sanitize.findings import AccessSite, BufferSite, Finding, FindingKind, Report, fingerprint, location
-from cudatool.trace.events import AccessFlag, Api, Kind
+from cudatool.trace.events import AccessFlag, Api, Kind, StreamFlag
 from cudatool.trace.frames import user_frames
 from cudatool.trace.model import Frame, Trace
 
@@ -267,8 +267,10 @@ class _Words:
 
     @functools.cached_property
     def _made(self) -> dict[int, int]:
-        """The record that made each stream."""
-        made = np.flatnonzero(self._trace.records["kind"] == Kind.STREAM_CREATE)
+        """The record that made each stream; no program makes the default ones."""
+        records = self._trace.records
+        own = records["flags"] & (StreamFlag.LEGACY_DEFAULT | StreamFlag.PER_THREAD_DEFAULT) == 0
+        made = np.flatnonzero((records["kind"] == Kind.STREAM_CREATE) & own)
         return {int(self._trace.records["stream"][record]): int(record) for record in made}
 
     def _after(self, defect: Defect) -> str:

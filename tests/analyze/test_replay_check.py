@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from recordings import path_of
 
-from cudatool.analyze import Check, check, recorded_settings
+from cudatool.analyze import Check, advise, check, recorded_settings
 from cudatool.analyze.replay import _Replay
 from cudatool.collect import torch_snapshot
 from cudatool.errors import FileFormatError
@@ -162,6 +162,18 @@ def test_file_that_contradicts_itself_is_replayed_as_far_as_possible(
 
     result = checked(changed("streams_default", contradict), "streams_default", with_stats=False)
     assert result.allocs // 2 < result.exact <= result.allocs
+
+
+def test_events_that_the_policy_cannot_follow_are_refused_in_a_line(changed: Callable[[str, Change], Path]) -> None:
+    def contradict(snapshot: dict[str, Any]) -> None:
+        entries = snapshot["device_traces"][0][-3000:]
+        assert "free_requested" == entries[1071]["action"]
+        entries[1071] = {**entries[1071], "action": "alloc"}  # of a block in use, which is then freed only at its end
+        snapshot["device_traces"][0] = entries
+
+    trace = torch_snapshot.read(changed("prefetch__default", contradict))
+    with pytest.raises(FileFormatError, match=r"contradict each other .*not a block in use"):
+        advise(trace, 0, ["expandable_segments:True"], recorded=Settings())
 
 
 def test_address_that_differs_is_found_and_the_rest_goes_on(changed: Callable[[str, Change], Path]) -> None:

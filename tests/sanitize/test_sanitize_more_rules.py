@@ -254,7 +254,7 @@ def test_hand_over_between_threads_orders_them(program: Program, taken: bool, pa
     if taken:
         program.emit(Kind.TAKE_OVER, aux0=7)
     read(program, b)
-    assert pairs == len([note for note in check(program.trace()).notes if "host threads" in note])
+    assert pairs == len([note for note in check(program.trace()).notes if "threads may synchronize" in note])
 
 
 # Pinned memory -----------------------------------------------------------------------------------------------------
