@@ -108,9 +108,32 @@ static int strangers;
 static pthread_t leaver;
 static int guests;
 
+/* One that has just left a call still has to get Python's lock, in a C++ frame of its caller's. It comes here again, or
+ * is asleep in Python: `visitors` are the threads that have made such calls, `parked` those that wait here. */
+static int visitors, parked;
+static __thread char is_visitor;
+static pthread_key_t visit;
+static pthread_once_t visit_made = PTHREAD_ONCE_INIT;
+
+static void end_visit(void *is_visitor) {
+    (void)is_visitor;
+    __atomic_sub_fetch(&visitors, 1, __ATOMIC_SEQ_CST);
+}
+
+static void make_visit(void) { pthread_key_create(&visit, end_visit); }
+
+static void begin_visit(void) {
+    if (is_visitor) return;
+    is_visitor = 1;
+    pthread_once(&visit_made, make_visit);
+    pthread_setspecific(visit, &is_visitor);
+    __atomic_add_fetch(&visitors, 1, __ATOMIC_SEQ_CST);
+}
+
 static void wait_for_the_end(void) {
-    if (leaving && !pthread_equal(pthread_self(), leaver))
-        for (;;) pause();
+    if (!leaving || pthread_equal(pthread_self(), leaver)) return;
+    __atomic_add_fetch(&parked, 1, __ATOMIC_SEQ_CST);
+    for (;;) pause();
 }
 
 static int call(entry_t target, long a, long b, long c, long d, long e, long f, long g, long h, long i, long j, long k,
@@ -118,6 +141,7 @@ static int call(entry_t target, long a, long b, long c, long d, long e, long f, 
     if (closed) return closed;
     if (PyGILState_GetThisThreadState()) {
         if (PyGILState_Check()) return call_python(target, a, b, c, d, e, f, g, h, i, j, k, l);
+        begin_visit();
         __atomic_add_fetch(&guests, 1, __ATOMIC_SEQ_CST);
         if (leaving && !pthread_equal(pthread_self(), leaver)) __atomic_sub_fetch(&guests, 1, __ATOMIC_SEQ_CST);
         wait_for_the_end();
@@ -133,14 +157,17 @@ static int call(entry_t target, long a, long b, long c, long d, long e, long f, 
 }
 
 /* From now on entry points return CUDA_ERROR_DEINITIALIZED to threads that Python does not know, and to its own but this
- * one nothing at all. Waits, for a second at most, for those that are in one: Python is about to finalize, and must not
- * be held by the caller. */
+ * one nothing at all. Waits, for a second at most, for those that are in one, and for about 0.1 s of it for those that
+ * may have just left one: Python is about to finalize, and must not be held by the caller. */
 void cudatool_leave(void) {
     leaver = pthread_self();
     leaving = 1;
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    for (int i = 0; i < 10000; ++i) {
-        if (!__atomic_load_n(&strangers, __ATOMIC_SEQ_CST) && !__atomic_load_n(&guests, __ATOMIC_SEQ_CST)) return;
+    for (int i = 0, quiet = 0; i < 10000; ++i) {
+        int busy = __atomic_load_n(&strangers, __ATOMIC_SEQ_CST) || __atomic_load_n(&guests, __ATOMIC_SEQ_CST);
+        int others = __atomic_load_n(&visitors, __ATOMIC_SEQ_CST) - is_visitor;
+        quiet = busy ? 0 : quiet + 1;
+        if (!busy && (others <= __atomic_load_n(&parked, __ATOMIC_SEQ_CST) || quiet > 1000)) return;
         usleep(100);
     }
 }
