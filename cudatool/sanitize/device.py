@@ -40,6 +40,7 @@ class _Said:
     other_thread: tuple[int, ...] = ()
     other_source: str = ""
     pointer: int = 0  # among the kernel's arguments, that the address was computed from; 0: not known
+    usable: int = 0  # bytes of the access that could be used when the kernel ran
 
     @staticmethod
     def parse(text: str) -> _Said:
@@ -64,14 +65,14 @@ class _Said:
 
 
 def _reader(name: str) -> Callable[[Any], Any]:
-    if name == "pointer":
-        return _address
+    if name in ("pointer", "usable"):
+        return _number
     return _coordinates if name.endswith(("block", "thread")) else _word
 
 
-def _address(value: Any) -> int:
+def _number(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 63:
-        raise ValueError("not an address")
+        raise ValueError("not an address or a size")
     return value
 
 
@@ -116,7 +117,7 @@ def device_findings(trace: Trace) -> tuple[DeviceFinding, ...]:
         buffer = None
         if said.space in ("", "global") and record["address"]:
             address, size = int(record["address"]), int(record["size"])
-            kind, text, buffer = memory.explain(kind, text, address, size, at, said.pointer)
+            kind, text, buffer = memory.explain(kind, text, address, size, at, said)
         # A race is the same whichever of the two threads happened to come first.
         places = tuple(sorted((said.source, said.other_source)))
         key = (
@@ -255,12 +256,14 @@ class _Memory:
         self._frees = np.flatnonzero(frees)
 
     def explain(
-        self, kind: FindingKind, text: str, address: int, size: int, at: int, pointer: int
+        self, kind: FindingKind, text: str, address: int, size: int, at: int, said: _Said
     ) -> tuple[FindingKind, str, BufferSite | None]:
         """Return what is known of an address when record `at` was made: the allocation it is of, or just beyond.
 
-        That is the allocation of the `pointer` that the address was computed from, if that is known.
+        That is the allocation of the pointer that the address was computed from, if that is known. An access of which
+        some bytes could be used when the kernel ran has crossed its end, whatever became of the memory later.
         """
+        pointer = said.pointer
         before = self._rows < at
         inside = np.flatnonzero(before & (self._start <= (pointer or address)) & ((pointer or address) < self._end))
         if len(inside):
@@ -283,7 +286,7 @@ class _Memory:
                 buffer,
             )
         freed = next((int(f) for f in self._frees if row < f and int(records["address"][f]) == start), None)
-        if freed is not None and address < stop:
+        if freed is not None and address < stop and not said.usable:
             where = location(self._trace.stack(int(records["stack"][freed])))
             late = "" if freed < at else " before this ran"
             return FindingKind.USE_AFTER_FREE, f"{address - start:,} bytes into memory freed at {where}{late}", buffer

@@ -50,6 +50,8 @@ class CheckFinding:
         The earlier access of a race.
     pointer
         The argument of the kernel that the address was computed from; 0 if that is not certain.
+    usable
+        Bytes of the access that were in memory that the kernel could use when it ran: the access crosses an end.
     """
 
     check: str
@@ -68,6 +70,7 @@ class CheckFinding:
     other_thread: tuple[int, ...] = ()
     other_source: str = ""
     pointer: int = 0
+    usable: int = 0
 
 
 class Checkers:
@@ -173,9 +176,10 @@ class Checkers:
             Defect.BARRIER_DIVERGED: "not all threads of the block come to this barrier",
             Defect.MASK_WITHOUT_CALLER: "the member mask lacks a thread that executes the operation",
         }.get(found.defect, "")
-        pointer = 0
+        pointer = usable = 0
         if found.defect is Defect.INVALID:
             if found.space == "global":
+                usable = self.shadow.usable_bytes(found.address, found.size)
                 pointer = pointer_behind(kernel.pointers_at(found.line, params), self._machine.allocations)
             kind, text = self._invalid(found, kernel, pointer)
         other_block: tuple[int, ...] = ()
@@ -203,6 +207,7 @@ class Checkers:
             other_thread=other_thread,
             other_source=other_source,
             pointer=pointer,
+            usable=usable,
         )
 
     def _invalid(self, found: Found, kernel: Kernel, pointer: int) -> tuple[str, str]:

@@ -24,3 +24,16 @@ def test_memory_freed_after_the_launch_and_before_it_ran_is_used_after_its_free(
     (found,) = check(program.trace()).on_device
     assert "use-after-free" == found.kind
     assert f"16 bytes into memory freed at program.py:{freed_at} before this ran" == found.text
+
+
+def test_access_across_the_end_of_memory_that_is_freed_later_is_out_of_bounds() -> None:
+    program = Program()
+    stream = program.stream()
+    program.block(0x10000, 1024, stream)
+    program.kernel(stream, name="late")
+    said = json.dumps({**SAID, "usable": 8})  # of 16 bytes: the memory was there when the kernel ran
+    program.emit(Kind.FINDING, correlation=1, address=0x103F8, size=16, aux0=1, name=said, stream=stream)
+    program.request_free(0x10000, 1024, stream)
+    program.complete_free(0x10000, 1024, stream)
+    (found,) = check(program.trace()).on_device
+    assert ("out-of-bounds", "across the end of 1 KiB") == (found.kind, found.text)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cuda.bindings import driver
 
 import cudatool as ct
 from cudatool.recording import record
@@ -36,9 +37,9 @@ def test_place_is_relative_to_the_argument_that_the_address_was_computed_from(
     tmp_path: Path, i: int, j: int, argument: str, place: str
 ) -> None:
     kernel = ct.compile(SOURCE, "move")
-    ct.empty_cache()  # what was reserved before the recording may be used
-    with record(tmp_path / "run.ctrace", checks=["memcheck"]):
-        arrays = {"x": ct.zeros(N), "y": ct.ones(N)}
+    # A pool has segments of its own: all memory that was reserved before the recording may be used.
+    with record(tmp_path / "run.ctrace", checks=["memcheck"]), ct.use_mem_pool(ct.MemPool()):
+        arrays = {"gap": ct.zeros(1), "x": ct.zeros(N), "y": ct.ones(N)}  # before x lie 508 bytes that nobody owns
         one = ct.LaunchConfig(grid=1, block=1)
         ct.launch(ct.current_stream(), one, kernel, arrays["x"], arrays["y"], np.int64(i), np.int64(j))
         ct.synchronize()
@@ -48,6 +49,31 @@ def test_place_is_relative_to_the_argument_that_the_address_was_computed_from(
     assert finding.kind is FindingKind.OUT_OF_BOUNDS
     assert (finding.text, finding.address) == (place, start + 4 * index)
     assert finding.buffer is not None and finding.buffer.address == start
+
+
+@pytest.mark.parametrize("owner", ["cached block", "pool", "driver"])
+def test_vector_store_across_the_end_is_out_of_bounds_though_the_memory_is_freed(tmp_path: Path, owner: str) -> None:
+    source = 'extern "C" __global__ void put(float4* x) { x[threadIdx.x] = make_float4(1, 2, 3, 4); }'
+    kernel, config = ct.compile(source, "put"), ct.LaunchConfig(grid=1, block=8)
+    size = 8 * 16 - 8
+    stream = ct.current_stream()
+    with record(tmp_path / "run.ctrace", checks=["memcheck"]):
+        if owner == "cached block":
+            with ct.use_mem_pool(ct.MemPool()):
+                array = ct.zeros(size // 4)
+            ct.launch(stream, config, kernel, array)
+            del array
+        elif owner == "pool":
+            _, address = driver.cuMemAllocAsync(size, stream.cuda_stream)
+            ct.launch(stream, config, kernel, np.uint64(int(address)))
+            driver.cuMemFreeAsync(address, stream.cuda_stream)
+        else:
+            _, address = driver.cuMemAlloc(size)
+            ct.launch(stream, config, kernel, np.uint64(int(address)))
+            driver.cuMemFree(address)
+        stream.synchronize()
+    (finding,) = check(reader.read(tmp_path / "run.ctrace")).on_device
+    assert (finding.kind, finding.text) == (FindingKind.OUT_OF_BOUNDS, f"across the end of {size} B")
 
 
 def test_pointer_of_the_host_is_still_one(tmp_path: Path) -> None:

@@ -126,6 +126,15 @@ class Shadow:
         self._valid.view[start:stop] = 0
         self._pages.view[start // PAGE : -(-stop // PAGE)] = _PART
 
+    def usable_bytes(self, address: int, size: int) -> int:
+        """Return how many of these bytes may be used."""
+        start = address - self.base
+        if not 0 <= start <= self.size - size:
+            return 0
+        states = self._pages.view[np.arange(start, start + size) // PAGE]
+        bytes_ = self._valid.view[start : start + size]
+        return int(np.sum((states == _WHOLE) | ((states == _PART) & (bytes_ == 1))))
+
     def in_freed_block(self, address: int) -> bool:
         """Whether an address is in memory that kernels took from the heap and gave back."""
         offset = address - self.base
