@@ -29,6 +29,7 @@ from bench_allocator import EndlessProvider
 
 from cudatool import analyze, viz
 from cudatool.collect import torch_snapshot
+from cudatool.export import torch_pickle
 from cudatool.memory import CachingAllocator, Settings
 from cudatool.trace import Recorder, read
 
@@ -128,7 +129,7 @@ def make_snapshot(path: Path, events: int) -> None:
         trace = read(Path(folder) / "made.ctrace")
         blocks, segments = analyze.blocks(trace), analyze.segments(trace)
         state = analyze.segments_at(blocks, segments, len(trace.records) - 1)
-        torch_snapshot.write(path, trace, analyze.torch_segments(trace, state))
+        torch_pickle.write(path, trace, analyze.torch_segments(trace, state))
 
 
 def our_page(snapshot: Path, page: Path) -> None:

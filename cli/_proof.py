@@ -13,7 +13,7 @@ from cudatool.cli._command import option
 
 if TYPE_CHECKING:
     from cudatool.sanitize import Report
-    from cudatool.sim.tape import Tape
+    from cudatool.sim.observe.tape import Tape
     from cudatool.trace.model import Trace
 
 __all__ = ["Proof", "proof_options"]
@@ -30,7 +30,7 @@ class Proof:
         self._witness = witness
         self.tape: Tape | None = None
         if witness and explore is None:
-            from cudatool.sim.tape import Tape
+            from cudatool.sim.observe.tape import Tape
 
             self.tape = Tape()
 

@@ -67,16 +67,16 @@ def export(
     trace = part_of(read_trace(source), events, time)
     if kind == "torch":
         from cudatool import analyze
-        from cudatool.collect import torch_snapshot
+        from cudatool.export import torch_pickle
 
         state = analyze.segments_at(analyze.blocks(trace), analyze.segments(trace), len(trace.records) - 1)
-        torch_snapshot.write(path, trace, analyze.torch_segments(trace, state), analyze.torch_settings(trace))
+        torch_pickle.write(path, trace, analyze.torch_segments(trace, state), analyze.torch_settings(trace))
     elif kind == "perfetto":
-        from cudatool.collect import perfetto
+        from cudatool.export import perfetto
 
         perfetto.write(path, trace)
     else:
-        from cudatool.collect import sqlite
+        from cudatool.export import sqlite
 
         sqlite.write(path, trace)
 

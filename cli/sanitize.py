@@ -32,7 +32,7 @@ def _checks() -> list[str]:
 
 
 def _formats() -> list[str]:
-    from cudatool.sanitize.outputs import FORMATS
+    from cudatool.sanitize.report.outputs import FORMATS
 
     return list(FORMATS)
 
@@ -128,7 +128,7 @@ def sanitize(
     """
     from cudatool.sanitize import Outcome, Outputs, Run, check, parse_checks, render_text
     from cudatool.sanitize.places import project_root, recorded_at
-    from cudatool.sanitize.views import ended
+    from cudatool.sanitize.report.views import ended
     from cudatool.workload import Workload
 
     # All that can be wrong with the options is said before the workload runs; and it may change directory.

@@ -106,10 +106,10 @@ def snapshot(
             else:
                 said.print("Next: open it in a browser; it needs no network", markup=False)
         if torch is not None:
-            from cudatool.collect import torch_snapshot
+            from cudatool.export import torch_pickle
 
             state = analyze.segments_at(report.blocks, report.segments, len(report.trace.records) - 1)
-            torch_snapshot.write(
+            torch_pickle.write(
                 torch, report.trace, analyze.torch_segments(report.trace, state), analyze.torch_settings(report.trace)
             )
             said.print(f"Wrote {torch} ({format_bytes(torch.stat().st_size)})", markup=False)

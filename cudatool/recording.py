@@ -16,7 +16,7 @@ from cudatool.units import format_bytes
 
 if TYPE_CHECKING:
     from cudatool.sim import Machine
-    from cudatool.sim.tape import Tape
+    from cudatool.sim.observe.tape import Tape
     from cudatool.trace.events import Event
     from cudatool.trace.recorder import Recorder
 
@@ -176,7 +176,7 @@ def _header(choice: _driver.Choice, measure_accesses: bool, checks: Sequence[str
 
 def _sees_reads() -> bool:
     """Return whether the software device notices that the host reads what a pending copy fills."""
-    from cudatool.sim.host_pages import PendingPages
+    from cudatool.sim.observe.host_pages import PendingPages
 
     pages = PendingPages()
     try:
@@ -196,7 +196,7 @@ def _software_driver(
     from cudatool.memory.allocator import CachingAllocator
     from cudatool.memory.pluggable import UncachedAllocator
     from cudatool.sim import signals
-    from cudatool.sim.checkers import CHECKS
+    from cudatool.sim.observe.checkers import CHECKS
     from cudatool.trace import hooks
     from cudatool.trace.events import AccessFlag, Kind
 

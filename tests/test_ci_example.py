@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from cudatool.sanitize import parse_rules
-from cudatool.sanitize.outputs import FORMATS
+from cudatool.sanitize.report.outputs import FORMATS
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "ci.md").read_text()

@@ -9,7 +9,7 @@ from cudatool.sanitize import AccessSite, BufferSite, Finding, Report
 from cudatool.sanitize.findings import DeviceFinding, location
 from cudatool.sanitize.kinds import KINDS
 from cudatool.sanitize.places import source_line, source_place
-from cudatool.sanitize.views import sources
+from cudatool.sanitize.report.views import sources
 from cudatool.sanitize.witness import witness_lines
 from cudatool.trace.model import Frame
 

@@ -37,7 +37,7 @@ from cudatool.analyze import (
 )
 from cudatool.sanitize.coverage import gap_why
 from cudatool.sanitize.places import recorded_at, source_line
-from cudatool.sanitize.views import verdict_words
+from cudatool.sanitize.report.views import verdict_words
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 from cudatool.viz.defects import LONGEST_LINE, defects

@@ -300,7 +300,7 @@ def segments_at(blocks: Lifetimes, segments: Lifetimes, index: int) -> tuple[Seg
 def torch_segments(trace: Trace, segments: tuple[Segment, ...]) -> list[dict[str, Any]]:
     """Return `segments` in the schema of ``torch.cuda.memory._snapshot()["segments"]``.
 
-    Streams are ids of the trace and pools numbers; :func:`cudatool.collect.torch_snapshot.write` spells them out.
+    Streams are ids of the trace and pools numbers; :func:`cudatool.export.torch_pickle.write` spells them out.
     """
     frames = [{"filename": f.file, "name": f.function, "line": f.line} for f in trace.frames]
 

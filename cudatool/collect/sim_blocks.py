@@ -14,7 +14,7 @@ from cudatool.trace.events import AccessFlag, Event, Kind
 
 if TYPE_CHECKING:
     from cudatool.sim import Operation
-    from cudatool.sim.checkers import Checkers
+    from cudatool.sim.observe.checkers import Checkers
 
 __all__ = ["BlockWatcher"]
 

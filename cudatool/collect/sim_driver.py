@@ -23,7 +23,7 @@ from cudatool.trace.events import AccessFlag, CopyFlag, EventFlag, Kind, StreamF
 
 if TYPE_CHECKING:
     from cudatool.sim import Entry, Machine, Operation, Result
-    from cudatool.sim.checkers import CheckFinding
+    from cudatool.sim.observe.checkers import CheckFinding
 
 __all__ = ["SimDriverCollector"]
 

@@ -1,6 +1,6 @@
 """Events for what the host does to pinned, registered and managed memory without saying so.
 
-:class:`~cudatool.sim.host_watch.HostWatch` notices such accesses. Here they become ``HOST_ACCESS`` events.
+:class:`~cudatool.sim.observe.host_watch.HostWatch` notices such accesses. Here they become ``HOST_ACCESS`` events.
 These stand before the call at which they were noticed: the order of the trace is the order of what happened.
 """
 

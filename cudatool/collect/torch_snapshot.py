@@ -1,4 +1,4 @@
-"""PyTorch's memory snapshots, in; :mod:`cudatool.collect.torch_writer` writes them.
+"""PyTorch's memory snapshots, in; :mod:`cudatool.export.torch_pickle` writes them.
 
 ``torch.cuda.memory._dump_snapshot(FILE)`` writes a pickle with the allocator's *final state* (segments and their
 blocks) and, where memory history was recorded, a *ring* of its last events for each device. Reading turns the ring
@@ -28,7 +28,6 @@ from cudatool.collect.torch_model import (
     MemorySnapshot,
 )
 from cudatool.collect.torch_sizes import add_unsplit_tails, round_sizes
-from cudatool.collect.torch_writer import write
 from cudatool.errors import SnapshotFormatError
 from cudatool.files import open_input
 from cudatool.limits import PAGES
@@ -36,7 +35,7 @@ from cudatool.text import printable
 from cudatool.trace.events import FREE_UNKNOWN, RECORD, Kind, StreamFlag
 from cudatool.trace.model import Frame, PinnedMemory
 
-__all__ = ["EventFact", "MemorySnapshot", "is_snapshot", "read", "write"]
+__all__ = ["EventFact", "MemorySnapshot", "is_snapshot", "read"]
 
 # Of actions, beside the kinds of records: an old file's free, what is left out, and none at all.
 _SINGLE_FREE, _NO_KIND, _ABSENT = 256, 257, 258

@@ -5,7 +5,6 @@ what comments, rules and a baseline accept. :class:`Outputs` writes the rest in 
 read.
 """
 
-from cudatool.sanitize.baseline import Baseline
 from cudatool.sanitize.checker import check
 from cudatool.sanitize.findings import (
     AccessSite,
@@ -19,11 +18,12 @@ from cudatool.sanitize.findings import (
     Report,
 )
 from cudatool.sanitize.kinds import parse_checks
-from cudatool.sanitize.outputs import Outputs
-from cudatool.sanitize.report import render_json, render_text
-from cudatool.sanitize.suppress import Rule, parse_rules
-from cudatool.sanitize.triage import accepted, known
-from cudatool.sanitize.views import Run
+from cudatool.sanitize.report.baseline import Baseline
+from cudatool.sanitize.report.outputs import Outputs
+from cudatool.sanitize.report.suppress import Rule, parse_rules
+from cudatool.sanitize.report.text import render_json, render_text
+from cudatool.sanitize.report.triage import accepted, known
+from cudatool.sanitize.report.views import Run
 from cudatool.sanitize.witness import with_witnesses
 
 __all__ = [

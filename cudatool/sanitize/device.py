@@ -25,7 +25,7 @@ _NEAR = 1 << 20  # bytes between an address and the allocation that it is said t
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What the name of a ``FINDING`` record says: the JSON of a :class:`cudatool.sim.checkers.CheckFinding`."""
+    """What the name of a ``FINDING`` record says: the JSON of a :class:`cudatool.sim.observe.checkers.CheckFinding`."""
 
     kind: FindingKind
     check: str

@@ -47,7 +47,7 @@ _SEEN_BYTES = 1 << 28  # of memory that is compared at the end of each replay
 
 
 class Outcome(Protocol):
-    """What can be seen of a replay: see :class:`cudatool.sim.replay.Outcome`."""
+    """What can be seen of a replay: see :class:`cudatool.sim.observe.replay.Outcome`."""
 
     copied: dict[tuple[int, int], bytes]
     read: dict[Hashable, bytes]
@@ -56,7 +56,7 @@ class Outcome(Protocol):
 
 
 class Replayer(Protocol):
-    """Runs recorded operations again: see :class:`cudatool.sim.replay.Replay`."""
+    """Runs recorded operations again: see :class:`cudatool.sim.observe.replay.Replay`."""
 
     def run(
         self,
@@ -70,7 +70,7 @@ class Replayer(Protocol):
 
 
 class Tape(Protocol):
-    """Recorded operations: see :class:`cudatool.sim.tape.Tape`."""
+    """Recorded operations: see :class:`cudatool.sim.observe.tape.Tape`."""
 
     refusal: str
 

@@ -37,27 +37,27 @@ __all__ = [
 
 # Modules that declare entry points of the driver, by the sections of NVIDIA's reference.
 _ENTRY_POINTS = (
-    "api_capture",
-    "api_copy",
-    "api_device",
-    "api_function",
-    "api_graph",
-    "api_graph_exec",
-    "api_graph_nodes",
-    "api_green",
-    "api_ipc",
-    "api_link",
-    "api_logs",
-    "api_managed",
-    "api_memory",
-    "api_module",
-    "api_pointer",
-    "api_pool",
-    "api_profiler",
-    "api_stream",
-    "api_stream_values",
-    "api_texture",
-    "api_vmm",
+    "capture",
+    "copy",
+    "device",
+    "function",
+    "graph",
+    "graph_exec",
+    "graph_nodes",
+    "green",
+    "ipc",
+    "link",
+    "logs",
+    "managed",
+    "memory",
+    "module",
+    "pointer",
+    "pool",
+    "profiler",
+    "stream",
+    "stream_values",
+    "texture",
+    "vmm",
 )
 _PER_THREAD = 2  # CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM
 _NOT_FOUND, _SUCCESS = 500, 0
@@ -76,10 +76,11 @@ def load(options: Options | None = None) -> Machine:
     global _loaded
     if _loaded is not None:
         return _loaded
-    from cudatool.sim import abi, device_runtime, machine, runtime_api, signals
+    from cudatool.sim import abi, device_runtime, machine, signals
+    from cudatool.sim.toolchain import runtime_api
 
     for name in _ENTRY_POINTS:
-        importlib.import_module(f"cudatool.sim.{name}")
+        importlib.import_module(f"cudatool.sim.api.{name}")
     library = _load_library("cudatool.sim._libcuda")
     prototype = ctypes.CFUNCTYPE(
         ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint64, ctypes.c_size_t
@@ -161,7 +162,7 @@ def _wheel_library(name: str) -> Path | None:
 
 def _load_compilers() -> None:
     """Put the stand-ins for NVRTC and nvJitLink before the real ones, where those are installed."""
-    from cudatool.sim import nvjitlink
+    from cudatool.sim.toolchain import nvjitlink
 
     if real := _wheel_library("libnvrtc.so.13"):
         for builtins in real.parent.glob("libnvrtc-builtins.so.*"):  # some releases do not look beside themselves

@@ -2,7 +2,7 @@
  *
  * Programs that link device code ask for machine code, which the software device cannot run. This library forwards
  * every call to the real nvJitLink, which needs no GPU and whose diagnostics are NVIDIA's own, except those that
- * cudatool/sim/nvjitlink.py has hooked: they hand out the linked PTX where machine code is asked for.
+ * cudatool/sim/toolchain/nvjitlink.py has hooked: they hand out the linked PTX where machine code is asked for.
  */
 #include <Python.h>
 #include <dlfcn.h>

@@ -10,23 +10,23 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cudatool.sim import abi
-from cudatool.sim.capture import Captures
-from cudatool.sim.graph_memory import GraphMemory
+from cudatool.sim.graph.capture import Captures
+from cudatool.sim.graph.memory import GraphMemory
 from cudatool.sim.green import GreenContext
-from cudatool.sim.host_watch import HostWatch, Report
 from cudatool.sim.ipc import Imports
 from cudatool.sim.memory import PAGE, Allocation, Allocations, Arena, DeviceMemory, HostMemory
+from cudatool.sim.observe.host_watch import HostWatch, Report
 from cudatool.sim.pool import Pools
 from cudatool.sim.queue import EventState, Operation, Schedule, Scheduler, StreamState
 from cudatool.sim.results import DriverError, Result
 from cudatool.sim.virtual import VirtualMemory
 
 if TYPE_CHECKING:
-    from cudatool.sim.checkers import Checkers
-    from cudatool.sim.graph import Condition
+    from cudatool.sim.graph.model import Condition
     from cudatool.sim.jit import Footprint, Shadow
     from cudatool.sim.jit.native import NativeCache
-    from cudatool.sim.tape import Tape
+    from cudatool.sim.observe.checkers import Checkers
+    from cudatool.sim.observe.tape import Tape
 
 __all__ = [
     "LEGACY_STREAM",
@@ -254,7 +254,7 @@ class Machine:
 
     def check(self, checks: Iterable[str]) -> None:
         """Check everything that happens from now on with these :data:`.checkers.CHECKS`; none ends it."""
-        from cudatool.sim.checkers import Checkers
+        from cudatool.sim.observe.checkers import Checkers
 
         if self.checkers is not None:
             self.checkers.release_held()

@@ -460,7 +460,7 @@ class HostMemory:
         """Return the address of `size` page-aligned, zeroed bytes."""
         try:
             mapping = mmap.mmap(-1, -(-size // _HOST_PAGE) * _HOST_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            mapping.madvise(_MADV_NOHUGEPAGE)  # a page is there when it was touched: cudatool.sim.host_pages
+            mapping.madvise(_MADV_NOHUGEPAGE)  # a page is there when it was touched: cudatool.sim.observe.host_pages
         except (OSError, OverflowError):
             raise DriverError(Result.OUT_OF_MEMORY, f"the host has not {size} bytes to pin") from None
         address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))

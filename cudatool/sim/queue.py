@@ -25,10 +25,10 @@ from cudatool.sim.abi import lock, log_message
 from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:
-    from cudatool.sim.capture import CapturedEvent
-    from cudatool.sim.checkers import CheckFinding
-    from cudatool.sim.host_watch import HostWatch
+    from cudatool.sim.graph.capture import CapturedEvent
     from cudatool.sim.ipc import SharedEvent
+    from cudatool.sim.observe.checkers import CheckFinding
+    from cudatool.sim.observe.host_watch import HostWatch
 
 __all__ = ["DISABLE_TIMING", "INTERPROCESS", "EventState", "Operation", "Schedule", "Scheduler", "StreamState"]
 
@@ -84,7 +84,7 @@ class Operation:
         pending needs before: until then it holds nothing.
     host_memory
         Address and size of each range that it will read or write when it runs, where the host can write it without a
-        call (:mod:`cudatool.sim.host_watch`). Other ranges may stand there too.
+        call (:mod:`cudatool.sim.observe.host_watch`). Other ranges may stand there too.
     launch, node
         The beginning of the graph launch that it is part of, None outside of graphs; and the number of its node in the
         executable graph.

@@ -164,7 +164,7 @@ def _given_update(config: pytest.Config) -> bool:
 
 def _outputs(texts: list[str], baseline: str | None, inputs: list[str]) -> Outputs:
     from cudatool.sanitize import Outputs
-    from cudatool.sanitize.outputs import FORMATS, Output
+    from cudatool.sanitize.report.outputs import FORMATS, Output
 
     named = [text if text.partition("=")[0] in FORMATS else f"json={text}" for text in texts]
     parsed = Outputs.parse(named, baseline, inputs=inputs)

@@ -56,7 +56,7 @@ class Summary:
         from cudatool.errors import CudatoolError
         from cudatool.sanitize import Run
         from cudatool.sanitize.places import project_root
-        from cudatool.sanitize.views import failure
+        from cudatool.sanitize.report.views import failure
 
         options, report = options_of(self._config), self._together()
         empty = is_on(self._config) and failure(report)
@@ -139,7 +139,7 @@ class Summary:
 
     def _print_findings(self, terminalreporter: pytest.TerminalReporter) -> None:
         from cudatool.sanitize import Outcome
-        from cudatool.sanitize.views import verdict_words
+        from cudatool.sanitize.report.views import verdict_words
 
         write = terminalreporter.write_line
         found = [

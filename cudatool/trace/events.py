@@ -205,7 +205,7 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.CALL: "a public function of cudatool has ended: name, aux0=ns it took, aux1=how many others it was called by, "
     "stack",
     Kind.FINDING: "what a checker of the device found: correlation=the operation, else stack=the call; stream, "
-    "address, size, aux0=how often, name=JSON of the rest (cudatool.sim.checkers.CheckFinding)",
+    "address, size, aux0=how often, name=JSON of the rest (cudatool.sim.observe.checkers.CheckFinding)",
 }
 
 

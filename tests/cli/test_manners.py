@@ -17,7 +17,7 @@ from cudatool.cli import _COMMANDS, _group, _project
 from cudatool.cli._pages import open_page
 from cudatool.errors import ConfigError
 from cudatool.sanitize.kinds import CHECKS
-from cudatool.sanitize.outputs import FORMATS
+from cudatool.sanitize.report.outputs import FORMATS
 
 DOCS = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
 

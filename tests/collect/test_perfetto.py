@@ -11,8 +11,9 @@ import pytest
 from recordings import HERE, all_of_them
 
 from cudatool import analyze
-from cudatool.collect import perfetto, torch_snapshot
+from cudatool.collect import torch_snapshot
 from cudatool.errors import OutputError
+from cudatool.export import perfetto
 from cudatool.trace.events import RECORD, CopyFlag, Kind, StreamFlag, pack_dims, pack_product
 from cudatool.trace.model import Frame, Trace
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudatool.collect.pickle_writer import END, START, PickleWriter, integer, integers
+from cudatool.export.pickle_writer import END, START, PickleWriter, integer, integers
 
 _NUMBERS = st.integers() | st.sampled_from(
     [s * (1 << n) + d for n in (7, 8, 15, 16, 31, 32, 63) for s in (1, -1) for d in (-1, 0, 1)]

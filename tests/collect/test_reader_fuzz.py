@@ -20,8 +20,9 @@ import pytest
 from recordings import HERE
 from snapshot_files import plain
 
-from cudatool.collect import perfetto, plain_pickle, rmm_log, sqlite, torch_snapshot
+from cudatool.collect import plain_pickle, rmm_log, torch_snapshot
 from cudatool.errors import CudatoolError, FileFormatError, SnapshotFormatError
+from cudatool.export import perfetto, sqlite
 from cudatool.trace import Recorder, Trace, hooks, reader
 from cudatool.trace.events import RECORD, Kind
 from cudatool.trace.file import FILE_HEADER, MAGIC, VERSION, Chunk, aligned, sealed_chunk

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from recordings import all_of_them
 
 from cudatool import analyze
-from cudatool.collect import spans, torch_snapshot
+from cudatool.collect import torch_snapshot
+from cudatool.export import spans
 from cudatool.trace.events import RECORD, Kind
 from cudatool.trace.model import Trace
 

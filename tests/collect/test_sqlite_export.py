@@ -13,8 +13,9 @@ import pytest
 from recordings import HERE, all_of_them
 
 from cudatool import analyze
-from cudatool.collect import sqlite, torch_snapshot
+from cudatool.collect import torch_snapshot
 from cudatool.errors import OutputError
+from cudatool.export import sqlite
 from cudatool.trace.events import RECORD, Kind
 from cudatool.trace.model import Frame, Trace
 

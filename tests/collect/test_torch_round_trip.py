@@ -21,6 +21,7 @@ from cudatool.cli._snapshot_text import print_report
 from cudatool.cli._sources import read_trace
 from cudatool.collect import torch_snapshot
 from cudatool.errors import OutputError, SnapshotFormatError
+from cudatool.export import torch_pickle
 from cudatool.memory.settings import UNLIMITED
 from cudatool.trace.events import RECORD, Kind
 from cudatool.trace.model import PinnedMemory, Trace
@@ -58,7 +59,7 @@ def facts(snapshot: torch_snapshot.MemorySnapshot) -> dict[str, Any]:
 
 
 def again(path: Path, snapshot: torch_snapshot.MemorySnapshot) -> torch_snapshot.MemorySnapshot:
-    torch_snapshot.write(path, snapshot, [])
+    torch_pickle.write(path, snapshot, [])
     return torch_snapshot.read(path)
 
 
@@ -144,7 +145,7 @@ def test_what_compiled_code_says_of_itself_is_kept(tmp_path: Path) -> None:
         event("alloc", BASE + 512, 512, frames=[bare], compile_context="N/A"),
     ]
     first = torch_snapshot.read(dump({"segments": [], "device_traces": [ring]}, tmp_path / "x"))
-    torch_snapshot.write(tmp_path / "y", first, [])
+    torch_pickle.write(tmp_path / "y", first, [])
     written = pickle.loads((tmp_path / "y").read_bytes())["device_traces"][0]
     assert [["0/0", [node]], ["N/A", [bare]]] == [[e["compile_context"], e["frames"]] for e in written]
 
@@ -188,7 +189,7 @@ def test_lists_without_end_are_refused_and_not_written(tmp_path: Path) -> None:
         torch_snapshot.read(dump({"segments": [], "device_traces": [], "new": deep}, tmp_path / "x"))
     snapshot = torch_snapshot.MemorySnapshot(np.zeros(0, RECORD), segments=[{"new": _nested(100_000)}])
     with pytest.raises(OutputError, match="cannot write"):
-        torch_snapshot.write(tmp_path / "y", snapshot, [])
+        torch_pickle.write(tmp_path / "y", snapshot, [])
     assert not (tmp_path / "y").exists()
 
 
@@ -208,7 +209,7 @@ def test_settings_and_ranges_of_our_own_traces_are_written(tmp_path: Path) -> No
     records["address"], records["size"], records["aux0"] = BASE, 512, 512
     conf = "max_split_size_mb:64,roundup_power2_divisions:[256:1,512:2,>:8],expandable_segments:True"
     trace = Trace(records, names=["", "step"], header={"allocator_conf": conf})
-    torch_snapshot.write(tmp_path / "x", trace, [], analyze.torch_settings(trace))
+    torch_pickle.write(tmp_path / "x", trace, [], analyze.torch_settings(trace))
     copy = torch_snapshot.read(tmp_path / "x")
     expected, _ = analyze.recorded_settings(trace)
     found, _ = analyze.recorded_settings(copy)

@@ -13,6 +13,7 @@ from snapshot_files import dump, event, plain, segment, stats_of
 from cudatool import analyze
 from cudatool.collect import torch_snapshot
 from cudatool.errors import OutputError, SnapshotFormatError
+from cudatool.export import torch_pickle
 from cudatool.trace.events import Kind, StreamFlag
 from cudatool.trace.model import Frame
 
@@ -224,7 +225,7 @@ def test_written_snapshots_read_back_the_same(tmp_path: Path, name: str) -> None
     original = torch_snapshot.read(HERE / f"{name}.pickle.xz")
     report = analyze.report(original)
     state = analyze.segments_at(report.blocks, report.segments, len(original.records) - 1)
-    torch_snapshot.write(tmp_path / "x", original, analyze.torch_segments(original, state))
+    torch_pickle.write(tmp_path / "x", original, analyze.torch_segments(original, state))
     copy = torch_snapshot.read(tmp_path / "x")
     columns = ["time", "kind", "device", "address", "size", "aux0", "aux1"]
     assert original.records[columns].tolist() == copy.records[columns].tolist()
@@ -239,7 +240,7 @@ def test_written_snapshots_read_back_the_same(tmp_path: Path, name: str) -> None
 def test_an_unwritable_place_is_one_error_and_leaves_nothing(tmp_path: Path) -> None:
     trace = torch_snapshot.read(HERE / "graphs__default.pickle.xz")
     with pytest.raises(OutputError, match="cannot write"):
-        torch_snapshot.write(tmp_path / "missing" / "x", trace, [])
+        torch_pickle.write(tmp_path / "missing" / "x", trace, [])
     assert [] == list(tmp_path.iterdir())
 
 

@@ -465,10 +465,10 @@ def name_of(frame: dict[str, Any]) -> str:
 def exported(path: Path, trace: Trace) -> dict[str, Any]:
     """Return a trace as PyTorch would write it."""
     from cudatool import analyze
-    from cudatool.collect import torch_snapshot
+    from cudatool.export import torch_pickle
 
     state = analyze.segments_at(analyze.blocks(trace), analyze.segments(trace), len(trace.records) - 1)
-    torch_snapshot.write(path / "t.pickle", trace, analyze.torch_segments(trace, state))
+    torch_pickle.write(path / "t.pickle", trace, analyze.torch_segments(trace, state))
     snapshot: dict[str, Any] = pickle.loads((path / "t.pickle").read_bytes())
     return snapshot
 

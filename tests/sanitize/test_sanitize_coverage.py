@@ -11,14 +11,14 @@ from report_examples import race
 from sanitize_program import Program
 
 from cudatool.sanitize import Gap, GapKind, Outcome, Report, Run, check, known
-from cudatool.sanitize.baseline import Baseline
 from cudatool.sanitize.coverage import gap_what, gap_why, merged_gaps
 from cudatool.sanitize.findings import Known
-from cudatool.sanitize.github import render_github, render_summary
-from cudatool.sanitize.gitlab import render_gitlab
-from cudatool.sanitize.junit import render_junit
-from cudatool.sanitize.report import render_json, render_text
-from cudatool.sanitize.sarif import render_sarif
+from cudatool.sanitize.report.baseline import Baseline
+from cudatool.sanitize.report.github import render_github, render_summary
+from cudatool.sanitize.report.gitlab import render_gitlab
+from cudatool.sanitize.report.junit import render_junit
+from cudatool.sanitize.report.sarif import render_sarif
+from cudatool.sanitize.report.text import render_json, render_text
 from cudatool.trace.events import CopyFlag, Kind, WarningFlag
 from cudatool.trace.model import Ending
 

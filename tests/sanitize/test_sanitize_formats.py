@@ -26,13 +26,13 @@ from cudatool.sanitize.findings import (
     Report,
     SetAside,
 )
-from cudatool.sanitize.github import render_github, render_summary
-from cudatool.sanitize.gitlab import render_gitlab
-from cudatool.sanitize.junit import render_junit
 from cudatool.sanitize.kinds import CHECKS
-from cudatool.sanitize.report import render_json, render_text
-from cudatool.sanitize.sarif import render_sarif
-from cudatool.sanitize.views import Run
+from cudatool.sanitize.report.github import render_github, render_summary
+from cudatool.sanitize.report.gitlab import render_gitlab
+from cudatool.sanitize.report.junit import render_junit
+from cudatool.sanitize.report.sarif import render_sarif
+from cudatool.sanitize.report.text import render_json, render_text
+from cudatool.sanitize.report.views import Run
 from cudatool.trace.model import Frame
 
 RENDERERS = [render_text, render_json, render_sarif, render_junit, render_github, render_summary, render_gitlab]

@@ -12,9 +12,9 @@ from sanitize_program import Program, R, W
 
 from cudatool.sanitize import Report, Run, accepted, check, render_json
 from cudatool.sanitize.explore import report_from_json
-from cudatool.sanitize.github import render_github
-from cudatool.sanitize.gitlab import render_gitlab
-from cudatool.sanitize.sarif import render_sarif
+from cudatool.sanitize.report.github import render_github
+from cudatool.sanitize.report.gitlab import render_gitlab
+from cudatool.sanitize.report.sarif import render_sarif
 from cudatool.trace.model import Frame, Trace
 
 SOURCE = """\

@@ -15,7 +15,7 @@ from cudatool.errors import FileFormatError, OutputError, UsageError
 from cudatool.sanitize import Baseline, Report, accepted, check, known, parse_rules
 from cudatool.sanitize.findings import FindingKind, Known, fingerprint, functions
 from cudatool.sanitize.kinds import CHECKS
-from cudatool.sanitize.outputs import Outputs
+from cudatool.sanitize.report.outputs import Outputs
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Frame
 

@@ -41,7 +41,7 @@ from cudatool.runtime import host_function
 from cudatool.recording import record
 from cudatool.sanitize.search import Search
 from cudatool.sanitize.witness import apart
-from cudatool.sim.tape import Tape
+from cudatool.sim.observe.tape import Tape
 from cudatool.trace.reader import read
 from race_corpus import programs
 

@@ -272,8 +272,8 @@ import cudatool as ct
 from cudatool.runtime import host_function
 from cudatool.recording import record
 from cudatool.sanitize import check, with_witnesses
-from cudatool.sanitize.report import render_json
-from cudatool.sim.tape import Tape
+from cudatool.sanitize.report.text import render_json
+from cudatool.sim.observe.tape import Tape
 from cudatool.trace import hooks
 from cudatool.trace.events import Kind
 from cudatool.trace.reader import read

@@ -11,8 +11,8 @@ from hostile_traces import records_of, trace_bytes
 
 from cudatool.analyze import blocks, check, leaks_of, report
 from cudatool.cli import _group
-from cudatool.collect import perfetto, sqlite, torch_snapshot
 from cudatool.errors import TraceFormatError
+from cudatool.export import perfetto, sqlite, torch_pickle
 from cudatool.memory import Settings
 from cudatool.sanitize import check as sanitize
 from cudatool.trace import Trace, reader
@@ -59,7 +59,7 @@ def test_fact_of_another_type_is_left_out_with_a_note(tmp_path: Path, fact: str)
         check(trace, 0, Settings())
         perfetto.write(tmp_path / "x.json", trace)
         sqlite.write(tmp_path / "x.sqlite", trace)
-        torch_snapshot.write(tmp_path / "x.pickle", trace, [])
+        torch_pickle.write(tmp_path / "x.pickle", trace, [])
 
 
 def test_each_fact_has_a_value_that_is_wrong(tmp_path: Path) -> None:

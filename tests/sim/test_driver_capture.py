@@ -280,7 +280,7 @@ def test_captures_that_cannot_begin_or_end(driver, ok, capture):
 
 
 def test_mode_that_does_not_exist_is_refused(machine, programs):
-    from cudatool.sim.api_capture import cuStreamBeginCapture
+    from cudatool.sim.api.capture import cuStreamBeginCapture
     from cudatool.sim.results import DriverError, Result
 
     with pytest.raises(DriverError) as error:
@@ -514,7 +514,7 @@ def test_host_allocations_and_event_queries_are_unsafe(driver, ok, capture, call
 
 def test_every_variant_of_a_call_is_of_a_call_that_exists(machine):
     from cudatool.sim.abi import ENTRIES
-    from cudatool.sim.api_capture import VARIANTS
+    from cudatool.sim.api.capture import VARIANTS
 
     assert set() == VARIANTS.keys() - ENTRIES.keys()
 

@@ -153,7 +153,7 @@ def test_every_code_has_a_name_and_a_text(driver, ok):
 
 
 def test_code_that_does_not_exist(machine):
-    from cudatool.sim.api_device import cuGetErrorName
+    from cudatool.sim.api.device import cuGetErrorName
     from cudatool.sim.results import DriverError
 
     target = ctypes.c_size_t(1)

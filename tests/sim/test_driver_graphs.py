@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from cudatool.sim.graph import Update
+from cudatool.sim.graph.model import Update
 
 IF, WHILE, SWITCH = 0, 1, 2
 AUTO_FREE, DEVICE_LAUNCH, USE_NODE_PRIORITY = 1, 4, 8
@@ -23,7 +23,7 @@ def name(answer):
 
 def update_failure(executable, graph):
     """Return why and where an update fails: what cuda.bindings does not give back when a call fails."""
-    from cudatool.sim.api_graph_exec import cuGraphExecUpdate
+    from cudatool.sim.api.graph_exec import cuGraphExecUpdate
     from cudatool.sim.results import DriverError
 
     info = (ctypes.c_uint64 * 3)()  # the result, in 4 bytes, and two nodes
@@ -105,7 +105,7 @@ def test_data_of_edges_are_kept_and_not_lost_silently(driver, ok, programs):
 
 
 def test_asking_for_edges_with_data_without_room_for_data_is_lossy(machine, driver, ok, programs):
-    from cudatool.sim.api_graph import cuGraphNodeGetDependencies
+    from cudatool.sim.api.graph import cuGraphNodeGetDependencies
     from cudatool.sim.results import DriverError, Result
 
     data = driver.CUgraphEdgeData()

@@ -6,9 +6,9 @@ import ctypes
 
 import pytest
 
-from cudatool.sim import host_pages, host_watch
-from cudatool.sim.host_watch import LIMIT, HostWatch
 from cudatool.sim.memory import Allocation, Allocations
+from cudatool.sim.observe import host_pages, host_watch
+from cudatool.sim.observe.host_watch import LIMIT, HostWatch
 from cudatool.sim.queue import Operation
 
 

@@ -189,7 +189,7 @@ def test_linked_ptx_is_nvidia_s_own(nvjitlink):
 
 
 def test_machine_code_is_refused_and_said_to_be(nvjitlink):
-    from cudatool.sim.nvjitlink import Input, _Link
+    from cudatool.sim.toolchain.nvjitlink import Input, _Link
 
     class Anything:
         """A linker that finds nothing wrong."""

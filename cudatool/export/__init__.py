@@ -1,0 +1,1 @@
+"""Writers of what other tools read: Perfetto, SQLite, PyTorch's pickles."""

@@ -1,0 +1,393 @@
+"""Traces for https://ui.perfetto.dev and ``chrome://tracing``, in Chrome's JSON trace format.
+
+::
+
+    trace's process   a thread for each thread of the program: what it enqueued and waited for, its ranges and marks
+    Device N          counters "Memory" (allocated, active, reserved bytes), failed allocations,
+                      a span for each block from allocation to free, named by its call site,
+                      and a thread for each stream: what ran on it
+
+An arrow leads from a call to what the device executed for it. A recording knows when a call was made, not how long it
+took: calls are drawn 1 us long, or up to the thread's next event.
+
+Times are microseconds since ``baseTimeNanoseconds``, a moment of the Unix clock. It is the one that the profiler of
+PyTorch takes (Kineto's ChromeTraceBaseTime: a multiple of 7,889,238 s), so that both files can be laid over each
+other as they are. PyTorch's snapshots have Unix times, and cudatool's traces say when their clock showed what. Where a
+recording has no such clock (RMM's logs), times count from its first event.
+
+The device has a clock of its own. Where an operation would begin before the call that enqueued it, all that ran on the
+device is moved by one constant, the smallest with which nothing does. Traces without times (old snapshots) have an
+event every microsecond.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cudatool.errors import OutputError
+from cudatool.export.spans import block_spans, memory_changes
+from cudatool.files import replacing
+from cudatool.limits import PERFETTO_BYTES, PERFETTO_EVENT
+from cudatool.trace.events import FREE_UNKNOWN, WORK, CopyFlag, Kind, unpack_dims, unpack_product
+from cudatool.trace.frames import call_sites
+from cudatool.trace.model import Trace
+from cudatool.trace.streams import stream_names
+
+__all__ = ["write"]
+
+_CALLS: Final = (
+    *WORK,
+    *(Kind.STREAM_WAIT_EVENT, Kind.STREAM_SYNCHRONIZE, Kind.EVENT_RECORD, Kind.EVENT_SYNCHRONIZE),
+    *(Kind.DEVICE_SYNCHRONIZE, Kind.MODULE_LOAD),
+)
+_COLUMNS: Final = ("kind", "device", "flags", "thread", "stream", "name", "address", "size", "aux0", "aux1", "stack")
+_HOST: Final = 1
+_DEVICE: Final = 1000  # a device's process is this and its number
+_CALL_LENGTH: Final = 1000  # ns
+_LATEST: Final = np.uint64((1 << 62) - 1)  # the year 2116: no difference of two times overflows, whatever a file says
+_BASE_PERIOD: Final = 7_889_238 * 10**9  # ns, some three months
+_WORD: Final = (1 << 64) - 1
+_LANES: Final = 64
+_BATCH: Final = 4096  # events for each write to the file, unless they are
+_LARGE: Final = 1 << 20  # bytes together
+_FRAME: Final = 256  # bytes that a frame of a stack may become
+
+
+def write(path: str | Path, trace: Trace) -> None:
+    """Write a trace as Chrome's JSON, which Perfetto reads.
+
+    Parameters
+    ----------
+    path
+        Written whole or not at all; replaced if it exists.
+    trace
+        Any trace.
+
+    Raises
+    ------
+    OutputError
+        The file cannot be written, or would be huge.
+    """
+    with replacing(path) as name, open(name, "w", encoding="ascii") as file:
+        writer = _Writer(trace)
+        base = f'"baseTimeNanoseconds":{writer.base},' if writer.base is not None else ""
+        file.write(f'{{"displayTimeUnit":"ns",{base}"traceEvents":[\n')
+        separator = ""
+        for batch in _batches(writer.events(), PERFETTO_BYTES + PERFETTO_EVENT * len(trace.records)):
+            file.write(separator + ",\n".join(batch))
+            separator = ",\n"
+        file.write("\n]}\n")
+
+
+def _batches(events: Iterator[str], room: int) -> Iterator[list[str]]:
+    """Yield the events, several at a time; refuse what its names and stacks make larger than `room`."""
+    batch: list[str] = []
+    size = 0
+    for event in events:
+        batch.append(event)
+        size += len(event)
+        if len(batch) == _BATCH or size > _LARGE:
+            room -= size
+            if room < 0:
+                raise _too_large()
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _too_large() -> OutputError:
+    return OutputError("the names and stacks of this trace are too long to be written with each event")
+
+
+class _Writer:
+    """One trace on its way into JSON; each event is a piece of text."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.records = trace.records
+        time = np.clip(self.records["time"].astype(np.int64), -int(_LATEST), int(_LATEST))
+        if trace.header.get("time_axis") == "index":
+            time = np.arange(len(time), dtype=np.int64) * 1000
+        self.origin = int(time.min()) if len(time) else 0
+        self.base = None
+        ahead = _unix_clock(trace)
+        if ahead is not None and 0 <= self.origin + ahead < int(_LATEST):
+            self.base = (self.origin + ahead) // _BASE_PERIOD * _BASE_PERIOD
+            self.origin = self.base - ahead
+        self.time: npt.NDArray[np.int64] = time - self.origin
+        self.text = [json.dumps(name) for name in trace.names]
+        self.streams = stream_names(trace)
+        self.lanes: dict[tuple[int, str], int] = {}  # (process, name) -> number of the thread
+
+    def events(self) -> Iterator[str]:
+        yield from self._memory()
+        yield from self._blocks()
+        yield from self._failures()
+        yield from self._ranges()
+        yield from self._marks()
+        yield from self._calls()
+        yield from self._executions()
+        yield from self._names()
+
+    def _lane(self, process: int, name: str) -> int:
+        return self.lanes.setdefault((process, name), len(self.lanes) + 1)
+
+    def _thread(self, index: int) -> int:
+        threads = self.trace.threads
+        # Two threads may have the same name.
+        return self._lane(_HOST, f"{threads[index] if index < len(threads) else 'thread'} ({index})")
+
+    def _memory(self) -> Iterator[str]:
+        """Yield the counters: all three at each event that changed one."""
+        changes = memory_changes(self.trace)
+        for device in np.unique(changes.device).tolist():
+            own = changes.device == device
+            index, last = changes.index[own], np.append(np.diff(changes.index[own]) > 0, True)
+            columns = (np.cumsum(c[own])[last].tolist() for c in (changes.allocated, changes.active, changes.reserved))
+            for time, allocated, active, reserved in zip(self.time[index[last]].tolist(), *columns, strict=True):
+                yield (
+                    f'{{"ph":"C","name":"Memory","pid":{_DEVICE + device},"ts":{time / 1000},'
+                    f'"args":{{"allocated":{allocated},"active":{active},"reserved":{reserved}}}}}'
+                )
+
+    def _blocks(self) -> Iterator[str]:
+        """Yield a span for each block, from its allocation to the request to free it, or to the trace's end."""
+        spans = block_spans(self.trace)
+        if not spans:
+            return
+        first = self.records[np.array([span.start for span in spans], np.int64)]
+        used = np.unique(first["stack"]).tolist()
+        stacks = [self.trace.stack(stack) for stack in used]
+        sites = {stack: json.dumps(label) for stack, label in zip(used, call_sites(stacks), strict=True)}
+        room = PERFETTO_BYTES + _FRAME * sum(map(len, stacks))
+        frames = {}
+        for stack in used:
+            frames[stack] = json.dumps(self._stack(stack))[1:-1]
+            room -= len(frames[stack])
+            if room < 0:
+                raise _too_large()
+        end, times = int(self.time.max(initial=0)), self.time.tolist()
+        columns = (first[column].tolist() for column in ("kind", "device", "stream", "stack", "aux0", "aux1"))
+        for number, (span, kind, device, stream, stack, aux0, pool) in enumerate(zip(spans, *columns, strict=True), 1):
+            what = f'"cat":"allocation","name":{sites[stack]},"id":{number},"pid":{_DEVICE + device},"tid":0'
+            asked = aux0 if kind == Kind.BLOCK_ALLOC else span.size
+            args = f'"address":"{span.address & _WORD:#x}","bytes":{span.size},"requested":{asked},"stream":{stream}'
+            args += f',"pool":{pool}' + (f",{frames[stack]}" if frames[stack] else "")
+            freed = end if span.freed is None else max(times[span.freed], times[span.start])
+            yield f'{{"ph":"b",{what},"ts":{times[span.start] / 1000},"args":{{{args}}}}}'
+            yield f'{{"ph":"e",{what},"ts":{freed / 1000}}}'
+
+    def _failures(self) -> Iterator[str]:
+        for i in np.flatnonzero(self.records["kind"] == Kind.OOM).tolist():
+            record = self.records[i]
+            args: dict[str, Any] = {"size": int(record["size"])}
+            if not record["flags"] & FREE_UNKNOWN:
+                args["device_free"] = int(record["aux0"])
+            args |= self._stack(int(record["stack"]))
+            yield (
+                f'{{"ph":"i","s":"p","name":"out of memory","cat":"memory","pid":{_DEVICE + int(record["device"])},'
+                f'"tid":{self._stream(int(record["device"]), int(record["stream"]))},"ts":{int(self.time[i]) / 1000},'
+                f'"args":{json.dumps(args)}}}'
+            )
+
+    def _stack(self, stack: int) -> dict[str, Any]:
+        frames = self.trace.stack(stack)
+        if sum(len(f.function) + len(f.file) for f in frames) > PERFETTO_BYTES:
+            raise _too_large()
+        return {"stack": [f"{f.function} ({f.file}:{f.line})" for f in frames]} if frames else {}
+
+    def _ranges(self) -> Iterator[str]:
+        """Yield begin and end of each range. One never closed ends with the trace, one never begun is left out."""
+        index = np.flatnonzero(np.isin(self.records["kind"], (Kind.RANGE_PUSH, Kind.RANGE_POP)))
+        columns = (self.records[column][index].tolist() for column in ("kind", "device", "thread", "name"))
+        depth: dict[tuple[int, int], int] = {}
+        for time, kind, device, thread, name in zip(self.time[index].tolist(), *columns, strict=True):
+            # PyTorch's profiler says of which device it speaks; our own ranges are the host's.
+            process = _HOST if device < 0 else _DEVICE + device
+            lane = process, self._thread(thread) if device < 0 else self._lane(process, "ranges")
+            if kind == Kind.RANGE_PUSH:
+                depth[lane] = depth.get(lane, 0) + 1
+                yield (
+                    f'{{"ph":"B","name":{self.text[name]},"cat":"range","pid":{lane[0]},"tid":{lane[1]},'
+                    f'"ts":{time / 1000}}}'
+                )
+            elif depth.get(lane, 0):
+                depth[lane] -= 1
+                yield f'{{"ph":"E","pid":{lane[0]},"tid":{lane[1]},"ts":{time / 1000}}}'
+        end = int(self.time.max(initial=0)) / 1000
+        for (process, thread), count in depth.items():
+            for _ in range(count):
+                yield f'{{"ph":"E","pid":{process},"tid":{thread},"ts":{end}}}'
+
+    def _marks(self) -> Iterator[str]:
+        """Yield marks, and ranges that are inside of no others, of which each gets a lane.
+
+        One never closed ends with the trace, one never begun is left out.
+        """
+        kinds = (Kind.MARK, Kind.RANGE_START, Kind.RANGE_END)
+        index = np.flatnonzero(np.isin(self.records["kind"], kinds))
+        columns = (self.records[column][index].tolist() for column in ("kind", "thread", "name", "aux0"))
+        running: dict[int, str] = {}  # how the end of each begins
+        for time, kind, thread, name, number in zip(self.time[index].tolist(), *columns, strict=True):
+            where = f'"pid":{_HOST},"tid":{self._thread(thread)},"ts":{time / 1000}'
+            if kind == Kind.MARK:
+                yield f'{{"ph":"i","s":"t","name":{self.text[name]},"cat":"range",{where}}}'
+            elif kind == Kind.RANGE_START:
+                event = f'"name":{self.text[name]},"cat":"range","id":{number}'
+                yield f'{{"ph":"b",{event},{where}}}'
+                running[number] = event
+            elif number in running:
+                yield f'{{"ph":"e",{running.pop(number)},{where}}}'
+        end = int(self.time.max(initial=0)) / 1000
+        for event in running.values():
+            yield f'{{"ph":"e",{event},"pid":{_HOST},"tid":0,"ts":{end}}}'
+
+    def _calls(self) -> Iterator[str]:
+        index = np.flatnonzero(np.isin(self.records["kind"], _CALLS))
+        lengths = self._lengths()[index].tolist()
+        columns = (self.records[column][index].tolist() for column in _COLUMNS)
+        for time, length, *fields in zip(self.time[index].tolist(), lengths, *columns, strict=True):
+            kind, _, _, thread, _, name, *_ = fields
+            yield (
+                f'{{"ph":"X","name":{self.text[name] if name else _title(kind)},"cat":"call","pid":{_HOST},'
+                f'"tid":{self._thread(thread)},"ts":{time / 1000},"dur":{length / 1000},'
+                f'"args":{{{_arguments(*fields)}}}}}'
+            )
+
+    def _lengths(self) -> npt.NDArray[np.int64]:
+        """Return how long (ns) each event is drawn: not into the next one of its thread."""
+        length = np.full(len(self.records), _CALL_LENGTH, np.int64)
+        for thread in np.unique(self.records["thread"]).tolist():
+            own = np.flatnonzero(self.records["thread"] == thread)
+            length[own[:-1]] = np.clip(np.diff(self.time[own]), 0, _CALL_LENGTH)
+        return length
+
+    def _executions(self) -> Iterator[str]:
+        """Yield what ran on the device, each with an arrow from its call."""
+        ran = self.trace.of_kind(Kind.EXECUTION)
+        ran = ran[np.argsort(ran["aux0"], kind="stable")]
+        works = np.flatnonzero(np.isin(self.records["kind"], WORK) & (self.records["correlation"] > 0))
+        calls = dict(zip(self.records["correlation"][works].tolist(), works.tolist(), strict=True))
+        call = np.array([calls.get(c, -1) for c in ran["correlation"].tolist()], np.int64)
+        start, end = self._on_host_clock(ran, call)
+        busy: dict[tuple[int, int], list[int]] = {}  # until when the lanes of a stream are
+        columns = (ran[column].tolist() for column in ("device", "stream", "name"))
+        rows = zip(call.tolist(), start.tolist(), end.tolist(), *columns, strict=True)
+        for flow, (at, begin, stop, device, stream, name) in enumerate(rows, 1):
+            lane = _free_lane(busy.setdefault((device, stream), []), begin, stop)
+            place = f'"pid":{_DEVICE + device},"tid":{self._stream(device, stream, lane)},"ts":{begin / 1000}'
+            arguments = ""
+            if at >= 0:
+                fields = [int(self.records[at][column]) for column in _COLUMNS]
+                kind, thread, name = fields[0], fields[3], fields[5] or name
+                title = self.text[name] if name else _title(kind)
+                arguments = _arguments(*fields)
+                arrow = f'"name":"enqueued","cat":"enqueued","id":{flow}'
+                yield (
+                    f'{{"ph":"s",{arrow},"pid":{_HOST},"tid":{self._thread(thread)},"ts":{int(self.time[at]) / 1000}}}'
+                )
+                yield f'{{"ph":"f","bp":"e",{arrow},{place}}}'
+            else:
+                title = self.text[name] if name else '"operation"'
+            yield (
+                f'{{"ph":"X","name":{title},"cat":"execution",{place},"dur":{(stop - begin) / 1000},'
+                f'"args":{{{arguments}}}}}'
+            )
+
+    def _on_host_clock(
+        self, ran: npt.NDArray[np.void], call: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return starts and ends, moved so that nothing starts before its call."""
+        start = np.minimum(ran["aux0"], _LATEST).astype(np.int64) - self.origin
+        end = np.maximum(np.minimum(ran["aux1"], _LATEST).astype(np.int64) - self.origin, start)
+        known = call >= 0
+        if known.any():
+            shift = int((self.time[call[known]] - start[known]).max())
+        else:  # not before the first event
+            shift = int(self.time.min(initial=int(_LATEST))) - int(start.min(initial=int(_LATEST)))
+        shift = max(shift, 0)
+        return start + shift, end + shift
+
+    def _stream(self, device: int, stream: int, lane: int = 0) -> int:
+        return self._lane(_DEVICE + device, self.streams[stream] + (f" and at once {lane}" if lane else ""))
+
+    def _names(self) -> Iterator[str]:
+        argv = self.trace.header.get("argv")
+        program = " ".join(map(str, argv)) if isinstance(argv, list) and argv else "program"
+        processes = sorted({process for process, _ in self.lanes} | {_DEVICE + d for d in self._devices()} | {_HOST})
+        for process in processes:
+            clock = " (simulated time)" if self.trace.header.get("device_kind") == "sim" else ""
+            name = program if process == _HOST else f"Device {process - _DEVICE}{clock}"
+            yield _metadata("process_name", process, 0, {"name": name})
+            yield _metadata("process_sort_index", process, 0, {"sort_index": process})
+        for (process, name), thread in self.lanes.items():
+            yield _metadata("thread_name", process, thread, {"name": name})
+            yield _metadata("thread_sort_index", process, thread, {"sort_index": thread})
+
+    def _devices(self) -> list[int]:
+        devices: list[int] = np.unique(self.records["device"]).tolist()
+        return [device for device in devices if device >= 0]
+
+
+def _unix_clock(trace: Trace) -> int | None:
+    """Return how many ns the Unix clock is ahead of the trace's, None where that is not known."""
+    header = trace.header
+    if header.get("time_axis") == "index" or header.get("format") == "rmm-log":
+        return None
+    if header.get("format") == "pytorch-snapshot":
+        return 0
+    if "start_unix_ns" in header and "start_time_ns" in header:
+        return int(header["start_unix_ns"]) - int(header["start_time_ns"])
+    return None
+
+
+def _metadata(what: str, process: int, thread: int, args: dict[str, Any]) -> str:
+    return f'{{"ph":"M","name":"{what}","pid":{process},"tid":{thread},"args":{json.dumps(args)}}}'
+
+
+def _title(kind: int) -> str:
+    return json.dumps(Kind(kind).name.lower().replace("_", " "))
+
+
+def _arguments(
+    kind: int, device: int, flags: int, _thread: int, stream: int, _name: int, _address: int, size: int, *rest: int
+) -> str:
+    """Return the members of an event's ``args``."""
+    aux0, aux1, _ = rest
+    text = f'"device":{device},"stream":{stream}'
+    if kind == Kind.KERNEL_LAUNCH:
+        grid, block = list(unpack_dims(aux0)), list(unpack_dims(aux1))
+        return f'{text},"grid":{grid},"block":{block},"shared_bytes":{size}'
+    if kind in (Kind.MEMCPY, Kind.MEMSET):
+        text += f',"bytes":{size},"asynchronous":{"true" if flags & CopyFlag.ASYNC else "false"}'
+        return f'{text},"direction":"{_direction(flags)}"' if kind == Kind.MEMCPY else text
+    if kind == Kind.COLLECTIVE:
+        rank, ranks, _ = unpack_dims(aux1)
+        return f'{text},"bytes":{size},"communicator":{aux0},"rank":{rank},"ranks":{ranks}'
+    if kind == Kind.GEMM:
+        return f'{text},"mnk":{list(unpack_product(aux0, aux1))}'
+    return text
+
+
+def _direction(flags: int) -> str:
+    sides = (flags & CopyFlag.SOURCE_DEVICE, flags & CopyFlag.DESTINATION_DEVICE)
+    return " to ".join("device" if side else "host" for side in sides)
+
+
+def _free_lane(busy: list[int], begin: int, end: int) -> int:
+    """Return the first lane that is free from `begin` on (the last, if none is), and take it until `end`."""
+    for lane, until in enumerate(busy):
+        if until <= begin:
+            busy[lane] = end
+            return lane
+    if len(busy) == _LANES:
+        return _LANES - 1
+    busy.append(end)
+    return len(busy) - 1

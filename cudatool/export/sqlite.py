@@ -1,0 +1,218 @@
+"""Traces as SQLite databases, for questions that no report answers.
+
+Sizes are bytes, times are ns since the first event; both are NULL where they are not known. A record's number is its
+place in the trace, from 0. Addresses, and numbers that do not fit SQLite's 64 bits with a sign, are as if they were
+signed.
+
+::
+
+    meta         key, value                         what the recording says of itself; values in JSON
+    events       id, time, kind, device, flags, thread, stream, correlation, stack, name, address, size, aux0, aux1
+                                                    every record; kinds.fields says what the fields of a kind mean
+    kinds        id, name, fields
+    allocations  id, device, pool, stream, address, size, requested, alloc_time, free_requested_time,
+                 free_completed_time, stack, alloc_event, free_requested_event, free_completed_event
+                                                    a row for each block that was handed out
+    segments     id, device, pool, stream, address, size, small, expandable, alloc_time, free_time, stack,
+                 alloc_event, free_event            a row for each segment, or run of mapped pages
+    streams      id, device, handle, flags
+    threads      id, name
+    names        id, name
+    frames       id, file, function, line, rank     0 the user's own code, 1 a library's, 2 C++, 3 the allocator's C++
+    stacks       id, depth, frame                   depth 0 is the innermost frame
+    peaks        device, event, active              the first event after which the most bytes were active
+
+    live_at_peak the allocations of each device that were active then
+    by_call_site device, stack, file, function, line, allocations, bytes, peak_bytes
+                                                    by stack, with its innermost Python frame (outside of libraries
+                                                    where there is one); peak_bytes is its part of live_at_peak
+
+For example, who held the memory at the peak::
+
+    SELECT file, line, function, peak_bytes FROM by_call_site ORDER BY peak_bytes DESC LIMIT 10;
+
+and what was allocated while one kernel was being launched again and again::
+
+    SELECT a.* FROM allocations a JOIN events e ON a.alloc_event > e.id JOIN names n ON n.id = e.name
+    WHERE n.name = 'my_kernel' AND a.alloc_event < e.id + 10;
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cudatool.errors import OutputError
+from cudatool.export.spans import Changes, Span, block_spans, memory_changes, segment_spans
+from cudatool.files import replacing
+from cudatool.trace.events import FIELDS, RECORD, Kind
+from cudatool.trace.frames import frame_rank
+from cudatool.trace.model import Trace
+
+__all__ = ["write"]
+
+_Ints = npt.NDArray[np.int64]
+
+_COLUMNS: Final = tuple(name for name in RECORD.names or () if name != "reserved")
+_TABLES: Final = f"""
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
+CREATE TABLE kinds (id INTEGER PRIMARY KEY, name TEXT, fields TEXT);
+CREATE TABLE names (id INTEGER PRIMARY KEY, name TEXT);
+CREATE TABLE threads (id INTEGER PRIMARY KEY, name TEXT);
+CREATE TABLE frames (id INTEGER PRIMARY KEY, file TEXT, function TEXT, line INTEGER, rank INTEGER);
+CREATE TABLE stacks (id INTEGER, depth INTEGER, frame INTEGER REFERENCES frames, PRIMARY KEY (id, depth)) WITHOUT ROWID;
+CREATE TABLE streams (id INTEGER PRIMARY KEY, device INTEGER, handle INTEGER, flags INTEGER);
+CREATE TABLE events (id INTEGER PRIMARY KEY, {", ".join(f"{name} INTEGER" for name in _COLUMNS)});
+CREATE TABLE allocations (
+    id INTEGER PRIMARY KEY, device INTEGER, pool INTEGER, stream INTEGER, address INTEGER, size INTEGER,
+    requested INTEGER, alloc_time INTEGER, free_requested_time INTEGER, free_completed_time INTEGER, stack INTEGER,
+    alloc_event INTEGER REFERENCES events, free_requested_event INTEGER REFERENCES events,
+    free_completed_event INTEGER REFERENCES events
+);
+CREATE TABLE segments (
+    id INTEGER PRIMARY KEY, device INTEGER, pool INTEGER, stream INTEGER, address INTEGER, size INTEGER,
+    small INTEGER, expandable INTEGER, alloc_time INTEGER, free_time INTEGER, stack INTEGER,
+    alloc_event INTEGER REFERENCES events, free_event INTEGER REFERENCES events
+);
+CREATE TABLE peaks (device INTEGER PRIMARY KEY, event INTEGER REFERENCES events, active INTEGER);
+"""
+_VIEWS: Final = """
+CREATE INDEX events_by_kind ON events (kind);
+CREATE INDEX events_by_correlation ON events (correlation) WHERE correlation > 0;
+CREATE INDEX allocations_by_stack ON allocations (stack);
+CREATE VIEW live_at_peak AS
+    SELECT a.* FROM allocations a JOIN peaks p ON p.device = a.device
+    WHERE a.alloc_event <= p.event AND (a.free_completed_event IS NULL OR a.free_completed_event > p.event);
+CREATE VIEW by_call_site AS
+    SELECT a.device, a.stack, f.file, f.function, f.line, count(*) AS allocations, sum(a.size) AS bytes,
+        sum(CASE WHEN a.alloc_event <= p.event AND (a.free_completed_event IS NULL OR a.free_completed_event > p.event)
+            THEN a.size ELSE 0 END) AS peak_bytes
+    FROM allocations a
+    LEFT JOIN peaks p ON p.device = a.device
+    LEFT JOIN stacks s ON s.id = a.stack AND s.depth = (
+        SELECT depth FROM stacks t JOIN frames g ON g.id = t.frame WHERE t.id = a.stack
+        ORDER BY g.rank, depth
+        LIMIT 1)
+    LEFT JOIN frames f ON f.id = s.frame
+    GROUP BY a.device, a.stack;
+"""
+
+
+def write(path: str | Path, trace: Trace) -> None:
+    """Write a trace as an SQLite database; the module says what is in it.
+
+    Parameters
+    ----------
+    path
+        Written whole or not at all; replaced if it exists.
+    trace
+        Any trace.
+
+    Raises
+    ------
+    OutputError
+        The file cannot be written.
+    """
+    try:
+        with replacing(path) as name, closing(sqlite3.connect(name, isolation_level=None)) as database:
+            # Nobody else sees the file before it is complete: there is nothing to protect from a crash.
+            database.execute("PRAGMA journal_mode = OFF")
+            database.execute("PRAGMA synchronous = OFF")
+            database.execute("BEGIN")
+            _run(database, _TABLES)
+            _fill(database, trace)
+            _run(database, _VIEWS)
+            database.execute("COMMIT")
+    except sqlite3.Error as error:
+        raise OutputError(f"cannot write {path}: {error}") from error
+
+
+def _run(database: sqlite3.Connection, statements: str) -> None:
+    for statement in statements.split(";"):  # executescript() would end the transaction
+        database.execute(statement)
+
+
+def _fill(database: sqlite3.Connection, trace: Trace) -> None:
+    def insert(table: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        width = len(database.execute(f"PRAGMA table_info({table})").fetchall())
+        database.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * width)})", rows)
+
+    records = trace.records
+    time = _signed(records["time"])
+    time -= time.min() if len(time) else 0
+
+    facts = {**trace.header, "notes": trace.notes, "source": trace.source}
+    insert("meta", ((_text(key), json.dumps(value, default=str)) for key, value in facts.items()))
+    insert("kinds", ((int(kind), kind.name, FIELDS.get(kind, "")) for kind in Kind))
+    insert("names", ((i, _text(name)) for i, name in enumerate(trace.names)))
+    insert("threads", ((i, _text(name)) for i, name in enumerate(trace.threads)))
+    insert("frames", ((i, _text(f.file), _text(f.function), f.line, frame_rank(f)) for i, f in enumerate(trace.frames)))
+    insert("stacks", ((i, depth, f) for i, frames in enumerate(trace.stacks) for depth, f in enumerate(frames)))
+    created = trace.of_kind(Kind.STREAM_CREATE)
+    insert("streams", _rows(*(_signed(created[name]) for name in ("stream", "device", "address", "flags"))))
+    insert("events", _rows(np.arange(len(records)), time, *(_signed(records[name]) for name in _COLUMNS[1:])))
+    insert("allocations", _allocations(records, time, block_spans(trace)))
+    insert("segments", _segments(records, time, segment_spans(trace)))
+    insert("peaks", _peaks(memory_changes(trace)))
+
+
+def _allocations(records: npt.NDArray[np.void], time: _Ints, spans: list[Span]) -> Iterator[tuple[Any, ...]]:
+    times = time.tolist()
+    columns = _columns(records, spans, "kind", "device", "aux1", "stream", "aux0", "stack")
+    for i, (span, (kind, device, pool, stream, aux0, stack)) in enumerate(zip(spans, columns, strict=True)):
+        requested = aux0 if kind == Kind.BLOCK_ALLOC else span.size
+        freed = None if span.freed is None else times[span.freed]
+        end = None if span.end is None else times[span.end]
+        what = (i, device, pool, stream, _as_signed(span.address), span.size, requested)
+        yield *what, times[span.start], freed, end, stack, span.start, span.freed, span.end
+
+
+def _segments(records: npt.NDArray[np.void], time: _Ints, spans: list[Span]) -> Iterator[tuple[Any, ...]]:
+    times = time.tolist()
+    columns = _columns(records, spans, "kind", "device", "aux1", "stream", "flags", "stack")
+    for i, (span, (kind, device, pool, stream, flags, stack)) in enumerate(zip(spans, columns, strict=True)):
+        of_driver, expandable = kind == Kind.MEM_ALLOC, int(kind == Kind.SEGMENT_MAP)
+        small = int(not of_driver and flags == 1)
+        end = None if span.end is None else times[span.end]
+        what = (i, device, pool, stream, _as_signed(span.address), span.size, small, expandable)
+        yield *what, times[span.start], end, stack, span.start, span.end
+
+
+def _peaks(changes: Changes) -> Iterator[tuple[int, int, int]]:
+    """Yield for each device the first record after which the most bytes were active, and how many."""
+    for device in np.unique(changes.device).tolist():
+        own = changes.device == device
+        index = changes.index[own]
+        last = np.append(np.diff(index) > 0, True)
+        active = np.cumsum(changes.active[own])[last]
+        peak = int(np.argmax(active))
+        yield device, int(index[last][peak]), int(active[peak])
+
+
+def _columns(records: npt.NDArray[np.void], spans: list[Span], *names: str) -> Iterator[tuple[int, ...]]:
+    """Yield fields of the records that the spans begin with."""
+    first = records[np.array([span.start for span in spans], np.int64)]
+    return _rows(*(_signed(first[name]) for name in names))
+
+
+def _rows(*columns: _Ints) -> Iterator[tuple[int, ...]]:
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def _signed(column: npt.NDArray[Any]) -> _Ints:
+    return column.astype(np.int64)
+
+
+def _as_signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _text(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()  # a name may hold half of a surrogate pair

@@ -1,0 +1,62 @@
+"""Which findings count: those that no comment, no rule and no baseline sets aside."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from datetime import date
+
+from cudatool.sanitize.findings import DeviceFinding, Finding, GapKind, Report, SetAside
+from cudatool.sanitize.report.baseline import Baseline
+from cudatool.sanitize.report.comments import Comments
+from cudatool.sanitize.report.suppress import Rule
+
+__all__ = ["accepted", "known"]
+
+
+def accepted(report: Report, rules: Sequence[Rule] = ()) -> Report:
+    """Return the report without the findings that a comment in the source or one of `rules` accepts.
+
+    They are in ``set_aside``; comments that name no check are in ``remarks``.
+    """
+    comments = Comments()
+
+    def judge(finding: Finding | DeviceFinding) -> SetAside | None:
+        if where := comments.accepting(finding):
+            return SetAside(finding, "comment", where)
+        rule = next((rule for rule in rules if rule.matches(finding)), None)
+        return SetAside(finding, "rule", rule.text) if rule else None
+
+    aside = {finding.fingerprint: found for finding in report.all if (found := judge(finding))}
+    return replace(_without(report, aside), remarks=(*report.remarks, *comments.remarks))
+
+
+def known(report: Report, baseline: Baseline, checks: Collection[str], today: date) -> Report:
+    """Return the report without the findings that `baseline` accepts on the day `today`.
+
+    An entry holds to the end of its last day. Those past it are in ``expired``. Those whose findings are neither
+    reported nor set aside, though `checks` looked for them, are in ``stale``.
+    """
+    named = {finding.fingerprint: baseline.known.get(finding.fingerprint) for finding in report.all}
+    entries = {fingerprint: entry for fingerprint, entry in named.items() if entry is not None}
+    expired = [entry for entry in entries.values() if entry.expires and entry.expires < today.isoformat()]
+    gone = {entry.fingerprint for entry in expired}
+    aside = {
+        finding.fingerprint: SetAside(finding, "baseline", entry.reason, entry.expires)
+        for finding in report.all
+        if (entry := entries.get(finding.fingerprint)) and entry.fingerprint not in gone
+    }
+    seen = named.keys() | {one.finding.fingerprint for one in report.set_aside}
+    looked = not any(gap.whole or gap.kind is GapKind.RECORDING for gap in report.gaps)  # else all would be stale
+    stale = tuple(entry for key, entry in baseline.known.items() if key not in seen and entry.check in ("", *checks))
+    return replace(_without(report, aside), expired=tuple(expired), stale=stale if looked else ())
+
+
+def _without(report: Report, aside: dict[str, SetAside]) -> Report:
+    return replace(
+        report,
+        findings=tuple(one for one in report.findings if one.fingerprint not in aside),
+        possible=tuple(one for one in report.possible if one.fingerprint not in aside),
+        on_device=tuple(one for one in report.on_device if one.fingerprint not in aside),
+        set_aside=(*report.set_aside, *aside.values()),
+    )

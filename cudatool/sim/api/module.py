@@ -1,0 +1,276 @@
+"""Driver entry points: modules, libraries, launches, grouped as in the driver API reference.
+
+What can be asked of a kernel is in :mod:`cudatool.sim.api.function`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int, c_size_t, c_uint
+
+from cudatool.ptx import PtxError
+from cudatool.sim import abi
+from cudatool.sim import machine as state
+from cudatool.sim.abi import entry, read_string, write
+from cudatool.sim.kernels import COOPERATIVE, LaunchConfig, Library, checked_launch, launch_attributes
+from cudatool.sim.machine import Context, Device, current_context, stream_of
+from cudatool.sim.queue import Operation
+from cudatool.sim.results import DriverError, Result
+from cudatool.sim.toolchain.device_library import with_device_library
+from cudatool.sim.toolchain.image import jit_options, ptx_at, read_file, write_error_log
+
+__all__ = ["some_device"]
+
+
+def some_device() -> Device:
+    """Return the current device, the first one if no context is current."""
+    stack = state.machine.thread.contexts
+    return stack[-1].device if stack else state.machine.device(0)
+
+
+# ---- Loading ----
+
+
+def _load(image: int, context: Context | None) -> Library:
+    text = ptx_at(image)
+    if b".version" not in text:
+        raise DriverError(Result.INVALID_IMAGE)
+    try:
+        library = Library(state.machine.new_handle(), with_device_library(text), context)
+    except PtxError as error:
+        raise DriverError(Result.INVALID_PTX, str(error)) from error
+    state.machine.objects[library.handle] = library
+    return library
+
+
+def _load_with_log(image: int, context: Context | None, count: int, options: int, values: int) -> Library:
+    given = jit_options(count, options, values)
+    try:
+        return _load(image, context)
+    except DriverError as error:
+        write_error_log(given, str(error))
+        raise
+
+
+# ---- Modules ----
+
+
+@entry("cuModuleLoad(CUmodule *module, const char *fname)")
+def cuModuleLoad(module: int, fname: int) -> None:
+    data = ctypes.create_string_buffer(read_file(fname))
+    cuModuleLoadData(module, ctypes.addressof(data))
+
+
+@entry("cuModuleLoadData(CUmodule *module, const void *image)")
+def cuModuleLoadData(module: int, image: int) -> None:
+    write(module, c_size_t, _load(image, current_context()).handle)
+
+
+@entry(
+    "cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int numOptions, CUjit_option *options, "
+    "void **optionValues)"
+)
+def cuModuleLoadDataEx(module: int, image: int, numOptions: int, options: int, optionValues: int) -> None:
+    library = _load_with_log(image, current_context(), numOptions, options, optionValues)
+    write(module, c_size_t, library.handle)
+
+
+@entry("cuModuleLoadFatBinary(CUmodule *module, const void *fatCubin)")
+def cuModuleLoadFatBinary(module: int, fatCubin: int) -> None:
+    cuModuleLoadData(module, fatCubin)
+
+
+@entry("cuModuleUnload(CUmodule hmod)")
+def cuModuleUnload(hmod: int) -> None:
+    state.machine.get(hmod, Library).unload()
+
+
+@entry("cuModuleGetFunction(CUfunction *hfunc, CUmodule hmod, const char *name)")
+def cuModuleGetFunction(hfunc: int, hmod: int, name: int) -> None:
+    write(hfunc, c_size_t, state.machine.get(hmod, Library).function(read_string(name).decode()).handle)
+
+
+@entry("cuModuleGetGlobal(CUdeviceptr *dptr, size_t *bytes, CUmodule hmod, const char *name)")
+def cuModuleGetGlobal(dptr: int, bytes: int, hmod: int, name: int) -> None:
+    found = state.machine.get(hmod, Library).variable(read_string(name).decode(), current_context().device)
+    for target, value in zip((dptr, bytes), found, strict=True):
+        if target:
+            write(target, c_size_t, value)
+
+
+@entry("cuModuleGetFunctionCount(unsigned int *count, CUmodule mod)")
+def cuModuleGetFunctionCount(count: int, mod: int) -> None:
+    write(count, c_uint, len(state.machine.get(mod, Library).names))
+
+
+@entry("cuModuleEnumerateFunctions(CUfunction *functions, unsigned int numFunctions, CUmodule mod)")
+def cuModuleEnumerateFunctions(functions: int, numFunctions: int, mod: int) -> None:
+    cuLibraryEnumerateKernels(functions, numFunctions, mod)
+
+
+@entry("cuModuleGetLoadingMode(int *mode)")
+def cuModuleGetLoadingMode(mode: int) -> None:
+    write(mode, c_int, 2)  # CU_MODULE_LAZY_LOADING
+
+
+# ---- Libraries and kernels ----
+
+
+@entry(
+    "cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jitOptions, void **jitOptionsValues, "
+    "unsigned int numJitOptions, void *libraryOptions, void **libraryOptionValues, unsigned int numLibraryOptions)"
+)
+def cuLibraryLoadData(
+    library: int,
+    code: int,
+    jitOptions: int,
+    jitOptionsValues: int,
+    numJitOptions: int,
+    libraryOptions: int,
+    libraryOptionValues: int,
+    numLibraryOptions: int,
+) -> None:
+    loaded = _load_with_log(code, None, numJitOptions, jitOptions, jitOptionsValues)
+    write(library, c_size_t, loaded.handle)
+
+
+@entry(
+    "cuLibraryLoadFromFile(CUlibrary *library, const char *fileName, CUjit_option *jitOptions, "
+    "void **jitOptionsValues, unsigned int numJitOptions, void *libraryOptions, void **libraryOptionValues, "
+    "unsigned int numLibraryOptions)"
+)
+def cuLibraryLoadFromFile(
+    library: int,
+    fileName: int,
+    jitOptions: int,
+    jitOptionsValues: int,
+    numJitOptions: int,
+    libraryOptions: int,
+    libraryOptionValues: int,
+    numLibraryOptions: int,
+) -> None:
+    data = ctypes.create_string_buffer(read_file(fileName))
+    loaded = _load_with_log(ctypes.addressof(data), None, numJitOptions, jitOptions, jitOptionsValues)
+    write(library, c_size_t, loaded.handle)
+
+
+@entry("cuLibraryUnload(CUlibrary library)")
+def cuLibraryUnload(library: int) -> None:
+    state.machine.get(library, Library).unload()
+
+
+@entry("cuLibraryGetKernel(CUkernel *pKernel, CUlibrary library, const char *name)")
+def cuLibraryGetKernel(pKernel: int, library: int, name: int) -> None:
+    write(pKernel, c_size_t, state.machine.get(library, Library).function(read_string(name).decode()).handle)
+
+
+@entry("cuLibraryGetKernelCount(unsigned int *count, CUlibrary lib)")
+def cuLibraryGetKernelCount(count: int, lib: int) -> None:
+    write(count, c_uint, len(state.machine.get(lib, Library).names))
+
+
+@entry("cuLibraryEnumerateKernels(CUkernel *kernels, unsigned int numKernels, CUlibrary lib)")
+def cuLibraryEnumerateKernels(kernels: int, numKernels: int, lib: int) -> None:
+    library = state.machine.get(lib, Library)
+    for index, name in enumerate(library.names[:numKernels]):
+        write(kernels + 8 * index, c_size_t, library.function(name).handle)
+
+
+@entry("cuLibraryGetModule(CUmodule *pMod, CUlibrary library)")
+def cuLibraryGetModule(pMod: int, library: int) -> None:
+    write(pMod, c_size_t, state.machine.get(library, Library).handle)
+
+
+@entry("cuLibraryGetGlobal(CUdeviceptr *dptr, size_t *bytes, CUlibrary library, const char *name)")
+def cuLibraryGetGlobal(dptr: int, bytes: int, library: int, name: int) -> None:
+    cuModuleGetGlobal(dptr, bytes, library, name)
+
+
+@entry("cuLibraryGetManaged(CUdeviceptr *dptr, size_t *bytes, CUlibrary library, const char *name)")
+def cuLibraryGetManaged(dptr: int, bytes: int, library: int, name: int) -> None:
+    found = state.machine.get(library, Library)
+    text = read_string(name).decode()
+    if text not in found.parsed.variables or not found.parsed.variables[text].managed:
+        raise DriverError(Result.NOT_FOUND, f"the image has no managed variable {text!r}")
+    # Managed variables have one address on all devices (cuLibraryGetManaged): that on the first.
+    for target, value in zip((dptr, bytes), found.variable(text, state.machine.device(0)), strict=True):
+        if target:
+            write(target, c_size_t, value)
+
+
+# ---- Execution control ----
+
+
+def _launch(
+    f: int,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    shared: int,
+    hStream: int,
+    params: int,
+    extra: int,
+    *,
+    cooperative: bool = False,
+) -> None:
+    stream = stream_of(hStream)
+    launch = checked_launch(f, stream.context, grid, block, shared, params, extra, cooperative=cooperative)
+    operation = Operation(stream, "kernel", launch.function.name, abi.call.correlation)
+    operation.run, operation.host_memory = launch.run, launch.host_memory()
+    scheduler = state.machine.scheduler
+    scheduler.enqueue(operation, cost=launch.cost)
+    if state.machine.options.launch_blocking:
+        scheduler.wait(stream.last)
+        scheduler.check(stream.context)
+
+
+@entry(
+    "cuLaunchKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ, "
+    "unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ, unsigned int sharedMemBytes, "
+    "CUstream hStream, void **kernelParams, void **extra)"
+)
+def cuLaunchKernel(
+    f: int,
+    gridDimX: int,
+    gridDimY: int,
+    gridDimZ: int,
+    blockDimX: int,
+    blockDimY: int,
+    blockDimZ: int,
+    sharedMemBytes: int,
+    hStream: int,
+    kernelParams: int,
+    extra: int,
+) -> None:
+    grid, block = (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ)
+    _launch(f, grid, block, sharedMemBytes, hStream, kernelParams, extra)
+
+
+@entry(
+    "cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ, "
+    "unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ, unsigned int sharedMemBytes, "
+    "CUstream hStream, void **kernelParams)"
+)
+def cuLaunchCooperativeKernel(
+    f: int,
+    gridDimX: int,
+    gridDimY: int,
+    gridDimZ: int,
+    blockDimX: int,
+    blockDimY: int,
+    blockDimZ: int,
+    sharedMemBytes: int,
+    hStream: int,
+    kernelParams: int,
+) -> None:
+    grid, block = (gridDimX, gridDimY, gridDimZ), (blockDimX, blockDimY, blockDimZ)
+    _launch(f, grid, block, sharedMemBytes, hStream, kernelParams, 0, cooperative=True)
+
+
+@entry("cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra)")
+def cuLaunchKernelEx(config: int, f: int, kernelParams: int, extra: int) -> None:
+    if not config:
+        raise DriverError(Result.INVALID_VALUE)
+    launch = LaunchConfig.from_address(config)
+    cooperative = any(launch_attributes(launch).get(COOPERATIVE, b"")[:4])
+    grid, block = tuple(launch.grid), tuple(launch.block)
+    _launch(f, grid, block, launch.sharedMemBytes, launch.hStream, kernelParams, extra, cooperative=cooperative)

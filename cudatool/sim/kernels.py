@@ -1,0 +1,388 @@
+"""Kernels on the software device: the libraries that they are loaded with, and their launches.
+
+The driver's entry points for them are in :mod:`cudatool.sim.api.module` and :mod:`cudatool.sim.api.function`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import c_int, c_size_t, c_uint
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from cudatool.ptx import PtxError, parse_image
+from cudatool.sim import machine as state
+from cudatool.sim import profile
+from cudatool.sim.addresses import place_of, pointer_behind
+from cudatool.sim.device_runtime import STACK_SIZE, limit_of, prepare_calls
+from cudatool.sim.machine import Context, Device
+from cudatool.sim.memory import Allocation
+from cudatool.sim.observe.host_accesses import HostMemoryBefore
+from cudatool.sim.queue import Operation
+from cudatool.sim.results import DriverError, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cudatool.sim.jit import Found, Instrument, JitModule, KernelError
+    from cudatool.sim.jit import Kernel as JitKernel
+
+__all__ = [
+    "COOPERATIVE",
+    "Function",
+    "Launch",
+    "LaunchConfig",
+    "Library",
+    "active_blocks",
+    "checked_launch",
+    "cluster_of",
+    "launch_attributes",
+    "max_dynamic_shared",
+    "prepared",
+    "registers",
+]
+
+
+class Library:
+    """A loaded image. Its module exists once for each device, because its globals do."""
+
+    def __init__(self, handle: int, image: bytes, context: Context | None) -> None:
+        self.handle = handle
+        self.image = image
+        self.context = context  # set for a module, which belongs to one; a library belongs to none
+        self.modules: dict[int, JitModule] = {}
+        self.globals: dict[tuple[int, str], tuple[int, int]] = {}
+        self.blocks: list[Allocation] = []
+        self.kernels: dict[str, Function] = {}
+        self.parsed = parse_image(image)
+        self.names = tuple(self.parsed.kernels)
+
+    def module(self, device: Device) -> JitModule:
+        """Return the module on `device`, with its global variables allocated and initialized."""
+        found = self.modules.get(device.ordinal)
+        if found is not None:
+            return found
+        module: JitModule = _translator().load(self.image, cache=state.machine.options.code_cache)
+        offsets, end = {}, 0
+        for name, variable in module.globals.items():
+            offsets[name] = -(-end // variable.align) * variable.align
+            end = offsets[name] + max(variable.size, 1)
+        addresses = {}
+        if offsets:
+            block = state.machine.allocate(device, end, "module", context=self.context)
+            self.blocks.append(block)
+            addresses = {name: block.address + offset for name, offset in offsets.items()}
+        for name, variable in module.globals.items():
+            self.globals[device.ordinal, name] = (addresses[name], variable.size)
+        for name, variable in module.globals.items():
+            ctypes.memmove(addresses[name], variable.initial, len(variable.initial))
+            for offset, symbol, addend in variable.relocations:
+                ctypes.c_uint64.from_address(addresses[name] + offset).value = (
+                    addresses.get(symbol) or module.functions[symbol]
+                ) + addend
+        if offsets and state.machine.tape is not None:
+            state.machine.tape.initialized(block.address, end)
+        module.bind(addresses)
+        self.modules[device.ordinal] = module
+        return module
+
+    def function(self, name: str) -> Function:
+        if name not in self.names:
+            raise DriverError(Result.NOT_FOUND, f"the image has no kernel {name!r}; it has {', '.join(self.names)}")
+        found = self.kernels.get(name)
+        if found is None:
+            found = self.kernels[name] = Function(self, name, state.machine.new_handle())
+            state.machine.objects[found.handle] = found
+        return found
+
+    def variable(self, name: str, device: Device) -> tuple[int, int]:
+        """Return address and size of a global variable."""
+        self.module(device)
+        found = self.globals.get((device.ordinal, name))
+        if found is None:
+            raise DriverError(Result.NOT_FOUND, f"the image has no global variable {name!r}")
+        return found
+
+    def unload(self) -> None:
+        state.machine.scheduler.drain()
+        for block in self.blocks:
+            if state.machine.allocations.at(block.address) is block:  # its context may have ended before
+                state.machine.release(block)
+        for function in self.kernels.values():
+            state.machine.objects.pop(function.handle, None)
+        del state.machine.objects[self.handle]
+
+
+class Function:
+    """A kernel of a library: what both CUkernel and CUfunction name."""
+
+    def __init__(self, library: Library, name: str, handle: int) -> None:
+        self.library = library
+        self.name = name
+        self.handle = handle
+        self.max_dynamic_shared: int | None = None
+
+    @cached_property
+    def work(self) -> profile.Work:
+        """What a thread of it is taken to do."""
+        return profile.work_of_a_thread(self.library.parsed.kernels[self.name])
+
+    def on(self, device: Device) -> JitKernel:
+        return self.library.module(device).kernels[self.name]
+
+
+def _translator() -> Any:
+    from cudatool.sim import jit  # llvmlite takes a while to load: only programs that use kernels pay for it
+
+    return jit
+
+
+def registers(function: Function) -> int:
+    """Return the registers of a thread: what the linker found, else a common number so that occupancy makes sense."""
+    return function.library.parsed.register_counts.get(function.name, 32)
+
+
+def max_dynamic_shared(function: Function, kernel: JitKernel) -> int:
+    """Return the bytes of dynamic shared memory that a launch may ask for."""
+    if function.max_dynamic_shared is not None:
+        return function.max_dynamic_shared
+    return profile.MAX_SHARED - kernel.static_shared
+
+
+def prepared(function: Function, device: Device) -> JitKernel:
+    """Return a kernel's native code; fail with CUDA_ERROR_NOT_SUPPORTED for PTX that has no translation."""
+    kernel = function.on(device)
+    try:
+        kernel.prepare(_instrument())
+    except PtxError as error:
+        raise DriverError(Result.NOT_SUPPORTED, str(error)) from error
+    return kernel
+
+
+def _instrument() -> Instrument:
+    """Return what kernels are instrumented for now."""
+    machine = state.machine
+    kinds: Instrument = _translator().Instrument.NONE
+    if machine.measure_accesses:
+        kinds |= _translator().Instrument.FOOTPRINT
+    return kinds | machine.checkers.shadow.kinds if machine.checkers is not None else kinds
+
+
+def _pack(kernel: JitKernel, kernelParams: int, extra: int) -> ctypes.Array[ctypes.c_char]:
+    """Return the kernel's arguments in one buffer, laid out as its parameters are declared."""
+    buffer = ctypes.create_string_buffer(max(kernel.param_bytes, 1) + 15)
+    if kernelParams:
+        pointers = (c_size_t * len(kernel.params)).from_address(kernelParams)
+        for parameter, pointer in zip(kernel.params, pointers, strict=True):
+            if not pointer:
+                raise DriverError(Result.INVALID_VALUE)
+            ctypes.memmove(ctypes.addressof(buffer) + parameter.offset, pointer, parameter.size)
+    elif extra:
+        fields = {}  # CU_LAUNCH_PARAM_BUFFER_POINTER = 1, CU_LAUNCH_PARAM_BUFFER_SIZE = 2, CU_LAUNCH_PARAM_END = 0
+        while key := c_size_t.from_address(extra).value:
+            fields[key] = c_size_t.from_address(extra + 8).value
+            extra += 16
+        if 1 not in fields or 2 not in fields:
+            raise DriverError(Result.INVALID_VALUE)
+        size = c_size_t.from_address(fields[2]).value
+        ctypes.memmove(buffer, fields[1], min(size, kernel.param_bytes))
+    elif kernel.params:
+        raise DriverError(Result.INVALID_VALUE)
+    return buffer
+
+
+def active_blocks(function: Function, kernel: JitKernel, block: int, dynamic: int) -> int:
+    """Return how many blocks of `block` threads a multiprocessor runs at the same time."""
+    attributes = profile.ATTRIBUTES
+    if block <= 0:
+        raise DriverError(Result.INVALID_VALUE)
+    shared = kernel.static_shared + dynamic
+    warps = -(-block // 32)
+    taken = warps * -(-32 * registers(function) // 256) * 256  # warps take them in units of 256
+    blocks = min(attributes[106], attributes[39] // (warps * 32), attributes[82] // taken)
+    return min(blocks, attributes[81] // (shared + 1024)) if block <= 1024 else 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """A kernel and all that one launch of it needs, checked. `params` are its arguments, as they are declared."""
+
+    function: Function
+    kernel: JitKernel
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int
+    params: ctypes.Array[ctypes.c_char]
+    cooperative: bool = False
+
+    @property
+    def cost(self) -> int:
+        """Virtual ns that it takes."""
+        grid, block = self.grid, self.block
+        threads = grid[0] * grid[1] * grid[2] * block[0] * block[1] * block[2]
+        return profile.kernel_cost(threads, self.function.work)
+
+    def run(self, operation: Operation) -> None:
+        """Execute it, as the operation that was enqueued for it."""
+        _execute(self, operation)
+
+    def host_memory(self) -> list[tuple[int, int]]:
+        """Return the allocations that arguments point into, if somebody watches the host's memory or there is any."""
+        allocations = state.machine.allocations
+        if state.machine.scheduler.watch is None and not allocations.on_host:
+            return []
+        words = memoryview(bytes(self.params)[: len(self.params) // 8 * 8]).cast("Q")
+        found = map(allocations.holding, words)
+        return list({(one.address, one.size) for one in found if one is not None})
+
+    def cooperating(self) -> Launch:
+        """Return the same as a cooperative launch. Fails with CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE."""
+        blocks = self.grid[0] * self.grid[1] * self.grid[2]
+        threads = self.block[0] * self.block[1] * self.block[2]
+        room = profile.ATTRIBUTES[16] * active_blocks(self.function, self.kernel, threads, self.shared)
+        if blocks > room:
+            raise DriverError(
+                Result.COOPERATIVE_LAUNCH_TOO_LARGE,
+                f"{self.function.name}: {blocks} blocks; {room} of this size run at the same time",
+            )
+        return replace(self, cooperative=True)
+
+
+def checked_launch(
+    f: int,
+    context: Context,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    shared: int,
+    params: int,
+    extra: int,
+    *,
+    cooperative: bool = False,
+) -> Launch:
+    """Return the launch that these arguments of cuLaunchKernel describe; fail with the error it has for them."""
+    function = state.machine.get(f, Function)
+    kernel = prepared(function, context.device)
+    threads = block[0] * block[1] * block[2]
+    limits = (1024, 1024, 64)
+    if not all(0 < g <= limit for g, limit in zip(grid, profile.MAX_GRID, strict=True)):
+        raise DriverError(Result.INVALID_VALUE, f"{function.name}: the grid {grid} is not within {profile.MAX_GRID}")
+    if not all(0 < b <= limit for b, limit in zip(block, limits, strict=True)) or threads > 1024:
+        raise DriverError(
+            Result.INVALID_VALUE, f"{function.name}: the block {block} is not within {limits} and 1024 threads"
+        )
+    if threads > kernel.max_threads:
+        raise DriverError(
+            Result.INVALID_VALUE, f"{function.name} was compiled for at most {kernel.max_threads} threads"
+        )
+    if shared > max_dynamic_shared(function, kernel):
+        raise DriverError(
+            Result.INVALID_VALUE,
+            f"{function.name}: {shared} bytes of dynamic shared memory; "
+            f"{max_dynamic_shared(function, kernel)} are allowed (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)",
+        )
+    launch = Launch(function, kernel, grid, block, shared, _pack(kernel, params, extra))
+    if cooperative:
+        launch = launch.cooperating()
+    prepare_calls(context, kernel.system_calls)
+    return launch
+
+
+def _failed(error: KernelError, launch: Launch) -> DriverError:
+    """Return what the driver says of a kernel that did not run to its end."""
+    jit = _translator()
+    if isinstance(error, jit.KernelFault):
+        allocations = state.machine.allocations
+        where = allocations.holding(error.address)
+        pointer = pointer_behind(launch.kernel.pointers_at(0, bytes(launch.params)), allocations)
+        place = f"inside {where.kind} memory" if where else place_of(error.address, 1, allocations, pointer)
+        place = place or "outside every allocation"
+        return DriverError(Result.ILLEGAL_ADDRESS, f"illegal access at {error.address:#x}, {place}")
+    if isinstance(error, jit.KernelAssert):
+        return DriverError(Result.ASSERT, str(error))
+    if isinstance(error, jit.KernelStackOverflow):
+        return DriverError(Result.HARDWARE_STACK_ERROR, str(error))
+    if isinstance(error, jit.KernelTrap):
+        return DriverError(Result.LAUNCH_FAILED, str(error))
+    return DriverError(Result.LAUNCH_TIMEOUT, str(error))
+
+
+def _execute(launch: Launch, operation: Operation) -> None:
+    jit = _translator()
+    machine = state.machine
+    footprint = None
+    if machine.measure_accesses:
+        footprint, machine.footprint = machine.footprint, None
+        if footprint is None or footprint.size < machine.arena.size:  # it grows with ranges that programs reserve
+            footprint = jit.Footprint(machine.arena.base, machine.arena.size)
+        on_host = HostMemoryBefore(launch, machine.allocations)
+    checkers = machine.checkers
+    if machine.tape is not None:
+        machine.tape.launching(operation, launch, limit_of(operation.stream.context, STACK_SIZE))
+    failure = None
+    found: Sequence[Found]
+    try:
+        found = launch.kernel.launch(
+            grid=launch.grid,
+            block=launch.block,
+            shared_bytes=launch.shared,
+            params=ctypes.addressof(launch.params),
+            # One thread makes also the order of atomics the same when the tape is replayed.
+            threads=1 if machine.tape is not None else machine.options.threads or len(os.sched_getaffinity(0)),
+            footprint=footprint,
+            shadow=checkers.shadow if checkers is not None else None,
+            host_ranges=checkers.host_ranges() if checkers is not None else (),
+            heap=heap.handle if (heap := operation.stream.context.heap) is not None else 0,
+            stack_bytes=limit_of(operation.stream.context, STACK_SIZE),
+            cooperative=launch.cooperative,
+            timeout_s=machine.options.timeout,
+        )
+    except jit.KernelError as error:
+        found, failure = error.found, error
+    if checkers is not None:
+        params = bytes(launch.params)
+        operation.findings = [checkers.explain(one, launch.kernel, launch.grid, launch.block, params) for one in found]
+    if failure is not None:
+        raise _failed(failure, launch) from failure
+    if footprint is not None:
+        operation.footprint = [*footprint.take(), *on_host.accesses()]
+        machine.footprint = footprint
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("sharedMemBytes", c_uint),
+        ("hStream", c_size_t),
+        ("attrs", c_size_t),
+        ("numAttrs", c_uint),
+    )
+
+
+_ATTRIBUTE_BYTES = 72  # sizeof(CUlaunchAttribute): id, padding to 8, a union of 64
+
+
+COOPERATIVE, _CLUSTER_DIMENSION = 2, 4
+
+
+def launch_attributes(launch: LaunchConfig) -> dict[int, bytes]:
+    """Return each CUlaunchAttributeValue by its CUlaunchAttributeID; fail for what there is not on this device."""
+    if cluster_of(launch) != (1, 1, 1):
+        raise DriverError(Result.NOT_SUPPORTED, "the software device has no thread block clusters")
+    return _attributes(launch)
+
+
+def cluster_of(launch: LaunchConfig) -> tuple[int, ...]:
+    """Return the dimensions of the clusters that a launch asks for."""
+    value = _attributes(launch).get(_CLUSTER_DIMENSION)
+    return tuple((c_uint * 3).from_buffer_copy(value)) if value is not None else (1, 1, 1)
+
+
+def _attributes(launch: LaunchConfig) -> dict[int, bytes]:
+    first = launch.attrs
+    attributes = range(first, first + launch.numAttrs * _ATTRIBUTE_BYTES, _ATTRIBUTE_BYTES)
+    return {c_int.from_address(at).value: ctypes.string_at(at + 8, _ATTRIBUTE_BYTES - 8) for at in attributes}
