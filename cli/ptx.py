@@ -5,11 +5,15 @@ from __future__ import annotations
 import mmap
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from cudatool.cli._command import Files, command, option
 from cudatool.text import quoted
+
+if TYPE_CHECKING:
+    from cudatool.ptx import Module
 
 __all__ = ["ptx"]
 
@@ -62,7 +66,7 @@ def ptx(
         if number > KERNELS:
             raise UsageError(f"{file} has more than {KERNELS:,} kernels; name one with --kernel")
         found = [(infer_accesses(module, name), summarize(module, name)) for name in names]
-        refusals = _refusals(text, names)
+        refusals = _refusals(module, names)
         results += [(accesses, summary, refusals[accesses.kernel]) for accesses, summary in found]
     if kernel is not None and not results:
         raise UsageError(f"{file} has no kernel {quoted(kernel)}; without --kernel all are shown")
@@ -91,9 +95,8 @@ def _texts_of(
     try:
         with open_input(file) as opened:
             if file.suffix != ".ptx" and is_container(opened.read(16)):
-                # Mapped: a library has gigabytes.
-                with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
-                    texts = ptx_for(view, number)
+                # Mapped: a library has gigabytes. It is not closed here, as an error may still hold parts of it.
+                texts = ptx_for(memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)), number)
                 if not texts:
                     raise UsageError(f"{file} has no PTX for {arch} or older")
                 return texts, ""
@@ -117,12 +120,12 @@ def _texts_of(
     return [text], source
 
 
-def _refusals(text: bytes, names: list[str]) -> dict[str, str]:
+def _refusals(module: Module, names: list[str]) -> dict[str, str]:
     """Return for each kernel why the software device does not run it, empty if it does."""
     from cudatool.ptx import PtxError
     from cudatool.sim import jit
 
-    kernels = jit.load(text).kernels
+    kernels = jit.JitModule(module, cache=None).kernels
     found = {}
     for name in names:
         try:

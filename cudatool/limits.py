@@ -36,6 +36,7 @@ __all__ = [
     "PTX_DEPTH",
     "PTX_FEW",
     "PTX_RATIO",
+    "PTX_VECTOR",
     "QUOTED_SOURCE",
     "RULES",
     "RULES_BYTES",
@@ -99,6 +100,8 @@ PTX_RATIO: Final = 64
 """for each byte that holds it: toolchains reach some 20."""
 PTX_DEPTH: Final = 64
 """Braces and brackets within each other."""
+PTX_VECTOR: Final = 1024
+"""Registers in braces: the largest instructions name some 256."""
 PTX_DECLARED: Final = 1 << 17
 """Registers declared in numbers and bytes initialized, beside some for each character."""
 PARAMETERS: Final = 4096
@@ -171,6 +174,7 @@ TABLE: Final[tuple[tuple[str, str], ...]] = (
     ("PTX: a text", _size(PTX_BYTES)),
     ("PTX: compressed, in a fatbin", f"{_size(PTX_FEW)}, and {PTX_RATIO} B for each byte that holds it"),
     ("PTX: braces and brackets within each other", f"{PTX_DEPTH}"),
+    ("PTX: registers in braces", f"{PTX_VECTOR:,}"),
     ("PTX: registers declared in numbers", f"{PTX_DECLARED:,}, and 1 for each character"),
     ("PTX: bytes initialized", f"{PTX_DECLARED:,}, and 8 for each character"),
     ("PTX: parameters of a kernel", f"{PARAMETERS:,}"),

@@ -13,7 +13,7 @@ from cudatool.trace.events import Kind
 from cudatool.trace.mapped import mapped_runs
 from cudatool.trace.model import Trace
 
-__all__ = ["Ints", "Lifetimes", "Mask", "blocks", "distinct_pairs", "held_after", "segments"]
+__all__ = ["Ints", "Lifetimes", "Mask", "blocks", "distinct_pairs", "held_after", "peaks", "segments"]
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -84,10 +84,31 @@ def held_after(rows: Lifetimes, end: Ints) -> Ints:
 
     At one record, what ends there goes first.
     """
+    return _held(rows.size, rows.start, end)
+
+
+def peaks(rows: Lifetimes, group: Ints, count: int) -> Ints:
+    """Return the most bytes that each of `count` groups had at once; `group` has the group of each row.
+
+    At one record, what ends there goes first.
+    """
+    most = np.zeros(count, np.int64)
+    if len(rows):
+        order = np.argsort(group, kind="stable")
+        group = group[order]
+        # One sweep for all groups: the time of each begins after the end of the one before.
+        begin = group * (int(rows.end.max()) + 1)
+        held = _held(rows.size[order], begin + rows.start[order], begin + rows.end[order])
+        first = np.flatnonzero(np.diff(group, prepend=-1))
+        most[group[first]] = np.maximum.reduceat(held, first)
+    return np.maximum(most, 0)
+
+
+def _held(size: Ints, start: Ints, end: Ints) -> Ints:
     order = np.argsort(end)
-    gone = np.append(0, np.cumsum(rows.size[order]))
-    held: Ints = np.cumsum(rows.size)
-    held -= gone[np.searchsorted(end[order], rows.start, side="right")]
+    gone = np.append(0, np.cumsum(size[order]))
+    held: Ints = np.cumsum(size)
+    held -= gone[np.searchsorted(end[order], start, side="right")]
     return held
 
 

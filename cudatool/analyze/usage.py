@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudatool.analyze.lifetimes import Ints, Lifetimes, held_after
+from cudatool.analyze.lifetimes import Ints, Lifetimes, peaks
 from cudatool.trace.events import unpack_pool
 from cudatool.trace.model import Trace
 from cudatool.trace.streams import stream_names
@@ -65,14 +65,19 @@ def _usage(
     index: int,
     label: Callable[[int], str],
 ) -> tuple[Usage, ...]:
-    rows = []
-    for key in np.union1d(block_key, segment_key).tolist():
-        own, reserved = blocks[block_key == key], segments[segment_key == key]
-        now, reserved_now = int(own.at(index).size.sum()), int(reserved.at(index).size.sum())
-        rows.append(Usage(key, label(key), now, _peak(own), reserved_now, _peak(reserved)))
-    return tuple(sorted(rows, key=lambda row: (-row.at_peak, -row.reserved_at_peak, row.id)))
+    keys = np.union1d(block_key, segment_key)
+    levels = [
+        column.tolist()
+        for rows, key in ((blocks, block_key), (segments, segment_key))
+        for column in _now_and_peak(rows, np.searchsorted(keys, key), len(keys), index)
+    ]
+    found = [Usage(key, label(key), *figures) for key, *figures in zip(keys.tolist(), *levels, strict=True)]
+    return tuple(sorted(found, key=lambda row: (-row.at_peak, -row.reserved_at_peak, row.id)))
 
 
-def _peak(rows: Lifetimes) -> int:
-    """Return the most bytes that were there at once. At one record, what ends there goes first."""
-    return int(held_after(rows, rows.end).max(initial=0))
+def _now_and_peak(rows: Lifetimes, group: Ints, count: int, index: int) -> tuple[Ints, Ints]:
+    """Return the bytes of each of `count` groups right after record `index`, and the most it ever had."""
+    now = np.zeros(count, np.int64)
+    there = (rows.start <= index) & (index < rows.end)
+    np.add.at(now, group[there], rows.size[there])
+    return now, peaks(rows, group, count)

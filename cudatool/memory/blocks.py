@@ -193,36 +193,38 @@ class _FreeBlocks:
 
     def smallest(self, size: int) -> Block | None:
         """Return the smallest block with at least `size` bytes, at the lowest address."""
-        sizes = self.sizes
-        start = index = bisect_left(sizes, size)
-        found: Block | None = None
-        while index < len(sizes):
-            blocks = self.by_size[sizes[index]].blocks
-            if blocks:
-                found = blocks[0]
-                break
-            index += 1
-        if index - start > _FEW:
-            for empty in sizes[start:index]:
-                del self.by_size[empty]
-            del sizes[start:index]
-        return found
+        index = self._filled(bisect_left(self.sizes, size))
+        return self.by_size[self.sizes[index]].blocks[0] if index < len(self.sizes) else None
 
-    def least_room(self, size: int, best: Block) -> Block:
+    def least_room(self, best: Block) -> Block:
         """Return the best fit in expandable segments, where a block counts with what it can grow by.
 
-        The search begins at `best`, the smallest block with at least `size` bytes, and ends at the first larger block
-        that has no less room.
+        The search begins at `best`, the smallest block that is large enough, and ends at the first larger block that
+        has no less room.
         """
         room = _room(best)
-        for index in range(bisect_left(self.sizes, best.size), len(self.sizes)):
+        index = self._filled(bisect_left(self.sizes, best.size))
+        while index < len(self.sizes):
             for block in self.by_size[self.sizes[index]].blocks:
                 if block is not best:
                     larger = _room(block)
                     if larger >= room:
                         return best
                     best, room = block, larger
+            index = self._filled(index + 1)
         return best
+
+    def _filled(self, index: int) -> int:
+        """Return the index of the first size from `index` on that has blocks; many on the way that have none go."""
+        sizes, start = self.sizes, index
+        while index < len(sizes) and not self.by_size[sizes[index]].blocks:
+            index += 1
+        if index - start <= _FEW:
+            return index
+        for empty in sizes[start:index]:
+            del self.by_size[empty]
+        del sizes[start:index]
+        return start
 
     def at_least(self, size: int) -> Iterator[Block]:
         """Yield the blocks with at least `size` bytes, by size and address."""
@@ -345,7 +347,7 @@ class BlockPool:
         if block is None:
             return None
         if self.expandable:
-            block = free.least_room(size, block)
+            block = free.least_room(block)
         limit = self.max_split_size
         if block.size >= limit and (size < limit or block.size >= size + self.max_unsplit_waste):
             return None  # it may not be split, and too much of it would be wasted

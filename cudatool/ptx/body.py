@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from cudatool.limits import PTX_VECTOR
 from cudatool.ptx.model import (
     Address,
     Function,
@@ -244,6 +245,8 @@ class Body:
             parser.enter()
             while not parser.accept("}"):
                 elements.append(self.operand())
+                if len(elements) > PTX_VECTOR:
+                    raise PtxError(f"more than {PTX_VECTOR:,} registers in braces", parser.line)
                 parser.accept(",")
             parser.leave()
             return VectorOperand(tuple(elements))

@@ -170,6 +170,8 @@ def _forms(data: Data) -> Iterator[_Form]:
         (flags,) = struct.unpack_from("<Q", data, at + 40)
         (original,) = struct.unpack_from("<Q", data, at + 56)
         compression = flags & (_LZ4 | _ZSTD)
+        if compression and compressed > size:  # forms that share bytes could be more than the file
+            raise ValueError(f"{compressed} compressed bytes in {size}")
         payload = data[at + header : at + header + (compressed if compression else size)]
         yield _KINDS.get(kind, "unknown"), arch, payload, original if compression else size, compression
         at += header + size

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from records import BASE, alloc, free, freed, of_segment, trace
 
 from cudatool import analyze
+from cudatool.analyze.lifetimes import peaks
 from cudatool.trace.events import RECORD, Kind
 from cudatool.trace.model import Trace
 
@@ -23,6 +24,18 @@ def test_a_block_lives_from_alloc_to_free_completed() -> None:
 def test_what_is_never_freed_ends_after_the_last_record() -> None:
     rows = analyze.blocks(trace(alloc(0, 512), alloc(512, 512), free(512)))
     assert [(0, 0, 3, 3), (512, 1, 2, 3)] == spans(rows)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40), st.integers(1, 12), st.integers(1, 99)), max_size=20))
+def test_peaks_of_groups_equal_those_of_each_alone(made: list[tuple[int, int, int, int]]) -> None:
+    made.sort(key=lambda row: row[1])
+    group, start, length, size = np.array(made, np.int64).reshape(-1, 4).T
+    zeros = np.zeros(len(made), np.int64)
+    columns = dict.fromkeys(analyze.Lifetimes.__dataclass_fields__, zeros)
+    rows = analyze.Lifetimes(**{**columns, "start": start, "end": start + length, "size": size})
+    alone = [rows[group == one] for one in range(4)]
+    at = [[own.size[(own.start <= now) & (now < own.end)].sum() for now in range(60)] for own in alone]
+    assert [max(levels) for levels in at] == peaks(rows, group, 4).tolist()
 
 
 def test_an_address_used_again_is_another_block() -> None:

@@ -110,6 +110,17 @@ def fatbin(*versions: tuple[int, str]) -> bytes:
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entries)) + entries
 
 
+def test_damaged_code_in_a_fatbin_is_one_line(run_command, tmp_path):
+    good = bytearray(fatbin((90, PTX)))
+    good[16 + 40] = 0  # flags of the entry: compressed with LZ4, which its text is not
+    good[16 + 41] = 0x20
+    struct.pack_into("<I", good, 16 + 16, len(PTX))
+    struct.pack_into("<Q", good, 16 + 56, 2000)
+    (tmp_path / "k.fatbin").write_bytes(good * 2)
+    done = run_command("ptx", "k.fatbin")
+    assert (2, "cudatool: error: damaged LZ4 data in a fatbin\n") == (done.returncode, done.stderr)
+
+
 def test_newest_ptx_in_a_fatbin(run_command, tmp_path):
     versions = [(arch, PTX.replace("sm_90", f"sm_{arch}")) for arch in (75, 86, 100)]
     (tmp_path / "k.fatbin").write_bytes(fatbin(*versions))

@@ -8,7 +8,9 @@ import pytest
 from fake_provider import FakeProvider
 
 from cudatool.errors import OutOfMemoryError
-from cudatool.memory import CachingAllocator
+from cudatool.memory import CachingAllocator, Settings
+from cudatool.memory.blocks import Block, BlockPool
+from cudatool.memory.statistics import AllocatorStatistics
 from cudatool.trace.events import Event, Kind
 
 KIB, MIB = 1024, 1024 * 1024
@@ -74,6 +76,18 @@ def test_block_that_could_grow_is_left_alone_if_another_fits(allocator: CachingA
     allocator.free(hole)
     allocator.free(end)  # smaller than the hole, but with the rest of the addresses behind it
     assert hole == allocator.malloc(25 * MIB, 0)
+
+
+def test_sizes_that_ran_out_are_not_searched_for_ever(provider: FakeProvider) -> None:
+    level = AllocatorStatistics(0).small_pool
+    pool = BlockPool((0, 0), provider, is_small=True, expandable=True, level=level, settings=Settings.parse(""))
+    for size in range(512, 512 * KIB, 512):
+        block = Block(0, size, 1, pool)
+        pool.add(block)
+        pool.remove(block)
+    pool.add(Block(0, 512, 1, pool))
+    assert pool.take(512, 1) is not None
+    assert len(pool.free[1].sizes) < 10
 
 
 def test_remainder_is_split_off_however_small(allocator: CachingAllocator) -> None:

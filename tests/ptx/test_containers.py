@@ -119,6 +119,14 @@ def test_damaged_containers_are_refused():
         ptx_for(object_file(b".nv_fatbin", b"")[:70], 90)
 
 
+def test_compressed_code_is_no_longer_than_its_entry():
+    """Entries that share their bytes could unpack to more than the file, each of them."""
+    entry = struct.pack("<HHIQIIHHIIIQQQ", 1, 0x101, 72, 0, 900, 64, 3, 8, 90, 64, 0, 0x2000, 0, 2000)
+    shared = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 72) + entry.ljust(72, b"\0")
+    with pytest.raises(PtxError, match="900 compressed bytes in 0"):
+        ptx_for(shared + bytes(900), 90)
+
+
 @pytest.mark.parametrize("mode", ["speed", "size"])
 def test_damaged_compressed_text_is_refused_or_different(mode):
     data = bytearray(fatbin(("ptx", LONG, "90"), options=("-compress-all", f"-compress-mode={mode}")))

@@ -66,6 +66,8 @@ TEXTS: dict[str, Callable[[], str]] = {
     ),
     "barriers": lambda: kernel("bar.sync 0;\n" * 5000),
     "barriers with the same code after them": lambda: kernel("bar.sync 0; @%p1 bra E;\n" * 1000 + "E:" + "add.s32 %r1, %r1, 1;\n" * 1000),
+    "more barriers than are written out": lambda: kernel("bar.sync 0;\n" * 25_000),
+    "registers in braces": lambda: kernel("mov.b64 {" + "%r1," * 20_000 + "%r1}, %d1;"),
     "polls in a loop": lambda: kernel("L:" + "ld.volatile.global.u32 %r1, [%d1]; setp.eq.u32 %p1, %r1, 0;\n" * 900 + "@%p1 bra L;"),
 }  # fmt: skip
 

@@ -518,7 +518,7 @@ _TINY = _ptx(".entry k(){ret;}\n")
 def _lz4_of(text: bytes) -> bytes:
     """Return LZ4 of a repeated line: as it is, then a reference of 4 bytes each, as slow to read as can be."""
     piece = text[:64].ljust(64)
-    return bytes((0xF0, 64 - 15)) + piece + bytes((0x00, 64, 0)) * 300_000
+    return bytes((0xF0, 64 - 15)) + piece + bytes((64, 0)) + bytes((0x00, 64, 0)) * 290_000
 
 
 def _overlapping_forms() -> bytes:
@@ -545,7 +545,7 @@ _CONTAINERS: dict[str, Callable[[], bytes]] = {
     "empty units.fatbin": lambda: _fatbin() * 60_000,
     "forms.fatbin": lambda: _fatbin(*[_form(b"", size=0)] * 13_000),
     "one form of much.fatbin": lambda: _fatbin(_form(_ptx(_kernel(_repeat(_ADD))))),
-    "LZ4 of much.fatbin": lambda: _fatbin(_packed_form(_lz4_of(_TINY), 1_200_064)),
+    "LZ4 of much.fatbin": lambda: _fatbin(_packed_form(_lz4_of(_TINY), 64 + 4 * 290_001)),
     "LZ4 of much more.fatbin": lambda: _fatbin(_packed_form(b"\x1f \x01\0" + b"\xff" * 230_000 + b"\0", 14 << 20)),
     "LZ4 of others.fatbin": _overlapping_forms,
     "LZ4 in units.fatbin": lambda: _fatbin(_packed_form(b"\x1f \x01\0" + b"\xff" * 3000 + b"\0", 700_000)) * 280,

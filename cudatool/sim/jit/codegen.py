@@ -73,7 +73,7 @@ _PURE = frozenset(
     ]
 )
 _POLLS = 32  # how often a thread polls in a loop before it lets others go on
-_SUSPENSION = 8  # instructions that leaving a region comes to
+_SUSPENSION = 12  # instructions that leaving a region comes to
 _MAX_STACK = 16384  # local memory beyond this is not put on the host's stack
 
 

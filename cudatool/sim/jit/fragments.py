@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 __all__ = ["ELEMENT_BITS", "Fragment", "fragment", "quad_pair_fragment"]
 
@@ -58,6 +59,7 @@ class Fragment:
         return found
 
 
+@lru_cache(64)
 def fragment(which: str, m: int, n: int, k: int, element: str, registers: int) -> Fragment:
     """Return the fragment ``"a"`` (m x k), ``"b"`` (k x n) or ``"c"`` (m x n) of a multiplication.
 
@@ -92,6 +94,7 @@ def fragment(which: str, m: int, n: int, k: int, element: str, registers: int) -
     return Fragment(name, m, n, registers, per, place_c)
 
 
+@lru_cache(64)
 def quad_pair_fragment(which: str, element: str, layout: str) -> Fragment:
     """Return a fragment of ``mma.m8n8k4`` for f16: four products, each of two groups of four lanes."""
     rows, columns = {"a": (8, 4), "b": (4, 8)}.get(which, (8, 8))

@@ -9,6 +9,7 @@ order and intermediate rounding open. Semantics: PTX ISA, 9.7.14 and 9.7.15.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from cudatool.ptx import Immediate, Instruction, Operand, elements, space_of
 from cudatool.sim.jit.collective import ROW, SUSPENSIONS, Kind, Suspension, array_offset, read_array
@@ -44,11 +45,15 @@ def _shape(i: Instruction) -> tuple[int, int, int]:
 
 
 def _table(e: Emitter, which: Fragment) -> str:
-    name = f"fragment_{which.name}"
+    e.define(_table_text(which))
+    return f"@fragment_{which.name}"
+
+
+@lru_cache(64)  # a kernel has thousands of the same
+def _table_text(which: Fragment) -> str:
     positions = ", ".join(f"i16 {position}" for position in which.table())
     count = 32 * which.registers * which.per_register
-    e.define(f"@{name} = internal constant [{count} x i16] [{positions}]")
-    return f"@{name}"
+    return f"@fragment_{which.name} = internal constant [{count} x i16] [{positions}]"
 
 
 def _decode(e: Emitter, element: str, word: str, part: int) -> str:
