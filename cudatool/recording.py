@@ -140,6 +140,8 @@ def sources(
                 hand_overs.install()
             if machine is not None:
                 undo.enter_context(_software_driver(machine, measure_accesses, checks, tape))
+                watch = machine.scheduler.watch
+                header["watches_host_reads"] = watch is not None and watch.sees_reads
             else:
                 from cudatool.collect import torch_program
 
@@ -164,7 +166,7 @@ def _header(choice: _driver.Choice, measure_accesses: bool, checks: Sequence[str
         "records_accesses": measure_accesses,
         "accesses": bool(measure_accesses and machine is not None),
         "watches_host_memory": bool(measure_accesses and machine is not None),
-        "watches_host_reads": bool(measure_accesses and machine is not None) and _sees_reads(),
+        "watches_host_reads": False,
         "checks": list(checks) if machine is not None else [],
     }
     if conf := conf_in_environment():
@@ -172,17 +174,6 @@ def _header(choice: _driver.Choice, measure_accesses: bool, checks: Sequence[str
     if machine is not None:  # asking a GPU would start its driver before the program does
         header["total_memory"] = [machine.options.memory] * machine.options.count
     return header
-
-
-def _sees_reads() -> bool:
-    """Return whether the software device notices that the host reads what a pending copy fills."""
-    from cudatool.sim.observe.host_pages import PendingPages
-
-    pages = PendingPages()
-    try:
-        return pages.works
-    finally:
-        pages.close()
 
 
 @contextmanager

@@ -19,7 +19,16 @@ from cudatool.collect.sim_blocks import BlockWatcher
 from cudatool.collect.sim_graphs import GraphWatcher
 from cudatool.ptx.kernel_names import kernel_name
 from cudatool.trace import hooks
-from cudatool.trace.events import AccessFlag, CopyFlag, EventFlag, Kind, StreamFlag, pack_dims
+from cudatool.trace.events import (
+    AccessFlag,
+    CopyFlag,
+    EventFlag,
+    Kind,
+    StreamFlag,
+    WarningFlag,
+    launch_flags,
+    pack_dims,
+)
 
 if TYPE_CHECKING:
     from cudatool.sim import Entry, Machine, Operation, Result
@@ -28,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["SimDriverCollector"]
 
 _WORK = frozenset(["kernel", "memcpy", "memset", "host"])
+_TOUCHES_MEMORY = _WORK - {"host"}
 # Programs ask these to find out, so a "no" is an answer and not worth a warning.
 _QUESTIONS = ("cuPointerGet", "cuDeviceGet", "cuGetError", "cuCtxGet")
 
@@ -42,7 +52,10 @@ _TOLD = (("cuStreamWaitEvent", "CAPTURED_EVENT"),)
 _EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL, CU_EVENT_WAIT_EXTERNAL
 
 # Copies and fills whose arguments are not one address and one size for each side.
-_OF_BOXES = ("cuMemcpy2D", "cuMemcpy3D", "cuMemcpyBatch", "cuMemsetD2D")
+_OF_BOXES = (
+    *("cuMemcpy2D", "cuMemcpy3D", "cuMemcpyBatch", "cuMemsetD2D"),
+    *("cuMemcpyHtoA", "cuMemcpyAtoH", "cuMemcpyDtoA", "cuMemcpyAtoD", "cuMemcpyAtoA"),
+)
 
 
 class _Thread(threading.local):
@@ -54,6 +67,7 @@ class _Thread(threading.local):
     size = 0  # of the allocation that the call is about to free
     on_host = False  # whether that is host memory
     device = 0  # of the stream that the call is about to destroy
+    memory_of_array: Any = None  # that the call is about to destroy
 
     def __init__(self) -> None:
         # Correlation and stream id of each operation that the call enqueued; another thread may have run it since.
@@ -101,12 +115,20 @@ class SimDriverCollector:
             "cuMemAllocFromPoolAsync": self._mem_alloc,
             "cuMemFree": self._mem_free,
             "cuMemFreeAsync": self._mem_free,
+            "cuMemMap": self._mem_map,
+            "cuMemUnmap": self._mem_unmap,
+            "cuArrayCreate": self._array_create,
+            "cuArray3DCreate": self._array_create,
+            "cuMipmappedArrayCreate": self._array_create,
+            "cuArrayDestroy": self._array_destroy,
+            "cuMipmappedArrayDestroy": self._array_destroy,
             "cuMemAllocHost": self._host_alloc,
             "cuMemHostAlloc": self._host_alloc,
             "cuMemHostRegister": self._host_register,
             "cuMemFreeHost": self._host_free,
             "cuMemHostUnregister": self._host_free,
             "cuLaunchKernel": self._launch,
+            "cuLaunchCooperativeKernel": self._launch,
             "cuLaunchKernelEx": self._launch_ex,
             "cuLaunchHostFunc": self._host_function,
             "cuStreamAddCallback": self._host_function,
@@ -134,6 +156,8 @@ class SimDriverCollector:
             found = self._machine.allocations.at(arguments[0])
             thread.size = found.size if found else 0
             thread.on_host = found is not None and found.device < 0
+        elif entry.name in ("cuArrayDestroy", "cuMipmappedArrayDestroy"):
+            thread.memory_of_array = getattr(self._machine.objects.get(arguments[0]), "allocation", None)
         elif entry.name == "cuStreamDestroy" and arguments[0] in self._machine.objects:
             thread.device = self._stream(arguments[0])[0]
 
@@ -205,6 +229,9 @@ class SimDriverCollector:
                 self._graphs.added(_pointed(values["phGraphNode"]))
             elif name.startswith("cuGraphExec") and "NodeSet" in name:
                 self._graph_update(values, name)
+            elif self._thread.operation is not None and self._thread.operation.kind in _TOUCHES_MEMORY:
+                text = f"{name}: what it enqueues is not recorded"
+                hooks.emit(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN)
         elif not name.startswith(_QUESTIONS) and result.name != "NOT_READY":
             hooks.emit(Kind.WARNING, name=f"{name} returned {result.c_name}")
         for operation in later:
@@ -402,6 +429,26 @@ class SimDriverCollector:
                 return
             hooks.emit(Kind.MEM_FREE, device=device, stream=stream, address=values["dptr"], size=size, name=name)
 
+    def _mem_map(self, values: dict[str, Any], name: str) -> None:
+        mapping = self._machine.virtual.mapping_at(values["ptr"])
+        assert mapping is not None  # the call has just made it
+        other = self._machine.virtual.mapped_elsewhere(mapping)
+        elsewhere = other.address if other is not None else 0
+        device = mapping.device
+        hooks.emit(Kind.MEM_MAP, device=device, address=values["ptr"], size=values["size"], aux0=elsewhere, name=name)
+
+    def _mem_unmap(self, values: dict[str, Any], name: str) -> None:
+        hooks.emit(Kind.MEM_UNMAP, device=self._device, address=values["ptr"], size=values["size"], name=name)
+
+    def _array_create(self, values: dict[str, Any], name: str) -> None:
+        array = self._machine.objects[_pointed(values["pHandle"])]
+        found = array.allocation
+        hooks.emit(Kind.MEM_ALLOC, device=found.device, address=found.address, size=found.size, name=name)
+
+    def _array_destroy(self, values: dict[str, Any], name: str) -> None:
+        found = self._thread.memory_of_array
+        hooks.emit(Kind.MEM_FREE, device=found.device, address=found.address, size=found.size, name=name)
+
     def _host_alloc(self, values: dict[str, Any], name: str) -> None:
         hooks.emit(Kind.HOST_ALLOC, address=_pointed(values["pp"]), size=values["bytesize"], name=name)
 
@@ -433,6 +480,7 @@ class SimDriverCollector:
             size=shared,
             aux0=pack_dims(*grid),
             aux1=pack_dims(*block),
+            flags=launch_flags(*self._thread.operation.programmatic),
         )
 
     def _host_function(self, values: dict[str, Any], name: str) -> None:

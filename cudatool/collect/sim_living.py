@@ -16,6 +16,7 @@ __all__ = ["living"]
 
 _CALLS: Final = {
     # kind of memory -> the call that makes it, of those calls that are recorded
+    "array": (Kind.MEM_ALLOC, "cuArrayCreate"),
     "device": (Kind.MEM_ALLOC, "cuMemAlloc"),
     "graph": (Kind.MEM_ALLOC, "cuGraphLaunch"),
     "managed": (Kind.MEM_ALLOC, "cuMemAllocManaged"),

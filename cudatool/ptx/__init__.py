@@ -44,7 +44,7 @@ from cudatool.ptx.model import (
 )
 from cudatool.ptx.operands import call_parts, elements, space_of, symbols
 from cudatool.ptx.parser import parse
-from cudatool.ptx.summary import Feature, InstructionClass, KernelSummary, summarize
+from cudatool.ptx.summary import Feature, InstructionClass, KernelSummary, grid_dependencies, summarize
 
 __all__ = [
     "FRAME_SCALE",
@@ -99,6 +99,7 @@ __all__ = [
     "Doubt",
     "LaunchAccesses",
     "AccessRange",
+    "grid_dependencies",
     "summarize",
     "KernelSummary",
     "InstructionClass",

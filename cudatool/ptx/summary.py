@@ -13,7 +13,7 @@ from cudatool.ptx.dataflow import HARMLESS
 from cudatool.ptx.model import Function, Instruction, Module, Symbol
 from cudatool.ptx.operands import GENERIC, call_parts, space_of, symbols
 
-__all__ = ["Feature", "InstructionClass", "KernelSummary", "summarize"]
+__all__ = ["Feature", "InstructionClass", "KernelSummary", "grid_dependencies", "summarize"]
 
 
 class InstructionClass(StrEnum):
@@ -52,6 +52,10 @@ class Feature(StrEnum):
     FENCE = "fences"
     TENSOR_CORE = "tensor core"
     ASYNC_COPY = "async copy"
+    DEPENDENTS = "early launch of dependents"
+    """``griddepcontrol.launch_dependents``"""
+    DEPENDENCIES = "wait for the previous kernel"
+    """``griddepcontrol.wait``"""
     MBARRIER = "mbarrier"
     TENSOR_MAP = "tensor map"
     CLUSTER = "clusters"
@@ -130,6 +134,8 @@ _SIGNS: Final[dict[Feature, Callable[[Instruction], bool]]] = {
     Feature.FENCE: lambda i: i.opcode in ("membar", "fence"),
     Feature.TENSOR_CORE: lambda i: i.opcode in _TENSOR,
     Feature.ASYNC_COPY: lambda i: i.opcode == "cp",
+    Feature.DEPENDENTS: lambda i: i.opcode == "griddepcontrol" and "launch_dependents" in i.modifiers,
+    Feature.DEPENDENCIES: lambda i: i.opcode == "griddepcontrol" and "wait" in i.modifiers,
     Feature.MBARRIER: lambda i: i.opcode == "mbarrier",
     Feature.TENSOR_MAP: lambda i: "tensor" in i.modifiers or i.opcode == "tensormap",
     Feature.CLUSTER: lambda i: "cluster" in i.modifiers or i.opcode in ("mapa", "getctarank"),
@@ -224,6 +230,15 @@ def summarize(module: Module, kernel: str) -> KernelSummary:
         tuple(sorted(one.name for one in functions[1:])),
         tuple(sorted(external)),
     )
+
+
+def grid_dependencies(module: Module, kernel: str) -> tuple[bool, bool]:
+    """Return whether a kernel waits for the kernels before it, and whether it lets the next one begin before its end.
+
+    That it does so on every path is not checked.
+    """
+    features = summarize(module, kernel).features
+    return Feature.DEPENDENCIES in features, Feature.DEPENDENTS in features
 
 
 def _reachable(module: Module, kernel: Function) -> tuple[list[Function], set[str], set[Feature]]:

@@ -28,7 +28,7 @@ from cudatool.runtime.device import call_on, current_device
 from cudatool.runtime.nvrtc import include_paths
 from cudatool.runtime.stream import Stream, as_stream, current_stream
 from cudatool.trace import hooks
-from cudatool.trace.events import AccessFlag, Kind, WarningFlag, pack_dims
+from cudatool.trace.events import AccessFlag, Kind, WarningFlag, launch_flags, pack_dims
 
 if TYPE_CHECKING:
     from cudatool.ptx import KernelAccesses
@@ -116,6 +116,14 @@ class Kernel:
             return infer_accesses(parse(code), mangled)
         except PtxError:
             return None
+
+    @functools.cached_property
+    def grid_dependencies(self) -> tuple[bool, bool]:
+        """Whether it waits for the kernels before it, and whether it lets the next one begin before its end."""
+        from cudatool.ptx import grid_dependencies, parse
+
+        code, mangled = self._ptx() if self._ptx is not None else (b"", "")
+        return grid_dependencies(parse(code), mangled) if b"griddepcontrol" in code else (False, False)
 
     def __repr__(self) -> str:
         return f"<Kernel {self.name}>"
@@ -219,6 +227,9 @@ def _emit_launch(stream: Stream, config: Any, kernel: Kernel, arguments: tuple[A
         aux0=pack_dims(*(g * c for g, c in zip(config.grid, cluster, strict=True))),
         aux1=pack_dims(*config.block),
         size=config.shmem_size,
+        flags=launch_flags(config.programmatic_stream_serialization, *kernel.grid_dependencies)
+        if hooks.wants_accesses
+        else 0,
     )
     inferring = hooks.wants_accesses and not hooks.measures_accesses and not annotating()
     if inferring and kernel.accesses is not None:

@@ -143,6 +143,8 @@ def _plan(engine: Engine, defects: Iterable[Defect]) -> Repairs:
             repairs.edges |= defect.nodes
         elif defect.grouped:
             repairs.groups.add(int(engine.records["stack"][second.record]))
+        elif engine.is_early(defect):
+            repairs.serialized.add(int(engine.records["stack"][second.record]))
         elif first.mode == "free" or defect.kind is FindingKind.WAIT_UNRECORDED:
             continue  # no order helps; that of its race is tried
         elif defect.wait >= 0:
@@ -323,6 +325,12 @@ class _Words:
             return f"No edge of the graph leads from {self._at(defect.first.record)} to the other."
         if defect.grouped:
             return "Both are operations of one group, which come in no order, even on one stream."
+        if self._engine.is_early(defect):
+            return (
+                f"{self._operation(defect.second.record)} is launched with programmatic stream serialization: it may "
+                f"begin as soon as {self._at(defect.first.record)} lets its dependents start, and does not wait for "
+                "its end."
+            )
         if defect.kind is FindingKind.WAIT_UNRECORDED:
             before = self._at(defect.wait)
             return f"The event had not been recorded, so nothing makes {later.label} wait for {before}."
@@ -366,6 +374,11 @@ class _Words:
                     f"{calls.after_event(there)}.{more}"
                 )
             return f"Let {here} depend on {there}: `cuGraphAddDependencies`.{more}"
+        if self._engine.is_early(defect):
+            return (
+                f"Call `cudaGridDependencySynchronize()` in {self._operation(second.record)} before it uses this "
+                f"memory, or launch it without the attribute at {self._place(second.record, first.record)}."
+            )
         here = self._before(defect)
         if defect.grouped:
             return f"End the group before {here}, and begin another one."

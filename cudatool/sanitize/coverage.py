@@ -15,6 +15,7 @@ from cudatool.sanitize.findings import Gap, GapKind
 from cudatool.text import printable
 from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, WarningFlag
 from cudatool.trace.model import Trace
+from cudatool.units import format_bytes
 
 __all__ = ["find_gaps", "gap_what", "gap_why", "merged_gaps", "operations_in"]
 
@@ -172,8 +173,6 @@ def gap_what(gap: Gap) -> str:
     if gap.kind is GapKind.REPLACED:
         return f"what ran after exec ({_some(gap.names)})"
     if gap.kind in (GapKind.HOST_MEMORY, GapKind.HOST_READS):
-        from cudatool.units import format_bytes
-
         accesses = "accesses to" if gap.kind is GapKind.HOST_MEMORY else "reads of"
         return f"the host's {accesses} {format_bytes(count)} of pinned memory"
     if gap.kind is GapKind.UNSEEN:

@@ -116,12 +116,15 @@ class Repairs:
         Edges of graphs: the records of two nodes.
     groups
         Stacks of collective operations: another group begins there.
+    serialized
+        Stacks of kernel launches: they wait for the kernel before them.
     """
 
     waits: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     record_streams: dict[int, set[int]] = field(default_factory=dict)
     edges: set[tuple[int, int]] = field(default_factory=set)
     groups: set[int] = field(default_factory=set)
+    serialized: set[int] = field(default_factory=set)
 
 
 class Defects:

@@ -24,6 +24,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from cudatool.sanitize.aliases import Aliases
 from cudatool.sanitize.clocks import Clocks, Moment
 from cudatool.sanitize.defects import Defect, Defects, Key, Repairs, Side, race_of, side_of
 from cudatool.sanitize.effort import Effort
@@ -34,6 +35,7 @@ from cudatool.sanitize.launches import Launches
 from cudatool.sanitize.lifetimes import Buffer, Buffers
 from cudatool.sanitize.memory import Memory
 from cudatool.sanitize.ordering import Agent, Ordering
+from cudatool.sanitize.programmatic import AGENTS, Dependents, early_streams
 from cudatool.sanitize.rows import LAUNCHES, Row, byte_sets, read_rows
 from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, StreamFlag
 from cudatool.trace.model import Trace
@@ -111,6 +113,7 @@ class Engine:
         self.ordering = Ordering(list(self.streams.values()), self.clocks, self.effort, one_host=one_host)
         self.history = History(self.effort, self.agents[0] if one_host else None)
         self.buffers = Buffers()
+        self.aliases = Aliases()
         self.graphs = Graphs()
         self._memory = Memory(self, trace.names)
         self._launches = Launches(self, trace)
@@ -182,7 +185,8 @@ class Engine:
         names = stream_names(trace)
 
         hosts = 1 if one_host else len(threads)
-        self.clocks = Clocks(hosts + len(streams), self.effort)
+        early = early_streams(trace)
+        self.clocks = Clocks(hosts + len(streams) + AGENTS * len(early), self.effort)
         nothing = self.clocks.nothing
         host_agents = [
             Agent(i, nothing, "the host" if one_host else f"host thread {trace.threads[threads[i]]}", is_host=True)
@@ -207,6 +211,14 @@ class Engine:
             for peer in default.peers:
                 peer.peers += (default,)
         self.agents = [*host_agents, *self.streams.values()]
+        dependents: dict[int, tuple[Agent, ...]] = {}
+        for stream in early:
+            own = self.streams[stream]
+            dependents[stream] = tuple(
+                Agent(len(self.agents) + i, nothing, own.label, device=own.device, stream=stream) for i in range(AGENTS)
+            )
+            self.agents += dependents[stream]
+        self._dependents = Dependents(dependents)
 
     # Work on streams --------------------------------------------------------------------------------------------
 
@@ -289,26 +301,33 @@ class Engine:
         if row.stream in self.graphs.captures:  # captured work does not execute now (cuStreamBeginCapture)
             self._launches.capture(row, [access for access in row.accesses or known if not access.mode & ignored])
             return
-        stream = self.streams.get(row.stream)
-        if stream is None:
+        agent = stream = self.streams.get(row.stream)
+        if stream is None or agent is None:
             self.unknown_streams += 1
             return
         if self.repairs is not None:
             self.repair(row, stream)
         self.operations += 1
-        self.ordering.enqueue(self.hosts[row.thread], stream, row.record)
+        host = self.hosts[row.thread]
+        if row.flags and row.kind == Kind.KERNEL_LAUNCH:
+            serialized = self.repairs is not None and row.stack in self.repairs.serialized
+            agent = self._dependents.enqueue(row, host, stream, self.ordering, serialized=serialized)
+        else:
+            self.ordering.enqueue(host, stream, row.record)
         if row.accesses is not None:
             known = row.accesses
         elif row.kind in LAUNCHES:
             self.unchecked += 1
         if known:
-            operation = Operation(stream.index, stream.count, stream.clock, row.record)
+            operation = Operation(agent.index, agent.count, agent.clock, row.record)
             for touched in known:
                 if not ignored or not touched.mode & ignored:
                     touched.node = -1
                     self.access(operation, touched)
             if self.graphs.captures:
                 self._launches.note_eager(row, known)
+        if agent is not stream:
+            self.ordering.merge(stream, agent, row.record)
         if row.correlation in self._telling:
             self._telling[row.correlation] = stream.done
 
@@ -331,6 +350,13 @@ class Engine:
         """Check one byte range of `operation` against the life of its memory and the accesses before it."""
         if touched.start >= touched.stop or not touched.mode:
             return
+        if self.aliases:
+            for part in self.aliases.resolved(touched):
+                self._access(operation, part, node)
+        else:
+            self._access(operation, touched, node)
+
+    def _access(self, operation: Operation, touched: Access, node: Node | None) -> None:
         touched.operation = operation
         touched.owner = buffer = self.buffers.find(touched.start)
         if buffer is not None:
@@ -509,6 +535,11 @@ class Engine:
             # Of its present operation nobody has heard yet.
             later.clock = self.clocks.join(agent.index, later.epoch, later.clock, earlier)
             agent.clock = later.clock
+
+    def is_early(self, defect: Defect) -> bool:
+        """Whether the second side is a kernel that may begin before the first side's, of the same stream, has ended."""
+        first, second = (self.agents[side.operation.agent] for side in (defect.first, defect.second))
+        return first is not second and not second.is_host and first.stream == second.stream
 
     def repair(self, row: Row, agent: Agent) -> None:
         """Let `agent` wait for what the repairs say it should wait for at this call site."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cudatool.sanitize.lifetimes import Buffer
     from cudatool.sanitize.ordering import Agent
 
-__all__ = ["ATOMIC", "READ", "WRITE", "Access", "History", "Operation", "Segment", "overlap"]
+__all__ = ["ATOMIC", "READ", "WRITE", "Access", "History", "Operation", "Segment", "overlap", "rows_of"]
 
 _SEGMENT, _PAIR, _ROW, _MASK, _CONFLICT = 30, 8, 30, 60, 400  # units of an effort
 _CROWD = 32  # accesses to a segment, beyond which those that cannot race with each other are kept apart
@@ -165,6 +165,11 @@ def _rows(access: Access, start: int, stop: int) -> Iterator[tuple[int, int]]:
     first = max(0, (start - access.start - access.row) // access.stride + 1)
     for row in range(access.start + first * access.stride, min(access.stop, stop), access.stride):
         yield row, row + access.row
+
+
+def rows_of(access: Access) -> Iterator[tuple[int, int]]:
+    """Yield start and end of each run of bytes of an access, ascending."""
+    return _rows(access, access.start, access.stop)
 
 
 def _run_in_rows(start: int, stop: int, access: Access) -> tuple[int, int] | None:

@@ -41,6 +41,8 @@ class Memory:
             Kind.BLOCK_RECORD_STREAM: self._block_record_stream,
             Kind.BLOCK_FREE_REQUESTED: self._block_free_requested,
             Kind.BLOCK_FREE_COMPLETED: self._block_free_completed,
+            Kind.MEM_MAP: self._mem_map,
+            Kind.MEM_UNMAP: self._mem_unmap,
             Kind.SEGMENT_ALLOC: self._unmap,
             Kind.SEGMENT_MAP: self._unmap,
             Kind.SEGMENT_UNMAP: self._unmap,
@@ -138,6 +140,17 @@ class Memory:
         self._engine.history.forget(row.address, row.address + row.size)
         for buffer in self._engine.buffers.remove(row.address, row.address + row.size):
             self.report_suspect(buffer)
+
+    def _mem_map(self, row: Row) -> None:
+        """cuMemMap: memory has an address, or one more. From here on it is new if it had none before."""
+        if row.aux0:
+            self._engine.aliases.map(row.address, row.size, row.aux0)
+        self._own(Buffer(row.address, row.address + row.size, row.record))
+
+    def _mem_unmap(self, row: Row) -> None:
+        """cuMemUnmap: the addresses are free for other memory."""
+        self._unmap(row)
+        self._engine.aliases.unmap(row.address, row.size)
 
     def _segment_free(self, row: Row) -> None:
         self._wait_for_users(self._engine.hosts[row.thread], row.address, row.address + row.size, row.record)

@@ -179,6 +179,14 @@ class Ordering:
         if stream.listed < self._seen:
             self._list(stream)
 
+    def merge(self, stream: Agent, other: Agent, record: int) -> None:
+        """What `stream` does from now on, and whoever waits for it, comes after the work of `other` as well."""
+        self.learn(stream, other.done)
+        self.step(stream, record)
+        for legacy in stream.peers:
+            if legacy.pending is not None:
+                legacy.pending[stream] = None
+
     def _follow_peers(self, stream: Agent) -> None:
         for peer in self._waiting(stream):
             self.learn(stream, peer.done)

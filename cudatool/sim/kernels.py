@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from cudatool.ptx import PtxError, parse_image
+from cudatool.ptx import PtxError, grid_dependencies, parse_image
 from cudatool.sim import machine as state
 from cudatool.sim import profile
 from cudatool.sim.addresses import place_of, pointer_behind
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COOPERATIVE",
+    "PROGRAMMATIC_STREAM_SERIALIZATION",
     "Function",
     "Launch",
     "LaunchConfig",
@@ -128,6 +129,13 @@ class Function:
     def work(self) -> profile.Work:
         """What a thread of it is taken to do."""
         return profile.work_of_a_thread(self.library.parsed.kernels[self.name])
+
+    @cached_property
+    def grid_dependencies(self) -> tuple[bool, bool]:
+        """Whether it waits for the kernels before it, and whether it lets the next one begin before its end."""
+        if b"griddepcontrol" not in self.library.image:
+            return False, False
+        return grid_dependencies(self.library.parsed, self.name)
 
     def on(self, device: Device) -> JitKernel:
         return self.library.module(device).kernels[self.name]
@@ -366,7 +374,7 @@ class LaunchConfig(ctypes.Structure):
 _ATTRIBUTE_BYTES = 72  # sizeof(CUlaunchAttribute): id, padding to 8, a union of 64
 
 
-COOPERATIVE, _CLUSTER_DIMENSION = 2, 4
+COOPERATIVE, _CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 2, 4, 6
 
 
 def launch_attributes(launch: LaunchConfig) -> dict[int, bytes]:

@@ -33,6 +33,12 @@ class Physical:
     mappings: int = 0
     is_imported: bool = False  # another process has it, and counts it
 
+    @property
+    def identity(self) -> tuple[int, int, int]:
+        """What is the same for all handles of the same memory: it may have been exported, and imported again."""
+        file = os.fstat(self.file)
+        return file.st_dev, file.st_ino, self.offset
+
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
@@ -164,6 +170,14 @@ class VirtualMemory:
     def mapping_at(self, address: int) -> Mapping | None:
         """Return the mapping that holds an address."""
         return self._mappings.holding(address)
+
+    def mapped_elsewhere(self, mapping: Mapping) -> Mapping | None:
+        """Return the oldest other mapping of the same memory."""
+        if mapping.physical.mappings < 2 and not mapping.physical.handle_types:
+            return None
+        others = [other for other in self._mappings if other is not mapping and other.size == mapping.size]
+        same = [other for other in others if other.physical.identity == mapping.physical.identity]
+        return min(same, key=lambda other: other.serial, default=None)
 
     def reservation_at(self, address: int) -> Reservation | None:
         """Return the range that holds an address."""

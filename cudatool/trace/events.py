@@ -25,11 +25,13 @@ __all__ = [
     "FREE_UNKNOWN",
     "EventFlag",
     "FIELDS",
+    "LaunchFlag",
     "LIVED",
     "Kind",
     "StreamFlag",
     "WORK",
     "WarningFlag",
+    "launch_flags",
     "pack_dims",
     "pack_pool",
     "pack_product",
@@ -57,6 +59,9 @@ class Kind(IntEnum):
     MEM_FREE = 11
     HOST_ALLOC = 12
     HOST_FREE = 13
+    # Virtual memory management: one piece of memory may have several addresses.
+    MEM_MAP = 14
+    MEM_UNMAP = 15
     # Streams and events.
     STREAM_CREATE = 20
     STREAM_DESTROY = 21
@@ -137,6 +142,9 @@ FIELDS: Final[dict[Kind, str]] = {
     "flags=1 a block that the caching allocator hands out: aux0=its rounded size, +2 if it tells by "
     "BLOCK_RECORD_STREAM which streams it will wait for; +LIVED if it was there when the recording began; stack",
     Kind.HOST_FREE: "address, size, flags as of HOST_ALLOC: name=API, or aux0=rounded size of the block; stack",
+    Kind.MEM_MAP: "memory was mapped (cuMemMap): address, size, aux0=where it is mapped already (0 for nowhere), "
+    "name=API, stack",
+    Kind.MEM_UNMAP: "address, size, name=API, stack",
     Kind.STREAM_CREATE: "stream, flags=StreamFlag, address=handle, aux0=priority (two's complement), aux1=Api, stack",
     Kind.STREAM_DESTROY: "stream, stack",
     Kind.STREAM_WAIT_EVENT: "stream, aux0=event, flags=EventFlag, correlation, stack",
@@ -155,7 +163,7 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.STREAM_WAIT_UNKNOWN: "a stream waits for what no trace can show, as an external semaphore: stream, name=API, "
     "correlation, stack",
     Kind.KERNEL_LAUNCH: "stream, correlation, name=kernel, aux0=pack_dims(grid), aux1=pack_dims(block), "
-    "size=shared bytes, stack",
+    "size=shared bytes, flags=LaunchFlag, stack",
     Kind.MEMCPY: "stream, correlation, address=destination, size, aux0=source, flags=CopyFlag, name=API, stack; "
     "aux1=1 << ordinal of each device of a copy between devices",
     Kind.MEMSET: "stream, correlation, address, size, aux0=value, aux1=bytes per element, flags=CopyFlag, name=API, "
@@ -258,6 +266,23 @@ class CopyFlag(IntFlag):
     SOURCE_PAGEABLE = 4
     DESTINATION_PAGEABLE = 8
     ASYNC = 16
+
+
+class LaunchFlag(IntFlag):
+    """Flags of ``KERNEL_LAUNCH``: programmatic dependent launch (CUDA Programming Guide, section of that name)."""
+
+    PROGRAMMATIC = 1
+    """Launched with the attribute programmaticStreamSerialization: it may begin before the kernel before it ends."""
+    WAITS = 2
+    """The kernel waits for the end of that one (``griddepcontrol.wait``)."""
+    TRIGGERS = 4
+    """The kernel lets such a kernel after it begin early (``griddepcontrol.launch_dependents``)."""
+
+
+def launch_flags(programmatic: bool, waits: bool, triggers: bool) -> LaunchFlag:
+    """Return the flags of a launch."""
+    flags = LaunchFlag.PROGRAMMATIC if programmatic else LaunchFlag(0)
+    return flags | (LaunchFlag.WAITS if waits else 0) | (LaunchFlag.TRIGGERS if triggers else 0)
 
 
 class AccessFlag(IntFlag):

@@ -50,6 +50,8 @@ def test_class_of_an_instruction(code, expected):
         ("atom.add.u32 %r1, [%d1], 1; red.shared.add.u32 [%r1], 1;", (Feature.GLOBAL_ATOMIC, Feature.SHARED_ATOMIC)),
         ("fence.acq_rel.gpu;", (Feature.FENCE,)),
         ("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r1}, [%r2];", (Feature.TENSOR_CORE,)),
+        ("griddepcontrol.wait;", (Feature.DEPENDENCIES,)),
+        ("griddepcontrol.launch_dependents;", (Feature.DEPENDENTS,)),
         ("mbarrier.init.shared.b64 [%r1], 4;", (Feature.MBARRIER,)),
         ("add.f64 %g1, %g1, %g2; cvt.rn.f16.f32 %h1, %f1;", (Feature.DOUBLE, Feature.HALF)),
         ("alloca.u64 %d1, 16; trap;", (Feature.TRAP, Feature.ALLOCA)),

@@ -102,9 +102,11 @@ class Program:
             self.emit(Kind.EVENT_QUERY, aux0=event, aux1=int(done))
 
     # Work. `accesses` are (mode, address, size) or (mode, address, size, stride, rows).
-    def kernel(self, stream: int, *accesses: tuple[int, ...], name: str = "k", line: int | None = None) -> None:
+    def kernel(
+        self, stream: int, *accesses: tuple[int, ...], name: str = "k", line: int | None = None, flags: int = 0
+    ) -> None:
         self._correlation += 1
-        self.emit(Kind.KERNEL_LAUNCH, stream=stream, correlation=self._correlation, name=name, line=line)
+        self.emit(Kind.KERNEL_LAUNCH, stream=stream, correlation=self._correlation, name=name, line=line, flags=flags)
         for access in accesses:
             self.access(*access, line=line)
 

@@ -6,7 +6,7 @@ import pytest
 from sanitize_program import Program, R, W
 
 from cudatool.sanitize import check
-from cudatool.trace.events import CopyFlag, Kind
+from cudatool.trace.events import CopyFlag, Kind, LaunchFlag, StreamFlag
 
 BUFFER, SIZE = 0x10000, 1024
 FLAG, PINNED = 0x500000, 0x900000
@@ -300,3 +300,107 @@ def test_collective_operations_of_one_group_come_in_no_order_on_their_stream(gro
     for finding in findings:
         assert "Both are operations of one group, which come in no order, even on one stream." == finding.reason
         assert "End the group before send at program.py:4, and begin another one." == finding.repair
+
+
+# Programmatic dependent launch: CUDA Programming Guide, the section of that name; PTX ISA, griddepcontrol.
+_EARLY, _WAITS, _TRIGGERS = LaunchFlag.PROGRAMMATIC, LaunchFlag.WAITS, LaunchFlag.TRIGGERS
+
+
+def _chain(*flags: int, between: bool = False) -> Program:
+    """Kernels that write one after the other what the last one reads as well, on one stream."""
+    program = Program()
+    a = program.stream()
+    for index, flag in enumerate(flags):
+        if between and index == 1:
+            program.fill(a, 0x9000, 4)
+        program.kernel(a, (W, 0x1000 * (index + 1), 64), (R, 0x1000, 64), name=f"k{index}", flags=flag)
+    return program
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        ((_TRIGGERS, _EARLY), 1),
+        ((_TRIGGERS, _EARLY | _WAITS), 0),
+        ((_TRIGGERS, 0), 0),
+        ((0, _EARLY), 0),
+        ((_TRIGGERS, _EARLY | _TRIGGERS, _EARLY), 2),  # the third begins before the first has ended, too
+        ((_TRIGGERS, _EARLY | _TRIGGERS, _EARLY | _WAITS), 1),
+        ((_TRIGGERS, _EARLY, 0), 1),
+        ((_TRIGGERS, _EARLY | _WAITS | _TRIGGERS, _EARLY), 0),  # the second has waited before it triggers
+    ],
+)
+def test_kernel_that_begins_early_comes_in_no_order_with_the_one_before_it(flags, found) -> None:
+    program = _chain(*flags)
+    report = check(program.trace())
+    assert found == len(report.findings)
+    assert all("cudaGridDependencySynchronize" in one.repair for one in report.findings)
+
+
+def test_other_work_between_two_kernels_makes_the_second_one_wait() -> None:
+    program = _chain(_TRIGGERS, _EARLY, between=True)
+    assert () == check(program.trace()).findings
+
+
+@pytest.mark.parametrize("how", ["synchronize", "wait", "legacy"])
+def test_whoever_waits_for_the_stream_waits_for_a_kernel_that_began_early(how: str) -> None:
+    program = Program()
+    legacy, a, b = program.stream(flags=StreamFlag.LEGACY_DEFAULT), program.stream(flags=0), program.stream()
+    program.kernel(a, (W, 0x1000, 64), flags=_TRIGGERS)
+    program.synchronize(stream=a)
+    program.kernel(a, (W, 0x2000, 64), flags=_TRIGGERS)
+    program.kernel(a, (W, 0x3000, 64), flags=_EARLY)
+    if how == "synchronize":
+        program.synchronize(stream=a)
+    elif how == "wait":
+        program.order(a, b)
+    program.kernel(legacy if how == "legacy" else b, (W, 0x3000, 64), (W, 0x2000, 64))
+    assert () == check(program.trace()).findings
+
+
+# Virtual memory management: one piece of memory at several addresses (cuMemMap).
+_FIRST, _SECOND, _THIRD, _MAPPED = 0x100000, 0x200000, 0x300000, 0x1000
+
+
+def _mapped(program: Program, address: int, elsewhere: int = 0) -> None:
+    program.emit(Kind.MEM_MAP, address=address, size=_MAPPED, aux0=elsewhere)
+
+
+def _unmapped(program: Program, address: int) -> None:
+    program.emit(Kind.MEM_UNMAP, address=address, size=_MAPPED)
+
+
+def test_all_mappings_of_a_handle_are_the_same_bytes(program: Program) -> None:
+    a, b = program.stream(), program.stream()
+    _mapped(program, _FIRST)
+    _mapped(program, _SECOND, _FIRST)
+    _mapped(program, _THIRD, _SECOND)
+    program.kernel(a, (W, _SECOND + 16, 16))
+    program.kernel(b, (R, _THIRD, 16))
+    assert [] == kinds(program)
+    program.kernel(b, (R, _THIRD + 16, 16))
+    assert ["race-raw"] == kinds(program)
+
+
+def test_mappings_stay_the_same_bytes_when_the_first_one_goes(program: Program) -> None:
+    a, b = program.stream(), program.stream()
+    _mapped(program, _FIRST)
+    _mapped(program, _SECOND, _FIRST)
+    _mapped(program, _THIRD, _FIRST)
+    _unmapped(program, _FIRST)
+    _mapped(program, _FIRST)  # other memory
+    program.kernel(a, (W, _FIRST, 16), (W, _SECOND, 16))
+    program.kernel(b, (W, _THIRD, 16))
+    (finding,) = check(program.trace()).findings
+    assert _SECOND == finding.start
+
+
+def test_access_across_two_mappings_is_one_of_each(program: Program) -> None:
+    a, b = program.stream(), program.stream()
+    _mapped(program, _FIRST)
+    _mapped(program, _SECOND)
+    _mapped(program, _SECOND + _MAPPED, _FIRST)
+    program.kernel(a, (W, _SECOND, 2 * _MAPPED))
+    program.kernel(b, (W, _FIRST + 4, 4))
+    (finding,) = check(program.trace()).findings
+    assert (_FIRST + 4, 4) == (finding.start, finding.size)

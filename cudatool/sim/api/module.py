@@ -12,7 +12,14 @@ from cudatool.ptx import PtxError
 from cudatool.sim import abi
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, read_string, write
-from cudatool.sim.kernels import COOPERATIVE, LaunchConfig, Library, checked_launch, launch_attributes
+from cudatool.sim.kernels import (
+    COOPERATIVE,
+    PROGRAMMATIC_STREAM_SERIALIZATION,
+    LaunchConfig,
+    Library,
+    checked_launch,
+    launch_attributes,
+)
 from cudatool.sim.machine import Context, Device, current_context, stream_of
 from cudatool.sim.queue import Operation
 from cudatool.sim.results import DriverError, Result
@@ -211,11 +218,13 @@ def _launch(
     extra: int,
     *,
     cooperative: bool = False,
+    programmatic: bool = False,
 ) -> None:
     stream = stream_of(hStream)
     launch = checked_launch(f, stream.context, grid, block, shared, params, extra, cooperative=cooperative)
     operation = Operation(stream, "kernel", launch.function.name, abi.call.correlation)
     operation.run, operation.host_memory = launch.run, launch.host_memory()
+    operation.programmatic = programmatic, *launch.function.grid_dependencies
     scheduler = state.machine.scheduler
     scheduler.enqueue(operation, cost=launch.cost)
     if state.machine.options.launch_blocking:
@@ -271,6 +280,16 @@ def cuLaunchKernelEx(config: int, f: int, kernelParams: int, extra: int) -> None
     if not config:
         raise DriverError(Result.INVALID_VALUE)
     launch = LaunchConfig.from_address(config)
-    cooperative = any(launch_attributes(launch).get(COOPERATIVE, b"")[:4])
-    grid, block = tuple(launch.grid), tuple(launch.block)
-    _launch(f, grid, block, launch.sharedMemBytes, launch.hStream, kernelParams, extra, cooperative=cooperative)
+    given = launch_attributes(launch)
+    cooperative, programmatic = (any(given.get(a, b"")[:4]) for a in (COOPERATIVE, PROGRAMMATIC_STREAM_SERIALIZATION))
+    _launch(
+        f,
+        tuple(launch.grid),
+        tuple(launch.block),
+        launch.sharedMemBytes,
+        launch.hStream,
+        kernelParams,
+        extra,
+        cooperative=cooperative,
+        programmatic=programmatic,
+    )

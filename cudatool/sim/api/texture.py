@@ -212,38 +212,38 @@ def _within(handle: int, offset: int, size: int) -> int:
 
 @entry("cuMemcpyHtoA(CUarray dstArray, size_t dstOffset, const void *srcHost, size_t ByteCount)")
 def cuMemcpyHtoA(dstArray: int, dstOffset: int, srcHost: int, ByteCount: int) -> None:
-    copy(_within(dstArray, dstOffset, ByteCount), srcHost, ByteCount, None, "cuMemcpyHtoA")
+    copy(_within(dstArray, dstOffset, ByteCount), srcHost, ByteCount, None, "cuMemcpyHtoA", footprint=True)
 
 
 @entry("cuMemcpyAtoH(void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount)")
 def cuMemcpyAtoH(dstHost: int, srcArray: int, srcOffset: int, ByteCount: int) -> None:
-    copy(dstHost, _within(srcArray, srcOffset, ByteCount), ByteCount, None, "cuMemcpyAtoH")
+    copy(dstHost, _within(srcArray, srcOffset, ByteCount), ByteCount, None, "cuMemcpyAtoH", footprint=True)
 
 
 @entry("cuMemcpyDtoA(CUarray dstArray, size_t dstOffset, CUdeviceptr srcDevice, size_t ByteCount)")
 def cuMemcpyDtoA(dstArray: int, dstOffset: int, srcDevice: int, ByteCount: int) -> None:
-    copy(_within(dstArray, dstOffset, ByteCount), srcDevice, ByteCount, None, "cuMemcpyDtoA")
+    copy(_within(dstArray, dstOffset, ByteCount), srcDevice, ByteCount, None, "cuMemcpyDtoA", footprint=True)
 
 
 @entry("cuMemcpyAtoD(CUdeviceptr dstDevice, CUarray srcArray, size_t srcOffset, size_t ByteCount)")
 def cuMemcpyAtoD(dstDevice: int, srcArray: int, srcOffset: int, ByteCount: int) -> None:
-    copy(dstDevice, _within(srcArray, srcOffset, ByteCount), ByteCount, None, "cuMemcpyAtoD")
+    copy(dstDevice, _within(srcArray, srcOffset, ByteCount), ByteCount, None, "cuMemcpyAtoD", footprint=True)
 
 
 @entry("cuMemcpyAtoA(CUarray dstArray, size_t dstOffset, CUarray srcArray, size_t srcOffset, size_t ByteCount)")
 def cuMemcpyAtoA(dstArray: int, dstOffset: int, srcArray: int, srcOffset: int, ByteCount: int) -> None:
     to = _within(dstArray, dstOffset, ByteCount)
-    copy(to, _within(srcArray, srcOffset, ByteCount), ByteCount, None, "cuMemcpyAtoA")
+    copy(to, _within(srcArray, srcOffset, ByteCount), ByteCount, None, "cuMemcpyAtoA", footprint=True)
 
 
 @entry("cuMemcpyHtoAAsync(CUarray dstArray, size_t dstOffset, const void *srcHost, size_t ByteCount, CUstream hStream)")
 def cuMemcpyHtoAAsync(dstArray: int, dstOffset: int, srcHost: int, ByteCount: int, hStream: int) -> None:
-    copy(_within(dstArray, dstOffset, ByteCount), srcHost, ByteCount, hStream, "cuMemcpyHtoAAsync")
+    copy(_within(dstArray, dstOffset, ByteCount), srcHost, ByteCount, hStream, "cuMemcpyHtoAAsync", footprint=True)
 
 
 @entry("cuMemcpyAtoHAsync(void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount, CUstream hStream)")
 def cuMemcpyAtoHAsync(dstHost: int, srcArray: int, srcOffset: int, ByteCount: int, hStream: int) -> None:
-    copy(dstHost, _within(srcArray, srcOffset, ByteCount), ByteCount, hStream, "cuMemcpyAtoHAsync")
+    copy(dstHost, _within(srcArray, srcOffset, ByteCount), ByteCount, hStream, "cuMemcpyAtoHAsync", footprint=True)
 
 
 # ---- texture and surface objects ----
