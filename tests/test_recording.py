@@ -197,3 +197,15 @@ def test_what_pytorch_held_before_the_recording_is_named_as_missing(monkeypatch)
     assert said == ["4 MiB that PyTorch held when the recording began"]
     trace = Trace(np.zeros(0, RECORD), header={"device_kind": "cuda", "unknown_before": said})
     assert said[0] in [name for gap in find_gaps(trace, ("race",), operations=1) for name in gap.names]
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_recording_says_whether_its_own_watch_sees_the_hosts_reads(monkeypatch: pytest.MonkeyPatch, sees: bool) -> None:
+    from cudatool import recording
+    from cudatool.sim.observe.host_watch import HostWatch
+
+    monkeypatch.setattr(HostWatch, "sees_reads", property(lambda _: sees))
+    with recording.sources(measure_accesses=True) as header:
+        if header["device_kind"] != "sim":
+            pytest.skip("a GPU's memory is not watched")
+        assert header["watches_host_reads"] is sees
