@@ -125,7 +125,7 @@ def print_advice(console: Console, advice: Advice, *, chosen: bool) -> None:
         if advice.recorded is not None and advice.recorded.oom is not None:
             text = "No setting keeps the program from running out of memory: it needs less at a time, or a larger card."
     else:
-        about = "about " if advice.best.caveats else ""
+        about = "at least about " if advice.best.caveats else ""
         gain = f"{about}{format_bytes(advice.gain_bytes)} less are reserved"
         if not advice.gain_bytes:
             gain = "fewer requests fail" if advice.best.failures else "memory does not run out where it did"

@@ -4,18 +4,59 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
 
 from cudatool.analyze.requests import Change, Requests
-from cudatool.memory.blocks import Block, PoolId
+from cudatool.memory.blocks import SMALL_PAGE, Block, PoolId
 from cudatool.memory.policy import Policy
+from cudatool.memory.settings import Settings
 from cudatool.trace.events import Kind
 
-__all__ = ["own_stream", "set_up"]
+__all__ = ["own_stream", "set_up", "with_start_in"]
+
+_MADE_UP: Final = 1 << 56  # addresses beyond those of any device
+_ADDRESS_SPACE: Final = 1 << 47  # more than an expandable segment has
 
 
 def own_stream(block: int) -> int:
     """Return the stream that a numbered block is taken to be used on: a recording does not name those that did."""
     return -1 - block
+
+
+def with_start_in(asked: Requests, settings: Settings) -> Requests:
+    """Return the same requests, which begin with as much memory of the kind that some settings lead to.
+
+    What lies in segments lies in the same order in the pages of an expandable segment, and the other way round.
+    """
+    alike: dict[tuple[int, int, bool], list[Change]] = {}
+    for change in sorted(asked.prior_memory, key=lambda change: change.address):
+        alike.setdefault((change.stream, change.pool, change.is_small), []).append(change)
+    memory: list[Change] = []
+    moved = {0: 0}  # by how much what lies from an address on is moved
+    for number, (key, changes) in enumerate(alike.items()):
+        if settings.expandable_segments:
+            page = SMALL_PAGE if key[2] else settings.large_segment_size
+            end = begin = _MADE_UP + number * _ADDRESS_SPACE
+            for change in changes:
+                moved[change.address] = end - change.address
+                end += change.size
+            size = -(-(end - begin) // page) * page
+            memory.append(changes[0]._replace(kind=Kind.SEGMENT_MAP, address=begin, size=size))
+            continue
+        runs: list[Change] = []
+        for change in changes:
+            if runs and runs[-1].address + runs[-1].size == change.address:
+                runs[-1] = runs[-1]._replace(size=runs[-1].size + change.size)
+            else:
+                runs.append(change._replace(kind=Kind.SEGMENT_ALLOC))
+        memory += runs
+    starts = sorted(moved)
+    blocks = [
+        call._replace(address=call.address + moved[starts[bisect_right(starts, call.address) - 1]])
+        for call in asked.prior_blocks
+    ]
+    return replace(asked, prior_memory=memory, prior_blocks=blocks)
 
 
 def set_up(

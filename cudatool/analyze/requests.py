@@ -98,9 +98,9 @@ class Call(NamedTuple):
     event: int
 
 
-@dataclass
+@dataclass(eq=False)
 class Requests:
-    """The calls on one device.
+    """The calls on one device. Two are the same only if they are one object.
 
     Attributes
     ----------

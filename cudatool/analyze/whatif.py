@@ -6,7 +6,9 @@ block that was freed. What is not known is what a program would have done had it
 that ends so has only the requests until then.
 
 The recorded settings are replayed first. Where that does not cost what was recorded, every other prediction is in
-doubt, and there is no advice. What a setting gains is counted from what was recorded.
+doubt, and there is no advice. What a setting gains is counted from what was recorded, and is the least that it gains
+over everything that the recording leaves open: both settings are replayed from each start that may have been, and with
+each course that the program may have taken. A setting that gains nothing in one of these is not recommended.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cudatool.analyze.replay import requests_with_pools
+from cudatool.analyze.replay_start import with_start_in
 from cudatool.analyze.requests import RELEASES, Requests, Verb
 from cudatool.analyze.whatif_model import Caveat, Course, Outcome, OutOfMemory, quiet_calls, run_model
 from cudatool.errors import ConfigError
@@ -29,6 +32,7 @@ _MIB = 1024 * 1024
 _WORTH_NAMING = 0.01  # of what is reserved: less is no gain, and no error either
 _WORTH_IF_UNSURE = 0.05  # by which a prediction with a caveat is often off
 _ABOUT_FAILURES = (Caveat.CALLS_UNSEEN, Caveat.CALLS_UNCLEAR, Caveat.LIMIT_UNCLEAR)  # which change where memory ends
+_PLAIN = Course()  # as it was recorded
 _TOO_WRONG = 0.02  # by which the replay of the recorded settings may be off before there is no advice
 
 
@@ -85,7 +89,8 @@ class Advice:
     best
         None if nothing is better than what was used, or if `withheld` says why there is no advice.
     gain_bytes
-        By how much less is reserved than was recorded; 0 if the gain is that memory does not run out.
+        By how much less is reserved than was recorded, at the least over all that the recording leaves open; 0 if the
+        gain is that memory does not run out.
     tried
         All settings that were tried; of those that were asked for, or that matter for these requests.
     withheld
@@ -186,37 +191,30 @@ def advise(
         tried = tuple(model.done.values())
     if (withheld := _withheld(record, model.check)) is not None:
         return Advice(record, model.check, None, 0, tried, withheld)
-    begins_with = sum(change.size for change in model.asked.prior_memory)
-    best, gain = _best(used, record if memory is None else None, tried, begins_with)
+    best, gain = _best(model, used, tried)
     return Advice(record, model.check, best, gain, tried)
 
 
-def _best(
-    used: Outcome, record: Record | None, tried: Sequence[Outcome], begins_with: int
-) -> tuple[Outcome | None, int]:
-    """Return the outcome to recommend, if any, and by how many bytes less is reserved than in `record`.
+def _best(model: _Experiment, used: Outcome, tried: Sequence[Outcome]) -> tuple[Outcome | None, int]:
+    """Return the outcome to recommend, if any, and its gain.
 
-    Without a record, on another card than the recorded one, that is by how much less than `used`. What was reserved
-    when the recording began, `begins_with`, is no gain: under other settings as much may have been.
+    Of those that let as few requests fail it is the one that gains most, or a simpler one that gains about as much.
     """
-    best = min(tried, key=_badness)  # of equal ones the first
-    good = [
-        found
-        for found in tried
-        if found.failures == best.failures
-        and (found.oom is None) == (best.oom is None)
-        and found.reserved_peak_bytes <= best.reserved_peak_bytes * (1 + _WORTH_NAMING)
-    ]
-    best = min(good, key=lambda found: found.conf.count(":"))
-    before = record.reserved_peak_bytes if record else used.reserved_peak_bytes
-    if best.oom is not None or best.failures > used.failures:
-        return None, 0
-    if best.failures < used.failures:
-        return best, 0
-    gain = min(before, used.reserved_peak_bytes) - max(best.reserved_peak_bytes, begins_with)
-    # Calls that left no event only make the true gain larger; everything else may make it as much smaller.
-    unsure = set(best.caveats) - {Caveat.CALLS_UNSEEN}
-    return (best, gain) if gain > before * (_WORTH_IF_UNSURE if unsure else _WORTH_NAMING) else (None, 0)
+    before = model.reserved_before(used)
+    good: list[tuple[Outcome, int, int]] = []  # with the gain, and bytes to compare it by
+    enough = 0  # bytes that are about as much as the best one's
+    for found in sorted(tried, key=_badness):
+        if found.oom is not None or found.failures > (good[0][0].failures if good else used.failures):
+            break  # so are the others
+        most = before - found.reserved_peak_bytes
+        if good and most < enough:
+            break  # no replay gains more than this one
+        gain = model.least_gain(found, used)
+        if gain is not None:
+            good.append((found, gain, gain or most))
+            enough = max(worth for _, _, worth in good) - int(before * _WORTH_NAMING)
+    about_as_good = [(found, gain) for found, gain, worth in good if worth >= enough]
+    return min(about_as_good, key=lambda choice: choice[0].conf.count(":"), default=(None, 0))
 
 
 def _withheld(record: Record, check: Outcome) -> NoAdvice | None:
@@ -225,6 +223,16 @@ def _withheld(record: Record, check: Outcome) -> NoAdvice | None:
         return NoAdvice.FAILURES_DIFFER
     error = abs(check.reserved_peak_bytes - record.reserved_peak_bytes)
     return NoAdvice.PEAK_DIFFERS if error > _TOO_WRONG * record.reserved_peak_bytes else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Scenario:
+    """What may have been: the requests and what they begin with, the bytes of the card and the limit, the course."""
+
+    asked: Requests
+    total: int | None
+    limit: int | None
+    course: Course = _PLAIN
 
 
 class _Experiment:
@@ -250,6 +258,8 @@ class _Experiment:
             self.asked = requests_with_pools(trace, device, recorded, shown)
         self.record = _record(self.asked)
         self.done: dict[str, Outcome] = {}  # by settings string
+        self._bare: Requests | None = None  # as `asked`, with nothing cached at the beginning
+        self._runs: dict[tuple[str, _Scenario], Outcome] = {}
         self._card_is_known = recorded_memory is not None
         self._total, self._limit, self._limit_is_clear = _limits(self.asked, recorded, recorded_memory)
         self.impossible: NoAdvice | None = None
@@ -258,7 +268,7 @@ class _Experiment:
         elif not any(call.verb in (Verb.MALLOC, Verb.FAILED_MALLOC) for call in self.asked.calls):
             self.impossible = NoAdvice.NO_REQUESTS
         else:
-            self.check = self._run(self.asked, recorded, recorded.text, self._total, self._limit)
+            self.check = self._run(recorded, recorded.text, _Scenario(self.asked, self._total, self._limit))
             self._caveats = tuple(self._caveats_of_check())
             self._quiet = self._quiet_calls()
 
@@ -276,20 +286,19 @@ class _Experiment:
         return self.done[conf]
 
     def _with_caveats(self, settings: Settings, conf: str) -> Outcome:
-        total, limit = (self._memory, self._memory) if self._memory else (self._total, self._limit)
-        is_check = conf == self._recorded.text and self._memory is None
-        found = self.check if is_check else self._run(self.asked, settings, conf, total, limit)
+        plain = self._plain()
+        found = self._run(settings, conf, plain)
         caveats = [*self._caveats]
         if conf != self._recorded.text and (self.asked.prior_blocks or self.asked.prior_memory):
             caveats.append(Caveat.BEGINS_LATE)
         if Caveat.OTHER_COURSE in found.caveats and self._ends_refused():
             # The program may have gone on, and then reserved anything up to the limit.
-            most_possible = _lowest_limit(settings, total, limit)
+            most_possible = _lowest_limit(settings, plain.total, plain.limit)
             if most_possible is None or most_possible > (1 + _WORTH_NAMING) * found.reserved_peak_bytes:
                 caveats.append(Caveat.OTHER_COURSE)
-        for caveat, asked, most, card, course in self._alternatives(found, conf, settings, total, limit):
+        for caveat, scenario in self._alternatives(found, settings):
             if caveat not in caveats:
-                other = run_model(self._trace, asked, settings, conf, total=card, limit=most, course=course)
+                other = self._run(settings, conf, scenario)
                 apart = abs(other.reserved_peak_bytes - found.reserved_peak_bytes)
                 if apart > _WORTH_NAMING * found.reserved_peak_bytes or (
                     caveat in _ABOUT_FAILURES and other.failures != found.failures
@@ -297,33 +306,82 @@ class _Experiment:
                     caveats.append(caveat)
         return replace(found, caveats=tuple(caveats))
 
-    def _alternatives(
-        self, found: Outcome, conf: str, settings: Settings, total: int | None, limit: int | None
-    ) -> Iterator[tuple[Caveat, Requests, int | None, int | None, Course]]:
-        """Yield what may have been otherwise, as far as it concerns an outcome: requests, limit, card and course."""
-        asked, plain = self.asked, Course()
+    def reserved_before(self, used: Outcome) -> int:
+        """Return the bytes that a gain is counted from: those recorded, or on another card those of a replay."""
+        replayed = used.reserved_peak_bytes
+        return min(replayed, self.record.reserved_peak_bytes) if self._memory is None else replayed
+
+    def least_gain(self, found: Outcome, used: Outcome) -> int | None:
+        """Return by how much less is reserved than under the settings that were `used`, in every scenario.
+
+        It is 0 if fewer requests fail in every scenario, and None if there is one that is worse or not worth naming.
+        """
+        settings = Settings.parse(found.conf)
+        before = self.reserved_before(used)
+        plain = self._plain()
+        pairs = [(plain, plain), *self._other_starts(found.conf, settings)]
+        for caveat, scenario in self._alternatives(found, settings):
+            # Under the recorded settings and on the recorded card the program did what was recorded.
+            is_open = self._memory is not None and caveat in (Caveat.CALLS_UNSEEN, Caveat.CALLS_UNCLEAR)
+            pairs.append((scenario, scenario if is_open else plain))
+        least = before
+        avoids = found.failures < used.failures
+        for here, there in pairs:
+            one = self._run(settings, found.conf, here)
+            other = self._run(self._recorded, self._recorded.text, there)
+            if one.oom is not None or one.failures + avoids > other.failures:
+                return None
+            least = min(least, min(before, other.reserved_peak_bytes) - one.reserved_peak_bytes)
+        if avoids:
+            return 0
+        # Calls that left no event only make the true gain larger; everything else may make it smaller.
+        unsure = set(found.caveats) - {Caveat.CALLS_UNSEEN}
+        return least if least > before * (_WORTH_IF_UNSURE if unsure else _WORTH_NAMING) else None
+
+    def _plain(self) -> _Scenario:
+        if self._memory:
+            return _Scenario(self.asked, self._memory, self._memory)
+        return _Scenario(self.asked, self._total, self._limit)
+
+    def _other_starts(self, conf: str, settings: Settings) -> Iterator[tuple[_Scenario, _Scenario]]:
+        """Yield what else a recording may have begun with, under some settings and under the recorded ones.
+
+        Either with nothing cached, or with as much in the same places, in the kind of memory that the settings lead to.
+        """
+        plain = self._plain()
+        if conf != self._recorded.text and self.asked.prior_memory:
+            if self._bare is None:
+                self._bare = replace(self.asked, prior_memory=[])
+            yield replace(plain, asked=self._bare), replace(plain, asked=self._bare)
+            yield replace(plain, asked=with_start_in(self.asked, settings)), plain
+
+    def _alternatives(self, found: Outcome, settings: Settings) -> Iterator[tuple[Caveat, _Scenario]]:
+        """Yield what may have been otherwise, as far as it concerns an outcome."""
+        plain = self._plain()
+        total, limit = plain.total, plain.limit
+        is_other = found.conf != self._recorded.text
         if Caveat.RUNS_OUT in found.caveats:
-            yield Caveat.RUNS_OUT, asked, limit, total, Course(goes_on=True)
+            yield Caveat.RUNS_OUT, replace(plain, course=Course(goes_on=True))
         if Caveat.OTHER_COURSE in found.caveats:
-            yield Caveat.OTHER_COURSE, asked, limit, total, Course(keeps=True)
-            yield Caveat.OTHER_COURSE, asked, limit, total, Course(does_without=True)
-        if conf != self._recorded.text and self._quiet:
-            yield Caveat.CALLS_UNSEEN, asked, limit, total, Course(empties=self._quiet)
-        if asked.otherwise is not None:
-            yield Caveat.CALLS_UNCLEAR, asked.otherwise, limit, total, plain
-        if self._memory is not None or conf == self._recorded.text:
+            yield Caveat.OTHER_COURSE, replace(plain, course=Course(keeps=True))
+            yield Caveat.OTHER_COURSE, replace(plain, course=Course(does_without=True))
+        if is_other and self._quiet:
+            yield Caveat.CALLS_UNSEEN, replace(plain, course=Course(empties=self._quiet))
+        if self.asked.otherwise is not None:
+            yield Caveat.CALLS_UNCLEAR, replace(plain, asked=self.asked.otherwise)
+        if self._memory is not None or not is_other:
             return
         most = self.record.reserved_peak_bytes
         if settings.per_process_memory_fraction is not None and not self._card_is_known:
             # The card may have more than could be had of it; or nothing shows how much.
             smallest = None if total else most
-            yield Caveat.LIMIT_UNCLEAR, asked, smallest or limit, smallest, plain
+            yield Caveat.LIMIT_UNCLEAR, replace(plain, total=smallest, limit=smallest or limit)
         lowest = _lowest_limit(settings, total, limit)
         by_fraction = lowest is not None and (limit is None or lowest < limit)
-        needs_more = found.reserved_peak_bytes > (most if asked.ceiling is not None or limit is None else limit)
+        needs_more = found.reserved_peak_bytes > (most if self.asked.ceiling is not None or limit is None else limit)
         hits = needs_more or found.retries > 0 or found.failures > 0
         if hits and not self._limit_is_clear and not by_fraction:
-            yield Caveat.LIMIT_UNCLEAR, asked, most, total, plain
+            yield Caveat.LIMIT_UNCLEAR, replace(plain, limit=most)
 
     def _caveats_of_check(self) -> list[Caveat]:
         record, check = self.record, self.check
@@ -351,8 +409,14 @@ class _Experiment:
             return frozenset()
         return quiet_calls(self._trace, self.asked, self._recorded, total=self._total, limit=self._limit)
 
-    def _run(self, asked: Requests, settings: Settings, conf: str, total: int | None, limit: int | None) -> Outcome:
-        return run_model(self._trace, asked, settings, conf, total=total, limit=limit)
+    def _run(self, settings: Settings, conf: str, scenario: _Scenario) -> Outcome:
+        """Return what is reserved under some settings in one scenario."""
+        if (conf, scenario) not in self._runs:
+            asked, total, limit, course = scenario.asked, scenario.total, scenario.limit, scenario.course
+            self._runs[conf, scenario] = run_model(
+                self._trace, asked, settings, conf, total=total, limit=limit, course=course
+            )
+        return self._runs[conf, scenario]
 
 
 def _record(asked: Requests) -> Record:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -281,12 +280,13 @@ class _Model:
         """Begin with the memory that the recording began with, as far as these settings could have led to it."""
         asked, split_limit = self.asked, self._settings.max_split_size
         starts = sorted(change.address for change in asked.prior_memory)
-        used = Counter[int]()  # bytes in use, by the number of the segment or pages
+        used: dict[int, list[int]] = {}  # sizes of the blocks in use, by the number of the segment or pages
         for call, size in zip(asked.prior_blocks, asked.prior_sizes, strict=True):
-            used[bisect_right(starts, call.address)] += size + asked.tails.get(call.block, 0)
+            used.setdefault(bisect_right(starts, call.address), []).append(size + asked.tails.get(call.block, 0))
         kept = []
         for change in asked.prior_memory:
-            is_split = change.size >= split_limit and 0 < used[bisect_right(starts, change.address)] < change.size
+            blocks = used.get(bisect_right(starts, change.address), [])
+            is_split = change.size >= split_limit and blocks not in ([], [change.size])
             if (change.kind is Kind.SEGMENT_MAP) is self._settings.expandable_segments and not is_split:
                 kept.append(change)
         if kept:

@@ -6,9 +6,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from whatif_truth import Pair, pairs, program, record, run
+from whatif_truth import MIB, Op, Pair, Program, pairs, program, record, run
 
-from cudatool.analyze import Caveat, NoAdvice, advise
+from cudatool.analyze import Caveat, NoAdvice, advise, what_if
+from cudatool.analyze.requests import requests
 from cudatool.memory import Settings
 
 PROGRAMS = range(14)
@@ -55,6 +56,16 @@ def test_there_is_no_advice_if_other_settings_were_in_force_than_are_said(tmp_pa
     snapshot, _, _ = record(tmp_path / "snapshot.pickle", made, run(made, "", 1 << 40), "")
     advice = advise(snapshot, 0, recorded=Settings.parse("max_split_size_mb:32"))
     assert (NoAdvice.PEAK_DIFFERS, None, 0) == (advice.withheld, advice.best, advice.gain_bytes)
+
+
+def test_segment_of_two_blocks_is_not_begun_with_under_settings_that_do_not_split_it(tmp_path: Path) -> None:
+    steps = [("malloc", 1, 200), ("free", 1, 0), ("malloc", 2, 100), ("malloc", 3, 100), ("free", 3, 0)]
+    steps += [("malloc", 4, 20), ("free", 4, 0), ("malloc", 5, 130)]
+    made = Program([Op(what, block, size * MIB) for what, block, size in steps], survives=False)
+    snapshot, settings, _ = record(tmp_path / "snapshot.pickle", made, run(made, "", 1 << 40), "", lost=0.5)
+    assert [100 * MIB] * 2 == requests(snapshot, 0).prior_sizes
+    (found,) = what_if(snapshot, 0, ["max_split_size_mb:64"], recorded=settings, memory=250 * MIB)
+    assert (230 * MIB, 0) == (found.reserved_peak_bytes, found.failures)
 
 
 def test_a_small_gain_that_is_not_sure_is_not_named() -> None:

@@ -74,30 +74,22 @@ def test_what_the_program_does_when_a_request_fails(tmp_path: Path) -> None:
     assert (40 * MIB, 240 * MIB) == found
 
 
+def peaks_with_enough(programs: Sequence[Program], folder: Path) -> tuple[int, int]:
+    """Return the true peaks without a limit of two programs that were refused a request when they were recorded."""
+    conf, total = "per_process_memory_fraction:0.25", 1000 * MIB
+    return peaks(programs, Caveat.OTHER_COURSE, folder, recorded=conf, totals=(total, total))
+
+
 def test_what_the_program_does_with_memory_that_it_was_refused(tmp_path: Path) -> None:
     begin, end = (("malloc", 1, 100), ("malloc", 2, 200)), (("malloc", 3, 100),)
     programs = [Program(ops(*begin, *frees, *end), survives=True) for frees in ((("free", 2),), ())]
-    found = peaks(
-        programs,
-        Caveat.OTHER_COURSE,
-        tmp_path,
-        recorded="per_process_memory_fraction:0.25",
-        totals=(1000 * MIB,) * 2,
-    )
-    assert (300 * MIB, 400 * MIB) == found
+    assert (300 * MIB, 400 * MIB) == peaks_with_enough(programs, tmp_path)
 
 
 def test_what_comes_after_a_request_that_ended_the_program(tmp_path: Path) -> None:
     begin = (("malloc", 1, 100), ("malloc", 2, 200))
     programs = [Program(ops(*begin, *end), survives=False) for end in ((), (("malloc", 3, 500),))]
-    found = peaks(
-        programs,
-        Caveat.OTHER_COURSE,
-        tmp_path,
-        recorded="per_process_memory_fraction:0.25",
-        totals=(1000 * MIB,) * 2,
-    )
-    assert (300 * MIB, 800 * MIB) == found
+    assert (300 * MIB, 800 * MIB) == peaks_with_enough(programs, tmp_path)
 
 
 def test_calls_of_empty_cache_that_found_nothing(tmp_path: Path) -> None:
