@@ -15,7 +15,7 @@ from cudatool.export.pickle_writer import END, START, PickleWriter, integers
 from cudatool.files import replacing
 from cudatool.progress import Step, step
 from cudatool.trace.events import FREE_UNKNOWN, Kind
-from cudatool.trace.model import Trace, is_of_kind
+from cudatool.trace.model import Trace, is_of_kind, recorded_from
 
 __all__ = ["write"]
 
@@ -120,11 +120,11 @@ class _Rings:
         """Yield the items of the list that is ``device_traces``."""
         records = self.trace.records
         told = is_of_kind(records, *_ACTIONS_OF_KIND)
-        inferred = {int(device): count for device, count in self.trace.header.get("prior_records", {}).items()}
         done = 0
         # A recorder writes a device below zero where the number does not fit its field.
         for device in range(int(records["device"].max(initial=-1, where=told)) + 1):
-            own = np.flatnonzero(told & (records["device"] == device))[inferred.get(device, 0) :]
+            begin = recorded_from(self.trace, device)
+            own = begin + np.flatnonzero(told[begin:] & (records["device"][begin:] == device))
             yield b"(" + self.writer.begin_list()
             for start in range(0, len(own), _PIECE):
                 entries = list(self._entries(own[start : start + _PIECE]))

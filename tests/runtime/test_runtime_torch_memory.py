@@ -523,6 +523,23 @@ def test_history_has_the_stacks_of_allocations_and_frees(tmp_path: Path, with_st
     assert [*zip(("alloc", "free_requested"), expected, strict=True)] == asked
 
 
+def test_history_begins_with_the_recording_whatever_memory_there_was(tmp_path: Path) -> None:
+    """What lived before is among the segments; it is no event of the history."""
+    from cuda.bindings import driver
+
+    before = cudatool.empty(12)
+    status, address = driver.cuMemAlloc(1024)
+    assert status == 0
+
+    def program() -> None:
+        cudatool.empty(12)
+
+    history = exported(tmp_path, recorded(tmp_path, program))["device_traces"][0]
+    assert [entry["action"] for entry in history] == ["alloc", "free_requested", "free_completed"]
+    driver.cuMemFree(address)
+    del before
+
+
 def test_history_has_the_stacks_of_segments(tmp_path: Path) -> None:
     """Source: test_cuda.py::test_memory_plots_free_segment_stack"""
 
@@ -549,7 +566,7 @@ def test_ranges_tell_what_a_part_of_the_history_was_about(tmp_path: Path) -> Non
     trace = recorded(tmp_path, program)
     kinds = [
         Kind(kind) for kind in trace.records["kind"] if kind in (Kind.RANGE_PUSH, Kind.RANGE_POP, Kind.BLOCK_ALLOC)
-    ]
+    ][-3:]  # before them: what other tests left
     assert [Kind.RANGE_PUSH, Kind.BLOCK_ALLOC, Kind.RANGE_POP] == kinds
     (push,) = trace.of_kind(Kind.RANGE_PUSH)
     assert "metadata test" == trace.names[push["name"]]
