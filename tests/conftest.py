@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,3 +42,22 @@ def check_schema() -> Callable[[str, Any], None]:
         assert not errors, "\n".join(errors)
 
     return check
+
+
+@pytest.fixture(params=["unchecked", "all checks"])
+def checked(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[bool]:
+    """Run a test as it is and once more under all checks of kernels, which must find nothing."""
+    if request.param == "unchecked":
+        yield False
+        return
+    from cudatool.recording import record
+    from cudatool.sanitize import check
+    from cudatool.sim.checkers import CHECKS
+    from cudatool.trace.reader import read
+
+    path = tmp_path / "checked.ctrace"
+    with record(path, checks=CHECKS):
+        yield True
+    report = check(read(path), ())
+    assert () == report.on_device
+    assert report.operations > 0

@@ -263,14 +263,52 @@ extern "C" __global__ void tiles(int *out) {
 """
 
 
-def test_grid_synchronization_in_cooperative_launches(program):
+def test_grid_synchronization_in_cooperative_launches(program, checked):
     loaded = program(GROUPS, headers=True)
-    blocks, rounds = 300, 5
+    blocks, rounds = (20, 3) if checked else (300, 5)
     partial, out = loaded.upload(np.zeros(blocks, "i4")), loaded.upload(np.zeros(rounds + 1, "i4"))
     status = loaded.launch("sum_of_all", blocks, 64, partial, out, np.int32(rounds), cooperative=True)
     assert driver.CUresult.CUDA_SUCCESS == status
+    assert driver.CUresult.CUDA_SUCCESS == loaded.synchronize()
     expected = [blocks * sum(b + i for b in range(blocks)) for i in range(rounds)]
     assert [*expected, 1000000 + blocks * 64] == loaded.download(out, rounds + 1, "i4").tolist()
+
+
+HEAP = r"""
+extern "C" __global__ void blocks_of_the_heap(int *out, int rounds) {
+    int sum = 0, t = blockIdx.x * blockDim.x + threadIdx.x;
+    for (int i = 0; i < rounds; i++) {
+        int *mine = (int *)malloc(12);  // where another thread's was, as soon as that is free
+        mine[0] = t; mine[1] = i; mine[2] = mine[0] + mine[1];
+        sum += mine[2];
+        free(mine);
+    }
+    out[t] = sum;
+}
+extern "C" __global__ void handed_over(int *out) {
+    __shared__ int *block;
+    if (threadIdx.x == 0) block = (int *)malloc(4 * blockDim.x);
+    __syncthreads();
+    block[threadIdx.x] = threadIdx.x + blockIdx.x;
+    __syncthreads();
+    out[blockIdx.x * blockDim.x + threadIdx.x] = block[blockDim.x - 1 - threadIdx.x];
+    __syncthreads();
+    if (threadIdx.x == 32) free(block);
+}
+"""
+
+
+@pytest.mark.usefixtures("checked")
+def test_threads_take_and_give_back_memory_of_the_heap(program):
+    loaded = program(HEAP)
+    blocks, size, rounds = 8, 64, 5
+    out = loaded.upload(np.zeros(blocks * size, "i4"))
+    assert driver.CUresult.CUDA_SUCCESS == loaded.launch("blocks_of_the_heap", blocks, size, out, np.int32(rounds))
+    expected = [rounds * t + sum(range(rounds)) for t in range(blocks * size)]
+    assert expected == loaded.download(out, blocks * size, "i4").tolist()
+    assert driver.CUresult.CUDA_SUCCESS == loaded.launch("handed_over", blocks, size, out)
+    expected = [size - 1 - t + block for block in range(blocks) for t in range(size)]
+    assert expected == loaded.download(out, blocks * size, "i4").tolist()
 
 
 def test_a_cooperative_launch_must_fit(program):

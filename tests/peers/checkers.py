@@ -41,19 +41,23 @@ class Outcome:
     error: str = ""
 
 
-def checked(run: Callable[[Any], None], checks: tuple[str, ...] = CHECKS) -> frozenset[str]:
-    """Return the checkers that found something in `run`, which gets a cuda.core device."""
+def checked(run: Callable[[Any], None], checks: tuple[str, ...] = CHECKS) -> tuple[frozenset[str], str]:
+    """Return the checkers that found something in `run`, which gets a cuda.core device, and its error, if any."""
     from cuda.core import Device
 
+    error = ""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.ctrace"
-        with recording.record(path, device="sim", checks=checks):
+        with recording.record(path, checks=checks):
             device = Device()
             device.set_current()
-            run(device)
-            device.sync()
+            try:
+                run(device)
+                device.sync()
+            except Exception as problem:  # whatever it is, it is the program's outcome
+                error = (str(problem) or type(problem).__name__).splitlines()[0][:200]
         report = sanitize.check(read(path), ())
-    return frozenset(finding.check for finding in report.on_device)
+    return frozenset(finding.check for finding in report.on_device), error
 
 
 def launcher(device: Any, source: str, kernel: str) -> Callable[..., None]:
@@ -108,24 +112,27 @@ def indigo(folder: Path, every: int, graph: Path) -> list[Outcome]:
     return outcomes
 
 
-def attempt(name: str, expected: frozenset[str], run: Callable[[Any], None]) -> Outcome:
+def attempt(
+    name: str, expected: frozenset[str], run: Callable[[Any], None], checks: tuple[str, ...] = CHECKS
+) -> Outcome:
     """Run a program in a process of its own: an error of a kernel would stay with the device."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what kernels print, and where the software device says it runs
         try:
-            text = "found " + " ".join(checked(run))
-        except BaseException as error:
-            text = "error " + (str(error) or type(error).__name__).splitlines()[0][:200]
+            found, error = checked(run, checks)
+            text = json.dumps([sorted(found), error])
+        except BaseException as problem:
+            text = json.dumps([[], f"{type(problem).__name__}: {problem}"])
         os.write(writing, text.encode())
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as file:
-        what, _, rest = file.read().partition(" ")
+        text = file.read()
     os.waitpid(child, 0)
-    if what != "found":
-        return Outcome(name, expected, frozenset(), rest or "the process died")
-    return Outcome(name, expected, frozenset(rest.split()))
+    found, error = json.loads(text) if text else ([], "the process died")
+    return Outcome(name, expected, frozenset(found), error)
 
 
 # ---- NVIDIA's samples ----

@@ -24,13 +24,14 @@ KERNEL = b""".version 8.3
     st.param.b32 [flags], 0;
     call (status), cudaCGSynchronize, (handle, flags);
     ld.param.b32 %r, [status]; ld.global.u32 %t, [%c]; add.u32 %t, %t, %r;
-    mad.wide.u32 %s, %b, 4, %s; st.global.u32 [%s], %t;
+    mad.wide.u32 %s, %b, 4, %s; @%p st.global.u32 [%s], %t;
     ret;
 }
 """
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 37])
+@pytest.mark.usefixtures("checked")
 def test_grid_synchronization_of_a_cooperative_launch(driver, ok, blocks):
     module = ok(driver.cuModuleLoadData(KERNEL))
     function = ok(driver.cuModuleGetFunction(module, b"kernel"))

@@ -132,6 +132,7 @@ def test_launch_attributes_are_captured(driver, ok, programs, capture):
     assert [4] == programs.numbers()
 
 
+@pytest.mark.usefixtures("checked")
 def test_cooperative_launches_are_captured_as_such(driver, ok, programs, capture):
     arguments = (programs.memory, 1, 4), (ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32)
     launch, kernel = driver.cuLaunchCooperativeKernel, programs.functions["affine"]
