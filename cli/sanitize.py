@@ -149,6 +149,8 @@ def sanitize(
     else:
         trace, status, was_there = trace_of(workload, device, wanted, proof)
         report = proof.proven(check(trace, wanted, bounded=was_there), trace)
+    if status:
+        report = report.of_failed(ended(status))
     complete = not status and report.outcome not in (Outcome.NOT_CHECKED, Outcome.INCOMPLETE)
     report = acceptance.applied(report, wanted, complete=complete)
     text = partial(render_text, color=_in_colour(), width=_width())

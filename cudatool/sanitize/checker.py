@@ -22,7 +22,6 @@ from cudatool.trace.model import Frame, Trace
 __all__ = ["check"]
 
 _KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
-_MOST_LINES = 3  # pairs of lines in a note
 
 
 def check(trace: Trace, checks: Collection[str] = ("race",), *, bounded: bool = False) -> Report:
@@ -86,46 +85,45 @@ def check(trace: Trace, checks: Collection[str] = ("race",), *, bounded: bool = 
         operations=engine.operations,
         unchecked_launches=engine.unchecked,
         edges=dict(sorted(engine.ordering.edges.items())),
-        notes=(*trace.notes, *_notes(trace, engine)),
+        notes=(*trace.notes, *_notes(engine)),
         gaps=find_gaps(
             trace,
             checks,
             operations=engine.operations,
             unchecked=engine.unchecked,
             unknown_streams=engine.unknown_streams,
+            unsure=engine.unsure,
+            thread_pairs=_thread_pairs(trace, engine),
         ),
     )
 
 
-def _notes(trace: Trace, engine: Engine) -> list[str]:
+def _notes(engine: Engine) -> list[str]:
     notes = []
     if engine.ordering.unknown:
-        notes.append(
-            f"{_count(engine.ordering.unknown, 'wait')} for what the trace does not show, as another process's event; "
-            f"{_count(engine.unsure, 'pair')} of accesses may be ordered by it and were not reported"
-        )
+        waits = _count(engine.ordering.unknown, "wait")
+        notes.append(f"{waits} for what the trace does not show, as another process's event")
     if empty := engine.ordering.empty:
         notes.append(f"{_count(empty, 'stream wait')} did nothing: the event had not been recorded")
-    if engine.threads > 1:
-        # How threads hand work to each other is not in the trace: say how much rests on it, do not guess.
-        apart = Engine(trace, one_host=False, go_on_repaired=True, effort=engine.effort)
-        apart.run()
-        unreported = [apart.defects[key] for key in apart.defects if key not in engine.defects]
-        if unreported:
-            threads = "its two Python threads" if len(unreported) == 1 else "their Python threads"
-            pairs = dict.fromkeys(
-                " and ".join(
-                    location(trace.stack(int(trace.records["stack"][side.record])))
-                    for side in (defect.first, defect.second)
-                )
-                for defect in unreported
-            )
-            lines = "; ".join([*list(pairs)[:_MOST_LINES], *(["..."] if len(pairs) > _MOST_LINES else [])])
-            notes.append(
-                f"{_count(len(unreported), 'possible race')} not reported: {threads} may synchronize in ways that the "
-                f"trace does not record ({lines})"
-            )
     return notes
+
+
+def _thread_pairs(trace: Trace, engine: Engine) -> list[str]:
+    """Return the lines of each possible race that is none if host threads hand work to each other properly.
+
+    How they do is not in the trace, beyond what is recorded of locks and queues.
+    """
+    if engine.threads < 2:
+        return []
+    apart = Engine(trace, one_host=False, go_on_repaired=True, effort=engine.effort)
+    apart.run()
+    return [
+        " and ".join(
+            location(trace.stack(int(trace.records["stack"][side.record]))) for side in (defect.first, defect.second)
+        )
+        for key, defect in apart.defects.items()
+        if key not in engine.defects
+    ]
 
 
 def _count(number: int, noun: str, plural: str = "") -> str:

@@ -25,7 +25,14 @@ _NAMED = 3  # in a text
 
 
 def find_gaps(
-    trace: Trace, checks: Collection[str], *, operations: int, unchecked: int = 0, unknown_streams: int = 0
+    trace: Trace,
+    checks: Collection[str],
+    *,
+    operations: int,
+    unchecked: int = 0,
+    unknown_streams: int = 0,
+    unsure: int = 0,
+    thread_pairs: Sequence[str] = (),
 ) -> tuple[Gap, ...]:
     """Return what of `trace` was not checked.
 
@@ -36,6 +43,10 @@ def find_gaps(
     operations, unchecked, unknown_streams
         Numbers of operations on streams; of launches whose accesses are not known; of operations whose stream is not
         known.
+    unsure
+        Number of pairs of accesses that a wait for what the trace does not show may have ordered.
+    thread_pairs
+        For each possible race that only host threads may have ordered, its lines in words.
     """
     header, races = trace.header, "race" in checks
     in_kernels = {check for check in checks if check not in _ON_TRACES}
@@ -55,6 +66,10 @@ def find_gaps(
         gaps.append(Gap(kind, len(missing), tuple(missing), whole=len(missing) == len(checks)))
     if unknown_streams:
         gaps.append(Gap(GapKind.STREAMS, unknown_streams, whole=not operations))
+    if unsure:
+        gaps.append(Gap(GapKind.WAITS, unsure))
+    if thread_pairs:
+        gaps.append(Gap(GapKind.THREADS, len(thread_pairs), tuple(dict.fromkeys(thread_pairs))))
     gaps += _processes(trace)
     if unseen := _unseen(trace):
         gaps.append(Gap(GapKind.UNSEEN, len(unseen), unseen))
@@ -177,6 +192,12 @@ def gap_what(gap: Gap) -> str:
         return f"the host's {accesses} {format_bytes(count)} of pinned memory"
     if gap.kind is GapKind.UNSEEN:
         return _some(gap.names)
+    if gap.kind is GapKind.THREADS:
+        return f"{_count(count, 'possible race')} between Python threads"
+    if gap.kind is GapKind.WAITS:
+        return f"{_count(count, 'pair of accesses', 'pairs of accesses')} after waits for unknown events"
+    if gap.kind is GapKind.WORKLOAD:
+        return f"what the workload would have done: it {_some(gap.names)}"
     return {GapKind.RECORDING: "events that are missing from the recording", GapKind.OPERATIONS: "anything"}[gap.kind]
 
 
@@ -199,12 +220,22 @@ def gap_why(gap: Gap) -> str:
             f"The recording was made without {', '.join(gap.names)}: run the program itself under `cudatool sanitize`, "
             "on the software device."
         )
+    if gap.kind is GapKind.THREADS:
+        threads = "its two Python threads" if gap.count == 1 else "their Python threads"
+        return (
+            f"{_count(gap.count, 'possible race')}: {threads} may synchronize in ways that the trace does not record "
+            f"({_some(gap.names, '; ')})."
+        )
+    if gap.kind is GapKind.WORKLOAD:
+        return f"The workload itself {_some(gap.names)}; what it would have done after that is not known."
     if gap.kind is GapKind.DEVICE_CHECKS:
         return f"On the software device only: {', '.join(gap.names)}."
     return {
         GapKind.ACCESSES: "The trace does not say what operations access: record it with `cudatool run --accesses`.",
         GapKind.LAUNCHES: f"What {_count(gap.count, 'launch accesses', 'launches access')} is not known.",
         GapKind.STREAMS: f"The stream of {_count(gap.count, 'operation')} is not known.",
+        GapKind.WAITS: f"{_count(gap.count, 'pair of accesses', 'pairs of accesses')} may be ordered by a wait for "
+        "what the trace does not show, as another process's event.",
         GapKind.UNSEEN: f"{printable('; '.join(gap.names))}.",
         GapKind.HOST_MEMORY: "The host may read and write pinned memory unseen: use `cudatool.host_view`, or the "
         "software device, which watches it.",
@@ -225,8 +256,8 @@ def _no_operations(names: Sequence[str]) -> list[str]:
     return said
 
 
-def _some(names: Sequence[str]) -> str:
-    shown = printable(", ".join(names[:_NAMED]))
+def _some(names: Sequence[str], separator: str = ", ") -> str:
+    shown = printable(separator.join(names[:_NAMED]))
     return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED} more"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os.path
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from cudatool.trace.frames import user_frame, user_frames
@@ -104,6 +104,12 @@ class GapKind(StrEnum):
     """Pinned memory that copies use, and in which the host's accesses are not seen."""
     HOST_READS = "host-reads"
     """Pinned memory that copies fill, and in which the host's writes are seen, but not its reads."""
+    THREADS = "threads"
+    """Pairs of accesses that only an order of host threads puts in order, of which the trace says nothing."""
+    WAITS = "waits"
+    """Pairs of accesses after waits for what the trace does not show, as another process's event."""
+    WORKLOAD = "workload"
+    """What the program would have done after it failed or was ended."""
 
 
 class Outcome(StrEnum):
@@ -131,7 +137,7 @@ class Gap:
     count
         How many operations, launches, processes ... it concerns; bytes of pinned memory.
     names
-        Which checks, programs or reasons.
+        Which checks, programs, reasons or pairs of lines.
     whole
         Whether nothing at all was checked because of it.
     """
@@ -478,6 +484,10 @@ class Report:
     def all(self) -> tuple[Finding | DeviceFinding, ...]:
         """Everything that was found and not set aside: first what fails a run, then what is only possible."""
         return (*self.findings, *self.on_device, *self.possible)
+
+    def of_failed(self, how: str) -> Report:
+        """Return this as the report on a workload that failed, such as ``"failed with exit status 1"``."""
+        return replace(self, gaps=(*self.gaps, Gap(GapKind.WORKLOAD, 1, (how,))))
 
 
 def location(stack: tuple[Frame, ...]) -> str:

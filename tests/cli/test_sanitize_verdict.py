@@ -119,7 +119,9 @@ def test_program_that_leaves_abruptly_is_reported_up_to_there(run_command, tmp_p
     (tmp_path / "a.py").write_text(f"import os, signal\n{WORK}\n{end}")
     done = run_command("sanitize", "--json", "a.py")
     report = json.loads(done.stdout)
-    assert (done.returncode, report["operations"], report["outcome"]) == (status, 2, "clean"), done.stderr
+    outcome = "partly-checked" if said else "clean"
+    assert (done.returncode, report["operations"], report["outcome"]) == (status, 2, outcome), done.stderr
+    assert [["workload", [said]]] * bool(said) == [[gap["kind"], gap["names"]] for gap in report["gaps"]]
     assert said in done.stderr
     assert bool(report["workload_status"]) == bool(said)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from sanitize_program import RW, Program, R, W
 
-from cudatool.sanitize import FindingKind, check
+from cudatool.sanitize import FindingKind, Gap, GapKind, Outcome, check
+from cudatool.sanitize.report.views import verdict
 from cudatool.trace.events import CopyFlag, Kind, StreamFlag
 
 BUFFER, SIZE = 0x10000, 1024
@@ -438,7 +439,7 @@ def test_graph_launch_is_ordered_with_its_stream(program: Program) -> None:
     assert kinds(program) == ["race-raw"]
 
 
-def test_order_that_only_a_hand_over_between_threads_could_give_is_a_note(program: Program) -> None:
+def test_order_that_only_a_hand_over_between_threads_could_give_is_a_gap(program: Program) -> None:
     a, b = program.stream(), program.stream()
     write(program, a)
     program.synchronize(stream=a)
@@ -446,10 +447,11 @@ def test_order_that_only_a_hand_over_between_threads_could_give_is_a_note(progra
     read(program, b)
     report = check(program.trace())
     assert report.findings == ()
-    assert (
-        "1 possible race not reported: its two Python threads may synchronize in ways that the trace does not record "
-        "(program.py:3 and program.py:5)"
-    ) in report.notes
+    assert report.gaps == (Gap(GapKind.THREADS, 1, ("program.py:3 and program.py:5",)),)
+    assert Outcome.PARTLY_CHECKED is report.outcome
+    assert verdict(report).endswith(
+        "no findings in what was checked; not checked: 1 possible race between Python threads"
+    )
 
 
 def test_threads_do_not_order_streams_by_enqueuing_one_after_the_other(program: Program) -> None:
