@@ -20,14 +20,12 @@ from cudatool.analyze.fragmentation import (
     fragmentation_at,
 )
 from cudatool.analyze.leaks import Doubt, Leak, Leaks, LeakVerdict, leaks, leaks_of
-from cudatool.analyze.lifetimes import Lifetimes, blocks, segments
 from cudatool.analyze.lint import LintFinding, Severity, lint
 from cudatool.analyze.memory import (
     Block,
     CallSite,
     Layout,
     Segment,
-    Timeline,
     before_recording,
     by_call_site,
     index_at,
@@ -36,7 +34,6 @@ from cudatool.analyze.memory import (
     site_keys,
     site_label,
     site_labels,
-    timeline,
     torch_segments,
     without_stack,
 )
@@ -61,6 +58,7 @@ from cudatool.analyze.whatif import (
     what_if,
 )
 from cudatool.analyze.window import window
+from cudatool.trace.lifetimes import Lifetimes, Timeline, blocks, segments, timeline
 from cudatool.trace.model import recorded_from
 
 __all__ = [

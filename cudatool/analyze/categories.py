@@ -16,10 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool.analyze.lifetimes import Ints, Lifetimes, Mask
-from cudatool.analyze.memory import Timeline
 from cudatool.analyze.sites import range_at
 from cudatool.analyze.steps import Confidence, Steps
+from cudatool.trace.lifetimes import Ints, Lifetimes, Mask, Timeline
 from cudatool.trace.model import Frame, Trace, recorded_from
 
 __all__ = ["RULES", "Categories", "Category", "CategoryShare", "Rule", "categorize"]

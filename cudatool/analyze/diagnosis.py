@@ -11,8 +11,7 @@ from typing import Any, Final
 from cudatool.analyze.categories import Categories, Category, categorize
 from cudatool.analyze.fragmentation import Cause, Fragmentation, fragmentation
 from cudatool.analyze.leaks import Leaks, leaks
-from cudatool.analyze.lifetimes import Lifetimes
-from cudatool.analyze.memory import CallSite, Timeline, by_call_site
+from cudatool.analyze.memory import CallSite, by_call_site
 from cudatool.analyze.outside import FreeReading, Outside, outside
 from cudatool.analyze.recorded import recorded_settings
 from cudatool.analyze.sites import SiteTree, site_tree
@@ -21,6 +20,7 @@ from cudatool.analyze.usage import Usage, usage_by_pool, usage_by_stream
 from cudatool.analyze.whatif import Advice, NoAdvice, advise
 from cudatool.errors import ConfigError, FileFormatError
 from cudatool.memory.settings import Settings
+from cudatool.trace.lifetimes import Lifetimes, Timeline
 from cudatool.trace.model import Trace
 from cudatool.units import format_bytes
 

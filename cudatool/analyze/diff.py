@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool.analyze import lifetimes, memory
+from cudatool.analyze import memory
 from cudatool.progress import Step, step
+from cudatool.trace import lifetimes
 from cudatool.trace.frames import call_sites, file_name, site_frames
 from cudatool.trace.model import Frame, Trace
 
@@ -140,7 +141,7 @@ def _peaks(trace: Trace, shown: Step, done: int) -> dict[int, _Peak]:
     result = {}
     for device in np.unique(np.concatenate([blocks.device, segments.device])).tolist():
         own, reserved = blocks.of_device(device), segments.of_device(device)
-        curve = memory.timeline(trace, own, reserved)
+        curve = lifetimes.timeline(trace, own, reserved)
         row = curve.peak()
         sites = [
             _Site(trace.stack(site.stack), site.requested // site.count, site.label, site.size, site.count)

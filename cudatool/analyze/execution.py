@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudatool.analyze.lifetimes import Ints
 from cudatool.trace.events import WORK, CopyFlag, Kind
+from cudatool.trace.lifetimes import Ints
 from cudatool.trace.model import Trace
 from cudatool.trace.streams import stream_names
 

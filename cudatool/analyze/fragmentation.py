@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool.analyze.lifetimes import Ints, Lifetimes, Mask, held_after
-from cudatool.analyze.memory import Layout, Timeline, layout_at, site_label
+from cudatool.analyze.memory import Layout, layout_at, site_label
 from cudatool.memory.blocks import round_size
 from cudatool.memory.settings import Settings
 from cudatool.trace.events import Kind
+from cudatool.trace.lifetimes import Ints, Lifetimes, Mask, Timeline, held_after
 from cudatool.trace.model import Trace, is_of_kind, recorded_from
 
 __all__ = ["Cause", "CauseShare", "Fragmentation", "Hole", "Pin", "Wanted", "fragmentation", "fragmentation_at"]

@@ -28,7 +28,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.analyze.lifetimes import Ints, Mask
+from cudatool.trace.lifetimes import Ints, Mask
 
 __all__ = ["FEWEST_EVENTS", "Growth", "Trend", "floors", "may_grow", "trend"]
 

@@ -16,14 +16,14 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from cudatool.analyze import lifetimes
 from cudatool.analyze.growth import FEWEST_EVENTS, Growth, Trend, floors, may_grow, trend
-from cudatool.analyze.lifetimes import Ints, Lifetimes, Mask, held_after
 from cudatool.analyze.memory import site_keys, without_stack
 from cudatool.analyze.steps import Confidence, Steps, find_steps
 from cudatool.progress import step
+from cudatool.trace import lifetimes
 from cudatool.trace.events import CopyFlag, Kind
 from cudatool.trace.frames import call_site, call_sites, missing_stack
+from cudatool.trace.lifetimes import Ints, Lifetimes, Mask, held_after
 from cudatool.trace.model import Trace, recorded_from
 
 __all__ = ["Doubt", "Leak", "Leaks", "LeakVerdict", "leaks", "leaks_of"]

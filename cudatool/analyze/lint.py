@@ -9,11 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool.analyze.lifetimes import Lifetimes
-from cudatool.analyze.memory import Timeline
 from cudatool.analyze.steps import Confidence
 from cudatool.trace import _sweep
 from cudatool.trace.events import Kind
+from cudatool.trace.lifetimes import Lifetimes, Timeline
 from cudatool.trace.model import Trace
 from cudatool.units import format_bytes, format_time
 

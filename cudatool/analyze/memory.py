@@ -1,4 +1,4 @@
-"""How much memory there was when, who held it at the peak, and how segments and blocks lay at any moment."""
+"""Who held memory at the peak, and how segments and blocks lay at any moment."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from cudatool.analyze.lifetimes import Ints, Lifetimes, Mask, distinct_pairs
 from cudatool.trace.frames import MissingStack, call_site, call_sites, missing_stack
+from cudatool.trace.lifetimes import Ints, Lifetimes, Mask, distinct_pairs
 from cudatool.trace.model import Trace, recorded_from
 from cudatool.units import format_bytes
 
@@ -17,7 +17,6 @@ __all__ = [
     "CallSite",
     "Layout",
     "Segment",
-    "Timeline",
     "before_recording",
     "by_call_site",
     "index_at",
@@ -26,61 +25,9 @@ __all__ = [
     "site_keys",
     "site_label",
     "site_labels",
-    "timeline",
     "torch_segments",
     "without_stack",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """Bytes right after each event that changed them; all columns have the same length.
-
-    Attributes
-    ----------
-    index, time
-        The event's record, and its time in ns.
-    allocated
-        In blocks that the program holds.
-    active
-        Also in blocks that it gave back and a stream may still use.
-    reserved
-        Taken from the driver.
-    """
-
-    index: Ints
-    time: Ints
-    allocated: Ints
-    active: Ints
-    reserved: Ints
-
-    def peak(self) -> int:
-        """Return the row of the first moment with the most bytes active, -1 if nothing ever was."""
-        return int(np.argmax(self.active)) if len(self.index) else -1
-
-
-def timeline(trace: Trace, blocks: Lifetimes, segments: Lifetimes) -> Timeline:
-    """Return the bytes in `blocks` and `segments` over time."""
-    count = len(trace.records)
-    spans = [(blocks, blocks.freed), (blocks, blocks.end), (segments, segments.end)]
-    touched = np.zeros(count + 1, np.bool_)
-    for rows, end in spans:
-        touched[rows.start] = touched[end] = True
-    index = np.flatnonzero(touched[:count])
-    # Where no record in between is left out, columns are views: a recording may have millions of events.
-    unbroken = len(index) and int(index[-1] - index[0]) == len(index) - 1
-    chosen = slice(int(index[0]), int(index[-1]) + 1) if unbroken else index
-
-    def level(rows: Lifetimes, end: Ints) -> Ints:
-        delta = np.zeros(count + 1, np.int64)
-        np.add.at(delta, rows.start, rows.size)
-        np.subtract.at(delta, end, rows.size)
-        np.cumsum(delta, out=delta)
-        result: Ints = delta[chosen]
-        return result
-
-    allocated, active, reserved = (level(rows, end) for rows, end in spans)
-    return Timeline(index, trace.records["time"][chosen], allocated, active, reserved)
 
 
 def index_at(trace: Trace, time: int) -> int:

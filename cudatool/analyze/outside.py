@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudatool.analyze.lifetimes import Lifetimes
-from cudatool.analyze.memory import Timeline
 from cudatool.trace.events import FREE_UNKNOWN, Kind
+from cudatool.trace.lifetimes import Lifetimes, Timeline
 from cudatool.trace.model import Trace
 
 __all__ = ["CardUse", "FreeReading", "Outside", "card_use", "outside"]

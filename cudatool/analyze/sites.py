@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from cudatool.analyze.lifetimes import Ints, Lifetimes
 from cudatool.trace.events import Kind
 from cudatool.trace.frames import missing_stack
+from cudatool.trace.lifetimes import Ints, Lifetimes
 from cudatool.trace.model import Trace
 from cudatool.units import format_bytes
 

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool.analyze.lifetimes import Ints, Lifetimes, distinct_pairs
 from cudatool.text import quoted
 from cudatool.trace.events import Kind
+from cudatool.trace.lifetimes import Ints, Lifetimes, distinct_pairs
 from cudatool.trace.model import Trace, recorded_from
 
 __all__ = ["Confidence", "Steps", "find_steps"]

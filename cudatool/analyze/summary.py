@@ -8,16 +8,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool.analyze import execution, lifetimes, memory
+from cudatool.analyze import execution, memory
 from cudatool.analyze.diagnosis import Diagnosis, diagnose
 from cudatool.analyze.execution import Copies, Kernel, Operations, Stream
-from cudatool.analyze.lifetimes import Lifetimes
 from cudatool.analyze.lint import LintFinding, lint
-from cudatool.analyze.memory import CallSite, Timeline
+from cudatool.analyze.memory import CallSite
 from cudatool.errors import ConfigError
 from cudatool.memory.settings import Settings
 from cudatool.progress import Step, step
+from cudatool.trace import lifetimes
 from cudatool.trace.events import Kind
+from cudatool.trace.lifetimes import Lifetimes, Timeline
 from cudatool.trace.model import PinnedMemory, Trace
 
 __all__ = ["DeviceMemory", "Moment", "Report", "Summary", "report"]
@@ -171,7 +172,7 @@ def _report(trace: Trace, total: Mapping[int, int | None], shown: Step) -> Repor
     devices, timelines, diagnoses = [], [], []
     for device in np.unique(np.concatenate([blocks.device, segments.device, ooms])).tolist():
         own, reserved = blocks.of_device(device), segments.of_device(device)
-        curve = memory.timeline(trace, own, reserved)
+        curve = lifetimes.timeline(trace, own, reserved)
         timelines.append(curve)
         devices.append(_device(trace, device, own, reserved, curve, int(np.count_nonzero(ooms == device))))
         shown.update(2)

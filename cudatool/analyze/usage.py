@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudatool.analyze.lifetimes import Ints, Lifetimes, peaks
 from cudatool.trace.events import unpack_pool
+from cudatool.trace.lifetimes import Ints, Lifetimes, peaks
 from cudatool.trace.model import Trace
 from cudatool.trace.streams import stream_names
 

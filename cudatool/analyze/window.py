@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.analyze import lifetimes
-from cudatool.analyze.lifetimes import Ints
+from cudatool.trace import lifetimes
 from cudatool.trace.events import Kind
+from cudatool.trace.lifetimes import Ints
 from cudatool.trace.model import Trace, recorded_from
 
 __all__ = ["window"]

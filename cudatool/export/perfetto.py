@@ -31,11 +31,13 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.errors import OutputError
-from cudatool.export.spans import block_spans, memory_changes
+from cudatool.export.pieces import pieces, rows
 from cudatool.files import replacing
 from cudatool.limits import PERFETTO_BYTES, PERFETTO_EVENT
+from cudatool.progress import step
 from cudatool.trace.events import FREE_UNKNOWN, WORK, CopyFlag, Kind, unpack_dims, unpack_product
 from cudatool.trace.frames import call_sites
+from cudatool.trace.lifetimes import Ints, blocks, segments, timeline
 from cudatool.trace.model import Trace
 from cudatool.trace.streams import stream_names
 
@@ -52,7 +54,6 @@ _DEVICE: Final = 1000  # a device's process is this and its number
 _CALL_LENGTH: Final = 1000  # ns
 _LATEST: Final = np.uint64((1 << 62) - 1)  # the year 2116: no difference of two times overflows, whatever a file says
 _BASE_PERIOD: Final = 7_889_238 * 10**9  # ns, some three months
-_WORD: Final = (1 << 64) - 1
 _LANES: Final = 64
 _BATCH: Final = 4096  # events for each write to the file, unless they are
 _LARGE: Final = 1 << 20  # bytes together
@@ -74,8 +75,8 @@ def write(path: str | Path, trace: Trace) -> None:
     OutputError
         The file cannot be written, or would be huge.
     """
-    with replacing(path) as name, open(name, "w", encoding="ascii") as file:
-        writer = _Writer(trace)
+    with replacing(path) as name, open(name, "w", encoding="ascii") as file, step(f"writing {path}"):
+        writer = _Writer(trace, f"writing {path}")
         base = f'"baseTimeNanoseconds":{writer.base},' if writer.base is not None else ""
         file.write(f'{{"displayTimeUnit":"ns",{base}"traceEvents":[\n')
         separator = ""
@@ -107,10 +108,10 @@ def _too_large() -> OutputError:
 
 
 class _Writer:
-    """One trace on its way into JSON; each event is a piece of text."""
+    """One trace on its way into JSON; each event is a piece of text. `what` is shown while it is made."""
 
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
+    def __init__(self, trace: Trace, what: str) -> None:
+        self.trace, self.what = trace, what
         self.records = trace.records
         time = np.clip(self.records["time"].astype(np.int64), -int(_LATEST), int(_LATEST))
         if trace.header.get("time_axis") == "index":
@@ -124,6 +125,7 @@ class _Writer:
         self.time: npt.NDArray[np.int64] = time - self.origin
         self.text = [json.dumps(name) for name in trace.names]
         self.streams = stream_names(trace)
+        self.blocks = blocks(trace)
         self.lanes: dict[tuple[int, str], int] = {}  # (process, name) -> number of the thread
 
     def events(self) -> Iterator[str]:
@@ -146,24 +148,19 @@ class _Writer:
 
     def _memory(self) -> Iterator[str]:
         """Yield the counters: all three at each event that changed one."""
-        changes = memory_changes(self.trace)
-        for device in np.unique(changes.device).tolist():
-            own = changes.device == device
-            index, last = changes.index[own], np.append(np.diff(changes.index[own]) > 0, True)
-            columns = (np.cumsum(c[own])[last].tolist() for c in (changes.allocated, changes.active, changes.reserved))
-            for time, allocated, active, reserved in zip(self.time[index[last]].tolist(), *columns, strict=True):
-                yield (
-                    f'{{"ph":"C","name":"Memory","pid":{_DEVICE + device},"ts":{time / 1000},'
-                    f'"args":{{"allocated":{allocated},"active":{active},"reserved":{reserved}}}}}'
-                )
+        reserved = segments(self.trace)
+        for device in np.union1d(self.blocks.device, reserved.device).tolist():
+            curve = timeline(self.trace, self.blocks.of_device(device), reserved.of_device(device))
+            begin = f'{{"ph":"C","name":"Memory","pid":{_DEVICE + device},"ts":'
+            for own in pieces(len(curve.index), f"{self.what}: counters"):
+                columns = (curve.allocated[own], curve.active[own], curve.reserved[own])
+                for time, allocated, held, kept in rows(self.time[curve.index[own]] / 1000, *columns):
+                    yield f'{begin}{time},"args":{{"allocated":{allocated},"active":{held},"reserved":{kept}}}}}'
 
     def _blocks(self) -> Iterator[str]:
         """Yield a span for each block, from its allocation to the request to free it, or to the trace's end."""
-        spans = block_spans(self.trace)
-        if not spans:
-            return
-        first = self.records[np.array([span.start for span in spans], np.int64)]
-        used = np.unique(first["stack"]).tolist()
+        blocks = self.blocks
+        used = np.unique(blocks.stack).tolist()
         stacks = [self.trace.stack(stack) for stack in used]
         sites = {stack: json.dumps(label) for stack, label in zip(used, call_sites(stacks), strict=True)}
         room = PERFETTO_BYTES + _FRAME * sum(map(len, stacks))
@@ -173,16 +170,23 @@ class _Writer:
             room -= len(frames[stack])
             if room < 0:
                 raise _too_large()
-        end, times = int(self.time.max(initial=0)), self.time.tolist()
-        columns = (first[column].tolist() for column in ("kind", "device", "stream", "stack", "aux0", "aux1"))
-        for number, (span, kind, device, stream, stack, aux0, pool) in enumerate(zip(spans, *columns, strict=True), 1):
-            what = f'"cat":"allocation","name":{sites[stack]},"id":{number},"pid":{_DEVICE + device},"tid":0'
-            asked = aux0 if kind == Kind.BLOCK_ALLOC else span.size
-            args = f'"address":"{span.address & _WORD:#x}","bytes":{span.size},"requested":{asked},"stream":{stream}'
-            args += f',"pool":{pool}' + (f",{frames[stack]}" if frames[stack] else "")
-            freed = end if span.freed is None else max(times[span.freed], times[span.start])
-            yield f'{{"ph":"b",{what},"ts":{times[span.start] / 1000},"args":{{{args}}}}}'
-            yield f'{{"ph":"e",{what},"ts":{freed / 1000}}}'
+        last = int(self.time.max(initial=0))
+        for piece in pieces(len(blocks), f"{self.what}: allocations"):
+            own = blocks[piece]
+            began = self.time[own.start]
+            freed = np.maximum(self.time.take(own.freed, mode="clip"), began)
+            ended = np.where(own.freed < len(self.time), freed, last)
+            place = (np.arange(piece.start, piece.stop) + 1, own.device + _DEVICE, began / 1000, ended / 1000)
+            what = (own.address.view(np.uint64), own.size, own.requested, own.stream, own.pool.astype(np.uint64))
+            table = rows(*place, *what, own.stack)
+            for number, process, begin, end, address, size, asked, stream, pool, stack in table:
+                block = f'"cat":"allocation","name":{sites[stack]},"id":{number},"pid":{process},"tid":0,"ts":'
+                called = frames[stack]
+                yield (
+                    f'{{"ph":"b",{block}{begin},"args":{{"address":"{address:#x}","bytes":{size},"requested":{asked},'
+                    f'"stream":{stream},"pool":{pool}{"," if called else ""}{called}}}}}'
+                )
+                yield f'{{"ph":"e",{block}{end}}}'
 
     def _failures(self) -> Iterator[str]:
         for i in np.flatnonzero(self.records["kind"] == Kind.OOM).tolist():
@@ -206,9 +210,8 @@ class _Writer:
     def _ranges(self) -> Iterator[str]:
         """Yield begin and end of each range. One never closed ends with the trace, one never begun is left out."""
         index = np.flatnonzero(np.isin(self.records["kind"], (Kind.RANGE_PUSH, Kind.RANGE_POP)))
-        columns = (self.records[column][index].tolist() for column in ("kind", "device", "thread", "name"))
         depth: dict[tuple[int, int], int] = {}
-        for time, kind, device, thread, name in zip(self.time[index].tolist(), *columns, strict=True):
+        for time, kind, device, thread, name in self._rows("ranges", index, "kind", "device", "thread", "name"):
             # PyTorch's profiler says of which device it speaks; our own ranges are the host's.
             process = _HOST if device < 0 else _DEVICE + device
             lane = process, self._thread(thread) if device < 0 else self._lane(process, "ranges")
@@ -233,9 +236,8 @@ class _Writer:
         """
         kinds = (Kind.MARK, Kind.RANGE_START, Kind.RANGE_END)
         index = np.flatnonzero(np.isin(self.records["kind"], kinds))
-        columns = (self.records[column][index].tolist() for column in ("kind", "thread", "name", "aux0"))
         running: dict[int, str] = {}  # how the end of each begins
-        for time, kind, thread, name, number in zip(self.time[index].tolist(), *columns, strict=True):
+        for time, kind, thread, name, number in self._rows("marks", index, "kind", "thread", "name", "aux0"):
             where = f'"pid":{_HOST},"tid":{self._thread(thread)},"ts":{time / 1000}'
             if kind == Kind.MARK:
                 yield f'{{"ph":"i","s":"t","name":{self.text[name]},"cat":"range",{where}}}'
@@ -251,10 +253,10 @@ class _Writer:
 
     def _calls(self) -> Iterator[str]:
         index = np.flatnonzero(np.isin(self.records["kind"], _CALLS))
-        lengths = self._lengths()[index].tolist()
-        columns = (self.records[column][index].tolist() for column in _COLUMNS)
-        for time, length, *fields in zip(self.time[index].tolist(), lengths, *columns, strict=True):
+        lengths = iter(self._lengths()[index])
+        for time, *fields in self._rows("calls", index, *_COLUMNS):
             kind, _, _, thread, _, name, *_ = fields
+            length = int(next(lengths))
             yield (
                 f'{{"ph":"X","name":{self.text[name] if name else _title(kind)},"cat":"call","pid":{_HOST},'
                 f'"tid":{self._thread(thread)},"ts":{time / 1000},"dur":{length / 1000},'
@@ -274,13 +276,10 @@ class _Writer:
         ran = self.trace.of_kind(Kind.EXECUTION)
         ran = ran[np.argsort(ran["aux0"], kind="stable")]
         works = np.flatnonzero(np.isin(self.records["kind"], WORK) & (self.records["correlation"] > 0))
-        calls = dict(zip(self.records["correlation"][works].tolist(), works.tolist(), strict=True))
-        call = np.array([calls.get(c, -1) for c in ran["correlation"].tolist()], np.int64)
+        call = _matching(ran["correlation"], self.records["correlation"][works], works)
         start, end = self._on_host_clock(ran, call)
         busy: dict[tuple[int, int], list[int]] = {}  # until when the lanes of a stream are
-        columns = (ran[column].tolist() for column in ("device", "stream", "name"))
-        rows = zip(call.tolist(), start.tolist(), end.tolist(), *columns, strict=True)
-        for flow, (at, begin, stop, device, stream, name) in enumerate(rows, 1):
+        for flow, (at, begin, stop, device, stream, name) in enumerate(self._ran(ran, call, start, end), 1):
             lane = _free_lane(busy.setdefault((device, stream), []), begin, stop)
             place = f'"pid":{_DEVICE + device},"tid":{self._stream(device, stream, lane)},"ts":{begin / 1000}'
             arguments = ""
@@ -300,6 +299,17 @@ class _Writer:
                 f'{{"ph":"X","name":{title},"cat":"execution",{place},"dur":{(stop - begin) / 1000},'
                 f'"args":{{{arguments}}}}}'
             )
+
+    def _ran(self, ran: npt.NDArray[np.void], *columns: Ints) -> Iterator[tuple[Any, ...]]:
+        for piece in pieces(len(ran), f"{self.what}: operations"):
+            fields = (ran[name][piece] for name in ("device", "stream", "name"))
+            yield from rows(*(column[piece] for column in columns), *fields)
+
+    def _rows(self, what: str, index: Ints, *names: str) -> Iterator[tuple[Any, ...]]:
+        """Yield the time and fields of records."""
+        for piece in pieces(len(index), f"{self.what}: {what}"):
+            own = index[piece]
+            yield from rows(self.time[own], *(self.records[name][own] for name in names))
 
     def _on_host_clock(
         self, ran: npt.NDArray[np.void], call: npt.NDArray[np.int64]
@@ -334,6 +344,16 @@ class _Writer:
     def _devices(self) -> list[int]:
         devices: list[int] = np.unique(self.records["device"]).tolist()
         return [device for device in devices if device >= 0]
+
+
+def _matching(wanted: npt.NDArray[Any], keys: npt.NDArray[Any], values: Ints) -> Ints:
+    """Return for each of `wanted` the last value with that key, -1 where there is none."""
+    order = np.argsort(keys, kind="stable")
+    place = np.searchsorted(keys[order], wanted, side="right") - 1
+    if not len(keys):
+        return np.full(len(wanted), -1, np.int64)
+    found = order[place]
+    return np.where((place >= 0) & (keys[found] == wanted), values[found], -1)
 
 
 def _unix_clock(trace: Trace) -> int | None:

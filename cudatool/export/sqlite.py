@@ -50,15 +50,15 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.errors import OutputError
-from cudatool.export.spans import Changes, Span, block_spans, memory_changes, segment_spans
+from cudatool.export.pieces import optional, pieces, rows, signed
 from cudatool.files import replacing
+from cudatool.progress import step
 from cudatool.trace.events import FIELDS, RECORD, Kind
 from cudatool.trace.frames import frame_rank
+from cudatool.trace.lifetimes import Ints, Lifetimes, blocks, segments, timeline
 from cudatool.trace.model import Trace
 
 __all__ = ["write"]
-
-_Ints = npt.NDArray[np.int64]
 
 _COLUMNS: Final = tuple(name for name in RECORD.names or () if name != "reserved")
 _TABLES: Final = f"""
@@ -126,10 +126,13 @@ def write(path: str | Path, trace: Trace) -> None:
             database.execute("PRAGMA journal_mode = OFF")
             database.execute("PRAGMA synchronous = OFF")
             database.execute("BEGIN")
-            _run(database, _TABLES)
-            _fill(database, trace)
-            _run(database, _VIEWS)
-            database.execute("COMMIT")
+            what = f"writing {path}"
+            with step(what):
+                _run(database, _TABLES)
+                _fill(database, trace, what)
+            with step(f"{what}: indices"):
+                _run(database, _VIEWS)
+                database.execute("COMMIT")
     except sqlite3.Error as error:
         raise OutputError(f"cannot write {path}: {error}") from error
 
@@ -139,14 +142,10 @@ def _run(database: sqlite3.Connection, statements: str) -> None:
         database.execute(statement)
 
 
-def _fill(database: sqlite3.Connection, trace: Trace) -> None:
-    def insert(table: str, rows: Iterable[tuple[Any, ...]]) -> None:
+def _fill(database: sqlite3.Connection, trace: Trace, what: str) -> None:
+    def insert(table: str, values: Iterable[tuple[Any, ...]]) -> None:
         width = len(database.execute(f"PRAGMA table_info({table})").fetchall())
-        database.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * width)})", rows)
-
-    records = trace.records
-    time = _signed(records["time"])
-    time -= time.min() if len(time) else 0
+        database.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * width)})", values)
 
     facts = {**trace.header, "notes": trace.notes, "source": trace.source}
     insert("meta", ((_text(key), json.dumps(value, default=str)) for key, value in facts.items()))
@@ -156,62 +155,64 @@ def _fill(database: sqlite3.Connection, trace: Trace) -> None:
     insert("frames", ((i, _text(f.file), _text(f.function), f.line, frame_rank(f)) for i, f in enumerate(trace.frames)))
     insert("stacks", ((i, depth, f) for i, frames in enumerate(trace.stacks) for depth, f in enumerate(frames)))
     created = trace.of_kind(Kind.STREAM_CREATE)
-    insert("streams", _rows(*(_signed(created[name]) for name in ("stream", "device", "address", "flags"))))
-    insert("events", _rows(np.arange(len(records)), time, *(_signed(records[name]) for name in _COLUMNS[1:])))
-    insert("allocations", _allocations(records, time, block_spans(trace)))
-    insert("segments", _segments(records, time, segment_spans(trace)))
-    insert("peaks", _peaks(memory_changes(trace)))
+    insert("streams", rows(*(signed(created[name]) for name in ("stream", "device", "address", "flags"))))
+    clock, lived, reserved = _Clock(trace.records), blocks(trace), segments(trace)
+    insert("events", _events(trace.records, clock, f"{what}: events"))
+    insert("allocations", _allocations(lived, clock, f"{what}: allocations"))
+    insert("segments", _segments(reserved, clock, f"{what}: segments"))
+    insert("peaks", _peaks(trace, lived, reserved))
 
 
-def _allocations(records: npt.NDArray[np.void], time: _Ints, spans: list[Span]) -> Iterator[tuple[Any, ...]]:
-    times = time.tolist()
-    columns = _columns(records, spans, "kind", "device", "aux1", "stream", "aux0", "stack")
-    for i, (span, (kind, device, pool, stream, aux0, stack)) in enumerate(zip(spans, columns, strict=True)):
-        requested = aux0 if kind == Kind.BLOCK_ALLOC else span.size
-        freed = None if span.freed is None else times[span.freed]
-        end = None if span.end is None else times[span.end]
-        what = (i, device, pool, stream, _as_signed(span.address), span.size, requested)
-        yield *what, times[span.start], freed, end, stack, span.start, span.freed, span.end
+def _events(records: npt.NDArray[np.void], clock: _Clock, what: str) -> Iterator[tuple[Any, ...]]:
+    for piece in pieces(len(records), what):
+        number = np.arange(piece.start, piece.stop)
+        columns = (signed(records[name][piece]) for name in _COLUMNS[1:])
+        yield from rows(number, clock.at(number), *columns)
 
 
-def _segments(records: npt.NDArray[np.void], time: _Ints, spans: list[Span]) -> Iterator[tuple[Any, ...]]:
-    times = time.tolist()
-    columns = _columns(records, spans, "kind", "device", "aux1", "stream", "flags", "stack")
-    for i, (span, (kind, device, pool, stream, flags, stack)) in enumerate(zip(spans, columns, strict=True)):
-        of_driver, expandable = kind == Kind.MEM_ALLOC, int(kind == Kind.SEGMENT_MAP)
-        small = int(not of_driver and flags == 1)
-        end = None if span.end is None else times[span.end]
-        what = (i, device, pool, stream, _as_signed(span.address), span.size, small, expandable)
-        yield *what, times[span.start], end, stack, span.start, span.end
+def _allocations(lived: Lifetimes, clock: _Clock, what: str) -> Iterator[tuple[Any, ...]]:
+    for piece in pieces(len(lived), what):
+        own = lived[piece]
+        where = (own.device, own.pool, own.stream, own.address, own.size, own.requested)
+        times = (clock.at(own.start), clock.at_known(own.freed), clock.at_known(own.end))
+        records = (own.start, clock.known(own.freed), clock.known(own.end))
+        yield from rows(np.arange(piece.start, piece.stop), *where, *times, own.stack, *records)
 
 
-def _peaks(changes: Changes) -> Iterator[tuple[int, int, int]]:
+def _segments(reserved: Lifetimes, clock: _Clock, what: str) -> Iterator[tuple[Any, ...]]:
+    for piece in pieces(len(reserved), what):
+        own = reserved[piece]
+        where = (own.device, own.pool, own.stream, own.address, own.size)
+        flags = (own.small.astype(np.int64), own.expandable.astype(np.int64))
+        times = (clock.at(own.start), clock.at_known(own.end))
+        yield from rows(
+            np.arange(piece.start, piece.stop), *where, *flags, *times, own.stack, own.start, clock.known(own.end)
+        )
+
+
+class _Clock:
+    """When records were, in ns since the first; their number stands for what never came."""
+
+    def __init__(self, records: npt.NDArray[np.void]) -> None:
+        self.time, self.never = records["time"], len(records)
+        self.first = int(self.time.min()) if self.never else 0
+
+    def at(self, index: Ints) -> Ints:
+        return self.time[index] - self.first
+
+    def at_known(self, index: Ints) -> list[int | None]:
+        return optional(self.time.take(index, mode="clip") - self.first, index < self.never)
+
+    def known(self, index: Ints) -> list[int | None]:
+        return optional(index, index < self.never)
+
+
+def _peaks(trace: Trace, lived: Lifetimes, reserved: Lifetimes) -> Iterator[tuple[int, int, int]]:
     """Yield for each device the first record after which the most bytes were active, and how many."""
-    for device in np.unique(changes.device).tolist():
-        own = changes.device == device
-        index = changes.index[own]
-        last = np.append(np.diff(index) > 0, True)
-        active = np.cumsum(changes.active[own])[last]
-        peak = int(np.argmax(active))
-        yield device, int(index[last][peak]), int(active[peak])
-
-
-def _columns(records: npt.NDArray[np.void], spans: list[Span], *names: str) -> Iterator[tuple[int, ...]]:
-    """Yield fields of the records that the spans begin with."""
-    first = records[np.array([span.start for span in spans], np.int64)]
-    return _rows(*(_signed(first[name]) for name in names))
-
-
-def _rows(*columns: _Ints) -> Iterator[tuple[int, ...]]:
-    return zip(*(column.tolist() for column in columns), strict=True)
-
-
-def _signed(column: npt.NDArray[Any]) -> _Ints:
-    return column.astype(np.int64)
-
-
-def _as_signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value
+    for device in np.union1d(lived.device, reserved.device).tolist():
+        curve = timeline(trace, lived.of_device(device), reserved.of_device(device))
+        peak = curve.peak()
+        yield device, int(curve.index[peak]), int(curve.active[peak])
 
 
 def _text(text: str) -> str:

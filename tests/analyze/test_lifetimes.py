@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from records import BASE, alloc, free, freed, of_segment, trace
 
 from cudatool import analyze
-from cudatool.analyze.lifetimes import peaks
 from cudatool.trace.events import RECORD, Kind
+from cudatool.trace.lifetimes import peaks
 from cudatool.trace.model import Trace
 
 

@@ -1,4 +1,8 @@
-"""What was in memory from when to when: a row for each block and for each segment."""
+"""What was in memory from when to when: a row for each block and for each segment; and how much it was at each moment.
+
+A birth ends with the first end of its address that comes before the address is born again; where no end was recorded,
+with the next birth. An end without a birth is left out.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,18 @@ from cudatool.trace.events import Kind
 from cudatool.trace.mapped import mapped_runs
 from cudatool.trace.model import Trace
 
-__all__ = ["Ints", "Lifetimes", "Mask", "blocks", "distinct_pairs", "held_after", "peaks", "segments"]
+__all__ = [
+    "Ints",
+    "Lifetimes",
+    "Mask",
+    "Timeline",
+    "blocks",
+    "distinct_pairs",
+    "held_after",
+    "peaks",
+    "segments",
+    "timeline",
+]
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -52,8 +67,8 @@ class Lifetimes:
     def __len__(self) -> int:
         return len(self.start)
 
-    def __getitem__(self, rows: Mask | Ints) -> Lifetimes:
-        if rows.dtype == np.bool_ and rows.all():
+    def __getitem__(self, rows: Mask | Ints | slice) -> Lifetimes:
+        if isinstance(rows, np.ndarray) and rows.dtype == np.bool_ and rows.all():
             return self  # nothing writes into the columns, of which there may be gigabytes
         return Lifetimes(*(getattr(self, f.name)[rows] for f in fields(self)))
 
@@ -200,3 +215,54 @@ def _rows(trace: Trace, start: Ints, size: Ints, freed: Ints, end: Ints, address
         small=segment & (trace.records["flags"][start] == 1),
         expandable=kind == Kind.SEGMENT_MAP,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Bytes right after each event that changed them; all columns have the same length.
+
+    Attributes
+    ----------
+    index, time
+        The event's record, and its time in ns.
+    allocated
+        In blocks that the program holds.
+    active
+        Also in blocks that it gave back and a stream may still use.
+    reserved
+        Taken from the driver.
+    """
+
+    index: Ints
+    time: Ints
+    allocated: Ints
+    active: Ints
+    reserved: Ints
+
+    def peak(self) -> int:
+        """Return the row of the first moment with the most bytes active, -1 if nothing ever was."""
+        return int(np.argmax(self.active)) if len(self.index) else -1
+
+
+def timeline(trace: Trace, blocks: Lifetimes, segments: Lifetimes) -> Timeline:
+    """Return the bytes in `blocks` and `segments` over time."""
+    count = len(trace.records)
+    spans = [(blocks, blocks.freed), (blocks, blocks.end), (segments, segments.end)]
+    touched = np.zeros(count + 1, np.bool_)
+    for rows, end in spans:
+        touched[rows.start] = touched[end] = True
+    index = np.flatnonzero(touched[:count])
+    # Where no record in between is left out, columns are views: a recording may have millions of events.
+    unbroken = len(index) and int(index[-1] - index[0]) == len(index) - 1
+    chosen = slice(int(index[0]), int(index[-1]) + 1) if unbroken else index
+
+    def level(rows: Lifetimes, end: Ints) -> Ints:
+        delta = np.zeros(count + 1, np.int64)
+        np.add.at(delta, rows.start, rows.size)
+        np.subtract.at(delta, end, rows.size)
+        np.cumsum(delta, out=delta)
+        result: Ints = delta[chosen]
+        return result
+
+    allocated, active, reserved = (level(rows, end) for rows, end in spans)
+    return Timeline(index, trace.records["time"][chosen], allocated, active, reserved)
