@@ -1,0 +1,132 @@
+"""What each checker costs: ten kernels on one thread of the software device, as multiples of the plain run.
+
+    python benchmarks/bench_checkers.py [KERNEL ...]
+
+Processor time of the best of several launches after the first, which translates. Every result is compared with NumPy's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+SOURCE = (Path(__file__).parent / "checked_kernels.cu").read_text()
+CHECKERS = ("memcheck", "initcheck", "synccheck", "racecheck")
+
+
+def best(launch: Callable[[], None], synchronize: Callable[[], None]) -> float:
+    """Return the least processor time of a launch, in ms."""
+    times = []
+    for _ in range(4):
+        start = time.process_time()
+        launch()
+        synchronize()
+        times.append(time.process_time() - start)
+    return min(times[1:]) * 1e3
+
+
+def measure(checker: str, names: list[str]) -> dict[str, float]:
+    """Return each kernel's time in ms under `checker`, or under none for ``plain``."""
+    import cudatool as ct
+
+    if checker == "plain":
+        return _measure(names)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ct.record(f"{folder}/x.ctrace", measure_accesses=False, checks=[checker], with_stacks=False),
+    ):
+        return _measure(names)
+
+
+def _measure(names: list[str]) -> dict[str, float]:
+    import cudatool as ct
+
+    rng = np.random.default_rng(0)
+    n, side, small, bodies = 1 << 22, 1024, 256, 1024
+    x, y = rng.random(n, np.float32), rng.random(n, np.float32)
+    a, b, c = ct.asarray(x), ct.asarray(y), ct.zeros(n, np.float32)
+    p, q = (rng.random((small, small), np.float32) for _ in range(2))
+    dp, dq, dr = ct.asarray(p), ct.asarray(q), ct.zeros((small, small), np.float32)
+    square = x[: side * side].reshape(side, side)
+    data = rng.integers(0, 256, n, np.uint8)
+    values, counts, total = ct.asarray(data), ct.zeros(256, np.uint32), ct.zeros(1, np.float32)
+    lengths = rng.integers(0, 17, 1 << 17)
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    columns = rng.integers(0, len(lengths), starts[-1]).astype(np.int32)
+    d_starts, d_columns = ct.asarray(starts), ct.asarray(columns)
+    places = rng.random((bodies, 4), np.float32)
+    d_bodies, d_forces = ct.asarray(places), ct.zeros((bodies, 4), np.float32)
+
+    launches: dict[str, tuple[object, object, tuple[object, ...]]] = {
+        "vecadd": (n // 256, 256, (a, b, c, n)),
+        "saxpy": (250, 256, (np.float32(0), a, b, n)),
+        "matmul": ((small // 16, small // 16), (16, 16), (dp, dq, dr, small)),
+        "transpose": ((side // 32, side // 32), (32, 8), (a, c, side)),
+        "stencil": ((side // 32, side // 8), (32, 8), (a, c, side)),
+        "reduce": (256, 256, (a, total, n)),
+        "histogram": (256, 256, (values, counts, n)),
+        "scan": (n // 256, 256, (a, c)),
+        "spmv": (len(lengths) // 256, 256, (d_starts, d_columns, b, a, c, len(lengths))),
+        "nbody": (bodies // 128, 128, (d_bodies, d_forces, bodies)),
+    }
+    sums = np.concatenate([[0], np.cumsum(y[: starts[-1]].astype(np.float64) * x[columns])])
+    apart = places[None, :, :3].astype(np.float64) - places[:, None, :3]
+    weight = places[:, 3] * ((apart**2).sum(2) + 0.01) ** -1.5
+    inner = square[1:-1, 1:-1] + square[1:-1, :-2] + square[1:-1, 2:] + square[:-2, 1:-1] + square[2:, 1:-1]
+
+    def top(rows: int) -> np.ndarray:
+        return c.get()[: rows * rows].reshape(rows, rows)
+
+    right: dict[str, Callable[[], object]] = {
+        "vecadd": lambda: np.array_equal(c.get(), x + y),
+        "saxpy": lambda: np.array_equal(b.get(), y),
+        "matmul": lambda: np.allclose(dr.get(), p @ q, rtol=1e-3),
+        "transpose": lambda: np.array_equal(top(side), square.T),
+        "stencil": lambda: np.allclose(top(side)[1:-1, 1:-1], 0.2 * inner, rtol=1e-3),
+        "reduce": lambda: np.isclose(total.get()[0], 4 * x.sum(dtype=np.float64), rtol=1e-2),
+        "histogram": lambda: np.array_equal(counts.get(), 4 * np.bincount(data, minlength=256)),
+        "scan": lambda: np.allclose(c.get().reshape(-1, 256), x.reshape(-1, 256).cumsum(1), rtol=1e-3),
+        "spmv": lambda: np.allclose(c.get()[: len(lengths)], np.diff(sums[starts]), rtol=1e-2, atol=1e-3),
+        "nbody": lambda: np.allclose(d_forces.get()[:, :3], (weight[:, :, None] * apart).sum(1), rtol=1e-2, atol=1e-1),
+    }
+    result = {}
+    for name, (grid, block, arguments) in launches.items():
+        if names and name not in names:
+            continue
+        kernel = ct.compile(SOURCE, name)
+        result[name] = best(lambda k=kernel[(grid, block)], args=arguments: k(*args), ct.synchronize)
+        assert right[name](), name  # wrong results are not worth timing
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kernels", nargs="*")
+    parser.add_argument("--checker", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.checker:
+        for name, ms in measure(arguments.checker, arguments.kernels).items():
+            print(name, ms)
+        return
+    columns: dict[str, dict[str, float]] = {}
+    for checker in ("plain", *CHECKERS):
+        command = [sys.executable, __file__, *arguments.kernels, "--checker", checker]
+        environment = {**os.environ, "CUDATOOL_DEVICE": "sim:threads=1,memory=2GiB"}
+        lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment).stdout
+        columns[checker] = {name: float(ms) for name, ms in map(str.split, lines.splitlines())}
+    print(f"{'kernel':<12}{'plain, ms':>10}" + "".join(f"{checker:>12}" for checker in CHECKERS))
+    for name, plain in columns["plain"].items():
+        cells = "".join(f"{columns[checker][name] / plain:>12.1f}" for checker in CHECKERS)
+        print(f"{name:<12}{plain:>10.2f}{cells}")
+
+
+if __name__ == "__main__":
+    main()
