@@ -280,7 +280,10 @@ class SimDriverCollector:
                 stack=0,
             )
         for found in operation.findings:
-            self._finding(found, device=ordinal, stream=stream, correlation=correlation)
+            if found.is_gap:
+                hooks.emit(Kind.WARNING, name=found.text, flags=WarningFlag.RACES, correlation=correlation, stack=0)
+            else:
+                self._finding(found, device=ordinal, stream=stream, correlation=correlation)
         hooks.emit(
             Kind.EXECUTION,
             device=ordinal,

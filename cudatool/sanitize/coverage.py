@@ -70,6 +70,10 @@ def find_gaps(
         gaps.append(Gap(GapKind.WAITS, unsure))
     if thread_pairs:
         gaps.append(Gap(GapKind.THREADS, len(thread_pairs), tuple(dict.fromkeys(thread_pairs))))
+    warnings = trace.of_kind(Kind.WARNING)
+    if len(partly := warnings[warnings["flags"] & WarningFlag.RACES != 0]):
+        names = tuple(dict.fromkeys(trace.names[int(name)] for name in partly["name"]))
+        gaps.append(Gap(GapKind.KERNEL_RACES, len(partly), names))
     gaps += _processes(trace)
     if unseen := _unseen(trace):
         gaps.append(Gap(GapKind.UNSEEN, len(unseen), unseen))
@@ -198,6 +202,8 @@ def gap_what(gap: Gap) -> str:
         return f"{_count(count, 'pair of accesses', 'pairs of accesses')} after waits for unknown events"
     if gap.kind is GapKind.WORKLOAD:
         return f"what the workload would have done: it {_some(gap.names)}"
+    if gap.kind is GapKind.KERNEL_RACES:
+        return f"races in a part of {_count(count, 'launch', 'launches')}"
     return {GapKind.RECORDING: "events that are missing from the recording", GapKind.OPERATIONS: "anything"}[gap.kind]
 
 
@@ -236,6 +242,7 @@ def gap_why(gap: Gap) -> str:
         GapKind.STREAMS: f"The stream of {_count(gap.count, 'operation')} is not known.",
         GapKind.WAITS: f"{_count(gap.count, 'pair of accesses', 'pairs of accesses')} may be ordered by a wait for "
         "what the trace does not show, as another process's event.",
+        GapKind.KERNEL_RACES: f"{printable('; '.join(gap.names))}. Launch fewer blocks, or use a smaller input.",
         GapKind.UNSEEN: f"{printable('; '.join(gap.names))}.",
         GapKind.HOST_MEMORY: "The host may read and write pinned memory unseen: use `cudatool.host_view`, or the "
         "software device, which watches it.",

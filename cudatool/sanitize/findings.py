@@ -110,6 +110,8 @@ class GapKind(StrEnum):
     """Pairs of accesses after waits for what the trace does not show, as another process's event."""
     WORKLOAD = "workload"
     """What the program would have done after it failed or was ended."""
+    KERNEL_RACES = "kernel-races"
+    """Launches of which racecheck looked at a part, as their history took too much memory."""
 
 
 class Outcome(StrEnum):

@@ -32,6 +32,8 @@ typedef struct node {
     };
 } node_t;
 
+static uint64_t trees; /* bytes of all nodes */
+
 static node_t *hold(node_t *node) {
     if (node)
         node->refs++;
@@ -45,16 +47,24 @@ static void drop(node_t *node, int level) {
         for (int i = 0; i < 32; i++)
             drop(node->child[i], level - 1);
     free(node);
+    __atomic_sub_fetch(&trees, sizeof(node_t), __ATOMIC_RELAXED);
 }
 
 static size_t node_bytes(int level) {
     return level ? sizeof(node_t) : offsetof(node_t, at) + sizeof(uint32_t[32]);
 }
 
-static node_t *copy_of(const node_t *old, int level) {
+static node_t *new_node(int level) {
     node_t *node = calloc(1, node_bytes(level));
     if (!node)
         abort();
+    __atomic_add_fetch(&trees, sizeof(node_t), __ATOMIC_RELAXED); /* one size, so that drop() needs no other */
+    node->refs = 1;
+    return node;
+}
+
+static node_t *copy_of(const node_t *old, int level) {
+    node_t *node = new_node(level);
     if (old) {
         memcpy(node, old, node_bytes(level));
         if (level)
@@ -72,10 +82,7 @@ static node_t *join(node_t *a, node_t *b, int level) {
     if (!a)
         return hold(b);
     bool is_a = a->base >= b->base, is_b = b->base >= a->base;
-    node_t *node = calloc(1, node_bytes(level));
-    if (!node)
-        abort();
-    node->refs = 1;
+    node_t *node = new_node(level);
     node->base = is_a ? a->base : b->base;
     for (int i = 0; i < 32; i++) {
         if (level) {
@@ -151,6 +158,43 @@ typedef struct {
 #define FLAGS(key) ((key) >> 4 & 31)
 #define WARP(key) ((key) >> 9 & 31)
 
+/* Most memory needs no more than two words for four bytes: each is one access, or the newest of alike ones.
+ *
+ *     moment (28 bits), mode (4), line (16), thread (10), PAIR, FAR, SECOND
+ *
+ * A word of an earlier moment than the launch, or than the block whose shared memory it is of, is empty. The second word
+ * counts if the first has SECOND. Of mode FULL, the cell has the history, of which the word has the newest moment.
+ *
+ * What is left out differs in no verdict about a byte: accesses of one thread at one moment are ordered alike, so that a
+ * read after its write adds nothing. In kernels whose threads only barriers of the whole block order (`plain`), two
+ * threads that read at one moment stand for all that do, as any other thread that writes races with one of them; two of
+ * different blocks (FAR) stand for all blocks. So it is with atomic updates of device scope.
+ */
+enum { FULL, M_READ, M_WRITE, M_ATOMIC, HALVES = 4, SINGLES = 8 }; /* of HALVES and SINGLES, thread + byte / size */
+#define SECOND 1u
+#define FAR 2u  /* the two are alike and of different blocks */
+#define PAIR 4u /* the two are alike, of one moment and of different threads */
+#define LAST ((1u << 28) - 1)
+#define MOMENT(word) ((uint32_t)((word) >> 36))
+#define MODE(word) ((uint32_t)((word) >> 32) & 15)
+#define LINE(word) ((uint32_t)((word) >> 16) & 0xFFFF)
+#define THREAD(word) ((uint32_t)((word) >> 6) & 1023)
+#define WORD(moment, mode, line, thread) \
+    ((uint64_t)(moment) << 36 | (uint64_t)(mode) << 32 | (uint64_t)(line) << 16 | (uint64_t)(thread) << 6)
+#define KIND(mode) ((mode) & 3)
+
+/* Accesses that await their turn: by one instruction, of consecutive threads, at a constant distance. Threads execute one
+ * after the other, so the n-th access of each continues the n-th run. Inlined code does that (races.STEP); it calls
+ * cudatool_race_open where it cannot. Between two synchronizations the order in which accesses are looked at makes no
+ * difference to what races. race_engine.Run. */
+typedef struct {
+    uint64_t next, expected; /* offset and, in halves, key and thread, of the access that continues it */
+    uint64_t stride, first;
+    uint32_t thread, unused; /* of the first */
+} run_t;
+
+#define RUNS 2048 /* race_engine.RUNS; one more never matches */
+
 /* ---- threads, blocks, flags ---- */
 
 typedef struct {
@@ -173,8 +217,10 @@ typedef struct block {
     uint32_t start, moment, warps[32], threads;
     bool touched, mixed; /* a thread's state is not zero; not all threads have the same root */
     bool halves;         /* since the last barrier a thread had a fence, or read a flag */
+    uint32_t entered;    /* what has this moment or a later one, while the block runs, is of the block */
     node_t *arrived[16]; /* at named barriers, by bar.arrive */
     cell_t *shared;
+    uint64_t *words, *seconds; /* of shared memory */
     thread_t *of;
 } block_t;
 
@@ -188,6 +234,19 @@ typedef struct {
     uint32_t parity;
 } flag_t;
 
+/* Where four bytes' history is, and from when on it counts, for the block that runs. */
+typedef struct {
+    uint64_t *words, *seconds;
+    cell_t *cells;
+    uint32_t start, entered, past; /* of a block: moments from `entered`, and before `past`, are before its last barrier */
+    bool shared;
+} place_t;
+
+/* From this moment to the next entry's, moments are of one block. */
+typedef struct {
+    uint32_t moment, block;
+} entry_t;
+
 /* One race: the first of its kind at a line. race_engine.RaceRecord. */
 typedef struct {
     uint64_t address, block, other_block;
@@ -195,8 +254,16 @@ typedef struct {
 } found_t;
 
 typedef struct {
+    run_t *runs; /* first, for inlined code */
+    uint32_t runs_first, runs_end;
+    bool plain;
     uint32_t now, launch, lines, threads;
-    uint64_t shared_bytes;
+    uint64_t shared_bytes, base;
+    uint64_t *words, *seconds;
+    place_t places[2]; /* device memory, shared memory */
+    entry_t *entries; /* whose the moments are */
+    uint32_t entries_used, entries_size;
+    bool stamped; /* was a word written since the last entry? */
     int level;                  /* of the root of a tree */
     bool acquires, copies, narrows; /* may blocks learn of others; are there asynchronous copies, narrow atomics */
     cell_t *cells;
@@ -208,7 +275,8 @@ typedef struct {
     uint32_t *sites; /* for each line and kind: the number of its record, from 1 */
     found_t *found;
     uint32_t found_used, found_size;
-    bool incomplete;
+    uint64_t limit; /* bytes that the history may take beside its maps */
+    bool ended;     /* it took more: from then on nothing is looked at, as what it lacks could be a false race */
 } race_t;
 
 #define ALL (~(uint64_t)0)
@@ -224,8 +292,18 @@ static void *need(void *memory) {
 }
 
 race_t *cudatool_race_begin(uint32_t now, uint64_t blocks, uint32_t threads, uint64_t shared_bytes, uint32_t lines,
-                            int acquires, void *cells) {
+                            int acquires, int plain, uint64_t base, void *cells, uint64_t *words, uint64_t *seconds,
+                            uint64_t limit) {
     race_t *r = need(calloc(1, sizeof *r));
+    r->runs = need(calloc(RUNS + 1, sizeof *r->runs));
+    for (int i = 0; i <= RUNS; i++)
+        r->runs[i].expected = ~(uint64_t)0;
+    r->runs_first = RUNS;
+    r->plain = plain;
+    r->limit = limit;
+    r->base = base;
+    r->words = words;
+    r->seconds = seconds;
     r->now = r->launch = now;
     r->threads = threads;
     r->shared_bytes = shared_bytes;
@@ -243,6 +321,17 @@ race_t *cudatool_race_begin(uint32_t now, uint64_t blocks, uint32_t threads, uin
     r->sites = need(calloc((size_t)lines * KINDS, sizeof *r->sites));
     return r;
 }
+
+/* Whether accesses are still looked at: the history has room. */
+static bool has_room(race_t *r) {
+    uint64_t used = r->links_size * sizeof(link_t) + r->flags_size * sizeof(flag_t) + r->entries_size * sizeof(entry_t);
+    if (used + __atomic_load_n(&trees, __ATOMIC_RELAXED) > r->limit)
+        r->ended = true;
+    return !r->ended;
+}
+
+static bool flush(race_t *r);
+static void set_places(race_t *r);
 
 static void forget(race_t *r, block_t *b) {
     if (!b->touched)
@@ -265,13 +354,14 @@ static void forget(race_t *r, block_t *b) {
 static void free_block(race_t *r, block_t *b) {
     forget(r, b);
     free(b->of);
-    free(b->shared);
+    free(b->shared), free(b->words), free(b->seconds);
     free(b);
 }
 
 /* Returns the moment at which the next launch may begin. */
 uint32_t cudatool_race_end(race_t *r) {
     uint32_t now = r->now + 1;
+    free(r->runs), free(r->entries);
     for (int i = 0; i < 1024; i++)
         while (r->live[i]) {
             block_t *b = r->live[i];
@@ -291,17 +381,35 @@ uint32_t cudatool_race_end(race_t *r) {
     return now;
 }
 
-uint32_t cudatool_race_found(race_t *r, found_t **found) {
+uint32_t cudatool_race_found(race_t *r, found_t **found, uint32_t *ended) {
+    flush(r);
+    *ended = r->ended;
     *found = r->found;
     return r->found_used;
 }
 
+static void new_entry(race_t *r, uint32_t block) {
+    if (r->entries_used && !r->stamped)
+        r->entries_used--;
+    if (r->entries_used == r->entries_size) {
+        r->entries_size = r->entries_size ? 2 * r->entries_size : 256;
+        r->entries = need(realloc(r->entries, r->entries_size * sizeof *r->entries));
+    }
+    r->entries[r->entries_used++] = (entry_t){r->now, block};
+    r->stamped = false;
+}
+
 /* A block begins, or goes on after it waited for others. */
 void cudatool_race_enter(race_t *r, uint64_t index, uint64_t base, uint32_t fresh) {
+    flush(r);
+    r->now++;
+    new_entry(r, (uint32_t)index);
     block_t **bucket = &r->live[index & 1023];
     for (block_t *b = fresh ? NULL : *bucket; b; b = b->next)
         if (b->index == index) {
             r->block = b;
+            b->entered = r->now;
+            set_places(r);
             return;
         }
     block_t *b = r->spare;
@@ -311,17 +419,21 @@ void cudatool_race_enter(race_t *r, uint64_t index, uint64_t base, uint32_t fres
         b = need(calloc(1, sizeof *b));
         b->of = need(calloc(r->threads, sizeof *b->of));
         b->shared = need(calloc(r->shared_bytes / 4 + 2, sizeof *b->shared));
+        b->words = need(calloc(r->shared_bytes / 4 + 2, sizeof *b->words));
+        b->seconds = need(calloc(r->shared_bytes / 4 + 2, sizeof *b->seconds));
         b->threads = r->threads;
     }
     b->index = index;
     b->base = base;
-    b->start = b->moment = ++r->now;
+    b->start = b->moment = b->entered = r->now;
     memset(b->warps, 0, sizeof b->warps);
     b->next = *bucket;
     *bucket = r->block = b;
+    set_places(r);
 }
 
 void cudatool_race_leave(race_t *r) {
+    flush(r);
     block_t *b = r->block;
     for (block_t **at = &r->live[b->index & 1023]; *at; at = &(*at)->next)
         if (*at == b) {
@@ -457,6 +569,8 @@ static const uint32_t everyone[32] = {~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0
 
 /* All threads of the block were at a barrier. One that has ended counts as one that was there. */
 void cudatool_race_barrier(race_t *r) {
+    if (!flush(r))
+        return;
     block_t *b = r->block;
     if (b->mixed || r->copies) {
         give(r, everyone, together(r, everyone, 0));
@@ -465,11 +579,14 @@ void cudatool_race_barrier(race_t *r) {
     if (b->halves)
         share_halves(r, everyone), b->halves = false;
     b->moment = ++r->now;
+    set_places(r);
 }
 
 /* Lanes of a warp synchronized. Those that have ended and that the mask names count as ones that came: `regions` says
  * where the block's threads are, when they do not agree. */
 void cudatool_race_warp(race_t *r, uint64_t warp, uint32_t lanes, const uint32_t *regions, const uint32_t *masks) {
+    if (!flush(r))
+        return;
     block_t *b = r->block;
     uint32_t first = 32 * (uint32_t)warp, set[32] = {0};
     uint32_t all = b->threads - first >= 32 ? ~0u : (1u << (b->threads & 31)) - 1;
@@ -496,6 +613,8 @@ void cudatool_race_warp(race_t *r, uint64_t warp, uint32_t lanes, const uint32_t
 
 /* bar.arrive: what the lanes did is known to those that the barrier lets go. */
 void cudatool_race_arrive(race_t *r, uint64_t warp, uint32_t lanes, const uint32_t *numbers) {
+    if (!flush(r))
+        return;
     for (uint32_t lane = 0; lane < 32; lane++)
         if (lanes >> lane & 1) {
             uint32_t t = 32 * (uint32_t)warp + lane;
@@ -509,6 +628,8 @@ void cudatool_race_arrive(race_t *r, uint64_t warp, uint32_t lanes, const uint32
 /* Barriers open for a part of the block's threads: those in a region of a barrier kind, at a number that is open. */
 void cudatool_race_barriers(race_t *r, const uint32_t *regions, const uint8_t *kinds, const uint32_t *numbers,
                             const uint32_t *counts, const uint32_t *opened, uint32_t barrier, uint32_t reduce) {
+    if (!flush(r))
+        return;
     block_t *b = r->block;
     uint32_t sets[16][32] = {{0}}, at[16] = {0};
     bool for_all[16] = {false};
@@ -581,6 +702,8 @@ static void put(race_t *r, node_t **to, node_t *node) {
 
 /* A fence: what strong reads found before it is known after it, and what is before it is released by strong writes. */
 void cudatool_race_fence(race_t *r, uint32_t wide, uint32_t t) {
+    if (!flush(r))
+        return;
     thread_t *thread = &r->block->of[t];
     for (uint32_t i = 0; i <= wide; i++) {
         learn(r, t, thread->gained[i]);
@@ -598,6 +721,8 @@ void cudatool_race_fence(race_t *r, uint32_t wide, uint32_t t) {
 
 /* A strong access was made: what it reads and releases. `flags` are instrument.Flag; `wrote` is 0 if a swap failed. */
 void cudatool_race_strong(race_t *r, uint64_t address, uint32_t flags, uint32_t wrote, uint32_t t) {
+    if (!flush(r))
+        return;
     block_t *b = r->block;
     thread_t *thread = &b->of[t];
     uint32_t self = (uint32_t)b->index;
@@ -661,6 +786,8 @@ void cudatool_race_strong(race_t *r, uint64_t address, uint32_t flags, uint32_t 
 /* ---- asynchronous copies and mbarriers ---- */
 
 void cudatool_race_commit(race_t *r, uint32_t t) {
+    if (!flush(r))
+        return;
     thread_t *thread = &r->block->of[t];
     thread->groups[thread->group++ % GROUPS] = ++r->now;
     r->block->touched = true;
@@ -668,6 +795,8 @@ void cudatool_race_commit(race_t *r, uint32_t t) {
 
 /* The thread waited for all groups of copies but the last `keep`; for every copy if that is all ones. */
 void cudatool_race_wait(race_t *r, uint32_t keep, uint32_t t) {
+    if (!flush(r))
+        return;
     thread_t *thread = &r->block->of[t];
     r->copies = r->block->touched = true;
     if (keep == ~0u)
@@ -680,6 +809,8 @@ enum { INIT, ARRIVE, ARRIVE_COPIES, UPDATE }; /* races.Barrier */
 
 /* Something was done to an mbarrier, after which its word is what `word` points to. */
 void cudatool_race_mbarrier(race_t *r, const uint64_t *word, uint32_t what, uint32_t t) {
+    if (!flush(r))
+        return;
     flag_t *f = flag_at(r, (uint64_t)(uintptr_t)word, true);
     uint32_t parity = (uint32_t)(*word >> 63);
     if (what == INIT) {
@@ -706,6 +837,8 @@ void cudatool_race_mbarrier(race_t *r, const uint64_t *word, uint32_t what, uint
 
 /* A thread saw that a phase of an mbarrier is complete. */
 void cudatool_race_passed(race_t *r, const uint64_t *word, uint32_t passed, uint32_t t) {
+    if (!flush(r))
+        return;
     flag_t *f = passed ? flag_at(r, (uint64_t)(uintptr_t)word, false) : NULL;
     if (f)
         learn(r, t, f->done);
@@ -831,6 +964,7 @@ static uint32_t new_link(race_t *r) {
     }
     if (r->links_used == r->links_size) {
         r->links_size *= 2;
+        has_room(r);
         r->links = need(realloc(r->links, r->links_size * sizeof *r->links));
     }
     return r->links_used++;
@@ -889,35 +1023,8 @@ static void grows(race_t *r, uint16_t *room, uint32_t *list, const access_t *a) 
     }
 }
 
-/* Whether a record is of no interest to the thread: of another launch or block's memory, or before its last barrier. */
-static inline bool is_past(const block_t *b, const record_t *e, uint32_t start) {
-    return e->moment < start || (e->moment < b->moment && e->block == (uint32_t)b->index && !(FLAGS(e->key) & ASYNC));
-}
-
 static inline bool is_alike(const record_t *a, const record_t *b) {
     return a->moment == b->moment && a->key == b->key && a->block == b->block && a->line == b->line;
-}
-
-/* The usual case of a weak access: nothing that matters was done here since the last barrier, or alike. */
-static inline bool touch_quickly(const block_t *b, cell_t *cell, const record_t *own, uint32_t start, bool writes) {
-    if (cell->strong_moment >= start || cell->writes || !is_past(b, &cell->write, start))
-        return false;
-    if (!writes && is_alike(&cell->read, own)) {
-        cell->read.lanes |= own->lanes;
-        return true;
-    }
-    if (cell->reads || cell->strongs || !is_past(b, &cell->read, start))
-        return false;
-    if (writes) {
-        if (BYTES(cell->write.key) & ~BYTES(own->key) && cell->write.moment >= start)
-            return false;
-        cell->write = *own;
-        return true;
-    }
-    if (BYTES(cell->read.key) & ~BYTES(own->key) && cell->read.moment >= start)
-        return false;
-    cell->read = *own;
-    return true;
 }
 
 static void enter(race_t *r, record_t *newest, uint32_t *list, const record_t *own) {
@@ -984,29 +1091,340 @@ static void touch(race_t *r, cell_t *cell, const access_t *a, record_t own) {
     }
 }
 
-/* An access to `size` bytes: at `offset` of device memory (space 0) or of the block's shared memory (1). */
-void cudatool_race_access(race_t *r, uint64_t address, uint64_t offset, uint32_t size, uint32_t flags, uint32_t line,
-                          uint32_t space, uint32_t t) {
+/* ---- words ---- */
+
+static uint32_t block_of(const race_t *r, uint32_t moment) {
+    uint32_t low = 0, high = r->entries_used;
+    while (high - low > 1) {
+        uint32_t middle = low + (high - low) / 2;
+        if (r->entries[middle].moment <= moment)
+            low = middle;
+        else
+            high = middle;
+    }
+    return r->entries[low].block;
+}
+
+/* Add to an empty cell's history what a word says. */
+static void expand_one(race_t *r, cell_t *cell, uint64_t word) {
+    static const uint32_t flags_of[4] = {0, READ, WRITE, READ | WRITE | STRONG | WIDE};
+    uint32_t mode = MODE(word), flags = flags_of[KIND(mode)], size = mode & HALVES ? 2 : mode & SINGLES ? 1 : 4;
+    for (uint32_t byte = 0; byte < 4; byte += size) {
+        uint32_t t = THREAD(word) + byte / size, bytes = ((1u << size) - 1) << byte;
+        record_t one = {MOMENT(word), block_of(r, MOMENT(word)), KEY(bytes, flags, t >> 5), LINE(word), 1u << (t & 31)};
+        if (flags & STRONG) {
+            push(r, &cell->strongs, &one);
+            cell->strong_moment = one.moment;
+            cell->strongs_room = 16;
+        } else if (flags & WRITE)
+            enter(r, &cell->write, &cell->writes, &one);
+        else
+            enter(r, &cell->read, &cell->reads, &one);
+    }
+}
+
+static void set_places(race_t *r) {
     block_t *b = r->block;
-    if (space && offset + size > r->shared_bytes)
+    for (int shared = 0; shared < 2; shared++) {
+        uint32_t start = shared ? b->start : r->launch;
+        r->places[shared] =
+            (place_t){shared ? b->words : r->words, shared ? b->seconds : r->seconds, shared ? b->shared : r->cells,
+                      start < LAST ? start : LAST, b->entered, b->moment, shared};
+    }
+}
+
+static uint32_t moment_now(const race_t *r) {
+    return r->now < LAST ? r->now : LAST;
+}
+
+/* Make the cell at `i` hold the history. */
+static cell_t *full(race_t *r, const place_t *p, uint64_t i) {
+    cell_t *cell = &p->cells[i];
+    uint64_t word = p->words[i];
+    if (MODE(word) != FULL || MOMENT(word) < r->launch) {
+        memset(cell, 0, sizeof *cell);
+        if (MOMENT(word) >= p->start) {
+            expand_one(r, cell, word);
+            if (word & SECOND)
+                expand_one(r, cell, p->seconds[i]);
+        }
+    }
+    p->words[i] = WORD(moment_now(r), FULL, 0, 0);
+    return cell;
+}
+
+/* An access of `word` to all of the four bytes at `i`. Returns whether two words are enough for it: then there is no race. */
+static inline bool note(const race_t *r, const place_t *p, uint64_t i, uint64_t word) {
+    uint64_t old = p->words[i];
+    uint32_t moment = MOMENT(old), mode = MODE(word), old_mode = MODE(old), kind = KIND(mode);
+    if (old_mode == FULL && moment >= r->launch)
+        return false;
+    if (moment < p->start) {
+        p->words[i] = word;
+        return true;
+    }
+    bool mine = moment >= p->entered, past = mine && moment < p->past;
+    bool own = mine && THREAD(old) == THREAD(word) && mode >> 2 == old_mode >> 2;
+    bool alike = old_mode == mode && kind != M_WRITE;
+    if (moment == MOMENT(word) && ((alike && (own || old & PAIR)) || (own && kind == M_READ && old_mode == mode + 1)))
+        return true;
+    if (!(old & SECOND)) {
+        if ((past && (p->shared || kind == M_WRITE || kind == KIND(old_mode))) || (own && (alike || kind == M_WRITE))) {
+            p->words[i] = word;
+            return true;
+        }
+        bool meets = kind != KIND(old_mode) || kind == M_WRITE;
+        if (meets && !past && !own)
+            return false;
+        if (r->plain && alike)
+            old |= !mine ? FAR : moment == MOMENT(word) ? PAIR : 0;
+        p->seconds[i] = word;
+        p->words[i] = old | SECOND;
+        return true;
+    }
+    if (old & FAR && alike)
+        return true;
+    uint64_t second = p->seconds[i];
+    bool second_alike = MODE(second) == mode && kind != M_WRITE;
+    if (second_alike && MOMENT(second) == MOMENT(word) && THREAD(second) == THREAD(word))
+        return true;
+    if (old & PAIR && alike && !mine) { /* of two of one block, one stands for its block */
+        p->seconds[i] = word;
+        p->words[i] = (old & ~(uint64_t)PAIR) | FAR;
+        return true;
+    }
+    if (MOMENT(second) < p->entered || MOMENT(second) >= p->past)
+        return false;
+    if (past && (p->shared || kind == M_WRITE || (kind == KIND(old_mode) && kind == KIND(MODE(second))))) {
+        p->words[i] = word;
+        return true;
+    }
+    if (second_alike && mode == M_READ && (past || old_mode == M_READ)) {
+        p->seconds[i] = word;
+        p->words[i] = old & ~(uint64_t)(FAR | PAIR);
+        return true;
+    }
+    return false;
+}
+
+/* An access to `bytes` of the four at `i`, with the whole history. */
+static void look(race_t *r, const place_t *p, uint64_t i, const access_t *a, uint64_t word) {
+    uint64_t old = p->words[i];
+    if (p->shared && MODE(old) == FULL && MOMENT(old) >= r->launch && r->now < LAST &&
+        MOMENT(old) < (r->copies ? p->start : p->past)) {
+        /* Of another block, or before the last barrier. */
+        cell_t *cell = &p->cells[i];
+        free_list(r, &cell->writes), free_list(r, &cell->reads), free_list(r, &cell->strongs);
+        p->words[i] = 0;
+        if (word && note(r, p, i, word))
+            return;
+    }
+    record_t own = {r->now, (uint32_t)r->block->index, KEY(a->bytes, a->flags, a->t >> 5), a->line, 1u << (a->t & 31)};
+    touch(r, full(r, p, i), a, own);
+}
+
+/* The word of an access to whole words; 0 if words do not say what it is. */
+static uint64_t word_of(const race_t *r, uint32_t flags, uint32_t line, uint32_t t) {
+    uint32_t mode = flags & 31;
+    mode = mode == (READ | WRITE | STRONG | WIDE) ? M_ATOMIC : mode <= WRITE ? mode : 0;
+    return mode && line < 1u << 16 && r->now < LAST ? WORD(r->now, mode, line, t) : 0;
+}
+
+/* An access of one thread, to `size` bytes at `offset`. */
+static void access_one(race_t *r, const place_t *p, uint64_t offset, uint32_t size, uint32_t flags, uint32_t line,
+                       uint32_t t) {
+    if (p->shared && offset + size > r->shared_bytes)
         return;
-    cell_t *cells = space ? b->shared : r->cells;
     bool counted[KINDS] = {false};
-    r->copies |= (flags & ASYNC) != 0;
-    access_t a = {.address = space ? offset : address, .size = size, .flags = flags, .line = line, .space = space, .t = t,
-                  .start = space ? b->start : r->launch, .counted = counted};
+    uint64_t word = word_of(r, flags, line, t);
+    access_t a = {.address = p->shared ? offset : r->base + offset, .size = size, .flags = flags, .line = line,
+                  .space = p->shared, .t = t, .start = p->shared ? r->block->start : r->launch, .counted = counted};
     for (uint64_t first = offset & ~(uint64_t)3; first < offset + size; first += 4) {
         uint64_t from = first > offset ? first : offset;
         uint64_t to = first + 4 < offset + size ? first + 4 : offset + size;
         a.bytes = (uint32_t)(((1u << (to - from)) - 1) << (from & 3));
-        record_t own = {r->now, (uint32_t)b->index, KEY(a.bytes, flags, t >> 5), line, 1u << (t & 31)};
-        if (flags & STRONG || !touch_quickly(b, &cells[first >> 2], &own, a.start, flags & WRITE))
-            touch(r, &cells[first >> 2], &a, own);
+        uint64_t whole_word = a.bytes == 15 ? word : 0;
+        if (!whole_word || !note(r, p, first >> 2, word))
+            look(r, p, first >> 2, &a, whole_word);
     }
+}
+
+/* An access to `size` bytes: at `offset` of device memory (space 0) or of the block's shared memory (1). */
+void cudatool_race_access(race_t *r, uint64_t offset, uint32_t size, uint32_t flags, uint32_t line, uint32_t space,
+                          uint32_t t) {
+    if (r->ended)
+        return;
+    if (flags & ASYNC) {
+        flush(r);
+        r->copies = true;
+    }
+    r->stamped = true;
+    access_one(r, &r->places[space], offset, size, flags, line, t);
+}
+
+/* ---- runs ---- */
+
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define VECTORS __attribute__((target_clones("avx2", "default")))
+#else
+#define VECTORS
+#endif
+
+enum { SKIP = 1, STORE = 2, JOIN = 4, JOIN_FAR = 8 };
+
+/* What note() would do for all of `n` words, of which each has one thread's access, of `size` words: nothing, put it in
+ * the word's place, or add it as a second one of the same moment or of another block. 0 if that differs. The first word
+ * says what may be; a loop for each case, so that it has few operations. */
+VECTORS static int survey(const place_t *p, const uint64_t *words, uint64_t word, uint32_t n, uint32_t size,
+                          uint32_t launch, bool plain) {
+    const uint64_t mode = WORD(0, 15, 0, 0), thread = WORD(0, 0, 0, 1023), moment = WORD(LAST, 0, 0, 0), yes = ~(uint64_t)0;
+    uint64_t start = WORD(p->start, 0, 0, 0), entered = WORD(p->entered, 0, 0, 0), past = WORD(p->past, 0, 0, 0);
+    uint64_t first = words[0], bad = 0, writes = KIND(MODE(word)) == M_WRITE;
+    if (first < start) {
+        /* Full cells of other blocks' shared memory have lists to free. */
+        uint64_t limit = p->shared ? WORD(launch, 0, 0, 0) : start;
+        for (uint32_t i = 0; i < n; i++)
+            bad |= words[i] < limit || (words[i] < start && words[i] & mode) ? 0 : yes;
+        return bad ? 0 : STORE;
+    }
+    if (!(first & mode))
+        return 0;
+    if (first >= entered && first < past) {
+        uint64_t same = p->shared || writes ? 0 : mode;
+        for (uint32_t i = 0; i < n; i++) {
+            uint64_t old = words[i];
+            bad |= ((old ^ word) & same) | (old & SECOND);
+            bad |= old >= entered && old < past && old & mode ? 0 : yes;
+        }
+        return bad ? 0 : STORE;
+    }
+    if (!plain || writes || (first ^ word) & mode)
+        return 0;
+    if (first & (PAIR | FAR)) {
+        uint64_t alike = first & FAR ? mode : mode | moment, joined = first & (PAIR | FAR);
+        if ((first ^ word) & alike)
+            return 0;
+        for (uint32_t i = 0; i < n; i++)
+            bad |= ((words[i] ^ first) & (mode | moment)) | (~words[i] & joined);
+        return bad ? 0 : SKIP;
+    }
+    bool here = !((first ^ word) & moment);
+    if (!here && first >= entered)
+        return 0;
+    for (uint32_t i = 0, left = size; i < n; i++) {
+        uint64_t old = words[i];
+        bad |= (old & SECOND) | ((old ^ first) & (mode | moment)) | (here && !((old ^ word) & thread) ? yes : 0);
+        if (!--left) {
+            word += WORD(0, 0, 0, 1);
+            left = size;
+        }
+    }
+    return bad ? 0 : here ? JOIN : JOIN_FAR;
+}
+
+VECTORS static void write_words(const place_t *p, uint64_t i, uint64_t word, uint32_t n, uint32_t size, int how) {
+    uint64_t *restrict words = p->words + i, *restrict seconds = p->seconds + i;
+    uint64_t joined = SECOND | (how == JOIN ? PAIR : FAR);
+    if (how != STORE) {
+        for (uint32_t k = 0; k < n; k++)
+            words[k] |= joined;
+        words = seconds;
+    }
+    if (size == 1)
+        for (uint32_t k = 0; k < n; k++)
+            words[k] = word + k * WORD(0, 0, 0, 1);
+    else
+        for (uint32_t k = 0; k < n; k += size, word += WORD(0, 0, 0, 1))
+            for (uint32_t m = 0; m < size; m++)
+                words[k + m] = word;
+}
+
+/* Look at the accesses of a run. */
+static void close_run(race_t *r, run_t *run) {
+    uint32_t key = (uint32_t)(run->expected >> 32), line = key >> 9, size = key >> 3 & 63, flags = key >> 1 & 3;
+    uint32_t t = run->thread, count = (uint32_t)run->expected - t;
+    uint64_t at = run->first, stride = run->stride, word = word_of(r, flags, line, t);
+    const place_t *p = &r->places[key & 1];
+    run->expected = ~(uint64_t)0;
+    if (r->ended)
+        return;
+    r->stamped = true;
+    if (count > 2 && !stride && flags == READ && r->plain)
+        count = 2; /* they stand for all */
+    uint32_t last = t + count;
+    if (p->shared && (at + size > r->shared_bytes || at + (count - 1) * stride + size > r->shared_bytes))
+        word = 0;
+    if (word && !((at | stride | size) & 3)) {
+        if (count > 4 && stride == size) {
+            uint32_t n = count * size / 4;
+            int how = survey(p, p->words + (at >> 2), word, n, size / 4, r->launch, r->plain);
+            if (how > SKIP)
+                write_words(p, at >> 2, word, n, size / 4, how);
+            if (how)
+                return;
+        }
+        for (; t < last; t++, at += stride, word += WORD(0, 0, 0, 1))
+            for (uint32_t i = 0; i < size; i += 4)
+                if (!note(r, p, (at + i) >> 2, word)) {
+                    /* All of the access again: what is noted already is noted alike. */
+                    access_one(r, p, at, size, flags, line, t);
+                    break;
+                }
+        return;
+    }
+    uint32_t per = 4 / size; /* threads to a word */
+    if (word && size < 4 && stride == size) {
+        for (; t < last && at & 3; t++, at += stride)
+            access_one(r, p, at, size, flags, line, t);
+        word = WORD(r->now, flags | (size == 1 ? SINGLES : HALVES), line, t);
+        for (; t + per <= last; t += per, at += 4, word += WORD(0, 0, 0, per))
+            if (!note(r, p, at >> 2, word))
+                for (uint32_t i = 0; i < per; i++)
+                    access_one(r, p, at + i * size, size, flags, line, t + i);
+    }
+    for (; t < last; t++, at += stride)
+        access_one(r, p, at, size, flags, line, t);
+}
+
+/* Look at what waits. Returns whether anything is looked at from now on. */
+static bool flush(race_t *r) {
+    for (uint32_t i = r->runs_first; i < r->runs_end; i++)
+        if (r->runs[i].expected != ~(uint64_t)0)
+            close_run(r, &r->runs[i]);
+    r->runs_first = RUNS;
+    r->runs_end = 0;
+    return has_room(r);
+}
+
+/* A weak access that does not continue run `number`: `expected` is its key and thread. */
+void cudatool_race_open(race_t *r, uint32_t number, uint64_t offset, uint64_t expected) {
+    run_t *run = &r->runs[number < RUNS ? number : RUNS];
+    uint32_t size = (uint32_t)(expected >> 35) & 63;
+    if (number < RUNS && run->expected == expected && (uint32_t)expected == run->thread + 1) {
+        run->stride = offset - run->first;
+        run->next = offset + run->stride;
+        run->expected++;
+        return;
+    }
+    if (run->expected != ~(uint64_t)0)
+        close_run(r, run);
+    *run = (run_t){offset + size, expected + 1, size, offset, (uint32_t)expected, 0};
+    if (number >= RUNS) {
+        close_run(r, run);
+        return;
+    }
+    r->runs_first = number < r->runs_first ? number : r->runs_first;
+    r->runs_end = number >= r->runs_end ? number + 1 : r->runs_end;
 }
 
 /* Memory that the heap of the device gives out anew: what was done with it before is over. */
 void cudatool_race_clear(race_t *r, uint64_t offset, uint64_t size) {
-    if (size)
-        memset(&r->cells[offset >> 2], 0, (((offset + size + 3) >> 2) - (offset >> 2)) * sizeof(cell_t));
+    flush(r);
+    for (uint64_t i = offset >> 2; size && i < (offset + size + 3) >> 2; i++) {
+        if (MODE(r->words[i]) == FULL && MOMENT(r->words[i]) >= r->launch) {
+            cell_t *cell = &r->cells[i];
+            free_list(r, &cell->writes), free_list(r, &cell->reads), free_list(r, &cell->strongs);
+        }
+        r->words[i] = 0;
+    }
 }

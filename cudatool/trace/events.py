@@ -249,6 +249,8 @@ class WarningFlag(IntFlag):
     """Events are missing: something stopped or interrupted a recorder."""
     UNSEEN = 2
     """The program did something on the device that no event tells, or not all of it."""
+    RACES = 4
+    """Racecheck looked at a part of a launch only: correlation=the launch."""
 
 
 class EventFlag(IntFlag):

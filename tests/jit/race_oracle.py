@@ -14,8 +14,8 @@ import sys
 from dataclasses import dataclass, field
 
 from cudatool.sim.host_library import library
-from cudatool.sim.jit.instrument import Flag, Mode
-from cudatool.sim.jit.race_engine import Races
+from cudatool.sim.jit.instrument import CELL, WORD, Flag, Mode, run_key
+from cudatool.sim.jit.race_engine import RUNS, Races, Run
 
 ENDED = 0x7FFFFFFF
 THREADS = 40  # of a block: a warp and a part of one
@@ -53,10 +53,23 @@ class Case:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.cells = ctypes.create_string_buffer(64 * 64 + 64)
+        self.memory = [ctypes.create_string_buffer(16 * width + 64) for width in (WORD, WORD, CELL)]
+        words, seconds, cells = ((ctypes.addressof(one) + 63) // 64 * 64 for one in self.memory)
+        self.plain = self.random.random() < 0.4
         self.engine = Races(
-            1, BLOCKS, THREADS, 64, 4096, acquires=True, cells=(ctypes.addressof(self.cells) + 63) // 64 * 64
+            1,
+            BLOCKS,
+            THREADS,
+            64,
+            4096,
+            acquires=not self.plain,
+            plain=self.plain,
+            base=BASE,
+            words=words,
+            seconds=seconds,
+            cells=cells,
         )
+        self.runs = ctypes.cast(ctypes.c_void_p.from_address(self.engine.handle).value, ctypes.POINTER(Run))
         self.before: list[int] = []  # for each event, the events before it as bits
         self.last: dict[tuple[int, int], int] = {}  # of each thread: its last event, as bits with all before
         self.accesses: list[Access] = []
@@ -67,7 +80,8 @@ class Case:
         self.groups: dict[tuple[int, int], int] = {}
         self.line = 0
         for block in range(BLOCKS):
-            self.call("enter", ctypes.c_uint64(block), ctypes.c_uint64(1 << 20), 1)
+            if not self.plain:
+                self.call("enter", ctypes.c_uint64(block), ctypes.c_uint64(1 << 20), 1)
             for thread in range(THREADS):
                 key = block, thread
                 self.last[key] = 0
@@ -111,8 +125,40 @@ class Case:
             number = self.step(key)
         self.line += 1
         self.accesses.append(Access(number, key[0], key[1], space, first, size, int(flags), self.line))
-        offset = ctypes.c_uint64(first)
-        self.call("access", ctypes.c_uint64(BASE + first), offset, size, int(flags), self.line, space, key[1])
+        if flags not in (Mode.READ, Mode.WRITE) or self.random.random() < 0.3:
+            self.call("access", ctypes.c_uint64(first), size, int(flags), self.line, space, key[1])
+        else:
+            self.step_of_run(self.random.choice((0, 1, 5, RUNS)), first, self.line, size, Mode(flags), space, key[1])
+
+    def step_of_run(self, number: int, offset: int, line: int, size: int, mode: Mode, space: int, thread: int) -> None:
+        """What inlined code does for an access (``race_step``)."""
+        run, this = self.runs[number], run_key(line, size, mode, space) << 32 | thread
+        if (run.next, run.expected) == (offset, this):
+            run.next = (run.next + run.stride) % (1 << 64)
+            run.expected += 1
+        else:
+            self.call("open", number, ctypes.c_uint64(offset), ctypes.c_uint64(this))
+
+    def sweep(self, block: int) -> None:
+        """Threads one after the other make the same accesses, at constant distances, by one or two instructions."""
+        start, count = self.random.choice(((0, 3), (0, 5), (1, 2), (30, 4), (31, 3), (32, 2)))
+        steps = []
+        for _ in range(self.random.randrange(1, 3)):
+            size = self.random.choice((1, 1, 2, 4, 4, 8))
+            stride = size * self.random.choice((0, 1, 1, 1, 2, -1))
+            low = max(0, -stride * (count - 1))
+            high = (1 if size == 8 else 16 // size) * size - max(0, stride * (count - 1))
+            if high > low:
+                first = self.random.randrange(low // size, -(-high // size)) * size
+                self.line += 1
+                steps.append((self.line, size, stride, first, self.random.choice((Mode.READ, Mode.READ, Mode.WRITE))))
+        space = self.random.randrange(2)
+        for n in range(count):
+            for number, (line, size, stride, first, mode) in enumerate(steps):
+                offset = first + n * stride
+                event = self.step((block, start + n))
+                self.accesses.append(Access(event, block, start + n, space, offset, size, int(mode), line))
+                self.step_of_run(number, offset, line, size, mode, space, start + n)
 
     def fence(self, key: tuple[int, int]) -> None:
         wide = self.random.randrange(2)
@@ -216,13 +262,18 @@ class Case:
     # ---- verdicts ----
 
     def run(self) -> None:
+        if self.plain:
+            self.run_plain()
+            return
         uses_copies = self.random.random() < 0.4
         for _ in range(self.random.randrange(5, 45)):
             block = self.random.randrange(BLOCKS)
             key = block, self.random.choice(LANES)
             self.call("enter", ctypes.c_uint64(block), ctypes.c_uint64(1 << 20), 0)
             what = self.random.random()
-            if what < 0.45:
+            if what < 0.15:
+                self.sweep(block)
+            elif what < 0.45:
                 self.access(key, uses_copies and self.random.random() < 0.4)
             elif what < 0.6:
                 self.strong(key)
@@ -237,9 +288,23 @@ class Case:
             elif uses_copies:
                 self.random.choice((self.commit, self.wait))(key)
 
+    def run_plain(self) -> None:
+        """A kernel that has no order but barriers: each block runs to its end before the next one begins."""
+        for block in range(BLOCKS):
+            self.call("enter", ctypes.c_uint64(block), ctypes.c_uint64(1 << 20), 1)
+            for _ in range(self.random.randrange(2, 15)):
+                what = self.random.random()
+                if what < 0.3:
+                    self.sweep(block)
+                elif what < 0.75:
+                    self.access((block, self.random.choice(LANES)), copies=False)
+                else:
+                    self.barrier(block)
+            self.call("leave")
+
     def races(self) -> dict[tuple[int, int], set[tuple[int, int]]]:
-        """Return the pairs of lines that race, by definition, and on which bytes."""
-        found = {}
+        """Return the pairs of lines that race, by definition, and on which bytes. Neither line is the second."""
+        found: dict[tuple[int, int], set[tuple[int, int]]] = {}
         for i, new in enumerate(self.accesses):
             for old in self.accesses[:i]:
                 if old.space != new.space or (old.space and old.block != new.block):
@@ -252,20 +317,22 @@ class Case:
                 common = range(max(old.first, new.first), min(old.first + old.size, new.first + new.size))
                 if common:
                     place = new.block if new.space else -1
-                    found[old.line, new.line] = {(place, byte) for byte in common}
+                    pair = min(old.line, new.line), max(old.line, new.line)
+                    found.setdefault(pair, set()).update((place, byte) for byte in common)
         return found
 
     def difference(self) -> str:
         """Return what the engine says wrongly, empty if nothing."""
         self.run()
-        _, records = self.engine.end()
-        said = {(record.other_line, record.line) for record in records}
+        _, records, whole = self.engine.end()
+        assert whole
+        said = {(min(r.other_line, r.line), max(r.other_line, r.line)) for r in records}
         races = self.races()
         if false := said - races.keys():
             return f"false: {sorted(false)}"
         bytes_ = set().union(*races.values())
-        later = {line for _, line in said}
-        seen = {place for (_, line), places in races.items() if line in later for place in places}
+        lines = {record.line for record in records}  # a race on another byte at a reported line is counted there
+        seen = {place for pair, places in races.items() if lines.intersection(pair) for place in places}
         if missed := bytes_ - seen:
             return f"missed on bytes {sorted(missed)}"
         return ""

@@ -131,6 +131,10 @@ class _Kernel:
                 self.code[index] = self._with_constants(instruction)
         self.region_of = {index: number for number, index in enumerate(self.rows, 1)}
         self.may_end = any(one.opcode in ("trap", "call", "overflow") for one in self.code)
+        self.orders_by_flags = any(
+            one.opcode in ("fence", "membar") or {"acquire", "release", "acq_rel"}.intersection(one.modifiers)
+            for one in self.code
+        )
         self.counts_arrivals = any(row.kind == Kind.ARRIVE for row in self.rows.values())
         split = frozenset(self.rows) | frozenset(index + 1 for index in self.rows)
         self.flow = Flow(self.function, split)
@@ -146,13 +150,15 @@ class _Kernel:
         self.written = 0  # instructions
 
     def _emitter(self) -> Emitter:
-        return Emitter(
+        e = Emitter(
             self.function,
             self.layout,
             instrument=self.instrument,
             parallel_generic=self.parallel_generic,
             indices=self.indices,
         )
+        e.orders_by_flags = self.orders_by_flags
+        return e
 
     def _finish(self, e: Emitter) -> None:
         self.declarations |= e.declarations
@@ -300,6 +306,7 @@ class _Kernel:
     def _thread(self, number: int, index: int | None) -> set[int]:
         """Emit ``thread_<number>``; return the suspensions (or EXIT) that can come next."""
         e = self._emitter()
+        e.counts_accesses = True
         following: set[int] = set()
         first = 0 if index is None else self.flow.at[index + 1]
         region = self._region(first) + ([] if index is None else [self.code[index]])
@@ -342,6 +349,7 @@ class _Kernel:
             f"  %local = {local}",
             *(f"  {slot} = alloca {storage_type(self.function.registers[name])}" for name, slot in e.used.items()),
             # A thread that goes on after a yield has polled in vain: once more is enough.
+            "  %accesses = alloca i32\n  store i32 0, ptr %accesses",
             f"  %polls = alloca i32\n  store i32 {_POLLS - 2 if index and self._yields(index) else 0}, ptr %polls",
         ]
         self.parts.append("\n".join([*header, *e.lines, "}"]))

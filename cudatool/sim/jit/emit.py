@@ -204,6 +204,8 @@ class Emitter:
         self.used: dict[str, str] = {}
         self.count = 0
         self.instruction: Instruction | None = None
+        self.orders_by_flags = True  # whether the kernel has fences, or accesses that release or acquire
+        self.counts_accesses = False  # whether %accesses counts what the thread accessed since it was last suspended
 
     # ---- text ----
 

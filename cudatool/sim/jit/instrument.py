@@ -15,6 +15,7 @@ from enum import IntEnum, IntFlag
 from typing import TYPE_CHECKING
 
 from cudatool.sim.jit.context import Context
+from cudatool.sim.jit.race_engine import RUNS, Run
 
 if TYPE_CHECKING:
     from cudatool.sim.jit.emit import Emitter
@@ -23,6 +24,7 @@ __all__ = [
     "CELL",
     "KINDS",
     "WHO",
+    "WORD",
     "Defect",
     "Flag",
     "FoundRecord",
@@ -32,6 +34,7 @@ __all__ = [
     "ones",
     "race_access",
     "race_call",
+    "run_key",
 ]
 
 
@@ -61,6 +64,8 @@ class Defect(IntEnum):
     """Not all threads that a barrier is for came to it."""
     MASK_WITHOUT_CALLER = 7
     """The member mask of a warp operation lacks a thread that executes it."""
+    UNCHECKED = 8
+    """No defect: from some moment on, races were not looked for, as the history took too much memory."""
 
 
 KINDS = len(Defect)
@@ -120,6 +125,9 @@ class FoundRecord(ctypes.Structure):
 CELL = 64
 """Bytes of the history of four bytes of memory (``cell_t`` of ``_races.c``)."""
 
+WORD = 8
+"""Bytes of the summary of a history, of which there are two for each four bytes (``words`` and ``seconds``)."""
+
 WHO = "i32 %bx, i32 %by, i32 %bz, i32 %t"
 """The thread that accesses, as arguments of the functions that instrumented code calls (:mod:`.checking`)."""
 
@@ -136,7 +144,7 @@ def observe(e: Emitter, space: str, pointer: str, size: int, mode: Mode, *, line
     if space == "shared":
         if kinds & Instrument.RACECHECK:
             base = e.op("ptrtoint ptr %shared to i64")
-            race_access(e, address, e.op(f"sub i64 {address}, {base}"), size, mode, line, 1, flags)
+            race_access(e, e.op(f"sub i64 {address}, {base}"), size, mode, line, 1, flags)
         return pointer
     if space == "local" or not kinds & ~Instrument.MEMCHECK & ~Instrument.SYNCCHECK:
         return pointer
@@ -155,13 +163,13 @@ def observe(e: Emitter, space: str, pointer: str, size: int, mode: Mode, *, line
         shared = e.new_label()
         e.emit(f"br i1 {is_shared}, label %{shared}, label %{after}")
         e.label(shared)
-        race_access(e, address, within, size, mode, line, 1, flags)
+        race_access(e, within, size, mode, line, 1, flags)
         e.emit(f"br label %{after}")
     e.label(device)
     if kinds & Instrument.INITCHECK:
         _check_initialized(e, space, address, offset, size, mode, line)
     if kinds & Instrument.RACECHECK:
-        race_access(e, address, offset, size, mode, line, 0, flags)
+        race_access(e, offset, size, mode, line, 0, flags)
     if kinds & Instrument.FOOTPRINT:
         _mark(e, space, offset, size, mode)
     e.emit(f"br label %{after}")
@@ -246,19 +254,65 @@ def race_call(e: Emitter, name: str, *arguments: str) -> None:
     """Emit a call of the engine that looks for races."""
     kinds = ", ".join(argument.split()[0] for argument in arguments)
     e.define(f"declare void @cudatool_race_{name}(ptr, {kinds})")
+    e.emit(f"call void @cudatool_race_{name}(ptr {_engine(e)}, {', '.join(arguments)})")
+
+
+def _engine(e: Emitter) -> str:
     pointer = e.op(f"getelementptr i8, ptr %context, i64 {Context.race.offset}")
-    engine = e.op(f"load ptr, ptr {pointer}, !invariant.load !0")
-    e.emit(f"call void @cudatool_race_{name}(ptr {engine}, {', '.join(arguments)})")
+    return e.op(f"load ptr, ptr {pointer}, !invariant.load !0")
 
 
-def race_access(
-    e: Emitter, address: str, offset: str, size: int | str, mode: Mode, line: int, space: int, flags: Flag
-) -> None:
+def race_access(e: Emitter, offset: str, size: int | str, mode: Mode, line: int, space: int, flags: Flag) -> None:
     """Emit that the engine looks at an access to `offset` of device memory (`space` 0) or shared memory (1)."""
     if flags & Flag.APART:
         return
+    if e.counts_accesses and flags is Flag.NONE and isinstance(size, int):
+        e.define(_STEP)
+        engine = _engine(e)
+        key = run_key(line, size, mode, space) << 32
+        e.emit(f"call void @race_step(ptr {engine}, ptr %accesses, i64 {offset}, i64 {key}, i32 %t)")
+        return
     arguments = f"i32 {size}", f"i32 {int(mode) | int(flags)}", f"i32 {line}", f"i32 {space}", "i32 %t"
-    race_call(e, "access", f"i64 {address}", f"i64 {offset}", *arguments)
+    race_call(e, "access", f"i64 {offset}", *arguments)
+
+
+def run_key(line: int, size: int, mode: Mode, space: int) -> int:
+    """Return what tells the accesses of a run from others, in 32 bits (``close_run`` of ``_races.c``)."""
+    return line << 9 | size << 3 | mode << 1 | space
+
+
+# One access of thread %t, the next that it makes: continue the run of the thread before, if that made a like one.
+_STEP = f"""declare void @cudatool_race_open(ptr, i32, i64, i64)
+declare i32 @llvm.umin.i32(i32, i32)
+define internal void @race_step(ptr %race, ptr %accesses, i64 %offset, i64 %key, i32 %t) alwaysinline {{
+  %runs = load ptr, ptr %race, !invariant.load !0
+  %number = load i32, ptr %accesses
+  %after = add i32 %number, 1
+  store i32 %after, ptr %accesses
+  %index = call i32 @llvm.umin.i32(i32 %number, i32 {RUNS})
+  %index.l = zext i32 %index to i64
+  %run = getelementptr [{ctypes.sizeof(Run)} x i8], ptr %runs, i64 %index.l
+  %next = load i64, ptr %run
+  %expected.p = getelementptr i8, ptr %run, i64 {Run.expected.offset}
+  %expected = load i64, ptr %expected.p
+  %t.l = zext i32 %t to i64
+  %this = or i64 %key, %t.l
+  %here = icmp eq i64 %next, %offset
+  %alike = icmp eq i64 %expected, %this
+  %continues = and i1 %here, %alike
+  br i1 %continues, label %extend, label %open, !prof !4
+extend:
+  %stride.p = getelementptr i8, ptr %run, i64 {Run.stride.offset}
+  %stride = load i64, ptr %stride.p
+  %next.new = add i64 %next, %stride
+  store i64 %next.new, ptr %run
+  %expected.new = add i64 %expected, 1
+  store i64 %expected.new, ptr %expected.p
+  ret void
+open:
+  call void @cudatool_race_open(ptr %race, i32 %number, i64 %offset, i64 %this)
+  ret void
+}}"""
 
 
 _MAPS = {Mode.READ: "shadow_read", Mode.WRITE: "shadow_write", Mode.ATOMIC: "shadow_atomic"}

@@ -11,6 +11,7 @@ from functools import cached_property
 from cudatool.ptx import (
     FRAME_SCALE,
     Function,
+    Immediate,
     Instruction,
     KernelAccesses,
     Mode,
@@ -418,9 +419,11 @@ class Kernel:
         # Blocks synchronize by memory that the driver gives a cooperative launch.
         ranges = [*host_ranges, (ctypes.addressof(workspace), ctypes.sizeof(workspace))]
 
+        plain = not translated.parks and not self._acquires and self._has_plain_barriers
+
         def watch(contexts: list[Context]) -> None:
             if shadow is not None:
-                checked.append(shadow.prepare(contexts, self._lines, ranges, acquires=self._acquires))
+                checked.append(shadow.prepare(contexts, self._lines, ranges, acquires=self._acquires, plain=plain))
 
         try:
             stopped = run(launch, threads, seed, footprint, watch)
@@ -439,6 +442,21 @@ class Kernel:
             i.opcode in ("fence", "membar") or (i.opcode != "mbarrier" and orders.intersection(i.modifiers))
             for i in self._function.instructions
         )
+
+    @cached_property
+    def _has_plain_barriers(self) -> bool:
+        """Whether nothing but barriers of the whole block orders the threads of a block."""
+        for i in self._function.instructions:
+            row = suspension_of(i)
+            if i.opcode == "mbarrier" or "async" in i.modifiers or (i.opcode == "bar" and "warp" in i.modifiers):
+                return False
+            if row is not None and row.kind not in (Kind.WARP, Kind.PRESENT):
+                if row.kind not in (Kind.BARRIER, Kind.BARRIER_REDUCE):
+                    return False
+                counts = [operand for name, operand, _ in row.leave(i) if name == "b"]
+                if not all(isinstance(operand, Immediate) and not operand.value for operand in counts):
+                    return False
+        return True
 
     @property
     def _lines(self) -> int:

@@ -7,7 +7,13 @@ from enum import IntEnum
 
 from cudatool.sim.host_library import library
 
-__all__ = ["RaceRecord", "Races", "Reason"]
+__all__ = ["HISTORY_LIMIT", "RUNS", "RaceRecord", "Races", "Reason", "Run"]
+
+RUNS = 2048
+"""How many accesses of a thread, between two suspensions, may be joined with those of other threads."""
+
+HISTORY_LIMIT = 1 << 30
+"""Bytes that a launch's history may take, beside the maps of :class:`.shadow.Shadow`. Beyond, nothing is checked."""
 
 
 class Reason(IntEnum):
@@ -41,6 +47,15 @@ class RaceRecord(ctypes.Structure):
     )
 
 
+class Run(ctypes.Structure):
+    """Accesses of consecutive threads by one instruction (``run_t`` of ``_races.c``)."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("next", "expected", "stride", "first")),
+        *((name, ctypes.c_uint32) for name in ("thread", "unused")),
+    )
+
+
 class Races:
     """The engine for one launch.
 
@@ -50,26 +65,48 @@ class Races:
         The first moment of the launch: later than all of earlier launches that `cells` know of.
     acquires
         Whether the kernel has fences or acquiring accesses, so that its blocks may learn of each other.
-    cells
-        Address of the history of device memory.
+    plain
+        Whether its threads are ordered by barriers of the whole block alone.
+    base
+        Address of device memory.
+    words, seconds, cells
+        Addresses of the history of device memory.
+    limit
+        Bytes that the rest of the history may take.
     """
 
     def __init__(
-        self, now: int, blocks: int, threads: int, shared_bytes: int, lines: int, *, acquires: bool, cells: int
+        self,
+        now: int,
+        blocks: int,
+        threads: int,
+        shared_bytes: int,
+        lines: int,
+        *,
+        acquires: bool,
+        plain: bool,
+        base: int,
+        words: int,
+        seconds: int,
+        cells: int,
+        limit: int = HISTORY_LIMIT,
     ) -> None:
         self._library = library()
         begin = self._library.cudatool_race_begin
         u32, u64 = ctypes.c_uint32, ctypes.c_uint64
-        begin.argtypes = [u32, u64, u32, u64, u32, ctypes.c_int, u64]
+        begin.argtypes = [u32, u64, u32, u64, u32, ctypes.c_int, ctypes.c_int, u64, u64, u64, u64, u64]
         begin.restype = ctypes.c_void_p
-        self.handle: int = begin(now, blocks, threads, shared_bytes, lines, acquires, cells)
+        self.handle: int = begin(
+            now, blocks, threads, shared_bytes, lines, acquires, plain, base, cells, words, seconds, limit
+        )
 
-    def end(self) -> tuple[int, list[RaceRecord]]:
-        """Forget all; return the first moment that the next launch may have, and the races."""
+    def end(self) -> tuple[int, list[RaceRecord], bool]:
+        """Forget all; return the first moment that the next launch may have, the races, and whether all was checked."""
         found, end = self._library.cudatool_race_found, self._library.cudatool_race_end
-        found.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(RaceRecord))]
+        found.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(RaceRecord)), ctypes.POINTER(ctypes.c_uint32)]
         end.argtypes, end.restype = [ctypes.c_void_p], ctypes.c_uint32
         first = ctypes.POINTER(RaceRecord)()
-        count = found(self.handle, ctypes.byref(first))
+        ended = ctypes.c_uint32()
+        count = found(self.handle, ctypes.byref(first), ctypes.byref(ended))
         records = [RaceRecord.from_buffer_copy(first[i]) for i in range(count)]
-        return end(self.handle), records
+        return end(self.handle), records, not ended.value

@@ -36,6 +36,14 @@ whether *another* order was possible. It keeps
   that happened before it and conflict with nothing that it does not conflict with, as FastTrack (PLDI 2009) does: a
   byte on which there is a race is always found, though not every pair of lines that race on it. Where a kernel has
   no fence and no acquiring access, blocks know nothing of each other, and two of other blocks stand for all.
+
+What makes it fast: the threads of a block run one after the other, and what they access by one instruction mostly
+lies at a constant distance. Inlined code joins such accesses (``race_step``, :mod:`.instrument`), and the engine looks
+at a whole run of them at the next synchronization: between two of these the order does not change what races. Most
+memory needs one or two words of 8 bytes for four bytes, not lists of accesses; ``_races.c`` says what they hold.
+
+The lists, flags and trees of a launch may take :data:`.race_engine.HISTORY_LIMIT`. A launch that needs more is looked
+at no further, which its report says (``Defect.UNCHECKED``): with a part of the history, races could be false.
 """
 
 from __future__ import annotations
@@ -146,7 +154,7 @@ def is_wide(i: Instruction) -> bool:
 
 def strong(e: Emitter, i: Instruction, pointer: str, mode: Mode, *, wrote: str = "true", blind: bool = False) -> None:
     """Emit that a strong access was made. `wrote` says whether (i1); `blind` that nothing of it is read."""
-    if not e.instrument & Instrument.RACECHECK:
+    if not e.instrument & Instrument.RACECHECK or not e.orders_by_flags:
         return
     flags = int(mode) | Flag.STRONG
     flags |= Flag.WIDE if is_wide(i) else 0
@@ -164,11 +172,11 @@ def range_access(e: Emitter, i: Instruction, space: str, pointer: str, size: str
     address = e.op(f"ptrtoint ptr {pointer} to i64")
     if space == "shared":
         offset = e.op(f"sub i64 {address}, {e.op('ptrtoint ptr %shared to i64')}")
-        race_access(e, address, offset, size, mode, i.line, 1, Flag.ASYNC)
+        race_access(e, offset, size, mode, i.line, 1, Flag.ASYNC)
         return
     offset = e.op(f"sub i64 {address}, {e.field('arena_base')}")
     with e.when(e.op(f"icmp ult i64 {offset}, {e.field('arena_bytes')}")):
-        race_access(e, address, offset, size, mode, i.line, 0, Flag.ASYNC)
+        race_access(e, offset, size, mode, i.line, 0, Flag.ASYNC)
 
 
 def fence(e: Emitter, i: Instruction) -> None:
@@ -219,7 +227,7 @@ def cleared(e: Emitter, address: str, size: str) -> None:
 CALLABLE = tuple(
     f"cudatool_race_{name}"
     for name in (
-        *("access", "arrive", "barrier", "barriers", "clear", "commit", "enter", "fence", "leave", "mbarrier"),
+        *("access", "arrive", "barrier", "barriers", "clear", "commit", "enter", "fence", "leave", "mbarrier", "open"),
         *("passed", "strong", "wait", "warp"),
     )
 )

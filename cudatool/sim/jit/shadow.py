@@ -16,8 +16,8 @@ import numpy.typing as npt
 from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.footprint import MAP_NORESERVE, PAGE
 from cudatool.sim.jit.heap_blocks import FREED_BLOCK
-from cudatool.sim.jit.instrument import CELL, KINDS, Defect, FoundRecord, Instrument
-from cudatool.sim.jit.race_engine import RaceRecord, Races, Reason
+from cudatool.sim.jit.instrument import CELL, KINDS, WORD, Defect, FoundRecord, Instrument
+from cudatool.sim.jit.race_engine import HISTORY_LIMIT, RaceRecord, Races, Reason
 from cudatool.sim.results import AddressSpaceError
 
 __all__ = ["Found", "Launching", "Shadow"]
@@ -25,7 +25,7 @@ __all__ = ["Found", "Launching", "Shadow"]
 _CAPACITY = 256  # different defects kept of one launch
 _MODES = ("", "read", "write", "atomic")
 _NONE, _WHOLE, _PART = 0, 1, 2  # of a page: is its memory valid?
-_LAST_MOMENT = 1 << 31
+_LAST_MOMENT = 1 << 27  # a launch that goes beyond 1 << 28 is checked more slowly
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,14 @@ class Shadow:
         All memory that a device can have, bytes; `base` is a multiple of the page size.
     kinds
         What is checked.
+
+    Attributes
+    ----------
+    history_limit
+        See :data:`.race_engine.HISTORY_LIMIT`.
     """
+
+    history_limit = HISTORY_LIMIT
 
     def __init__(self, base: int, size: int, kinds: Instrument) -> None:
         self.base, self.size, self.kinds = base, size, kinds
@@ -84,9 +91,9 @@ class Shadow:
             _Map(size + PAGE),
             _Map(size // PAGE + 2),
             _Map(size + PAGE),
-            _Map(size // 4 * CELL + PAGE),
+            *(_Map(size // 4 * width + PAGE) for width in (WORD, WORD, CELL)),
         ]
-        self._valid, self._pages, self._init, self._cells = self._maps
+        self._valid, self._pages, self._init, self._words, self._seconds, self._cells = self._maps
         self._moment = 0
         self._nowhere = (ctypes.c_uint64 * 16)()
 
@@ -176,23 +183,30 @@ class Shadow:
     # ---- launches ----
 
     def prepare(
-        self, contexts: list[Context], lines: int, host: Sequence[tuple[int, int]], *, acquires: bool
+        self, contexts: list[Context], lines: int, host: Sequence[tuple[int, int]], *, acquires: bool, plain: bool
     ) -> Launching:
         """Fill in the workers' contexts for a launch of code with `lines` lines of PTX.
 
-        `acquires`: see :class:`.race_engine.Races`.
+        `acquires`, `plain`: see :class:`.race_engine.Races`.
         """
         if self._moment > _LAST_MOMENT:  # moments would begin again: forget what has old ones
-            self._cells.clear()
+            for one in (self._words, self._seconds, self._cells):
+                one.clear()
             self._moment = 0
-        return Launching(self, contexts, lines, host, acquires)
+        return Launching(self, contexts, lines, host, acquires, plain)
 
 
 class Launching:
     """One launch under the checkers: its buffers, and afterwards what was found."""
 
     def __init__(
-        self, shadow: Shadow, contexts: list[Context], lines: int, host: Sequence[tuple[int, int]], acquires: bool
+        self,
+        shadow: Shadow,
+        contexts: list[Context],
+        lines: int,
+        host: Sequence[tuple[int, int]],
+        acquires: bool,
+        plain: bool,
     ) -> None:
         self._shadow = shadow
         self._contexts = contexts
@@ -209,7 +223,12 @@ class Launching:
                 first.shared_bytes,
                 lines,
                 acquires=acquires,
+                plain=plain,
+                base=shadow.base,
+                words=shadow._words.address,
+                seconds=shadow._seconds.address,
                 cells=shadow._cells.address,
+                limit=shadow.history_limit,
             )
         for context in contexts:
             context.arena_base = shadow.base  # and of the footprint, which may cover less
@@ -230,8 +249,10 @@ class Launching:
         records = (FoundRecord * number).from_buffer(self._records, 16)
         found = [self._one(record) for record in records]
         if self._races is not None:
-            self._shadow._moment, raced = self._races.end()
+            self._shadow._moment, raced, whole = self._races.end()
             found += [self._race(record) for record in raced]
+            if not whole:
+                found.append(Found(Defect.UNCHECKED, "", 0, 0, "", (0, 0, 0), 0, 0, 1))
         return found
 
     def _one(self, record: FoundRecord) -> Found:

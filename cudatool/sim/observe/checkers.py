@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from cudatool.sim import abi
 from cudatool.sim.addresses import place_of, pointer_behind
 from cudatool.sim.memory import Allocation
+from cudatool.units import format_bytes
 
 if TYPE_CHECKING:
     from cudatool.sim.jit import Found, Instrument, Kernel, Reason
@@ -37,7 +38,7 @@ class CheckFinding:
     kind
         ``"out-of-bounds"``, ``"use-after-free"``, ``"host-pointer"``, ``"misaligned"``, ``"uninitialized"``,
         ``"kernel-race"``, ``"barrier-divergence"``, ``"bad-mask"``, ``"invalid-free"``,
-        ``"double-free"`` or ``"invalid-copy"``.
+        ``"double-free"`` or ``"invalid-copy"``; ``"unchecked"`` for a launch of which a part was not looked at.
     mode
         ``"read"``, ``"write"``, ``"atomic"`` or empty.
     space, address, size
@@ -71,6 +72,11 @@ class CheckFinding:
     other_source: str = ""
     pointer: int = 0
     usable: int = 0
+
+    @property
+    def is_gap(self) -> bool:
+        """Whether this says that something was not checked, rather than that something is wrong."""
+        return self.kind == "unchecked"
 
 
 class Checkers:
@@ -169,12 +175,15 @@ class Checkers:
             Defect.WRITE_AFTER_WRITE: ("racecheck", "kernel-race"),
             Defect.BARRIER_DIVERGED: ("synccheck", "barrier-divergence"),
             Defect.MASK_WITHOUT_CALLER: ("synccheck", "bad-mask"),
+            Defect.UNCHECKED: ("racecheck", "unchecked"),
         }[found.defect]
         text = {
             Defect.MISALIGNED: f"the address is not a multiple of {found.size}",
             Defect.UNINITIALIZED: "nothing was written there since the memory was allocated",
             Defect.BARRIER_DIVERGED: "not all threads of the block come to this barrier",
             Defect.MASK_WITHOUT_CALLER: "the member mask lacks a thread that executes the operation",
+            Defect.UNCHECKED: f"racecheck looked at a part of {kernel.name} only: its accesses would take more than "
+            f"{format_bytes(self.shadow.history_limit)} to remember",
         }.get(found.defect, "")
         pointer = usable = 0
         if found.defect is Defect.INVALID:
@@ -185,7 +194,7 @@ class Checkers:
         other_block: tuple[int, ...] = ()
         other_thread: tuple[int, ...] = ()
         other_source = ""
-        if check == "racecheck":
+        if kind == "kernel-race":
             text = _race_text(found, Reason)
             other_block = found.other_block or found.block
             other_thread = _coordinates(found.other_thread, block)
