@@ -125,10 +125,10 @@ def print_advice(console: Console, advice: Advice, *, chosen: bool) -> None:
         if advice.recorded is not None and advice.recorded.oom is not None:
             text = "No setting keeps the program from running out of memory: it needs less at a time, or a larger card."
     else:
-        about = "at least about " if advice.best.caveats else ""
+        about = "about " if advice.best.caveats else ""
         gain = f"{about}{format_bytes(advice.gain_bytes)} less are reserved"
         if not advice.gain_bytes:
-            gain = "fewer requests fail" if advice.best.failures else "memory does not run out where it did"
+            gain = "memory does not run out where it did"
         conf = advice.best.conf
         text = f"Best: PYTORCH_CUDA_ALLOC_CONF={conf}: {gain}." if conf else f"Best: the defaults: {gain}."
     console.print(text, markup=False, soft_wrap=True)
@@ -143,5 +143,7 @@ _CAVEATS = {
     "begins-late": "the recording begins in mid-program, so what was cached by then is not known.",
     "calls-unseen": "calls of empty_cache that found nothing to give back are not in the file, and matter here.",
     "limit-unclear": "how much memory the card had does not show, or only roughly; --card says it.",
+    "addresses-unseen": "which addresses the driver would have given is not known, and decides between equal blocks.",
+    "sizes-rounded": "of requests that failed only the rounded size is in the file; under other settings it is less.",
     "calls-unclear": "whether the program emptied the cache or the allocator made room does not show.",
 }

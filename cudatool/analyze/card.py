@@ -13,6 +13,7 @@ from cudatool.trace.events import Kind
 __all__ = ["Card"]
 
 _REGION: Final = 32 * 1024 * 1024
+_PAGE: Final = 2 * 1024 * 1024
 _HIGHEST: Final = 1 << 46  # where regions begin if a recording does not show it
 
 
@@ -106,6 +107,8 @@ class Card:
         Bytes of the card.
     recorded
         Requests whose segments show which regions there were.
+    lowest_first
+        Whether each segment gets the lowest address that is free, as from a driver that is not the one that was seen.
 
     Attributes
     ----------
@@ -116,12 +119,14 @@ class Card:
         again where they are free: then nothing but the settings makes a difference.
     """
 
-    def __init__(self, total: int, recorded: Requests) -> None:
+    def __init__(self, total: int, recorded: Requests, *, lowest_first: bool = False) -> None:
         self.total = total
         self.used = 0
         self.passed: set[int] = set()
         self.recorded_segments: dict[int, int] = {}
         self._gaps, self._lowest = _regions(recorded)
+        if lowest_first:
+            self._gaps.add(_PAGE, self._lowest - _PAGE)
         self._sizes: dict[int, int] = {}  # of segments, by address
         self._starts: list[int] = []  # their addresses, sorted
 

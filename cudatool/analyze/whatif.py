@@ -13,6 +13,7 @@ each course that the program may have taken. A setting that gains nothing in one
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -22,6 +23,7 @@ from cudatool.analyze.replay_start import with_start_in
 from cudatool.analyze.requests import RELEASES, Requests, Verb
 from cudatool.analyze.whatif_model import Caveat, Course, Outcome, OutOfMemory, quiet_calls, run_model
 from cudatool.errors import ConfigError
+from cudatool.memory.blocks import round_size
 from cudatool.memory.settings import Settings
 from cudatool.trace.model import Trace
 from cudatool.units import format_bytes
@@ -257,6 +259,8 @@ class _Experiment:
             # How much may be reserved tells the allocator's garbage collection from the program's empty_cache.
             self.asked = requests_with_pools(trace, device, recorded, shown)
         self.record = _record(self.asked)
+        wanted = [call.event for call in self.asked.calls if call.verb in (Verb.MALLOC, Verb.FAILED_MALLOC)]
+        self._last_request = wanted[-1] if wanted else -1
         self.done: dict[str, Outcome] = {}  # by settings string
         self._bare: Requests | None = None  # as `asked`, with nothing cached at the beginning
         self._runs: dict[tuple[str, _Scenario], Outcome] = {}
@@ -271,6 +275,7 @@ class _Experiment:
             self.check = self._run(recorded, recorded.text, _Scenario(self.asked, self._total, self._limit))
             self._caveats = tuple(self._caveats_of_check())
             self._quiet = self._quiet_calls()
+            self._smaller = _with_smaller_failures(self.asked, recorded)
 
     def outcome(self, conf: str) -> Outcome:
         """Return what the requests cost under some settings."""
@@ -291,11 +296,12 @@ class _Experiment:
         caveats = [*self._caveats]
         if conf != self._recorded.text and (self.asked.prior_blocks or self.asked.prior_memory):
             caveats.append(Caveat.BEGINS_LATE)
-        if Caveat.OTHER_COURSE in found.caveats and self._ends_refused():
-            # The program may have gone on, and then reserved anything up to the limit.
+        ends = found.oom is not None and found.oom.event == self._last_request
+        for caveat in found.caveats if not ends else ():  # of the model: what the program does next is not known
+            # It may reserve anything up to the limit.
             most_possible = _lowest_limit(settings, plain.total, plain.limit)
             if most_possible is None or most_possible > (1 + _WORTH_NAMING) * found.reserved_peak_bytes:
-                caveats.append(Caveat.OTHER_COURSE)
+                caveats.append(caveat)
         for caveat, scenario in self._alternatives(found, settings):
             if caveat not in caveats:
                 other = self._run(settings, conf, scenario)
@@ -314,7 +320,7 @@ class _Experiment:
     def least_gain(self, found: Outcome, used: Outcome) -> int | None:
         """Return by how much less is reserved than under the settings that were `used`, in every scenario.
 
-        It is 0 if fewer requests fail in every scenario, and None if there is one that is worse or not worth naming.
+        It is 0 if requests failed and none does in any scenario, and None if one is worse or not worth naming.
         """
         settings = Settings.parse(found.conf)
         before = self.reserved_before(used)
@@ -326,10 +332,13 @@ class _Experiment:
             pairs.append((scenario, scenario if is_open else plain))
         least = before
         avoids = found.failures < used.failures
+        if not avoids and self._start_is_open(found):
+            return None
         for here, there in pairs:
             one = self._run(settings, found.conf, here)
             other = self._run(self._recorded, self._recorded.text, there)
-            if one.oom is not None or one.failures + avoids > other.failures:
+            # How often a program fails that goes on with what it was refused does not show: only that it never would.
+            if one.oom is not None or one.failures > (0 if avoids else other.failures):
                 return None
             least = min(least, min(before, other.reserved_peak_bytes) - one.reserved_peak_bytes)
         if avoids:
@@ -337,6 +346,15 @@ class _Experiment:
         # Calls that left no event only make the true gain larger; everything else may make it smaller.
         unsure = set(found.caveats) - {Caveat.CALLS_UNSEEN}
         return least if least > before * (_WORTH_IF_UNSURE if unsure else _WORTH_NAMING) else None
+
+    def _start_is_open(self, found: Outcome) -> bool:
+        """Return whether any amount may have been cached when the recording began, had these settings been in force.
+
+        So it is if the allocator gave memory back by itself: it may have done so before, where the other would not.
+        """
+        if found.conf == self._recorded.text or not (self.asked.prior_memory or self.asked.prior_blocks):
+            return False
+        return bool(self._recorded.garbage_collection_threshold or self.record.retries or self.record.failures)
 
     def _plain(self) -> _Scenario:
         if self._memory:
@@ -367,8 +385,12 @@ class _Experiment:
             yield Caveat.OTHER_COURSE, replace(plain, course=Course(does_without=True))
         if is_other and self._quiet:
             yield Caveat.CALLS_UNSEEN, replace(plain, course=Course(empties=self._quiet))
+        if is_other and self._smaller is not None:
+            yield Caveat.SIZES_ROUNDED, replace(plain, asked=self._smaller)
         if self.asked.otherwise is not None:
             yield Caveat.CALLS_UNCLEAR, replace(plain, asked=self.asked.otherwise)
+        if is_other and not settings.expandable_segments:
+            yield Caveat.ADDRESSES_UNSEEN, replace(plain, course=Course(lowest_first=True))
         if self._memory is not None or not is_other:
             return
         most = self.record.reserved_peak_bytes
@@ -394,11 +416,6 @@ class _Experiment:
         if check.failures != record.failures:
             caveats.append(Caveat.FAILURES_DIFFER)
         return caveats
-
-    def _ends_refused(self) -> bool:
-        """Return whether the last request that was recorded failed."""
-        wanted = (call.verb for call in reversed(self.asked.calls) if call.verb in (Verb.MALLOC, Verb.FAILED_MALLOC))
-        return next(wanted) is Verb.FAILED_MALLOC
 
     def _quiet_calls(self) -> frozenset[int]:
         """Return the calls before which the program may have emptied the cache without a trace, if it ever does."""
@@ -431,6 +448,23 @@ def _record(asked: Requests) -> Record:
             most = level
     failures = sum(call.verb is Verb.FAILED_MALLOC for call in asked.calls)
     return Record(most, asked.retries, failures, asked.ceiling)
+
+
+def _with_smaller_failures(asked: Requests, recorded: Settings) -> Requests | None:
+    """Return the requests with the fewest bytes in those that failed, of which the file has the rounded size.
+
+    None if it makes no difference.
+    """
+    if max(recorded.roundup_power2_divisions) <= 1:
+        return None  # to 512 bytes, as under all settings
+
+    def smallest(size: int) -> int:
+        return 1 + bisect_left(range(1, size + 1), size, key=lambda asked: round_size(asked, recorded))
+
+    calls = [
+        call._replace(size=smallest(call.size)) if call.verb is Verb.FAILED_MALLOC else call for call in asked.calls
+    ]
+    return replace(asked, calls=calls) if calls != asked.calls else None
 
 
 def _limits(asked: Requests, recorded: Settings, card: int | None) -> tuple[int | None, int | None, bool]:

@@ -16,7 +16,7 @@ from cudatool.errors import OutOfMemoryError
 from cudatool.memory.blocks import PoolId
 from cudatool.memory.journal import Journal
 from cudatool.memory.policy import DEFAULT_POOL, Policy
-from cudatool.memory.settings import Settings
+from cudatool.memory.settings import UNLIMITED, Settings
 from cudatool.trace.events import Kind
 from cudatool.trace.frames import call_site
 from cudatool.trace.model import Trace
@@ -46,8 +46,12 @@ class Caveat(StrEnum):
     """The program empties the cache. Calls that found nothing to give back are not in the file: they would here."""
     LIMIT_UNCLEAR = "limit-unclear"
     """It runs into a limit whose size the recording shows only roughly."""
+    SIZES_ROUNDED = "sizes-rounded"
+    """Of requests that failed the file has the size that the recorded settings rounded them to, which is too much."""
     CALLS_UNCLEAR = "calls-unclear"
     """The recording does not show whether it was the program that emptied the cache, which makes a difference here."""
+    ADDRESSES_UNSEEN = "addresses-unseen"
+    """Of free blocks of one size the lowest is taken: which addresses the driver gives makes a difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What a program is taken to do where its recording does not tell.
+    """What is taken to happen where a recording does not tell: what the program does, and the driver.
 
     Attributes
     ----------
@@ -130,12 +134,15 @@ class Course:
         It does not make requests that were refused when it was recorded.
     empties
         Calls, by their index, before which it empties the cache although the recording shows nothing of it.
+    lowest_first
+        The driver gives each segment the lowest address that is free.
     """
 
     goes_on: bool = False
     keeps: bool = False
     does_without: bool = False
     empties: frozenset[int] = frozenset()
+    lowest_first: bool = False
 
 
 @refuses_contradictions
@@ -195,7 +202,7 @@ class _Model:
         self.quiet: set[int] | None = None  # is collected if it is not None
         self.trace = trace
         self.asked = asked
-        self.card = Card(limit, asked)
+        self.card = Card(limit, asked, lowest_first=course.lowest_first)
         self.policy = Policy(
             self.card,
             device=asked.device,
@@ -278,7 +285,8 @@ class _Model:
 
     def _take_over(self) -> None:
         """Begin with the memory that the recording began with, as far as these settings could have led to it."""
-        asked, split_limit = self.asked, self._settings.max_split_size
+        asked, settings = self.asked, self._settings
+        split_limit = UNLIMITED if settings.expandable_segments else settings.max_split_size
         starts = sorted(change.address for change in asked.prior_memory)
         used: dict[int, list[int]] = {}  # sizes of the blocks in use, by the number of the segment or pages
         for call, size in zip(asked.prior_blocks, asked.prior_sizes, strict=True):
@@ -287,7 +295,7 @@ class _Model:
         for change in asked.prior_memory:
             blocks = used.get(bisect_right(starts, change.address), [])
             is_split = change.size >= split_limit and blocks not in ([], [change.size])
-            if (change.kind is Kind.SEGMENT_MAP) is self._settings.expandable_segments and not is_split:
+            if (change.kind is Kind.SEGMENT_MAP) is settings.expandable_segments and not is_split:
                 kept.append(change)
         if kept:
             self.card.adopt(kept)

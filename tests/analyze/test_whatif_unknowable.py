@@ -92,6 +92,21 @@ def test_what_comes_after_a_request_that_ended_the_program(tmp_path: Path) -> No
     assert (300 * MIB, 800 * MIB) == peaks_with_enough(programs, tmp_path)
 
 
+def test_how_large_a_request_was_that_failed_after_it_was_rounded(tmp_path: Path) -> None:
+    programs = [
+        Program(ops(("malloc", 1, 100), ("malloc", 2, size), ("malloc", 3, 2)), survives=True) for size in (230, 250)
+    ]
+    found = peaks(
+        programs,
+        Caveat.SIZES_ROUNDED,
+        tmp_path,
+        conf="per_process_memory_fraction:0.34",
+        recorded="roundup_power2_divisions:4,per_process_memory_fraction:0.3",
+        totals=(1000 * MIB,) * 2,
+    )
+    assert (330 * MIB, 120 * MIB) == found
+
+
 def test_calls_of_empty_cache_that_found_nothing(tmp_path: Path) -> None:
     begin = (("malloc", 1, 100), ("free", 1), ("empty",), ("malloc", 2, 100), ("free", 2))
     begin += (("malloc", 3, 50), ("malloc", 4, 50), ("free", 4))
