@@ -28,16 +28,19 @@ _GRAIN = 16  # largest element of a mask, bytes
 _Column = npt.NDArray[np.int64]
 
 
-def compress(runs: Sequence[tuple[int, int, int]]) -> list[ByteSet]:
-    """Return the same bytes as `runs`, ``(address, size, flags)`` in ascending order, in fewer pieces."""
-    if len(runs) <= _FEW:
+def compress(runs: Sequence[tuple[int, int, int]], *, of_boxes: bool = False) -> list[ByteSet]:
+    """Return the same bytes as `runs`, ``(address, size, flags)`` in ascending order, in fewer pieces.
+
+    The runs `of_boxes` are the rows of copies and fills: they stay together, even if there are few of them.
+    """
+    if len(runs) <= (2 if of_boxes else _FEW):
         return [(address, size, flags, 0, 0) for address, size, flags in runs]
     address, size, flags = np.array(runs, np.int64).T
     sets: list[ByteSet] = []
     for mode in np.unique(flags).tolist():
         own = flags == mode
         starts, sizes = address[own], size[own]
-        rows, single = _equal_rows(starts, sizes, mode)
+        rows, single = _equal_rows(starts, sizes, mode, least=2 if of_boxes else _ROWS)
         sets += rows
         sets += _masks(starts[single], sizes[single], mode)
     return sets
@@ -51,13 +54,13 @@ def rows_of(runs: Sequence[tuple[int, int]], flags: int, most: int) -> list[Byte
     if not runs:
         return []
     start, size = np.array(runs, np.int64).T
-    sets, single = _equal_rows(start, size, flags)
+    sets, single = _equal_rows(start, size, flags, least=_ROWS)
     sets += [(a, n, flags, 0, 0) for a, n in zip(start[single].tolist(), size[single].tolist(), strict=True)]
     return sets[:most]
 
 
-def _equal_rows(start: _Column, size: _Column, mode: int) -> tuple[list[ByteSet], npt.NDArray[np.bool_]]:
-    """Return series of at least `_ROWS` runs of one size at one distance, and which runs are in none."""
+def _equal_rows(start: _Column, size: _Column, mode: int, *, least: int) -> tuple[list[ByteSet], npt.NDArray[np.bool_]]:
+    """Return series of at least `least` runs of one size at one distance, and which runs are in none."""
     single = np.ones(len(start), bool)
     distance = np.diff(start)
     distance[size[1:] != size[:-1]] = 0  # no link between runs of different sizes
@@ -66,7 +69,7 @@ def _equal_rows(start: _Column, size: _Column, mode: int) -> tuple[list[ByteSet]
     taken = 0  # runs before this one are in a series
     for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         first, count = max(low, taken), high + 1 - max(low, taken)
-        if count >= _ROWS and distance[low]:
+        if count >= least and distance[low]:
             taken = high + 1
             single[first:taken] = False
             sets.append((int(start[first]), int(size[first]), mode, int(distance[low]), count))

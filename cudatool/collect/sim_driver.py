@@ -266,7 +266,7 @@ class SimDriverCollector:
         if operation.kind not in _WORK or not correlation:
             return
         ordinal = operation.stream.context.device.ordinal
-        for address, size, flags, aux0, aux1 in compress(operation.footprint):
+        for address, size, flags, aux0, aux1 in compress(operation.footprint, of_boxes=operation.kind != "kernel"):
             hooks.emit(
                 Kind.ACCESS,
                 device=ordinal,

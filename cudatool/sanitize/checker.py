@@ -196,6 +196,8 @@ class _Words:
             second=second,
             start=defect.start,
             size=defect.size,
+            runs=defect.runs,
+            stride=defect.stride,
             buffer=buffer,
             reason=self._reason(defect),
             repair=self._repair(defect) if repaired else "",
@@ -308,6 +310,24 @@ class _Words:
     def _at(self, record: int) -> str:
         return f"{self._operation(record)} ({self._line(record)})"
 
+    def _stream(self, record: int) -> str:
+        return self._engine.streams[int(self._trace.records["stream"][record])].label
+
+    def _other_thread(self, defect: Defect) -> str | None:
+        """Return the thread whose per-thread default stream the first side is of, if another one made the second."""
+        records = self._trace.records
+        first, second = (side.operation.record for side in (defect.first, defect.second))
+        threads = int(records["thread"][first]), int(records["thread"][second])
+        stream = self._engine.agents[defect.first.operation.agent].stream
+        if threads[0] == threads[1] or stream not in self._per_thread:
+            return None
+        return self._trace.threads[threads[0]]
+
+    @functools.cached_property
+    def _per_thread(self) -> frozenset[int]:
+        made = self._trace.of_kind(Kind.STREAM_CREATE)
+        return frozenset(made["stream"][made["flags"] & StreamFlag.PER_THREAD_DEFAULT != 0].tolist())
+
     def _line(self, record: int) -> str:
         return location(self._stack(record))
 
@@ -347,6 +367,12 @@ class _Words:
         order = order[0].upper() + order[1:] + "."
         if defect.wait >= 0:
             order += f" The wait at {self._line(defect.wait)} did nothing: its event had not been recorded."
+        if defect.moved:
+            wait, replaced, latest = defect.moved
+            order += (
+                f" The wait at {self._line(wait)} is for the record on {self._stream(latest)} ({self._line(latest)}), "
+                f"which replaced the one on {self._stream(replaced)} ({self._line(replaced)})."
+            )
         owner = defect.first.owner
         if defect.kind is FindingKind.REUSE and owner is not None:
             freed = f", was freed at {self._line(owner.freed.record)}" if owner.freed else ""
@@ -390,6 +416,15 @@ class _Words:
             return (
                 f"Before the block allocated at {self._line(owner)} is freed, call "
                 f"`record_stream` on it for {earlier.label}."
+            )
+        if (thread := self._other_thread(defect)) is not None:
+            calls = self._calls(earlier.stream)
+            record = f" (`{calls.record}`)" if calls.record else ""
+            waits = "wait for it on the host" if later.is_host else f"make {later.label} wait for it"
+            return (
+                f"Other threads have no handle of {earlier.label}: in thread {thread}, record an event after "
+                f"{self._after(defect)}{record}; when that is done, and before {here}, {waits}"
+                f"{'' if later.is_host else f': `{self._calls(later.stream).wait_event}`'}."
             )
         if later.is_host:
             return f"Before {here}, synchronize {earlier.label}: `{self._calls(earlier.stream).synchronize}`."

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.sanitize.findings import FindingKind
-from cudatool.sanitize.intervals import ATOMIC, READ, WRITE, Access, Operation
+from cudatool.sanitize.intervals import ATOMIC, READ, WRITE, Access, Operation, common_runs
 from cudatool.sanitize.lifetimes import Buffer
 
 __all__ = ["Defect", "Defects", "Key", "Repairs", "Side", "race_of", "side_of"]
@@ -72,6 +72,11 @@ class Defect:
         Whether the two sides are collective operations of one group.
     wait
         The record of a wait between the two that did nothing, because its event had not been recorded; -1 for none.
+    runs, stride
+        How many such runs of bytes both sides touch, and how far apart they begin (0 if that differs).
+    moved
+        The records of a wait between the two, and of those two records of its event of which the second one replaced
+        the first, for which the wait was meant; empty if there is none.
     count, last
         Length of the series, and the records of its latest pair.
     agents
@@ -90,6 +95,9 @@ class Defect:
     inside: bool = False
     grouped: bool = False
     wait: int = -1
+    runs: int = 1
+    stride: int = 0
+    moved: tuple[int, ...] = ()
     count: int = 1
     last: tuple[int, int] = (-1, -1)
     agents: set[tuple[int, int]] = field(default_factory=set)
@@ -147,8 +155,10 @@ class Defects:
         inside: bool = False,
         grouped: bool = False,
         wait: int = -1,
+        moved: tuple[int, ...] = (),
+        touched: tuple[Access, Access] | None = None,
     ) -> None:
-        """Add a defect, or count it if its call sites are known."""
+        """Add a defect, or count it if its call sites are known. `touched` are the accesses of both sides."""
         pair = first.operation.record, second.operation.record
         stack = self._sites[2][buffer.record] if buffer is not None else 0
         # Of a node the launch counts too, where it is the launch that could wait.
@@ -159,6 +169,9 @@ class Defects:
         if defect is None:
             common = 0 if inside else second.operation.clock[first.operation.agent]
             self.found[key] = defect = Defect(kind, first, second, start, size, buffer, common, inside, grouped, wait)
+            defect.moved = moved
+            if touched is not None and any(one.stride or one.mask for one in touched):
+                defect.runs, defect.stride = common_runs(*touched)
         elif defect.last != pair:
             defect.count += 1
         defect.last = pair

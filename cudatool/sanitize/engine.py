@@ -491,7 +491,17 @@ class Engine:
         else:
             kind = race_of(old, new)
         wait = self._empty_wait(old.operation, new.operation)
-        self.report(kind, side_of(old), side_of(new), *found, buffer, wait=wait)
+        moved = self._moved_wait(old.operation, new.operation) if self.ordering.moved else ()
+        sides = side_of(old), side_of(new)
+        self.report(kind, *sides, *found, buffer, wait=wait, moved=moved, touched=(old, new))
+
+    def _moved_wait(self, earlier: Operation, later: Operation) -> tuple[int, ...]:
+        """A wait of the later side for an event whose record behind the earlier one another record has replaced."""
+        for record, replaced, first, second in self.ordering.moved.get(later.agent, {}).values():
+            behind = replaced.agent == earlier.agent and earlier.epoch <= replaced.epoch
+            if behind and earlier.record < record < later.record:
+                return record, first, second
+        return ()
 
     def _empty_wait(self, earlier: Operation, later: Operation) -> int:
         """The latest wait of the later side that would have ordered the two, had its event been recorded; else -1."""
@@ -521,10 +531,12 @@ class Engine:
         buffer: Buffer | None,
         *,
         wait: int = -1,
+        moved: tuple[int, ...] = (),
+        touched: tuple[Access, Access] | None = None,
         late: bool = False,
     ) -> None:
         """Enter a defect. `late`: the second side's agent has gone on since."""
-        self.found.report(kind, first, second, start, size, buffer, wait=wait)
+        self.found.report(kind, first, second, start, size, buffer, wait=wait, moved=moved, touched=touched)
         if self.go_on_repaired and first.exact and second.exact and first.mode != "free":
             earlier, later = first.operation, second.operation
             agent = self.agents[later.agent]

@@ -263,6 +263,9 @@ class Finding:
         The two sides, in the order in which the program enqueued them.
     start, size
         The first run of bytes that both touch: device address and number of bytes.
+    runs, stride
+        How many runs of bytes both touch, as rows of 2-D copies (4096 stands for that many or more), and how far apart
+        they begin (bytes; 0 for one, or if that differs).
     buffer
         The allocation they lie in; None if it was not seen.
     reason
@@ -292,6 +295,8 @@ class Finding:
     fingerprint: str
     witness: Witness | None = None
     no_witness: str = ""
+    runs: int = 1
+    stride: int = 0
     seen_in: tuple[str, ...] = ()
 
 

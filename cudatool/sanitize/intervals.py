@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -13,12 +14,25 @@ if TYPE_CHECKING:
     from cudatool.sanitize.lifetimes import Buffer
     from cudatool.sanitize.ordering import Agent
 
-__all__ = ["ATOMIC", "READ", "WRITE", "Access", "History", "Operation", "Segment", "overlap", "rows_of"]
+__all__ = [
+    "ATOMIC",
+    "MOST_RUNS",
+    "READ",
+    "WRITE",
+    "Access",
+    "History",
+    "Operation",
+    "Segment",
+    "common_runs",
+    "overlap",
+    "rows_of",
+]
 
 _SEGMENT, _PAIR, _ROW, _MASK, _CONFLICT = 30, 8, 30, 60, 400  # units of an effort
 _CROWD = 32  # accesses to a segment, beyond which those that cannot race with each other are kept apart
 _CONFLICTS = 64  # of one access in one segment that are reported
 _MANY = 1 << 13  # segments, beyond which those are looked for that do not matter any more
+MOST_RUNS = 4096  # of bytes that two accesses share, that are counted
 READ, WRITE, ATOMIC = 1, 2, 4  # as trace.events.AccessFlag; ATOMIC stands alone
 
 
@@ -170,6 +184,20 @@ def _rows(access: Access, start: int, stop: int) -> Iterator[tuple[int, int]]:
 def rows_of(access: Access) -> Iterator[tuple[int, int]]:
     """Yield start and end of each run of bytes of an access, ascending."""
     return _rows(access, access.start, access.stop)
+
+
+def common_runs(first: Access, second: Access) -> tuple[int, int]:
+    """Return how many runs of bytes both touch, and the distance between their starts (0 if it is not always the same).
+
+    At most :data:`MOST_RUNS` are counted.
+    """
+    starts: list[int] = []
+    for start, stop in _rows(first, second.start, second.stop):
+        starts += [max(low, start) for low, high in _rows(second, start, stop) if max(low, start) < min(high, stop)]
+        if len(starts) >= MOST_RUNS:
+            break
+    apart = {later - earlier for earlier, later in itertools.pairwise(starts)}
+    return min(len(starts), MOST_RUNS), apart.pop() if len(apart) == 1 else 0
 
 
 def _run_in_rows(start: int, stop: int, access: Access) -> tuple[int, int] | None:

@@ -119,6 +119,9 @@ class Ordering:
         Agent -> call site -> the latest wait there for an event that was not recorded: event and record.
     empty, unknown
         Numbers of such waits, and of waits for what the trace does not show.
+    moved
+        Agent -> call site -> the latest wait there for an event that was recorded elsewhere before: the wait's record,
+        the moment that the earlier record captured, and both records of the event.
     foreign_events
         Events that other processes can record.
     """
@@ -132,7 +135,10 @@ class Ordering:
         self.empty_waits: defaultdict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
         self.empty = 0
         self.unknown = 0
+        self.moved: dict[int, dict[int, tuple[int, Moment, int, int]]] = {}
         self.foreign_events: set[int] = set()
+        self._recorded_at: dict[int, int] = {}  # by event: the trace's record of its latest record
+        self._replaced: dict[int, tuple[Moment, int]] = {}  # and what that replaced, of another stream
         self._events: dict[int, Moment] = {}
         self._values: dict[int, deque[tuple[int, Moment]]] = {}  # address -> the latest values that streams wrote there
         self._worked: list[Agent] = []  # streams, again when they got work after somebody had looked
@@ -242,11 +248,18 @@ class Ordering:
 
         A node is taken for the last one of its graph: an edge too many hides a race, one too few invents one.
         """
+        before = self._events.get(event)
+        if before is not None and before.agent != stream.index:
+            self._replaced[event] = before, self._recorded_at[event]
+        elif event in self._replaced:
+            del self._replaced[event]
+        self._recorded_at[event] = stream.records[-1]
         self._events[event] = stream.done
 
     def destroy_event(self, event: int) -> None:
         """cuEventDestroy: what waited for the event keeps its order, and nothing can wait for it any more."""
         self._events.pop(event, None)
+        self._replaced.pop(event, None)
 
     def wait_event(self, host: Agent, stream: Agent, event: int, record: int, site: int = 0) -> None:
         """cuStreamWaitEvent: "makes all future work submitted to hStream wait for all work captured in hEvent".
@@ -258,6 +271,9 @@ class Ordering:
         elif not self.join_event(stream, event):
             self.empty += 1
             self.empty_waits[stream.index][site] = event, record
+        elif event in self._replaced:
+            replaced, first = self._replaced[event]
+            self.moved.setdefault(stream.index, {})[site] = record, replaced, first, self._recorded_at[event]
         self.enqueue(host, stream, record)
 
     def join_event(self, stream: Agent, event: int) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
+
 from cudatool.trace.events import Kind, StreamFlag
 from cudatool.trace.model import Trace
 
@@ -24,10 +26,13 @@ def stream_names(trace: Trace) -> dict[int, str]:
     """Return the name of each stream of a trace, also of those whose creation was not recorded.
 
     A stream is called by its number in the trace, which no other stream has: handles are used again. A default stream
-    is called so, with its number where there are several. If streams are of several devices, each name says which.
+    is called so, with its thread if there are per-thread ones of several, and with its number where that is not enough.
+    If streams are of several devices, each name says which.
     """
     names = _Names()
     created = trace.of_kind(Kind.STREAM_CREATE)
+    threads = dict(zip(created["stream"].tolist(), created["thread"].tolist(), strict=True))
+    of_threads = np.unique(created["thread"][created["flags"] & StreamFlag.PER_THREAD_DEFAULT != 0])
     devices = dict(zip(created["stream"].tolist(), created["device"].tolist(), strict=True))
     of_several = len(set(devices.values())) > 1
     for stream, flags in zip(created["stream"].tolist(), created["flags"].tolist(), strict=True):
@@ -35,6 +40,8 @@ def stream_names(trace: Trace) -> dict[int, str]:
             names[stream] = "default stream"
         elif flags & StreamFlag.PER_THREAD_DEFAULT:
             names[stream] = "per-thread default stream"
+            if len(of_threads) > 1:
+                names[stream] += f" of thread {trace.threads[threads[stream]]}"
         elif of_several:
             names[stream] = f"stream {stream}"
         if of_several:

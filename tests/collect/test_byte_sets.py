@@ -65,3 +65,9 @@ def test_scattered_elements_take_a_record_for_each_window_of_them() -> None:
 
 def test_few_runs_stay_as_they_are() -> None:
     assert [(0, 4, R, 0, 0), (8, 4, W, 0, 0)] == compress([(0, 4, R), (8, 4, W)])
+
+
+def test_rows_of_a_box_stay_together_however_few() -> None:
+    runs = [(0, 4, 1), (64, 4, 1), (0x1000, 4, 2), (0x1020, 4, 2), (0x1040, 4, 2)]
+    assert [(0, 4, 1, 64, 2), (0x1000, 4, 2, 32, 3)] == compress(runs, of_boxes=True)
+    assert [(0, 4, 1, 0, 0), (64, 4, 2, 0, 0)] == compress([(0, 4, 1), (64, 4, 2)], of_boxes=True)

@@ -6,6 +6,7 @@ import pytest
 from sanitize_program import Program, R, W
 
 from cudatool.sanitize import Gap, GapKind, check
+from cudatool.sanitize.report.views import which_bytes
 from cudatool.trace.events import CopyFlag, Kind, LaunchFlag, StreamFlag
 
 BUFFER, SIZE = 0x10000, 1024
@@ -402,3 +403,50 @@ def test_access_across_two_mappings_is_one_of_each(program: Program) -> None:
     program.kernel(b, (W, _FIRST + 4, 4))
     (finding,) = check(program.trace()).findings
     assert (_FIRST + 4, 4) == (finding.start, finding.size)
+
+
+def test_finding_counts_the_rows_that_both_sides_touch(program: Program) -> None:
+    a, b = program.stream(), program.stream()
+    program.kernel(a, (W, BUFFER, 1, 64, 16))
+    program.kernel(b, (W, BUFFER + 128, 4, 64, 16))
+    (finding,) = check(program.trace()).findings
+    assert (BUFFER + 128, 1, 14, 64) == (finding.start, finding.size, finding.runs, finding.stride)
+    assert f"14 x 1 B, 64 B apart, at 0x{BUFFER + 128:x} to 0x{BUFFER + 128 + 13 * 64:x}" == which_bytes(finding)
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_wait_for_an_event_that_another_stream_recorded_since_is_explained(program: Program, again: bool) -> None:
+    a, b, c = program.stream(), program.stream(), program.stream()
+    event = program.event()
+    write(program, a)
+    program.record(event, a)  # line 6
+    if again:
+        program.record(event, c)  # line 7
+        program.wait(b, event)  # line 8
+    read(program, b)
+    (finding,) = check(program.trace()).findings
+    said = "The wait at program.py:8 is for the record on stream 3 (program.py:7), which replaced the one on stream 1 "
+    assert again is (said + "(program.py:6)." in finding.reason)
+
+
+def _of_threads(program: Program) -> tuple[int, int]:
+    """Make the per-thread default streams of the threads 0 and 1, and go on in the second one."""
+    streams = []
+    for thread in (0, 1):
+        program.on_thread(thread)
+        streams.append(program.stream(flags=StreamFlag.PER_THREAD_DEFAULT))
+    return streams[0], streams[1]
+
+
+@pytest.mark.parametrize("side", ["stream", "host"])
+def test_repair_for_another_threads_default_stream_is_an_event_of_that_thread(program: Program, side: str) -> None:
+    a, b = _of_threads(program)
+    program.on_thread(0)
+    write(program, a)
+    program.on_thread(1)
+    read(program, b) if side == "stream" else program.host(R, BUFFER, SIZE)
+    (finding,) = check(program.trace()).findings
+    assert "the per-thread default stream of thread thread 0" == finding.first.agent
+    assert "in thread thread 0, record an event after kernel write (program.py:3)" in finding.repair
+    assert "wait_stream" not in finding.repair
+    assert "synchronize" not in finding.repair

@@ -23,6 +23,7 @@ from cudatool.sanitize.report.views import (
     sources,
     times,
     verdict,
+    which_bytes,
     why_aside,
 )
 from cudatool.sanitize.witness import witness_lines
@@ -119,8 +120,7 @@ class _Style:
         if launch := finding.second.launch or finding.first.launch:
             lines += self._site("graph", Site("launched", launch))
         if finding.size:  # of a wait there are none
-            end = finding.start + finding.size - 1
-            lines.append(self._about("bytes", f"{format_bytes(finding.size)} at 0x{finding.start:x} to 0x{end:x}"))
+            lines.append(self._about("bytes", which_bytes(finding)))
         if (buffer := finding.buffer) is not None:
             offset = finding.start - buffer.address
             where = f"from its byte {offset:,} on" if offset >= 0 else "from before its start"

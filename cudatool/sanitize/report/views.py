@@ -20,6 +20,7 @@ from cudatool.sanitize.findings import (
     SetAside,
     location,
 )
+from cudatool.sanitize.intervals import MOST_RUNS
 from cudatool.sanitize.kinds import check_of
 from cudatool.sanitize.places import shown_path
 from cudatool.trace.frames import user_frame
@@ -42,6 +43,7 @@ __all__ = [
     "verdict",
     "verdict_words",
     "what",
+    "which_bytes",
     "why_aside",
 ]
 
@@ -164,6 +166,18 @@ def sources(finding: Finding | DeviceFinding) -> tuple[tuple[str, str], ...]:
         (text, source if os.path.isfile(source.rpartition(":")[0]) else os.path.basename(source))
         for text, source in threads
     )
+
+
+def which_bytes(finding: Finding) -> str:
+    """Return the bytes that both sides touch, in words."""
+    end = finding.start + (finding.runs - 1) * finding.stride + finding.size - 1
+    if finding.runs == 1:
+        return f"{format_bytes(finding.size)} at 0x{finding.start:x} to 0x{end:x}"
+    count = f"{finding.runs:,}{' or more' if finding.runs == MOST_RUNS else ''}"
+    if not finding.stride:
+        return f"{count} runs, the first of {format_bytes(finding.size)} at 0x{finding.start:x}"
+    apart = f"{format_bytes(finding.size)}, {format_bytes(finding.stride)} apart"
+    return f"{count} x {apart}, at 0x{finding.start:x} to 0x{end:x}"
 
 
 def describe(finding: Finding | DeviceFinding) -> str:
