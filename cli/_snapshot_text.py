@@ -113,7 +113,7 @@ def _print_sites(console: Console, title: str, sites: Sequence[CallSite]) -> Non
         return
     table = new_table("Call site", numbers=("Blocks", "Bytes"))
     for site in sites[:_MOST]:
-        table.add_row(plain(site.label), f"{site.count:,}", format_bytes(site.size))
+        table.add_row(plain(site.compiled.described(site.label)), f"{site.count:,}", format_bytes(site.size))
     print_table(console, title, table)
     print_rest(console, len(sites), _MOST, "call sites")
 

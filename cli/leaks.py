@@ -117,6 +117,7 @@ def _print_table(console: Console, rows: list[Leak] | tuple[Leak, ...]) -> None:
     table = new_table("Call site", numbers=(*(("A step", "Steps") if with_steps else ()), "In all", "Confidence"))
     for leak in rows[:_MOST]:
         of_steps = (f"+{format_bytes(leak.per_step)}", f"{leak.grew:,} of {leak.steps:,}") if with_steps else ()
-        table.add_row(plain(leak.label), *of_steps, f"+{format_bytes(leak.growth)}", str(leak.confidence))
+        label = plain(leak.compiled.described(leak.label))
+        table.add_row(label, *of_steps, f"+{format_bytes(leak.growth)}", str(leak.confidence))
     console.print("", table, sep="\n")
     print_rest(console, len(rows), _MOST, "call sites")

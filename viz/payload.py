@@ -30,6 +30,7 @@ from cudatool.analyze import (
     Usage,
     before_recording,
     calls,
+    compiled_sites,
     range_at,
     ranges,
     site_keys,
@@ -198,6 +199,7 @@ def _memory(report: Report, diagnosis: Diagnosis, rows: _Rows, columns: Columns)
     keys, site = site_keys(blocks)
     before = np.ones(len(keys), np.bool_)
     np.logical_and.at(before, site, before_recording(trace, blocks))
+    compiled = compiled_sites(trace, blocks, site, keys[:, 0].tolist())
     return {
         "blocks": {
             **_lifetimes(blocks, diagnosis, rows, columns),
@@ -214,7 +216,9 @@ def _memory(report: Report, diagnosis: Diagnosis, rows: _Rows, columns: Columns)
         "sites": {
             "stack": columns.add(keys[:, 0]),
             "requested": columns.add(keys[:, 1]),
-            "label": site_labels(trace, keys, before),
+            "label": [
+                one.described(label) for one, label in zip(compiled, site_labels(trace, keys, before), strict=True)
+            ],
         },
         "streams": [usage.label for usage in diagnosis.by_stream],
         "pools": [usage.label for usage in diagnosis.by_pool],

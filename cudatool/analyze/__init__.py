@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from cudatool.analyze.categories import RULES, Categories, Category, CategoryShare, Rule, categorize
+from cudatool.analyze.compiled import Compiled, compiled_sites
 from cudatool.analyze.diagnosis import Diagnosis, Remedy, Topic, advice, diagnose
 from cudatool.analyze.diff import Diff, DiffRow, Match, diff
 from cudatool.analyze.execution import Copies, Kernel, Operations, Stream, calls, copies, kernels, operations, streams
@@ -75,6 +76,7 @@ __all__ = [
     "CauseShare",
     "Change",
     "Check",
+    "Compiled",
     "Confidence",
     "Copies",
     "DeviceMemory",
@@ -129,6 +131,7 @@ __all__ = [
     "card_use",
     "categorize",
     "check",
+    "compiled_sites",
     "copies",
     "diagnose",
     "diff",

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from cudatool.analyze.compiled import Compiled, compiled_sites
 from cudatool.analyze.growth import FEWEST_EVENTS, Growth, Trend, floors, may_grow, trend
 from cudatool.analyze.memory import site_keys, without_stack
 from cudatool.analyze.steps import Confidence, Steps, find_steps
@@ -93,6 +94,8 @@ class Leak:
         High where ranges name the steps and it grew in nearly each; low where none do and it grew in few windows.
     doubt
         What else may explain it; None for a leak.
+    compiled
+        What torch.compile has to do with it.
     """
 
     stack: int
@@ -108,6 +111,7 @@ class Leak:
     windows: int
     confidence: Confidence
     doubt: Doubt | None = None
+    compiled: Compiled = field(default_factory=Compiled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +181,7 @@ def leaks(trace: Trace, blocks: Lifetimes, device: int, steps: Steps) -> Leaks:
     evidence = _Evidence.of(trace, blocks, device, steps)
     if evidence is None:
         return Leaks(device, steps, (), verdict=LeakVerdict.UNCLEAR, doubt=Doubt.NOTHING_REPEATS)
-    growing = sorted(_told_apart(trace, list(evidence.growing())), key=lambda leak: -leak.growth)
+    growing = sorted(_told_apart(trace, blocks, list(evidence.growing())), key=lambda leak: -leak.growth)
     found = tuple(leak for leak in growing if leak.doubt is None)
     unclear = tuple(leak for leak in growing if leak.doubt is not None)
     if found or unclear:
@@ -188,9 +192,15 @@ def leaks(trace: Trace, blocks: Lifetimes, device: int, steps: Steps) -> Leaks:
     return Leaks(device, steps, (), verdict=LeakVerdict.UNCLEAR, doubt=Doubt.NOTHING_REPEATS)
 
 
-def _told_apart(trace: Trace, growing: list[Leak]) -> list[Leak]:
+def _told_apart(trace: Trace, blocks: Lifetimes, growing: list[Leak]) -> list[Leak]:
+    """Return the leaks with labels unlike each other, and with what is known of compiled code at sites with stacks."""
     labels = call_sites([trace.stack(leak.stack) for leak in growing])
-    return [replace(leak, label=label or leak.label) for leak, label in zip(growing, labels, strict=True)]
+    result = []
+    for leak, label in zip(growing, labels, strict=True):
+        own = blocks[blocks.stack == (leak.stack or -1)]
+        (compiled,) = compiled_sites(trace, own, np.zeros(len(own), np.int64), [leak.stack])
+        result.append(replace(leak, label=label or leak.label, compiled=compiled))
+    return result
 
 
 _PHASES: Final = 4  # of about the same length each: reading lifetimes, finding steps, finding what grows (twice that)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from cudatool.analyze.compiled import Compiled, compiled_sites
 from cudatool.trace.frames import MissingStack, call_site, call_sites, missing_stack
 from cudatool.trace.lifetimes import Ints, Lifetimes, Mask, distinct_pairs
 from cudatool.trace.model import Trace, recorded_from
@@ -51,6 +52,8 @@ class CallSite:
         Bytes and number of blocks.
     missing_stack
         Why it has no stack, None if it has one.
+    compiled
+        What torch.compile has to do with it.
     """
 
     stack: int
@@ -59,6 +62,7 @@ class CallSite:
     size: int
     count: int
     missing_stack: MissingStack | None = None
+    compiled: Compiled = field(default_factory=Compiled)
 
 
 def site_keys(blocks: Lifetimes) -> tuple[Ints, Ints]:
@@ -115,8 +119,9 @@ def by_call_site(trace: Trace, blocks: Lifetimes) -> tuple[CallSite, ...]:
         None if trace.stacks[stack] else missing_stack(trace, before=was_there)
         for stack, was_there in zip(stacks, before.tolist(), strict=True)
     ]
-    columns = (stacks, asked.tolist(), site_labels(trace, keys, before), size.tolist(), count.tolist(), missing)
-    sites = (CallSite(*row) for row in zip(*columns, strict=True))
+    columns = (stacks, asked.tolist(), site_labels(trace, keys, before), size.tolist(), count.tolist())
+    compiled = compiled_sites(trace, blocks, site, stacks)
+    sites = (CallSite(*row) for row in zip(*columns, missing, compiled, strict=True))
     return tuple(sorted(sites, key=lambda site: -site.size))
 
 

@@ -29,6 +29,8 @@ BLOCK_KINDS: Final = (Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_REQUESTED, Kind.BLOCK_FR
 SEGMENT_KINDS: Final = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE)
 MAP_KINDS: Final = (Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP)
 
+_LONGEST: Final = 80  # characters of a name that a report shows
+
 MAX_SIZE: Final = 1 << 48
 """Bytes that are more than any card's address space."""
 
@@ -78,6 +80,21 @@ class MemorySnapshot(Trace):
     metadata: dict[int, Any] = field(default_factory=dict)
     more: dict[str, Any] = field(default_factory=dict)
     pinned: PinnedMemory | None = None
+
+    def compile_contexts(self, records: npt.NDArray[np.int64]) -> tuple[list[str], npt.NDArray[np.int64]]:
+        """As of any trace; PyTorch says "N/A" where nothing was compiled."""
+        fact = self.facts.get("compile_context", EventFact([], 0))
+        ids = [value[:_LONGEST] if isinstance(value, str) and value != "N/A" else "" for value in fact.values]
+        if not any(ids):
+            return super().compile_contexts(records)
+        named = np.array([0, *(i if text else 0 for i, text in enumerate(ids, 1))], np.int64)
+        numbers = fact.number if isinstance(fact.number, int) else fact.number[records]
+        return ids, np.broadcast_to(named[numbers], len(records))
+
+    def fx_node(self, frame: int) -> str:
+        """As of any trace."""
+        name = self.frame_facts.get(frame, {}).get("fx_node_name")
+        return name[:_LONGEST] if isinstance(name, str) else ""
 
     def selecting(self, records: npt.NDArray[np.void], source: npt.NDArray[np.int64]) -> Self:
         """As of any trace. The final state is not that of a part: it is left out."""

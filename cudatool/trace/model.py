@@ -110,6 +110,17 @@ class Trace:
         """Return this trace with other records, each of which is made from the record of the number in `source`."""
         return replace(self, records=records)
 
+    def compile_contexts(self, records: npt.NDArray[np.int64]) -> tuple[list[str], npt.NDArray[np.int64]]:
+        """Return ids of torch.compile's compilations, and for each of `records` 1 + an index of them, 0 for none.
+
+        Only PyTorch's snapshots name them.
+        """
+        return [], np.zeros(len(records), np.int64)
+
+    def fx_node(self, frame: int) -> str:
+        """Return the node of an FX graph that a frame's code was made from, empty where the recording names none."""
+        return ""
+
     def of_kind(self, *kinds: Kind) -> npt.NDArray[np.void]:
         """Return the records of these kinds, in order."""
         chosen: npt.NDArray[np.void] = self.records[is_of_kind(self.records, *kinds)]

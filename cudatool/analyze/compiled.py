@@ -1,0 +1,58 @@
+"""What torch.compile has to do with a call site: which compilation ran, and which node of its graph allocated.
+
+PyTorch says so in its snapshots. An event's ``compile_context`` is the id of the compilation in whose context it
+happened, "N/A" outside of one. Frames of generated code have ``fx_node_name`` where ``augment_with_fx_traces`` was on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cudatool.trace.lifetimes import Ints, Lifetimes, distinct_pairs
+from cudatool.trace.model import Trace
+
+__all__ = ["Compiled", "compiled_sites"]
+
+_MOST = 3  # contexts in words
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What a PyTorch snapshot says of the compiled code of a call site.
+
+    Attributes
+    ----------
+    contexts
+        The ids of compilations, such as ``"0/0"``, in the order in which the file names them; of all its blocks.
+    fx_node
+        The node of an FX graph that the innermost frame with one names; empty where none does.
+    """
+
+    contexts: tuple[str, ...] = ()
+    fx_node: str = ""
+
+    def described(self, label: str) -> str:
+        """Return a call site's label with this, ``"train.py:12 (step) [compiled 0/0, FX node relu]"``."""
+        more = f" and {len(self.contexts) - _MOST} more" if len(self.contexts) > _MOST else ""
+        said = [f"compiled {', '.join(self.contexts[:_MOST])}{more}"] if self.contexts else []
+        said += [f"FX node {self.fx_node}"] if self.fx_node else []
+        return f"{label} [{', '.join(said)}]" if said else label
+
+
+def compiled_sites(trace: Trace, blocks: Lifetimes, site: Ints, stacks: list[int]) -> list[Compiled]:
+    """Return what is known of each call site, whose stacks are `stacks`.
+
+    Parameters
+    ----------
+    site
+        For each block the number of its site.
+    """
+    names, number = trace.compile_contexts(blocks.start)
+    contexts: list[list[str]] = [[] for _ in stacks]
+    if names:
+        pairs, _ = distinct_pairs(site, number)
+        for own, context in pairs.tolist():
+            if context:
+                contexts[own].append(names[context - 1])
+    nodes = (next((node for i in trace.stacks[stack] if (node := trace.fx_node(i))), "") for stack in stacks)
+    return [Compiled(tuple(said), node) for said, node in zip(contexts, nodes, strict=True)]

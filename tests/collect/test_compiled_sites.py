@@ -1,0 +1,85 @@
+"""What a PyTorch snapshot says of torch.compile stands at its call sites: in reports, in JSON and on the page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from snapshot_files import dump, event, segment
+
+from cudatool import analyze
+from cudatool.cli.leaks import leaks
+from cudatool.cli.snapshot import snapshot as snapshot_command
+from cudatool.collect import torch_snapshot
+from cudatool.viz.payload import payload
+
+BASE = 0x7F0000000000
+MIB = 1 << 20
+NODE = {"filename": "g.py", "name": "forward", "line": 3, "fx_node_name": "addmm_1", "fx_node_op": "call_function"}
+PLAIN = {"filename": "/home/me/train.py", "name": "step", "line": 12}
+
+
+def pickle_of(path: Path, events: list[dict[str, Any]]) -> Path:
+    """Write what PyTorch's _dump_snapshot() does: every event has a ``compile_context``, "N/A" outside of one."""
+    live = [(e["size"], "active_allocated") for e in events]
+    return dump({"segments": [segment(BASE, MIB * len(live), *live)], "device_traces": [events]}, path)
+
+
+def alloc(number: int, context: str, *frames: dict[str, Any]) -> dict[str, Any]:
+    more = {"compile_context": context, "frames": list(frames), "time_us": 1000 + number}
+    return event("alloc", BASE + number * MIB, MIB, **more)
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Path:
+    events = [alloc(0, "0/0", NODE, PLAIN), alloc(1, "1/0", NODE, PLAIN), alloc(2, "N/A", PLAIN)]
+    return pickle_of(tmp_path / "x.pickle", events)
+
+
+def test_a_site_names_its_compilations_and_node(snapshot: Path) -> None:
+    (device,) = analyze.report(torch_snapshot.read(snapshot)).summary.devices
+    assert [analyze.Compiled(("0/0", "1/0"), "addmm_1"), analyze.Compiled()] == [s.compiled for s in device.at_peak]
+
+
+def test_one_context_of_all_events_stands_at_every_site(tmp_path: Path) -> None:
+    path = pickle_of(tmp_path / "x.pickle", [alloc(i, "7/2", PLAIN) for i in range(3)])
+    (device,) = analyze.report(torch_snapshot.read(path)).summary.devices
+    assert [analyze.Compiled(("7/2",))] == [site.compiled for site in device.at_peak]
+
+
+def test_snapshot_prints_them_and_has_them_in_json(snapshot: Path) -> None:
+    text = CliRunner().invoke(snapshot_command, [str(snapshot)], terminal_width=300)
+    assert "[compiled 0/0, 1/0, FX node addmm_1]" in " ".join(text.output.split())
+    document = json.loads(CliRunner().invoke(snapshot_command, [str(snapshot), "--json"]).stdout)
+    found = [site["compiled"] for site in document["devices"][0]["at_peak"]]
+    assert [
+        {"contexts": ["0/0", "1/0"], "fx_node": "addmm_1"},
+        {"contexts": [], "fx_node": ""},
+    ] == found
+
+
+def test_a_leak_of_compiled_code_names_the_compilation(tmp_path: Path) -> None:
+    kept = [alloc(i, "3/1", NODE, PLAIN) for i in range(200)]
+    (found,) = analyze.leaks_of(torch_snapshot.read(pickle_of(tmp_path / "x.pickle", kept)))
+    growing = [*found.found, *found.unclear]
+    assert growing
+    assert {analyze.Compiled(("3/1",), "addmm_1")} == {leak.compiled for leak in growing}
+    result = CliRunner().invoke(leaks, [str(tmp_path / "x.pickle")])
+    assert "[compiled 3/1, FX" in result.output
+    assert "node addmm_1]" in result.output
+
+
+def test_the_page_has_them_in_the_labels_of_sites(snapshot: Path) -> None:
+    page = payload(analyze.report(torch_snapshot.read(snapshot)))
+    assert b"[compiled 0/0, 1/0, FX node addmm_1]" in page
+
+
+@pytest.mark.parametrize("value", [5, None, 1.5, "N/A"], ids=repr)
+def test_what_is_no_id_is_no_compilation(tmp_path: Path, value: Any) -> None:
+    frame = {**PLAIN, "fx_node_name": value if value != "N/A" else 7}
+    path = pickle_of(tmp_path / "x.pickle", [alloc(0, value, frame), alloc(1, "1/0", frame)])
+    (device,) = analyze.report(torch_snapshot.read(path)).summary.devices
+    assert [analyze.Compiled(("1/0",))] == [site.compiled for site in device.at_peak]
