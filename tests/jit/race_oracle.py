@@ -111,8 +111,8 @@ class Case:
 
     def access(self, key: tuple[int, int], copies: bool) -> None:
         space = self.random.randrange(2)
-        size = self.random.choice((1, 1, 2, 4, 8))
-        first = self.random.randrange(0, 12, size)
+        size = self.random.choice((1, 2, 4, 4, 8))
+        first = self.random.randrange(0, self.random.choice((4, 12, 12, 56)), size)
         mode = self.random.choice((Mode.READ, Mode.WRITE))
         flags = int(mode)
         if copies:
@@ -120,7 +120,10 @@ class Case:
             number = self.event(self.last[key])
             self.copies[key].append((number, self.groups[key]))
         else:
-            if self.random.random() < 0.2:
+            what = self.random.random()
+            if what < 0.15:
+                flags = Mode.ATOMIC | Flag.STRONG | (Flag.WIDE if self.random.random() < 0.8 else 0)
+            elif what < 0.3:
                 flags |= Flag.STRONG | (Flag.WIDE if self.random.random() < 0.5 else 0)
             number = self.step(key)
         self.line += 1
@@ -141,15 +144,15 @@ class Case:
 
     def sweep(self, block: int) -> None:
         """Threads one after the other make the same accesses, at constant distances, by one or two instructions."""
-        start, count = self.random.choice(((0, 3), (0, 5), (1, 2), (30, 4), (31, 3), (32, 2)))
+        start, count = self.random.choice(((0, 3), (0, 9), (0, 12), (1, 8), (30, 4), (31, 3), (32, 2)))
         steps = []
         for _ in range(self.random.randrange(1, 3)):
-            size = self.random.choice((1, 1, 2, 4, 4, 8))
+            size = self.random.choice((1, 2, 4, 4, 4, 8))
             stride = size * self.random.choice((0, 1, 1, 1, 2, -1))
-            low = max(0, -stride * (count - 1))
-            high = (1 if size == 8 else 16 // size) * size - max(0, stride * (count - 1))
-            if high > low:
-                first = self.random.randrange(low // size, -(-high // size)) * size
+            low, high = max(0, -stride * (count - 1)), 64 - size - max(0, stride * (count - 1))
+            if high >= low:
+                first = self.random.randrange(low // size, high // size + 1) * size
+                first = low if self.random.random() < 0.5 else first
                 self.line += 1
                 steps.append((self.line, size, stride, first, self.random.choice((Mode.READ, Mode.READ, Mode.WRITE))))
         space = self.random.randrange(2)
