@@ -11,7 +11,8 @@
 
 They take the place of options of the same names that are not given; a list may stand where an option may be repeated.
 Files are named from the directory of the pyproject.toml, and results stay inside of it. The file is the nearest one
-from the working directory upwards that has this table.
+from the working directory upwards that has this table, and belongs to the user, to root or to the owner of the working
+directory: in ``/tmp``, another user may put one that hides findings.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import functools
 import os
 from pathlib import Path
 from typing import Any, Final
+
+from cudatool.cli._text import say
 
 __all__ = ["project_file", "setting"]
 
@@ -57,14 +60,19 @@ def _table() -> tuple[Path, Any] | None:
     from cudatool.limits import PROJECT_BYTES, PROJECT_DOTS
 
     here = Path.cwd()
+    trusted = {0, os.geteuid(), here.stat().st_uid}
     for folder in (here, *here.parents):
         path = folder / _NAME
         try:
             with open_input(path) as file:
+                owner = os.fstat(file.fileno()).st_uid
                 content = file.read(PROJECT_BYTES + 1)
         except OSError:
             continue  # not ours to complain about
-        if b"cudatool" not in content:
+        if b"cudatool" not in content.replace(b"\0", b""):  # UTF-16 has zeros in between
+            continue
+        if owner not in trusted:
+            say(f"the settings in {os.path.relpath(path)} are not used: the file belongs to user {owner}")
             continue
         if len(content) > PROJECT_BYTES:
             raise ConfigError(f"{os.path.relpath(path)} is larger than {PROJECT_BYTES >> 10} KiB")
@@ -72,6 +80,8 @@ def _table() -> tuple[Path, Any] | None:
             raise ConfigError(f"{os.path.relpath(path)} has a line with more than {PROJECT_DOTS} dots")
         try:
             document = tomllib.loads(content.decode())
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{os.path.relpath(path)} is not UTF-8, as TOML is (byte {error.start})") from None
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{os.path.relpath(path)} is not TOML: {error}") from error
         tools = document.get("tool")

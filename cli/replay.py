@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudatool.cli._command import command, option
 from cudatool.cli._options import range_options, size_of, source_argument
+from cudatool.cli._text import say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["replay"]
 
 _LARGEST_STATS = 16 << 20  # bytes
+_BESIDE: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
+    ("memory_fraction", "number from 0 to 1", lambda value: type(value) in (int, float) and 0 < value <= 1),
+    ("device_total_bytes", "number of bytes", lambda value: type(value) is int and 0 < value < 1 << 63),
+    ("stats", "JSON object", lambda value: isinstance(value, dict)),
+)
 
 
 @command(
@@ -207,23 +213,31 @@ def _card(trace: Trace, device: int) -> int | None:
 
 
 def _beside(source: Path) -> dict[str, Any]:
-    """Return NAME.stats.json beside NAME.pickle, as far as it is what `--check` can compare with."""
+    """Return NAME.stats.json beside NAME.pickle, as far as it is what `--check` can compare with; say what is not."""
     from cudatool.files import read_input
 
-    name = source.name.split(".pickle")[0]
+    path = source.parent / f"{source.name.split('.pickle')[0]}.stats.json"
     try:
-        facts = json.loads(read_input(source.parent / f"{name}.stats.json", _LARGEST_STATS))
-    except (OSError, RecursionError, ValueError):
+        facts = json.loads(read_input(path, _LARGEST_STATS))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        say(f"{path} is not used: {error.strerror}")
+        return {}
+    except (RecursionError, ValueError):
+        facts = None
+    if not isinstance(facts, dict):
+        say(f"{path} is not used: it is no JSON object")
         return {}
     kept: dict[str, Any] = {}
-    if isinstance(facts, dict):
-        fraction, total, stats = (facts.get(key) for key in ("memory_fraction", "device_total_bytes", "stats"))
-        if isinstance(fraction, int | float) and 0 < fraction <= 1:
-            kept["memory_fraction"] = fraction
-        if type(total) is int and 0 < total < 1 << 63:
-            kept["device_total_bytes"] = total
-        if isinstance(stats, dict):
-            kept["stats"] = {key: number for key, number in stats.items() if type(number) is int}
+    for key, what, is_valid in _BESIDE:
+        value = facts.get(key)
+        if is_valid(value):
+            kept[key] = value
+        elif value is not None:
+            say(f"{path}: {key} is not used: it is no {what}")
+    if "stats" in kept:
+        kept["stats"] = {key: number for key, number in kept["stats"].items() if type(number) is int}
     return kept
 
 

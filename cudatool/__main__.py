@@ -6,11 +6,19 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line, of which nothing is loaded yet: Ctrl-C is status 130 from the first moment."""
-    try:
-        from cudatool.cli import main as run
+    """Run the command line, of which nothing is loaded yet: Ctrl-C is status 130 from the first moment.
 
-        run()
+    When the command has ended, Ctrl-C has nothing to end: Python, which would die of it while it tidies up, ignores it.
+    """
+    try:
+        try:
+            from cudatool.cli import main as run
+
+            run()
+        finally:
+            import signal
+
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
     except KeyboardInterrupt:
         sys.stderr.write("cudatool: interrupted\n")
         sys.exit(130)

@@ -22,6 +22,7 @@ __all__ = [
     "open_standard_files",
     "read_input",
     "replacing",
+    "temporary_name",
     "write_whole",
 ]
 
@@ -142,12 +143,12 @@ def check_writable(path: str) -> None:
     """Raise :class:`OutputError` if :func:`replacing` could not write `path`; changes nothing."""
     if os.path.isdir(path):
         raise OutputError(f"cannot write {path}: it is a directory")
-    temporary = _temporary(path)
+    temporary = temporary_name(path)
     try:
         if _is_special(path):
             open(path, "ab").close()
         else:
-            open(temporary, "wb").close()
+            open(temporary, "xb").close()
     except OSError as error:
         raise OutputError(f"cannot write {path}: {_why(path, error)}") from error
     finally:
@@ -164,8 +165,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
         It could not be written, and what was there before still is.
     """
     path = os.fspath(path)
-    temporary = _temporary(path)
-    _remove(temporary)  # of a process that was killed
+    temporary = temporary_name(path)
     try:
         if _is_special(path):
             yield path
@@ -199,8 +199,12 @@ def _remove(path: str) -> None:
         pass  # it was never there
 
 
-def _temporary(path: str) -> str:
-    return f"{os.path.realpath(path)}.{os.getpid()}.tmp"
+def temporary_name(path: str) -> str:
+    """Return a name beside `path` for a file that is going to take its place.
+
+    It cannot be guessed: in a folder where others may write, too, a link of that name would lead to another file.
+    """
+    return f"{os.path.realpath(path)}.{os.urandom(6).hex()}.tmp"
 
 
 def _is_special(path: str) -> bool:

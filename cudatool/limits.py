@@ -14,8 +14,10 @@ __all__ = [
     "CHECK_EVENT",
     "CHECK_STEPS",
     "COMMENTED_SOURCE",
+    "FAILURE_STEPS",
     "FLOW_STEPS",
     "FRAMED_SIZE",
+    "GAP_STEPS",
     "INLINED_SIZE",
     "KERNELS",
     "LOG_LINE",
@@ -84,6 +86,13 @@ PICKLE_TEXT: Final = 64 * _MIB
 """Bytes of one text or number in it."""
 PAGES: Final = 1 << 20
 """Pages of expandable segments: 2 TiB of memory."""
+
+# ---- replays ----
+
+FAILURE_STEPS: Final = 400_000
+"""Blocks in use when requests fail, in all: each is looked at then. Beyond that, a program counts as out of memory."""
+GAP_STEPS: Final = 10_000_000
+"""Gaps between segments that are looked at for room for others."""
 
 # ---- RMM's logs ----
 
@@ -170,6 +179,8 @@ TABLE: Final[tuple[tuple[str, str], ...]] = (
     ("pickle: memory", f"{_size(PICKLE_FEW)}, and {PICKLE_MEMORY} to {OBJECT_MEMORY} B for each byte of the file"),
     ("pickle: a text or number", _size(PICKLE_TEXT)),
     ("pickle: pages of expandable segments", f"{PAGES:,}"),
+    ("replay: blocks in use when requests fail, in all; then it counts as out of memory", f"{FAILURE_STEPS:,}"),
+    ("replay: gaps between segments that are looked at", f"{GAP_STEPS:,}"),
     ("RMM log: a line", _size(LOG_LINE)),
     ("PTX: a text", _size(PTX_BYTES)),
     ("PTX: compressed, in a fatbin", f"{_size(PTX_FEW)}, and {PTX_RATIO} B for each byte that holds it"),

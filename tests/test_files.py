@@ -121,3 +121,16 @@ def test_an_existing_result_is_kept_without_force(good):
 
 def test_what_is_no_regular_file_can_be_both():
     check_outputs(["/dev/null", "/dev/null"], ["/dev/null"], force=False)
+
+
+def test_names_of_unfinished_files_cannot_be_guessed(good):
+    """Who can write to the folder, too, could otherwise put a link there, to a file of the user's."""
+    victim = good.with_name("victim")
+    good.with_name(f"report.json.{os.getpid()}.tmp").symlink_to(victim)
+    names = set()
+    for _ in range(3):
+        with replacing(good) as name:
+            Path(name).write_text("new")
+            names.add(name)
+    assert 3 == len(names)
+    assert not victim.exists()

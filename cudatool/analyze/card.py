@@ -22,6 +22,7 @@ class _Gaps:
 
     def __init__(self) -> None:
         self.ranges: list[tuple[int, int]] = []
+        self.looked_at = 0  # ranges that take() has passed
 
     def add(self, address: int, size: int) -> None:
         """Add a range to what is free; parts of it may be already."""
@@ -40,8 +41,10 @@ class _Gaps:
         """Take `size` bytes from the lowest range that has so many; return their address."""
         for index, (address, room) in enumerate(self.ranges):
             if room >= size:
+                self.looked_at += index
                 self.ranges[index : index + 1] = [(address + size, room - size)] if room > size else []
                 return address
+        self.looked_at += len(self.ranges)
         return None
 
     def take_at(self, address: int, size: int) -> bool:
@@ -129,6 +132,11 @@ class Card:
             self._gaps.add(_PAGE, self._lowest - _PAGE)
         self._sizes: dict[int, int] = {}  # of segments, by address
         self._starts: list[int] = []  # their addresses, sorted
+
+    @property
+    def looked_at(self) -> int:
+        """How many gaps between segments were looked at, each as often as it was."""
+        return self._gaps.looked_at
 
     def allocate(self, size: int, stream: int) -> int:
         self._take(size)

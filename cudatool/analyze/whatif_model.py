@@ -6,13 +6,13 @@ from bisect import bisect_right
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import islice
 
 from cudatool.analyze.card import Card
 from cudatool.analyze.replay import pool_ids
 from cudatool.analyze.replay_start import own_stream, set_up
 from cudatool.analyze.requests import RELEASES, Call, Requests, Verb, refuses_contradictions
-from cudatool.errors import OutOfMemoryError
+from cudatool.errors import FileFormatError, OutOfMemoryError
+from cudatool.limits import FAILURE_STEPS, GAP_STEPS
 from cudatool.memory.blocks import PoolId
 from cudatool.memory.journal import Journal
 from cudatool.memory.policy import DEFAULT_POOL, Policy
@@ -217,6 +217,8 @@ class _Model:
         self._address: dict[int, int] = {}
         self._fullest = (0, 0)  # bytes reserved, and those in use: when most were reserved and most of these in use
         self._survived = 0
+        self._last_malloc = max((i for i, call in enumerate(asked.calls) if call.verb is Verb.MALLOC), default=-1)
+        self._searched = 0  # blocks looked at as requests failed: for what is free, and for what to say
         self._caveats: list[Caveat] = []
 
     def run(self, conf: str) -> Outcome:
@@ -263,7 +265,8 @@ class _Model:
                 if call.verb is Verb.FAILED_MALLOC and self._course.does_without:
                     continue
                 if not self._malloc(call):
-                    if not self._can_do_without(index):
+                    self._searched += len(self._address)
+                    if self._searched > FAILURE_STEPS or not self._can_do_without(index):
                         return self._failure(call, count)
                     self._survived += 1
                 elif call.verb is Verb.FAILED_MALLOC:
@@ -330,7 +333,7 @@ class _Model:
         if self._course.goes_on:
             return True
         if call.verb is Verb.FAILED_MALLOC:
-            return any(later.verb is Verb.MALLOC for later in islice(calls, index + 1, None))
+            return index < self._last_malloc
         following = calls[index + 1 : index + 3]
         is_trial = [later.verb for later in following] == [Verb.FREE, Verb.EMPTY_CACHE]
         return is_trial and following[0].block == call.block
@@ -354,6 +357,8 @@ class _Model:
         except OutOfMemoryError:
             return False
         finally:
+            if self.card.looked_at > GAP_STEPS:
+                raise FileFormatError(self.trace.source, "the gaps between its segments are too many for a replay")
             if call.changes:
                 self.card.recorded_segments = {}
         level = policy.statistics.all

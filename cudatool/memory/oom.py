@@ -105,15 +105,19 @@ def _where(pending: int, private: int, elsewhere: int) -> str:
 
 def _holders(live: list[Block]) -> str:
     """Name the places that allocated most; without stacks, the sizes that take most."""
-    by_place: dict[str, tuple[int, int]] = {}
+    groups: dict[tuple[int, int], int] = {}  # how many of one stack and size: there may be many blocks and few groups
     for block in live:
-        frames = stacks.frames(block.stack)
+        group = (block.stack, block.size)
+        groups[group] = groups.get(group, 0) + 1
+    by_place: dict[str, tuple[int, int]] = {}
+    for (stack, block_size), number in groups.items():
+        frames = stacks.frames(stack)
         if frames:
             place = f"{frames[0].file.rsplit('/', 1)[-1]}:{frames[0].line} ({frames[0].function})"
         else:
-            place = f"blocks of {format_bytes(block.size)}"
+            place = f"blocks of {format_bytes(block_size)}"
         count, size = by_place.get(place, (0, 0))
-        by_place[place] = (count + 1, size + block.size)
+        by_place[place] = (count + number, size + number * block_size)
     largest = sorted(by_place.items(), key=_bytes_held, reverse=True)[:_HOLDERS]
     return ", ".join(
         f"{place}: {format_bytes(size)} in {count} block{'s' if count > 1 else ''}" for place, (count, size) in largest

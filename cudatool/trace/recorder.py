@@ -18,6 +18,7 @@ from typing import Any, Self
 from zlib import crc32
 
 from cudatool.errors import OutputError
+from cudatool.files import temporary_name
 from cudatool.trace import hooks, stacks
 from cudatool.trace.events import RECORD_STRUCT, Event
 from cudatool.trace.file import (
@@ -336,7 +337,7 @@ def _create(path: str, *, force: bool) -> tuple[int, str]:
     if force and os.path.lexists(path):
         if not stat.S_ISREG(os.lstat(path).st_mode):
             raise OutputError(f"{path}: is not a regular file")
-        name = f"{path}.{os.getpid()}.tmp"  # the old one stays until there is a new one
+        name = temporary_name(path)  # the old one stays until there is a new one
     try:
         return _high(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)), name
     except FileExistsError:

@@ -190,3 +190,27 @@ def test_addresses_that_are_not_to_be_had_are_one_line_and_status_2(
     )
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 1 and "of address space" in done.stderr, done.stderr
+
+
+AT_THE_END = """
+import os, signal, sys
+class Last:
+    def __del__(self, kill=os.kill, process=os.getpid(), number=signal.SIGINT):
+        kill(process, number)
+sys.last = Last()  # goes when Python tidies up, where its own handler is gone
+print("ends")
+"""
+
+
+def test_interrupt_while_python_tidies_up_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(AT_THE_END)
+    done = subprocess.run(
+        [sys.executable, "-m", "cudatool", "run", "-o", "out.ctrace", "program.py"],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout) == (0, "ends\n"), done.stderr
+    assert (tmp_path / "out.ctrace").exists()
