@@ -137,7 +137,8 @@ KINDS: Final[dict[FindingKind, KindText]] = {
     ),
     FindingKind.LEAK: KindText(
         "memory never given back",
-        "Device or pinned memory was still allocated when the program ended. Free it, or close what owns it.",
+        "Device memory, a CUDA array or pinned memory was still allocated when the program ended. Free it, or close "
+        "what owns it.",
     ),
 }
 
