@@ -124,6 +124,8 @@ def print_advice(console: Console, advice: Advice, *, chosen: bool) -> None:
         text = "No other setting makes a difference worth naming."
         if advice.recorded is not None and advice.recorded.oom is not None:
             text = "No setting keeps the program from running out of memory: it needs less at a time, or a larger card."
+            if any(outcome.oom is None for outcome in advice.tried):
+                text = "Whether a setting keeps the program from running out of memory is not sure."
     else:
         about = "about " if advice.best.caveats else ""
         gain = f"{about}{format_bytes(advice.gain_bytes)} less are reserved"

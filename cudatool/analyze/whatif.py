@@ -24,7 +24,7 @@ from cudatool.analyze.requests import RELEASES, Requests, Verb
 from cudatool.analyze.whatif_model import Caveat, Course, Outcome, OutOfMemory, quiet_calls, run_model
 from cudatool.errors import ConfigError
 from cudatool.memory.blocks import round_size
-from cudatool.memory.settings import Settings
+from cudatool.memory.settings import UNLIMITED, Settings
 from cudatool.trace.model import Trace
 from cudatool.units import format_bytes
 
@@ -332,7 +332,7 @@ class _Experiment:
             pairs.append((scenario, scenario if is_open else plain))
         least = before
         avoids = found.failures < used.failures
-        if not avoids and self._start_is_open(found):
+        if self._start_is_open(found):
             return None
         for here, there in pairs:
             one = self._run(settings, found.conf, here)
@@ -350,11 +350,14 @@ class _Experiment:
     def _start_is_open(self, found: Outcome) -> bool:
         """Return whether any amount may have been cached when the recording began, had these settings been in force.
 
-        So it is if the allocator gave memory back by itself: it may have done so before, where the other would not.
+        So it is if the allocator gave memory back by itself: it may have done so before, where the other would not. And
+        if it did not split large blocks: what it cached then is neither more nor less than another would have.
         """
         if found.conf == self._recorded.text or not (self.asked.prior_memory or self.asked.prior_blocks):
             return False
-        return bool(self._recorded.garbage_collection_threshold or self.record.retries or self.record.failures)
+        recorded, record = self._recorded, self.record
+        gave_back = recorded.garbage_collection_threshold or record.retries or record.failures
+        return bool(gave_back) or recorded.max_split_size != UNLIMITED
 
     def _plain(self) -> _Scenario:
         if self._memory:

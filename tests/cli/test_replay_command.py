@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from cudatool.analyze import Advice, Caveat, NoAdvice, Outcome, Record
+from cudatool.analyze import Advice, Caveat, NoAdvice, Outcome, OutOfMemory, Record
 from cudatool.cli import _replay_text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -178,3 +179,12 @@ def test_what_cannot_be_done_is_one_line_and_status_2(
     assert 1 == len(lines)
     assert message in lines[0]
     assert "Traceback" not in done.stderr
+
+
+def test_setting_that_may_avoid_running_out_of_memory_is_not_said_to_fail(capsys) -> None:
+    outcome = Outcome("", 100, 90, 0.1, 1, 2, OutOfMemory(0, 1, 50, 100, 90, ""), 0)
+    served = replace(outcome, conf="expandable_segments:True", oom=None, caveats=(Caveat.BEGINS_LATE,))
+    for tried, said in (((outcome,), "No setting keeps"), ((outcome, served), "is not sure")):
+        advice = Advice(Record(100, 1, 1, 120), outcome, None, 0, tried)
+        _replay_text.print_advice(Console(), advice, chosen=False)
+        assert said in capsys.readouterr().out
