@@ -52,7 +52,7 @@ def checked(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[bool]:
         return
     from cudatool.recording import record
     from cudatool.sanitize import check
-    from cudatool.sim.checkers import CHECKS
+    from cudatool.sim.observe.checkers import CHECKS
     from cudatool.trace.reader import read
 
     path = tmp_path / "checked.ctrace"

@@ -267,6 +267,7 @@ def race_access(e: Emitter, offset: str, size: int | str, mode: Mode, line: int,
     if flags & Flag.APART:
         return
     if e.counts_accesses and flags is Flag.NONE and isinstance(size, int):
+        e.define("declare i32 @llvm.umin.i32(i32, i32)")  # as the kernel's own minimum declares it, too
         e.define(_STEP)
         engine = _engine(e)
         key = run_key(line, size, mode, space) << 32
@@ -283,7 +284,6 @@ def run_key(line: int, size: int, mode: Mode, space: int) -> int:
 
 # One access of thread %t, the next that it makes: continue the run of the thread before, if that made a like one.
 _STEP = f"""declare void @cudatool_race_open(ptr, i32, i64, i64)
-declare i32 @llvm.umin.i32(i32, i32)
 define internal void @race_step(ptr %race, ptr %accesses, i64 %offset, i64 %key, i32 %t) alwaysinline {{
   %runs = load ptr, ptr %race, !invariant.load !0
   %number = load i32, ptr %accesses
