@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cudatool.cli._command import Files, option
 from cudatool.errors import UsageError
+from cudatool.sanitize import Baseline, accepted, known, parse_rules
 
 if TYPE_CHECKING:
     from cudatool.sanitize import Report
@@ -23,7 +24,6 @@ class Acceptance:
     """What was asked for, already read: all that can be wrong with it is said before the workload runs."""
 
     def __init__(self, *, suppress: tuple[str, ...], baseline: str | None, update_baseline: bool) -> None:
-        from cudatool.sanitize import Baseline, parse_rules
 
         if update_baseline and not baseline:
             raise UsageError("--update-baseline needs --baseline FILE")
@@ -38,7 +38,6 @@ class Acceptance:
 
     def applied(self, report: Report, checks: Collection[str], *, complete: bool) -> Report:
         """Return the report without what is accepted; a `complete` run updates the baseline first, if it is to be."""
-        from cudatool.sanitize import accepted, known
 
         report = accepted(report, self._rules)
         if self.written and complete:

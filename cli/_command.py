@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from cudatool.cli._project import project_file, setting
 from cudatool.cli._text import say
 
 __all__ = ["Command", "Files", "Listed", "Option", "command", "option"]
@@ -35,7 +36,6 @@ class Option(click.Option):
         given = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
         if self.setting is None or source in given or ctx.resilient_parsing:
             return value, source
-        from cudatool.cli._project import setting
 
         found = setting(self.setting, several=self.multiple)
         if found is None:
@@ -77,8 +77,6 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; what comes from a pyproject.toml is said first."""
         if names := ctx.meta.get(_SETTINGS):
-            from cudatool.cli._project import project_file
-
             say(f"cudatool: settings of {project_file()}: {', '.join(names)}")
         return super().invoke(ctx)
 

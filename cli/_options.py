@@ -9,8 +9,11 @@ from typing import Any, TypeVar
 
 import click
 
+from cudatool._driver import KINDS, SCHEDULES
 from cudatool.cli._command import Files, Listed, option
 from cudatool.cli._sources import ENDINGS
+from cudatool.errors import UsageError
+from cudatool.units import parse_bytes
 
 __all__ = [
     "BESIDE",
@@ -30,7 +33,6 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _devices() -> list[str]:
-    from cudatool._driver import KINDS, SCHEDULES
 
     return [*KINDS, *(f"sim:schedule={name}" for name in SCHEDULES), "sim:memory=8GiB", "sim:count=2"]
 
@@ -159,8 +161,6 @@ def size_of(text: str | None, name: str) -> int | None:
     ConfigError
         It is no size.
     """
-    from cudatool.errors import UsageError
-    from cudatool.units import parse_bytes
 
     if text is None:
         return None

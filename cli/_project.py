@@ -23,6 +23,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from cudatool.cli._text import say
+from cudatool.errors import ConfigError, unknown
+from cudatool.files import open_input
+from cudatool.limits import PROJECT_BYTES, PROJECT_DOTS
 
 __all__ = ["project_file", "setting"]
 
@@ -54,10 +57,6 @@ def project_file() -> str:
 def _table() -> tuple[Path, Any] | None:
     """Return the nearest file with our table, and the table."""
     import tomllib
-
-    from cudatool.errors import ConfigError
-    from cudatool.files import open_input
-    from cudatool.limits import PROJECT_BYTES, PROJECT_DOTS
 
     here = Path.cwd()
     trusted = {0, os.geteuid(), here.stat().st_uid}
@@ -93,7 +92,6 @@ def _table() -> tuple[Path, Any] | None:
 @functools.cache
 def _settings() -> dict[str, tuple[str, ...]]:
     """Return the settings, each as the values that it lists."""
-    from cudatool.errors import ConfigError, unknown
 
     found = _table()
     if found is None:
@@ -117,7 +115,6 @@ def _settings() -> dict[str, tuple[str, ...]]:
 
 def _placed(name: str, value: str, folder: Path, where: str) -> str:
     """Return a value with the file in it named from the working directory instead of from `folder`."""
-    from cudatool.errors import ConfigError
 
     if name == "baseline":
         return os.path.relpath(folder / value)

@@ -10,6 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from cudatool.cli._command import option
+from cudatool.errors import UsageError
+from cudatool.runtime import host_function
+from cudatool.sanitize import with_witnesses
+from cudatool.sanitize.explore import explore
+from cudatool.trace import reader
+from cudatool.workload import Start, Workload
 
 if TYPE_CHECKING:
     from cudatool.sanitize import Report
@@ -36,7 +42,6 @@ class Proof:
 
     def refuse_trace(self) -> None:
         """Complain if anything was asked for that only the program itself can give."""
-        from cudatool.errors import UsageError
 
         if self._witness or self._number is not None:
             option = "--witness" if self._witness else "--explore"
@@ -49,9 +54,6 @@ class Proof:
 
     def explored(self, device: str | None, checks: str, workload: tuple[str, ...]) -> tuple[Report, int]:
         """Return one report of the program under all schedules, and its first exit status that is not 0."""
-        from cudatool.sanitize.explore import explore
-        from cudatool.trace import reader
-        from cudatool.workload import Start, Workload
 
         assert self._number is not None
         program = Workload.parse(workload, "sanitize")
@@ -70,14 +72,11 @@ class Proof:
     def begin(self) -> None:
         """Prepare for the recording, now that the driver is chosen and before the workload runs."""
         if self.tape is not None and not self.tape.refusal:
-            from cudatool.runtime import host_function
-
             host_function.repeatable = True
             self.tape.again[host_function.address] = host_function.repeat
 
     def proven(self, report: Report, trace: Trace) -> Report:
         """Return the report with witnesses, if they are wanted."""
-        from cudatool.sanitize import with_witnesses
 
         return report if self.tape is None else with_witnesses(report, trace, self.tape, budget_s=self._budget_s)
 

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 
 from cudatool.cli._sources import refuse_recording, with_events
 from cudatool.cli._supervised import Supervised
-from cudatool.errors import UsageError
+from cudatool.errors import CudatoolError, UsageError
+from cudatool.recording import record
+from cudatool.trace import reader
+from cudatool.workload import Start, Workload
 
 if TYPE_CHECKING:
     from cudatool.cli._proof import Proof
@@ -33,9 +36,6 @@ def trace_of(
 
     `proof` has the tape for the recording. What the workload prints goes to stderr.
     """
-    from cudatool.recording import record
-    from cudatool.trace import reader
-    from cudatool.workload import Start, Workload
 
     program = Workload.parse(workload, "sanitize")
     if program.start is Start.SCRIPT:
@@ -75,8 +75,6 @@ def trace_of(
 
 def _left_behind(path: str) -> Trace:
     """Return the trace of a program that is gone."""
-    from cudatool.errors import CudatoolError
-    from cudatool.trace import reader
 
     if not os.path.exists(path):
         raise CudatoolError("the process of the program ended before it was recorded")

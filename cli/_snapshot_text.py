@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from cudatool import analyze
 from cudatool.cli._text import counted, new_table, plain, print_rest, print_table
 from cudatool.text import short_names
 from cudatool.units import format_bytes, format_time
@@ -211,7 +212,6 @@ def _print_work(console: Console, summary: Summary) -> None:
 
 def _print_card(console: Console, card: Card, report: Report) -> None:
     """Print who uses a card of this machine now; split up for the program of the trace, if it is still running."""
-    from cudatool import analyze
 
     console.print(f"\nOn this machine now, card {card.index}: {plain(card.name)}", style="bold")
     console.print(f"{format_bytes(card.used)} of {format_bytes(card.total)} are used", markup=False)

@@ -7,6 +7,16 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cudatool import analyze
+from cudatool.cli._text import messages
+from cudatool.collect import rmm_log, torch_snapshot
+from cudatool.errors import FileFormatError, UsageError
+from cudatool.files import near_name
+from cudatool.text import quoted
+from cudatool.trace import reader
+from cudatool.trace.reader import newest_trace
+from cudatool.units import format_time, parse_count, parse_time
+
 if TYPE_CHECKING:
     from cudatool.trace.model import Trace
 
@@ -26,8 +36,6 @@ def newest() -> Path:
     UsageError
         There is none.
     """
-    from cudatool.errors import UsageError
-    from cudatool.trace.reader import newest_trace
 
     found = newest_trace(Path())
     if found is None:
@@ -45,10 +53,6 @@ def read_trace(source: Path) -> Trace:
     FileFormatError
         It is of none of these kinds, or damaged.
     """
-    from cudatool.collect import rmm_log, torch_snapshot
-    from cudatool.errors import FileFormatError, UsageError
-    from cudatool.files import near_name
-    from cudatool.trace import reader
 
     _give_back_what_is_freed()
     try:
@@ -88,9 +92,6 @@ def part_of(trace: Trace, events: str | None, time: str | None) -> Trace:
     UsageError
         They are no ranges, nothing is in them, or the trace has no times.
     """
-    from cudatool import analyze
-    from cudatool.errors import UsageError
-    from cudatool.units import format_time, parse_count, parse_time
 
     if (events, time) == (None, None):
         return trace
@@ -115,8 +116,6 @@ def part_of(trace: Trace, events: str | None, time: str | None) -> Trace:
 
 
 def _bounds(text: str, option: str, example: str) -> tuple[str, str]:
-    from cudatool.errors import UsageError
-    from cudatool.text import quoted
 
     first, colon, last = text.partition(":")
     if not colon:
@@ -126,7 +125,6 @@ def _bounds(text: str, option: str, example: str) -> tuple[str, str]:
 
 def with_events(trace: Trace) -> Trace:
     """Return a trace, unless nothing of what it should hold could be read: that would look like a clean result."""
-    from cudatool.errors import FileFormatError
 
     if trace.notes and not len(trace.records):
         raise FileFormatError(trace.source, f"holds no events: {trace.notes[0]}")
@@ -135,7 +133,6 @@ def with_events(trace: Trace) -> Trace:
 
 def say_notes(trace: Trace) -> None:
     """Say on stderr what is missing from a trace."""
-    from cudatool.cli._text import messages
 
     for note in trace.notes:
         messages().print(f"warning: {note}", markup=False)
@@ -146,9 +143,6 @@ def refuse_recording(target: str) -> None:
 
     Plain Python would say something about null bytes.
     """
-    from cudatool.collect import torch_snapshot
-    from cudatool.errors import UsageError
-    from cudatool.trace import reader
 
     what = "a trace" if reader.is_trace(target) else ""
     if not what and target.endswith(_SNAPSHOTS) and os.path.isfile(target) and torch_snapshot.is_snapshot(target):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import cudatool
+from cudatool import _driver
 from cudatool.cli._command import command, option
 from cudatool.cli._options import device_option
+from cudatool.cli._text import echo_json, results
+from cudatool.units import format_bytes
 
 __all__ = ["devices"]
 
@@ -17,10 +21,6 @@ __all__ = ["devices"]
 @option("--json", "as_json", is_flag=True, help='Print JSON ("schema": "cudatool.devices/1").')
 def devices(device: str | None, as_json: bool) -> None:
     """List the devices that programs can use here."""
-    import cudatool
-    from cudatool import _driver
-    from cudatool.cli._text import echo_json
-    from cudatool.units import format_bytes
 
     _driver.choose(device)
     choice = _driver.initialize()
@@ -41,8 +41,6 @@ def devices(device: str | None, as_json: bool) -> None:
         echo_json({"schema": "cudatool.devices/1", "device": choice.description, "devices": rows})
         return
     from rich.table import Table
-
-    from cudatool.cli._text import results
 
     table = Table("Device", "Kind", "Name", "Capability", "Multiprocessors", "Memory", box=None, pad_edge=False)
     for row in rows:

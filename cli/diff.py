@@ -5,8 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cudatool import analyze
 from cudatool.cli._command import command, option
 from cudatool.cli._options import force_option, page_option, range_options, source_argument
+from cudatool.cli._pages import open_page
+from cudatool.cli._sources import part_of, read_trace, say_notes
+from cudatool.cli._text import counted, echo_json, messages, new_table, plain, print_rest, results
+from cudatool.files import check_outputs
+from cudatool.progress import step
+from cudatool.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,13 +52,6 @@ def diff(
     Each is taken at the moment when it had the most bytes active. A call site keeps its place when only line numbers
     or folders change; JSON says by what each was matched. A range is taken of both.
     """
-    from cudatool import analyze
-    from cudatool.cli._pages import open_page
-    from cudatool.cli._sources import part_of, read_trace, say_notes
-    from cudatool.cli._text import echo_json, messages, results
-    from cudatool.files import check_outputs
-    from cudatool.progress import step
-    from cudatool.units import format_bytes
 
     check_outputs([html] if html else [], [before, after], force=force)
     with step("cudatool diff"):  # the two seconds until progress shows begin here
@@ -81,8 +81,6 @@ def diff(
 
 
 def _print(console: Console, found: Diff) -> None:
-    from cudatool.cli._text import counted, new_table, plain, print_rest
-    from cudatool.units import format_bytes
 
     console.print(f"Device {found.device}", style="bold")
     table = new_table("At the peak", numbers=("Before", "After", "Change", "Blocks"))
@@ -106,6 +104,5 @@ def _print(console: Console, found: Diff) -> None:
 
 
 def _signed(size: int) -> str:
-    from cudatool.units import format_bytes
 
     return f"+{format_bytes(size)}" if size > 0 else format_bytes(size)

@@ -7,8 +7,14 @@ from pathlib import Path
 
 import click
 
+from cudatool import analyze
 from cudatool.cli._command import command, option
 from cudatool.cli._options import force_option, range_options, source_argument
+from cudatool.cli._sources import newest, part_of, read_trace, say_notes
+from cudatool.cli._text import messages
+from cudatool.export import perfetto, sqlite, torch_pickle
+from cudatool.files import check_outputs
+from cudatool.units import format_bytes
 
 __all__ = ["export"]
 
@@ -55,10 +61,6 @@ def export(
     SOURCE is a trace that `cudatool run` wrote, a pickle from torch.cuda.memory._dump_snapshot(), or the log of an
     rmm.mr.LoggingResourceAdaptor. Default: the newest trace in this directory.
     """
-    from cudatool.cli._sources import newest, part_of, read_trace, say_notes
-    from cudatool.cli._text import messages
-    from cudatool.files import check_outputs
-    from cudatool.units import format_bytes
 
     source = source or newest()
     ending, following = _FORMATS[kind]
@@ -66,18 +68,11 @@ def export(
     check_outputs([path], [source], force=force)
     trace = part_of(read_trace(source), events, time)
     if kind == "torch":
-        from cudatool import analyze
-        from cudatool.export import torch_pickle
-
         state = analyze.segments_at(analyze.blocks(trace), analyze.segments(trace), len(trace.records) - 1)
         torch_pickle.write(path, trace, analyze.torch_segments(trace, state), analyze.torch_settings(trace))
     elif kind == "perfetto":
-        from cudatool.export import perfetto
-
         perfetto.write(path, trace)
     else:
-        from cudatool.export import sqlite
-
         sqlite.write(path, trace)
 
     said = messages()

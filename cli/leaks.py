@@ -6,8 +6,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cudatool import analyze
+from cudatool.analyze import LeakVerdict
 from cudatool.cli._command import command, option
 from cudatool.cli._options import range_options, source_argument
+from cudatool.cli._sources import newest, part_of, read_trace, say_notes
+from cudatool.cli._text import counted, echo_json, new_table, plain, print_rest, results
+from cudatool.progress import step
+from cudatool.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,10 +68,6 @@ def leaks(source: Path | None, as_json: bool, events: str | None, time: str | No
 
     Exit status: 0 nothing grows, 1 something leaks, 2 the file cannot be read, 4 could not tell.
     """
-    from cudatool import analyze
-    from cudatool.cli._sources import newest, part_of, read_trace, say_notes
-    from cudatool.cli._text import echo_json, results
-    from cudatool.progress import step
 
     with step("cudatool leaks"):  # the two seconds until progress shows begin here
         trace = part_of(read_trace(source or newest()), events, time)
@@ -87,8 +89,6 @@ def leaks(source: Path | None, as_json: bool, events: str | None, time: str | No
 
 
 def _print(console: Console, result: Leaks) -> None:
-    from cudatool.analyze import LeakVerdict
-    from cudatool.cli._text import counted
 
     title = {
         LeakVerdict.LEAKS: f"{counted(len(result.found), 'call site')} leak{'s' if len(result.found) == 1 else ''}",
@@ -110,8 +110,6 @@ def _print(console: Console, result: Leaks) -> None:
 
 
 def _print_table(console: Console, rows: list[Leak] | tuple[Leak, ...]) -> None:
-    from cudatool.cli._text import new_table, plain, print_rest
-    from cudatool.units import format_bytes
 
     with_steps = any(leak.per_step for leak in rows)
     table = new_table("Call site", numbers=(*(("A step", "Steps") if with_steps else ()), "In all", "Confidence"))

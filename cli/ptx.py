@@ -10,6 +10,14 @@ from typing import TYPE_CHECKING
 import click
 
 from cudatool.cli._command import Files, command, option
+from cudatool.cli._ptx_text import headings, kernel_json, print_kernel
+from cudatool.cli._text import echo_json, say
+from cudatool.errors import CompileError, UsageError
+from cudatool.files import open_input, read_input
+from cudatool.limits import KERNELS, PTX_BYTES
+from cudatool.ptx import PtxError, infer_accesses, is_container, parse, ptx_for, summarize
+from cudatool.ptx.kernel_names import kernel_name
+from cudatool.runtime.nvrtc import architecture_number, to_ptx
 from cudatool.text import quoted
 
 if TYPE_CHECKING:
@@ -47,12 +55,6 @@ def ptx(
     kernel: which memory its parameters lead to and whether it is read, written or updated atomically, as far as the PTX
     tells; instructions, registers, memory, and the features of a device that it uses. No device is needed.
     """
-    from cudatool.cli._ptx_text import headings, kernel_json, print_kernel
-    from cudatool.cli._text import echo_json, say
-    from cudatool.errors import UsageError
-    from cudatool.limits import KERNELS
-    from cudatool.ptx import infer_accesses, parse, summarize
-    from cudatool.ptx.kernel_names import kernel_name
 
     results = []
     texts, source = _texts_of(file, kernel, arch, include, define)
@@ -85,11 +87,6 @@ def _texts_of(
     file: Path, kernel: str | None, arch: str, include: tuple[str, ...], define: tuple[str, ...]
 ) -> tuple[list[bytes], str]:
     """Return the PTX in a file, and the CUDA C++ that it was compiled from, if it was."""
-    from cudatool.errors import CompileError, UsageError
-    from cudatool.files import open_input, read_input
-    from cudatool.limits import PTX_BYTES
-    from cudatool.ptx import is_container, ptx_for
-    from cudatool.runtime.nvrtc import architecture_number, to_ptx
 
     number = int(architecture_number(arch).rstrip("af"))
     try:
@@ -122,7 +119,6 @@ def _texts_of(
 
 def _refusals(module: Module, names: list[str]) -> dict[str, str]:
     """Return for each kernel why the software device does not run it, empty if it does."""
-    from cudatool.ptx import PtxError
     from cudatool.sim import jit
 
     kernels = jit.JitModule(module, cache=None).kernels

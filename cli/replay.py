@@ -9,9 +9,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cudatool import analyze
 from cudatool.cli._command import command, option
 from cudatool.cli._options import range_options, size_of, source_argument
-from cudatool.cli._text import say
+from cudatool.cli._replay_text import print_advice, print_check, print_outcomes
+from cudatool.cli._sources import newest, part_of, read_trace, say_notes
+from cudatool.cli._text import echo_json, messages, results, say
+from cudatool.errors import UsageError
+from cudatool.files import read_input
+from cudatool.memory import Settings
+from cudatool.trace.events import Kind
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,9 +78,6 @@ def replay(
     or, with --memory, on another card; with --check, whether this allocator does what the recorded one did. Without
     any of them it does as with --advise.
     """
-    from cudatool.cli._sources import newest
-    from cudatool.cli._text import messages
-    from cudatool.errors import UsageError
 
     if checks and (confs or advises):
         raise UsageError("--check replays what was recorded; it does not go with --conf or --advise")
@@ -108,10 +112,6 @@ def _recording(
     recorded_conf: str | None,
     part: tuple[str | None, str | None],
 ) -> _Recording:
-    from cudatool import analyze
-    from cudatool.cli._sources import part_of, read_trace, say_notes
-    from cudatool.errors import UsageError
-    from cudatool.memory import Settings
 
     trace, facts = part_of(read_trace(source), *part), _beside(source)
     if part != (None, None):
@@ -131,9 +131,6 @@ def _recording(
 
 def _check(recording: _Recording, said: Console, as_json: bool) -> None:
     """Say how the replay compares, and leave with status 1 if it differs."""
-    from cudatool import analyze
-    from cudatool.cli._replay_text import print_check
-    from cudatool.cli._text import echo_json, results
 
     with _progress(said):
         checked = [
@@ -163,10 +160,6 @@ def _check(recording: _Recording, said: Console, as_json: bool) -> None:
 
 def _try(recording: _Recording, confs: tuple[str, ...], memory: str | None, said: Console, as_json: bool) -> None:
     """Say what the same requests cost under these settings, or under those that matter, and which are best."""
-    from cudatool import analyze
-    from cudatool.cli._replay_text import print_advice, print_outcomes
-    from cudatool.cli._text import echo_json, results
-    from cudatool.errors import UsageError
 
     trace, devices, settings, _, total, _ = recording
     advice: dict[int, Advice] = {}
@@ -200,7 +193,6 @@ def _rows(device: int, advice: Advice, chosen: bool) -> Iterator[dict[str, Any]]
 
 
 def _devices(trace: Trace, only: int | None) -> list[int]:
-    from cudatool.trace.events import Kind
 
     found = sorted(set(trace.of_kind(Kind.BLOCK_ALLOC, Kind.OOM)["device"].tolist()))
     return [device for device in found if only in (None, device)]
@@ -214,7 +206,6 @@ def _card(trace: Trace, device: int) -> int | None:
 
 def _beside(source: Path) -> dict[str, Any]:
     """Return NAME.stats.json beside NAME.pickle, as far as it is what `--check` can compare with; say what is not."""
-    from cudatool.files import read_input
 
     path = source.parent / f"{source.name.split('.pickle')[0]}.stats.json"
     try:

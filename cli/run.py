@@ -9,8 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cudatool.cli._command import Files, command, option
+from cudatool.cli._last_words import last_words
 from cudatool.cli._options import BESIDE, device_option, force_option, html_option, is_page, workload_arguments
-from cudatool.cli._text import say
+from cudatool.cli._pages import open_page
+from cudatool.cli._sources import refuse_recording
+from cudatool.cli._text import counted, messages, plain, say
+from cudatool.files import check_outputs, open_standard_files
+from cudatool.recording import record
+from cudatool.text import printable, short_names
+from cudatool.trace.events import Kind
+from cudatool.trace.reader import read
+from cudatool.units import format_bytes, format_time
+from cudatool.workload import Start, Workload
 
 if TYPE_CHECKING:
     from cudatool.trace.model import Trace
@@ -72,13 +82,6 @@ def run(
     are the operations of cudatool's runtime, on a GPU what the program does through PyTorch, and on the software
     device the driver calls of any cuda.core or cuda.bindings program.
     """
-    from cudatool.cli._last_words import last_words
-    from cudatool.cli._pages import open_page
-    from cudatool.cli._sources import refuse_recording
-    from cudatool.files import check_outputs, open_standard_files
-    from cudatool.recording import record
-    from cudatool.text import printable
-    from cudatool.workload import Start, Workload
 
     if html and workload[:1] not in (("-m",), ("-c",)) and not is_page(html):
         html, workload = BESIDE, (html, *workload)  # `cudatool run --html WORKLOAD`: the option took the program
@@ -98,8 +101,6 @@ def run(
         status = program.run()
         open_standard_files()  # a program may close them, and its status counts
         recorder.add_facts({"exit_status": status})
-
-    from cudatool.trace.reader import read
 
     trace = read(path)
     _print_summary(trace, status)
@@ -125,7 +126,6 @@ def _short(path: str) -> str:
 
 
 def _wrote(path: str) -> None:
-    from cudatool.units import format_bytes
 
     say(f"Wrote {_short(path)} ({format_bytes(Path(path).stat().st_size)})")
 
@@ -135,10 +135,6 @@ def _print_summary(trace: Trace, status: int) -> None:
     from rich.table import Table
 
     from cudatool.analyze import report
-    from cudatool.cli._text import counted, messages, plain
-    from cudatool.text import short_names
-    from cudatool.trace.events import Kind
-    from cudatool.units import format_bytes, format_time
 
     summary = report(trace).summary
     table = Table(box=None, show_header=False, pad_edge=False)

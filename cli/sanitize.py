@@ -18,6 +18,12 @@ from cudatool.cli._proof import Proof, proof_options
 from cudatool.cli._recorded import trace_of
 from cudatool.cli._text import say
 from cudatool.errors import UsageError
+from cudatool.sanitize import Outcome, Outputs, Run, check, parse_checks, render_text
+from cudatool.sanitize.kinds import CHECKS
+from cudatool.sanitize.places import project_root, recorded_at
+from cudatool.sanitize.report.outputs import FORMATS
+from cudatool.sanitize.report.views import ended
+from cudatool.workload import Workload
 
 __all__ = ["sanitize"]
 
@@ -26,13 +32,11 @@ _DEFAULT = "race,memcheck,synccheck"
 
 
 def _checks() -> list[str]:
-    from cudatool.sanitize.kinds import CHECKS
 
     return [*CHECKS, "all"]
 
 
 def _formats() -> list[str]:
-    from cudatool.sanitize.report.outputs import FORMATS
 
     return list(FORMATS)
 
@@ -126,10 +130,6 @@ def sanitize(
     was checked, or the recording is incomplete, 3 the workload itself failed,
     130 interrupted (Ctrl-C).
     """
-    from cudatool.sanitize import Outcome, Outputs, Run, check, parse_checks, render_text
-    from cudatool.sanitize.places import project_root, recorded_at
-    from cudatool.sanitize.report.views import ended
-    from cudatool.workload import Workload
 
     # All that can be wrong with the options is said before the workload runs; and it may change directory.
     if html and html.endswith(".py"):

@@ -7,8 +7,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cudatool import analyze
 from cudatool.cli._command import Files, command, option
 from cudatool.cli._options import BESIDE, force_option, html_option, is_page, range_options, size_of, source_argument
+from cudatool.cli._pages import open_page
+from cudatool.cli._snapshot_text import print_report
+from cudatool.cli._sources import newest, part_of, read_trace
+from cudatool.cli._text import echo_json, messages, results
+from cudatool.collect import nvml
+from cudatool.export import torch_pickle
+from cudatool.files import check_outputs
+from cudatool.progress import step
+from cudatool.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,14 +78,6 @@ def snapshot(
     SOURCE is a trace that `cudatool run` wrote, or a pickle from torch.cuda.memory._dump_snapshot(), also
     compressed with xz or gzip. Default: the newest trace in this directory.
     """
-    from cudatool import analyze
-    from cudatool.cli._pages import open_page
-    from cudatool.cli._snapshot_text import print_report
-    from cudatool.cli._sources import newest, part_of, read_trace
-    from cudatool.cli._text import echo_json, messages, results
-    from cudatool.files import check_outputs
-    from cudatool.progress import step
-    from cudatool.units import format_bytes
 
     if source is None and html and not is_page(html):
         source, html = Path(html), BESIDE  # `cudatool snapshot --html SOURCE`: the option took the argument
@@ -106,8 +108,6 @@ def snapshot(
             else:
                 said.print("Next: open it in a browser; it needs no network", markup=False)
         if torch is not None:
-            from cudatool.export import torch_pickle
-
             state = analyze.segments_at(report.blocks, report.segments, len(report.trace.records) - 1)
             torch_pickle.write(
                 torch, report.trace, analyze.torch_segments(report.trace, state), analyze.torch_settings(report.trace)
@@ -136,6 +136,5 @@ def _cards(report: Report) -> Sequence[Card]:
     """Return who uses this machine's cards now, unless the trace is of none."""
     if report.trace.header.get("device_kind") == "sim":
         return ()
-    from cudatool.collect import nvml
 
     return nvml.cards()

@@ -10,8 +10,17 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from cudatool import _driver
+from cudatool.collect import deferred_frees
+from cudatool.collect.children import ChildProcesses
+from cudatool.collect.hand_overs import HandOvers
 from cudatool.errors import UsageError
+from cudatool.memory.allocator import CachingAllocator
+from cudatool.memory.pluggable import UncachedAllocator
+from cudatool.memory.settings import conf_in_environment
 from cudatool.text import quoted
+from cudatool.trace import hooks, stacks
+from cudatool.trace.events import AccessFlag, Kind
+from cudatool.trace.recorder import Recorder
 from cudatool.units import format_bytes
 
 if TYPE_CHECKING:
@@ -75,7 +84,6 @@ def record(
     UsageError
         There is no such check.
     """
-    from cudatool.trace.recorder import Recorder
 
     with sources(
         device=device, with_stacks=with_stacks, measure_accesses=measure_accesses, checks=checks, tape=tape
@@ -117,8 +125,6 @@ def sources(
     if _observing is not None:
         yield dict(_observing)
         return
-    from cudatool.collect.children import ChildProcesses
-    from cudatool.trace import hooks, stacks
 
     _driver.choose(device)
     choice = _driver.initialize()
@@ -133,8 +139,6 @@ def sources(
             undo.callback(children.remove)
             children.install()
             if measure_accesses:
-                from cudatool.collect.hand_overs import HandOvers
-
                 hand_overs = HandOvers()
                 undo.callback(hand_overs.remove)
                 hand_overs.install()
@@ -155,7 +159,6 @@ def sources(
 
 
 def _header(choice: _driver.Choice, measure_accesses: bool, checks: Sequence[str]) -> dict[str, Any]:
-    from cudatool.memory.settings import conf_in_environment
 
     machine = choice.machine
     header: dict[str, Any] = {
@@ -184,12 +187,8 @@ def _software_driver(
     from cudatool import sim
     from cudatool.collect.sim_driver import SimDriverCollector
     from cudatool.collect.sim_host import watched_host_memory
-    from cudatool.memory.allocator import CachingAllocator
-    from cudatool.memory.pluggable import UncachedAllocator
     from cudatool.sim import signals
     from cudatool.sim.observe.checkers import CHECKS
-    from cudatool.trace import hooks
-    from cudatool.trace.events import AccessFlag, Kind
 
     if unknown := sorted(set(checks).difference(CHECKS)):
         raise UsageError(f"there is no check {quoted(unknown[0])} of kernels; there are {', '.join(CHECKS)}")
@@ -278,7 +277,6 @@ def release_caches() -> None:
 
     That in which cuBLAS works, and what numba has not freed yet though its program has given it back.
     """
-    from cudatool.collect import deferred_frees
 
     workspaces = sys.modules.get("cudatool.blas._workspace")  # to import it would be to need it
     if workspaces is not None:

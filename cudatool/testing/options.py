@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from cudatool.errors import CudatoolError, UsageError
+from cudatool.text import printable, shortened
+
 if TYPE_CHECKING:
     from cudatool.sanitize import Baseline, Outputs, Rule
 
@@ -116,8 +119,6 @@ def options_of(config: pytest.Config) -> Options:
     """
     found = config.stash.get(_OPTIONS, None)
     if found is None:
-        from cudatool.errors import CudatoolError
-
         try:
             found = config.stash[_OPTIONS] = _read(config)
         except CudatoolError as error:
@@ -127,9 +128,7 @@ def options_of(config: pytest.Config) -> Options:
 
 def _read(config: pytest.Config) -> Options:
     from cudatool import _driver
-    from cudatool.errors import UsageError
     from cudatool.sanitize import Baseline, parse_checks, parse_rules
-    from cudatool.text import printable, shortened
 
     device = _given(config, "cudatool_device") or os.environ.get("CUDATOOL_DEVICE", "")
     _driver.choose(device or None)

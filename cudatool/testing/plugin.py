@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from cudatool.errors import ConfigError, CudatoolError, UsageError
 from cudatool.testing.options import add_options, is_on, options_of
 from cudatool.testing.summary import Summary, packed
+from cudatool.units import parse_bytes
 
 if TYPE_CHECKING:
     from cudatool.sanitize import Report
@@ -110,7 +112,6 @@ def _checks_of(item: pytest.Item) -> tuple[str, ...]:
     mark = item.get_closest_marker("cuda_sanitize")
     if mark is None:
         return options_of(item.config).checks if is_on(item.config) else ()
-    from cudatool.errors import UsageError
     from cudatool.sanitize import parse_checks
 
     given = mark.args[0] if mark.args else mark.kwargs.get("checks")
@@ -127,7 +128,6 @@ def _start(config: pytest.Config) -> Session:
     """Return the recording, begun now if there is none."""
     found = config.stash.get(_SESSION, None)
     if found is None:
-        from cudatool.errors import CudatoolError
         from cudatool.testing.session import Session
 
         options = options_of(config)
@@ -255,8 +255,6 @@ def _limits(item: pytest.Item, session: Session, test: Test) -> list[str]:
 
 
 def _limit(mark: pytest.Mark) -> int:
-    from cudatool.errors import ConfigError
-    from cudatool.units import parse_bytes
 
     if len(mark.args) != 1 or mark.kwargs:
         raise pytest.UsageError(f'@pytest.mark.{mark.name} takes one size, for example "100 MiB"')
