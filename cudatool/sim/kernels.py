@@ -20,7 +20,7 @@ from cudatool.sim.device_runtime import STACK_SIZE, limit_of, prepare_calls
 from cudatool.sim.machine import Context, Device
 from cudatool.sim.memory import Allocation
 from cudatool.sim.observe.host_accesses import HostMemoryBefore
-from cudatool.sim.queue import Operation
+from cudatool.sim.queue import Operation, Schedule
 from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:
@@ -316,6 +316,14 @@ def _failed(error: KernelError, launch: Launch) -> DriverError:
     return DriverError(Result.LAUNCH_TIMEOUT, str(error))
 
 
+def _order_of_blocks(operation: Operation) -> int | None:
+    """Return the seed of the order in which a launch's blocks run; None is by number, as it must be on a tape."""
+    machine = state.machine
+    if machine.options.schedule is not Schedule.RANDOM or machine.tape is not None:
+        return None
+    return hash((machine.options.seed, operation.correlation))
+
+
 def _execute(launch: Launch, operation: Operation) -> None:
     jit = _translator()
     machine = state.machine
@@ -344,6 +352,7 @@ def _execute(launch: Launch, operation: Operation) -> None:
             heap=heap.handle if (heap := operation.stream.context.heap) is not None else 0,
             stack_bytes=limit_of(operation.stream.context, STACK_SIZE),
             cooperative=launch.cooperative,
+            seed=_order_of_blocks(operation),
             timeout_s=machine.options.timeout,
         )
     except jit.KernelError as error:

@@ -49,7 +49,7 @@ class Schedule(StrEnum):
     LATE = "late"
     """As late as possible: only what the observed operation depends on, and nothing else."""
     RANDOM = "random"
-    """Any, by the seed."""
+    """Any, by the seed; the blocks of each kernel, too."""
 
 
 class Operation:

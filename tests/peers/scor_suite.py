@@ -84,7 +84,7 @@ def main() -> int:
     """Run the command line; return the exit code: 1 if something is missed or false."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="a checkout of csl-iisc/ScoR")
-    parser.add_argument("--schedules", type=int, default=4, metavar="N", help="orders of the blocks (default 4)")
+    parser.add_argument("--schedules", type=int, default=6, metavar="N", help="orders of the blocks (default 6)")
     options = parser.parse_args()
     if not (options.folder / "microbenchmarks").is_dir():
         parser.error(f"{options.folder} has no microbenchmarks")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 import threading
@@ -186,6 +187,33 @@ def test_legacy_stream_does_not_order_non_blocking_streams():
 
 def test_the_same_seed_gives_the_same_order():
     assert _order("sim:schedule=random,seed=5", 1) == _order("sim:schedule=random,seed=5", 1)
+
+
+def test_random_schedule_changes_the_order_of_a_kernels_blocks():
+    source = (
+        "import sys, numpy as np, cudatool as ct\n"
+        "ticket = ct.compile('extern \"C\" __global__ void ticket(int *next, int *of)'\n"
+        "                    '{ of[blockIdx.x] = atomicAdd(next, 1); }', 'ticket')\n"
+        "for launch in range(2):\n"
+        "    of = ct.zeros(8, np.int32)\n"
+        "    ticket[8, 1](ct.zeros(1, np.int32), of)\n"
+        "    print(*of.get())\n"
+    )
+
+    def orders(device: str) -> list[str]:
+        environment = {**os.environ, "CUDATOOL_DEVICE": f"{device},threads=1"}
+        done = subprocess.run(
+            [sys.executable, "-c", source], capture_output=True, text=True, env=environment, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    by_number = "0 1 2 3 4 5 6 7"
+    assert orders("sim:schedule=fifo") == [by_number, by_number]
+    first, second = orders("sim:schedule=random,seed=1")
+    assert len({by_number, first, second}) == 3
+    assert orders("sim:schedule=random,seed=1") == [first, second]
+    assert sorted(first) == sorted(by_number)
 
 
 def test_process_that_leaves_everything_open_ends_cleanly():
