@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import linecache
 import re
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,14 @@ def test_a_program_s_file_is_not_in_the_directory_where_it_was_compiled(
     source = f'extern "C" __global__ void only_here() {{ __trap(); }}  // {tmp_path}: not in the cache'
     code, _ = cudatool.compile(source, "only_here")._ptx()
     assert [b'"only_here.cu"'] == re.findall(rb"^\s*\.file\s+1 (.+)$", code, re.MULTILINE)
+
+
+def test_programs_of_one_name_have_files_of_their_own() -> None:
+    """Else a message would quote a line of the program that was compiled last."""
+    sources = [f'extern "C" __global__ void twins(int *x) {{ *x = {value}; }}' for value in (1, 2, 1)]
+    codes = [cudatool.compile(source, "twins")._ptx()[0] for source in sources]
+    files = [re.findall(rb'^\s*\.file\s+1 "(.+)"$', code, re.MULTILINE) for code in codes]
+    assert sources == [linecache.getline(file.decode(), 1) for (file,) in files]
 
 
 def test_headers_of_cuda_and_cccl_can_be_included() -> None:
