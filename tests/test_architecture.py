@@ -168,11 +168,3 @@ def test_help_loads_nothing_heavy() -> None:
     assert "click" in loaded
     assert loaded & {"cuda", "llvmlite", "numpy", "plotly", "rich", "pynvml"} == set()
     assert "Usage:" in done.stdout
-
-
-def test_plugin_loads_nothing_heavy() -> None:
-    """pytest loads it wherever cudatool is installed, whether a test is to be checked or not."""
-    program = "import sys\nimport cudatool.testing.plugin\nprint(*sys.modules)\n"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    loaded = {name.split(".")[0] for name in done.stdout.split()}
-    assert loaded & {"cuda", "llvmlite", "numpy", "plotly", "rich", "pynvml"} == set()

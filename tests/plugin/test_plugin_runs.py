@@ -455,6 +455,7 @@ def test_without_options_nothing_is_loaded(pytester: pytest.Pytester) -> None:
             modules = {"cudatool.testing." + name for name in ("options", "plugin", "summary")}
             # What the package itself needs to look its names up later.
             modules |= {"cudatool.runtime", "cudatool.runtime.attached", "cudatool.whole_imports"}
+            modules |= {"cudatool." + leaf for leaf in ("errors", "text", "units")}
             assert {"cudatool", "cudatool.testing"} | modules == ours
             assert not {"numpy", "cuda", "llvmlite"} & {name.partition(".")[0] for name in sys.modules}
         """
