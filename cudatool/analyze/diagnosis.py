@@ -233,7 +233,9 @@ def advice(
     worst: dict[Cause, int] = {}
     for moment in _that_count(split):
         for share in moment.causes:
-            if share.size >= _WORTH * moment.reserved and share.cause != Cause.NEW_SEGMENT:
+            if share.cause == Cause.NEW_SEGMENT or (share.cause == Cause.HOLE and not moment.releasable):
+                continue  # no program could do without
+            if share.size >= _WORTH * moment.reserved:
                 worst[share.cause] = max(worst.get(share.cause, 0), share.size)
     found += [Remedy(cause, size, f"{format_bytes(size)}: {_REMEDIES[cause]}") for cause, size in worst.items()]
     if beside.readings:

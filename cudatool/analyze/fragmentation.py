@@ -139,6 +139,9 @@ class Fragmentation:
         The request that had to allocate, None if it was not recorded: then nothing counts as cached elsewhere.
     largest_usable
         The largest free piece that the request could have had, by pool and stream; 0 if none, or not known.
+    releasable
+        Bytes of segments with holes that could be given back if the live blocks of each pool and stream lay side by
+        side. 0 if their segments, which have 2 MiB or more, are needed anyway.
     causes
         One for each :class:`Cause`, in that order.
     holes
@@ -154,6 +157,7 @@ class Fragmentation:
     requested: int
     wanted: Wanted | None
     largest_usable: int
+    releasable: int
     causes: tuple[CauseShare, ...]
     holes: tuple[Hole, ...]
 
@@ -172,6 +176,7 @@ _GROWTH: Final = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
 _MOST_OOMS = 8
 _MOST_HOLES = 20
 _MOST_PINS = 8
+_PAGE: Final = 2 << 20  # what expandable segments are mapped in, at least
 _SMALL_REQUEST = 1 << 20  # blocks of at most this come from the pool of small segments (c10's kSmallSize)
 
 
@@ -289,6 +294,7 @@ def fragmentation_at(
         requested=int(live.requested[held].sum()),
         wanted=wanted,
         largest_usable=_largest_usable(layout_at(blocks, segments, wanted.index), wanted) if wanted else 0,
+        releasable=_releasable(here, free_in_segment, cause_of_segment == _FREE.index(Cause.HOLE)),
         causes=tuple(shares),
         holes=_holes(trace, blocks, layout, live_blocks, cause_of_piece, index),
     )
@@ -352,6 +358,25 @@ def _most_in_use(blocks: Lifetimes, wanted: Wanted) -> int:
     alike &= (blocks.size <= _SMALL_REQUEST) == (wanted.size <= _SMALL_REQUEST)
     own = blocks[alike]
     return int(held_after(own, own.end).max(initial=0))
+
+
+def _releasable(here: Lifetimes, free: Ints, has_holes: Mask) -> int:
+    """Return the bytes of segments with holes that the others could take the live blocks of."""
+    kinds: dict[tuple[int, int, bool, bool], list[tuple[int, int]]] = {}
+    columns = (here.stream, here.pool, here.small, here.expandable, here.size, free)
+    for *kind, size, room in zip(*(column[has_holes].tolist() for column in columns), strict=True):
+        kinds.setdefault(tuple(kind), []).append((size, room))
+    found = 0
+    for (*_, expandable), own in kinds.items():
+        room = sum(room for _, room in own)
+        if expandable:
+            found += room // _PAGE * _PAGE
+            continue
+        for size, _ in sorted(own, reverse=True):
+            if size <= room:
+                room -= size
+                found += size
+    return found
 
 
 def _largest_usable(layout: Layout, wanted: Wanted) -> int:

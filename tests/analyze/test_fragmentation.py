@@ -52,6 +52,22 @@ def test_the_rest_of_a_segment_that_was_just_made_is_no_hole_and_calls_for_nothi
     assert () == analyze.report(trace(small(0, 2 * MIB), alloc(0, 512))).diagnoses[0].advice
 
 
+def test_holes_in_segments_that_are_needed_anyway_call_for_nothing() -> None:
+    """Wherever its blocks lie, what is live fills as many segments."""
+    made = trace(small(0, 2 * MIB), alloc(0, 512), alloc(512, 512))
+    (moment,) = split_of(made)
+    assert (2 * MIB - 1024, 0) == (moment.size_of(Cause.HOLE), moment.releasable)
+    assert () == analyze.report(made).diagnoses[0].advice
+
+
+def test_segments_whose_blocks_the_others_could_take_could_be_given_back() -> None:
+    places = (0, 4 * MIB, 8 * MIB)
+    made = trace(*(event for at in places for event in (small(at, 2 * MIB), alloc(at, 512), alloc(at + 512, 512))))
+    (moment,) = split_of(made)
+    assert (3, 4 * MIB) == (len(moment.holes), moment.releasable)
+    assert Cause.HOLE in {remedy.topic for remedy in analyze.report(made).diagnoses[0].advice}
+
+
 def test_rounding_follows_the_settings() -> None:
     made = trace(large(0, 20 * MIB), alloc(0, 6 * MIB, aux0=5 * MIB))
     assert MIB == split_of(made)[0].size_of(Cause.UNSPLIT)
