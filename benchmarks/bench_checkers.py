@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-SOURCE = (Path(__file__).parent / "checked_kernels.cu").read_text()
+SOURCE = "".join((Path(__file__).parent / name).read_text() for name in ("kernels.cu", "checked_kernels.cu"))
 CHECKERS = ("memcheck", "initcheck", "synccheck", "racecheck")
 
 

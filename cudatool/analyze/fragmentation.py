@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from cudatool.analyze.memory import Layout, layout_at, site_label
-from cudatool.memory.blocks import round_size
+from cudatool.memory.blocks import SMALL_LIMIT, SMALL_PAGE, round_size
 from cudatool.memory.settings import Settings
 from cudatool.trace.events import Kind
 from cudatool.trace.lifetimes import Ints, Lifetimes, Mask, Timeline, held_after
@@ -176,8 +176,6 @@ _GROWTH: Final = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
 _MOST_OOMS = 8
 _MOST_HOLES = 20
 _MOST_PINS = 8
-_PAGE: Final = 2 << 20  # what expandable segments are mapped in, at least
-_SMALL_REQUEST = 1 << 20  # blocks of at most this come from the pool of small segments (c10's kSmallSize)
 
 
 def fragmentation(
@@ -341,7 +339,7 @@ def _causes(here: Lifetimes, live_blocks: Ints, free: Ints, wanted: Wanted | Non
     elsewhere = [
         here.pool != wanted.pool,
         here.stream != wanted.stream,
-        here.small != (wanted.size <= _SMALL_REQUEST),
+        here.small != (wanted.size <= SMALL_LIMIT),
     ]
     cause: Ints = np.select(elsewhere, range(len(elsewhere)), default=-1)
     used = max(_most_in_use(blocks, wanted), wanted.size)
@@ -355,7 +353,7 @@ def _causes(here: Lifetimes, live_blocks: Ints, free: Ints, wanted: Wanted | Non
 def _most_in_use(blocks: Lifetimes, wanted: Wanted) -> int:
     """Return the most bytes at a time in blocks of the pool, the stream and the size class of a request."""
     alike = (blocks.pool == wanted.pool) & (blocks.stream == wanted.stream)
-    alike &= (blocks.size <= _SMALL_REQUEST) == (wanted.size <= _SMALL_REQUEST)
+    alike &= (blocks.size <= SMALL_LIMIT) == (wanted.size <= SMALL_LIMIT)
     own = blocks[alike]
     return int(held_after(own, own.end).max(initial=0))
 
@@ -370,7 +368,7 @@ def _releasable(here: Lifetimes, free: Ints, has_holes: Mask) -> int:
     for (*_, expandable), own in kinds.items():
         room = sum(room for _, room in own)
         if expandable:
-            found += room // _PAGE * _PAGE
+            found += room // SMALL_PAGE * SMALL_PAGE
             continue
         for size, _ in sorted(own, reverse=True):
             if size <= room:
@@ -382,7 +380,7 @@ def _releasable(here: Lifetimes, free: Ints, has_holes: Mask) -> int:
 def _largest_usable(layout: Layout, wanted: Wanted) -> int:
     here = layout.segments
     usable = (here.pool == wanted.pool) & (here.stream == wanted.stream)
-    usable &= here.small == (wanted.size <= _SMALL_REQUEST)
+    usable &= here.small == (wanted.size <= SMALL_LIMIT)
     free = (layout.block < 0) & usable[layout.segment]
     return int(layout.size[free].max(initial=0))
 
