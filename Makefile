@@ -6,7 +6,7 @@ SAMPLE := samples/mlp.py
 TYPES  := build/typecheck
 BUILT  := pyproject.toml setup.py $(wildcard cudatool/*.c cudatool/*/*.c cudatool/*/*.map)
 
-.PHONY: demo test test-asan lint docs wheels clean
+.PHONY: demo test test-asan lint docs site wheels clean
 
 demo: $(VENV)/installed
 	@mkdir -p demo
@@ -32,6 +32,11 @@ lint: $(VENV)/installed-dev
 docs: $(VENV)/installed-dev
 	$(PYTHON) docs/generate_api.py
 	$(PYTHON) tests/peers/torch_cuda.py
+
+# Strict: a link that leads nowhere is an error.
+site: $(VENV)/installed-dev
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
+	@echo "Site:   $(CURDIR)/build/site/index.html"
 
 # PYTHONS names the interpreters to build wheels for.
 wheels:

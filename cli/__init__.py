@@ -20,7 +20,7 @@ from cudatool.errors import CudatoolError, OutputError, did_you_mean
 from cudatool.files import open_standard_files
 from cudatool.text import QUOTED, printable, shortened
 
-__all__ = ["main"]
+__all__ = ["group", "main"]
 
 _INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 
@@ -101,7 +101,7 @@ def _suggestion(name: str) -> str:
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="cudatool")
-def _group() -> None:
+def group() -> None:
     """Profiling and memory diagnostics for CUDA programs in Python, with and without a GPU."""
 
 
@@ -119,7 +119,7 @@ def main() -> None:
 
         register()
     try:
-        status = _group.main(prog_name="cudatool", standalone_mode=False)
+        status = group.main(prog_name="cudatool", standalone_mode=False)
     except click.ClickException as error:
         message = io.StringIO()
         error.show(message)

@@ -10,7 +10,7 @@ class DefectsView {
     this.rows = defects.map((defect, i) => this.row(defect, i));
     byId("defects-list").replaceChildren(...this.rows);
     byId("defects-list").hidden = !defects.length;
-    const first = this.rows.findIndex((row, i) => this.marked(defects[i]).length);
+    const first = this.rows.findIndex((_row, i) => this.marked(defects[i]).length);
     if (first >= 0) this.rows[first].open = true;
   }
 

@@ -124,7 +124,7 @@ class DeviceMemory {
   /** Return the most bytes that each kind of blocks held in a range of rows. */
   highest(from, to, kinds, visible) {
     let most = null;
-    this.sweep(from, to, kinds, visible, (row, sums, kind) => {
+    this.sweep(from, to, kinds, visible, (_row, sums, kind) => {
       if (most === null) most = sums.slice();
       else if (kind >= 0 && sums[kind] > most[kind]) most[kind] = sums[kind];
     });

@@ -13,9 +13,9 @@ from cudatool.trace.model import Frame, Trace
 from cudatool.viz.page import assembled, packed
 from cudatool.viz.payload import Columns, framed
 
-__all__ = ["diff_page", "diff_payload", "write_diff"]
+__all__ = ["SCRIPTS", "diff_page", "diff_payload", "write_diff"]
 
-_SCRIPTS = ("words.js", "colours.js", "payload.js", "state.js", "canvas.js", "diff.js")
+SCRIPTS = ("words.js", "colours.js", "payload.js", "state.js", "canvas.js", "diff.js")
 
 
 def write_diff(before: Trace, after: Trace, found: Sequence[Diff], path: str | Path) -> None:
@@ -33,7 +33,7 @@ def diff_page(before: Trace, after: Trace, found: Sequence[Diff]) -> str:
     """Return the page that compares two recordings."""
     return assembled(
         "diff.html",
-        _SCRIPTS,
+        SCRIPTS,
         title=f"{_name(before)} and {_name(after)} - cudatool",
         payload=packed(diff_payload(before, after, found)),
     )

@@ -65,7 +65,7 @@ class FlameGraph {
       }
       if (small >= 1) this.boxes.push({ node: null, left: at, wide: small, level: level + 1 });
     };
-    path.forEach((node, level) => this.boxes.push({ node, left: 0, wide: width, level }));
+    for (const [level, node] of path.entries()) this.boxes.push({ node, left: 0, wide: width, level });
     place(this.top, 0, width, path.length);
     const height = (this.boxes.reduce((most, box) => Math.max(most, box.level), 0) + 1) * LEVEL;
     canvas.style.height = `${height}px`;

@@ -49,7 +49,7 @@ class MemoryView {
     if (isNew) {
       this.live = device.active;
       const main = Math.max(0, device.streams.findIndex((label) => label.startsWith("default stream")));
-      this.isSide = device.streams.map((label, i) => i !== main);
+      this.isSide = device.streams.map((_label, i) => i !== main);
       this.isPrivate = device.pools.map((label) => label !== "default pool");
       this.hatches = Uint8Array.from({ length: device.blocks.count }, (_, i) => (
         (this.isPrivate[device.blocks.pool[i]] ? HATCHED.pool : 0) | (this.isSide[device.blocks.stream[i]] ? HATCHED.stream : 0)));
@@ -508,7 +508,7 @@ class MemoryView {
       `allocated ${facts.allocated}, freed ${facts.freed}`,
       `${facts.address}, ${facts.where}`,
       facts.range && `in ${facts.range}`,
-      facts.purpose && facts.purpose.split(" (")[0] && `${facts.purpose.split(" (")[0]} (inferred)`,
+      facts.purpose?.split(" (")[0] && `${facts.purpose.split(" (")[0]} (inferred)`,
       ...frames.slice(0, 10),
       frames.length > 10 ? `... ${formatCount(frames.length - 10)} more frames: click` : "",
     ].filter(Boolean).join("\n");

@@ -18,9 +18,9 @@ from cudatool.files import write_whole
 from cudatool.trace.model import Trace
 from cudatool.viz.payload import payload
 
-__all__ = ["assembled", "packed", "page", "write_page", "write_report"]
+__all__ = ["SCRIPTS", "assembled", "packed", "page", "write_page", "write_report"]
 
-_SCRIPTS = (
+SCRIPTS = (
     "words.js",
     "colours.js",
     "payload.js",
@@ -52,7 +52,7 @@ def page(report: Report, found: sanitize.Report | None = None) -> str:
     """
     return assembled(
         "page.html",
-        _SCRIPTS,
+        SCRIPTS,
         title=f"{report.summary.source.rsplit('/', 1)[-1]} - cudatool",
         payload=packed(payload(report, found)),
         plotly=packed(_plotly()) if report.summary.devices else "",
