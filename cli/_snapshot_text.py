@@ -154,7 +154,7 @@ def _print_fragmentation(console: Console, moment: Fragmentation) -> None:
         if pin is not None:
             age = f", {format_time(pin.lived)} old" if pin.lived is not None else ""
             more = f" and {hole.pinned_by - 1:,} more" if hole.pinned_by > 1 else ""
-            text += f": pinned by {format_bytes(pin.size)} of {pin.label}{age}{more}"
+            text += f": pinned by {format_bytes(pin.size)} of {pin.compiled.described(pin.label)}{age}{more}"
         console.print(f"- {text}", markup=False)
 
 

@@ -95,7 +95,13 @@ def _print(console: Console, found: Diff) -> None:
     differing = [row for row in found.rows if row.change or row.count_before != row.count_after]
     for row in differing[:_MOST]:
         blocks = f"{row.count_before:,} → {row.count_after:,}"
-        table.add_row(plain(row.label), format_bytes(row.before), format_bytes(row.after), _signed(row.change), blocks)
+        table.add_row(
+            plain(row.compiled.described(row.label)),
+            format_bytes(row.before),
+            format_bytes(row.after),
+            _signed(row.change),
+            blocks,
+        )
     console.print(table)
     print_rest(console, len(differing), _MOST, "differing call sites")
     same = len(found.rows) - len(differing)

@@ -24,26 +24,6 @@ __all__ = ["leaks"]
 
 _MOST = 20  # rows of the table
 _UNCLEAR = 4  # exit status
-_NAME_STEPS = 'Wrap each iteration in `with cudatool.range("step"):`.'
-_WHY = {
-    "nothing-repeats": f"No repeated steps found. {_NAME_STEPS}",
-    "few-growths": "It grew too few times to tell a rate. Record more steps.",
-    "slows-down": "It grows less and less, as a cache does while it fills. Record more steps.",
-    "gave-back-before": "It grew and gave back memory before; now it holds more than ever. Record more steps.",
-    "given-back-after": "It grew until the last step, and the program then freed most of it. It leaks if the loop is "
-    "meant to go on.",
-    "work-grows-too": "Temporary memory of other call sites grew with it: the inputs get longer, or it caches a "
-    "sequence that is being generated. Record several sequences, or inputs of one length.",
-    "one-sequence": "It may hold the keys and values of one sequence, which grow with each token. Record several "
-    'requests, each in `with cudatool.range("request"):`.',
-    "within-one-call": "All of it lies within one call of a constructor, a forward pass or an optimizer's step. Record "
-    "more steps.",
-    "no-repeated-work": f"Nothing else recurred meanwhile: the program may be building something. {_NAME_STEPS}",
-    "new-work": f"It began late in the recording, with work of another kind. Record more steps. {_NAME_STEPS}",
-    "no-stacks": f"Without stacks, steps and the layers of one step look alike. {_NAME_STEPS}",
-    "no-single-site": f"All memory together grows, but no call site does so steadily. {_NAME_STEPS}",
-}
-"""What to say of each :class:`cudatool.analyze.Doubt`."""
 
 
 @command(
@@ -100,12 +80,12 @@ def _print(console: Console, result: Leaks) -> None:
     if len(steps) and result.doubt is None:
         console.print(f"{len(steps):,} steps: {steps.source}; confidence {steps.confidence}", markup=False)
     if result.doubt is not None:
-        console.print(_WHY[result.doubt], markup=False)
+        console.print(result.doubt.why, markup=False)
     if result.found:
         _print_table(console, result.found)
     for doubt in dict.fromkeys(leak.doubt for leak in result.unclear):
         if doubt is not None:
-            console.print(f"\nCould not tell: {_WHY[doubt]}", markup=False)
+            console.print(f"\nCould not tell: {doubt.why}", markup=False)
             _print_table(console, [leak for leak in result.unclear if leak.doubt == doubt])
 
 

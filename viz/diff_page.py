@@ -82,7 +82,7 @@ def _curves(trace: Trace, columns: Columns) -> dict[int, dict[str, Any]]:
 
 def _row(row: DiffRow) -> dict[str, Any]:
     return {
-        "label": row.label,
+        "label": row.compiled.described(row.label),
         "before": row.before,
         "after": row.after,
         "change": row.change,

@@ -3,6 +3,7 @@
 class Stacks {
   constructor(data) {
     this.strings = data.strings;
+    this.missing = data.missing_stack; // in words, why an allocation has no stack
     this.frames = data.frames;
     this.offset = data.stacks.offset;
     this.frame = data.stacks.frame;
@@ -28,7 +29,7 @@ class Stacks {
   /** Return the frames outermost first; a stack that was not recorded has one that says so. */
   path(stack) {
     const pairs = this.pairs(stack).reverse();
-    return pairs.length ? pairs : [["(no Python stack)", "", ""]];
+    return pairs.length ? pairs : [[this.missing, "", ""]];
   }
 
   text(stack) {

@@ -22,7 +22,9 @@ import numpy.typing as npt
 from cudatool import sanitize
 from cudatool.analyze import (
     RULES,
+    Compiled,
     Diagnosis,
+    Doubt,
     Lifetimes,
     Operations,
     Report,
@@ -40,6 +42,7 @@ from cudatool.sanitize.coverage import gap_why
 from cudatool.sanitize.places import recorded_at, source_line
 from cudatool.sanitize.report.views import verdict_words
 from cudatool.trace.events import Kind
+from cudatool.trace.frames import missing_stack
 from cudatool.trace.model import Trace
 from cudatool.viz.defects import LONGEST_LINE, defects
 
@@ -153,6 +156,7 @@ def payload(report: Report, found: sanitize.Report | None = None) -> bytes:
         "verdict": None if found is None else {"outcome": found.outcome, "words": verdict_words(found.outcome)},
         "gaps": [] if found is None else [gap_why(gap) for gap in found.gaps],
         "names": report.trace.names,
+        "missing_stack": missing_stack(report.trace).text,
         **_stacks(report.trace, columns),
     }
     return framed(document, columns)
@@ -276,7 +280,17 @@ def _diagnosis(diagnosis: Diagnosis, rows: _Rows) -> dict[str, Any]:
     del plain["tree"]
     for moment in plain["fragmentation"]:
         moment["row"] = int(rows.of(moment["index"]))
+    pins = [pin for moment in plain["fragmentation"] for hole in moment["holes"] for pin in hole["pins"]]
+    for site in (*plain["leaks"]["leaks"], *plain["leaks"]["unclear"], *pins):
+        site["label"] = Compiled(**site.pop("compiled")).described(site["label"])
+    plain["leaks"]["why"] = _why(diagnosis.leaks.doubt)
+    for said, leak in zip(plain["leaks"]["unclear"], diagnosis.leaks.unclear, strict=True):
+        said["why"] = _why(leak.doubt)
     return plain
+
+
+def _why(doubt: Doubt | None) -> str | None:
+    return doubt and doubt.why
 
 
 def _operations(ran: Operations, trace: Trace, columns: Columns) -> dict[str, Any]:

@@ -6,12 +6,13 @@ happened, "N/A" outside of one. Frames of generated code have ``fx_node_name`` w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cudatool.trace.lifetimes import Ints, Lifetimes, distinct_pairs
 from cudatool.trace.model import Trace
 
-__all__ = ["Compiled", "compiled_sites"]
+__all__ = ["Compiled", "compiled_sites", "joined"]
 
 _MOST = 3  # contexts in words
 
@@ -37,6 +38,12 @@ class Compiled:
         said = [f"compiled {', '.join(self.contexts[:_MOST])}{more}"] if self.contexts else []
         said += [f"FX node {self.fx_node}"] if self.fx_node else []
         return f"{label} [{', '.join(said)}]" if said else label
+
+
+def joined(parts: Sequence[Compiled]) -> Compiled:
+    """Return what is known of several call sites that are shown as one; of their nodes the first."""
+    contexts = dict.fromkeys(context for part in parts for context in part.contexts)
+    return Compiled(tuple(contexts), next((part.fx_node for part in parts if part.fx_node), ""))
 
 
 def compiled_sites(trace: Trace, blocks: Lifetimes, site: Ints, stacks: list[int]) -> list[Compiled]:

@@ -228,7 +228,7 @@ def advice(
     found: list[Remedy] = []
     for leak in grows.found:
         more = f"{format_bytes(leak.per_step)} more after each step" if leak.per_step else "more and more"
-        text = f"{leak.label} keeps {more}: drop what it returns"
+        text = f"{leak.compiled.described(leak.label)} keeps {more}: drop what it returns"
         found.append(Remedy(Topic.LEAK, leak.growth, text))
     worst: dict[Cause, int] = {}
     for moment in _that_count(split):
@@ -280,7 +280,8 @@ def _after_failure(
             most = held[0]
             blocks = "1 block" if most.count == 1 else f"{most.count:,} blocks"
             text = f"memory ran out with {format_bytes(most.size)} of {format_bytes(moment.reserved)} held by "
-            text += f"{most.label}, in {blocks}: free what is not needed, or work on less at a time"
+            text += f"{most.compiled.described(most.label)}, in {blocks}: "
+            text += "free what is not needed, or work on less at a time"
             found.append(Remedy(Topic.NEED, most.size, text))
     return found
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
 import numpy as np
 
 from cudatool.analyze import memory
+from cudatool.analyze.compiled import Compiled, joined
 from cudatool.progress import Step, step
 from cudatool.trace import lifetimes
 from cudatool.trace.frames import call_sites, file_name, site_frames
@@ -48,6 +49,8 @@ class DiffRow:
         Blocks at each one's peak.
     stack_before, stack_after
         Innermost frame first, of the largest of its call sites; empty where there is none.
+    compiled
+        What torch.compile has to do with it in either.
     """
 
     label: str
@@ -58,6 +61,7 @@ class DiffRow:
     count_after: int
     stack_before: tuple[Frame, ...] = ()
     stack_after: tuple[Frame, ...] = ()
+    compiled: Compiled = field(default_factory=Compiled)
 
     @property
     def change(self) -> int:
@@ -105,6 +109,7 @@ class _Site:
     label: str
     size: int
     count: int
+    compiled: Compiled
 
 
 def diff(before: Trace, after: Trace) -> tuple[Diff, ...]:
@@ -144,7 +149,9 @@ def _peaks(trace: Trace, shown: Step, done: int) -> dict[int, _Peak]:
         curve = lifetimes.timeline(trace, own, reserved)
         row = curve.peak()
         sites = [
-            _Site(trace.stack(site.stack), site.requested // site.count, site.label, site.size, site.count)
+            _Site(
+                trace.stack(site.stack), site.requested // site.count, site.label, site.size, site.count, site.compiled
+            )
             for site in memory.by_call_site(trace, own.at(int(curve.index[row])))
         ]
         result[device] = _Peak(int(curve.active[row]), int(curve.reserved.max()), sites)
@@ -216,6 +223,7 @@ def _row(match: Match, olds: list[_Site], news: list[_Site]) -> DiffRow:
         count_after=sum(site.count for site in news),
         stack_before=_largest_stack(olds),
         stack_after=_largest_stack(news),
+        compiled=joined([site.compiled for site in (*news, *olds)]),
     )
 
 

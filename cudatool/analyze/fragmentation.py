@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
 import numpy as np
 
+from cudatool.analyze.compiled import Compiled, compiled_sites
 from cudatool.analyze.memory import Layout, layout_at, site_label
 from cudatool.memory.blocks import SMALL_LIMIT, SMALL_PAGE, round_size
 from cudatool.memory.settings import Settings
@@ -64,6 +65,8 @@ class Pin:
         ns since it was allocated; None where the trace has no clock.
     events
         Number of records since it was allocated.
+    compiled
+        What torch.compile has to do with it.
     """
 
     address: int
@@ -72,6 +75,7 @@ class Pin:
     label: str
     lived: int | None
     events: int
+    compiled: Compiled = field(default_factory=Compiled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,7 +408,9 @@ def _holes(
         if site not in labels:
             labels[site] = site_label(trace, stack, site[1], before=start < begin)
         lived = int(trace.records["time"][index] - trace.records["time"][start]) if clock else None
-        return Pin(int(blocks.address[row]), int(blocks.size[row]), stack, labels[site], lived, index - start)
+        (compiled,) = compiled_sites(trace, blocks[row : row + 1], np.zeros(1, np.int64), [stack])
+        address, size = int(blocks.address[row]), int(blocks.size[row])
+        return Pin(address, size, stack, labels[site], lived, index - start, compiled)
 
     found = []
     for piece, cause in zip(pieces[largest].tolist(), causes[largest].tolist(), strict=True):

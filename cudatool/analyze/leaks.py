@@ -70,6 +70,32 @@ class Doubt(StrEnum):
     NO_SINGLE_SITE = "no-single-site"
     """All memory together grows, but no call site does so steadily."""
 
+    @property
+    def why(self) -> str:
+        """What to say of it, and what would tell."""
+        return _WHY[self]
+
+
+_NAME_STEPS: Final = 'Wrap each iteration in `with cudatool.range("step"):`.'
+_WHY: Final = {
+    Doubt.NOTHING_REPEATS: f"No repeated steps found. {_NAME_STEPS}",
+    Doubt.FEW: "It grew too few times to tell a rate. Record more steps.",
+    Doubt.SLOWS: "It grows less and less, as a cache does while it fills. Record more steps.",
+    Doubt.GAVE_BACK: "It grew and gave back memory before; now it holds more than ever. Record more steps.",
+    Doubt.GIVEN_BACK: "It grew until the last step, and the program then freed most of it. It leaks if the loop is "
+    "meant to go on.",
+    Doubt.WORK_GROWS: "Temporary memory of other call sites grew with it: the inputs get longer, or it caches a "
+    "sequence that is being generated. Record several sequences, or inputs of one length.",
+    Doubt.ONE_SEQUENCE: "It may hold the keys and values of one sequence, which grow with each token. Record several "
+    'requests, each in `with cudatool.range("request"):`.',
+    Doubt.ONE_CALL: "All of it lies within one call of a constructor, a forward pass or an optimizer's step. Record "
+    "more steps.",
+    Doubt.NO_WORK: f"Nothing else recurred meanwhile: the program may be building something. {_NAME_STEPS}",
+    Doubt.NEW_WORK: f"It began late in the recording, with work of another kind. Record more steps. {_NAME_STEPS}",
+    Doubt.NO_STACKS: f"Without stacks, steps and the layers of one step look alike. {_NAME_STEPS}",
+    Doubt.NO_SINGLE_SITE: f"All memory together grows, but no call site does so steadily. {_NAME_STEPS}",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Leak:
@@ -181,7 +207,7 @@ def leaks(trace: Trace, blocks: Lifetimes, device: int, steps: Steps) -> Leaks:
     evidence = _Evidence.of(trace, blocks, device, steps)
     if evidence is None:
         return Leaks(device, steps, (), verdict=LeakVerdict.UNCLEAR, doubt=Doubt.NOTHING_REPEATS)
-    growing = sorted(_told_apart(trace, blocks, list(evidence.growing())), key=lambda leak: -leak.growth)
+    growing = sorted(_told_apart(trace, list(evidence.growing())), key=lambda leak: -leak.growth)
     found = tuple(leak for leak in growing if leak.doubt is None)
     unclear = tuple(leak for leak in growing if leak.doubt is not None)
     if found or unclear:
@@ -192,15 +218,10 @@ def leaks(trace: Trace, blocks: Lifetimes, device: int, steps: Steps) -> Leaks:
     return Leaks(device, steps, (), verdict=LeakVerdict.UNCLEAR, doubt=Doubt.NOTHING_REPEATS)
 
 
-def _told_apart(trace: Trace, blocks: Lifetimes, growing: list[Leak]) -> list[Leak]:
-    """Return the leaks with labels unlike each other, and with what is known of compiled code at sites with stacks."""
+def _told_apart(trace: Trace, growing: list[Leak]) -> list[Leak]:
+    """Return the leaks with labels unlike each other."""
     labels = call_sites([trace.stack(leak.stack) for leak in growing])
-    result = []
-    for leak, label in zip(growing, labels, strict=True):
-        own = blocks[blocks.stack == (leak.stack or -1)]
-        (compiled,) = compiled_sites(trace, own, np.zeros(len(own), np.int64), [leak.stack])
-        result.append(replace(leak, label=label or leak.label, compiled=compiled))
-    return result
+    return [replace(leak, label=label or leak.label) for leak, label in zip(growing, labels, strict=True)]
 
 
 _PHASES: Final = 4  # of about the same length each: reading lifetimes, finding steps, finding what grows (twice that)
@@ -346,6 +367,8 @@ class _Evidence:
         change, blocks = np.diff(held[1:]), np.diff(count[1:])
         up = change > 0
         in_steps = self.named and bool(up.any())
+        held_blocks = self.blocks[own]
+        (compiled,) = compiled_sites(self.trace, held_blocks, np.zeros(len(held_blocks), np.int64), [stack])
         return Leak(
             stack=stack,
             requested=int(self.blocks.requested[live].sum()),
@@ -360,6 +383,7 @@ class _Evidence:
             windows=growth.windows,
             confidence=_confidence(self.named, growth),
             doubt=Doubt.NO_SINGLE_SITE if label == _ALL else self._doubt(own, growing, growth),
+            compiled=compiled,
         )
 
     def _doubt(self, own: Mask, growing: Mask, growth: Growth) -> Doubt | None:

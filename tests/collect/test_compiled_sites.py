@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ from click.testing import CliRunner
 from snapshot_files import dump, event, segment
 
 from cudatool import analyze
+from cudatool.cli.diff import diff
 from cudatool.cli.leaks import leaks
 from cudatool.cli.snapshot import snapshot as snapshot_command
 from cudatool.collect import torch_snapshot
+from cudatool.viz.diff_page import diff_payload
 from cudatool.viz.payload import payload
 
 BASE = 0x7F0000000000
@@ -26,6 +29,13 @@ def pickle_of(path: Path, events: list[dict[str, Any]]) -> Path:
     """Write what PyTorch's _dump_snapshot() does: every event has a ``compile_context``, "N/A" outside of one."""
     live = [(e["size"], "active_allocated") for e in events]
     return dump({"segments": [segment(BASE, MIB * len(live), *live)], "device_traces": [events]}, path)
+
+
+def unpack(page: bytes) -> dict[str, Any]:
+    """Return the document of a page's payload."""
+    (size,) = struct.unpack_from("<I", page)
+    document: dict[str, Any] = json.loads(page[4 : 4 + size])
+    return document
 
 
 def alloc(number: int, context: str, *frames: dict[str, Any]) -> dict[str, Any]:
@@ -70,6 +80,63 @@ def test_a_leak_of_compiled_code_names_the_compilation(tmp_path: Path) -> None:
     result = CliRunner().invoke(leaks, [str(tmp_path / "x.pickle")])
     assert "[compiled 3/1, FX" in result.output
     assert "node addmm_1]" in result.output
+
+
+COMPILED = "g.py:3 (forward) [compiled 3/1, FX node addmm_1]"
+OWN_CODE = {**NODE, "filename": "/home/me/g.py"}
+
+
+@pytest.mark.parametrize("frames", [(OWN_CODE,), ()], ids=["stacks", "no stacks"])
+def test_every_place_that_names_a_leak_names_its_compilation(tmp_path: Path, frames: tuple[dict[str, Any]]) -> None:
+    """Backward passes run on threads without frames: there, the compilation is all that is known."""
+    rows = [event("segment_alloc", BASE, 4000 * MIB)]
+    for i in range(1200):  # each step keeps a block, and replaces another
+        number = 3 * i
+        rows += [alloc(number, "3/1", *frames), alloc(number + 1, "N/A", PLAIN)]
+        rows += [
+            event("free_requested", BASE + (number + 1) * MIB, MIB),
+            event("free_completed", BASE + (number + 1) * MIB, MIB),
+        ]
+    path = dump(
+        {"segments": [segment(BASE, 4000 * MIB, (MIB, "active_allocated"))], "device_traces": [rows]},
+        tmp_path / "x.pickle",
+    )
+    report = analyze.report(torch_snapshot.read(path))
+    (diagnosis,) = report.diagnoses
+    growing = [*diagnosis.leaks.found, *diagnosis.leaks.unclear]
+    assert [("3/1",)] == [leak.compiled.contexts for leak in growing]
+    said = unpack(payload(report))["devices"][0]["diagnosis"]["leaks"]
+    assert all("[compiled 3/1" in leak["label"] for leak in (*said["leaks"], *said["unclear"]))
+    assert all("[compiled 3/1" in remedy.text for remedy in diagnosis.advice if remedy.topic == "leak")
+
+
+def test_a_comparison_names_the_compilations_of_both(tmp_path: Path) -> None:
+    old, new = (
+        pickle_of(tmp_path / f"{name}.pickle", [alloc(i, name, OWN_CODE, PLAIN) for i in range(count)])
+        for name, count in (("1", 2), ("2", 3))
+    )
+    text = CliRunner().invoke(diff, [str(old), str(new)], terminal_width=300)
+    assert "g.py:3 (forward) [compiled 2, 1, FX node addmm_1]" in " ".join(text.output.split())
+    document = json.loads(CliRunner().invoke(diff, [str(old), str(new), "--json"]).stdout)
+    (row,) = document["devices"][0]["rows"]
+    assert {"contexts": ["2", "1"], "fx_node": "addmm_1"} == row["compiled"]
+    before, after = torch_snapshot.read(old), torch_snapshot.read(new)
+    page = unpack(diff_payload(before, after, analyze.diff(before, after)))
+    assert ["g.py:3 (forward) [compiled 2, 1, FX node addmm_1]"] == [row["label"] for row in page["devices"][0]["rows"]]
+
+
+def test_what_pins_a_hole_names_its_compilation(tmp_path: Path) -> None:
+    events = [event("segment_alloc", BASE, 64 * MIB), alloc(0, "N/A", PLAIN), alloc(40, "3/1", OWN_CODE)]
+    events += [event("free_requested", BASE, MIB), event("free_completed", BASE, MIB)]
+    events += [event("segment_alloc", BASE + 64 * MIB, 60 * MIB), alloc(64, "N/A", PLAIN)]
+    layout = [(40 * MIB, "inactive"), (MIB, "active_allocated"), (23 * MIB, "inactive")]
+    segments = [segment(BASE, 64 * MIB, *layout), segment(BASE + 64 * MIB, 60 * MIB, (MIB, "active_allocated"))]
+    path = dump({"segments": segments, "device_traces": [events]}, tmp_path / "x.pickle")
+    report = analyze.report(torch_snapshot.read(path))
+    text = CliRunner().invoke(snapshot_command, [str(path)], terminal_width=300)
+    assert f"pinned by 1 MiB of {COMPILED}" in " ".join(text.output.split())
+    (moment,) = unpack(payload(report))["devices"][0]["diagnosis"]["fragmentation"]
+    assert COMPILED in [pin["label"] for hole in moment["holes"] for pin in hole["pins"]]
 
 
 def test_the_page_has_them_in_the_labels_of_sites(snapshot: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlencode
@@ -250,3 +251,24 @@ def test_advice_leads_to_what_it_means(tmp_path: Path) -> None:
         assert page.evaluate("document.activeElement.checkVisibility()")
         assert link == page.evaluate("location.hash")
         assert [] == page.errors
+
+
+@in_browser
+@pytest.mark.parametrize("sites", [0, 1])
+def test_the_page_says_so_where_leaks_could_not_be_told(page: Page, sites: int) -> None:
+    """A page without a list of leaks reads as one without leaks."""
+    grown = {"label": "train.py:3", "why": "It grew too few times.", "growth": 9, "confidence": "low", "stack": 0}
+    unclear = {
+        "leaks": [],
+        "unclear": [grown] * sites,
+        "why": None if sites else "No steps.",
+        "verdict": "could not tell",
+    }
+    draw = "DiagnosisView.prototype.drawLeaks.call(memoryView, {})"
+    shown = unclear | {"steps": {"count": 0, "source": "no steps", "confidence": "low"}}
+    page.evaluate(draw.format(json.dumps(shown)))
+    said = page.evaluate("byId('leaks-card').hidden ? '' : byId('leaks-card').innerText")
+    page.evaluate(draw.format(json.dumps(shown | {"verdict": "no growth", "unclear": []})))
+    assert page.evaluate("byId('leaks-card').hidden")
+    assert "Could not tell whether anything leaks" in said
+    assert ("train.py:3 could not tell: It grew too few times." if sites else "No steps.") in said
