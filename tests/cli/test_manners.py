@@ -13,7 +13,7 @@ import pytest
 from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
-from cudatool.cli import _COMMANDS, _group, _project
+from cudatool.cli import _COMMANDS, _project, group
 from cudatool.cli._pages import open_page
 from cudatool.errors import ConfigError
 from cudatool.sanitize.kinds import CHECKS
@@ -57,9 +57,9 @@ def test_a_mistyped_word_gets_a_suggestion(run_command, folder, words, suggestio
 
 @pytest.mark.parametrize("name", _COMMANDS)
 def test_the_help_of_a_command_has_an_example_that_its_options_allow(name, monkeypatch):
-    text = CliRunner().invoke(_group, [name, "--help"], terminal_width=80).output
+    text = CliRunner().invoke(group, [name, "--help"], terminal_width=80).output
     assert all(len(line) <= 80 for line in text.splitlines())
-    command = _group.get_command(None, name)
+    command = group.get_command(None, name)
     lines = text.split("Examples:\n")[1].splitlines()
     examples = [line.split()[2:] for line in lines if line.lstrip().startswith("$ ")]
     assert examples
@@ -69,7 +69,7 @@ def test_the_help_of_a_command_has_an_example_that_its_options_allow(name, monke
 
 
 def test_the_help_fits_80_columns_and_names_every_command():
-    text = CliRunner().invoke(_group, ["--help"], terminal_width=80).output
+    text = CliRunner().invoke(group, ["--help"], terminal_width=80).output
     assert all(len(line) <= 80 for line in text.splitlines())
     assert all(f"\n  {name} " in text for name in _COMMANDS)
 
@@ -77,7 +77,7 @@ def test_the_help_fits_80_columns_and_names_every_command():
 def completed(line: str) -> list[str]:
     """Return what the shell would offer for the last word of a line."""
     words = line.split(" ")
-    found = BashComplete(_group, {}, "cudatool", "_CUDATOOL_COMPLETE").get_completions(words[1:-1], words[-1])
+    found = BashComplete(group, {}, "cudatool", "_CUDATOOL_COMPLETE").get_completions(words[1:-1], words[-1])
     return [item.value if item.type == "plain" else item.type for item in found]
 
 

@@ -32,7 +32,7 @@ import click
 from click.testing import CliRunner
 from hostile_traces import ESCAPES, VALUES, mutated
 
-from cudatool.cli import _group
+from cudatool.cli import group
 from cudatool.errors import CudatoolError
 from cudatool.recording import record
 from cudatool.trace import reader
@@ -167,7 +167,7 @@ class Fuzzer:
 
 def _exception_of(words: Sequence[str]) -> BaseException | None:
     try:
-        _group.main(words, prog_name="cudatool", standalone_mode=False)
+        group.main(words, prog_name="cudatool", standalone_mode=False)
     except BaseException as error:  # the point of it all
         return error
     return None

@@ -204,18 +204,18 @@ def test_a_trace_of_zeros_keeps_what_came_before(tmp_path: Path) -> None:
 def test_statistics_beside_a_snapshot_are_typed_and_said_if_they_are_not(folder: Path) -> None:
     from click.testing import CliRunner
 
-    from cudatool.cli import _group
+    from cudatool.cli import group
 
     packed = Path(__file__).parents[1] / "data" / "streams_default.pickle.xz"
     (folder / "x.pickle").write_bytes(lzma.decompress(packed.read_bytes()))
     for facts, said in (
-        ({"stats": {"a": "x"}, "memory_fraction": "0.5", "device_total_bytes": []}, ["memory_fraction", "device_total_bytes"]),
+        ({"stats": {"a": "x"}, "memory_fraction": "half", "device_total_bytes": []}, ["memory_fraction", "device_total_bytes"]),
         ({"stats": [1]}, ["stats"]),
         ([1], ["no JSON object"]),
         ({"memory_fraction": None, "other": "x"}, []),
     ):  # fmt: skip
         (folder / "x.stats.json").write_text(json.dumps(facts))
-        done = CliRunner().invoke(_group, ["replay", "--check", str(folder / "x.pickle")])
+        done = CliRunner().invoke(group, ["replay", "--check", str(folder / "x.pickle")])
         assert done.exception is None or isinstance(done.exception, SystemExit)
         lines = [line for line in done.stderr.splitlines() if "stats.json" in line]
         assert len(said) == len(lines) and all(one in line for one, line in zip(said, lines, strict=True)), lines

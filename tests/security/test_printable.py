@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from command_fuzz import COMMANDS, SANITIZE, control_characters, log_commands
 from hostile_traces import ESCAPES, records_of, trace_bytes
 
-from cudatool.cli import _group, main
+from cudatool.cli import group, main
 from cudatool.errors import FileFormatError
 from cudatool.text import QUOTED, json_text, printable, quoted
 from cudatool.trace import Frame
@@ -105,7 +105,7 @@ def test_no_command_prints_what_a_terminal_or_a_log_obeys(
     for name in ("\n".join(names), *names[:7]):
         (tmp_path / "x.ctrace").write_bytes(hostile_trace(name))
         words = [{"{}": "x.ctrace", "base": "x.ctrace"}.get(word, word) for word in command]
-        done = CliRunner().invoke(_group, words)
+        done = CliRunner().invoke(group, words)
         assert done.exception is None or isinstance(done.exception, SystemExit), words
         said = [done.stdout, done.stderr]
         if (tmp_path / "out.xml").exists():
@@ -117,7 +117,7 @@ def test_no_command_prints_what_a_terminal_or_a_log_obeys(
 
 def test_error_messages_are_printable_and_short(tmp_path: Path, monkeypatch, capsys) -> None:
     for error in (FileFormatError("x\x1b[31m", "a\n::error::b" + "y" * 10**6), FileFormatError("x", "\u202e")):
-        monkeypatch.setattr(_group, "main", lambda *args, error=error, **options: (_ for _ in ()).throw(error))
+        monkeypatch.setattr(group, "main", lambda *args, error=error, **options: (_ for _ in ()).throw(error))
         with pytest.raises(SystemExit) as ended:
             main()
         said = capsys.readouterr().err

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from other_user import OTHER_USER
 from worst_inputs import racy_trace
 
-from cudatool.cli import _group, _project
+from cudatool.cli import _project, group
 
 HIDES = '[tool.cudatool]\nsuppress = "kind=*"\n'
 
@@ -29,7 +29,7 @@ def sanitize(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
     folder.mkdir(exist_ok=True)
     (folder / "racy.ctrace").write_bytes(racy_trace())
     monkeypatch.chdir(folder)
-    return CliRunner().invoke(_group, ["sanitize", "racy.ctrace"])
+    return CliRunner().invoke(group, ["sanitize", "racy.ctrace"])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from hostile_traces import records_of, trace_bytes
 
 from cudatool.analyze import blocks, check, leaks_of, report
-from cudatool.cli import _group
+from cudatool.cli import group
 from cudatool.errors import TraceFormatError
 from cudatool.export import perfetto, sqlite, torch_pickle
 from cudatool.memory import Settings
@@ -141,5 +141,5 @@ def test_device_below_zero_is_no_place_in_a_list(tmp_path: Path) -> None:
     rows = [{**row, "device": -46} for row in SOUND]
     read(tmp_path / "x.ctrace", *rows, total_memory=[1 << 33], pools=[[0, 0]])
     for command in (["replay"], ["replay", "--check"], ["snapshot"], ["leaks"], ["export", "--to", "torch", "-f"]):
-        done = CliRunner().invoke(_group, [*command, str(tmp_path / "x.ctrace")])
+        done = CliRunner().invoke(group, [*command, str(tmp_path / "x.ctrace")])
         assert done.exception is None or isinstance(done.exception, SystemExit)
