@@ -265,7 +265,7 @@ def record(workload: str, fraction: float, out: Path) -> None:
     stats = {key: value for key, value in torch.cuda.memory_stats().items() if isinstance(value, int)}
     facts = {
         "conf": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
-        "memory_fraction": str(fraction) if fraction else "",
+        "memory_fraction": fraction,
         "oom": oom,
         "device_total_bytes": torch.cuda.get_device_properties(0).total_memory,
         "stats": stats,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cudatool import analyze
+from cudatool.cli._beside import with_statistics
 from cudatool.cli._text import messages
 from cudatool.collect import rmm_log, torch_snapshot
 from cudatool.errors import FileFormatError, UsageError
@@ -59,7 +60,7 @@ def read_trace(source: Path) -> Trace:
         if reader.is_trace(source):
             return with_events(reader.read(source))
         if torch_snapshot.is_snapshot(source):
-            return with_events(torch_snapshot.read(source))
+            return with_statistics(with_events(torch_snapshot.read(source)), source)
         if rmm_log.is_rmm_log(source):
             return rmm_log.read(source)
     except OSError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -14,9 +13,8 @@ from cudatool.cli._command import command, option
 from cudatool.cli._options import range_options, size_of, source_argument
 from cudatool.cli._replay_text import print_advice, print_check, print_outcomes
 from cudatool.cli._sources import newest, part_of, read_trace, say_notes
-from cudatool.cli._text import echo_json, messages, results, say
+from cudatool.cli._text import echo_json, messages, results
 from cudatool.errors import UsageError
-from cudatool.files import read_input
 from cudatool.memory import Settings
 from cudatool.trace.events import Kind
 
@@ -28,13 +26,6 @@ if TYPE_CHECKING:
     from cudatool.trace.model import Trace
 
 __all__ = ["replay"]
-
-_LARGEST_STATS = 16 << 20  # bytes
-_BESIDE: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
-    ("memory_fraction", "number from 0 to 1", lambda value: type(value) in (int, float) and 0 < value <= 1),
-    ("device_total_bytes", "number of bytes", lambda value: type(value) is int and 0 < value < 1 << 63),
-    ("stats", "JSON object", lambda value: isinstance(value, dict)),
-)
 
 
 @command(
@@ -113,20 +104,18 @@ def _recording(
     part: tuple[str | None, str | None],
 ) -> _Recording:
 
-    trace, facts = part_of(read_trace(source), *part), _beside(source)
-    if part != (None, None):
-        facts.pop("stats", None)  # of the whole recording
+    trace = part_of(read_trace(source), *part)
     say_notes(trace)
     devices = _devices(trace, only)
     if not devices:
         raise UsageError(f"{source} has no allocations{'' if only is None else f' on device {only}'} to replay")
     if recorded_conf is None:
         settings, origin = analyze.recorded_settings(trace)
-        settings = _with_fraction(settings, facts)
     else:
         settings, origin = Settings.parse(recorded_conf), ""
-    total = size_of(card, "--card") or facts.get("device_total_bytes") or _card(trace, devices[0])
-    return _Recording(trace, devices, settings, origin, total, facts.get("stats") if len(devices) == 1 else None)
+    total = size_of(card, "--card") or _card(trace, devices[0])
+    stats = trace.header.get("memory_stats") if len(devices) == 1 and "window" not in trace.header else None
+    return _Recording(trace, devices, settings, origin, total, stats)
 
 
 def _check(recording: _Recording, said: Console, as_json: bool) -> None:
@@ -199,48 +188,9 @@ def _devices(trace: Trace, only: int | None) -> list[int]:
 
 
 def _card(trace: Trace, device: int) -> int | None:
-    """Return the memory of the card, which our own traces of the software device have."""
+    """Return the memory of the card, where the recording or a file beside it says it."""
     cards = trace.header.get("total_memory") or []
     return int(cards[device]) if 0 <= device < len(cards) else None
-
-
-def _beside(source: Path) -> dict[str, Any]:
-    """Return NAME.stats.json beside NAME.pickle, as far as it is what `--check` can compare with; say what is not."""
-
-    path = source.parent / f"{source.name.split('.pickle')[0]}.stats.json"
-    try:
-        facts = json.loads(read_input(path, _LARGEST_STATS))
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        say(f"{path} is not used: {error.strerror}")
-        return {}
-    except (RecursionError, ValueError):
-        facts = None
-    if not isinstance(facts, dict):
-        say(f"{path} is not used: it is no JSON object")
-        return {}
-    kept: dict[str, Any] = {}
-    for key, what, is_valid in _BESIDE:
-        value = facts.get(key)
-        if is_valid(value):
-            kept[key] = value
-        elif value is not None:
-            say(f"{path}: {key} is not used: it is no {what}")
-    if "stats" in kept:
-        kept["stats"] = {key: number for key, number in kept["stats"].items() if type(number) is int}
-    return kept
-
-
-def _with_fraction(settings: Settings, facts: dict[str, Any]) -> Settings:
-    """Add the memory fraction that the program set, which no snapshot has."""
-    from dataclasses import replace
-
-    fraction = facts.get("memory_fraction")
-    if not fraction or settings.per_process_memory_fraction is not None:
-        return settings
-    text = f"{settings.text},per_process_memory_fraction:{fraction}".strip(",")
-    return replace(settings, per_process_memory_fraction=float(fraction), text=text)
 
 
 @contextmanager

@@ -116,8 +116,10 @@ def snapshot(
             said.print("Next: drop it on https://pytorch.org/memory_viz", markup=False)
     if page is None and torch is None and not as_json and report.summary.events:
         name = shlex.quote(str(source))
-        if any(diagnosis.settings is not None for diagnosis in report.diagnoses):
-            said.print(f"Next: cudatool replay {name}   (what that setting and others would save)", markup=False)
+        tried = [diagnosis.settings for diagnosis in report.diagnoses if diagnosis.settings is not None]
+        if tried:
+            which = "that setting and others" if any(one.best is not None for one in tried) else "allocator settings"
+            said.print(f"Next: cudatool replay {name}   (what {which} would save)", markup=False)
         said.print(f"Next: cudatool snapshot {name} --html", markup=False)
 
 

@@ -144,7 +144,7 @@ def diagnose(
     grows = leaks(trace, blocks, device, steps)
     beside = outside(trace, segments, curve, device, peak, total)
     held = by_call_site(trace, blocks.at(split[-1].index)) if split else ()
-    tried = _try_settings(trace, device, split)
+    tried = _try_settings(trace, device, split, beside.total)
     return Diagnosis(
         device=device,
         tree=site_tree(trace, blocks, device, peak),
@@ -162,7 +162,7 @@ def diagnose(
 _LONGEST: Final = 500_000  # events of a recording that is replayed on the way: some 4 s for each setting
 
 
-def _try_settings(trace: Trace, device: int, split: tuple[Fragmentation, ...]) -> Advice | None:
+def _try_settings(trace: Trace, device: int, split: tuple[Fragmentation, ...], card: int | None) -> Advice | None:
     """Return what settings that counter the causes of `split` would have saved, according to a replay."""
     try:
         recorded, _ = recorded_settings(trace)
@@ -180,7 +180,7 @@ def _try_settings(trace: Trace, device: int, split: tuple[Fragmentation, ...]) -
     if len(trace.records) > _LONGEST:
         return Advice(None, None, None, 0, (), NoAdvice.TOO_LONG)
     try:
-        return advise(trace, device, confs, recorded=recorded)
+        return advise(trace, device, confs, recorded=recorded, recorded_memory=card)
     except ConfigError:  # an allocator that is not modelled
         return None
     except FileFormatError:  # events that contradict each other

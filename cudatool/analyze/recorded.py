@@ -52,6 +52,10 @@ def recorded_settings(trace: Trace) -> tuple[Settings, str]:
             )
         except (AttributeError, OverflowError, TypeError, ValueError) as error:
             raise FileFormatError(trace.source, f"its allocator settings make no sense ({error})") from error
+    fraction = trace.header.get("memory_fraction")  # set by the program: no snapshot has it
+    if fraction and settings.per_process_memory_fraction is None:
+        text = f"{settings.text},per_process_memory_fraction:{fraction}".strip(",")
+        settings = replace(settings, per_process_memory_fraction=fraction, text=text)
     return settings, where
 
 

@@ -46,6 +46,12 @@ def _count(value: Any) -> int:
     return value
 
 
+def _fraction(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 < value <= 1:
+        raise TypeError
+    return float(value)
+
+
 def _time(value: Any) -> str:
     datetime.fromisoformat(value)
     return _text(value)
@@ -88,6 +94,7 @@ FACTS: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
     "device_kind": ("text", _text),
     "end_time": ("a time", _time),
     "format": ("text", _text),
+    "memory_fraction": ("a number from 0 to 1", _fraction),
     "pid": ("a number", _count),
     "pools": ("a list of pairs of numbers", _list_of(_pair)),
     "prior_allocations": ("a number", _count),
