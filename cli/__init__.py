@@ -79,7 +79,8 @@ class _LazyGroup(click.Group):
         except BrokenPipeError as error:
             raise _ReaderGoneError from error
         except OSError as error:
-            raise OutputError(f"cannot write {error.filename or 'the output'}: {error.strerror}") from error
+            what = error.filename or "cannot write the output"
+            raise OutputError(f"{what}: {error.strerror or error}") from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -108,7 +109,10 @@ def group() -> None:
 def _say(message: str) -> None:
     """Print a message, which may have several lines, as the log of a compiler; what it quotes may be from anywhere."""
     for line in message.split("\n"):
-        click.echo(printable(shortened(line, _LONGEST)), err=True)
+        try:
+            click.echo(printable(shortened(line, _LONGEST)), err=True)
+        except OSError:
+            pass  # stderr is full or gone: the status still tells
 
 
 def main() -> None:
@@ -126,22 +130,32 @@ def main() -> None:
         _say(_LONG_WORD.sub(lambda word: shortened(word[0], QUOTED), message.getvalue().rstrip("\n")))
         status = error.exit_code
     except click.Abort:
-        click.echo("cudatool: interrupted", err=True)
+        _say("cudatool: interrupted")
         status = 130
     except CudatoolError as error:
         status = 2
         if isinstance(error, OutputError):
             # What could not be written to stdout must not be tried again at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            _discard_stdout()
         if not isinstance(error, _ReaderGoneError):
             _say(f"cudatool: error: {error}")
     except KeyboardInterrupt:
         _say("cudatool: interrupted")
         status = 130
+    except MemoryError:  # a limit of the machine's, or of the program's own
+        _say("cudatool: error: out of memory")
+        status = 2
     except Exception as error:  # a mistake of ours, and no finding
         status = _INTERNAL_ERROR
         _print_internal_error(error)
     sys.exit(status)
+
+
+def _discard_stdout() -> None:
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except OSError:  # no descriptor is left: Python would say more than one line about what it cannot write
+        sys.stdout = None  # type: ignore[assignment]
 
 
 def _print_internal_error(error: Exception) -> None:

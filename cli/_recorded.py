@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from cudatool.cli._sources import refuse_recording, with_events
 from cudatool.cli._supervised import Supervised
 from cudatool.errors import CudatoolError, UsageError
+from cudatool.files import KeptDescriptor
 from cudatool.recording import record
 from cudatool.trace import reader
 from cudatool.workload import Start, Workload
@@ -59,15 +60,18 @@ def trace_of(
             return _left_behind(path), supervised.status, False
         try:
             with (
-                _stdout_for_the_report(),
+                _stdout_for_the_report() as stdout,
                 record(path, device=device, measure_accesses="race" in checks, checks=in_kernels, tape=proof.tape),
             ):
                 proof.begin()
                 status = program.run()
                 if "leak" in checks:
                     program.forget()
-        finally:  # of exceptions only our own come here
+        except BaseException:  # only our own come here
             supervised.came_to_its_end()
+            raise
+        if stdout.number is None or not supervised.came_to_its_end():
+            os._exit(status)  # the program closed what the report would go to: the parent has it
         return reader.read(path), status, False
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -82,18 +86,18 @@ def _left_behind(path: str) -> Trace:
 
 
 @contextmanager
-def _stdout_for_the_report() -> Iterator[None]:
-    """Send to stderr what this process and its children write to stdout."""
+def _stdout_for_the_report() -> Iterator[KeptDescriptor]:
+    """Send to stderr what this process and its children write to stdout, and keep the real one."""
     if sys.stdout is not None:
         sys.stdout.flush()
-    saved = os.dup(1)
+    saved = KeptDescriptor(os.dup(1))
     os.dup2(2, 1)
     try:
-        yield
+        yield saved
     finally:
         if sys.stdout is not None:
             sys.stdout.flush()
-        os.dup2(saved, 1)
-        os.close(saved)
+        if (number := saved.number) is not None:
+            os.dup2(number, 1)
         if sys.stdout is None:  # the program closed it, or there was none
             sys.stdout = os.fdopen(1, "w", closefd=False)

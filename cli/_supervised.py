@@ -12,6 +12,8 @@ import os
 import signal
 import sys
 
+from cudatool.files import KeptDescriptor
+
 __all__ = ["Supervised"]
 
 _PR_SET_PDEATHSIG = 1
@@ -27,7 +29,7 @@ class Supervised:
     status
         In the parent: the exit status of a workload that did not come to its end, negative: the signal that ended it.
 
-    ``came_to_its_end`` in the child: the report will be the child's, and the parent never returns from here.
+    :meth:`came_to_its_end` in the child: the report will be the child's, and the parent never returns from here.
     """
 
     def __init__(self) -> None:
@@ -35,25 +37,26 @@ class Supervised:
             if stream is not None:
                 stream.flush()
         self.status: int | None = None
-        self._read, self._write = os.pipe()
+        read, write = os.pipe()
+        self._write = KeptDescriptor(write)
         self._process = os.getpid()
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (*_FORWARDED, signal.SIGCHLD))
         child = os.fork()
         if not child:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-            os.close(self._read)
+            os.close(read)
             self._process = os.getpid()
             return
-        os.close(self._write)
+        self._write.close()
         status = os.waitstatus_to_exitcode(_wait(child))
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        os.set_blocking(self._read, False)
+        os.set_blocking(read, False)
         try:
-            ended = os.read(self._read, 1)
+            ended = os.read(read, 1)
         except BlockingIOError:  # a process that the workload left behind has the other end
             ended = b""
-        os.close(self._read)
+        os.close(read)
         if not ended:
             self.status = status
         elif status < 0:
@@ -62,10 +65,16 @@ class Supervised:
         else:
             os._exit(status)  # the child has written everything
 
-    def came_to_its_end(self) -> None:
-        """In the child: what follows is ours. Not in a process that the workload forked off."""
-        if os.getpid() == self._process:
-            os.write(self._write, b".")
+    def came_to_its_end(self) -> bool:
+        """In the child: what follows is ours. Not in a process that the workload forked off.
+
+        Returns False if the workload closed the pipe to the parent, who will report then.
+        """
+        number = self._write.number
+        if os.getpid() != self._process or number is None:
+            return False
+        os.write(number, b".")
+        return True
 
 
 def _wait(child: int) -> int:

@@ -6,6 +6,7 @@ That a result can be written is known before the work.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,7 @@ from typing import BinaryIO, Final
 from cudatool.errors import OutputError, UsageError, did_you_mean
 
 __all__ = [
+    "KeptDescriptor",
     "check_outputs",
     "check_writable",
     "near_name",
@@ -23,9 +25,11 @@ __all__ = [
     "read_input",
     "replacing",
     "temporary_name",
+    "with_high_number",
     "write_whole",
 ]
 
+_FIRST_KEPT: Final = 512  # half of the descriptors that a process may usually have
 _KINDS: Final = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a pipe",
@@ -130,6 +134,49 @@ def open_standard_files() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
 
 
+def with_high_number(descriptor: int) -> int:
+    """Move an open descriptor out of the way: programs close low numbers, and count on the ones that they get next."""
+    try:
+        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_KEPT)
+    except OSError:
+        return descriptor  # the process may not have that many
+    os.close(descriptor)
+    return moved
+
+
+class KeptDescriptor:
+    """A descriptor of ours in the process of a program, which may close any descriptor and reuse its number.
+
+    Parameters
+    ----------
+    descriptor
+        An open one, which this takes over.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._number = with_high_number(descriptor)
+        self.identity = self._found()
+        """What tells its file from all others."""
+
+    @property
+    def number(self) -> int | None:
+        """The descriptor, None if the program has closed it: the number may be another file's by now."""
+        return self._number if self._found() == self.identity else None
+
+    def close(self) -> None:
+        """Close it, unless the program did. Closing again changes nothing."""
+        if self._number >= 0 and self.number is not None:
+            os.close(self._number)
+        self._number = -1
+
+    def _found(self) -> tuple[int, int] | None:
+        try:
+            found = os.fstat(self._number)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+
 def _identity(path: str | os.PathLike[str]) -> object:
     """Return what two names of one file have in common, None for what is no regular file."""
     try:
@@ -145,8 +192,11 @@ def check_writable(path: str) -> None:
         raise OutputError(f"cannot write {path}: it is a directory")
     temporary = temporary_name(path)
     try:
-        if _is_special(path):
-            open(path, "ab").close()
+        if _is_pipe(path):  # to open and close it would be the end of the file for who reads it
+            if not os.access(path, os.W_OK):
+                raise OSError(errno.EACCES, os.strerror(errno.EACCES), path)
+        elif _is_special(path):
+            open(path, "ab", opener=_open_at_once).close()
         else:
             open(temporary, "xb").close()
     except OSError as error:
@@ -159,6 +209,8 @@ def check_writable(path: str) -> None:
 def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     """Name the file to write, which takes the place of `path` when the block ends; a device or pipe is written itself.
 
+    A pipe must have a reader by now: to wait for one could take forever.
+
     Raises
     ------
     OutputError
@@ -168,7 +220,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     temporary = temporary_name(path)
     try:
         if _is_special(path):
-            yield path
+            with open(path, "ab", opener=_open_at_once):  # as long as this is open, to open it again does not wait
+                yield path
         else:
             yield temporary
             os.replace(temporary, os.path.realpath(path))  # through a link to the file that it names
@@ -207,8 +260,24 @@ def temporary_name(path: str) -> str:
     return f"{os.path.realpath(path)}.{os.urandom(6).hex()}.tmp"
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    try:
+        return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        if error.errno == errno.ENXIO and _is_pipe(path):
+            raise OSError(error.errno, "it is a pipe that no process reads", path) from error
+        raise
+
+
 def _is_special(path: str) -> bool:
     try:
         return not stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _is_pipe(path: str) -> bool:
+    try:
+        return stat.S_ISFIFO(os.stat(path).st_mode)
     except OSError:
         return False

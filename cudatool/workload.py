@@ -7,10 +7,12 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 import textwrap
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from types import CodeType, ModuleType, TracebackType
@@ -20,7 +22,7 @@ from cudatool.errors import UsageError, did_you_mean
 from cudatool.files import near_name
 from cudatool.text import quoted
 
-__all__ = ["Start", "Workload"]
+__all__ = ["Start", "Workload", "signals_undone"]
 
 _PYTHON: Final = re.compile(r"python(\d+(\.\d+)?)?")
 _LAUNCHERS: Final = {
@@ -34,6 +36,8 @@ _LAUNCHERS: Final = {
     "mpiexec": "mpiexec [OPTIONS] python -m cudatool {command}",
     "srun": "srun [OPTIONS] python -m cudatool {command}",
 }
+
+_TIMERS: Final = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 _replaced: list[object] = []  # what programs left as sys.stdout: without a reference it would close what it wraps
 
@@ -142,32 +146,38 @@ class Workload:
         again what they were, None if the program closed them.
         """
         process, ours = os.getpid(), (sys.stdout, sys.stderr)
+        with signals_undone():
+            status = self._run_to_its_end()
+        if os.getpid() != process:
+            os._exit(status)  # a child that the program forked: what follows is its parent's
+        _replaced.extend((sys.stdout, sys.stderr))
+        sys.stdout, sys.stderr = (stream if stream and not stream.closed else None for stream in ours)
+        return status
+
+    def _run_to_its_end(self) -> int:
         status = 0
         try:
             {Start.SCRIPT: self._run_script, Start.MODULE: self._run_module, Start.CODE: self._run_code}[self.start]()
         except SystemExit as leaving:
             status = _exit_status(leaving.code)
         except BaseException as error:
-            error.__traceback__ = _user_frames(error.__traceback__)
-            sys.excepthook(type(error), error, error.__traceback__)
-            status = 130 if isinstance(error, KeyboardInterrupt) else 1
+            status = _report(error)
         # What the interpreter does at its own end, early enough to be recorded: first it lets the threads of executors
         # go (threading._register_atexit), which would otherwise be waited for for ever.
-        for leave in reversed(getattr(threading, "_threading_atexits", [])):
-            leave()
-        for thread in threading.enumerate():
-            if thread is not threading.current_thread() and not thread.daemon:
-                thread.join()
-        atexit._run_exitfuncs()
+        try:
+            for leave in reversed(getattr(threading, "_threading_atexits", [])):
+                leave()
+            for thread in threading.enumerate():
+                if thread is not threading.current_thread() and not thread.daemon:
+                    thread.join()
+            atexit._run_exitfuncs()
+        except Exception as error:  # of a signal handler, say
+            status = _report(error)
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except (OSError, ValueError, AttributeError):
+            except Exception:
                 pass  # closed or replaced by the program
-        if os.getpid() != process:
-            os._exit(status)  # a child that the program forked: what follows is its parent's
-        _replaced.extend((sys.stdout, sys.stderr))
-        sys.stdout, sys.stderr = (stream if stream and not stream.closed else None for stream in ours)
         return status
 
     @staticmethod
@@ -212,6 +222,44 @@ class Workload:
 
             linecache.cache["<string>"] = (len(source), None, source.splitlines(keepends=True), "<string>")
         exec(compile(source, "<string>", "exec", dont_inherit=True), main.__dict__)
+
+
+@contextmanager
+def signals_undone() -> Iterator[None]:
+    """Undo a program's handlers of signals and its timers, which would interrupt what comes after it."""
+    timers = [timer for timer in _TIMERS if not any(signal.getitimer(timer))]
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():  # no other can set any
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, handlers)
+            try:
+                for timer in timers:
+                    signal.setitimer(timer, 0)
+                for number, handler in handlers.items():
+                    if handler is not None and signal.getsignal(number) != handler:
+                        signal.signal(number, signal.SIG_IGN)  # what came meanwhile is forgotten
+                        signal.signal(number, handler)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _report(error: BaseException) -> int:
+    """Report an uncaught exception as the interpreter does, and return the exit status of it."""
+    error.__traceback__ = _user_frames(error.__traceback__)
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit as leaving:
+        return _exit_status(leaving.code)
+    except BaseException as failure:  # the hook is the program's
+        failure.__traceback__ = _user_frames(failure.__traceback__)
+        failure.__context__ = None
+        for line, one in (("Error in sys.excepthook:", failure), ("\nOriginal exception was:", error)):
+            if sys.stderr is not None:
+                sys.stderr.write(f"{line}\n")
+            sys.__excepthook__(type(one), one, one.__traceback__)
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
 def _launcher(name: str, command: str) -> UsageError:
@@ -277,8 +325,10 @@ def _exit_status(code: object) -> int:
         return 0
     if isinstance(code, int):
         return code & 0xFF
-    if sys.stderr is not None:
+    try:
         sys.stderr.write(f"{code}\n")
+    except Exception:
+        pass  # the program's own text, or its own stderr
     return 1
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
 from pathlib import Path
 
 import pytest
 
 from cudatool.errors import OutputError, UsageError
-from cudatool.files import check_outputs, check_writable, replacing, write_whole
+from cudatool.files import KeptDescriptor, check_outputs, check_writable, replacing, write_whole
 from cudatool.sanitize import Outputs, Report, Run
 
 
@@ -59,6 +60,38 @@ def test_a_pipe_or_device_is_written_to_in_place(tmp_path):
     check_writable("/dev/null")
     write_whole("/dev/null", "gone")
     assert not Path("/dev/null").is_file()
+
+
+def test_a_pipe_without_a_reader_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    check_writable(str(tmp_path / "pipe"))  # the reader may come later
+    with pytest.raises(OutputError, match="a pipe that no process reads"):
+        write_whole(tmp_path / "pipe", "lost")
+
+
+def test_the_reader_of_a_pipe_gets_the_result_and_no_end_of_file_before_it(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with open(os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
+        check_writable(str(tmp_path / "pipe"))
+        with select.epoll() as events:
+            events.register(reader, select.EPOLLHUP)
+            assert [] == events.poll(0)  # no writer has come and gone
+        write_whole(tmp_path / "pipe", "new")
+        assert b"new" == reader.read()
+
+
+def test_a_kept_descriptor_has_a_high_number_and_leaves_that_of_another_file_alone(tmp_path):
+    kept = KeptDescriptor(os.open(tmp_path, os.O_RDONLY))
+    number = kept.number
+    assert number >= 512
+    (tmp_path / "other").touch()
+    other = os.open(tmp_path / "other", os.O_RDONLY)
+    os.dup2(other, number)  # the program closed it, and got its number
+    assert kept.number is None
+    kept.close()
+    assert os.path.sameopenfile(other, number)
+    os.close(number)
+    os.close(other)
 
 
 def test_looking_changes_nothing(good):

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
+from cudatool.files import with_high_number
 from cudatool.sim.managed import Advised
 from cudatool.sim.results import AddressSpaceError, DriverError, Result
 
@@ -317,7 +318,7 @@ class Store:
         except OSError as error:
             raise DriverError(Result.OPERATING_SYSTEM, f"no file for shared memory: {error.strerror}") from error
         os.ftruncate(file, size)
-        return file
+        return with_high_number(file)
 
     def take(self, size: int) -> tuple[int, int]:
         """Return the file and where in it `size` bytes are free."""

@@ -22,6 +22,7 @@ exception (a KeyboardInterrupt, say) between an entry and the recorder's own boo
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 from enum import IntEnum
@@ -58,6 +59,13 @@ SEALED_BYTES: Final = 24  # of the chunk header, under its checksum: magic, kind
 ENTRY: Final = Struct("<BxxxII")  # Table, index, bytes of data
 FRAME: Final = Struct("<III")  # index of the file's name, index of the function's name, line
 RECORD_COUNT: Final = Struct("<Q")
+
+
+_MAP_FAILED: Final = ctypes.c_void_p(-1).value
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 class Chunk(IntEnum):
@@ -98,7 +106,7 @@ class OpenChunk:
     Attributes
     ----------
     map, start
-        The mapping, and where the payload starts in it.
+        The bytes of the mapping, and where the payload starts in them.
     used, capacity
         Bytes of payload that are valid, and that there is room for.
 
@@ -112,13 +120,14 @@ class OpenChunk:
     def __init__(self, descriptor: int, offset: int, kind: Chunk, capacity: int) -> None:
         os.posix_fallocate(descriptor, offset, CHUNK_HEADER.size + capacity)
         before = offset % mmap.ALLOCATIONGRANULARITY  # a mapping starts at a page
-        self.map = mmap.mmap(descriptor, before + CHUNK_HEADER.size + capacity, offset=offset - before)
+        self._mapping = _Mapping(descriptor, offset - before, before + CHUNK_HEADER.size + capacity)
+        self.map = self._mapping.bytes
         self.start = before + CHUNK_HEADER.size
         self.offset, self.kind, self.capacity, self.used = offset, kind, capacity, 0
         self.map[before : self.start] = CHUNK_HEADER.pack(CHUNK_MAGIC, kind, capacity, 0, 0, 0, 0)
         # The header as 8-byte words (1: capacity, 2: length, 3: checksum and seal, 4: stopped), each stored whole or
         # not at all.
-        self._words = memoryview(self.map)[before : self.start].cast("Q")
+        self._words = self.map[before : self.start].cast("Q")
 
     @property
     def end(self) -> int:
@@ -142,7 +151,7 @@ class OpenChunk:
             self.capacity = aligned(self.used)
             self._words[1] = self.capacity
         header = CHUNK_HEADER.pack(CHUNK_MAGIC, self.kind, self.capacity, self.used, 0, 0, 0)
-        with memoryview(self.map)[self.start : self.start + self.used] as payload:
+        with self.map[self.start : self.start + self.used] as payload:
             checksum = crc32(payload, crc32(header[:SEALED_BYTES]))
         self._words[3] = 1 << 32 | checksum
         self.release()
@@ -150,4 +159,28 @@ class OpenChunk:
     def release(self) -> None:
         """Let go of the mapping without touching the file."""
         self._words.release()
-        self.map.close()
+        self._mapping.close()
+
+
+class _Mapping:
+    """A shared mapping of a part of a file.
+
+    :class:`mmap.mmap` copies the descriptor to a low number and closes that at its end: the program may have closed
+    it, and opened a file of its own that got the number.
+
+    Raises
+    ------
+    OSError
+        The system cannot map it.
+    """
+
+    def __init__(self, descriptor: int, offset: int, size: int) -> None:
+        address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, offset)
+        if address == _MAP_FAILED:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        self._address, self._size = address, size
+        self.bytes = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+
+    def close(self) -> None:
+        self.bytes.release()  # who still had it gets an exception, and no fault
+        _libc.munmap(self._address, self._size)

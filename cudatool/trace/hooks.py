@@ -53,6 +53,7 @@ __all__ = [
     "event_id",
     "forward",
     "host_function",
+    "is_subscribed",
     "measures_accesses",
     "new_correlation",
     "reset",
@@ -161,6 +162,11 @@ def subscribe(subscriber: Subscriber, *, first: bool = False) -> None:
         interruption = _deliver(_event(Kind.STREAM_CREATE, **fields), (subscriber,))
         if interruption is not None:
             raise interruption
+
+
+def is_subscribed(subscriber: Subscriber) -> bool:
+    """Return whether `subscriber` is called with every event."""
+    return subscriber in _subscribers
 
 
 def unsubscribe(subscriber: Subscriber) -> None:
@@ -320,7 +326,10 @@ def _deliver(event: Event, subscribers: tuple[Subscriber, ...]) -> BaseException
 def _drop(subscriber: Subscriber, error: BaseException) -> None:
     unsubscribe(subscriber)
     text = f"trace subscriber {subscriber!r} failed and was removed"
-    _log.error("%s", text, exc_info=error)
+    if isinstance(error, OSError):  # no mistake of its own: a full disk, say
+        _log.error("%s: %s", text, error.strerror)
+    else:
+        _log.error("%s", text, exc_info=error)
     # The others hear of it, after this event.
     _local.thread.pending.append(_event(Kind.WARNING, flags=WarningFlag.LOST, name=text))
     if callable(dropped := getattr(subscriber, "dropped", None)):

@@ -18,7 +18,7 @@ from typing import Any, Self
 from zlib import crc32
 
 from cudatool.errors import OutputError
-from cudatool.files import temporary_name
+from cudatool.files import KeptDescriptor, temporary_name
 from cudatool.trace import hooks, stacks
 from cudatool.trace.events import RECORD_STRUCT, Event
 from cudatool.trace.file import (
@@ -42,7 +42,6 @@ _RECORD = struct.Struct(RECORD_STRUCT)
 _RECORDS_CAPACITY = 4096 * _RECORD.size
 _TABLES_CAPACITY = 32 * 1024 - 64
 _MAX_THREAD = 0xFFFF
-_FIRST_DESCRIPTOR = 512  # half of what a process may usually have
 
 _open: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
@@ -90,16 +89,15 @@ class Recorder:
         head = _header(header)
         self._descriptor, made = _create(self.path, force=force)
         self._place = os.path.abspath(self.path)  # the program may change directory
-        self._identity = _identity(self._descriptor)
         try:
-            _lock(self._descriptor)
+            _lock(self._file())
             self._append(head)
             self._tables = self._open_chunk(Chunk.TABLES, _TABLES_CAPACITY)
             self._records = self._open_chunk(Chunk.RECORDS, _RECORDS_CAPACITY)
             if made != self.path:
                 os.replace(made, self.path)  # and not truncated: who reads the old one keeps it
         except OSError as error:
-            os.close(self._descriptor)
+            self._descriptor.close()
             os.unlink(made)
             raise OutputError(f"{self.path}: cannot be written: {error.strerror}") from error
         _open.add(self)
@@ -111,6 +109,8 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if not self._closed and not hooks.is_subscribed(self):
+            self._failure = self._failure or "the program removed the recorder from those that receive events"
         self.close()
 
     def __repr__(self) -> str:
@@ -226,7 +226,7 @@ class Recorder:
             except OSError as error:
                 raise OutputError(f"{self.path}: cannot be finished: {error.strerror}") from error
             finally:
-                self._close_descriptor()
+                self._descriptor.close()
 
     def _abandon(self) -> None:
         """In a forked child: forget the file, which the parent goes on writing."""
@@ -235,11 +235,7 @@ class Recorder:
         hooks.unsubscribe(self)
         self._tables.release()
         self._records.release()
-        self._close_descriptor()
-
-    def _close_descriptor(self) -> None:
-        if _identity(self._descriptor) == self._identity:
-            os.close(self._descriptor)
+        self._descriptor.close()
 
     def _file(self) -> int:
         """Return the descriptor of the file, opened again if the program closed it: its number may be another file's.
@@ -249,14 +245,16 @@ class Recorder:
         OSError
             The program closed it, and the file is no longer where it was.
         """
-        if _identity(self._descriptor) != self._identity:
-            found = _high(os.open(self._place, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
-            if _identity(found) != self._identity:
-                os.close(found)
+        number = self._descriptor.number
+        if number is None:
+            again = KeptDescriptor(os.open(self._place, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
+            number = again.number
+            if number is None or again.identity != self._descriptor.identity:
+                again.close()
                 raise OSError(errno.EBADF, "the program closed the descriptor of the trace and replaced its file")
-            self._descriptor = found
-            _lock(found)
-        return self._descriptor
+            self._descriptor = again
+            _lock(number)
+        return number
 
     def _open_chunk(self, kind: Chunk, capacity: int) -> OpenChunk:
         chunk = OpenChunk(self._file(), self._end, kind, capacity)
@@ -331,40 +329,21 @@ def _header(given: dict[str, Any]) -> bytes:
     return head.ljust(aligned(len(head)), b"\0")
 
 
-def _create(path: str, *, force: bool) -> tuple[int, str]:
+def _create(path: str, *, force: bool) -> tuple[KeptDescriptor, str]:
     """Return a new file and its name: another one than `path` if that exists and is to be replaced."""
     name = path
+    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+        raise OutputError(f"cannot write {path}: a trace is a regular file")
     if force and os.path.lexists(path):
-        if not stat.S_ISREG(os.lstat(path).st_mode):
-            raise OutputError(f"{path}: is not a regular file")
         name = temporary_name(path)  # the old one stays until there is a new one
     try:
-        return _high(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)), name
+        return KeptDescriptor(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)), name
     except FileExistsError:
         raise OutputError(f"{path} exists; add -f (force=True) to overwrite it, or choose another name") from None
     except OSError as error:
         folder = os.path.dirname(path) or os.curdir
         why = error.strerror if os.path.isdir(folder) else "its directory does not exist"
         raise OutputError(f"cannot write {path}: {why}") from error
-
-
-def _high(descriptor: int) -> int:
-    """Move a descriptor out of the way: programs close low numbers, and count on the ones that they get next."""
-    try:
-        moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_DESCRIPTOR)
-    except OSError:
-        return descriptor  # the process may not have that many
-    os.close(descriptor)
-    return moved
-
-
-def _identity(descriptor: int) -> tuple[int, int] | None:
-    """Return what tells the open file from all others, None if the descriptor is closed."""
-    try:
-        found = os.fstat(descriptor)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def _lock(descriptor: int) -> None:

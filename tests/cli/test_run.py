@@ -54,6 +54,9 @@ def test_module_sees_what_plain_python_shows_it(run_command, plain_python, tmp_p
         "import sys\nsys.exit()\n",
         "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('outer') from e\n",
         "import sys\nsys.excepthook = lambda *a: print('hooked', a[0].__name__, file=sys.stderr)\n1 / 0\n",
+        "import sys\nsys.excepthook = lambda *a: 1 / 0\nraise ValueError('no')\n",
+        "import sys\nsys.excepthook = lambda *a: sys.exit(9)\nraise ValueError('no')\n",
+        "class Text:\n    def __str__(self): return 1 / 0\nraise SystemExit(Text())\n",
         "import atexit\natexit.register(print, 'at exit')\n",
         "import threading, time\n"
         "threading.Thread(target=lambda: (time.sleep(0.2), print('thread done'))).start()\n"

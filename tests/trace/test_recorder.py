@@ -29,6 +29,11 @@ def emit_numbered(numbers: Sequence[int]) -> None:
         hooks.emit(Kind.MEM_ALLOC, address=number, size=512, name=f"name {number % 7}")
 
 
+def low_descriptors() -> set[str]:
+    """Return the open descriptors with numbers that a program may count on."""
+    return {name for name in os.listdir("/proc/self/fd") if int(name) < 512}
+
+
 def addresses(trace: Trace) -> list[int]:
     found: list[int] = trace.records["address"].tolist()
     return found
@@ -201,7 +206,7 @@ def test_what_is_not_a_regular_file_is_never_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path in (tmp_path, pipe):
-        with pytest.raises(OutputError, match="not a regular file"):
+        with pytest.raises(OutputError, match="a trace is a regular file"):
             Recorder(path, header={}, force=True)
     assert pipe.is_fifo()
 
@@ -333,8 +338,9 @@ def test_program_that_closes_all_descriptors_keeps_its_own_files_and_the_trace(
     other = tmp_path / "other.txt"
     with Recorder(tmp_path / "trace.ctrace", header={}) as recorder:
         emit_numbered(range(100))
-        os.close(recorder._descriptor)  # as os.closerange(3, 1000) does
-        taken = os.dup2(os.open(other, os.O_RDWR | os.O_CREAT), recorder._descriptor)  # and gets the number again
+        number = recorder._file()
+        os.close(number)  # as os.closerange(3, 1000) does
+        taken = os.dup2(os.open(other, os.O_RDWR | os.O_CREAT), number)  # and gets the number again
         emit_numbered(range(100, 300))
     os.write(taken, b"mine")  # still open
     os.close(taken)
@@ -352,7 +358,7 @@ def test_trace_whose_descriptor_and_file_are_gone_says_that_it_stopped(
         os.link(path, kept)
         path.unlink()
         path.write_text("other")
-        os.close(recorder._descriptor)
+        os.close(recorder._file())
         emit_numbered(range(10, 300))
     assert path.read_text() == "other"
     trace = read(kept)
@@ -361,8 +367,26 @@ def test_trace_whose_descriptor_and_file_are_gone_says_that_it_stopped(
 
 def test_descriptor_of_a_trace_is_out_of_the_programs_way(tmp_path: Path) -> None:
     with Recorder(tmp_path / "trace.ctrace", header={}) as recorder:
-        assert recorder._descriptor >= 512
-        assert not os.get_inheritable(recorder._descriptor)
+        assert recorder._file() >= 512
+        assert not os.get_inheritable(recorder._file())
+
+
+def test_mapping_of_a_trace_takes_no_low_descriptor_that_it_would_close(tmp_path: Path, small_chunks: None) -> None:
+    before = low_descriptors()
+    with Recorder(tmp_path / "trace.ctrace", header={}):
+        assert low_descriptors() == before
+        emit_numbered(range(300))  # chunks come and go
+        assert low_descriptors() == before
+
+
+def test_recorder_that_the_program_removed_says_that_events_are_missing(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "trace.ctrace", header={}) as recorder:
+        emit_numbered(range(10))
+        hooks.unsubscribe(recorder)
+        emit_numbered(range(10, 20))
+    trace = read(tmp_path / "trace.ctrace")
+    assert (addresses(trace), trace.ending) == (list(range(10)), Ending.STOPPED)
+    assert "removed the recorder" in trace.notes[0]
 
 
 def test_recorder_that_failed_says_so_even_if_the_program_is_killed(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from cudatool.files import KeptDescriptor
+
 if TYPE_CHECKING:
     from cudatool.sim.memory import Allocation
 
@@ -35,6 +37,7 @@ Range = tuple[int, int]
 """Address and bytes."""
 
 _PAGE: Final = mmap.PAGESIZE
+_TABLE: Final = "/proc/self/pagemap"
 _MOST: Final = 256  # ranges of pages, the newest ones
 _MADV_DONTNEED: Final = 4
 # Bits of an entry of /proc/self/pagemap: in memory, swapped out, mapped by this process alone. A page that was only
@@ -82,7 +85,7 @@ class PendingPages:
         """Watch nothing any more."""
         self._watched.clear()
         if self._table is not None:
-            os.close(self._table)
+            self._table.close()
             self._table = None
 
     def watch(self, sequence: int, start: int, size: int, allocation: Allocation) -> None:
@@ -151,14 +154,18 @@ class PendingPages:
 
     def _entries(self, one: _Watched) -> npt.NDArray[np.uint64]:
         assert self._table is not None
-        data = os.pread(self._table, 8 * len(one.pages), 8 * one.first)
+        number = self._table.number
+        if number is None:  # the program closed it
+            self._table = KeptDescriptor(os.open(_TABLE, os.O_RDONLY | os.O_CLOEXEC))
+            return self._entries(one)
+        data = os.pread(number, 8 * len(one.pages), 8 * one.first)
         return np.frombuffer(data, np.uint64)
 
 
-def _page_table() -> int | None:
+def _page_table() -> KeptDescriptor | None:
     """Return a descriptor of this process's page table, None where it does not tell what was touched."""
     try:
-        table = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        table = os.open(_TABLE, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     probe = mmap.mmap(-1, 3 * _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -173,6 +180,6 @@ def _page_table() -> int | None:
         entries = np.zeros(0, np.uint64)
     there, own = (entries & _THERE != 0).tolist(), (entries & _OWN != 0).tolist()
     if gone and not value and there == [False, True, True] and own[1:] == [False, True]:
-        return table
+        return KeptDescriptor(table)
     os.close(table)
     return None
