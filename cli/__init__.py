@@ -155,7 +155,7 @@ def _discard_stdout() -> None:
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except OSError:  # no descriptor is left: Python would say more than one line about what it cannot write
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
 
 
 def _print_internal_error(error: Exception) -> None:
