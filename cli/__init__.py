@@ -119,7 +119,7 @@ def main() -> None:
     """Run the command line; the one place where errors are printed."""
     open_standard_files()
     if "_CUDATOOL_COMPLETE" in os.environ:
-        from cudatool.cli._completion import register
+        from cudatool.cli._completion import register  # only a shell asks for it
 
         register()
     try:

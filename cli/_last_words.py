@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from cudatool.runtime import _native
+
 __all__ = ["last_words"]
 
 
@@ -16,8 +18,6 @@ def last_words(text: str) -> Iterator[None]:
     The process ends as it would have, and a program sees no handler in :func:`signal.getsignal`. Nothing is written
     where a program handles the signal itself, or in its children.
     """
-    from cudatool.runtime import _native
-
     message, process, exit_at_once = f"{text}\n".encode(errors="replace"), os.getpid(), os._exit
 
     def leave(status: int) -> None:

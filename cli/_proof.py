@@ -36,7 +36,7 @@ class Proof:
         self._witness = witness
         self.tape: Tape | None = None
         if witness and explore is None:
-            from cudatool.sim.observe.tape import Tape
+            from cudatool.sim.observe.tape import Tape  # few runs ask for witnesses
 
             self.tape = Tape()
 

@@ -71,7 +71,7 @@ def diff(
                 console.print("no device memory was allocated in either")
     finally:  # the page is written even if who reads stdout has gone
         if html:
-            from cudatool import viz
+            from cudatool import viz  # only a page needs it
 
             viz.write_diff(old, new, found, html)
             said = messages()

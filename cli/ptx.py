@@ -119,7 +119,7 @@ def _texts_of(
 
 def _refusals(module: Module, names: list[str]) -> dict[str, str]:
     """Return for each kernel why the software device does not run it, empty if it does."""
-    from cudatool.sim import jit
+    from cudatool.sim import jit  # llvmlite takes a while to load
 
     kernels = jit.JitModule(module, cache=None).kernels
     found = {}

@@ -109,7 +109,7 @@ def run(
         for line in _NOTHING:
             say(line)
     if page:
-        from cudatool import viz
+        from cudatool import viz  # only a page needs it
 
         viz.write_page(trace, page)
         _wrote(page)
@@ -134,7 +134,7 @@ def _print_summary(trace: Trace, status: int) -> None:
     """Say on stderr what was recorded: peak memory, allocations, kernels by time, warnings."""
     from rich.table import Table
 
-    from cudatool.analyze import report
+    from cudatool.analyze import report  # not before the program has ended
 
     summary = report(trace).summary
     table = Table(box=None, show_header=False, pad_edge=False)

@@ -161,7 +161,7 @@ def sanitize(
         )
     finally:  # the page is written even if who reads stdout has gone
         if html and trace is not None:
-            from cudatool import viz
+            from cudatool import viz  # only a page needs it
 
             viz.write_page(trace, html, report)
             written.append(html)

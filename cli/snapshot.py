@@ -99,7 +99,7 @@ def snapshot(
             print_report(results(), report, cards)
     finally:  # the files are written even if who reads stdout has gone
         if page is not None:
-            from cudatool import viz
+            from cudatool import viz  # only a page needs it
 
             viz.write_report(report, page)
             said.print(f"Wrote {page} ({format_bytes(page.stat().st_size)})", markup=False)

@@ -317,6 +317,7 @@ def __getattr__(name: str) -> Any:
     if name.startswith("_"):  # a private module is being imported: load nothing else
         raise AttributeError(f"module 'cudatool' has no attribute {name!r}")
     with _whole_imports():
+        # When a name is first used: `import cudatool` loads next to nothing.
         from cudatool.runtime.traced_calls import PUBLIC_MODULES, is_traced, traced
 
     if f"cudatool.{name}" in PUBLIC_MODULES:
@@ -325,7 +326,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'cudatool' has no attribute {name!r}")
     if name in _CUDA_CORE:
-        from cudatool.runtime import calls
+        from cudatool.runtime import calls  # when a name is first used: `import cudatool` loads next to nothing
 
         found = getattr(calls.core, name)
     else:

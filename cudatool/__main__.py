@@ -12,7 +12,7 @@ def main() -> None:
     """
     try:
         try:
-            from cudatool.cli import main as run
+            from cudatool.cli import main as run  # inside, for Ctrl-C while it is imported
 
             run()
         finally:

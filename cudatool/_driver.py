@@ -29,7 +29,7 @@ from cudatool.units import format_bytes, parse_bytes, parse_count
 from cudatool.whole_imports import whole_imports
 
 if TYPE_CHECKING:
-    from cudatool.sim import Machine, Options
+    from cudatool.sim import Machine
 
 __all__ = [
     "KINDS",
@@ -166,7 +166,7 @@ def last_message() -> str:
     """Return what the driver in use says about this thread's last failed call beyond its error code; often nothing."""
     if _choice is None or _choice.machine is None:
         return ""
-    from cudatool import sim
+    from cudatool import sim  # a GPU needs none of it
 
     return sim.last_message()
 
@@ -320,18 +320,18 @@ def _initialize() -> Choice:
     if gpus:
         return Choice("cuda", gpus[0] if len(gpus) == 1 else f"{len(gpus)} GPUs ({', '.join(dict.fromkeys(gpus))})")
     with whole_imports():
-        from cudatool.sim import Options, Schedule, load
+        from cudatool import sim  # a GPU needs none of it
 
     size_limit()  # a wrong setting is an error here, not in the middle of a launch
-    schedule = Schedule(options.pop("schedule", "fifo"))
-    settings: Options = Options(
+    schedule = sim.Schedule(options.pop("schedule", "fifo"))
+    settings = sim.Options(
         schedule=schedule,
         launch_blocking=os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"),
         code_cache=CodeCache("native"),
         **options,
     )
     with refused_address_space():
-        machine = load(settings)
+        machine = sim.load(settings)
     count = "the software device" if settings.count == 1 else f"{settings.count} software devices"
     description = f"{count} ({format_bytes(settings.memory)}, schedule {settings.schedule}, seed {settings.seed})"
     reason = ": no GPU found" if kind == "auto" else ""
@@ -343,11 +343,11 @@ def _initialize() -> Choice:
 @contextmanager
 def refused_address_space() -> Iterator[None]:
     """Raise :class:`DeviceUnavailableError` where there are not the addresses that a software device needs."""
-    from cudatool.sim import AddressSpaceError
+    from cudatool import sim  # a GPU needs none of it
 
     try:
         yield
-    except AddressSpaceError as error:
+    except sim.AddressSpaceError as error:
         raise DeviceUnavailableError(
             f"the software device needs {format_bytes(error.size)} of address space, more than this process may have: "
             "raise `ulimit -v`, or ask for less memory or fewer devices, as with --device sim:memory=256MiB"

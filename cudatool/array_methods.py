@@ -23,7 +23,7 @@ def _operations() -> Any:
 
 @functools.cache
 def _products() -> Any:
-    import cudatool.blas
+    import cudatool.blas  # at the first use of such a method
 
     return cudatool.blas
 
@@ -50,7 +50,7 @@ def _random(name: str) -> _Method:
     """Return a method that calls ``cudatool.random.NAME`` with the array in front."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        from cudatool import random
+        from cudatool import random  # at the first use of such a method
 
         return getattr(random, name)(self, *args, **kwargs)
 

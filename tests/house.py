@@ -44,6 +44,10 @@ class House:
     def trees(self) -> dict[str, ast.Module]:
         return {module: ast.parse(path.read_text()) for module, path in self.modules.items()}
 
+    def lines(self, module: str) -> list[str]:
+        """Return a module's source, line by line."""
+        return self.modules[module].read_text().splitlines()
+
     @cached_property
     def imports(self) -> dict[str, list[tuple[str, bool]]]:
         """By module: each name that it imports, and whether a function does."""

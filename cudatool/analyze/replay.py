@@ -31,7 +31,7 @@ from cudatool.memory.journal import Journal
 from cudatool.memory.policy import DEFAULT_POOL, Policy
 from cudatool.memory.settings import Settings
 from cudatool.memory.snapshot import segment as segment_info
-from cudatool.trace.events import Kind
+from cudatool.trace.events import Kind, unpack_pool
 from cudatool.trace.model import Trace
 
 __all__ = ["Check", "Divergence", "check", "pool_ids", "requests_with_pools"]
@@ -130,8 +130,6 @@ class Check:
 
 def pool_ids(trace: Trace) -> Callable[[int], PoolId]:
     """Return what turns the number of a pool in a trace's records into its id."""
-    from cudatool.trace.events import unpack_pool
-
     pools = [(first, second) for first, second in trace.header.get("pools", ())]
     return lambda number: pools[number] if 0 <= number < len(pools) else unpack_pool(number)
 

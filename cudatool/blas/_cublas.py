@@ -166,7 +166,7 @@ def scalar_type(dtype: np.dtype[Any], compute: Compute) -> np.dtype[Any]:
 def gemm(gemm: Gemm, stream: Stream) -> None:
     """Enqueue a product: what plain cuBLAS cannot do, and everything if it is preferred, is cuBLASLt's."""
     if _is_for_lt(gemm):
-        from cudatool.blas import _cublaslt
+        from cudatool.blas import _cublaslt  # which does the rest with what is here
 
         _cublaslt.gemm(gemm, stream)
     else:
@@ -237,7 +237,7 @@ def like(gemm: Gemm) -> Again | None:
     """Return what enqueues products like this one, None if that must be decided for each."""
     if not _is_for_lt(gemm):
         return functools.partial(_call, _recipe_of(gemm))
-    from cudatool.blas import _cublaslt
+    from cudatool.blas import _cublaslt  # which does the rest with what is here
 
     return _cublaslt.like(gemm)
 

@@ -12,10 +12,12 @@ import numpy.typing as npt
 
 from cudatool.errors import UsageError
 from cudatool.ops._dispatch import KINDS, op
+from cudatool.ops._elementwise import eq
 from cudatool.ops._layout import linear, offsets, pack_width
 from cudatool.ops._pointwise import Pointwise, Types, check_out
 from cudatool.ops._reduction import check_array
 from cudatool.ops._rows import RowKernels
+from cudatool.ops._statistics import amax
 from cudatool.runtime import calls
 from cudatool.runtime.array import DeviceArray, empty, full
 from cudatool.runtime.device import DeviceLike
@@ -286,9 +288,6 @@ def _(input: DeviceArray, num_classes: int = -1) -> DeviceArray:
     num_classes
         The extent of the new dimension; -1: one more than the largest index, for which the program waits.
     """
-    from cudatool.ops._elementwise import eq
-    from cudatool.ops._statistics import amax
-
     check_array("one_hot", input)
     if category(input.dtype) != "integer":
         raise UsageError(f"one_hot takes integers, not {input.dtype}")

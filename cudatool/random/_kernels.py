@@ -23,6 +23,7 @@ from cudatool.runtime import calls
 from cudatool.runtime.array import DeviceArray, empty
 from cudatool.runtime.device import device as on_device
 from cudatool.runtime.device import get_device_properties
+from cudatool.runtime.kernel import compile, launch
 from cudatool.runtime.stream import Stream, current_stream
 
 __all__ = [
@@ -297,8 +298,6 @@ def operation(function: Callable[..., Any]) -> Op:
 @functools.cache
 def kernel(source: str, name: str, device: int) -> Any:
     """Return a kernel of `source`, compiled for a device."""
-    from cudatool.runtime.kernel import compile
-
     with on_device(device):
         return compile(source, name)
 
@@ -335,8 +334,6 @@ def take(generator: Generator | None, count: int, stream: Stream) -> Drawn:
 
 def run(source: str, name: str, grid: int | tuple[int, int], block: int, stream: Stream, *arguments: Any) -> None:
     """Launch a kernel of `source` on one-dimensional blocks."""
-    from cudatool.runtime.kernel import launch
-
     launch(stream, _config(grid, block), kernel(source, name, stream.device_index), *arguments)
 
 

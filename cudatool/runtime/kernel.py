@@ -107,7 +107,7 @@ class Kernel:
     @functools.cached_property
     def accesses(self) -> KernelAccesses | None:
         """Which memory the kernel may access, inferred from its PTX; None if that is not known."""
-        from cudatool.ptx import PtxError, infer_accesses, parse
+        from cudatool.ptx import PtxError, infer_accesses, parse  # only a run under the sanitizer asks
 
         if self._ptx is None:
             return None
@@ -120,7 +120,7 @@ class Kernel:
     @functools.cached_property
     def grid_dependencies(self) -> tuple[bool, bool]:
         """Whether it waits for the kernels before it, and whether it lets the next one begin before its end."""
-        from cudatool.ptx import grid_dependencies, parse
+        from cudatool.ptx import grid_dependencies, parse  # only a run under the sanitizer asks
 
         code, mangled = self._ptx() if self._ptx is not None else (b"", "")
         return grid_dependencies(parse(code), mangled) if b"griddepcontrol" in code else (False, False)
@@ -244,7 +244,7 @@ def _emit_accesses(
     Of an array that is passed to a parameter, all elements count as accessed, and nothing beyond; such ranges are
     marked as inexact.
     """
-    from cudatool.ptx import Mode, accesses_of_launch
+    from cudatool.ptx import Mode, accesses_of_launch  # only a run under the sanitizer asks
 
     ranges = [extent for extent in map(_extent, arguments) if extent is not None]
 

@@ -82,7 +82,7 @@ def copy_between(copies: Sequence[tuple[DeviceArray, DeviceArray]]) -> None:
     ValueError
         The shapes do not fit.
     """
-    from cudatool.runtime.array import empty
+    from cudatool.runtime.array import empty  # arrays copy between devices, too
 
     moves = []
     for target, source in copies:

@@ -14,10 +14,12 @@ import os
 import re
 from pathlib import Path
 
-from cudatool.sim.abi import Entry, Subscriber, subscribe, unsubscribe
+from cudatool.sim import abi, device_runtime, machine, signals
+from cudatool.sim.abi import ENTRIES, Entry, Subscriber, subscribe, unsubscribe
 from cudatool.sim.machine import Machine, Options
 from cudatool.sim.queue import Operation, Schedule
 from cudatool.sim.results import AddressSpaceError, Result
+from cudatool.sim.toolchain import nvjitlink, runtime_api
 
 __all__ = [
     "AddressSpaceError",
@@ -76,9 +78,6 @@ def load(options: Options | None = None) -> Machine:
     global _loaded
     if _loaded is not None:
         return _loaded
-    from cudatool.sim import abi, device_runtime, machine, signals
-    from cudatool.sim.toolchain import runtime_api
-
     for name in _ENTRY_POINTS:
         importlib.import_module(f"cudatool.sim.api.{name}")
     library = _load_library("cudatool.sim._libcuda")
@@ -128,8 +127,6 @@ def _entry_name(symbol: str, version: int) -> str:
 
     Those come with version 0, and name the version of the function that they are (``cuMemAlloc_v2``).
     """
-    from cudatool.sim.abi import ENTRIES
-
     if not version:
         symbol = _EXPORTED_AS.get(symbol, symbol)
         return symbol if symbol in ENTRIES else re.sub(r"_v\d$", "", symbol)
@@ -138,8 +135,6 @@ def _entry_name(symbol: str, version: int) -> str:
 
 def last_message() -> str:
     """Return why this thread's last driver call failed, where more is known than its error code says."""
-    from cudatool.sim import abi
-
     return abi.call.message
 
 
@@ -162,8 +157,6 @@ def _wheel_library(name: str) -> Path | None:
 
 def _load_compilers() -> None:
     """Put the stand-ins for NVRTC and nvJitLink before the real ones, where those are installed."""
-    from cudatool.sim.toolchain import nvjitlink
-
     if real := _wheel_library("libnvrtc.so.13"):
         for builtins in real.parent.glob("libnvrtc-builtins.so.*"):  # some releases do not look beside themselves
             ctypes.CDLL(os.fspath(builtins))
@@ -176,14 +169,12 @@ def _load_compilers() -> None:
 
 def drain() -> None:
     """Execute everything that is still pending, as the end of a process does."""
-    from cudatool.sim import abi, signals
-
-    machine = _loaded
-    if machine is None:
+    found = _loaded
+    if found is None:
         return
 
     def run() -> None:
         with abi.lock:
-            machine.scheduler.drain()
+            found.scheduler.drain()
 
     signals.shielded(run)

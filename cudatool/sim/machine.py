@@ -254,7 +254,7 @@ class Machine:
 
     def check(self, checks: Iterable[str]) -> None:
         """Check everything that happens from now on with these :data:`.checkers.CHECKS`; none ends it."""
-        from cudatool.sim.observe.checkers import Checkers
+        from cudatool.sim.observe.checkers import Checkers  # only a run under the sanitizer asks
 
         if self.checkers is not None:
             self.checkers.release_held()

@@ -13,7 +13,7 @@ import pytest
 
 from cudatool.errors import ConfigError, CudatoolError, UsageError
 from cudatool.testing.options import add_options, is_on, options_of
-from cudatool.testing.summary import Summary, packed
+from cudatool.testing.summary import Summary
 from cudatool.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if not _is_controller(session.config):
         _start(session.config)
     elif options_of(session.config).device.startswith("cuda"):
-        from cudatool import _driver
+        from cudatool import _driver  # most runs need no device
 
         if not _driver.gpu_names():  # said once, instead of by every process
             raise pytest.UsageError("no NVIDIA GPU answers on this machine; use --cudatool-device=sim")
@@ -112,14 +112,13 @@ def _checks_of(item: pytest.Item) -> tuple[str, ...]:
     mark = item.get_closest_marker("cuda_sanitize")
     if mark is None:
         return options_of(item.config).checks if is_on(item.config) else ()
-    from cudatool.sanitize import parse_checks
-
     given = mark.args[0] if mark.args else mark.kwargs.get("checks")
     if given is None:
         return options_of(item.config).checks
-    text = given if isinstance(given, str) else ",".join(given)
+    from cudatool.testing.settings import marked_checks  # the sanitizer, that a run without marks does not need
+
     try:
-        return parse_checks(text) if text else ()
+        return marked_checks(given)
     except UsageError as error:
         raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.cuda_sanitize: {error}") from error
 
@@ -128,7 +127,7 @@ def _start(config: pytest.Config) -> Session:
     """Return the recording, begun now if there is none."""
     found = config.stash.get(_SESSION, None)
     if found is None:
-        from cudatool.testing.session import Session
+        from cudatool.testing.session import Session  # the same
 
         options = options_of(config)
         try:
@@ -158,9 +157,7 @@ def pytest_runtest_setup(item: pytest.Item) -> _Wrapper:
     __tracebackhide__ = True
     session = item.config.stash.get(_SESSION, None)
     if session is not None:
-        from cudatool.testing.session import Test
-
-        session.begin(Test(item.nodeid, _checks_of(item)))
+        session.begin(item.nodeid, _checks_of(item))
     return (yield)
 
 
@@ -220,18 +217,10 @@ def _fail(reasons: list[str]) -> None:
 
 def _judge(item: pytest.Item, session: Session, test: Test) -> list[str]:
     """Check what the test has done since the last look, note it for its report, and return what it fails for."""
-    from cudatool.sanitize import render_text
-
     report = session.judge(test)
     fails = report is not None and bool(report.findings or report.on_device) and not session.options.updates_baseline
-    text = render_text(report, width=100) if report is not None and fails else ""
-    item.stash[_RESULT] = {
-        "device": session.device,
-        "checked": bool(test.checks),
-        "peak": session.memory(test).peak,
-        "report": "" if report is None else packed(report),
-        "text": text,
-    }
+    text = session.text(report) if report is not None and fails else ""
+    item.stash[_RESULT] = session.told(test, report) | {"text": text}
     return [f"{_headline(report)}\n\n{text}"] if report is not None and text else []
 
 
@@ -283,6 +272,4 @@ def pytest_runtest_makereport(
 @pytest.fixture
 def cuda_trace(request: pytest.FixtureRequest) -> CudaTrace:
     """What the test has done on the CUDA device so far: events, memory and findings."""
-    from cudatool.testing.session import CudaTrace
-
-    return CudaTrace(_start(request.config), _checks_of(request.node) or options_of(request.config).checks)
+    return _start(request.config).looks(_checks_of(request.node) or options_of(request.config).checks)

@@ -22,12 +22,13 @@ from typing import Any, Final
 import numpy as np
 
 from cudatool.recording import drain, is_observing, narrow, release_caches, sources
-from cudatool.sanitize import DeviceFinding, Finding, GapKind, Report, accepted, check, known
+from cudatool.sanitize import DeviceFinding, Finding, GapKind, Report, accepted, check, known, render_text
 from cudatool.sanitize.coverage import find_gaps
 from cudatool.sanitize.device import leaks
 from cudatool.testing.memory import Memory, describe, memory_of
-from cudatool.testing.options import Options
 from cudatool.testing.past import Past, Records
+from cudatool.testing.settings import Options
+from cudatool.testing.totals import packed
 from cudatool.trace import hooks
 from cudatool.trace.events import WORK, Kind
 from cudatool.trace.log import EventLog
@@ -123,12 +124,12 @@ class Session:
         hooks.unsubscribe(self.log)
         self._sources.close()
 
-    def begin(self, test: Test) -> None:
-        """A test's set-up starts."""
+    def begin(self, name: str, checks: tuple[str, ...]) -> None:
+        """The set-up of a test starts: pytest's node id, and what the test is checked for."""
         self._close_test()
-        self.test = test
+        self.test = Test(name, checks)
         if self._narrows:
-            narrow(set(test.checks) - _ON_TRACES)
+            narrow(set(checks) - _ON_TRACES)
 
     def call(self, test: Test) -> None:
         """A test's own code starts."""
@@ -221,6 +222,23 @@ class Session:
     def memory(self, test: Test) -> Memory:
         """Return what the call of the test allocated."""
         return memory_of(self.log.records(test.call))
+
+    def told(self, test: Test, report: Report | None) -> dict[str, Any]:
+        """Return what a test's report carries; see :class:`cudatool.testing.totals.Totals`."""
+        return {
+            "device": self.device,
+            "checked": bool(test.checks),
+            "peak": self.memory(test).peak,
+            "report": "" if report is None else packed(report),
+        }
+
+    def text(self, report: Report) -> str:
+        """Return a report as a failed test shows it."""
+        return render_text(report, width=100)
+
+    def looks(self, checks: Sequence[str]) -> CudaTrace:
+        """Return the fixture ``cuda_trace`` of the test that runs."""
+        return CudaTrace(self, checks)
 
     def over_limit(self, test: Test, most: int) -> str:
         """Return who held the memory at the peak of the test's call if that was more than `most` bytes, else ``""``."""

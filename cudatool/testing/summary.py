@@ -1,26 +1,15 @@
-"""The end of a run: what all tests together came to, from the reports that their processes sent."""
+"""The end of a run, for pytest: nothing until the first report of a test that was checked."""
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cudatool.testing.options import is_on, options_of
-
 if TYPE_CHECKING:
-    from cudatool.sanitize import Gap, Report
+    from cudatool.testing.totals import Totals
 
-__all__ = ["Summary", "packed"]
-
-
-def packed(report: Report) -> str:
-    """Return a report as text in ASCII, for the way from one of pytest's processes to another."""
-    from cudatool.sanitize import render_json
-
-    return json.dumps(render_json(report))  # ASCII: names of files may hold what UTF-8 cannot
+__all__ = ["Summary"]
 
 
 class Summary:
@@ -28,147 +17,26 @@ class Summary:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._device = ""
-        self._checked: set[str] = set()
-        self._peaks: dict[str, int] = {}
-        self._reports: list[tuple[str, Report]] = []
-        self._written: list[str] = []
+        self._totals: Totals | None = None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add up what the reports carry."""
         told: dict[str, Any] | None = getattr(report, "cudatool", None)
         if told is None or hasattr(self._config, "workerinput"):
             return
-        self._device = told["device"]
-        if told["checked"]:
-            self._checked.add(report.nodeid)
-        self._peaks[report.nodeid] = max(told["peak"], self._peaks.get(report.nodeid, 0))
-        if told["report"]:
-            from cudatool.sanitize.explore import report_from_json
+        if self._totals is None:
+            from cudatool.testing.totals import Totals  # the sanitizer: most of pytest's runs do not need it
 
-            self._reports.append((report.nodeid, report_from_json(json.loads(told["report"]))))
+            self._totals = Totals(self._config)
+        self._totals.add(report.nodeid, told)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Write the baseline and the files, and fail a run in which nothing was checked."""
-        if not self._device:
-            return
-        from cudatool.errors import CudatoolError
-        from cudatool.sanitize import Run
-        from cudatool.sanitize.places import project_root
-        from cudatool.sanitize.report.views import failure
-
-        options, report = options_of(self._config), self._together()
-        empty = is_on(self._config) and failure(report)
-        if empty and exitstatus == pytest.ExitCode.OK and not options.allows_empty:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        try:
-            if options.updates_baseline and not empty:
-                options.baseline.updated(report, options.checks).write(options.baseline_path)
-                self._written.append(f"Wrote {options.baseline_path}")
-            run = Run(project_root(), options.checks)
-            files = options.outputs.write(report, run, self._written.append)
-            self._written += [f"Wrote {path}" for path in files]
-        except CudatoolError as error:
-            raise pytest.UsageError(str(error)) from error
-
-    def _together(self) -> Report:
-        """Return one report of all tests. Findings with the same fingerprint are one; a note names their tests."""
-        from cudatool.sanitize import Report
-
-        reports = [report for _, report in self._reports]
-        tests: dict[str, dict[str, None]] = {}  # by fingerprint, each once
-        for test, report in self._reports:
-            for one in report.all:
-                tests.setdefault(one.fingerprint, {})[test] = None
-        edges: Counter[str] = Counter()
-        for report in reports:
-            edges.update(report.edges)
-        return Report(
-            findings=_merged(one for report in reports for one in report.findings),
-            possible=_merged(one for report in reports for one in report.possible),
-            on_device=_merged(one for report in reports for one in report.on_device),
-            device=self._device,
-            operations=sum(report.operations for report in reports),
-            unchecked_launches=sum(report.unchecked_launches for report in reports),
-            edges=dict(sorted(edges.items())),
-            notes=(
-                *sorted({note for report in reports for note in report.notes}),
-                *(f"{fingerprint} is of {', '.join(names)}" for fingerprint, names in tests.items()),
-            ),
-            set_aside=tuple({one.finding.fingerprint: one for report in reports for one in report.set_aside}.values()),
-            expired=tuple({one.fingerprint: one for report in reports for one in report.expired}.values()),
-            remarks=tuple(dict.fromkeys(one for report in reports for one in report.remarks)),
-            gaps=self._gaps(),
-        )
-
-    def _gaps(self) -> tuple[Gap, ...]:
-        """Return what was not checked in any test, or in all of them."""
-        from cudatool.sanitize.coverage import merged_gaps
-        from cudatool.sanitize.findings import Gap, GapKind
-
-        reports = [report for _, report in self._reports]
-        gaps = merged_gaps([report.gaps for report in reports], add=True)
-        if self._checked and not any(report.operations or report.all for report in reports):
-            return (Gap(GapKind.OPERATIONS, whole=True), *gaps)
-        return gaps
+        if self._totals is not None:
+            self._totals.finish(session, exitstatus)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say how many tests were checked, what was found, and who took most memory."""
-        if not self._device:
-            return
-        from cudatool.sanitize.coverage import gap_why
-        from cudatool.units import format_bytes
-
-        write = terminalreporter.write_line
-        terminalreporter.section(f"cudatool on {self._device}")
-        if self._checked:
-            operations = sum(report.operations for _, report in self._reports)
-            write(f"{_count(len(self._checked), 'test')} checked, {_count(operations, 'operation')} on the device")
-            self._print_findings(terminalreporter)
-        for gap in self._gaps():
-            write(f"not checked: {gap_why(gap)}", yellow=True)
-        ranking = sorted(self._peaks.items(), key=lambda item: (-item[1], item[0]))[: options_of(self._config).most]
-        if ranking and ranking[0][1]:
-            write("device memory at the peak of a test:")
-        for test, peak in ranking:
-            if peak:
-                write(f"{format_bytes(peak):>12}  {test}")
-        for line in self._written:
-            write(line)
-
-    def _print_findings(self, terminalreporter: pytest.TerminalReporter) -> None:
-        from cudatool.sanitize import Outcome
-        from cudatool.sanitize.report.views import verdict_words
-
-        write = terminalreporter.write_line
-        found = [
-            (kind, test)
-            for test, report in self._reports
-            for kind in (*(one.kind for one in report.findings), *(one.kind for one in report.on_device))
-        ]
-        for kind, count in sorted(Counter(kind for kind, _ in found).items()):
-            tests = len({test for one, test in found if one == kind})
-            write(f"{count:>6,} {kind} in {_count(tests, 'test')}", red=True)
-        if possible := sum(len(report.possible) for _, report in self._reports):
-            write(f"{possible:>6,} possible: an operation may touch less than it is said to")
-        if aside := sum(len(report.set_aside) for _, report in self._reports):
-            write(f"{aside:>6,} set aside by comments, rules or the baseline")
-        if not found:
-            outcome = self._together().outcome
-            write(verdict_words(outcome), green=outcome is Outcome.CLEAN, yellow=outcome is not Outcome.CLEAN)
-
-
-def _merged(findings: Any) -> tuple[Any, ...]:
-    """Return the first of each fingerprint, with the number of all."""
-    from dataclasses import replace
-
-    first: dict[str, Any] = {}
-    for one in findings:
-        known = first.get(one.fingerprint)
-        first[one.fingerprint] = one if known is None else replace(known, count=known.count + one.count)
-    return tuple(first.values())
-
-
-def _count(number: int, noun: str, plural: str = "") -> str:
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+        if self._totals is not None:
+            self._totals.print(terminalreporter)

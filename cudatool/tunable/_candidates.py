@@ -33,7 +33,7 @@ def candidates(gemm: Gemm, stream: Stream) -> Iterator[tuple[str, Enqueue]]:
     """Yield what may compute a product, the default first."""
     yield DEFAULT, _default
     if _driver.initialize().kind == "cuda":
-        from cudatool.blas import _cublaslt
+        from cudatool.blas import _cublaslt  # only a GPU has it
 
         for algorithm in _cublaslt.algorithms(gemm, stream, _MOST_ALGORITHMS):
             yield f"{_LT}{algorithm.hex()}", functools.partial(_by_algorithm, algorithm)
@@ -63,7 +63,7 @@ def _default(gemm: Gemm, stream: Stream) -> None:
 
 
 def _by_algorithm(algorithm: bytes, gemm: Gemm, stream: Stream) -> None:
-    from cudatool.blas import _cublaslt
+    from cudatool.blas import _cublaslt  # only a GPU has it
 
     perform(functools.partial(_cublaslt.gemm, algorithm=algorithm), gemm, stream)
 

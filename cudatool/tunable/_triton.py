@@ -97,7 +97,7 @@ def _compiled(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from cudatool.tunable._triton_kernel import gemm
+    from cudatool.tunable._triton_kernel import gemm  # imports Triton, which may not be there
 
     names: list[str] = gemm.arg_names
     signature = dict.fromkeys(names[:3], f"*{dtype}")

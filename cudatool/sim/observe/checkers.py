@@ -91,15 +91,15 @@ class Checkers:
     """
 
     def __init__(self, machine: Machine, checks: Iterable[str]) -> None:
-        from cudatool.sim.jit import Instrument, Shadow
+        from cudatool.sim import jit  # llvmlite takes a while to load
 
         self._machine = machine
         kinds = _instrument(checks)
         if machine.shadow is None:
-            machine.shadow = Shadow(machine.arena.base, machine.arena.limit, kinds)
+            machine.shadow = jit.Shadow(machine.arena.base, machine.arena.limit, kinds)
         self.shadow = machine.shadow
         self.shadow.reset(kinds)
-        self.quarantines = bool(kinds & Instrument.MEMCHECK)
+        self.quarantines = bool(kinds & jit.Instrument.MEMCHECK)
         self._host: dict[int, int] = {}  # pinned memory: address -> size
         self._freed: deque[Allocation] = deque(maxlen=4096)  # the last ones, to say whose an address was
         self._held: deque[tuple[int, Callable[[], None]]] = deque()  # size, and what gives the memory back
@@ -164,7 +164,7 @@ class Checkers:
         self, found: Found, kernel: Kernel, grid: tuple[int, int, int], block: tuple[int, int, int], params: bytes
     ) -> CheckFinding:
         """Return what a kernel did wrong that was launched with these packed arguments, in words."""
-        from cudatool.sim.jit import Defect, Reason
+        from cudatool.sim.jit import Defect, Reason  # llvmlite takes a while to load
 
         check, kind = {
             Defect.INVALID: ("memcheck", "out-of-bounds"),
@@ -281,7 +281,7 @@ def _race_text(found: Found, reasons: type[Reason]) -> str:
 
 
 def _instrument(checks: Iterable[str]) -> Instrument:
-    from cudatool.sim.jit import Instrument
+    from cudatool.sim.jit import Instrument  # llvmlite takes a while to load
 
     kinds = Instrument.NONE
     for check in checks:

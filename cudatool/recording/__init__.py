@@ -6,25 +6,19 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cudatool import _driver
-from cudatool.collect import deferred_frees
+from cudatool.collect import deferred_frees, torch_program
 from cudatool.collect.children import ChildProcesses
 from cudatool.collect.hand_overs import HandOvers
-from cudatool.errors import UsageError
-from cudatool.memory.allocator import CachingAllocator
-from cudatool.memory.pluggable import UncachedAllocator
 from cudatool.memory.settings import conf_in_environment
-from cudatool.text import quoted
 from cudatool.trace import hooks, stacks
-from cudatool.trace.events import AccessFlag, Kind
 from cudatool.trace.recorder import Recorder
 from cudatool.units import format_bytes
 
 if TYPE_CHECKING:
-    from cudatool.sim import Machine
     from cudatool.sim.observe.tape import Tape
     from cudatool.trace.events import Event
     from cudatool.trace.recorder import Recorder
@@ -143,14 +137,14 @@ def sources(
                 undo.callback(hand_overs.remove)
                 hand_overs.install()
             if machine is not None:
-                undo.enter_context(_software_driver(machine, measure_accesses, checks, tape))
-                watch = machine.scheduler.watch
-                header["watches_host_reads"] = watch is not None and watch.sees_reads
-            else:
-                from cudatool.collect import torch_program
+                from cudatool.recording import software  # the device's code, which a GPU does not need
 
+                undo.enter_context(software.driver(machine, measure_accesses, checks, tape))
+            else:
                 undo.callback(torch_program.stop)
                 torch_program.start()
+            watch = machine.scheduler.watch if machine is not None else None
+            header["watches_host_reads"] = watch is not None and watch.sees_reads
             _observing = header
             yield header
     finally:
@@ -159,7 +153,6 @@ def sources(
 
 
 def _header(choice: _driver.Choice, measure_accesses: bool, checks: Sequence[str]) -> dict[str, Any]:
-
     machine = choice.machine
     header: dict[str, Any] = {
         "device": choice.description,
@@ -169,7 +162,6 @@ def _header(choice: _driver.Choice, measure_accesses: bool, checks: Sequence[str
         "records_accesses": measure_accesses,
         "accesses": bool(measure_accesses and machine is not None),
         "watches_host_memory": bool(measure_accesses and machine is not None),
-        "watches_host_reads": False,
         "checks": list(checks) if machine is not None else [],
     }
     if conf := conf_in_environment():
@@ -177,53 +169,6 @@ def _header(choice: _driver.Choice, measure_accesses: bool, checks: Sequence[str
     if machine is not None:  # asking a GPU would start its driver before the program does
         header["total_memory"] = [machine.options.memory] * machine.options.count
     return header
-
-
-@contextmanager
-def _software_driver(
-    machine: Machine, measure_accesses: bool, checks: Sequence[str], tape: Tape | None
-) -> Iterator[None]:
-    """Let what the software driver is asked to do, and what its kernels do, reach the subscribers of the hooks."""
-    from cudatool import sim
-    from cudatool.collect.sim_driver import SimDriverCollector
-    from cudatool.collect.sim_host import watched_host_memory
-    from cudatool.sim import signals
-    from cudatool.sim.observe.checkers import CHECKS
-
-    if unknown := sorted(set(checks).difference(CHECKS)):
-        raise UsageError(f"there is no check {quoted(unknown[0])} of kernels; there are {', '.join(CHECKS)}")
-    exact_write = AccessFlag.WRITE | AccessFlag.INEXACT
-
-    def tell_tape(event: Event) -> None:
-        """What the host says that it writes is an operation that a replay can move."""
-        if tape is not None and event.kind == Kind.HOST_ACCESS and event.flags & exact_write == AccessFlag.WRITE:
-            tape.host_writes(event.address, event.size, event.aux0, max(event.aux1, 1))
-
-    # An allocator must not be called from within its own operations; and finalizers free, whose exceptions are ignored.
-    signals.keep_out_of(*vars(CachingAllocator).values(), *vars(UncachedAllocator).values())
-    hooks.measures_accesses = machine.measure_accesses = measure_accesses
-    with _driver.refused_address_space():
-        machine.check(checks)
-    collector = SimDriverCollector(machine)
-    sim.subscribe(collector)
-    hooks.tells_graphs = True
-    if tape is not None:
-        tape.start(machine)
-        hooks.subscribe(tell_tape)
-    if collector.blocks is not None:
-        hooks.subscribe(collector.blocks)
-    try:
-        with watched_host_memory(machine) if measure_accesses else nullcontext():
-            yield
-    finally:
-        if tape is not None:
-            hooks.unsubscribe(tell_tape)
-            tape.stop()
-        if collector.blocks is not None:
-            hooks.unsubscribe(collector.blocks)
-        machine.measure_accesses = False
-        machine.check(())
-        sim.unsubscribe(collector)
 
 
 def libraries() -> list[str]:
@@ -242,9 +187,9 @@ def _living(segments: Container[int]) -> list[Event]:
     choice = _driver.chosen()
     if choice is None or choice.machine is None:
         return []
-    from cudatool.collect.sim_living import living
+    from cudatool.recording import software  # a GPU needs none of it
 
-    return living(choice.machine, segments)
+    return software.living(choice.machine, segments)
 
 
 def _unknown_before() -> list[str]:
@@ -289,11 +234,9 @@ def drain() -> None:
 
     What was enqueued on the software device and never waited for is run; what PyTorch did is read from its log.
     """
-    from cudatool.collect import torch_program
-
     torch_program.flush()
     choice = _driver.chosen()
     if choice is not None and choice.machine is not None:
-        from cudatool import sim
+        from cudatool.recording import software  # a GPU needs none of it
 
-        sim.drain()
+        software.drain()

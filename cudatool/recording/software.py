@@ -1,0 +1,66 @@
+"""What recording the software device needs; imported only where that is the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+from cudatool import _driver, sim
+from cudatool.collect.sim_driver import SimDriverCollector
+from cudatool.collect.sim_host import watched_host_memory
+from cudatool.collect.sim_living import living
+from cudatool.errors import UsageError
+from cudatool.memory.allocator import CachingAllocator
+from cudatool.memory.pluggable import UncachedAllocator
+from cudatool.sim import drain, signals
+from cudatool.sim.observe.checkers import CHECKS
+from cudatool.text import quoted
+from cudatool.trace import hooks
+from cudatool.trace.events import AccessFlag, Kind
+
+if TYPE_CHECKING:
+    from cudatool.sim import Machine
+    from cudatool.sim.observe.tape import Tape
+    from cudatool.trace.events import Event
+
+__all__ = ["drain", "driver", "living"]
+
+
+@contextmanager
+def driver(machine: Machine, measure_accesses: bool, checks: Sequence[str], tape: Tape | None) -> Iterator[None]:
+    """Let what the software driver is asked to do, and what its kernels do, reach the subscribers of the hooks."""
+    if unknown := sorted(set(checks).difference(CHECKS)):
+        raise UsageError(f"there is no check {quoted(unknown[0])} of kernels; there are {', '.join(CHECKS)}")
+    exact_write = AccessFlag.WRITE | AccessFlag.INEXACT
+
+    def tell_tape(event: Event) -> None:
+        """What the host says that it writes is an operation that a replay can move."""
+        if tape is not None and event.kind == Kind.HOST_ACCESS and event.flags & exact_write == AccessFlag.WRITE:
+            tape.host_writes(event.address, event.size, event.aux0, max(event.aux1, 1))
+
+    # An allocator must not be called from within its own operations; and finalizers free, whose exceptions are ignored.
+    signals.keep_out_of(*vars(CachingAllocator).values(), *vars(UncachedAllocator).values())
+    hooks.measures_accesses = machine.measure_accesses = measure_accesses
+    with _driver.refused_address_space():
+        machine.check(checks)
+    collector = SimDriverCollector(machine)
+    sim.subscribe(collector)
+    hooks.tells_graphs = True
+    if tape is not None:
+        tape.start(machine)
+        hooks.subscribe(tell_tape)
+    if collector.blocks is not None:
+        hooks.subscribe(collector.blocks)
+    try:
+        with watched_host_memory(machine) if measure_accesses else nullcontext():
+            yield
+    finally:
+        if tape is not None:
+            hooks.unsubscribe(tell_tape)
+            tape.stop()
+        if collector.blocks is not None:
+            hooks.unsubscribe(collector.blocks)
+        machine.measure_accesses = False
+        machine.check(())
+        sim.unsubscribe(collector)
