@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from cudatool.cli._text import plain
-from cudatool.units import format_bytes
+from cudatool.units import format_bytes, format_bytes_range
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,8 +78,6 @@ def print_outcomes(console: Console, device: int, advice: Advice) -> None:
         table.add_row("replay of that", *_cells(check))
     for outcome in advice.tried:
         cells = _cells(outcome)
-        if outcome.caveats:
-            cells[0] = f"about {cells[0]}"
         first, *others = outcome.conf.replace(",", ", ").split() or ["(defaults)"]
         table.add_row(plain(first), *cells)
         for other in others:
@@ -90,8 +88,11 @@ def print_outcomes(console: Console, device: int, advice: Advice) -> None:
     if record.limit_bytes is not None:
         text = f"Requests that failed or were retried show that less than {format_bytes(record.limit_bytes + 1)} "
         console.print(f"{text}could be reserved.", markup=False, soft_wrap=True)
+    if any(outcome.caveats for outcome in advice.tried):
+        text = "A range covers all that the recording leaves open, which is:"
+        console.print(text, markup=False, soft_wrap=True)
     for caveat in dict.fromkeys(caveat for outcome in advice.tried for caveat in outcome.caveats):
-        console.print(f"About: {_CAVEATS[caveat]}", markup=False, soft_wrap=True)
+        console.print(f"- {_CAVEATS[caveat]}", markup=False, soft_wrap=True)
     for outcome in advice.tried:
         if outcome.oom is not None and outcome.oom.site:
             console.print(
@@ -105,7 +106,7 @@ def _cells(outcome: Outcome) -> list[str]:
     if oom is None and outcome.survived_ooms:
         runs_out = f"{outcome.survived_ooms:,} failed"
     return [
-        format_bytes(outcome.reserved_peak_bytes),
+        format_bytes_range(outcome.reserved_least_bytes, outcome.reserved_most_bytes),
         format_bytes(outcome.active_peak_bytes),
         f"{100 * outcome.fragmentation:.1f} %",
         f"{outcome.retries:,}",

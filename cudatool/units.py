@@ -7,7 +7,7 @@ import re
 from cudatool.errors import ConfigError
 from cudatool.text import quoted
 
-__all__ = ["format_bytes", "format_time", "parse_bytes", "parse_count", "parse_time"]
+__all__ = ["format_bytes", "format_bytes_range", "format_time", "parse_bytes", "parse_count", "parse_time"]
 
 _IEC = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _LONGEST = 40  # characters of a size
@@ -26,6 +26,18 @@ def format_bytes(size: float) -> str:
         value, unit = value / 1024, unit + 1
     text = f"{value:.2f}".rstrip("0").rstrip(".")
     return f"{sign}{text} {_IEC[unit]}"
+
+
+def format_bytes_range(least: int, most: int | None) -> str:
+    """Return a range of bytes: ``"3.6 to 3.9 GiB"``, ``"at least 3.6 GiB"`` if there is no `most`."""
+    first = format_bytes(least)
+    if most is None:
+        return f"at least {first}"
+    last = format_bytes(most)
+    if first == last:
+        return first
+    number, unit = first.split()
+    return f"{number if unit == last.split()[1] else first} to {last}"
 
 
 def format_time(time_ns: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cudatool.errors import ConfigError
-from cudatool.units import format_bytes, format_time, parse_bytes, parse_time
+from cudatool.units import format_bytes, format_bytes_range, format_time, parse_bytes, parse_time
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,19 @@ from cudatool.units import format_bytes, format_time, parse_bytes, parse_time
 )
 def test_format_bytes(size, text):
     assert format_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "text"),
+    [
+        (3 << 30, 4 << 30, "3 to 4 GiB"),
+        (512 << 20, 4 << 30, "512 MiB to 4 GiB"),
+        (3 << 30, (3 << 30) + 1, "3 GiB"),
+        (3 << 30, None, "at least 3 GiB"),
+    ],
+)
+def test_format_bytes_range(least, most, text):
+    assert format_bytes_range(least, most) == text
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from cudatool.errors import ConfigError, FileFormatError
 from cudatool.memory.settings import Settings
 from cudatool.trace.lifetimes import Lifetimes, Timeline
 from cudatool.trace.model import Trace
-from cudatool.units import format_bytes
+from cudatool.units import format_bytes, format_bytes_range
 
 __all__ = ["Diagnosis", "Remedy", "Topic", "advice", "diagnose", "with_setting"]
 
@@ -256,6 +256,9 @@ def _of_settings(tried: Advice) -> Iterator[Remedy]:
         if not tried.gain_bytes:
             saved = "memory would not run out where it did with"
         text = f"{saved} PYTORCH_CUDA_ALLOC_CONF={conf}, as a replay of this recording shows"
+        if tried.best.caveats and tried.record is not None:
+            span = format_bytes_range(tried.best.reserved_least_bytes, tried.best.reserved_most_bytes)
+            text += f": {span} instead of {format_bytes(tried.record.reserved_peak_bytes)}"
         yield Remedy(Topic.SETTING, tried.gain_bytes or tried.best.reserved_peak_bytes, text, conf)
 
 

@@ -309,6 +309,7 @@ class _Replay:
         self._too_much: list[int] = []  # bytes that could not be reserved
         self._perhaps_too_much: list[int] = []
         self._available: list[int] = []  # bytes that could be reserved on the card, at each failure
+        self._recorded_level = sum(change.size for change in asked.prior_memory)  # bytes reserved when it was recorded
         self.allocs = self.exact = self.changes = self.changes_exact = self.calls_made = 0
         self.first: Divergence | None = None
         self.tails = tails
@@ -334,6 +335,8 @@ class _Replay:
             if number == at_most:
                 return False
             self.calls_made = number + 1
+            for change in call.changes:
+                self._recorded_level += -change.size if change.kind in RELEASES else change.size
             verb = call.verb
             scripted = call.changes or call.done or verb is Verb.FAILED_MALLOC
             if scripted and verb is Verb.MALLOC and call.changes and call.changes[0].kind in RELEASES:
@@ -515,7 +518,7 @@ class _Replay:
         except OutOfMemoryError:
             reserved = self.policy.statistics.all.reserved_bytes.current
             needed = segment_size(round_size(call.size, self.settings), self.settings)
-            self._available.append(reserved + int(self._records["aux0"][call.event]))
+            self._available.append(self._recorded_level + int(self._records["aux0"][call.event]))
             # If what was free on the card was enough, the request failed for a memory fraction.
             self._had_no_memory(reserved + min(int(self._records["aux0"][call.event]) + 1, needed))
             return

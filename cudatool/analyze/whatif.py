@@ -9,6 +9,11 @@ The recorded settings are replayed first. Where that does not cost what was reco
 doubt, and there is no advice. What a setting gains is counted from what was recorded, and is the least that it gains
 over everything that the recording leaves open: both settings are replayed from each start that may have been, and with
 each course that the program may have taken. A setting that gains nothing in one of these is not recommended.
+
+A prediction that may be off has a range. It spans the replays of everything that may have been; and since a recording
+that begins late may have begun in more ways than can be replayed, it then reaches from the bytes in use, below which no
+allocator reserves, to a beginning with as much cached as was seen and none of it of use. Where the recording does not
+bound what was cached, or a request may fail, only the memory of the card bounds it.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from cudatool.analyze.replay_start import with_start_in
 from cudatool.analyze.requests import RELEASES, Requests, Verb
 from cudatool.analyze.whatif_model import Caveat, Course, Outcome, OutOfMemory, quiet_calls, run_model
 from cudatool.errors import ConfigError
-from cudatool.memory.blocks import round_size
+from cudatool.memory.blocks import round_size, segment_size
 from cudatool.memory.settings import UNLIMITED, Settings
 from cudatool.trace.model import Trace
 from cudatool.units import format_bytes
@@ -34,6 +39,7 @@ _MIB = 1024 * 1024
 _WORTH_NAMING = 0.01  # of what is reserved: less is no gain, and no error either
 _WORTH_IF_UNSURE = 0.05  # by which a prediction with a caveat is often off
 _ABOUT_FAILURES = (Caveat.CALLS_UNSEEN, Caveat.CALLS_UNCLEAR, Caveat.LIMIT_UNCLEAR)  # which change where memory ends
+_ABOUT_CHECK = {Caveat.PEAK_DIFFERS, Caveat.RETRIES_DIFFER, Caveat.FAILURES_DIFFER}
 _PLAIN = Course()  # as it was recorded
 _TOO_WRONG = 0.02  # by which the replay of the recorded settings may be off before there is no advice
 
@@ -274,7 +280,7 @@ class _Experiment:
         else:
             self.check = self._run(recorded, recorded.text, _Scenario(self.asked, self._total, self._limit))
             self._caveats = tuple(self._caveats_of_check())
-            self._quiet = self._quiet_calls()
+            self._quiet = quiet_calls(trace, self.asked, recorded, total=self._total, limit=self._limit)
             self._smaller = _with_smaller_failures(self.asked, recorded)
 
     def outcome(self, conf: str) -> Outcome:
@@ -292,6 +298,10 @@ class _Experiment:
 
     def _with_caveats(self, settings: Settings, conf: str) -> Outcome:
         plain = self._plain()
+        if conf != self._recorded.text and self._quiet:
+            emptied = self._run(settings, conf, replace(plain, course=Course(empties=self._quiet)))
+            if Caveat.CALLS_UNSEEN not in emptied.caveats:
+                self._runs[conf, plain] = emptied  # it found nothing to give back, so it is the same
         found = self._run(settings, conf, plain)
         caveats = [*self._caveats]
         if conf != self._recorded.text and (self.asked.prior_blocks or self.asked.prior_memory):
@@ -302,15 +312,69 @@ class _Experiment:
             most_possible = _lowest_limit(settings, plain.total, plain.limit)
             if most_possible is None or most_possible > (1 + _WORTH_NAMING) * found.reserved_peak_bytes:
                 caveats.append(caveat)
+        runs = [found]
         for caveat, scenario in self._alternatives(found, settings):
-            if caveat not in caveats:
-                other = self._run(settings, conf, scenario)
-                apart = abs(other.reserved_peak_bytes - found.reserved_peak_bytes)
-                if apart > _WORTH_NAMING * found.reserved_peak_bytes or (
-                    caveat in _ABOUT_FAILURES and other.failures != found.failures
-                ):
-                    caveats.append(caveat)
-        return replace(found, caveats=tuple(caveats))
+            other = self._run(settings, conf, scenario)
+            runs.append(other)
+            apart = abs(other.reserved_peak_bytes - found.reserved_peak_bytes)
+            if apart > _WORTH_NAMING * found.reserved_peak_bytes or (
+                caveat in _ABOUT_FAILURES and other.failures != found.failures
+            ):
+                caveats.append(caveat)
+        caveats = list(dict.fromkeys(caveats))
+        least, most = self._range(conf, settings, runs, caveats) if caveats else (found.reserved_peak_bytes,) * 2
+        return replace(found, reserved_least_bytes=least, reserved_most_bytes=most, caveats=tuple(caveats))
+
+    def _range(
+        self, conf: str, settings: Settings, runs: list[Outcome], caveats: list[Caveat]
+    ) -> tuple[int, int | None]:
+        """Return between which the peak lies over all that the recording leaves open; see ``docs/what-if.md``.
+
+        Parameters
+        ----------
+        runs
+            What the requests cost under these settings in each way that may have been.
+        """
+        begins_late, differs = Caveat.BEGINS_LATE in caveats, not _ABOUT_CHECK.isdisjoint(caveats)
+        needed = min(run.active_peak_bytes for run in runs)  # an allocator that reserves less there is not
+        most = 0
+        if begins_late:
+            starts = [self._run(settings, conf, here) for here, _ in self._other_starts(conf, settings)]
+            runs = runs + starts
+            # The worst beginning: as much is cached as the recording, or these settings, keep, and nothing fits.
+            cached = sum(change.size for change in self.asked.prior_memory) - sum(self.asked.prior_sizes)
+            bare = starts[0] if starts else runs[0]
+            most = bare.reserved_peak_bytes + max(cached, bare.unused_bytes)
+        peaks = [run.reserved_peak_bytes for run in runs]
+        least = min([*peaks, needed] if begins_late or differs or Caveat.CALLS_UNSEEN in caveats else peaks)
+        most = max([*peaks, most])
+        limit = self._sure_limit(settings)
+        hits = any(run.retries or run.failures for run in runs) or (limit is not None and most >= limit)
+        if begins_late and (hits or Caveat.LIMIT_UNCLEAR in caveats):
+            # Another request may be the first to fail: none can while there is room for the largest one.
+            largest = max(call.size for call in self.asked.calls if call.verb in (Verb.MALLOC, Verb.FAILED_MALLOC))
+            smallest = self.record.reserved_peak_bytes * (settings.per_process_memory_fraction or 1.0)
+            room = limit if limit is not None else int(smallest)
+            least = min(least, max(room - segment_size(round_size(largest, settings), settings), 0))
+        ends = self.asked.calls[-1].verb is Verb.FAILED_MALLOC and Caveat.OTHER_COURSE in caveats
+        if hits or ends or differs or (begins_late and self._starts_with_any(settings)):
+            return least, limit
+        return least, most
+
+    def _starts_with_any(self, settings: Settings) -> bool:
+        """Return whether more may have been cached when the recording began than it had then.
+
+        So it is if the recorded allocator gave memory back by itself, and if it split larger blocks than these do.
+        """
+        return self._gave_back or settings.max_split_size < self._recorded.max_split_size
+
+    def _sure_limit(self, settings: Settings) -> int | None:
+        """Return how many bytes can be reserved at most, if that is known."""
+        plain = self._plain()
+        is_sure = self._limit_is_clear and self.asked.otherwise is None and not self._caveats
+        if self._memory is None and not self._card_is_known and not is_sure:
+            return None
+        return _lowest_limit(settings, plain.total, plain.limit)
 
     def reserved_before(self, used: Outcome) -> int:
         """Return the bytes that a gain is counted from: those recorded, or on another card those of a replay."""
@@ -355,9 +419,13 @@ class _Experiment:
         """
         if found.conf == self._recorded.text or not (self.asked.prior_memory or self.asked.prior_blocks):
             return False
-        recorded, record = self._recorded, self.record
-        gave_back = recorded.garbage_collection_threshold or record.retries or record.failures
-        return bool(gave_back) or recorded.max_split_size != UNLIMITED
+        return self._gave_back or self._recorded.max_split_size != UNLIMITED
+
+    @property
+    def _gave_back(self) -> bool:
+        """Whether the recorded allocator gave memory back by itself, or may have before the recording began."""
+        record = self.record
+        return bool(self._recorded.garbage_collection_threshold or record.retries or record.failures)
 
     def _plain(self) -> _Scenario:
         if self._memory:
@@ -383,6 +451,7 @@ class _Experiment:
         is_other = found.conf != self._recorded.text
         if Caveat.RUNS_OUT in found.caveats:
             yield Caveat.RUNS_OUT, replace(plain, course=Course(goes_on=True))
+            yield Caveat.RUNS_OUT, replace(plain, course=Course(gives_up=True))
         if Caveat.OTHER_COURSE in found.caveats:
             yield Caveat.OTHER_COURSE, replace(plain, course=Course(keeps=True))
             yield Caveat.OTHER_COURSE, replace(plain, course=Course(does_without=True))
@@ -419,15 +488,6 @@ class _Experiment:
         if check.failures != record.failures:
             caveats.append(Caveat.FAILURES_DIFFER)
         return caveats
-
-    def _quiet_calls(self) -> frozenset[int]:
-        """Return the calls before which the program may have emptied the cache without a trace, if it ever does."""
-        calls = self.asked.calls
-        wanted = [number for number, call in enumerate(calls) if call.verb in (Verb.MALLOC, Verb.FAILED_MALLOC)]
-        emptied = [number for number, call in enumerate(calls) if call.verb is Verb.EMPTY_CACHE and call.changes]
-        if not any(wanted[0] < number < wanted[-1] for number in emptied):
-            return frozenset()
-        return quiet_calls(self._trace, self.asked, self._recorded, total=self._total, limit=self._limit)
 
     def _run(self, settings: Settings, conf: str, scenario: _Scenario) -> Outcome:
         """Return what is reserved under some settings in one scenario."""

@@ -88,6 +88,9 @@ class Outcome:
         The settings.
     reserved_peak_bytes, active_peak_bytes
         The most at a time.
+    reserved_least_bytes, reserved_most_bytes
+        Between which the peak of reserved bytes lies, over all that the recording leaves open; both are that peak if
+        there is no caveat. None if only the memory of a card, which is not known, bounds it.
     fragmentation
         Share of the reserved bytes that were not in use, at the moment when most were reserved and, of such moments,
         the one when most were in use. More can have been in use at another moment, when less was reserved.
@@ -112,7 +115,14 @@ class Outcome:
     device_allocs: int
     oom: OutOfMemory | None
     survived_ooms: int
+    reserved_least_bytes: int
+    reserved_most_bytes: int | None
     caveats: tuple[Caveat, ...] = ()
+
+    @property
+    def unused_bytes(self) -> int:
+        """Bytes that were reserved and not in use, at the moment of `fragmentation`."""
+        return round(self.fragmentation * self.reserved_peak_bytes)
 
     @property
     def failures(self) -> int:
@@ -128,17 +138,21 @@ class Course:
     ----------
     goes_on
         After a request fails it does without, whatever it was seen to do.
+    gives_up
+        After a request fails it ends, unless that request failed when it was recorded and others followed.
     keeps
         It never frees a block that was refused when it was recorded; else it does so at once.
     does_without
         It does not make requests that were refused when it was recorded.
     empties
-        Calls, by their index, before which it empties the cache although the recording shows nothing of it.
+        Calls, by their index, before which it empties the cache although the recording shows nothing of it. Where
+        that finds something to give back, the outcome has the caveat CALLS_UNSEEN.
     lowest_first
         The driver gives each segment the lowest address that is free.
     """
 
     goes_on: bool = False
+    gives_up: bool = False
     keeps: bool = False
     does_without: bool = False
     empties: frozenset[int] = frozenset()
@@ -223,13 +237,16 @@ class _Model:
 
     def run(self, conf: str) -> Outcome:
         out_of_memory = self._out_of_memory()
-        if out_of_memory is not None:
+        if out_of_memory is not None and Caveat.RUNS_OUT not in self._caveats:
             self._caveats.append(Caveat.RUNS_OUT)
         statistics = self.policy.statistics
         reserved, active = self._fullest
+        peak = statistics.all.reserved_bytes.peak
         return Outcome(
             conf=conf,
-            reserved_peak_bytes=statistics.all.reserved_bytes.peak,
+            reserved_peak_bytes=peak,
+            reserved_least_bytes=peak,
+            reserved_most_bytes=peak,
             active_peak_bytes=statistics.all.active_bytes().peak,
             fragmentation=1 - active / reserved if reserved else 0.0,
             retries=statistics.num_alloc_retries,
@@ -259,7 +276,7 @@ class _Model:
                 self._pending.difference_update(call.done)
                 self.policy.free_passed_blocks()
             if index in self._course.empties:
-                self.policy.release_cached(DEFAULT_POOL)
+                self._empty_unseen()
             if call.verb is Verb.MALLOC or call.verb is Verb.FAILED_MALLOC:
                 count += 1
                 if call.verb is Verb.FAILED_MALLOC and self._course.does_without:
@@ -336,7 +353,11 @@ class _Model:
             return index < self._last_malloc
         following = calls[index + 1 : index + 3]
         is_trial = [later.verb for later in following] == [Verb.FREE, Verb.EMPTY_CACHE]
-        return is_trial and following[0].block == call.block
+        if not is_trial or following[0].block != call.block or self._course.gives_up:
+            return False
+        if Caveat.RUNS_OUT not in self._caveats:
+            self._caveats.append(Caveat.RUNS_OUT)  # another program that makes these calls would have ended
+        return True
 
     def _malloc(self, call: Call) -> bool:
         id = self._pool_id(call.pool)
@@ -383,6 +404,13 @@ class _Model:
         address = self._address.pop(block)
         self.policy.record_stream(address, own_stream(block))
         self.policy.free(address)
+
+    def _empty_unseen(self) -> None:
+        reserved = self.policy.statistics.all.reserved_bytes
+        before = reserved.current
+        self.policy.release_cached(DEFAULT_POOL)
+        if reserved.current != before and Caveat.CALLS_UNSEEN not in self._caveats:
+            self._caveats.append(Caveat.CALLS_UNSEEN)
 
     def _empty_cache(self, call: Call) -> None:
         if not call.changes:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
 
 import pytest
 from whatif_truth import MIB, Op, Pair, Program, pairs, program, record, run
 
-from cudatool.analyze import Caveat, NoAdvice, advise, what_if
+from cudatool.analyze import Caveat, NoAdvice, Outcome, advise, what_if
 from cudatool.analyze.requests import requests
 from cudatool.memory import Settings
 
@@ -19,6 +21,13 @@ SEEN = {Caveat.CALLS_UNSEEN}  # which leaves the prediction a little too high
 @cache
 def found() -> list[Pair]:
     return [pair for seed in PROGRAMS for pair in pairs(seed)]
+
+
+def with_less_memory(made: Program) -> list[Outcome]:
+    """Return what a program that had enough memory costs on a card with 130 MiB."""
+    with TemporaryDirectory() as folder:
+        snapshot, settings, _ = record(Path(folder, "snapshot.pickle"), made, run(made, "", 1 << 40), "")
+        return what_if(snapshot, 0, [""], recorded=settings, memory=130 * MIB)
 
 
 def nearly_sure() -> list[Pair]:
@@ -40,6 +49,33 @@ def test_calls_that_left_no_event_make_a_few_percent() -> None:
 
 def test_what_is_off_by_more_than_five_percent_has_a_caveat() -> None:
     assert all(pair.predicted.caveats for pair in found() if abs(pair.error) > 0.05)
+
+
+def test_ranges_hold_the_truth_and_are_of_use() -> None:
+    assert [] == [pair for pair in found() if not pair.is_inside]
+    assert {0.0} == {pair.width for pair in found() if not pair.predicted.caveats}
+    assert median(pair.width for pair in found() if pair.predicted.caveats) < 0.25
+
+
+def test_calls_that_no_recording_shows_are_named_where_they_make_a_difference() -> None:
+    off = [pair for pair in pairs(69) if abs(pair.error) > 0.05]
+    assert any(not pair.lost for pair in off)  # a call of empty_cache that found nothing, and would have here
+    assert all(pair.is_inside for pair in off)
+
+
+def test_search_for_algorithms_is_not_taken_for_sure() -> None:
+    trial = [("malloc", 1, 100), ("malloc", 2, 60), ("free", 2, 0), ("empty", 0, 0), ("malloc", 3, 20)]
+    made = Program([Op(what, block, size * MIB) for what, block, size in trial], survives=False)
+    (found,) = with_less_memory(made)
+    assert (100 * MIB, 120 * MIB) == (found.reserved_least_bytes, found.reserved_peak_bytes)
+    assert Caveat.RUNS_OUT in found.caveats
+
+
+def test_card_of_unknown_size_shows_where_requests_fail_under_a_memory_fraction() -> None:
+    recorded = "garbage_collection_threshold:0.6,per_process_memory_fraction:0.9"
+    found = [pair for pair in pairs(5, card_known=False) if pair.recorded == recorded]
+    assert found
+    assert all(pair.advice.withheld is None for pair in found)  # the replay of the recorded settings is right
 
 
 def test_recordings_cost_in_a_replay_what_was_recorded_also_if_they_begin_late() -> None:

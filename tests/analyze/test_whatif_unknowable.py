@@ -1,6 +1,6 @@
 """What no recording tells: pairs of programs with the same recording whose cost under another setting differs.
 
-So a prediction has to be wrong for one of the two. It must say that it may be.
+So one number has to be wrong for one of the two. The prediction must say so, and have a range that holds both.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ def peaks(
     assert caveat in outcome.caveats
     true = [run(made, conf, memory or total) for made, total in zip(programs, totals, strict=True)]
     one, other = (max(done.reserved[start:]) for done, start in zip(true, first, strict=True))
+    assert outcome.reserved_least_bytes <= min(one, other)
+    assert outcome.reserved_most_bytes is None or max(one, other) <= outcome.reserved_most_bytes
     return one, other
 
 

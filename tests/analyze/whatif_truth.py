@@ -16,7 +16,9 @@ from argparse import ArgumentParser
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
+from math import inf
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from cudatool.analyze import Advice, Caveat, Outcome, advise, recorded_settings, what_if
@@ -318,6 +320,18 @@ class Pair:
         return "fraction" in self.recorded
 
     @property
+    def is_inside(self) -> bool:
+        """Whether the true peak lies in the predicted range, which is widened by 1 %."""
+        least, most = self.predicted.reserved_least_bytes, self.predicted.reserved_most_bytes
+        return 0.99 * least <= self.peak and (most is None or self.peak <= 1.01 * most)
+
+    @property
+    def width(self) -> float:
+        """The width of the predicted range as a share of its least; infinite if it has no end."""
+        least, most = self.predicted.reserved_least_bytes, self.predicted.reserved_most_bytes
+        return inf if most is None else most / least - 1
+
+    @property
     def error(self) -> float:
         """By what share the predicted peak differs from the true one."""
         return self.predicted.reserved_peak_bytes / self.peak - 1
@@ -357,10 +371,11 @@ def _share(found: Iterable[bool]) -> str:
 def print_table(found: list[Pair]) -> None:
     """Print how far predictions are off, and what the caveats say of that.
 
-    The last columns: of the pairs with a caveat the share that is off by more than 1 %, and of the pairs that are off
+    After that: the pairs whose range has the truth, the median width of the ranges, and the share without an end. The
+    last columns: of the pairs with a caveat the share that is off by more than 1 %, and of the pairs that are off
     by more than 1 % and 5 % the share that has one.
     """
-    print(f"{'':24}pairs  <=1 %   <=5 %   worst   marked  right   of >1 % of >5 %")
+    print(f"{'':24}pairs  <=1 %   <=5 %   worst   in range  width   no end  marked  right   of >1 % of >5 %")
     groups = {
         "all": found,
         "whole recordings": [pair for pair in found if not pair.lost],
@@ -372,7 +387,9 @@ def print_table(found: list[Pair]) -> None:
         errors = [abs(pair.error) for pair in some]
         marked = [pair for pair in some if pair.predicted.caveats]
         cells = [_share(error <= limit for error in errors) for limit in (0.01, 0.05)]
-        cells += [f"{max(errors, default=0):7.1%}", _share(bool(pair.predicted.caveats) for pair in some)]
+        cells += [f"{max(errors, default=0):7.1%}", f"{_share(pair.is_inside for pair in some)[-7:]:>9}"]
+        cells += [f"{median(pair.width for pair in some):7.1%}" if some else "      -"]
+        cells += [_share(pair.width == inf for pair in some), _share(bool(pair.predicted.caveats) for pair in some)]
         cells += [_share(abs(pair.error) > 0.01 for pair in marked)]
         cells += [
             _share(bool(pair.predicted.caveats) for pair in some if abs(pair.error) > limit) for limit in (0.01, 0.05)
@@ -399,11 +416,15 @@ def main() -> None:
     seeds = range(options.first, options.first + options.programs)
     found = [pair for seed in seeds for pair in pairs(seed, card_known=not options.unknown_card)]
     found.sort(key=lambda pair: -abs(pair.error))
-    for pair in [pair for pair in found if not pair.predicted.caveats][:10]:
+    off = [pair for pair in found if not pair.predicted.caveats and abs(pair.error) > 0.01]
+    for pair in off + [pair for pair in found if pair.predicted.caveats and not pair.is_inside]:
+        least, most = pair.predicted.reserved_least_bytes, pair.predicted.reserved_most_bytes
         print(
             f"{100 * pair.error:+8.2f} % seed {pair.seed} {pair.recorded or 'defaults'} -> {pair.conf or 'defaults'}"
             f" retries {pair.predicted.retries}/{pair.truth.retries}"
-            f" fails {pair.predicted.failures}/{pair.truth.ooms} {pair.peak / MIB:.0f} MiB"
+            f" fails {pair.predicted.failures}/{pair.truth.ooms} lost {pair.lost} {pair.peak / MIB:.0f} MiB, said"
+            f" {least / MIB:.0f} to {'any' if most is None else f'{most / MIB:.0f}'}"
+            f" {' '.join(pair.predicted.caveats)}"
         )
     print_table(found)
     if options.unknown_card:

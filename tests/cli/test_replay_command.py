@@ -151,7 +151,7 @@ def test_there_is_no_advice_if_the_replay_of_the_recorded_settings_is_off(run_co
 
 def test_every_caveat_and_every_reason_has_words() -> None:
     assert set(Caveat) == set(_replay_text._CAVEATS)
-    record, outcome = Record(2, 0, 0, None), Outcome("", 1, 1, 0.0, 0, 0, None, 0)
+    record, outcome = Record(2, 0, 0, None), Outcome("", 1, 1, 0.0, 0, 0, None, 0, 1, 1)
     advice = Advice(record, outcome, None, 0, ())
     reasons = {replace(advice, withheld=reason).why_not() for reason in NoAdvice}
     assert len(reasons) == len(NoAdvice)
@@ -182,9 +182,23 @@ def test_what_cannot_be_done_is_one_line_and_status_2(
 
 
 def test_setting_that_may_avoid_running_out_of_memory_is_not_said_to_fail(capsys) -> None:
-    outcome = Outcome("", 100, 90, 0.1, 1, 2, OutOfMemory(0, 1, 50, 100, 90, ""), 0)
+    outcome = Outcome("", 100, 90, 0.1, 1, 2, OutOfMemory(0, 1, 50, 100, 90, ""), 0, 100, 100)
     served = replace(outcome, conf="expandable_segments:True", oom=None, caveats=(Caveat.BEGINS_LATE,))
     for tried, said in (((outcome,), "No setting keeps"), ((outcome, served), "is not sure")):
         advice = Advice(Record(100, 1, 1, 120), outcome, None, 0, tried)
         _replay_text.print_advice(Console(), advice, chosen=False)
         assert said in capsys.readouterr().out
+
+
+def test_prediction_that_may_be_off_is_printed_as_a_range(capsys) -> None:
+    size = 1 << 30
+    sure = Outcome("", 4 * size, size, 0.1, 0, 2, None, 0, 4 * size, 4 * size)
+    late = replace(sure, reserved_most_bytes=5 * size, caveats=(Caveat.BEGINS_LATE,))
+    endless = replace(late, reserved_least_bytes=3 * size, reserved_most_bytes=None)
+    advice = Advice(Record(4 * size, 0, 0, None), sure, None, 0, (sure, late, endless))
+    _replay_text.print_outcomes(Console(width=80), 0, advice)
+    said = capsys.readouterr().out
+    assert [" 4 GiB ", "4 to 5 GiB ", "at least 3 GiB "] == [
+        text for text in (" 4 GiB ", "4 to 5 GiB ", "at least 3 GiB ") if text in said
+    ]
+    assert "A range covers all that the recording leaves open" in said
