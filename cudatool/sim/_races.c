@@ -183,14 +183,15 @@ enum { FULL, M_READ, M_WRITE, M_ATOMIC, HALVES = 4, SINGLES = 8 }; /* of HALVES 
     ((uint64_t)(moment) << 36 | (uint64_t)(mode) << 32 | (uint64_t)(line) << 16 | (uint64_t)(thread) << 6)
 #define KIND(mode) ((mode) & 3)
 
-/* Accesses that await their turn: by one instruction, of consecutive threads, at a constant distance. Threads execute one
+/* Accesses that await their turn: by one instruction, of consecutive threads, at a constant distance; or of several rows
+ * of a block's threads, whose first ones are at a constant distance. Threads execute one
  * after the other, so the n-th access of each continues the n-th run. Inlined code does that (races.STEP); it calls
  * cudatool_race_open where it cannot. Between two synchronizations the order in which accesses are looked at makes no
  * difference to what races. race_engine.Run. */
 typedef struct {
     uint64_t next, expected; /* offset and, in halves, key and thread, of the access that continues it */
-    uint64_t stride, first;
-    uint32_t thread, unused; /* of the first */
+    uint64_t stride, first, row_stride;
+    uint32_t thread, rows; /* thread of the first; complete rows before the last one, which may be longer */
 } run_t;
 
 #define RUNS 2048 /* race_engine.RUNS; one more never matches */
@@ -257,7 +258,7 @@ typedef struct {
     run_t *runs; /* first, for inlined code */
     uint32_t runs_first, runs_end;
     bool plain;
-    uint32_t now, launch, lines, threads;
+    uint32_t now, launch, lines, threads, width; /* width: threads of a row */
     uint64_t shared_bytes, base;
     uint64_t *words, *seconds;
     place_t places[2]; /* device memory, shared memory */
@@ -291,9 +292,9 @@ static void *need(void *memory) {
     return memory;
 }
 
-race_t *cudatool_race_begin(uint32_t now, uint64_t blocks, uint32_t threads, uint64_t shared_bytes, uint32_t lines,
-                            int acquires, int plain, uint64_t base, void *cells, uint64_t *words, uint64_t *seconds,
-                            uint64_t limit) {
+race_t *cudatool_race_begin(uint32_t now, uint64_t blocks, uint32_t threads, uint32_t width, uint64_t shared_bytes,
+                            uint32_t lines, int acquires, int plain, uint64_t base, void *cells, uint64_t *words,
+                            uint64_t *seconds, uint64_t limit) {
     race_t *r = need(calloc(1, sizeof *r));
     r->runs = need(calloc(RUNS + 1, sizeof *r->runs));
     for (int i = 0; i <= RUNS; i++)
@@ -306,6 +307,7 @@ race_t *cudatool_race_begin(uint32_t now, uint64_t blocks, uint32_t threads, uin
     r->seconds = seconds;
     r->now = r->launch = now;
     r->threads = threads;
+    r->width = width;
     r->shared_bytes = shared_bytes;
     r->lines = lines;
     r->acquires = acquires;
@@ -1270,103 +1272,158 @@ void cudatool_race_access(race_t *r, uint64_t offset, uint32_t size, uint32_t fl
 #define VECTORS
 #endif
 
-enum { SKIP = 1, STORE = 2, JOIN = 4, JOIN_FAR = 8 };
+#define SURVEYED 128 /* words at once */
 
-/* What note() would do for all of `n` words, of which each has one thread's access, of `size` words: nothing, put it in
- * the word's place, or add it as a second one of the same moment or of another block. 0 if that differs. The first word
- * says what may be; a loop for each case, so that it has few operations. */
-VECTORS static int survey(const place_t *p, const uint64_t *words, uint64_t word, uint32_t n, uint32_t size,
-                          uint32_t launch, bool plain) {
-    const uint64_t mode = WORD(0, 15, 0, 0), thread = WORD(0, 0, 0, 1023), moment = WORD(LAST, 0, 0, 0), yes = ~(uint64_t)0;
+enum { NOTE, SKIP, STORE, JOIN, JOIN_FAR };
+
+/* Return how many of `n` words there are before the first for which `bad` is not 0: all of them at best, which a loop
+ * finds that compilers make vectors of. */
+#define LEADING(bad)                    \
+    do {                                \
+        uint64_t any = 0, old;          \
+        for (uint32_t k = 0; k < n; k++) \
+            old = words[k], any |= (bad); \
+        if (!any)                       \
+            return n;                   \
+        for (uint32_t k = 0;; k++)      \
+            if (old = words[k], (bad))  \
+                return k;               \
+    } while (0)
+
+#define UNLESS(good) ((good) ? 0 : ~(uint64_t)0)
+#define THREAD_OF(k) (((uint64_t)(k + skip) >> shift) << 6) /* to add to the word of the first thread */
+
+/* What note() would do for the first of `n` words, and for how many of them it would do that: nothing, put the access in
+ * the word's place, or add it as a second one of the same moment or of another block. The words begin `skip` words after
+ * those of the thread of `word`; each thread has 1 << `shift`. NOTE if it is something else. */
+VECTORS static uint32_t survey(const place_t *p, uint64_t i, uint64_t word, uint32_t n, uint32_t skip, uint32_t shift,
+                               uint32_t launch, bool plain, int *how) {
+    const uint64_t mode = WORD(0, 15, 0, 0), thread = WORD(0, 0, 0, 1023), moment = WORD(LAST, 0, 0, 0);
     uint64_t start = WORD(p->start, 0, 0, 0), entered = WORD(p->entered, 0, 0, 0), past = WORD(p->past, 0, 0, 0);
-    uint64_t first = words[0], bad = 0, writes = KIND(MODE(word)) == M_WRITE;
+    const uint64_t *words = p->words + i, *seconds = p->seconds + i;
+    uint64_t first = words[0], kind = KIND(MODE(word)), writes = kind == M_WRITE;
+    *how = STORE;
     if (first < start) {
         /* Full cells of other blocks' shared memory have lists to free. */
         uint64_t limit = p->shared ? WORD(launch, 0, 0, 0) : start;
-        for (uint32_t i = 0; i < n; i++)
-            bad |= words[i] < limit || (words[i] < start && words[i] & mode) ? 0 : yes;
-        return bad ? 0 : STORE;
+        LEADING(UNLESS((old < limit) | ((old < start) & ((old & mode) != 0))));
     }
+    *how = NOTE;
     if (!(first & mode))
         return 0;
     if (first >= entered && first < past) {
         uint64_t same = p->shared || writes ? 0 : mode;
-        for (uint32_t i = 0; i < n; i++) {
-            uint64_t old = words[i];
-            bad |= ((old ^ word) & same) | (old & SECOND);
-            bad |= old >= entered && old < past && old & mode ? 0 : yes;
-        }
-        return bad ? 0 : STORE;
+        *how = STORE;
+        if (first & SECOND && !same)
+            LEADING(UNLESS((old >= entered) & (old < past) & ((old & mode) != 0)) |
+                    UNLESS(!(old & SECOND) | ((seconds[k] >= entered) & (seconds[k] < past))));
+        LEADING(((old ^ word) & same) | (old & SECOND) |
+                UNLESS((old >= entered) & (old < past) & ((old & mode) != 0)));
+    }
+    uint64_t own = word + ((uint64_t)(skip >> shift) << 6);
+    if (first >= entered && !((first ^ own) & thread)) {
+        /* Each thread was at its words before: it updates them in place, or reads again. */
+        uint64_t before = mode & (writes ? WORD(0, HALVES | SINGLES, 0, 0) : mode);
+        uint64_t like = word ^ (kind == M_READ && MODE(first) == MODE(word) + 1 ? WORD(0, M_READ ^ M_WRITE, 0, 0) : 0);
+        bool now = !((first ^ word) & moment) && !writes;
+        *how = now ? SKIP : STORE;
+        if (!now && !writes)
+            return *how = NOTE, 0;
+        uint64_t alike = now ? before | moment | thread : before | thread, alone = now ? 0 : SECOND;
+        LEADING(((old ^ (like + THREAD_OF(k))) & alike) | (old & alone) |
+                UNLESS((old >= entered) & ((old & mode) != 0)));
     }
     if (!plain || writes || (first ^ word) & mode)
         return 0;
-    if (first & (PAIR | FAR)) {
-        uint64_t alike = first & FAR ? mode : mode | moment, joined = first & (PAIR | FAR);
-        if ((first ^ word) & alike)
-            return 0;
-        for (uint32_t i = 0; i < n; i++)
-            bad |= ((words[i] ^ first) & (mode | moment)) | (~words[i] & joined);
-        return bad ? 0 : SKIP;
-    }
     bool here = !((first ^ word) & moment);
+    if (first & FAR) {
+        *how = SKIP;
+        LEADING(((old ^ word) & mode) | (~old & FAR) | UNLESS(old >= start));
+    }
+    if (first & PAIR && here) {
+        *how = SKIP;
+        LEADING(((old ^ word) & (mode | moment)) | (~old & PAIR));
+    }
     if (!here && first >= entered)
         return 0;
-    for (uint32_t i = 0, left = size; i < n; i++) {
-        uint64_t old = words[i];
-        bad |= (old & SECOND) | ((old ^ first) & (mode | moment)) | (here && !((old ^ word) & thread) ? yes : 0);
-        if (!--left) {
-            word += WORD(0, 0, 0, 1);
-            left = size;
-        }
+    if (here) {
+        *how = JOIN;
+        LEADING((old & SECOND) | ((old ^ word) & (mode | moment)) |
+                UNLESS((old ^ (word + THREAD_OF(k))) & thread));
     }
-    return bad ? 0 : here ? JOIN : JOIN_FAR;
+    *how = JOIN_FAR; /* of two of another block, one stands for its block */
+    LEADING(((old ^ word) & mode) | (old & FAR) |
+            UNLESS(((old & (SECOND | PAIR)) != SECOND) & (old >= start) & (old < entered)));
 }
 
-VECTORS static void write_words(const place_t *p, uint64_t i, uint64_t word, uint32_t n, uint32_t size, int how) {
+VECTORS static void write_words(const place_t *p, uint64_t i, uint64_t word, uint32_t n, uint32_t skip, uint32_t shift,
+                                int how) {
     uint64_t *restrict words = p->words + i, *restrict seconds = p->seconds + i;
     uint64_t joined = SECOND | (how == JOIN ? PAIR : FAR);
     if (how != STORE) {
         for (uint32_t k = 0; k < n; k++)
-            words[k] |= joined;
+            words[k] = (words[k] & ~(uint64_t)PAIR) | joined;
         words = seconds;
     }
-    if (size == 1)
+    if (!shift)
         for (uint32_t k = 0; k < n; k++)
-            words[k] = word + k * WORD(0, 0, 0, 1);
+            words[k] = word + ((uint64_t)(k + skip) << 6);
     else
-        for (uint32_t k = 0; k < n; k += size, word += WORD(0, 0, 0, 1))
-            for (uint32_t m = 0; m < size; m++)
-                words[k + m] = word;
+        for (uint32_t k = 0; k < n; k++)
+            words[k] = word + ((uint64_t)((k + skip) >> shift) << 6);
 }
 
-/* Look at the accesses of a run. */
-static void close_run(race_t *r, run_t *run) {
-    uint32_t key = (uint32_t)(run->expected >> 32), line = key >> 9, size = key >> 3 & 63, flags = key >> 1 & 3;
-    uint32_t t = run->thread, count = (uint32_t)run->expected - t;
-    uint64_t at = run->first, stride = run->stride, word = word_of(r, flags, line, t);
-    const place_t *p = &r->places[key & 1];
-    run->expected = ~(uint64_t)0;
-    if (r->ended)
-        return;
-    r->stamped = true;
+/* What accesses of a run have in common. */
+typedef struct {
+    const place_t *place;
+    uint32_t line, size, flags;
+    uint64_t stride;
+} alike_t;
+
+/* Look at adjacent accesses to whole words, of `count` threads from `t`, the first at `at`. */
+static void sweep(race_t *r, const alike_t *a, uint64_t at, uint64_t word, uint32_t count, uint32_t t) {
+    const place_t *p = a->place;
+    uint32_t shift = (uint32_t)__builtin_ctz(a->size) - 2, n = count << shift;
+    uint64_t i = at >> 2;
+    for (uint32_t done = 0; done < n;) {
+        int how;
+        uint32_t part = n - done < SURVEYED ? n - done : SURVEYED;
+        uint32_t held = survey(p, i + done, word, part, done, shift, r->launch, r->plain, &how);
+        if (held) {
+            if (how > SKIP)
+                write_words(p, i + done, word, held, done, shift, how);
+            done += held;
+            continue;
+        }
+        uint32_t which = done >> shift;
+        if (note(r, p, i + done, word + ((uint64_t)which << 6))) {
+            done++;
+            continue;
+        }
+        /* All of the access again: what is noted already is noted alike. */
+        access_one(r, p, at + which * a->size, a->size, a->flags, a->line, t + which);
+        done = (which + 1) << shift;
+    }
+}
+
+/* Look at accesses at a constant distance, of `count` threads from `t`, the first at `at`. */
+static void look_at(race_t *r, const alike_t *a, uint64_t at, uint32_t count, uint32_t t) {
+    const place_t *p = a->place;
+    uint32_t line = a->line, size = a->size, flags = a->flags;
+    uint64_t stride = a->stride, word = word_of(r, flags, line, t);
     if (count > 2 && !stride && flags == READ && r->plain)
         count = 2; /* they stand for all */
     uint32_t last = t + count;
     if (p->shared && (at + size > r->shared_bytes || at + (count - 1) * stride + size > r->shared_bytes))
         word = 0;
     if (word && !((at | stride | size) & 3)) {
-        if (count > 4 && stride == size) {
-            uint32_t n = count * size / 4;
-            int how = survey(p, p->words + (at >> 2), word, n, size / 4, r->launch, r->plain);
-            if (how > SKIP)
-                write_words(p, at >> 2, word, n, size / 4, how);
-            if (how)
-                return;
+        if (count > 4 && stride == size && !(size & (size - 1))) {
+            sweep(r, a, at, word, count, t);
+            return;
         }
         for (; t < last; t++, at += stride, word += WORD(0, 0, 0, 1))
             for (uint32_t i = 0; i < size; i += 4)
                 if (!note(r, p, (at + i) >> 2, word)) {
-                    /* All of the access again: what is noted already is noted alike. */
                     access_one(r, p, at, size, flags, line, t);
                     break;
                 }
@@ -1386,6 +1443,32 @@ static void close_run(race_t *r, run_t *run) {
         access_one(r, p, at, size, flags, line, t);
 }
 
+/* Look at the accesses of a run. */
+static void close_run(race_t *r, run_t *run) {
+    uint32_t key = (uint32_t)(run->expected >> 32), t = run->thread, count = (uint32_t)run->expected - t;
+    alike_t a = {&r->places[key & 1], key >> 9, key >> 3 & 63, key >> 1 & 3, run->stride};
+    run->expected = ~(uint64_t)0;
+    if (r->ended)
+        return;
+    r->stamped = true;
+    uint64_t at = run->first;
+    if (count == 1) { /* of scattered accesses most runs have one */
+        uint64_t word = at + a.size <= (key & 1 ? r->shared_bytes : ALL) ? word_of(r, a.flags, a.line, t) : 0;
+        uint32_t done = (at | a.size) & 3 || !word ? a.size + 1 : 0;
+        while (done < a.size && note(r, a.place, (at + done) >> 2, word))
+            done += 4;
+        if (done != a.size)
+            access_one(r, a.place, at, a.size, a.flags, a.line, t);
+        return;
+    }
+    bool again = !run->row_stride && a.flags == READ && r->plain; /* two rows stand for all of them */
+    for (uint32_t row = 0; row < run->rows; row++, at += run->row_stride, t += r->width, count -= r->width)
+        if (row < 2 || !again)
+            look_at(r, &a, at, r->width, t);
+    if (run->rows < 2 || !again || count > r->width)
+        look_at(r, &a, at, count, t);
+}
+
 /* Look at what waits. Returns whether anything is looked at from now on. */
 static bool flush(race_t *r) {
     for (uint32_t i = r->runs_first; i < r->runs_end; i++)
@@ -1400,15 +1483,32 @@ static bool flush(race_t *r) {
 void cudatool_race_open(race_t *r, uint32_t number, uint64_t offset, uint64_t expected) {
     run_t *run = &r->runs[number < RUNS ? number : RUNS];
     uint32_t size = (uint32_t)(expected >> 35) & 63;
-    if (number < RUNS && run->expected == expected && (uint32_t)expected == run->thread + 1) {
-        run->stride = offset - run->first;
-        run->next = offset + run->stride;
-        run->expected++;
-        return;
+    if (number < RUNS && run->expected == expected) {
+        uint32_t count = (uint32_t)expected - run->thread;
+        if (count == 1) {
+            run->stride = offset - run->first;
+            run->next = offset + run->stride;
+            run->expected++;
+            return;
+        }
+        /* Rows of a block of several dimensions, if they are at a constant distance, too. */
+        if (count == (run->rows + 1) * r->width && !(run->thread % r->width)) {
+            if (!run->rows)
+                run->row_stride = offset - run->first;
+            if (offset == run->first + (run->rows + 1) * run->row_stride) {
+                run->rows++;
+                run->next = offset + run->stride;
+                run->expected++;
+                return;
+            }
+        }
     }
+    const place_t *p = &r->places[expected >> 32 & 1];
+    if (number < RUNS)
+        __builtin_prefetch(p->words + (offset >> 2), 1); /* looked at when the next thread comes */
     if (run->expected != ~(uint64_t)0)
         close_run(r, run);
-    *run = (run_t){offset + size, expected + 1, size, offset, (uint32_t)expected, 0};
+    *run = (run_t){offset + size, expected + 1, size, offset, 0, (uint32_t)expected, 0};
     if (number >= RUNS) {
         close_run(r, run);
         return;

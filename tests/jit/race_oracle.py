@@ -56,10 +56,12 @@ class Case:
         self.memory = [ctypes.create_string_buffer(16 * width + 64) for width in (WORD, WORD, CELL)]
         words, seconds, cells = ((ctypes.addressof(one) + 63) // 64 * 64 for one in self.memory)
         self.plain = self.random.random() < 0.4
+        self.width = self.random.choice((THREADS, 1, 2, 4, 4, 5, 8))
         self.engine = Races(
             1,
             BLOCKS,
             THREADS,
+            self.width,
             64,
             4096,
             acquires=not self.plain,
@@ -143,22 +145,27 @@ class Case:
             self.call("open", number, ctypes.c_uint64(offset), ctypes.c_uint64(this))
 
     def sweep(self, block: int) -> None:
-        """Threads one after the other make the same accesses, at constant distances, by one or two instructions."""
-        start, count = self.random.choice(((0, 3), (0, 9), (0, 12), (1, 8), (30, 4), (31, 3), (32, 2)))
+        """Threads one after the other make the same accesses, at constant distances, in rows or not."""
+        start, count = self.random.choice(((0, 3), (0, 9), (0, 12), (1, 8), (8, 20), (30, 4), (31, 3), (32, 2)))
+        rows = self.width if 1 < self.width < count and self.random.random() < 0.6 else count
         steps = []
         for _ in range(self.random.randrange(1, 3)):
             size = self.random.choice((1, 2, 4, 4, 4, 8))
             stride = size * self.random.choice((0, 1, 1, 1, 2, -1))
-            low, high = max(0, -stride * (count - 1)), 64 - size - max(0, stride * (count - 1))
+            row_stride = stride * rows if self.random.random() < 0.2 else size * self.random.choice((0, 0, 1, 2, 4, 8, -1))
+            places = [n // rows * row_stride + n % rows * stride for n in range(count)]
+            if self.random.random() < 0.1:
+                places[-1] = places[0]
+            low, high = -min(places), 64 - size - max(places)
             if high >= low:
                 first = self.random.randrange(low // size, high // size + 1) * size
                 first = low if self.random.random() < 0.5 else first
                 self.line += 1
-                steps.append((self.line, size, stride, first, self.random.choice((Mode.READ, Mode.READ, Mode.WRITE))))
+                steps.append((self.line, size, places, first, self.random.choice((Mode.READ, Mode.READ, Mode.WRITE))))
         space = self.random.randrange(2)
         for n in range(count):
-            for number, (line, size, stride, first, mode) in enumerate(steps):
-                offset = first + n * stride
+            for number, (line, size, places, first, mode) in enumerate(steps):
+                offset = first + places[n]
                 event = self.step((block, start + n))
                 self.accesses.append(Access(event, block, start + n, space, offset, size, int(mode), line))
                 self.step_of_run(number, offset, line, size, mode, space, start + n)

@@ -51,8 +51,8 @@ class Run(ctypes.Structure):
     """Accesses of consecutive threads by one instruction (``run_t`` of ``_races.c``)."""
 
     _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("next", "expected", "stride", "first")),
-        *((name, ctypes.c_uint32) for name in ("thread", "unused")),
+        *((name, ctypes.c_uint64) for name in ("next", "expected", "stride", "first", "row_stride")),
+        *((name, ctypes.c_uint32) for name in ("thread", "rows")),
     )
 
 
@@ -63,6 +63,8 @@ class Races:
     ----------
     now
         The first moment of the launch: later than all of earlier launches that `cells` know of.
+    threads, width
+        Of a block, and of a row of it: its first dimension.
     acquires
         Whether the kernel has fences or acquiring accesses, so that its blocks may learn of each other.
     plain
@@ -80,6 +82,7 @@ class Races:
         now: int,
         blocks: int,
         threads: int,
+        width: int,
         shared_bytes: int,
         lines: int,
         *,
@@ -94,10 +97,10 @@ class Races:
         self._library = library()
         begin = self._library.cudatool_race_begin
         u32, u64 = ctypes.c_uint32, ctypes.c_uint64
-        begin.argtypes = [u32, u64, u32, u64, u32, ctypes.c_int, ctypes.c_int, u64, u64, u64, u64, u64]
+        begin.argtypes = [u32, u64, u32, u32, u64, u32, ctypes.c_int, ctypes.c_int, u64, u64, u64, u64, u64]
         begin.restype = ctypes.c_void_p
         self.handle: int = begin(
-            now, blocks, threads, shared_bytes, lines, acquires, plain, base, cells, words, seconds, limit
+            now, blocks, threads, width, shared_bytes, lines, acquires, plain, base, cells, words, seconds, limit
         )
 
     def end(self) -> tuple[int, list[RaceRecord], bool]:

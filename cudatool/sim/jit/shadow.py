@@ -220,6 +220,7 @@ class Launching:
                 shadow._moment + 1,
                 first.blocks,
                 first.threads,
+                first.block_x,
                 first.shared_bytes,
                 lines,
                 acquires=acquires,
