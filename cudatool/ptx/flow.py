@@ -162,7 +162,7 @@ class Flow:
         """
         found: frozenset[int] = frozenset()
         within = frozenset(range(len(self.blocks)))
-        while loop := self._component(number, within):
+        while number in within and (loop := self._component(number, within)):
             found = loop
             self.spend(len(self.blocks) + len(loop))
             entries = {s for n, b in enumerate(self.blocks) if n not in loop for s in b.successors if s in loop}

@@ -366,6 +366,20 @@ def test_a_wait_that_nobody_ends_is_reported_with_who_waits_where(launch, ptx_of
     assert "threads 16-31 at bar.sync, barrier 0 (kernel.cu:5)" in text.replace("barrier.sync", "bar.sync")
 
 
+def test_a_loop_of_several_blocks_that_begins_with_its_poll_lets_others_go_on(launch, ptx_of, impatient):
+    """What a compiler makes of a flag that is waited for with optimizations off: the value goes through branches."""
+    source = r"""extern "C" __global__ void k(int *flag, int never) {
+        if (threadIdx.x) { if (!never) atomicExch(flag, 1); return; }
+        int value;
+        asm volatile("again:\n\t.reg .pred %p;\n\tld.acquire.gpu.s32 %0, [%1];\n\tbra.uni middle;\n"
+                     "middle:\n\tsetp.eq.s32 %p, %0, 0;\n\t@%p bra again;" : "=r"(value) : "l"(flag) : "memory");
+    }""".replace("%p", "waits")
+    kernel = jit.load(ptx_of(source)).kernels["k"]
+    launch(kernel, 1, 32, np.zeros(1, "i4"), np.int32(0))
+    with pytest.raises(jit.KernelDeadlock, match="thread 0 in a loop that waits for memory to change"):
+        launch(kernel, 1, 32, np.zeros(1, "i4"), np.int32(1))
+
+
 def test_locks_taken_in_opposite_order_are_a_deadlock(launch, ptx_of, impatient):
     source = r"""extern "C" __global__ void k(int *locks) {
         int mine = blockIdx.x;

@@ -115,10 +115,12 @@ INPUTS: dict[str, Inputs] = {
 }
 
 _RACE, _ADDRESS, _BARRIER, _ASSERT, _CALL = "racecheck", "memcheck", "synccheck", "assertion", "no-function"
+_ENDLESS = "no-end"
 
 # What a test that must fail fails by, where that is no race.
 CAUSES: dict[str, str] = {
     "atomics/test_abstraction_enforced": _ASSERT,
+    "cooperative_groups/fail/block_divergence_grid_group": _ENDLESS,
     "cooperative_groups/fail/divergence_grid_group": _BARRIER,
     "cooperative_groups/fail/divergence_thread_block": _BARRIER,
     "function_pointers/basic_argument_fail": _CALL,
@@ -161,10 +163,9 @@ EXPLAINED: dict[str, tuple[str, str]] = {
     "warpsync/shuffle": (_RACE, _LOCKSTEP),
 }
 
-# Tests that are no kernel of CUDA as it is today, or that no device ends.
+# Tests that are no kernel of CUDA as it is today.
 NOT_PORTABLE: dict[str, str] = {
     "argument_promotion": "texture references are gone from CUDA 12 on",
-    "cooperative_groups/fail/block_divergence_grid_group": "a block waits for one that has ended: it never ends",
     "ctimeslid": "64 KiB of static shared memory: ptxas allows 48",
     "memcpy_simplification/global_passed_to_call": "texture references are gone from CUDA 12 on",
     "misc/fail/miscfail1": "does not compile, which is its label",
@@ -304,7 +305,7 @@ def run(test: Test, include: Sequence[str]) -> None:
     _call(driver.cuCtxSynchronize)
 
 
-_FAILURES = {"CUDA_ERROR_ASSERT": _ASSERT, "CUDA_ERROR_LAUNCH_FAILED": _CALL}
+_FAILURES = {"CUDA_ERROR_ASSERT": _ASSERT, "CUDA_ERROR_LAUNCH_FAILED": _CALL, "CUDA_ERROR_LAUNCH_TIMEOUT": _ENDLESS}
 
 
 def outcome(test: Test, include: Sequence[str]) -> Outcome:
