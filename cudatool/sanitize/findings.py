@@ -60,6 +60,8 @@ class FindingKind(StrEnum):
     # What the software device's checkers see inside of kernels and calls.
     OUT_OF_BOUNDS = "out-of-bounds"
     HOST_POINTER = "host-pointer"
+    READ_ONLY = "read-only"
+    """A kernel writes to memory that it may only read."""
     MISALIGNED = "misaligned"
     UNINITIALIZED = "uninitialized"
     """A read of device memory that nothing was written to."""

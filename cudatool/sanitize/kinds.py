@@ -96,6 +96,11 @@ KINDS: Final[dict[FindingKind, KindText]] = {
         "A kernel was given the address of ordinary host memory, which a device cannot reach. Copy the data to device "
         "memory, or allocate it as pinned or managed memory.",
     ),
+    FindingKind.READ_ONLY: KindText(
+        "a kernel writes to constant memory",
+        "A thread writes to a `__constant__` variable, by its name or by a pointer to it. The software device does not "
+        "make the access. Declare the variable `__device__`, or let the host write it.",
+    ),
     FindingKind.MISALIGNED: KindText(
         "misaligned access",
         "A thread accesses an address that is not a multiple of the access's size, which ends the kernel on a GPU. "

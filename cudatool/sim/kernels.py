@@ -66,13 +66,14 @@ class Library:
         if found is not None:
             return found
         module: JitModule = _translator().load(self.image, cache=state.machine.options.code_cache)
-        offsets, end = {}, 0
-        for name, variable in module.globals.items():
+        offsets, end, constants = {}, 0, 0
+        for name, variable in sorted(module.globals.items(), key=lambda item: not item[1].constant):
             offsets[name] = -(-end // variable.align) * variable.align
             end = offsets[name] + max(variable.size, 1)
+            constants = end if variable.constant else constants
         addresses = {}
         if offsets:
-            block = state.machine.allocate(device, end, "module", context=self.context)
+            block = state.machine.allocate(device, end, "module", context=self.context, constants=constants)
             self.blocks.append(block)
             addresses = {name: block.address + offset for name, offset in offsets.items()}
         for name, variable in module.globals.items():

@@ -279,8 +279,13 @@ class Machine:
 
     # ---- memory ----
 
-    def allocate(self, device: Device, size: int, kind: str, *, context: Context | None, pool: int = 0) -> Allocation:
-        """Take device memory. Fails with CUDA_ERROR_OUT_OF_MEMORY."""
+    def allocate(
+        self, device: Device, size: int, kind: str, *, context: Context | None, pool: int = 0, constants: int = 0
+    ) -> Allocation:
+        """Take device memory, of which kernels must not write to the first `constants` bytes.
+
+        Fails with CUDA_ERROR_OUT_OF_MEMORY.
+        """
         gap = 0
         if self.checkers is not None and self.checkers.quarantines:
             gap = _GAP if device.memory.used < device.memory.size // 2 else _SMALL_GAP
@@ -294,7 +299,8 @@ class Machine:
                     raise
                 address = device.memory.allocate(size, gap)
         handle = context.handle if context else 0
-        allocation = Allocation(address, size, kind, device.ordinal, handle, self.new_serial(), pool, gap=gap)
+        serial = self.new_serial()
+        allocation = Allocation(address, size, kind, device.ordinal, handle, serial, pool, gap=gap, constants=constants)
         self.allocations.add(allocation)
         return allocation
 

@@ -99,6 +99,7 @@ class Allocation:
     flags: int = 0
     advised: Advised | None = None  # of managed memory: what the program said about it
     gap: int = 0  # bytes after it that belong to nobody
+    constants: int = 0  # its first bytes, which kernels must not write to
 
 
 class _Range(Protocol):

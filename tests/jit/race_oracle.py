@@ -152,7 +152,9 @@ class Case:
         for _ in range(self.random.randrange(1, 3)):
             size = self.random.choice((1, 2, 4, 4, 4, 8))
             stride = size * self.random.choice((0, 1, 1, 1, 2, -1))
-            row_stride = stride * rows if self.random.random() < 0.2 else size * self.random.choice((0, 0, 1, 2, 4, 8, -1))
+            row_stride = (
+                stride * rows if self.random.random() < 0.2 else size * self.random.choice((0, 0, 1, 2, 4, 8, -1))
+            )
             places = [n // rows * row_stride + n % rows * stride for n in range(count)]
             if self.random.random() < 0.1:
                 places[-1] = places[0]

@@ -126,6 +126,30 @@ def test_freed_memory_must_not_be_used(memory, ptx_kernel):
         assert expected == len(found), offset
 
 
+@pytest.mark.parametrize("size", [8, 4096, 3 * 4096 + 8])
+@pytest.mark.parametrize("body", ["st.b32 [%a2], 7;", "red.add.u32 [%a2], 7;", "st.v2.b32 [%a1], {%r1, %r1};"])
+def test_constant_memory_may_be_read_and_not_written(memory, ptx_kernel, body, size):
+    memory[:size] = 1
+    shadow = jit.Shadow(memory.ctypes.data, memory.nbytes, Instrument.MEMCHECK)
+    shadow.allocated(memory.ctypes.data, 5 * 4096)
+    shadow.read_only(memory.ctypes.data, size)
+    params = ctypes.c_uint64(memory.ctypes.data)
+
+    def run(body: str, block: int) -> list[jit.Found]:
+        kernel = ptx_kernel(".param .u64 p", HEAD + body + "\nret;")
+        return kernel.launch(
+            grid=(1, 1, 1), block=(block, 1, 1), shared_bytes=0, params=ctypes.addressof(params), shadow=shadow
+        )
+
+    assert [] == run("ld.b32 %r2, [%a2];\nld.v2.b32 {%r3, %r4}, [%a1];", 64)
+    (found,) = run(body, 2)
+    assert (Defect.INVALID, True) == (found.defect, shadow.is_read_only(found.address, found.size))
+    assert 1 == memory[:size].min() == memory[:size].max()
+    params.value += size
+    assert [] == run(body, 2)  # what follows is a variable
+    assert memory[size : size + 8].any()
+
+
 def test_an_error_that_ends_a_kernel_has_what_was_found(check):
     with pytest.raises(jit.KernelTrap) as caught:
         check(Instrument.MEMCHECK, "ld.global.u32 %r2, [%a1+4096]; trap;", block=1)

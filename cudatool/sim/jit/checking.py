@@ -93,10 +93,11 @@ end:
 
 
 def _valid(size: int) -> str:
-    """Return ``@valid<size>``: whether a generic address is memory that the kernel may use, for `size` bytes."""
+    """Return ``@valid<size>``: whether the kernel may read, or write, `size` bytes at a generic address."""
     width = f"i{8 * size}"
     return f"""
-define internal i1 @valid{size}(ptr %context, i64 %address, ptr %shared, i64 %local, i64 %local.bytes) alwaysinline {{
+define internal i1 @valid{size}(ptr %context, i64 %address, ptr %shared, i64 %local, i64 %local.bytes,
+    i1 %writes) alwaysinline {{
 entry:
 {load_field("arena_base", "base")}
 {load_field("arena_bytes", "bytes")}
@@ -116,14 +117,14 @@ device:
 good:
   ret i1 true
 bytewise:
-  %b = call i1 @valid_bytes{size}(ptr %context, i64 %offset)
+  %b = call i1 @valid_bytes{size}(ptr %context, i64 %offset, i1 %writes)
   ret i1 %b
 elsewhere:
   %e = call i1 @elsewhere{size}(ptr %context, i64 %address, ptr %shared, i64 %local, i64 %local.bytes)
   ret i1 %e
 }}
 
-define internal i1 @valid_bytes{size}(ptr %context, i64 %offset) {{
+define internal i1 @valid_bytes{size}(ptr %context, i64 %offset, i1 %writes) {{
 entry:
 {load_field("shadow_valid", "bytes", "ptr")}
 {load_field("shadow_valid_pages", "pages", "ptr")}
@@ -140,7 +141,9 @@ entry:
 look:
   %states.p = getelementptr i8, ptr %bytes, i64 %offset
   %states = load {width}, ptr %states.p, align 1
-  %known = icmp eq {width} %states, {ones(size)}
+  %lowest = and {width} %states, {ones(size)}
+  %asked = select i1 %writes, {width} %states, {width} %lowest
+  %known = icmp eq {width} %asked, {ones(size)}
   br i1 %known, label %yes, label %whole
 whole:
   %pages.whole.a = icmp eq i8 %a, 1

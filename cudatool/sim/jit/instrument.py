@@ -209,7 +209,8 @@ def _check_memory(
     else:
         base = e.op("ptrtoint ptr %local to i64")
         valid = e.op(
-            f"call i1 @valid{size}(ptr %context, i64 {address}, ptr %shared, i64 {base}, i64 {e.layout.local_bytes})"
+            f"call i1 @valid{size}(ptr %context, i64 {address}, ptr %shared, i64 {base}, i64 {e.layout.local_bytes}, "
+            f"i1 {str(mode is not Mode.READ).lower()})"
         )
         e.validated.add(size)
     if align > 1:

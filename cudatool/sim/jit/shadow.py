@@ -25,6 +25,7 @@ __all__ = ["Found", "Launching", "Shadow"]
 _CAPACITY = 256  # different defects kept of one launch
 _MODES = ("", "read", "write", "atomic")
 _NONE, _WHOLE, _PART = 0, 1, 2  # of a page: is its memory valid?
+_READ_ONLY = 3  # of a byte: as one that may be used (1), and another bit
 _LAST_MOMENT = 1 << 27  # a launch that goes beyond 1 << 28 is checked more slowly
 
 
@@ -133,6 +134,20 @@ class Shadow:
         self._valid.view[start:stop] = 0
         self._pages.view[start // PAGE : -(-stop // PAGE)] = _PART
 
+    def read_only(self, address: int, size: int) -> None:
+        """From now on kernels must not write to these bytes, which they may read."""
+        start, stop = address - self.base, address - self.base + size
+        for page in range(start // PAGE, -(-stop // PAGE)):
+            self._look_at_bytes(page)
+        self._valid.view[start:stop] = _READ_ONLY
+
+    def is_read_only(self, address: int, size: int) -> bool:
+        """Whether all of these bytes may be read, and some not written."""
+        start = address - self.base
+        return self.usable_bytes(address, size) == size and bool(
+            np.any((self._valid.view[start : start + size] == _READ_ONLY) & (self._pages.view[start // PAGE] == _PART))
+        )
+
     def usable_bytes(self, address: int, size: int) -> int:
         """Return how many of these bytes may be used."""
         start = address - self.base
@@ -140,7 +155,7 @@ class Shadow:
             return 0
         states = self._pages.view[np.arange(start, start + size) // PAGE]
         bytes_ = self._valid.view[start : start + size]
-        return int(np.sum((states == _WHOLE) | ((states == _PART) & (bytes_ == 1))))
+        return int(np.sum((states == _WHOLE) | ((states == _PART) & (bytes_ & 1 == 1))))
 
     def in_freed_block(self, address: int) -> bool:
         """Whether an address is in memory that kernels took from the heap and gave back."""
@@ -174,11 +189,15 @@ class Shadow:
             if first <= page < last:
                 continue
             begin = page * PAGE
-            state = self._pages.view[page]
-            if state != _PART:
-                self._valid.view[begin : begin + PAGE] = state == _WHOLE
-                self._pages.view[page] = _PART
+            self._look_at_bytes(page)
             self._valid.view[max(start, begin) : min(stop, begin + PAGE)] = value
+
+    def _look_at_bytes(self, page: int) -> None:
+        """Let the bytes of a page say which of them are valid."""
+        state = self._pages.view[page]
+        if state != _PART:
+            self._valid.view[page * PAGE : (page + 1) * PAGE] = state == _WHOLE
+            self._pages.view[page] = _PART
 
     # ---- launches ----
 

@@ -36,8 +36,8 @@ class CheckFinding:
     check
         One of :data:`CHECKS`.
     kind
-        ``"out-of-bounds"``, ``"use-after-free"``, ``"host-pointer"``, ``"misaligned"``, ``"uninitialized"``,
-        ``"kernel-race"``, ``"barrier-divergence"``, ``"bad-mask"``, ``"invalid-free"``,
+        ``"out-of-bounds"``, ``"use-after-free"``, ``"host-pointer"``, ``"read-only"``, ``"misaligned"``,
+        ``"uninitialized"``, ``"kernel-race"``, ``"barrier-divergence"``, ``"bad-mask"``, ``"invalid-free"``,
         ``"double-free"`` or ``"invalid-copy"``; ``"unchecked"`` for a launch of which a part was not looked at.
     mode
         ``"read"``, ``"write"``, ``"atomic"`` or empty.
@@ -124,6 +124,8 @@ class Checkers:
             self._host[allocation.address] = allocation.size
             return
         self.shadow.allocated(allocation.address, allocation.size)
+        if allocation.constants:
+            self.shadow.read_only(allocation.address, allocation.constants)
         if allocation.kind not in _OWNED:  # variables are initialized, and others' memory was written by others
             self.shadow.written(allocation.address, allocation.size)
 
@@ -224,6 +226,8 @@ class Checkers:
             return "out-of-bounds", f"it ends at byte {found.address + found.size} of the block's shared memory"
         if found.space == "local":
             return "out-of-bounds", f"the thread's local memory has {kernel.local_bytes} bytes"
+        if found.mode != "read" and self.shadow.is_read_only(found.address, found.size):
+            return "read-only", "a __constant__ variable, which no kernel may write to"
         return self.describe(found.address, found.size, pointer)
 
     def describe(self, address: int, size: int, pointer: int) -> tuple[str, str]:
