@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cudatool import analyze
-from cudatool.cli._text import counted, new_table, plain, print_rest, print_table
+from cudatool.cli._text import bytes_or_unknown, counted, new_table, plain, print_rest, print_table
 from cudatool.text import short_names
 from cudatool.units import format_bytes, format_time
 
@@ -133,6 +133,8 @@ def _print_categories(console: Console, diagnosis: Diagnosis) -> None:
 
 def _print_fragmentation(console: Console, moment: Fragmentation) -> None:
     lost = moment.reserved - moment.requested
+    if not lost and moment.wanted is None:
+        return
     title = f"Reserved but unused, at the {moment.moment}"
     if moment.moment == "out of memory":
         title = "Reserved but unused, when memory ran out"
@@ -162,7 +164,7 @@ def _print_usage(console: Console, title: str, usage: Sequence[Usage]) -> None:
     table = new_table("", numbers=("At the peak", "Highest", "Reserved", "Highest"))
     for row in usage[:_MOST]:
         sizes = (row.at_peak, row.peak, row.reserved_at_peak, row.reserved_peak)
-        table.add_row(plain(row.label), *map(format_bytes, sizes))
+        table.add_row(plain(row.label), *map(bytes_or_unknown, sizes))
     print_table(console, title, table)
     print_rest(console, len(usage), _MOST, "rows")
 

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cudatool.text import json_text, printable
+from cudatool.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
 __all__ = [
+    "bytes_or_unknown",
     "counted",
     "echo_json",
     "messages",
@@ -48,6 +50,11 @@ def messages() -> Console:
 def say(text: str) -> None:
     """Print one line to stderr, whatever names are in it."""
     click.echo(printable(text), err=True)
+
+
+def bytes_or_unknown(size: int | None) -> str:
+    """Return bytes with a unit, or that the recording does not say."""
+    return "unknown" if size is None else format_bytes(size)
 
 
 def echo_json(value: Any) -> None:

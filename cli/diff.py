@@ -10,7 +10,7 @@ from cudatool.cli._command import command, option
 from cudatool.cli._options import force_option, page_option, range_options, source_argument
 from cudatool.cli._pages import open_page
 from cudatool.cli._sources import part_of, read_trace, say_notes
-from cudatool.cli._text import counted, echo_json, messages, new_table, plain, print_rest, results
+from cudatool.cli._text import bytes_or_unknown, counted, echo_json, messages, new_table, plain, print_rest, results
 from cudatool.files import check_outputs
 from cudatool.progress import step
 from cudatool.units import format_bytes
@@ -87,10 +87,9 @@ def _print(console: Console, found: Diff) -> None:
     table.add_row(
         "Active", format_bytes(found.before), format_bytes(found.after), _signed(found.after - found.before), ""
     )
-    reserved = found.reserved_after - found.reserved_before
-    table.add_row(
-        "Reserved, at most", format_bytes(found.reserved_before), format_bytes(found.reserved_after), _signed(reserved)
-    )
+    before, after = found.reserved_before, found.reserved_after
+    change = "" if before is None or after is None else _signed(after - before)
+    table.add_row("Reserved, at most", bytes_or_unknown(before), bytes_or_unknown(after), change)
     table.add_section()
     differing = [row for row in found.rows if row.change or row.count_before != row.count_after]
     for row in differing[:_MOST]:

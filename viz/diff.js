@@ -31,7 +31,7 @@ class DiffView {
     const bytes = (name) => SIDES.map((side) => device[name][side]);
     const tiles = Object.entries({ active: "active, at the peak", reserved: "reserved, at most" }).map(([name, title]) => {
       const [before, after] = bytes(name);
-      return tile(signed(after - before), title, [before, after].map(formatBytes));
+      return tile(before === null || after === null ? "unknown" : signed(after - before), title, [before, after].map(formatBytes));
     });
     const counts = [device.rows.filter((row) => row.change > 0).length, device.rows.filter((row) => row.change < 0).length];
     tiles.push(element("div", { className: "tile" }, element("b", {}, formatCount(counts[0])), element("span", {}, "call sites hold more")),
@@ -167,7 +167,7 @@ class DiffView {
     const rows = SIDES.map((side) => this.rowAt(side, x));
     const lines = SIDES.map((side, i) => {
       const { active, reserved } = this.device.curves[side];
-      return `${side}: ${rows[i] < 0 ? "not recorded" : `${formatBytes(active[rows[i]])} active, ${formatBytes(reserved[rows[i]])} reserved`}`;
+      return `${side}: ${rows[i] < 0 ? "not recorded" : `${formatBytes(active[rows[i]])} active, ${formatBytes(this.device.reserved[side] === null ? null : reserved[rows[i]])} reserved`}`;
     });
     const both = rows.every((row) => row >= 0);
     const change = both ? this.device.curves.after.active[rows[1]] - this.device.curves.before.active[rows[0]] : 0;

@@ -279,7 +279,7 @@ class Timeline {
     if (to > row) row = highest(memory.live, row, to + 1); // the moment that the column shows
     const block = this.blockAt(row, bytes);
     if (block !== null) return memory.describeBlock(block, row);
-    const facts = `${memory.formatX(memory.x[row])}\n${formatBytes(device.allocated[row])} allocated, ${formatBytes(device.reserved[row])} reserved`;
+    const facts = `${memory.formatX(memory.x[row])}\n${formatBytes(device.allocated[row])} allocated, ${formatBytes(device.peak_reserved === null ? null : device.reserved[row])} reserved`;
     if (bytes < device.active[row]) return `freed, held by streams: ${formatBytes(device.active[row] - device.allocated[row])}\n${facts}`;
     return bytes < device.reserved[row] ? `reserved and unused: ${formatBytes(device.reserved[row] - device.active[row])}\n${facts}` : facts;
   }

@@ -7,7 +7,7 @@ function withUnit(value, units, step) {
   while (unit < units.length - 1 && Number(size.toFixed(2)) >= step) { size /= step; unit++; }
   return `${value < 0 ? "-" : ""}${Number(size.toFixed(2))} ${units[unit]}`;
 }
-const formatBytes = (size) => withUnit(size, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"], 1024);
+const formatBytes = (size) => size === null ? "unknown" : withUnit(size, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"], 1024);
 const formatTime = (ns) => withUnit(ns, ["ns", "us", "ms", "s"], 1000);
 /** Return a moment, to the microsecond. */
 function formatMoment(ns) {

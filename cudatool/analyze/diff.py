@@ -80,7 +80,7 @@ class Diff:
     before, after
         Bytes active at each one's peak.
     reserved_before, reserved_after
-        The most bytes that each had reserved; not always at the same moment.
+        The most bytes that each had reserved; not always at the same moment. None where it does not say.
     rows
         The largest difference first. Those of `before` and `after` add up to the peaks.
     """
@@ -88,8 +88,8 @@ class Diff:
     device: int
     before: int
     after: int
-    reserved_before: int
-    reserved_after: int
+    reserved_before: int | None
+    reserved_after: int | None
     rows: tuple[DiffRow, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def diff(before: Trace, after: Trace) -> tuple[Diff, ...]:
 @dataclass(frozen=True, slots=True)
 class _Peak:
     active: int
-    reserved: int
+    reserved: int | None
     sites: list[_Site]
 
 
@@ -154,7 +154,8 @@ def _peaks(trace: Trace, shown: Step, done: int) -> dict[int, _Peak]:
             )
             for site in memory.by_call_site(trace, own.at(int(curve.index[row])))
         ]
-        result[device] = _Peak(int(curve.active[row]), int(curve.reserved.max()), sites)
+        most = int(curve.reserved.max()) if curve.knows_reserved else None
+        result[device] = _Peak(int(curve.active[row]), most, sites)
     return result
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from cudatool.analyze.compiled import Compiled, compiled_sites
-from cudatool.analyze.memory import Layout, layout_at, site_label
+from cudatool.analyze.memory import Layout, before_recording, layout_at, site_keys, site_labels
 from cudatool.memory.blocks import SMALL_LIMIT, SMALL_PAGE, round_size
 from cudatool.memory.settings import Settings
 from cudatool.trace.events import Kind
@@ -399,39 +399,46 @@ def _holes(
     pieces, causes = pieces[pinned], cause_of_piece[pinned]
     largest = np.argsort(-layout.size[pieces], kind="stable")[:_MOST_HOLES]
     clock = trace.header.get("time_axis") != "index"
-    begin = recorded_from(trace, int(blocks.device[0])) if len(blocks) else 0
-    labels: dict[tuple[int, int], str] = {}
-
-    def pin(row: int) -> Pin:
-        stack, start = int(blocks.stack[row]), int(blocks.start[row])
-        site = stack, 0 if stack else int(blocks.requested[row])
-        if site not in labels:
-            labels[site] = site_label(trace, stack, site[1], before=start < begin)
-        lived = int(trace.records["time"][index] - trace.records["time"][start]) if clock else None
-        (compiled,) = compiled_sites(trace, blocks[row : row + 1], np.zeros(1, np.int64), [stack])
-        address, size = int(blocks.address[row]), int(blocks.size[row])
-        return Pin(address, size, stack, labels[site], lived, index - start, compiled)
-
-    found = []
-    for piece, cause in zip(pieces[largest].tolist(), causes[largest].tolist(), strict=True):
+    chosen = pieces[largest].tolist()
+    pins = []
+    for piece in chosen:
         segment = int(layout.segment[piece])
         first, last = np.searchsorted(layout.segment, [segment, segment + 1])
         if layout.segments.expandable[segment]:
             first, last = max(first, piece - 1), min(last, piece + 2)
         rows = layout.block[first:last]
         rows = rows[rows >= 0]
-        oldest = rows[np.argsort(blocks.start[rows], kind="stable")][:_MOST_PINS]
-        found.append(
-            Hole(
-                address=int(layout.address[piece]),
-                size=int(layout.size[piece]),
-                cause=_FREE[cause],
-                segment_address=int(layout.segments.address[segment]),
-                segment_size=int(layout.segments.size[segment]),
-                stream=int(layout.segments.stream[segment]),
-                pool=int(layout.segments.pool[segment]),
-                pinned_by=int(live_blocks[segment]),
-                pins=tuple(pin(row) for row in oldest.tolist()),
-            )
+        pins.append(rows[np.argsort(blocks.start[rows], kind="stable")][:_MOST_PINS].tolist())
+    label = _site_labels(trace, blocks, sorted({row for rows in pins for row in rows}))
+
+    def pin(row: int) -> Pin:
+        stack, start = int(blocks.stack[row]), int(blocks.start[row])
+        lived = int(trace.records["time"][index] - trace.records["time"][start]) if clock else None
+        (compiled,) = compiled_sites(trace, blocks[row : row + 1], np.zeros(1, np.int64), [stack])
+        address, size = int(blocks.address[row]), int(blocks.size[row])
+        return Pin(address, size, stack, label[row], lived, index - start, compiled)
+
+    return tuple(
+        Hole(
+            address=int(layout.address[piece]),
+            size=int(layout.size[piece]),
+            cause=_FREE[cause],
+            segment_address=int(layout.segments.address[layout.segment[piece]]),
+            segment_size=int(layout.segments.size[layout.segment[piece]]),
+            stream=int(layout.segments.stream[layout.segment[piece]]),
+            pool=int(layout.segments.pool[layout.segment[piece]]),
+            pinned_by=int(live_blocks[layout.segment[piece]]),
+            pins=tuple(pin(row) for row in rows),
         )
-    return tuple(found)
+        for piece, cause, rows in zip(chosen, causes[largest].tolist(), pins, strict=True)
+    )
+
+
+def _site_labels(trace: Trace, blocks: Lifetimes, rows: list[int]) -> dict[int, str]:
+    """Return the call site of each of these blocks in words, those of different sites unlike each other."""
+    own = blocks[np.array(rows, np.int64)]
+    keys, site = site_keys(own)
+    before = np.ones(len(keys), np.bool_)
+    np.logical_and.at(before, site, before_recording(trace, own))
+    labels = site_labels(trace, keys, before)
+    return {row: labels[number] for row, number in zip(rows, site.tolist(), strict=True)}

@@ -225,7 +225,7 @@ def _device(
         peak_active=int(curve.active.max(initial=0)),
         peak_reserved=int(curve.reserved.max(initial=0)),
         # A block lies in a segment: where none is known, that is not for there being none.
-        reserved_known=bool(curve.reserved.any() or not curve.active.any()),
+        reserved_known=curve.knows_reserved,
         ooms=ooms,
         at_peak=memory.by_call_site(trace, blocks.at(peak.index)),
         still_live=memory.by_call_site(trace, blocks[blocks.freed == len(trace.records)]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,8 @@ class Usage:
     id, label
         As in the records, and in words.
     at_peak, reserved_at_peak
-        Bytes active and reserved when the whole device had the most bytes active.
+        Bytes active and reserved when the whole device had the most bytes active; reserved is None where the recording
+        does not say.
     peak, reserved_peak
         The most bytes that this stream or pool ever had; not at the same moment as others.
     """
@@ -33,8 +35,8 @@ class Usage:
     label: str
     at_peak: int
     peak: int
-    reserved_at_peak: int
-    reserved_peak: int
+    reserved_at_peak: int | None
+    reserved_peak: int | None
 
 
 def usage_by_stream(trace: Trace, blocks: Lifetimes, segments: Lifetimes, index: int) -> tuple[Usage, ...]:
@@ -66,13 +68,15 @@ def _usage(
     label: Callable[[int], str],
 ) -> tuple[Usage, ...]:
     keys = np.union1d(block_key, segment_key)
-    levels = [
+    levels: list[list[Any]] = [
         column.tolist()
         for rows, key in ((blocks, block_key), (segments, segment_key))
         for column in _now_and_peak(rows, np.searchsorted(keys, key), len(keys), index)
     ]
+    if not len(segments):
+        levels[2:] = [[None] * len(keys)] * 2
     found = [Usage(key, label(key), *figures) for key, *figures in zip(keys.tolist(), *levels, strict=True)]
-    return tuple(sorted(found, key=lambda row: (-row.at_peak, -row.reserved_at_peak, row.id)))
+    return tuple(sorted(found, key=lambda row: (-row.at_peak, -(row.reserved_at_peak or 0), row.id)))
 
 
 def _now_and_peak(rows: Lifetimes, group: Ints, count: int, index: int) -> tuple[Ints, Ints]:

@@ -151,11 +151,13 @@ class _Writer:
         reserved = segments(self.trace)
         for device in np.union1d(self.blocks.device, reserved.device).tolist():
             curve = timeline(self.trace, self.blocks.of_device(device), reserved.of_device(device))
+            is_known = curve.knows_reserved
             begin = f'{{"ph":"C","name":"Memory","pid":{_DEVICE + device},"ts":'
             for own in pieces(len(curve.index), f"{self.what}: counters"):
                 columns = (curve.allocated[own], curve.active[own], curve.reserved[own])
                 for time, allocated, held, kept in rows(self.time[curve.index[own]] / 1000, *columns):
-                    yield f'{begin}{time},"args":{{"allocated":{allocated},"active":{held},"reserved":{kept}}}}}'
+                    taken = f',"reserved":{kept}' if is_known else ""
+                    yield f'{begin}{time},"args":{{"allocated":{allocated},"active":{held}{taken}}}}}'
 
     def _blocks(self) -> Iterator[str]:
         """Yield a span for each block, from its allocation to the request to free it, or to the trace's end."""

@@ -230,7 +230,7 @@ class Timeline:
     active
         Also in blocks that it gave back and a stream may still use.
     reserved
-        Taken from the driver.
+        Taken from the driver; all 0 where the recording does not say.
     """
 
     index: Ints
@@ -238,6 +238,11 @@ class Timeline:
     allocated: Ints
     active: Ints
     reserved: Ints
+
+    @property
+    def knows_reserved(self) -> bool:
+        """Whether the recording has segments: an RMM log has none."""
+        return bool(self.reserved.any() or not self.active.any())
 
     def peak(self) -> int:
         """Return the row of the first moment with the most bytes active, -1 if nothing ever was."""

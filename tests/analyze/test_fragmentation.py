@@ -173,6 +173,19 @@ def test_without_a_clock_nobody_says_how_long_a_block_lived() -> None:
     assert None is split_of(made)[-1].holes[0].pins[0].lived
 
 
+def test_blocks_of_different_callers_that_pin_holes_have_different_labels() -> None:
+    make = ("/home/me/a.py", "make", 1)
+    callers = [[make, ("/home/me/a.py", caller, line)] for line, caller in ((5, "one"), (6, "two"))]
+    made = trace(
+        *(large(0, 20 * MIB), alloc(0, 4 * MIB, stack=1), alloc(8 * MIB, 4 * MIB, stack=2)),
+        *(large(40 * MIB, 20 * MIB), alloc(40 * MIB, 18 * MIB)),
+        **stacks(*callers),
+    )
+    (moment,) = split_of(made)
+    labels = {pin.label for hole in moment.holes for pin in hole.pins if pin.stack}
+    assert {"a.py:1 (make), from a.py:5 (one)", "a.py:1 (make), from a.py:6 (two)"} == labels
+
+
 def test_a_hole_of_an_expandable_segment_is_pinned_by_its_neighbours_alone() -> None:
     made = trace(
         of_segment(Kind.SEGMENT_MAP, 0, 40 * MIB),

@@ -157,3 +157,13 @@ def test_a_failure_shows_the_split_when_it_happened(tmp_path: Path) -> None:
     assert "when memory ran out" in text
     assert "A 40 MiB request found no reusable free block; the largest had 15 MiB." in text
     assert "a hole of 15 MiB in a segment of 20 MiB: pinned by 5 MiB of (no stack in this file), 5 MiB each" in text
+
+
+def test_a_program_that_wastes_nothing_gets_no_table_of_causes() -> None:
+    """Memory that the program takes from the driver itself is reserved and used at once."""
+    records = np.zeros(1, RECORD)
+    records[0]["kind"], records[0]["address"], records[0]["size"] = Kind.MEM_ALLOC, 1 << 40, MIB
+    console = Console(file=io.StringIO(), width=100)
+    print_report(console, analyze.report(Trace(records)))
+    assert "Held at the peak" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "Cause" not in console.file.getvalue()  # type: ignore[attr-defined]

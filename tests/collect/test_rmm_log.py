@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import json
 import re
 from io import StringIO
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 from cudatool import analyze
+from cudatool.cli import group
 from cudatool.cli._snapshot_text import print_report
 from cudatool.collect import rmm_log
 from cudatool.errors import FileFormatError
@@ -157,3 +160,20 @@ def test_what_a_log_does_not_say_is_unknown_and_not_nothing(path: Path) -> None:
     assert re.search(r"^Reserved +unknown +unknown +unknown *$", text, re.MULTILINE)
     assert "Fragmentation" not in text
     assert "the driver had" not in text
+
+
+def test_no_table_says_that_nothing_was_reserved(path: Path, tmp_path: Path) -> None:
+    lines = ("1,00:00:00.1,allocate,0x100,4096,0", "1,00:00:00.2,allocate,0x2000,4096,1")
+    source = str(log(path, *lines))
+    report = json.loads(CliRunner().invoke(group, ["snapshot", source, "--json"]).stdout)
+    (diagnosis,) = [device["diagnosis"] for device in report["devices"]]
+    for usage in (*diagnosis["by_stream"], *diagnosis["by_pool"]):
+        assert (None, None) == (usage["reserved_at_peak"], usage["reserved_peak"])
+    assert [] == re.findall(r".*\b0 B.*", CliRunner().invoke(group, ["snapshot", source]).stdout)
+    text = CliRunner().invoke(group, ["diff", source, source]).stdout
+    assert re.search(r"^Reserved, at most +unknown +unknown *$", text, re.MULTILINE)
+    (compared,) = json.loads(CliRunner().invoke(group, ["diff", source, source, "--json"]).stdout)["devices"]
+    assert (None, None) == (compared["reserved_before"], compared["reserved_after"])
+    CliRunner().invoke(group, ["export", source, "--to", "perfetto", "-o", str(tmp_path / "x.json")])
+    counters = [e["args"] for e in json.loads((tmp_path / "x.json").read_text())["traceEvents"] if e["ph"] == "C"]
+    assert [{"allocated", "active"}] * 2 == [set(counter) for counter in counters]
