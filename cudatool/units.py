@@ -7,7 +7,15 @@ import re
 from cudatool.errors import ConfigError
 from cudatool.text import quoted
 
-__all__ = ["format_bytes", "format_bytes_range", "format_time", "parse_bytes", "parse_count", "parse_time"]
+__all__ = [
+    "exact_bytes",
+    "format_bytes",
+    "format_bytes_range",
+    "format_time",
+    "parse_bytes",
+    "parse_count",
+    "parse_time",
+]
 
 _IEC = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _LONGEST = 40  # characters of a size
@@ -26,6 +34,12 @@ def format_bytes(size: float) -> str:
         value, unit = value / 1024, unit + 1
     text = f"{value:.2f}".rstrip("0").rstrip(".")
     return f"{sign}{text} {_IEC[unit]}"
+
+
+def exact_bytes(size: int) -> str:
+    """Return `size` bytes so that no other size reads the same: ``"1.5 MiB"``, ``"9.34 MiB (9,797,632 B)"``."""
+    text = format_bytes(size)
+    return text if parse_bytes(text) == size else f"{text} ({size:,} B)"
 
 
 def format_bytes_range(least: int, most: int | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cudatool.errors import ConfigError
-from cudatool.units import format_bytes, format_bytes_range, format_time, parse_bytes, parse_time
+from cudatool.units import exact_bytes, format_bytes, format_bytes_range, format_time, parse_bytes, parse_time
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,11 @@ from cudatool.units import format_bytes, format_bytes_range, format_time, parse_
 )
 def test_format_bytes(size, text):
     assert format_bytes(size) == text
+
+
+@pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (1536, "1.5 KiB"), (9_797_632, "9.34 MiB (9,797,632 B)")])
+def test_exact_bytes_says_how_many_where_rounding_hides_it(size: int, text: str) -> None:
+    assert text == exact_bytes(size)
 
 
 @pytest.mark.parametrize(

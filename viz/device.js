@@ -6,7 +6,6 @@ class DeviceMemory {
   constructor(raw, shared) {
     Object.assign(this, raw, { shared });
     this.hasStacks = raw.sites.stack.some((stack) => stack > 0);
-    if (!this.hasStacks) raw.sites.label = Array.from(raw.sites.requested, (size) => `${formatBytes(size)} each`);
     this.rows = raw.time.length;
     this.blocks = withEnds(raw.blocks);
     this.segments = withEnds(raw.segments);

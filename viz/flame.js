@@ -155,8 +155,7 @@ function siteTree(shared, device, row) {
   const root = node("all live memory", "", "", null);
   for (const { first, size, count } of groups.values()) {
     const site = blocks.site[first];
-    const each = `${formatBytes(blocks.size[first] - blocks.slack[first])} each`;
-    const path = hasStacks ? shared.stacks.path(sites.stack[site]) : [...(blocks.range[first] ? [[shared.names[blocks.range[first]], "", ""]] : []), [each, "", ""]];
+    const path = hasStacks ? shared.stacks.path(sites.stack[site]) : [...(blocks.range[first] ? [[shared.names[blocks.range[first]], "", ""]] : []), [sites.label[site], "", ""]];
     let at = root;
     at.size += size;
     at.count += count;

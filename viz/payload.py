@@ -44,6 +44,7 @@ from cudatool.sanitize.report.views import verdict_words
 from cudatool.trace.events import Kind
 from cudatool.trace.frames import missing_stack
 from cudatool.trace.model import Trace
+from cudatool.units import exact_bytes
 from cudatool.viz.defects import LONGEST_LINE, defects
 
 __all__ = ["Columns", "framed", "idle_share", "payload"]
@@ -204,6 +205,9 @@ def _memory(report: Report, diagnosis: Diagnosis, rows: _Rows, columns: Columns)
     before = np.ones(len(keys), np.bool_)
     np.logical_and.at(before, site, before_recording(trace, blocks))
     compiled = compiled_sites(trace, blocks, site, keys[:, 0].tolist())
+    labels = site_labels(trace, keys, before)
+    if not keys[:, 0].any():  # sizes are all that tells sites apart, and chips are short
+        labels = [f"{exact_bytes(requested)} each" for requested in keys[:, 1].tolist()]
     return {
         "blocks": {
             **_lifetimes(blocks, diagnosis, rows, columns),
@@ -220,9 +224,7 @@ def _memory(report: Report, diagnosis: Diagnosis, rows: _Rows, columns: Columns)
         "sites": {
             "stack": columns.add(keys[:, 0]),
             "requested": columns.add(keys[:, 1]),
-            "label": [
-                one.described(label) for one, label in zip(compiled, site_labels(trace, keys, before), strict=True)
-            ],
+            "label": [one.described(label) for one, label in zip(compiled, labels, strict=True)],
         },
         "streams": [usage.label for usage in diagnosis.by_stream],
         "pools": [usage.label for usage in diagnosis.by_pool],

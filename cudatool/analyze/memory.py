@@ -11,7 +11,7 @@ from cudatool.analyze.compiled import Compiled, compiled_sites
 from cudatool.trace.frames import MissingStack, call_site, call_sites, missing_stack
 from cudatool.trace.lifetimes import Ints, Lifetimes, Mask, distinct_pairs
 from cudatool.trace.model import Trace, recorded_from
-from cudatool.units import format_bytes
+from cudatool.units import exact_bytes
 
 __all__ = [
     "Block",
@@ -94,7 +94,7 @@ def site_label(trace: Trace, stack: int, requested: int, *, before: bool = False
 
 def without_stack(why: MissingStack, requested: int) -> str:
     """Return a call site without a stack in words."""
-    return f"{why.text}, {format_bytes(requested)} each"
+    return f"{why.text}, {exact_bytes(requested)} each"
 
 
 def before_recording(trace: Trace, blocks: Lifetimes) -> Mask:

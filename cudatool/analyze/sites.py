@@ -13,7 +13,7 @@ from cudatool.trace.events import Kind
 from cudatool.trace.frames import missing_stack
 from cudatool.trace.lifetimes import Ints, Lifetimes
 from cudatool.trace.model import Trace
-from cudatool.units import format_bytes
+from cudatool.units import exact_bytes
 
 __all__ = ["Grouping", "SiteTree", "range_at", "site_tree"]
 
@@ -146,7 +146,7 @@ def _stack_path(trace: Trace, stack: int) -> Sequence[_Key]:
 
 
 def _size_path(trace: Trace, open_range: int, requested: int) -> Sequence[_Key]:
-    size: _Key = (f"{format_bytes(requested)} each", "", 0)
+    size: _Key = (f"{exact_bytes(requested)} each", "", 0)
     return [(trace.names[open_range], "", 0), size] if open_range else [size]
 
 

@@ -122,7 +122,9 @@ def _told_apart(word: str, stacks: list[tuple[Frame, ...]]) -> list[str]:
 def _words(frame: Frame) -> str:
     if not frame.line:  # of C++ without debug information
         return _native_name(frame.function)[:_LONGEST_NAME]
-    return f"{file_name(frame.file)}:{frame.line} ({frame.function[:_LONGEST_NAME]})"
+    # The line says where in its file a nested function is; the names of those around it say no more.
+    function = frame.function.rpartition("<locals>.")[2]
+    return f"{file_name(frame.file)}:{frame.line} ({function[:_LONGEST_NAME]})"
 
 
 def file_name(path: str) -> str:

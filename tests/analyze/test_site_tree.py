@@ -87,3 +87,11 @@ def test_the_tree_of_a_recording_adds_up_to_its_peak(name: str) -> None:
         assert device.peak_active == tree.total_size[0] == tree.self_size.sum()
         assert (tree.total_size == tree.self_size + children).all()
         assert (tree.parent[1:] < np.arange(1, len(tree))).all()
+
+
+def test_sizes_that_round_alike_are_different_sites_and_read_so() -> None:
+    made = trace(alloc(0, 9_797_632), alloc(40 << 20, 9_796_608))
+    (device,) = analyze.report(made).summary.devices
+    expected = [f"(no stack in this file), 9.34 MiB ({size:,} B) each" for size in (9_797_632, 9_796_608)]
+    assert expected == [site.label for site in device.at_peak]
+    assert {f"9.34 MiB ({size:,} B) each" for size in (9_797_632, 9_796_608)} <= set(tree_of(made).name)

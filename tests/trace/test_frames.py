@@ -57,6 +57,12 @@ def test_call_sites_that_would_read_alike_name_the_callers_that_differ() -> None
     )
 
 
+def test_functions_within_functions_are_named_without_those_around_them() -> None:
+    nested = Frame("/env/lib/python3.11/site-packages/numba/driver.py", "Driver._wrap.<locals>.safe_call", 324)
+    own = Frame("/home/me/train.py", "Trainer.step", 9)
+    assert "train.py:9 (Trainer.step) via driver.py:324 (safe_call)" == call_site([nested, own])
+
+
 def test_what_allocates_an_operators_result_is_not_its_call_site() -> None:
     create = Frame("RegisterCUDA.cpp", "at::(anonymous namespace)::create_out(c10::IntArrayRef)", 40)
     assert "at::native::relu" == call_site((create, Frame("", "at::native::relu(at::Tensor const&)", 0)))
