@@ -64,8 +64,8 @@ class _Words:
         by = f"{finding.mode} by {finding.operation}" if finding.mode else finding.operation
         on = f" on {finding.agent}" if finding.agent else ""
         threads = [
-            [f"{source}, {thread}", self._source(*at) if (at := source_place(source)) else ""]
-            for thread, source in sources(finding)
+            [f"{place.source}, {place.text}", self._source(*at) if (at := source_place(place.source)) else ""]
+            for place in sources(finding)
         ]
         side = {
             "text": by + on,

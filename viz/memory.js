@@ -48,9 +48,8 @@ class MemoryView {
     this.to = this.x[device.rows];
     if (isNew) {
       this.live = device.active;
-      const main = Math.max(0, device.streams.findIndex((label) => label.startsWith("default stream")));
-      this.isSide = device.streams.map((_label, i) => i !== main);
-      this.isPrivate = device.pools.map((label) => label !== "default pool");
+      this.isSide = device.is_side;
+      this.isPrivate = device.is_private;
       this.hatches = Uint8Array.from({ length: device.blocks.count }, (_, i) => (
         (this.isPrivate[device.blocks.pool[i]] ? HATCHED.pool : 0) | (this.isSide[device.blocks.stream[i]] ? HATCHED.stream : 0)));
       this.colours = new Uint32Array(device.blocks.count);
@@ -495,6 +494,7 @@ class MemoryView {
       reusable: end === freed ? "" : end >= device.rows ? "never" : this.formatX(x[end]),
       site: device.sites.label[blocks.site[i]],
       range: shared.names[blocks.range[i]],
+      category: rule.category === "unknown" ? "" : rule.category,
       purpose: rule.category === "unknown" ? "" : `${rule.category} (inferred: ${rule.reason}; confidence ${rule.confidence})`,
       stack: device.sites.stack[blocks.site[i]],
     };
@@ -508,7 +508,7 @@ class MemoryView {
       `allocated ${facts.allocated}, freed ${facts.freed}`,
       `${facts.address}, ${facts.where}`,
       facts.range && `in ${facts.range}`,
-      facts.purpose?.split(" (")[0] && `${facts.purpose.split(" (")[0]} (inferred)`,
+      facts.category && `${facts.category} (inferred)`,
       ...frames.slice(0, 10),
       frames.length > 10 ? `... ${formatCount(frames.length - 10)} more frames: click` : "",
     ].filter(Boolean).join("\n");

@@ -33,6 +33,7 @@ from cudatool.analyze import (
     before_recording,
     calls,
     compiled_sites,
+    is_private_pool,
     range_at,
     ranges,
     site_keys,
@@ -41,7 +42,7 @@ from cudatool.analyze import (
 from cudatool.sanitize.coverage import gap_why
 from cudatool.sanitize.places import recorded_at, source_line
 from cudatool.sanitize.report.views import verdict_words
-from cudatool.trace.events import Kind
+from cudatool.trace.events import Kind, StreamFlag
 from cudatool.trace.frames import missing_stack
 from cudatool.trace.model import Trace
 from cudatool.units import exact_bytes
@@ -227,8 +228,19 @@ def _memory(report: Report, diagnosis: Diagnosis, rows: _Rows, columns: Columns)
             "label": [one.described(label) for one, label in zip(compiled, labels, strict=True)],
         },
         "streams": [usage.label for usage in diagnosis.by_stream],
+        "is_side": _side_streams(trace, [usage.id for usage in diagnosis.by_stream]),
         "pools": [usage.label for usage in diagnosis.by_pool],
+        "is_private": [is_private_pool(trace, usage.id) for usage in diagnosis.by_pool],
     }
+
+
+def _side_streams(trace: Trace, streams: list[int]) -> list[bool]:
+    """Return which streams are not the main one: a default stream, else that with the most memory, which is first."""
+    created = trace.of_kind(Kind.STREAM_CREATE)
+    flags = StreamFlag.LEGACY_DEFAULT | StreamFlag.PER_THREAD_DEFAULT
+    defaults = set(created["stream"][created["flags"] & flags != 0].tolist())
+    main = next((stream for stream in streams if stream in defaults), streams[0] if streams else None)
+    return [stream != main for stream in streams]
 
 
 def _ranges(trace: Trace, device: int, rows: _Rows, start: int, columns: Columns) -> dict[str, Any]:

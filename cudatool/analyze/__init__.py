@@ -46,7 +46,7 @@ from cudatool.analyze.requests import Call, Change, Requests, Verb, requests
 from cudatool.analyze.sites import Grouping, SiteTree, range_at, site_tree
 from cudatool.analyze.steps import Confidence, Steps, find_steps
 from cudatool.analyze.summary import DeviceMemory, Moment, Report, Summary, report
-from cudatool.analyze.usage import Usage, pool_label, usage_by_pool, usage_by_stream
+from cudatool.analyze.usage import Usage, is_private_pool, pool_label, usage_by_pool, usage_by_stream
 from cudatool.analyze.whatif import (
     Advice,
     Caveat,
@@ -146,6 +146,7 @@ __all__ = [
     "lint",
     "operations",
     "outside",
+    "is_private_pool",
     "pool_label",
     "range_at",
     "ranges",

@@ -13,7 +13,7 @@ from cudatool.trace.lifetimes import Ints, Lifetimes, peaks
 from cudatool.trace.model import Trace
 from cudatool.trace.streams import stream_names
 
-__all__ = ["Usage", "pool_label", "usage_by_pool", "usage_by_stream"]
+__all__ = ["Usage", "is_private_pool", "pool_label", "usage_by_pool", "usage_by_stream"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,19 @@ def pool_label(trace: Trace, pool: int) -> str:
 
     In a snapshot the records hold an index into the header's table of pools; in a trace of our runtime, the packed id.
     """
+    first, second = _pool_id(trace, pool)
+    return f"private pool ({first}, {second})" if first or second else "default pool"
+
+
+def is_private_pool(trace: Trace, pool: int) -> bool:
+    """Return whether a pool of the records is another than the default one."""
+    return any(_pool_id(trace, pool))
+
+
+def _pool_id(trace: Trace, pool: int) -> tuple[int, int]:
     table = trace.header.get("pools")
     first, second = table[pool] if table and 0 <= pool < len(table) else unpack_pool(pool)
-    return f"private pool ({first}, {second})" if first or second else "default pool"
+    return first, second
 
 
 def _usage(

@@ -7,7 +7,8 @@ every format and the exit status show.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -174,83 +175,6 @@ def operations_in(trace: Trace) -> int:
 # ---- in words ----
 
 
-def gap_what(gap: Gap) -> str:
-    """Return what was not checked in a few words, for the line that sums up."""
-    count = gap.count
-    if gap.kind is GapKind.LAUNCHES:
-        return _count(count, "launch", "launches")
-    if gap.kind is GapKind.ACCESSES:
-        return _count(count, "operation", "operations")
-    if gap.kind is GapKind.STREAMS:
-        return _count(count, "operation on an unknown stream", "operations on unknown streams")
-    if gap.kind is GapKind.CHECKS:
-        return ", ".join(gap.names)
-    if gap.kind is GapKind.DEVICE_CHECKS:
-        return f"{', '.join(gap.names)} (software device only)"
-    if gap.kind is GapKind.CHILD_PROCESSES:
-        return f"{_count(count, 'child process', 'child processes')} ({_some(gap.names)})"
-    if gap.kind is GapKind.REPLACED:
-        return f"what ran after exec ({_some(gap.names)})"
-    if gap.kind in (GapKind.HOST_MEMORY, GapKind.HOST_READS):
-        accesses = "accesses to" if gap.kind is GapKind.HOST_MEMORY else "reads of"
-        return f"the host's {accesses} {format_bytes(count)} of pinned memory"
-    if gap.kind is GapKind.UNSEEN:
-        return _some(gap.names)
-    if gap.kind is GapKind.THREADS:
-        return f"{_count(count, 'possible race')} between Python threads"
-    if gap.kind is GapKind.WAITS:
-        return f"{_count(count, 'pair of accesses', 'pairs of accesses')} after waits for unknown events"
-    if gap.kind is GapKind.WORKLOAD:
-        return f"what the workload would have done: it {_some(gap.names)}"
-    if gap.kind is GapKind.KERNEL_RACES:
-        return f"races in a part of {_count(count, 'launch', 'launches')}"
-    return {GapKind.RECORDING: "events that are missing from the recording", GapKind.OPERATIONS: "anything"}[gap.kind]
-
-
-def gap_why(gap: Gap) -> str:
-    """Return in a sentence why something was not checked, and what to do."""
-    if gap.kind is GapKind.RECORDING:
-        return f"The recording is incomplete: {_some(gap.names)}."
-    if gap.kind is GapKind.OPERATIONS:
-        return " ".join(["No work on a CUDA device was recorded.", *_no_operations(gap.names)])
-    if gap.kind is GapKind.CHILD_PROCESSES:
-        plural = "processes" if gap.count > 1 else "process"
-        return (
-            f"The program started {gap.count:,} {plural} ({_some(gap.names)}); only the program itself is recorded. "
-            "Run in one process what uses the device."
-        )
-    if gap.kind is GapKind.REPLACED:
-        return f"The program replaced itself by {_some(gap.names)}, which is not recorded."
-    if gap.kind is GapKind.CHECKS:
-        return (
-            f"The recording was made without {', '.join(gap.names)}: run the program itself under `cudatool sanitize`, "
-            "on the software device."
-        )
-    if gap.kind is GapKind.THREADS:
-        threads = "its two Python threads" if gap.count == 1 else "their Python threads"
-        return (
-            f"{_count(gap.count, 'possible race')}: {threads} may synchronize in ways that the trace does not record "
-            f"({_some(gap.names, '; ')})."
-        )
-    if gap.kind is GapKind.WORKLOAD:
-        return f"The workload itself {_some(gap.names)}; what it would have done after that is not known."
-    if gap.kind is GapKind.DEVICE_CHECKS:
-        return f"On the software device only: {', '.join(gap.names)}."
-    return {
-        GapKind.ACCESSES: "The trace does not say what operations access: record it with `cudatool run --accesses`.",
-        GapKind.LAUNCHES: f"What {_count(gap.count, 'launch accesses', 'launches access')} is not known.",
-        GapKind.STREAMS: f"The stream of {_count(gap.count, 'operation')} is not known.",
-        GapKind.WAITS: f"{_count(gap.count, 'pair of accesses', 'pairs of accesses')} may be ordered by a wait for "
-        "what the trace does not show, as another process's event.",
-        GapKind.KERNEL_RACES: f"{printable('; '.join(gap.names))}. Launch fewer blocks, or use a smaller input.",
-        GapKind.UNSEEN: f"{printable('; '.join(gap.names))}.",
-        GapKind.HOST_MEMORY: "The host may read and write pinned memory unseen: use `cudatool.host_view`, or the "
-        "software device, which watches it.",
-        GapKind.HOST_READS: "This system does not tell when the host reads pinned memory that a copy fills "
-        "(`/proc/self/pagemap`): use `cudatool.host_view`.",
-    }[gap.kind]
-
-
 def _no_operations(names: Sequence[str]) -> list[str]:
     """Return what explains that nothing was recorded: `names` are libraries, or "recording" for a lost one."""
     if "recording" in names:
@@ -270,3 +194,106 @@ def _some(names: Sequence[str], separator: str = ", ") -> str:
 
 def _count(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def gap_what(gap: Gap) -> str:
+    """Return what was not checked in a few words, for the line that sums up."""
+    return _WORDS[gap.kind].what(gap)
+
+
+def gap_why(gap: Gap) -> str:
+    """Return in a sentence why something was not checked, and what to do."""
+    return _WORDS[gap.kind].why(gap)
+
+
+class _Words(NamedTuple):
+    """What is said of a kind of gap: what was not checked, and why."""
+
+    what: Callable[[Gap], str]
+    why: Callable[[Gap], str]
+
+
+_WORDS: Final[dict[GapKind, _Words]] = {
+    GapKind.OPERATIONS: _Words(
+        lambda gap: "anything",
+        lambda gap: " ".join(["No work on a CUDA device was recorded.", *_no_operations(gap.names)]),
+    ),
+    GapKind.RECORDING: _Words(
+        lambda gap: "events that are missing from the recording",
+        lambda gap: f"The recording is incomplete: {_some(gap.names)}.",
+    ),
+    GapKind.LAUNCHES: _Words(
+        lambda gap: _count(gap.count, "launch", "launches"),
+        lambda gap: f"What {_count(gap.count, 'launch accesses', 'launches access')} is not known.",
+    ),
+    GapKind.ACCESSES: _Words(
+        lambda gap: _count(gap.count, "operation"),
+        lambda gap: "The trace does not say what operations access: record it with `cudatool run --accesses`.",
+    ),
+    GapKind.STREAMS: _Words(
+        lambda gap: _count(gap.count, "operation on an unknown stream", "operations on unknown streams"),
+        lambda gap: f"The stream of {_count(gap.count, 'operation')} is not known.",
+    ),
+    GapKind.CHECKS: _Words(
+        lambda gap: ", ".join(gap.names),
+        lambda gap: (
+            f"The recording was made without {', '.join(gap.names)}: run the program itself under "
+            "`cudatool sanitize`, on the software device."
+        ),
+    ),
+    GapKind.DEVICE_CHECKS: _Words(
+        lambda gap: f"{', '.join(gap.names)} (software device only)",
+        lambda gap: f"On the software device only: {', '.join(gap.names)}.",
+    ),
+    GapKind.CHILD_PROCESSES: _Words(
+        lambda gap: f"{_count(gap.count, 'child process', 'child processes')} ({_some(gap.names)})",
+        lambda gap: (
+            f"The program started {_count(gap.count, 'process', 'processes')} ({_some(gap.names)}); only the "
+            "program itself is recorded. Run in one process what uses the device."
+        ),
+    ),
+    GapKind.REPLACED: _Words(
+        lambda gap: f"what ran after exec ({_some(gap.names)})",
+        lambda gap: f"The program replaced itself by {_some(gap.names)}, which is not recorded.",
+    ),
+    GapKind.UNSEEN: _Words(
+        lambda gap: _some(gap.names),
+        lambda gap: f"{printable('; '.join(gap.names))}.",
+    ),
+    GapKind.HOST_MEMORY: _Words(
+        lambda gap: f"the host's accesses to {format_bytes(gap.count)} of pinned memory",
+        lambda gap: (
+            "The host may read and write pinned memory unseen: use `cudatool.host_view`, or the software "
+            "device, which watches it."
+        ),
+    ),
+    GapKind.HOST_READS: _Words(
+        lambda gap: f"the host's reads of {format_bytes(gap.count)} of pinned memory",
+        lambda gap: (
+            "This system does not tell when the host reads pinned memory that a copy fills "
+            "(`/proc/self/pagemap`): use `cudatool.host_view`."
+        ),
+    ),
+    GapKind.THREADS: _Words(
+        lambda gap: f"{_count(gap.count, 'possible race')} between Python threads",
+        lambda gap: (
+            f"{_count(gap.count, 'possible race')}: {'its two' if gap.count == 1 else 'their'} Python threads "
+            f"may synchronize in ways that the trace does not record ({_some(gap.names, '; ')})."
+        ),
+    ),
+    GapKind.WAITS: _Words(
+        lambda gap: f"{_count(gap.count, 'pair of accesses', 'pairs of accesses')} after waits for unknown events",
+        lambda gap: (
+            f"{_count(gap.count, 'pair of accesses', 'pairs of accesses')} may be ordered by a wait for what "
+            "the trace does not show, as another process's event."
+        ),
+    ),
+    GapKind.WORKLOAD: _Words(
+        lambda gap: f"what the workload would have done: it {_some(gap.names)}",
+        lambda gap: f"The workload itself {_some(gap.names)}; what it would have done after that is not known.",
+    ),
+    GapKind.KERNEL_RACES: _Words(
+        lambda gap: f"races in a part of {_count(gap.count, 'launch', 'launches')}",
+        lambda gap: f"{printable('; '.join(gap.names))}. Launch fewer blocks, or use a smaller input.",
+    ),
+}

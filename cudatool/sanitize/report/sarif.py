@@ -109,7 +109,7 @@ class _Result:
         shown, *others = sites(finding)
         parts = [_plain(shown.text)]
         parts += [self._link(other.text, other.frame) for other in others]
-        parts += [self._source(text, source) for text, source in sources(finding)]
+        parts += [self._source(place.text, place.source) for place in sources(finding)]
         if isinstance(finding, Finding):
             parts.append(_plain(finding.reason))
         elif finding.text != shown.text:

@@ -137,10 +137,10 @@ class _Style:
         lines = []
         if finding.operation:
             lines.append(self.paint("1", self._about("what", site.text)))
-        for thread, source in sources(finding):
-            label = "thread" if not thread.startswith("after") else ""
-            lines.append(self._about(label, f"{thread.removeprefix('thread ')} at {source}"))
-            if (at := source_place(source)) is not None:
+        for by in sources(finding):
+            label, thread = ("", by.text) if by.is_earlier else ("thread", by.thread)
+            lines.append(self._about(label, f"{thread} at {by.source}"))
+            if (at := source_place(by.source)) is not None:
                 lines += self._code(*at)
         if finding.mode:
             offset = "offset " if finding.space != "global" else ""

@@ -8,6 +8,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cudatool.sanitize.coverage import gap_what
 from cudatool.sanitize.findings import (
@@ -31,6 +32,7 @@ __all__ = [
     "Entry",
     "Run",
     "Site",
+    "ThreadPlace",
     "around",
     "describe",
     "ended",
@@ -152,20 +154,44 @@ def around(finding: Finding | DeviceFinding) -> tuple[Site, ...]:
     return tuple(found)
 
 
-def sources(finding: Finding | DeviceFinding) -> tuple[tuple[str, str], ...]:
-    """Return the threads of a kernel that did it, in words, each with its ``file:line``.
+class ThreadPlace(NamedTuple):
+    """A thread of a kernel, and the line of its source.
+
+    Attributes
+    ----------
+    thread
+        Its index in the block and the block's in the grid, in words without a noun.
+    source
+        ``file:line``.
+    is_earlier
+        Whether another thread's access came after it.
+    """
+
+    thread: str
+    source: str
+    is_earlier: bool = False
+
+    @property
+    def text(self) -> str:
+        return f"{'after ' if self.is_earlier else ''}thread {self.thread}"
+
+
+def sources(finding: Finding | DeviceFinding) -> tuple[ThreadPlace, ...]:
+    """Return the threads of a kernel that did it, the one that is to blame first.
 
     Most CUDA sources are strings in a program. Their directory is that of some process which compiled them: left out.
     """
     if isinstance(finding, Finding) or not finding.block:
         return ()
-    threads = [(f"thread {finding.thread} of block {finding.block}", finding.source)]
+    threads = [ThreadPlace(f"{finding.thread} of block {finding.block}", _shown(finding.source))]
     if finding.other_thread:
-        threads.append((f"after thread {finding.other_thread} of block {finding.other_block}", finding.other_source))
-    return tuple(
-        (text, source if os.path.isfile(source.rpartition(":")[0]) else os.path.basename(source))
-        for text, source in threads
-    )
+        other = f"{finding.other_thread} of block {finding.other_block}"
+        threads.append(ThreadPlace(other, _shown(finding.other_source), is_earlier=True))
+    return tuple(threads)
+
+
+def _shown(source: str) -> str:
+    return source if os.path.isfile(source.rpartition(":")[0]) else os.path.basename(source)
 
 
 def which_bytes(finding: Finding) -> str:
@@ -184,7 +210,7 @@ def describe(finding: Finding | DeviceFinding) -> str:
     """Return what happened, why it is wrong and how to repair it, in one line of plain text."""
     first, *others = sites(finding)
     parts = [first.text, *(f"{other.text} ({_at(other)})" for other in others)]
-    parts += [f"{text} at {source}" for text, source in sources(finding)]
+    parts += [f"{place.text} at {place.source}" for place in sources(finding)]
     text = "; ".join(parts)
     if isinstance(finding, DeviceFinding):
         return text if text == finding.text else f"{text}: {finding.text}."
