@@ -24,7 +24,7 @@ from cudatool.analyze.releases import leading_releases, share_of_program
 from cudatool.analyze.replay_pools import UnnamedPools
 from cudatool.analyze.replay_script import Script
 from cudatool.analyze.replay_start import own_stream, set_up
-from cudatool.analyze.requests import RELEASES, Call, Requests, Verb, refuses_contradictions, requests
+from cudatool.analyze.requests import RELEASES, Call, Calls, Requests, Verb, refuses_contradictions, requests
 from cudatool.errors import OutOfMemoryError, UsageError
 from cudatool.memory.blocks import FREE, MIN_BLOCK_SIZE, SMALL_LIMIT, PoolId, round_size, segment_size
 from cudatool.memory.journal import Journal
@@ -274,6 +274,16 @@ def _notes(replay: _Replay) -> Iterator[str]:
         yield f"{replay.misplaced} blocks lie in no segment, or in each other, and are left out"
 
 
+def _with_emptied(calls: Calls, emptied: Mapping[int, int]) -> Iterator[Call]:
+    """Yield calls, some of which begin with so many releases of the program: those as a call of their own."""
+    for number, call in enumerate(calls):
+        if number in emptied:
+            count = emptied[number]
+            yield Call(Verb.EMPTY_CACHE, -1, 0, 0, 0, 0, call.done, call.changes[:count], call.event)
+            call = call._replace(done=(), changes=call.changes[count:])
+        yield call
+
+
 class _Replay:
     """One pass through the calls."""
 
@@ -362,11 +372,8 @@ class _Replay:
 
         `otherwise`, those releases are the program's, too, that were doubtful.
         """
-        calls = list(self.asked.calls)
-        for number, count in reversed(self._by_program if not otherwise else sorted(self._by_program + self._doubtful)):
-            call = calls[number]
-            emptied = Call(Verb.EMPTY_CACHE, -1, 0, 0, 0, 0, call.done, call.changes[:count], call.event)
-            calls[number : number + 1] = [emptied, call._replace(done=(), changes=call.changes[count:])]
+        emptied = dict(self._by_program if not otherwise else self._by_program + self._doubtful)
+        calls = self.asked.calls if not emptied else Calls(_with_emptied(self.asked.calls, emptied))
         retries = self.policy.statistics.num_alloc_retries
         return replace(
             self.asked,

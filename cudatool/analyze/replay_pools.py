@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from cudatool.analyze.requests import RELEASES, Call, Change, Requests, Verb
+from cudatool.analyze.requests import RELEASES, Call, Calls, Change, Requests, Verb
 from cudatool.trace.events import Kind, pack_pool
 
 __all__ = ["UnnamedPools"]
@@ -76,7 +76,7 @@ class UnnamedPools:
         return before
 
     def _with_pools(self, asked: Requests) -> Requests:
-        calls = []
+        calls = Calls()
         for call in asked.calls:
             time = _time(call)
             pool = self._pool_of(call.address, time) if call.verb is Verb.MALLOC else 0
@@ -84,7 +84,7 @@ class UnnamedPools:
                 change._replace(pool=self._pool_of(change.address, _time_of(change, call)) or change.pool)
                 for change in call.changes
             )
-            calls.append(call._replace(pool=pool or call.pool, changes=changes))
+            calls.append(*call._replace(pool=pool or call.pool, changes=changes))
         return replace(asked, calls=calls)
 
     def _pool_of(self, address: int, time: int) -> int:

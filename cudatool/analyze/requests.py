@@ -15,11 +15,13 @@ have made room for them: :mod:`cudatool.analyze.releases` tells, from the state 
 from __future__ import annotations
 
 import functools
+from array import array
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
+from itertools import chain, islice, pairwise, repeat
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar, overload
 
 import numpy as np
 
@@ -28,7 +30,7 @@ from cudatool.memory.blocks import MIN_BLOCK_SIZE
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
-__all__ = ["RELEASES", "Call", "Change", "Requests", "Verb", "refuses_contradictions", "requests"]
+__all__ = ["RELEASES", "Call", "Calls", "Change", "Requests", "Verb", "refuses_contradictions", "requests"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -58,6 +60,9 @@ class Verb(IntEnum):
     FREE_LATER = 4
     """A free of a block that another stream was using."""
     EMPTY_CACHE = 5
+
+
+_VERBS = (Verb.MALLOC, *Verb)  # by number; there is no 0
 
 
 class Change(NamedTuple):
@@ -98,6 +103,77 @@ class Call(NamedTuple):
     event: int
 
 
+class Calls(Sequence[Call]):
+    """Calls in order. They are kept as columns, which take a quarter of the memory of as many tuples."""
+
+    def __init__(self, calls: Iterable[Call] = ()) -> None:
+        self._verb = bytearray()
+        self._block, self._event = array("q"), array("q")
+        self._size, self._stream, self._pool, self._address = array("Q"), array("Q"), array("Q"), array("Q")
+        self._done: list[tuple[int, ...]] = []
+        self._changes: list[tuple[Change, ...]] = []
+        for call in calls:
+            self.append(*call)
+
+    def append(
+        self,
+        verb: Verb,
+        block: int,
+        size: int,
+        stream: int,
+        pool: int,
+        address: int,
+        done: tuple[int, ...],
+        changes: tuple[Change, ...],
+        event: int,
+    ) -> None:
+        """Add a call; the parameters are its attributes."""
+        self._verb.append(verb)
+        self._block.append(block)
+        self._size.append(size)
+        self._stream.append(stream)
+        self._pool.append(pool)
+        self._address.append(address)
+        self._done.append(done)
+        self._changes.append(changes)
+        self._event.append(event)
+
+    def __len__(self) -> int:
+        return len(self._verb)
+
+    def __iter__(self) -> Iterator[Call]:
+        return self._calls(slice(None))
+
+    @overload
+    def __getitem__(self, index: int) -> Call: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Call]: ...
+
+    def __getitem__(self, index: int | slice) -> Call | list[Call]:
+        if isinstance(index, slice):
+            return list(self._calls(index))
+        at = range(len(self))[index]
+        return next(self._calls(slice(at, at + 1)))
+
+    def _calls(self, part: slice) -> Iterator[Call]:
+        columns = (
+            self._block,
+            self._size,
+            self._stream,
+            self._pool,
+            self._address,
+            self._done,
+            self._changes,
+            self._event,
+        )
+        if part != slice(None):
+            columns = tuple(column[part] for column in columns)  # type: ignore[assignment]  # each keeps its type
+        rows = zip(map(_VERBS.__getitem__, self._verb[part]), *columns, strict=True)
+        # What Call._make ends in, without a frame of Python for each call.
+        return map(tuple.__new__, repeat(Call), rows)
+
+
 @dataclass(eq=False)
 class Requests:
     """The calls on one device. Two are the same only if they are one object.
@@ -132,7 +208,7 @@ class Requests:
     """
 
     device: int
-    calls: list[Call] = field(default_factory=list)
+    calls: Calls = field(default_factory=Calls)
     prior_memory: list[Change] = field(default_factory=list)
     prior_blocks: list[Call] = field(default_factory=list)
     prior_sizes: list[int] = field(default_factory=list)
@@ -162,27 +238,26 @@ def requests(trace: Trace, device: int) -> Requests:
     stacks = trace.records["stack"]
     live: dict[int, int] = {}  # address -> number of the block
     pending: dict[int, int] = {}
-    _take_prior(found, events[:prior_events], live, pending)
+    _take_prior(found, islice(events, prior_events), live, pending)
     done: list[int] = []
     changes: list[Change] = []
-
-    new_call = tuple.__new__  # what Call(...) ends in, without its argument handling: half the time
+    append = found.calls.append
 
     def call(
         verb: Verb, event: int, block: int = -1, size: int = 0, stream: int = 0, pool: int = 0, at: int = 0
     ) -> None:
         if done or changes:
-            found.calls.append(Call(verb, block, size, stream, pool, at, tuple(done), tuple(changes), event))
+            append(verb, block, size, stream, pool, at, tuple(done), tuple(changes), event)
             done.clear()
             changes.clear()
         else:
-            found.calls.append(new_call(Call, (verb, block, size, stream, pool, at, (), (), event)))
+            append(verb, block, size, stream, pool, at, (), (), event)
 
     def empty_cache(event: int) -> None:
         call(Verb.EMPTY_CACHE, event)
 
-    for position in range(prior_events, len(events)):
-        event, kind, address, size, stream, aux0, pool, flags = events[position]
+    event = -1
+    for (event, kind, address, size, stream, aux0, pool, flags), following in pairwise(chain(events, [_NO_EVENT])):
         if kind in (_ALLOC, _OOM):
             if changes and kind == _ALLOC and all(change.kind in RELEASES for change in changes):
                 empty_cache(event)
@@ -200,9 +275,7 @@ def requests(trace: Trace, device: int) -> Requests:
             block = live.pop(address, -1)
             if block < 0:
                 found.unmatched += 1
-                continue
-            following = events[position + 1] if position + 1 < len(events) else events[position]
-            if following[1] == _FREE_COMPLETED and following[2] == address:
+            elif following[1] == _FREE_COMPLETED and following[2] == address:
                 call(Verb.FREE, event, block, aux0, stream, pool, address)
             else:
                 pending[address] = block
@@ -213,28 +286,32 @@ def requests(trace: Trace, device: int) -> Requests:
         else:
             changes.append(Change(Kind(kind), address, size, stream, pool, bool(flags & 1), int(stacks[event])))
     if done or changes:
-        empty_cache(events[-1][0])
+        empty_cache(event)
     return found
 
 
 _Event = tuple[int, int, int, int, int, int, int, int]  # record, kind, address, size, stream, aux0, pool, flags
+_NO_EVENT: _Event = (-1, 0, 0, 0, 0, 0, 0, 0)
+_AT_ONCE = 1 << 14  # events that are Python objects at a time
 
 
-def _events(trace: Trace, device: int) -> list[_Event]:
-    """Return the allocator's events on a device."""
+def _events(trace: Trace, device: int) -> Iterator[_Event]:
+    """Yield the allocator's events on a device."""
     records = trace.records
     index = np.flatnonzero((records["device"] == device) & np.isin(records["kind"], [int(kind) for kind in _KINDS]))
-    kind, address, size, stream, aux0, pool, flags = (
-        records[name][index].tolist() for name in ("kind", "address", "size", "stream", "aux0", "aux1", "flags")
-    )
     # Streams by their handles: in their order the allocator goes through what it releases.
     created = trace.of_kind(Kind.STREAM_CREATE)
     handles = dict(zip(created["stream"].tolist(), created["address"].tolist(), strict=True))
-    stream = [handles.get(number, number) for number in stream]
-    return list(zip(index.tolist(), kind, address, size, stream, aux0, pool, flags, strict=True))
+    for first in range(0, len(index), _AT_ONCE):
+        part = index[first : first + _AT_ONCE]
+        kind, address, size, stream, aux0, pool, flags = (
+            records[name][part].tolist() for name in ("kind", "address", "size", "stream", "aux0", "aux1", "flags")
+        )
+        stream = [handles.get(number, number) for number in stream]
+        yield from zip(part.tolist(), kind, address, size, stream, aux0, pool, flags, strict=True)
 
 
-def _take_prior(found: Requests, events: list[_Event], live: dict[int, int], pending: dict[int, int]) -> None:
+def _take_prior(found: Requests, events: Iterable[_Event], live: dict[int, int], pending: dict[int, int]) -> None:
     """Take over what was there before the recording began, which stands in front of it as events."""
     for event, kind, address, size, stream, aux0, pool, flags in events:
         if kind == Kind.BLOCK_ALLOC:
@@ -296,8 +373,7 @@ def _check_segments(trace: Trace, device: int) -> None:
 
 
 def _peak_reserved(trace: Trace, device: int) -> int:
-    records = trace.records[trace.records["device"] == device]
-    size = records["size"].astype(np.int64)
-    gains, releases = np.isin(records["kind"], _GAINS), np.isin(records["kind"], RELEASES)
-    level = np.cumsum(np.where(gains, size, 0) - np.where(releases, size, 0))
-    return int(level.max(initial=0))
+    kind = trace.records["kind"]
+    changes = trace.records[np.isin(kind, _GAINS + RELEASES) & (trace.records["device"] == device)]
+    size = changes["size"].astype(np.int64)
+    return int(np.cumsum(np.where(np.isin(changes["kind"], _GAINS), size, -size)).max(initial=0))

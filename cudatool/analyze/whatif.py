@@ -25,8 +25,8 @@ from enum import StrEnum
 
 from cudatool.analyze.replay import requests_with_pools
 from cudatool.analyze.replay_start import with_start_in
-from cudatool.analyze.requests import RELEASES, Requests, Verb
-from cudatool.analyze.whatif_model import Caveat, Course, Outcome, OutOfMemory, quiet_calls, run_model
+from cudatool.analyze.requests import RELEASES, Call, Calls, Requests, Verb
+from cudatool.analyze.whatif_model import Caveat, Course, Outcome, OutOfMemory, check_model, run_model
 from cudatool.errors import ConfigError
 from cudatool.memory.blocks import round_size, segment_size
 from cudatool.memory.settings import UNLIMITED, Settings
@@ -278,9 +278,10 @@ class _Experiment:
         elif not any(call.verb in (Verb.MALLOC, Verb.FAILED_MALLOC) for call in self.asked.calls):
             self.impossible = NoAdvice.NO_REQUESTS
         else:
-            self.check = self._run(recorded, recorded.text, _Scenario(self.asked, self._total, self._limit))
+            as_recorded = _Scenario(self.asked, self._total, self._limit)
+            self.check, self._quiet = check_model(trace, self.asked, recorded, total=self._total, limit=self._limit)
+            self._runs[recorded.text, as_recorded] = self.check
             self._caveats = tuple(self._caveats_of_check())
-            self._quiet = quiet_calls(trace, self.asked, recorded, total=self._total, limit=self._limit)
             self._smaller = _with_smaller_failures(self.asked, recorded)
 
     def outcome(self, conf: str) -> Outcome:
@@ -396,7 +397,7 @@ class _Experiment:
             pairs.append((scenario, scenario if is_open else plain))
         least = before
         avoids = found.failures < used.failures
-        if self._start_is_open(found):
+        if self._start_is_open(found, settings):
             return None
         for here, there in pairs:
             one = self._run(settings, found.conf, here)
@@ -411,15 +412,15 @@ class _Experiment:
         unsure = set(found.caveats) - {Caveat.CALLS_UNSEEN}
         return least if least > before * (_WORTH_IF_UNSURE if unsure else _WORTH_NAMING) else None
 
-    def _start_is_open(self, found: Outcome) -> bool:
+    def _start_is_open(self, found: Outcome, settings: Settings) -> bool:
         """Return whether any amount may have been cached when the recording began, had these settings been in force.
 
-        So it is if the allocator gave memory back by itself: it may have done so before, where the other would not. And
-        if it did not split large blocks: what it cached then is neither more nor less than another would have.
+        Besides what the range says of it, what was cached is neither more nor less than it would have been if the
+        recorded allocator did not split large blocks.
         """
         if found.conf == self._recorded.text or not (self.asked.prior_memory or self.asked.prior_blocks):
             return False
-        return self._gave_back or self._recorded.max_split_size != UNLIMITED
+        return self._starts_with_any(settings) or self._recorded.max_split_size != UNLIMITED
 
     @property
     def _gave_back(self) -> bool:
@@ -521,13 +522,15 @@ def _with_smaller_failures(asked: Requests, recorded: Settings) -> Requests | No
     if max(recorded.roundup_power2_divisions) <= 1:
         return None  # to 512 bytes, as under all settings
 
-    def smallest(size: int) -> int:
-        return 1 + bisect_left(range(1, size + 1), size, key=lambda asked: round_size(asked, recorded))
+    def smallest(call: Call) -> Call:
+        sizes = range(1, call.size + 1)
+        return call._replace(size=1 + bisect_left(sizes, call.size, key=lambda asked: round_size(asked, recorded)))
 
-    calls = [
-        call._replace(size=smallest(call.size)) if call.verb is Verb.FAILED_MALLOC else call for call in asked.calls
-    ]
-    return replace(asked, calls=calls) if calls != asked.calls else None
+    failed = [call for call in asked.calls if call.verb is Verb.FAILED_MALLOC]
+    if failed == [smallest(call) for call in failed]:
+        return None
+    calls = Calls(smallest(call) if call.verb is Verb.FAILED_MALLOC else call for call in asked.calls)
+    return replace(asked, calls=calls)
 
 
 def _limits(asked: Requests, recorded: Settings, card: int | None) -> tuple[int | None, int | None, bool]:

@@ -13,7 +13,7 @@ from cudatool.analyze.replay_start import own_stream, set_up
 from cudatool.analyze.requests import RELEASES, Call, Requests, Verb, refuses_contradictions
 from cudatool.errors import FileFormatError, OutOfMemoryError
 from cudatool.limits import FAILURE_STEPS, GAP_STEPS
-from cudatool.memory.blocks import PoolId
+from cudatool.memory.blocks import Block, PoolId
 from cudatool.memory.journal import Journal
 from cudatool.memory.policy import DEFAULT_POOL, Policy
 from cudatool.memory.settings import UNLIMITED, Settings
@@ -21,7 +21,7 @@ from cudatool.trace.events import Kind
 from cudatool.trace.frames import call_site
 from cudatool.trace.model import Trace
 
-__all__ = ["Caveat", "Course", "OutOfMemory", "Outcome", "quiet_calls", "run_model"]
+__all__ = ["Caveat", "Course", "OutOfMemory", "Outcome", "check_model", "run_model"]
 
 _UNKNOWN_CARD = 1 << 44  # more memory than any card has
 
@@ -185,18 +185,17 @@ def run_model(
 
 
 @refuses_contradictions
-def quiet_calls(
+def check_model(
     trace: Trace, asked: Requests, settings: Settings, *, total: int | None, limit: int | None
-) -> frozenset[int]:
-    """Return the calls, by their index, before which nothing is cached that could be given back.
+) -> tuple[Outcome, frozenset[int]]:
+    """Return what requests cost under the recorded settings, and before which calls nothing is cached.
 
-    There a program may have emptied the cache without leaving an event. The parameters are those of :func:`run_model`,
-    with the recorded settings.
+    There, by their index, a program may have emptied the cache without leaving an event. The parameters are those of
+    :func:`run_model`.
     """
     model = _model(trace, asked, settings, total, limit, None)
     model.quiet = set()
-    model.run("")
-    return frozenset(model.quiet)
+    return model.run(settings.text), frozenset(model.quiet)
 
 
 def _model(
@@ -231,6 +230,7 @@ class _Model:
         self._address: dict[int, int] = {}
         self._fullest = (0, 0)  # bytes reserved, and those in use: when most were reserved and most of these in use
         self._survived = 0
+        self._cached: Block | None = None  # one that could be given back
         self._last_malloc = max((i for i, call in enumerate(asked.calls) if call.verb is Verb.MALLOC), default=-1)
         self._searched = 0  # blocks looked at as requests failed: for what is free, and for what to say
         self._caveats: list[Caveat] = []
@@ -269,7 +269,7 @@ class _Model:
         for index, call in enumerate(self.asked.calls):
             if not begun and (begun := call.verb is not Verb.EMPTY_CACHE):
                 self._begin_to_count()
-            if self.quiet is not None and not self._pending and not self._has_cached_segments():
+            if self.quiet is not None and not self._pending and not self._has_cached():
                 self.quiet.add(index)
             if call.done:
                 self.card.passed.update(own_stream(block) for block in call.done)
@@ -395,9 +395,15 @@ class _Model:
             self.policy.use_pool(id)
         return id
 
-    def _has_cached_segments(self) -> bool:
+    def _has_cached(self) -> bool:
+        """Return whether the default pools have something to give back."""
+        segments = self.policy.segments
+        if self._cached is not None and self._cached.home is not None and segments.is_releasable(self._cached):
+            return True  # the last time's is still there
         pools = [self.policy.pool_for(DEFAULT_POOL, is_small=is_small) for is_small in (False, True)]
-        return any(True for pool in pools for _ in self.policy.segments.releasable(pool))
+        free = (block for pool in pools for block in reversed(pool.free_blocks()))
+        self._cached = next((block for block in free if segments.is_releasable(block)), None)
+        return self._cached is not None
 
     def _free_later(self, block: int) -> None:
         self._pending.add(block)

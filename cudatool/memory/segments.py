@@ -142,6 +142,13 @@ class Segments:
             elif block.previous is None and block.next is None:
                 yield block.address, block.size
 
+    def is_releasable(self, block: Block) -> bool:
+        """Return whether a free block has anything that :meth:`release_free` would give back."""
+        if block.expandable is not None:
+            start, end = _whole_pages(block, block.expandable)
+            return start < end
+        return block.previous is None and block.next is None
+
     def release_oversize(self, pool: BlockPool, size: int, stream: int) -> bool:
         """Release free segments that may not be split, until `size` bytes are; return whether there were so many."""
         blocks, enough = self.oversize(pool, size, stream)
