@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-import leak_programs_later  # noqa: F401  (enters its programs, too)
+import leak_programs_fourth  # noqa: F401  (enters its programs, too)
+import leak_programs_later  # noqa: F401
 import leak_programs_third  # noqa: F401
 import pytest
 from leak_programs import LEAKS, MISTAKEN, SOUND, UNDECIDED, Program, Scenario
