@@ -68,11 +68,21 @@ def read_input(path: str | os.PathLike[str], most: int) -> bytes:
 
 def _open_regular(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)  # a pipe that nobody writes to does not block
-    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
-    if kind != stat.S_IFREG:
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'not a file')}", path)
-    return descriptor
+    found = os.fstat(descriptor)
+    kind = stat.S_IFMT(found.st_mode)
+    if kind == stat.S_IFREG and (found.st_size or _is_empty(descriptor)):
+        return descriptor
+    os.close(descriptor)
+    what = "a file that the kernel makes" if kind == stat.S_IFREG else _KINDS.get(kind, "not a file")
+    raise OSError(errno.EINVAL, f"it is {what}", path)
+
+
+def _is_empty(descriptor: int) -> bool:
+    """Whether a file of no bytes has none: files in /proc have some, which may never end, or be waited for."""
+    try:
+        return not os.read(descriptor, 1)
+    except OSError:
+        return False
 
 
 def check_outputs(

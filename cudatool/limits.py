@@ -42,8 +42,10 @@ __all__ = [
     "QUOTED_SOURCE",
     "RULES",
     "RULES_BYTES",
+    "REPORT_FRAMES",
     "RULE_BRACKETS",
     "RULE_LENGTH",
+    "STACK_FRAMES",
     "TABLE",
     "TABLES_BYTES",
     "VALUE_ROUNDS",
@@ -61,6 +63,10 @@ _GIB: Final = 1 << 30
 
 TABLES_BYTES: Final = 64 * _MIB
 """Bytes of a chunk of names and stacks: a recorder's have 32 KiB, or one long name."""
+STACK_FRAMES: Final = 1024
+"""Innermost frames of a stack that are read: Python itself stops a recursion at 1,000."""
+REPORT_FRAMES: Final = 50_000
+"""Frames of all stacks in the report on a trace; the outer ones are left out where there are more."""
 CHECK_STEPS: Final = 1 << 24
 """Steps of some 25 ns that the check of a trace for races may take, and"""
 CHECK_EVENT: Final = 1 << 12
@@ -170,6 +176,8 @@ TABLE: Final[tuple[tuple[str, str], ...]] = (
         "trace: steps of the check for races (25 ns each, about); a program that runs has no limit",
         f"{CHECK_STEPS:,}, and {CHECK_EVENT:,} for each event",
     ),
+    ("trace: frames of a stack, from the innermost one on", f"{STACK_FRAMES:,}"),
+    ("trace: frames of all stacks in a report of `sanitize`", f"{REPORT_FRAMES:,}"),
     ("trace: as JSON for Perfetto", f"{_size(PERFETTO_BYTES)}, and {_size(PERFETTO_EVENT)} for each event"),
     ("trace: text of one stack in that JSON", _size(PERFETTO_BYTES)),
     (

@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from cudatool.errors import OutputError, UsageError
-from cudatool.files import KeptDescriptor, check_outputs, check_writable, replacing, write_whole
+from cudatool.files import (
+    KeptDescriptor,
+    check_outputs,
+    check_writable,
+    open_input,
+    read_input,
+    replacing,
+    write_whole,
+)
 from cudatool.sanitize import Outputs, Report, Run
 
 
@@ -92,6 +100,17 @@ def test_a_kept_descriptor_has_a_high_number_and_leaves_that_of_another_file_alo
     assert os.path.sameopenfile(other, number)
     os.close(number)
     os.close(other)
+
+
+@pytest.mark.parametrize("name", ["maps", "pagemap", "environ"])
+def test_what_the_kernel_makes_is_no_input(name):
+    with pytest.raises(OSError, match="a file that the kernel makes"):
+        open_input(f"/proc/self/{name}")
+
+
+def test_an_empty_file_is_an_input(tmp_path):
+    (tmp_path / "empty").touch()
+    assert b"" == read_input(tmp_path / "empty", 100)
 
 
 def test_looking_changes_nothing(good):

@@ -8,13 +8,23 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
+from cudatool.limits import REPORT_FRAMES
 from cudatool.sanitize.advice import CALLS, Calls
 from cudatool.sanitize.coverage import find_gaps, operations_in
 from cudatool.sanitize.defects import Defect, Key, Repairs, Side
 from cudatool.sanitize.device import device_findings, leaks
 from cudatool.sanitize.effort import Effort
 from cudatool.sanitize.engine import Engine
-from cudatool.sanitize.findings import AccessSite, BufferSite, Finding, FindingKind, Report, fingerprint, location
+from cudatool.sanitize.findings import (
+    AccessSite,
+    BufferSite,
+    Finding,
+    FindingKind,
+    Report,
+    fingerprint,
+    location,
+    within,
+)
 from cudatool.trace.events import AccessFlag, Api, Kind, StreamFlag
 from cudatool.trace.frames import user_frames
 from cudatool.trace.model import Frame, Trace
@@ -42,13 +52,19 @@ def check(trace: Trace, checks: Collection[str] = ("race",), *, bounded: bool = 
     checks
         What to look for.
     bounded
-        Whether the work is limited by the number of events, for a file that a stranger may have made.
+        Whether the work is limited by the number of events, and the report in its stacks, for a file that a stranger
+        may have made.
 
     Raises
     ------
     TraceFormatError
         `bounded`, and the check would take more work.
     """
+    report = _report(trace, checks, Effort(trace, bounded=bounded))
+    return within(report, REPORT_FRAMES) if bounded else report
+
+
+def _report(trace: Trace, checks: Collection[str], effort: Effort) -> Report:
     on_device = device_findings(trace) + (leaks(trace) if "leak" in checks else ())
     device = str(trace.header.get("device", ""))
     if "race" not in checks:
@@ -56,7 +72,6 @@ def check(trace: Trace, checks: Collection[str] = ("race",), *, bounded: bool = 
         gaps = find_gaps(trace, checks, operations=operations)
         notes = tuple(trace.notes)
         return Report((), on_device=on_device, device=device, operations=operations, notes=notes, gaps=gaps)
-    effort = Effort(trace, bounded=bounded)
     engine = Engine(trace, go_on_repaired=True, effort=effort)
     engine.run()
     independent = engine.defects

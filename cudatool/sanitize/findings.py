@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os.path
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from functools import lru_cache
+from typing import Any, TypeGuard
 
 from cudatool.trace.frames import user_frame, user_frames
 from cudatool.trace.model import Frame
@@ -31,6 +33,7 @@ __all__ = [
     "fingerprint",
     "functions",
     "location",
+    "within",
 ]
 
 
@@ -499,6 +502,53 @@ class Report:
         return replace(self, gaps=(*self.gaps, Gap(GapKind.WORKLOAD, 1, (how,))))
 
 
+def within(report: Report, most: int) -> Report:
+    """Return the report with at most about `most` frames in all its stacks: of deep ones the innermost, and the user's.
+
+    A note says so if any are left out.
+    """
+    depths = sorted(_depths(report))
+    if sum(depths) <= most:
+        return report
+    # The largest depth with which they fit, found by giving each as much of the rest as the next one can take.
+    left, depth = most, 0
+    for index, one in enumerate(depths):
+        depth = left // (len(depths) - index)
+        if one > depth:
+            break
+        left -= one
+    depth = max(depth, 1)
+    cut: Report = _cut(report, depth)
+    return replace(cut, notes=(*cut.notes, f"Stacks are shown to a depth of {depth:,}: the report would be too large."))
+
+
+def _depths(value: object) -> Iterator[int]:
+    if _is_stack(value):
+        yield len(value)
+    elif isinstance(value, tuple) and not isinstance(value, Frame):
+        for one in value:
+            yield from _depths(one)
+    elif isinstance(value, Report | Finding | DeviceFinding | AccessSite | BufferSite):
+        for about in fields(value):
+            yield from _depths(getattr(value, about.name))
+
+
+def _cut(value: Any, depth: int) -> Any:
+    if _is_stack(value):
+        kept = value[:depth]
+        own = user_frame(value)
+        return kept if own is None or own in kept else (*kept[:-1], own)
+    if isinstance(value, tuple) and not isinstance(value, Frame):
+        return tuple(_cut(one, depth) for one in value)
+    if isinstance(value, Report | Finding | DeviceFinding | AccessSite | BufferSite):
+        return replace(value, **{about.name: _cut(getattr(value, about.name), depth) for about in fields(value)})
+    return value
+
+
+def _is_stack(value: object) -> TypeGuard[tuple[Frame, ...]]:
+    return isinstance(value, tuple) and bool(value) and isinstance(value[0], Frame)
+
+
 def location(stack: tuple[Frame, ...]) -> str:
     """Return ``"pipeline.py:41"``, the innermost line of the user's own code; ``"an unknown line"`` without a stack."""
     frame = user_frame(stack)
@@ -515,6 +565,7 @@ def fingerprint(kind: FindingKind, first: AccessSite, second: AccessSite, buffer
     return digest(parts)
 
 
+@lru_cache(256)
 def functions(stack: tuple[Frame, ...]) -> str:
     """Return the functions of a stack, as a part of a fingerprint: the same on every machine that runs the program.
 

@@ -57,6 +57,22 @@ def _installed(file: str) -> bool:
 
 def user_frames(stack: Sequence[Frame]) -> tuple[Frame, ...]:
     """Return the frames of the lowest :func:`frame_rank` in a stack, innermost first: the user's own if it has any."""
+    known = _known.get(id(stack))
+    if known is None or known[0] is not stack:
+        known = stack, _own(stack)
+        if isinstance(stack, tuple):  # it never changes
+            if len(_known) >= _MOST_KNOWN:
+                _known.clear()
+            _known[id(stack)] = known
+    return known[1]
+
+
+_known: dict[int, tuple[Sequence[Frame], tuple[Frame, ...]]] = {}
+"""Stacks by identity, kept alive so that no other gets it: many findings ask for the same long stacks again."""
+_MOST_KNOWN = 1024
+
+
+def _own(stack: Sequence[Frame]) -> tuple[Frame, ...]:
     ranks = [frame_rank(frame) for frame in stack]
     lowest = min(ranks, default=0)
     return tuple(frame for frame, rank in zip(stack, ranks, strict=True) if rank == lowest)

@@ -101,10 +101,14 @@ class Trace:
     notes: list[str] = field(default_factory=list)
     source: str = ""
     ending: Ending = Ending.CLOSED
+    _found: dict[int, tuple[Frame, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def stack(self, index: int) -> tuple[Frame, ...]:
-        """Return the frames of stack `index`, innermost first."""
-        return tuple(self.frames[i] for i in self.stacks[index])
+        """Return the frames of stack `index`, innermost first: the same object every time."""
+        found = self._found.get(index)
+        if found is None:
+            found = self._found[index] = tuple(self.frames[i] for i in self.stacks[index])
+        return found
 
     def selecting(self, records: npt.NDArray[np.void], source: npt.NDArray[np.int64]) -> Self:
         """Return this trace with other records, each of which is made from the record of the number in `source`."""

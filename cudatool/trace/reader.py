@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from cudatool.errors import TraceFormatError, UsageError
 from cudatool.files import open_input
-from cudatool.limits import TABLES_BYTES
+from cudatool.limits import STACK_FRAMES, TABLES_BYTES
 from cudatool.progress import step
 from cudatool.trace.events import RECORD
 from cudatool.trace.file import (
@@ -128,6 +128,7 @@ class _Reader:
         self.frames: list[Frame] = []
         self.stacks: list[tuple[int, ...]] = [()]
         self.threads: list[str] = []
+        self.cut_stacks: set[int] = set()
         self.count = 0
         self.closed = False
         self.stopped = False
@@ -175,6 +176,9 @@ class _Reader:
         if wrong:
             ending = Ending.DAMAGED
         self._check_indices(records)
+        if self.cut_stacks:
+            stacks = f"{len(self.cut_stacks)} stack{'s' * (len(self.cut_stacks) > 1)}"
+            self.notes.append(f"Of {stacks} only the innermost {STACK_FRAMES:,} frames were read.")
         return Trace(
             records,
             names=self.names,
@@ -315,7 +319,9 @@ class _Reader:
             elif table == Table.FRAMES:
                 _put(self.frames, index, self._frame(data))
             elif table == Table.STACKS:
-                _put(self.stacks, index, self._stack(data))
+                _put(self.stacks, index, self._stack(data[: 4 * STACK_FRAMES]))
+                if length > 4 * STACK_FRAMES:
+                    self.cut_stacks.add(index)
             elif table == Table.THREADS:
                 _put(self.threads, index, data.decode("utf-8", "replace"))
             else:

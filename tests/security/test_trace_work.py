@@ -14,8 +14,11 @@ import pytest
 from hostile_traces import trace_bytes
 
 from cudatool.blas._workspace import workspace_size
+from cudatool.limits import REPORT_FRAMES, STACK_FRAMES
+from cudatool.sanitize.checker import check
 from cudatool.trace.events import RECORD, AccessFlag, Kind
 from cudatool.trace.model import Frame
+from cudatool.trace.reader import read
 
 Records = npt.NDArray[np.void]
 COUNT = 15_000  # records of 64 bytes
@@ -79,7 +82,7 @@ def overlapping_accesses() -> bytes:
 def deep_stack() -> bytes:
     made = records(Kind.BLOCK_ALLOC, 1000)
     made["address"], made["size"], made["stack"] = (np.arange(1000) + 1) << 9, 512, 1
-    frames = [Frame("a.py", f"f{i}", i) for i in range(2)]
+    frames = [Frame("a.py", f"f{i}" * 50_000, i) for i in range(2)]
     return trace_bytes(made, header=FACTS, frames=frames, stacks=[(), [0, 1] * 110_000])
 
 
@@ -133,3 +136,37 @@ def test_a_workspace_of_thousands_of_digits_is_the_default(config: str) -> None:
     with pytest.warns(UserWarning, match="is not :SIZE:COUNT") as caught:
         assert workspace_size(None, 9) == workspace_size(config, 9)
     assert len(str(caught[0].message)) < 300
+
+
+def _trace_with_findings(count: int, depth: int) -> bytes:
+    """Return a trace in which each launch of an odd number races with the one before it, in one stack."""
+    numbers = np.arange(4 * count) // 2
+    made = records(Kind.KERNEL_LAUNCH, 4 * count)
+    made["kind"][1::2] = Kind.ACCESS
+    made["correlation"], made["stream"], made["flags"] = numbers + 1, numbers % 2 + 1, AccessFlag.WRITE
+    made["address"], made["size"], made["name"], made["stack"] = (1 << 30) + (numbers // 2 << 12), 4096, numbers + 1, 1
+    names = ("", *(f"k{number}" for number in range(2 * count)))
+    frames = [*(Frame("/lib/python3.12/library.py", f"f{i}", i + 1) for i in range(depth - 1)), Frame("a.py", "f", 1)]
+    return trace_bytes(made, header=FACTS, names=names, frames=frames, stacks=[(), range(depth)])
+
+
+def test_outer_frames_beyond_the_limit_are_not_read_and_a_note_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "deep.ctrace"
+    path.write_bytes(_trace_with_findings(1, STACK_FRAMES))
+    assert (len(read(path).stack(1)), read(path).notes) == (STACK_FRAMES, [])
+    path.write_bytes(_trace_with_findings(1, STACK_FRAMES + 1))
+    trace = read(path)
+    assert [frame.line for frame in trace.stack(1)] == list(range(1, STACK_FRAMES + 1))
+    assert trace.notes == ["Of 1 stack only the innermost 1,024 frames were read."]
+
+
+def test_stacks_of_a_large_report_are_cut_to_what_fits_and_keep_the_users_line(tmp_path: Path) -> None:
+    path = tmp_path / "deep.ctrace"
+    path.write_bytes(_trace_with_findings(40, 1000))
+    whole, cut = check(read(path)), check(read(path), bounded=True)
+    stacks = [side.stack for finding in cut.all for side in (finding.first, finding.second)]
+    assert len(stacks) == 80
+    assert {len(stack) for stack in stacks} == {REPORT_FRAMES // 80}
+    assert {(stack[0].line, stack[-1].file) for stack in stacks} == {(1, "a.py")}
+    assert whole.notes == () and "to a depth of 625" in cut.notes[0]
+    assert [one.fingerprint for one in whole.all] == [one.fingerprint for one in cut.all]

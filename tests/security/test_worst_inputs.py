@@ -18,13 +18,16 @@ SAMPLE = (
     "source: a comment",
     "source: attributes",
     "source: comments in a statement",
+    "trace: findings in a deep stack",
 )
 
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_work_is_bounded_by_the_size_of_the_input(name: str, tmp_path: Path) -> None:
     prepare(name, tmp_path)
-    outcome = run(INPUTS[name].commands[-1 if name.startswith("project") else 0], INPUTS[name].file, tmp_path)
+    outcome = run(
+        INPUTS[name].commands[-1 if name.startswith(("project", "trace")) else 0], INPUTS[name].file, tmp_path
+    )
     assert "" == fault(outcome, most_seconds=ENDED_AFTER)  # no figure of a busy machine decides
 
 

@@ -185,6 +185,18 @@ def _many_findings() -> bytes:
     return trace_bytes(made, header=_FACTS, names=names, frames=frames, stacks=[(), *([i] for i in range(4000))])
 
 
+def _findings_in_a_deep_stack() -> bytes:
+    """Each launch races with the launch before it, with a name of its own, all of them in one stack."""
+    made = _rows(Kind.KERNEL_LAUNCH, 9000)
+    pair = _numbers(9000) // 2
+    made["kind"][1::2] = Kind.ACCESS
+    made["correlation"], made["stream"], made["flags"] = pair + 1, pair % 2 + 1, AccessFlag.WRITE
+    made["address"], made["size"], made["name"], made["stack"] = (1 << 30) + (pair // 2 << 12), 4096, pair % 4000 + 1, 1
+    frames = [Frame(f"f{i}.py", f"g{i}", i) for i in range(9)]
+    names = ("", *(f"k{i}" for i in range(4000)))
+    return trace_bytes(made, header=_FACTS, names=names, frames=frames, stacks=[(), list(range(9)) * 8000])
+
+
 def _deep_stacks() -> bytes:
     made = _rows(Kind.BLOCK_ALLOC, 2000)
     made["address"], made["size"], made["stack"] = (_numbers(2000) + 1) << 9, 512, _numbers(2000) % 3 + 1
@@ -239,6 +251,7 @@ _TRACES: dict[str, Callable[[], bytes]] = {
     ),
     "overlapping accesses": _overlapping_accesses,
     "findings": _many_findings,
+    "findings in a deep stack": _findings_in_a_deep_stack,
     "deep stacks": _deep_stacks,
     "ranges in ranges": _ranges_in_ranges,
     "long names": _long_names,

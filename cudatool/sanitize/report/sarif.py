@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 from urllib.parse import quote
@@ -157,6 +158,7 @@ class _Result:
         return {"message": {"text": site.text}, "frames": frames}
 
 
+@lru_cache(4096)
 def _location(frame: Frame, root: str) -> dict[str, Any]:
     relative = relative_path(frame.file, root)
     location: dict[str, Any] = {}
