@@ -19,14 +19,15 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from race_corpus import cases, compare, run
+from race_corpus import cases, compare, programs, run
 
-__all__ = ["devices", "run_all", "summary"]
+__all__ = ["Runner", "devices", "run_all", "summary"]
 
 
 def devices(schedules: int) -> list[str]:
@@ -35,29 +36,57 @@ def devices(schedules: int) -> list[str]:
     return (named + [f"sim:count=2,schedule=random,seed={seed}" for seed in range(schedules)])[:schedules]
 
 
+class Runner:
+    """A process that runs programs of the corpus on `device`, one after the other, as it is asked to."""
+
+    def __init__(self, device: str, *, inferred: bool = False) -> None:
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed below)
+        command = [sys.executable, __file__, "--in-this-process", "--device", device]
+        command += ["--inferred"] if inferred else []
+        environment = {**os.environ, "CUDATOOL_DEVICE": device}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._said}
+        self._process = subprocess.Popen(command, env=environment, text=True, **pipes)
+
+    def run(self, program: str, variant: str) -> dict:
+        """Return what was found, missed and reported falsely."""
+        try:
+            print(program, variant, file=self._process.stdin, flush=True)
+            return json.loads(self._process.stdout.readline())
+        except (BrokenPipeError, json.JSONDecodeError):
+            self._said.seek(0)
+            raise RuntimeError(f"the corpus failed at {program} {variant}:\n{self._said.read()}") from None
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+        self._said.close()
+
+
 def run_all(device: str, only: str = "", *, inferred: bool = False) -> list[dict]:
     """Run every variant on `device` in a new process; return what was found, missed and reported falsely."""
-    command = [sys.executable, __file__, "--in-this-process", "--device", device, "--only", only]
-    command += ["--inferred"] if inferred else []
-    environment = {**os.environ, "CUDATOOL_DEVICE": device}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"the corpus failed on {device}:\n{done.stderr}")
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    runner = Runner(device, inferred=inferred)
+    try:
+        wanted = [(program.name, variant) for program, variant in cases()]
+        return [runner.run(*names) for names in wanted if only in ":".join(names)]
+    finally:
+        runner.close()
 
 
-def _run_here(device: str, only: str, inferred: bool) -> None:
+def _run_here(device: str, inferred: bool) -> None:
     import gc
 
     import cudatool as ct
 
     as_on_a_gpu = inferred or device.startswith("cuda")
     count = ct.device_count()
-    for program, variant in cases():
-        if only not in f"{program.name}:{variant}":
-            continue
+    by_name = {program.name: program for program in programs()}
+    for line in sys.stdin:
+        name, variant = line.split()
+        program = by_name[name]
         gc.freeze()  # collections look at the program's own objects alone
-        result = {"program": program.name, "variant": variant, "device": device, "skipped": "", "error": ""}
+        result = {"program": name, "variant": variant, "device": device, "skipped": "", "error": ""}
         if as_on_a_gpu and program.cuda:
             result["skipped"] = program.cuda
         elif program.devices > count:
@@ -68,7 +97,7 @@ def _run_here(device: str, only: str, inferred: bool) -> None:
                 result |= {"found": found.found, "missed": found.missed, "false": found.false}
             except Exception:
                 result["error"] = traceback.format_exc()
-        sys.__stdout__.write(json.dumps(result) + "\n")
+        print(json.dumps(result), file=sys.__stdout__, flush=True)
 
 
 def summary(results: list[dict]) -> tuple[int, int, int]:
@@ -111,7 +140,7 @@ def main() -> int:
     parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.in_this_process:
-        _run_here(options.device, options.only, options.inferred)
+        _run_here(options.device, options.inferred)
         return 0
     where = ["cuda"] if options.device == "cuda" else devices(options.schedules)
     results = [result for device in where for result in run_all(device, options.only, inferred=options.inferred)]
