@@ -9,7 +9,17 @@ from cudatool.analyze.categories import RULES, Categories, Category, CategorySha
 from cudatool.analyze.compiled import Compiled, compiled_sites
 from cudatool.analyze.diagnosis import Diagnosis, Remedy, Topic, advice, diagnose
 from cudatool.analyze.diff import Diff, DiffRow, Match, diff
-from cudatool.analyze.execution import Copies, Kernel, Operations, Stream, calls, copies, kernels, operations, streams
+from cudatool.analyze.execution import (
+    Copies,
+    KernelTotal,
+    Operations,
+    Stream,
+    calls,
+    copies,
+    kernels,
+    operations,
+    streams,
+)
 from cudatool.analyze.fragmentation import (
     Cause,
     CauseShare,
@@ -22,7 +32,7 @@ from cudatool.analyze.fragmentation import (
 )
 from cudatool.analyze.leaks import Doubt, Leak, Leaks, LeakVerdict, leaks, leaks_of
 from cudatool.analyze.lint import LintFinding, Severity, lint
-from cudatool.analyze.memory import (
+from cudatool.analyze.moments import (
     Block,
     CallSite,
     Layout,
@@ -89,7 +99,7 @@ __all__ = [
     "FreeReading",
     "Grouping",
     "Hole",
-    "Kernel",
+    "KernelTotal",
     "Layout",
     "Leak",
     "LeakVerdict",

@@ -11,7 +11,7 @@ from typing import Any, Final
 from cudatool.analyze.categories import Categories, Category, categorize
 from cudatool.analyze.fragmentation import Cause, Fragmentation, fragmentation
 from cudatool.analyze.leaks import Leaks, leaks
-from cudatool.analyze.memory import CallSite, by_call_site
+from cudatool.analyze.moments import CallSite, by_call_site
 from cudatool.analyze.outside import FreeReading, Outside, outside
 from cudatool.analyze.recorded import recorded_settings
 from cudatool.analyze.sites import SiteTree, site_tree

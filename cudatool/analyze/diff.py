@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool.analyze import memory
+from cudatool.analyze import moments
 from cudatool.analyze.compiled import Compiled, joined
 from cudatool.progress import Step, step
 from cudatool.trace import lifetimes
@@ -152,7 +152,7 @@ def _peaks(trace: Trace, shown: Step, done: int) -> dict[int, _Peak]:
             _Site(
                 trace.stack(site.stack), site.requested // site.count, site.label, site.size, site.count, site.compiled
             )
-            for site in memory.by_call_site(trace, own.at(int(curve.index[row])))
+            for site in moments.by_call_site(trace, own.at(int(curve.index[row])))
         ]
         most = int(curve.reserved.max()) if curve.knows_reserved else None
         result[device] = _Peak(int(curve.active[row]), most, sites)

@@ -12,7 +12,7 @@ from cudatool.trace.lifetimes import Ints
 from cudatool.trace.model import Trace
 from cudatool.trace.streams import stream_names
 
-__all__ = ["Copies", "Kernel", "Operations", "Stream", "calls", "copies", "kernels", "operations", "streams"]
+__all__ = ["Copies", "KernelTotal", "Operations", "Stream", "calls", "copies", "kernels", "operations", "streams"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def calls(trace: Trace) -> Operations:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class KernelTotal:
     """All launches of one kernel, cuBLAS routine or collective; `time` is that of all in ns, None if unknown."""
 
     name: str
@@ -97,7 +97,7 @@ class Stream:
     busy: int
 
 
-def kernels(trace: Trace, ran: Operations) -> tuple[Kernel, ...]:
+def kernels(trace: Trace, ran: Operations) -> tuple[KernelTotal, ...]:
     """Return kernels by execution time (by launches where that is unknown), the largest first.
 
     What a graph launch ran counts as launched: kernels, and the products and collectives that were captured into it.
@@ -114,7 +114,7 @@ def kernels(trace: Trace, ran: Operations) -> tuple[Kernel, ...]:
         again, took = replayed.get(name, (0, 0))
         known = len(graph) or took or seen[own].any()
         spent = int(time[own].sum()) + int((graph["aux1"].astype(np.int64) - graph["aux0"].astype(np.int64)).sum())
-        rows.append(Kernel(trace.names[name], len(own) + len(graph) + again, spent + took if known else None))
+        rows.append(KernelTotal(trace.names[name], len(own) + len(graph) + again, spent + took if known else None))
     return tuple(sorted(rows, key=lambda row: (-(row.time or 0), -row.launches, row.name)))
 
 

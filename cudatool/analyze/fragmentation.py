@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from cudatool.analyze.compiled import Compiled, compiled_sites
-from cudatool.analyze.memory import Layout, before_recording, layout_at, site_keys, site_labels
+from cudatool.analyze.moments import Layout, before_recording, layout_at, site_keys, site_labels
 from cudatool.memory.blocks import SMALL_LIMIT, SMALL_PAGE, round_size
 from cudatool.memory.settings import Settings
 from cudatool.trace.events import Kind

@@ -18,7 +18,7 @@ import numpy as np
 
 from cudatool.analyze.compiled import Compiled, compiled_sites
 from cudatool.analyze.growth import FEWEST_EVENTS, Growth, Trend, floors, may_grow, trend
-from cudatool.analyze.memory import site_keys, without_stack
+from cudatool.analyze.moments import site_keys, without_stack
 from cudatool.analyze.steps import Confidence, Steps, find_steps
 from cudatool.progress import step
 from cudatool.trace import lifetimes

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from cudatool.analyze import execution, memory
+from cudatool.analyze import execution, moments
 from cudatool.analyze.diagnosis import Diagnosis, diagnose
-from cudatool.analyze.execution import Copies, Kernel, Operations, Stream
+from cudatool.analyze.execution import Copies, KernelTotal, Operations, Stream
 from cudatool.analyze.lint import LintFinding, lint
-from cudatool.analyze.memory import CallSite
+from cudatool.analyze.moments import CallSite
 from cudatool.errors import ConfigError
 from cudatool.memory.settings import Settings
 from cudatool.progress import Step, step
@@ -103,7 +103,7 @@ class Summary:
     window: tuple[int, int, int] | None
     duration: int
     devices: tuple[DeviceMemory, ...]
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[KernelTotal, ...]
     copies: tuple[Copies, ...]
     streams: tuple[Stream, ...]
     notes: tuple[str, ...]
@@ -227,8 +227,8 @@ def _device(
         # A block lies in a segment: where none is known, that is not for there being none.
         reserved_known=curve.knows_reserved,
         ooms=ooms,
-        at_peak=memory.by_call_site(trace, blocks.at(peak.index)),
-        still_live=memory.by_call_site(trace, blocks[blocks.freed == len(trace.records)]),
+        at_peak=moments.by_call_site(trace, blocks.at(peak.index)),
+        still_live=moments.by_call_site(trace, blocks[blocks.freed == len(trace.records)]),
     )
 
 
@@ -237,7 +237,7 @@ def _moment(blocks: Lifetimes, segments: Lifetimes, curve: Timeline, row: int) -
         return Moment(-1, 0, 0, 0, 0, 0, 0)
     index = int(curve.index[row])
     held = (blocks.start <= index) & (index < blocks.freed)
-    layout = memory.layout_at(blocks, segments, index)
+    layout = moments.layout_at(blocks, segments, index)
     return Moment(
         index=index,
         time=int(curve.time[row]),

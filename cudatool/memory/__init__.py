@@ -3,6 +3,6 @@
 from cudatool.memory.allocator import CachingAllocator
 from cudatool.memory.provider import SegmentProvider
 from cudatool.memory.settings import Settings
-from cudatool.memory.summary import memory_summary
+from cudatool.memory.table import memory_summary
 
 __all__ = ["CachingAllocator", "SegmentProvider", "Settings", "memory_summary"]

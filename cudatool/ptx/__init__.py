@@ -24,6 +24,7 @@ from cudatool.ptx.container import DeviceCode, device_code, is_container, ptx_fo
 from cudatool.ptx.effects import Mode
 from cudatool.ptx.flow import Block, Flow
 from cudatool.ptx.frames import FRAME_SCALE, STACK, merge_calls
+from cudatool.ptx.kernel_summary import Feature, InstructionClass, KernelSummary, grid_dependencies, summarize
 from cudatool.ptx.linker import LinkError, join, link, parse_image, split, undefined
 from cudatool.ptx.model import (
     Address,
@@ -44,7 +45,6 @@ from cudatool.ptx.model import (
 )
 from cudatool.ptx.operands import call_parts, elements, space_of, symbols
 from cudatool.ptx.parser import parse
-from cudatool.ptx.summary import Feature, InstructionClass, KernelSummary, grid_dependencies, summarize
 
 __all__ = [
     "FRAME_SCALE",

@@ -35,7 +35,7 @@ from cudatool.units import format_bytes
 __all__ = [
     "Layout",
     "Memory",
-    "Owner",
+    "MemoryOwner",
     "Shape",
     "allocate",
     "allocator",
@@ -199,7 +199,7 @@ def _processes(device: int) -> list[tuple[int, int]]:
         return []
 
 
-class Owner(Protocol):
+class MemoryOwner(Protocol):
     """What keeps the memory of an array."""
 
     def record_stream(self, stream: Stream) -> None:

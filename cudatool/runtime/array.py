@@ -12,7 +12,7 @@ import numpy.typing as npt
 from cudatool.errors import ShapeError, UsageError
 from cudatool.runtime import interop, peer, transfer
 from cudatool.runtime._native import address_of
-from cudatool.runtime.allocator import Layout, Memory, Owner, Shape, allocate
+from cudatool.runtime.allocator import Layout, Memory, MemoryOwner, Shape, allocate
 from cudatool.runtime.attached import attached
 from cudatool.runtime.device import CUDA_KINDS, DeviceLike, device_index
 from cudatool.runtime.dtypes import as_dtype
@@ -62,7 +62,7 @@ class DeviceArray(ArrayMethods):
 
     __slots__ = ("__weakref__", "_address", "_memory", "_signature", "device", "layout")
 
-    def __init__(self, layout: Layout, memory: Owner | None, device: int) -> None:
+    def __init__(self, layout: Layout, memory: MemoryOwner | None, device: int) -> None:
         self.layout = layout
         self.device = device
         self._memory = memory

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from cudatool.sanitize.aliases import Aliases
+from cudatool.sanitize.allocations import Memory
 from cudatool.sanitize.clocks import Clocks, Moment
 from cudatool.sanitize.defects import Defect, Defects, Key, Repairs, Side, race_of, side_of
 from cudatool.sanitize.effort import Effort
@@ -33,7 +34,6 @@ from cudatool.sanitize.graphs import Graphs, Node
 from cudatool.sanitize.intervals import READ, WRITE, Access, History, Operation, overlap
 from cudatool.sanitize.launches import Launches
 from cudatool.sanitize.lifetimes import Buffer, Buffers
-from cudatool.sanitize.memory import Memory
 from cudatool.sanitize.ordering import Agent, Ordering
 from cudatool.sanitize.programmatic import AGENTS, Dependents, early_streams
 from cudatool.sanitize.rows import LAUNCHES, Row, byte_sets, read_rows

@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cudatool.sim import abi
+from cudatool.sim.graph.allocations import GraphMemory
 from cudatool.sim.graph.capture import Captures
-from cudatool.sim.graph.memory import GraphMemory
 from cudatool.sim.green import GreenContext
 from cudatool.sim.ipc import Imports
 from cudatool.sim.memory import PAGE, Allocation, Allocations, Arena, DeviceMemory, HostMemory

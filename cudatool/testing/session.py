@@ -25,7 +25,7 @@ from cudatool.recording import drain, is_observing, narrow, release_caches, sour
 from cudatool.sanitize import DeviceFinding, Finding, GapKind, Report, accepted, check, known, render_text
 from cudatool.sanitize.coverage import find_gaps
 from cudatool.sanitize.device import leaks
-from cudatool.testing.memory import Memory, describe, memory_of
+from cudatool.testing.allocations import Memory, describe, memory_of
 from cudatool.testing.past import Past, Records
 from cudatool.testing.settings import Options
 from cudatool.testing.totals import packed

@@ -29,14 +29,14 @@ def test_kernels_are_summed_by_name_the_slowest_first() -> None:
     # The helper gives every event its own name, as a trace would not.
     made.names = ["", "quick", "slow"]
     made.records["name"][2] = 2
-    assert (analyze.Kernel("slow", 2, 40), analyze.Kernel("quick", 1, 5)) == analyze.kernels(
+    assert (analyze.KernelTotal("slow", 2, 40), analyze.KernelTotal("quick", 1, 5)) == analyze.kernels(
         made, analyze.operations(made)
     )
 
 
 def test_a_kernel_that_was_never_timed_has_no_time() -> None:
     made = trace(launch(1, "k"))
-    assert (analyze.Kernel("k", 1, None),) == analyze.kernels(made, analyze.operations(made))
+    assert (analyze.KernelTotal("k", 1, None),) == analyze.kernels(made, analyze.operations(made))
 
 
 def test_copies_are_summed_by_direction() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cudatool.sanitize import check
-from cudatool.testing.memory import memory_of
+from cudatool.testing.allocations import memory_of
 from cudatool.testing.past import Past, Records
 from cudatool.trace.events import RECORD, AccessFlag, CopyFlag, Kind, StreamFlag
 from cudatool.trace.model import Trace

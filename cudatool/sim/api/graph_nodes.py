@@ -11,7 +11,7 @@ from cudatool.sim.abi import entry, write
 from cudatool.sim.api.graph import add_node, edges_from, graph_object
 from cudatool.sim.graph import params
 from cudatool.sim.graph.model import Graph, Node, NodeType, Work
-from cudatool.sim.graph.nodes import ChildGraph, Conditional, Empty, Free, Kernel, RecordEvent, WaitForEvent
+from cudatool.sim.graph.nodes import ChildGraph, Conditional, Empty, Free, KernelNode, RecordEvent, WaitForEvent
 from cudatool.sim.graph.params import HostParams, KernelParams, MemAllocParams, Memcpy3D, MemsetParams, NodeParams
 from cudatool.sim.results import DriverError, Result
 
@@ -194,7 +194,7 @@ def new_work(kind: int, before: Work, work: Callable[[], Work]) -> Work:
     if kind in (NodeType.MEM_ALLOC, NodeType.MEM_FREE, NodeType.CONDITIONAL):
         raise DriverError(Result.NOT_SUPPORTED, f"the parameters of a {before.kind.name} node cannot be set")
     new = work()
-    if isinstance(new, Kernel) and isinstance(before, Kernel):
+    if isinstance(new, KernelNode) and isinstance(before, KernelNode):
         return new.with_attributes(before.attributes)
     return new
 
@@ -321,9 +321,9 @@ _ATTRIBUTE_BYTES = 64  # sizeof(CUlaunchAttributeValue)
 _ATTRIBUTES = (1, 2, 4, 5, 8, 9, 10, 11, 14)
 
 
-def _kernel(hNode: int, attr: int = 1) -> tuple[Node, Kernel]:
+def _kernel(hNode: int, attr: int = 1) -> tuple[Node, KernelNode]:
     node = graph_object(hNode, Node)
-    if not isinstance(node.work, Kernel) or attr not in _ATTRIBUTES:
+    if not isinstance(node.work, KernelNode) or attr not in _ATTRIBUTES:
         raise DriverError(Result.INVALID_VALUE)
     return node, node.work
 

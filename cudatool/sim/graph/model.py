@@ -18,7 +18,7 @@ from cudatool.sim import machine as state
 from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:
-    from cudatool.sim.graph.memory import Slot
+    from cudatool.sim.graph.allocations import Slot
     from cudatool.sim.graph.run import Run
     from cudatool.sim.machine import Context
     from cudatool.sim.queue import Operation

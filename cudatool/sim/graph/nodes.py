@@ -15,7 +15,7 @@ from cudatool.sim.queue import EventState, Operation
 from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:
-    from cudatool.sim.graph.memory import Slot
+    from cudatool.sim.graph.allocations import Slot
     from cudatool.sim.graph.run import Run
     from cudatool.sim.kernels import Launch
     from cudatool.sim.machine import Context
@@ -29,7 +29,7 @@ __all__ = [
     "Empty",
     "Fill",
     "Free",
-    "Kernel",
+    "KernelNode",
     "Operand",
     "RecordEvent",
     "WaitForEvent",
@@ -68,7 +68,7 @@ class _Leaf:
 
 
 @dataclass(frozen=True, eq=False)
-class Kernel(_Leaf):
+class KernelNode(_Leaf):
     """Launches a kernel. `attributes` are CUlaunchAttributeValue by CUlaunchAttributeID."""
 
     launch: Launch
@@ -89,13 +89,13 @@ class Kernel(_Leaf):
             host_memory=launch.host_memory(),
         )
 
-    def update_to(self, new: Kernel) -> Update:
+    def update_to(self, new: KernelNode) -> Update:
         if new.context is not self.context:
             return Update.UNSUPPORTED_FUNCTION_CHANGE
         same = self.attribute(COOPERATIVE) == new.attribute(COOPERATIVE)
         return Update.SUCCESS if same else Update.ATTRIBUTES_CHANGED
 
-    def with_attributes(self, attributes: dict[int, bytes]) -> Kernel:
+    def with_attributes(self, attributes: dict[int, bytes]) -> KernelNode:
         """Return the same with other attributes, of which one makes the launch a cooperative one."""
         kernel = replace(self, attributes=attributes)
         launch = replace(self.launch, cooperative=False)

@@ -19,7 +19,7 @@ from cudatool.sim.graph.nodes import (
     Empty,
     Fill,
     Free,
-    Kernel,
+    KernelNode,
     Operand,
     RecordEvent,
     WaitForEvent,
@@ -198,7 +198,7 @@ def context_before(work: Work) -> Context:
     return work.context if isinstance(work, Copy | Fill) else current_context()
 
 
-def kernel_of(params: KernelParams, attributes: dict[int, bytes] | None = None) -> Kernel:
+def kernel_of(params: KernelParams, attributes: dict[int, bytes] | None = None) -> KernelNode:
     """Return what a kernel node does."""
     if params.kernelParams and params.extra:
         raise DriverError(Result.INVALID_VALUE, "kernelParams and extra cannot both be given")
@@ -208,7 +208,7 @@ def kernel_of(params: KernelParams, attributes: dict[int, bytes] | None = None) 
     context = context_of(params.ctx)
     grid, block = tuple(params.grid), tuple(params.block)
     launch = checked_launch(handle, context, grid, block, params.sharedMemBytes, params.kernelParams, params.extra)
-    kernel = Kernel(launch, context, {})
+    kernel = KernelNode(launch, context, {})
     return kernel.with_attributes(attributes) if attributes else kernel
 
 
@@ -391,7 +391,7 @@ def write_params(node: Node, kind: NodeType, params: Any) -> None:
     work = node.work
     if work.kind is not kind:
         raise DriverError(Result.INVALID_VALUE, f"a {work.kind.name} node has no {kind.name} parameters")
-    if isinstance(work, Kernel):
+    if isinstance(work, KernelNode):
         _write_kernel(node, work, params)
     elif isinstance(work, Copy):
         ctypes.memmove(ctypes.addressof(params), work.params, len(work.params))
@@ -419,7 +419,7 @@ def bodies_of(node: Node, work: Conditional) -> int:
     return ctypes.addressof(node.kept)
 
 
-def _write_kernel(node: Node, work: Kernel, params: KernelParams) -> None:
+def _write_kernel(node: Node, work: KernelNode, params: KernelParams) -> None:
     launch = work.launch
     start = ctypes.addressof(launch.params)
     node.kept = (c_void_p * max(len(launch.kernel.params), 1))(*(start + p.offset for p in launch.kernel.params))

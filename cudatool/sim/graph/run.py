@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 from cudatool.sim import abi
 from cudatool.sim import machine as state
 from cudatool.sim.graph.model import Condition, Graph, Node, NodeType, Update, Work
-from cudatool.sim.graph.nodes import Conditional, Copy, Fill, Kernel
+from cudatool.sim.graph.nodes import Conditional, Copy, Fill, KernelNode
 from cudatool.sim.queue import Operation, StreamState
 from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:
-    from cudatool.sim.graph.memory import Slot
+    from cudatool.sim.graph.allocations import Slot
     from cudatool.sim.machine import Context
 
 __all__ = [
@@ -342,8 +342,8 @@ class GraphExec:
             if (
                 reason is Update.SUCCESS
                 and self.flags & USE_NODE_PRIORITY
-                and isinstance(mine.work, Kernel)
-                and isinstance(new.work, Kernel)
+                and isinstance(mine.work, KernelNode)
+                and isinstance(new.work, KernelNode)
                 and mine.work.attribute(_PRIORITY) != new.work.attribute(_PRIORITY)
             ):
                 reason = Update.ATTRIBUTES_CHANGED
@@ -425,7 +425,7 @@ def _check_device_launch(graph: Graph) -> None:
     """Check what cuGraphInstantiate says of graphs that can be launched from the device."""
     contexts = set()
     for node in graph.walk():
-        if isinstance(node.work, Kernel | Copy | Fill):
+        if isinstance(node.work, KernelNode | Copy | Fill):
             contexts.add(node.work.context)
         elif node.kind is not NodeType.GRAPH:
             message = f"a {node.kind.name} node cannot be in a graph for device launch"
