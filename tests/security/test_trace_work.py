@@ -83,7 +83,7 @@ def deep_stack() -> bytes:
     made = records(Kind.BLOCK_ALLOC, 1000)
     made["address"], made["size"], made["stack"] = (np.arange(1000) + 1) << 9, 512, 1
     frames = [Frame("a.py", f"f{i}" * 50_000, i) for i in range(2)]
-    return trace_bytes(made, header=FACTS, frames=frames, stacks=[(), [0, 1] * 110_000])
+    return trace_bytes(made, header=FACTS, frames=frames, stacks=[(), [0, 1] * 1000])
 
 
 def long_name() -> bytes:
