@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from cudatool.ptx import PtxError, grid_dependencies, parse_image
+from cudatool.ptx import Module, PtxError, grid_dependencies, parse_image
 from cudatool.sim import machine as state
 from cudatool.sim import profile
 from cudatool.sim.addresses import place_of, pointer_behind
@@ -58,6 +58,7 @@ class Library:
         self.blocks: list[Allocation] = []
         self.kernels: dict[str, Function] = {}
         self.parsed = parse_image(image)
+        _check_shared(self.parsed, image)
         self.names = tuple(self.parsed.kernels)
 
     def module(self, device: Device) -> JitModule:
@@ -115,6 +116,20 @@ class Library:
         for function in self.kernels.values():
             state.machine.objects.pop(function.handle, None)
         del state.machine.objects[self.handle]
+
+
+def _check_shared(parsed: Module, image: bytes) -> None:
+    """Raise PtxError if a kernel declares more shared memory than a block has: the driver compiles PTX as it loads it."""
+    variables = [*parsed.variables.values(), *(v for one in parsed.functions.values() for v in one.variables.values())]
+    if sum(one.size for one in variables if one.space == "shared") <= profile.MAX_SHARED:
+        return
+    for name, kernel in _translator().load(image).kernels.items():  # which also knows what functions it calls
+        if kernel.static_shared > profile.MAX_SHARED:
+            raise PtxError(
+                f"{name} declares {kernel.static_shared} bytes of shared memory; a kernel may have "
+                f"{profile.MAX_SHARED}, and more as dynamic shared memory",
+                parsed.kernels[name].line,
+            )
 
 
 class Function:

@@ -166,7 +166,7 @@ EXPLAINED: dict[str, tuple[str, str]] = {
 # Tests that are no kernel of CUDA as it is today.
 NOT_PORTABLE: dict[str, str] = {
     "argument_promotion": "texture references are gone from CUDA 12 on",
-    "ctimeslid": "64 KiB of static shared memory: ptxas allows 48",
+    "ctimeslid": "64 KiB of static shared memory: it does not load",
     "memcpy_simplification/global_passed_to_call": "texture references are gone from CUDA 12 on",
     "misc/fail/miscfail1": "does not compile, which is its label",
     "misc/fail/miscfail6": "an array without elements, which CUDA C++ refuses",

@@ -146,6 +146,31 @@ def test_images_that_cannot_be_loaded(driver, image, error):
     assert driver.cuModuleLoadData(image + b"\0")[0].name == error
 
 
+def test_static_shared_memory_has_a_limit_when_the_module_is_loaded(driver, ok):
+    """The driver compiles PTX as it loads it, and a kernel with more than 48 KiB does not compile."""
+
+    def ptx(size: int) -> bytes:
+        return (
+            b"""
+.version 8.0
+.target sm_90
+.address_size 64
+.shared .align 4 .b8 a[%d];
+.shared .align 4 .b8 b[32768];
+.visible .entry one() { .reg .b32 %%r<2>; mov.u32 %%r1, a; ret; }
+.visible .entry other() { .reg .b32 %%r<2>; mov.u32 %%r1, b; ret; }
+\0"""
+            % size
+        )
+
+    ok(driver.cuModuleUnload(ok(driver.cuModuleLoadData(ptx(48 << 10)))))
+    option, log = driver.CUjit_option, bytearray(200)
+    options = [option.CU_JIT_ERROR_LOG_BUFFER, option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
+    error, _ = driver.cuModuleLoadDataEx(ptx((48 << 10) + 4), 2, options, [log, len(log)])
+    assert "CUDA_ERROR_INVALID_PTX" == error.name
+    assert b"one declares 49156 bytes of shared memory; a kernel may have 49152" in log
+
+
 def test_every_code_has_a_name_and_a_text(driver, ok):
     for code in driver.CUresult:
         assert ok(driver.cuGetErrorName(code)) == code.name.encode()
