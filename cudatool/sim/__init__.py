@@ -19,7 +19,7 @@ from cudatool.sim.abi import ENTRIES, Entry, Subscriber, subscribe, unsubscribe
 from cudatool.sim.machine import Machine, Options
 from cudatool.sim.queue import Operation, Schedule
 from cudatool.sim.results import AddressSpaceError, Result
-from cudatool.sim.toolchain import nvjitlink, runtime_api
+from cudatool.sim.toolchain import nvjitlink, nvrtc, runtime_api
 
 __all__ = [
     "AddressSpaceError",
@@ -160,11 +160,13 @@ def _load_compilers() -> None:
     if real := _wheel_library("libnvrtc.so.13"):
         for builtins in real.parent.glob("libnvrtc-builtins.so.*"):  # some releases do not look beside themselves
             ctypes.CDLL(os.fspath(builtins))
-        _load_library("cudatool.sim._libnvrtc").cudatool_nvrtc_open(os.fsencode(real))
+        stand_in = _load_library("cudatool.sim._libnvrtc")
+        if stand_in.cudatool_nvrtc_open(os.fsencode(real)) == 0:
+            nvrtc.install(stand_in)
     if real := _wheel_library("libnvJitLink.so.13"):
-        stand_in = _load_library("cudatool.sim._libnvjitlink")
-        if stand_in.cudatool_nvjitlink_open(os.fsencode(real)) == 0:
-            nvjitlink.install(stand_in)
+        linker = _load_library("cudatool.sim._libnvjitlink")
+        if linker.cudatool_nvjitlink_open(os.fsencode(real)) == 0:
+            nvjitlink.install(linker)
 
 
 def drain() -> None:

@@ -3,9 +3,14 @@
  * Programs often compile to "cubin", machine code that the software device cannot run. NVRTC keeps the PTX of the same
  * compilation, so this library forwards every call to the real NVRTC and hands out the PTX where the cubin is asked
  * for. The software driver recognizes PTX by its text.
+ *
+ * While kernels are checked, what is found in them is said with the line of their source: compilations have line
+ * information then, whatever the program asked for, and its sources are handed to whoever quotes their lines.
  */
 #include <dlfcn.h>
 #include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
 
 static void *library;
 
@@ -31,8 +36,6 @@ typedef long (*function_t)(long, long, long, long, long, long);
 FORWARD(nvrtcGetCUBIN, nvrtcGetPTX)
 FORWARD(nvrtcGetCUBINSize, nvrtcGetPTXSize)
 FORWARD(nvrtcAddNameExpression, nvrtcAddNameExpression)
-FORWARD(nvrtcCompileProgram, nvrtcCompileProgram)
-FORWARD(nvrtcCreateProgram, nvrtcCreateProgram)
 FORWARD(nvrtcDestroyProgram, nvrtcDestroyProgram)
 FORWARD(nvrtcGetBundledHeadersInfo, nvrtcGetBundledHeadersInfo)
 FORWARD(nvrtcGetErrorString, nvrtcGetErrorString)
@@ -57,3 +60,32 @@ FORWARD(nvrtcRemoveBundledHeaders, nvrtcRemoveBundledHeaders)
 FORWARD(nvrtcSetFlowCallback, nvrtcSetFlowCallback)
 FORWARD(nvrtcSetPCHHeapSize, nvrtcSetPCHHeapSize)
 FORWARD(nvrtcVersion, nvrtcVersion)
+static FORWARD(create, nvrtcCreateProgram)
+static FORWARD(compile, nvrtcCompileProgram)
+
+static const char *(*created)(const char *name, const char *source);
+
+/* From now on, tell `function` of programs, which returns another name for them or null, and compile them with line
+ * information; not any more if it is null. */
+void cudatool_nvrtc_watch(const char *(*function)(const char *, const char *)) { created = function; }
+
+long nvrtcCreateProgram(long program, long source, long name, long count, long headers, long names) {
+    const char *other = created && source ? created(name ? (const char *)name : "", (const char *)source) : NULL;
+    return create(program, source, other ? (long)other : name, count, headers, names);
+}
+
+long nvrtcCompileProgram(long program, long count, long options, long d, long e, long f) {
+    const char *const *given = (const char *const *)options;
+    long n = given ? (int)count : 0;
+    int has = 0;
+    for (long i = 0; i < n; i++)
+        has |= !strcmp(given[i], "-lineinfo") || !strcmp(given[i], "--generate-line-info") || !strcmp(given[i], "-G") ||
+               !strcmp(given[i], "--device-debug");
+    const char **all = created && !has ? malloc((size_t)(n + 1) * sizeof *all) : NULL;
+    if (!all) return compile(program, count, options, d, e, f);
+    for (long i = 0; i < n; i++) all[i] = given[i];
+    all[n] = "--generate-line-info";
+    long status = compile(program, n + 1, (long)all, d, e, f);
+    free(all);
+    return status;
+}

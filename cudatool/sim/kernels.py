@@ -119,7 +119,7 @@ class Library:
 
 
 def _check_shared(parsed: Module, image: bytes) -> None:
-    """Raise PtxError if a kernel declares more shared memory than a block has: the driver compiles PTX as it loads it."""
+    """Raise PtxError if a kernel declares more shared memory than it may: the driver compiles PTX as it loads it."""
     variables = [*parsed.variables.values(), *(v for one in parsed.functions.values() for v in one.variables.values())]
     if sum(one.size for one in variables if one.space == "shared") <= profile.MAX_SHARED:
         return

@@ -19,6 +19,7 @@ from cudatool.sim.observe.host_watch import HostWatch, Report
 from cudatool.sim.pool import Pools
 from cudatool.sim.queue import EventState, Operation, Schedule, Scheduler, StreamState
 from cudatool.sim.results import DriverError, Result
+from cudatool.sim.toolchain import nvrtc
 from cudatool.sim.virtual import VirtualMemory
 
 if TYPE_CHECKING:
@@ -261,6 +262,7 @@ class Machine:
             self.allocations.watchers.remove(self.checkers)
         checks = tuple(checks)
         self.checkers = Checkers(self, checks) if checks else None
+        nvrtc.watch(bool(checks))
         if self.checkers is not None:
             self.allocations.watchers.append(self.checkers)
 
