@@ -400,13 +400,18 @@ _ATTRIBUTE_BYTES = 72  # sizeof(CUlaunchAttribute): id, padding to 8, a union of
 
 
 COOPERATIVE, _CLUSTER_DIMENSION, PROGRAMMATIC_STREAM_SERIALIZATION = 2, 4, 6
+_EVENTS = {7: "programmaticEvent", 12: "launchCompletionEvent"}  # recorded by the launch itself, in the midst of it
 
 
 def launch_attributes(launch: LaunchConfig) -> dict[int, bytes]:
     """Return each CUlaunchAttributeValue by its CUlaunchAttributeID; fail for what there is not on this device."""
     if cluster_of(launch) != (1, 1, 1):
         raise DriverError(Result.NOT_SUPPORTED, "the software device has no thread block clusters")
-    return _attributes(launch)
+    given = _attributes(launch)
+    for number, name in _EVENTS.items():
+        if number in given:  # ignored, a wait for the event would order nothing
+            raise DriverError(Result.NOT_SUPPORTED, f"the software device has no launch attribute {name}")
+    return given
 
 
 def cluster_of(launch: LaunchConfig) -> tuple[int, ...]:

@@ -482,6 +482,21 @@ def test_kernel_attributes_are_set_and_copied(driver, ok, programs):
     assert "ERROR_INVALID_VALUE" == name(driver.cuGraphKernelNodeGetAttribute(empty, kind))
 
 
+@pytest.mark.parametrize("kind", ["PROGRAMMATIC_EVENT", "LAUNCH_COMPLETION_EVENT"])
+def test_launches_that_record_an_event_in_their_midst_are_refused(driver, ok, programs, kind):
+    """Without the record, a wait for the event would order nothing, and nothing would say so."""
+    config = driver.CUlaunchConfig()
+    config.gridDimX = config.gridDimY = config.gridDimZ = 1
+    config.blockDimX = config.blockDimY = config.blockDimZ = 1
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = getattr(driver.CUlaunchAttributeID, f"CU_LAUNCH_ATTRIBUTE_{kind}")
+    config.attrs, config.numAttrs = [attribute], 1
+    arguments = (programs.memory, 1, 4), (ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32)
+    assert "ERROR_NOT_SUPPORTED" == name(driver.cuLaunchKernelEx(config, programs.functions["affine"], arguments, 0))
+    config.numAttrs = 0
+    ok(driver.cuLaunchKernelEx(config, programs.functions["affine"], arguments, 0))
+
+
 def test_cooperative_kernels_that_do_not_fit_are_refused(driver, ok, programs):
     params = programs.kernel_params("affine", programs.memory, 1, 1, grid=1 << 20)
     node = ok(driver.cuGraphAddKernelNode(programs.graph, None, 0, params))

@@ -29,7 +29,7 @@ def install(library: ctypes.CDLL) -> None:
 def watch(on: bool) -> None:
     """Compile with line information and keep sources from now on, or no more."""
     if _library is not None:
-        _library.cudatool_nvrtc_watch(ctypes.cast(_created, ctypes.c_void_p) if on else None)
+        _library.cudatool_nvrtc_watch(ctypes.cast(_callback, ctypes.c_void_p) if on else None)
 
 
 def keep_source(name: str, source: str) -> str:
@@ -56,7 +56,6 @@ def keep_source(name: str, source: str) -> str:
 _names: dict[str, bytes] = {}  # what the library was given
 
 
-@_Created
 def _created(name: bytes, source: bytes) -> int | None:
     try:
         given = name.decode()
@@ -67,3 +66,6 @@ def _created(name: bytes, source: bytes) -> int | None:
         return None
     kept = _names.setdefault(one, one.encode())
     return ctypes.cast(ctypes.c_char_p(kept), ctypes.c_void_p).value
+
+
+_callback = _Created(_created)
