@@ -81,7 +81,7 @@ def _regions(recorded: Requests) -> tuple[_Gaps, int]:
     """
     earlier, later = _Gaps(), _Gaps()
     lowest = highest = 0
-    for change in (change for call in recorded.calls for change in call.changes):
+    for change in recorded.calls.changes():
         address, size = change.address, change.size
         if change.kind is Kind.SEGMENT_FREE:
             later.add(address, size)

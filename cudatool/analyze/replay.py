@@ -222,6 +222,8 @@ def _visible_tails(asked: Requests) -> dict[int, int]:
     A block is allocated at the front of a free one. So where the first block behind another does not begin at once,
     although nothing lies between, what lies between belongs to the other. It is no more than was too little to split.
     """
+    if not asked.prior_blocks:
+        return {}
     starts: list[int] = []
     ends: dict[int, int] = {}
     block_at: dict[int, int] = {}

@@ -112,7 +112,7 @@ def _unknown_segments(asked: Requests) -> list[_Lifetime]:
     """Return the segments that were given back, and that no event says to be in a private pool."""
     born: dict[int, tuple[Change, int]] = {change.address: (change, -1) for change in asked.prior_memory}
     found = []
-    for call in asked.calls:
+    for call in asked.calls.with_changes():
         for change in call.changes:
             if change.kind is Kind.SEGMENT_ALLOC:
                 born[change.address] = (change, _time_of(change, call))

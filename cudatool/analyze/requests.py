@@ -156,6 +156,22 @@ class Calls(Sequence[Call]):
         at = range(len(self))[index]
         return next(self._calls(slice(at, at + 1)))
 
+    def changes(self) -> Iterator[Change]:
+        """Return what the allocator did in all calls, in order."""
+        return chain.from_iterable(self._changes)
+
+    def with_changes(self) -> Iterator[Call]:
+        """Return the calls in which the allocator did something, in order."""
+        return (self[index] for index, changes in enumerate(self._changes) if changes)
+
+    def number_of(self, verb: Verb) -> int:
+        """Return how many calls are of one kind."""
+        return self._verb.count(verb)
+
+    def last(self, *verbs: Verb) -> int:
+        """Return the index of the last call that is of one of some kinds, or -1."""
+        return max(self._verb.rfind(verb) for verb in verbs)
+
     def _calls(self, part: slice) -> Iterator[Call]:
         columns = (
             self._block,

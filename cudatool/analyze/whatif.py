@@ -265,8 +265,8 @@ class _Experiment:
             # How much may be reserved tells the allocator's garbage collection from the program's empty_cache.
             self.asked = requests_with_pools(trace, device, recorded, shown)
         self.record = _record(self.asked)
-        wanted = [call.event for call in self.asked.calls if call.verb in (Verb.MALLOC, Verb.FAILED_MALLOC)]
-        self._last_request = wanted[-1] if wanted else -1
+        last = self.asked.calls.last(Verb.MALLOC, Verb.FAILED_MALLOC)
+        self._last_request = self.asked.calls[last].event if last >= 0 else -1
         self.done: dict[str, Outcome] = {}  # by settings string
         self._bare: Requests | None = None  # as `asked`, with nothing cached at the beginning
         self._runs: dict[tuple[str, _Scenario], Outcome] = {}
@@ -275,7 +275,7 @@ class _Experiment:
         self.impossible: NoAdvice | None = None
         if trace.header.get("format") == "rmm-log":
             self.impossible = NoAdvice.OTHER_ALLOCATOR
-        elif not any(call.verb in (Verb.MALLOC, Verb.FAILED_MALLOC) for call in self.asked.calls):
+        elif last < 0:
             self.impossible = NoAdvice.NO_REQUESTS
         else:
             as_recorded = _Scenario(self.asked, self._total, self._limit)
@@ -510,8 +510,7 @@ def _record(asked: Requests) -> Record:
             most = max(most, level) if begun else most
         if begun and not most:
             most = level
-    failures = sum(call.verb is Verb.FAILED_MALLOC for call in asked.calls)
-    return Record(most, asked.retries, failures, asked.ceiling)
+    return Record(most, asked.retries, asked.calls.number_of(Verb.FAILED_MALLOC), asked.ceiling)
 
 
 def _with_smaller_failures(asked: Requests, recorded: Settings) -> Requests | None:
@@ -526,6 +525,8 @@ def _with_smaller_failures(asked: Requests, recorded: Settings) -> Requests | No
         sizes = range(1, call.size + 1)
         return call._replace(size=1 + bisect_left(sizes, call.size, key=lambda asked: round_size(asked, recorded)))
 
+    if not asked.calls.number_of(Verb.FAILED_MALLOC):
+        return None
     failed = [call for call in asked.calls if call.verb is Verb.FAILED_MALLOC]
     if failed == [smallest(call) for call in failed]:
         return None

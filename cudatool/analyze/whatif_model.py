@@ -227,11 +227,14 @@ class _Model:
         self._settings = settings
         self._pool_id = pool_ids(trace)
         self._pools: set[PoolId] = set()
+        self._default_pools: set[int] = set()  # numbers in the recording
+        self._level = self.policy.statistics.all
+        self._reserved, self._allocated = self._level.reserved_bytes, self._level.allocated_bytes
         self._address: dict[int, int] = {}
         self._fullest = (0, 0)  # bytes reserved, and those in use: when most were reserved and most of these in use
         self._survived = 0
         self._cached: Block | None = None  # one that could be given back
-        self._last_malloc = max((i for i, call in enumerate(asked.calls) if call.verb is Verb.MALLOC), default=-1)
+        self._last_malloc = asked.calls.last(Verb.MALLOC)
         self._searched = 0  # blocks looked at as requests failed: for what is free, and for what to say
         self._caveats: list[Caveat] = []
 
@@ -265,42 +268,43 @@ class _Model:
         for number in self.asked.prior_pending:
             if number in self._address:
                 self._free_later(number)
+        addresses, free, empties, quiet = self._address, self.policy.free, self._course.empties, self.quiet
         begun = False
         for index, call in enumerate(self.asked.calls):
-            if not begun and (begun := call.verb is not Verb.EMPTY_CACHE):
+            verb, block = call.verb, call.block
+            if not begun and (begun := verb is not Verb.EMPTY_CACHE):
                 self._begin_to_count()
-            if self.quiet is not None and not self._pending and not self._has_cached():
-                self.quiet.add(index)
+            if quiet is not None and not self._pending and not self._has_cached():
+                quiet.add(index)
             if call.done:
                 self.card.passed.update(own_stream(block) for block in call.done)
                 self._pending.difference_update(call.done)
                 self.policy.free_passed_blocks()
-            if index in self._course.empties:
+            if index in empties:
                 self._empty_unseen()
-            if call.verb is Verb.MALLOC or call.verb is Verb.FAILED_MALLOC:
+            if verb is Verb.FREE:
+                if block in addresses:  # else it was not allocated here
+                    free(addresses.pop(block))
+            elif verb is Verb.MALLOC or verb is Verb.FAILED_MALLOC:
                 count += 1
-                if call.verb is Verb.FAILED_MALLOC and self._course.does_without:
+                if verb is Verb.FAILED_MALLOC and self._course.does_without:
                     continue
                 if not self._malloc(call):
-                    self._searched += len(self._address)
+                    self._searched += len(addresses)
                     if self._searched > FAILURE_STEPS or not self._can_do_without(index):
                         return self._failure(call, count)
                     self._survived += 1
-                elif call.verb is Verb.FAILED_MALLOC:
+                elif verb is Verb.FAILED_MALLOC:
                     # It failed when it was recorded, and what the program did then shows that it went without.
                     if Caveat.OTHER_COURSE not in self._caveats:
                         self._caveats.append(Caveat.OTHER_COURSE)
-                    address = self._address.pop(call.block)
+                    address = addresses.pop(block)
                     if not self._course.keeps:
-                        self.policy.free(address)
-            elif call.verb is Verb.EMPTY_CACHE:
+                        free(address)
+            elif verb is Verb.EMPTY_CACHE:
                 self._empty_cache(call)
-            elif call.block not in self._address:
-                pass  # it was not allocated here
-            elif call.verb is Verb.FREE:
-                self.policy.free(self._address.pop(call.block))
-            else:
-                self._free_later(call.block)
+            elif block in addresses:
+                self._free_later(block)
         return None
 
     def _take_over(self) -> None:
@@ -335,9 +339,9 @@ class _Model:
         self._note_level()
 
     def _note_level(self) -> None:
-        level = self.policy.statistics.all
-        now = (level.reserved_bytes.current, level.allocated_bytes.current + level.pending_bytes)
-        self._fullest = max(self._fullest, now)
+        reserved = self._reserved.current
+        if reserved >= self._fullest[0]:
+            self._fullest = max(self._fullest, (reserved, self._allocated.current + self._level.pending_bytes))
 
     def _can_do_without(self, index: int) -> bool:
         """Return whether a program goes on when a request fails.
@@ -360,32 +364,36 @@ class _Model:
         return True
 
     def _malloc(self, call: Call) -> bool:
-        id = self._pool_id(call.pool)
-        policy = self.policy
         if call.changes:
             self.card.recorded_segments = {c.size: c.address for c in call.changes if c.kind is Kind.SEGMENT_ALLOC}
+        before, served = self._reserved.current, True
         try:
-            if id == DEFAULT_POOL:
-                self._address[call.block] = policy.malloc(call.size, call.stream)
+            if call.pool in self._default_pools:
+                self._address[call.block] = self.policy.malloc(call.size, call.stream)
             else:
-                self._pool(call.pool)
-                policy.begin_allocate_to_pool(id, _everywhere)
-                try:
-                    self._address[call.block] = policy.malloc(call.size, call.stream)
-                finally:
-                    policy.end_allocate_to_pool(id)
-                    policy.release_pool(id)
+                self._address[call.block] = self._malloc_in_pool(call)
         except OutOfMemoryError:
-            return False
+            served = False
+        if call.changes:
+            self.card.recorded_segments = {}
+        if (not served or before != self._reserved.current) and self.card.looked_at > GAP_STEPS:
+            raise FileFormatError(self.trace.source, "the gaps between its segments are too many for a replay")
+        if served:
+            self._note_level()
+        return served
+
+    def _malloc_in_pool(self, call: Call) -> int:
+        """Allocate what may be from a private pool; note the number of the default pool."""
+        policy, id = self.policy, self._pool(call.pool)
+        if id == DEFAULT_POOL:
+            self._default_pools.add(call.pool)
+            return policy.malloc(call.size, call.stream)
+        policy.begin_allocate_to_pool(id, _everywhere)
+        try:
+            return policy.malloc(call.size, call.stream)
         finally:
-            if self.card.looked_at > GAP_STEPS:
-                raise FileFormatError(self.trace.source, "the gaps between its segments are too many for a replay")
-            if call.changes:
-                self.card.recorded_segments = {}
-        level = policy.statistics.all
-        now = (level.reserved_bytes.current, level.allocated_bytes.current + level.pending_bytes)
-        self._fullest = max(self._fullest, now)
-        return True
+            policy.end_allocate_to_pool(id)
+            policy.release_pool(id)
 
     def _pool(self, number: int) -> PoolId:
         """Return the id of a recorded pool, which is in use from now on."""
