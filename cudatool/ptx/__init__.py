@@ -21,10 +21,10 @@ from cudatool.ptx.access import (
 )
 from cudatool.ptx.calls import ModuleCalls, function_addresses
 from cudatool.ptx.container import DeviceCode, device_code, is_container, ptx_for, register_counts
-from cudatool.ptx.effects import Mode
 from cudatool.ptx.flow import Block, Flow
 from cudatool.ptx.frames import FRAME_SCALE, STACK, merge_calls
-from cudatool.ptx.kernel_summary import Feature, InstructionClass, KernelSummary, grid_dependencies, summarize
+from cudatool.ptx.isa import InstructionClass, Mode, opcode_of
+from cudatool.ptx.kernel_summary import Feature, KernelSummary, grid_dependencies, summarize
 from cudatool.ptx.linker import LinkError, join, link, parse_image, split, undefined
 from cudatool.ptx.model import (
     Address,
@@ -51,6 +51,7 @@ __all__ = [
     "STACK",
     "ModuleCalls",
     "function_addresses",
+    "opcode_of",
     "parse",
     "parse_image",
     "merge_calls",

@@ -18,7 +18,8 @@ from operator import or_
 
 from cudatool.ptx import provenance
 from cudatool.ptx.dataflow import HARMLESS, Dataflow, Scope
-from cudatool.ptx.effects import MemoryOperand, Mode, memory_operands
+from cudatool.ptx.effects import MemoryOperand, memory_operands
+from cudatool.ptx.isa import Mode, opcode_of
 from cudatool.ptx.model import Function, Instruction, Module, Operand, PtxError, Symbol
 from cudatool.ptx.operands import GENERIC, call_parts, elements
 from cudatool.ptx.provenance import ANYWHERE, Kind, Origin, Sum
@@ -218,8 +219,6 @@ def pointers_at(module: Module, kernel: str, line: int, parameter_values: bytes)
     return tuple(found)
 
 
-# What a doubt-free kernel may not contain.
-_TEXTURE_OPCODES = frozenset({"tex", "tld4", "suld", "sust", "sured"})
 _PUBLIC_KINDS = {
     Kind.PARAMETER: BaseKind.PARAMETER,
     Kind.LOADED: BaseKind.LOADED,
@@ -246,7 +245,7 @@ class _Collector:
     def visit(self, scope: Scope, i: Instruction) -> None:
         if i.opcode == "call":
             self.visit_call(scope, i)
-        elif i.opcode in _TEXTURE_OPCODES:
+        elif opcode_of(i.opcode).uses_handle:
             self.doubts.add(Doubt.TEXTURE)
         if "tensor" in i.modifiers:
             self.doubts.add(Doubt.TENSOR_MAP)

@@ -24,6 +24,7 @@ from cudatool.limits import VALUE_ROUNDS, VALUE_SCOPES, VALUE_STEPS
 from cudatool.ptx import provenance
 from cudatool.ptx.effects import MemoryOperand, memory_operands, value_type
 from cudatool.ptx.flow import writes
+from cudatool.ptx.isa import opcode_of
 from cudatool.ptx.model import (
     Address,
     Function,
@@ -478,14 +479,12 @@ _STEPS: dict[str, _Step] = {
     }.items()
     for opcode in opcodes.split()
 }
-# The fewest operands that an opcode of _STEPS takes, where that is not two, and which operand is an address.
-_FEWEST = {"call": 1, "cp": 0, "mad": 4, "madc": 4} | dict.fromkeys(("atom", "and", "selp", "slct", "min", "max"), 3)
-_ADDRESS = {"ld": 1, "ldu": 1, "st": 0, "atom": 1, "red": 0}
 
 
 def _check_operands(i: Instruction) -> None:
-    at = _ADDRESS.get(i.opcode)
-    if len(i.operands) < _FEWEST.get(i.opcode, 2) or (at is not None and not isinstance(i.operands[at], Address)):
+    row = opcode_of(i.opcode)
+    at = row.address
+    if len(i.operands) < row.operands or (at is not None and not isinstance(i.operands[at], Address)):
         raise PtxError(f"these are no operands of {i.name}", i.line)
 
 

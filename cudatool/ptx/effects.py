@@ -7,24 +7,13 @@ that reads and writes wherever its address operands point.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntFlag
 from typing import Final
 
+from cudatool.ptx.isa import Access, Mode, opcode_of
 from cudatool.ptx.model import Address, Immediate, Instruction, VectorOperand, type_bytes
 from cudatool.ptx.operands import GENERIC, SPACES, space_of
 
-__all__ = ["MemoryOperand", "Mode", "memory_operands", "value_type"]
-
-
-class Mode(IntFlag):
-    """How memory is accessed; the values are those of a trace's access flags and of the software device's footprints.
-
-    An atomic update is neither a READ nor a WRITE.
-    """
-
-    READ = 1
-    WRITE = 2
-    ATOMIC = 4
+__all__ = ["MemoryOperand", "memory_operands", "value_type"]
 
 
 _OTHER_TYPES: Final = {
@@ -41,28 +30,6 @@ _OTHER_TYPES: Final = {
 _TYPES: Final = frozenset(
     [f"{kind}{bits}" for kind in "usb" for bits in (8, 16, 32, 64)]
     + ["b128", "f16", "bf16", "f16x2", "bf16x2", "f32", "f64", "tf32", "pred"]
-)
-
-# Instructions whose address operands are no accesses, or only accesses of shared memory and of special memories: hints,
-# barriers, matrices in shared memory, textures and surfaces (an opaque handle stands in their brackets).
-_NO_ACCESS: Final = frozenset(
-    [
-        *(
-            "prefetch",
-            "prefetchu",
-            "applypriority",
-            "fence",
-            "membar",
-            "createpolicy",
-            "isspacep",
-            "cvta",
-            "mov",
-            "mapa",
-        ),
-        *("mbarrier", "bar", "barrier", "clusterlaunchcontrol", "call"),
-        *("ldmatrix", "stmatrix", "mma", "wgmma", "tcgen05"),
-        *("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep"),
-    ]
 )
 
 
@@ -101,24 +68,27 @@ def memory_operands(instruction: Instruction) -> list[MemoryOperand]:
     addresses = [operand for operand in instruction.operands if isinstance(operand, Address)]
     if not addresses:
         return []
-    opcode, modifiers = instruction.opcode, instruction.modifiers
-    if opcode in _NO_ACCESS:
+    opcode, modifiers, space = instruction.opcode, instruction.modifiers, space_of(instruction)
+    access = opcode_of(opcode).access
+    if access is Access.NONE:
         return []
     if opcode in ("cp", "st", "red") and ("async" in modifiers or "bulk" in modifiers):
         return _asynchronous(instruction, addresses)
-    if opcode in ("ld", "ldu") or (opcode == "multimem" and "ld_reduce" in modifiers):
-        mode = Mode.READ
-    elif opcode == "st" or opcode in ("discard", "tensormap") or (opcode == "multimem" and "st" in modifiers):
-        mode = Mode.WRITE
-    elif opcode in ("atom", "red") or (opcode == "multimem" and "red" in modifiers):
-        mode = Mode.ATOMIC
-    elif opcode == "wmma":
-        mode = Mode.READ if "load" in modifiers else Mode.WRITE
+    if opcode == "wmma":
         size = type_bytes(value_type(instruction)) if value_type(instruction) in _TYPES else 0
-        return [MemoryOperand(addresses[0], space_of(instruction), mode, size)]
+        mode = Mode.READ if "load" in modifiers else Mode.WRITE
+        return [MemoryOperand(addresses[0], space, mode, size)]
+    if access is Access.BY_MODIFIER:
+        found = next((mode for modifier, mode in _MODIFIERS.items() if modifier in modifiers), None)
     else:
+        found = _MODES.get(access)
+    if found is None:
         return [MemoryOperand(address, GENERIC, Mode.READ | Mode.WRITE, 0) for address in addresses]
-    return [MemoryOperand(addresses[0], space_of(instruction), mode, _width(instruction))]
+    return [MemoryOperand(addresses[0], space, found, _width(instruction))]
+
+
+_MODES: Final = {Access.READ: Mode.READ, Access.WRITE: Mode.WRITE, Access.ATOMIC: Mode.ATOMIC}
+_MODIFIERS: Final = {"ld_reduce": Mode.READ, "st": Mode.WRITE, "red": Mode.ATOMIC}  # of multimem
 
 
 def _asynchronous(instruction: Instruction, addresses: list[Address]) -> list[MemoryOperand]:

@@ -10,36 +10,11 @@ from typing import Final
 
 from cudatool.ptx.calls import recursive
 from cudatool.ptx.dataflow import HARMLESS
+from cudatool.ptx.isa import InstructionClass, opcode_of
 from cudatool.ptx.model import Function, Instruction, Module, Symbol
 from cudatool.ptx.operands import GENERIC, call_parts, space_of, symbols
 
-__all__ = ["Feature", "InstructionClass", "KernelSummary", "grid_dependencies", "summarize"]
-
-
-class InstructionClass(StrEnum):
-    """What an instruction is for. Each belongs to one class."""
-
-    INTEGER = "integer"
-    FLOAT = "floating point"
-    CONVERSION = "conversion"
-    PREDICATE = "predicate"
-    MOVE = "move"
-    PARAMETER = "parameter"
-    GLOBAL_LOAD = "global load"
-    GLOBAL_STORE = "global store"
-    SHARED = "shared memory"
-    LOCAL = "local memory"
-    CONSTANT = "constant load"
-    GENERIC = "generic load or store"
-    ATOMIC = "atomic"
-    TEXTURE = "texture and surface"
-    ASYNC_COPY = "async copy"
-    TENSOR_CORE = "tensor core"
-    SYNCHRONIZATION = "synchronization"
-    WARP = "warp collective"
-    BRANCH = "branch"
-    CALL = "call"
-    OTHER = "other"
+__all__ = ["Feature", "KernelSummary", "grid_dependencies", "summarize"]
 
 
 class Feature(StrEnum):
@@ -74,12 +49,6 @@ class Feature(StrEnum):
     ALLOCA = "alloca"
 
 
-_TENSOR: Final = frozenset({"mma", "wmma", "wgmma", "ldmatrix", "stmatrix", "movmatrix", "tcgen05"})
-_WARP: Final = frozenset({"shfl", "vote", "match", "redux", "activemask", "elect"})
-_TEXTURE: Final = frozenset({"tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep"})
-_BRANCH: Final = frozenset({"bra", "brx", "ret", "exit", "trap", "brkpt"})
-_SYNCHRONIZATION: Final = frozenset({"bar", "barrier", "membar", "fence", "mbarrier", "griddepcontrol", "nanosleep"})
-_MOVE: Final = frozenset({"mov", "selp", "slct", "cvta", "isspacep", "prmt", "mapa", "getctarank"})
 _HALF_TYPES: Final = frozenset({"f16", "f16x2", "bf16", "bf16x2"})
 _FLOAT_TYPES: Final = _HALF_TYPES | {"f32", "f64", "tf32"}
 
@@ -93,25 +62,11 @@ _SPACE_CLASS: Final = {
 
 
 def _class_of(i: Instruction) -> InstructionClass:
-    opcode, modifiers = i.opcode, i.modifiers
-    if opcode in ("ld", "ldu", "st") and "async" not in modifiers:
-        plain = InstructionClass.GLOBAL_STORE if opcode == "st" else InstructionClass.GLOBAL_LOAD
-        return _SPACE_CLASS.get(space_of(i), plain)
-    for opcodes, kind in (
-        ({"atom", "red", "multimem"}, InstructionClass.ATOMIC),
-        ({"cp"}, InstructionClass.ASYNC_COPY),
-        (_TENSOR, InstructionClass.TENSOR_CORE),
-        (_WARP, InstructionClass.WARP),
-        (_TEXTURE, InstructionClass.TEXTURE),
-        (_SYNCHRONIZATION, InstructionClass.SYNCHRONIZATION),
-        (_BRANCH, InstructionClass.BRANCH),
-        ({"call"}, InstructionClass.CALL),
-        ({"cvt"}, InstructionClass.CONVERSION),
-        ({"setp", "set", "testp"}, InstructionClass.PREDICATE),
-        (_MOVE, InstructionClass.MOVE),
-    ):
-        if opcode in opcodes:
-            return kind
+    modifiers, kind = i.modifiers, opcode_of(i.opcode).kind
+    if kind not in (InstructionClass.GLOBAL_LOAD, InstructionClass.GLOBAL_STORE, InstructionClass.OTHER):
+        return kind
+    if kind is not InstructionClass.OTHER and "async" not in modifiers:
+        return _SPACE_CLASS.get(space_of(i), kind)
     if "pred" in modifiers:
         return InstructionClass.PREDICATE
     if _FLOAT_TYPES.intersection(modifiers):
@@ -121,6 +76,10 @@ def _class_of(i: Instruction) -> InstructionClass:
     return InstructionClass.OTHER
 
 
+def _is_of(kind: InstructionClass) -> Callable[[Instruction], bool]:
+    return lambda i: opcode_of(i.opcode).kind is kind
+
+
 def _atomic_in(*spaces: str) -> Callable[[Instruction], bool]:
     return lambda i: i.opcode in ("atom", "red") and space_of(i) in spaces
 
@@ -128,18 +87,20 @@ def _atomic_in(*spaces: str) -> Callable[[Instruction], bool]:
 # What shows that a kernel uses a feature.
 _SIGNS: Final[dict[Feature, Callable[[Instruction], bool]]] = {
     Feature.BARRIER: lambda i: i.opcode in ("bar", "barrier") and "warp" not in i.modifiers,
-    Feature.WARP_COLLECTIVE: lambda i: i.opcode in _WARP or (i.opcode == "bar" and "warp" in i.modifiers),
+    Feature.WARP_COLLECTIVE: lambda i: (
+        opcode_of(i.opcode).kind is InstructionClass.WARP or (i.opcode == "bar" and "warp" in i.modifiers)
+    ),
     Feature.GLOBAL_ATOMIC: _atomic_in("global", GENERIC),
     Feature.SHARED_ATOMIC: _atomic_in("shared"),
     Feature.FENCE: lambda i: i.opcode in ("membar", "fence"),
-    Feature.TENSOR_CORE: lambda i: i.opcode in _TENSOR,
+    Feature.TENSOR_CORE: _is_of(InstructionClass.TENSOR_CORE),
     Feature.ASYNC_COPY: lambda i: i.opcode == "cp",
     Feature.DEPENDENTS: lambda i: i.opcode == "griddepcontrol" and "launch_dependents" in i.modifiers,
     Feature.DEPENDENCIES: lambda i: i.opcode == "griddepcontrol" and "wait" in i.modifiers,
     Feature.MBARRIER: lambda i: i.opcode == "mbarrier",
     Feature.TENSOR_MAP: lambda i: "tensor" in i.modifiers or i.opcode == "tensormap",
     Feature.CLUSTER: lambda i: "cluster" in i.modifiers or i.opcode in ("mapa", "getctarank"),
-    Feature.TEXTURE: lambda i: i.opcode in _TEXTURE,
+    Feature.TEXTURE: _is_of(InstructionClass.TEXTURE),
     Feature.DOUBLE: lambda i: "f64" in i.modifiers and _class_of(i) is InstructionClass.FLOAT,
     Feature.HALF: lambda i: bool(_HALF_TYPES.intersection(i.modifiers)),
     Feature.TRAP: lambda i: i.opcode in ("trap", "brkpt"),

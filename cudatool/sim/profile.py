@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final, NamedTuple
 
-from cudatool.ptx import Flow, Function, Immediate, Operand, Register, type_bytes
+from cudatool.ptx import Flow, Function, Immediate, InstructionClass, Operand, Register, opcode_of, type_bytes
 from cudatool.ptx.flow import writes
 
 __all__ = [
@@ -103,6 +103,7 @@ _KERNEL_LATENCY_NS: Final = 2_500
 _LINK_BYTES_PER_NS: Final = 25  # host link, one direction
 _MEMORY_BYTES_PER_NS: Final = 2_000
 _INSTRUCTIONS_PER_NS: Final = 30_000  # of all threads on the whole device
+_MOVES: Final = (InstructionClass.GLOBAL_LOAD, InstructionClass.GLOBAL_STORE, InstructionClass.ATOMIC)
 _LOOP_COUNT: Final = 8
 
 
@@ -137,7 +138,7 @@ def work_of_a_thread(function: Function) -> Work:
         weight = _LOOP_COUNT ** min(around[number], 4)
         executed += weight * (block.stop - block.start)
         for instruction in code[block.start : block.stop]:
-            if instruction.opcode in ("ld", "st", "atom", "red") and "global" in instruction.modifiers:
+            if opcode_of(instruction.opcode).kind in _MOVES and "global" in instruction.modifiers:
                 lanes = next((int(m[1]) for m in instruction.modifiers if m in ("v2", "v4")), 1)
                 moved += weight * lanes * type_bytes(instruction.modifiers[-1])
             elif instruction.opcode == "nanosleep":

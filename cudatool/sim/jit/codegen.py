@@ -27,6 +27,7 @@ from cudatool.ptx import (
     PtxError,
     Register,
     Symbol,
+    opcode_of,
     space_of,
     type_bytes,
 )
@@ -65,13 +66,6 @@ __all__ = ["Native", "generate"]
 del arithmetic, bits, comparison, conversion, matrix, memory, system, texture, video  # imported for the rows they enter
 
 _VOLATILE = frozenset({"%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi"})
-# Instructions whose value depends on their operands alone, and is cheap: computed again rather than kept.
-_PURE = frozenset(
-    [
-        *("mov", "cvt", "cvta", "add", "sub", "mul", "mad", "neg", "min", "max"),
-        *("shl", "shr", "and", "or", "xor", "not", "bfe", "setp", "selp"),
-    ]
-)
 _POLLS = 32  # how often a thread polls in a loop before it lets others go on
 _SUSPENSION = 12  # instructions that leaving a region comes to
 _MAX_STACK = 16384  # local memory beyond this is not put on the host's stack
@@ -213,7 +207,7 @@ class _Kernel:
                 base = getattr(source, "base", None)
                 pure = isinstance(base, Symbol) and base.name in self.layout.param_offsets
             else:
-                pure = instruction.opcode in _PURE and "cc" not in instruction.modifiers
+                pure = opcode_of(instruction.opcode).is_pure and "cc" not in instruction.modifiers
             if pure and all(self._is_repeatable(name, found) for name in reads(instruction)):
                 found.add(names[0])
         return found
