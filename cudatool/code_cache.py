@@ -8,7 +8,8 @@ asked then whose they are, through their descriptors: nothing can take their pla
 - A file belongs to this process's user, too, and begins with a digest of its name and contents. One that was cut short
   or changed counts as none, and is written again.
 - Files are written under another name and renamed: another process sees a whole file or none.
-- If there is more than ``CUDATOOL_CACHE_SIZE`` (by default 1 GiB; 0 keeps nothing), what was not used for longest goes.
+- If there is more than ``CUDATOOL_CACHE_SIZE`` (by default 1 GiB; 0 keeps nothing), what was not used for longest goes:
+  of files with names of ours, in folders of ours.
 
 The folder is ``CUDATOOL_CACHE_DIR``; else ``cudatool`` in ``XDG_CACHE_HOME``, else in ``~/.cache``; and if that cannot
 be written, as in a container whose user has no home, ``cudatool-UID`` in the directory for temporary files.
@@ -35,7 +36,9 @@ __all__ = ["CodeCache", "size_limit"]
 _DIGEST: Final = 32  # bytes of it
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe does not block
-_UNFINISHED: Final = ".new"  # ends the name of a file while it is written
+_COMPILERS: Final = ("native", "nvrtc", "torch")  # each has a folder
+_ENDING: Final = ".code"  # of the names of our files: the folder may be one that has others, and only ours are removed
+_UNFINISHED: Final = ".code.new"  # while a file is written
 _ABANDONED_S: Final = 3600  # an unfinished file of this age is of a process that was killed
 _LOOK_AGAIN: Final = 64  # look how much there is whenever this part of the limit was written
 _KEPT: Final = 7 / 8  # of the limit, when something has to go
@@ -68,6 +71,7 @@ class CodeCache:
     """
 
     def __init__(self, compiler: str) -> None:
+        assert compiler in _COMPILERS
         self._compiler = compiler
         self._unseen: float = float("inf")  # bytes written since this process looked how much there is
 
@@ -77,7 +81,7 @@ class CodeCache:
         if folder is None:
             return None
         try:
-            file = os.open(key, _FILE, dir_fd=folder)
+            file = os.open(key + _ENDING, _FILE, dir_fd=folder)
         except OSError:
             return None
         finally:
@@ -112,7 +116,7 @@ class CodeCache:
         try:
             with open(os.open(unfinished, flags, 0o600, dir_fd=folder), "wb") as file:
                 file.write(self._digest(key, data) + data)
-            os.rename(unfinished, key, src_dir_fd=folder, dst_dir_fd=folder)
+            os.rename(unfinished, key + _ENDING, src_dir_fd=folder, dst_dir_fd=folder)
         except OSError:  # a full disk
             _remove(unfinished, folder)
             return
@@ -248,7 +252,7 @@ def _evict(limit: int) -> None:
     root, path = opened
     folders: list[int] = []
     try:
-        for compiler in os.listdir(root):
+        for compiler in sorted(set(os.listdir(root)).intersection(_COMPILERS)):
             try:
                 folders.append(_open_folder(compiler, root, shown=os.path.join(path, compiler)))
             except OSError:
@@ -277,5 +281,5 @@ def _files(folder: int) -> Iterator[tuple[int, int, str, int]]:
                 continue
             if entry.name.endswith(_UNFINISHED) and time.time() - found.st_mtime > _ABANDONED_S:
                 _remove(entry.name, folder)
-            elif stat.S_ISREG(found.st_mode):
+            elif entry.name.endswith(_ENDING) and stat.S_ISREG(found.st_mode):
                 yield found.st_mtime_ns, found.st_size, entry.name, folder

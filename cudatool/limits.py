@@ -64,7 +64,7 @@ _GIB: Final = 1 << 30
 TABLES_BYTES: Final = 64 * _MIB
 """Bytes of a chunk of names and stacks: a recorder's have 32 KiB, or one long name."""
 STACK_FRAMES: Final = 1024
-"""Innermost frames of a stack that are read: Python itself stops a recursion at 1,000."""
+"""Innermost frames of a stack that are read: a recorder keeps 256."""
 REPORT_FRAMES: Final = 50_000
 """Frames of all stacks in the report on a trace; the outer ones are left out where there are more."""
 CHECK_STEPS: Final = 1 << 24

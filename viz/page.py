@@ -15,6 +15,7 @@ from cudatool import analyze, sanitize
 from cudatool.analyze import Report
 from cudatool.errors import CudatoolError
 from cudatool.files import write_whole
+from cudatool.text import printable
 from cudatool.trace.model import Trace
 from cudatool.viz.payload import payload
 
@@ -62,7 +63,7 @@ def page(report: Report, found: sanitize.Report | None = None) -> str:
 def assembled(body: str, scripts: Iterable[str], *, title: str, payload: str, plotly: str = "") -> str:
     """Return the shell of every page around a body and scripts, by their files; `title` is escaped, the others not."""
     parts = {
-        "title": html.escape(title),
+        "title": html.escape(printable(title)),
         "style": _asset("page.css"),
         "body": _asset(body),
         "payload": payload,

@@ -123,7 +123,10 @@ def _role(file: str) -> int:
     """Return what frames of `file` are to a stack: a place of their own (1), hidden, or its outer end."""
     if file.startswith("<"):  # not a file: frozen into the interpreter, or typed in
         return _HIDDEN if file.startswith(("<frozen runpy", "<frozen importlib")) else 1
-    path = os.path.realpath(file)
+    try:
+        path = os.path.realpath(file)
+    except ValueError:  # no name of a file has that, and compile() takes any text
+        return 1
     callers, called = _others()
     if path.startswith(callers):
         return _BOUNDARY

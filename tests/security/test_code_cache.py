@@ -18,6 +18,7 @@ from cudatool.code_cache import CodeCache
 from cudatool.errors import ConfigError
 
 KEY = "0123456789abcdef"
+NAME = f"{KEY}.code"
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as a second user")
 
 
@@ -58,7 +59,7 @@ def test_folders_and_files_are_the_users_alone_whatever_the_umask(folder: Path, 
     finally:
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in (folder.parent, folder, *folder.rglob("*"))}
-    assert {"new": 0o700, "cache": 0o700, "native": 0o700, KEY: 0o600} == modes
+    assert {"new": 0o700, "cache": 0o700, "native": 0o700, NAME: 0o600} == modes
 
 
 @pytest.mark.parametrize("mode", [0o720, 0o702, 0o777])
@@ -70,7 +71,7 @@ def test_a_folder_that_others_can_write_is_refused_and_named_once(
     for _ in range(3):
         assert cache.get(KEY) is None
         cache.put("other", b"code")
-    assert {KEY} == entries(folder).keys()
+    assert {NAME} == entries(folder).keys()
     said = capsys.readouterr().err
     assert said.startswith(f"cudatool: compiled code is not kept in {(folder / which).resolve()}: others can write")
     assert 1 == said.count("\n")
@@ -84,20 +85,20 @@ def test_a_folder_of_another_user_is_refused(
     os.chown(folder / which, OTHER_USER, OTHER_USER)
     assert cache.get(KEY) is None
     cache.put("other", b"code")
-    assert {KEY} == entries(folder).keys()
+    assert {NAME} == entries(folder).keys()
     assert f"belongs to user {OTHER_USER}" in capsys.readouterr().err
 
 
 @as_root
 def test_a_file_of_another_user_is_not_loaded(cache: CodeCache, folder: Path) -> None:
-    os.chown(folder / "native" / KEY, OTHER_USER, OTHER_USER)
+    os.chown(folder / "native" / NAME, OTHER_USER, OTHER_USER)
     assert cache.get(KEY) is None
     cache.put(KEY, b"code")
     assert cache.get(KEY) == b"code"
 
 
 def test_a_file_that_others_can_write_is_not_loaded(cache: CodeCache, folder: Path) -> None:
-    (folder / "native" / KEY).chmod(0o666)
+    (folder / "native" / NAME).chmod(0o666)
     assert cache.get(KEY) is None
 
 
@@ -113,7 +114,7 @@ def test_a_link_to_a_folder_is_refused(
 
 
 def test_a_link_to_a_file_is_not_followed(cache: CodeCache, folder: Path, tmp_path: Path) -> None:
-    kept = folder / "native" / KEY
+    kept = folder / "native" / NAME
     kept.rename(tmp_path / "elsewhere")
     kept.symlink_to(tmp_path / "elsewhere")
     assert cache.get(KEY) is None
@@ -123,13 +124,13 @@ def test_a_link_to_a_file_is_not_followed(cache: CodeCache, folder: Path, tmp_pa
 
 
 def test_a_pipe_in_place_of_a_file_does_not_block(cache: CodeCache, folder: Path) -> None:
-    (folder / "native" / KEY).unlink()
-    os.mkfifo(folder / "native" / KEY, 0o600)
+    (folder / "native" / NAME).unlink()
+    os.mkfifo(folder / "native" / NAME, 0o600)
     assert cache.get(KEY) is None
 
 
 def test_a_damaged_entry_counts_as_none_and_is_written_again(cache: CodeCache, folder: Path) -> None:
-    kept = folder / "native" / KEY
+    kept = folder / "native" / NAME
     whole = kept.read_bytes()
     damaged = [whole[:cut] for cut in range(len(whole))]
     damaged += [whole + b"\0", whole[:-1] + b"\0", b"\0" + whole[1:]]
@@ -141,7 +142,7 @@ def test_a_damaged_entry_counts_as_none_and_is_written_again(cache: CodeCache, f
 
 
 def test_an_entry_under_another_name_counts_as_none(cache: CodeCache, folder: Path) -> None:
-    (folder / "native" / KEY).rename(folder / "native" / "other")
+    (folder / "native" / NAME).rename(folder / "native" / "other.code")
     assert cache.get("other") is None
 
 
@@ -156,6 +157,20 @@ def test_what_is_used_stays_and_the_rest_goes(folder: Path, monkeypatch: pytest.
     assert cache.get("99") is not None and cache.get("1") is None and other.get("early") is None
     cache.put("large", bytes(11 << 10))
     assert cache.get("large") is None and cache.get("99") is not None
+
+
+def test_nothing_but_files_of_ours_goes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDATOOL_CACHE_SIZE", "10KiB")
+    others = [folder / "thesis.txt", folder / "photos" / "one.jpg", folder / "torch" / "train.py", folder / "x" / NAME]
+    for other in others:  # as where CUDATOOL_CACHE_DIR names the user's home
+        other.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        other.write_bytes(bytes(20 << 10))
+        os.utime(other, (0, 0))
+    cache = CodeCache("native")
+    for number in range(40):
+        cache.put(f"{number}", bytes(1000))
+    assert all(other.exists() for other in others)
+    assert cache.get("39") is not None and cache.get("0") is None
 
 
 def test_a_size_of_zero_keeps_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,12 +191,12 @@ def test_a_size_that_is_none_is_named(folder: Path, tmp_path: Path, monkeypatch:
 
 
 def test_a_file_that_was_never_finished_goes(cache: CodeCache, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    left, recent = folder / "native" / "left.new", folder / "native" / "recent.new"
+    left, recent = folder / "native" / "left.code.new", folder / "native" / "recent.code.new"
     left.write_bytes(b"half")
     recent.write_bytes(b"half")
     os.utime(left, (0, 0))
     CodeCache("native").put("next", b"code")
-    assert {KEY, "next", "recent.new"} == entries(folder).keys()
+    assert {NAME, "next.code", "recent.code.new"} == entries(folder).keys()
 
 
 _WORKER = """
@@ -260,7 +275,7 @@ def test_the_cache_is_where_the_user_wants_it(homeless: Path, monkeypatch: pytes
     ):
         monkeypatch.setenv(name, str(value))
         CodeCache("native").put(KEY, b"code")
-        assert (expected / "native" / KEY).exists()
+        assert (expected / "native" / NAME).exists()
 
 
 def test_a_user_without_a_home_has_a_cache_of_their_own(

@@ -32,6 +32,11 @@ def function_in(file: str) -> Callable[[Callable[[], int]], int]:
     return namespace["through"]
 
 
+@pytest.mark.parametrize("file", ["half of a pair \ud800.py", "\udcff.py", "x" * 5000, ""])
+def test_any_text_may_be_the_name_of_a_file(file: str) -> None:
+    assert Frame(file, "through", 2) in stacks.frames(function_in(file)(stacks.capture))
+
+
 def test_frames_are_innermost_first_with_file_function_and_line() -> None:
     def inner() -> tuple[int, Frame]:
         return stacks.capture(), here()
