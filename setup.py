@@ -19,6 +19,7 @@ libraries = [
     # Python modules, unlike the others.
     Extension("cudatool.runtime._native", ["cudatool/runtime/_native.c"]),
     Extension("cudatool.collect._unpickle", ["cudatool/collect/_unpickle.c"]),
+    Extension("cudatool.collect._cupti", ["cudatool/collect/_cupti.c"], extra_link_args=["-ldl"]),
     Extension("cudatool.trace._sweep", ["cudatool/trace/_sweep.c"]),
     # Not a Python module: a libcuda.so.1 whose entry points are resolved in Python (docs/design/software-device.md).
     Extension(

@@ -77,6 +77,7 @@ class TorchEvents:
         self, emit: Callable[[Event], None], plan_of: Callable[[str], Plan], names: Callable[[], Sequence[str]]
     ) -> None:
         self._emit = emit
+        self._clock = 0
         self._plan_of = plan_of
         self._names = names
         self._known_names: Sequence[str] = ()
@@ -210,7 +211,7 @@ class TorchEvents:
         self._accesses(call.accesses, call.device, stream, correlation)
 
     def _accesses(self, accesses: Iterable[Access], device: int, stream: int, correlation: int) -> None:
-        time, thread, kind, emit, new = self._row.time, self._row.thread, Kind.ACCESS, self._emit, tuple.__new__
+        time, thread, kind, emit, new = self._clock, self._row.thread, Kind.ACCESS, self._emit, tuple.__new__
         for address, size, flags, stride, rows, name in accesses:
             # fmt: off
             emit(new(Event, (time, kind, device, flags, thread, stream, correlation, 0, name, address, size, stride,
@@ -385,8 +386,8 @@ class TorchEvents:
         if not at_once:
             for (where, _), stream in self._streams.items():
                 if where == device and stream != event.stream:
-                    self._emit(event._replace(kind=Kind.BLOCK_RECORD_STREAM, stream=stream, aux0=0))
-        self._emit(event)
+                    self._pass_on(event._replace(kind=Kind.BLOCK_RECORD_STREAM, stream=stream, aux0=0))
+        self._pass_on(event)
 
     # Events -----------------------------------------------------------------------------------------------------
 
@@ -410,8 +411,13 @@ class TorchEvents:
             row.time, kind, device, flags, row.thread, stream, correlation, stack, name, address, size, aux0, aux1
         )
 
+    def _pass_on(self, event: Event) -> None:
+        """What waited for the end of its operator has the time of then: time does not run backwards."""
+        self._clock = max(self._clock, event.time)
+        self._emit(event if event.time == self._clock else event._replace(time=self._clock))
+
     def _event(self, kind: Kind, **fields: Any) -> None:
-        self._emit(self._make(kind, **fields))
+        self._pass_on(self._make(kind, **fields))
 
 
 def _as_graphs_record_it(handle: int) -> int:

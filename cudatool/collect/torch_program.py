@@ -27,7 +27,7 @@ from cudatool.collect.torch_rows import Note
 from cudatool.trace import hooks, stacks
 from cudatool.trace.events import AccessFlag, Event, Kind, WarningFlag
 
-__all__ = ["TorchCollector", "flush", "start", "stop"]
+__all__ = ["TorchCollector", "flush", "is_watching", "start", "stop"]
 
 _log = logging.getLogger("cudatool.collect")
 _running: TorchCollector | None = None
@@ -44,6 +44,11 @@ def flush() -> None:
     """Let the subscribers of the hooks have what PyTorch did so far, if it is watched."""
     if _running is not None:
         _running.flush()
+
+
+def is_watching() -> bool:
+    """Return whether the program's PyTorch is watched: it has imported one that can use a GPU."""
+    return _running is not None and _running.is_watching
 
 
 def stop() -> None:
@@ -81,6 +86,11 @@ class TorchCollector:
         if self._events is not None:
             self._read()
             self._events.finish()
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether PyTorch has been imported and is watched."""
+        return self._extension is not None
 
     def stop(self) -> None:
         """End. What was logged and not passed on is lost. Stopping again changes nothing."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cudatool import _driver
 from cudatool.collect import deferred_frees, torch_program
 from cudatool.collect.children import ChildProcesses
+from cudatool.collect.cupti import CuptiCollector, CuptiUnavailable, Others
 from cudatool.collect.hand_overs import HandOvers
 from cudatool.memory.settings import conf_in_environment
 from cudatool.trace import hooks, stacks
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["drain", "is_observing", "libraries", "narrow", "record", "release_caches", "sources"]
 
 _LIBRARIES = {"torch": "PyTorch", "cupy": "CuPy", "jax": "JAX", "tensorflow": "TensorFlow", "numba.cuda": "numba"}
+_cupti: CuptiCollector | None = None  # what records other libraries' use of a GPU's driver
 _observing: dict[str, Any] | None = None  # what the open block's header says
 
 
@@ -143,6 +145,8 @@ def sources(
             else:
                 undo.callback(torch_program.stop)
                 torch_program.start()
+                if not measure_accesses:
+                    header |= undo.enter_context(_driver_calls())
             watch = machine.scheduler.watch if machine is not None else None
             header["watches_host_reads"] = watch is not None and watch.sees_reads
             _observing = header
@@ -169,6 +173,29 @@ def _header(choice: _driver.Choice, measure_accesses: bool, checks: Sequence[str
     if machine is not None:  # asking a GPU would start its driver before the program does
         header["total_memory"] = [machine.options.memory] * machine.options.count
     return header
+
+
+@contextmanager
+def _driver_calls() -> Iterator[dict[str, Any]]:
+    """Let what any library asks of a GPU's driver reach the subscribers of the hooks; what a header says of it."""
+    global _cupti
+
+    def others() -> Others:
+        if torch_program.is_watching():
+            return Others.PYTORCH
+        return Others.RUNTIME if "cudatool.runtime.kernel" in sys.modules else Others.NONE
+
+    try:
+        _cupti = CuptiCollector(others)
+    except CuptiUnavailable as error:
+        yield {"cupti_error": str(error)}
+        return
+    facts: dict[str, Any] = {"cupti_version": _cupti.version, "kernels_told_late": True}
+    try:
+        yield facts | ({"cupti_error": _cupti.activity_error} if _cupti.activity_error else {})
+    finally:
+        _cupti.stop()
+        _cupti = None
 
 
 def libraries() -> list[str]:
@@ -235,6 +262,8 @@ def drain() -> None:
     What was enqueued on the software device and never waited for is run; what PyTorch did is read from its log.
     """
     torch_program.flush()
+    if _cupti is not None:
+        _cupti.flush()
     choice = _driver.chosen()
     if choice is not None and choice.machine is not None:
         from cudatool.recording import software  # a GPU needs none of it

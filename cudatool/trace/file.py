@@ -134,7 +134,7 @@ class OpenChunk:
         """Where the next chunk starts in the file."""
         return self.offset + CHUNK_HEADER.size + self.capacity
 
-    def append(self, data: bytes) -> None:
+    def append(self, data: bytes | memoryview) -> None:
         """Add `data`, for which there must be room."""
         at, used = self.start + self.used, self.used + len(data)
         self.map[at : at + len(data)] = data

@@ -18,6 +18,7 @@ __all__ = [
     "MissingStack",
     "call_site",
     "call_sites",
+    "calling_library",
     "file_name",
     "frame_rank",
     "missing_stack",
@@ -94,13 +95,24 @@ def site_frames(stack: Sequence[Frame]) -> tuple[Frame, Frame] | None:
 def call_site(stack: Sequence[Frame]) -> str:
     """Return the innermost frame of the user's own code, as ``"train.py:12 (step)"``; empty for an empty stack.
 
-    Where that is not the innermost of Python's, the library's is added: ``"train.py:12 (step) via adam.py:8 (init)"``.
+    Where that is not the innermost of Python's, the library's is added: ``"train.py:12 (step) via adam.py:8 (init)"``;
+    and where a library of machine code made the call, which: ``"train.py:12 (step) by libcublas.so.13"``.
     """
     found = site_frames(stack)
     if found is None:
         return ""
     own, innermost = found
-    return _words(own) if own == innermost else f"{_words(own)} via {_words(innermost)}"
+    words = _words(own) if own == innermost else f"{_words(own)} via {_words(innermost)}"
+    library = calling_library(stack)
+    return f"{words} by {library}" if library and own != stack[0] else words
+
+
+def calling_library(stack: Sequence[Frame]) -> str:
+    """Return the file name of the library of machine code that made the call, empty if that is not known.
+
+    Recordings on a GPU have it as the innermost frame, which is of no function and no line.
+    """
+    return stack[0].function if stack and not stack[0].line and stack[0].function == file_name(stack[0].file) else ""
 
 
 def call_sites(stacks: Sequence[Sequence[Frame]]) -> list[str]:

@@ -133,7 +133,8 @@ class Trace:
     @cached_property
     def duration(self) -> int:
         """Nanoseconds between the first and the last event."""
-        return int(self.records["time"][-1] - self.records["time"][0]) if len(self.records) else 0
+        time = self.records["time"]
+        return int(time.max()) - int(time.min()) if len(time) else 0
 
 
 def is_of_kind(records: npt.NDArray[np.void], *kinds: Kind) -> npt.NDArray[np.bool_]:

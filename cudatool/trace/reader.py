@@ -115,6 +115,12 @@ def _is_being_written(descriptor: int) -> bool:
     return False
 
 
+def _in_order(records: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+    """Return records in the order of their times; those of one time as they are."""
+    time = records["time"]
+    return records if bool(np.all(time[1:] >= time[:-1])) else records[np.argsort(time, kind="stable")]
+
+
 class _Reader:
     """One attempt at a file: a look at the headers of its chunks, then a pass over them."""
 
@@ -179,6 +185,8 @@ class _Reader:
         if self.cut_stacks:
             stacks = f"{len(self.cut_stacks)} stack{'s' * (len(self.cut_stacks) > 1)}"
             self.notes.append(f"Of {stacks} only the innermost {STACK_FRAMES:,} frames were read.")
+        if header.get("kernels_told_late"):  # when they had run, with the time at which they began
+            records = _in_order(records)
         return Trace(
             records,
             names=self.names,

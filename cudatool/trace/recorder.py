@@ -12,10 +12,14 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
 from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
 
 from cudatool.errors import OutputError
 from cudatool.files import KeptDescriptor, temporary_name
@@ -175,6 +179,31 @@ class Recorder:
                 data = _RECORD.pack(*cut_words(words))
             self._records.append(data)
 
+    def write_rows(self, rows: npt.NDArray[np.void], names: Sequence[str]) -> None:
+        """Write many events, as :func:`cudatool.trace.hooks.forward_rows` gives them.
+
+        Raises
+        ------
+        OSError
+            The file cannot grow.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            rows = rows.copy()
+            rows["name"] = _mapped(rows["name"], lambda name: self._name(names[name]))
+            rows["stack"] = _mapped(rows["stack"], self._stack)
+            rows["thread"] = _mapped(rows["thread"], self._thread)
+            data = memoryview(rows.tobytes())
+            while data:
+                if self._records.used == self._records.capacity:
+                    full, more = self._records, self._open_chunk(Chunk.RECORDS, _RECORDS_CAPACITY)
+                    self._full_bytes, self._records = self._full_bytes + full.used, more
+                    full.seal()
+                room = self._records.capacity - self._records.used
+                self._records.append(data[:room])
+                data = data[room:]
+
     def dropped(self, error: BaseException) -> None:
         """Note in the file that events are missing from here on: the hooks have removed this subscriber."""
         with self._lock:
@@ -288,6 +317,14 @@ class Recorder:
         index = self._names.get(name)
         return self._add_name(name) if index is None else index
 
+    def _stack(self, stack: int) -> int:
+        index = self._stacks.get(stack)
+        return self._add_stack(stack) if index is None else index
+
+    def _thread(self, thread: int) -> int:
+        index = self._threads.get(thread)
+        return self._add_thread(thread) if index is None else index
+
     def _add_frame(self, frame: Frame) -> int:
         index = len(self._frames)
         file, function = self._name(frame.file), self._name(frame.function)
@@ -311,6 +348,12 @@ class Recorder:
         self._add_entry(Table.THREADS, index, _utf8(name))
         self._threads[thread] = index
         return index
+
+
+def _mapped(column: npt.NDArray[np.integer[Any]], index_of: Callable[[int], int]) -> npt.NDArray[np.integer[Any]]:
+    """Return the column with each value replaced; `index_of` is asked once for each of them."""
+    values, inverse = np.unique(column, return_inverse=True)
+    return np.array([index_of(int(value)) for value in values], column.dtype)[inverse]
 
 
 def _header(given: dict[str, Any]) -> bytes:

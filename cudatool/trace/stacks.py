@@ -16,13 +16,14 @@ from __future__ import annotations
 import itertools
 import os.path
 import sys
+from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
 from types import CodeType, FrameType
 
 from cudatool.trace.model import Frame
 
-__all__ = ["capture", "enable", "frames", "hide"]
+__all__ = ["capture", "enable", "frames", "hide", "intern"]
 
 _HIDDEN, _BOUNDARY = 0, -1
 _MAX_DEPTH = 256  # of runaway recursion, the innermost frames say enough
@@ -85,6 +86,29 @@ def capture(skip: int = 0) -> int:
     return _add_stack(stack) if found is None else found
 
 
+def intern(called: Iterable[Frame]) -> int:
+    """Return the id of a stack that was read elsewhere, with the same frames left out as by :func:`capture`.
+
+    Parameters
+    ----------
+    called
+        Its frames, innermost first.
+    """
+    if not _enabled:
+        return 0
+    kept: list[int] = []
+    for frame in called:
+        role = _role(frame.file)
+        if role == _BOUNDARY:
+            break
+        if role != _HIDDEN:
+            place = _place_ids.get(frame)
+            kept.append(_named(frame) if place is None else place)
+    stack = tuple(kept)
+    found = _stack_ids.get(stack)
+    return _add_stack(stack) if found is None else found
+
+
 def frames(stack: int) -> tuple[Frame, ...]:
     """Return the frames of a captured stack, innermost first.
 
@@ -110,12 +134,15 @@ def _add_place(frame: FrameType) -> int:
     code = frame.f_code
     place = _role(code.co_filename)
     if place > 0:
-        named = Frame(code.co_filename, code.co_qualname, frame.f_lineno or 0)
-        place = next(_place_counter)
-        _frames[place] = named
-        place = _place_ids.setdefault(named, place)
+        place = _named(Frame(code.co_filename, code.co_qualname, frame.f_lineno or 0))
     _alive.append(code)
     return _places.setdefault(id(code) + frame.f_lasti, place)
+
+
+def _named(frame: Frame) -> int:
+    place = next(_place_counter)
+    _frames[place] = frame
+    return _place_ids.setdefault(frame, place)
 
 
 @cache

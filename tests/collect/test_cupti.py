@@ -1,0 +1,254 @@
+"""What CUPTI's log becomes in a trace. The log is made here: only a GPU's driver writes one (tests/gpu/test_gpu_cupti.py)."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from cudatool.collect import cupti
+from cudatool.collect.cupti import ROW, CuptiCollector, CuptiUnavailable, Others, What
+from cudatool.trace import hooks, stacks
+from cudatool.trace.events import CopyFlag, Kind, StreamFlag
+
+_HERE = threading.get_native_id()
+
+
+class Log:
+    """Stands in for the extension: rows that a test puts there are what the next reading gets."""
+
+    def __init__(self):
+        self.rows, self.names, self.frames, self.stacks, self.lost = [], [], [], [], 0
+        self.numbers = {}
+        self.error = ""
+
+    def open(self, path):
+        return 130001
+
+    def start(self, chosen, most_rows):
+        self.numbers = {name: number for number, name in enumerate(chosen, start=1)}
+        return {number: name for name, number in self.numbers.items()}
+
+    def watch_activity(self):
+        if self.error:
+            raise OSError(self.error)
+
+    def flush(self, forced):
+        pass
+
+    def stop(self):
+        pass
+
+    forget = stop
+
+    def drain(self):
+        if not self.rows and not self.lost:
+            return None
+        rows, self.rows = np.array(self.rows, ROW), []
+        tables = [self.names, self.frames, self.stacks]
+        self.names, self.frames, self.stacks = [], [], []
+        lost, self.lost = self.lost, 0
+        return (rows.tobytes(), *tables, lost)
+
+    def put(self, what, *words, time=0, result=0, correlation=0, stack=0, thread=_HERE):
+        number = self.numbers[what] if isinstance(what, str) else int(what)
+        padded = (*words, *[0] * (8 - len(words)))
+        self.rows.append((time, number, result, thread, correlation, stack, 0, 1, padded))
+
+    def call(self, library, *frames):
+        """Add a stack: the library's file, and pairs of file and line, innermost first."""
+        keys = [(0).to_bytes(4, "little") + library.encode() + b"\0"]
+        keys += [line.to_bytes(4, "little") + file.encode() + b"\0function" for file, line in frames]
+        first = self.count + 1
+        self.frames += keys
+        self.stacks.append(np.arange(first, first + len(keys), dtype=np.uint32).tobytes())
+        self.count += len(keys)
+        self.made += 1
+        return self.made
+
+    count = made = 0
+
+
+@pytest.fixture
+def collected(monkeypatch):
+    """A collector over a log, whose own reading thread stands still, and the events that it passed on."""
+    log, events = Log(), []
+    others = SimpleNamespace(value=Others.NONE)
+    monkeypatch.setattr(cupti, "_cupti", log)
+    monkeypatch.setattr(cupti, "_PERIOD", 3600)
+    monkeypatch.setattr(cupti, "find_library", lambda: "libcupti.so.13")
+    hooks.close_stream(0, 0xABC)  # the tests' own
+    gc.collect()  # so that no finalizer of another test's objects emits
+    collector = CuptiCollector(lambda: others.value)
+    hooks.subscribe(events.append)
+    events.clear()  # streams that were known
+    yield SimpleNamespace(log=log, events=events, collector=collector, others=others)
+    hooks.unsubscribe(events.append)
+    collector.stop()
+
+
+def kinds(events):
+    return [event.kind for event in events]
+
+
+def test_memory_has_its_stack_and_the_library_that_took_it(collected):
+    log = collected.log
+    stack = log.call("/opt/nvidia/libcublas.so.13", ("/home/me/train.py", 7))
+    log.put("cuMemAlloc_v2", 0x7000, 4096, time=5, stack=stack)
+    log.put("cuMemFree_v2", 0x7000, time=9)
+    collected.collector.flush()
+    born, gone = collected.events
+    assert (born.kind, born.time, born.address, born.size, born.name) == (
+        Kind.MEM_ALLOC,
+        5,
+        0x7000,
+        4096,
+        "cuMemAlloc_v2",
+    )
+    assert [(frame.file, frame.line) for frame in stacks.frames(born.stack)] == [
+        ("/opt/nvidia/libcublas.so.13", 0),
+        ("/home/me/train.py", 7),
+    ]
+    assert (gone.kind, gone.size) == (Kind.MEM_FREE, 4096)
+    assert born.thread == hooks.thread_id()
+
+
+def test_memory_that_is_mapped_counts_once(collected):
+    log = collected.log
+    log.put("cuMemMap", 0x1000, 64, 0, 77)
+    log.put("cuMemMap", 0x9000, 64, 0, 77)  # a second place of the same memory
+    log.put("cuMemUnmap", 0x1000, 64)
+    collected.collector.flush()
+    assert kinds(collected.events) == [Kind.MEM_ALLOC, Kind.MEM_MAP, Kind.MEM_FREE]
+    assert collected.events[1].aux0 == 0x1000
+
+
+def test_a_kernel_ran_on_the_stream_that_cupti_numbers(collected):
+    log = collected.log
+    log.names.append(b"_Z5saxpyIfEvPT_")
+    log.put("cuStreamCreateWithPriority", 0xABC, 1, 2**32 - 5, 0, 0, 0, 0, 13)  # CUPTI calls it 13
+    log.put(What.KERNEL, 100, 250, 13, 1, 4, 128, 0, 0, time=100, thread=0)
+    collected.collector.flush()
+    created, launch, ran = collected.events
+    assert (created.kind, created.flags, created.address) == (Kind.STREAM_CREATE, StreamFlag.NON_BLOCKING, 0xABC)
+    assert created.aux0 == -5 & 2**64 - 1
+    assert (launch.kind, launch.name, launch.time, launch.stream) == (
+        Kind.KERNEL_LAUNCH,
+        "saxpy<float>",
+        100,
+        created.stream,
+    )
+    assert (ran.kind, ran.aux0, ran.aux1, ran.correlation) == (Kind.EXECUTION, 100, 250, launch.correlation)
+
+
+def test_a_copy_and_its_execution_have_one_correlation(collected):
+    log = collected.log
+    log.put("cuMemAlloc_v2", 0x7000, 4096)
+    log.put("cuMemcpyAsync", 0x7000, 0x5000, 64, 0, correlation=3)  # to the device, by its addresses
+    log.put(What.COPY, 10, 20, 7, 64, correlation=3, thread=0)
+    collected.collector.flush()
+    copy, ran = [event for event in collected.events if event.kind in (Kind.MEMCPY, Kind.EXECUTION)]
+    assert copy.flags == CopyFlag.DESTINATION_DEVICE | CopyFlag.ASYNC
+    assert copy.correlation == ran.correlation
+
+
+def test_kernels_of_a_graph_belong_to_its_launch(collected):
+    log = collected.log
+    log.names.append(b"step")
+    log.put("cuStreamBeginCapture_v2", 0xABC, 0)
+    log.put("cuMemsetD8Async", 0x7000, 0, 64, 0xABC, correlation=2)  # becomes a node
+    log.put("cuStreamEndCapture", 0xABC, 0xF00)
+    log.put("cuGraphLaunch", 0xE0, 0xABC, correlation=4)
+    log.put(What.KERNEL, 1, 2, 13, 1, 1, 1, 0, 6, correlation=4, thread=0)
+    collected.collector.flush()
+    assert Kind.MEMSET not in kinds(collected.events) and Kind.KERNEL_LAUNCH not in kinds(collected.events)
+    launch, ran = collected.events[-2:]
+    assert (launch.kind, ran.kind, ran.flags, ran.correlation) == (
+        Kind.GRAPH_LAUNCH,
+        Kind.EXECUTION,
+        1,
+        launch.correlation,
+    )
+
+
+def test_calls_of_our_runtime_are_told_by_it_alone(collected):
+    log = collected.log
+    package = os.path.dirname(os.path.dirname(cupti.__file__))
+    of_user = ("/home/me/train.py", 3)
+    ours = log.call("/site-packages/cuda/bindings/cydriver.so", (f"{package}/runtime/stream.py", 9), of_user)
+    theirs = log.call("/site-packages/cuda/bindings/cydriver.so", of_user)
+    below_us = log.call("/opt/nvidia/libcublas.so.13", (f"{package}/blas/mm.py", 9), of_user)
+    for stack in (ours, theirs, below_us):
+        log.put("cuMemAlloc_v2", 0x1000 * stack, 16, stack=stack)
+    collected.collector.flush()
+    assert [event.address for event in collected.events] == [0x1000 * theirs, 0x1000 * below_us]
+
+
+def test_beside_pytorch_only_the_memory_of_other_libraries_is_told_and_in_order(collected):
+    log, others = collected.log, collected.others
+    others.value = Others.PYTORCH
+    cache = log.call("/site-packages/torch/lib/libc10_cuda.so", ("/home/me/train.py", 3))
+    cublas = log.call("/opt/nvidia/libcublas.so.13", ("/home/me/train.py", 4))
+    log.put("cuMemAlloc_v2", 0x1000, 16, time=1, stack=cache)
+    log.put("cuEventRecord", 0x8, 0, time=2)
+    log.put("cuMemAlloc_v2", 0x2000, 16, time=3, stack=cublas)
+    log.put("cuMemAlloc_v2", 0x3000, 16, time=7, stack=cublas)
+    log.put(What.KERNEL, 1, 2, 7, 0, 1, 1, 0, 0, thread=0)
+    hooks.forward(hooks._event(Kind.MARK, name="PyTorch's")._replace(time=5))
+    collected.collector.flush()
+    assert [(event.kind, event.time) for event in collected.events] == [
+        (Kind.MEM_ALLOC, 3),
+        (Kind.MARK, 5),
+        (Kind.MEM_ALLOC, 7),
+    ]
+
+
+def test_lost_records_are_said(collected):
+    collected.log.lost = 12
+    collected.collector.flush()
+    (warning,) = collected.events
+    assert warning.kind == Kind.WARNING and "12 records of CUPTI were lost" in warning.name
+
+
+def test_a_call_that_failed_is_no_event_and_a_question_is(collected):
+    collected.log.put("cuMemAlloc_v2", 0, 1 << 60, result=2)
+    collected.log.put("cuEventQuery", 0x8, result=600)
+    collected.collector.flush()
+    (asked,) = collected.events
+    assert (asked.kind, asked.aux1) == (Kind.EVENT_QUERY, 0)
+
+
+def test_without_permission_for_activity_calls_are_recorded_and_the_reason_is_known(monkeypatch):
+    log = Log()
+    log.error = "insufficient privileges"
+    monkeypatch.setattr(cupti, "_cupti", log)
+    monkeypatch.setattr(cupti, "find_library", lambda: "libcupti.so.13")
+    collector = CuptiCollector(lambda: Others.NONE)
+    try:
+        assert collector.activity_error == "insufficient privileges"
+    finally:
+        collector.stop()
+
+
+def test_no_libcupti_is_one_clear_line(monkeypatch):
+    monkeypatch.setattr(cupti, "_can_load", lambda library, mode=0: False)
+    with pytest.raises(CuptiUnavailable, match="pip install nvidia-cuda-cupti"):
+        cupti.find_library()
+
+
+def test_the_extension_opens_no_file_that_is_not_cupti(tmp_path):
+    from cudatool.collect import _cupti
+
+    wrong = tmp_path / "libcupti.so.13"
+    wrong.write_bytes(b"no library")
+    with pytest.raises(OSError, match=r"invalid ELF header|file too short"):
+        _cupti.open(str(wrong))
+    with pytest.raises(OSError, match="has no function"):
+        _cupti.open("libm.so.6")
+    with pytest.raises(RuntimeError, match="no libcupti is open"):
+        _cupti.start({}, 1)
+    assert _cupti.drain() is None

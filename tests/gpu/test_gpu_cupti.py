@@ -1,0 +1,182 @@
+"""What a recording on a GPU has of programs that know nothing of cudatool: memory, streams, kernels, by CUPTI."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cudatool._driver import gpu_names
+from cudatool.trace import reader
+from cudatool.trace.events import Kind
+from cudatool.trace.lifetimes import blocks, segments, timeline
+from cudatool.trace.model import Ending
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpu_names(), reason="no NVIDIA GPU answers")]
+
+CUPY = """
+import cupy as cp
+a = cp.ones((1024, 1024), cp.float32)
+stream = cp.cuda.Stream(non_blocking=True)
+event = cp.cuda.Event()
+with stream:
+    b = a @ a
+    event.record(stream)
+cp.cuda.get_current_stream().wait_event(event)
+for _ in range(100):
+    b += 1
+host = cp.asnumpy(b)
+free, total = cp.get_default_memory_pool().free_bytes(), cp.get_default_memory_pool().total_bytes()
+print("pool", total)
+"""
+JAX = """
+import os
+os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+import jax, jax.numpy as jnp
+x = jnp.ones((1024, 1024))
+print(float(jax.jit(lambda x: jnp.tanh(x @ x))(x).sum()))
+"""
+CUDA_CORE = """
+import numpy as np
+from cuda.core import Device, LaunchConfig, Program, ProgramOptions, launch
+device = Device()
+device.set_current()
+stream = device.create_stream()
+source = 'extern "C" __global__ void add(float* x) { x[blockIdx.x * blockDim.x + threadIdx.x] += 1; }'
+kernel = Program(source, "c++", ProgramOptions(arch=f"sm_{device.arch}")).compile("cubin").get_kernel("add")
+buffer = device.allocate(1 << 20, stream=stream)
+for _ in range(7):
+    launch(stream, LaunchConfig(grid=1024, block=256), kernel, buffer)
+stream.sync()
+buffer.close(stream)
+stream.sync()
+"""
+TORCH = """
+import torch
+x = torch.randn(1024, 1024, device="cuda")
+for _ in range(20):
+    x = (x @ x).tanh()
+torch.cuda.synchronize()
+"""
+GRAPH = """
+import cupy as cp
+stream = cp.cuda.Stream(non_blocking=True)
+x = cp.zeros(1 << 20, cp.float32)
+with stream:
+    x += 1
+    stream.begin_capture()
+    x += 1
+    x *= 2
+    graph = stream.end_capture()
+    for _ in range(5):
+        graph.launch()
+    stream.synchronize()
+"""
+
+
+def record(folder: Path, program: str, needs: str = "", *options: str):
+    if needs and importlib.util.find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed")
+    (folder / "program.py").write_text(program)
+    command = [sys.executable, "-m", "cudatool", "run", "--device", "cuda", "-o", "t.ctrace", *options, "program.py"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return reader.read(folder / "t.ctrace"), done
+
+
+def names(trace, kind: Kind) -> list[str]:
+    return [trace.names[index] for index in trace.of_kind(kind)["name"].tolist()]
+
+
+def libraries(trace) -> dict[str, int]:
+    """Return the bytes taken from the driver by the innermost frame's function."""
+    found: dict[str, int] = {}
+    for record in trace.of_kind(Kind.MEM_ALLOC):
+        stack = trace.stacks[int(record["stack"])]
+        inner = trace.frames[stack[0]].function if len(stack) else ""
+        found[inner] = found.get(inner, 0) + int(record["size"])
+    return found
+
+
+def test_cupy_program_has_its_memory_kernels_and_order(tmp_path):
+    trace, done = record(tmp_path, CUPY, "cupy")
+    assert trace.ending is Ending.CLOSED
+    assert sum("add" in name for name in names(trace, Kind.KERNEL_LAUNCH)) == 100
+    ran = trace.of_kind(Kind.EXECUTION)
+    assert np.all(ran["aux1"] >= ran["aux0"]) and len(ran) >= 101
+    assert np.all(np.diff(trace.records["time"]) >= 0)
+    assert len(trace.of_kind(Kind.STREAM_WAIT_EVENT)) == len(trace.of_kind(Kind.EVENT_RECORD)) == 1
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("pool ")]
+    # CuPy's pool, to the byte: what Python code took.
+    pool = sum(size for name, size in libraries(trace).items() if not name.startswith("lib"))
+    assert pool == int(line.split()[1])
+    assert libraries(trace).get("libcublas.so.13", 0) > 1 << 20
+    assert any("program.py" in frame.file for frame in trace.frames)
+
+
+def test_jax_program_has_memory_that_is_mapped(tmp_path):
+    trace, _ = record(tmp_path, JAX, "jax")
+    assert "cuMemMap" in names(trace, Kind.MEM_ALLOC)
+    assert len(trace.of_kind(Kind.KERNEL_LAUNCH)) > 2
+    assert timeline(trace, blocks(trace), segments(trace)).reserved.max() >= 4 << 20
+
+
+def test_cuda_core_program_is_recorded_to_the_launch(tmp_path):
+    trace, _ = record(tmp_path, CUDA_CORE)
+    assert names(trace, Kind.KERNEL_LAUNCH) == ["add"] * 7
+    assert [int(size) for size in trace.of_kind(Kind.MEM_ALLOC)["size"]] == [1 << 20]
+    launches, ran = trace.of_kind(Kind.KERNEL_LAUNCH), trace.of_kind(Kind.EXECUTION)
+    assert sorted(launches["correlation"].tolist()) == sorted(ran["correlation"].tolist())
+    (created,) = [row for row in trace.of_kind(Kind.STREAM_CREATE) if row["address"] > 2]
+    assert set(launches["stream"].tolist()) == {int(created["stream"])}
+
+
+def test_kernels_of_graph_launches(tmp_path):
+    trace, _ = record(tmp_path, GRAPH, "cupy")
+    launches = trace.of_kind(Kind.GRAPH_LAUNCH)["correlation"].tolist()
+    ran = trace.of_kind(Kind.EXECUTION)
+    assert len(launches) == 5
+    assert [int(np.count_nonzero(ran["correlation"] == one)) for one in launches] == [2] * 5
+
+
+def test_beside_pytorch_cublas_memory_is_named_and_segments_count_once(tmp_path):
+    trace, _ = record(tmp_path, TORCH, "torch")
+    segments = int(trace.of_kind(Kind.SEGMENT_ALLOC)["size"].sum())
+    assert segments > 0
+    taken = libraries(trace)
+    assert not any("c10_cuda" in name for name in taken), taken
+    assert np.all(np.diff(trace.records["time"]) >= 0)
+    assert len(trace.of_kind(Kind.KERNEL_LAUNCH)) < 100  # operators, which PyTorch's source tells
+
+
+def test_what_was_read_before_a_kill_is_in_the_trace(tmp_path):
+    if importlib.util.find_spec("cupy") is None:
+        pytest.skip("cupy is not installed")
+    (tmp_path / "program.py").write_text(CUPY + "\nprint('ready', flush=True)\nimport time\ntime.sleep(60)\n")
+    command = [sys.executable, "-m", "cudatool", "run", "--device", "cuda", "-o", "t.ctrace", "program.py"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("ready"):
+                break
+        time.sleep(1)  # twenty times the period in which the log is read
+        os.kill(process.pid, signal.SIGKILL)
+    trace = reader.read(tmp_path / "t.ctrace")
+    assert trace.ending is Ending.KILLED
+    assert len(trace.of_kind(Kind.MEM_ALLOC)) >= 2
+
+
+def test_without_libcupti_the_reason_is_said(tmp_path):
+    program = "import cudatool.collect.cupti as c\nc._can_load = lambda *_: False\n"
+    (tmp_path / "hidden.py").write_text(
+        program + "import cudatool as ct\nwith ct.record('u.ctrace', device='cuda'):\n    pass\n"
+    )
+    subprocess.run([sys.executable, "hidden.py"], cwd=tmp_path, check=True, timeout=120)
+    assert "pip install nvidia-cuda-cupti" in reader.read(tmp_path / "u.ctrace").header["cupti_error"]
