@@ -141,7 +141,9 @@ typedef struct {
   uint32_t mask, told;
 } Table;
 
-static Table names, frames, stacks;
+static Table names, frames, stacks, places;
+static uint32_t* frame_of_place;  // by the number of a place
+static uint32_t place_room;
 static void* contexts[64];
 static uint32_t context_devices[64];
 static int context_count;
@@ -280,13 +282,29 @@ static int python_frames(uint32_t* out, int room) {
   for (; frame && count < room; frame = frame->previous) {
     PyCodeObject* code = code_of(frame);
     if (!code || _PyFrame_IsIncomplete(frame)) continue;
-    uint32_t line = (uint32_t)PyCode_Addr2Line(code, _PyInterpreterFrame_LASTI(frame) * (int)sizeof(_Py_CODEUNIT));
-    memcpy(key, &line, 4);
-    size_t at = 4 + put_text(key + 4, 2800, code->co_filename);
-    key[at++] = 0;
-    at += put_text(key + at, sizeof key - at, code->co_qualname);
-    uint32_t number = intern(&frames, key, at);
-    if (number) out[count++] = number;
+    // A place is known by its code object and what that consists of: a new one may get the address of one that is gone.
+    int offset = _PyInterpreterFrame_LASTI(frame) * (int)sizeof(_Py_CODEUNIT);
+    const void* lines = PyBytes_AS_STRING(code->co_linetable);
+    uint64_t place[] = {(uintptr_t)code, (uint64_t)offset, (uintptr_t)code->co_filename, (uintptr_t)code->co_qualname,
+                        (uint64_t)code->co_firstlineno, hashed(lines, (size_t)PyBytes_GET_SIZE(code->co_linetable))};
+    uint32_t known = places.count, at_place = intern(&places, place, sizeof place);
+    if (!at_place) continue;
+    if (at_place > known) {
+      if (at_place >= place_room) {
+        uint32_t room = at_place * 2 + 256;
+        uint32_t* more = realloc(frame_of_place, room * sizeof *more);
+        if (!more) continue;
+        frame_of_place = more;
+        place_room = room;
+      }
+      uint32_t line = (uint32_t)PyCode_Addr2Line(code, offset);
+      memcpy(key, &line, 4);
+      size_t at = 4 + put_text(key + 4, 2800, code->co_filename);
+      key[at++] = 0;
+      at += put_text(key + at, sizeof key - at, code->co_qualname);
+      frame_of_place[at_place] = intern(&frames, key, at);
+    }
+    if (at_place < place_room && frame_of_place[at_place]) out[count++] = frame_of_place[at_place];
   }
   return count;
 }

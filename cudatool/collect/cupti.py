@@ -225,6 +225,8 @@ class CuptiCollector:
         self._reading = False
         self._calls: deque[_Row] = deque()  # that wait to be told, in the order of their times
         self._work_done: list[npt.NDArray[np.void]] = []
+        self._told: list[tuple[int, ...]] = []  # of RECORD; a name is its index in the texts
+        self._texts = {"": 0}
         self._names = ["", *_COPIES]  # of the log's, the numbers begin after these
         self._frames: list[Frame | None] = [None]
         self._stacks = [_Stack(0, False, "")]
@@ -287,8 +289,7 @@ class CuptiCollector:
 
     def _before_event(self, event: Event) -> None:
         """Another source's event: what the log has from before it comes first."""
-        if not self._reading:
-            self._read(event.time)
+        self._read(event.time)
 
     def _read(self, until: int | None) -> None:
         """Read the log, and pass on the calls until a time; without one, also the work that was done."""
@@ -306,6 +307,7 @@ class CuptiCollector:
                     name, read = self._readers[row.what]
                     read(row, name)
                 self._called = self._stacks[0]
+                self._send()
                 if until is None and self._work_done:
                     done, self._work_done = np.concatenate(self._work_done), []
                     self._ran(done)
@@ -318,7 +320,9 @@ class CuptiCollector:
         self._frames += map(_frame, frames)
         self._stacks += map(self._stack, found)
         if lost:
-            self._warn(f"{lost:,} records of CUPTI were lost: there was no memory for them", WarningFlag.LOST)
+            text = f"{lost:,} records of CUPTI were lost: there was no memory for them"
+            self._row = self._row._replace(time=monotonic_ns(), thread=0)
+            self._tell(Kind.WARNING, name=text, flags=WarningFlag.LOST)
         told = self._others() is not Others.NONE
         rows = np.frombuffer(data, ROW)
         is_work = np.isin(rows["what"], (What.KERNEL, What.COPY, What.FILL))
@@ -326,7 +330,7 @@ class CuptiCollector:
             self._work_done.append(rows[is_work])
         calls = rows[~is_work]
         for values, words in zip(calls[_HEAD].tolist(), calls["words"].tolist(), strict=True):
-            row = _Row(*values, tuple(words))
+            row = _Row._make((*values, tuple(words)))
             if row.what == What.CONTEXT:
                 self._streams[row.device, row.words[0]] = 0
                 continue
@@ -345,9 +349,6 @@ class CuptiCollector:
             called.insert(0, of_library)
         return _Stack(stacks.intern(called), ours, "" if of_library is None else of_library.file)
 
-    def _warn(self, text: str, flags: WarningFlag) -> None:
-        hooks.forward(Event(self._row.time, Kind.WARNING, -1, flags, 0, 0, 0, 0, text, 0, 0, 0, 0))
-
     def _tell(
         self,
         kind: Kind,
@@ -361,14 +362,18 @@ class CuptiCollector:
         aux0: int = 0,
         aux1: int = 0,
     ) -> None:
-        row = self._row
-        stack, thread = self._called.id, hooks.native_thread(row.thread)
-        hooks.forward(
-            Event(
-                *(row.time, kind, row.device, flags, thread, stream, correlation, stack, name, address, size),
-                *(aux0, aux1),
-            )
-        )
+        row, text = self._row, self._texts.setdefault(name, len(self._texts))
+        thread = hooks.native_thread(row.thread) if row.thread else 0
+        # fmt: off
+        self._told.append((row.time, kind, row.device, flags, thread, 0, stream, correlation, self._called.id, text,
+                           address, size, aux0, aux1))
+        # fmt: on
+
+    def _send(self) -> None:
+        """Pass on what was told."""
+        if self._told:
+            told, self._told = self._told, []
+            hooks.forward_rows(np.array(told, RECORD), list(self._texts), source=self._before_event)
 
     # ---- streams ----
 
@@ -611,6 +616,7 @@ class CuptiCollector:
         for device, number in ((key >> 32, key & 0xFFFFFFFF) for key in values.tolist()):
             self._row = self._row._replace(device=device, time=monotonic_ns(), thread=0)
             ids.append(self._stream(self._streams.get((device, number), 0)))
+        self._send()
         found: list[int] = np.array(ids, np.int64)[inverse].tolist()
         return found
 

@@ -244,6 +244,7 @@ class Event(Owner):
         flags |= int(kinds.CU_EVENT_INTERPROCESS) if self.interprocess else 0
         with on_device(device), operation() as correlation:
             self.cuda_event = int(check(calls.driver.cuEventCreate(flags)))
+            hooks.close_event(self.cuda_event)  # of one that another library made and destroyed
         self._made(device, correlation)
 
     def _made(self, device: int, correlation: int) -> None:

@@ -86,6 +86,7 @@ class Stream(Owner):
             if found is None:
                 options = calls.core.StreamOptions(nonblocking=True, priority=priority)
                 found = core_device(index).create_stream(options=options)
+                hooks.close_stream(index, int(found.handle))  # of one that another library made and destroyed
         self._set(found, index, int(found.handle), priority)
         hooks.stream_id(index, self._handle, flags=StreamFlag.NON_BLOCKING, priority=priority)
         self._pool: _Pool | None = pool

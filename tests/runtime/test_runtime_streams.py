@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -223,3 +224,16 @@ def test_closed_stream_is_refused(use: object) -> None:
     with pytest.raises(CudaError, match="closed") as caught:
         use(stream)  # type: ignore[operator]
     assert caught.value.name == "CUDA_ERROR_INVALID_HANDLE"
+
+
+def test_a_handle_that_the_driver_gives_again_is_a_new_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another library's stream, destroyed without a word to us, may have had the handle, and other flags."""
+    from cudatool.runtime import stream as module
+    from cudatool.trace import hooks
+
+    made = module.core_device(0).create_stream()
+    before = hooks.stream_id(0, int(made.handle), flags=StreamFlag(0))
+    monkeypatch.setattr(module, "_pools", {})
+    monkeypatch.setattr(module, "core_device", lambda index: SimpleNamespace(create_stream=lambda options: made))
+    again = cudatool.Stream(0)
+    assert hooks.stream_id(0, again.cuda_stream) != before
