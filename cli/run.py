@@ -31,7 +31,7 @@ _MOST = 5  # rows of each part of the table
 _NOTHING = (
     "No CUDA activity was recorded. Recorded are, in this process and not in those that it starts:",
     "- the calls of cudatool's runtime",
-    "- on a GPU, what PyTorch does",
+    "- on a GPU, what PyTorch does, and through CUPTI what any library asks of the driver",
     "- on the software device, the driver calls of cuda.core and cuda.bindings",
 )
 
@@ -105,6 +105,8 @@ def run(
     trace = read(path)
     _print_summary(trace, status)
     _wrote(path)
+    if reason := trace.header.get("cupti_error"):
+        say(f"Not all of what the program's libraries do on the GPU is recorded: {printable(reason)}")
     if not len(trace.records) and not status:
         for line in _NOTHING:
             say(line)

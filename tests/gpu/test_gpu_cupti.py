@@ -174,9 +174,11 @@ def test_what_was_read_before_a_kill_is_in_the_trace(tmp_path):
 
 
 def test_without_libcupti_the_reason_is_said(tmp_path):
-    program = "import cudatool.collect.cupti as c\nc._can_load = lambda *_: False\n"
     (tmp_path / "hidden.py").write_text(
-        program + "import cudatool as ct\nwith ct.record('u.ctrace', device='cuda'):\n    pass\n"
+        "import sys\nimport cudatool.collect.cupti as cupti\ncupti._can_load = lambda *_: False\n"
+        "from cudatool.__main__ import main\nsys.argv = ['cudatool', 'run', '-o', 'u.ctrace', '-c', 'pass']\nmain()\n"
     )
-    subprocess.run([sys.executable, "hidden.py"], cwd=tmp_path, check=True, timeout=120)
+    command = [sys.executable, "hidden.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert "is recorded: there is no libcupti.so: pip install nvidia-cuda-cupti" in done.stderr
     assert "pip install nvidia-cuda-cupti" in reader.read(tmp_path / "u.ctrace").header["cupti_error"]
