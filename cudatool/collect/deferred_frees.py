@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 __all__ = ["carry_out"]
@@ -23,4 +24,5 @@ def carry_out() -> None:
         for owner in (getattr(context, "memory_manager", None), context):
             pending = getattr(owner, "deallocations", None)
             if pending is not None:
-                pending.clear()
+                with contextlib.suppress(Exception):  # numba's own: a kernel has faulted, and nothing can be freed
+                    pending.clear()

@@ -48,6 +48,18 @@ def test_what_numba_put_off_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not memory and not others
 
 
+def test_frees_that_fail_are_no_errors_of_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a kernel has faulted, every call of its context fails; the program's own error is what counts."""
+
+    def refuse() -> None:
+        raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    memory, others = _numba(monkeypatch, started=True)
+    monkeypatch.setattr(memory, "clear", refuse, raising=False)
+    deferred_frees.carry_out()
+    assert memory and not others
+
+
 def test_numba_is_left_alone_if_its_driver_was_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
     memory, others = _numba(monkeypatch, started=False)
     deferred_frees.carry_out()
