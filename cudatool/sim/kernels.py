@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from cudatool.ptx import Module, PtxError, grid_dependencies, parse_image
+from cudatool.ptx.kernel_names import kernel_name
 from cudatool.sim import machine as state
 from cudatool.sim import profile
 from cudatool.sim.addresses import place_of, pointer_behind
@@ -269,7 +270,7 @@ class Launch:
         if blocks > room:
             raise DriverError(
                 Result.COOPERATIVE_LAUNCH_TOO_LARGE,
-                f"{self.function.name}: {blocks} blocks; {room} of this size run at the same time",
+                f"{kernel_name(self.function.name)}: {blocks} blocks; {room} of this size run at the same time",
             )
         return replace(self, cooperative=True)
 
@@ -291,19 +292,22 @@ def checked_launch(
     threads = block[0] * block[1] * block[2]
     limits = (1024, 1024, 64)
     if not all(0 < g <= limit for g, limit in zip(grid, profile.MAX_GRID, strict=True)):
-        raise DriverError(Result.INVALID_VALUE, f"{function.name}: the grid {grid} is not within {profile.MAX_GRID}")
+        raise DriverError(
+            Result.INVALID_VALUE, f"{kernel_name(function.name)}: the grid {grid} is not within {profile.MAX_GRID}"
+        )
     if not all(0 < b <= limit for b, limit in zip(block, limits, strict=True)) or threads > 1024:
         raise DriverError(
-            Result.INVALID_VALUE, f"{function.name}: the block {block} is not within {limits} and 1024 threads"
+            Result.INVALID_VALUE,
+            f"{kernel_name(function.name)}: the block {block} is not within {limits} and 1024 threads",
         )
     if threads > kernel.max_threads:
         raise DriverError(
-            Result.INVALID_VALUE, f"{function.name} was compiled for at most {kernel.max_threads} threads"
+            Result.INVALID_VALUE, f"{kernel_name(function.name)} was compiled for at most {kernel.max_threads} threads"
         )
     if shared > max_dynamic_shared(function, kernel):
         raise DriverError(
             Result.INVALID_VALUE,
-            f"{function.name}: {shared} bytes of dynamic shared memory; "
+            f"{kernel_name(function.name)}: {shared} bytes of dynamic shared memory; "
             f"{max_dynamic_shared(function, kernel)} are allowed (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)",
         )
     launch = Launch(function, kernel, grid, block, shared, _pack(kernel, params, extra))

@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from cudatool.ptx.kernel_names import kernel_name
 from cudatool.sim import abi, signals
 from cudatool.sim.abi import lock, log_message
 from cudatool.sim.results import DriverError, Result
@@ -479,13 +480,13 @@ class Scheduler:
                 with self.turn(operation):
                     operation.run(operation)
         except DriverError as error:
-            log_message(f"{operation.name}: {error.result.c_name}: {error}")
+            log_message(f"{kernel_name(operation.name)}: {error.result.c_name}: {error}")
             if context.error is None:
-                context.error = DriverError(error.result, f"{operation.name}: {error}")
+                context.error = DriverError(error.result, f"{kernel_name(operation.name)}: {error}")
                 context.error.logged = True
         except signals.Interrupted:
             if context.error is None:  # nobody must take what it has done so far for its result
-                context.error = DriverError(Result.LAUNCH_FAILED, f"{operation.name}: ended by Ctrl-C")
+                context.error = DriverError(Result.LAUNCH_FAILED, f"{kernel_name(operation.name)}: ended by Ctrl-C")
                 context.error.logged = True
             raise
         finally:

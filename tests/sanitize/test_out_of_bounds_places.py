@@ -88,11 +88,12 @@ def test_pointer_of_the_host_is_still_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("index", [-1, -300_000, 50_000_000])
-def test_run_and_sanitize_name_the_same_address(tmp_path: Path, index: int) -> None:
+def test_run_and_sanitize_name_the_same_address_and_kernel(tmp_path: Path, index: int) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import cudatool as ct, numpy as np\n"
-        "kernel = ct.compile('extern \"C\" __global__ void put(float* x, long long i) { x[i] = 1.0f; }', 'put')\n"
+        "source = 'template <typename T> __global__ void put(T* x, long long i) { x[i] = 1; }'\n"
+        "kernel = ct.compile(source, 'put<float>')\n"
         "one, x = ct.LaunchConfig(grid=1, block=1), ct.zeros(1024)\n"
         f"ct.launch(ct.current_stream(), one, kernel, x, np.int64({index}))\n"
         "ct.synchronize()\n"
@@ -109,5 +110,6 @@ def test_run_and_sanitize_name_the_same_address(tmp_path: Path, index: int) -> N
         assert done.returncode == 1, done.stderr
         found = re.search(r"(?:illegal access at|address:) (0x[0-9a-f]+)", done.stdout + done.stderr)
         assert found, done.stderr
+        assert "put<float>" in done.stdout + done.stderr and "_Z3put" not in done.stdout + done.stderr
         named.append(found[1])
     assert named[0] == named[1]

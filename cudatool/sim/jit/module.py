@@ -26,6 +26,7 @@ from cudatool.ptx import (
     parse_image,
     pointers_at,
 )
+from cudatool.ptx.kernel_names import kernel_name
 from cudatool.sim.jit import native
 from cudatool.sim.jit.codegen import Native, generate
 from cudatool.sim.jit.collective import Kind, suspension_of
@@ -465,15 +466,16 @@ class Kernel:
     def _explain(self, stopped: Stopped) -> KernelError:
         context, reason = stopped.context, stopped.reason
         if reason == Stop.ASSERT:
-            return KernelAssert(f"{self.name}: {take_message(context)}")
+            return KernelAssert(f"{kernel_name(self.name)}: {take_message(context)}")
         if reason in (Stop.DEADLOCK, Stop.STALLED):
             waiting = "; ".join(self._who_waits(block, waits) for block, waits in stopped.waiting)
-            return KernelDeadlock(f"{self.name}: no thread can go on: {waiting}")
+            return KernelDeadlock(f"{kernel_name(self.name)}: no thread can go on: {waiting}")
         if reason == Stop.TIMEOUT:
             block, waits = stopped.waiting[0]
             place = f"; {self._who_waits(block, waits)}" if context.parked and waits else f" in block {block}"
-            return KernelTimeout(f"{self.name}: ended after the time that sim:timeout allows{place}")
-        who = f"{self.name}: block ({context.at_x}, {context.at_y}, {context.at_z}), thread {context.at_thread}"
+            return KernelTimeout(f"{kernel_name(self.name)}: ended after the time that sim:timeout allows{place}")
+        at = context.at_x, context.at_y, context.at_z
+        who = f"{kernel_name(self.name)}: block {at}, thread {context.at_thread}"
         place = self.source_of(context.site)
         if reason == Stop.STACK_OVERFLOW:
             return KernelStackOverflow(
