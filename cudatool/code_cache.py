@@ -1,6 +1,6 @@
 """Compiled code, kept between processes: where it is kept, who may have put it there, and how much is kept.
 
-What is taken from here is run, so nobody else may be able to put anything here. Folders and files are opened first and
+What is taken from here is run, so no other user may put anything here. Folders and files are opened first and
 asked then whose they are, through their descriptors: nothing can take their place in between.
 
 - A folder belongs to this process's user, no one else can write to it, and it is no symbolic link. Those made here have
@@ -223,7 +223,7 @@ def _open_folder(name: str, within: int | None = None, *, shown: str) -> int:
 
 
 def _is_ours(found: os.stat_result) -> bool:
-    """Whether nobody else can have written what was opened."""
+    """Whether no other user can have written what was opened."""
     return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 

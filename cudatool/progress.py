@@ -119,5 +119,5 @@ def _put(text: str) -> None:
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
-    except (OSError, ValueError):  # the terminal has gone, or the program closed it: nobody looks at the line
+    except (OSError, ValueError):  # the terminal has gone, or the program closed it: the line has no reader
         pass

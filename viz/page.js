@@ -202,7 +202,7 @@ async function showPage() {
   if (data.defects) showDefects(data, streams);
   byId("nothing").hidden = !["memory", "pinned", "work"].every((id) => byId(id).hidden);
   listenToKeys(view);
-  window.memoryView = view; // for whoever wants to ask it something in the console
+  window.memoryView = view; // for questions in the console
   requestAnimationFrame(() => setTimeout(() => { document.documentElement.dataset.ready = "true"; }));
 }
 

@@ -111,7 +111,7 @@ def _form(values: _Ints, delta: bool, planes: bool) -> tuple[dict[str, Any], byt
 def payload(report: Report, found: sanitize.Report | None = None) -> bytes:
     """Return the page's payload, with what the sanitizer found. Times are ns since the first event, sizes bytes."""
     summary, columns = report.summary, Columns()
-    # Where nobody timed the device, operations are drawn at the moment of their calls.
+    # Where the device was not timed, operations are drawn at the moment of their calls.
     drawn = report.operations if len(report.operations) else calls(report.trace)
     start = int(report.trace.records["time"].min(initial=np.iinfo(np.int64).max)) if summary.events else 0
     devices = []

@@ -193,7 +193,7 @@ class GradScaler:
         if not self._enabled:
             return optimizer.step(grads, *args, **kwargs)
         if "closure" in kwargs:
-            raise UsageError("a closure computes gradients that nobody has scaled; pass the gradients")
+            raise UsageError("a closure computes gradients that are not scaled; pass the gradients")
         scale, _ = self._on_device("step")
         _check_gradients(grads)
         if not callable(getattr(optimizer, "step", None)):

@@ -1,4 +1,4 @@
-"""How host threads hand work to each other, as far as Python's own classes show it.
+"""How host threads hand work to each other, where Python's own classes show it.
 
 While installed, these tell the hooks when a thread lets go of an object and when another one has got it:
 ``threading.Thread`` (start and join), ``Event``, ``Condition``, ``Semaphore``, ``Barrier``, ``queue.Queue`` and

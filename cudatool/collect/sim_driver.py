@@ -162,7 +162,7 @@ class SimDriverCollector:
             thread.device = self._stream(arguments[0])[0]
 
     def enqueued(self, operation: Operation) -> None:
-        """Tie the operation to whoever enqueued it."""
+        """Tie the operation to the call that enqueued it."""
         stream = operation.stream
         ordinal = stream.context.device.ordinal
         flags = StreamFlag.NON_BLOCKING if stream.flags & 1 else StreamFlag(0)

@@ -421,5 +421,5 @@ class TorchEvents:
 
 
 def _as_graphs_record_it(handle: int) -> int:
-    """Return what stands for the handle of an event as far as launches of graphs record it."""
+    """Return what stands for the handle of an event that launches of graphs record."""
     return ~handle

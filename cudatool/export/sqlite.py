@@ -122,7 +122,7 @@ def write(path: str | Path, trace: Trace) -> None:
     """
     try:
         with replacing(path) as name, closing(sqlite3.connect(name, isolation_level=None)) as database:
-            # Nobody else sees the file before it is complete: there is nothing to protect from a crash.
+            # No other process sees the file before it is complete: there is nothing to protect from a crash.
             database.execute("PRAGMA journal_mode = OFF")
             database.execute("PRAGMA synchronous = OFF")
             database.execute("BEGIN")

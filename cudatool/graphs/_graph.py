@@ -344,7 +344,7 @@ class CUDAGraph(Owner):
         Parameters
         ----------
         verbose
-            With the parameters of each node, as far as the driver shows them.
+            With the parameters of each node that the driver shows.
 
         Raises
         ------
@@ -409,7 +409,7 @@ class CUDAGraph(Owner):
 def _operation() -> AbstractContextManager[int]:
     """Return the context of a call about graphs, which gives 0 if we have nothing to tell of it.
 
-    A source of driver calls that knows the nodes of graphs tells of these calls itself, whoever makes them.
+    A source of driver calls that knows the nodes of graphs reports these calls itself.
     """
     return nullcontext(0) if hooks.tells_graphs else operation()
 

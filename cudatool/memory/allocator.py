@@ -194,7 +194,7 @@ class CachingAllocator:
     def empty_cache(self, pool: PoolId = DEFAULT_POOL) -> None:
         """Wait for pending blocks, then give everything that is wholly free back to the provider.
 
-        Of private pools, only those that nobody uses any more give their memory back. For the default pool that is
+        Of private pools, only those that are no longer used give their memory back. For the default pool that is
         all such pools beside the default one; and while a private pool is in use for new allocations, only them.
         """
         with self._operation():
@@ -463,7 +463,7 @@ class CachingAllocator:
         self._catch_up()
 
     def _catch_up(self) -> None:
-        """Do what was put off, unless someone has the lock: whoever lets go of it does so, too."""
+        """Do what was put off, unless another thread has the lock: it does so when it releases it."""
         while self._late and self._acquire(False):
             try:
                 if self._busy or hooks.emitting():
@@ -481,7 +481,7 @@ class CachingAllocator:
             self._busy, self._journal.active = True, hooks.active
             try:
                 self._late.popleft()()
-            except CudatoolError:  # nobody is there to be told
+            except CudatoolError:  # no caller is left to raise it to
                 _log.exception("memory of device %d was given back, but cannot be used again", self.device)
             finally:
                 self._busy = False

@@ -77,7 +77,7 @@ class State(Enum):
 
 # Plain names, because looking a member up in its enumeration takes as long as the rest of a comparison.
 FREE: Final = State.FREE
-"""Nobody uses the block."""
+"""The block is not in use."""
 ALLOCATED: Final = State.ALLOCATED
 """The program uses it."""
 PENDING: Final = State.PENDING

@@ -201,7 +201,7 @@ class DriverProvider:
             return int(free), int(total)
 
     def close(self) -> None:
-        """Destroy the events and let go of the context. Segments must have been freed."""
+        """Destroy the events and release the context. Segments must have been freed."""
         for other in self._others.values():
             other.close()
         if self._context is None:

@@ -109,7 +109,7 @@ class CachingHostAllocator:
     """Allocates pinned host memory and keeps what is freed.
 
     Safe to use from several threads. :meth:`free` never waits, so that finalizers and trace subscribers may call it
-    at any time: where the allocator is busy it only takes note, and whoever is next does the work.
+    at any time: where the allocator is busy it only takes note, and the next call does the work.
 
     While :data:`cudatool.trace.hooks.active`, handing out a block and taking it back are ``HOST_ALLOC`` and
     ``HOST_FREE`` events with flag 1. What is had from the driver is the provider's to tell.
@@ -135,7 +135,7 @@ class CachingHostAllocator:
         self._reserve = range(0)  # what is left of it
         self._lock = threading.RLock()
         self._busy = False
-        self._failure: CudatoolError | None = None  # for whoever is next
+        self._failure: CudatoolError | None = None  # for the next call
         self._thread: threading.Thread | None = None
         self._wanted = threading.Event()  # there are events to look after, or the thread is to end
         self._closed = False
@@ -186,7 +186,7 @@ class CachingHostAllocator:
             `address` is not a block in use; for instance it was freed before.
         CudaError
             The work of the streams that used it cannot be waited for; the block is not handed out again. Only logged
-            with ``pinned_free_catch_all:True``. If the allocator was busy, whoever is next gets the error.
+            with ``pinned_free_catch_all:True``. If the allocator was busy, the next call raises the error.
         """
         if not address:
             return

@@ -21,7 +21,7 @@ class Journal:
     active
         Whether anybody listens to this operation.
     stack
-        Where the operation was called; 0 if nobody listens.
+        Where the operation was called; 0 without a subscriber.
     """
 
     __slots__ = ("_device", "_events", "_stream_id", "active", "stack")

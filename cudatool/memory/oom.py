@@ -42,7 +42,7 @@ def out_of_memory_error(
     blocks
         All of the allocator.
     processes
-        Id and bytes of each process that uses the device, as far as that is known.
+        Id and bytes of each process that uses the device, where that is known.
     """
     allocated = statistics.all.allocated_bytes.current
     reserved = statistics.all.reserved_bytes.current

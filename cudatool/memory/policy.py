@@ -458,7 +458,7 @@ class Policy:
     def _split(self, block: Block, size: int) -> None:
         """Cut a block that is in no list to `size` bytes; the rest is free."""
         pool, rest, following = block.pool, block.size - size, block.next
-        # Like PyTorch, show free memory with the requested size of whoever had it last.
+        # Like PyTorch, show free memory with the requested size of its last owner.
         tail = Block(block.address + size, rest, block.stream, pool, block.requested_size, block.expandable)
         was_split = block.previous is not None or following is not None
         tail.previous, tail.next = block, following
@@ -537,7 +537,7 @@ class Policy:
         self._merge(block)
 
     def _merge(self, block: Block) -> None:
-        """Put a block that nobody uses among the free ones, as one with its free neighbours."""
+        """Put an unused block among the free ones, as one with its free neighbours."""
         if self._journal.active:
             self._journal.block(Kind.BLOCK_FREE_COMPLETED, block, 0)
         del self._active[block.address]

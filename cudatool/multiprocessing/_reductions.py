@@ -28,7 +28,7 @@ def init_reductions() -> None:
 
 
 def _reduce_array(array: DeviceArray) -> _Reduced:
-    """Lend an array's block to whoever unpickles it; waits for what this process has enqueued so far.
+    """Lend an array's block to the process that unpickles it; waits for what this process has enqueued so far.
 
     Raises
     ------

@@ -43,7 +43,7 @@ class Library(Protocol):
         """Enqueue a group of calls, each with its communicator's handle; return their correlation ids."""
 
     def destroy(self, handle: Any) -> None:
-        """Let go of a communicator, when what was enqueued is done."""
+        """Release a communicator, when what was enqueued is done."""
 
 
 _LIBRARIES: Final = {
@@ -134,7 +134,7 @@ class Communicator:
 
     @traced
     def close(self) -> None:
-        """Let go of the connections, when what was enqueued is done."""
+        """Close the connections, when what was enqueued is done."""
         handle, self._handle = self._handle, None
         if handle is not None:
             library().destroy(handle)

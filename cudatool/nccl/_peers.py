@@ -145,7 +145,7 @@ class Peers:
             return self._arrived[rank, paired].popleft()
 
     def close(self) -> None:
-        """Let go of the others."""
+        """Close the connections to the others."""
         with self._news:
             for connection in self._connections.values():
                 connection.close()

@@ -151,7 +151,7 @@ def op(name: str) -> Op:
 
 
 def registered() -> Mapping[str, Op]:
-    """Return every operation by its name, as far as the modules that define them were imported."""
+    """Return the operations of all imported modules, by name."""
     return dict(_ops)
 
 

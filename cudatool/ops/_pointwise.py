@@ -66,7 +66,7 @@ class Types(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """A launch that was done, as far as it is the same for all operands that look like those."""
+    """A launch plan: what is the same for all operands of these shapes and types."""
 
     launch: Callable[..., int]
     config: Any
@@ -181,7 +181,7 @@ class Pointwise:
         return out
 
     def _again(self, operands: tuple[Any, ...], out: DeviceArray | None, numbers: dict[str, Any]) -> DeviceArray | None:
-        """Compute as was done before for operands that look like these; None if it was not, or nobody knows."""
+        """Compute by the launch plan for operands like these; None if there is no plan."""
         key: list[object] = [None]
         if out is not None:
             if type(out) is not DeviceArray:

@@ -173,7 +173,7 @@ class Inliner:
         """Enter the names of a function in the result, with `prefix`; return the new name of each."""
         names = {name: prefix + name for name in (*callee.registers, *callee.labels, *callee.branch_targets)}
         for name, variable in callee.variables.items():
-            if variable.space == "shared":  # one for the block, whoever calls
+            if variable.space == "shared":  # one for the block, for all callers
                 self.result.variables[name] = variable
             else:
                 names[name] = prefix + name

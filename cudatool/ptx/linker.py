@@ -101,7 +101,7 @@ def link(modules: Sequence[Module]) -> Module:
 
 
 def undefined(module: Module) -> list[str]:
-    """Return the functions and variables that a linked module uses and nobody defines."""
+    """Return the functions and variables that a linked module uses without a definition."""
     variables = [v.name for v in module.variables.values() if v.external and v.space != "shared"]
     functions = [f.name for f in module.functions.values() if not f.has_body and f.name not in SYSTEM_CALLS]
     return variables + functions

@@ -1,4 +1,4 @@
-"""What a register's value may have been computed from, as far as addresses are concerned.
+"""What a register's value may have been computed from, of what matters for addresses.
 
 A :data:`Value` is a set of alternatives, of which the register holds one; an alternative is the set of what was added
 up to it (:data:`Sum`). ``selp`` and several writers of a register give alternatives, ``add`` gives sums::

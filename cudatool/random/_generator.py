@@ -111,7 +111,7 @@ class Generator:
 
     @traced
     def seed(self) -> int:
-        """Set a seed that nobody can foresee, and return it."""
+        """Set an unpredictable seed, and return it."""
         chosen = secrets.randbits(52)  # exact in a double too
         self._set(chosen, 0)
         return chosen
@@ -244,7 +244,7 @@ class Generator:
         state.places[id(graph)] = _Place(empty(2, _STATE, device=self._device))
 
     def end_capture(self, graph: object) -> int:
-        """Return by how much the kernels captured into `graph` move the offset, if nobody was told yet."""
+        """Return by how much the kernels captured into `graph` move the offset, if that was not reported yet."""
         place = self._captured[id(graph)].places[id(graph)]
         drawn, place.drawn = place.drawn, 0
         return drawn

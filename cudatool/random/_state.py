@@ -54,13 +54,13 @@ def manual_seed_all(seed: SupportsIndex) -> None:
 
 @traced
 def seed() -> None:
-    """Give the current device's default generator a seed that nobody can foresee."""
+    """Give the current device's default generator an unpredictable seed."""
     default_generator().seed()
 
 
 @traced
 def seed_all() -> None:
-    """Give the default generators of all devices one seed that nobody can foresee."""
+    """Give the default generators of all devices one unpredictable seed."""
     seed_all_with(secrets.randbits(52))
 
 

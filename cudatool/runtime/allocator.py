@@ -189,7 +189,7 @@ def _make(device: int) -> CachingAllocator:
 
 
 def _processes(device: int) -> list[tuple[int, int]]:
-    """Return id and bytes of the processes on a GPU; none where NVML does not know, or nobody else can be there."""
+    """Return id and bytes of the processes on a GPU; none where NVML does not know or there can be no other."""
     choice = _driver.chosen()
     if choice is None or choice.kind == "sim":
         return []
@@ -479,7 +479,7 @@ def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
 def list_gpu_processes(device: DeviceLike = None) -> str:
     """Return the processes that use a device and their memory, one a line, as NVML knows them.
 
-    Nobody but this process uses its software device.
+    Only this process uses its software device.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Saying what a call accesses of which nobody else can tell."""
+"""Declaring the accesses of a call that cudatool cannot see."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TOLD: Final = (Kind.MEMCPY, Kind.MEMSET)
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.open: list[_Work | None] = []  # of each block that the thread is in; None where nobody listens
+        self.open: list[_Work | None] = []  # of each block that the thread is in; None without a subscriber
 
 
 _thread = _Thread()

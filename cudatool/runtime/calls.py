@@ -123,7 +123,7 @@ class operation:  # noqa: N801 - reads as a statement
 
     ::
 
-        with operation() as correlation:    # 0 when nobody listens
+        with operation() as correlation:    # 0 without a subscriber
             driver call
         if correlation:
             hooks.emit(...)

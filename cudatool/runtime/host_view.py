@@ -192,7 +192,7 @@ def host_view(array: Any) -> HostArray:
     ----------
     array
         A NumPy array in pinned or managed memory, or anything with ``__dlpack__`` in such memory, for example a
-        :class:`cuda.core.Buffer`. Pageable memory can be given too, but nobody but the host uses it.
+        :class:`cuda.core.Buffer`. Pageable memory can be given too, but only the host uses it.
 
     Raises
     ------

@@ -175,7 +175,7 @@ class IpcArray(DeviceArray):
         return self.layout is _CLOSED
 
     def close(self) -> None:
-        """Wait for the current stream, then let go of the memory."""
+        """Wait for the current stream, then release the memory."""
         if not self.is_closed:
             current_stream(self.device).synchronize()
             self.layout, self._address = _CLOSED, 0

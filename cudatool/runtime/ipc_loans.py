@@ -1,6 +1,6 @@
-"""Memory that other processes borrow: the lender keeps it until they have let go of it, or have ended.
+"""Memory that other processes borrow: the lender keeps it until they have released it, or have ended.
 
-A loan is a pipe. The borrower has the end that can be written to; when nobody has it any more, the lender's end says
+A loan is a pipe. The borrower has the end that can be written to; when no process has it, the lender's end says
 so. Thus the kernel counts, also what is on its way in a queue, and borrowers that were killed.
 """
 
@@ -118,13 +118,13 @@ def collect() -> bool:
     with _lock:
         poll = select.poll()
         for lent in _lent.values():
-            poll.register(lent.pipe, 0)  # that nobody has the other end is always told
+            poll.register(lent.pipe, 0)  # a closed other end is always reported
         over = {pipe for pipe, _ in poll.poll(0)}
         ended = [number for number, lent in _lent.items() if lent.pipe in over]
         returned = [_lent.pop(number) for number in ended]
     for lent in returned:
         os.close(lent.pipe)
-    return bool(returned)  # the blocks are free when nobody here uses them, either
+    return bool(returned)  # the blocks are free when this process does not use them, either
 
 
 def ipc_collect() -> None:

@@ -140,7 +140,7 @@ class Defects:
 
     def __init__(self, records: npt.NDArray[np.void]) -> None:
         self.found: dict[Key, Defect] = {}
-        # Views, not copies: of most records nobody asks.
+        # Views, not copies: most records are never asked for.
         self._sites = [records[column].data for column in ("kind", "name", "stack")]
 
     def report(

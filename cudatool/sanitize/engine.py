@@ -446,7 +446,7 @@ class Engine:
         self._handed_over.setdefault(row.aux0, {})[moment.agent] = moment
 
     def _take_over(self, row: Row) -> None:
-        """A thread has got hold of it: whoever let go of it came first."""
+        """A thread has acquired the object: its last release came first."""
         if row.correlation:
             return
         host = self.hosts[row.thread]
@@ -507,7 +507,7 @@ class Engine:
         """The latest wait of the later side that would have ordered the two, had its event been recorded; else -1."""
         agent = self.agents[earlier.agent]
         for event, record in self.ordering.empty_waits[later.agent].values():
-            # It was meant for the earlier side's stream, as far as the event's first record can tell.
+            # By the event's first record it was meant for the earlier side's stream.
             meant_for = self._first_records.get(event, agent.stream)
             if earlier.record < record < later.record and meant_for == agent.stream:
                 operation = Operation(later.agent, later.epoch, later.clock, record)
@@ -544,7 +544,7 @@ class Engine:
                 if self.ordering.learn(agent, earlier, later.record) and not agent.is_host:
                     self.ordering.step(agent, later.record)
                 return
-            # Of its present operation nobody has heard yet.
+            # Its present operation has not been reported yet.
             later.clock = self.clocks.join(agent.index, later.epoch, later.clock, earlier)
             agent.clock = later.clock
 

@@ -92,7 +92,7 @@ class GapKind(StrEnum):
     ACCESSES = "accesses"
     """The trace was recorded without what operations access, so that no race can be found in it."""
     LAUNCHES = "launches"
-    """Launches of which nobody knows what they access."""
+    """Launches whose accesses are not known."""
     CHECKS = "checks"
     """Checks of kernels that were asked for and under which the program did not run."""
     DEVICE_CHECKS = "device-checks"
@@ -388,7 +388,7 @@ class Known:
     fingerprint, kind, check
         Of the finding; the check is the one that found it.
     what
-        The operations and functions, in words, for whoever reads the file.
+        The operations and functions, in words, for readers of the file.
     reason
         Why it is accepted.
     expires
@@ -449,7 +449,7 @@ class Report:
     operations
         Number of operations on streams (kernels, copies, fills, matrix products, host functions, graph launches).
     unchecked_launches
-        Launches of kernels and graphs of which nobody knows what they access.
+        Launches of kernels and graphs whose accesses are not known.
     edges
         Number of times that each ordering rule applied: the edge set that the report rests on.
     notes

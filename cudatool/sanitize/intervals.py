@@ -288,7 +288,7 @@ class History:
     """The accesses to every byte that a later one could still race with.
 
     Memory is cut into disjoint segments at the bounds of accesses; each keeps a short list, newest first. An access
-    is dropped when a later one dominates it: whoever races with the dropped one then also races with the later one,
+    is dropped when a later one dominates it: what races with the dropped one then also races with the later one,
     or is ordered after both. It is also dropped when the host knows that it is done, if all later work comes after the
     host. So a segment holds a few accesses for each agent, however long the program runs.
 
@@ -477,7 +477,7 @@ class History:
             low += 1
         high, position = low, start
         while position < stop:
-            if high == len(self._starts) or self._starts[high] > position:  # a gap: nobody has touched these bytes
+            if high == len(self._starts) or self._starts[high] > position:  # a gap: bytes that nothing has touched
                 end = stop if high == len(self._starts) else min(stop, self._starts[high])
                 self._put(high, high, [Segment(position, end, [])])
             elif self._segments[high].stop > stop:

@@ -57,7 +57,7 @@ class Step:
     correlation, node
         Of the operation's record, 0 for the host's; and the number of the node, 0 for none.
     accesses
-        What it touches, as far as that is known.
+        What it touches, where that is known.
     before, behind
         Steps of the same launch that come before and behind it.
     after
@@ -217,7 +217,7 @@ class Steps:
         return set(np.flatnonzero(mask).tolist())
 
     def _is_before(self, first: int, second: int) -> bool:
-        """Whether a step that the program asked for earlier comes before another one, as far as one edge tells."""
+        """Whether a step that the program asked for earlier comes before another one, by one edge alone."""
         one, other = self.all[first].operation, self.all[second].operation
         if one.record == other.record:
             return first in self.all[second].before
@@ -373,7 +373,7 @@ def _sorted(nodes: dict[int, int], edges: list[tuple[int, int]]) -> list[_Node]:
     while len(before) < len(nodes):
         ready = [n for n in nodes if n not in before and all(first in before for first in direct[n])]
         if not ready:
-            return []  # a cycle: nobody knows what that is
+            return []  # a cycle, which has no order
         for number in ready:
             before[number] = frozenset(direct[number]).union(*(before[first] for first in direct[number]))
     behind: dict[int, set[int]] = {number: set() for number in nodes}

@@ -186,7 +186,7 @@ class Ordering:
             self._list(stream)
 
     def merge(self, stream: Agent, other: Agent, record: int) -> None:
-        """What `stream` does from now on, and whoever waits for it, comes after the work of `other` as well."""
+        """What `stream` does from now on, and what waits for it, comes after the work of `other` as well."""
         self.learn(stream, other.done)
         self.step(stream, record)
         for legacy in stream.peers:

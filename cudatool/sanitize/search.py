@@ -213,7 +213,7 @@ class Search:
         """Say why a replay cannot run a step at another time; nothing if it can."""
         step, todo = self.steps.all[index], self._todo[index]
         if step.kind is Kind.HOST_ACCESS:
-            return "" if todo else "writes what nobody has seen: it cannot be done again"
+            return "" if todo else "its writes were not recorded: it cannot be replayed"
         if not todo:
             return "is not on the tape: nothing says how to do it again"
         if not all(self._tape.can_repeat(task) for task in todo if isinstance(task, int)):

@@ -98,7 +98,7 @@ class Allocation:
     pool: int = 0  # handle of the memory pool, 0 if none
     flags: int = 0
     advised: Advised | None = None  # of managed memory: what the program said about it
-    gap: int = 0  # bytes after it that belong to nobody
+    gap: int = 0  # unused bytes after it
     constants: int = 0  # its first bytes, which kernels must not write to
 
 
@@ -359,7 +359,7 @@ class DeviceMemory:
     def allocate(self, size: int, gap: int = 0) -> int:
         """Return the address of `size` accessible bytes, aligned to 512 (2 MiB from 1 MiB on).
 
-        `gap` bytes at least follow that belong to nobody.
+        at least `gap` unused bytes follow.
         """
         if size < SLAB_LIMIT:
             rounded = -(-(size + gap) // ALIGNMENT) * ALIGNMENT

@@ -380,7 +380,7 @@ class Scheduler:
         if self.watch is not None:
             self.watch.look()
         if not self._finish([operation], stay=False):
-            return False  # it waits for a value that nobody has written yet
+            return False  # it waits for a value that is not written yet
         self.wait(operation)
         return True
 
@@ -447,11 +447,11 @@ class Scheduler:
         return {number: o for number, o in self._ready.items() if o.until is None or o.until()}
 
     def _give_up(self) -> None:
-        """Fail what waits for a value that nobody writes, as a kernel fails in which no thread can go on."""
+        """Fail what waits for a value that nothing writes, as a kernel fails in which no thread can go on."""
         for operation in [o for number, o in self._until.items() if number in self._ready]:
             operation.until = None
             del self._until[operation.sequence]
-            error = DriverError(Result.LAUNCH_TIMEOUT, f"{operation.name}: nobody writes the value that it waits for")
+            error = DriverError(Result.LAUNCH_TIMEOUT, f"{operation.name}: nothing writes the value that it waits for")
             if operation.stream.context.error is None:
                 operation.stream.context.error = error
 
@@ -485,7 +485,7 @@ class Scheduler:
                 context.error = DriverError(error.result, f"{kernel_name(operation.name)}: {error}")
                 context.error.logged = True
         except signals.Interrupted:
-            if context.error is None:  # nobody must take what it has done so far for its result
+            if context.error is None:  # what it has done so far must not be taken for its result
                 context.error = DriverError(Result.LAUNCH_FAILED, f"{kernel_name(operation.name)}: ended by Ctrl-C")
                 context.error.logged = True
             raise

@@ -65,7 +65,7 @@ class Past:
     records
         In order; what they say is a program of its own.
     settled
-        Number of those, synchronizations of all devices, that nobody made: they stand for those that were left out.
+        Number of those, synchronizations of all devices, that no call made: they stand for those that were left out.
     """
 
     def __init__(self) -> None:

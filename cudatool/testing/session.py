@@ -141,7 +141,7 @@ class Session:
         self._close_test()
 
     def _close_test(self) -> None:
-        """Let the log be past: as the test's, or as nobody's if there is none."""
+        """Let the log be past: as the test's, or as shared if there is none."""
         records, test = self.log.records(), self.test
         self.log.clear()
         shared = np.full(len(records), test is None)

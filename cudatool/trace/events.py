@@ -5,7 +5,7 @@ in a file or a column array. Names and stacks are interned; a record holds their
 
 Streams and CUDA events are named by ids that are unique in a trace, not by their handles, which the driver
 reuses (:func:`cudatool.trace.hooks.stream_id`). Id 0 means "no stream"; the ``STREAM_CREATE`` record of an id
-says what the stream is, also for the default streams, which nobody creates.
+says what the stream is, also for the default streams, which no call creates.
 """
 
 from __future__ import annotations

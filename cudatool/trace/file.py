@@ -146,7 +146,7 @@ class OpenChunk:
         self._words[4] = 1
 
     def seal(self, *, shrink: bool = False) -> None:
-        """Write the checksum and let go of the mapping; `shrink` gives unused room back to what follows."""
+        """Write the checksum and close the mapping; `shrink` gives unused room back to what follows."""
         if shrink:
             self.capacity = aligned(self.used)
             self._words[1] = self.capacity
@@ -157,7 +157,7 @@ class OpenChunk:
         self.release()
 
     def release(self) -> None:
-        """Let go of the mapping without touching the file."""
+        """Close the mapping without touching the file."""
         self._words.release()
         self._mapping.close()
 

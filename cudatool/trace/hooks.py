@@ -2,7 +2,7 @@
 
 Contract, as pseudo-code of an instrumented call::
 
-    if hooks.active:                      # the whole cost when nobody listens
+    if hooks.active:                      # the whole cost without a subscriber
         correlation = hooks.begin()       # driver calls made from here on belong to us: sources below stay silent
         try:
             driver call
@@ -82,7 +82,7 @@ wants_accesses: bool = False
 """Whether what operations and the host access is to be recorded."""
 
 measures_accesses: bool = False
-"""Whether the device itself tells what its operations access, so that nobody has to infer it."""
+"""Whether the device itself tells what its operations access, so that it need not be inferred."""
 
 tells_graphs: bool = False
 """Whether a source of driver calls tells of graphs and their nodes, also of those that our runtime makes."""

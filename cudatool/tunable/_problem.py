@@ -1,4 +1,4 @@
-"""What a product is called in results: by what cuBLAS is told of it, as PyTorch's TunableOp names it.
+"""What a product is called in results: by the arguments of cuBLAS, as PyTorch's TunableOp names it.
 
 ``GemmTunableOp_float_TN,tn_64_32_128_ld_128_128_64`` is one of float32 matrices, of which cuBLAS reads the left one
 transposed, with an m, n and k, and the leading dimensions of left, right and result.

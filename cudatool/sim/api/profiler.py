@@ -1,6 +1,6 @@
 """Driver entry points: profiler control.
 
-They mark what a profiler shall look at. The software device needs nothing done: whoever watches it
+They mark what a profiler shall look at. The software device needs nothing done: what watches it
 (:func:`cudatool.sim.subscribe`) sees the calls themselves.
 """
 

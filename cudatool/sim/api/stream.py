@@ -254,7 +254,7 @@ def cuEventElapsedTime(pMilliseconds: int, hStart: int, hEnd: int) -> None:
         raise DriverError(Result.INVALID_HANDLE)
     if start.context is not end.context:
         raise DriverError(Result.INVALID_HANDLE)
-    # Whoever asks again and again is answered at last, as by a query.
+    # Asked again and again it answers at last, as a query does.
     done = [state.machine.scheduler.query(event.recorded) for event in (start, end)]
     if not all(done):
         raise DriverError(Result.NOT_READY)

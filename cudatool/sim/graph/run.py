@@ -245,7 +245,7 @@ class GraphExec:
         scheduler.enqueue(end, cost=0, after=ends)
         self._last = end
         if any(isinstance(node.work, Copy) and node.work.is_pageable for node in self._graph.walk()):
-            scheduler.wait(end)  # nobody can say how long such memory lives (see sim.api.memory's copies)
+            scheduler.wait(end)  # it is not known how long such memory lives (see sim.api.memory's copies)
 
     def _ended(self, operation: Operation) -> None:
         with abi.lock:

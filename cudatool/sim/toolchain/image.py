@@ -62,7 +62,7 @@ def jit_options(count: int, options: int, values: int) -> dict[int, int]:
 
 
 def write_error_log(options: dict[int, int], text: str) -> None:
-    """Put `text` into the caller's error log, if there is one, as far as there is room."""
+    """Put `text` into the caller's error log, if there is one; what has no room is cut."""
     room = options.get(_ERROR_LOG_SIZE, 0) & 0xFFFFFFFF  # an unsigned int in the space of a pointer
     if room and (buffer := options.get(_ERROR_LOG_BUFFER)):
         encoded = text.encode()[: room - 1] + b"\0"

@@ -138,7 +138,7 @@ class _Link:
         return _SUCCESS
 
     def _called_by_ptx(self) -> list[str]:
-        """Return the functions that PTX needs from LTO-IR. As far as LTO-IR alone can tell, nobody uses them."""
+        """Return the functions that PTX needs from LTO-IR. LTO-IR alone does not show that they are used."""
         if not self.ptx:
             return []
         module = parse_image(join(self.ptx))
@@ -146,7 +146,7 @@ class _Link:
 
 
 class _Real:
-    """The real nvJitLink, as far as this module calls it."""
+    """What this module calls of the real nvJitLink."""
 
     def __init__(self, stand_in: ctypes.CDLL) -> None:
         stand_in.cudatool_nvjitlink_real.restype = c_void_p
