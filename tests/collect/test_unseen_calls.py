@@ -1,0 +1,54 @@
+"""A call that enqueues work, and that the collector has no report for, is a gap and never nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudatool import recording, sanitize
+from cudatool.collect.sim_driver import SimDriverCollector
+from cudatool.sanitize.findings import GapKind
+from cudatool.trace.reader import read
+
+_PTX = b".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry nothing() { ret; }\0"
+
+
+def ok(result: tuple[Any, ...]) -> Any:
+    assert 0 == result[0], result
+    return result[1] if len(result) == 2 else None
+
+
+def gaps_of_a_launch(folder: Path) -> list[str]:
+    """Return the calls that are gaps in a recording of one launch."""
+    path = folder / "t.ctrace"
+    with recording.record(path, device="sim"):
+        from cuda.bindings import driver
+
+        ok(driver.cuInit(0))
+        ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
+        stream = ok(driver.cuStreamCreate(1))
+        module = ok(driver.cuModuleLoadData(_PTX))
+        ok(driver.cuLaunchKernel(ok(driver.cuModuleGetFunction(module, b"nothing")), *[1] * 6, 0, stream, 0, 0))
+        ok(driver.cuStreamSynchronize(stream))
+        ok(driver.cuStreamDestroy(stream))
+        ok(driver.cuModuleUnload(module))
+        ok(driver.cuDevicePrimaryCtxRelease(0))
+    gaps = sanitize.check(read(path)).gaps
+    return [text for gap in gaps if gap.kind is GapKind.UNSEEN for text in gap.names]
+
+
+def test_a_call_that_the_collector_reports_is_no_gap(tmp_path: Path) -> None:
+    assert [] == gaps_of_a_launch(tmp_path)
+
+
+def test_a_call_without_a_report_is_a_gap_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = SimDriverCollector.__init__
+
+    def without_launches(self: SimDriverCollector, *arguments: Any, **options: Any) -> None:
+        begin(self, *arguments, **options)
+        del self._report["cuLaunchKernel"]
+
+    monkeypatch.setattr(SimDriverCollector, "__init__", without_launches)
+    assert ["cuLaunchKernel: what it enqueues is not recorded"] == gaps_of_a_launch(tmp_path)
