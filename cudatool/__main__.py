@@ -6,7 +6,9 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line, of which nothing is loaded yet: Ctrl-C is status 130 from the first moment.
+    """Run the command line, of which nothing is loaded yet: Ctrl-C is status 130 from here on.
+
+    Before that, while Python itself starts and imports this module, Ctrl-C is Python's to report.
 
     When the command has ended, Ctrl-C has nothing to end: Python, which would die of it while it tidies up, ignores it.
     """
