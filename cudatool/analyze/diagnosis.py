@@ -21,7 +21,7 @@ from cudatool.analyze.whatif import Advice, NoAdvice, advise
 from cudatool.errors import ConfigError, FileFormatError
 from cudatool.memory.settings import Settings
 from cudatool.trace.lifetimes import Lifetimes, Timeline
-from cudatool.trace.model import Trace
+from cudatool.trace.model import Trace, recorded_from
 from cudatool.units import format_bytes, format_bytes_range
 
 __all__ = ["Diagnosis", "Remedy", "Topic", "advice", "diagnose", "with_setting"]
@@ -145,6 +145,7 @@ def diagnose(
     beside = outside(trace, segments, curve, device, peak, total)
     held = by_call_site(trace, blocks.at(split[-1].index)) if split else ()
     tried = _try_settings(trace, device, split, beside.total)
+    has_history = recorded_from(trace, device) < len(trace.records)
     return Diagnosis(
         device=device,
         tree=site_tree(trace, blocks, device, peak),
@@ -155,7 +156,8 @@ def diagnose(
         leaks=grows,
         outside=beside,
         settings=tried,
-        advice=advice(split, categories, grows, beside, held, tried),
+        # A final state alone is no moment at which most was in use.
+        advice=advice(split if has_history else (), categories, grows, beside, held, tried),
     )
 
 

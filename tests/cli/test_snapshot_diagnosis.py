@@ -167,3 +167,20 @@ def test_a_program_that_wastes_nothing_gets_no_table_of_causes() -> None:
     print_report(console, analyze.report(Trace(records)))
     assert "Held at the peak" in console.file.getvalue()  # type: ignore[attr-defined]
     assert "Cause" not in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_final_state_alone_calls_for_nothing_but_a_history(tmp_path: Path) -> None:
+    """What is free at the end may have been in use before."""
+    block = {"size": MIB, "requested_size": MIB, "state": "active_allocated", "frames": []}
+    free = {"size": 20 * MIB, "state": "inactive"}
+    state = [
+        {"address": 1 << 30, "total_size": 2 * MIB, "blocks": [block, {"size": MIB, "state": "inactive"}]},
+        {"address": 1 << 31, "total_size": 20 * MIB, "blocks": [free]},
+    ]
+    segments = [{"stream": 0, "segment_type": "large", "device": 0, **one} for one in state]
+    path = tmp_path / "x.pickle"
+    path.write_bytes(pickle.dumps({"segments": segments, "device_traces": [[]]}))
+    document = json.loads(run(path, "--json").stdout)
+    topics = [remedy["topic"] for remedy in document["devices"][0]["diagnosis"]["remedies"]]
+    assert set(topics) <= {"setting"}
+    assert "whole free segments" in words(run(path))
