@@ -103,27 +103,13 @@ def scatter(
     """
     source = _source(tensor)
     axis = _axis(dim, source.ndim)
-    if out is not None:
-        if devices is not None:
-            raise UsageError(f"'devices' must not be specified when 'out' is specified, but got {devices=}")
-        if chunk_sizes is not None:
-            raise UsageError(f"'chunk_sizes' must not be specified when 'out' is specified, but got {chunk_sizes=}")
-        sizes = _sizes_of(out, source, axis)
-        indices = [array.device for array in out]
+    if out is None:
+        indices, sizes = _cut_for(devices, chunk_sizes, source.shape[axis], dim)
     else:
-        indices = [device_index(device) for device in devices or ()]
-        if not indices:
-            raise UsageError("Expected at least one device to scatter to")
-        sizes = _equal(source.shape[axis], len(indices)) if chunk_sizes is None else list(chunk_sizes)
-        if chunk_sizes is not None and len(sizes) != len(indices):
-            raise UsageError(
-                "Expected devices and chunk_sizes to be of same length, but got "
-                f"len(devices) = {len(indices)} and len(chunk_sizes) = {len(sizes)}"
-            )
-        if sum(sizes) != source.shape[axis] or min(sizes) < 0:
-            raise UsageError(
-                f"chunk_sizes {sizes} do not add up to {source.shape[axis]}, the extent of dimension {dim}"
-            )
+        for name, value in (("devices", devices), ("chunk_sizes", chunk_sizes)):
+            if value is not None:
+                raise UsageError(f"'{name}' must not be specified when 'out' is specified, but got {name}={value!r}")
+        indices, sizes = [array.device for array in out], _sizes_of(out, source, axis)
     chunks = [source[index] for index in _cuts(axis, sizes)]
     with ExitStack() as current:
         for place, (index, stream) in enumerate(zip(indices, streams or (), strict=False)):
@@ -146,6 +132,26 @@ def scatter(
             result = list(out)
         _copy_all([(target, chunk) for target, chunk in zip(result, chunks, strict=True) if target is not chunk])
     return tuple(result)
+
+
+def _cut_for(
+    devices: Iterable[DeviceLike] | None, chunk_sizes: Iterable[int] | None, extent: int, dim: int
+) -> tuple[list[int], list[int]]:
+    """Return the devices of chunks, and the extents of these along a dimension."""
+    indices = [device_index(device) for device in devices or ()]
+    if not indices:
+        raise UsageError("Expected at least one device to scatter to")
+    if chunk_sizes is None:
+        return indices, _equal(extent, len(indices))
+    sizes = list(chunk_sizes)
+    if len(sizes) != len(indices):
+        raise UsageError(
+            "Expected devices and chunk_sizes to be of same length, but got "
+            f"len(devices) = {len(indices)} and len(chunk_sizes) = {len(sizes)}"
+        )
+    if sum(sizes) != extent or min(sizes) < 0:
+        raise UsageError(f"chunk_sizes {sizes} do not add up to {extent}, the extent of dimension {dim}")
+    return indices, sizes
 
 
 @traced

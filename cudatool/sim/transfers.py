@@ -134,61 +134,101 @@ def copy_box(
     origin = machine.locate(source.address, source.span(extent))
     if not peer:
         _check_access([target, origin], stream)
-    to_device = target is not None and target.device >= 0
-    from_device = origin is not None and origin.device >= 0
-    operation = Operation(stream, "memcpy", name, abi.call.correlation)
-    engine = "" if to_device == from_device else "h2d" if to_device else "d2h"
     # Without gaps on either side, the box is one row.
     lines = Extent(extent.size) if to.is_dense(extent) and source.is_dense(extent) else extent
+    operation = Operation(stream, "memcpy", name, abi.call.correlation)
+    move = _Move(operation, to, source, lines, target, origin)
     operation.host_memory = [(box.address, box.span(extent)) for box in (source, to)]
     if machine.scheduler.watch is not None:
         machine.scheduler.watch.look(operation.host_memory)  # before the driver itself writes there, below
-    staged: list[bytes] = []
     if hStream is not None and (origin is None or now):
         # Pageable memory is staged before the call returns: later changes to it are not seen.
-        staged = [ctypes.string_at(row, lines.width) for row in source.rows(lines)]
-    elif hStream is not None and target is not None and from_device and not to_device:
+        move.stage()
+    elif hStream is not None and target is not None and move.from_device and not move.to_device:
         # Until the copy runs, its destination holds neither the old nor the new bytes; unless something earlier is
         # still going to read the old ones, as it may.
         if not machine.scheduler.may_read_host(to.address, to.span(extent)):
-            poison = _POISON if machine.scheduler.watch is None else _WATCHED
-            for row in to.rows(lines):
-                if machine.tape is not None:
-                    machine.tape.poisoned(row, lines.width, poison)
-                ctypes.memset(row, poison, lines.width)
-                operation.host_target.append((row, lines.width))
-    elif origin is not None and not from_device:
+            move.poison()
+    elif origin is not None and not move.from_device:
         operation.host_source = source.address, source.span(extent)
-
-    def run(_: Operation) -> None:
-        if (target is not None and machine.allocations.at(target.address) is not target) or (
-            origin is not None and machine.allocations.at(origin.address) is not origin
-        ):
-            raise DriverError(Result.ILLEGAL_ADDRESS, f"{name} touches memory freed before it ran")
-        if machine.tape is not None:
-            machine.tape.copying(operation, to.rows(lines), source.rows(lines), lines.width, staged)
-        data: Iterable[bytes | int] = staged or source.rows(lines)
-        for row, before in zip(to.rows(lines), data, strict=True):
-            ctypes.memmove(row, before, lines.width)
-        if machine.checkers is not None:
-            for row, before in zip(to.rows(lines), source.rows(lines), strict=True):
-                machine.checkers.shadow.copied(row, before, lines.width)
-
     if footprint:
         operation.footprint = [
             (row, lines.width, flag) for box, flag in ((source, _READ), (to, _WRITE)) for row in box.rows(lines)
         ]
-    operation.run = run
-    machine.scheduler.enqueue(
-        operation, cost=profile.copy_cost(extent.size, on_device=to_device and from_device), engine=engine
-    )
+    operation.run = move.run
+    on_device = move.to_device and move.from_device
+    machine.scheduler.enqueue(operation, cost=profile.copy_cost(extent.size, on_device=on_device), engine=move.engine)
     # Synchronous calls return when done, except device to device, and so do all from host to host ("Memcpy"). An
     # asynchronous one to pageable memory waits too, as the driver may, and as this one must: it cannot know how long
     # that memory lives.
-    promised = (hStream is None and not (to_device and from_device)) or not (to_device or from_device)
+    promised = (hStream is None and not on_device) or not (move.to_device or move.from_device)
     if promised or target is None:
         machine.scheduler.wait(operation, promised=promised)
         machine.scheduler.check(stream.context)
+
+
+class _Move:
+    """The bytes of one copy, from its call until it has run; an allocation is None where memory is pageable."""
+
+    def __init__(
+        self,
+        operation: Operation,
+        to: Box,
+        source: Box,
+        lines: Extent,
+        target: Allocation | None,
+        origin: Allocation | None,
+    ) -> None:
+        self._operation = operation
+        self._to = to
+        self._source = source
+        self._lines = lines
+        self._target = target
+        self._origin = origin
+        self._staged: list[bytes] = []
+        self.to_device = target is not None and target.device >= 0
+        self.from_device = origin is not None and origin.device >= 0
+
+    @property
+    def engine(self) -> str:
+        """What copies: ``"h2d"`` and ``"d2h"`` beside kernels, else the stream itself."""
+        return "" if self.to_device == self.from_device else "h2d" if self.to_device else "d2h"
+
+    def stage(self) -> None:
+        """Keep the bytes that the source has now."""
+        self._staged = [ctypes.string_at(row, self._lines.width) for row in self._source.rows(self._lines)]
+
+    def poison(self) -> None:
+        """Let the destination hold what is neither its old nor its new bytes."""
+        machine, width = state.machine, self._lines.width
+        poison = _POISON if machine.scheduler.watch is None else _WATCHED
+        for row in self._to.rows(self._lines):
+            if machine.tape is not None:
+                machine.tape.poisoned(row, width, poison)
+            ctypes.memset(row, poison, width)
+            self._operation.host_target.append((row, width))
+
+    def run(self, _: Operation) -> None:
+        """Copy.
+
+        Raises
+        ------
+        DriverError
+            ILLEGAL_ADDRESS: memory of either side was freed since the call.
+        """
+        machine, lines = state.machine, self._lines
+        for allocation in (self._target, self._origin):
+            if allocation is not None and machine.allocations.at(allocation.address) is not allocation:
+                raise DriverError(Result.ILLEGAL_ADDRESS, f"{self._operation.name} touches memory freed before it ran")
+        if machine.tape is not None:
+            rows = self._to.rows(lines), self._source.rows(lines)
+            machine.tape.copying(self._operation, *rows, lines.width, self._staged)
+        data: Iterable[bytes | int] = self._staged or self._source.rows(lines)
+        for row, before in zip(self._to.rows(lines), data, strict=True):
+            ctypes.memmove(row, before, lines.width)
+        if machine.checkers is not None:
+            for row, before in zip(self._to.rows(lines), self._source.rows(lines), strict=True):
+                machine.checkers.shadow.copied(row, before, lines.width)
 
 
 def fill(
