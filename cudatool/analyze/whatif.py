@@ -372,10 +372,12 @@ class _Experiment:
     def _sure_limit(self, settings: Settings) -> int | None:
         """Return how many bytes can be reserved at most, if that is known."""
         plain = self._plain()
-        is_sure = self._limit_is_clear and self.asked.otherwise is None and not self._caveats
-        if self._memory is None and not self._card_is_known and not is_sure:
-            return None
-        return _lowest_limit(settings, plain.total, plain.limit)
+        if self._memory is not None:
+            return _lowest_limit(settings, plain.total, plain.limit)
+        # What requests that failed or were retried show depends on the replay of the recorded settings being right.
+        shows = self.asked.otherwise is None and not self._caveats
+        limit = plain.limit if shows and (self._limit_is_clear or self._card_is_known) else None
+        return _lowest_limit(settings, plain.total if self._card_is_known or limit is not None else None, limit)
 
     def reserved_before(self, used: Outcome) -> int:
         """Return the bytes that a gain is counted from: those recorded, or on another card those of a replay."""

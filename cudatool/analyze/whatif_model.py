@@ -43,7 +43,7 @@ class Caveat(StrEnum):
     """The recording begins in mid-program: what would have been cached by then is not known. It is taken to be
     what was cached when recorded, if these settings could have led to that, else nothing."""
     CALLS_UNSEEN = "calls-unseen"
-    """The program empties the cache. Calls that found nothing to give back are not in the file: they would here."""
+    """Calls of ``empty_cache`` that found nothing to give back are not in the file: here they would find something."""
     LIMIT_UNCLEAR = "limit-unclear"
     """It runs into a limit whose size the recording shows only roughly."""
     SIZES_ROUNDED = "sizes-rounded"

@@ -78,6 +78,12 @@ def test_card_of_unknown_size_shows_where_requests_fail_under_a_memory_fraction(
     assert all(pair.advice.withheld is None for pair in found)  # the replay of the recorded settings is right
 
 
+def test_limit_that_a_wrong_replay_shows_ends_no_range() -> None:
+    off = [pair for pair in pairs(227) if Caveat.RETRIES_DIFFER in pair.predicted.caveats]
+    assert off
+    assert all(pair.is_inside for pair in off)
+
+
 def test_recordings_cost_in_a_replay_what_was_recorded_also_if_they_begin_late() -> None:
     assert {0.0, 0.3, 0.7} == {pair.lost for pair in found()}
     for pair in found():
