@@ -165,6 +165,8 @@ class Case:
                 self.line += 1
                 steps.append((self.line, size, places, first, self.random.choice((Mode.READ, Mode.READ, Mode.WRITE))))
         space = self.random.randrange(2)
+        if self.random.random() < 0.4:
+            self.sweep(block)  # with nothing between: threads come back to their words, or to others'
         for n in range(count):
             for number, (line, size, places, first, mode) in enumerate(steps):
                 offset = first + places[n]
