@@ -528,8 +528,13 @@ static PyObject* py_start(PyObject* self, PyObject* arguments) {
   }
   void* frame[2];
   backtrace(frame, 2);  // its first call loads a library, which it must not do in a callback
-  most_rows = (size_t)most;
   owner = getpid();
+  pthread_mutex_lock(&lock);
+  most_rows = (size_t)most;
+  row_count = lost = 0;  // what the recording before did not read
+  names.told = frames.told = stacks.told = 0;
+  context_count = 0;
+  pthread_mutex_unlock(&lock);
   memset(calls, 0, sizeof calls);
   PyObject* numbers = PyDict_New();
   for (uint32_t number = 1; numbers && number < MOST_CALLS; number++) {

@@ -165,6 +165,9 @@ _CALLS: dict[str, _Call] = {
     "cuMemsetD32Async": _Call("qiqq", "_fill"),
     "cuGraphLaunch": _Call("qq", "_graph_launch"),
 }
+_UNKNOWN = 1 << 56
+"""What stands for the handle of a stream that was made before anything was recorded, with CUPTI's number added."""
+_streams: dict[tuple[int, int], int] = {}  # device and CUPTI's number of a stream -> handle, as long as the process
 _COPIES = ("memcpy", "memset")
 _QUESTIONS = ("cuStreamQuery", "cuEventQuery")
 _BLOCKING = StreamFlag(0)
@@ -230,7 +233,6 @@ class CuptiCollector:
         self._names = ["", *_COPIES]  # of the log's, the numbers begin after these
         self._frames: list[Frame | None] = [None]
         self._stacks = [_Stack(0, False, "")]
-        self._streams: dict[tuple[int, int], int] = {}  # device and CUPTI's number of a stream -> handle
         self._launched: dict[int, tuple[int, int]] = {}  # CUPTI's correlation -> ours and the stream
         self._sizes: dict[int, int] = {}
         self._device_memory: list[int] = []  # addresses of what lives, sorted
@@ -332,7 +334,7 @@ class CuptiCollector:
         for values, words in zip(calls[_HEAD].tolist(), calls["words"].tolist(), strict=True):
             row = _Row._make((*values, tuple(words)))
             if row.what == What.CONTEXT:
-                self._streams[row.device, row.words[0]] = 0
+                _streams[row.device, row.words[0]] = 0
                 continue
             name = self._readers[row.what][0]
             answered = row.result == 0 or name.startswith(_QUESTIONS)
@@ -394,7 +396,7 @@ class CuptiCollector:
         self._tell(Kind.STREAM_CREATE, **{key: value for key, value in fields.items() if key != "device"})
 
     def _stream_create(self, row: _Row, name: str) -> None:
-        self._streams[row.device, row.words[7]] = row.words[0]
+        _streams[row.device, row.words[7]] = row.words[0]
         priority = row.words[2] - (1 << 32) if row.words[2] >> 31 else row.words[2]
         self._stream(row.words[0], "", StreamFlag.NON_BLOCKING if row.words[1] & 1 else StreamFlag(0), priority)
 
@@ -615,7 +617,9 @@ class CuptiCollector:
         ids = []
         for device, number in ((key >> 32, key & 0xFFFFFFFF) for key in values.tolist()):
             self._row = self._row._replace(device=device, time=monotonic_ns(), thread=0)
-            ids.append(self._stream(self._streams.get((device, number), 0)))
+            handle = _streams.get((device, number))
+            flags = StreamFlag.NON_BLOCKING if handle is None else _BLOCKING  # no order is invented
+            ids.append(self._stream(_UNKNOWN + number if handle is None else handle, "", flags))
         self._send()
         found: list[int] = np.array(ids, np.int64)[inverse].tolist()
         return found
@@ -634,11 +638,16 @@ def _frame(key: bytes) -> Frame:
 
 
 def _is_of_our_runtime(frames: list[Frame]) -> bool:
-    """Whether the innermost frame that is not of NVIDIA's bindings is cudatool's."""
+    """Whether our runtime makes a call, or has a function of the program make it, as an allocator of its own."""
     for frame in frames:
-        if "/cuda/bindings/" not in frame.file and "/cuda/core/" not in frame.file:
-            return os.path.realpath(frame.file).startswith(_OURS)
+        path = os.path.realpath(frame.file)
+        if path.startswith(_OURS) and not path.startswith(_RUN_PROGRAMS):
+            return True
     return False
 
 
 _OURS = os.path.join(os.path.realpath(Path(__file__).parent.parent), "")
+_RUN_PROGRAMS = tuple(
+    _OURS + name for name in ("__main__.py", "workload.py", "cli/", "recording/", "testing/", "sanitize/")
+)
+"""Those of our files that have a program run, and are on the stack of all that it does."""

@@ -188,6 +188,35 @@ def test_calls_of_our_runtime_are_told_by_it_alone(collected):
     assert [event.address for event in collected.events] == [0x1000 * theirs, 0x1000 * below_us]
 
 
+def test_calls_of_the_programs_functions_that_our_runtime_calls_are_its_own(collected):
+    log = collected.log
+    package = os.path.dirname(os.path.dirname(cupti.__file__))
+    called_back = log.call(
+        "/site-packages/cuda/bindings/cydriver.so",
+        ("/home/me/allocator.py", 5),
+        (f"{package}/runtime/allocator.py", 9),
+        ("/home/me/train.py", 3),
+        (f"{package}/workload.py", 80),
+    )
+    run = log.call("/site-packages/cuda/bindings/cydriver.so", ("/home/me/train.py", 3), (f"{package}/workload.py", 80))
+    for stack in (called_back, run):
+        log.put("cuMemAlloc_v2", 0x1000 * stack, 16, stack=stack)
+    collected.collector.flush()
+    assert [event.address for event in collected.events] == [0x1000 * run]
+
+
+def test_a_stream_made_before_the_recording_is_not_the_default_one(collected):
+    log = collected.log
+    log.names.append(b"step")
+    log.put(What.CONTEXT, 7)  # the legacy default stream
+    log.put(What.KERNEL, 1, 2, 7, 1, 1, 1, 0, 0, thread=0)
+    log.put(What.KERNEL, 1, 2, 99, 1, 1, 1, 0, 0, thread=0)
+    collected.collector.flush()
+    first, second = [event.stream for event in collected.events if event.kind == Kind.KERNEL_LAUNCH]
+    assert first == hooks.stream_id(0, 0) != second
+    hooks.close_stream(0, (1 << 56) + 99)
+
+
 def test_beside_pytorch_only_the_memory_of_other_libraries_is_told_and_in_order(collected):
     log, others = collected.log, collected.others
     others.value = Others.PYTORCH

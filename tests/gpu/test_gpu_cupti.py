@@ -156,6 +156,25 @@ def test_beside_pytorch_cublas_memory_is_named_and_segments_count_once(tmp_path)
     assert len(trace.of_kind(Kind.KERNEL_LAUNCH)) < 100  # operators, which PyTorch's source tells
 
 
+def test_a_second_recording_of_a_process_has_its_stacks_too(tmp_path):
+    if importlib.util.find_spec("cupy") is None:
+        pytest.skip("cupy is not installed")
+    (tmp_path / "twice.py").write_text(
+        "import cudatool, cupy as cp\n"
+        "for name in 'ab':\n"
+        "    with cudatool.record(f'{name}.ctrace', device='cuda'):\n"
+        "        memory = cp.cuda.Memory(1 << 26)\n"
+        "        cp.zeros(10).sum()\n"
+    )
+    subprocess.run([sys.executable, "twice.py"], cwd=tmp_path, check=True, timeout=120)
+    for name in "ab":
+        trace = reader.read(tmp_path / f"{name}.ctrace")
+        taken = trace.of_kind(Kind.MEM_ALLOC)
+        (big,) = [row for row in taken if row["size"] == 1 << 26 and not row["flags"]]
+        assert [frame.line for frame in trace.stack(int(big["stack"])) if frame.file.endswith("twice.py")] == [4]
+        assert len(trace.of_kind(Kind.KERNEL_LAUNCH)) >= 1
+
+
 def test_what_was_read_before_a_kill_is_in_the_trace(tmp_path):
     if importlib.util.find_spec("cupy") is None:
         pytest.skip("cupy is not installed")
