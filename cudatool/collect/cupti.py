@@ -19,7 +19,7 @@ import threading
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable
-from enum import Enum, IntEnum
+from enum import IntEnum
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any, NamedTuple
@@ -30,10 +30,10 @@ import numpy.typing as npt
 from cudatool.collect import _cupti
 from cudatool.ptx.kernel_names import kernel_name
 from cudatool.trace import hooks, stacks
-from cudatool.trace.events import RECORD, Api, CopyFlag, Event, EventFlag, Kind, StreamFlag, WarningFlag
+from cudatool.trace.events import RECORD, WORK, Api, CopyFlag, Event, EventFlag, Kind, StreamFlag, WarningFlag
 from cudatool.trace.model import Frame
 
-__all__ = ["ROW", "CuptiCollector", "CuptiUnavailable", "Others", "What", "find_library"]
+__all__ = ["ROW", "CuptiCollector", "CuptiUnavailable", "What", "find_library"]
 
 _log = logging.getLogger("cudatool.collect")
 _MOST_LAUNCHED = 1 << 18  # calls whose work may still be reported
@@ -71,16 +71,6 @@ class What(IntEnum):
     COPY = 0xFF02
     FILL = 0xFF03
     CONTEXT = 0xFF05
-
-
-class Others(Enum):
-    """Which other source tells of the program's work on the device. CUPTI's then tells of memory alone."""
-
-    NONE = "none"
-    RUNTIME = "runtime"
-    """Our own runtime, at once."""
-    PYTORCH = "pytorch"
-    """PyTorch's, some time later (:mod:`cudatool.collect.torch_program`)."""
 
 
 class CuptiUnavailable(Exception):
@@ -212,8 +202,10 @@ class CuptiCollector:
 
     Parameters
     ----------
-    others
-        Returns which other source tells of the program's work on the device.
+    pytorch_is_watched
+        Returns whether PyTorch's own source tells of the program's work, some time later
+        (:mod:`cudatool.collect.torch_program`). Then only memory of other libraries is told here; likewise once our
+        runtime has told of work.
 
     Raises
     ------
@@ -221,9 +213,10 @@ class CuptiCollector:
         CUPTI is not installed, another tool holds it, or it refuses.
     """
 
-    def __init__(self, others: Callable[[], Others]) -> None:
+    def __init__(self, pytorch_is_watched: Callable[[], bool]) -> None:
         self._native = _cupti
-        self._others = others
+        self._pytorch_is_watched = pytorch_is_watched
+        self._runtime_works = False
         self._lock = threading.RLock()
         self._reading = False
         self._calls: deque[_Row] = deque()  # that wait to be told, in the order of their times
@@ -287,10 +280,11 @@ class CuptiCollector:
         while not self._stopping.wait(_PERIOD):
             self._native.flush(False)
             # What PyTorch did meanwhile is told later, and with it what was between.
-            self._read(0 if self._others() is Others.PYTORCH else None)
+            self._read(0 if self._pytorch_is_watched() else None)
 
     def _before_event(self, event: Event) -> None:
         """Another source's event: what the log has from before it comes first."""
+        self._runtime_works = self._runtime_works or event.kind in WORK
         self._read(event.time)
 
     def _read(self, until: int | None) -> None:
@@ -325,7 +319,7 @@ class CuptiCollector:
             text = f"{lost:,} records of CUPTI were lost: there was no memory for them"
             self._row = self._row._replace(time=monotonic_ns(), thread=0)
             self._tell(Kind.WARNING, name=text, flags=WarningFlag.LOST)
-        told = self._others() is not Others.NONE
+        told = self._runtime_works or self._pytorch_is_watched()
         rows = np.frombuffer(data, ROW)
         is_work = np.isin(rows["what"], (What.KERNEL, What.COPY, What.FILL))
         if not told and is_work.any():
@@ -515,7 +509,7 @@ class CuptiCollector:
         if handle is not None:
             del self._mapped[handle]
             self._freed(address, name)
-        elif self._others() is not Others.PYTORCH:
+        elif not self._pytorch_is_watched():
             self._tell(Kind.MEM_UNMAP, address=address, size=size, name=_plain(name))
 
     def _host_alloc(self, row: _Row, name: str) -> None:
@@ -528,7 +522,7 @@ class CuptiCollector:
 
     def _is_pytorchs(self) -> bool:
         """Whether PyTorch's caching allocator makes the call: its segments are told by PyTorch's own source."""
-        return self._others() is Others.PYTORCH and "libc10_cuda" in self._called.library
+        return self._pytorch_is_watched() and "libc10_cuda" in self._called.library
 
     def _is_on_device(self, address: int) -> bool:
         at = bisect_right(self._device_memory, address) - 1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cudatool import _driver
 from cudatool.collect import deferred_frees, torch_program
 from cudatool.collect.children import ChildProcesses
-from cudatool.collect.cupti import CuptiCollector, CuptiUnavailable, Others
+from cudatool.collect.cupti import CuptiCollector, CuptiUnavailable
 from cudatool.collect.hand_overs import HandOvers
 from cudatool.memory.settings import conf_in_environment
 from cudatool.trace import hooks, stacks
@@ -180,13 +180,8 @@ def _driver_calls() -> Iterator[dict[str, Any]]:
     """Let what any library asks of a GPU's driver reach the subscribers of the hooks; what a header says of it."""
     global _cupti
 
-    def others() -> Others:
-        if torch_program.is_watching():
-            return Others.PYTORCH
-        return Others.RUNTIME if "cudatool.runtime.kernel" in sys.modules else Others.NONE
-
     try:
-        _cupti = CuptiCollector(others)
+        _cupti = CuptiCollector(torch_program.is_watching)
     except CuptiUnavailable as error:
         yield {"cupti_error": str(error)}
         return

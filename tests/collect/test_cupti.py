@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cudatool.collect import cupti
-from cudatool.collect.cupti import ROW, CuptiCollector, CuptiUnavailable, Others, What
+from cudatool.collect.cupti import ROW, CuptiCollector, CuptiUnavailable, What
 from cudatool.trace import hooks, stacks
 from cudatool.trace.events import CopyFlag, Kind, StreamFlag
 
@@ -77,16 +77,16 @@ class Log:
 def collected(monkeypatch):
     """A collector over a log, whose own reading thread stands still, and the events that it passed on."""
     log, events = Log(), []
-    others = SimpleNamespace(value=Others.NONE)
+    pytorch = SimpleNamespace(is_watched=False)
     monkeypatch.setattr(cupti, "_cupti", log)
     monkeypatch.setattr(cupti, "_PERIOD", 3600)
     monkeypatch.setattr(cupti, "find_library", lambda: "libcupti.so.13")
     hooks.close_stream(0, 0xABC)  # the tests' own
     gc.collect()  # so that no finalizer of another test's objects emits
-    collector = CuptiCollector(lambda: others.value)
+    collector = CuptiCollector(lambda: pytorch.is_watched)
     hooks.subscribe(events.append)
     events.clear()  # streams that were known
-    yield SimpleNamespace(log=log, events=events, collector=collector, others=others)
+    yield SimpleNamespace(log=log, events=events, collector=collector, pytorch=pytorch)
     hooks.unsubscribe(events.append)
     collector.stop()
 
@@ -218,8 +218,8 @@ def test_a_stream_made_before_the_recording_is_not_the_default_one(collected):
 
 
 def test_beside_pytorch_only_the_memory_of_other_libraries_is_told_and_in_order(collected):
-    log, others = collected.log, collected.others
-    others.value = Others.PYTORCH
+    log = collected.log
+    collected.pytorch.is_watched = True
     cache = log.call("/site-packages/torch/lib/libc10_cuda.so", ("/home/me/train.py", 3))
     cublas = log.call("/opt/nvidia/libcublas.so.13", ("/home/me/train.py", 4))
     log.put("cuMemAlloc_v2", 0x1000, 16, time=1, stack=cache)
@@ -234,6 +234,19 @@ def test_beside_pytorch_only_the_memory_of_other_libraries_is_told_and_in_order(
         (Kind.MARK, 5),
         (Kind.MEM_ALLOC, 7),
     ]
+
+
+def test_once_our_runtime_works_kernels_are_told_by_it_alone(collected):
+    log = collected.log
+    log.names.append(b"step")
+    log.put(What.KERNEL, 1, 2, 7, 1, 1, 1, 0, 0, thread=0)
+    collected.collector.flush()
+    assert Kind.KERNEL_LAUNCH in kinds(collected.events)
+    hooks.forward(hooks._event(Kind.KERNEL_LAUNCH, name="ours"))
+    collected.events.clear()
+    log.put(What.KERNEL, 3, 4, 7, 1, 1, 1, 0, 0, thread=0)
+    collected.collector.flush()
+    assert collected.events == []
 
 
 def test_lost_records_are_said(collected):
@@ -256,7 +269,7 @@ def test_without_permission_for_activity_calls_are_recorded_and_the_reason_is_kn
     log.error = "insufficient privileges"
     monkeypatch.setattr(cupti, "_cupti", log)
     monkeypatch.setattr(cupti, "find_library", lambda: "libcupti.so.13")
-    collector = CuptiCollector(lambda: Others.NONE)
+    collector = CuptiCollector(lambda: False)
     try:
         assert collector.activity_error == "insufficient privileges"
     finally:
