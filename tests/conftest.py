@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -15,6 +16,12 @@ _SCHEMAS = {
     "workflow": "https://json.schemastore.org/github-workflow.json",
     "gitlab": "https://gitlab.com/gitlab-org/gitlab/-/raw/master/app/assets/javascripts/editor/schema/ci.json",
 }
+
+
+def pytest_configure() -> None:
+    """Let programs that tests start be interrupted, where the tests themselves run with SIGINT ignored (nohup)."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
