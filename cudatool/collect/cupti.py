@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import threading
+import weakref
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable
@@ -256,7 +257,7 @@ class CuptiCollector:
             _cupti.watch_activity()
         except OSError as error:
             self.activity_error = str(error)
-        os.register_at_fork(after_in_child=_cupti.forget)
+        _running.add(self)
         hooks.subscribe(self._before_event, first=True)
         self._thread = threading.Thread(target=self._run, name="cudatool reader of CUPTI's log", daemon=True)
         self._thread.start()
@@ -274,6 +275,13 @@ class CuptiCollector:
         self._thread.join()
         self.flush()
         self._native.stop()
+        hooks.unsubscribe(self._before_event)
+
+    def _forget(self) -> None:
+        """In a forked child, which has no CUDA of its own: another thread of the parent may have held the locks."""
+        self._native.forget()
+        self._stopping.set()
+        self._lock = threading.RLock()
         hooks.unsubscribe(self._before_event)
 
     def _run(self) -> None:
@@ -617,6 +625,17 @@ class CuptiCollector:
         self._send()
         found: list[int] = np.array(ids, np.int64)[inverse].tolist()
         return found
+
+
+_running: weakref.WeakSet[CuptiCollector] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for collector in list(_running):
+        collector._forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def _plain(name: str) -> str:

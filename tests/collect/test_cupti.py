@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -247,6 +249,34 @@ def test_once_our_runtime_works_kernels_are_told_by_it_alone(collected):
     log.put(What.KERNEL, 3, 4, 7, 1, 1, 1, 0, 0, thread=0)
     collected.collector.flush()
     assert collected.events == []
+
+
+def test_a_forked_child_waits_for_no_lock_of_the_reader(collected):
+    """The thread that reads the log may hold its lock at the moment of the fork; the child has no such thread."""
+    held, done = threading.Event(), threading.Event()
+
+    def reads():
+        with collected.collector._lock:
+            held.set()
+            done.wait(60)
+
+    reader = threading.Thread(target=reads)
+    reader.start()
+    assert held.wait(60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads, which is what is tried here
+        child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(30)  # ends a child that waits
+        try:
+            hooks.emit(Kind.MARK, name="in the child")
+            os._exit(7)
+        finally:
+            os._exit(8)
+    done.set()
+    reader.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_lost_records_are_said(collected):
