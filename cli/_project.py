@@ -41,7 +41,7 @@ def setting(name: str, *, several: bool) -> str | tuple[str, ...] | None:
     ConfigError
         The table has an unknown key, a value of the wrong type, or a result outside of the directory.
     """
-    values = _settings().get(name, ())
+    values = _settings(Path.cwd()).get(name, ())
     if not values:
         return None
     return values if several else ",".join(values)
@@ -49,16 +49,15 @@ def setting(name: str, *, several: bool) -> str | tuple[str, ...] | None:
 
 def project_file() -> str:
     """Return the name of the file from the working directory; an empty string if there is none."""
-    found = _table()
+    found = _table(Path.cwd())
     return os.path.relpath(found[0]) if found else ""
 
 
 @functools.cache
-def _table() -> tuple[Path, Any] | None:
+def _table(here: Path) -> tuple[Path, Any] | None:
     """Return the nearest file with our table, and the table."""
     import tomllib
 
-    here = Path.cwd()
     trusted = {0, os.geteuid(), here.stat().st_uid}
     for folder in (here, *here.parents):
         path = folder / _NAME
@@ -90,10 +89,10 @@ def _table() -> tuple[Path, Any] | None:
 
 
 @functools.cache
-def _settings() -> dict[str, tuple[str, ...]]:
+def _settings(here: Path) -> dict[str, tuple[str, ...]]:
     """Return the settings, each as the values that it lists."""
 
-    found = _table()
+    found = _table(here)
     if found is None:
         return {}
     path, table = found

@@ -25,8 +25,6 @@ DOCS = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    for cached in (_project._table, _project._settings):
-        cached.cache_clear()
     return tmp_path
 
 

@@ -161,6 +161,7 @@ def test_a_copy_and_its_execution_have_one_correlation(collected):
 def test_kernels_of_a_graph_belong_to_its_launch(collected):
     log = collected.log
     log.names.append(b"step")
+    log.put("cuStreamCreateWithPriority", 0xABC, 1, 0, 0, 0, 0, 0, 13)  # CUPTI calls it 13
     log.put("cuStreamBeginCapture_v2", 0xABC, 0)
     log.put("cuMemsetD8Async", 0x7000, 0, 64, 0xABC, correlation=2)  # becomes a node
     log.put("cuStreamEndCapture", 0xABC, 0xF00)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,18 +10,9 @@ from click.testing import CliRunner, Result
 from other_user import OTHER_USER
 from worst_inputs import racy_trace
 
-from cudatool.cli import _project, group
+from cudatool.cli import group
 
 HIDES = '[tool.cudatool]\nsuppress = "kind=*"\n'
-
-
-@pytest.fixture(autouse=True)
-def unread() -> Iterator[None]:
-    _project._table.cache_clear()
-    _project._settings.cache_clear()
-    yield
-    _project._table.cache_clear()
-    _project._settings.cache_clear()
 
 
 def sanitize(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
