@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -19,7 +21,13 @@ _SCHEMAS = {
 
 
 def pytest_configure() -> None:
-    """Let programs that tests start be interrupted, where the tests themselves run with SIGINT ignored (nohup)."""
+    """Let programs that tests start be interrupted, and keep the modules that they compile, whatever started the tests.
+
+    Tests run with SIGINT ignored under nohup. Under PYTHONDONTWRITEBYTECODE each of the many hundred programs would
+    compile five hundred modules again, which takes as long as all else that it does.
+    """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
