@@ -97,7 +97,7 @@ force_option = option("-f", "--force", is_flag=True, group="Output", help="Overw
 
 
 def range_options(function: _F) -> _F:
-    """Add ``--events A:B`` and ``--time A:B``: the command gets `events` and `time`, for ``_sources.part_of``."""
+    """Add ``--events A:B`` and ``--time A:B``: the command gets `events` and `time`, for ``_part.part_of``."""
 
     @option(
         "--events",

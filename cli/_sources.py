@@ -7,21 +7,18 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cudatool import analyze
 from cudatool.cli._beside import with_statistics
 from cudatool.cli._text import messages
 from cudatool.collect import rmm_log, torch_snapshot
 from cudatool.errors import FileFormatError, UsageError
 from cudatool.files import near_name
-from cudatool.text import quoted
 from cudatool.trace import reader
 from cudatool.trace.reader import newest_trace
-from cudatool.units import format_time, parse_count, parse_time
 
 if TYPE_CHECKING:
     from cudatool.trace.model import Trace
 
-__all__ = ["ENDINGS", "newest", "part_of", "read_trace", "refuse_recording", "say_notes", "with_events"]
+__all__ = ["ENDINGS", "newest", "read_trace", "refuse_recording", "say_notes", "with_events"]
 
 ENDINGS = (".ctrace", ".pickle", ".pkl", ".xz", ".gz", ".csv")
 """Of files that can be read; others may be."""
@@ -81,47 +78,6 @@ def _give_back_what_is_freed() -> None:
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE)
     except (AttributeError, OSError):  # another C library, such as musl
         pass
-
-
-def part_of(trace: Trace, events: str | None, time: str | None) -> Trace:
-    """Return the part of a trace that ``--events A:B`` and ``--time A:B`` name; both: what is in both.
-
-    Times count from the first event.
-
-    Raises
-    ------
-    UsageError
-        They are no ranges, nothing is in them, or the trace has no times.
-    """
-
-    if (events, time) == (None, None):
-        return trace
-    count = len(trace.records)
-    start, stop = 0, count
-    if events is not None:
-        first, last = _bounds(events, "--events", "1000:2000")
-        start = parse_count(first) if first else 0
-        stop = min(parse_count(last) if last else count, count)
-    if time is not None:
-        first, last = _bounds(time, "--time", "1.5s:2s")
-        if trace.header.get("time_axis") == "index":
-            raise UsageError("--time: this recording has no times; use --events")
-        zero = int(trace.records["time"].min()) if count else 0
-        begin = zero + parse_time(first) if first else zero
-        start = max(start, analyze.index_at(trace, begin - 1) + 1)
-        stop = min(stop, analyze.index_at(trace, zero + parse_time(last)) + 1) if last else stop
-    if start >= stop:
-        took = f" in {format_time(trace.duration)}" if trace.header.get("time_axis") != "index" else ""
-        raise UsageError(f"no event is in that range; the recording has {count:,}{took}")
-    return analyze.window(trace, start, stop)
-
-
-def _bounds(text: str, option: str, example: str) -> tuple[str, str]:
-
-    first, colon, last = text.partition(":")
-    if not colon:
-        raise UsageError(f"{option} {quoted(text)}: write a range such as {example}; either side may be left out")
-    return first.strip(), last.strip()
 
 
 def with_events(trace: Trace) -> Trace:

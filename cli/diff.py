@@ -9,7 +9,8 @@ from cudatool import analyze
 from cudatool.cli._command import command, option
 from cudatool.cli._options import force_option, page_option, range_options, source_argument
 from cudatool.cli._pages import open_page
-from cudatool.cli._sources import part_of, read_trace, say_notes
+from cudatool.cli._part import part_of
+from cudatool.cli._sources import read_trace, say_notes
 from cudatool.cli._text import bytes_or_unknown, counted, echo_json, messages, new_table, plain, print_rest, results
 from cudatool.files import check_outputs
 from cudatool.progress import step

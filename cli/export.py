@@ -10,7 +10,8 @@ import click
 from cudatool import analyze
 from cudatool.cli._command import command, option
 from cudatool.cli._options import force_option, range_options, source_argument
-from cudatool.cli._sources import newest, part_of, read_trace, say_notes
+from cudatool.cli._part import part_of
+from cudatool.cli._sources import newest, read_trace, say_notes
 from cudatool.cli._text import messages
 from cudatool.export import perfetto, sqlite, torch_pickle
 from cudatool.files import check_outputs

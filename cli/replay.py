@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cudatool import analyze
 from cudatool.cli._command import command, option
 from cudatool.cli._options import range_options, size_of, source_argument
+from cudatool.cli._part import part_of
 from cudatool.cli._replay_text import print_advice, print_check, print_outcomes
-from cudatool.cli._sources import newest, part_of, read_trace, say_notes
+from cudatool.cli._sources import newest, read_trace, say_notes
 from cudatool.cli._text import echo_json, messages, results
 from cudatool.errors import UsageError
 from cudatool.memory import Settings

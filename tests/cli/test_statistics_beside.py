@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 from cudatool import analyze
 from cudatool.cli import group
-from cudatool.cli._sources import part_of, read_trace
+from cudatool.cli._part import part_of
+from cudatool.cli._sources import read_trace
 
 SNAPSHOT = Path(__file__).resolve().parents[1] / "data" / "streams_default.pickle.xz"
 CARD = 16 << 30

@@ -1,0 +1,56 @@
+"""The part of a recording that a command is asked for; apart from those that only read, for it needs the analysis."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cudatool import analyze
+from cudatool.errors import UsageError
+from cudatool.text import quoted
+from cudatool.units import format_time, parse_count, parse_time
+
+if TYPE_CHECKING:
+    from cudatool.trace.model import Trace
+
+__all__ = ["part_of"]
+
+
+def part_of(trace: Trace, events: str | None, time: str | None) -> Trace:
+    """Return the part of a trace that ``--events A:B`` and ``--time A:B`` name; both: what is in both.
+
+    Times count from the first event.
+
+    Raises
+    ------
+    UsageError
+        They are no ranges, nothing is in them, or the trace has no times.
+    """
+
+    if (events, time) == (None, None):
+        return trace
+    count = len(trace.records)
+    start, stop = 0, count
+    if events is not None:
+        first, last = _bounds(events, "--events", "1000:2000")
+        start = parse_count(first) if first else 0
+        stop = min(parse_count(last) if last else count, count)
+    if time is not None:
+        first, last = _bounds(time, "--time", "1.5s:2s")
+        if trace.header.get("time_axis") == "index":
+            raise UsageError("--time: this recording has no times; use --events")
+        zero = int(trace.records["time"].min()) if count else 0
+        begin = zero + parse_time(first) if first else zero
+        start = max(start, analyze.index_at(trace, begin - 1) + 1)
+        stop = min(stop, analyze.index_at(trace, zero + parse_time(last)) + 1) if last else stop
+    if start >= stop:
+        took = f" in {format_time(trace.duration)}" if trace.header.get("time_axis") != "index" else ""
+        raise UsageError(f"no event is in that range; the recording has {count:,}{took}")
+    return analyze.window(trace, start, stop)
+
+
+def _bounds(text: str, option: str, example: str) -> tuple[str, str]:
+
+    first, colon, last = text.partition(":")
+    if not colon:
+        raise UsageError(f"{option} {quoted(text)}: write a range such as {example}; either side may be left out")
+    return first.strip(), last.strip()
