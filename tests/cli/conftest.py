@@ -1,7 +1,13 @@
-"""The command line as a user runs it: in its own process, in an empty directory, on the software device."""
+"""The command line as a user runs it: in an empty directory, on the software device.
+
+What runs a program does so in a process of its own. Commands that read files run in this process: one of them takes
+less time than a process needs to start.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -10,20 +16,49 @@ from types import MappingProxyType
 
 import pytest
 
+from cudatool.cli import main
+
 Completed = subprocess.CompletedProcess
+
+
+_READS_FILES = frozenset({"diff", "export", "leaks", "ptx", "replay", "snapshot"})
 
 
 @pytest.fixture
 def run_command(tmp_path, monkeypatch) -> Callable[..., Completed]:
     """Run ``cudatool ARGS`` in `tmp_path`, with more of an `environment` if need be."""
-    usual = {**os.environ, "CUDATOOL_DEVICE": "sim", "COLUMNS": "80", "NO_COLOR": "1"}
+    more = {"CUDATOOL_DEVICE": "sim", "COLUMNS": "80", "NO_COLOR": "1"}
 
     def run(*arguments: object, environment: Mapping[str, str] = MappingProxyType({}), **kwargs: object) -> Completed:
-        command = [sys.executable, "-c", "from cudatool.cli import main; main()", *map(str, arguments)]
-        options = {"cwd": tmp_path, "env": usual | environment, "timeout": 240, **kwargs}
+        words = [str(argument) for argument in arguments]
+        if words and words[0] in _READS_FILES and not environment and not kwargs:
+            with monkeypatch.context() as patch:
+                for name, value in more.items():
+                    patch.setenv(name, value)
+                patch.chdir(tmp_path)
+                patch.setattr(sys, "argv", ["cudatool", *words])
+                return _in_this_process(words)
+        command = [sys.executable, "-c", "from cudatool.cli import main; main()", *words]
+        options = {"cwd": tmp_path, "env": os.environ | more | environment, "timeout": 240, **kwargs}
         return subprocess.run(command, capture_output=True, text=True, **options)
 
     return run
+
+
+def _in_this_process(words: list[str]) -> Completed:
+    """Run the command line as :data:`sys.argv` has it, and return what it printed."""
+    written = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2)]
+    stdout = os.dup(1)  # a command whose output cannot be written gives it up
+    try:
+        redirected = contextlib.redirect_stdout(written[0]), contextlib.redirect_stderr(written[1])
+        with redirected[0], redirected[1], pytest.raises(SystemExit) as ended:
+            main()
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+    texts = [file.buffer.getvalue().decode() for file in written]
+    code = ended.value.code
+    return Completed(words, 0 if code is None else code, *texts)
 
 
 @pytest.fixture
