@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from datetime import date
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,10 +36,13 @@ class Acceptance:
         if baseline and not update_baseline:
             self.read.append(baseline)
 
-    def applied(self, report: Report, checks: Collection[str], *, complete: bool) -> Report:
-        """Return the report without what is accepted; a `complete` run updates the baseline first, if it is to be."""
+    def applied(self, report: Report, checks: Collection[str], *, complete: bool, files: Iterable[str] = ()) -> Report:
+        """Return the report without what is accepted; a `complete` run updates the baseline first, if it is to be.
 
-        report = accepted(report, self._rules)
+        `files` are the program's sources: mistakes in their comments are remarked on.
+        """
+
+        report = accepted(report, self._rules, files)
         if self.written and complete:
             self._baseline = self._baseline.updated(report, checks)
             self._baseline.write(self.written)

@@ -23,6 +23,7 @@ from cudatool.sanitize.kinds import CHECKS
 from cudatool.sanitize.places import project_root, recorded_at
 from cudatool.sanitize.report.outputs import FORMATS
 from cudatool.sanitize.report.views import ended
+from cudatool.trace.frames import user_files
 from cudatool.workload import Workload
 
 __all__ = ["sanitize"]
@@ -145,14 +146,15 @@ def sanitize(
     if proof.explores:
         if html:
             raise UsageError("--html shows one run: leave out --explore")
-        trace, report, status = None, *proof.explored(device, checks, workload)
+        trace, files, report, status = None, [], *proof.explored(device, checks, workload)
     else:
         trace, status, was_there = trace_of(workload, device, wanted, proof)
+        files = [] if was_there else user_files(trace)  # of a stranger's trace only what findings point to
         report = proof.proven(check(trace, wanted, bounded=was_there), trace)
     if status:
         report = report.of_failed(ended(status))
     complete = not status and report.outcome not in (Outcome.NOT_CHECKED, Outcome.INCOMPLETE)
-    report = acceptance.applied(report, wanted, complete=complete)
+    report = acceptance.applied(report, wanted, complete=complete, files=files)
     text = partial(render_text, color=_in_colour(), width=_width())
     written: list[str] = []
     try:

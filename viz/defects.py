@@ -94,7 +94,7 @@ class _Words:
     def _buffer(self, buffer: BufferSite | None) -> dict[str, Any] | None:
         if buffer is None:
             return None
-        where = location(buffer.stack)
+        where = location((buffer.place,) if buffer.place is not None else buffer.stack)
         return {"address": buffer.address, "size": buffer.size, "where": where, "stack": self._stack(buffer.stack)}
 
     def _stack(self, stack: tuple[Frame, ...]) -> list[list[str]]:

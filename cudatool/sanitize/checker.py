@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-
-import numpy as np
+from collections.abc import Collection, Iterable
 
 from cudatool.limits import REPORT_FRAMES
 from cudatool.sanitize.advice import CALLS, Calls
+from cudatool.sanitize.callers import Callers
 from cudatool.sanitize.coverage import find_gaps, operations_in
 from cudatool.sanitize.defects import Defect, Key, Repairs, Side
 from cudatool.sanitize.device import device_findings, leaks
@@ -22,11 +21,9 @@ from cudatool.sanitize.findings import (
     FindingKind,
     Report,
     fingerprint,
-    location,
     within,
 )
 from cudatool.trace.events import AccessFlag, Api, Kind, StreamFlag
-from cudatool.trace.frames import user_frames
 from cudatool.trace.model import Frame, Trace
 
 __all__ = ["check"]
@@ -132,10 +129,10 @@ def _thread_pairs(trace: Trace, engine: Engine) -> list[str]:
         return []
     apart = Engine(trace, one_host=False, go_on_repaired=True, effort=engine.effort)
     apart.run()
+    callers = Callers(trace)
     return [
-        " and ".join(
-            location(trace.stack(int(trace.records["stack"][side.record]))) for side in (defect.first, defect.second)
-        )
+        f"{callers.line(defect.first.record, defect.second.record)} and "
+        f"{callers.line(defect.second.record, defect.first.record)}"
         for key, defect in apart.defects.items()
         if key not in engine.defects
     ]
@@ -193,14 +190,19 @@ class _Words:
     def __init__(self, trace: Trace, engine: Engine) -> None:
         self._trace = trace
         self._engine = engine
+        self._callers = Callers(trace)
         self._seen: Counter[str] = Counter()
 
     def finding(self, defect: Defect, *, repaired: bool) -> Finding:
-        first, second = self._site(defect.first, defect.second), self._site(defect.second, defect.first)
+        records = defect.first.record, defect.second.record
+        if defect.kind is FindingKind.WAIT_UNRECORDED:  # both sides are the wait; beside it stands the work before it
+            records = defect.wait, defect.wait
+        first = self._site(defect.first, records[1], defect.second)
+        second = self._site(defect.second, records[0], defect.first)
         buffer = None
-        if defect.buffer is not None:
-            owned = defect.buffer
-            buffer = BufferSite(owned.start, owned.stop - owned.start, self._stack(owned.record))
+        if (owned := defect.buffer) is not None:
+            place = self._callers.frame(owned.record, defect.second.record)
+            buffer = BufferSite(owned.start, owned.stop - owned.start, self._stack(owned.record), place)
         identity = fingerprint(defect.kind, first, second, buffer)
         self._seen[identity] += 1
         if self._seen[identity] > 1:  # the same functions and operations on other lines
@@ -220,9 +222,12 @@ class _Words:
             fingerprint=identity,
         )
 
-    def _site(self, side: Side, other: Side) -> AccessSite:
+    def _site(self, side: Side, beside: int, other: Side) -> AccessSite:
+        """Return a side of a finding in words; `beside` is the record that its line is told apart from."""
         record = side.record
-        made = self._made.get(self._engine.agents[side.operation.agent].stream)
+        made, others = (self._maker(one) for one in (side, other))
+        if made is not None and (others is None or self._stack(made) == self._stack(others)):
+            others = record
         return AccessSite(
             operation=self._operation(record),
             agent=self._engine.agents[side.operation.agent].label,
@@ -233,9 +238,14 @@ class _Words:
             exact=side.exact,
             launch=self._stack(side.operation.record) if side.node >= 0 else (),
             noticed=self._is_noticed(record),
-            place=self._place_frame(record, other.record),
+            place=self._callers.frame(record, beside),
             created=self._stack(made) if made is not None else (),
+            created_at=self._callers.frame(made, others) if made is not None and others is not None else None,
         )
+
+    def _maker(self, side: Side) -> int | None:
+        """Return the record that made the stream of a side; None for the host and for default streams."""
+        return self._callers.made.get(self._engine.agents[side.operation.agent].stream)
 
     def _stack(self, record: int) -> tuple[Frame, ...]:
         return self._trace.stack(int(self._trace.records["stack"][record]))
@@ -257,54 +267,22 @@ class _Words:
         calls = [self._trace.of_kind(kind) for kind in (Kind.GEMM, Kind.COLLECTIVE)]
         return {int(row["correlation"]): self._trace.names[int(row["name"])] for rows in calls for row in rows}
 
-    def _place(self, record: int, other: int) -> str:
-        """Return the line of :meth:`_place_frame`."""
-        frame = self._place_frame(record, other)
-        return location((frame,) if frame is not None else ())
-
-    def _place_frame(self, record: int, other: int) -> Frame | None:
-        """Return the frame at which to change what led to `record`, so that it comes after `other`.
-
-        That is in the function that made both calls, if one did, or inside of it in the one that made the stream. Else
-        it is the innermost of the functions that only `record` came through: a helper that both came through is called
-        for other work, too.
-        """
-        records, stack, others = self._trace.records, self._user_stack(record), self._user_stack(other)
-        if records["thread"][record] == records["thread"][other]:
-            depth = _parting(stack, others)
-            if depth >= 0:
-                made = self._made.get(int(records["stream"][record]))
-                inside = _parting(stack, self._user_stack(made)) if made is not None else -1
-                return stack[-1 - max(depth, inside)]
-        apart = (mine for mine, its in zip(stack, others, strict=False) if _function(mine) != _function(its))
-        return next(apart, None) or next(iter(stack), None)
-
-    def _user_stack(self, record: int) -> tuple[Frame, ...]:
-        return user_frames(self._stack(record))
-
-    @functools.cached_property
-    def _made(self) -> dict[int, int]:
-        """The record that made each stream; no program makes the default ones."""
-        records = self._trace.records
-        own = records["flags"] & (StreamFlag.LEGACY_DEFAULT | StreamFlag.PER_THREAD_DEFAULT) == 0
-        made = np.flatnonzero((records["kind"] == Kind.STREAM_CREATE) & own)
-        return {int(self._trace.records["stream"][record]): int(record) for record in made}
-
     def _after(self, defect: Defect) -> str:
         """Return the place behind which an event stands for the first side: none can be recorded inside of a launch."""
         launch, other = defect.first.operation.record, defect.second.operation.record
         name = "the launch of the graph" if self._is_graph(launch) else self._operation(launch)
-        return f"{name} ({self._place(launch, other)})"
+        return f"{name} ({self._callers.line(launch, other)})"
 
     def _before(self, defect: Defect) -> str:
         """Return the second side with the place before which its stream can be made to wait."""
         side, launch, other = defect.second, defect.second.operation.record, defect.first.operation.record
         if self._is_noticed(launch):
             does = "reads" if side.mode == "read" else "writes"
-            return f"the host {does} there (seen at {self._line(launch)})"
+            return f"the host {does} there (seen at {self._callers.line(launch, other)})"
         if self._is_graph(launch) and side.node >= 0:
-            return f"the launch of the graph at {self._place(launch, other)}, which runs {self._at(side.record)}"
-        return f"{self._operation(launch)} at {self._place(launch, other)}"
+            at = self._callers.line(launch, other)
+            return f"the launch of the graph at {at}, which runs {self._at(side.record, other)}"
+        return f"{self._operation(launch)} at {self._callers.line(launch, other)}"
 
     @functools.cached_property
     def _apis(self) -> dict[int, int]:
@@ -322,8 +300,9 @@ class _Words:
         row = self._trace.records[record]
         return bool(row["kind"] == Kind.HOST_ACCESS and row["flags"] & AccessFlag.NOTICED)
 
-    def _at(self, record: int) -> str:
-        return f"{self._operation(record)} ({self._line(record)})"
+    def _at(self, record: int, other: int) -> str:
+        """Return a call with the line that a report shows for it beside another call."""
+        return f"{self._operation(record)} ({self._callers.line(record, other)})"
 
     def _stream(self, record: int) -> str:
         return self._engine.streams[int(self._trace.records["stream"][record])].label
@@ -343,56 +322,55 @@ class _Words:
         made = self._trace.of_kind(Kind.STREAM_CREATE)
         return frozenset(made["stream"][made["flags"] & StreamFlag.PER_THREAD_DEFAULT != 0].tolist())
 
-    def _line(self, record: int) -> str:
-        return location(self._stack(record))
-
     def _reason(self, defect: Defect) -> str:
         first, second = defect.first.operation, defect.second.operation
+        line, here, there = self._callers.line, defect.second.record, defect.first.record
         earlier, later = (self._engine.agents[side.agent] for side in (first, second))
         if defect.first.mode == "free" and not defect.inside:
-            freed = self._line(first.record)
+            freed = line(first.record, here)
             if defect.second.node >= 0:
                 return f"The graph was made for this memory, and it was given back at {freed} before the launch."
             return f"The memory was already given back at {freed}."
         if defect.inside:
-            return f"No edge of the graph leads from {self._at(defect.first.record)} to the other."
+            return f"No edge of the graph leads from {self._at(there, here)} to the other."
         if defect.grouped:
             return "Both are operations of one group, which come in no order, even on one stream."
         if self._engine.is_early(defect):
             return (
                 f"{self._operation(defect.second.record)} is launched with programmatic stream serialization: it may "
-                f"begin as soon as {self._at(defect.first.record)} lets its dependents start, and does not wait for "
+                f"begin as soon as {self._at(there, here)} lets its dependents start, and does not wait for "
                 "its end."
             )
         if defect.kind is FindingKind.WAIT_UNRECORDED:
-            before = self._at(defect.wait)
+            before = self._at(defect.wait, here)
             return f"The event had not been recorded, so nothing makes {later.label} wait for {before}."
         if defect.kind is FindingKind.CAPTURED_EVENT:
             return "The event was last recorded in a capture, so it stands for a place in a graph and for no work."
         if defect.kind is FindingKind.CAPTURE_MISSED:
             return (
-                f"{self._at(defect.first.record)} was captured and had not run when {later.label} was given this work, "
+                f"{self._at(there, here)} was captured and had not run when {later.label} was given this work, "
                 "which is no part of the graph."
             )
         if defect.common:
-            met = self._at(earlier.records[defect.common - 1])
+            met = self._at(earlier.records[defect.common - 1], here)
             order = f"{later.label} is ordered after {earlier.label} only up to {met}"
         else:
             order = f"nothing makes {later.label} wait for {earlier.label}"
         order = order[0].upper() + order[1:] + "."
         if defect.wait >= 0:
-            order += f" The wait at {self._line(defect.wait)} did nothing: its event had not been recorded."
+            order += f" The wait at {line(defect.wait, here)} did nothing: its event had not been recorded."
         if defect.moved:
             wait, replaced, latest = defect.moved
             order += (
-                f" The wait at {self._line(wait)} is for the record on {self._stream(latest)} ({self._line(latest)}), "
-                f"which replaced the one on {self._stream(replaced)} ({self._line(replaced)})."
+                f" The wait at {line(wait, here)} is for the record on {self._stream(latest)} "
+                f"({line(latest, replaced)}), which replaced the one on {self._stream(replaced)} "
+                f"({line(replaced, latest)})."
             )
         owner = defect.first.owner
         if defect.kind is FindingKind.REUSE and owner is not None:
-            freed = f", was freed at {self._line(owner.freed.record)}" if owner.freed else ""
+            freed = f", was freed at {line(owner.freed.record, here)}" if owner.freed else ""
             return (
-                f"The block was allocated at {self._line(owner.record)} for "
+                f"The block was allocated at {line(owner.record, here)} for "
                 f"{self._engine.agents[owner.agent].label}{freed} and was then given to a new owner. {order}"
             )
         return order
@@ -401,8 +379,8 @@ class _Words:
         first, second = defect.first, defect.second
         earlier, later = (self._engine.agents[side.operation.agent] for side in (first, second))
         if defect.inside:
-            there = f"{self._operation(first.record)} ({self._place(first.record, second.record)})"
-            here = f"{self._operation(second.record)} at {self._place(second.record, first.record)}"
+            there = f"{self._operation(first.record)} ({self._callers.line(first.record, second.record)})"
+            here = f"{self._operation(second.record)} at {self._callers.line(second.record, first.record)}"
             streams = [int(self._trace.records["stream"][side.record]) for side in (first, second)]
             others = len(defect.nodes) - 1
             more = f" The same for {_count(others, 'more pair')} of nodes from these lines." if others else ""
@@ -416,20 +394,20 @@ class _Words:
         if self._engine.is_early(defect):
             return (
                 f"Call `cudaGridDependencySynchronize()` in {self._operation(second.record)} before it uses this "
-                f"memory, or launch it without the attribute at {self._place(second.record, first.record)}."
+                f"memory, or launch it without the attribute at {self._callers.line(second.record, first.record)}."
             )
         here = self._before(defect)
         if defect.grouped:
             return f"End the group before {here}, and begin another one."
         if defect.wait >= 0 and defect.kind is not FindingKind.WAIT_UNRECORDED:
-            waited = self._line(defect.wait)
+            waited = self._callers.line(defect.wait, second.record)
             return f"Record the event after {self._after(defect)} and before the wait at {waited}."
         if defect.kind is FindingKind.WAIT_UNRECORDED:
-            work = f"{self._operation(defect.wait)} ({self._place(defect.wait, second.record)})"
+            work = f"{self._operation(defect.wait)} ({self._callers.line(defect.wait, second.record)})"
             return f"Record the event after {work} and before this wait."
         if (owner := _forgotten(defect)) is not None:
             return (
-                f"Before the block allocated at {self._line(owner)} is freed, call "
+                f"Before the block allocated at {self._callers.line(owner, second.record)} is freed, call "
                 f"`record_stream` on it for {earlier.label}."
             )
         if (thread := self._other_thread(defect)) is not None:
@@ -449,15 +427,3 @@ class _Words:
             f"{self._calls(later.stream).after_all(self._after(defect))}."
             + (f" The same for {_count(others, 'more pair')} of streams at this line." if others else "")
         )
-
-
-def _function(frame: Frame) -> tuple[str, str]:
-    return frame.file, frame.function
-
-
-def _parting(stack: Sequence[Frame], others: Sequence[Frame]) -> int:
-    """Return how many calls lead to the function that made two calls, of which these are the stacks; -1 if none did."""
-    for depth, (mine, its) in enumerate(zip(reversed(stack), reversed(others), strict=False)):
-        if mine != its:
-            return depth if _function(mine) == _function(its) else -1
-    return -1

@@ -184,8 +184,9 @@ class AccessSite:
     place
         The frame of `stack` to look at, the one that the repair names: the call that is to be changed, and not a helper
         that both sides came through. None for the innermost one of the user's own.
-    created
-        Host stack of the call that made the stream; empty if that was not seen.
+    created, created_at
+        Host stack of the call that made the stream, empty if that was not seen; and its frame to look at, where it
+        differs from that of the other side's stream.
     """
 
     operation: str
@@ -199,15 +200,20 @@ class AccessSite:
     noticed: bool = False
     place: Frame | None = None
     created: tuple[Frame, ...] = ()
+    created_at: Frame | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BufferSite:
-    """The allocation that a finding is about: address and size in bytes, and where it was made."""
+    """The allocation that a finding is about: address and size in bytes, and where it was made.
+
+    `place` is the frame of `stack` to look at; None for the innermost one of the user's own.
+    """
 
     address: int
     size: int
     stack: tuple[Frame, ...]
+    place: Frame | None = None
 
 
 @dataclass(frozen=True, slots=True)

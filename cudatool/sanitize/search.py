@@ -30,6 +30,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from cudatool.sanitize.callers import Callers
 from cudatool.sanitize.findings import Finding, Witness, WitnessStep, location
 from cudatool.sanitize.intervals import READ, Access
 from cudatool.sanitize.legal import Order, Steps
@@ -116,6 +117,7 @@ class Search:
 
     def __init__(self, trace: Trace, tape: Tape) -> None:
         self._trace = trace
+        self._callers = Callers(trace)
         self._tape = tape
         self.steps = Steps(trace)
         self._replayer = tape.replay()
@@ -385,7 +387,9 @@ class Search:
             return f"that only one of them fails: {found.failure}"
         if found.step is None:
             owner = self.steps.owner(found.address)
-            memory = "memory" if owner is None else f"the memory allocated at {location(self._stack(owner[0]))}"
+            memory = "memory"
+            if owner is not None:
+                memory = f"the memory allocated at {self._callers.line(owner[0], finding.second.record)}"
             freed = "; it was freed by then" if owner is not None and not owner[1] else ""
             return f"what {memory} holds in the end, which nothing copied to the host{freed}"
         step = self._step(found.step, finding)
@@ -407,6 +411,8 @@ class Search:
         stack = self._stack(step.source)
         sides = (side for side in (finding.first, finding.second) if side.record == step.operation.record)
         chosen = next((side.place for side in sides if side.place is not None and side.stack == stack), None)
+        if chosen is None:
+            chosen = self._callers.frame(step.source, finding.second.record)
         return WitnessStep(
             operation=name or step.kind.name.lower().replace("_", " "),
             agent=self.steps.agents[step.operation.agent].label,

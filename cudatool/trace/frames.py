@@ -23,6 +23,7 @@ __all__ = [
     "frame_rank",
     "missing_stack",
     "site_frames",
+    "user_files",
     "user_frame",
     "user_frames",
 ]
@@ -54,6 +55,11 @@ def frame_rank(frame: Frame) -> int:
 @lru_cache(4096)
 def _installed(file: str) -> bool:
     return bool(_INSTALLED.search(file))
+
+
+def user_files(trace: Trace) -> list[str]:
+    """Return the files of the user's own code in a trace's stacks, sorted."""
+    return sorted({frame.file for frame in trace.frames if not frame_rank(frame)})
 
 
 def user_frames(stack: Sequence[Frame]) -> tuple[Frame, ...]:

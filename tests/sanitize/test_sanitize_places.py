@@ -15,7 +15,11 @@ from cudatool.sanitize.explore import report_from_json
 from cudatool.sanitize.report.github import render_github
 from cudatool.sanitize.report.gitlab import render_gitlab
 from cudatool.sanitize.report.sarif import render_sarif
+from cudatool.sanitize.report.views import describe
+from cudatool.trace.events import Kind
 from cudatool.trace.model import Frame, Trace
+
+_WAIT = Kind.STREAM_WAIT_EVENT
 
 SOURCE = """\
 def launch(stream):
@@ -46,6 +50,48 @@ def report_of(path: Path, **comments: str) -> Report:
     records["stack"] = 0
     records["stack"][launches] = 1 + (records["correlation"][launches] == 2)
     return check(Trace(records, trace.names, stacks, frames, trace.threads, trace.header))
+
+
+def through_helpers(program: Program) -> Trace:
+    """Return a trace in which each call is made on a line of its own by a helper: the same line of helper.py for each."""
+    trace = program.trace()
+    records = trace.records.copy()
+    frames = [Frame("helper.py", "call", 3), *(Frame("prog.py", "<module>", 1 + row) for row in range(len(records)))]
+    stacks = [(), *((0, 1 + row) for row in range(len(records)))]
+    records["stack"] = np.arange(len(records)) + 1
+    return Trace(records, trace.names, stacks, frames, trace.threads, trace.header)
+
+
+def test_no_line_that_a_report_names_is_of_the_helper_that_all_calls_came_through() -> None:
+    program = Program()
+    one, two, three = (program.stream() for _ in range(3))
+    program.kernel(one, (W, 1000, 100))
+    program.record(1, one)
+    program.kernel(two, (W, 2000, 100))
+    program.record(1, two)
+    program.wait(three, 1)
+    program.kernel(three, (R, 1000, 100))
+    (finding,) = check(through_helpers(program)).findings
+    at = [1 + row for row, kind in enumerate(program.trace().records["kind"]) if kind in (Kind.EVENT_RECORD, _WAIT)]
+    assert (
+        f"Nothing makes stream 3 wait for stream 1. The wait at prog.py:{at[2]} is for the record on stream 2 "
+        f"(prog.py:{at[1]}), which replaced the one on stream 1 (prog.py:{at[0]})."
+    ) == finding.reason
+    assert (1, 3) == (finding.first.created_at.line, finding.second.created_at.line)
+    assert "stream 3 (created at prog.py:3)" in describe(finding)
+    assert "helper.py" not in describe(finding)
+
+
+def test_a_wait_for_nothing_and_a_reused_block_are_named_by_the_lines_of_the_program() -> None:
+    program = Program()
+    one, two = program.stream(), program.stream()
+    program.kernel(one, (W, 1000, 100))
+    program.wait(two, 1)
+    program.kernel(two, (R, 1000, 100))
+    wait, read = check(through_helpers(program)).findings
+    assert {"prog.py"} == {frame.file for frame in (wait.second.place, read.first.place, read.second.place)}
+    for finding in (wait, read):
+        assert "helper.py" not in describe(finding)
 
 
 def test_every_format_shows_the_line_that_the_repair_names(tmp_path: Path) -> None:

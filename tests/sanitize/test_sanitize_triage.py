@@ -100,6 +100,42 @@ class TestComments:
         assert [(file, 7)] == [(one.file, one.line) for one in report.remarks]
         assert "'rase'" in report.remarks[0].text
 
+    @pytest.mark.parametrize(
+        "comment",
+        [
+            "cudatool: ignore(race-raw)",
+            "cudatool:ignore race-raw",
+            "cudatool: ignore: race",
+            "cudatool: ingore[race-raw]",
+            "cudatool: ignor",
+            "cudatool: noqa[race]",
+            "cudatool ignore[race-raw]",
+            "cudatool: Ignore[race-raw]",
+            "cudatool: ignore[race",
+        ],
+    )
+    def test_what_only_looks_like_a_comment_for_cudatool_is_a_remark_and_accepts_nothing(self, file, comment):
+        self.put(file, 7, f"# {comment}")
+        report = accepted(Report((race(file),)))
+        assert ["fp-race-raw"] == left(report)
+        assert [(file, 7)] == [(one.file, one.line) for one in report.remarks]
+
+    @pytest.mark.parametrize("comment", ["cudatool: see its docs", "cudatool ignores nothing", "cudatool is a tool"])
+    def test_prose_is_no_comment_for_cudatool(self, file, comment):
+        self.put(file, 7, f"# {comment}")
+        report = accepted(Report((race(file),)))
+        assert (["fp-race-raw"], ()) == (left(report), report.remarks)
+
+    @pytest.mark.parametrize("reason", ["", " because both write zeros", ": both write zeros", " (both write zeros)"])
+    def test_a_reason_may_follow(self, file, reason):
+        self.put(file, 7, f"# cudatool: ignore{reason}")
+        assert [] == left(accepted(Report((race(file),))))
+
+    def test_mistakes_are_remarked_on_in_files_without_findings(self, file):
+        self.put(file, 7, "# cudatool: ignore[rase]")
+        assert () == accepted(Report(())).remarks
+        assert [7] == [one.line for one in accepted(Report(()), files=[file]).remarks]
+
     def test_possible_findings_are_accepted_alike(self, file):
         self.put(file, 7, "# cudatool: ignore[race]")
         assert [] == left(accepted(Report((), possible=(race(file, exact=False),))))

@@ -3,14 +3,18 @@
 A comment counts for a finding if it stands on the line of either access or of a call that led to it, in the user's own
 code (frames that are not of an installed package), or on another line of the same statement; in a CUDA source file that
 can be read, on the line in the kernel. In brackets stand kinds and checks; without brackets it accepts everything.
+
+What looks like such a comment and is none accepts nothing, and there is a remark on it.
 """
 
 from __future__ import annotations
 
 import ast
+import difflib
 import io
 import re
 import tokenize
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cudatool.limits import COMMENTED_SOURCE
@@ -24,7 +28,9 @@ from cudatool.trace.frames import user_frames
 __all__ = ["Comments"]
 
 _MARK = re.compile(r"#|//|/\*")
-_IGNORE = re.compile(r"\bcudatool:\s*ignore\b(?:\s*\[([^\]]*)\])?")
+_WORD = re.compile(r"\bcudatool\b\s*(:?)\s*(\w+)(.*)")
+_LIST = re.compile(r"\s*\[([^\]]*)\]")
+_SEPARATORS = " \t,;.:()[]{}=-\u2013\u2014"  # between the word and a reason
 _NAMES = frozenset([*CHECKS, *FindingKind])
 
 
@@ -38,7 +44,7 @@ class Comments:
     Attributes
     ----------
     remarks
-        Names in the comments seen so far that are neither kinds nor checks, and files whose comments were not read.
+        Mistakes in the comments seen so far, and files whose comments were not read.
     """
 
     remarks: list[Remark] = field(default_factory=list)
@@ -57,6 +63,11 @@ class Comments:
             if lines:
                 return f"{file}:{min(lines)}"
         return ""
+
+    def read(self, files: Iterable[str]) -> None:
+        """Read the comments of files to which no finding points: there may be remarks on them."""
+        for file in files:
+            self._of(file)
 
     def _of(self, file: str) -> _Source:
         if file not in self._files:
@@ -98,7 +109,7 @@ def _statements(text: str) -> dict[int, int]:
 def _read(file: str) -> tuple[_Source, list[Remark]]:
     """Return what a file's comments accept, and what is wrong with them."""
     text = "".join(source_lines(file))
-    if "cudatool:" not in text:
+    if "cudatool" not in text:
         return _Source({}), []
     if len(text) > COMMENTED_SOURCE:
         why = f"comments of a file of more than {COMMENTED_SOURCE >> 10} KiB are not read: nothing is accepted there"
@@ -108,17 +119,35 @@ def _read(file: str) -> tuple[_Source, list[Remark]]:
     remarks = []
     for line, words in _comments(text) if python else enumerate(text.splitlines(), 1):
         mark = _MARK.search(words)
-        match = _IGNORE.search(words, mark.end()) if mark else None
-        if match is None:
-            continue
-        names = {_EVERYTHING} if match[1] is None else {name.strip() for name in match[1].split(",")}
-        for name in sorted(names - _NAMES - {_EVERYTHING}):
-            what = f"ignore[{name}]: {quoted(name)} is not a kind of finding or a check"
-            remarks.append(Remark(file, line, what))
+        names, wrong = _names_in(words[mark.end() :]) if mark else (set(), [])
+        remarks += [Remark(file, line, what) for what in wrong]
         accepted = source.at(line)
         for name in names:
             accepted.setdefault(name, line)
     return source, remarks
+
+
+def _names_in(comment: str) -> tuple[set[str], list[str]]:
+    """Return the names in a comment that accepts findings, empty for others; and a sentence on each mistake in it."""
+    match = _WORD.search(comment)
+    if match is None:
+        return set(), []
+    colon, word, rest = match.groups()
+    listed = _LIST.match(rest)
+    if not colon or word != "ignore":
+        # It may be prose, unless two things of three are as in such a comment.
+        like = bool(difflib.get_close_matches(word, ["ignore"], cutoff=0.7))
+        if bool(colon) + like + bool(listed) < 2:
+            return set(), []
+        return set(), [f"{quoted(match[0].strip())} accepts nothing: write `cudatool: ignore[race-raw]`"]
+    if listed:
+        names = {name.strip() for name in listed[1].split(",")}
+        wrong = [f"ignore[{name}]: {quoted(name)} is not a kind of finding or a check" for name in names - _NAMES]
+        return names, sorted(wrong)
+    first = rest.strip(_SEPARATORS).split(maxsplit=1)[:1]
+    if rest[:1] in ("(", "[", "{", "=") or (first and first[0].strip(_SEPARATORS) in _NAMES):
+        return set(), [f"{quoted(match[0].strip())} accepts nothing: names stand in brackets, as in `ignore[race-raw]`"]
+    return {_EVERYTHING}, []
 
 
 def _comments(text: str) -> list[tuple[int, str]]:

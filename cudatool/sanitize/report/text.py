@@ -180,11 +180,9 @@ class _Style:
 
     def _code(self, file: str, line: int) -> list[str]:
         indent = " " * (_LABEL + 6)
-        short = textwrap.shorten(
-            printable(source_line(file, line, recorded_at=self._recorded_at)),
-            self._width - len(indent),
-            placeholder=" ...",
-        )
+        text = " ".join(printable(source_line(file, line, recorded_at=self._recorded_at)).split())
+        most = self._width - len(indent)
+        short = text if len(text) <= most else f"{text[: most - 4].rstrip()} ..."
         return [self.paint("2", indent + short)] if short else []
 
     def summary(self, report: Report, run: Run | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import date
 
@@ -14,10 +14,11 @@ from cudatool.sanitize.report.suppress import Rule
 __all__ = ["accepted", "known"]
 
 
-def accepted(report: Report, rules: Sequence[Rule] = ()) -> Report:
+def accepted(report: Report, rules: Sequence[Rule] = (), files: Iterable[str] = ()) -> Report:
     """Return the report without the findings that a comment in the source or one of `rules` accepts.
 
-    They are in ``set_aside``; comments that name no check are in ``remarks``.
+    They are in ``set_aside``. Mistakes in comments are in ``remarks``: in the files that findings point to, and in
+    other `files`.
     """
     comments = Comments()
 
@@ -28,6 +29,7 @@ def accepted(report: Report, rules: Sequence[Rule] = ()) -> Report:
         return SetAside(finding, "rule", rule.text) if rule else None
 
     aside = {finding.fingerprint: found for finding in report.all if (found := judge(finding))}
+    comments.read(files)
     return replace(_without(report, aside), remarks=(*report.remarks, *comments.remarks))
 
 

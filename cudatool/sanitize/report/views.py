@@ -139,7 +139,8 @@ def _side(side: AccessSite) -> Site:
         noticed = ", before this call, which found other bytes there" if side.noticed else ""
         return Site(f"{side.mode}{most} by {side.agent}{noticed}", side.stack, side.place)
     through = f" through {side.argument}" if side.argument else ""
-    created = f" (created at {location(side.created)})" if side.created else ""
+    made = (side.created_at,) if side.created_at is not None else side.created
+    created = f" (created at {location(made)})" if made else ""
     return Site(f"{side.mode}{most} by {side.operation}{through} on {side.agent}{created}", side.stack, side.place)
 
 
@@ -150,7 +151,8 @@ def around(finding: Finding | DeviceFinding) -> tuple[Site, ...]:
         launches = dict.fromkeys(side.launch for side in (finding.second, finding.first) if side.launch)
         found += [Site("the graph was launched here", launch) for launch in launches]
     if finding.buffer is not None and check_of(finding) != "leak":
-        found.append(Site(f"in a buffer of {format_bytes(finding.buffer.size)}, allocated here", finding.buffer.stack))
+        text = f"in a buffer of {format_bytes(finding.buffer.size)}, allocated here"
+        found.append(Site(text, finding.buffer.stack, finding.buffer.place))
     return tuple(found)
 
 
