@@ -247,11 +247,11 @@ class _Kernel:
             block = self.flow.blocks[number]
             code = self.code[block.start : block.stop]
             # What can follow several suspensions is written once for each of them.
-            self.written += len(code)
+            last = block.stop - 1
+            self.written += len(code) + (_SUSPENSION if last in self.rows else 0)
             if self.written > WRITTEN_SIZE + WRITTEN_RATIO * len(self.code):
                 raise PtxError(f"{self.function.name}: too large with its parts between barriers written out")
             found += code
-            last = block.stop - 1
             if last not in self.rows:
                 pending += block.successors
             elif self._conditional(last):
@@ -268,9 +268,10 @@ class _Kernel:
     # ---- the module ----
 
     def generate(self) -> Native:
-        successors = {0: self._thread(0, None)}
-        for index, number in self.region_of.items():
-            successors[number] = self._thread(number, index)
+        parts: dict[int, int | None] = {0: None, **{number: index for index, number in self.region_of.items()}}
+        # All of them before the first is emitted: a kernel that is too large is refused without that work.
+        regions = {number: self._region(self._first(index)) for number, index in parts.items()}
+        successors = {number: self._thread(number, index, regions[number]) for number, index in parts.items()}
         kinds = {number: self.rows[index].kind for index, number in self.region_of.items()}
         parks = Kind.YIELD in kinds.values()
         diverges = any(len(after) > 1 for after in successors.values())
@@ -297,13 +298,17 @@ class _Kernel:
         text = "\n".join([*sorted(self.declarations - scheduler.OWN), scheduler.PRELUDE, scheduler.stop(), *self.parts])
         return Native(text, self.slot_bytes, parks)
 
-    def _thread(self, number: int, index: int | None) -> set[int]:
-        """Emit ``thread_<number>``; return the suspensions (or EXIT) that can come next."""
+    def _first(self, index: int | None) -> int:
+        """Return the block that follows the suspension at `index`, of None the kernel's first."""
+        return 0 if index is None else self.flow.at[index + 1]
+
+    def _thread(self, number: int, index: int | None, region: list[Instruction]) -> set[int]:
+        """Emit ``thread_<number>``, which has a `region`; return the suspensions (or EXIT) that can come next."""
         e = self._emitter()
         e.counts_accesses = True
         following: set[int] = set()
-        first = 0 if index is None else self.flow.at[index + 1]
-        region = self._region(first) + ([] if index is None else [self.code[index]])
+        first = self._first(index)
+        region = region + ([] if index is None else [self.code[index]])
         # What the region does not touch stays in its slot; what it does not write is there already when it ends.
         written = {name for one in region for name in writes(one)}
         touched = written.union(*(reads(one) for one in region))
@@ -422,7 +427,6 @@ class _Kernel:
 
     def _suspend(self, e: Emitter, index: int, number: int, written: set[str]) -> None:
         instruction = self.code[index]
-        self.written += _SUSPENSION
         if self._yields(index) and self._conditional(index):
             polls = e.op(f"add i32 {e.op('load i32, ptr %polls')}, 1")
             e.emit(f"store i32 {polls}, ptr %polls")
