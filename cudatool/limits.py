@@ -45,6 +45,7 @@ __all__ = [
     "REPORT_FRAMES",
     "RULE_BRACKETS",
     "RULE_LENGTH",
+    "SETTINGS_LENGTH",
     "STACK_FRAMES",
     "TABLE",
     "TABLES_BYTES",
@@ -141,7 +142,10 @@ WRITTEN_SIZE: Final = 100_000
 WRITTEN_RATIO: Final = 8
 """for each instruction of its own."""
 
-# ---- what stands beside a program ----
+# ---- what is given to a program, and stands beside it ----
+
+SETTINGS_LENGTH: Final = 4 * _KIB
+"""Characters of the allocator's settings: all there are, with a step for each size class, have 600."""
 
 BASELINE_BYTES: Final = 64 * _MIB
 """Bytes of a baseline."""
@@ -204,6 +208,7 @@ TABLE: Final[tuple[tuple[str, str], ...]] = (
     ("PTX: a kernel with its calls inlined", f"{INLINED_SIZE:,} instructions and names"),
     ("PTX: a kernel with calls on a stack", f"{FRAMED_SIZE:,} instructions"),
     ("PTX: code written for a kernel", f"{WRITTEN_SIZE:,} instructions, and {WRITTEN_RATIO} for each of its own"),
+    ("allocator settings", f"{SETTINGS_LENGTH:,} characters"),
     ("baseline", _size(BASELINE_BYTES)),
     ("suppressions", f"{RULES:,}, {_size(RULES_BYTES)} in all"),
     ("suppression", f"{RULE_LENGTH:,} characters, {RULE_BRACKETS} opening brackets"),

@@ -17,6 +17,7 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from cudatool.errors import ConfigError
+from cudatool.limits import SETTINGS_LENGTH
 from cudatool.text import printable, quoted, shortened
 
 __all__ = ["ENVIRONMENT_VARIABLES", "UNLIMITED", "Settings", "conf_in_environment"]
@@ -91,8 +92,10 @@ class Settings:
         Raises
         ------
         ConfigError
-            An unknown key, a value that its key does not accept, or something that only PyTorch can do.
+            An unknown key, a value that its key does not accept, something that only PyTorch can do, or too long.
         """
+        if len(text) > SETTINGS_LENGTH:
+            raise ConfigError(f"allocator settings have at most {SETTINGS_LENGTH:,} characters: {quoted(text)}")
         settings = cls(text=text)
         for key, value in _pairs(text):
             if key in _UNSUPPORTED:

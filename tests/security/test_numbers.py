@@ -7,6 +7,7 @@ import pytest
 from cudatool import _driver
 from cudatool.cli import main
 from cudatool.errors import ConfigError
+from cudatool.limits import SETTINGS_LENGTH
 from cudatool.memory import Settings
 from cudatool.units import parse_bytes, parse_count
 
@@ -77,4 +78,11 @@ def test_the_largest_numbers_are_read() -> None:
     assert (1 << 63) - 1 == parse_count(str((1 << 63) - 1))
     refused(parse_count, str(1 << 63))
     assert 4 << 40 == parse_bytes("4TiB")
-    assert 5 == int(Settings.parse("roundup_power2_divisions:" + "0" * 5000 + "4").roundup_power2_divisions[0]) + 1
+    assert 5 == int(Settings.parse("roundup_power2_divisions:" + "0" * 4000 + "4").roundup_power2_divisions[0]) + 1
+
+
+def test_settings_have_a_length_that_tables_can_show() -> None:
+    size = "256:1,"
+    longest = "roundup_power2_divisions:[" + size * ((SETTINGS_LENGTH - 27) // len(size)) + "]"
+    assert 1 == Settings.parse(longest).roundup_power2_divisions[0]
+    refused(Settings.parse, longest + "," * (SETTINGS_LENGTH + 1 - len(longest)))

@@ -92,6 +92,13 @@ _BASELINE = (("sanitize", "--baseline", "{}", "racy.ctrace"),)
 _RULES = (("sanitize", "--suppress", "@{}", "racy.ctrace"),)
 _PROJECT = (("snapshot", "racy.ctrace"), ("sanitize", "racy.ctrace"))
 _SOURCE = (("sanitize", "--html", "out.html", "source.ctrace"), ("snapshot", "source.ctrace", "--html", "out.html"))
+_GIVEN = (  # the text itself, as an argument
+    ("replay", "--conf", "{text}", "x.pickle"),
+    ("replay", "--recorded-conf", "{text}", "x.pickle"),
+    ("replay", "--memory", "{text}", "x.pickle"),
+    ("sanitize", "--device", "{text}", "-c", "pass"),
+    ("sanitize", "--suppress", "{text}", "racy.ctrace"),
+)
 _STATS = (("replay", "--check", "x.pickle"), ("replay", "--memory", "8GiB", "x.pickle"))
 
 
@@ -660,6 +667,19 @@ _STATISTICS: dict[str, Callable[[], bytes]] = {
     "devices": lambda: json.dumps({"device_total_bytes": [1] * 200_000}).encode(),
 }
 
+_STRINGS: dict[str, Callable[[], bytes]] = {
+    "settings": lambda: b"backend:native," * 7000,
+    "divisions": lambda: b"roundup_power2_divisions:[" + b",".join([b"256:1"] * 19_000) + b"]",
+    "brackets": lambda: b"roundup_power2_divisions:" + b"[" * 100_000,
+    "digits": lambda: b"9" * 120_000,
+    "digits of a size": lambda: b"9" * 120_000 + b"GiB",
+    "digits of a device's memory": lambda: b"sim:memory=" + b"9" * 120_000,
+    "options of a device": lambda: b"sim:" + b"seed=1," * 17_000,
+    "an exponent": lambda: b"1e" + b"9" * 100_000,
+    "words": lambda: b"a " * 60_000,
+    "a word": lambda: b"kind=" + b"x" * 120_000,
+}
+
 _FORMATS: tuple[tuple[str, str, dict[str, Callable[[], bytes]], tuple[tuple[str, ...], ...]], ...] = (
     ("trace", "x.ctrace", _TRACES, _TRACE),
     ("snapshot", "x.pickle", _SNAPSHOTS, _PICKLE),
@@ -670,6 +690,7 @@ _FORMATS: tuple[tuple[str, str, dict[str, Callable[[], bytes]], tuple[tuple[str,
     ("project", "pyproject.toml", _PROJECTS, _PROJECT),
     ("source", "source.py", _SOURCES, _SOURCE),
     ("statistics", "x.stats.json", _STATISTICS, _STATS),
+    ("text", "x.txt", _STRINGS, _GIVEN),
 )
 INPUTS: dict[str, Input] = {
     f"{format_}: {name}": Input(file, make, commands)
@@ -719,7 +740,7 @@ def prepare(name: str, folder: Path) -> None:
     if one.file == "source.py":
         os.utime(folder / one.file, (1, 1))  # older than the recording, or it would not be quoted
         (folder / "source.ctrace").write_bytes(racy_trace(str(folder / one.file)))
-    if one.file == "x.stats.json":
+    if one.file in ("x.stats.json", "x.txt"):
         (folder / "x.pickle").write_bytes(_snapshot([], [_event(1)]))
 
 
@@ -727,7 +748,8 @@ def run(command: Sequence[str], file: str, folder: Path) -> Outcome:
     """Run a command of an input; it is ended after ENDED_AFTER seconds of processor time."""
     for old in folder.glob("out*"):
         old.unlink()
-    words = [word.replace("{}", file) for word in command]
+    text = (folder / file).read_text() if "{text}" in command else ""
+    words = [word.replace("{}", file).replace("{text}", text) for word in command]
     environment = {**os.environ, "CUDATOOL_DEVICE": "sim", "CUDATOOL_CACHE_DIR": str(folder / "cache")}
     slow = slowness()
     measured = [sys.executable, "-ISc", _MEASURE, str(ENDED_AFTER)]
