@@ -17,6 +17,7 @@ from multiprocessing import resource_sharer
 from typing import Any, Final
 
 from cudatool.errors import CudatoolError, UsageError
+from cudatool.files import KeptDescriptor
 from cudatool.runtime.allocator import Memory, allocator
 from cudatool.runtime.capture import is_capturing
 from cudatool.runtime.device import get_device_properties, synchronize
@@ -54,7 +55,7 @@ class Loan:
 @dataclass(frozen=True, slots=True)
 class _Lent:
     memory: Memory
-    pipe: int
+    pipe: KeptDescriptor
 
 
 _lent: dict[int, _Lent] = {}
@@ -84,7 +85,7 @@ def lend(memory: Memory, device: int) -> Loan:
     os.close(theirs)
     number = next(_numbers)
     with _lock:
-        _lent[number] = _Lent(memory, mine)
+        _lent[number] = _Lent(memory, KeptDescriptor(mine))
     uuid = get_device_properties(device).uuid
     return Loan(os.getpid(), number, uuid, native, memory.address - segment, memory.size, end)
 
@@ -117,13 +118,13 @@ def collect() -> bool:
     """Take back what was given back, and return whether that is anything."""
     with _lock:
         poll = select.poll()
-        for lent in _lent.values():
-            poll.register(lent.pipe, 0)  # a closed other end is always reported
-        over = {pipe for pipe, _ in poll.poll(0)}
-        ended = [number for number, lent in _lent.items() if lent.pipe in over]
+        pipes = {pipe: number for number, lent in _lent.items() if (pipe := lent.pipe.number) is not None}
+        for pipe in pipes:
+            poll.register(pipe, 0)  # a closed other end is always reported
+        ended = [pipes[pipe] for pipe, _ in poll.poll(0)]
         returned = [_lent.pop(number) for number in ended]
     for lent in returned:
-        os.close(lent.pipe)
+        lent.pipe.close()
     return bool(returned)  # the blocks are free when this process does not use them, either
 
 
@@ -145,7 +146,7 @@ class Borrowed(Mapping):
     __slots__ = ("_end", "_streams")
 
     def __init__(self, segment: bytes, offset: int, size: int, device: int, end: int) -> None:
-        self._end = end
+        self._end = KeptDescriptor(end)
         self._streams: set[Stream] = set()
         super().__init__(segment, offset, size, device)
 
@@ -161,4 +162,4 @@ class Borrowed(Mapping):
                 if not is_capturing(stream):
                     stream.synchronize()
         super().__del__()
-        os.close(self._end)
+        self._end.close()

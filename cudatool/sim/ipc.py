@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cudatool.sim.abi import IpcHandle
-from cudatool.sim.memory import PAGE, READ_WRITE, Allocation, Store
+from cudatool.sim.memory import PAGE, READ_WRITE, Allocation, SharedFile, Store, unmap
 from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:
@@ -98,14 +98,14 @@ class Imports:
             raise DriverError(Result.INVALID_HANDLE, "the handle's owner freed the memory, or has ended") from error
         space = machine.arena.ranges
         try:
-            length = os.fstat(file).st_size
+            length = os.fstat(file.opened).st_size
             if handle.offset + handle.size > length:
                 raise DriverError(Result.INVALID_HANDLE, "the handle says more than its owner's memory has")
             start = space.reserve(length, PAGE)
             space.map(start, length, file, 0)
             space.protect(start, length, READ_WRITE)
         finally:
-            os.close(file)
+            file.close()
         address = start + handle.offset
         allocation = Allocation(address, handle.size, "ipc", device.ordinal, context.handle, machine.new_serial())
         machine.allocations.add(allocation)
@@ -141,10 +141,10 @@ class SharedEvent:
 
     _POLL_S = 0.001
 
-    def __init__(self, file: int) -> None:
+    def __init__(self, file: SharedFile) -> None:
         self._file = file
-        self._map = mmap.mmap(file, mmap.PAGESIZE)
-        self._state = _EventState.from_buffer(self._map)
+        self._address = file.map_all(mmap.PAGESIZE)
+        self._state = _EventState.from_address(self._address)
         self._last = 0  # record of this process
         self._is_closing = False
 
@@ -163,7 +163,7 @@ class SharedEvent:
 
     def handle(self) -> EventHandle:
         """Return what other processes open it by."""
-        return EventHandle(os.getpid(), self._file, os.fstat(self._file).st_ino)
+        return EventHandle(os.getpid(), self._file.opened, self._file.inode)
 
     def record(self) -> int:
         """Say that this process records the event, and return the record's number."""
@@ -195,12 +195,12 @@ class SharedEvent:
         self._is_closing = True
         if self._state.done >= self._last:
             del self._state
-            self._map.close()
-            os.close(self._file)
+            unmap(self._address, mmap.PAGESIZE)
+            self._file.close()
 
 
-def _open_shared(process: int, file: int, inode: int) -> int:
-    """Return a descriptor of a file that another process of this user shares.
+def _open_shared(process: int, file: int, inode: int) -> SharedFile:
+    """Return a file that another process of this user shares.
 
     A handle can say anything. So only a file that :class:`Store` made is opened, and it must be the one that is meant:
     process ids and descriptors are used again.
@@ -213,10 +213,9 @@ def _open_shared(process: int, file: int, inode: int) -> int:
     path = f"/proc/{process}/fd/{file}"
     if not os.readlink(path).startswith(f"/memfd:{Store.NAME}"):
         raise FileNotFoundError(path)
-    opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    found = os.fstat(opened)
-    if found.st_ino != inode or found.st_uid != os.geteuid():
-        os.close(opened)
+    opened = SharedFile(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    if opened.inode != inode or os.fstat(opened.opened).st_uid != os.geteuid():
+        opened.close()
         raise FileNotFoundError(path)
     return opened
 

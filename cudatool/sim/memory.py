@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import fcntl
 import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
-from cudatool.files import with_high_number
+from cudatool.files import KeptDescriptor
 from cudatool.sim.managed import Advised
 from cudatool.sim.results import AddressSpaceError, DriverError, Result
 
@@ -33,9 +34,11 @@ __all__ = [
     "FreeList",
     "HostMemory",
     "Ranges",
+    "SharedFile",
     "Store",
     "is_mapped",
     "renew",
+    "unmap",
 ]
 
 PAGE: Final = 2 << 20
@@ -66,6 +69,7 @@ _libc.mmap.argtypes = [
     ctypes.c_int,
     ctypes.c_int64,
 ]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -287,9 +291,9 @@ class AddressSpace:
         """Give back what :meth:`reserve` gave, with nothing mapped in it."""
         self._free.give(address, address + size)
 
-    def map(self, address: int, size: int, file: int, offset: int) -> None:
+    def map(self, address: int, size: int, file: SharedFile, offset: int) -> None:
         """Put a part of a file at an address, inaccessible."""
-        _place(address, size, _PROT_NONE, _MAP_SHARED, file, offset)
+        _place(address, size, _PROT_NONE, _MAP_SHARED, file.opened, offset)
 
     def unmap(self, address: int, size: int) -> None:
         """Leave addresses without memory."""
@@ -300,6 +304,61 @@ class AddressSpace:
         _libc.mprotect(address, size, {0: _PROT_NONE, READ_ONLY: _PROT_READ, READ_WRITE: _PROT_RW}[access])
 
 
+class SharedFile(KeptDescriptor):
+    """A file in memory, as large as it ever will be: no process can cut it short below another one's mapping.
+
+    Parameters
+    ----------
+    descriptor
+        One that :meth:`Store.new_file` made, in this process or in another, which this takes over.
+
+    Raises
+    ------
+    OSError
+        It is another kind of file.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor)
+        try:
+            whole = bool(fcntl.fcntl(self.opened, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+        except OSError:  # no file in memory
+            whole = False
+        if not whole:
+            self.close()
+            raise OSError(f"{descriptor} is no descriptor of shared memory")
+
+    @property
+    def opened(self) -> int:
+        """The descriptor; CUDA_ERROR_OPERATING_SYSTEM if the program closed it, as the number may be another file's."""
+        number = self.number
+        if number is None:
+            raise DriverError(Result.OPERATING_SYSTEM, "the program closed a file of the software device's")
+        return number
+
+    @property
+    def inode(self) -> int:
+        """What tells the file from all other files in memory."""
+        assert self.identity is not None  # it was open
+        return self.identity[1]
+
+    def copied(self) -> int:
+        """Return a new descriptor of the file."""
+        return os.dup(self.opened)
+
+    def map_all(self, size: int) -> int:
+        """Return the address of the file's first `size` bytes in this process. :func:`unmap` takes them away."""
+        address = _libc.mmap(None, size, _PROT_RW, _MAP_SHARED, self.opened, 0)
+        if address in (None, ctypes.c_void_p(-1).value):
+            raise DriverError(Result.OUT_OF_MEMORY, "the host has no memory left for the software device")
+        return int(address)
+
+
+def unmap(address: int, size: int) -> None:
+    """Take memory out of this process that :meth:`SharedFile.map_all` put there."""
+    _libc.munmap(address, size)
+
+
 class Store:
     """A file in memory whose parts are given out, for memory that must be mapped at several addresses."""
 
@@ -307,35 +366,39 @@ class Store:
     _SIZE: Final = 1 << 46  # what was never written takes no memory
 
     def __init__(self) -> None:
-        self._file = -1
+        self._file: SharedFile | None = None
         self._free = FreeList()
         self._free.give(0, self._SIZE)
 
     @staticmethod
-    def new_file(size: int) -> int:
-        """Return the descriptor of a file of `size` zeros."""
+    def new_file(size: int) -> SharedFile:
+        """Return a file of `size` zeros."""
         try:
-            file = os.memfd_create(Store.NAME)
+            file = os.memfd_create(Store.NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(file, size)
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+            return SharedFile(file)
         except OSError as error:
             raise DriverError(Result.OPERATING_SYSTEM, f"no file for shared memory: {error.strerror}") from error
-        os.ftruncate(file, size)
-        return with_high_number(file)
 
-    def take(self, size: int) -> tuple[int, int]:
+    def take(self, size: int) -> tuple[SharedFile, int]:
         """Return the file and where in it `size` bytes are free."""
-        if self._file < 0:
+        if self._file is None:
             self._file = self.new_file(self._SIZE)
         offset = self._free.take(size)
         assert offset is not None  # the devices have less memory
         return self._file, offset
 
     @staticmethod
-    def clear(file: int, offset: int, size: int) -> None:
-        """Make a part of a file zeros that take no memory."""
-        _libc.fallocate(file, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, offset, size)
+    def clear(file: SharedFile, offset: int, size: int) -> None:
+        """Make a part of a file zeros that take no memory, unless the program closed it."""
+        number = file.number
+        if number is not None:
+            _libc.fallocate(number, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, offset, size)
 
     def give_back(self, offset: int, size: int) -> None:
         """Take bytes back, and their memory."""
+        assert self._file is not None
         self.clear(self._file, offset, size)
         self._free.give(offset, offset + size)
 
@@ -354,7 +417,7 @@ class DeviceMemory:
         self._pages.give(base, base + 2 * size)
         self._small = FreeList()
         self._next_module = base + 2 * size
-        self._files: dict[int, int] = {}  # first address of pages that are shared -> the file that they are in
+        self._files: dict[int, SharedFile] = {}  # first address of pages that are shared -> the file that they are in
 
     def allocate(self, size: int, gap: int = 0) -> int:
         """Return the address of `size` accessible bytes, aligned to 512 (2 MiB from 1 MiB on).
@@ -404,10 +467,10 @@ class DeviceMemory:
             self._small.remove(slab, slab + PAGE)
             self._give_pages(slab, PAGE)
 
-    def share(self, address: int, size: int) -> tuple[int, int]:
+    def share(self, address: int, size: int) -> tuple[SharedFile, int]:
         """Move an allocation's pages to a file, if they are not in one, so that other processes can map them.
 
-        Nothing may use them meanwhile. Returns the file's descriptor, and where in it the allocation is.
+        Nothing may use them meanwhile. Returns the file, and where in it the allocation is.
         """
         start = address // PAGE * PAGE
         if start not in self._files:
@@ -415,8 +478,8 @@ class DeviceMemory:
             file = Store.new_file(length)
             pages = memoryview((ctypes.c_char * length).from_address(start))
             while pages:
-                pages = pages[os.pwrite(file, pages, length - len(pages)) :]
-            _place(start, length, _PROT_RW, _MAP_SHARED, file)
+                pages = pages[os.pwrite(file.opened, pages, length - len(pages)) :]
+            _place(start, length, _PROT_RW, _MAP_SHARED, file.opened)
             self._files[start] = file
         return self._files[start], address - start
 
@@ -447,7 +510,7 @@ class DeviceMemory:
             _libc.mprotect(address, size, _PROT_NONE)
         else:
             _place(address, size, _PROT_NONE, _UNUSED)
-            os.close(file)
+            file.close()
         self._pages.give(address, address + size + gap)
         self.used -= size
 

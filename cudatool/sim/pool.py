@@ -10,7 +10,7 @@ import ctypes
 import os
 from typing import TYPE_CHECKING, Final
 
-from cudatool.sim.memory import PAGE, READ_WRITE, Allocation, FreeList, Store
+from cudatool.sim.memory import PAGE, READ_WRITE, Allocation, FreeList, SharedFile, Store
 from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ class PointerData(ctypes.Structure):
 class _SharedMemory:
     """A file of memory, mapped as a whole; its parts are accessible while they are allocated."""
 
-    def __init__(self, machine: Machine, file: int, size: int) -> None:
+    def __init__(self, machine: Machine, file: SharedFile, size: int) -> None:
         self._space = machine.arena.ranges
         self.file = file
         self.size = size
-        self.inode = os.fstat(file).st_ino
+        self.inode = file.inode
         self.start = self._space.reserve(size, PAGE)
         self._space.map(self.start, size, file, 0)
         self._free = FreeList()
@@ -82,7 +82,7 @@ class _SharedMemory:
     def close(self) -> None:
         self._space.unmap(self.start, self.size)
         self._space.unreserve(self.start, self.size)
-        os.close(self.file)
+        self.file.close()
 
 
 class Pool:
@@ -126,7 +126,7 @@ class Pool:
         if handle_types:
             size = _rounded(max_size or machine.options.memory, PAGE)
             file = Store.new_file(size + _HOST_PAGE)
-            os.pwrite(file, bytes(_About(_MAGIC, *location)), size)
+            os.pwrite(file.opened, bytes(_About(_MAGIC, *location)), size)
             self._shared = _SharedMemory(machine, file, size)
         machine.objects[self.handle] = self
         machine.pools.live[self.handle] = self
@@ -144,7 +144,7 @@ class Pool:
         try:
             size = os.fstat(file).st_size - _HOST_PAGE
             about = _About.from_buffer_copy(os.pread(file, ctypes.sizeof(_About), size))
-            own = os.dup(file)
+            own = SharedFile(os.dup(file))
         except (OSError, ValueError):
             about.magic = 0
         if about.magic != _MAGIC or (about.location_type == DEVICE and about.location_id >= len(machine.devices)):
@@ -157,7 +157,7 @@ class Pool:
     def new_descriptor(self) -> int:
         """Return a new descriptor of the memory of a pool that was created to be shared."""
         assert self._shared is not None
-        return os.dup(self._shared.file)
+        return self._shared.file.copied()
 
     def may_access(self, device: int) -> bool:
         """Tell whether a device can use the pool's memory."""
@@ -234,6 +234,7 @@ class Pool:
             shared is None
             or not self.is_imported
             or data.inode != shared.inode
+            or data.offset % _HOST_PAGE
             or not 0 < data.size <= data.offset + data.size <= shared.size
         ):
             raise DriverError(Result.INVALID_VALUE, "the data do not name memory of this pool")

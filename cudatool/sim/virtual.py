@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cudatool.sim.memory import PAGE, READ_ONLY, READ_WRITE, Allocation, Ranges, Store
+from cudatool.sim.memory import PAGE, READ_ONLY, READ_WRITE, Allocation, Ranges, SharedFile, Store
 from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Physical:
     handle: int
     device: Device
     size: int
-    file: int
+    file: SharedFile
     offset: int
     handle_types: int
     references: int = 1  # handles held by the program
@@ -34,10 +34,9 @@ class Physical:
     is_imported: bool = False  # another process has it, and counts it
 
     @property
-    def identity(self) -> tuple[int, int, int]:
+    def identity(self) -> tuple[int, int]:
         """What is the same for all handles of the same memory: it may have been exported, and imported again."""
-        file = os.fstat(self.file)
-        return file.st_dev, file.st_ino, self.offset
+        return self.file.inode, self.offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,7 @@ class VirtualMemory:
             size = os.fstat(file).st_size
             if not size or size % PAGE:
                 raise OSError(f"it has {size} bytes")
-            own = os.dup(file)
+            own = SharedFile(os.dup(file))
         except OSError as error:
             raise DriverError(Result.INVALID_VALUE, f"{file} is no file descriptor of shared memory") from error
         return self._register(Physical(self._machine.new_handle(), device, size, own, 0, 1, is_imported=True))
@@ -198,7 +197,7 @@ class VirtualMemory:
         if physical.references or physical.mappings:
             return
         if physical.handle_types:
-            os.close(physical.file)
+            physical.file.close()
         else:
             self._store.give_back(physical.offset, physical.size)
         del self._machine.objects[physical.handle]

@@ -39,7 +39,7 @@ def nothing_is_lent() -> Iterator[None]:
 def wait_until_given_back() -> None:
     """Wait for the thread of multiprocessing that passes on descriptors: it has its own until after the other's."""
     poll = select.poll()
-    pipes = [lent.pipe for lent in ipc_loans._lent.values()]
+    pipes = [lent.pipe.number for lent in ipc_loans._lent.values()]
     for pipe in pipes:
         poll.register(pipe, 0)
     deadline = time.monotonic() + 60

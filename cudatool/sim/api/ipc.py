@@ -29,8 +29,7 @@ def cuIpcGetMemHandle(pHandle: int, dptr: int) -> None:
         machine.scheduler.drain()
     file, offset = machine.devices[allocation.device].memory.share(allocation.address, allocation.size)
     machine.scheduler.share()
-    inode = os.fstat(file).st_ino
-    handle = Handle(os.getpid(), file, allocation.device, inode, offset, allocation.size, allocation.serial)
+    handle = Handle(os.getpid(), file.opened, allocation.device, file.inode, offset, allocation.size, allocation.serial)
     ctypes.memset(pHandle, 0, ctypes.sizeof(IpcHandle))
     ctypes.memmove(pHandle, ctypes.addressof(handle), ctypes.sizeof(handle))
 

@@ -7,7 +7,6 @@ granularity of a GPU's pages. Memory can be shared with other processes by file 
 from __future__ import annotations
 
 import ctypes
-import os
 from ctypes import c_int, c_size_t, c_uint64
 
 from cudatool.sim import machine as state
@@ -168,7 +167,7 @@ def cuMemExportToShareableHandle(shareableHandle: int, handle: int, handleType: 
     physical = _physical(handle)
     if handleType != _FILE_DESCRIPTOR or not physical.handle_types & handleType or flags:
         raise DriverError(Result.INVALID_VALUE, "memory is shared by file descriptor, if it was created for that")
-    write(shareableHandle, c_int, os.dup(physical.file))
+    write(shareableHandle, c_int, physical.file.copied())
     state.machine.scheduler.share()
 
 
