@@ -22,24 +22,34 @@ Completed = subprocess.CompletedProcess
 
 
 _READS_FILES = frozenset({"diff", "export", "leaks", "ptx", "replay", "snapshot"})
+_ENVIRONMENT = MappingProxyType({"CUDATOOL_DEVICE": "sim", "COLUMNS": "80", "NO_COLOR": "1"})
 
 
 @pytest.fixture
-def run_command(tmp_path, monkeypatch) -> Callable[..., Completed]:
+def run_here(tmp_path, monkeypatch) -> Callable[..., Completed]:
+    """Run ``cudatool ARGS`` in `tmp_path` and in this process: a command that reads files, or one that is refused."""
+
+    def run(*arguments: object) -> Completed:
+        words = [str(argument) for argument in arguments]
+        with monkeypatch.context() as patch:
+            for name, value in _ENVIRONMENT.items():
+                patch.setenv(name, value)
+            patch.chdir(tmp_path)
+            patch.setattr(sys, "argv", ["cudatool", *words])
+            return _in_this_process(words)
+
+    return run
+
+
+@pytest.fixture
+def run_command(tmp_path, run_here) -> Callable[..., Completed]:
     """Run ``cudatool ARGS`` in `tmp_path`, with more of an `environment` if need be."""
-    more = {"CUDATOOL_DEVICE": "sim", "COLUMNS": "80", "NO_COLOR": "1"}
 
     def run(*arguments: object, environment: Mapping[str, str] = MappingProxyType({}), **kwargs: object) -> Completed:
-        words = [str(argument) for argument in arguments]
-        if words and words[0] in _READS_FILES and not environment and not kwargs:
-            with monkeypatch.context() as patch:
-                for name, value in more.items():
-                    patch.setenv(name, value)
-                patch.chdir(tmp_path)
-                patch.setattr(sys, "argv", ["cudatool", *words])
-                return _in_this_process(words)
-        command = [sys.executable, "-c", "from cudatool.cli import main; main()", *words]
-        options = {"cwd": tmp_path, "env": os.environ | more | environment, "timeout": 240, **kwargs}
+        if arguments and arguments[0] in _READS_FILES and not environment and not kwargs:
+            return run_here(*arguments)
+        command = [sys.executable, "-c", "from cudatool.cli import main; main()", *map(str, arguments)]
+        options = {"cwd": tmp_path, "env": os.environ | _ENVIRONMENT | environment, "timeout": 240, **kwargs}
         return subprocess.run(command, capture_output=True, text=True, **options)
 
     return run

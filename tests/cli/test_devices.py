@@ -76,8 +76,8 @@ def test_hidden_gpus_do_not_count():
 
 
 @pytest.mark.parametrize("spec", ["sim:count=0", "sim:count=99", "sim:seed=x", "sim:memory=1B", "cuda:1", "sim:memory"])
-def test_specifications_that_are_refused(run_command, spec):
-    done = run_command("devices", "--device", spec)
+def test_specifications_that_are_refused(run_here, spec):
+    done = run_here("devices", "--device", spec)
     assert done.returncode == 2
     assert done.stderr.startswith("cudatool: error: ")
     assert done.stderr.count("\n") == 1

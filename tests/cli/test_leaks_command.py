@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "samples"
 RECORDING = ROOT / "tests" / "data" / "streams_default.pickle.xz"
 SOUND = ("mlp",)
-TOO_SHORT = ("fragmentation", "pipeline_fixed", "pipeline_racy", "vector_add")
+TOO_SHORT = ("fragmentation", "vector_add")
 
 
 def test_the_sample_that_leaks_is_found_with_its_line(run_command, tmp_path: Path) -> None:

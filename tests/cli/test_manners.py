@@ -45,10 +45,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["devices", "--device", "sim:schedule=liffo"], "did you mean 'lifo'?"),
     ],
 )
-def test_a_mistyped_word_gets_a_suggestion(run_command, folder, words, suggestion):
+def test_a_mistyped_word_gets_a_suggestion(run_here, folder, words, suggestion):
     for name in ("x.py", "xx.pickle"):
         (folder / name).touch()
-    done = run_command(*words)
+    done = run_here(*words)
     assert (2, "") == (done.returncode, done.stdout)
     assert suggestion in done.stderr
 

@@ -94,9 +94,9 @@ def test_trace_of_a_failed_program_is_kept_and_says_so(run_command, tmp_path):
         (["no-such-command"], "There is no command"),
     ],
 )
-def test_bad_input_is_one_clear_line_and_status_2(run_command, tmp_path, arguments, message):
+def test_bad_input_is_one_clear_line_and_status_2(run_here, tmp_path, arguments, message):
     (tmp_path / "ok.py").write_text("print('must not run')")
-    done = run_command(*arguments)
+    done = run_here(*arguments)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr

@@ -80,9 +80,9 @@ def test_clean_program_gives_status_0(run_command, tmp_path):
         (["sanitize", "--format", "yaml", "x.py"], "yaml"),
     ],
 )
-def test_bad_input_is_one_clear_line_and_status_2(run_command, tmp_path, arguments, message):
+def test_bad_input_is_one_clear_line_and_status_2(run_here, tmp_path, arguments, message):
     (tmp_path / "foreign.ctrace").write_bytes(b"GIF89a nothing of ours")
-    done = run_command(*arguments)
+    done = run_here(*arguments)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -106,11 +106,11 @@ def test_bad_input_is_one_clear_line_and_status_2(run_command, tmp_path, argumen
     ],
 )
 def test_what_is_wrong_with_the_options_is_said_in_a_line_before_the_workload_runs(
-    run_command, tmp_path, options, message
+    run_here, tmp_path, options, message
 ):
     (tmp_path / "bad.json").write_text("{")
     (tmp_path / "marks.py").write_text("open('ran', 'w')")
-    done = run_command("sanitize", *options, "marks.py")
+    done = run_here("sanitize", *options, "marks.py")
     assert (2, "") == (done.returncode, done.stdout)
     assert message in done.stderr
     assert 1 == done.stderr.count("\n")

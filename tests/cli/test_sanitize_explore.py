@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from cudatool.recording import record
+
 _RACY = """
 import numpy as np
 import cudatool as ct
@@ -121,10 +123,10 @@ def test_explore_proves_what_it_found_if_asked(run_command, racy):
         (["--explore", "2", "--html", "page.html", "racy.py"], "--html shows one run"),
     ],
 )
-def test_what_cannot_be_done_is_one_clear_line_and_status_2(run_command, racy, arguments, message):
-    if "t.ctrace" in arguments:
-        assert run_command("run", "-o", "t.ctrace", racy).returncode == 0
-    done = run_command("sanitize", *arguments)
+def test_what_cannot_be_done_is_one_clear_line_and_status_2(run_here, racy, tmp_path, arguments, message):
+    with record(tmp_path / "t.ctrace"):
+        pass
+    done = run_here("sanitize", *arguments)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr

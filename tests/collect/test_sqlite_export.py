@@ -37,13 +37,14 @@ def written(tmp_path: Path) -> Iterator[tuple[torch_snapshot.MemorySnapshot, Pat
 
 
 @by_name
-def test_sums_are_those_of_the_report(tmp_path: Path, path: Path) -> None:
+def test_sums_are_those_of_the_analysis(tmp_path: Path, path: Path) -> None:
     snapshot = torch_snapshot.read(path)
     sqlite.write(tmp_path / "x", snapshot)
-    device = analyze.report(snapshot).summary.devices[0]
-    assert [(device.peak_active,)] == query(tmp_path / "x", "SELECT sum(size) FROM live_at_peak")
-    assert [(device.peak_active,)] == query(tmp_path / "x", "SELECT sum(peak_bytes) FROM by_call_site")
-    assert [(device.now.active or None, device.now.reserved)] == query(
+    line = analyze.timeline(snapshot, analyze.blocks(snapshot), analyze.segments(snapshot))
+    peak = int(line.active.max())
+    assert [(peak,)] == query(tmp_path / "x", "SELECT sum(size) FROM live_at_peak")
+    assert [(peak,)] == query(tmp_path / "x", "SELECT sum(peak_bytes) FROM by_call_site")
+    assert [(int(line.active[-1]) or None, int(line.reserved[-1]))] == query(
         tmp_path / "x",
         "SELECT (SELECT sum(size) FROM allocations WHERE free_completed_time IS NULL),"
         "(SELECT sum(size) FROM segments WHERE free_time IS NULL)",
