@@ -13,18 +13,19 @@ calls of one pass.
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from cudatool.analyze.releases import leading_releases, share_of_program
 from cudatool.analyze.replay_pools import UnnamedPools
 from cudatool.analyze.replay_script import Script
 from cudatool.analyze.replay_start import own_stream, set_up
-from cudatool.analyze.requests import RELEASES, Call, Calls, Requests, Verb, refuses_contradictions, requests
+from cudatool.analyze.requests import RELEASES, Call, Part, Requests, Verb, refuses_contradictions, requests
 from cudatool.errors import OutOfMemoryError, UsageError
 from cudatool.memory.blocks import FREE, MIN_BLOCK_SIZE, SMALL_LIMIT, PoolId, round_size, segment_size
 from cudatool.memory.journal import Journal
@@ -224,32 +225,23 @@ def _visible_tails(asked: Requests) -> dict[int, int]:
     """
     if not asked.prior_blocks:
         return {}
-    starts: list[int] = []
-    ends: dict[int, int] = {}
-    block_at: dict[int, int] = {}
-    for call, size in zip(asked.prior_blocks, asked.prior_sizes, strict=True):
-        insort(starts, call.address)
-        ends[call.address], block_at[call.address] = call.address + size, call.block
-    tails: dict[int, int] = {}
-    large = {
-        call.address for call, size in zip(asked.prior_blocks, asked.prior_sizes, strict=True) if size > SMALL_LIMIT
-    }
-    seen: set[int] = set()
-    gone: set[int] = set()
-    for call in asked.calls:
-        if call.verb is Verb.MALLOC:
-            before = bisect_right(starts, call.address) - 1
-            if before < 0:
-                continue
-            start = starts[before]
-            gap = call.address - ends[start]
-            if start in large and start not in gone and start not in seen and 0 <= gap <= SMALL_LIMIT:
-                seen.add(start)
-                if gap:
-                    tails[block_at[start]] = gap
-        elif call.verb in (Verb.FREE, Verb.FREE_LATER):
-            gone.add(call.address)
-    return tails
+    sizes = {call.address: size for call, size in zip(asked.prior_blocks, asked.prior_sizes, strict=True)}
+    block_at = {call.address: call.block for call in asked.prior_blocks}
+    starts = np.array(sorted(sizes), np.uint64)
+    size = np.array([sizes[start] for start in starts.tolist()], np.uint64)
+    calls = asked.calls
+    mallocs, frees = calls.of_verb(Verb.MALLOC), calls.of_verb(Verb.FREE, Verb.FREE_LATER)
+    where = calls.addresses(mallocs)
+    before = np.searchsorted(starts, where, side="right") - 1
+    mallocs, where, before = (column[before >= 0] for column in (mallocs, where, before))
+    end = starts[before] + size[before]
+    behind = (size[before] > SMALL_LIMIT) & (where >= end) & (where - end <= SMALL_LIMIT)
+    which, first = np.unique(before[behind], return_index=True)
+    call, gap = mallocs[behind][first], (where - end)[behind][first]
+    freed, first = np.unique(calls.addresses(frees), return_index=True)
+    gone = dict(zip(freed.tolist(), frees[first].tolist(), strict=True))
+    found = zip(starts[which].tolist(), call.tolist(), gap.tolist(), strict=True)
+    return {block_at[start]: gap for start, index, gap in found if gap and index < gone.get(start, len(calls))}
 
 
 def _compare_stats(actual: Mapping[str, int], recorded: Mapping[str, int]) -> dict[str, tuple[int, int]]:
@@ -274,16 +266,6 @@ def _notes(replay: _Replay) -> Iterator[str]:
         yield f"{asked.unmatched} frees of blocks that were never allocated are left out"
     if replay.misplaced:
         yield f"{replay.misplaced} blocks lie in no segment, or in each other, and are left out"
-
-
-def _with_emptied(calls: Calls, emptied: Mapping[int, int]) -> Iterator[Call]:
-    """Yield calls, some of which begin with so many releases of the program: those as a call of their own."""
-    for number, call in enumerate(calls):
-        if number in emptied:
-            count = emptied[number]
-            yield Call(Verb.EMPTY_CACHE, -1, 0, 0, 0, 0, call.done, call.changes[:count], call.event)
-            call = call._replace(done=(), changes=call.changes[count:])
-        yield call
 
 
 class _Replay:
@@ -342,32 +324,44 @@ class _Replay:
         self._goes_on = goes_on
         if self.asked.prior_memory or self.asked.prior_blocks:
             self._set_up()
-        script = self.script
-        for number, call in enumerate(self.asked.calls):
-            if number == at_most:
-                return False
-            self.calls_made = number + 1
-            for change in call.changes:
-                self._recorded_level += -change.size if change.kind in RELEASES else change.size
-            verb = call.verb
-            scripted = call.changes or call.done or verb is Verb.FAILED_MALLOC
-            if scripted and verb is Verb.MALLOC and call.changes and call.changes[0].kind in RELEASES:
-                call = self._separate(number, call)
-            if scripted:
-                self._begin(call)
-            if verb is Verb.MALLOC:
-                self._malloc(call)
-            elif verb is Verb.FREE or verb is Verb.FREE_LATER:
-                self._free(call)
-            elif verb is Verb.EMPTY_CACHE:
-                self._empty_cache(call)
-            else:
-                self._failed_malloc(call)
-            if (scripted or script.wrong) and not self._stops:
-                self._end(call)
-            if self._stops:
-                return False
-        return True
+        calls = self.asked.calls
+        special = calls.special([at_most] if at_most is not None and at_most < len(calls) else [])
+        return calls.go_through(
+            special, self._many, lambda number, call: number != at_most and self._one(number, call), "replaying"
+        )
+
+    def _many(self, part: Part, start: int, stop: int) -> int:
+        """Replay calls in which nothing else happens, up to the first that goes otherwise than recorded."""
+        lists = part.mallocs, part.blocks, part.sizes, part.streams, part.addresses
+        stop, _ = self.policy.serve(self._address, *lists, start, stop)
+        allocs = part.mallocs[start:stop].count(True)
+        self.allocs += allocs
+        self.exact += allocs
+        self.calls_made = part.first + stop
+        return stop
+
+    def _one(self, number: int, call: Call) -> bool:
+        """Replay a call; return whether to go on."""
+        self.calls_made = number + 1
+        for change in call.changes:
+            self._recorded_level += -change.size if change.kind in RELEASES else change.size
+        verb = call.verb
+        scripted = call.changes or call.done or verb is Verb.FAILED_MALLOC
+        if scripted and verb is Verb.MALLOC and call.changes and call.changes[0].kind in RELEASES:
+            call = self._separate(number, call)
+        if scripted:
+            self._begin(call)
+        if verb is Verb.MALLOC:
+            self._malloc(call)
+        elif verb is Verb.FREE or verb is Verb.FREE_LATER:
+            self._free(call)
+        elif verb is Verb.EMPTY_CACHE:
+            self._empty_cache(call)
+        else:
+            self._failed_malloc(call)
+        if (scripted or self.script.wrong) and not self._stops:
+            self._end(call)
+        return not self._stops
 
     def separated(self, *, otherwise: bool = False) -> Requests:
         """Return what was asked for, with every ``empty_cache`` as a call of its own.
@@ -375,7 +369,7 @@ class _Replay:
         `otherwise`, those releases are the program's, too, that were doubtful.
         """
         emptied = dict(self._by_program if not otherwise else self._by_program + self._doubtful)
-        calls = self.asked.calls if not emptied else Calls(_with_emptied(self.asked.calls, emptied))
+        calls = self.asked.calls.with_emptied(emptied) if emptied else self.asked.calls
         retries = self.policy.statistics.num_alloc_retries
         return replace(
             self.asked,

@@ -76,16 +76,15 @@ class UnnamedPools:
         return before
 
     def _with_pools(self, asked: Requests) -> Requests:
-        calls = Calls()
-        for call in asked.calls:
-            time = _time(call)
-            pool = self._pool_of(call.address, time) if call.verb is Verb.MALLOC else 0
-            changes = tuple(
-                change._replace(pool=self._pool_of(change.address, _time_of(change, call)) or change.pool)
-                for change in call.changes
-            )
-            calls.append(*call._replace(pool=pool or call.pool, changes=changes))
-        return replace(asked, calls=calls)
+        return replace(asked, calls=Calls(map(self._with_pool, asked.calls)))
+
+    def _with_pool(self, call: Call) -> Call:
+        pool = self._pool_of(call.address, _time(call)) if call.verb is Verb.MALLOC else 0
+        changes = tuple(
+            change._replace(pool=self._pool_of(change.address, _time_of(change, call)) or change.pool)
+            for change in call.changes
+        )
+        return call._replace(pool=pool or call.pool, changes=changes)
 
     def _pool_of(self, address: int, time: int) -> int:
         for segment, pool in self._private.items():
@@ -112,7 +111,7 @@ def _unknown_segments(asked: Requests) -> list[_Lifetime]:
     """Return the segments that were given back, and that no event says to be in a private pool."""
     born: dict[int, tuple[Change, int]] = {change.address: (change, -1) for change in asked.prior_memory}
     found = []
-    for call in asked.calls.with_changes():
+    for _, call in asked.calls.with_changes():
         for change in call.changes:
             if change.kind is Kind.SEGMENT_ALLOC:
                 born[change.address] = (change, _time_of(change, call))

@@ -17,16 +17,19 @@ from __future__ import annotations
 import functools
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from itertools import chain, islice, pairwise, repeat
+from itertools import chain, repeat
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from cudatool.errors import ConfigError, FileFormatError, UsageError
 from cudatool.memory.blocks import MIN_BLOCK_SIZE
+from cudatool.progress import step
+from cudatool.trace import _sweep
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
@@ -37,7 +40,6 @@ _R = TypeVar("_R")
 
 _GAINS = (Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP)
 RELEASES = (Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP)
-# Plain numbers: looking a member up in its enumeration and comparing it takes as long as the rest of the loop.
 _ALLOC, _OOM = int(Kind.BLOCK_ALLOC), int(Kind.OOM)
 _FREE_REQUESTED, _FREE_COMPLETED = int(Kind.BLOCK_FREE_REQUESTED), int(Kind.BLOCK_FREE_COMPLETED)
 _KINDS = (
@@ -103,46 +105,65 @@ class Call(NamedTuple):
     event: int
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Calls that follow each other, as a list for each column; `first` is the index of the first one."""
+
+    first: int
+    mallocs: list[bool]  # FREE otherwise, unless the call is a special one
+    blocks: list[int]
+    sizes: list[int]
+    streams: list[int]
+    addresses: list[int]
+
+
+_Column = npt.NDArray[np.uint64] | npt.NDArray[np.int64] | npt.NDArray[np.uint8]
+_Did = tuple[tuple[int, ...], tuple[Change, ...]]  # done and changes of a call
+_TYPES = (np.uint8, np.int64, np.uint64, np.uint64, np.uint64, np.uint64, np.int64)
+_VERB, _BLOCK, _SIZE, _STREAM, _POOL, _ADDRESS, _EVENT = range(7)
+_EMPTIED = (int(Verb.EMPTY_CACHE), -1, 0, 0, 0, 0)  # all but the event
+_AT_ONCE = 1 << 14  # calls that are Python objects at a time
+_NOTHING: _Did = (), ()
+
+
 class Calls(Sequence[Call]):
-    """Calls in order. They are kept as columns, which take a quarter of the memory of as many tuples."""
+    """Calls in order. They are kept as columns, which take a quarter of the memory of as many tuples.
+
+    Nearly all calls are mallocs and frees of the default pool that a cached block serves: nothing else happens in them.
+    The others are :meth:`special`.
+    """
 
     def __init__(self, calls: Iterable[Call] = ()) -> None:
-        self._verb = bytearray()
-        self._block, self._event = array("q"), array("q")
-        self._size, self._stream, self._pool, self._address = array("Q"), array("Q"), array("Q"), array("Q")
-        self._done: list[tuple[int, ...]] = []
-        self._changes: list[tuple[Change, ...]] = []
-        for call in calls:
-            self.append(*call)
+        columns = bytearray(), *(array("q" if kind is np.int64 else "Q") for kind in _TYPES[1:])
+        self._did: dict[int, _Did] = {}
+        for number, (*row, done, changes, event) in enumerate(calls):
+            for column, value in zip(columns, (*row, event), strict=True):
+                column.append(value)  # type: ignore[arg-type]  # the attributes of a Call
+            if done or changes:
+                self._did[number] = done, changes
+        self._columns: list[_Column] = [
+            np.frombuffer(column, kind) for column, kind in zip(columns, _TYPES, strict=True)
+        ]
 
-    def append(
-        self,
-        verb: Verb,
-        block: int,
-        size: int,
-        stream: int,
-        pool: int,
-        address: int,
-        done: tuple[int, ...],
-        changes: tuple[Change, ...],
-        event: int,
-    ) -> None:
-        """Add a call; the parameters are its attributes."""
-        self._verb.append(verb)
-        self._block.append(block)
-        self._size.append(size)
-        self._stream.append(stream)
-        self._pool.append(pool)
-        self._address.append(address)
-        self._done.append(done)
-        self._changes.append(changes)
-        self._event.append(event)
+    @classmethod
+    def of_columns(cls, columns: Sequence[_Column], did: dict[int, _Did]) -> Calls:
+        """Return calls whose attributes stand in columns, from verb to event, and in `did` what happened in them.
+
+        Parameters
+        ----------
+        did
+            `done` and `changes` of the calls that have any, by index and in order.
+        """
+        calls = cls()
+        calls._columns = list(columns)
+        calls._did = did
+        return calls
 
     def __len__(self) -> int:
-        return len(self._verb)
+        return len(self._columns[_VERB])
 
     def __iter__(self) -> Iterator[Call]:
-        return self._calls(slice(None))
+        return chain.from_iterable(self[first : first + _AT_ONCE] for first in range(0, len(self), _AT_ONCE))
 
     @overload
     def __getitem__(self, index: int) -> Call: ...
@@ -151,43 +172,135 @@ class Calls(Sequence[Call]):
     def __getitem__(self, index: slice) -> list[Call]: ...
 
     def __getitem__(self, index: int | slice) -> Call | list[Call]:
-        if isinstance(index, slice):
-            return list(self._calls(index))
-        at = range(len(self))[index]
-        return next(self._calls(slice(at, at + 1)))
+        if not isinstance(index, slice):
+            at = range(len(self))[index]
+            verb, *middle, event = [column.item(at) for column in self._columns]
+            return Call(_VERBS[verb], *middle, *self._did.get(at, _NOTHING), event)
+        verbs, *lists, events = [column[index].tolist() for column in self._columns]
+        did = [self._did.get(at, _NOTHING) for at in range(len(self))[index]]
+        rows = zip(map(_VERBS.__getitem__, verbs), *lists, *zip(*did, strict=True), events, strict=True)
+        # What Call._make ends in, without a frame of Python for each call.
+        return list(map(tuple.__new__, repeat(Call), rows)) if did else []
 
     def changes(self) -> Iterator[Change]:
         """Return what the allocator did in all calls, in order."""
-        return chain.from_iterable(self._changes)
+        return chain.from_iterable(changes for _, changes in self._did.values())
 
-    def with_changes(self) -> Iterator[Call]:
-        """Return the calls in which the allocator did something, in order."""
-        return (self[index] for index, changes in enumerate(self._changes) if changes)
+    def with_changes(self) -> Iterator[tuple[int, Call]]:
+        """Return the calls in which the allocator did something, each with its index, in order."""
+        return ((index, self[index]) for index, (_, changes) in self._did.items() if changes)
 
-    def number_of(self, verb: Verb) -> int:
-        """Return how many calls are of one kind."""
-        return self._verb.count(verb)
+    def of_verb(self, *verbs: Verb) -> npt.NDArray[np.int64]:
+        """Return the indices of the calls of some kinds."""
+        return np.flatnonzero(np.isin(self._columns[_VERB], verbs))
+
+    def sizes(self, *verbs: Verb) -> npt.NDArray[np.uint64]:
+        """Return the bytes that calls of some kinds asked for."""
+        result: npt.NDArray[np.uint64] = self._columns[_SIZE][self.of_verb(*verbs)].astype(np.uint64)
+        return result
+
+    def number_of(self, *verbs: Verb, before: int | None = None) -> int:
+        """Return how many calls are of some kinds, of those before an index."""
+        return int(np.count_nonzero(np.isin(self._columns[_VERB][:before], verbs)))
 
     def last(self, *verbs: Verb) -> int:
         """Return the index of the last call that is of one of some kinds, or -1."""
-        return max(self._verb.rfind(verb) for verb in verbs)
+        found = self.of_verb(*verbs)
+        return int(found[-1]) if len(found) else -1
 
-    def _calls(self, part: slice) -> Iterator[Call]:
-        columns = (
-            self._block,
-            self._size,
-            self._stream,
-            self._pool,
-            self._address,
-            self._done,
-            self._changes,
-            self._event,
-        )
-        if part != slice(None):
-            columns = tuple(column[part] for column in columns)  # type: ignore[assignment]  # each keeps its type
-        rows = zip(map(_VERBS.__getitem__, self._verb[part]), *columns, strict=True)
-        # What Call._make ends in, without a frame of Python for each call.
-        return map(tuple.__new__, repeat(Call), rows)
+    def first_but(self, verb: Verb) -> int:
+        """Return the index of the first call of another kind; the number of calls if there is none."""
+        is_other = self._columns[_VERB] != verb
+        return int(np.argmax(is_other)) if is_other.any() else len(self)
+
+    def addresses(self, index: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+        """Return the addresses of some calls."""
+        result: npt.NDArray[np.uint64] = self._columns[_ADDRESS][index].astype(np.uint64)
+        return result
+
+    def special(self, also: Iterable[int] = ()) -> list[int]:
+        """Return the indices of the calls in which more happens than in nearly all, and those of `also`; sorted."""
+        is_special = self._columns[_POOL] != 0
+        is_special |= ~np.isin(self._columns[_VERB], (Verb.MALLOC, Verb.FREE))
+        for indices in (self._did, also):
+            is_special[np.fromiter(indices, np.int64)] = True
+        return np.flatnonzero(is_special).tolist()
+
+    def parts(self) -> Iterator[Part]:
+        """Yield all calls, many at a time."""
+        for first in range(0, len(self), _AT_ONCE):
+            verb, block, size, stream, _, address, _ = [column[first : first + _AT_ONCE] for column in self._columns]
+            mallocs = (verb == Verb.MALLOC).tolist()
+            yield Part(first, mallocs, block.tolist(), size.tolist(), stream.tolist(), address.tolist())
+
+    def go_through(
+        self,
+        special: Iterable[int],
+        many: Callable[[Part, int, int], int],
+        one: Callable[[int, Call], bool],
+        what: str,
+    ) -> bool:
+        """Take all calls in order, and return whether none was the last one.
+
+        Parameters
+        ----------
+        special
+            Indices of the calls to take one by one, sorted.
+        many
+            Takes calls of a part, from an index in it up to another, and returns the index of the first that has to be
+            taken by itself: at most the second one.
+        one
+            Takes a call, and returns whether to go on.
+        what
+            For the line that shows progress.
+        """
+        places = chain(special, [len(self)])
+        following = next(places)
+        with step(what, total=len(self)) as progress:
+            for part in self.parts():
+                at, end = 0, len(part.mallocs)
+                while at < end:
+                    plain = min(following - part.first, end)
+                    if at < plain:
+                        at = many(part, at, plain)
+                    if at < end:
+                        index = part.first + at
+                        if not one(index, self[index]):
+                            return False
+                        at += 1
+                        following = next(places) if index == following else following
+                progress.update(part.first + end)
+        return True
+
+    def with_sizes(self, index: npt.NDArray[np.int64], sizes: Sequence[int]) -> Calls:
+        """Return the same calls, of which some have other sizes."""
+        columns = list(self._columns)
+        columns[_SIZE] = columns[_SIZE].copy()
+        columns[_SIZE][index] = sizes
+        return Calls.of_columns(columns, self._did)
+
+    def with_emptied(self, emptied: Mapping[int, int]) -> Calls:
+        """Return the same calls, of which some begin with so many releases of the program: those become calls."""
+        before = sorted(emptied)
+        did: dict[int, _Did] = {}
+        for index, (done, changes) in self._did.items():
+            shifted = index + bisect_left(before, index)
+            if index in emptied:
+                count = emptied[index]
+                did[shifted], shifted = (done, changes[:count]), shifted + 1
+                done, changes = (), changes[count:]
+            if done or changes:
+                did[shifted] = done, changes
+        rows = (*_EMPTIED, self._columns[_EVENT][before])
+        columns = [np.insert(column, before, row) for column, row in zip(self._columns, rows, strict=True)]
+        return Calls.of_columns(columns, did)
+
+
+def _once(column: _Column) -> _Column:
+    """Return a column that holds its value once where all rows have the same, as most recordings have one stream."""
+    if len(column) and column.min() == column.max():
+        return np.broadcast_to(column[0], len(column))
+    return column
 
 
 @dataclass(eq=False)
@@ -247,103 +360,197 @@ def requests(trace: Trace, device: int) -> Requests:
     FileFormatError
         Two segments share addresses at the same time, or a block has no bytes.
     """
-    events = _events(trace, device)
-    prior_events = int(trace.header.get("prior_records", {}).get(device, 0))
+    index = _allocator_events(trace, device)
+    prior = int(trace.header.get("prior_records", {}).get(device, 0))
     _check_segments(trace, device)
     found = Requests(device, peak_reserved=_peak_reserved(trace, device))
-    stacks = trace.records["stack"]
-    live: dict[int, int] = {}  # address -> number of the block
-    pending: dict[int, int] = {}
-    _take_prior(found, islice(events, prior_events), live, pending)
-    done: list[int] = []
-    changes: list[Change] = []
-    append = found.calls.append
-
-    def call(
-        verb: Verb, event: int, block: int = -1, size: int = 0, stream: int = 0, pool: int = 0, at: int = 0
-    ) -> None:
-        if done or changes:
-            append(verb, block, size, stream, pool, at, tuple(done), tuple(changes), event)
-            done.clear()
-            changes.clear()
-        else:
-            append(verb, block, size, stream, pool, at, (), (), event)
-
-    def empty_cache(event: int) -> None:
-        call(Verb.EMPTY_CACHE, event)
-
-    event = -1
-    for (event, kind, address, size, stream, aux0, pool, flags), following in pairwise(chain(events, [_NO_EVENT])):
-        if kind in (_ALLOC, _OOM):
-            if changes and kind == _ALLOC and all(change.kind in RELEASES for change in changes):
-                empty_cache(event)
-            if kind == _ALLOC and aux0 <= 0:
-                raise FileFormatError(trace.source, f"a block of {aux0} bytes at {address:#x}")
-            if kind == _OOM:
-                call(Verb.FAILED_MALLOC, event, size=size, stream=stream, pool=pool)
-            else:
-                live[address] = found.blocks
-                call(Verb.MALLOC, event, found.blocks, aux0, stream, pool, address)
-                found.blocks += 1
-        elif kind == _FREE_REQUESTED:
-            if done or changes:
-                empty_cache(event)
-            block = live.pop(address, -1)
-            if block < 0:
-                found.unmatched += 1
-            elif following[1] == _FREE_COMPLETED and following[2] == address:
-                call(Verb.FREE, event, block, aux0, stream, pool, address)
-            else:
-                pending[address] = block
-                call(Verb.FREE_LATER, event, block, aux0, stream, pool, address)
-        elif kind == _FREE_COMPLETED:
-            if address in pending:
-                done.append(pending.pop(address))
-        else:
-            changes.append(Change(Kind(kind), address, size, stream, pool, bool(flags & 1), int(stacks[event])))
-    if done or changes:
-        empty_cache(event)
+    kind, address = trace.records["kind"][index], trace.records["address"][index]
+    block_of = _numbers_of_blocks(kind, address)
+    found.blocks = int(np.count_nonzero(kind == _ALLOC))
+    pending = _take_prior(found, trace, index[:prior], block_of[:prior])
+    frees = kind == _FREE_REQUESTED
+    frees[:prior] = False
+    at_once = frees.copy()
+    at_once[-1:] = False
+    at_once[:-1] &= (kind[1:] == _FREE_COMPLETED) & (address[1:] == address[:-1])
+    is_known = block_of >= 0
+    found.unmatched += int(np.count_nonzero(frees & ~is_known))
+    verb_of_kind = np.zeros(256, np.uint8)
+    verb_of_kind[[_ALLOC, _OOM]] = Verb.MALLOC, Verb.FAILED_MALLOC
+    verb = verb_of_kind[kind]
+    verb[frees & is_known] = Verb.FREE_LATER
+    verb[at_once & is_known] = Verb.FREE
+    verb[:prior] = 0
+    apart = _Apart(trace, index, kind, address, block_of, verb, prior)
+    apart.gather(pending)
+    del frees, at_once, is_known, kind, address
+    called = np.flatnonzero(verb)
+    found.calls = apart.merged(called, _columns(trace, verb[called], block_of[called], index[called]))
     return found
 
 
-_Event = tuple[int, int, int, int, int, int, int, int]  # record, kind, address, size, stream, aux0, pool, flags
-_NO_EVENT: _Event = (-1, 0, 0, 0, 0, 0, 0, 0)
-_AT_ONCE = 1 << 14  # events that are Python objects at a time
-
-
-def _events(trace: Trace, device: int) -> Iterator[_Event]:
-    """Yield the allocator's events on a device."""
+def _columns(
+    trace: Trace, verb: npt.NDArray[np.uint8], block: npt.NDArray[np.int64], event: npt.NDArray[np.int64]
+) -> list[_Column]:
+    """Return the columns of calls, of which these are known."""
     records = trace.records
-    index = np.flatnonzero((records["device"] == device) & np.isin(records["kind"], [int(kind) for kind in _KINDS]))
-    # Streams by their handles: in their order the allocator goes through what it releases.
+    failed = verb == Verb.FAILED_MALLOC
+    size, address = records["aux0"][event], records["address"][event]
+    if (empty := np.flatnonzero((verb == Verb.MALLOC) & (size == 0))).size:
+        raise FileFormatError(trace.source, f"a block of 0 bytes at {int(address[empty[0]]):#x}")
+    size[failed] = records["size"][event[failed]]
+    address[failed] = 0
+    return [verb, block, size, _stream_handles(trace)(records["stream"][event]), records["aux1"][event], address, event]
+
+
+def _allocator_events(trace: Trace, device: int) -> npt.NDArray[np.int64]:
+    """Return the numbers of the records of the allocator's events on a device."""
+    is_of_kind = np.zeros(256, np.bool_)
+    is_of_kind[list(_KINDS)] = True
+    return np.flatnonzero(is_of_kind[trace.records["kind"]] & (trace.records["device"] == device))
+
+
+def _numbers_of_blocks(kind: npt.NDArray[np.uint8], address: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """Return the number of the block that each event allocates or is asked to free, -1 for others."""
+    numbers = np.full(len(kind), -1, np.int64)
+    found = np.flatnonzero((kind == _ALLOC) | (kind == _FREE_REQUESTED))
+    is_born = kind[found] == _ALLOC
+    start, freed, end = np.empty((3, int(np.count_nonzero(is_born))), np.int64)
+    _sweep.pair(
+        np.where(is_born, 1, 2).astype(np.uint8), address[found], np.zeros(len(found), np.int8), start, freed, end
+    )
+    numbers[found[start]] = np.arange(len(start))
+    is_freed = freed < len(found)
+    is_freed[is_freed] = ~is_born[freed[is_freed]]  # else that is where the next block begins
+    numbers[found[freed[is_freed]]] = np.flatnonzero(is_freed)
+    return numbers
+
+
+def _stream_handles(trace: Trace) -> Callable[[npt.NDArray[np.uint32]], npt.NDArray[np.uint64]]:
+    """Return what turns streams into their handles: in their order the allocator goes through what it releases."""
     created = trace.of_kind(Kind.STREAM_CREATE)
     handles = dict(zip(created["stream"].tolist(), created["address"].tolist(), strict=True))
-    for first in range(0, len(index), _AT_ONCE):
-        part = index[first : first + _AT_ONCE]
-        kind, address, size, stream, aux0, pool, flags = (
-            records[name][part].tolist() for name in ("kind", "address", "size", "stream", "aux0", "aux1", "flags")
-        )
-        stream = [handles.get(number, number) for number in stream]
-        yield from zip(part.tolist(), kind, address, size, stream, aux0, pool, flags, strict=True)
+
+    def of(streams: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
+        if not handles:
+            return streams.astype(np.uint64)
+        numbers, which = np.unique(streams, return_inverse=True)
+        return np.array([handles.get(number, number) for number in numbers.tolist()], np.uint64)[which]
+
+    return of
 
 
-def _take_prior(found: Requests, events: Iterable[_Event], live: dict[int, int], pending: dict[int, int]) -> None:
-    """Take over what was there before the recording began, which stands in front of it as events."""
-    for event, kind, address, size, stream, aux0, pool, flags in events:
-        if kind == Kind.BLOCK_ALLOC:
-            live[address] = found.blocks
-            found.prior_blocks.append(Call(Verb.MALLOC, found.blocks, aux0, stream, pool, address, (), (), event))
-            found.prior_sizes.append(size)
-            found.blocks += 1
-        elif kind == Kind.BLOCK_FREE_REQUESTED:
-            block = live.pop(address, -1)
-            if block < 0:
-                found.unmatched += 1
-                continue
-            pending[address] = block
-            found.prior_pending.append(block)
+class _Apart:
+    """What happens beside the calls that the program makes: it belongs to the next one, or the cache is emptied."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        index: npt.NDArray[np.int64],
+        kind: npt.NDArray[np.uint8],
+        address: npt.NDArray[np.uint64],
+        block: npt.NDArray[np.int64],
+        verb: npt.NDArray[np.uint8],
+        prior: int,
+    ) -> None:
+        self._trace, self._index, self._kind, self._address, self._block = trace, index, kind, address, block
+        self._verb = verb
+        self._prior = prior
+        self._did: list[tuple[int, bool, _Did]] = []  # at the event of a call, whether before it, and what
+
+    def gather(self, pending: dict[int, int]) -> None:
+        """Find it; `pending` has the number of the block at each address that waits for a stream at the beginning."""
+        kind, address = self._kind, self._address
+        later = self._verb == Verb.FREE_LATER
+        waited = np.union1d(address[later], np.fromiter(pending, np.uint64))
+        steps = later | np.isin(kind, [int(change) for change in (*_GAINS, *RELEASES)])
+        if len(waited):
+            steps |= (kind == _FREE_COMPLETED) & np.isin(address, waited)
+        steps[: self._prior] = False
+        calls = np.isin(kind, [_ALLOC, _OOM, _FREE_REQUESTED])
+        calls[: self._prior] = False
+        at = np.flatnonzero(steps)
+        calling = np.append(np.flatnonzero(calls), len(kind))
+        following = calling[np.searchsorted(calling, at)].tolist()
+        rows = zip(following, _changes(self._trace, self._index[at]), self._block[at].tolist(), strict=True)
+        done: list[int] = []
+        changed: list[Change] = []
+        call = -1
+
+        def finish() -> None:
+            if done or changed:
+                self._add(call, (tuple(done), tuple(changed)))
+                done.clear()
+                changed.clear()
+
+        for after, change, block in rows:
+            is_free = change.kind is Kind.BLOCK_FREE_REQUESTED
+            if after != call or is_free:
+                finish()
+            call = after
+            if is_free:
+                pending[change.address] = block
+            elif change.kind is not Kind.BLOCK_FREE_COMPLETED:
+                changed.append(change)
+            elif change.address in pending:
+                done.append(pending.pop(change.address))
+        finish()
+
+    def _add(self, call: int, did: _Did) -> None:
+        """Note what was done before an event that is a call, or before the end."""
+        kind = int(self._kind[call]) if call < len(self._kind) else _FREE_REQUESTED
+        releases = bool(did[1]) and all(change.kind in RELEASES for change in did[1])
+        self._did.append((call, kind == _FREE_REQUESTED or (kind == _ALLOC and releases), did))
+
+    def merged(self, called: npt.NDArray[np.int64], columns: list[_Column]) -> Calls:
+        """Return all calls, given those that the program made, and their columns."""
+        before = np.searchsorted(called, [call for call, _, _ in self._did]).tolist()
+        did: dict[int, _Did] = {}
+        places: list[int] = []
+        events: list[int] = []
+        for place, (call, is_call, what) in zip(before, self._did, strict=True):
+            did[place + len(places)] = what
+            if is_call:
+                places.append(place)
+                events.append(int(self._index[min(call, len(self._index) - 1)]))
+        if places:
+            rows = (*_EMPTIED, events)
+            columns = [np.insert(column, places, row) for column, row in zip(columns, rows, strict=True)]
+        return Calls.of_columns([_once(column) for column in columns], did)
+
+
+def _take_prior(
+    found: Requests, trace: Trace, index: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]
+) -> dict[int, int]:
+    """Take over what was there before the recording began, which stands in front of it as events.
+
+    Return the number of the block at each address that waits for a stream.
+    """
+    pending: dict[int, int] = {}
+    asked_of = trace.records["aux0"][index].tolist()
+    rows = zip(_changes(trace, index), numbers.tolist(), asked_of, index.tolist(), strict=True)
+    for change, block, asked, event in rows:
+        if change.kind is Kind.BLOCK_ALLOC:
+            call = Call(Verb.MALLOC, block, asked, change.stream, change.pool, change.address, (), (), event)
+            found.prior_blocks.append(call)
+            found.prior_sizes.append(change.size)
+        elif change.kind is not Kind.BLOCK_FREE_REQUESTED:
+            found.prior_memory.append(change._replace(stack=0))
+        elif block < 0:
+            found.unmatched += 1
         else:
-            found.prior_memory.append(Change(Kind(kind), address, size, stream, pool, bool(flags & 1), 0))
+            pending[change.address] = block
+            found.prior_pending.append(block)
+    return pending
+
+
+def _changes(trace: Trace, index: npt.NDArray[np.int64]) -> Iterator[Change]:
+    """Yield some records of the trace as changes."""
+    records = trace.records[index]
+    kind, address, size, pool, stack = (records[name].tolist() for name in ("kind", "address", "size", "aux1", "stack"))
+    streams = _stream_handles(trace)(records["stream"]).tolist()
+    small = (records["flags"] & 1).astype(np.bool_).tolist()
+    return map(Change, map(Kind, kind), address, size, streams, pool, small, stack)
 
 
 def refuses_contradictions(

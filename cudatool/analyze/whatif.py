@@ -22,10 +22,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from operator import itemgetter
 
 from cudatool.analyze.replay import requests_with_pools
 from cudatool.analyze.replay_start import with_start_in
-from cudatool.analyze.requests import RELEASES, Call, Calls, Requests, Verb
+from cudatool.analyze.requests import RELEASES, Requests, Verb
 from cudatool.analyze.whatif_model import Caveat, Course, Outcome, OutOfMemory, check_model, run_model
 from cudatool.errors import ConfigError
 from cudatool.memory.blocks import round_size, segment_size
@@ -353,7 +354,7 @@ class _Experiment:
         hits = any(run.retries or run.failures for run in runs) or (limit is not None and most >= limit)
         if begins_late and (hits or Caveat.LIMIT_UNCLEAR in caveats):
             # Another request may be the first to fail: none can while there is room for the largest one.
-            largest = max(call.size for call in self.asked.calls if call.verb in (Verb.MALLOC, Verb.FAILED_MALLOC))
+            largest = int(self.asked.calls.sizes(Verb.MALLOC, Verb.FAILED_MALLOC).max())
             smallest = self.record.reserved_peak_bytes * (settings.per_process_memory_fraction or 1.0)
             room = limit if limit is not None else int(smallest)
             least = min(least, max(room - segment_size(round_size(largest, settings), settings), 0))
@@ -504,13 +505,15 @@ class _Experiment:
 
 def _record(asked: Requests) -> Record:
     level = sum(change.size for change in asked.prior_memory)
-    most, begun = 0, False
-    for call in asked.calls:
-        begun = begun or call.verb is not Verb.EMPTY_CACHE
+    most, calls = 0, asked.calls
+    begin = calls.first_but(Verb.EMPTY_CACHE)
+    changed = list(calls.with_changes())
+    first = [(begin, calls[begin])] if begin < len(calls) and not calls[begin].changes else []
+    for index, call in sorted(changed + first, key=itemgetter(0)):
         for change in call.changes:
             level += -change.size if change.kind in RELEASES else change.size
-            most = max(most, level) if begun else most
-        if begun and not most:
+            most = max(most, level) if index >= begin else most
+        if index >= begin and not most:
             most = level
     return Record(most, asked.retries, asked.calls.number_of(Verb.FAILED_MALLOC), asked.ceiling)
 
@@ -523,17 +526,12 @@ def _with_smaller_failures(asked: Requests, recorded: Settings) -> Requests | No
     if max(recorded.roundup_power2_divisions) <= 1:
         return None  # to 512 bytes, as under all settings
 
-    def smallest(call: Call) -> Call:
-        sizes = range(1, call.size + 1)
-        return call._replace(size=1 + bisect_left(sizes, call.size, key=lambda asked: round_size(asked, recorded)))
-
-    if not asked.calls.number_of(Verb.FAILED_MALLOC):
+    failed = asked.calls.of_verb(Verb.FAILED_MALLOC)
+    sizes = asked.calls.sizes(Verb.FAILED_MALLOC).tolist()
+    smallest = [1 + bisect_left(range(1, size + 1), size, key=lambda n: round_size(n, recorded)) for size in sizes]
+    if smallest == sizes:
         return None
-    failed = [call for call in asked.calls if call.verb is Verb.FAILED_MALLOC]
-    if failed == [smallest(call) for call in failed]:
-        return None
-    calls = Calls(smallest(call) if call.verb is Verb.FAILED_MALLOC else call for call in asked.calls)
-    return replace(asked, calls=calls)
+    return replace(asked, calls=asked.calls.with_sizes(failed, smallest))
 
 
 def _limits(asked: Requests, recorded: Settings, card: int | None) -> tuple[int | None, int | None, bool]:
@@ -591,11 +589,11 @@ def _limit_of(settings: Settings) -> str:
 def _candidates(asked: Requests, recorded: Settings) -> list[str]:
     """Return the settings worth trying: the defaults, and those that this program's sizes make a difference to."""
     found = ["", "expandable_segments:True"]
-    large = sorted({call.size for call in asked.calls if call.verb is Verb.MALLOC and call.size >= 20 * _MIB})
-    if large:
+    largest = int(asked.calls.sizes(Verb.MALLOC).max(initial=0))
+    if largest >= 20 * _MIB:
         # A limit matters only if some blocks lie above it: try those between 20 MiB and the largest, by factors of two.
         limit = 32
-        while limit * _MIB < large[-1]:
+        while limit * _MIB < largest:
             found.append(f"max_split_size_mb:{limit}")
             limit *= 2
     found += [f"roundup_power2_divisions:{divisions}" for divisions in (2, 4, 8, 16)]

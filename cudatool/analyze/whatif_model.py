@@ -6,11 +6,12 @@ from bisect import bisect_right
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import chain
 
 from cudatool.analyze.card import Card
 from cudatool.analyze.replay import pool_ids
 from cudatool.analyze.replay_start import own_stream, set_up
-from cudatool.analyze.requests import RELEASES, Call, Requests, Verb, refuses_contradictions
+from cudatool.analyze.requests import RELEASES, Call, Part, Requests, Verb, refuses_contradictions
 from cudatool.errors import FileFormatError, OutOfMemoryError
 from cudatool.limits import FAILURE_STEPS, GAP_STEPS
 from cudatool.memory.blocks import Block, PoolId
@@ -235,6 +236,8 @@ class _Model:
         self._survived = 0
         self._cached: Block | None = None  # one that could be given back
         self._last_malloc = asked.calls.last(Verb.MALLOC)
+        self._begin = asked.calls.first_but(Verb.EMPTY_CACHE)  # the index of the first request
+        self._ended: OutOfMemory | None = None
         self._searched = 0  # blocks looked at as requests failed: for what is free, and for what to say
         self._caveats: list[Caveat] = []
 
@@ -261,51 +264,68 @@ class _Model:
 
     def _out_of_memory(self) -> OutOfMemory | None:
         """Run all requests, or as far as there is memory; return where that ends."""
-        count = len(self.asked.prior_blocks)
         self._take_over()
         if (failed := self._allocate_prior()) is not None:
             return failed
         for number in self.asked.prior_pending:
             if number in self._address:
                 self._free_later(number)
-        addresses, free, empties, quiet = self._address, self.policy.free, self._course.empties, self.quiet
-        begun = False
-        for index, call in enumerate(self.asked.calls):
-            verb, block = call.verb, call.block
-            if not begun and (begun := verb is not Verb.EMPTY_CACHE):
-                self._begin_to_count()
-            if quiet is not None and not self._pending and not self._has_cached():
-                quiet.add(index)
-            if call.done:
-                self.card.passed.update(own_stream(block) for block in call.done)
-                self._pending.difference_update(call.done)
-                self.policy.free_passed_blocks()
-            if index in empties:
-                self._empty_unseen()
-            if verb is Verb.FREE:
-                if block in addresses:  # else it was not allocated here
-                    free(addresses.pop(block))
-            elif verb is Verb.MALLOC or verb is Verb.FAILED_MALLOC:
-                count += 1
-                if verb is Verb.FAILED_MALLOC and self._course.does_without:
-                    continue
-                if not self._malloc(call):
-                    self._searched += len(addresses)
-                    if self._searched > FAILURE_STEPS or not self._can_do_without(index):
-                        return self._failure(call, count)
-                    self._survived += 1
-                elif verb is Verb.FAILED_MALLOC:
-                    # It failed when it was recorded, and what the program did then shows that it went without.
-                    if Caveat.OTHER_COURSE not in self._caveats:
-                        self._caveats.append(Caveat.OTHER_COURSE)
-                    address = addresses.pop(block)
-                    if not self._course.keeps:
-                        free(address)
-            elif verb is Verb.EMPTY_CACHE:
-                self._empty_cache(call)
-            elif block in addresses:
-                self._free_later(block)
-        return None
+        calls = self.asked.calls
+        special = calls.special(chain(self._course.empties, range(self._begin, min(self._begin + 1, len(calls)))))
+        calls.go_through(special, self._many, self._one, "replaying")
+        return self._ended
+
+    def _many(self, part: Part, start: int, stop: int) -> int:
+        """Run calls in which nothing else happens, up to the first for which nothing that is cached fits."""
+        watched = None
+        if self.quiet is not None and not self._pending:
+            watched = self._cached
+            if watched is None or watched.home is None:
+                return start
+        lists = part.mallocs, part.blocks, part.sizes, part.streams
+        stop, most = self.policy.serve(self._address, *lists, None, start, stop, watched)
+        if most:
+            self._note_level(most)
+        return stop
+
+    def _one(self, index: int, call: Call) -> bool:
+        """Run a call; return whether to go on."""
+        verb, block, addresses = call.verb, call.block, self._address
+        if index == self._begin:
+            self._begin_to_count()
+        if self.quiet is not None and not self._pending and not self._has_cached():
+            self.quiet.add(index)
+        if call.done:
+            self.card.passed.update(own_stream(block) for block in call.done)
+            self._pending.difference_update(call.done)
+            self.policy.free_passed_blocks()
+        if index in self._course.empties:
+            self._empty_unseen()
+        if verb is Verb.FREE:
+            if block in addresses:  # else it was not allocated here
+                self.policy.free(addresses.pop(block))
+        elif verb is Verb.MALLOC or verb is Verb.FAILED_MALLOC:
+            if verb is Verb.FAILED_MALLOC and self._course.does_without:
+                return True
+            if not self._malloc(call):
+                self._searched += len(addresses)
+                if self._searched > FAILURE_STEPS or not self._can_do_without(index):
+                    earlier = self.asked.calls.number_of(Verb.MALLOC, Verb.FAILED_MALLOC, before=index + 1)
+                    self._ended = self._failure(call, len(self.asked.prior_blocks) + earlier)
+                    return False
+                self._survived += 1
+            elif verb is Verb.FAILED_MALLOC:
+                # It failed when it was recorded, and what the program did then shows that it went without.
+                if Caveat.OTHER_COURSE not in self._caveats:
+                    self._caveats.append(Caveat.OTHER_COURSE)
+                address = addresses.pop(block)
+                if not self._course.keeps:
+                    self.policy.free(address)
+        elif verb is Verb.EMPTY_CACHE:
+            self._empty_cache(call)
+        elif block in addresses:
+            self._free_later(block)
+        return True
 
     def _take_over(self) -> None:
         """Begin with the memory that the recording began with, as far as these settings could have led to it."""
@@ -338,10 +358,12 @@ class _Model:
         self.policy.statistics.reset_peak()
         self._note_level()
 
-    def _note_level(self) -> None:
+    def _note_level(self, allocated: int | None = None) -> None:
+        """Note what is reserved, and what is in use: so many bytes allocated, by default those of now, and pending."""
         reserved = self._reserved.current
         if reserved >= self._fullest[0]:
-            self._fullest = max(self._fullest, (reserved, self._allocated.current + self._level.pending_bytes))
+            allocated = self._allocated.current if allocated is None else allocated
+            self._fullest = max(self._fullest, (reserved, allocated + self._level.pending_bytes))
 
     def _can_do_without(self, index: int) -> bool:
         """Return whether a program goes on when a request fails.

@@ -171,6 +171,73 @@ class Policy:
         else:
             self._record_events(block, list(block.stream_uses))
 
+    def serve(
+        self,
+        live: dict[int, int],
+        mallocs: list[bool],
+        blocks: list[int],
+        sizes: list[int],
+        streams: list[int],
+        addresses: list[int] | None,
+        start: int,
+        stop: int,
+        watched: Block | None = None,
+    ) -> tuple[int, int]:
+        """Serve recorded requests, many at a time, as long as nothing but a cached block is needed for them.
+
+        It ends before a request that no cached block fits, that another block than the recorded one fits best, that
+        frees what is not in use, or what other streams use: :meth:`malloc` and :meth:`free` do the rest of it. While
+        it lasts no event passes, none is journaled, and no request is redirected.
+
+        Parameters
+        ----------
+        live
+            The address of each numbered block in use; what is served is put in and taken out. A block that is not
+            there is not freed.
+        mallocs, blocks, sizes, streams, addresses
+            Of each request whether it is one, otherwise it is a free; the number of the block; the bytes and the stream
+            asked for; and the recorded address, None if any will do.
+        start, stop
+            Which of them to serve.
+        watched
+            A free block, before whose last moment as a whole segment it ends.
+
+        Returns
+        -------
+        tuple
+            Where it ended, and the most bytes allocated right after one of these requests.
+        """
+        if self._pending or self._deferred:
+            self.free_passed_blocks()
+        allocated, most, active = self.statistics.all.allocated_bytes, 0, self._active
+        for at in range(start, stop):
+            if watched is not None and (watched.home is None or not self.segments.is_releasable(watched)):
+                return at, most
+            if not mallocs[at]:
+                address = live.get(blocks[at])
+                if address is None:
+                    continue
+                held = active.get(address)
+                if held is None or held.state is not ALLOCATED or held.stream_uses is not None:
+                    return at, most
+                del live[blocks[at]]
+                self.statistics.block_freed(held.pool.level, held.size, held.requested_size)
+                self._merge(held)
+                continue
+            size = sizes[at]
+            rounded = (size + _ROUND) & ~_ROUND if self._rounds_to_minimum else round_size(size, self._settings)
+            pool = self._small if rounded <= SMALL_LIMIT else self._large
+            block = pool.fit(rounded, streams[at])
+            if block is None or (addresses is not None and block.address != addresses[at]):
+                return at, most
+            if pool.collects_garbage:
+                pool.clock += 1
+            pool.remove(block)
+            live[blocks[at]] = self._hand_out(block, rounded, size)
+            if allocated.current > most:
+                most = allocated.current
+        return stop, most
+
     def record_stream(self, address: int, stream: int) -> None:
         """Note that `stream` uses a block too.
 
