@@ -5,8 +5,10 @@
 
 Sixteen steps run through the allocator's policy, twice. After each step the same blocks are live as before it, and the
 second time nothing more is taken from the driver, so that the sixteen can be repeated as often as needed: the whole is
-what the allocator would have done, and `cudatool replay --check` finds every address. A pickle is laid out as PyTorch's: keys, texts and frames once, then
-references to them; a dict and a tuple for each event, and a list of some 20 frames for each allocation.
+what the allocator would have done, and `cudatool replay --check` finds every address.
+
+A pickle is laid out as PyTorch's: keys, texts and frames once, then references to them; a dict and a tuple for each
+event, and a list of some 20 frames for each allocation.
 """
 
 from __future__ import annotations
