@@ -233,7 +233,7 @@ def _visible_tails(asked: Requests) -> dict[int, int]:
     mallocs, frees = calls.of_verb(Verb.MALLOC), calls.of_verb(Verb.FREE, Verb.FREE_LATER)
     where = calls.addresses(mallocs)
     before = np.searchsorted(starts, where, side="right") - 1
-    mallocs, where, before = (column[before >= 0] for column in (mallocs, where, before))
+    mallocs, where, before = mallocs[before >= 0], where[before >= 0], before[before >= 0]
     end = starts[before] + size[before]
     behind = (size[before] > SMALL_LIMIT) & (where >= end) & (where - end <= SMALL_LIMIT)
     which, first = np.unique(before[behind], return_index=True)

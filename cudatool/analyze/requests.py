@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import chain, repeat
-from typing import Concatenate, NamedTuple, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -117,9 +117,9 @@ class Part:
     addresses: list[int]
 
 
-_Column = npt.NDArray[np.uint64] | npt.NDArray[np.int64] | npt.NDArray[np.uint8]
+_Column = npt.NDArray[Any]
 _Did = tuple[tuple[int, ...], tuple[Change, ...]]  # done and changes of a call
-_TYPES = (np.uint8, np.int64, np.uint64, np.uint64, np.uint64, np.uint64, np.int64)
+_TYPES = "BqQQQQq"  # of the columns, as array and NumPy call them
 _VERB, _BLOCK, _SIZE, _STREAM, _POOL, _ADDRESS, _EVENT = range(7)
 _EMPTIED = (int(Verb.EMPTY_CACHE), -1, 0, 0, 0, 0)  # all but the event
 _AT_ONCE = 1 << 14  # calls that are Python objects at a time
@@ -134,15 +134,15 @@ class Calls(Sequence[Call]):
     """
 
     def __init__(self, calls: Iterable[Call] = ()) -> None:
-        columns = bytearray(), *(array("q" if kind is np.int64 else "Q") for kind in _TYPES[1:])
+        columns = [array(code) for code in _TYPES]
         self._did: dict[int, _Did] = {}
         for number, (*row, done, changes, event) in enumerate(calls):
             for column, value in zip(columns, (*row, event), strict=True):
-                column.append(value)  # type: ignore[arg-type]  # the attributes of a Call
+                column.append(value)
             if done or changes:
                 self._did[number] = done, changes
         self._columns: list[_Column] = [
-            np.frombuffer(column, kind) for column, kind in zip(columns, _TYPES, strict=True)
+            np.frombuffer(column, code) for column, code in zip(columns, _TYPES, strict=True)
         ]
 
     @classmethod
@@ -174,8 +174,8 @@ class Calls(Sequence[Call]):
     def __getitem__(self, index: int | slice) -> Call | list[Call]:
         if not isinstance(index, slice):
             at = range(len(self))[index]
-            verb, *middle, event = [column.item(at) for column in self._columns]
-            return Call(_VERBS[verb], *middle, *self._did.get(at, _NOTHING), event)
+            verb, block, size, stream, pool, address, event = [column.item(at) for column in self._columns]
+            return Call(_VERBS[verb], block, size, stream, pool, address, *self._did.get(at, _NOTHING), event)
         verbs, *lists, events = [column[index].tolist() for column in self._columns]
         did = [self._did.get(at, _NOTHING) for at in range(len(self))[index]]
         rows = zip(map(_VERBS.__getitem__, verbs), *lists, *zip(*did, strict=True), events, strict=True)
@@ -291,9 +291,14 @@ class Calls(Sequence[Call]):
                 done, changes = (), changes[count:]
             if done or changes:
                 did[shifted] = done, changes
-        rows = (*_EMPTIED, self._columns[_EVENT][before])
-        columns = [np.insert(column, before, row) for column, row in zip(self._columns, rows, strict=True)]
+        columns = _with_emptied(self._columns, before, self._columns[_EVENT][before])
         return Calls.of_columns(columns, did)
+
+
+def _with_emptied(columns: list[_Column], places: list[int], events: Any) -> list[_Column]:
+    """Return the columns of calls with an ``empty_cache`` before some of them, whose events are these."""
+    rows: tuple[Any, ...] = (*_EMPTIED, events)
+    return [np.insert(column, places, row) for column, row in zip(columns, rows, strict=True)]
 
 
 def _once(column: _Column) -> _Column:
@@ -514,8 +519,7 @@ class _Apart:
                 places.append(place)
                 events.append(int(self._index[min(call, len(self._index) - 1)]))
         if places:
-            rows = (*_EMPTIED, events)
-            columns = [np.insert(column, places, row) for column, row in zip(columns, rows, strict=True)]
+            columns = _with_emptied(columns, places, events)
         return Calls.of_columns([_once(column) for column in columns], did)
 
 
