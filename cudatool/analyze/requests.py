@@ -33,7 +33,7 @@ from cudatool.trace import _sweep
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
-__all__ = ["RELEASES", "Call", "Calls", "Change", "Requests", "Verb", "refuses_contradictions", "requests"]
+__all__ = ["RELEASES", "Call", "Calls", "Change", "Part", "Requests", "Verb", "refuses_contradictions", "requests"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
