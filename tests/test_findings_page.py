@@ -63,6 +63,83 @@ def wrong_and_repaired(kind: str) -> tuple[str, str]:
     return START + example, START + "".join(repaired)
 
 
+# What the page says besides its examples: program after START, check, and the kinds that it has.
+CLAIMS = {
+    "two reads need no order": (
+        "race",
+        "ct.launch(one, config, copy, y, x, N)\nz = ct.zeros(N, np.float32)\nct.synchronize()\n"
+        "ct.launch(two, config, copy, z, x, N)",
+        [],
+    ),
+    "both write the same value": ("race", "for s in (one, two):\n    ct.launch(s, config, fill, x, N)", ["race-waw"]),
+    "a query that said that the work is done orders": (
+        "race",
+        "pinned = ct.empty_pinned(N)\nview = ct.host_view(pinned)\nwith ct.stream(one):\n"
+        "    x.get(pinned, blocking=False)\nwhile not one.query():\n    pass\nprint(view[0])",
+        [],
+    ),
+    "a record after the wait changes nothing": (
+        "race",
+        "_, event = driver.cuEventCreate(0)\nct.launch(one, config, fill, x, N)\n"
+        "driver.cuStreamWaitEvent(two.cuda_stream, event, 0)\ndriver.cuEventRecord(event, one.cuda_stream)\n"
+        "ct.launch(two, config, copy, y, x, N)",
+        ["race-raw", "wait-unrecorded"],
+    ),
+    "a graph launched after its memory was freed": (
+        "race",
+        "_, block = driver.cuMemAlloc(4 * N)\n"
+        "driver.cuStreamBeginCapture(one.cuda_stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)\n"
+        "ct.launch(one, config, fill, np.uint64(int(block)), N)\n_, graph = driver.cuStreamEndCapture(one.cuda_stream)\n"
+        "_, executable = driver.cuGraphInstantiate(graph, 0)\ndriver.cuMemFree(block)\n"
+        "driver.cuGraphLaunch(executable, one.cuda_stream)",
+        ["use-after-free"],
+    ),
+    "memcheck sees a kernel that touches freed memory": (
+        "memcheck",
+        "_, block = driver.cuMemAlloc(4 * N)\ndriver.cuMemFree(block)\n"
+        "ct.launch(one, config, fill, np.uint64(int(block)), N)",
+        ["use-after-free"],
+    ),
+    "a copy to the host of memory never written": (
+        "initcheck",
+        "_, block = driver.cuMemAlloc(4 * N)\ndriver.cuMemcpyDtoH(np.zeros(N, np.float32), block, 4 * N)\n"
+        "driver.cuMemFree(block)",
+        ["uninitialized"],
+    ),
+    "a copy on the device of memory never written": (
+        "initcheck",
+        "_, block = driver.cuMemAlloc(8 * N)\ndriver.cuMemcpyDtoD(int(block) + 4 * N, block, 4 * N)\n"
+        "driver.cuMemFree(block)",
+        [],
+    ),
+    "the copy counts as never written": (
+        "initcheck",
+        "_, block = driver.cuMemAlloc(8 * N)\ndriver.cuMemcpyDtoD(int(block) + 4 * N, block, 4 * N)\n"
+        "ct.launch(one, config, copy, y, np.uint64(int(block) + 4 * N), N)\nct.synchronize()\ndriver.cuMemFree(block)",
+        ["uninitialized"],
+    ),
+    "a mask may name threads that have ended": (
+        "synccheck",
+        'SHORT = \'extern "C" __global__ void f(float *x) { if (threadIdx.x < 16) '
+        "x[threadIdx.x] = __shfl_sync(0xffffffffu, x[threadIdx.x], 0); }'\n"
+        'ct.launch(one, ct.LaunchConfig(grid=1, block=32), ct.compile(SHORT, "f"), x)',
+        [],
+    ),
+    "pinned memory leaks": ("leak", "driver.cuMemHostAlloc(4096, 0)", ["leak"]),
+    "cached blocks are no leak": ("leak", "z = ct.zeros(N, np.float32)\ndel z", []),
+    "an empty pool is no leak, what was allocated from it is": (
+        "leak",
+        "p = driver.CUmemPoolProps()\np.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED\n"
+        "p.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE\n"
+        "_, full = driver.cuMemPoolCreate(p)\n_, empty = driver.cuMemPoolCreate(p)\n"
+        "driver.cuMemAllocFromPoolAsync(4096, full, one.cuda_stream)\n"
+        "_, back = driver.cuMemAllocFromPoolAsync(4096, empty, one.cuda_stream)\n"
+        "driver.cuMemFreeAsync(back, one.cuda_stream)",
+        ["leak"],
+    ),
+}
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> dict[str, list[str]]:
     """The kinds found in the example of each kind, as it is and repaired."""
@@ -70,6 +147,7 @@ def found(tmp_path_factory) -> dict[str, list[str]]:
     for kind, check in checks_of_sections().items():
         for name, source in zip((kind, f"{kind} repaired"), wrong_and_repaired(kind), strict=True):
             programs.append((name, [check], source))
+    programs += [(claim, [check], START + source) for claim, (check, source, _) in CLAIMS.items()]
     done = subprocess.run(
         [sys.executable, "-c", _RUNNER],
         input=json.dumps(programs),
@@ -104,6 +182,11 @@ def test_a_title_is_a_heading_and_the_help_is_sentences(kind):
     assert not text.title.endswith(".")
     assert 70 >= len(text.title)
     assert text.help.endswith(".")
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_what_the_page_says_besides_its_examples_is_so(found, claim):
+    assert CLAIMS[claim][2] == found[claim]
 
 
 @pytest.mark.parametrize("kind", SECTIONS)

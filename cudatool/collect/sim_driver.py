@@ -115,6 +115,8 @@ class SimDriverCollector:
             "cuMemAllocFromPoolAsync": self._mem_alloc,
             "cuMemFree": self._mem_free,
             "cuMemFreeAsync": self._mem_free,
+            "cuMemCreate": self._physical_alloc,
+            "cuMemRelease": self._physical_free,
             "cuMemMap": self._mem_map,
             "cuMemUnmap": self._mem_unmap,
             "cuArrayCreate": self._array_create,
@@ -432,6 +434,17 @@ class SimDriverCollector:
                 return
             hooks.emit(Kind.MEM_FREE, device=device, stream=stream, address=values["dptr"], size=size, name=name)
 
+    def _physical_alloc(self, values: dict[str, Any], name: str) -> None:
+        physical = self._machine.objects[_pointed(values["handle"])]
+        device = physical.device.ordinal
+        hooks.emit(Kind.PHYSICAL_ALLOC, device=device, aux0=physical.handle, size=physical.size, name=name)
+
+    def _physical_free(self, values: dict[str, Any], name: str) -> None:
+        """Report memory that the call dropped the last handle or mapping of."""
+        for physical in self._machine.virtual.dropped:
+            device = physical.device.ordinal
+            hooks.emit(Kind.PHYSICAL_FREE, device=device, aux0=physical.handle, size=physical.size, name=name)
+
     def _mem_map(self, values: dict[str, Any], name: str) -> None:
         mapping = self._machine.virtual.mapping_at(values["ptr"])
         assert mapping is not None  # the call has just made it
@@ -442,6 +455,7 @@ class SimDriverCollector:
 
     def _mem_unmap(self, values: dict[str, Any], name: str) -> None:
         hooks.emit(Kind.MEM_UNMAP, device=self._device, address=values["ptr"], size=values["size"], name=name)
+        self._physical_free(values, name)
 
     def _array_create(self, values: dict[str, Any], name: str) -> None:
         array = self._machine.objects[_pointed(values["pHandle"])]

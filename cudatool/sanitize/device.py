@@ -100,7 +100,7 @@ def device_findings(trace: Trace) -> tuple[DeviceFinding, ...]:
     rows = np.flatnonzero(records["kind"] == Kind.FINDING)
     if not len(rows):
         return ()
-    launches = np.flatnonzero(np.isin(records["kind"], (Kind.KERNEL_LAUNCH, Kind.GRAPH_LAUNCH)))
+    launches = np.flatnonzero(np.isin(records["kind"], (Kind.KERNEL_LAUNCH, Kind.GRAPH_LAUNCH, Kind.MEMCPY)))
     launch_of = dict(zip(records["correlation"][launches].tolist(), launches.tolist(), strict=True))
     memory, names = _Memory(trace), stream_names(trace)
     found: dict[tuple[Any, ...], DeviceFinding] = {}
@@ -135,7 +135,7 @@ def device_findings(trace: Trace) -> tuple[DeviceFinding, ...]:
         found[key] = DeviceFinding(
             kind=kind,
             check=said.check,
-            operation=_operation(trace, launch, said.kernel),
+            operation=_operation(trace, launch, said.kernel, in_kernel=bool(said.block)),
             agent=in_a_sentence(names[int(record["stream"])]) if launch is not None else "the host",
             mode=said.mode,
             space=said.space,
@@ -157,37 +157,54 @@ def device_findings(trace: Trace) -> tuple[DeviceFinding, ...]:
     return _with_fingerprints(list(found.values()))
 
 
-def _operation(trace: Trace, launch: int | None, kernel: str) -> str:
-    """Return what a report calls the kernel that did it, by the record of its launch, or that of its graph."""
+def _operation(trace: Trace, launch: int | None, kernel: str, *, in_kernel: bool) -> str:
+    """Return what a report calls the kernel or call that did it, by the record of its launch, or that of its graph."""
     if launch is None:
         return kernel
     if trace.records["kind"][launch] == Kind.GRAPH_LAUNCH:
-        return f"kernel {kernel} of a graph"
+        return f"kernel {kernel} of a graph" if in_kernel else f"{kernel} of a graph"
+    if not in_kernel:
+        return kernel
     return f"kernel {trace.names[int(trace.records['name'][launch])]}"
 
 
 def leaks(trace: Trace) -> tuple[DeviceFinding, ...]:
     """Return the memory that was never given back: blocks of the caching allocator, and what the driver was asked for.
 
+    That includes memory without an address, of cuMemCreate, until its last handle and mapping are gone.
+
     The allocator's own segments are left out: it keeps them on purpose. So is memory that lived when the recording
     began: who was to give them back is not in it.
     """
     records = trace.records
     begins = {device: recorded_from(trace, device) for device in trace.header.get("prior_records", {})}
-    live: dict[tuple[bool, int], int] = {}
+    live: dict[tuple[str, int], int] = {}
     kinds = records["kind"]
-    opens = {Kind.BLOCK_ALLOC: True, Kind.MEM_ALLOC: False, Kind.HOST_ALLOC: False}
-    closes = {Kind.BLOCK_FREE_REQUESTED: True, Kind.MEM_FREE: False, Kind.HOST_FREE: False}
+    # What is freed by the same name. Memory without an address, of cuMemCreate, goes by its handle.
+    opens = {
+        Kind.BLOCK_ALLOC: "block",
+        Kind.MEM_ALLOC: "address",
+        Kind.HOST_ALLOC: "address",
+        Kind.PHYSICAL_ALLOC: "handle",
+    }
+    closes = {
+        Kind.BLOCK_FREE_REQUESTED: "block",
+        Kind.MEM_FREE: "address",
+        Kind.HOST_FREE: "address",
+        Kind.PHYSICAL_FREE: "handle",
+    }
     for row in np.flatnonzero(np.isin(kinds, [*opens, *closes])).tolist():
-        kind, address = Kind(int(kinds[row])), int(records["address"][row])
+        kind = Kind(int(kinds[row]))
+        column = "aux0" if kind in (Kind.PHYSICAL_ALLOC, Kind.PHYSICAL_FREE) else "address"
+        name = int(records[column][row])
         if kind is Kind.BLOCK_ALLOC and row < begins.get(int(records["device"][row]), 0):
             continue
         if kind in (Kind.MEM_ALLOC, Kind.HOST_ALLOC) and records["flags"][row] & LIVED:
             continue
         if kind in opens:
-            live[opens[kind], address] = row
+            live[opens[kind], name] = row
         else:
-            live.pop((closes[kind], address), None)
+            live.pop((closes[kind], name), None)
     sites: dict[int, list[int]] = {}
     for row in live.values():
         sites.setdefault(int(records["stack"][row]), []).append(row)

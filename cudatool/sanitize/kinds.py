@@ -108,8 +108,8 @@ KINDS: Final[dict[FindingKind, KindText]] = {
     ),
     FindingKind.UNINITIALIZED: KindText(
         "read of memory that was never written",
-        "A kernel or a copy reads bytes of an allocation that nothing has written: new memory is not cleared. Fill it "
-        "first, or read only what was written.",
+        "A kernel, or a copy to the host, reads bytes of an allocation that nothing has written: new memory is not "
+        "cleared. Fill it first, or read only what was written.",
     ),
     FindingKind.KERNEL_RACE: KindText(
         "race between threads of a kernel",
@@ -123,8 +123,8 @@ KINDS: Final[dict[FindingKind, KindText]] = {
     ),
     FindingKind.BAD_MASK: KindText(
         "a warp operation with a wrong member mask",
-        "A thread executes a warp-wide operation whose member mask does not name it, or names one that has ended. "
-        "Compute the mask with `__ballot_sync` before the branch, or call the operation where the whole warp is.",
+        "A thread executes a warp-wide operation whose member mask does not name it. Compute the mask with "
+        "`__ballot_sync` before the branch, or call the operation where the whole warp is.",
     ),
     FindingKind.INVALID_FREE: KindText(
         "free of what is no allocation",

@@ -227,8 +227,8 @@ class _Move:
         for row, before in zip(self._to.rows(lines), data, strict=True):
             ctypes.memmove(row, before, lines.width)
         if machine.checkers is not None:
-            for row, before in zip(self._to.rows(lines), self._source.rows(lines), strict=True):
-                machine.checkers.shadow.copied(row, before, lines.width)
+            rows = self._to.rows(lines), self._source.rows(lines)
+            machine.checkers.copied(self._operation, *rows, lines.width)
 
 
 def fill(

@@ -65,6 +65,7 @@ class VirtualMemory:
         self._store = Store()
         self._reservations: Ranges[Reservation] = Ranges()
         self._mappings: Ranges[Mapping] = Ranges()
+        self.dropped: list[Physical] = []  # by the latest release or unmap: what that left without handle and mapping
 
     def reserve(self, size: int, alignment: int) -> int:
         """Return the start of `size` addresses."""
@@ -110,6 +111,7 @@ class VirtualMemory:
 
     def release(self, physical: Physical) -> None:
         """Drop one handle. The memory goes when it has neither handles nor mappings."""
+        self.dropped = []
         physical.references -= 1
         self._drop_unused(physical)
 
@@ -129,6 +131,7 @@ class VirtualMemory:
         """Take whole mappings away. What is pending runs first."""
         mappings = self._exactly(address, size)
         self._machine.scheduler.drain()
+        self.dropped = []
         for mapping in mappings:
             if mapping.flags:
                 self._machine.allocations.remove(mapping)
@@ -201,5 +204,6 @@ class VirtualMemory:
         else:
             self._store.give_back(physical.offset, physical.size)
         del self._machine.objects[physical.handle]
+        self.dropped.append(physical)
         if not physical.is_imported:
             physical.device.memory.give_back(physical.size)

@@ -211,7 +211,8 @@ class Session:
         if test.judged < 0:
             return leaks(self.log.trace(records[test.call :][considered[test.call :]]))
         for start, stop in (*test.shared, (test.call, test.judged)):
-            considered[start:stop] &= ~np.isin(records["kind"][start:stop], (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC))
+            allocations = (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC, Kind.PHYSICAL_ALLOC)
+            considered[start:stop] &= ~np.isin(records["kind"][start:stop], allocations)
         return leaks(self.log.trace(records[considered]))
 
     def findings(self, checks: Sequence[str]) -> Report:

@@ -62,6 +62,8 @@ class Kind(IntEnum):
     # Virtual memory management: one piece of memory may have several addresses.
     MEM_MAP = 14
     MEM_UNMAP = 15
+    PHYSICAL_ALLOC = 16
+    PHYSICAL_FREE = 17
     # Streams and events.
     STREAM_CREATE = 20
     STREAM_DESTROY = 21
@@ -145,6 +147,9 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.MEM_MAP: "memory was mapped (cuMemMap): address, size, aux0=where it is mapped already (0 for nowhere), "
     "name=API, stack",
     Kind.MEM_UNMAP: "address, size, name=API, stack",
+    Kind.PHYSICAL_ALLOC: "memory without an address (cuMemCreate): aux0=its handle, size, name=API, stack",
+    Kind.PHYSICAL_FREE: "it has no handle and no mapping any more: aux0=the handle that it was created with, size, "
+    "name=API, stack",
     Kind.STREAM_CREATE: "stream, flags=StreamFlag, address=handle, aux0=priority (two's complement), aux1=Api, stack",
     Kind.STREAM_DESTROY: "stream, stack",
     Kind.STREAM_WAIT_EVENT: "stream, aux0=event, flags=EventFlag, correlation, stack",

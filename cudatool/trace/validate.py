@@ -142,6 +142,8 @@ _LIMITS: Final[dict[Kind, dict[str, int]]] = {
     **dict.fromkeys((Kind.STREAM_WRITE_VALUE, Kind.STREAM_WAIT_VALUE), _PLACE),
     Kind.MEM_MAP: {**_PLACE, "aux0": MAX_ADDRESS},
     Kind.MEM_UNMAP: _PLACE,
+    Kind.PHYSICAL_ALLOC: {"size": MAX_MEMORY},
+    Kind.PHYSICAL_FREE: {"size": MAX_MEMORY},
     Kind.MEMCPY: {**_PLACE, "aux0": MAX_ADDRESS},
     Kind.ACCESS: _PLACE,
     Kind.HOST_ACCESS: _PLACE,

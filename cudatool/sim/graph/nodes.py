@@ -222,8 +222,9 @@ class Copy(_Leaf):
             machine.tape.copying(operation, self._rows(self.target), self._rows(self.source), self.width)
         for to, origin in zip(self._rows(self.target), self._rows(self.source), strict=True):
             ctypes.memmove(to, origin, self.width)
-            if machine.checkers is not None:
-                machine.checkers.shadow.copied(to, origin, self.width)
+        if machine.checkers is not None:
+            rows = self._rows(self.target), self._rows(self.source)
+            machine.checkers.copied(operation, *rows, self.width)
 
 
 @dataclass(frozen=True, eq=False)

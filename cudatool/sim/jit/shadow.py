@@ -167,15 +167,25 @@ class Shadow:
         if self._tracked & Instrument.INITCHECK and self._covers(address):
             self._init.view[address - self.base :][:size] = 1
 
-    def copied(self, target: int, source: int, size: int) -> None:
-        """What is known of the values of `source` holds for `target`; memory of the host has values."""
-        if not self._tracked & Instrument.INITCHECK or not self._covers(target):
-            return
+    def copied(self, target: int, source: int, size: int) -> tuple[int, int]:
+        """What is known of the values of `source` holds for `target`; memory of the host has values.
+
+        Return where a copy to the host reads bytes to which nothing was written: the first one and their number, which
+        is 0 if there are none. A copy on the device only hands on what is known of them.
+        """
+        if not self._tracked & Instrument.INITCHECK:
+            return 0, 0
+        if not self._covers(target):
+            if not self._covers(source):
+                return 0, 0
+            places = np.flatnonzero(self._init.view[source - self.base :][:size] == 0)
+            return (source + int(places[0]), len(places)) if len(places) else (0, 0)
         if self._covers(source):
             at, come = target - self.base, source - self.base
             self._init.view[at : at + size] = self._init.view[come : come + size].copy()
         else:
             self.written(target, size)
+        return 0, 0
 
     def _covers(self, address: int) -> bool:
         return self.base <= address < self.base + self.size

@@ -19,6 +19,7 @@ from cudatool.units import format_bytes
 if TYPE_CHECKING:
     from cudatool.sim.jit import Found, Instrument, Kernel, Reason
     from cudatool.sim.machine import Machine
+    from cudatool.sim.queue import Operation
 
 __all__ = ["CHECKS", "CheckFinding", "Checkers"]
 
@@ -136,6 +137,24 @@ class Checkers:
         else:
             self.shadow.freed(allocation.address, allocation.size)
         self._freed.append(replace(allocation))
+
+    def copied(self, operation: Operation, targets: Iterable[int], sources: Iterable[int], width: int) -> None:
+        """Rows of `width` bytes were copied. A copy to the host is a read of what it copies."""
+        read = [self.shadow.copied(to, source, width) for to, source in zip(targets, sources, strict=True)]
+        count = sum(unwritten for _, unwritten in read)
+        if count and self.shadow.kinds & _instrument(["initcheck"]):
+            operation.findings.append(
+                CheckFinding(
+                    "initcheck",
+                    "uninitialized",
+                    f"nothing was written to {format_bytes(count)} of what it copies since the memory was allocated",
+                    mode="read",
+                    space="global",
+                    address=next(address for address, unwritten in read if unwritten),
+                    size=count,
+                    kernel=operation.name,
+                )
+            )
 
     def hold(self, allocation: Allocation, give_back: Callable[[], None]) -> None:
         """Keep freed memory from being given out again: a late access then finds nobody else's."""
