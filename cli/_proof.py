@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,9 +12,6 @@ from cudatool.cli._command import option
 from cudatool.errors import UsageError
 from cudatool.runtime import host_function
 from cudatool.sanitize import with_witnesses
-from cudatool.sanitize.explore import explore
-from cudatool.trace import reader
-from cudatool.workload import Start, Workload
 
 if TYPE_CHECKING:
     from cudatool.sanitize import Report
@@ -28,14 +24,23 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class Proof:
-    """What was asked for. `tape` is for the recording, None if no witnesses are wanted."""
+    """What was asked for.
 
-    def __init__(self, *, witness: bool, witness_budget: float, explore: int | None) -> None:
-        self._budget_s = witness_budget
-        self._number = explore
-        self._witness = witness
+    Attributes
+    ----------
+    schedules
+        How many the program is to run under, None if under that of its device.
+    budget_s
+        Seconds for the replays that prove races, None if no witnesses are wanted.
+    tape
+        For the recording, None if no witnesses are looked for in this process.
+    """
+
+    def __init__(self, *, budget_s: float | None, schedules: int | None) -> None:
+        self.budget_s = budget_s
+        self.schedules = schedules
         self.tape: Tape | None = None
-        if witness and explore is None:
+        if budget_s is not None and schedules is None:
             from cudatool.sim.observe.tape import Tape  # few runs ask for witnesses
 
             self.tape = Tape()
@@ -43,31 +48,9 @@ class Proof:
     def refuse_trace(self) -> None:
         """Complain if anything was asked for that only the program itself can give."""
 
-        if self._witness or self._number is not None:
-            option = "--witness" if self._witness else "--explore"
+        if self.budget_s is not None or self.schedules is not None:
+            option = "--witness" if self.budget_s is not None else "--explore"
             raise UsageError(f"{option} needs the program: a trace does not say what its kernels compute")
-
-    @property
-    def explores(self) -> bool:
-        """Whether the program is to run under several schedules."""
-        return self._number is not None
-
-    def explored(self, device: str | None, checks: str, workload: tuple[str, ...]) -> tuple[Report, int]:
-        """Return one report of the program under all schedules, and its first exit status that is not 0."""
-
-        assert self._number is not None
-        program = Workload.parse(workload, "sanitize")
-        if program.start is Start.SCRIPT and os.path.isfile(program.target) and reader.is_trace(program.target):
-            self.refuse_trace()
-        program.check()
-        proof = ["--witness", "--witness-budget", f"{self._budget_s:g}"] if self._witness else []
-        report = explore(
-            device,
-            self._number,
-            ["--checks", checks, *proof, *workload],
-            tell=lambda line: click.echo(line, err=True),
-        )
-        return report, next((run.status for run in report.schedules if run.status), 0)
 
     def begin(self) -> None:
         """Prepare for the recording, now that the driver is chosen and before the workload runs."""
@@ -78,7 +61,9 @@ class Proof:
     def proven(self, report: Report, trace: Trace) -> Report:
         """Return the report with witnesses, if they are wanted."""
 
-        return report if self.tape is None else with_witnesses(report, trace, self.tape, budget_s=self._budget_s)
+        if self.tape is None or self.budget_s is None:
+            return report
+        return with_witnesses(report, trace, self.tape, budget_s=self.budget_s)
 
 
 def proof_options(function: _F) -> _F:
@@ -103,7 +88,7 @@ def proof_options(function: _F) -> _F:
     )
     @functools.wraps(function)
     def command(*args: Any, witness: bool, witness_budget: float, explore: int | None, **kwargs: Any) -> Any:
-        proof = Proof(witness=witness, witness_budget=witness_budget, explore=explore)
+        proof = Proof(budget_s=witness_budget if witness else None, schedules=explore)
         return function(*args, proof=proof, **kwargs)
 
     return command  # type: ignore[return-value]  # it takes the place of the function for click only

@@ -16,6 +16,7 @@ from cudatool.cli._options import device_option, page_option, workload_arguments
 from cudatool.cli._pages import open_page
 from cudatool.cli._proof import Proof, proof_options
 from cudatool.cli._recorded import trace_of
+from cudatool.cli._schedules import explored
 from cudatool.cli._text import say
 from cudatool.errors import UsageError
 from cudatool.sanitize import Outcome, Outputs, Run, check, parse_checks, render_text
@@ -143,10 +144,10 @@ def sanitize(
     outputs = Outputs.parse(formats, html, acceptance.written, inputs=inputs)
     html, root = html and os.path.abspath(html), project_root()
 
-    if proof.explores:
+    if proof.schedules is not None:
         if html:
             raise UsageError("--html shows one run: leave out --explore")
-        trace, files, report, status = None, [], *proof.explored(device, checks, workload)
+        trace, files, report, status = None, [], *explored(proof, device, checks, workload)
     else:
         trace, status, was_there = trace_of(workload, device, wanted, proof)
         files = [] if was_there else user_files(trace)  # of a stranger's trace only what findings point to

@@ -15,7 +15,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from cudatool.code_cache import CodeCache, size_limit
 from cudatool.errors import ConfigError, DeviceUnavailableError, UsageError, did_you_mean
+from cudatool.progress import announce
 from cudatool.text import quoted
 from cudatool.units import format_bytes, parse_bytes, parse_count
 from cudatool.whole_imports import whole_imports
@@ -335,8 +335,7 @@ def _initialize() -> Choice:
     count = "the software device" if settings.count == 1 else f"{settings.count} software devices"
     description = f"{count} ({format_bytes(settings.memory)}, schedule {settings.schedule}, seed {settings.seed})"
     reason = ": no GPU found" if kind == "auto" else ""
-    if sys.stderr is not None:  # as in a program that was started without one
-        sys.stderr.write(f"cudatool: using {description}{reason}\n")
+    announce(f"cudatool: using {description}{reason}")
     return Choice("sim", description, machine)
 
 

@@ -22,13 +22,13 @@ import os
 import secrets
 import shlex
 import stat
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from typing import Final, NoReturn
 
 from cudatool.errors import ConfigError
+from cudatool.progress import announce
 from cudatool.units import parse_bytes
 
 __all__ = ["CodeCache", "size_limit"]
@@ -228,9 +228,9 @@ def _is_ours(found: os.stat_result) -> bool:
 
 
 def _refuse(path: str, why: str) -> NoReturn:
-    if path not in _said and sys.stderr is not None:
+    if path not in _said:
         _said.add(path)
-        sys.stderr.write(f"cudatool: compiled code is not kept in {path}: {why}\n")
+        announce(f"cudatool: compiled code is not kept in {path}: {why}")
     raise _RefusedError(path)
 
 

@@ -23,10 +23,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-__all__ = ["DELAY_S", "Step", "note", "step"]
+__all__ = ["DELAY_S", "QUIET", "Step", "announce", "note", "step"]
 
 DELAY_S: Final = 2.0
 """Seconds until the line appears."""
+QUIET: Final = "_CUDATOOL_QUIET"
+"""Environment variable of processes whose stderr belongs to the program alone: cudatool announces nothing there."""
 
 _INTERVAL_S: Final = 0.1
 _CLEAR: Final = "\r\x1b[K"
@@ -92,7 +94,13 @@ def step(text: str, total: int = 0, *, before_s: float = 0.0) -> Iterator[Step]:
 
 def note(text: str) -> None:
     """Write one line on stderr where there is no terminal to show steps on. For work of many seconds, once."""
-    if sys.stderr is not None and not _is_terminal():
+    if not _is_terminal():
+        announce(text)
+
+
+def announce(text: str) -> None:
+    """Write one line on stderr, such as which device a program uses; nothing where :data:`QUIET` is set."""
+    if sys.stderr is not None and QUIET not in os.environ:  # a program may have been started without stderr
         _put(f"{text}\n")
 
 

@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
 
-from cudatool.errors import CudatoolError, UsageError
+from cudatool.errors import UsageError
 from cudatool.sanitize.coverage import merged_gaps
-from cudatool.sanitize.findings import DeviceFinding, Finding, Gap, GapKind, Report, ScheduleRun
+from cudatool.sanitize.findings import DeviceFinding, Finding, Report, ScheduleRun
 
-__all__ = ["Run", "device_for", "explore", "joined", "report_from_json", "schedule_lines", "schedules"]
+__all__ = ["Run", "device_for", "joined", "report_from_json", "schedule_lines", "schedules"]
 
-_PROGRAM = "from cudatool.cli import main; main()"
-_OURS = "cudatool: "  # begins every line on stderr that is not the program's
 _Some = typing.TypeVar("_Some", Finding, DeviceFinding)
 
 
@@ -63,64 +58,6 @@ def device_for(device: str | None, schedule: str) -> str:
     return f"sim:{','.join([*options, schedule])}"
 
 
-def explore(device: str | None, number: int, arguments: Sequence[str], *, tell: Callable[[str], None]) -> Report:
-    """Run ``cudatool sanitize ARGUMENTS`` under `number` schedules, as many at a time as there are processors.
-
-    Parameters
-    ----------
-    device
-        As ``--device``.
-    arguments
-        Options of the command, the program and its arguments.
-    tell
-        Called with a line of progress now and then, and with what the program printed: under the first schedule, and
-        where it failed.
-
-    Raises
-    ------
-    UsageError
-        The command refuses its arguments, or the device is a GPU.
-    """
-    commands = {schedule: _command(device_for(device, schedule), arguments) for schedule in schedules(number)}
-    runs: dict[str, Run] = {}
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        waiting = {pool.submit(_run, schedule, command): schedule for schedule, command in commands.items()}
-        for done in as_completed(waiting):
-            runs[waiting[done]] = done.result()
-            tell(f"{_OURS}{len(runs)} of {number} schedules done")
-    ordered = [runs[schedule] for schedule in commands]
-    for run in ordered:
-        if run is ordered[0] or run.status:
-            tell("\n".join((f"{_OURS}what the program printed under {run.schedule}:", *run.output)))
-    again = ordered[0]
-    if any(run.output != again.output for run in ordered):
-        again = _run(*next(iter(commands.items())))  # what differs here has nothing to do with the order
-    return joined(ordered, again)
-
-
-def _command(device: str, arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-c", _PROGRAM, "sanitize", "--device", device, "--json", *arguments]
-
-
-def _run(schedule: str, command: list[str]) -> Run:
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
-    )
-    output = tuple(line for line in done.stderr.splitlines() if not line.startswith(_OURS))
-    if done.returncode == 2 and not done.stdout:
-        raise UsageError(done.stderr.strip().splitlines()[-1].removeprefix(f"{_OURS}error: "))
-    name = schedule.removeprefix("schedule=").replace(",seed=", " ")
-    if done.returncode < 0:
-        lost = Gap(GapKind.RECORDING, 1, ("it was killed",))
-        return Run(name, Report((), gaps=(lost,)), done.returncode, output)
-    try:
-        report = report_from_json(done.stdout)
-        status = int(json.loads(done.stdout)["workload_status"])
-    except (ValueError, KeyError) as error:
-        raise CudatoolError(f"schedule {name}: no report, exit status {done.returncode}") from error
-    return Run(name, report, status, output)
-
-
 # ---- one report of several ----
 
 
@@ -130,7 +67,7 @@ def joined(runs: Sequence[Run], again: Run) -> Report:
     `again` is another run under the first one's schedule: what it prints differently says nothing.
     """
     first = runs[0]
-    reports = [(run.schedule, _whole(run.report)) for run in runs]
+    reports = [(run.schedule, run.report) for run in runs]
     told = tuple(ScheduleRun(run.schedule, run.status, _unlike(first, again, run)) for run in runs)
     return replace(
         reports[0][1],
@@ -140,20 +77,6 @@ def joined(runs: Sequence[Run], again: Run) -> Report:
         notes=tuple(dict.fromkeys(note for _, report in reports for note in report.notes)),
         schedules=told,
         gaps=merged_gaps([report.gaps for _, report in reports], add=False),
-    )
-
-
-def _whole(report: Report) -> Report:
-    """Return a report in which nothing is set aside: that is for the joined one."""
-    aside = [one.finding for one in report.set_aside]
-    races = [finding for finding in aside if isinstance(finding, Finding)]
-    return replace(
-        report,
-        findings=(*report.findings, *(f for f in races if f.first.exact and f.second.exact)),
-        possible=(*report.possible, *(f for f in races if not (f.first.exact and f.second.exact))),
-        on_device=(*report.on_device, *(finding for finding in aside if isinstance(finding, DeviceFinding))),
-        set_aside=(),
-        remarks=(),
     )
 
 

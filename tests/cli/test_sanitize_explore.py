@@ -89,6 +89,13 @@ def test_explore_reports_output_that_depends_on_the_schedule(run_command, racy):
     assert report["findings"][0]["seen_in"] == ["fifo", "lifo"]
 
 
+def test_a_line_of_the_program_counts_however_it_begins(run_command, tmp_path):
+    (tmp_path / "racy.py").write_text(_RACY.replace('"now"', '"cudatool:"'))
+    report = json.loads(run_command("sanitize", "--explore", 2, "--json", "racy.py").stdout)
+    differences = [schedule["difference"] for schedule in report["schedules"]]
+    assert differences == ["", "line 1 of the output is 'cudatool: 1.0', under fifo 'cudatool: 2.0'"]
+
+
 def test_program_that_fails_under_one_schedule_gives_status_3(run_command, tmp_path):
     (tmp_path / "fails.py").write_text(_FAILS_LATE)
     done = run_command("sanitize", "--explore", 2, "fails.py")

@@ -84,14 +84,6 @@ def test_a_proof_is_kept_whoever_found_it():
     assert joined(runs, runs[0]).findings[0].witness == PROOF
 
 
-def test_what_a_run_set_aside_is_judged_again():
-    aside = (SetAside(race("a"), "comment", "program.py:3"), SetAside(checked("d"), "comment", "program.py:4"))
-    report = joined([run("fifo", set_aside=aside)], run("fifo"))
-    assert [finding.fingerprint for finding in report.findings] == ["a"]
-    assert [finding.fingerprint for finding in report.on_device] == ["d"]
-    assert report.set_aside == ()
-
-
 @pytest.mark.parametrize(
     ("first", "again", "other", "difference"),
     [

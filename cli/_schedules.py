@@ -1,0 +1,130 @@
+"""``cudatool sanitize --explore``: the program under several schedules, each in a process of its own.
+
+The process of a schedule is this module, too. It answers on stdout with one JSON object, and keeps to itself what
+cudatool says elsewhere, so that its stderr is the program's output and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+
+import click
+
+from cudatool.cli._proof import Proof
+from cudatool.cli._recorded import trace_of
+from cudatool.errors import CudatoolError, UsageError
+from cudatool.progress import QUIET
+from cudatool.sanitize import check, parse_checks, render_json
+from cudatool.sanitize.explore import Run, device_for, joined, report_from_json, schedules
+from cudatool.sanitize.findings import Gap, GapKind, Report
+from cudatool.sanitize.report.views import ended
+from cudatool.trace import reader
+from cudatool.workload import Start, Workload
+
+__all__ = ["answer", "explored"]
+
+_PROGRAM = "from cudatool.cli._schedules import answer; answer()"
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What every schedule does; `budget_s` are the seconds for witnesses, None for none."""
+
+    checks: str
+    budget_s: float | None
+    workload: tuple[str, ...]
+
+
+def explored(proof: Proof, device: str | None, checks: str, workload: tuple[str, ...]) -> tuple[Report, int]:
+    """Return one report of the program under all schedules, and its first exit status that is not 0.
+
+    As many run at a time as there are processors. On stderr stand a line of progress now and then, and what the
+    program printed: under the first schedule, and where it failed.
+
+    Raises
+    ------
+    UsageError
+        The job cannot be done as it is, or the device is a GPU.
+    """
+    assert proof.schedules is not None
+    program = Workload.parse(workload, "sanitize")
+    if program.start is Start.SCRIPT and os.path.isfile(program.target) and reader.is_trace(program.target):
+        proof.refuse_trace()
+    program.check()
+    report = _explored(device, proof.schedules, _Job(checks, proof.budget_s, workload))
+    return report, next((run.status for run in report.schedules if run.status), 0)
+
+
+def _explored(device: str | None, number: int, job: _Job) -> Report:
+    devices = {schedule: device_for(device, schedule) for schedule in schedules(number)}
+    runs: dict[str, Run] = {}
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        waiting = {pool.submit(_run, schedule, chosen, job): schedule for schedule, chosen in devices.items()}
+        for done in as_completed(waiting):
+            runs[waiting[done]] = done.result()
+            _say(f"cudatool: {len(runs)} of {number} schedules done")
+    ordered = [runs[schedule] for schedule in devices]
+    for run in ordered:
+        if run is ordered[0] or run.status:
+            _say("\n".join((f"cudatool: what the program printed under {run.schedule}:", *run.output)))
+    again = ordered[0]
+    if any(run.output != again.output for run in ordered):
+        again = _run(*next(iter(devices.items())), job)  # what differs here has nothing to do with the order
+    return joined(ordered, again)
+
+
+def _run(schedule: str, device: str, job: _Job) -> Run:
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, device, json.dumps(asdict(job))],
+        env=os.environ | {QUIET: "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    name = schedule.removeprefix("schedule=").replace(",seed=", " ")
+    output = tuple(done.stderr.splitlines())
+    if done.returncode < 0:
+        lost = Gap(GapKind.RECORDING, 1, ("it was killed",))
+        return Run(name, Report((), gaps=(lost,)), done.returncode, output)
+    try:
+        answered = json.loads(done.stdout)
+        if "refused" in answered:
+            raise UsageError(answered["refused"])
+        if "failed" in answered:
+            raise CudatoolError(f"schedule {name}: {answered['failed']}")
+        return Run(name, report_from_json(answered["report"]), int(answered["status"]), output)
+    except (ValueError, KeyError, TypeError) as error:
+        raise CudatoolError(f"schedule {name}: no report, exit status {done.returncode}") from error
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def answer() -> None:
+    """In the process of a schedule: do the job that the arguments name, and print what came of it."""
+    device, job = sys.argv[1], _Job(**json.loads(sys.argv[2]))
+    try:
+        answered = _answer(device, job)
+    except UsageError as error:
+        answered = {"refused": str(error)}
+    except CudatoolError as error:
+        answered = {"failed": str(error)}
+    click.echo(json.dumps(answered))
+
+
+def _answer(device: str, job: _Job) -> dict[str, object]:
+    checks = parse_checks(job.checks)
+    proof = Proof(budget_s=job.budget_s, schedules=None)
+    trace, status, _ = trace_of(tuple(job.workload), device, checks, proof)
+    report = proof.proven(check(trace, checks), trace)
+    if status:
+        report = report.of_failed(ended(status))
+    return {"report": render_json(report), "status": status}
