@@ -19,6 +19,7 @@ LEAVES = {
     "files",
     "limits",
     "progress",
+    "source_text",
     "text",
     "whole_imports",
 }  # which everything may import
@@ -30,6 +31,7 @@ ARROWS = {
     "code_cache": {"errors", "units"},
     "files": {"errors"},
     "limits": set(),
+    "source_text": set(),
     "whole_imports": set(),
     "progress": set(),
     # What knows no device.
@@ -76,7 +78,7 @@ ARROWS = {
 LARGEST_CIRCLE = 3  # modules that import each other, inside one room
 FUNCTION_LEVEL_IMPORTS = 49  # of our own modules; may only fall
 ONLY_NUMPY = {
-    *("errors", "text", "units", "files", "limits", "progress", "whole_imports"),
+    *("errors", "text", "units", "files", "limits", "progress", "source_text", "whole_imports"),
     *("ptx", "trace", "memory", "analyze", "sanitize"),
 }
 CUDA_PROVIDER = "cudatool.memory.driver_provider"  # where the policy meets a driver

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import hashlib
 import importlib.metadata
-import linecache
 import re
 import struct
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from cudatool import _driver
+from cudatool import _driver, source_text
 from cudatool.code_cache import CodeCache
 from cudatool.errors import UsageError
 from cudatool.runtime import calls
@@ -377,25 +376,13 @@ def _ptx(source: str, name: str, options: Any) -> tuple[bytes, str]:
     return bytes(code.code), mangled.decode() if isinstance(mangled, bytes) else mangled
 
 
-def _source_file(stem: str, source: str) -> str:
-    """Return the name of the file that messages of the device name lines of; its text exists here alone.
-
-    Programs of one name have a file each: a line of another's text would say what is not true.
-    """
-    lines = source.splitlines(keepends=True)
-    for file in (f"{stem}.cu", f"{stem}.{hashlib.sha256(source.encode()).hexdigest()[:8]}.cu"):
-        known = linecache.cache.setdefault(file, (len(source), None, lines, file))
-        if len(known) == 4 and known[2] == lines:
-            break
-    return file
-
-
 def _object_code(source: str, name: str, options: Any, target: str = "") -> Any:
     """Return the compiled program; a cache entry is the kernel's mangled name, a zero byte, and the code."""
     core = calls.core
     given = options
     if given is None:
-        file = _source_file(name.partition("<")[0].rpartition(":")[2], source)
+        stem = name.partition("<")[0].rpartition(":")[2]
+        file = source_text.keep(f"{stem}.cu", source)
         given = core.ProgramOptions(name=file, lineinfo=True)
     own_paths = [given.include_path] if isinstance(given.include_path, str) else list(given.include_path or ())
     complete = dataclasses.replace(given, include_path=[*own_paths, *include_paths()])
