@@ -34,6 +34,7 @@ __all__ = [
 AUTO_FREE, UPLOAD, DEVICE_LAUNCH, USE_NODE_PRIORITY = 1, 2, 4, 8  # CUDA_GRAPH_INSTANTIATE_FLAG_*
 _CAN_BE_DISABLED: Final = (NodeType.KERNEL, NodeType.MEMCPY, NodeType.MEMSET)
 _IN_BODIES: Final = (*_CAN_BE_DISABLED, NodeType.EMPTY, NodeType.GRAPH, NodeType.CONDITIONAL)
+_PROGRAMMATIC_PORT: Final = 1  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC: until the kernel lets others begin
 _PRIORITY: Final = 8  # CU_LAUNCH_ATTRIBUTE_PRIORITY
 
 
@@ -189,7 +190,7 @@ class GraphExec:
         edges: list[tuple[int, int]] = []
         for node in graph.ordered():
             number = self._numbers[node]
-            behind = [self._numbers[dependency] for dependency in node.dependencies] or after
+            behind = [self._numbers[dependency] for dependency in dict.fromkeys(_before(node))] or after
             ends = list(behind)
             for inner in node.work.graphs:
                 inside, inner_ends = self._edges(inner, behind)
@@ -480,3 +481,19 @@ def _pair(own: Graph, new: Graph, pairs: _Pairs) -> None:
             _pair(inner, other_inner, pairs)
     if len(waiting) != len(new.nodes):
         raise Mismatch(Update.TOPOLOGY_CHANGED)  # the rest is a cycle
+
+
+def _before(node: Node) -> Iterator[Node]:
+    """Yield the nodes after whose end a node comes. Here that is all of its dependencies.
+
+    On a GPU a kernel may begin early: its edge names a port of the kernel before it, and it has no griddepcontrol.wait.
+    """
+    for dependency, data in node.dependencies.items():
+        early = data[0] and not (isinstance(node.work, KernelNode) and node.work.launch.function.grid_dependencies[0])
+        if early and data[0] == _PROGRAMMATIC_PORT:
+            assert isinstance(dependency.work, KernelNode)  # others have no such port
+            early = dependency.work.launch.function.grid_dependencies[1]
+        if early:
+            yield from _before(dependency)
+        else:
+            yield dependency
