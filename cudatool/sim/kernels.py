@@ -19,7 +19,7 @@ from cudatool.sim import profile
 from cudatool.sim.addresses import place_of, pointer_behind
 from cudatool.sim.device_runtime import STACK_SIZE, limit_of, prepare_calls
 from cudatool.sim.machine import Context, Device
-from cudatool.sim.memory import Allocation
+from cudatool.sim.memory import Allocation, Variable
 from cudatool.sim.observe.host_accesses import HostMemoryBefore
 from cudatool.sim.queue import Operation, Schedule
 from cudatool.sim.results import DriverError, Result
@@ -46,6 +46,8 @@ __all__ = [
     "registers",
 ]
 
+_BETWEEN_VARIABLES = 64  # bytes that no variable of a module has, so that what is beyond an array is seen
+
 
 class Library:
     """A loaded image. Its module exists once for each device, because its globals do."""
@@ -68,16 +70,17 @@ class Library:
         if found is not None:
             return found
         module: JitModule = _translator().load(self.image, cache=state.machine.options.code_cache)
-        offsets, end, constants = {}, 0, 0
-        for name, variable in sorted(module.globals.items(), key=lambda item: not item[1].constant):
-            offsets[name] = -(-end // variable.align) * variable.align
-            end = offsets[name] + max(variable.size, 1)
-            constants = end if variable.constant else constants
+        variables, end = [], 0
+        for name, variable in module.globals.items():
+            start = -(-end // variable.align) * variable.align
+            variables.append(Variable(name, start, max(variable.size, 1), variable.constant))
+            end = start + variables[-1].size + _BETWEEN_VARIABLES
         addresses = {}
-        if offsets:
-            block = state.machine.allocate(device, end, "module", context=self.context, constants=constants)
+        if variables:
+            end -= _BETWEEN_VARIABLES
+            block = state.machine.allocate(device, end, "module", context=self.context, variables=variables)
             self.blocks.append(block)
-            addresses = {name: block.address + offset for name, offset in offsets.items()}
+            addresses = {variable.name: block.address + variable.offset for variable in variables}
         for name, variable in module.globals.items():
             self.globals[device.ordinal, name] = (addresses[name], variable.size)
         for name, variable in module.globals.items():
@@ -86,7 +89,7 @@ class Library:
                 ctypes.c_uint64.from_address(addresses[name] + offset).value = (
                     addresses.get(symbol) or module.functions[symbol]
                 ) + addend
-        if offsets and state.machine.tape is not None:
+        if variables and state.machine.tape is not None:
             state.machine.tape.initialized(block.address, end)
         module.bind(addresses)
         self.modules[device.ordinal] = module

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -14,7 +14,7 @@ from cudatool.sim.graph.allocations import GraphMemory
 from cudatool.sim.graph.capture import Captures
 from cudatool.sim.green import GreenContext
 from cudatool.sim.ipc import Imports
-from cudatool.sim.memory import PAGE, Allocation, Allocations, Arena, DeviceMemory, HostMemory
+from cudatool.sim.memory import PAGE, Allocation, Allocations, Arena, DeviceMemory, HostMemory, Variable
 from cudatool.sim.observe.host_watch import HostWatch, Report
 from cudatool.sim.pool import Pools
 from cudatool.sim.queue import EventState, Operation, Schedule, Scheduler, StreamState
@@ -282,9 +282,16 @@ class Machine:
     # ---- memory ----
 
     def allocate(
-        self, device: Device, size: int, kind: str, *, context: Context | None, pool: int = 0, constants: int = 0
+        self,
+        device: Device,
+        size: int,
+        kind: str,
+        *,
+        context: Context | None,
+        pool: int = 0,
+        variables: Sequence[Variable] = (),
     ) -> Allocation:
-        """Take device memory, of which kernels must not write to the first `constants` bytes.
+        """Take device memory, for the `variables` of a module if there are any.
 
         Fails with CUDA_ERROR_OUT_OF_MEMORY.
         """
@@ -302,7 +309,8 @@ class Machine:
                 address = device.memory.allocate(size, gap)
         handle = context.handle if context else 0
         serial = self.new_serial()
-        allocation = Allocation(address, size, kind, device.ordinal, handle, serial, pool, gap=gap, constants=constants)
+        parts = tuple(variables)
+        allocation = Allocation(address, size, kind, device.ordinal, handle, serial, pool, gap=gap, variables=parts)
         self.allocations.add(allocation)
         return allocation
 

@@ -36,6 +36,7 @@ __all__ = [
     "Ranges",
     "SharedFile",
     "Store",
+    "Variable",
     "is_mapped",
     "renew",
     "unmap",
@@ -87,6 +88,16 @@ def renew(address: int, size: int) -> None:
     _place(address, size, _PROT_RW, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE)
 
 
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable of a module, `offset` bytes into its memory. Kernels must not write to one that is constant."""
+
+    name: str
+    offset: int
+    size: int
+    is_constant: bool
+
+
 @dataclass(slots=True, eq=False)
 class Allocation:
     """One live range of memory that the driver handed out."""
@@ -103,7 +114,7 @@ class Allocation:
     flags: int = 0
     advised: Advised | None = None  # of managed memory: what the program said about it
     gap: int = 0  # unused bytes after it
-    constants: int = 0  # its first bytes, which kernels must not write to
+    variables: tuple[Variable, ...] = ()  # of a module: what may be used of it
 
 
 class _Range(Protocol):

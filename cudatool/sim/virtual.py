@@ -158,6 +158,8 @@ class VirtualMemory:
                 self._machine.allocations.add(mapping)
             elif not flags:
                 self._machine.allocations.remove(mapping)
+            elif self._machine.checkers is not None:
+                self._machine.checkers.protected(mapping)
 
     def reachable(self, address: int, size: int, *, to_write: bool) -> Mapping | None:
         """Return the first of the neighbouring mappings that hold the range, if it may be accessed so."""

@@ -52,6 +52,7 @@ READ, WRITE, ATOMIC = Mode.READ, Mode.WRITE, Mode.ATOMIC
 
 ASYNC_QUEUE = "%async"  # the local variable in which a thread keeps the copies that it has begun (:mod:`.asynchronous`)
 _ASYNC_QUEUE_BYTES = 528
+_RESERVED_SHARED = 1024  # bytes: the attribute RESERVED_SHARED_MEMORY_PER_BLOCK
 
 
 class UnsupportedInstruction(PtxError):
@@ -108,16 +109,23 @@ def _align(offset: int, alignment: int) -> int:
     return -(-offset // alignment) * alignment
 
 
+def _uses_reserved_shared(function: Function) -> bool:
+    names = {operand.name for i in function.instructions for operand in i.operands if isinstance(operand, Register)}
+    return any(name.startswith("%reserved_smem_offset") for name in names)
+
+
 @dataclass(slots=True)
 class Layout:
     """Where a kernel's variables lie: offsets in its shared, local and parameter windows, table slots of globals.
 
-    `constants` are the sizes, bytes, of those globals that are in constant memory.
+    `constants` are the sizes, bytes, of those globals that are in constant memory. `reserved_shared` bytes of shared
+    memory, the first ones, are the system's: ``cooperative_groups`` keeps the state of tiles of several warps there.
     """
 
     param_offsets: dict[str, int] = field(default_factory=dict)
     param_bytes: int = 0
     shared: dict[str, int] = field(default_factory=dict)
+    reserved_shared: int = 0
     static_shared: int = 0
     dynamic_offset: int = 0
     local: dict[str, int] = field(default_factory=dict)
@@ -143,25 +151,29 @@ class Layout:
         layout.globals = globals_
         layout.constants = {name: v.size for name, v in module_variables.items() if v.space == "const"}
         used = {name for i in function.instructions for operand in i.operands for name in symbols(operand)}
+        layout.reserved_shared = _RESERVED_SHARED if _uses_reserved_shared(function) else 0
         variables = [v for v in (*module_variables.values(), *function.variables.values()) if v.name in used]
+        # Local arrays last: what is written beyond their end is beyond the thread's local memory.
+        variables.sort(key=lambda variable: variable.space == "local")
+        if any(i.opcode == "cp" and "async" in i.modifiers for i in function.instructions):
+            layout.local[ASYNC_QUEUE] = layout.local_bytes
+            layout.local_bytes += _ASYNC_QUEUE_BYTES
         dynamic = []
         for variable in variables:
             if variable.space == "shared" and not variable.size:
                 dynamic.append(variable)
             elif variable.space == "shared":
                 layout.static_shared = _align(layout.static_shared, variable.align)
-                layout.shared[variable.name] = layout.static_shared
+                layout.shared[variable.name] = layout.reserved_shared + layout.static_shared
                 layout.static_shared += variable.size
             elif variable.space in ("local", "param"):  # parameters of calls are local variables
                 layout.local_align = max(layout.local_align, variable.align)
                 layout.local_bytes = _align(layout.local_bytes, max(variable.align, 8))
                 layout.local[variable.name] = layout.local_bytes
                 layout.local_bytes += variable.size
-        if any(i.opcode == "cp" and "async" in i.modifiers for i in function.instructions):
-            layout.local[ASYNC_QUEUE] = layout.local_bytes
-            layout.local_bytes += _ASYNC_QUEUE_BYTES
         layout.local_bytes = _align(layout.local_bytes, layout.local_align)  # of a thread; the next one's follows
-        layout.dynamic_offset = _align(layout.static_shared, max([16, *(variable.align for variable in dynamic)]))
+        end = layout.reserved_shared + layout.static_shared
+        layout.dynamic_offset = _align(end, max([16, *(variable.align for variable in dynamic)]))
         for variable in dynamic:  # all of them name the same memory, after the rest
             layout.shared[variable.name] = layout.dynamic_offset
         return layout
@@ -515,7 +527,7 @@ SPECIAL: dict[str, Callable[[Emitter], tuple[str, str]]] = {
     "%nsmid": lambda e: ("1", "i32"),
     "%gridid": lambda e: ("1", "i64"),
     "WARP_SZ": lambda e: ("32", "i32"),
-    "%total_smem_size": lambda e: (e.field("shared_bytes"), "i64"),
+    "%total_smem_size": lambda e: (e.op(f"sub i64 {e.field('shared_bytes')}, {e.layout.reserved_shared}"), "i64"),
     "%dynamic_smem_size": lambda e: (e.field("dynamic_shared"), "i32"),
     "%clock": lambda e: (e.call("i64", "llvm.readcyclecounter"), "i64"),
     "%clock_hi": lambda e: (e.op(f"lshr i64 {e.call('i64', 'llvm.readcyclecounter')}, 32"), "i64"),
@@ -545,9 +557,13 @@ SPECIAL |= {
     for name in (
         *(f"%envreg{number}" for number in range(32) if number not in (1, 2)),
         *(f"%pm{number}{suffix}" for number in range(8) for suffix in ("", "_64")),
-        *(f"%reserved_smem_offset_{which}" for which in ("begin", "end", "cap", "0", "1")),
         "%current_graph_exec",
     )
+}
+# The system's part of shared memory, which is empty before it begins, and software's part of it.
+SPECIAL |= {
+    f"%reserved_smem_offset_{which}": lambda e, value=str(offset): (value, "i32")
+    for which, offset in (("begin", 0), ("end", _RESERVED_SHARED), ("cap", _RESERVED_SHARED), ("0", 0), ("1", 512))
 }
 SPECIAL["%aggr_smem_size"] = SPECIAL["%total_smem_size"]
 

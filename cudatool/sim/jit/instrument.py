@@ -264,9 +264,20 @@ def _engine(e: Emitter) -> str:
 
 
 def race_access(e: Emitter, offset: str, size: int | str, mode: Mode, line: int, space: int, flags: Flag) -> None:
-    """Emit that the engine looks at an access to `offset` of device memory (`space` 0) or shared memory (1)."""
+    """Emit that the engine looks at an access to `offset` of device memory (`space` 0) or shared memory (1).
+
+    What lies in the system's part of shared memory is no data of the program: all lanes of a warp may write one value.
+    """
     if flags & Flag.APART:
         return
+    if space == 1 and e.layout.reserved_shared:
+        with e.when(e.op(f"icmp uge i64 {offset}, {e.layout.reserved_shared}")):
+            _race_access(e, offset, size, mode, line, space, flags)
+        return
+    _race_access(e, offset, size, mode, line, space, flags)
+
+
+def _race_access(e: Emitter, offset: str, size: int | str, mode: Mode, line: int, space: int, flags: Flag) -> None:
     if e.counts_accesses and flags is Flag.NONE and isinstance(size, int):
         e.define("declare i32 @llvm.umin.i32(i32, i32)")  # as the kernel's own minimum declares it, too
         e.define(_STEP)

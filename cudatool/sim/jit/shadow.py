@@ -137,8 +137,9 @@ class Shadow:
     def read_only(self, address: int, size: int) -> None:
         """From now on kernels must not write to these bytes, which they may read."""
         start, stop = address - self.base, address - self.base + size
-        for page in range(start // PAGE, -(-stop // PAGE)):
+        for page in {start // PAGE, (stop - 1) // PAGE}:
             self._look_at_bytes(page)
+        self._pages.view[start // PAGE : -(-stop // PAGE)] = _PART
         self._valid.view[start:stop] = _READ_ONLY
 
     def is_read_only(self, address: int, size: int) -> bool:

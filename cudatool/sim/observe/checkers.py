@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from cudatool.sim import abi
 from cudatool.sim.addresses import place_of, pointer_behind
-from cudatool.sim.memory import Allocation
+from cudatool.sim.memory import READ_ONLY, Allocation
 from cudatool.units import format_bytes
 
 if TYPE_CHECKING:
@@ -125,10 +125,23 @@ class Checkers:
             self._host[allocation.address] = allocation.size
             return
         self.shadow.allocated(allocation.address, allocation.size)
-        if allocation.constants:
-            self.shadow.read_only(allocation.address, allocation.constants)
+        if allocation.variables:
+            self.shadow.freed(allocation.address, allocation.size)
+        for variable in allocation.variables:
+            self.shadow.usable(allocation.address + variable.offset, variable.size)
+            if variable.is_constant:
+                self.shadow.read_only(allocation.address + variable.offset, variable.size)
+        if allocation.kind == "virtual":
+            self.protected(allocation)
         if allocation.kind not in _OWNED:  # variables are initialized, and others' memory was written by others
             self.shadow.written(allocation.address, allocation.size)
+
+    def protected(self, mapping: Allocation) -> None:
+        """What may be done with a mapping is what its flags say from now on."""
+        if mapping.flags == READ_ONLY:
+            self.shadow.read_only(mapping.address, mapping.size)
+        else:
+            self.shadow.usable(mapping.address, mapping.size)
 
     def removed(self, allocation: Allocation) -> None:
         """Memory must not be used any more."""
@@ -246,6 +259,9 @@ class Checkers:
         if found.space == "local":
             return "out-of-bounds", f"the thread's local memory has {kernel.local_bytes} bytes"
         if found.mode != "read" and self.shadow.is_read_only(found.address, found.size):
+            owner = self._machine.allocations.holding(found.address)
+            if owner is not None and owner.kind == "virtual":
+                return "read-only", "a mapping whose access is CU_MEM_ACCESS_FLAGS_PROT_READ"
             return "read-only", "a __constant__ variable, which no kernel may write to"
         return self.describe(found.address, found.size, pointer)
 
