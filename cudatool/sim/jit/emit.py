@@ -560,9 +560,15 @@ SPECIAL |= {
         "%current_graph_exec",
     )
 }
+
+
+def _number(value: int) -> Callable[[Emitter], tuple[str, str]]:
+    return lambda e: (str(value), "i32")
+
+
 # The system's part of shared memory, which is empty before it begins, and software's part of it.
 SPECIAL |= {
-    f"%reserved_smem_offset_{which}": lambda e, value=str(offset): (value, "i32")
+    f"%reserved_smem_offset_{which}": _number(offset)
     for which, offset in (("begin", 0), ("end", _RESERVED_SHARED), ("cap", _RESERVED_SHARED), ("0", 0), ("1", 512))
 }
 SPECIAL["%aggr_smem_size"] = SPECIAL["%total_smem_size"]
