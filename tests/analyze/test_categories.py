@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from records import MIB, RECORDINGS, alloc, free, freed, recording, stacks, trace
+from records import MIB, RECORDINGS, alloc, free, freed, report_of, stacks, trace
 
 from cudatool import analyze
 from cudatool.analyze import Category, Confidence, Steps
@@ -131,7 +131,7 @@ def test_shares_at_the_peak_add_up_to_it_and_say_that_they_are_inferred() -> Non
 
 
 def sizes(name: str) -> dict[Category, int]:
-    return analyze.report(recording(name)).diagnoses[0].categories.sizes()
+    return report_of(name).diagnoses[0].categories.sizes()
 
 
 @pytest.mark.parametrize(
@@ -153,9 +153,8 @@ def test_optimizer_state_is_a_multiple_of_the_parameters(name: str, states: int,
 
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_every_block_of_a_recording_has_a_rule(name: str) -> None:
-    made = recording(name)
-    (diagnosis,) = analyze.report(made).diagnoses
-    assert len(analyze.blocks(made)) == len(diagnosis.categories.rule)
+    (diagnosis,) = report_of(name).diagnoses
+    assert len(report_of(name).blocks) == len(diagnosis.categories.rule)
     assert 0 <= diagnosis.categories.rule.min() <= diagnosis.categories.rule.max() < len(analyze.RULES)
 
 

@@ -8,7 +8,7 @@ from allocator_program import run
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from records import BASE, MIB, RECORDINGS, alloc, free, freed, of_segment, recording, stacks, trace
+from records import BASE, MIB, RECORDINGS, alloc, free, freed, of_segment, recording, report_of, stacks, trace
 
 from cudatool import analyze
 from cudatool.analyze import Cause
@@ -236,8 +236,7 @@ def test_the_causes_of_any_program_add_up_to_what_the_allocator_counts(
 
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_a_recordings_causes_add_up_and_no_free_piece_would_have_served(name: str) -> None:
-    made = recording(name)
-    for moment in analyze.report(made).diagnoses[0].fragmentation:
+    for moment in report_of(name).diagnoses[0].fragmentation:
         assert moment.reserved - moment.requested == sum(share.size for share in moment.causes)
         assert all(share.size >= 0 for share in moment.causes)
         # PyTorch went to the driver because no free piece fitted: so the pieces that are counted as usable are right.
@@ -247,7 +246,7 @@ def test_a_recordings_causes_add_up_and_no_free_piece_would_have_served(name: st
 def test_the_split_explains_what_expandable_segments_save() -> None:
     """The same requests need 4092 MiB or 3008: what is gone are segments that were too small, and holes."""
     default, expandable = (
-        analyze.report(recording(name)).diagnoses[0].fragmentation[0] for name in ("llm__default", "llm__expandable")
+        report_of(name).diagnoses[0].fragmentation[0] for name in ("llm__default", "llm__expandable")
     )
     assert (4092, 3008) == (default.reserved // MIB, expandable.reserved // MIB)
     saved = {cause: default.size_of(cause) - expandable.size_of(cause) for cause in Cause}
@@ -260,7 +259,7 @@ def test_the_split_explains_what_expandable_segments_save() -> None:
 
 @pytest.mark.parametrize(("name", "saved"), [("llm", 4092 - 3008), ("prefetch", 1582 - 782)])
 def test_a_setting_is_named_with_what_a_replay_saved(name: str, saved: int) -> None:
-    diagnosis = analyze.report(recording(f"{name}__default")).diagnoses[0]
+    diagnosis = report_of(f"{name}__default").diagnoses[0]
     assert diagnosis.settings is not None
     assert diagnosis.settings.best is not None
     assert ("expandable_segments:True", saved) == (
@@ -274,7 +273,7 @@ def test_a_setting_is_named_with_what_a_replay_saved(name: str, saved: int) -> N
 
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_no_setting_is_named_that_was_not_measured(name: str) -> None:
-    for diagnosis in analyze.report(recording(name)).diagnoses:
+    for diagnosis in report_of(name).diagnoses:
         best = diagnosis.settings.best if diagnosis.settings else None
         assert ([best.conf] if best else []) == [remedy.conf for remedy in diagnosis.advice if remedy.conf]
         assert not any("expandable_segments" in remedy.text for remedy in diagnosis.advice if not remedy.conf)
@@ -352,7 +351,7 @@ def test_as_much_as_other_sizes_used_is_free_for_their_sake() -> None:
 
 
 def test_a_limit_below_the_card_is_named_as_the_reason_of_a_failure() -> None:
-    first, *_ = analyze.report(recording("convnet__frac0.03")).diagnoses[0].advice
+    first, *_ = report_of("convnet__frac0.03").diagnoses[0].advice
     assert first.topic is analyze.Topic.LIMIT
     assert first.text.startswith("memory ran out with 134.87 GiB free on the card")
     assert "set_per_process_memory_fraction" in first.text

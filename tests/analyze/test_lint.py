@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from records import BASE, MIB, RECORDINGS, alloc, free, freed, of_segment, recording, trace
+from records import BASE, MIB, RECORDINGS, alloc, free, freed, of_segment, report_of, trace
 
 from cudatool import analyze
 from cudatool.analyze import Confidence, Severity
@@ -33,7 +33,7 @@ def test_a_sound_trace_has_no_findings() -> None:
 
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_a_sound_recording_has_no_errors(name: str) -> None:
-    assert [] == [one for one in analyze.report(recording(name)).findings if one.severity == Severity.ERROR]
+    assert [] == [one for one in report_of(name).findings if one.severity == Severity.ERROR]
 
 
 def test_more_than_the_card_has_is_impossible() -> None:

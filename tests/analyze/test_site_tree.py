@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from records import RECORDINGS, alloc, free, freed, recording, stacks, trace
+from records import RECORDINGS, alloc, free, freed, report_of, stacks, trace
 
 from cudatool import analyze
 from cudatool.trace.events import Kind
@@ -78,8 +78,7 @@ def test_without_stacks_and_ranges_sizes_are_all_there_is() -> None:
 
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_the_tree_of_a_recording_adds_up_to_its_peak(name: str) -> None:
-    made = recording(name)
-    report = analyze.report(made)
+    report = report_of(name)
     for device, diagnosis in zip(report.summary.devices, report.diagnoses, strict=True):
         tree = diagnosis.tree
         children = np.zeros(len(tree), np.int64)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from records import BASE, MIB, RECORDINGS, alloc, free, freed, of_segment, recording, trace
+from records import BASE, MIB, RECORDINGS, alloc, free, freed, of_segment, report_of, trace
 
 from cudatool import analyze
 from cudatool.trace.events import Kind, StreamFlag, pack_pool
@@ -52,14 +52,14 @@ def test_pools_are_called_by_their_ids(pool: int, header: dict[str, object], lab
 
 
 def test_a_recordings_graph_pools_are_told_apart() -> None:
-    report = analyze.report(recording("graphs__default"))
+    report = report_of("graphs__default")
     labels = {usage.label for usage in report.diagnoses[0].by_pool}
     assert {"default pool", *(f"private pool ({number}, 0)" for number in range(1, 5))} == labels
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_shares_at_the_peak_add_up_to_it(name: str) -> None:
-    report = analyze.report(recording(name))
+    report = report_of(name)
     for device, diagnosis in zip(report.summary.devices, report.diagnoses, strict=True):
         for usage in (diagnosis.by_stream, diagnosis.by_pool):
             assert device.peak_active == sum(row.at_peak for row in usage)

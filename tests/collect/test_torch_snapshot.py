@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recordings import HERE, SHARED, all_of_them
+from recordings import HERE, SHARED, all_of_them, read, report_of
 from snapshot_files import dump, event, plain, segment, stats_of
 
 from cudatool import analyze
@@ -36,8 +36,8 @@ def final(snapshot: torch_snapshot.MemorySnapshot) -> list[tuple[int, int, str]]
 
 @pytest.mark.parametrize("path", all_of_them(), ids=lambda path: path.name.removesuffix(".pickle.xz"))
 def test_a_recording_gives_the_bytes_that_pytorch_counted(path: Path) -> None:
-    snapshot = torch_snapshot.read(path)
-    device = analyze.report(snapshot).summary.devices[0]
+    snapshot = read(path)
+    device = report_of(path).summary.devices[0]
     stats = stats_of(path)
     expected = {key: stats[f"{key}.all.peak"] for key in ("allocated_bytes", "active_bytes", "reserved_bytes")}
     assert expected == {
