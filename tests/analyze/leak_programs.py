@@ -106,6 +106,8 @@ LEAKS: dict[str, tuple[Scenario, frozenset[str]]] = {}
 """What leaks, and the functions that allocate what is never given back."""
 SOUND: dict[str, Scenario] = {}
 """What does not leak; some of it grows for a time, which may be all that was recorded."""
+VARYING: dict[str, Scenario] = {}
+"""What leaks, but gives back so much at random meanwhile that it is not always told."""
 UNDECIDED: dict[str, Scenario] = {}
 """What leaks, but shows too little of it."""
 MISTAKEN: dict[str, Scenario] = {}
@@ -122,6 +124,11 @@ def leak(*functions: str) -> Callable[[Scenario], Scenario]:
 
 def sound(scenario: Scenario) -> Scenario:
     SOUND[scenario.__name__] = scenario
+    return scenario
+
+
+def varies(scenario: Scenario) -> Scenario:
+    VARYING[scenario.__name__] = scenario
     return scenario
 
 

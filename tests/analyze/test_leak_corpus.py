@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 
-import leak_programs_fourth  # noqa: F401  (enters its programs, too)
+import leak_programs_fifth  # noqa: F401  (enters its programs, too)
+import leak_programs_fourth  # noqa: F401
 import leak_programs_later  # noqa: F401
 import leak_programs_third  # noqa: F401
 import pytest
-from leak_programs import LEAKS, MISTAKEN, SOUND, UNDECIDED, Program, Scenario
+from leak_programs import LEAKS, MISTAKEN, SOUND, UNDECIDED, VARYING, Program, Scenario
 
 from cudatool import analyze
 from cudatool.analyze import Leaks, LeakVerdict
@@ -53,6 +54,11 @@ def test_what_is_no_leak_is_not_called_one(name: str, with_ranges: bool) -> None
 @pytest.mark.parametrize("name", UNDECIDED)
 def test_too_little_of_a_leak_is_not_called_clean(name: str, with_ranges: bool) -> None:
     assert {LeakVerdict.UNCLEAR} == {result(UNDECIDED[name], seed, with_ranges).verdict for seed in SEEDS}
+
+
+@pytest.mark.parametrize("name", VARYING)
+def test_a_leak_among_what_comes_and_goes_is_not_called_clean(name: str, with_ranges: bool) -> None:
+    assert LeakVerdict.NONE not in {result(VARYING[name], seed, with_ranges).verdict for seed in SEEDS}
 
 
 @pytest.mark.xfail(strict=True, reason="every event is as in a program that leaks")
