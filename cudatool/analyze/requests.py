@@ -218,6 +218,11 @@ class Calls(Sequence[Call]):
         result: npt.NDArray[np.uint64] = self._columns[_ADDRESS][index].astype(np.uint64)
         return result
 
+    def from_events(self, events: Sequence[int]) -> list[int]:
+        """Return the indices of the first calls at or after some events; there is none after the last call."""
+        found = np.searchsorted(self._columns[_EVENT], np.array(events, np.int64))
+        return found[found < len(self)].tolist()
+
     def special(self, also: Iterable[int] = ()) -> list[int]:
         """Return the indices of the calls in which more happens than in nearly all, and those of `also`; sorted."""
         is_special = self._columns[_POOL] != 0

@@ -18,12 +18,12 @@ bound what was cached, or a request may fail, only the memory of the card bounds
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from operator import itemgetter
 
+from cudatool.analyze.refused import likely_frees, with_smallest_sizes
 from cudatool.analyze.replay import requests_with_pools
 from cudatool.analyze.replay_start import with_start_in
 from cudatool.analyze.requests import RELEASES, Requests, Verb
@@ -283,7 +283,8 @@ class _Experiment:
             self.check, self._quiet = check_model(trace, self.asked, recorded, total=self._total, limit=self._limit)
             self._runs[recorded.text, as_recorded] = self.check
             self._caveats = tuple(self._caveats_of_check())
-            self._smaller = _with_smaller_failures(self.asked, recorded)
+            self._smaller = with_smallest_sizes(self.asked, recorded)
+            self._frees = likely_frees(self.asked.calls, recorded)
 
     def outcome(self, conf: str) -> Outcome:
         """Return what the requests cost under some settings."""
@@ -343,10 +344,10 @@ class _Experiment:
         if begins_late:
             starts = [self._run(settings, conf, here) for here, _ in self._other_starts(conf, settings)]
             runs = runs + starts
-            # The worst beginning: as much is cached as the recording, or these settings, keep, and nothing fits.
+            # A bad beginning: as much is cached as the recording, or these settings, keep, and nothing fits.
             cached = sum(change.size for change in self.asked.prior_memory) - sum(self.asked.prior_sizes)
             bare = starts[0] if starts else runs[0]
-            most = bare.reserved_peak_bytes + max(cached, bare.unused_bytes)
+            most = bare.reserved_peak_bytes + max(int(cached * _most_growth(settings)), bare.unused_bytes)
         peaks = [run.reserved_peak_bytes for run in runs]
         least = min([*peaks, needed] if begins_late or differs or Caveat.CALLS_UNSEEN in caveats else peaks)
         most = max([*peaks, most])
@@ -354,10 +355,9 @@ class _Experiment:
         hits = any(run.retries or run.failures for run in runs) or (limit is not None and most >= limit)
         if begins_late and (hits or Caveat.LIMIT_UNCLEAR in caveats):
             # Another request may be the first to fail: none can while there is room for the largest one.
-            largest = int(self.asked.calls.sizes(Verb.MALLOC, Verb.FAILED_MALLOC).max())
             smallest = self.record.reserved_peak_bytes * (settings.per_process_memory_fraction or 1.0)
             room = limit if limit is not None else int(smallest)
-            least = min(least, max(room - segment_size(round_size(largest, settings), settings), 0))
+            least = min(least, max(room - self._largest_segment(settings), 0))
         ends = self.asked.calls[-1].verb is Verb.FAILED_MALLOC and Caveat.OTHER_COURSE in caveats
         if hits or ends or differs or (begins_late and self._starts_with_any(settings)):
             return least, limit
@@ -366,9 +366,17 @@ class _Experiment:
     def _starts_with_any(self, settings: Settings) -> bool:
         """Return whether more may have been cached when the recording began than it had then.
 
-        So it is if the recorded allocator gave memory back by itself, and if it split larger blocks than these do.
+        So it is if the recorded allocator gave memory back by itself, if it split larger blocks than these do, and if
+        it could give back pages around a block in use, where these keep the whole segment.
         """
-        return self._gave_back or settings.max_split_size < self._recorded.max_split_size
+        recorded = self._recorded
+        keeps_segments = recorded.expandable_segments and not settings.expandable_segments
+        return self._gave_back or keeps_segments or settings.max_split_size < recorded.max_split_size
+
+    def _largest_segment(self, settings: Settings) -> int:
+        """Return the bytes that the largest request needs from the driver."""
+        largest = int(self.asked.calls.sizes(Verb.MALLOC, Verb.FAILED_MALLOC).max())
+        return segment_size(round_size(largest, settings), settings)
 
     def _sure_limit(self, settings: Settings) -> int | None:
         """Return how many bytes can be reserved at most, if that is known."""
@@ -428,8 +436,12 @@ class _Experiment:
     @property
     def _gave_back(self) -> bool:
         """Whether the recorded allocator gave memory back by itself, or may have before the recording began."""
-        record = self.record
-        return bool(self._recorded.garbage_collection_threshold or record.retries or record.failures)
+        record, recorded = self.record, self._recorded
+        if recorded.garbage_collection_threshold or record.retries or record.failures:
+            return True
+        # While there is room for the largest request, none makes the allocator give back what is cached.
+        limit = _lowest_limit(recorded, self._total, self._limit) if self._card_is_known else None
+        return limit is not None and record.reserved_peak_bytes + self._largest_segment(recorded) > limit
 
     def _plain(self) -> _Scenario:
         if self._memory:
@@ -458,6 +470,7 @@ class _Experiment:
             yield Caveat.RUNS_OUT, replace(plain, course=Course(gives_up=True))
         if Caveat.OTHER_COURSE in found.caveats:
             yield Caveat.OTHER_COURSE, replace(plain, course=Course(keeps=True))
+            yield Caveat.OTHER_COURSE, replace(plain, course=Course(frees_at_once=True))
             yield Caveat.OTHER_COURSE, replace(plain, course=Course(does_without=True))
         if is_other and self._quiet:
             yield Caveat.CALLS_UNSEEN, replace(plain, course=Course(empties=self._quiet))
@@ -498,7 +511,7 @@ class _Experiment:
         if (conf, scenario) not in self._runs:
             asked, total, limit, course = scenario.asked, scenario.total, scenario.limit, scenario.course
             self._runs[conf, scenario] = run_model(
-                self._trace, asked, settings, conf, total=total, limit=limit, course=course
+                self._trace, asked, settings, conf, total=total, limit=limit, course=course, frees=self._frees
             )
         return self._runs[conf, scenario]
 
@@ -518,22 +531,6 @@ def _record(asked: Requests) -> Record:
     return Record(most, asked.retries, asked.calls.number_of(Verb.FAILED_MALLOC), asked.ceiling)
 
 
-def _with_smaller_failures(asked: Requests, recorded: Settings) -> Requests | None:
-    """Return the requests with the fewest bytes in those that failed, of which the file has the rounded size.
-
-    None if it makes no difference.
-    """
-    if max(recorded.roundup_power2_divisions) <= 1:
-        return None  # to 512 bytes, as under all settings
-
-    failed = asked.calls.of_verb(Verb.FAILED_MALLOC)
-    sizes = asked.calls.sizes(Verb.FAILED_MALLOC).tolist()
-    smallest = [1 + bisect_left(range(1, size + 1), size, key=lambda n: round_size(n, recorded)) for size in sizes]
-    if smallest == sizes:
-        return None
-    return replace(asked, calls=asked.calls.with_sizes(failed, smallest))
-
-
 def _limits(asked: Requests, recorded: Settings, card: int | None) -> tuple[int | None, int | None, bool]:
     """Return the bytes of the recorded card, how many could be reserved on it, and whether that is sure.
 
@@ -549,6 +546,11 @@ def _limits(asked: Requests, recorded: Settings, card: int | None) -> tuple[int 
         return card, card, False
     limit = min(ceiling, card) if card else ceiling
     return card, limit, limit <= asked.peak_reserved * (1 + _WORTH_NAMING)
+
+
+def _most_growth(settings: Settings) -> float:
+    """Return by what factor rounding lets a request grow at most: from just above a power of two to the next step."""
+    return max((1 + 1 / divisions for divisions in settings.roundup_power2_divisions if divisions > 1), default=1.0)
 
 
 def _lowest_limit(settings: Settings, total: int | None, limit: int | None) -> int | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from heapq import heappop, heappush
 from itertools import chain
 
 from cudatool.analyze.card import Card
@@ -141,8 +143,8 @@ class Course:
         After a request fails it does without, whatever it was seen to do.
     gives_up
         After a request fails it ends, unless that request failed when it was recorded and others followed.
-    keeps
-        It never frees a block that was refused when it was recorded; else it does so at once.
+    keeps, frees_at_once
+        It never frees a block that was refused when it was recorded, or at once; else when it likely would have.
     does_without
         It does not make requests that were refused when it was recorded.
     empties
@@ -155,6 +157,7 @@ class Course:
     goes_on: bool = False
     gives_up: bool = False
     keeps: bool = False
+    frees_at_once: bool = False
     does_without: bool = False
     empties: frozenset[int] = frozenset()
     lowest_first: bool = False
@@ -170,6 +173,7 @@ def run_model(
     total: int | None,
     limit: int | None,
     course: Course | None = None,
+    frees: Mapping[int, int] | None = None,
 ) -> Outcome:
     """Return what requests cost under `settings`, which `conf` spells.
 
@@ -181,8 +185,13 @@ def run_model(
         Bytes of the card, of which a memory fraction is a part; None if not known.
     limit
         Bytes that can be reserved at most; None if there is no limit.
+    frees
+        By the event of a request that was refused when it was recorded the event of the call before which the block
+        is likely freed; without that it is at once.
     """
-    return _model(trace, asked, settings, total, limit, course).run(conf)
+    model = _model(trace, asked, settings, total, limit, course)
+    model.frees = frees or {}
+    return model.run(conf)
 
 
 @refuses_contradictions
@@ -214,6 +223,8 @@ class _Model:
         self._course = course
         self._pending: set[int] = set()  # numbers of blocks that were freed and are still in use
         self.quiet: set[int] | None = None  # is collected if it is not None
+        self.frees: Mapping[int, int] = {}
+        self._served: list[tuple[int, int]] = []  # heap: blocks that were refused, as event to free at and address
         self.trace = trace
         self.asked = asked
         self.card = Card(limit, asked, lowest_first=course.lowest_first)
@@ -271,7 +282,8 @@ class _Model:
             if number in self._address:
                 self._free_later(number)
         calls = self.asked.calls
-        special = calls.special(chain(self._course.empties, range(self._begin, min(self._begin + 1, len(calls)))))
+        begin = range(self._begin, min(self._begin + 1, len(calls)))
+        special = calls.special(chain(self._course.empties, begin, calls.from_events(list(self.frees.values()))))
         calls.go_through(special, self._many, self._one, "replaying")
         return self._ended
 
@@ -299,6 +311,8 @@ class _Model:
             self.card.passed.update(own_stream(block) for block in call.done)
             self._pending.difference_update(call.done)
             self.policy.free_passed_blocks()
+        while self._served and self._served[0][0] <= call.event:
+            self.policy.free(heappop(self._served)[1])
         if index in self._course.empties:
             self._empty_unseen()
         if verb is Verb.FREE:
@@ -318,8 +332,10 @@ class _Model:
                 # It failed when it was recorded, and what the program did then shows that it went without.
                 if Caveat.OTHER_COURSE not in self._caveats:
                     self._caveats.append(Caveat.OTHER_COURSE)
-                address = addresses.pop(block)
-                if not self._course.keeps:
+                address, until = addresses.pop(block), self.frees.get(call.event, 0)
+                if until and not (self._course.keeps or self._course.frees_at_once):
+                    heappush(self._served, (until, address))
+                elif not self._course.keeps:
                     self.policy.free(address)
         elif verb is Verb.EMPTY_CACHE:
             self._empty_cache(call)

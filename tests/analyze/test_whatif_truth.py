@@ -57,6 +57,48 @@ def test_ranges_hold_the_truth_and_are_of_use() -> None:
     assert median(pair.width for pair in found() if pair.predicted.caveats) < 0.25
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(308, id="what was cached is rounded up, too"),
+        pytest.param(312, id="a nearly full card may have given back what was cached"),
+        pytest.param(352, id="segments stay where pages would have gone"),
+    ],
+)
+def test_ranges_hold_what_may_have_been_cached_at_a_late_beginning(seed: int) -> None:
+    cut = [pair for pair in pairs(seed) if pair.lost]
+    assert cut
+    assert [] == [pair for pair in cut if not pair.is_inside]
+
+
+def test_block_that_was_cached_is_larger_where_sizes_are_rounded_up(tmp_path: Path) -> None:
+    steps = [("malloc", 1, 129), ("free", 1, 0), ("malloc", 2, 2), ("free", 2, 0)]
+    made = Program([Op(what, block, size * MIB) for what, block, size in steps], survives=False)
+    path, conf = tmp_path / "snapshot.pickle", "roundup_power2_divisions:4"
+    snapshot, settings, first = record(path, made, run(made, "", 1 << 40), "", lost=0.6)
+    (found,) = what_if(snapshot, 0, [conf], recorded=settings, recorded_memory=1 << 40)
+    true = max(run(made, conf, 1 << 40).reserved[first:])
+    assert true == 160 * MIB
+    assert found.reserved_most_bytes is not None
+    assert found.reserved_least_bytes <= true <= found.reserved_most_bytes < 200 * MIB
+
+
+def test_refused_block_is_taken_to_live_as_long_as_one_of_its_size(tmp_path: Path) -> None:
+    def step(block: int, other: int) -> list[tuple[str, int, int]]:
+        begin = [("malloc", block, 100), ("malloc", block + 1, 60), ("malloc", block + 2, other)]
+        return [*begin, *(("free", block + n, 0) for n in (2, 1, 0))]
+
+    steps = [("malloc", 1, 100), *step(2, 50), ("malloc", 5, 60), *step(6, 56)]
+    made = Program([Op(what, block, size * MIB) for what, block, size in steps], survives=True)
+    recorded, total = "per_process_memory_fraction:0.316", 1000 * MIB
+    done = run(made, recorded, total)
+    assert done.ooms == 1
+    snapshot, settings, _ = record(tmp_path / "snapshot.pickle", made, done, recorded)
+    (found,) = what_if(snapshot, 0, [""], recorded=settings, recorded_memory=total)
+    assert [426 * MIB] * 2 == [run(made, "", total).peak, found.reserved_peak_bytes]
+    assert found.reserved_least_bytes < 426 * MIB  # it may have been freed at once
+
+
 def test_calls_that_no_recording_shows_are_named_where_they_make_a_difference() -> None:
     off = [pair for pair in pairs(69) if abs(pair.error) > 0.05]
     assert any(not pair.lost for pair in off)  # a call of empty_cache that found nothing, and would have here

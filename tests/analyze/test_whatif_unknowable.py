@@ -68,6 +68,15 @@ def test_what_was_cached_before_the_recording_began(tmp_path: Path) -> None:
     assert (160 * MIB, 260 * MIB) == found
 
 
+@pytest.mark.parametrize("size", [100, 1000, 10_000])
+def test_no_number_of_bytes_bounds_what_a_late_beginning_hides(size: int, tmp_path: Path) -> None:
+    # Pages go back from around a block in use; whole segments stay, however large they are.
+    begin, end = (("free", 1), ("malloc", 2, 2), ("empty",)), (("malloc", 3, 2), ("free", 3))
+    programs = [Program(ops(("malloc", 1, first), *begin, *end), survives=False) for first in (40, size)]
+    found = peaks(programs, Caveat.BEGINS_LATE, tmp_path, recorded="expandable_segments:True", lost=0.7)
+    assert (40 * MIB, size * MIB) == found
+
+
 def test_what_the_program_does_when_a_request_fails(tmp_path: Path) -> None:
     steps = ops(("malloc", 1, 40), ("malloc", 2, 220), ("free", 2), ("free", 1), ("malloc", 3, 200))
     programs = [Program(steps, survives=survives) for survives in (False, True)]

@@ -359,7 +359,9 @@ def pairs(seed: int, *, card_known: bool = True) -> Iterator[Pair]:
             advice = advise(trace, 0, **options)
             for conf, outcome in zip(others, what_if(trace, 0, others, **options), strict=True):
                 truth = truths[conf]
-                peak = max(truth.reserved[first:], default=truth.peak)
+                if first >= len(truth.reserved):
+                    continue  # it ran out of memory in the part that is lost: nothing of it was recorded
+                peak = max(truth.reserved[first:])
                 yield Pair(seed, recorded, conf, lost, stacks, advice, outcome, truth, peak, total)
 
 
