@@ -221,7 +221,7 @@ class Calls(Sequence[Call]):
     def from_events(self, events: Sequence[int]) -> list[int]:
         """Return the indices of the first calls at or after some events; there is none after the last call."""
         found = np.searchsorted(self._columns[_EVENT], np.array(events, np.int64))
-        return found[found < len(self)].tolist()
+        return [int(index) for index in found if index < len(self)]
 
     def special(self, also: Iterable[int] = ()) -> list[int]:
         """Return the indices of the calls in which more happens than in nearly all, and those of `also`; sorted."""
