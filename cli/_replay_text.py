@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from cudatool.cli._text import plain
+from cudatool.cli._text import counted, plain
 from cudatool.units import format_bytes, format_bytes_range
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _BEGINNINGS = {
 def print_check(console: Console, result: Check) -> None:
     if result.is_empty:
         text = f"Device {result.device}: nothing to check: the file has no history of requests, only "
-        console.print(f"{text}{result.final_blocks:,} blocks at the end", markup=False, soft_wrap=True)
+        console.print(f"{text}{counted(result.final_blocks, 'block')} at the end", markup=False, soft_wrap=True)
         return
     share = f"{100 * result.exact / result.allocs:.4g} %" if result.allocs else "no allocation"
     verdict = "exact" if result.is_exact else "not exact"
@@ -76,13 +76,17 @@ def print_outcomes(console: Console, device: int, advice: Advice) -> None:
     table.add_row("as recorded", format_bytes(record.reserved_peak_bytes), "", "", f"{record.retries:,}", failed)
     if check is not None:
         table.add_row("replay of that", *_cells(check))
+    in_all = _in_all(advice)
     for outcome in advice.tried:
         cells = _cells(outcome)
-        first, *others = outcome.conf.replace(",", ", ").split() or ["(defaults)"]
+        own = [part for part in outcome.conf.split(",") if part not in in_all]
+        first, *others = ", ".join(own).split() or ["(defaults)"]
         table.add_row(plain(first), *cells)
         for other in others:
             table.add_row(plain(f"  {other}"))
     console.print(table)
+    if in_all:
+        console.print(f"All of them with {', '.join(in_all)}, as recorded.", markup=False, soft_wrap=True)
     for text in _COLUMNS:
         console.print(text, markup=False, soft_wrap=True)
     if record.limit_bytes is not None:
@@ -98,6 +102,13 @@ def print_outcomes(console: Console, device: int, advice: Advice) -> None:
             console.print(
                 f"{outcome.conf or '(defaults)'} runs out at {outcome.oom.site}", markup=False, soft_wrap=True
             )
+
+
+def _in_all(advice: Advice) -> list[str]:
+    """Return the settings that are no choice but a limit, if all that were tried have it."""
+    parts = [set(outcome.conf.split(",")) for outcome in advice.tried]
+    shared = set.intersection(*parts) if len(parts) > 1 else set()
+    return sorted(part for part in shared if part.startswith("per_process_memory_fraction:"))
 
 
 def _cells(outcome: Outcome) -> list[str]:

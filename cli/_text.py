@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cudatool.text import json_text, printable
-from cudatool.units import format_bytes
+from cudatool.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -110,11 +110,6 @@ def print_rest(console: Console, count: int, shown: int, what: str) -> None:
     """Say how many rows of `what` (one: the plural without its last letter) were left out, if any."""
     if count > shown:
         console.print(f"... and {count - shown:,} more {what if count - shown > 1 else what[:-1]} (--json has all)")
-
-
-def counted(number: int, noun: str) -> str:
-    """Return ``"1 launch"``, ``"2 launches"``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def plain(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Bytes and times in words, and back."""
+"""Bytes, times and counts in words, and back."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from cudatool.errors import ConfigError
 from cudatool.text import quoted
 
 __all__ = [
+    "counted",
     "exact_bytes",
     "format_bytes",
     "format_bytes_range",
@@ -24,6 +25,11 @@ _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([kmgtp]?)(i?)b?\s*", re.IGNORECASE)
 
 _TIME = re.compile(r"\s*([0-9]{1,19}(?:\.[0-9]{1,9})?)\s*(ns|us|ms|s|min|h)\s*")
 _NANOSECONDS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
+
+
+def counted(number: int, noun: str) -> str:
+    """Return ``"1 launch"``, ``"2 launches"``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def format_bytes(size: float) -> str:

@@ -14,7 +14,7 @@ from cudatool.trace import _sweep
 from cudatool.trace.events import Kind
 from cudatool.trace.lifetimes import Lifetimes, Timeline
 from cudatool.trace.model import Trace
-from cudatool.units import format_bytes, format_time
+from cudatool.units import counted, format_bytes, format_time
 
 __all__ = ["LintFinding", "Severity", "lint"]
 
@@ -113,7 +113,7 @@ def _times(trace: Trace) -> Iterator[LintFinding]:
             most = -int(step.min())
             # Threads read the clock before they take the allocator's lock: a little is normal.
             severity = Severity.INFO if most < 10_000_000 else Severity.WARNING
-            message = f"times go backwards {len(back):,} times, by up to {format_time(most)}"
+            message = f"times go backwards {counted(len(back), 'time')}, by up to {format_time(most)}"
             first = int(index[back[0] + 1])
             yield LintFinding("time-goes-backwards", severity, Confidence.HIGH, device, len(back), first, message)
 
@@ -150,7 +150,7 @@ def _unmatched_frees(trace: Trace, blocks: Lifetimes, device: int) -> Iterator[L
         ended[ends] = True
         lost = frees[~ended[frees]]
         if len(lost):
-            message = f"{len(lost):,} blocks are {what} that were not allocated, or were {what} before"
+            message = f"{what} although not allocated, or {what} before: {counted(len(lost), 'block')}"
             yield LintFinding(
                 "free-without-alloc", Severity.ERROR, Confidence.HIGH, device, len(lost), int(lost[0]), message
             )
@@ -200,7 +200,7 @@ def _outside_segments(blocks: Lifetimes, segments: Lifetimes, device: int) -> It
     owner = np.searchsorted(begin, blocks.address, side="right") - 1
     lost = np.flatnonzero((owner < 0) | (blocks.address + blocks.size > end[owner]))
     if len(lost):
-        message = f"{len(lost):,} blocks lie in memory that was never reserved, or reach beyond it"
+        message = f"in memory that was never reserved, or reaching beyond it: {counted(len(lost), 'block')}"
         first = int(blocks.start[lost[0]])
         yield LintFinding("block-outside-segments", Severity.ERROR, Confidence.HIGH, device, len(lost), first, message)
 

@@ -34,6 +34,7 @@ from cudatool.memory.settings import Settings
 from cudatool.memory.snapshot import segment as segment_info
 from cudatool.trace.events import Kind, unpack_pool
 from cudatool.trace.model import Trace
+from cudatool.units import counted
 
 __all__ = ["Check", "Divergence", "check", "pool_ids", "requests_with_pools"]
 
@@ -256,16 +257,18 @@ def _compare_stats(actual: Mapping[str, int], recorded: Mapping[str, int]) -> di
 def _notes(replay: _Replay) -> Iterator[str]:
     asked = replay.asked
     if asked.prior_memory:
-        yield f"the recording begins with {len(asked.prior_blocks)} blocks in use"
+        yield f"the recording begins with {counted(len(asked.prior_blocks), 'block')} in use"
     if replay.tails:
-        guessed = f", {len(replay.guesses)} by a guess" if replay.guesses else ""
-        yield f"{len(replay.tails)} of them are taken to be larger than was asked for{guessed}"
+        guessed = f", {len(replay.guesses):,} by a guess" if replay.guesses else ""
+        which = "1 of them is" if len(replay.tails) == 1 else f"{len(replay.tails):,} of them are"
+        yield f"{which} taken to be larger than was asked for{guessed}"
     if replay.unnamed_pools:
-        yield f"{len(replay.unnamed_pools)} segments that were given back are taken to have been in private pools"
+        segments = counted(len(replay.unnamed_pools), "freed segment")
+        yield f"taken to have been in private pools: {segments}"
     if asked.unmatched:
-        yield f"{asked.unmatched} frees of blocks that were never allocated are left out"
+        yield f"left out: {counted(asked.unmatched, 'free')} of blocks that were never allocated"
     if replay.misplaced:
-        yield f"{replay.misplaced} blocks lie in no segment, or in each other, and are left out"
+        yield f"left out: {counted(replay.misplaced, 'block')} in no segment, or in each other"
 
 
 class _Replay:

@@ -32,7 +32,7 @@ from cudatool.errors import ConfigError
 from cudatool.memory.blocks import round_size, segment_size
 from cudatool.memory.settings import UNLIMITED, Settings
 from cudatool.trace.model import Trace
-from cudatool.units import format_bytes
+from cudatool.units import counted, format_bytes
 
 __all__ = ["Advice", "Caveat", "NoAdvice", "Outcome", "OutOfMemory", "Record", "advise", "recorded_limit", "what_if"]
 
@@ -128,8 +128,8 @@ class Advice:
         if record is None or check is None:
             return ""
         if self.withheld is NoAdvice.FAILURES_DIFFER:
-            text = f"{record.failures:,} requests failed when it was recorded, {check.failures:,} in a replay of the "
-            return f"{text}recorded settings; with --card, say how much memory the card had"
+            text = f"{counted(record.failures, 'request')} failed when it was recorded, {check.failures:,} in a replay "
+            return f"{text}of the recorded settings; with --card, say how much memory the card had"
         text = f"a replay of the recorded settings reserves {format_bytes(check.reserved_peak_bytes)}, recorded were "
         return f"{text}{format_bytes(record.reserved_peak_bytes)}"
 
@@ -191,12 +191,11 @@ def advise(
         tried = tuple(model.outcome(conf) for conf in confs)
     else:
         limit = _limit_of(recorded)
-        ranked = sorted(
-            (model.outcome(_joined(conf, limit)) for conf in _candidates(model.asked, recorded)), key=_badness
-        )
+        alone = {conf: model.outcome(_joined(conf, limit)) for conf in _candidates(model.asked, recorded)}
+        least_bad = min(alone, key=lambda conf: _badness(alone[conf]))
         for partner in ("roundup_power2_divisions:4", "roundup_power2_divisions:8"):
-            if "roundup" not in ranked[0].conf:
-                model.outcome(_joined(ranked[0].conf, partner))
+            if "roundup" not in least_bad:
+                model.outcome(_joined(least_bad, partner, limit))
         tried = tuple(model.done.values())
     if (withheld := _withheld(record, model.check)) is not None:
         return Advice(record, model.check, None, 0, tried, withheld)

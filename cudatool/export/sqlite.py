@@ -18,8 +18,11 @@ signed.
     streams      id, device, handle, flags
     threads      id, name
     names        id, name
-    frames       id, file, function, line, rank     0 the user's own code, 1 a library's, 2 C++, 3 the allocator's C++
+    frames       id, file, function, line, rank, fx_node
+                                                    rank 0 the user's own code, 1 a library's, 2 C++, 3 the allocator's
+                                                    C++; the node of an FX graph where torch.compile made the code
     stacks       id, depth, frame                   depth 0 is the innermost frame
+    compile_contexts  event, context                of the events that PyTorch says a compilation's id of, such as 0/0
     peaks        device, event, active              the first event after which the most bytes were active
 
     live_at_peak the allocations of each device that were active then
@@ -66,7 +69,7 @@ CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 CREATE TABLE kinds (id INTEGER PRIMARY KEY, name TEXT, fields TEXT);
 CREATE TABLE names (id INTEGER PRIMARY KEY, name TEXT);
 CREATE TABLE threads (id INTEGER PRIMARY KEY, name TEXT);
-CREATE TABLE frames (id INTEGER PRIMARY KEY, file TEXT, function TEXT, line INTEGER, rank INTEGER);
+CREATE TABLE frames (id INTEGER PRIMARY KEY, file TEXT, function TEXT, line INTEGER, rank INTEGER, fx_node TEXT);
 CREATE TABLE stacks (id INTEGER, depth INTEGER, frame INTEGER REFERENCES frames, PRIMARY KEY (id, depth)) WITHOUT ROWID;
 CREATE TABLE streams (id INTEGER PRIMARY KEY, device INTEGER, handle INTEGER, flags INTEGER);
 CREATE TABLE events (id INTEGER PRIMARY KEY, {", ".join(f"{name} INTEGER" for name in _COLUMNS)});
@@ -81,6 +84,7 @@ CREATE TABLE segments (
     small INTEGER, expandable INTEGER, alloc_time INTEGER, free_time INTEGER, stack INTEGER,
     alloc_event INTEGER REFERENCES events, free_event INTEGER REFERENCES events
 );
+CREATE TABLE compile_contexts (event INTEGER PRIMARY KEY REFERENCES events, context TEXT);
 CREATE TABLE peaks (device INTEGER PRIMARY KEY, event INTEGER REFERENCES events, active INTEGER);
 """
 _VIEWS: Final = """
@@ -125,6 +129,7 @@ def write(path: str | Path, trace: Trace) -> None:
             # No other process sees the file before it is complete: there is nothing to protect from a crash.
             database.execute("PRAGMA journal_mode = OFF")
             database.execute("PRAGMA synchronous = OFF")
+            database.execute("PRAGMA locking_mode = EXCLUSIVE")
             database.execute("BEGIN")
             what = f"writing {path}"
             with step(what):
@@ -152,7 +157,7 @@ def _fill(database: sqlite3.Connection, trace: Trace, what: str) -> None:
     insert("kinds", ((int(kind), kind.name, FIELDS.get(kind, "")) for kind in Kind))
     insert("names", ((i, _text(name)) for i, name in enumerate(trace.names)))
     insert("threads", ((i, _text(name)) for i, name in enumerate(trace.threads)))
-    insert("frames", ((i, _text(f.file), _text(f.function), f.line, frame_rank(f)) for i, f in enumerate(trace.frames)))
+    insert("frames", _frames(trace))
     insert("stacks", ((i, depth, f) for i, frames in enumerate(trace.stacks) for depth, f in enumerate(frames)))
     created = trace.of_kind(Kind.STREAM_CREATE)
     insert("streams", rows(*(signed(created[name]) for name in ("stream", "device", "address", "flags"))))
@@ -160,7 +165,14 @@ def _fill(database: sqlite3.Connection, trace: Trace, what: str) -> None:
     insert("events", _events(trace.records, clock, f"{what}: events"))
     insert("allocations", _allocations(lived, clock, f"{what}: allocations"))
     insert("segments", _segments(reserved, clock, f"{what}: segments"))
+    insert("compile_contexts", _contexts(trace, f"{what}: compile contexts"))
     insert("peaks", _peaks(trace, lived, reserved))
+
+
+def _frames(trace: Trace) -> Iterator[tuple[Any, ...]]:
+    for i, frame in enumerate(trace.frames):
+        where = (_text(frame.file), _text(frame.function), frame.line)
+        yield i, *where, frame_rank(frame), _text(trace.fx_node(i)) or None
 
 
 def _events(records: npt.NDArray[np.void], clock: _Clock, what: str) -> Iterator[tuple[Any, ...]]:
@@ -177,6 +189,14 @@ def _allocations(lived: Lifetimes, clock: _Clock, what: str) -> Iterator[tuple[A
         times = (clock.at(own.start), clock.at_known(own.freed), clock.at_known(own.end))
         records = (own.start, clock.known(own.freed), clock.known(own.end))
         yield from rows(np.arange(piece.start, piece.stop), *where, *times, own.stack, *records)
+
+
+def _contexts(trace: Trace, what: str) -> Iterator[tuple[int, str]]:
+    for piece in pieces(len(trace.records), what):
+        number = np.arange(piece.start, piece.stop)
+        ids, which = trace.compile_contexts(number)
+        said = np.flatnonzero(which)
+        yield from zip(number[said].tolist(), (_text(ids[i - 1]) for i in which[said].tolist()), strict=True)
 
 
 def _segments(reserved: Lifetimes, clock: _Clock, what: str) -> Iterator[tuple[Any, ...]]:

@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 from cudatool.analyze import Advice, Caveat, NoAdvice, Outcome, OutOfMemory, Record
 from cudatool.cli import _replay_text
+from cudatool.cli.replay import replay
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
@@ -202,3 +204,14 @@ def test_prediction_that_may_be_off_is_printed_as_a_range(capsys) -> None:
         text for text in (" 4 GiB ", "4 to 5 GiB ", "at least 3 GiB ") if text in said
     ]
     assert "A range covers all that the recording leaves open" in said
+
+
+def test_a_memory_fraction_that_all_settings_share_is_said_once() -> None:
+    limit = "per_process_memory_fraction:0.5"
+    arguments = [str(DATA / "streams_default.pickle.xz"), "--recorded-conf", limit, "--card", "8GiB"]
+    said = CliRunner().invoke(replay, arguments, env={"COLUMNS": "120"})
+    assert said.exit_code == 0, said.output
+    assert f"All of them with {limit}, as recorded." in said.output
+    assert 1 == said.output.count(limit)
+    rows = [line.split()[0] for line in said.output.splitlines() if line.startswith("roundup")]
+    assert sorted(set(rows)) == sorted(rows)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import struct
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from cudatool.cli.diff import diff
 from cudatool.cli.leaks import leaks
 from cudatool.cli.snapshot import snapshot as snapshot_command
 from cudatool.collect import torch_snapshot
+from cudatool.export import perfetto, sqlite
+from cudatool.trace.events import Kind
 from cudatool.viz.diff_page import diff_payload
 from cudatool.viz.payload import payload
 
@@ -84,6 +88,29 @@ def test_a_leak_of_compiled_code_names_the_compilation(tmp_path: Path) -> None:
 
 COMPILED = "g.py:3 (forward) [compiled 3/1, FX node addmm_1]"
 OWN_CODE = {**NODE, "filename": "/home/me/g.py"}
+
+
+def test_exports_name_compilations_nodes_and_metadata(tmp_path: Path) -> None:
+    events = [alloc(0, "0/0", NODE, PLAIN), alloc(1, "N/A", PLAIN) | {"user_metadata": 'a "tag"'}]
+    events.append({**event("oom", BASE, MIB), "compile_context": "1/0", "time_us": 1002, "frames": [PLAIN]})
+    trace = torch_snapshot.read(pickle_of(tmp_path / "x.pickle", events))
+    perfetto.write(tmp_path / "x.json", trace)
+    written = json.loads((tmp_path / "x.json").read_text())["traceEvents"]
+    keys = ("compile_context", "fx_node", "user_metadata")
+    said = [{key: e["args"][key] for key in keys if key in e["args"]} for e in written if e["ph"] in "bi"]
+    assert [
+        {"compile_context": "0/0", "fx_node": "addmm_1"},
+        {"user_metadata": 'a "tag"'},
+        {"compile_context": "1/0"},
+    ] == [args for args in said if args]
+    sqlite.write(tmp_path / "x.sqlite", trace)
+    with closing(sqlite3.connect(tmp_path / "x.sqlite")) as database:
+        rows = database.execute(
+            "SELECT e.kind, context FROM compile_contexts c JOIN events e ON e.id = c.event"
+        ).fetchall()
+        assert [(Kind.BLOCK_ALLOC, "0/0"), (Kind.OOM, "1/0")] == rows
+        nodes = database.execute("SELECT function, fx_node FROM frames ORDER BY id").fetchall()
+    assert [("forward", "addmm_1"), ("step", None)] == nodes
 
 
 @pytest.mark.parametrize("frames", [(OWN_CODE,), ()], ids=["stacks", "no stacks"])
