@@ -10,7 +10,8 @@ import numpy as np
 
 from cudatool.analyze.compiled import Compiled, compiled_sites
 from cudatool.analyze.moments import Layout, before_recording, layout_at, site_keys, site_labels
-from cudatool.memory.blocks import SMALL_LIMIT, SMALL_PAGE, round_size
+from cudatool.memory.blocks import SMALL_LIMIT, SMALL_PAGE
+from cudatool.memory.rounding import round_sizes
 from cudatool.memory.settings import Settings
 from cudatool.trace.events import Kind
 from cudatool.trace.lifetimes import Ints, Lifetimes, Mask, Timeline, held_after
@@ -266,7 +267,7 @@ def fragmentation_at(
     is_block = layout.block >= 0
     live = blocks[layout.block[is_block]]
     held = index < live.freed
-    rounded = _rounded(live.requested, settings)
+    rounded = round_sizes(live.requested, settings)
     rounded = np.minimum(rounded, live.size)  # never more than the block has, whatever the settings were
     free = ~is_block
     size, segment = layout.size[free], layout.segment[free]
@@ -304,14 +305,6 @@ def fragmentation_at(
 
 def _share(cause: Cause, sizes: Ints) -> CauseShare:
     return CauseShare(cause, int(sizes.sum()), int(np.count_nonzero(sizes)))
-
-
-def _rounded(requested: Ints, settings: Settings) -> Ints:
-    """Return the block size of each request, before any remainder that was not split off."""
-    sizes, inverse = np.unique(requested, return_inverse=True)
-    rounded = np.array([round_size(size, settings) for size in sizes.tolist()], np.int64)
-    result: Ints = rounded[inverse.reshape(-1)]
-    return result
 
 
 _FREE: Final = (

@@ -8,12 +8,10 @@ from typing import Any
 
 from cudatool.errors import ConfigError, FileFormatError
 from cudatool.memory.settings import UNLIMITED, Settings
-from cudatool.memory.snapshot import allocator_settings
+from cudatool.memory.snapshot import allocator_settings, divisions_of
 from cudatool.trace.model import Trace
 
 __all__ = ["recorded_settings", "torch_settings"]
-
-_SIZE_CLASSES = 16
 
 
 def recorded_settings(trace: Trace) -> tuple[Settings, str]:
@@ -48,7 +46,7 @@ def recorded_settings(trace: Trace) -> tuple[Settings, str]:
                 max_split_size=limit if isinstance(limit, int) and limit > 0 else UNLIMITED,
                 garbage_collection_threshold=float(stated.get("garbage_collection_threshold") or 0.0),
                 expandable_segments=bool(stated.get("expandable_segments", settings.expandable_segments)),
-                roundup_power2_divisions=_divisions(stated.get("roundup_power2_divisions") or {}),
+                roundup_power2_divisions=divisions_of(stated),
             )
         except (AttributeError, OverflowError, TypeError, ValueError) as error:
             raise FileFormatError(trace.source, f"its allocator settings make no sense ({error})") from error
@@ -70,11 +68,3 @@ def torch_settings(trace: Trace) -> dict[str, Any]:
     settings, _ = recorded_settings(trace)
     text = str(trace.header.get("allocator_conf") or "")  # as it was given
     return {**allocator_settings(settings), "PYTORCH_CUDA_ALLOC_CONF": text}
-
-
-def _divisions(by_size: Mapping[Any, Any]) -> tuple[int, ...]:
-    """Return the divisions by size class; a snapshot has them by the size in MiB where the class begins."""
-    table = [0] * _SIZE_CLASSES
-    for mebibytes, divisions in by_size.items():
-        table[min(max(int(mebibytes).bit_length() - 1, 0), _SIZE_CLASSES - 1)] = int(divisions)
-    return tuple(table)

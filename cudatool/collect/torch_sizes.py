@@ -9,39 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.collect.torch_model import BLOCK_KINDS, MAX_SIZE, SEGMENT_KINDS
+from cudatool.memory.blocks import SMALL_LIMIT
 from cudatool.trace import _sweep
 
-__all__ = ["add_unsplit_tails", "round_sizes"]
+__all__ = ["add_unsplit_tails"]
 
-_MIN_BLOCK: Final = 512
-_LARGE_REMAINDER: Final = 1 << 20  # small requests are up to this, and large blocks are split if more than this remains
+_LARGE_REMAINDER: Final = SMALL_LIMIT  # large blocks are split if more than this remains
 
 # How _sweep.add_tails() calls what a record says.
 _PARTS_IN_TAILS: Final = np.zeros(256, np.uint8)
 _PARTS_IN_TAILS[[*BLOCK_KINDS, *SEGMENT_KINDS]] = 1, 2, 3, 4, 5
-
-
-def round_sizes(size: npt.NDArray[np.uint64], settings: Mapping[str, Any]) -> npt.NDArray[np.uint64]:
-    """Return the block sizes that requests of `size` bytes are rounded to, as c10's ``round_size`` has it."""
-    rounded: npt.NDArray[np.uint64] = np.maximum(
-        (size + np.uint64(_MIN_BLOCK - 1)) // np.uint64(_MIN_BLOCK), 1
-    ) * np.uint64(_MIN_BLOCK)
-    divisions_by_class = settings.get("roundup_power2_divisions") or {}
-    if not any(divisions_by_class.values()):
-        return rounded
-    table = [0] * 16  # by the power of two of MiB: below 2 MiB, below 4 MiB, ... 32 GiB and more
-    for mebibytes, divisions in divisions_by_class.items():
-        table[min(max(int(mebibytes).bit_length() - 1, 0), 15)] = int(divisions)
-    safe = np.maximum(size, 1)
-    floor_log2 = np.frexp(safe.astype(np.float64))[1].astype(np.int64) - 1  # sizes are below 2**48: exact
-    divisions = np.array(table, np.uint64)[np.clip(floor_log2 - 20, 0, 15)]
-    applies = (divisions > 1) & (size > np.uint64(_MIN_BLOCK) * divisions)
-    power = np.uint64(1) << floor_log2.astype(np.uint64)
-    step = power // np.maximum(divisions, 1)
-    result: npt.NDArray[np.uint64] = np.where(
-        applies, (size + step - np.uint64(1)) // np.maximum(step, 1) * step, rounded
-    )
-    return result
 
 
 def add_unsplit_tails(records: npt.NDArray[np.void], settings: Mapping[str, Any]) -> None:

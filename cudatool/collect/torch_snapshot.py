@@ -27,10 +27,13 @@ from cudatool.collect.torch_model import (
     EventFact,
     MemorySnapshot,
 )
-from cudatool.collect.torch_sizes import add_unsplit_tails, round_sizes
+from cudatool.collect.torch_sizes import add_unsplit_tails
 from cudatool.errors import SnapshotFormatError
 from cudatool.files import open_input
 from cudatool.limits import PAGES
+from cudatool.memory.rounding import round_sizes
+from cudatool.memory.settings import Settings
+from cudatool.memory.snapshot import divisions_of
 from cudatool.text import printable
 from cudatool.trace.events import FREE_UNKNOWN, RECORD, Kind, StreamFlag
 from cudatool.trace.model import Frame, PinnedMemory
@@ -268,7 +271,8 @@ class _Reader:
 
         blocks = np.isin(records["kind"], BLOCK_KINDS)
         records["aux0"][blocks] = records["size"][blocks]
-        records["size"][blocks] = round_sizes(records["size"][blocks], settings)
+        sizes = records["size"][blocks].astype(np.int64)
+        records["size"][blocks] = round_sizes(sizes, Settings(roundup_power2_divisions=divisions_of(settings)))
         if np.any(ooms):
             failed = entries.select(ooms)
             records["aux0"][ooms] = failed.numbers("device_free", "a size", 1 << 63)

@@ -20,7 +20,7 @@ from cudatool.errors import ConfigError
 from cudatool.limits import SETTINGS_LENGTH
 from cudatool.text import printable, quoted, shortened
 
-__all__ = ["ENVIRONMENT_VARIABLES", "UNLIMITED", "Settings", "conf_in_environment"]
+__all__ = ["ENVIRONMENT_VARIABLES", "SIZE_CLASSES", "UNLIMITED", "Settings", "conf_in_environment"]
 
 ENVIRONMENT_VARIABLES: Final = ("CUDATOOL_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Where settings come from; the first that is set is taken."""
@@ -30,7 +30,8 @@ UNLIMITED: Final = 2**64 - 1
 
 _MIB = 1024 * 1024
 _DIGITS = 20  # of 2**64
-_SIZE_CLASSES = 16  # below 2 MiB, 2 to 4 MiB, ..., 32 GiB and above
+SIZE_CLASSES: Final = 16
+"""Of requests, for how they are rounded: below 2 MiB, 2 to 4 MiB, ..., 32 GiB and above."""
 _SMALLEST_SPLIT_LIMIT_MIB = 20  # the size of a large segment
 
 
@@ -72,7 +73,7 @@ class Settings:
     large_segment_size: int = 20 * _MIB
     max_non_split_rounding_size: int = _SMALLEST_SPLIT_LIMIT_MIB * _MIB
     garbage_collection_threshold: float = 0.0
-    roundup_power2_divisions: tuple[int, ...] = (0,) * _SIZE_CLASSES
+    roundup_power2_divisions: tuple[int, ...] = (0,) * SIZE_CLASSES
     per_process_memory_fraction: float | None = None
     expandable_segments: bool = False
     backend: str = "native"
@@ -221,10 +222,10 @@ def _divisions(value: str) -> tuple[int, ...]:
         number = _integer(value)
         if not _is_power_of_two(number):
             raise ValueError("must be a power of two")
-        return (number,) * _SIZE_CLASSES
+        return (number,) * SIZE_CLASSES
     if not value.endswith("]"):
         raise ValueError("the closing bracket is missing")
-    divisions = [0] * _SIZE_CLASSES
+    divisions = [0] * SIZE_CLASSES
     last: int | None = None
     parts = value[1:-1].removesuffix(",")
     for part in parts.split(",") if parts else []:
@@ -234,12 +235,12 @@ def _divisions(value: str) -> tuple[int, ...]:
             raise ValueError("divisions must be powers of two, or 0")
         if size == ">":
             start = 0 if last is None else last
-            divisions[start + 1 :] = [number] * (_SIZE_CLASSES - start - 1)
+            divisions[start + 1 :] = [number] * (SIZE_CLASSES - start - 1)
             continue
         megabytes = _integer(size)
         if not _is_power_of_two(megabytes):
             raise ValueError("sizes must be powers of two")
-        index = min(megabytes.bit_length() - 1, _SIZE_CLASSES - 1)
+        index = min(megabytes.bit_length() - 1, SIZE_CLASSES - 1)
         if last is None:  # the first size named also stands for all that are smaller
             divisions[:index] = [number] * index
         divisions[index] = number

@@ -5,11 +5,11 @@ The schema is what ``torch.cuda.memory._snapshot()`` returns and ``_dump_snapsho
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NotRequired, TypedDict
 
 from cudatool.memory.blocks import ALLOCATED, FREE, UNMAPPED, Block
-from cudatool.memory.settings import UNLIMITED, Settings
+from cudatool.memory.settings import SIZE_CLASSES, UNLIMITED, Settings
 
 __all__ = [
     "Annotation",
@@ -20,6 +20,7 @@ __all__ = [
     "Snapshot",
     "TraceEntry",
     "allocator_settings",
+    "divisions_of",
     "segment",
 ]
 
@@ -150,3 +151,17 @@ def allocator_settings(settings: Settings) -> dict[str, Any]:
             str(1 << index): divisions for index, divisions in enumerate(settings.roundup_power2_divisions)
         },
     }
+
+
+def divisions_of(stated: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return ``roundup_power2_divisions`` by size class; a snapshot states them by the MiB where a class begins.
+
+    Raises
+    ------
+    AttributeError, OverflowError, TypeError, ValueError
+        They are no such numbers.
+    """
+    table = [0] * SIZE_CLASSES
+    for mebibytes, divisions in (stated.get("roundup_power2_divisions") or {}).items():
+        table[min(max(int(mebibytes).bit_length() - 1, 0), SIZE_CLASSES - 1)] = int(divisions)
+    return tuple(table)
