@@ -160,11 +160,9 @@ class Defects:
     ) -> None:
         """Add a defect, or count it if its call sites are known. `touched` are the accesses of both sides."""
         pair = first.operation.record, second.operation.record
-        stack = self._sites[2][buffer.record] if buffer is not None else 0
         # Of a node the launch counts too, where it is the launch that could wait.
         launches = () if inside or first.mode == "free" else pair
-        sites = [column[record] for record in (first.record, second.record, *launches) for column in self._sites]
-        key = (kind, first.exact and second.exact, *sites, stack)
+        key = self._key(kind, first.exact and second.exact, first.record, second.record, launches, buffer)
         defect = self.found.get(key)
         if defect is None:
             common = 0 if inside else second.operation.clock[first.operation.agent]
@@ -179,12 +177,55 @@ class Defects:
         if inside:
             defect.nodes.add((first.record, second.record))
 
+    def counted(self, kind: FindingKind, old: Access, new: Access, buffer: Buffer | None) -> bool:
+        """Count two accesses whose call sites are known to collide, as :meth:`report` would; return whether they are.
+
+        It makes no objects: a program may collide as often as it has operations.
+        """
+        first, second = old.operation, new.operation
+        pair = first.record, second.record
+        made = _maker(old), _maker(new)
+        defect = self.found.get(self._key(kind, old.exact and new.exact, *made, pair, buffer))
+        if defect is None:
+            return False
+        if defect.last != pair:
+            defect.count += 1
+        defect.last = pair
+        defect.agents.add((first.agent, second.agent))
+        return True
+
+    def _key(
+        self,
+        kind: FindingKind,
+        exact: bool,
+        first: int,
+        second: int,
+        launches: tuple[int, ...],
+        buffer: Buffer | None,
+    ) -> Key:
+        kinds, names, stacks = self._sites
+        stack = stacks[buffer.record] if buffer is not None else 0
+        key = (
+            *(kind, exact, stack),
+            *(kinds[first], names[first], stacks[first]),
+            *(kinds[second], names[second], stacks[second]),
+        )
+        if launches and launches != (first, second):
+            key += tuple([column[record] for record in launches for column in self._sites])
+        return key
+
 
 def race_of(old: Access, new: Access) -> FindingKind:
     """Return the kind of race of two accesses, of which `new` is the later one in the program."""
     if not old.mode & (WRITE | ATOMIC):
         return FindingKind.RACE_WAR
     return FindingKind.RACE_RAW if new.mode & (READ | ATOMIC) else FindingKind.RACE_WAW
+
+
+def _maker(access: Access) -> int:
+    """Return the record of the call that made an access: as :attr:`Side.record` of its side."""
+    node = access.node if access.host < 0 else access.host
+    return access.operation.record if node < 0 else node
 
 
 def side_of(access: Access) -> Side:

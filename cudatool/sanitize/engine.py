@@ -124,9 +124,11 @@ class Engine:
         )
         self._handed_over: dict[int, dict[int, Moment]] = {}  # by object: the latest moment of each agent
         self._grouped: dict[int, list[Access]] = {}  # by thread: of the collective operations of its latest group
-        records = trace.of_kind(Kind.EVENT_RECORD)
-        events, firsts = np.unique(records["aux0"], return_index=True)
-        self._first_records = dict(zip(events.tolist(), records["stream"][firsts].tolist(), strict=True))
+        recorded = np.flatnonzero(trace.records["kind"] == Kind.EVENT_RECORD)
+        events, firsts = np.unique(trace.records["aux0"][recorded], return_index=True)
+        streams = trace.records["stream"][recorded[firsts]]
+        self._first_records = dict(zip(events.tolist(), streams.tolist(), strict=True))
+        del recorded, events, firsts
         self._handlers: dict[int, Callable[[Row], None]] = {
             **dict.fromkeys(WORK, self._work),
             Kind.COLLECTIVE: self._collect,
@@ -348,15 +350,15 @@ class Engine:
 
     def access(self, operation: Operation, touched: Access, node: Node | None = None) -> None:
         """Check one byte range of `operation` against the life of its memory and the accesses before it."""
-        if touched.start >= touched.stop or not touched.mode:
-            return
-        if self.aliases:
+        if self.aliases and touched.start < touched.stop:
             for part in self.aliases.resolved(touched):
                 self._access(operation, part, node)
         else:
             self._access(operation, touched, node)
 
     def _access(self, operation: Operation, touched: Access, node: Node | None) -> None:
+        if touched.start >= touched.stop or not touched.mode:
+            return
         touched.operation = operation
         touched.owner = buffer = self.buffers.find(touched.start)
         if buffer is not None:
@@ -475,10 +477,8 @@ class Engine:
 
     # Reporting --------------------------------------------------------------------------------------------------
 
-    def _conflict(self, old: Access, new: Access) -> None:
-        """Two accesses in no order, one of which writes."""
-        found = overlap(old, new, self.effort)
-        assert found is not None
+    def _conflict(self, old: Access, new: Access, found: tuple[int, int]) -> None:
+        """Two accesses in no order, one of which writes: `found` are address and size of the first bytes of both."""
         first, second = self.agents[old.operation.agent], self.agents[new.operation.agent]
         if first.is_unsure(old.operation.epoch) or second.is_unsure(new.operation.epoch):
             self.unsure += 1
@@ -490,7 +490,13 @@ class Engine:
             kind = FindingKind.REUSE
         else:
             kind = race_of(old, new)
-        wait = self._empty_wait(old.operation, new.operation)
+        # Most of a program's races are another round of one that is known.
+        empty = new.operation.agent in self.ordering.empty_waits
+        if not empty and self.found.counted(kind, old, new, buffer):
+            if self.go_on_repaired and old.exact and new.exact:
+                self._go_on(old.operation, new.operation)
+            return
+        wait = self._empty_wait(old.operation, new.operation) if empty else -1
         moved = self._moved_wait(old.operation, new.operation) if self.ordering.moved else ()
         sides = side_of(old), side_of(new)
         self.report(kind, *sides, *found, buffer, wait=wait, moved=moved, touched=(old, new))
@@ -544,9 +550,13 @@ class Engine:
                 if self.ordering.learn(agent, earlier, later.record) and not agent.is_host:
                     self.ordering.step(agent, later.record)
                 return
-            # Its present operation has not been reported yet.
-            later.clock = self.clocks.join(agent.index, later.epoch, later.clock, earlier)
-            agent.clock = later.clock
+            self._go_on(earlier, later)
+
+    def _go_on(self, earlier: Operation, later: Operation) -> None:
+        """Go on as if an agent's present operation, which has not been reported yet, came after another one."""
+        agent = self.agents[later.agent]
+        later.clock = self.clocks.join(agent.index, later.epoch, later.clock, earlier)
+        agent.clock = later.clock
 
     def is_early(self, defect: Defect) -> bool:
         """Whether the second side is a kernel that may begin before the first side's, of the same stream, has ended."""

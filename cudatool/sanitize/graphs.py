@@ -366,7 +366,7 @@ def check_nodes(
             later = new.operation
             later.clock = clocks.join(later.agent, later.epoch, later.clock, old.operation)
 
-    def conflict(old: Access, new: Access) -> None:
+    def conflict(old: Access, new: Access, found: tuple[int, int]) -> None:
         add(race_of(old, new), old, new)
 
     for number, operation in graph.positions(chains, clocks, effort, extra):

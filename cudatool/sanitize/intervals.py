@@ -247,6 +247,10 @@ def _same_stride(first: Access, second: Access) -> tuple[int, int] | None:
     return best
 
 
+Conflict = Callable[[Access, Access, tuple[int, int]], None]
+"""What is told of an old and a new access in no order, with address and size of the first bytes of both."""
+
+
 class Segment:
     """A run of bytes and the accesses to it that a later one could still race with.
 
@@ -314,8 +318,8 @@ class History:
         """Number of segments."""
         return len(self._starts)
 
-    def touch(self, new: Access, conflict: Callable[[Access, Access], None]) -> None:
-        """Enter `new`; call ``conflict(old, new)`` for kept accesses that it collides with in no order.
+    def touch(self, new: Access, conflict: Conflict) -> None:
+        """Enter `new`; call `conflict` for kept accesses that it collides with in no order.
 
         That is every one of up to `_CONFLICTS` in a segment; the others are there for later accesses.
         """
@@ -335,59 +339,60 @@ class History:
                 del self._at[start]
             self._put(low, high, [Segment(new.start, new.stop, [new])])
 
-    def _touch(self, segment: Segment, new: Access, conflict: Callable[[Access, Access], None]) -> None:
+    def _touch(self, segment: Segment, new: Access, conflict: Conflict) -> None:
         old = segment.accesses
         if self._effort is not None:
             self._effort.spend(_SEGMENT + _PAIR * len(old))
-        segment.accesses = kept = self._kept(old, new, conflict) if old else []
+        segment.accesses = kept = [new]
+        if old:
+            self._keep(kept, old, new, conflict)
         if segment.calm is not None:
             self._touch_calm(segment, segment.calm, new, conflict)
-        kept.insert(0, new)
         if len(kept) > segment.crowd:
             self._sort_out(segment)
 
-    def _kept(
-        self, accesses: Iterable[Access], new: Access, conflict: Callable[[Access, Access], None]
-    ) -> list[Access]:
-        """Report what of `accesses` collides with `new`, and return what still matters after it."""
+    def _keep(self, kept: list[Access], accesses: Iterable[Access], new: Access, conflict: Conflict) -> None:
+        """Report what of `accesses` collides with `new`, and append what still matters after it to `kept`.
+
+        This is where most of a check's time goes.
+        """
         mode, operation = new.mode, new.operation
         agent, clock = operation.agent, operation.clock
-        host = self._host.clock if self._host is not None else None
         whole = new.exact and not new.stride and not new.mask
-        kept = []
         conflicts = 0
         remaining = iter(accesses)
         for old in remaining:
             earlier = old.operation
-            ordered = earlier.agent == agent or clock[earlier.agent] >= earlier.epoch
-            if (
-                not ordered
-                and ((old.mode | mode) & WRITE or (old.mode ^ mode) & ATOMIC)
-                and overlap(old, new, self._effort)
-            ):
-                if self._effort is not None:
-                    self._effort.spend(_CONFLICT)
-                conflict(old, new)
-                clock = operation.clock  # `conflict` may have repaired it
-                ordered = clock[earlier.agent] >= earlier.epoch
-                conflicts += 1
-                if conflicts == _CONFLICTS and not ordered:
+            other, epoch = earlier.agent, earlier.epoch
+            if other != agent and clock[other] < epoch:
+                if ((old.mode | mode) & WRITE or (old.mode ^ mode) & ATOMIC) and (
+                    found := overlap(old, new, self._effort)
+                ):
+                    if self._effort is not None:
+                        self._effort.spend(_CONFLICT)
+                    conflict(old, new, found)
+                    clock = operation.clock  # `conflict` may have repaired it
+                    conflicts += 1
+                    if conflicts == _CONFLICTS and clock[other] < epoch:
+                        kept.append(old)
+                        break
+                if clock[other] < epoch:  # in no order
                     kept.append(old)
-                    break
-            covered = (mode & WRITE or mode == old.mode) and (whole or _covers(new, old))
-            if not ordered or not (covered or (host is not None and host[earlier.agent] >= earlier.epoch)):
+                    continue
+            if (mode & WRITE or mode == old.mode) and (whole or _covers(new, old)):
+                continue
+            if self._host is None or self._host.clock[other] < epoch:
                 kept.append(old)
         kept += remaining
-        return kept
 
-    def _touch_calm(
-        self, segment: Segment, calm: dict[int, list[Access]], new: Access, conflict: Callable[[Access, Access], None]
-    ) -> None:
+    def _touch_calm(self, segment: Segment, calm: dict[int, list[Access]], new: Access, conflict: Conflict) -> None:
         for mode, accesses in calm.items():
             if mode != new.mode and accesses:
                 if self._effort is not None:
                     self._effort.spend(_PAIR * len(accesses))
-                calm[mode] = self._kept(reversed(accesses), new, conflict)[::-1]
+                kept: list[Access] = []
+                self._keep(kept, reversed(accesses), new, conflict)
+                calm[mode] = kept[::-1]
         if not any(calm.values()):
             segment.calm = None
 

@@ -41,9 +41,9 @@ _EARLY: Final = LaunchFlag.PROGRAMMATIC | LaunchFlag.WAITS
 
 def early_streams(trace: Trace) -> list[int]:
     """Return the streams on which kernels may begin early that do not wait."""
-    launches = trace.of_kind(Kind.KERNEL_LAUNCH)
-    early = launches["flags"] & _EARLY == LaunchFlag.PROGRAMMATIC
-    return [stream for stream in np.unique(launches["stream"][early]).tolist() if stream]
+    records = trace.records
+    early = (records["kind"] == Kind.KERNEL_LAUNCH) & (records["flags"] & _EARLY == LaunchFlag.PROGRAMMATIC)
+    return [stream for stream in np.unique(records["stream"][early]).tolist() if stream]
 
 
 class Dependents:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,57 +21,23 @@ _MASK_BITS = 1 << 15  # elements of a mask, at most
 _CHUNK = 1 << 14  # records turned into Python objects at a time
 
 
-class Row:
+class Row(NamedTuple):
     """One record. `accesses` is what it touches, None if no ACCESS record tells."""
 
-    __slots__ = (
-        "accesses",
-        "address",
-        "aux0",
-        "aux1",
-        "correlation",
-        "device",
-        "flags",
-        "kind",
-        "name",
-        "record",
-        "size",
-        "stack",
-        "stream",
-        "thread",
-    )
-
-    def __init__(
-        self,
-        record: int,
-        kind: int,
-        device: int,
-        flags: int,
-        thread: int,
-        stream: int,
-        correlation: int,
-        stack: int,
-        name: int,
-        address: int,
-        size: int,
-        aux0: int,
-        aux1: int,
-        accesses: list[Access] | None,
-    ) -> None:
-        self.record = record
-        self.kind = kind
-        self.device = device
-        self.flags = flags
-        self.thread = thread
-        self.stream = stream
-        self.correlation = correlation
-        self.stack = stack
-        self.name = name
-        self.address = address
-        self.size = size
-        self.aux0 = aux0
-        self.aux1 = aux1
-        self.accesses = accesses
+    record: int
+    kind: int
+    device: int
+    flags: int
+    thread: int
+    stream: int
+    correlation: int
+    stack: int
+    name: int
+    address: int
+    size: int
+    aux0: int
+    aux1: int
+    accesses: list[Access] | None
 
 
 _COLUMNS = (
@@ -144,7 +111,7 @@ def read_rows(trace: Trace, kinds: Collection[int]) -> Iterator[Row]:
         if masked:
             told = [one and _with_masks(one) for one in told]
         columns = (chunk[name].tolist() for name in _COLUMNS)
-        yield from map(Row, index.tolist(), *columns, told)
+        yield from map(Row._make, zip(index.tolist(), *columns, told, strict=True))
 
 
 def _indices(records: npt.NDArray[np.void], kinds: Collection[int]) -> npt.NDArray[np.integer]:

@@ -264,7 +264,7 @@ def access(start: int, stop: int, row: int = 0, stride: int = 0, *, agent: int =
     return Access(start, stop, WRITE, row, stride, operation=Operation(agent, epoch, (0, 0), 0))
 
 
-def never(old: Access, new: Access) -> None:
+def never(old: Access, new: Access, found: tuple[int, int]) -> None:
     raise AssertionError("no conflict was expected")
 
 
