@@ -14,7 +14,7 @@ from cudatool.ptx.isa import InstructionClass, opcode_of
 from cudatool.ptx.model import Function, Instruction, Module, Symbol
 from cudatool.ptx.operands import GENERIC, call_parts, space_of, symbols
 
-__all__ = ["Feature", "KernelSummary", "grid_dependencies", "summarize"]
+__all__ = ["MAY_ORDER", "Feature", "KernelSummary", "orders_others", "summarize"]
 
 
 class Feature(StrEnum):
@@ -31,6 +31,8 @@ class Feature(StrEnum):
     """``griddepcontrol.launch_dependents``"""
     DEPENDENCIES = "wait for the previous kernel"
     """``griddepcontrol.wait``"""
+    SYSTEM_SCOPE = "system-scope accesses"
+    """Volatile accesses, and those with ``.sys``, outside of shared memory"""
     MBARRIER = "mbarrier"
     TENSOR_MAP = "tensor map"
     CLUSTER = "clusters"
@@ -97,6 +99,11 @@ _SIGNS: Final[dict[Feature, Callable[[Instruction], bool]]] = {
     Feature.ASYNC_COPY: lambda i: i.opcode == "cp",
     Feature.DEPENDENTS: lambda i: i.opcode == "griddepcontrol" and "launch_dependents" in i.modifiers,
     Feature.DEPENDENCIES: lambda i: i.opcode == "griddepcontrol" and "wait" in i.modifiers,
+    Feature.SYSTEM_SCOPE: lambda i: (
+        i.opcode in ("ld", "st", "atom", "red")
+        and ("sys" in i.modifiers or "volatile" in i.modifiers)
+        and space_of(i) in ("global", GENERIC)
+    ),
     Feature.MBARRIER: lambda i: i.opcode == "mbarrier",
     Feature.TENSOR_MAP: lambda i: "tensor" in i.modifiers or i.opcode == "tensormap",
     Feature.CLUSTER: lambda i: "cluster" in i.modifiers or i.opcode in ("mapa", "getctarank"),
@@ -193,13 +200,18 @@ def summarize(module: Module, kernel: str) -> KernelSummary:
     )
 
 
-def grid_dependencies(module: Module, kernel: str) -> tuple[bool, bool]:
-    """Return whether a kernel waits for the kernels before it, and whether it lets the next one begin before its end.
+MAY_ORDER: Final = (b"griddepcontrol", b".sys", b".volatile")
+"""PTX without any of these has no kernel for which :func:`orders_others` has a yes."""
 
-    That it does so on every path is not checked.
+
+def orders_others(module: Module, kernel: str) -> tuple[bool, bool, bool]:
+    """Return whether a kernel waits for those before it, lets the next one begin early, and may use flags in memory.
+
+    The latter are accesses of system scope, by which it and the host may order each other. That it does so on every
+    path is not checked.
     """
     features = summarize(module, kernel).features
-    return Feature.DEPENDENCIES in features, Feature.DEPENDENTS in features
+    return Feature.DEPENDENCIES in features, Feature.DEPENDENTS in features, Feature.SYSTEM_SCOPE in features
 
 
 def _reachable(module: Module, kernel: Function) -> tuple[list[Function], set[str], set[Feature]]:

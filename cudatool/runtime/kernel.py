@@ -117,12 +117,12 @@ class Kernel:
             return None
 
     @functools.cached_property
-    def grid_dependencies(self) -> tuple[bool, bool]:
-        """Whether it waits for the kernels before it, and whether it lets the next one begin before its end."""
-        from cudatool.ptx import grid_dependencies, parse  # only a run under the sanitizer asks
+    def orders_others(self) -> tuple[bool, bool, bool]:
+        """How it takes part in the order of work: :func:`cudatool.ptx.orders_others`."""
+        from cudatool.ptx import MAY_ORDER, orders_others, parse  # only a run under the sanitizer asks
 
         code, mangled = self._ptx() if self._ptx is not None else (b"", "")
-        return grid_dependencies(parse(code), mangled) if b"griddepcontrol" in code else (False, False)
+        return orders_others(parse(code), mangled) if any(map(code.__contains__, MAY_ORDER)) else (False, False, False)
 
     def __repr__(self) -> str:
         return f"<Kernel {self.name}>"
@@ -226,7 +226,7 @@ def _emit_launch(stream: Stream, config: Any, kernel: Kernel, arguments: tuple[A
         aux0=pack_dims(*(g * c for g, c in zip(config.grid, cluster, strict=True))),
         aux1=pack_dims(*config.block),
         size=config.shmem_size,
-        flags=launch_flags(config.programmatic_stream_serialization, *kernel.grid_dependencies)
+        flags=launch_flags(config.programmatic_stream_serialization, *kernel.orders_others)
         if hooks.wants_accesses
         else 0,
     )

@@ -106,6 +106,7 @@ def _report(trace: Trace, checks: Collection[str], effort: Effort) -> Report:
             unknown_streams=engine.unknown_streams,
             unsure=engine.unsure,
             thread_pairs=_thread_pairs(trace, engine),
+            flag_pairs=_lines(trace, engine.by_flags.values()),
         ),
     )
 
@@ -129,13 +130,14 @@ def _thread_pairs(trace: Trace, engine: Engine) -> list[str]:
         return []
     apart = Engine(trace, one_host=False, go_on_repaired=True, effort=engine.effort)
     apart.run()
+    new = (defect for key, defect in apart.defects.items() if key not in engine.defects)
+    return _lines(trace, ((defect.first.record, defect.second.record) for defect in new))
+
+
+def _lines(trace: Trace, pairs: Iterable[tuple[int, int]]) -> list[str]:
+    """Return the lines of pairs of records in words."""
     callers = Callers(trace)
-    return [
-        f"{callers.line(defect.first.record, defect.second.record)} and "
-        f"{callers.line(defect.second.record, defect.first.record)}"
-        for key, defect in apart.defects.items()
-        if key not in engine.defects
-    ]
+    return [f"{callers.line(first, second)} and {callers.line(second, first)}" for first, second in pairs]
 
 
 def _count(number: int, noun: str, plural: str = "") -> str:

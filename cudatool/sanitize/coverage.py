@@ -34,6 +34,7 @@ def find_gaps(
     unknown_streams: int = 0,
     unsure: int = 0,
     thread_pairs: Sequence[str] = (),
+    flag_pairs: Sequence[str] = (),
 ) -> tuple[Gap, ...]:
     """Return what of `trace` was not checked.
 
@@ -46,8 +47,8 @@ def find_gaps(
         known.
     unsure
         Number of pairs of accesses that a wait for what the trace does not show may have ordered.
-    thread_pairs
-        For each possible race that only host threads may have ordered, its lines in words.
+    thread_pairs, flag_pairs
+        For each possible race that only host threads, or flags in memory, may have ordered, its lines in words.
     """
     header, races = trace.header, "race" in checks
     in_kernels = {check for check in checks if check not in _ON_TRACES}
@@ -71,6 +72,8 @@ def find_gaps(
         gaps.append(Gap(GapKind.WAITS, unsure))
     if thread_pairs:
         gaps.append(Gap(GapKind.THREADS, len(thread_pairs), tuple(dict.fromkeys(thread_pairs))))
+    if flag_pairs:
+        gaps.append(Gap(GapKind.FLAGS, len(flag_pairs), tuple(dict.fromkeys(flag_pairs))))
     warnings = trace.of_kind(Kind.WARNING)
     if len(partly := warnings[warnings["flags"] & WarningFlag.RACES != 0]):
         names = tuple(dict.fromkeys(trace.names[int(name)] for name in partly["name"]))
@@ -279,6 +282,13 @@ _WORDS: Final[dict[GapKind, _Words]] = {
         lambda gap: (
             f"{_count(gap.count, 'possible race')}: {'its two' if gap.count == 1 else 'their'} Python threads "
             f"may synchronize in ways that the trace does not record ({_some(gap.names, '; ')})."
+        ),
+    ),
+    GapKind.FLAGS: _Words(
+        lambda gap: f"{_count(gap.count, 'possible race')} between the host and kernels that use flags in memory",
+        lambda gap: (
+            f"{_count(gap.count, 'possible race')}: the host and {'a kernel' if gap.count == 1 else 'kernels'} with "
+            f"volatile or system-scope accesses may order each other by flags in memory ({_some(gap.names, '; ')})."
         ),
     ),
     GapKind.WAITS: _Words(

@@ -37,7 +37,7 @@ from cudatool.sanitize.lifetimes import Buffer, Buffers
 from cudatool.sanitize.ordering import Agent, Ordering
 from cudatool.sanitize.programmatic import AGENTS, Dependents, early_streams
 from cudatool.sanitize.rows import LAUNCHES, Row, byte_sets, read_rows
-from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, StreamFlag
+from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, LaunchFlag, StreamFlag
 from cudatool.trace.model import Trace
 from cudatool.trace.streams import in_a_sentence, stream_names
 
@@ -86,6 +86,8 @@ class Engine:
     operations, unchecked, unknown_streams, unsure, threads
         Numbers of operations on streams; of launches whose accesses are not known; of operations that name no stream;
         of pairs of accesses whose order depends on what no trace can show; of host threads that use the device.
+    by_flags
+        By call sites, the records of two operations that flags in memory may order, of which one is the host's.
     """
 
     def __init__(
@@ -103,7 +105,9 @@ class Engine:
         self.unchecked = 0
         self.unknown_streams = 0
         self.unsure = 0
+        self.by_flags: dict[tuple[int, int], tuple[int, int]] = {}
         self.records = trace.records
+        self._kinds, self._stacks = trace.records["kind"].data, trace.records["stack"].data
         self._trace = trace
         self.found = Defects(trace.records)
         self.repairs = repairs
@@ -486,6 +490,10 @@ class Engine:
         buffer = self.buffers.find(found[0])
         if first.is_host or second.is_host or old.host >= 0 or new.host >= 0:
             kind = FindingKind.RACE_HOST
+            if self._uses_flags(old.operation.record) or self._uses_flags(new.operation.record):
+                stacks = self._stacks[old.operation.record], self._stacks[new.operation.record]
+                self.by_flags.setdefault(stacks, (old.operation.record, new.operation.record))
+                return
         elif buffer is not None and buffer.record > old.operation.record and not (buffer.of_graphs and new.node >= 0):
             kind = FindingKind.REUSE
         else:
@@ -500,6 +508,15 @@ class Engine:
         moved = self._moved_wait(old.operation, new.operation) if self.ordering.moved else ()
         sides = side_of(old), side_of(new)
         self.report(kind, *sides, *found, buffer, wait=wait, moved=moved, touched=(old, new))
+
+    def _uses_flags(self, record: int) -> bool:
+        """Whether this is the launch of a kernel that the host may be ordered with by flags in memory.
+
+        PTX ISA, Memory Consistency Model: at system scope it takes part in the same order of memory as the host.
+        """
+        return bool(
+            self._kinds[record] == Kind.KERNEL_LAUNCH and self.records["flags"][record] & LaunchFlag.SYSTEM_SCOPE
+        )
 
     def _moved_wait(self, earlier: Operation, later: Operation) -> tuple[int, ...]:
         """A wait of the later side for an event whose record behind the earlier one another record has replaced."""

@@ -113,6 +113,8 @@ class GapKind(StrEnum):
     """Pairs of accesses that only an order of host threads puts in order, of which the trace says nothing."""
     WAITS = "waits"
     """Pairs of accesses after waits for what the trace does not show, as another process's event."""
+    FLAGS = "flags"
+    """Possible races of the host with kernels that may be ordered with it by flags in memory."""
     WORKLOAD = "workload"
     """What the program would have done after it failed or was ended."""
     KERNEL_RACES = "kernel-races"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from cudatool.ptx import Module, PtxError, grid_dependencies, parse_image
+from cudatool.ptx import MAY_ORDER, Module, PtxError, orders_others, parse_image
 from cudatool.ptx.kernel_names import kernel_name
 from cudatool.sim import machine as state
 from cudatool.sim import profile
@@ -151,11 +151,11 @@ class Function:
         return profile.work_of_a_thread(self.library.parsed.kernels[self.name])
 
     @cached_property
-    def grid_dependencies(self) -> tuple[bool, bool]:
-        """Whether it waits for the kernels before it, and whether it lets the next one begin before its end."""
-        if b"griddepcontrol" not in self.library.image:
-            return False, False
-        return grid_dependencies(self.library.parsed, self.name)
+    def orders_others(self) -> tuple[bool, bool, bool]:
+        """How it takes part in the order of work: :func:`cudatool.ptx.orders_others`."""
+        if not any(map(self.library.image.__contains__, MAY_ORDER)):
+            return False, False, False
+        return orders_others(self.library.parsed, self.name)
 
     def on(self, device: Device) -> JitKernel:
         return self.library.module(device).kernels[self.name]

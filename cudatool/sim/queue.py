@@ -80,8 +80,8 @@ class Operation:
         What the checkers found when it ran.
     programmatic
         Of a kernel: whether it was launched with programmatic stream serialization, whether it waits for the kernels
-        before it, and whether it lets the next one begin before its end. Operations of a stream run one after the
-        other here all the same.
+        before it, lets the next one begin before its end, and may use flags in memory. Operations of a stream run one
+        after the other here all the same.
     host_source
         Address and size of the pinned memory that a copy will read when it runs.
     host_target
@@ -136,7 +136,7 @@ class Operation:
         self.value = (0, 0, 0, 0)
         self.footprint: list[tuple[int, int, int]] = []
         self.findings: list[CheckFinding] = []
-        self.programmatic = (False, False, False)
+        self.programmatic = (False, False, False, False)
         self.host_source = (0, 0)
         self.host_target: list[tuple[int, int]] = []
         self.host_memory: list[tuple[int, int]] = []

@@ -276,7 +276,10 @@ class CopyFlag(IntFlag):
 
 
 class LaunchFlag(IntFlag):
-    """Flags of ``KERNEL_LAUNCH``: programmatic dependent launch (CUDA Programming Guide, section of that name)."""
+    """Flags of ``KERNEL_LAUNCH``: what a kernel does about the order of work.
+
+    The first three are of programmatic dependent launch (CUDA Programming Guide, section of that name).
+    """
 
     PROGRAMMATIC = 1
     """Launched with the attribute programmaticStreamSerialization: it may begin before the kernel before it ends."""
@@ -284,12 +287,16 @@ class LaunchFlag(IntFlag):
     """The kernel waits for the end of that one (``griddepcontrol.wait``)."""
     TRIGGERS = 4
     """The kernel lets such a kernel after it begin early (``griddepcontrol.launch_dependents``)."""
+    SYSTEM_SCOPE = 8
+    """The kernel has volatile accesses, or others of system scope, outside of shared memory: it and the host may order
+    each other by flags in memory (PTX ISA, Memory Consistency Model, Scope)."""
 
 
-def launch_flags(programmatic: bool, waits: bool, triggers: bool) -> LaunchFlag:
+def launch_flags(programmatic: bool, waits: bool, triggers: bool, system_scope: bool) -> LaunchFlag:
     """Return the flags of a launch."""
     flags = LaunchFlag.PROGRAMMATIC if programmatic else LaunchFlag(0)
-    return flags | (LaunchFlag.WAITS if waits else 0) | (LaunchFlag.TRIGGERS if triggers else 0)
+    flags |= (LaunchFlag.WAITS if waits else 0) | (LaunchFlag.TRIGGERS if triggers else 0)
+    return flags | (LaunchFlag.SYSTEM_SCOPE if system_scope else 0)
 
 
 class AccessFlag(IntFlag):

@@ -7,7 +7,7 @@ from sanitize_program import RW, Program, R, W
 
 from cudatool.sanitize import FindingKind, Gap, GapKind, Outcome, check
 from cudatool.sanitize.report.views import verdict
-from cudatool.trace.events import CopyFlag, Kind, StreamFlag
+from cudatool.trace.events import CopyFlag, Kind, LaunchFlag, StreamFlag
 
 BUFFER, SIZE = 0x10000, 1024
 PINNED = 0x900000
@@ -460,3 +460,25 @@ def test_threads_do_not_order_streams_by_enqueuing_one_after_the_other(program: 
     program.on_thread(1)
     read(program, b)
     assert kinds(program) == ["race-raw"]
+
+
+@pytest.mark.parametrize("mode", [R, W])
+def test_flags_in_memory_may_order_the_host_and_a_kernel_of_system_scope(mode):
+    program = Program()
+    one, two = program.stream(), program.stream()
+    program.kernel(one, (W, 1000, 100), flags=LaunchFlag.SYSTEM_SCOPE)
+    program.host(mode, 1000, 100)
+    program.kernel(two, (W, 2000, 100))
+    program.host(mode, 2000, 100)
+    report = check(program.trace())
+    assert [2000] == [finding.start for finding in report.findings]
+    (gap,) = (gap for gap in report.gaps if gap.kind is GapKind.FLAGS)
+    assert (1, ("program.py:3 and program.py:4",)) == (gap.count, gap.names)
+
+
+def test_flags_in_memory_order_no_two_streams():
+    program = Program()
+    one, two = program.stream(), program.stream()
+    program.kernel(one, (W, 1000, 100), flags=LaunchFlag.SYSTEM_SCOPE)
+    program.kernel(two, (W, 1000, 100), flags=LaunchFlag.SYSTEM_SCOPE)
+    assert 1 == len(check(program.trace()).findings)

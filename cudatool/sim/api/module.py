@@ -224,7 +224,7 @@ def _launch(
     launch = checked_launch(f, stream.context, grid, block, shared, params, extra, cooperative=cooperative)
     operation = Operation(stream, "kernel", launch.function.name, abi.call.correlation)
     operation.run, operation.host_memory = launch.run, launch.host_memory()
-    operation.programmatic = programmatic, *launch.function.grid_dependencies
+    operation.programmatic = programmatic, *launch.function.orders_others
     scheduler = state.machine.scheduler
     scheduler.enqueue(operation, cost=launch.cost)
     if state.machine.options.launch_blocking:
