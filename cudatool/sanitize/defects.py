@@ -205,7 +205,7 @@ class Defects:
     ) -> Key:
         kinds, names, stacks = self._sites
         stack = stacks[buffer.record] if buffer is not None else 0
-        key = (
+        key: Key = (
             *(kind, exact, stack),
             *(kinds[first], names[first], stacks[first]),
             *(kinds[second], names[second], stacks[second]),

@@ -489,10 +489,10 @@ def _before(node: Node) -> Iterator[Node]:
     On a GPU a kernel may begin early: its edge names a port of the kernel before it, and it has no griddepcontrol.wait.
     """
     for dependency, data in node.dependencies.items():
-        early = data[0] and not (isinstance(node.work, KernelNode) and node.work.launch.function.grid_dependencies[0])
+        early = data[0] and not (isinstance(node.work, KernelNode) and node.work.launch.function.orders_others[0])
         if early and data[0] == _PROGRAMMATIC_PORT:
             assert isinstance(dependency.work, KernelNode)  # others have no such port
-            early = dependency.work.launch.function.grid_dependencies[1]
+            early = dependency.work.launch.function.orders_others[1]
         if early:
             yield from _before(dependency)
         else:
