@@ -24,7 +24,7 @@ from cudatool.ptx.container import DeviceCode, device_code, is_container, ptx_fo
 from cudatool.ptx.flow import Block, Flow
 from cudatool.ptx.frames import FRAME_SCALE, STACK, merge_calls
 from cudatool.ptx.isa import InstructionClass, Mode, opcode_of
-from cudatool.ptx.kernel_summary import MAY_ORDER, Feature, KernelSummary, orders_others, summarize
+from cudatool.ptx.kernel_summary import Feature, KernelSummary, orders_others, summarize
 from cudatool.ptx.linker import LinkError, join, link, parse_image, split, undefined
 from cudatool.ptx.model import (
     Address,
@@ -47,7 +47,6 @@ from cudatool.ptx.operands import call_parts, elements, space_of, symbols
 from cudatool.ptx.parser import parse
 
 __all__ = [
-    "MAY_ORDER",
     "FRAME_SCALE",
     "STACK",
     "ModuleCalls",

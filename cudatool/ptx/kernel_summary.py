@@ -14,7 +14,7 @@ from cudatool.ptx.isa import InstructionClass, opcode_of
 from cudatool.ptx.model import Function, Instruction, Module, Symbol
 from cudatool.ptx.operands import GENERIC, call_parts, space_of, symbols
 
-__all__ = ["MAY_ORDER", "Feature", "KernelSummary", "orders_others", "summarize"]
+__all__ = ["Feature", "KernelSummary", "orders_others", "summarize"]
 
 
 class Feature(StrEnum):
@@ -200,17 +200,18 @@ def summarize(module: Module, kernel: str) -> KernelSummary:
     )
 
 
-MAY_ORDER: Final = (b"griddepcontrol", b".sys", b".volatile")
-"""PTX without any of these has no kernel for which :func:`orders_others` has a yes."""
+_ORDERS: Final = (b"griddepcontrol", b".sys", b".volatile")  # code without them orders nothing, and need not be parsed
 
 
-def orders_others(module: Module, kernel: str) -> tuple[bool, bool, bool]:
+def orders_others(code: bytes, parsed: Callable[[], Module], kernel: str) -> tuple[bool, bool, bool]:
     """Return whether a kernel waits for those before it, lets the next one begin early, and may use flags in memory.
 
     The latter are accesses of system scope, by which it and the host may order each other. That it does so on every
     path is not checked.
     """
-    features = summarize(module, kernel).features
+    if not any(word in code for word in _ORDERS):
+        return False, False, False
+    features = summarize(parsed(), kernel).features
     return Feature.DEPENDENCIES in features, Feature.DEPENDENTS in features, Feature.SYSTEM_SCOPE in features
 
 

@@ -119,10 +119,10 @@ class Kernel:
     @functools.cached_property
     def orders_others(self) -> tuple[bool, bool, bool]:
         """How it takes part in the order of work: :func:`cudatool.ptx.orders_others`."""
-        from cudatool.ptx import MAY_ORDER, orders_others, parse  # only a run under the sanitizer asks
+        from cudatool.ptx import orders_others, parse  # only a run under the sanitizer asks
 
         code, mangled = self._ptx() if self._ptx is not None else (b"", "")
-        return orders_others(parse(code), mangled) if any(map(code.__contains__, MAY_ORDER)) else (False, False, False)
+        return orders_others(code, lambda: parse(code), mangled)
 
     def __repr__(self) -> str:
         return f"<Kernel {self.name}>"

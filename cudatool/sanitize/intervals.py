@@ -20,6 +20,7 @@ __all__ = [
     "READ",
     "WRITE",
     "Access",
+    "Conflict",
     "History",
     "Operation",
     "Segment",

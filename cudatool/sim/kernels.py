@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from cudatool.ptx import MAY_ORDER, Module, PtxError, orders_others, parse_image
+from cudatool.ptx import Module, PtxError, orders_others, parse_image
 from cudatool.ptx.kernel_names import kernel_name
 from cudatool.sim import machine as state
 from cudatool.sim import profile
@@ -153,9 +153,7 @@ class Function:
     @cached_property
     def orders_others(self) -> tuple[bool, bool, bool]:
         """How it takes part in the order of work: :func:`cudatool.ptx.orders_others`."""
-        if not any(map(self.library.image.__contains__, MAY_ORDER)):
-            return False, False, False
-        return orders_others(self.library.parsed, self.name)
+        return orders_others(self.library.image, lambda: self.library.parsed, self.name)
 
     def on(self, device: Device) -> JitKernel:
         return self.library.module(device).kernels[self.name]
