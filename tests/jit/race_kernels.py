@@ -18,6 +18,7 @@ HELPERS = r"""
 using u64 = unsigned long long;
 __device__ inline void arrive(int id, int count) { asm volatile("bar.arrive %0, %1;" :: "r"(id), "r"(count) : "memory"); }
 __device__ inline void sync(int id, int count) { asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(count) : "memory"); }
+__device__ __noinline__ void fill(int *p, int n) { for (int j = 0; j < n; j++) p[j] = j; }
 __device__ inline int shared_address(void *p) { return (int)__cvta_generic_to_shared(p); }
 __device__ inline void copy4(int *to, const int *from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(shared_address(to)), "l"(from) : "memory");
@@ -638,4 +639,94 @@ PAIRS = [
         "if (!i) init(m, 64); __syncthreads(); copy4(s + i, a + i); arrive(m); while (!passed(m, 0)) ; a[64 + i] = s[63 - i];",
         "if (!i) init(m, 64); __syncthreads(); copy4(s + i, a + i); arrive_copies(m); while (!passed(m, 0)) ; a[64 + i] = s[63 - i];",
     ),
+    Pair(
+        "relaxed_link_of_a_chain",
+        3,
+        32,
+        _FENCE,
+        "if (!i) { if (k == 0) { a[8] = 1; release(a, 1); } else if (k == 1) { while (!relaxed(a)) ; release(a + 1, 1); } else { while (!acquire(a + 1)) ; while (!relaxed(a)) ; a[9] = a[8]; } }",
+        "if (!i) { if (k == 0) { a[8] = 1; release(a, 1); } else if (k == 1) { while (!acquire(a)) ; release(a + 1, 1); } else { while (!acquire(a + 1)) ; a[9] = a[8]; } }",
+    ),
+    Pair(
+        "store_ends_a_release_sequence",
+        3,
+        32,
+        _NO,
+        "if (!i) { if (k == 0) { a[8] = 1; release(a, 1); } else if (k == 1) { while (relaxed(a) != 1) ; relax(a, 2); } else { while (acquire(a) != 2) ; a[9] = a[8]; } }",
+        "if (!i) { if (k == 0) { a[8] = 1; release(a, 1); } else if (k == 1) { while (relaxed(a) != 1) ; atomicAdd(a, 1); } else { while (acquire(a) != 2) ; a[9] = a[8]; } }",
+    ),
+    Pair(
+        "unlock_by_a_plain_store",
+        4,
+        32,
+        _NO,
+        _lock("atomicCAS(a, 0, 1)", "__threadfence();", "__threadfence();", "a[0] = 0;"),
+        _lock("atomicCAS(a, 0, 1)", "__threadfence();", "__threadfence();", "va[0] = 0;"),
+    ),
+    Pair(
+        "two_locks_for_one_word",
+        4,
+        32,
+        _NO,
+        "if (!i) { int *lock = a + (k & 1); while (atomicCAS(lock, 0, 1)) ; __threadfence(); a[8] += 1; __threadfence(); atomicExch(lock, 0); }",
+        "if (!i) { int *lock = a + (k & 1); while (atomicCAS(lock, 0, 1)) ; __threadfence(); a[8 + (k & 1)] += 1; __threadfence(); atomicExch(lock, 0); }",
+    ),
+    Pair(
+        "atomic_on_half_of_a_vector",
+        2,
+        32,
+        _NO,
+        "if (!i) { if (k) atomicAdd(a + 1, 1); else *(int2 *)a = make_int2(1, 2); }",
+        "if (!i) { if (k) atomicAdd(a + 2, 1); else *(int2 *)a = make_int2(1, 2); }",
+    ),
+    Pair(
+        "wide_atomic_over_a_word",
+        2,
+        32,
+        _NO,
+        "if (!i) { if (k) atomicAdd(d, 1ull); else a[1] = 2; }",
+        "if (!i) { if (k) atomicAdd(d, 1ull); else a[2] = 2; }",
+    ),
+    Pair(
+        "shorts_over_bytes",
+        1,
+        32,
+        _NW,
+        "if (i < 16) ((short *)a)[i] = 1; else b[2 * (i - 16) + 1] = 2;",
+        "if (i < 16) ((short *)a)[i] = 1; else b[32 + 2 * (i - 16) + 1] = 2;",
+    ),
+    Pair(
+        "generic_pointer",
+        1,
+        64,
+        _NB,
+        "int *p = a[100] ? a : s; p[i] = i; a[200 + i] = p[63 - i];",
+        "int *p = a[100] ? a : s; p[i] = i; __syncthreads(); a[200 + i] = p[63 - i];",
+    ),
+    Pair("array_passed_by_pointer", 1, 64, _NW, "fill(s + 4 * i, 5);", "fill(s + 4 * i, 4);"),
+    Pair(
+        "some_leave_before_the_barrier",
+        1,
+        64,
+        _NB,
+        "s[i] = i; if (i >= 32) return; __syncwarp(); a[i] = s[i + 32];",
+        "s[i] = i; if (i >= 32) return; __syncthreads(); a[i] = s[i + 32];",
+    ),
+    Pair(
+        "one_buffer_for_two_rounds",
+        1,
+        64,
+        _NB,
+        "for (int r = 0; r < 4; r++) { s[i] = r; __syncthreads(); a[64 * r + i] = s[63 - i]; }",
+        "for (int r = 0; r < 4; r++) { int *p = s + 64 * (r & 1); p[i] = r; __syncthreads(); a[64 * r + i] = p[63 - i]; }",
+    ),
+    Pair(
+        "start_of_an_atomic_counter",
+        1,
+        64,
+        _NW,
+        "if (!i) s[0] = 0; atomicAdd(s, 1); __syncthreads(); a[i] = s[0];",
+        "if (!i) s[0] = 0; __syncthreads(); atomicAdd(s, 1); __syncthreads(); a[i] = s[0];",
+    ),
+    Pair("places_given_out_by_an_atomic", 2, 64, _NW, "a[8 + atomicAdd(a, 1) / 2] = g;", "a[8 + atomicAdd(a, 1)] = g;"),
 ]

@@ -10,6 +10,7 @@ from race_kernels import PAIRS, Pair, source
 
 from cudatool.sim import jit
 from cudatool.sim.jit import Instrument
+from cudatool.sim.jit.race_engine import Reason
 
 
 @pytest.fixture(scope="module")
@@ -51,3 +52,33 @@ def test_of_two_kernels_the_racy_one_is_reported(pair: Pair, kernels, memory, sh
 
 def test_the_table_has_sixty_kernels_of_different_names():
     assert 60 <= 2 * len(PAIRS) == 2 * len({pair.name for pair in PAIRS})
+
+
+def test_a_race_that_depends_on_which_warp_comes_first_is_found_under_some_order(ptx_of, memory, shadow):
+    kernel = jit.load(
+        ptx_of("""extern "C" __global__ void lock(int *a) {
+            if (threadIdx.x % 32) return;
+            while (atomicCAS(a, 0, 1)) ;
+            if (threadIdx.x) __threadfence();  // the first warp lacks this one
+            a[8] += 1;
+            __threadfence();
+            atomicExch(a, 0);
+        }""")
+    ).kernels["lock"]
+    params = ctypes.c_uint64(memory.ctypes.data)
+
+    def found(seed: int | None) -> set[Reason | None]:
+        memory[:] = 0
+        races = kernel.launch(
+            grid=(1, 1, 1),
+            block=(64, 1, 1),
+            shared_bytes=0,
+            params=ctypes.addressof(params),
+            shadow=shadow,
+            seed=seed,
+        )
+        assert 2 == memory.view(np.int32)[8]
+        return {one.reason for one in races}
+
+    assert set() == found(None)
+    assert {frozenset(), frozenset([Reason.NO_FENCE])} == {frozenset(found(seed)) for seed in range(8)}

@@ -277,7 +277,7 @@ class _Kernel:
         diverges = any(len(after) > 1 for after in successors.values())
         for number, after in successors.items():
             only = next(iter(after)) if len(after) == 1 else None if self.rows else EXIT
-            self.parts.append(scheduler.all_threads(number, only))
+            self.parts.append(scheduler.all_threads(number, only, rotated=bool(self.instrument & Instrument.RACECHECK)))
         for index, number in self.region_of.items():
             diverges |= self._collective(number, index)
         self.parts.append(scheduler.block(kinds, diverges=diverges))

@@ -30,6 +30,8 @@ class Context(ctypes.Structure):
     ----------
     order_multiplier, order_offset
         Block number ``i`` in execution order is block ``(i * multiplier + offset) mod blocks``.
+    first_thread
+        Of a block: where races are looked for, the warps from its one on run first.
     next_block
         Address of the counter that the workers of a launch share: the next block that nobody has taken.
     slots
@@ -116,5 +118,6 @@ class Context(ctypes.Structure):
         ("resume", ctypes.c_uint32),
         ("parked", ctypes.c_uint32),
         ("message", ctypes.c_uint64),
+        ("first_thread", ctypes.c_uint64),
         ("zero", ctypes.c_uint64),
     )

@@ -311,6 +311,9 @@ class _Run:
         self.launch = launch
         self.blocks = math.prod(launch.grid)
         self.order = _order(self.blocks, seed)
+        # Of any two warps, each one is the first for some seed.
+        warps = -(-math.prod(launch.block) // 32)
+        self.first_thread = 32 * random.Random(seed).randrange(warps) if seed is not None else 0
         self.counter = ctypes.c_uint64(0)
         self.workers = _take_workers(threads)
         self.spare: list[_Memory] = []
@@ -331,6 +334,7 @@ class _Run:
         context.blocks = self.blocks
         context.chunk = 1 if launch.parks else max(1, min(self.blocks // (8 * len(self.workers)), 1024))
         context.order_multiplier, context.order_offset = self.order
+        context.first_thread = self.first_thread
         context.next_block = ctypes.addressof(self.counter)
         context.params, context.globals = launch.params, launch.table
         context.shared_bytes = launch.shared_bytes

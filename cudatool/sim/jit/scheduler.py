@@ -101,28 +101,56 @@ def field(name: str, result: str, *, volatile: bool = False, kind: str = "") -> 
     )
 
 
-def all_threads(number: int, only: int | None) -> str:
+def all_threads(number: int, only: int | None, *, rotated: bool) -> str:
     """Return ``all_<number>``: the region for every thread of the block.
 
-    `only` is the suspension that all threads reach, if there is just one.
+    `only` is the suspension that all threads reach, if there is just one. If `rotated`, the threads from
+    ``first_thread`` on come before the others: what a kernel does may depend on which warp is first.
     """
     keep = after = ""
+    begin, run_end = "entry", "x"
+    first_part = run = skip = next_part = ""
     if only is None:
         keep = """  %slot = zext i32 %t to i64
   %mine = getelementptr i32, ptr %slots, i64 %slot
   store i32 %next, ptr %mine, align 4, !llvm.access.group !1
 """
         after = "  %agreed = call i32 @agreed(ptr %context, ptr %slots)\n"
+    if rotated:
+        begin, run_end = "part", "skip"
+        first_part = f"""
+{field("first_thread", "rotation")}
+  %rotation.t = trunc i64 %rotation to i32
+  br label %part
+part:
+  %second = phi i1 [ false, %entry ], [ true, %part.end ]
+  %low = select i1 %second, i32 0, i32 %rotation.t
+  %high = select i1 %second, i32 %rotation.t, i32 -1"""
+        run = """
+  %above = icmp uge i32 %t, %low
+  %below = icmp ult i32 %t, %high
+  %now = and i1 %above, %below
+  br i1 %now, label %run, label %skip
+run:"""
+        skip = "  br label %skip\nskip:\n"
+        next_part = """
+  br label %part.end
+part.end:
+  %more = icmp ne i32 %rotation.t, 0
+  %first.only = xor i1 %second, true
+  %again = and i1 %more, %first.only
+  br i1 %again, label %part, label %whole
+whole:"""
     loop = 10 + 2 * number
     return f"""
 define internal i32 @all_{number}({ENVIRONMENT}) #0 {{
 entry:
 {field("block_x", "nx")}
 {field("block_y", "ny")}
-{field("block_z", "nz")}
+{field("block_z", "nz")}{first_part}
   br label %z
 z:
-  %tz = phi i32 [ 0, %entry ], [ %tz.next, %z.end ]
+  %tz = phi i32 [ 0, %{begin} ], [ %tz.next, %z.end ]
   br label %y
 y:
   %ty = phi i32 [ 0, %z ], [ %ty.next, %y.end ]
@@ -131,10 +159,10 @@ y:
   %first = mul nuw nsw i32 %column, %nx
   br label %x
 x:
-  %tx = phi i32 [ 0, %y ], [ %tx.next, %x ]
-  %t = add nuw nsw i32 %first, %tx
+  %tx = phi i32 [ 0, %y ], [ %tx.next, %{run_end} ]
+  %t = add nuw nsw i32 %first, %tx{run}
   %next = call i32 @thread_{number}({VALUES}, i32 %tx, i32 %ty, i32 %tz, i32 %t) #1
-{keep}  %tx.next = add nuw nsw i32 %tx, 1
+{keep}{skip}  %tx.next = add nuw nsw i32 %tx, 1
   %x.done = icmp eq i32 %tx.next, %nx
   br i1 %x.done, label %y.end, label %x, !llvm.loop !{loop}
 y.end:
@@ -145,7 +173,7 @@ z.end:
   %tz.next = add nuw nsw i32 %tz, 1
   %z.done = icmp eq i32 %tz.next, %nz
   br i1 %z.done, label %end, label %z
-end:
+end:{next_part}
 {after}  ret i32 {"%agreed" if only is None else only}
 }}
 !{loop} = distinct !{{!{loop}, !{loop + 1}}}
