@@ -420,6 +420,10 @@ class _Experiment:
             return 0
         # Calls that left no event only make the true gain larger; everything else may make it smaller.
         unsure = set(found.caveats) - {Caveat.CALLS_UNSEEN}
+        if Caveat.BEGINS_LATE in unsure:
+            # Where the blocks lie that were there before is not known, either: no start that is replayed shows that.
+            least -= int(before * _WORTH_IF_UNSURE)
+            return least if least > before * _WORTH_NAMING else None
         return least if least > before * (_WORTH_IF_UNSURE if unsure else _WORTH_NAMING) else None
 
     def _start_is_open(self, found: Outcome, settings: Settings) -> bool:

@@ -163,7 +163,18 @@ def test_a_small_gain_that_is_not_sure_is_not_named() -> None:
         best, record = pair.advice.best, pair.advice.record
         if best is not None and set(best.caveats) - SEEN and pair.advice.gain_bytes:
             assert record is not None
-            assert pair.advice.gain_bytes > 0.05 * record.reserved_peak_bytes
+            share = 0.01 if Caveat.BEGINS_LATE in best.caveats else 0.05  # 5 % are left out already
+            assert pair.advice.gain_bytes > share * record.reserved_peak_bytes
+
+
+def test_gain_named_from_a_late_recording_leaves_out_what_a_prediction_may_be_off_by() -> None:
+    late = [pair for pair in pairs(160) if pair.lost and pair.advice.best and pair.advice.best.conf == pair.conf]
+    (pair,) = late
+    record, best = pair.advice.record, pair.advice.best
+    assert record is not None
+    assert best is not None
+    saved = record.reserved_peak_bytes - best.reserved_peak_bytes
+    assert 0 < pair.advice.gain_bytes <= saved - 0.05 * record.reserved_peak_bytes
 
 
 def test_a_recommended_setting_saves_what_is_said() -> None:
@@ -172,8 +183,7 @@ def test_a_recommended_setting_saves_what_is_said() -> None:
     assert gains
     for pair, gain in gains:
         assert pair.advice.record is not None
-        recorded = pair.advice.record.reserved_peak_bytes
-        saved = recorded - pair.peak
+        saved = pair.advice.record.reserved_peak_bytes - pair.peak
         if not pair.lost:
             assert saved == pytest.approx(gain, rel=0.05)
-        assert saved >= gain - 0.05 * recorded
+        assert saved >= 0.95 * gain
