@@ -1,10 +1,10 @@
 """How racecheck does on the microbenchmarks of ScoR, as published and with plain data.
 
-    python tests/peers/scor_suite.py DIR [--schedules N]
+    python tests/peers/scor_suite.py DIR [--only TEXT] [--schedules N]
 
 DIR is a checkout of csl-iisc/ScoR; its programs are called race_X or norace_X. Their data is volatile: by PTX's memory
 model these accesses are strong, and strong accesses of blocks that can see each other do not race. So each program runs
-once as it is and once without ``volatile``. A label holds for every order of the blocks, and a run has one: each
+once as it is and once without ``volatile``. A label holds for every order of blocks and warps, and a run has one: each
 program runs under N orders.
 """
 
@@ -51,10 +51,12 @@ def run(device: Any, text: str) -> None:
     launcher(device, source, "kmain")(blocks, threads, device_array(device, np.zeros(1, np.uint32)))
 
 
-def outcomes(folder: Path, schedules: int, *, plain: bool) -> list[Outcome]:
-    """Run all programs; what any order of the blocks shows counts as found."""
+def outcomes(folder: Path, schedules: int, only: str, *, plain: bool) -> list[Outcome]:
+    """Run the programs whose names contain `only`; what any order of blocks and warps shows counts as found."""
     results = []
     for path in sorted((folder / "microbenchmarks" / "src").glob("*.cu")):
+        if only not in path.stem:
+            continue
         text = path.read_text()
         if plain:
             text = text.replace("volatile ", "")
@@ -84,13 +86,14 @@ def main() -> int:
     """Run the command line; return the exit code: 1 if something is missed or false."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="a checkout of csl-iisc/ScoR")
-    parser.add_argument("--schedules", type=int, default=6, metavar="N", help="orders of the blocks (default 6)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="programs whose name contains this")
+    parser.add_argument("--schedules", type=int, default=6, metavar="N", help="orders of blocks and warps (default 6)")
     options = parser.parse_args()
     if not (options.folder / "microbenchmarks").is_dir():
         parser.error(f"{options.folder} has no microbenchmarks")
     wrong = 0
     for title, plain in (("plain data", True), ("as published", False)):
-        wrong += table(title, outcomes(options.folder, options.schedules, plain=plain))
+        wrong += table(title, outcomes(options.folder, options.schedules, options.only, plain=plain))
     return int(wrong > 0)
 
 
