@@ -74,7 +74,8 @@ def diff(
         if html:
             from cudatool import viz  # only a page needs it
 
-            viz.write_diff(old, new, found, html)
+            with step(f"writing {html}"):
+                viz.write_diff(old, new, found, html)
             said = messages()
             said.print(f"Wrote {html} ({format_bytes(Path(html).stat().st_size)})", markup=False)
             if opens:

@@ -102,7 +102,8 @@ def snapshot(
         if page is not None:
             from cudatool import viz  # only a page needs it
 
-            viz.write_report(report, page)
+            with step(f"writing {page}"):
+                viz.write_report(report, page)
             said.print(f"Wrote {page} ({format_bytes(page.stat().st_size)})", markup=False)
             if opens:
                 open_page(page)

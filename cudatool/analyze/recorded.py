@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from cudatool.analyze.requests import peak_reserved
 from cudatool.errors import ConfigError, FileFormatError
 from cudatool.memory.settings import UNLIMITED, Settings
 from cudatool.memory.snapshot import allocator_settings, divisions_of
+from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
 __all__ = ["recorded_settings", "torch_settings"]
@@ -17,13 +21,22 @@ __all__ = ["recorded_settings", "torch_settings"]
 def recorded_settings(trace: Trace) -> tuple[Settings, str]:
     """Return the settings of a recording, and a sentence that says where they come from, empty for an RMM log.
 
-    PyTorch writes them into a snapshot, except for what a program sets later; our own traces have them in the header.
+    PyTorch writes them into a snapshot, except for what a program sets later; our own traces have them in the header,
+    and an event where the program set a memory fraction.
 
     Raises
     ------
     FileFormatError
         What the file says of them is of another type than PyTorch writes.
     """
+    settings, where = _stated(trace)
+    if (fraction := _set_by_program(trace)) is not None:
+        settings = _with_fraction(settings, fraction)
+        where += f"; the program set a memory fraction of {fraction:g}"
+    return settings, where
+
+
+def _stated(trace: Trace) -> tuple[Settings, str]:
     if trace.header.get("format") == "rmm-log":
         return Settings(), ""  # its allocators have none of PyTorch's
     stated: Mapping[str, Any] = getattr(trace, "settings", None) or {}
@@ -52,9 +65,35 @@ def recorded_settings(trace: Trace) -> tuple[Settings, str]:
             raise FileFormatError(trace.source, f"its allocator settings make no sense ({error})") from error
     fraction = trace.header.get("memory_fraction")  # set by the program: no snapshot has it
     if fraction and settings.per_process_memory_fraction is None:
-        text = f"{settings.text},per_process_memory_fraction:{fraction}".strip(",")
-        settings = replace(settings, per_process_memory_fraction=fraction, text=text)
+        settings = _with_fraction(settings, fraction)
     return settings, where
+
+
+def _with_fraction(settings: Settings, fraction: float) -> Settings:
+    name = "per_process_memory_fraction"
+    parts = [part for part in settings.text.split(",") if part and part.partition(":")[0].strip() != name]
+    text = ",".join([*parts, f"{name}:{fraction}"] if fraction < 1.0 else parts)
+    return replace(settings, per_process_memory_fraction=fraction if fraction < 1.0 else None, text=text)
+
+
+def _set_by_program(trace: Trace) -> float | None:
+    """Return the memory fraction that the program set last, if it held for all that was recorded on all devices.
+
+    It did not where more than that was reserved at some time: that was before it was set.
+    """
+    events = trace.of_kind(Kind.MEMORY_FRACTION)
+    fractions = events["aux0"].view(np.float64)
+    last = {
+        device: (fraction, total)
+        for device, fraction, total in zip(
+            events["device"].tolist(), fractions.tolist(), events["size"].tolist(), strict=True
+        )
+    }
+    if len({fraction for fraction, _ in last.values()}) != 1:
+        return None
+    held = all(peak_reserved(trace, device) <= fraction * total for device, (fraction, total) in last.items())
+    fraction = fractions.item(-1)
+    return fraction if held and 0.0 < fraction <= 1.0 else None
 
 
 def torch_settings(trace: Trace) -> dict[str, Any]:

@@ -33,7 +33,18 @@ from cudatool.trace import _sweep
 from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
-__all__ = ["RELEASES", "Call", "Calls", "Change", "Part", "Requests", "Verb", "refuses_contradictions", "requests"]
+__all__ = [
+    "RELEASES",
+    "Call",
+    "Calls",
+    "Change",
+    "Part",
+    "Requests",
+    "Verb",
+    "peak_reserved",
+    "refuses_contradictions",
+    "requests",
+]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -373,7 +384,7 @@ def requests(trace: Trace, device: int) -> Requests:
     index = _allocator_events(trace, device)
     prior = int(trace.header.get("prior_records", {}).get(device, 0))
     _check_segments(trace, device)
-    found = Requests(device, peak_reserved=_peak_reserved(trace, device))
+    found = Requests(device, peak_reserved=peak_reserved(trace, device))
     kind, address = trace.records["kind"][index], trace.records["address"][index]
     block_of = _numbers_of_blocks(kind, address)
     found.blocks = int(np.count_nonzero(kind == _ALLOC))
@@ -604,7 +615,8 @@ def _check_segments(trace: Trace, device: int) -> None:
                 del starts[at], ends[at]
 
 
-def _peak_reserved(trace: Trace, device: int) -> int:
+def peak_reserved(trace: Trace, device: int) -> int:
+    """Return the most bytes that the allocator of a device had reserved at a time, according to the events."""
     kind = trace.records["kind"]
     changes = trace.records[np.isin(kind, _GAINS + RELEASES) & (trace.records["device"] == device)]
     size = changes["size"].astype(np.int64)

@@ -69,9 +69,11 @@ def _state(trace: Trace, start: int) -> tuple[npt.NDArray[np.void], Ints]:
 
 
 def _opened(trace: Trace, start: int) -> Ints:
-    """Return the streams, pinned memory and ranges that were there right before a record, by record."""
+    """Return the streams, pinned memory, ranges and memory fractions that there were right before a record."""
     records = trace.records[:start]
-    found: list[int] = []
+    fractions = np.flatnonzero(records["kind"] == Kind.MEMORY_FRACTION)
+    last = dict(zip(records["device"][fractions].tolist(), fractions.tolist(), strict=True))
+    found: list[int] = [*last.values()]
     for opens, closes in _OPENED.items():
         key = "stream" if opens == Kind.STREAM_CREATE else "address"
         index = np.flatnonzero(np.isin(records["kind"], (opens, closes)))

@@ -133,18 +133,19 @@ def write(path: str | Path, trace: Trace) -> None:
             database.execute("BEGIN")
             what = f"writing {path}"
             with step(what):
-                _run(database, _TABLES)
+                _run(database, _TABLES, f"{what}: tables")
                 _fill(database, trace, what)
-            with step(f"{what}: indices"):
-                _run(database, _VIEWS)
-                database.execute("COMMIT")
+                _run(database, f"{_VIEWS}; COMMIT", f"{what}: indices")
     except sqlite3.Error as error:
         raise OutputError(f"cannot write {path}: {error}") from error
 
 
-def _run(database: sqlite3.Connection, statements: str) -> None:
-    for statement in statements.split(";"):  # executescript() would end the transaction
-        database.execute(statement)
+def _run(database: sqlite3.Connection, script: str, what: str) -> None:
+    statements = script.split(";")  # executescript() would end the transaction
+    with step(what, total=len(statements)) as shown:
+        for done, statement in enumerate(statements):
+            shown.update(done)
+            database.execute(statement)
 
 
 def _fill(database: sqlite3.Connection, trace: Trace, what: str) -> None:

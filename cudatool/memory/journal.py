@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from cudatool.memory.blocks import Block, BlockPool
 from cudatool.trace import hooks, stacks
-from cudatool.trace.events import Kind, pack_pool
+from cudatool.trace.events import Kind, float_bits, pack_pool
 
 __all__ = ["Journal"]
 
@@ -45,7 +45,7 @@ class Journal:
             hooks.emit(
                 kind,
                 device=self._device,
-                stream=self._stream_id(stream) if self._stream_id else stream,
+                stream=self._stream_id(stream) if self._stream_id and kind != Kind.MEMORY_FRACTION else stream,
                 address=address,
                 size=size,
                 flags=flags,
@@ -69,6 +69,10 @@ class Journal:
         """Note memory that comes from the provider or goes back."""
         flags = _SMALL_POOL_FLAG if pool.is_small else 0
         self._events.append((kind, stream, address, size, flags, 0, pack_pool(pool.id), self.stack))
+
+    def memory_fraction(self, fraction: float, total: int) -> None:
+        """Note how much may be reserved from now on."""
+        self._events.append((Kind.MEMORY_FRACTION, 0, 0, total, 0, float_bits(fraction), 0, self.stack))
 
     def out_of_memory(self, size: int, stream: int, pool: BlockPool, free: int) -> None:
         """Note a request that could not be served."""

@@ -296,6 +296,8 @@ class Policy:
         self.segments.allowed = int(fraction * self._total_memory) if fraction < 1.0 else None
         for pool in self._all_pools():
             self._set_garbage_collection(pool)
+        if self._journal.active:
+            self._journal.memory_fraction(fraction, self._total_memory)
 
     def memory_fraction(self) -> float:
         """Return the share of the device's memory that may be reserved."""

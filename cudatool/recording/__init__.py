@@ -91,7 +91,7 @@ def record(
         facts |= {"prior_allocations": len(living)} if living else {}
         facts |= {"unknown_before": unknown} if (unknown := _unknown_before()) else {}
         recorder = Recorder(path, header=header | facts, force=force)
-        for event in (*held, *living):
+        for event in (*_fractions(), *held, *living):
             recorder(event)
         with recorder:
             try:
@@ -202,6 +202,12 @@ def _held() -> list[Event]:
     """Return what the caching allocator holds already; nothing at the start of a program."""
     allocator = sys.modules.get("cudatool.runtime.allocator")  # to import it would be to need it
     return [] if allocator is None else list(allocator.living())
+
+
+def _fractions() -> list[Event]:
+    """Return how much the caching allocator may reserve, where that is limited already."""
+    allocator = sys.modules.get("cudatool.runtime.allocator")
+    return [] if allocator is None else list(allocator.fractions())
 
 
 def _living(segments: Container[int]) -> list[Event]:

@@ -29,7 +29,7 @@ from cudatool.runtime.device import device as on_device
 from cudatool.runtime.dtypes import as_dtype, whole
 from cudatool.runtime.stream import Stream, current_stream
 from cudatool.trace import hooks
-from cudatool.trace.events import Event, Kind, pack_pool
+from cudatool.trace.events import Event, Kind, float_bits, pack_pool
 from cudatool.units import format_bytes
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "current_allocator",
     "empty_cache",
     "get_allocator_backend",
+    "fractions",
     "get_per_process_memory_fraction",
     "list_gpu_processes",
     "living",
@@ -468,6 +469,18 @@ def living() -> list[Event]:
                 if block["state"] == "active_pending_free":
                     events.append(event(Kind.BLOCK_FREE_REQUESTED, *place, asked=block["requested_size"]))
     return events
+
+
+def fractions() -> list[Event]:
+    """Return the memory fractions that are set now, as the events that would have told of it."""
+    return [
+        Event(
+            time.monotonic_ns(), Kind.MEMORY_FRACTION, device, 0, hooks.thread_id(), 0, 0, 0, "", 0,
+            mem_get_info(device)[1], float_bits(found.memory_fraction()), 0,
+        )
+        for device, found in sorted(_allocators.copy().items())
+        if found.memory_fraction() < 1.0
+    ]  # fmt: skip
 
 
 def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:

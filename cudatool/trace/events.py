@@ -31,6 +31,7 @@ __all__ = [
     "StreamFlag",
     "WORK",
     "WarningFlag",
+    "float_bits",
     "launch_flags",
     "pack_dims",
     "pack_pool",
@@ -64,6 +65,8 @@ class Kind(IntEnum):
     MEM_UNMAP = 15
     PHYSICAL_ALLOC = 16
     PHYSICAL_FREE = 17
+    # What a program asks of the caching allocator itself.
+    MEMORY_FRACTION = 18
     # Streams and events.
     STREAM_CREATE = 20
     STREAM_DESTROY = 21
@@ -137,6 +140,7 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.SEGMENT_MAP: "address, size, aux1=pool, stream, flags=1 small pool, stack",
     Kind.SEGMENT_UNMAP: "address, size, aux1=pool, stream, flags=1 small pool, stack",
     Kind.OOM: "size=rounded block, aux0=free bytes on the device, flags=1 not known, aux1=pool, stream, stack",
+    Kind.MEMORY_FRACTION: "size=bytes of the device, aux0=bits of a float64: the share that may be reserved, stack",
     Kind.MEM_ALLOC: "address, size, stream (0 for cuMemAlloc, which is not stream-ordered), name=API, "
     "flags=LIVED if it was there when the recording began, stack",
     Kind.MEM_FREE: "address, size, stream (0 for cuMemFree), name=API, stack",
@@ -363,6 +367,12 @@ def pack_dims(x: int, y: int = 1, z: int = 1) -> int:
 def unpack_dims(word: int) -> tuple[int, int, int]:
     """Return the three extents that :func:`pack_dims` packed."""
     return word & 0xFFFFFFFF, word >> 32 & 0xFFFF, word >> 48 & 0xFFFF
+
+
+def float_bits(value: float) -> int:
+    """Return the bits of a float64 as one word."""
+    bits: int = np.float64(value).view(np.uint64).item()
+    return bits
 
 
 def pack_pool(pool: tuple[int, int]) -> int:

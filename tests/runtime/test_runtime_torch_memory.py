@@ -17,8 +17,10 @@ import numpy as np
 import pytest
 
 import cudatool
+from cudatool import analyze
 from cudatool.errors import CudatoolError, OutOfMemoryError, UsageError
 from cudatool.memory import CachingAllocator, Settings
+from cudatool.trace import read
 from cudatool.trace.model import Trace
 
 MIB = 1 << 20
@@ -226,6 +228,35 @@ def test_a_fraction_is_what_was_set(fraction: float) -> None:
     """Source: test_cuda.py::test_get_per_process_memory_fraction"""
     cudatool.set_per_process_memory_fraction(fraction)
     assert fraction == pytest.approx(cudatool.get_per_process_memory_fraction(), abs=1e-9)  # whole bytes
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_recording_says_which_fraction_the_program_set(is_before: bool, tmp_path: Path) -> None:
+    if is_before:
+        cudatool.set_per_process_memory_fraction(0.75)
+    with cudatool.record(tmp_path / "t.ctrace"):
+        if not is_before:
+            cudatool.set_per_process_memory_fraction(0.5)
+            cudatool.set_per_process_memory_fraction(0.75)
+        array = cudatool.empty(3 << 20, np.uint8)
+        del array
+    trace = read(tmp_path / "t.ctrace")
+    count = len(trace.records)
+    for part in (trace, analyze.window(trace, count - 1, count)):
+        settings, where = analyze.recorded_settings(part)
+        assert settings.per_process_memory_fraction == pytest.approx(0.75, abs=1e-9)
+        assert settings == Settings.parse(settings.text)
+        assert where.endswith("the program set a memory fraction of 0.75")
+
+
+def test_a_fraction_that_came_after_more_was_reserved_is_not_taken_for_the_limit(tmp_path: Path) -> None:
+    cudatool.empty_cache()
+    with cudatool.record(tmp_path / "t.ctrace"):
+        array = cudatool.empty(64 << 20, np.uint8)
+        cudatool.set_per_process_memory_fraction((1 << 20) / cudatool.mem_get_info()[1])
+        del array
+    settings, _ = analyze.recorded_settings(read(tmp_path / "t.ctrace"))
+    assert settings.per_process_memory_fraction is None
 
 
 @pytest.mark.parametrize("fraction", ["0.0", "0.5", "1.0"])
