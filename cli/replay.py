@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,11 +16,10 @@ from cudatool.cli._sources import newest, read_trace, say_notes
 from cudatool.cli._text import echo_json, messages, results
 from cudatool.errors import UsageError
 from cudatool.memory import Settings
+from cudatool.progress import step
 from cudatool.trace.events import Kind
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from cudatool.analyze import Advice
     from cudatool.memory import Settings
     from cudatool.trace.model import Trace
@@ -74,16 +72,15 @@ def replay(
     if checks and (confs or advises):
         raise UsageError("--check replays what was recorded; it does not go with --conf or --advise")
     source = source or newest()
-    said = messages()
     recording = _recording(source, only, card, recorded_conf, (events, time))
     if recording.origin and not as_json:
-        said.print(f"{source}: {recording.origin}", markup=False)
+        messages().print(f"{source}: {recording.origin}", markup=False)
     if checks:
         if recording.trace.header.get("format") == "rmm-log":
             raise UsageError("an RMM log says nothing of what its allocator did: there is nothing to compare with")
-        _check(recording, said, as_json)
+        _check(recording, as_json)
     else:
-        _try(recording, confs, memory, said, as_json)
+        _try(recording, confs, memory, as_json)
 
 
 class _Recording(NamedTuple):
@@ -119,10 +116,10 @@ def _recording(
     return _Recording(trace, devices, settings, origin, total, stats)
 
 
-def _check(recording: _Recording, said: Console, as_json: bool) -> None:
+def _check(recording: _Recording, as_json: bool) -> None:
     """Say how the replay compares, and leave with status 1 if it differs."""
 
-    with _progress(said):
+    with step("cudatool replay"):
         checked = [
             analyze.check(
                 recording.trace,
@@ -148,13 +145,13 @@ def _check(recording: _Recording, said: Console, as_json: bool) -> None:
         raise SystemExit(2)
 
 
-def _try(recording: _Recording, confs: tuple[str, ...], memory: str | None, said: Console, as_json: bool) -> None:
+def _try(recording: _Recording, confs: tuple[str, ...], memory: str | None, as_json: bool) -> None:
     """Say what the same requests cost under these settings, or under those that matter, and which are best."""
 
     trace, devices, settings, _, total, _ = recording
     advice: dict[int, Advice] = {}
-    with _progress(said) as progress:
-        options: Any = {"recorded": settings, "recorded_memory": total, "progress": progress}
+    with step("cudatool replay"):  # the two seconds until progress shows begin here
+        options: Any = {"recorded": settings, "recorded_memory": total}
         options["memory"] = size_of(memory, "--memory")
         for device in devices:
             advice[device] = found = analyze.advise(trace, device, confs, **options)
@@ -192,22 +189,3 @@ def _card(trace: Trace, device: int) -> int | None:
     """Return the memory of the card, where the recording or a file beside it says it."""
     cards = trace.header.get("total_memory") or []
     return int(cards[device]) if 0 <= device < len(cards) else None
-
-
-@contextmanager
-def _progress(messages: Any) -> Iterator[Callable[[int], None]]:
-    """Show that something happens and how many settings have been tried, on a terminal and after two seconds."""
-    from threading import Timer
-
-    if not messages.is_terminal:
-        yield lambda done: None
-        return
-    status = messages.status("replaying")
-    timer = Timer(2, status.start)
-    timer.start()
-    try:
-        yield lambda done: status.update(f"replaying: {done} settings tried")
-    finally:
-        timer.cancel()
-        timer.join()
-        status.stop()

@@ -253,7 +253,7 @@ class _Model:
         self._caveats: list[Caveat] = []
 
     def run(self, conf: str) -> Outcome:
-        out_of_memory = self._out_of_memory()
+        out_of_memory = self._out_of_memory(f"trying {conf}" if conf else "trying the defaults")
         if out_of_memory is not None and Caveat.RUNS_OUT not in self._caveats:
             self._caveats.append(Caveat.RUNS_OUT)
         statistics = self.policy.statistics
@@ -273,8 +273,8 @@ class _Model:
             caveats=tuple(self._caveats),
         )
 
-    def _out_of_memory(self) -> OutOfMemory | None:
-        """Run all requests, or as far as there is memory; return where that ends."""
+    def _out_of_memory(self, what: str) -> OutOfMemory | None:
+        """Run all requests, or as far as there is memory; return where that ends. `what` is shown as progress."""
         self._take_over()
         if (failed := self._allocate_prior()) is not None:
             return failed
@@ -284,7 +284,7 @@ class _Model:
         calls = self.asked.calls
         begin = range(self._begin, min(self._begin + 1, len(calls)))
         special = calls.special(chain(self._course.empties, begin, calls.from_events(list(self.frees.values()))))
-        calls.go_through(special, self._many, self._one, "replaying")
+        calls.go_through(special, self._many, self._one, what)
         return self._ended
 
     def _many(self, part: Part, start: int, stop: int) -> int:
