@@ -1,8 +1,10 @@
 """Operations per second of the happens-before engine on synthetic traces of a million operations.
 
-Four programs: one stream; two and eight streams with event waits for every pair; and two with the waits left out,
-which makes it report. Each operation reads one buffer and writes another, out of 1,000 buffers. Prints seconds of the
-processor, operations per second, and the process's peak memory so far beside the size of the trace.
+Five programs: one stream; two and eight streams with event waits for every pair; two with the waits left out, which
+makes it report; and one stream with an allocation for each operation. Each operation reads one buffer and writes
+another, out of 1,000 buffers; of the last program, those of its own and of the operation before, which is freed then,
+at addresses that do not come again. Prints seconds of the processor, operations per second, and how much memory the
+check took beside that of the trace.
 
 Then four programs of many streams: each made, used and synchronized in a loop; all forked from one stream and joined
 by it with events, twice; all used between device synchronizations; and all racing on one buffer. Prints seconds for
@@ -13,9 +15,11 @@ a number of streams and for four times as many, and how much longer an operation
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 import numpy as np
 
@@ -63,6 +67,25 @@ def as_trace(records: np.ndarray) -> Trace:
     """Return records as a trace whose stack i is line i."""
     frames = [Frame("bench.py", "main", line) for line in range(41)]
     return Trace(records, frames=frames, stacks=[(), *((i,) for i in range(1, 41))])
+
+
+def make_trace_of_allocations(operations: int) -> Trace:
+    """Return a trace in which each operation has a new buffer, at an address of its own."""
+    records = np.zeros(1 + operations * 5, RECORD)
+    records[0] = (0, Kind.STREAM_CREATE, 0, StreamFlag.NON_BLOCKING, 0, 0, 1, *(0,) * 7)
+    body = records[1:].reshape(operations, 5)
+    index = np.arange(operations)
+    kinds = (Kind.MEM_ALLOC, Kind.KERNEL_LAUNCH, Kind.ACCESS, Kind.ACCESS, Kind.MEM_FREE)
+    for column, kind in enumerate(kinds):
+        body[:, column]["kind"] = kind
+    for column, buffer in ((0, index), (2, index), (3, np.maximum(index - 1, 0)), (4, index - 1)):
+        body[:, column]["address"] = (buffer + 2) * SIZE
+        body[:, column]["size"] = SIZE
+    body[:, 1:4]["correlation"] = (index + 1)[:, None]
+    body[:, 1]["stream"] = 1
+    body[:, 1]["stack"] = index % 40 + 1
+    body[:, 2]["flags"], body[:, 3]["flags"] = AccessFlag.WRITE, AccessFlag.READ
+    return as_trace(records)
 
 
 def in_a_loop(program: Script, streams: int) -> None:
@@ -126,27 +149,45 @@ def seconds_of(trace: Trace) -> float:
     return time.process_time() - begin
 
 
+def measured(make: Callable[[], Trace]) -> tuple[int, int, float, int, int]:
+    """Return records, findings, seconds of the check, bytes that it took at its peak, and those of the trace."""
+    trace = make()
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # the peak begins anew (proc(5))
+    before = status_bytes("VmRSS")
+    begin = time.process_time()
+    report = check(trace)
+    seconds = time.process_time() - begin
+    memory = status_bytes("VmHWM") - before
+    return len(trace.records), len(report.findings), seconds, memory, trace.records.nbytes
+
+
+def status_bytes(name: str) -> int:
+    """Return a size from this process's status."""
+    with open("/proc/self/status") as file:
+        (line,) = (line for line in file if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024
+
+
 def main() -> None:
     operations = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
     streams_made = int(sys.argv[2]) if len(sys.argv) > 2 else 10_000
-    heads = ("program", "records", "findings", "seconds", "operations/s", "peak memory", "trace")
-    print("{:28}{:>12}{:>10}{:>9}{:>14}{:>13}{:>11}".format(*heads))
-    for name, streams, waits in (
-        ("one stream", 1, False),
-        ("two streams, event waits", 2, True),
-        ("eight streams, event waits", 8, True),
-        ("two streams, no waits", 2, False),
+    heads = ("program", "records", "findings", "seconds", "operations/s", "memory", "trace")
+    print("{:32}{:>12}{:>10}{:>9}{:>14}{:>12}{:>11}".format(*heads), flush=True)
+    for name, make in (
+        ("one stream", partial(make_trace, operations, streams=1, waits=False)),
+        ("two streams, event waits", partial(make_trace, operations, streams=2, waits=True)),
+        ("eight streams, event waits", partial(make_trace, operations, streams=8, waits=True)),
+        ("two streams, no waits", partial(make_trace, operations, streams=2, waits=False)),
+        ("an allocation for each operation", partial(make_trace_of_allocations, operations)),
     ):
-        trace = make_trace(operations, streams=streams, waits=waits)
-        begin = time.process_time()
-        report = check(trace)
-        seconds = time.process_time() - begin
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        with ProcessPoolExecutor(1) as pool:  # a process for each: memory that one has used would hide the next one's
+            records, findings, seconds, memory, size = pool.submit(measured, make).result()
         print(
-            f"{name:28}{len(trace.records):12,}{len(report.findings):10,}{seconds:9.2f}{operations / seconds:14,.0f}"
-            f"{format_bytes(peak):>13}{format_bytes(trace.records.nbytes):>11}"
+            f"{name:32}{records:12,}{findings:10,}{seconds:9.2f}{operations / seconds:14,.0f}"
+            f"{format_bytes(memory):>12}{format_bytes(size):>11}",
+            flush=True,
         )
-        del trace, report
 
     print(
         "\n{:36}{:>9}{:>12}{:>12}{:>12}".format("program of many streams", "streams", "seconds", "of 4 times", "growth")
