@@ -125,6 +125,6 @@ def _placed(name: str, value: str, folder: Path, where: str) -> str:
     if name != "format" or file in ("", "-"):
         return value
     path = (folder / file).resolve()
-    if not path.is_relative_to(folder.resolve()):  # whoever wrote the file may be a stranger
+    if not path.is_relative_to(folder.resolve()):  # the file may be a stranger's
         raise ConfigError(f"{where}: format {value!r} names a file outside of {folder}; give it with --format")
     return f"{form}{equals}{os.path.relpath(path)}"

@@ -53,7 +53,7 @@ __all__ = ["Columns", "framed", "idle_share", "payload"]
 _Ints = npt.NDArray[np.int64]
 _TYPES: Final = (("u8", 1 << 8), ("u16", 1 << 16), ("u32", 1 << 32))
 _DTYPES: Final = {"u8": "<u1", "u16": "<u2", "u32": "<u4", "f64": "<f8"}
-_SIZED: Final = (Kind.MEMCPY, Kind.MEMSET, Kind.COLLECTIVE)  # operations that are told with their bytes
+_SIZED: Final = (Kind.MEMCPY, Kind.MEMSET, Kind.COLLECTIVE)  # operations that are shown with their bytes
 _LONG_GAP: Final = 10  # times the mean
 _SAMPLE: Final = 1 << 14  # values that the best form of a column is chosen by
 

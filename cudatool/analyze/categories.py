@@ -225,7 +225,7 @@ RULES: Final = tuple(Rule(category, confidence, reason) for category, confidence
 
 
 def categorize(trace: Trace, blocks: Lifetimes, curve: Timeline, steps: Steps, device: int, index: int) -> Categories:
-    """Return what each block is for, as far as it can be inferred, and the shares right after record `index`.
+    """Return what each block is for, where it can be inferred, and the shares right after record `index`.
 
     Parameters
     ----------
@@ -275,7 +275,7 @@ def _facts(trace: Trace, blocks: Lifetimes, curve: Timeline, steps: Steps, devic
     bounds = steps.bounds if trains and steps.confidence != Confidence.LOW else np.zeros(0, np.int64)
     step = np.searchsorted(bounds, blocks.start, side="right")  # 0: before the first bound
     turn = np.append(_turns(curve, bounds), -1)[step] if len(bounds) else np.full(len(blocks), -1)
-    # Of what was allocated in the last two steps nobody can say yet whether it stays.
+    # Of what was allocated in the last two steps it is not known yet whether it stays.
     next_bound, third_bound = np.append(bounds, never)[step], np.append(bounds, [never + 1] * 3)[step + 2]
     in_step = np.full(len(blocks), bool(len(bounds)))
     return _Facts(

@@ -73,7 +73,7 @@ class Diagnosis:
     tree
         Live bytes at the peak of active bytes, by call stack.
     categories
-        What blocks are for, as far as it can be inferred.
+        What blocks are for, where it can be inferred.
     by_stream, by_pool
         Who held how much.
     fragmentation

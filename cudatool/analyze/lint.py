@@ -80,7 +80,7 @@ def lint(
     final_state
         The segments that a snapshot states, in PyTorch's schema: they must agree with its events.
     total
-        Bytes of each device's card, where known.
+        Bytes of each device's memory, where known.
     """
     found = [*_incomplete(trace), *_times(trace)]
     for device, curve in curves.items():

@@ -112,7 +112,7 @@ class CardUse:
     other_processes
         What the driver charges to all others.
     unexplained
-        Charged to nobody that the driver tells of: its own use, and processes it does not show.
+        Charged to no process that the driver names: its own use, and processes it does not show.
     """
 
     used: int

@@ -1,4 +1,4 @@
-"""The allocator settings that were in force when something was recorded, as far as its file says."""
+"""The allocator settings that were in force when something was recorded, where its file says so."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Recorded requests through our own allocator, and how what it does differs from what was recorded.
 
 Each decision is compared by itself. Where the allocator decides differently, it is put into the recorded state before
-it goes on (as far as that is possible), so that one difference does not make everything after it differ. A recording
+it goes on (where that is possible), so that one difference does not make everything after it differ. A recording
 is reproduced exactly if there is no difference at all.
 
 A recording that begins in mid-program starts from what can be told of the state at that time. Only one thing about it

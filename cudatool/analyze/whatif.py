@@ -154,9 +154,9 @@ def what_if(
         The settings that were in force, and bytes of the card they were recorded on, if known. They tell the program's
         requests from what the allocator did by itself.
     memory
-        Bytes of the card to model; default: what the recorded one had, as far as that is known or shows.
+        Bytes of the card to model; default: what the recorded one had, where that is known or shows.
     progress
-        Is told the number of settings done.
+        Called with the number of settings done.
 
     Raises
     ------

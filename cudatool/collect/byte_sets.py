@@ -22,7 +22,7 @@ ByteSet = tuple[int, int, int, int, int]
 """``(address, size, flags, aux0, aux1)`` as of an ACCESS record."""
 
 _FEW = 16  # runs that are not worth the effort
-_ROWS = 8  # from so many equal rows on they are told as rows
+_ROWS = 8  # from so many equal rows on they are recorded as rows
 _GRAIN = 16  # largest element of a mask, bytes
 
 _Column = npt.NDArray[np.int64]

@@ -270,7 +270,7 @@ class _Words:
         return {int(row["correlation"]): self._trace.names[int(row["name"])] for rows in calls for row in rows}
 
     def _after(self, defect: Defect) -> str:
-        """Return the place behind which an event stands for the first side: none can be recorded inside of a launch."""
+        """Return the place after which an event stands for the first side: none can be recorded inside of a launch."""
         launch, other = defect.first.operation.record, defect.second.operation.record
         name = "the launch of the graph" if self._is_graph(launch) else self._operation(launch)
         return f"{name} ({self._callers.line(launch, other)})"

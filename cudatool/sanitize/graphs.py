@@ -89,7 +89,7 @@ class Capture:
     nodes
         The captured calls that were seen, by number from 1 on.
     tails
-        For each stream that takes part, the nodes that its next one comes behind.
+        For each stream that takes part, the nodes that its next one comes after.
     eager
         Work of the same thread in other streams meanwhile, which is no part of the graph.
     """
@@ -187,7 +187,7 @@ class Executable:
             latest[chain] = operation.clock
 
     def _sorted(self) -> list[int]:
-        """The numbers of the nodes, each behind those that it depends on; what is on a cycle last."""
+        """The numbers of the nodes, each after those that it depends on; what is on a cycle last."""
         if self._order is None:
             missing = {number: len(node.after) for number, node in self.nodes.items()}
             behind: dict[int, list[int]] = {}
@@ -281,7 +281,7 @@ class Graphs:
         self._calls[row.correlation] = row.record
 
     def instantiate(self, row: Row) -> None:
-        """An executable graph is made. Its nodes are those of the capture until others are told."""
+        """An executable graph is made. Its nodes are those of the capture until the trace says otherwise."""
         capture = self._captured.get(row.aux1)
         self._executables[row.aux0] = (
             Executable(capture.nodes, capture.eager, known=False) if capture else Executable({}, [], known=False)

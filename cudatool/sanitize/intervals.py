@@ -249,7 +249,7 @@ def _same_stride(first: Access, second: Access) -> tuple[int, int] | None:
 
 
 Conflict = Callable[[Access, Access, tuple[int, int]], None]
-"""What is told of an old and a new access in no order, with address and size of the first bytes of both."""
+"""What is reported of an old and a new access in no order, with address and size of the first bytes of both."""
 
 
 class Segment:

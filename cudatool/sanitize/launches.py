@@ -51,7 +51,7 @@ class Launches:
     def _launch(self, row: Row) -> None:
         """cuGraphLaunch: "ordered behind both any previous work in hStream and any previous launches of hGraphExec".
 
-        The stream's next operation comes behind all nodes. What the nodes touch is one operation to all outside.
+        The stream's next operation comes after all nodes. What the nodes touch is one operation to all outside.
         """
         if row.stream in self._engine.graphs.captures:
             self.capture(row, None)  # a child graph

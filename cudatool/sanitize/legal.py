@@ -36,7 +36,7 @@ _MANY = 1 << 20  # pairs of accesses to compare
 
 
 class _Node(NamedTuple):
-    """A node of a graph: the record that says where it comes from, and all nodes that come before and behind it."""
+    """A node of a graph: the record that says where it comes from, and all nodes that come before and after it."""
 
     number: int
     record: int
@@ -59,7 +59,7 @@ class Step:
     accesses
         What it touches, where that is known.
     before, behind
-        Steps of the same launch that come before and behind it.
+        Steps of the same launch that come before and after it.
     after
         Steps that come before it for the sake of memory that is handed out again.
     """
@@ -332,7 +332,7 @@ def _start(item: tuple[int, int, Access]) -> tuple[int, int]:
 
 
 def _nodes_of_launches(trace: Trace) -> dict[int, list[_Node]]:
-    """Return the nodes of each graph launch whose graph is told in the trace, in an order that its edges allow."""
+    """Return the nodes of each graph launch whose graph is in the trace, in an order that its edges allow."""
     records = trace.records
     rows = np.flatnonzero(np.isin(records["kind"], _GRAPHS))
     columns = zip(

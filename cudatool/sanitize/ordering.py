@@ -244,7 +244,7 @@ class Ordering:
         self.record_here(stream, event)
 
     def record_here(self, stream: Agent, event: int) -> None:
-        """An event is recorded behind the stream's latest operation, or by a node of the graph that this is.
+        """An event is recorded after the stream's latest operation, or by a node of the graph that this is.
 
         A node is taken for the last one of its graph: an edge too many hides a race, one too few invents one.
         """
@@ -325,7 +325,7 @@ class Ordering:
         self.edges["copy between devices"] += 1
 
     def serialized(self, stream: Agent, devices: int) -> None:
-        """Behind such a copy: all later work of these devices comes after it."""
+        """After such a copy: all later work of these devices comes after it."""
         for other in self._of_devices(stream, devices):
             if self.learn(other, stream.done):
                 self.step(other, stream.records[-1])

@@ -7,7 +7,7 @@
         replay the order of the program                 (twice: it must give the same bytes)
         replay it with second, and what precedes it by the program's favour, moved before first
         replay it with second, and what must precede it, moved before first
-        replay it with first, and what must follow it, moved behind second
+        replay it with first, and what must follow it, moved after second
     for each of these pairs again, while there is time:
         replay a legal order by chance, and the same with the two exchanged
     the first two orders of which something can be seen to differ are the witness

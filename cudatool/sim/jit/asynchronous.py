@@ -154,7 +154,7 @@ def _cp(e: Emitter, i: Instruction) -> None:
 
 
 def _bulk(e: Emitter, i: Instruction) -> None:
-    """A bulk copy is made at once: nobody but another thread may be waiting for it."""
+    """A bulk copy is made at once: only another thread may wait for it."""
     if "commit_group" in i.modifiers:
         races.commit(e)
         return

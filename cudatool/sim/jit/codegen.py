@@ -380,7 +380,7 @@ class _Kernel:
                 self._branch(e, instruction, number, following)
                 return leads
             self._instruction(e, instruction)
-        e.emit(f"br label %b{number + 1}" if number + 1 in leads else "unreachable")  # behind a trap
+        e.emit(f"br label %b{number + 1}" if number + 1 in leads else "unreachable")  # after a trap
         return leads
 
     def _instruction(self, e: Emitter, instruction: Instruction) -> None:

@@ -57,7 +57,7 @@ class Kind:
     WARP = 1  # ready when the lanes in its mask are there
     BARRIER = 2  # "a" is the barrier's number, "b" how many threads it waits for (0: all)
     BARRIER_REDUCE = 3  # a barrier whose predicates, in "c", are combined
-    PRESENT = 4  # never waits: whoever is there takes part (activemask)
+    PRESENT = 4  # never waits: the lanes that are there take part (activemask)
     WAIT = 5  # each thread waits by itself: until the top bit of the word that "a" points to is not that of "c"
     POLL = 6  # the same, but it goes on when no other thread of the block can
     ARRIVE = 7  # never waits, but counts at the barrier whose number is in "a"

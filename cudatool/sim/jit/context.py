@@ -33,7 +33,7 @@ class Context(ctypes.Structure):
     first_thread
         Of a block: where races are looked for, the warps from its one on run first.
     next_block
-        Address of the counter that the workers of a launch share: the next block that nobody has taken.
+        Address of the counter that the workers of a launch share: the next block that no worker has taken.
     slots
         Where the threads of the block keep what they need after a suspension.
     shadow_read, shadow_write, shadow_atomic, shadow_pages

@@ -9,7 +9,7 @@
         for each barrier number that enough threads wait at: run those threads to their next suspension
         none: threads that only poll go on
         none: threads that wait for memory to change go on (the fourth time: park the block; others may have to go on)
-        none ready: everyone ended, or nobody can go on (deadlock)
+        none ready: all threads ended, or none can go on (deadlock)
     until all threads agree again
 
 Of several ready suspensions the first in the text is taken, so that lanes meet again after a branch.

@@ -1,4 +1,4 @@
-"""The heap of ``malloc`` in kernels under the checkers: each block is memory of its own, with a gap behind it."""
+"""The heap of ``malloc`` in kernels under the checkers: each block is memory of its own, followed by a gap."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["FREED_BLOCK", "block_freed", "block_taken", "with_gap"]
 
 FREED_BLOCK = 2
 """What the map of valid bytes (otherwise 0 and 1) holds for a block of the heap that was freed."""
-_GAP = 16  # bytes behind each block that nobody may use
+_GAP = 16  # bytes after each block that no thread may use
 
 
 def with_gap(e: Emitter, size: str) -> str:
-    """Return what to ask the heap for: under memcheck, room behind the block too."""
+    """Return what to ask the heap for: under memcheck, room after the block too."""
     return e.op(f"add i64 {size}, {_GAP}") if e.instrument & Instrument.MEMCHECK else size
 
 

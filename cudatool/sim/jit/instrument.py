@@ -2,7 +2,7 @@
 
 Every load, store and atomic passes :func:`observe` first. With no instrument it emits nothing. Checks are made inline
 where the answer is usually yes; a defect goes to ``@report``, out of line, which counts it by instruction and keeps
-the first of each. A bad access is suppressed: it is made to memory that nobody reads, so that the kernel goes on.
+the first of each. A bad access is suppressed: it is made to memory that no thread reads, so that the kernel goes on.
 
 The maps (:mod:`cudatool.sim.jit.shadow`) have a byte for each byte of the device's memory, so that an access of n bytes
 is checked by one load of n bytes, and a cell for each four bytes where races are looked for.
@@ -50,7 +50,7 @@ class Instrument(IntFlag):
 
 
 class Defect(IntEnum):
-    """What ``@report`` is told."""
+    """The arguments of ``@report``."""
 
     INVALID = 0
     """No memory there that the kernel may use."""

@@ -44,7 +44,7 @@ _WINDOW = 1 << 32  # of shared memory: what a 32-bit offset can reach, so that n
 _WORTH_SHARING = 2048  # threads of a grid; for less, waking another host thread takes longer than running them
 _MAX_PARKED = 4224  # blocks that a worker has begun and that wait for others: what a GPU has room for
 _KEPT_MEMORIES = 64
-_STALLED_S, _STALLED_ROUNDS = 5.0, 100  # without progress before nobody is believed to be able to go on
+_STALLED_S, _STALLED_ROUNDS = 5.0, 100  # without progress before the launch counts as deadlocked
 _REPORTED_BLOCKS = 4
 _PROT_NONE, _PROT_READ_WRITE = 0, mmap.PROT_READ | mmap.PROT_WRITE
 
@@ -351,7 +351,7 @@ class _Run:
         return self._ended
 
     def stop(self, reason: int = Stop.NONE) -> None:
-        """Let nobody begin another block."""
+        """Let no worker begin another block."""
         self.reason = self.reason or reason
         self._ended = True
         self.counter.value = self.blocks
@@ -360,7 +360,7 @@ class _Run:
         """Run blocks until there are none; return the signal that ended native code, 0 if none did."""
         worker.thread = threading.get_ident()
         asleep = self.asleep[worker]
-        fresh = True  # whether there may be blocks that nobody has begun
+        fresh = True  # whether there may be blocks that no worker has begun
         while not self.ended():
             if signals.is_interrupted():
                 self.stop()

@@ -142,7 +142,7 @@ def _update(
 
 
 def _update_narrow(e: Emitter, t: str, operation: str, space: str, pointer: str, value: str) -> str:
-    """The same for 16-bit floats, which hosts do not update: compare and swap until nobody came between."""
+    """The same for 16-bit floats, which hosts do not update: compare and swap until no other thread came between."""
     size, kind = type_bytes(t), llvm_type(t)
     bits = f"i{8 * size}"
 

@@ -404,8 +404,8 @@ end:
 def grid(param_bytes: int, *, parks: bool) -> str:
     """Return ``grid``, the entry point: takes blocks until there are none.
 
-    If blocks can be parked it returns when one is, and begins with the one that it is told to continue. Parameters are
-    declared dereferenceable, so that loading them can move out of the loop over threads.
+    If blocks can be parked it returns when one is, and begins with the one that its argument says to continue.
+    Parameters are declared dereferenceable, so that loading them can move out of the loop over threads.
     """
     resume, resumed, begins, parked = "  br label %take", "", "", ""
     if parks:

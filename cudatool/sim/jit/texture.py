@@ -3,7 +3,7 @@
 Texels are fetched by C functions of the package (``cudatool/sim/_texture.c``), from the record that the object's handle
 points to. Instrumented code asks first which texels a fetch will read, and observes each. A surface's elements are
 accessed here, as any other memory. Results between texels differ from a GPU's in the last bits: it keeps weights in 8
-bits, as is done here, but nobody says how it rounds them.
+bits, as is done here, but no document says how it rounds them.
 """
 
 from __future__ import annotations
