@@ -344,7 +344,7 @@ class SharedFile(KeptDescriptor):
         """The descriptor; CUDA_ERROR_OPERATING_SYSTEM if the program closed it, as the number may be another file's."""
         number = self.number
         if number is None:
-            raise DriverError(Result.OPERATING_SYSTEM, "the program closed a file of the software device's")
+            raise DriverError(Result.OPERATING_SYSTEM, "the program closed a file descriptor of the software device")
         return number
 
     @property
