@@ -90,6 +90,11 @@ def compile_text(text: str) -> bytes:
         return code
 
 
+_LARGE = 400_000
+"""Characters of a module from which on loops are not unrolled. Such modules have many short loops, one over the threads
+between two barriers or shuffles each; unrolled, they take twice as long to compile and run no faster."""
+
+
 class _Compiling:
     """How long this process has compiled kernels."""
 
@@ -118,6 +123,7 @@ def _compiled(text: str) -> bytes:
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = True
     options.slp_vectorization = False  # threads are the vectors
+    options.loop_unrolling = len(text) < _LARGE
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
     return bytes(machine.emit_object(module))
