@@ -16,7 +16,7 @@ import ctypes
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,7 @@ __all__ = [
     "last_message",
     "nvml",
     "started",
+    "when_simulated",
 ]
 
 KINDS = ("auto", "cuda", "sim")
@@ -68,6 +69,9 @@ class Choice:
 
 _LONGEST_TIMEOUT_S = 10**6  # of a kernel; its nanoseconds are counted in 64 bits
 _GPU_DEVICE = "/dev/nvidiactl"  # there if NVIDIA's driver is
+
+when_simulated: list[Callable[[], None]] = []
+"""What is called when the software device was chosen and loaded."""
 
 _spec: str | None = None
 _choice: Choice | None = None
@@ -150,6 +154,9 @@ def initialize() -> Choice:
             if _choice is None:
                 _choice = _initialize()
                 _tell_children()
+                if _choice.machine is not None:
+                    for call in when_simulated:
+                        call()
     return _choice
 
 

@@ -36,7 +36,7 @@ __all__ = ["CodeCache", "size_limit"]
 _DIGEST: Final = 32  # bytes of it
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe does not block
-_COMPILERS: Final = ("native", "nvrtc", "torch")  # each has a folder
+_COMPILERS: Final = ("native", "nvrtc", "torch", "triton")  # each has a folder
 _ENDING: Final = ".code"  # of the names of our files: the folder may be one that has others, and only ours are removed
 _UNFINISHED: Final = ".code.new"  # while a file is written
 _ABANDONED_S: Final = 3600  # an unfinished file of this age is of a process that was killed
@@ -126,6 +126,19 @@ class CodeCache:
         if self._unseen > limit / _LOOK_AGAIN:
             self._unseen = 0
             _evict(limit)
+
+    def folder(self) -> str | None:
+        """Return the path of the compiler's folder, for files that this class does not keep; None if there is none."""
+        found = _open_root()
+        if found is None:
+            return None
+        root, path = found
+        os.close(root)
+        folder = self._open()
+        if folder is None:
+            return None
+        os.close(folder)
+        return os.path.join(path, self._compiler)
 
     def _digest(self, key: str, data: bytes) -> bytes:
         return hashlib.sha256(f"{self._compiler}/{key}\n".encode() + data).digest()

@@ -22,6 +22,7 @@ LEAVES = {
     "source_text",
     "text",
     "whole_imports",
+    "after_import",
 }  # which everything may import
 ARROWS = {
     # room -> the rooms that it may import; a room is a folder or a module right inside the package
@@ -33,6 +34,7 @@ ARROWS = {
     "limits": set(),
     "source_text": set(),
     "whole_imports": set(),
+    "after_import": set(),
     "progress": set(),
     # What knows no device.
     "trace": set(),
@@ -64,6 +66,7 @@ ARROWS = {
     "nvtx": {"runtime", "trace"},
     "profiler": {"runtime"},
     "cuda_core": {"memory", "runtime"},
+    "triton_driver": {"", "ptx", "runtime"},
     # What puts them together.
     "recording": {"_driver", "collect", "memory", "sim", "trace"},
     "workload": set(),
@@ -73,7 +76,7 @@ ARROWS = {
         *("sanitize", "sim", "trace", "viz", "workload"),
     },
     "__main__": {"cli"},
-    "": {"runtime"},  # cudatool/__init__.py, which looks the names of the others up when they are first used
+    "": {"_driver", "runtime"},  # cudatool/__init__.py, which looks the names of the others up when they are first used
 }
 LARGEST_CIRCLE = 3  # modules that import each other, inside one room
 FUNCTION_LEVEL_IMPORTS = 49  # of our own modules; may only fall

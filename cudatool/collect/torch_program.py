@@ -8,18 +8,16 @@ anybody else's, so that the order is right.
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import logging
 import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cache, wraps
-from importlib.abc import Loader, MetaPathFinder
 from types import ModuleType
 from typing import Any
 
+from cudatool.after_import import AfterImport
 from cudatool.collect.torch_accesses import Argument, Plan, make_plan
 from cudatool.collect.torch_build import TorchBuildError, load
 from cudatool.collect.torch_events import TorchEvents
@@ -75,7 +73,7 @@ class TorchCollector:
         self._reading = False
         self._undo: list[tuple[Any, str, Any]] = []
         self._graphs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._finders = [_AfterImport("torch", self._watch)]
+        self._finders = [AfterImport("torch", self._watch)]
 
     def start(self) -> None:
         """Begin."""
@@ -211,7 +209,7 @@ class TorchCollector:
             ("torch._inductor.runtime.triton_heuristics", self._wrap_compiled),
             ("triton.runtime.jit", self._wrap_triton),
         ):
-            self._finders.append(_AfterImport(name, then))
+            self._finders.append(AfterImport(name, then))
             self._finders[-1].start()
 
     def _wrap_compiled(self, heuristics: ModuleType) -> None:
@@ -306,52 +304,3 @@ def _arguments(found: Sequence[Any]) -> list[Argument]:
         )
         for argument in found
     ]
-
-
-class _AfterImport(MetaPathFinder):
-    """Calls `then` with the module `name` when a program has imported it, or at once."""
-
-    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
-        self._name = name
-        self._then = then
-
-    def start(self) -> None:
-        module = sys.modules.get(self._name)
-        if module is not None:
-            self._then(module)
-        else:
-            sys.meta_path.insert(0, self)
-
-    def stop(self) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _ThenLoader(spec.loader, self._then)
-        return spec
-
-
-class _ThenLoader(Loader):
-    """Another loader, and what to call when it is done. The module then has that other loader alone."""
-
-    def __init__(self, loader: Any, then: Callable[[ModuleType], None]) -> None:
-        self._loader = loader
-        self._then = then
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        created: ModuleType | None = self._loader.create_module(spec)
-        return created
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        self._then(module)

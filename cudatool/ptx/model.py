@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from cudatool.errors import CudatoolError
 
 __all__ = [
+    "PROGRAMS",
     "Address",
     "Function",
     "Immediate",
@@ -24,6 +26,10 @@ __all__ = [
     "register_names",
     "type_bytes",
 ]
+
+PROGRAMS: Final = "cudatool.programs"
+"""The pragma of a kernel whose language gives a block one thread, as Triton does. The order of the threads that its
+compiler makes of that one is the compiler's affair."""
 
 
 _LONGEST_MESSAGE = 200
@@ -238,6 +244,8 @@ class Function:
         Index into `instructions` at which each label stands.
     directives
         Performance directives: ``{"maxntid": (256, 1, 1)}``.
+    pragmas
+        The strings of its pragmas before its body. A compiler of PTX ignores those that it does not know.
     text
         Its PTX text, to key caches with.
     linkage
@@ -254,6 +262,7 @@ class Function:
     instructions: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     branch_targets: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    pragmas: tuple[str, ...] = ()
     directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
     text: str = ""
     has_body: bool = True

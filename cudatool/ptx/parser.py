@@ -252,6 +252,7 @@ class Parser(Tokens):
         while self.peek.startswith("."):
             directive = self.next()[1:]
             if directive == "pragma":
+                function.pragmas += (self.next().strip('"'),)
                 self.skip_statement()
             elif directive == "attribute":
                 while self.next() != ")":

@@ -257,7 +257,7 @@ typedef struct {
 typedef struct {
     run_t *runs; /* first, for inlined code */
     uint32_t runs_first, runs_end;
-    bool plain;
+    bool plain, programs;
     uint32_t now, launch, lines, threads, width; /* width: threads of a row */
     uint64_t shared_bytes, base;
     uint64_t *words, *seconds;
@@ -293,7 +293,7 @@ static void *need(void *memory) {
 }
 
 race_t *cudatool_race_begin(uint32_t now, uint64_t blocks, uint32_t threads, uint32_t width, uint64_t shared_bytes,
-                            uint32_t lines, int acquires, int plain, uint64_t base, void *cells, uint64_t *words,
+                            uint32_t lines, int acquires, int plain, int programs, uint64_t base, void *cells, uint64_t *words,
                             uint64_t *seconds, uint64_t limit) {
     race_t *r = need(calloc(1, sizeof *r));
     r->runs = need(calloc(RUNS + 1, sizeof *r->runs));
@@ -301,6 +301,7 @@ race_t *cudatool_race_begin(uint32_t now, uint64_t blocks, uint32_t threads, uin
         r->runs[i].expected = ~(uint64_t)0;
     r->runs_first = RUNS;
     r->plain = plain;
+    r->programs = programs;
     r->limit = limit;
     r->base = base;
     r->words = words;
@@ -855,6 +856,8 @@ static uint32_t unordered(const race_t *r, const record_t *e, uint32_t t) {
     uint32_t lanes = e->lanes, warp = WARP(e->key);
     bool copy = FLAGS(e->key) & ASYNC;
     if (e->block == (uint32_t)b->index) {
+        if (r->programs)
+            return 0;
         if (!copy) {
             if (e->moment < b->moment || (warp == t >> 5 && e->moment < b->warps[warp]))
                 return 0;

@@ -65,6 +65,7 @@ class Case:
             64,
             4096,
             acquires=not self.plain,
+            programs=False,
             plain=self.plain,
             base=BASE,
             words=words,

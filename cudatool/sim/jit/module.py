@@ -27,6 +27,7 @@ from cudatool.ptx import (
     pointers_at,
 )
 from cudatool.ptx.kernel_names import kernel_name
+from cudatool.ptx.model import PROGRAMS
 from cudatool.sim.jit import native
 from cudatool.sim.jit.codegen import Native, generate
 from cudatool.sim.jit.collective import Kind, suspension_of
@@ -424,7 +425,16 @@ class Kernel:
 
         def watch(contexts: list[Context]) -> None:
             if shadow is not None:
-                checked.append(shadow.prepare(contexts, self._lines, ranges, acquires=self._acquires, plain=plain))
+                checked.append(
+                    shadow.prepare(
+                        contexts,
+                        self._lines,
+                        ranges,
+                        acquires=self._acquires,
+                        plain=plain,
+                        programs=PROGRAMS in self._function.pragmas,
+                    )
+                )
 
         try:
             stopped = run(launch, threads, seed, footprint, watch)

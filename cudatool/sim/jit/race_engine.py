@@ -69,6 +69,8 @@ class Races:
         Whether the kernel has fences or acquiring accesses, so that its blocks may learn of each other.
     plain
         Whether its threads are ordered by barriers of the whole block alone.
+    programs
+        Whether a block's accesses are in order whatever its threads do, since its language gives it one thread.
     base
         Address of device memory.
     words, seconds, cells
@@ -88,6 +90,7 @@ class Races:
         *,
         acquires: bool,
         plain: bool,
+        programs: bool,
         base: int,
         words: int,
         seconds: int,
@@ -97,10 +100,23 @@ class Races:
         self._library = library()
         begin = self._library.cudatool_race_begin
         u32, u64 = ctypes.c_uint32, ctypes.c_uint64
-        begin.argtypes = [u32, u64, u32, u32, u64, u32, ctypes.c_int, ctypes.c_int, u64, u64, u64, u64, u64]
+        begin.argtypes = [u32, u64, u32, u32, u64, u32, *[ctypes.c_int] * 3, u64, u64, u64, u64, u64]
         begin.restype = ctypes.c_void_p
         self.handle: int = begin(
-            now, blocks, threads, width, shared_bytes, lines, acquires, plain, base, cells, words, seconds, limit
+            now,
+            blocks,
+            threads,
+            width,
+            shared_bytes,
+            lines,
+            acquires,
+            plain,
+            programs,
+            base,
+            cells,
+            words,
+            seconds,
+            limit,
         )
 
     def end(self) -> tuple[int, list[RaceRecord], bool]:

@@ -213,17 +213,24 @@ class Shadow:
     # ---- launches ----
 
     def prepare(
-        self, contexts: list[Context], lines: int, host: Sequence[tuple[int, int]], *, acquires: bool, plain: bool
+        self,
+        contexts: list[Context],
+        lines: int,
+        host: Sequence[tuple[int, int]],
+        *,
+        acquires: bool,
+        plain: bool,
+        programs: bool,
     ) -> Launching:
         """Fill in the workers' contexts for a launch of code with `lines` lines of PTX.
 
-        `acquires`, `plain`: see :class:`.race_engine.Races`.
+        `acquires`, `plain`, `programs`: see :class:`.race_engine.Races`.
         """
         if self._moment > _LAST_MOMENT:  # moments would begin again: forget what has old ones
             for one in (self._words, self._seconds, self._cells):
                 one.clear()
             self._moment = 0
-        return Launching(self, contexts, lines, host, acquires, plain)
+        return Launching(self, contexts, lines, host, acquires, plain, programs)
 
 
 class Launching:
@@ -237,6 +244,7 @@ class Launching:
         host: Sequence[tuple[int, int]],
         acquires: bool,
         plain: bool,
+        programs: bool,
     ) -> None:
         self._shadow = shadow
         self._contexts = contexts
@@ -255,6 +263,7 @@ class Launching:
                 lines,
                 acquires=acquires,
                 plain=plain,
+                programs=programs,
                 base=shadow.base,
                 words=shadow._words.address,
                 seconds=shadow._seconds.address,

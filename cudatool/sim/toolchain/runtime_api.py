@@ -7,17 +7,14 @@ runtime function still reports libcudart's own error.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from cudatool.after_import import AfterImport
+
 __all__ = ["FUNCTIONS", "install"]
 
-_NAME = "cuda.bindings.runtime"
 _INVALID_CONTEXT = 201
 
 _Driver = Any
@@ -75,35 +72,7 @@ def _cudaSetDevice(driver: _Driver, device: int) -> tuple[Any, ...]:
 
 def install() -> None:
     """Replace the functions, now or when :mod:`cuda.bindings.runtime` is first imported."""
-    if _NAME in sys.modules:
-        _replace(sys.modules[_NAME])
-    else:
-        sys.meta_path.insert(0, _Finder())
-
-
-class _Finder(MetaPathFinder):
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != _NAME:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
-        return spec
-
-
-class _Loader(Loader):
-    def __init__(self, inner: Loader) -> None:
-        self._inner = inner
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._inner.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._inner.exec_module(module)
-        _replace(module)
+    AfterImport("cuda.bindings.runtime", _replace).start()
 
 
 def _replace(runtime: ModuleType) -> None:
