@@ -10,8 +10,6 @@ from importlib import import_module
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from cudatool import _driver
-from cudatool.after_import import AfterImport as _AfterImport
 from cudatool.runtime import attached as _attached
 from cudatool.whole_imports import whole_imports as _whole_imports
 
@@ -312,9 +310,6 @@ _HOMES = (
 )
 _CUDA_CORE = ("LaunchConfig", "ProgramOptions")
 
-_driver.when_simulated.append(
-    _AfterImport("triton.backends", lambda _: import_module("cudatool.triton_driver").install()).start
-)
 _attached.HOMES.update(ArrayMethods="cudatool.array_methods", copy="cudatool.ops._copy")
 
 

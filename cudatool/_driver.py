@@ -16,11 +16,13 @@ import ctypes
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from cudatool.after_import import AfterImport
 from cudatool.code_cache import CodeCache, size_limit
 from cudatool.errors import ConfigError, DeviceUnavailableError, UsageError, did_you_mean
 from cudatool.progress import announce
@@ -48,7 +50,6 @@ __all__ = [
     "last_message",
     "nvml",
     "started",
-    "when_simulated",
 ]
 
 KINDS = ("auto", "cuda", "sim")
@@ -69,9 +70,6 @@ class Choice:
 
 _LONGEST_TIMEOUT_S = 10**6  # of a kernel; its nanoseconds are counted in 64 bits
 _GPU_DEVICE = "/dev/nvidiactl"  # there if NVIDIA's driver is
-
-when_simulated: list[Callable[[], None]] = []
-"""What is called when the software device was chosen and loaded."""
 
 _spec: str | None = None
 _choice: Choice | None = None
@@ -155,9 +153,12 @@ def initialize() -> Choice:
                 _choice = _initialize()
                 _tell_children()
                 if _choice.machine is not None:
-                    for call in when_simulated:
-                        call()
+                    AfterImport("triton.backends", _serve_triton).start()
     return _choice
+
+
+def _serve_triton(_: object) -> None:
+    import_module("cudatool.triton_driver").install()  # by name: it stands above this module
 
 
 def _tell_children() -> None:

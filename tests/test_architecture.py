@@ -76,7 +76,7 @@ ARROWS = {
         *("sanitize", "sim", "trace", "viz", "workload"),
     },
     "__main__": {"cli"},
-    "": {"_driver", "runtime"},  # cudatool/__init__.py, which looks the names of the others up when they are first used
+    "": {"runtime"},  # cudatool/__init__.py, which looks the names of the others up when they are first used
 }
 LARGEST_CIRCLE = 3  # modules that import each other, inside one room
 FUNCTION_LEVEL_IMPORTS = 49  # of our own modules; may only fall
