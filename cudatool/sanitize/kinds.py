@@ -97,9 +97,10 @@ KINDS: Final[dict[FindingKind, KindText]] = {
         "memory, or allocate it as pinned or managed memory.",
     ),
     FindingKind.READ_ONLY: KindText(
-        "a kernel writes to constant memory",
-        "A thread writes to a `__constant__` variable, by its name or by a pointer to it. The software device does not "
-        "make the access. Declare the variable `__device__`, or let the host write it.",
+        "a kernel writes to memory for reading",
+        "A thread writes to a `__constant__` variable, by its name or by a pointer to it, or to a mapping whose access "
+        "is `CU_MEM_ACCESS_FLAGS_PROT_READ`. The software device does not make the access. Declare the variable "
+        "`__device__`, or let the host write it.",
     ),
     FindingKind.MISALIGNED: KindText(
         "misaligned access",
