@@ -201,6 +201,7 @@ async function showPage() {
   const streams = worked ? showWork(shared, data) : null;
   if (data.defects) showDefects(data, streams);
   byId("nothing").hidden = !["memory", "pinned", "work"].every((id) => byId(id).hidden);
+  if (byId("memory").hidden) byId("streams-clock").textContent = byId("streams-clock").textContent.replace(/: not the axis .*/, "");
   listenToKeys(view);
   window.memoryView = view; // for questions in the console
   requestAnimationFrame(() => setTimeout(() => { document.documentElement.dataset.ready = "true"; }));
