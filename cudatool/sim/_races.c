@@ -293,8 +293,8 @@ static void *need(void *memory) {
 }
 
 race_t *cudatool_race_begin(uint32_t now, uint64_t blocks, uint32_t threads, uint32_t width, uint64_t shared_bytes,
-                            uint32_t lines, int acquires, int plain, int programs, uint64_t base, void *cells, uint64_t *words,
-                            uint64_t *seconds, uint64_t limit) {
+                            uint32_t lines, int acquires, int plain, int programs, uint64_t base, void *cells,
+                            uint64_t *words, uint64_t *seconds, uint64_t limit) {
     race_t *r = need(calloc(1, sizeof *r));
     r->runs = need(calloc(RUNS + 1, sizeof *r->runs));
     for (int i = 0; i <= RUNS; i++)

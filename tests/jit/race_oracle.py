@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from cudatool.sim.host_library import library
 from cudatool.sim.jit.instrument import CELL, WORD, Flag, Mode, run_key
-from cudatool.sim.jit.race_engine import RUNS, Races, Run
+from cudatool.sim.jit.race_engine import RUNS, Order, Races, Run
 
 ENDED = 0x7FFFFFFF
 THREADS = 40  # of a block: a warp and a part of one
@@ -64,9 +64,7 @@ class Case:
             self.width,
             64,
             4096,
-            acquires=not self.plain,
-            programs=False,
-            plain=self.plain,
+            order=Order(acquires=not self.plain, plain=self.plain, programs=False),
             base=BASE,
             words=words,
             seconds=seconds,

@@ -50,6 +50,7 @@ from cudatool.sim.jit.launch import (
 )
 from cudatool.sim.jit.native import NativeCache
 from cudatool.sim.jit.progress import insert_yields
+from cudatool.sim.jit.race_engine import Order
 from cudatool.sim.jit.shadow import Found, Launching, Shadow
 from cudatool.sim.jit.system import SYSTEM
 
@@ -421,20 +422,15 @@ class Kernel:
         # Blocks synchronize by memory that the driver gives a cooperative launch.
         ranges = [*host_ranges, (ctypes.addressof(workspace), ctypes.sizeof(workspace))]
 
-        plain = not translated.parks and not self._acquires and self._has_plain_barriers
+        order = Order(
+            acquires=self._acquires,
+            plain=not translated.parks and not self._acquires and self._has_plain_barriers,
+            programs=PROGRAMS in self._function.pragmas,
+        )
 
         def watch(contexts: list[Context]) -> None:
             if shadow is not None:
-                checked.append(
-                    shadow.prepare(
-                        contexts,
-                        self._lines,
-                        ranges,
-                        acquires=self._acquires,
-                        plain=plain,
-                        programs=PROGRAMS in self._function.pragmas,
-                    )
-                )
+                checked.append(shadow.prepare(contexts, self._lines, ranges, order))
 
         try:
             stopped = run(launch, threads, seed, footprint, watch)

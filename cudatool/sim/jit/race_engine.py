@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from enum import IntEnum
+from typing import NamedTuple
 
 from cudatool.sim.host_library import library
 
-__all__ = ["HISTORY_LIMIT", "RUNS", "RaceRecord", "Races", "Reason", "Run"]
+__all__ = ["HISTORY_LIMIT", "RUNS", "Order", "RaceRecord", "Races", "Reason", "Run"]
 
 RUNS = 2048
 """How many accesses of a thread, between two suspensions, may be joined with those of other threads."""
@@ -56,6 +57,17 @@ class Run(ctypes.Structure):
     )
 
 
+class Order(NamedTuple):
+    """What orders the threads of a kernel."""
+
+    acquires: bool
+    """It has fences or acquiring accesses, so that its blocks may learn of each other."""
+    plain: bool
+    """Barriers of the whole block alone order the threads of a block."""
+    programs: bool
+    """A block's accesses are in order whatever its threads do, since its language gives it one thread."""
+
+
 class Races:
     """The engine for one launch.
 
@@ -65,12 +77,8 @@ class Races:
         The first moment of the launch: later than all of earlier launches that `cells` know of.
     threads, width
         Of a block, and of a row of it: its first dimension.
-    acquires
-        Whether the kernel has fences or acquiring accesses, so that its blocks may learn of each other.
-    plain
-        Whether its threads are ordered by barriers of the whole block alone.
-    programs
-        Whether a block's accesses are in order whatever its threads do, since its language gives it one thread.
+    order
+        What orders its threads.
     base
         Address of device memory.
     words, seconds, cells
@@ -88,9 +96,7 @@ class Races:
         shared_bytes: int,
         lines: int,
         *,
-        acquires: bool,
-        plain: bool,
-        programs: bool,
+        order: Order,
         base: int,
         words: int,
         seconds: int,
@@ -103,20 +109,7 @@ class Races:
         begin.argtypes = [u32, u64, u32, u32, u64, u32, *[ctypes.c_int] * 3, u64, u64, u64, u64, u64]
         begin.restype = ctypes.c_void_p
         self.handle: int = begin(
-            now,
-            blocks,
-            threads,
-            width,
-            shared_bytes,
-            lines,
-            acquires,
-            plain,
-            programs,
-            base,
-            cells,
-            words,
-            seconds,
-            limit,
+            now, blocks, threads, width, shared_bytes, lines, *order, base, cells, words, seconds, limit
         )
 
     def end(self) -> tuple[int, list[RaceRecord], bool]:

@@ -17,7 +17,7 @@ from cudatool.sim.jit.context import Context
 from cudatool.sim.jit.footprint import MAP_NORESERVE, PAGE
 from cudatool.sim.jit.heap_blocks import FREED_BLOCK
 from cudatool.sim.jit.instrument import CELL, KINDS, WORD, Defect, FoundRecord, Instrument
-from cudatool.sim.jit.race_engine import HISTORY_LIMIT, RaceRecord, Races, Reason
+from cudatool.sim.jit.race_engine import HISTORY_LIMIT, Order, RaceRecord, Races, Reason
 from cudatool.sim.results import AddressSpaceError
 
 __all__ = ["Found", "Launching", "Shadow"]
@@ -212,25 +212,13 @@ class Shadow:
 
     # ---- launches ----
 
-    def prepare(
-        self,
-        contexts: list[Context],
-        lines: int,
-        host: Sequence[tuple[int, int]],
-        *,
-        acquires: bool,
-        plain: bool,
-        programs: bool,
-    ) -> Launching:
-        """Fill in the workers' contexts for a launch of code with `lines` lines of PTX.
-
-        `acquires`, `plain`, `programs`: see :class:`.race_engine.Races`.
-        """
+    def prepare(self, contexts: list[Context], lines: int, host: Sequence[tuple[int, int]], order: Order) -> Launching:
+        """Fill in the workers' contexts for a launch of code with `lines` lines of PTX."""
         if self._moment > _LAST_MOMENT:  # moments would begin again: forget what has old ones
             for one in (self._words, self._seconds, self._cells):
                 one.clear()
             self._moment = 0
-        return Launching(self, contexts, lines, host, acquires, plain, programs)
+        return Launching(self, contexts, lines, host, order)
 
 
 class Launching:
@@ -242,9 +230,7 @@ class Launching:
         contexts: list[Context],
         lines: int,
         host: Sequence[tuple[int, int]],
-        acquires: bool,
-        plain: bool,
-        programs: bool,
+        order: Order,
     ) -> None:
         self._shadow = shadow
         self._contexts = contexts
@@ -261,9 +247,7 @@ class Launching:
                 first.block_x,
                 first.shared_bytes,
                 lines,
-                acquires=acquires,
-                plain=plain,
-                programs=programs,
+                order=order,
                 base=shadow.base,
                 words=shadow._words.address,
                 seconds=shadow._seconds.address,
