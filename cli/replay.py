@@ -21,7 +21,6 @@ from cudatool.trace.events import Kind
 
 if TYPE_CHECKING:
     from cudatool.analyze import Advice
-    from cudatool.memory import Settings
     from cudatool.trace.model import Trace
 
 __all__ = ["replay"]

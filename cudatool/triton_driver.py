@@ -13,7 +13,6 @@ This module imports Triton. It is imported when a program has imported Triton an
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import sys
@@ -37,6 +36,7 @@ from cudatool.runtime.calls import check, operation
 from cudatool.runtime.device import current_device, get_device_capability, set_device
 from cudatool.runtime.event import Event
 from cudatool.runtime.stream import current_stream
+from cudatool.sim.host_library import path_of
 
 __all__ = ["TARGET", "Compiler", "Driver", "install"]
 
@@ -152,13 +152,12 @@ def _libcuda_to_link() -> Iterator[None]:
     The folder's path is a part of the name under which Triton keeps the launcher, so it has to stay the same.
     """
     folder = CodeCache("triton").folder() or tempfile.mkdtemp(prefix="cudatool-")
-    library = importlib.util.find_spec("cudatool.sim._libcuda")
-    assert library is not None and library.origin is not None
+    library = path_of("cudatool.sim._libcuda")
     for name in ("libcuda.so.1", "libcuda.so"):  # the second for Triton up to 3.5
         link = os.path.join(folder, name)
-        if not os.path.islink(link) or os.readlink(link) != library.origin:
+        if not os.path.islink(link) or os.readlink(link) != library:
             made = f"{link}.{os.getpid()}"
-            os.symlink(library.origin, made)
+            os.symlink(library, made)
             os.replace(made, link)
     before = os.environ.get("TRITON_LIBCUDA_PATH")
     os.environ["TRITON_LIBCUDA_PATH"] = folder

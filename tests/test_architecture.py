@@ -66,7 +66,7 @@ ARROWS = {
     "nvtx": {"runtime", "trace"},
     "profiler": {"runtime"},
     "cuda_core": {"memory", "runtime"},
-    "triton_driver": {"", "ptx", "runtime"},
+    "triton_driver": {"", "ptx", "runtime", "sim"},
     # What puts them together.
     "recording": {"_driver", "collect", "memory", "sim", "trace"},
     "workload": set(),

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from cudatool.sim import abi, device_runtime, machine, signals
 from cudatool.sim.abi import ENTRIES, Entry, Subscriber, subscribe, unsubscribe
+from cudatool.sim.host_library import path_of
 from cudatool.sim.machine import Machine, Options
 from cudatool.sim.queue import Operation, Schedule
 from cudatool.sim.results import AddressSpaceError, Result
@@ -139,10 +140,7 @@ def last_message() -> str:
 
 
 def _load_library(module: str) -> ctypes.CDLL:
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        raise ImportError(f"{module} was not built; install cudatool with a C compiler present")
-    return ctypes.CDLL(spec.origin, mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(path_of(module), mode=ctypes.RTLD_GLOBAL)
 
 
 def _wheel_library(name: str) -> Path | None:

@@ -6,16 +6,27 @@ import ctypes
 import importlib.util
 from functools import cache
 
-__all__ = ["library"]
+__all__ = ["library", "path_of"]
+
+
+def path_of(module: str) -> str:
+    """Return the file of a library of ours that is built as a Python module.
+
+    Raises
+    ------
+    ImportError
+        It was not built.
+    """
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise ImportError(f"{module} was not built; install cudatool with a C compiler present")
+    return spec.origin
 
 
 @cache
 def library() -> ctypes.CDLL:
     """Return the C part (``_device.c``, ``_libcuda.c``, ``_races.c``)."""
-    spec = importlib.util.find_spec("cudatool.sim._libcuda")
-    if spec is None or spec.origin is None:
-        raise ImportError("cudatool.sim._libcuda was not built; install cudatool with a C compiler present")
-    found = ctypes.CDLL(spec.origin)
+    found = ctypes.CDLL(path_of("cudatool.sim._libcuda"))
     found.cudatool_printf_resize.argtypes = [ctypes.c_size_t]
     found.cudatool_heap_create.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     found.cudatool_heap_create.restype = ctypes.c_void_p
