@@ -56,7 +56,7 @@ _LATEST: Final = np.uint64((1 << 62) - 1)  # the year 2116: no difference of two
 _BASE_PERIOD: Final = 7_889_238 * 10**9  # ns, some three months
 _LANES: Final = 64
 _BATCH: Final = 4096  # events for each write to the file, unless they are
-_LARGE: Final = 1 << 20  # bytes together
+_LARGE: Final = 1 << 18  # bytes together; a larger piece of memory comes from the system, page by page, each time
 _FRACTIONS: Final = np.array([f".{ns:03}".rstrip(".0") for ns in range(1000)], object)  # of a microsecond
 _FRAME: Final = 256  # bytes that a frame of a stack may become
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from cudatool.progress import step
 from cudatool.trace.lifetimes import Ints
 
-__all__ = ["optional", "pieces", "rows", "signed"]
+__all__ = ["pieces", "rows", "signed"]
 
 _ROWS: Final = 8192
 """Rows of a piece."""
@@ -33,11 +33,3 @@ def rows(*columns: npt.NDArray[Any] | list[Any]) -> Iterator[tuple[Any, ...]]:
 def signed(column: npt.NDArray[Any]) -> Ints:
     """Return numbers of 64 bits without a sign as if they had one."""
     return column.astype(np.int64)
-
-
-def optional(column: Ints, known: npt.NDArray[np.bool_]) -> list[int | None]:
-    """Return a column with None where it is not `known`."""
-    if known.all():
-        result: list[int | None] = column.tolist()
-        return result
-    return [value if is_known else None for value, is_known in zip(column.tolist(), known.tolist(), strict=True)]
