@@ -20,8 +20,8 @@ by one, and times in exports were floats::
     replay --conf (one setting)             2.7 us 127 bytes
     replay --advise                        13.6 us 127 bytes
     export --to torch                       1.5 us  88 bytes
-    export --to sqlite                      5.6 us 118 bytes
-    export --to perfetto                    3.9 us 125 bytes
+    export --to sqlite                      2.9 us 117 bytes  5.4 us 118 bytes
+    export --to perfetto                    2.6 us 125 bytes  3.7 us 125 bytes
 
     1,000,000 events, .ctrace
     replay --check                          1.0 us 131 bytes  2.5 us 121 bytes

@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.errors import OutputError
+from cudatool.export.ascii import Letters, decimals, fractions, hexadecimals, texts
 from cudatool.export.pieces import pieces, rows
 from cudatool.files import replacing
 from cudatool.limits import PERFETTO_BYTES, PERFETTO_EVENT
@@ -57,7 +58,6 @@ _BASE_PERIOD: Final = 7_889_238 * 10**9  # ns, some three months
 _LANES: Final = 64
 _BATCH: Final = 4096  # events for each write to the file, unless they are
 _LARGE: Final = 1 << 18  # bytes together; a larger piece of memory comes from the system, page by page, each time
-_FRACTIONS: Final = np.array([f".{ns:03}".rstrip(".0") for ns in range(1000)], object)  # of a microsecond
 _FRAME: Final = 256  # bytes that a frame of a stack may become
 
 
@@ -83,14 +83,14 @@ def write(path: str | Path, trace: Trace) -> None:
         separator = b""
         for batch in _batches(writer.events(), PERFETTO_BYTES + PERFETTO_EVENT * len(trace.records)):
             file.write(separator)
-            file.write(",\n".join(batch).encode("ascii"))
+            file.write(b",\n".join(batch))
             separator = b",\n"
         file.write(b"\n]}\n")
 
 
-def _batches(events: Iterator[str], room: int) -> Iterator[list[str]]:
+def _batches(events: Iterator[bytes], room: int) -> Iterator[list[bytes]]:
     """Yield the events, several at a time; refuse what its names and stacks make larger than `room`."""
-    batch: list[str] = []
+    batch: list[bytes] = []
     size = 0
     for event in events:
         batch.append(event)
@@ -130,15 +130,12 @@ class _Writer:
         self.blocks = blocks(trace)
         self.lanes: dict[tuple[int, str], int] = {}  # (process, name) -> number of the thread
 
-    def events(self) -> Iterator[str]:
+    def events(self) -> Iterator[bytes]:
         yield from self._memory()
         yield from self._blocks()
-        yield from self._failures()
-        yield from self._ranges()
-        yield from self._marks()
-        yield from self._calls()
-        yield from self._executions()
-        yield from self._names()
+        for some in (self._failures, self._ranges, self._marks, self._calls, self._executions, self._names):
+            for event in some():
+                yield event.encode("ascii")
 
     def _lane(self, process: int, name: str) -> int:
         return self.lanes.setdefault((process, name), len(self.lanes) + 1)
@@ -148,49 +145,68 @@ class _Writer:
         # Two threads may have the same name.
         return self._lane(_HOST, f"{threads[index] if index < len(threads) else 'thread'} ({index})")
 
-    def _memory(self) -> Iterator[str]:
+    def _memory(self) -> Iterator[bytes]:
         """Yield the counters: all three at each event that changed one."""
         reserved = segments(self.trace)
         for device in np.union1d(self.blocks.device, reserved.device).tolist():
             curve = timeline(self.trace, self.blocks.of_device(device), reserved.of_device(device))
-            is_known = curve.knows_reserved
-            begin = f'{{"ph":"C","name":"Memory","pid":{_DEVICE + device},"ts":'
+            begin = f'{{"ph":"C","name":"Memory","pid":{_DEVICE + device},"ts":'.encode()
             for own in pieces(len(curve.index), f"{self.what}: counters"):
-                columns = (curve.allocated[own], curve.active[own], curve.reserved[own])
-                for time, fraction, allocated, held, kept in rows(*_us(self.time[curve.index[own]]), *columns):
-                    taken = f',"reserved":{kept}' if is_known else ""
-                    yield f'{begin}{time}{fraction},"args":{{"allocated":{allocated},"active":{held}{taken}}}}}'
+                levels: list[bytes | Letters] = [b',"args":{"allocated":', decimals(curve.allocated[own])]
+                levels += [b',"active":', decimals(curve.active[own])]
+                if curve.knows_reserved:
+                    levels += [b',"reserved":', decimals(curve.reserved[own])]
+                times = self.time[curve.index[own]]
+                yield from texts(len(times), begin, *_us(times), *levels, b"}}")
 
-    def _blocks(self) -> Iterator[str]:
+    def _blocks(self) -> Iterator[bytes]:
         """Yield a span for each block, from its allocation to the request to free it, or to the trace's end."""
         blocks = self.blocks
-        used = np.unique(blocks.stack).tolist()
-        stacks = [self.trace.stack(stack) for stack in used]
-        sites = {stack: json.dumps(label) for stack, label in zip(used, call_sites(stacks), strict=True)}
-        room = PERFETTO_BYTES + _FRAME * sum(map(len, stacks))
-        frames = {}
-        for stack in used:
-            members = json.dumps(self._stack(stack))[1:-1]
-            frames[stack] = members and f",{members}"
-            room -= len(members)
-            if room < 0:
-                raise _too_large()
+        begins, ends = self._ends_of_spans(np.unique(blocks.stack))
         last = int(self.time.max(initial=0))
         for piece in pieces(len(blocks), f"{self.what}: allocations"):
             own = blocks[piece]
+            count = len(own)
             began = self.time[own.start]
             freed = np.maximum(self.time.take(own.freed, mode="clip"), began)
             ended = np.where(own.freed < len(self.time), freed, last)
-            place = (np.arange(piece.start, piece.stop) + 1, own.device + _DEVICE, *_us(began), *_us(ended))
-            what = (own.address.view(np.uint64), own.size, own.requested, own.stream, own.pool.astype(np.uint64))
-            table = rows(*place, *what, self._torch_says(own.start), own.stack)
-            for number, process, begin, ns, end, end_ns, address, size, asked, stream, pool, says, stack in table:
-                block = f'"cat":"allocation","name":{sites[stack]},"id":{number},"pid":{process},"tid":0,"ts":'
-                yield (
-                    f'{{"ph":"b",{block}{begin}{ns},"args":{{"address":"{address:#x}","bytes":{size},'
-                    f'"requested":{asked},"stream":{stream},"pool":{pool}{says}{frames[stack]}}}}}'
-                )
-                yield f'{{"ph":"e",{block}{end}{end_ns}}}'
+            number = decimals(np.arange(piece.start, piece.stop) + 1)
+            place: list[bytes | Letters] = [
+                b'"cat":"allocation","id":',
+                number,
+                b',"pid":',
+                decimals(own.device + _DEVICE),
+                b',"tid":0,"ts":',
+            ]
+            args: list[bytes | Letters] = [
+                b',"args":{"address":',
+                hexadecimals(own.address.view(np.uint64)),
+                b',"bytes":',
+                decimals(own.size),
+            ]
+            args += [b',"requested":', decimals(own.requested), b',"stream":', decimals(own.stream)]
+            args += [b',"pool":', decimals(own.pool.view(np.uint64))]
+            begin = texts(count, b'{"ph":"b",', *place, *_us(began), *args)
+            says = [said.encode("ascii") for said in self._torch_says(own.start)]
+            end = texts(count, b'{"ph":"e",', *place, *_us(ended))
+            stacks = own.stack.tolist()
+            for i, stack in enumerate(stacks):
+                yield b"".join((begin[i], says[i], begins[stack], end[i], ends[stack]))
+
+    def _ends_of_spans(self, stacks: Ints) -> tuple[dict[int, bytes], dict[int, bytes]]:
+        """Return what stands behind the numbers at the begin and at the end of a block, by its stack."""
+        used = stacks.tolist()
+        frames = [self.trace.stack(stack) for stack in used]
+        room = PERFETTO_BYTES + _FRAME * sum(map(len, frames))
+        begins, ends = {}, {}
+        for stack, label in zip(used, call_sites(frames), strict=True):
+            members = json.dumps(self._stack(stack))[1:-1]
+            ends[stack] = f',"name":{json.dumps(label)}}}'.encode()
+            begins[stack] = (members and f",{members}").encode() + b"}" + ends[stack] + b",\n"
+            room -= len(members)
+            if room < 0:
+                raise _too_large()
+        return begins, ends
 
     def _failures(self) -> Iterator[str]:
         for i in np.flatnonzero(self.records["kind"] == Kind.OOM).tolist():
@@ -364,10 +380,10 @@ class _Writer:
         return [device for device in devices if device >= 0]
 
 
-def _us(time: Ints) -> tuple[list[int], list[str]]:
-    """Return times as microseconds and their fractions, of which one after the other is JSON: quicker than floats."""
+def _us(time: Ints) -> tuple[Letters, Letters]:
+    """Return times as microseconds and their fractions, of which one after the other is JSON."""
     whole, rest = np.divmod(time, 1000)
-    return whole.tolist(), _FRACTIONS[rest].tolist()
+    return decimals(whole), fractions(rest)
 
 
 def _matching(wanted: npt.NDArray[Any], keys: npt.NDArray[Any], values: Ints) -> Ints:

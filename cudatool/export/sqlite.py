@@ -178,7 +178,7 @@ def _insert_numbers(database: sqlite3.Connection, table: str, columns: Iterable[
         numbers = np.stack([column if isinstance(column, np.ndarray) else column.value for column in piece], axis=1)
         count, width = numbers.shape
         at_once = _AT_ONCE if count % _AT_ONCE == 0 else 1  # only the last piece may have an odd number of rows
-        each = numbers.reshape(-1, width * at_once).tolist()
+        each: list[list[Any]] = numbers.reshape(-1, width * at_once).tolist()
         for place, column in enumerate(piece):
             if isinstance(column, _Nullable):
                 for row in np.flatnonzero(~column.known).tolist():
