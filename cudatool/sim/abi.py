@@ -326,15 +326,17 @@ def function_pointer(name: str, thunk: Callable[[int, int | None], int], *, per_
             is_finalizing: Callable[[], bool] = sys.is_finalizing,
             logger: logging.Logger = log,
             interrupted: type[BaseException] = Interrupted,
+            in_progress: _Call = call,
         ) -> int:
             try:
                 return invoke(entry, arguments, null_stream)
             except interrupted:
                 return 0  # the caller gets its KeyboardInterrupt, and no other error, as soon as it is back in Python
-            except BaseException:
+            except BaseException as exception:
                 if is_finalizing():
                     return gone  # with the driver's own modules
                 logger.exception("%s failed inside the software driver", entry.name)
+                in_progress.message = f"{entry.name} failed inside the software driver: {exception!r}"
                 return error
 
         function = ctypes.CFUNCTYPE(ctypes.c_int, *found.types)(trampoline)

@@ -378,6 +378,8 @@ def _execute(launch: Launch, operation: Operation) -> None:
         )
     except jit.KernelError as error:
         found, failure = error.found, error
+    except PtxError as error:  # this launch needs another translation than the kernel was prepared in
+        raise DriverError(Result.NOT_SUPPORTED, str(error)) from error
     if checkers is not None:
         params = bytes(launch.params)
         operation.findings = [checkers.explain(one, launch.kernel, launch.grid, launch.block, params) for one in found]

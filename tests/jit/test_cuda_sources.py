@@ -185,3 +185,20 @@ def test_divergent_loops_around_barriers(launch, ptx_of):
     out = np.zeros(5 * 33, "i4")
     launch(jit.load(ptx_of(source)).kernels["k"], 5, 33, out)
     assert [[b + 31] * 32 + [b + 32] for b in range(5)] == out.reshape(5, 33).tolist()
+
+
+def test_threads_that_leave_a_barrier_for_good(launch, ptx_of):
+    source = """
+    #include <cuda/barrier>
+    extern "C" __global__ void leave(int *out) {
+        __shared__ cuda::barrier<cuda::thread_scope_block> bar;
+        if (!threadIdx.x) init(&bar, blockDim.x);
+        __syncthreads();
+        for (int round = 0; round < threadIdx.x; ++round) bar.arrive_and_wait();
+        atomicAdd(out, 1);
+        out[1 + threadIdx.x] = *(volatile int *)out;
+        bar.arrive_and_drop();
+    }"""
+    found = np.zeros(1 + 70, np.int32)
+    launch(jit.load(ptx_of(source)).kernels["leave"], 1, 70, found)
+    assert [70, *range(1, 71)] == found.tolist()  # thread n comes after all those before it have left

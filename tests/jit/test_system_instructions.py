@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from fractions import Fraction
 
@@ -10,6 +11,7 @@ import pytest
 from float_formats import BFLOAT16, HALF
 
 from cudatool.sim import jit
+from cudatool.sim.jit.table import TABLE
 
 HALVES = {"f16": HALF, "bf16": BFLOAT16}
 
@@ -272,3 +274,30 @@ def test_directed_fma_of_doubles(elementwise, mode):
         up = nearest if Fraction(nearest) >= exact else float(np.nextafter(nearest, np.inf))
         inward = down if exact > 0 else up
         assert {"rm": down, "rp": up, "rz": inward}[mode] == result
+
+
+def test_instructions_that_need_the_same_function_stand_in_one_kernel(elementwise):
+    a, b = np.array([1, 12, 255], np.uint32), np.array([0, 7, 3], np.uint32)
+    code = "fns.b32 %d, %a, %b, 1; max.u32 %e, %a, %b; min.u32 %f, %a, %b; abs.s32 %g, %a; popc.b32 %h, %a;"
+    names = dict.fromkeys("defgh", "u4")
+    found = elementwise(code, {"a": a, "b": b}, names)
+    assert [find_nth_set(mask, base, 1) for mask, base in zip(a.tolist(), b.tolist(), strict=True)] == found[
+        "d"
+    ].tolist()
+    assert np.maximum(a, b).tolist() == found["e"].tolist()
+    assert np.minimum(a, b).tolist() == found["f"].tolist()
+    assert [1, 2, 8] == found["h"].tolist()
+
+
+@pytest.mark.parametrize("instrument", [jit.Instrument.NONE, jit.Instrument.FOOTPRINT | jit.Instrument.RACECHECK])
+def test_code_that_llvm_refuses_is_blamed_on_its_instruction(ptx_kernel, monkeypatch, instrument):
+    def broken(e, i):
+        e.emit("call void @nothing.of.the.kind(i32 0)")
+
+    monkeypatch.setitem(TABLE, "popc", broken)
+    kernel = ptx_kernel("", ".reg .b32 %x; mov.u32 %x, 1;\nbar.sync 0;\npopc.b32 %x, %x;\nret;")
+    with pytest.raises(jit.UnsupportedInstruction) as refused:
+        kernel.prepare(instrument)
+    said = str(refused.value)
+    assert "cannot translate popc.b32 (PTX line " in said and "nothing.of.the.kind" in said
+    assert pickle.loads(pickle.dumps(refused.value)).args == refused.value.args

@@ -9,7 +9,9 @@ import sys
 
 import pytest
 
+from cudatool.sim import abi
 from cudatool.sim.addresses import place_of
+from cudatool.sim.jit.table import TABLE
 from cudatool.sim.memory import Allocation, Allocations
 
 
@@ -210,6 +212,18 @@ _STRAY = rb"""
 """
 
 
+_POPC = b"""
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry counts() {
+    .reg .b32 %r<2>;
+    popc.b32 %r1, 7;
+    ret;
+}
+"""
+
+
 def test_stray_kernel_ends_its_context_and_not_the_process(driver, ok, machine):
     context = ok(driver.cuCtxCreate(None, 0, 0))
     module = ok(driver.cuModuleLoadData(_STRAY + b"\0"))
@@ -241,6 +255,31 @@ def test_instruction_that_is_not_there_is_named_with_kernel_and_line(driver, ok,
     for word in ("wmma.load", "unknown", "12"):
         assert word in caplog.text
     ok(driver.cuModuleUnload(module))
+
+
+def test_a_failure_inside_the_driver_says_what_it_is(driver, ok, machine, monkeypatch):
+    def failing(*_arguments):
+        raise KeyError("what is missing")
+
+    monkeypatch.setattr(abi.ENTRIES["cuDeviceGetCount"], "handler", failing)
+    assert driver.cuDeviceGetCount()[0].name == "CUDA_ERROR_UNKNOWN"
+    assert "cuDeviceGetCount failed inside the software driver: KeyError('what is missing')" == abi.call.message
+
+
+def test_what_only_a_larger_launch_needs_is_refused_with_its_instruction(driver, ok, monkeypatch, caplog):
+    context = ok(driver.cuCtxCreate(None, 0, 0))
+    module = ok(driver.cuModuleLoadData(_POPC + b"\0"))
+    function = ok(driver.cuModuleGetFunction(module, b"counts"))
+    ok(driver.cuFuncLoad(function))
+
+    def refusing(e, i):
+        raise e.unsupported()
+
+    monkeypatch.setitem(TABLE, "popc", refusing)
+    ok(driver.cuLaunchKernel(function, 2**23, 1, 1, 1024, 1, 1, 0, 0, 0, 0))  # threads that 32 bits do not number
+    assert driver.cuCtxSynchronize()[0].name == "CUDA_ERROR_NOT_SUPPORTED"
+    assert "popc.b32" in caplog.text
+    ok(driver.cuCtxDestroy(context))
 
 
 def test_launches_out_of_limits(driver, ok):

@@ -13,6 +13,7 @@ top, region k goes on after suspension k. For each region there is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -61,9 +62,12 @@ from cudatool.sim.jit.emit import ASYNC_QUEUE, ENVIRONMENT, SPECIAL, Emitter, La
 from cudatool.sim.jit.instrument import Instrument
 from cudatool.sim.jit.table import TABLE, Lowering
 
-__all__ = ["Native", "generate"]
+__all__ = ["MARK", "Native", "generate"]
 
 del arithmetic, bits, comparison, conversion, matrix, memory, system, texture, video  # imported for the rows they enter
+
+MARK = "; PTX "
+"""Begins the comment that stands before the code of an instruction: its line in the PTX, and what it is."""
 
 _VOLATILE = frozenset({"%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi"})
 _POLLS = 32  # how often a thread polls in a loop before it lets others go on
@@ -90,7 +94,9 @@ class Native:
     parks: bool
 
 
-def generate(function: Function, layout: Layout, *, instrument: Instrument, large_grid: bool) -> Native:
+def generate(
+    function: Function, layout: Layout, *, instrument: Instrument, large_grid: bool, marked: bool = False
+) -> Native:
     """Translate a kernel whose calls are inlined.
 
     Parameters
@@ -99,17 +105,22 @@ def generate(function: Function, layout: Layout, *, instrument: Instrument, larg
         What accesses are instrumented for.
     large_grid
         Allow for more than 2**31 threads along an axis, which makes the code slower.
+    marked
+        Say in a comment (:data:`MARK`) which instruction each part of the text is for.
 
     Raises
     ------
     UnsupportedInstruction
         Names the instruction.
     """
-    return _Kernel(function, layout, instrument, large_grid).generate()
+    return _Kernel(function, layout, instrument, large_grid, marked=marked).generate()
 
 
 class _Kernel:
-    def __init__(self, function: Function, layout: Layout, instrument: Instrument, large_grid: bool) -> None:
+    def __init__(
+        self, function: Function, layout: Layout, instrument: Instrument, large_grid: bool, *, marked: bool
+    ) -> None:
+        self.marked = marked
         # A copy: operands are replaced below, and the condition code becomes a register where it is used.
         self.code = list(function.instructions)
         self.function = replace(function, instructions=self.code, registers=dict(function.registers))
@@ -295,8 +306,8 @@ class _Kernel:
             self.parts.append(scheduler.PASSED)
         self.parts.append(scheduler.grid(self.layout.param_bytes, parks=parks))
         self.parts.append(functions(self.instrument, self.validated))
-        text = "\n".join([*sorted(self.declarations - scheduler.OWN), scheduler.PRELUDE, scheduler.stop(), *self.parts])
-        return Native(text, self.slot_bytes, parks)
+        text = "\n".join([*sorted(self.declarations), scheduler.PRELUDE, scheduler.stop(), *self.parts])
+        return Native(_declared_once(text), self.slot_bytes, parks)
 
     def _first(self, index: int | None) -> int:
         """Return the block that follows the suspension at `index`, of None the kernel's first."""
@@ -370,7 +381,8 @@ class _Kernel:
             return []
         leads = list(block.successors)
         for index in range(block.start, block.stop):
-            instruction = e.instruction = self.code[index]
+            instruction = self.code[index]
+            self._begin(e, instruction)
             opcode = instruction.opcode
             if index in self.rows:
                 following.add(self.region_of[index])
@@ -383,8 +395,14 @@ class _Kernel:
         e.emit(f"br label %b{number + 1}" if number + 1 in leads else "unreachable")  # after a trap
         return leads
 
-    def _instruction(self, e: Emitter, instruction: Instruction) -> None:
+    def _begin(self, e: Emitter, instruction: Instruction) -> None:
+        """Let what is emitted next be for `instruction`."""
         e.instruction = instruction
+        if self.marked:
+            e.lines.append(f"{MARK}{instruction.line} {instruction.name}")
+
+    def _instruction(self, e: Emitter, instruction: Instruction) -> None:
+        self._begin(e, instruction)
         row = TABLE.get(instruction.opcode)
         if row is None:
             raise e.unsupported()
@@ -470,7 +488,7 @@ class _Kernel:
         """Emit what combines suspension `number`; return whether some of its threads may have to wait for others."""
         instruction, row = self.code[index], self.rows[index]
         e = self._emitter()
-        e.instruction = instruction
+        self._begin(e, instruction)
         with _whole(e):
             row.combine(e, instruction)
         self._finish(e)
@@ -505,6 +523,23 @@ class _Kernel:
         return self.counts_arrivals or (bool(self.instrument & Instrument.RACECHECK) and not one)
 
 
+_SYMBOL = re.compile(r"^(declare|define) [^@\n]*@([\w.$]+)\(.*$", re.MULTILINE)
+
+
+def _declared_once(text: str) -> str:
+    """Return a module without repeated declarations: several parts of a kernel may need the same function."""
+    known = {match[2] for match in _SYMBOL.finditer(text) if match[1] == "define"}
+
+    def keep(match: re.Match[str]) -> str:
+        if match[1] == "define":
+            return match[0]
+        repeated = match[2] in known
+        known.add(match[2])
+        return "" if repeated else match[0]
+
+    return _SYMBOL.sub(keep, text)
+
+
 def _pass_unless(e: Emitter, condition: str, number: int) -> None:
     """Emit a branch to what follows block `number`, unless `condition` holds."""
     stay = e.new_label()
@@ -522,5 +557,5 @@ def _whole(e: Emitter) -> Iterator[None]:
     """Refuse an instruction that lacks a type or an operand, or has one of another kind: rows take what they need."""
     try:
         yield
-    except (LookupError, ValueError, StopIteration, AssertionError):
+    except (LookupError, ValueError, StopIteration, AssertionError, AttributeError, TypeError):
         raise e.unsupported("no such form") from None

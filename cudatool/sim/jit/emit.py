@@ -39,6 +39,7 @@ __all__ = [
     "Emitter",
     "Layout",
     "UnsupportedInstruction",
+    "UntranslatedInstruction",
     "llvm_type",
     "storage_type",
 ]
@@ -79,6 +80,27 @@ class UnsupportedInstruction(PtxError):
     def __str__(self) -> str:
         where = self.source or f"PTX line {self.line}"
         return f"{self.kernel}: the software device does not support {self.instruction} ({where})"
+
+    def at(self, kernel: str, source: str) -> UnsupportedInstruction:
+        """Return the same error, of this kernel and line of the CUDA source."""
+        return UnsupportedInstruction(self.instruction, kernel, source, self.line)
+
+
+class UntranslatedInstruction(UnsupportedInstruction):
+    """The translator made code for an instruction that LLVM refuses; `reason` is what LLVM says. A fault of ours."""
+
+    def __init__(self, instruction: str, kernel: str, source: str, line: int, reason: str) -> None:
+        super().__init__(instruction, kernel, source, line)
+        self.args = (instruction, kernel, source, line, reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        where = self.source or (f"PTX line {self.line}" if self.line else "")
+        place = f" ({where})" if where else ""
+        return f"{self.kernel}: the software device cannot translate {self.instruction}{place}: {self.reason}"
+
+    def at(self, kernel: str, source: str) -> UntranslatedInstruction:
+        return UntranslatedInstruction(self.instruction, kernel, source, self.line, self.reason)
 
 
 _LLVM = {

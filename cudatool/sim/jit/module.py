@@ -29,10 +29,10 @@ from cudatool.ptx import (
 from cudatool.ptx.kernel_names import kernel_name
 from cudatool.ptx.model import PROGRAMS
 from cudatool.sim.jit import native
-from cudatool.sim.jit.codegen import Native, generate
+from cudatool.sim.jit.codegen import MARK, Native, generate
 from cudatool.sim.jit.collective import Kind, suspension_of
 from cudatool.sim.jit.context import MAX_THREADS, Context, Stop
-from cudatool.sim.jit.emit import Layout, UnsupportedInstruction
+from cudatool.sim.jit.emit import Layout, UnsupportedInstruction, UntranslatedInstruction
 from cudatool.sim.jit.footprint import Footprint
 from cudatool.sim.jit.instrument import Instrument
 from cudatool.sim.jit.launch import (
@@ -317,7 +317,8 @@ class Kernel:
         data = None if cache is None else cache.get(key)
         if data is None:
             made = self._generate(instrument, large_grid)
-            data = made.slot_bytes.to_bytes(7, "little") + bytes([made.parks]) + native.compile_text(made.text)
+            code = self._compiled(made, instrument, large_grid)
+            data = made.slot_bytes.to_bytes(7, "little") + bytes([made.parks]) + code
             if cache is not None:
                 cache.put(key, data)
         translated = _Translated(native.load_object(data[8:]), int.from_bytes(data[:7], "little"), bool(data[7]))
@@ -328,15 +329,33 @@ class Kernel:
         """Return what :meth:`prepare` has LLVM optimize and compile, without doing either. Raises as it does."""
         return self._generate(Instrument.NONE, large_grid=False).text
 
-    def _generate(self, instrument: Instrument, large_grid: bool) -> Native:
+    def _compiled(self, made: Native, instrument: Instrument, large_grid: bool) -> bytes:
         try:
-            return generate(self._function, self.layout, instrument=instrument, large_grid=large_grid)
+            return native.compile_text(made.text)
+        except native.CompileError:
+            pass
+        marked = self._generate(instrument, large_grid, marked=True).text
+        try:  # again, to see which instruction it is
+            return native.compile_text(marked)
+        except native.CompileError as error:
+            before = marked.split("\n")[: error.line]
+            # What is wrong outside of the functions of the kernel's threads has no mark above it in its function.
+            inside = next((text for text in reversed(before) if text.startswith((MARK, "define", "}"))), "")
+            line, what = 0, "the kernel"
+            if inside.startswith(MARK):
+                number, _, what = inside.removeprefix(MARK).partition(" ")
+                line = int(number)
+            raise self._located(UntranslatedInstruction(what, self.name, "", line, error.reason)) from None
+
+    def _generate(self, instrument: Instrument, large_grid: bool, *, marked: bool = False) -> Native:
+        try:
+            return generate(self._function, self.layout, instrument=instrument, large_grid=large_grid, marked=marked)
         except UnsupportedInstruction as error:
             raise self._located(error) from None
 
     def _located(self, error: UnsupportedInstruction) -> UnsupportedInstruction:
         at = next((i for i in self._function.instructions if i.line == error.line), None)
-        return UnsupportedInstruction(error.instruction, self.name, self.where(at) if at else "", error.line)
+        return error.at(self.name, self.where(at) if at else "")
 
     # ---- running ----
 

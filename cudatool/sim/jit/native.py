@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
 import signal
 import threading
 import time
@@ -21,6 +22,7 @@ from cudatool.sim.jit.races import CALLABLE
 __all__ = [
     "STOP_SIGNAL",
     "Code",
+    "CompileError",
     "NativeCache",
     "cache_key",
     "compile_text",
@@ -78,8 +80,24 @@ def cache_key(*parts: str) -> str:
     return digest.hexdigest()
 
 
+class CompileError(Exception):
+    """LLVM refuses a module: the translator made a mistake.
+
+    Parameters
+    ----------
+    reason
+        What LLVM says.
+    line
+        Of the text, from 1; 0 if LLVM names none.
+    """
+
+    def __init__(self, reason: str, line: int) -> None:
+        super().__init__(reason, line)
+        self.reason, self.line = reason, line
+
+
 def compile_text(text: str) -> bytes:
-    """Return the object code of an LLVM module."""
+    """Return the object code of an LLVM module; raise CompileError where LLVM refuses it."""
     global compiled
     with _lock:
         compiled += 1
@@ -117,7 +135,11 @@ _compiling = _Compiling()
 
 def _compiled(text: str) -> bytes:
     machine = _machine()
-    module = llvm.parse_assembly(text)
+    try:
+        module = llvm.parse_assembly(text)
+    except RuntimeError as error:
+        place = re.search(r"<string>:(\d+):\d+: error: (.*)", str(error))
+        raise CompileError(place[2] if place else str(error), int(place[1]) if place else 0) from None
     module.triple = machine.triple
     module.data_layout = str(machine.target_data)
     options = llvm.create_pipeline_tuning_options(speed_level=3)

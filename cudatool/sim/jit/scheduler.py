@@ -15,7 +15,6 @@ from cudatool.sim.jit.emit import ENVIRONMENT
 __all__ = [
     "AGREED",
     "DIVERGED",
-    "OWN",
     "PARKED",
     "PASSED",
     "PRELUDE",
@@ -83,10 +82,6 @@ end:
   ret void
 }}
 """
-
-
-# What emitters must not declare again.
-OWN = frozenset({*PRELUDE.splitlines(), "declare i16 @bf16_round(float)"})
 
 
 def field(name: str, result: str, *, volatile: bool = False, kind: str = "") -> str:
