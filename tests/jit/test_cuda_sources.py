@@ -187,7 +187,7 @@ def test_divergent_loops_around_barriers(launch, ptx_of):
     assert [[b + 31] * 32 + [b + 32] for b in range(5)] == out.reshape(5, 33).tolist()
 
 
-def test_threads_that_leave_a_barrier_for_good(launch, ptx_of):
+def test_threads_that_leave_a_barrier_for_good(program):
     source = """
     #include <cuda/barrier>
     extern "C" __global__ void leave(int *out) {
@@ -199,6 +199,8 @@ def test_threads_that_leave_a_barrier_for_good(launch, ptx_of):
         out[1 + threadIdx.x] = *(volatile int *)out;
         bar.arrive_and_drop();
     }"""
-    found = np.zeros(1 + 70, np.int32)
-    launch(jit.load(ptx_of(source)).kernels["leave"], 1, 70, found)
+    loaded = program(source, headers=True)
+    out = loaded.upload(np.zeros(1 + 70, np.int32))
+    loaded.launch("leave", 1, 70, out)
+    found = loaded.download(out, 1 + 70, np.int32)
     assert [70, *range(1, 71)] == found.tolist()  # thread n comes after all those before it have left
