@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cudatool.analyze.compiled import Compiled, compiled_sites
-from cudatool.trace.frames import MissingStack, call_site, call_sites, missing_stack
+from cudatool.trace.frames import MissingStack, call_sites, missing_stack
 from cudatool.trace.lifetimes import Ints, Lifetimes, Mask, distinct_pairs
 from cudatool.trace.model import Trace, recorded_from
 from cudatool.units import exact_bytes
@@ -24,7 +24,6 @@ __all__ = [
     "layout_at",
     "segments_at",
     "site_keys",
-    "site_label",
     "site_labels",
     "torch_segments",
     "without_stack",
@@ -85,11 +84,6 @@ def site_labels(trace: Trace, sites: Ints, before: Mask) -> list[str]:
         label or without_stack(missing_stack(trace, before=was_there), requested)
         for label, requested, was_there in zip(labels, sites[:, 1].tolist(), before.tolist(), strict=True)
     ]
-
-
-def site_label(trace: Trace, stack: int, requested: int, *, before: bool = False) -> str:
-    """Return one call site in words, as :func:`site_labels` would alone."""
-    return call_site(trace.stack(stack)) or without_stack(missing_stack(trace, before=before), requested)
 
 
 def without_stack(why: MissingStack, requested: int) -> str:

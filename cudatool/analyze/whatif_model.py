@@ -10,7 +10,7 @@ from enum import StrEnum
 from heapq import heappop, heappush
 from itertools import chain
 
-from cudatool.analyze.card import Card
+from cudatool.analyze.modeled_device import ModeledDevice
 from cudatool.analyze.replay import pool_ids
 from cudatool.analyze.replay_start import own_stream, set_up
 from cudatool.analyze.requests import RELEASES, Call, Part, Requests, Verb, refuses_contradictions
@@ -227,9 +227,9 @@ class _Model:
         self._served: list[tuple[int, int]] = []  # heap: blocks that were refused, as event to free at and address
         self.trace = trace
         self.asked = asked
-        self.card = Card(limit, asked, lowest_first=course.lowest_first)
+        self.device = ModeledDevice(limit, asked, lowest_first=course.lowest_first)
         self.policy = Policy(
-            self.card,
+            self.device,
             device=asked.device,
             settings=settings,
             journal=Journal(asked.device, None),
@@ -308,7 +308,7 @@ class _Model:
         if self.quiet is not None and not self._pending and not self._has_cached():
             self.quiet.add(index)
         if call.done:
-            self.card.passed.update(own_stream(block) for block in call.done)
+            self.device.passed.update(own_stream(block) for block in call.done)
             self._pending.difference_update(call.done)
             self.policy.free_passed_blocks()
         while self._served and self._served[0][0] <= call.event:
@@ -358,9 +358,9 @@ class _Model:
             if (change.kind is Kind.SEGMENT_MAP) is settings.expandable_segments and not is_split:
                 kept.append(change)
         if kept:
-            self.card.adopt(kept)
+            self.device.adopt(kept)
             asked = replace(asked, prior_memory=kept)
-            self._address, _ = set_up(self.policy, asked, asked.tails, self._pool, self.card.total * 9 // 8)
+            self._address, _ = set_up(self.policy, asked, asked.tails, self._pool, self.device.total * 9 // 8)
 
     def _allocate_prior(self) -> OutOfMemory | None:
         """Allocate the blocks that lie in no memory that was taken over; return which does not fit, if one does not."""
@@ -403,7 +403,7 @@ class _Model:
 
     def _malloc(self, call: Call) -> bool:
         if call.changes:
-            self.card.recorded_segments = {c.size: c.address for c in call.changes if c.kind is Kind.SEGMENT_ALLOC}
+            self.device.recorded_segments = {c.size: c.address for c in call.changes if c.kind is Kind.SEGMENT_ALLOC}
         before, served = self._reserved.current, True
         try:
             if call.pool in self._default_pools:
@@ -413,8 +413,8 @@ class _Model:
         except OutOfMemoryError:
             served = False
         if call.changes:
-            self.card.recorded_segments = {}
-        if (not served or before != self._reserved.current) and self.card.looked_at > GAP_STEPS:
+            self.device.recorded_segments = {}
+        if (not served or before != self._reserved.current) and self.device.looked_at > GAP_STEPS:
             raise FileFormatError(self.trace.source, "the gaps between its segments are too many for a replay")
         if served:
             self._note_level()

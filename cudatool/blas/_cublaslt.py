@@ -18,6 +18,7 @@ from cudatool.blas._gemm import BFLOAT16, FP8, Again, Compute, Epilogue, Gemm
 from cudatool.blas._layout import Product
 from cudatool.blas._workspace import size_of_workspace
 from cudatool.errors import CudaError, UsageError
+from cudatool.runtime.plans import LaunchPlans
 from cudatool.runtime.stream import Stream
 
 __all__ = ["Plan", "algorithms", "gemm", "like"]
@@ -211,11 +212,10 @@ class Plan:
 
 class _Plans(threading.local):
     def __init__(self) -> None:
-        self.found: dict[_Key, Plan] = {}
+        self.found = LaunchPlans[_Key, Plan]()
 
 
 _plans = _Plans()
-_MOST_PLANS: Final = 4096
 
 
 @functools.cache
@@ -348,9 +348,7 @@ def _new_plan(gemm: Gemm, key: _Key, handle: int, workspace: int) -> Plan:
     if not len(found):
         raise UsageError(_refusal(gemm))
     plan.choose(found)
-    if len(_plans.found) >= _MOST_PLANS:
-        _plans.found.clear()
-    _plans.found[key] = plan
+    _plans.found.remember(key, plan)
     return plan
 
 

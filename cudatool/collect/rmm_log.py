@@ -27,6 +27,7 @@ from cudatool.files import open_input
 from cudatool.limits import LOG_LINE
 from cudatool.text import quoted
 from cudatool.trace.events import FREE_UNKNOWN, RECORD, Kind, StreamFlag
+from cudatool.trace.interned import Interned
 from cudatool.trace.model import Trace
 
 __all__ = ["is_rmm_log", "read"]
@@ -95,8 +96,8 @@ class _Reader:
         self.path = path
         found = _DEVICE.findall(Path(path).name)
         self.device = int(found[-1]) if found else 0
-        self.threads: dict[str, int] = {}
-        self.streams: dict[int, int] = {}
+        self.threads = Interned[str]()
+        self.streams = Interned[int](first=1)
         self.day = 0  # ns of the days that are over
         self.clock = 0
         self.latest = 0
@@ -151,8 +152,8 @@ class _Reader:
         address = 0 if failed else _integer(pointer, "a pointer", 16, _MAX_ADDRESS)
         now = self._time(time)
         handle = _integer(stream, "a stream", 16, 1 << 64)
-        stream_id = self.streams.setdefault(handle, len(self.streams) + 1)
-        thread_id = self.threads.setdefault(thread, len(self.threads))
+        stream_id = self.streams[handle]
+        thread_id = self.threads[thread]
         if thread_id >= _MAX_THREADS:
             raise ValueError(f"more than {_MAX_THREADS} threads")
         requested = 0 if failed else bytes_

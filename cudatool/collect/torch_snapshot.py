@@ -36,6 +36,7 @@ from cudatool.memory.settings import Settings
 from cudatool.memory.snapshot import divisions_of
 from cudatool.text import printable
 from cudatool.trace.events import FREE_UNKNOWN, RECORD, Kind, StreamFlag
+from cudatool.trace.interned import Interned
 from cudatool.trace.model import Frame, PinnedMemory
 
 __all__ = ["EventFact", "MemorySnapshot", "is_snapshot", "read"]
@@ -104,13 +105,13 @@ class _Reader:
 
     def __init__(self, data: dict[str, Any]) -> None:
         self.data = data
-        self.names: dict[str, int] = {"": 0}
-        self.stacks: dict[tuple[int, ...], int] = {(): 0}
-        self.frames: dict[tuple[Frame, tuple[tuple[str, Any], ...]], int] = {}
+        self.names = Interned([""])
+        self.stacks = Interned[tuple[int, ...]]([()])
+        self.frames = Interned[tuple[Frame, tuple[tuple[str, Any], ...]]]()
         self.facts: dict[str, dict[Any, tuple[int, Any]]] = {}  # key -> what tells a value apart -> (number, value)
         self.metadata: dict[int, Any] = {}
-        self.streams: dict[tuple[int, int], int] = {}
-        self.pools: dict[tuple[int, int], int] = {(0, 0): 0}
+        self.streams = Interned[tuple[int, int]](first=1)
+        self.pools = Interned([(0, 0)])
         self.notes: list[str] = []
         self.settings: dict[str, Any] = dict(data.get("allocator_settings") or {})
         # Frames are shared objects in the pickle: look each one up by identity once. `data` keeps them alive.
@@ -437,16 +438,16 @@ class _Reader:
         return created
 
     def _stream(self, device: int, handle: int) -> int:
-        return self.streams.setdefault((device, require(handle, int, "a stream")), len(self.streams) + 1)
+        return self.streams[device, require(handle, int, "a stream")]
 
     def _pool(self, pool_id: Sequence[int]) -> int:
         first, second = _ints(list(pool_id), "a part of a pool's id")
-        return self.pools.setdefault((first, second), len(self.pools))
+        return self.pools[first, second]
 
     def _name(self, text: Any) -> int:
         """Return the index of a text; of a dict of user metadata, of its keys and values."""
         if type(text) is str:
-            return self.names.setdefault(text, len(self.names))
+            return self.names[text]
         spelled = str(text)[:_MOST_NAME] if isinstance(text, int | float) else f"({type(text).__name__})"
         if (
             isinstance(text, dict)
@@ -454,7 +455,7 @@ class _Reader:
             and all(isinstance(v, _SCALARS) for v in text.values())
         ):
             spelled = ", ".join(f"{key}={value}" for key, value in text.items())[:_MOST_NAME]
-        number = self.names.setdefault(spelled, len(self.names))
+        number = self.names[spelled]
         if self.metadata.setdefault(number, text) != text:
             self.notes.append(f"user metadata that read alike were taken for one: {spelled[:40]}")
         return number
@@ -467,7 +468,7 @@ class _Reader:
         found = self._stack_by_ids.get(ids)
         if found is None:
             stack = tuple(self._frame(frame) for frame in frames)
-            found = self._stack_by_ids[ids] = self.stacks.setdefault(stack, len(self.stacks))
+            found = self._stack_by_ids[ids] = self.stacks[stack]
         if len(ids) > _DEEP:
             self._stack_by_list[id(frames)] = frames, found  # kept, so that no other list gets its id
         return found
@@ -482,9 +483,7 @@ class _Reader:
             file, name = (require(frame[key], str, f"a frame's {key}") for key in ("filename", "name"))
             more = {key: value for key, value in frame.items() if key not in _OF_FRAMES}
             said = tuple((key, value) for key, value in more.items() if isinstance(value, _SCALARS))
-            found = self._frame_by_id[id(frame)] = self.frames.setdefault(
-                (Frame(file, name, line), said), len(self.frames)
-            )
+            found = self._frame_by_id[id(frame)] = self.frames[Frame(file, name, line), said]
         return found
 
 

@@ -33,6 +33,7 @@ from cudatool.runtime.dtypes import (
     result_type,
 )
 from cudatool.runtime.kernel import Kernel, compile, launch
+from cudatool.runtime.plans import LaunchPlans
 from cudatool.runtime.stream import Stream, current_stream, stream_on
 from cudatool.trace import hooks
 
@@ -80,7 +81,6 @@ class _Plan(NamedTuple):
     signature: object  # of a new result
 
 
-_MOST_PLANS: Final = 4096  # of one operation
 _PLANNED: Final = frozenset([bool, int, float, complex])  # numbers whose type says all that is to be known of them
 
 
@@ -144,7 +144,7 @@ class Pointwise:
         self._types = functools.cache(self._find_types)
         self._kernel = functools.cache(self._compile)
         self._defaults = functools.cache(functools.partial(self._values, {}))
-        self._plans: dict[tuple[object, ...], _Plan] = {}
+        self._plans = LaunchPlans[tuple[object, ...], _Plan]()
 
     def __call__(self, *operands: Any, out: DeviceArray | None = None, **numbers: Any) -> DeviceArray:
         """Compute on the current stream of the arrays' device.
@@ -251,9 +251,7 @@ class Pointwise:
             *(part for name, value in numbers.items() for part in (name, type(value))),
         )
         kernel, way = done
-        if len(self._plans) >= _MOST_PLANS:
-            self._plans.clear()
-        self._plans[key] = _Plan(
+        plan = _Plan(
             kernel.launcher.launch,
             way.config,
             (*self._defaults(compute), way.parameters),
@@ -265,6 +263,7 @@ class Pointwise:
             out.device,
             seal,
         )
+        self._plans.remember(key, plan)
 
     def bind(self, operands: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
         """Return the operands, with those that were passed by keyword taken out of `keywords`.

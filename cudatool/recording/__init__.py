@@ -84,14 +84,16 @@ def record(
     with sources(
         device=device, with_stacks=with_stacks, measure_accesses=measure_accesses, checks=checks, tape=tape
     ) as header:
-        held = _held()
+        allocator = sys.modules.get("cudatool.runtime.allocator")  # importing it would start the runtime
+        held = [] if allocator is None else list(allocator.living())  # nothing at the start of a program
+        limits = [] if allocator is None else list(allocator.fractions())
         living = _living({event.address for event in held})
         prior = Counter(event.device for event in held)
         facts: dict[str, Any] = {"prior_records": prior} if prior else {}
         facts |= {"prior_allocations": len(living)} if living else {}
         facts |= {"unknown_before": unknown} if (unknown := _unknown_before()) else {}
         recorder = Recorder(path, header=header | facts, force=force)
-        for event in (*_fractions(), *held, *living):
+        for event in (*limits, *held, *living):
             recorder(event)
         with recorder:
             try:
@@ -196,18 +198,6 @@ def _driver_calls() -> Iterator[dict[str, Any]]:
 def libraries() -> list[str]:
     """Return the imported libraries whose own work on a GPU may go unrecorded."""
     return [name for module, name in _LIBRARIES.items() if module in sys.modules]
-
-
-def _held() -> list[Event]:
-    """Return what the caching allocator holds already; nothing at the start of a program."""
-    allocator = sys.modules.get("cudatool.runtime.allocator")  # to import it would be to need it
-    return [] if allocator is None else list(allocator.living())
-
-
-def _fractions() -> list[Event]:
-    """Return how much the caching allocator may reserve, where that is limited already."""
-    allocator = sys.modules.get("cudatool.runtime.allocator")
-    return [] if allocator is None else list(allocator.fractions())
 
 
 def _living(segments: Container[int]) -> list[Event]:

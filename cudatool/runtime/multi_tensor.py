@@ -35,7 +35,7 @@ __all__ = [
     "FLOATS",
     "PRELUDE",
     "Arrays",
-    "Launch",
+    "TableLaunch",
     "MultiTensorKernel",
     "check_alike",
     "check_steps",
@@ -148,7 +148,7 @@ def _order(layout: Layout) -> tuple[int, ...]:
     return tuple(step // layout.itemsize for step, count in zip(layout.strides, layout.shape, strict=True) if count > 1)
 
 
-class Launch(NamedTuple):
+class TableLaunch(NamedTuple):
     """One launch: which arrays its table has, and how many blocks."""
 
     first: int  # of the arrays in the table
@@ -163,7 +163,7 @@ def most_arrays(lists: int) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def plan(sizes: tuple[int, ...], lists: int) -> list[Launch]:
+def plan(sizes: tuple[int, ...], lists: int) -> list[TableLaunch]:
     """Return the launches for arrays of so many elements, none of them empty."""
     most = most_arrays(lists)
     layout = np.dtype(
@@ -177,7 +177,7 @@ def plan(sizes: tuple[int, ...], lists: int) -> list[Launch]:
         align=True,
     )
     work = [(array, chunk) for array, size in enumerate(sizes) for chunk in range(-(-size // CHUNK))]
-    launches: list[Launch] = []
+    launches: list[TableLaunch] = []
     start = 0
     while start < len(work):
         first = work[start][0]
@@ -188,7 +188,7 @@ def plan(sizes: tuple[int, ...], lists: int) -> list[Launch]:
         table["array"][: len(blocks)] = [array - first for array, _ in blocks]
         table["chunk"][: len(blocks)] = [chunk for _, chunk in blocks]
         table["first_block"] = start
-        launches.append(Launch(first, last, len(blocks), table))
+        launches.append(TableLaunch(first, last, len(blocks), table))
         start += len(blocks)
     return launches
 

@@ -98,10 +98,17 @@ class Defect:
     runs: int = 1
     stride: int = 0
     moved: tuple[int, ...] = ()
-    count: int = 1
+    count: int = 0
     last: tuple[int, int] = (-1, -1)
     agents: set[tuple[int, int]] = field(default_factory=set)
     nodes: set[tuple[int, int]] = field(default_factory=set)
+
+    def add(self, pair: tuple[int, int], agents: tuple[int, int]) -> None:
+        """Count a pair of records of the series; the same pair twice in a row is one."""
+        if self.last != pair:
+            self.count += 1
+            self.last = pair
+        self.agents.add(agents)
 
     def as_seen_by(self, other: Defect | None) -> Defect:
         """Return the series with the first pair, and what orders it, that another check of the trace met."""
@@ -170,10 +177,7 @@ class Defects:
             defect.moved = moved
             if touched is not None and any(one.stride or one.mask for one in touched):
                 defect.runs, defect.stride = common_runs(*touched)
-        elif defect.last != pair:
-            defect.count += 1
-        defect.last = pair
-        defect.agents.add((first.operation.agent, second.operation.agent))
+        defect.add(pair, (first.operation.agent, second.operation.agent))
         if inside:
             defect.nodes.add((first.record, second.record))
 
@@ -188,10 +192,7 @@ class Defects:
         defect = self.found.get(self._key(kind, old.exact and new.exact, *made, pair, buffer))
         if defect is None:
             return False
-        if defect.last != pair:
-            defect.count += 1
-        defect.last = pair
-        defect.agents.add((first.agent, second.agent))
+        defect.add(pair, (first.agent, second.agent))
         return True
 
     def _key(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cudatool.sim.abi import IpcHandle
-from cudatool.sim.memory import PAGE, READ_WRITE, Allocation, SharedFile, Store, unmap
+from cudatool.sim.arena import PAGE, READ_WRITE, Allocation, SharedFile, Store, unmap
 from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from cudatool.ptx.kernel_names import kernel_name
 from cudatool.sim import machine as state
 from cudatool.sim import profile
 from cudatool.sim.addresses import place_of, pointer_behind
+from cudatool.sim.arena import Allocation, Variable
 from cudatool.sim.device_runtime import STACK_SIZE, limit_of, prepare_calls
 from cudatool.sim.machine import Context, Device
-from cudatool.sim.memory import Allocation, Variable
 from cudatool.sim.observe.host_accesses import HostMemoryBefore
 from cudatool.sim.queue import Operation, Schedule
 from cudatool.sim.results import DriverError, Result
@@ -27,8 +27,7 @@ from cudatool.sim.results import DriverError, Result
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cudatool.sim.jit import Found, Instrument, JitModule, KernelError
-    from cudatool.sim.jit import Kernel as JitKernel
+    from cudatool.sim.jit import Found, Instrument, JitKernel, JitModule, KernelError
 
 __all__ = [
     "COOPERATIVE",

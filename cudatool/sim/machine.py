@@ -10,11 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cudatool.sim import abi
+from cudatool.sim.arena import PAGE, Allocation, Allocations, Arena, DeviceMemory, HostMemory, Variable
 from cudatool.sim.graph.allocations import GraphMemory
 from cudatool.sim.graph.capture import Captures
 from cudatool.sim.green import GreenContext
 from cudatool.sim.ipc import Imports
-from cudatool.sim.memory import PAGE, Allocation, Allocations, Arena, DeviceMemory, HostMemory, Variable
 from cudatool.sim.observe.host_watch import HostWatch, Report
 from cudatool.sim.pool import Pools
 from cudatool.sim.queue import EventState, Operation, Schedule, Scheduler, StreamState

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 
-from cudatool.sim.memory import Allocation
+from cudatool.sim.arena import Allocation
 from cudatool.sim.results import DriverError, Result
 
 __all__ = ["FORMATS", "Array", "MipmappedArray", "Record", "SurfaceObject", "TextureObject", "describe"]

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 from cudatool.sim import abi, profile
 from cudatool.sim import machine as state
+from cudatool.sim.arena import Allocation
 from cudatool.sim.machine import stream_of
-from cudatool.sim.memory import Allocation
 from cudatool.sim.queue import Operation, StreamState
 from cudatool.sim.results import DriverError, Result
 

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cudatool.sim.memory import PAGE, READ_ONLY, READ_WRITE, Allocation, Ranges, SharedFile, Store
+from cudatool.sim.arena import PAGE, READ_ONLY, READ_WRITE, Allocation, Ranges, SharedFile, Store
 from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pytest
 
 from cudatool.errors import ConfigError, CudatoolError, UsageError
 from cudatool.testing.options import add_options, is_on, options_of
-from cudatool.testing.summary import Summary
+from cudatool.testing.terminal_summary import Summary
 from cudatool.units import parse_bytes
 
 if TYPE_CHECKING:

@@ -43,7 +43,6 @@ TILES: Final = {
 _TYPES: Final = {np.dtype(np.float16): "fp16", BFLOAT16: "bf16", np.dtype(np.float32): "fp32"}
 _PRECISIONS: Final = {Compute.SINGLE: "ieee", Compute.TF32: "tf32"}
 _ALIGNMENT: Final = 16  # bytes of an address, and what numbers are multiples of, that Triton is told of
-_SIMULATED_TARGET: Final = 80  # the software device has no wgmma instructions
 _MOST_BLOCKS: Final = 65535  # along y and z
 _WARP: Final = 32
 
@@ -116,8 +115,11 @@ def _compiled(
         if is_multiple and (index,) not in constants
     }
     simulated = _driver.initialize().kind == "sim"
-    major, minor = get_device_capability(device)
-    target = GPUTarget("cuda", _SIMULATED_TARGET if simulated else 10 * major + minor, _WARP)
+    if simulated:  # what it runs, which is less than its compute capability says
+        target = triton.runtime.driver.active.get_current_target()
+    else:  # without Triton's own driver, which asks PyTorch
+        major, minor = get_device_capability(device)
+        target = GPUTarget("cuda", 10 * major + minor, _WARP)
     made = triton.compile(
         ASTSource(gemm, signature, constants, attributes),
         target=target,

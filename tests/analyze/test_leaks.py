@@ -190,9 +190,8 @@ def test_frees_that_are_left_out_of_a_recording_are_found(name: str, every: int)
     own = rows[key[rows] == site]
     _, first = np.unique(step[own], return_index=True)  # one block of each step
     (found,) = analyze.leaks_of(lost(made, blocks, own[first][::every]))
-    stack, requested = sites[site].tolist()
-    expected = analyze.site_label(made, stack, requested)
-    assert [expected] == [leak.label for leak in found.found]
+    expected = analyze.site_labels(made, sites[[site]], np.zeros(1, bool))
+    assert expected == [leak.label for leak in found.found]
 
 
 @pytest.mark.parametrize("name", RECORDINGS)

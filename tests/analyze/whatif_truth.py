@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any
 
 from cudatool.analyze import Advice, Caveat, Outcome, advise, recorded_settings, what_if
-from cudatool.analyze.card import Card
+from cudatool.analyze.modeled_device import ModeledDevice
 from cudatool.analyze.requests import Requests
 from cudatool.collect import torch_snapshot
 from cudatool.collect.torch_snapshot import MemorySnapshot
@@ -158,7 +158,7 @@ def program(seed: int) -> Program:
     return Program(ops, survives=draw.random() < 0.5)
 
 
-class _Device(Card):
+class _Device(ModeledDevice):
     """Memory of a size, given out from the lowest free address up."""
 
     def __init__(self, total: int) -> None:

@@ -52,7 +52,9 @@ def pack(*arguments: Any) -> ctypes.Array[ctypes.c_char]:
     return ctypes.create_string_buffer(data, len(data) + 1)
 
 
-def launch(kernel: jit.Kernel, grid: Any, block: Any, *arguments: Any, shared_bytes: int = 0, **options: Any) -> None:
+def launch(
+    kernel: jit.JitKernel, grid: Any, block: Any, *arguments: Any, shared_bytes: int = 0, **options: Any
+) -> None:
     """Launch with a grid and block of one to three dimensions."""
     shape = [(*s, 1, 1)[:3] if isinstance(s, tuple) else (s, 1, 1) for s in (grid, block)]
     buffer = pack(*arguments)
@@ -123,10 +125,10 @@ def launch_fixture() -> Callable[..., None]:
 
 
 @pytest.fixture
-def ptx_kernel() -> Callable[..., jit.Kernel]:
+def ptx_kernel() -> Callable[..., jit.JitKernel]:
     """Return a function that loads a kernel ``k`` from its parameters and body."""
 
-    def make(params: str, body: str, before: str = "", directives: str = "", **options: Any) -> jit.Kernel:
+    def make(params: str, body: str, before: str = "", directives: str = "", **options: Any) -> jit.JitKernel:
         text = f"{HEADER}{before}\n.visible .entry k({params}) {directives}\n{{\n{body}\n}}\n"
         return jit.load(text.encode(), **options).kernels["k"]
 

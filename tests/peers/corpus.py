@@ -28,7 +28,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 
 from cudatool.ptx import Function, PtxError, parse
-from cudatool.sim.jit import JitModule, Kernel, UnsupportedInstruction
+from cudatool.sim.jit import JitKernel, JitModule, UnsupportedInstruction
 
 __all__ = ["Translation", "main", "translate"]
 
@@ -70,7 +70,7 @@ def _cause(error: Exception) -> str:
     return f"{type(error).__name__} in the translator"
 
 
-def translate(kernel: Kernel, *, compiled: bool = False) -> None:
+def translate(kernel: JitKernel, *, compiled: bool = False) -> None:
     """Translate one kernel and let LLVM check the result; compile it if asked. Raises what goes wrong."""
     module = llvm.parse_assembly(kernel.llvm_ir())
     module.verify()

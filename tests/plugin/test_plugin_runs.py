@@ -452,7 +452,7 @@ def test_without_options_nothing_is_loaded(pytester: pytest.Pytester) -> None:
 
         def test_modules():
             ours = {name for name in sys.modules if name.startswith("cudatool")}
-            modules = {"cudatool.testing." + name for name in ("options", "plugin", "summary")}
+            modules = {"cudatool.testing." + name for name in ("options", "plugin", "terminal_summary")}
             # What the package itself needs to look its names up later.
             modules |= {"cudatool.runtime", "cudatool.runtime.attached", "cudatool.whole_imports"}
             modules |= {"cudatool." + leaf for leaf in ("errors", "text", "units")}

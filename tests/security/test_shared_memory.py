@@ -12,7 +12,7 @@ import pytest
 from other_user import OTHER_USER
 
 from cudatool.sim import ipc
-from cudatool.sim.memory import SharedFile, Store
+from cudatool.sim.arena import SharedFile, Store
 from cudatool.sim.results import DriverError, Result
 
 

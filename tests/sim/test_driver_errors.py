@@ -11,8 +11,8 @@ import pytest
 
 from cudatool.sim import abi
 from cudatool.sim.addresses import place_of
+from cudatool.sim.arena import Allocation, Allocations
 from cudatool.sim.jit.table import TABLE
-from cudatool.sim.memory import Allocation, Allocations
 
 
 def test_calls_without_a_context_say_so(driver, ok):

@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 
-from cudatool.sim.memory import Allocation, Allocations
+from cudatool.sim.arena import Allocation, Allocations
 from cudatool.sim.observe import host_pages, host_watch
 from cudatool.sim.observe.host_watch import LIMIT, HostWatch
 from cudatool.sim.queue import Operation

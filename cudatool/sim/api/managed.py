@@ -13,9 +13,9 @@ from typing import Final
 from cudatool.sim import abi
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, write
+from cudatool.sim.arena import Allocation
 from cudatool.sim.machine import current_context, stream_of
 from cudatool.sim.managed import NOWHERE, Advice, Advised, Location, ManagedState
-from cudatool.sim.memory import Allocation
 from cudatool.sim.pool import DEVICE, HOST, HOST_NUMA
 from cudatool.sim.queue import Operation
 from cudatool.sim.results import DriverError, Result

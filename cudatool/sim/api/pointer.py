@@ -10,8 +10,8 @@ from ctypes import c_int, c_size_t, c_uint, c_uint64
 
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, write
+from cudatool.sim.arena import READ_WRITE
 from cudatool.sim.machine import Context, current_context
-from cudatool.sim.memory import READ_WRITE
 from cudatool.sim.results import DriverError, Result
 
 _TYPES = {

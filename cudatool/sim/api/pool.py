@@ -12,7 +12,7 @@ from ctypes import c_int, c_size_t, c_uint64
 
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, write
-from cudatool.sim.memory import READ_ONLY, READ_WRITE
+from cudatool.sim.arena import READ_ONLY, READ_WRITE
 from cudatool.sim.pool import DEVICE, FILE_DESCRIPTOR, MANAGED, PINNED, PointerData, Pool, check_location
 from cudatool.sim.results import DriverError, Result
 

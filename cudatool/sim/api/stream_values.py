@@ -10,8 +10,8 @@ from typing import Any, Final
 from cudatool.sim import abi
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry
+from cudatool.sim.arena import Allocation
 from cudatool.sim.machine import stream_of
-from cudatool.sim.memory import Allocation
 from cudatool.sim.queue import Operation, StreamState
 from cudatool.sim.results import DriverError, Result
 

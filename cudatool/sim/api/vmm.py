@@ -11,8 +11,8 @@ from ctypes import c_int, c_size_t, c_uint64
 
 from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, write
+from cudatool.sim.arena import PAGE, READ_ONLY, READ_WRITE
 from cudatool.sim.machine import Device, current_context
-from cudatool.sim.memory import PAGE, READ_ONLY, READ_WRITE
 from cudatool.sim.results import DriverError, Result
 from cudatool.sim.virtual import Physical
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cudatool.sim.memory import PAGE, READ_WRITE, Allocation, Ranges
+from cudatool.sim.arena import PAGE, READ_WRITE, Allocation, Ranges
 from cudatool.sim.results import DriverError, Result
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Kernels: PTX to native code, and running it over a grid.
 
-:func:`load` reads a module; a :class:`Kernel` is translated when it is first prepared or launched. Device addresses
+:func:`load` reads a module; a :class:`JitKernel` is translated when it is first prepared or launched. Device addresses
 are host addresses.
 """
 
@@ -16,14 +16,14 @@ from cudatool.sim.jit.launch import (
     KernelTimeout,
     KernelTrap,
 )
-from cudatool.sim.jit.module import GlobalVariable, JitModule, Kernel, Param, load
+from cudatool.sim.jit.module import GlobalVariable, JitKernel, JitModule, Param, load
 from cudatool.sim.jit.race_engine import Reason
 from cudatool.sim.jit.shadow import Found, Shadow
 
 __all__ = [
     "load",
     "JitModule",
-    "Kernel",
+    "JitKernel",
     "Param",
     "GlobalVariable",
     "Footprint",

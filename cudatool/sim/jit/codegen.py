@@ -40,7 +40,7 @@ from cudatool.sim.jit import (
     comparison,
     conversion,
     matrix,
-    memory,
+    memory_instructions,
     scheduler,
     system,
     texture,
@@ -64,7 +64,17 @@ from cudatool.sim.jit.table import TABLE, Lowering
 
 __all__ = ["MARK", "Native", "generate"]
 
-del arithmetic, bits, comparison, conversion, matrix, memory, system, texture, video  # imported for the rows they enter
+del (
+    arithmetic,
+    bits,
+    comparison,
+    conversion,
+    matrix,
+    memory_instructions,
+    system,
+    texture,
+    video,
+)  # imported for the rows they enter
 
 MARK = "; PTX "
 """Begins the comment that stands before the code of an instruction: its line in the PTX, and what it is."""

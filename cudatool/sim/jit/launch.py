@@ -33,7 +33,7 @@ __all__ = [
     "KernelStackOverflow",
     "KernelTimeout",
     "KernelTrap",
-    "Launch",
+    "NativeLaunch",
     "Stopped",
     "Wait",
     "run",
@@ -102,7 +102,7 @@ class KernelTimeout(KernelError):
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class NativeLaunch:
     """What one launch needs.
 
     Attributes
@@ -235,7 +235,7 @@ class _Memory:
         self.slots = _Region()
         self.current = 0  # the block, in execution order
 
-    def prepare(self, launch: Launch) -> None:
+    def prepare(self, launch: NativeLaunch) -> None:
         self.shared.need(launch.shared_bytes)
         self.local.need(launch.local_bytes * MAX_THREADS)
         if self.slots.need(launch.slot_bytes + 64):
@@ -307,7 +307,7 @@ def _order(blocks: int, seed: int | None) -> tuple[int, int]:
 class _Run:
     """A launch while it runs: what its workers share."""
 
-    def __init__(self, launch: Launch, threads: int, seed: int | None) -> None:
+    def __init__(self, launch: NativeLaunch, threads: int, seed: int | None) -> None:
         self.launch = launch
         self.blocks = math.prod(launch.grid)
         self.order = _order(self.blocks, seed)
@@ -453,7 +453,7 @@ class _Run:
 
 
 def run(
-    launch: Launch,
+    launch: NativeLaunch,
     threads: int,
     seed: int | None,
     footprint: Footprint | None = None,

@@ -42,7 +42,7 @@ from cudatool.sim.jit.launch import (
     KernelStackOverflow,
     KernelTimeout,
     KernelTrap,
-    Launch,
+    NativeLaunch,
     Stopped,
     Wait,
     run,
@@ -57,7 +57,7 @@ from cudatool.sim.jit.system import SYSTEM
 MAX_STACK = 256 << 10
 """Largest stack of a thread, bytes as CU_LIMIT_STACK_SIZE counts them."""
 
-__all__ = ["MAX_STACK", "GlobalVariable", "JitModule", "Kernel", "Param", "load"]
+__all__ = ["MAX_STACK", "GlobalVariable", "JitModule", "JitKernel", "Param", "load"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class GlobalVariable:
 
 
 def load(ptx: bytes, *, cache: NativeCache | None = None) -> JitModule:
-    """Read a PTX module or a linked image. Nothing is translated before :meth:`Kernel.prepare`.
+    """Read a PTX module or a linked image. Nothing is translated before :meth:`JitKernel.prepare`.
 
     Parameters
     ----------
@@ -141,8 +141,8 @@ class JitModule:
         self.numbers = {name: number for number, name in enumerate(self.globals)}
         self.functions = function_addresses(module)
         self.table = (ctypes.c_uint64 * max(len(self.globals), 1))()
-        self.kernels: Mapping[str, Kernel] = {
-            name: Kernel(self, function) for name, function in module.kernels.items() if function.has_body
+        self.kernels: Mapping[str, JitKernel] = {
+            name: JitKernel(self, function) for name, function in module.kernels.items() if function.has_body
         }
 
     @cached_property
@@ -166,7 +166,7 @@ class _Translated:
     parks: bool
 
 
-class Kernel:
+class JitKernel:
     """A kernel of a :class:`JitModule`.
 
     Attributes
@@ -419,7 +419,7 @@ class Kernel:
             threads = 1 if instrument & Instrument.RACECHECK else threads
         translated = self._translate(instrument, large)
         workspace = (ctypes.c_uint32 * 16)()
-        launch = Launch(
+        launch = NativeLaunch(
             entry=translated.code.entry,
             grid=grid,
             block=block,

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 from cudatool.sim import abi
 from cudatool.sim.addresses import place_of, pointer_behind
-from cudatool.sim.memory import READ_ONLY, Allocation
+from cudatool.sim.arena import READ_ONLY, Allocation
 from cudatool.units import format_bytes
 
 if TYPE_CHECKING:
-    from cudatool.sim.jit import Found, Instrument, Kernel, Reason
+    from cudatool.sim.jit import Found, Instrument, JitKernel, Reason
     from cudatool.sim.machine import Machine
     from cudatool.sim.queue import Operation
 
@@ -195,7 +195,7 @@ class Checkers:
     # ---- findings ----
 
     def explain(
-        self, found: Found, kernel: Kernel, grid: tuple[int, int, int], block: tuple[int, int, int], params: bytes
+        self, found: Found, kernel: JitKernel, grid: tuple[int, int, int], block: tuple[int, int, int], params: bytes
     ) -> CheckFinding:
         """Return what a kernel did wrong that was launched with these packed arguments, in words."""
         from cudatool.sim.jit import Defect, Reason  # llvmlite takes a while to load
@@ -253,7 +253,7 @@ class Checkers:
             usable=usable,
         )
 
-    def _invalid(self, found: Found, kernel: Kernel, pointer: int) -> tuple[str, str]:
+    def _invalid(self, found: Found, kernel: JitKernel, pointer: int) -> tuple[str, str]:
         if found.space == "shared":
             return "out-of-bounds", f"it ends at byte {found.address + found.size} of the block's shared memory"
         if found.space == "local":

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from cudatool.sim.arena import Allocations
     from cudatool.sim.kernels import Launch
-    from cudatool.sim.memory import Allocations
 
 __all__ = ["HostMemoryBefore"]
 

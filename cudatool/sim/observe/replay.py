@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from cudatool.sim.arena import PAGE, renew
 from cudatool.sim.jit import KernelError
-from cudatool.sim.memory import PAGE, renew
 from cudatool.sim.observe.watched import WatchedMemory, bytes_at, view
 from cudatool.sim.transfers import fill_row
 

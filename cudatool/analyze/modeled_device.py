@@ -1,4 +1,4 @@
-"""The model of a card that a replay allocates from: how much memory it has, and which addresses it gives out."""
+"""The model of a device that a replay allocates from: how much memory it has, and which addresses it gives out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cudatool.analyze.requests import Change, Requests
 from cudatool.errors import OutOfMemoryError
 from cudatool.trace.events import Kind
 
-__all__ = ["Card"]
+__all__ = ["ModeledDevice"]
 
 _REGION: Final = 32 * 1024 * 1024
 _PAGE: Final = 2 * 1024 * 1024
@@ -97,8 +97,8 @@ def _regions(recorded: Requests) -> tuple[_Gaps, int]:
     return earlier, top // _REGION * _REGION
 
 
-class Card:
-    """A card as a number of bytes and a range of addresses: a segment provider.
+class ModeledDevice:
+    """A device as a number of bytes and a range of addresses: a segment provider.
 
     Between free blocks of one size the lowest address decides, so that the order of segments matters a little. This is
     how the driver was seen to give out addresses (CUDA 13.0 on an H200): in regions of whole 32 MiB, each new one
@@ -107,7 +107,7 @@ class Card:
     Parameters
     ----------
     total
-        Bytes of the card.
+        Bytes of the device.
     recorded
         Requests whose segments show which regions there were.
     lowest_first
