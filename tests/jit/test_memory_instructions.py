@@ -33,6 +33,15 @@ def test_stores_truncate_and_touch_nothing_else(ptx_kernel, launch, kind):
     assert [0xEE] * 4 + [0x88, 0x77, 0x66, 0x55][:size] + [0xEE] * (12 - size) == result.tolist()
 
 
+def test_an_address_in_shared_memory_may_be_below_its_start_before_the_offset_is_added(ptx_kernel, launch):
+    result = np.zeros(1, "u4")
+    body = f"""{HEAD} .shared .b32 window[16];
+    mov.u32 %x, window; add.s32 %x, %x, -8; mov.u32 %y, 7; st.shared.u32 [%x+8], %y;
+    ld.shared.u32 %y, [window]; st.global.u32 [%a], %y; ret;"""
+    launch(ptx_kernel(".param .u64 p", body), 1, 1, result)
+    assert [7] == result.tolist()
+
+
 @pytest.mark.parametrize("lanes", [2, 4])
 def test_vector_access(ptx_kernel, launch, lanes):
     registers = ", ".join(f"%v{n}" for n in range(lanes))

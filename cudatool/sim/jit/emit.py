@@ -478,7 +478,8 @@ class Emitter:
         elif base is None:
             value = "0"
         else:
-            value = self.get(base, "u64")
+            # A 32-bit address in a window may wrap around before its offset is added.
+            value = self.get(base, "s64" if space in ("shared", "local") else "u64")
         if space == "generic":
             if offset:
                 value = self.op(f"add i64 {value}, {offset}")
