@@ -105,7 +105,13 @@ class Native:
 
 
 def generate(
-    function: Function, layout: Layout, *, instrument: Instrument, large_grid: bool, marked: bool = False
+    function: Function,
+    layout: Layout,
+    *,
+    instrument: Instrument,
+    large_grid: bool,
+    independent: frozenset[int] = frozenset(),
+    marked: bool = False,
 ) -> Native:
     """Translate a kernel whose calls are inlined.
 
@@ -115,6 +121,8 @@ def generate(
         What accesses are instrumented for.
     large_grid
         Allow for more than 2**31 threads along an axis, which makes the code slower.
+    independent
+        The lines of accesses that are not looked at for races (:mod:`.independent`).
     marked
         Say in a comment (:data:`MARK`) which instruction each part of the text is for.
 
@@ -123,19 +131,26 @@ def generate(
     UnsupportedInstruction
         Names the instruction.
     """
-    return _Kernel(function, layout, instrument, large_grid, marked=marked).generate()
+    return _Kernel(function, layout, instrument, large_grid, independent, marked=marked).generate()
 
 
 class _Kernel:
     def __init__(
-        self, function: Function, layout: Layout, instrument: Instrument, large_grid: bool, *, marked: bool
+        self,
+        function: Function,
+        layout: Layout,
+        instrument: Instrument,
+        large_grid: bool,
+        independent: frozenset[int],
+        *,
+        marked: bool,
     ) -> None:
         self.marked = marked
         # A copy: operands are replaced below, and the condition code becomes a register where it is used.
         self.code = list(function.instructions)
         self.function = replace(function, instructions=self.code, registers=dict(function.registers))
         self.layout = layout
-        self.instrument = instrument
+        self.instrument, self.independent = instrument, independent
         self.definitions = self._single_definitions()
         self.indices = {} if large_grid else self._copies_of_special_registers()
         self.rows: dict[int, Suspension] = {}
@@ -169,6 +184,7 @@ class _Kernel:
             self.function,
             self.layout,
             instrument=self.instrument,
+            independent=self.independent,
             parallel_generic=self.parallel_generic,
             indices=self.indices,
         )

@@ -212,6 +212,8 @@ class Emitter:
         Where its variables lie.
     instrument
         What its accesses are instrumented for.
+    independent
+        The lines of accesses that are not looked at for races (:mod:`.independent`).
     parallel_generic
         Whether generic addresses never reach local memory, which the threads of a loop share one after the other.
     indices
@@ -224,12 +226,14 @@ class Emitter:
         layout: Layout,
         *,
         instrument: Instrument,
+        independent: frozenset[int],
         parallel_generic: bool,
         indices: dict[str, str],
     ) -> None:
         self.function = function
         self.layout = layout
         self.instrument = instrument
+        self.independent = independent
         self.parallel_generic = parallel_generic
         self.indices = indices
         self.lines: list[str] = []
@@ -275,6 +279,7 @@ class Emitter:
             self.function,
             self.layout,
             instrument=self.instrument,
+            independent=self.independent,
             parallel_generic=self.parallel_generic,
             indices=self.indices,
         )

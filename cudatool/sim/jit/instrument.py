@@ -134,7 +134,7 @@ WHO = "i32 %bx, i32 %by, i32 %bz, i32 %t"
 
 def observe(e: Emitter, space: str, pointer: str, size: int, mode: Mode, *, line: int, align: int, flags: Flag) -> str:
     """Emit the checks of an access and what records it; return the pointer to use, elsewhere if it must not be made."""
-    kinds = e.instrument
+    kinds = e.instrument & ~Instrument.RACECHECK if line in e.independent else e.instrument
     if space == "entry":
         return pointer
     address = e.op(f"ptrtoint ptr {pointer} to i64")

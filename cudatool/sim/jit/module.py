@@ -34,6 +34,7 @@ from cudatool.sim.jit.collective import Kind, suspension_of
 from cudatool.sim.jit.context import MAX_THREADS, Context, Stop
 from cudatool.sim.jit.emit import Layout, UnsupportedInstruction, UntranslatedInstruction
 from cudatool.sim.jit.footprint import Footprint
+from cudatool.sim.jit.independent import Independent
 from cudatool.sim.jit.instrument import Instrument
 from cudatool.sim.jit.launch import (
     KernelAssert,
@@ -53,6 +54,8 @@ from cudatool.sim.jit.progress import insert_yields
 from cudatool.sim.jit.race_engine import Order
 from cudatool.sim.jit.shadow import Found, Launching, Shadow
 from cudatool.sim.jit.system import SYSTEM
+
+_MAX_VARIANTS = 4  # of a kernel's code that differ in which accesses are not looked at
 
 MAX_STACK = 256 << 10
 """Largest stack of a thread, bytes as CU_LIMIT_STACK_SIZE counts them."""
@@ -188,7 +191,7 @@ class JitKernel:
         self._refused: UnsupportedInstruction | None = None
         self._layout: Layout | None = None
         self._accesses: KernelAccesses | None = None
-        self._variants: dict[tuple[Instrument, bool], _Translated] = {}
+        self._variants: dict[tuple[Instrument, bool, frozenset[int]], _Translated] = {}
         self.name = function.name
         layout = Layout.of_params(function)
         self.params = tuple(Param(layout.param_offsets[p.name], p.size, p.align, p.pointer) for p in function.params)
@@ -304,37 +307,39 @@ class JitKernel:
         """
         self._translate(instrument, large_grid=False)
 
-    def _translate(self, instrument: Instrument, large_grid: bool) -> _Translated:
-        found = self._variants.get((instrument, large_grid))
+    def _translate(
+        self, instrument: Instrument, large_grid: bool, independent: frozenset[int] = frozenset()
+    ) -> _Translated:
+        found = self._variants.get((instrument, large_grid, independent))
         if found is not None:
             return found
         module = self._owner._module
         used = [self._declared, *(function for function in module.functions.values() if not function.is_kernel)]
         texts = [f"{function.line} {function.text}" for function in used]  # native code names lines of the PTX
-        variant = f"instrument={int(instrument)}, large_grid={large_grid}"
+        variant = f"instrument={int(instrument)}, large_grid={large_grid}, independent={sorted(independent)}"
         key = native.cache_key(module.preamble, *texts, variant)
         cache = self._owner.cache
         data = None if cache is None else cache.get(key)
         if data is None:
-            made = self._generate(instrument, large_grid)
-            code = self._compiled(made, instrument, large_grid)
+            made = self._generate(instrument, large_grid, independent)
+            code = self._compiled(made, instrument, large_grid, independent)
             data = made.slot_bytes.to_bytes(7, "little") + bytes([made.parks]) + code
             if cache is not None:
                 cache.put(key, data)
         translated = _Translated(native.load_object(data[8:]), int.from_bytes(data[:7], "little"), bool(data[7]))
-        self._variants[instrument, large_grid] = translated
+        self._variants[instrument, large_grid, independent] = translated
         return translated
 
     def llvm_ir(self) -> str:
         """Return what :meth:`prepare` has LLVM optimize and compile, without doing either. Raises as it does."""
         return self._generate(Instrument.NONE, large_grid=False).text
 
-    def _compiled(self, made: Native, instrument: Instrument, large_grid: bool) -> bytes:
+    def _compiled(self, made: Native, instrument: Instrument, large_grid: bool, independent: frozenset[int]) -> bytes:
         try:
             return native.compile_text(made.text)
         except native.CompileError:
             pass
-        marked = self._generate(instrument, large_grid, marked=True).text
+        marked = self._generate(instrument, large_grid, independent, marked=True).text
         try:  # again, to see which instruction it is
             return native.compile_text(marked)
         except native.CompileError as error:
@@ -347,9 +352,23 @@ class JitKernel:
                 line = int(number)
             raise self._located(UntranslatedInstruction(what, self.name, "", line, error.reason)) from None
 
-    def _generate(self, instrument: Instrument, large_grid: bool, *, marked: bool = False) -> Native:
+    def _generate(
+        self,
+        instrument: Instrument,
+        large_grid: bool,
+        independent: frozenset[int] = frozenset(),
+        *,
+        marked: bool = False,
+    ) -> Native:
         try:
-            return generate(self._function, self.layout, instrument=instrument, large_grid=large_grid, marked=marked)
+            return generate(
+                self._function,
+                self.layout,
+                instrument=instrument,
+                large_grid=large_grid,
+                independent=independent,
+                marked=marked,
+            )
         except UnsupportedInstruction as error:
             raise self._located(error) from None
 
@@ -417,7 +436,12 @@ class JitKernel:
         if shadow is not None:
             instrument |= shadow.kinds
             threads = 1 if instrument & Instrument.RACECHECK else threads
-        translated = self._translate(instrument, large)
+        independent = frozenset[int]()
+        if instrument & Instrument.RACECHECK and self._independent is not None:
+            arguments = ctypes.string_at(params, self.layout.param_bytes)
+            independent = self._independent.lines(arguments, grid, block, self._address_of)
+            independent = self._translated_for(instrument, large, independent)
+        translated = self._translate(instrument, large, independent)
         workspace = (ctypes.c_uint32 * 16)()
         launch = NativeLaunch(
             entry=translated.code.entry,
@@ -443,7 +467,7 @@ class JitKernel:
 
         order = Order(
             acquires=self._acquires,
-            plain=not translated.parks and not self._acquires and self._has_plain_barriers,
+            plain=self._is_plain,
             programs=PROGRAMS in self._function.pragmas,
         )
 
@@ -468,6 +492,30 @@ class JitKernel:
             i.opcode in ("fence", "membar") or (i.opcode != "mbarrier" and orders.intersection(i.modifiers))
             for i in self._function.instructions
         )
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        """Whether nothing but barriers of the whole block orders threads."""
+        return not self._acquires and self._has_plain_barriers
+
+    @cached_property
+    def _independent(self) -> Independent | None:
+        return Independent(self._function, self.layout.param_offsets) if self._is_plain else None
+
+    def _address_of(self, symbol: Symbol) -> int | None:
+        """Return the address of a variable in device memory, or where it lies in shared memory."""
+        if symbol.name in self.layout.shared:
+            return self.layout.shared[symbol.name] + symbol.offset
+        if symbol.name in self.layout.globals:
+            return self._owner.table[self.layout.globals[symbol.name]] + symbol.offset
+        return None
+
+    def _translated_for(self, instrument: Instrument, large: bool, independent: frozenset[int]) -> frozenset[int]:
+        """Return which of the accesses are left out by code that there is, or for which there is room."""
+        made = [lines for kinds, grid, lines in self._variants if (kinds, grid) == (instrument, large)]
+        if independent in made or len(made) < _MAX_VARIANTS:
+            return independent
+        return max((lines for lines in made if lines <= independent), key=len, default=frozenset())
 
     @cached_property
     def _has_plain_barriers(self) -> bool:

@@ -37,10 +37,12 @@ whether *another* order was possible. It keeps
   byte on which there is a race is always found, though not every pair of lines that race on it. Where a kernel has
   no fence and no acquiring access, blocks know nothing of each other, and two of other blocks stand for all.
 
-What makes it fast: the threads of a block run one after the other, and what they access by one instruction mostly
-lies at a constant distance. Inlined code joins such accesses (``race_step``, :mod:`.instrument`), and the engine looks
-at a whole run of them at the next synchronization: between two of these the order does not change what races. Most
-memory needs one or two words of 8 bytes for four bytes, not lists of accesses; ``_races.c`` says what they hold.
+What makes it fast: most accesses cannot race, which the arguments of a launch show before it runs
+(:mod:`.independent`); the engine sees the others. The threads of a block run one after the other, and what they access
+by one instruction mostly lies at a constant distance. Inlined code joins such accesses (``race_step``,
+:mod:`.instrument`), and the engine looks at a whole run of them at the next synchronization: between two of these the
+order does not change what races. Most memory needs one or two words of 8 bytes for four bytes, not lists of accesses;
+``_races.c`` says what they hold.
 
 The lists, flags and trees of a launch may take :data:`.race_engine.HISTORY_LIMIT`. A launch that needs more is looked
 at no further, which its report says (``Defect.UNCHECKED``): with a part of the history, races could be false.

@@ -34,6 +34,8 @@ VALUES = "ptr %context, ptr %zero, ptr %shared, ptr %params, ptr %slots, ptr %lo
 PRELUDE = """
 declare i32 @llvm.cttz.i32(i32, i1)
 declare i32 @llvm.ctpop.i32(i32)
+declare i32 @llvm.umax.i32(i32, i32)
+declare i32 @llvm.umin.i32(i32, i32)
 declare i32 @llvm.vector.reduce.umin.v32i32(<32 x i32>)
 declare i32 @llvm.vector.reduce.and.v32i32(<32 x i32>)
 declare void @llvm.masked.store.v32i32.p0(<32 x i32>, ptr, i32, <32 x i1>)
@@ -103,8 +105,8 @@ def all_threads(number: int, only: int | None, *, rotated: bool) -> str:
     ``first_thread`` on come before the others: what a kernel does may depend on which warp is first.
     """
     keep = after = ""
-    begin, run_end = "entry", "x"
-    first_part = run = skip = next_part = ""
+    begin, bounds, x_begin, x_end, first_part, next_part = "entry", "", "0", "%nx", "", ""
+    enter = "  br label %x"
     if only is None:
         keep = """  %slot = zext i32 %t to i64
   %mine = getelementptr i32, ptr %slots, i64 %slot
@@ -112,7 +114,7 @@ def all_threads(number: int, only: int | None, *, rotated: bool) -> str:
 """
         after = "  %agreed = call i32 @agreed(ptr %context, ptr %slots)\n"
     if rotated:
-        begin, run_end = "part", "skip"
+        begin = "part"
         first_part = f"""
 {field("first_thread", "rotation")}
   %rotation.t = trunc i64 %rotation to i32
@@ -121,13 +123,16 @@ part:
   %second = phi i1 [ false, %entry ], [ true, %part.end ]
   %low = select i1 %second, i32 0, i32 %rotation.t
   %high = select i1 %second, i32 %rotation.t, i32 -1"""
-        run = """
-  %above = icmp uge i32 %t, %low
-  %below = icmp ult i32 %t, %high
-  %now = and i1 %above, %below
-  br i1 %now, label %run, label %skip
-run:"""
-        skip = "  br label %skip\nskip:\n"
+        # Of each row, the threads of this part. A loop over them without a condition inside can be vectorized.
+        bounds = """
+  %after.row = add nuw nsw i32 %first, %nx
+  %from = call i32 @llvm.umax.i32(i32 %first, i32 %low)
+  %to = call i32 @llvm.umin.i32(i32 %after.row, i32 %high)
+  %x.first = sub i32 %from, %first
+  %x.last = sub i32 %to, %first
+  %some = icmp ult i32 %from, %to"""
+        x_begin, x_end = "%x.first", "%x.last"
+        enter = "  br i1 %some, label %x, label %y.end"
         next_part = """
   br label %part.end
 part.end:
@@ -151,14 +156,14 @@ y:
   %ty = phi i32 [ 0, %z ], [ %ty.next, %y.end ]
   %row = mul nuw nsw i32 %tz, %ny
   %column = add nuw nsw i32 %row, %ty
-  %first = mul nuw nsw i32 %column, %nx
-  br label %x
+  %first = mul nuw nsw i32 %column, %nx{bounds}
+{enter}
 x:
-  %tx = phi i32 [ 0, %y ], [ %tx.next, %{run_end} ]
-  %t = add nuw nsw i32 %first, %tx{run}
+  %tx = phi i32 [ {x_begin}, %y ], [ %tx.next, %x ]
+  %t = add nuw nsw i32 %first, %tx
   %next = call i32 @thread_{number}({VALUES}, i32 %tx, i32 %ty, i32 %tz, i32 %t) #1
-{keep}{skip}  %tx.next = add nuw nsw i32 %tx, 1
-  %x.done = icmp eq i32 %tx.next, %nx
+{keep}  %tx.next = add nuw nsw i32 %tx, 1
+  %x.done = icmp eq i32 %tx.next, {x_end}
   br i1 %x.done, label %y.end, label %x, !llvm.loop !{loop}
 y.end:
   %ty.next = add nuw nsw i32 %ty, 1

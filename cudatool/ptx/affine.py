@@ -1,0 +1,401 @@
+"""Addresses that are sums of a thread's indices times numbers: what one launch accesses where, without running it.
+
+:class:`AffineAddresses` reads a kernel once. For the arguments and the shape of a launch it gives each access a
+:class:`Form`: ``constant + sum(coefficient * index)`` over the thread's and the block's coordinates. An address that
+depends on memory, on a loop or on anything else that is no such sum has none.
+
+Registers hold integers modulo a power of two. A form is one of the integers that a register's bits stand for: sums and
+products keep that. Where the width grows, the form must be known to lie in the range of the narrower type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from cudatool.ptx.effects import memory_operands
+from cudatool.ptx.flow import reads, writes
+from cudatool.ptx.isa import Mode
+from cudatool.ptx.model import (
+    Address,
+    Function,
+    Immediate,
+    Instruction,
+    Operand,
+    Register,
+    Symbol,
+    VectorOperand,
+    type_bytes,
+)
+from cudatool.ptx.operands import GENERIC, space_of
+
+__all__ = ["AffineAddresses", "Form", "Site", "may_meet"]
+
+_INDICES = tuple(f"%{name}.{axis}" for name in ("tid", "ctaid") for axis in "xyz")
+_COUNTS = tuple(f"%{name}.{axis}" for name in ("ntid", "nctaid") for axis in "xyz")
+_INTEGERS = frozenset(f"{kind}{bits}" for kind in "usb" for bits in (32, 64))
+_STRONG = frozenset({"volatile", "acquire", "release", "relaxed", "mmio"})
+_NO_ACCESS = frozenset({"prefetch", "prefetchu", "applypriority", "createpolicy"})
+_STEPS = 256  # how many combinations of distances are tried before two accesses count as meeting
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """``constant + sum(coefficients[i] * index[i])``; the indices are the thread's x, y, z and the block's x, y, z.
+
+    `low` and `high` are the least and the greatest value in the launch.
+    """
+
+    constant: int
+    coefficients: tuple[int, ...]
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """An instruction that accesses memory.
+
+    Attributes
+    ----------
+    index
+        Of the instruction.
+    space
+        ``"global"``, ``"shared"`` or, if it may be either, ``"generic"``.
+    width
+        Bytes; 0 if not known.
+    weak
+        Neither atomic nor volatile nor of another strong kind.
+    address
+        None if it is never a form.
+    """
+
+    index: int
+    line: int
+    space: str
+    mode: Mode
+    width: int
+    weak: bool
+    address: Address | None
+
+
+class AffineAddresses:
+    """The accesses of a kernel whose calls are inlined.
+
+    Attributes
+    ----------
+    sites
+        All accesses to global and shared memory; None if the kernel has instructions whose accesses are not followed.
+    """
+
+    def __init__(self, function: Function, parameters: dict[str, int]) -> None:
+        self._function = function
+        self._parameters = parameters
+        self._bits = {name: 8 * type_bytes(kind) for name, kind in function.registers.items() if kind != "pred"}
+        self.sites = self._find_sites()
+        self._steps = self._find_steps()
+
+    def _find_sites(self) -> tuple[Site, ...] | None:
+        found = []
+        for index, i in enumerate(self._function.instructions):
+            addresses = [operand for operand in i.operands if isinstance(operand, Address)]
+            if i.opcode == "call" or {"async", "bulk"}.intersection(i.modifiers):
+                return None
+            if not addresses or i.opcode in _NO_ACCESS:
+                continue
+            if i.opcode not in ("ld", "ldu", "st", "atom", "red"):
+                return None
+            space = space_of(i)
+            base = addresses[0].base
+            if space in ("param", "local") or self._is_parameter(base):
+                continue
+            for access in memory_operands(i):
+                weak = access.mode is not Mode.ATOMIC and not _STRONG.intersection(i.modifiers)
+                address = access.address if space != GENERIC and access.width else None
+                found.append(
+                    Site(
+                        index, i.line, "global" if space == "const" else space, access.mode, access.width, weak, address
+                    )
+                )
+        return tuple(found)
+
+    def _is_parameter(self, base: Register | Symbol | None) -> bool:
+        return isinstance(base, Symbol) and base.name in self._parameters
+
+    def _find_steps(self) -> list[tuple[str, Instruction]]:
+        """Return the instructions that compute addresses, of registers that one unguarded instruction sets."""
+        code = self._function.instructions
+        defined: dict[str, int] = {}
+        several: set[str] = set()
+        for index, i in enumerate(code):
+            for name in writes(i):
+                if name in defined or i.guard is not None:
+                    several.add(name)
+                defined[name] = index
+        bases = (site.address.base for site in self.sites or () if site.address is not None)
+        pending = [base.name for base in bases if isinstance(base, Register)]
+        needed: set[int] = set()
+        while pending:
+            name = pending.pop()
+            index = defined.get(name, -1)
+            if name not in several and index >= 0 and index not in needed and self._is_followed(code[index]):
+                needed.add(index)
+                pending.extend(reads(code[index]))
+        return [(writes(code[index])[0], code[index]) for index in sorted(needed)]
+
+    def _is_followed(self, i: Instruction) -> bool:
+        """Whether an instruction has a rule, and all its registers have the width that its types say."""
+        kinds, target = _integers(i), writes(i)
+        if i.opcode not in _RULES or not kinds or len(target) != 1 or not _is_plain(i):
+            return False
+        sources = [operand.name for operand in i.operands[1:] if isinstance(operand, Register)]
+        bits = 8 * type_bytes(kinds[-1])
+        # The last operand of mad.wide is as wide as its result.
+        wide = sources[2:] if "wide" in i.modifiers and all(isinstance(o, Register) for o in i.operands) else []
+        if i.opcode == "shl":
+            sources = sources[:1]
+        grown = 2 * bits if "wide" in i.modifiers else 8 * type_bytes(kinds[0])
+        narrow = sources[: len(sources) - len(wide)]
+        return (
+            self._bits.get(target[0]) == grown
+            and all(self._bits.get(name, 32) == bits for name in narrow)
+            and all(self._bits.get(name, 32) == grown for name in wide)
+        )
+
+    def forms(
+        self,
+        parameter_values: bytes,
+        grid: Sequence[int],
+        block: Sequence[int],
+        address_of: Callable[[Symbol], int | None],
+    ) -> list[Form | None]:
+        """Return the address of each of :attr:`sites` in one launch; None where it is no form.
+
+        Parameters
+        ----------
+        parameter_values
+            The packed arguments.
+        address_of
+            Given a variable: its address, or where it lies in shared memory.
+        """
+        launch = _Launch(self._parameters, parameter_values, (*block, *grid), address_of, self._bits)
+        for name, i in self._steps:
+            launch.values[name] = _RULES[i.opcode](launch, i)
+        return [launch.location(site) for site in self.sites or ()]
+
+
+class _Launch:
+    """The values of registers in one launch."""
+
+    def __init__(
+        self,
+        parameters: dict[str, int],
+        arguments: bytes,
+        extents: tuple[int, ...],
+        address_of: Callable[[Symbol], int | None],
+        bits: dict[str, int],
+    ) -> None:
+        self.parameters, self.arguments, self.extents, self.address_of = parameters, arguments, extents, address_of
+        self.bits = bits
+        self.values: dict[str, Form | None] = {}
+
+    def form(self, constant: int, coefficients: Iterable[int] = (0,) * 6) -> Form:
+        own = tuple(coefficients)
+        reach = [coefficient * (extent - 1) for coefficient, extent in zip(own, self.extents, strict=True)]
+        low = constant + sum(one for one in reach if one < 0)
+        return Form(constant, own, low, constant + sum(one for one in reach if one > 0))
+
+    def value(self, operand: Operand) -> Form | None:
+        if isinstance(operand, Immediate):
+            return self.form(operand.value) if isinstance(operand.value, int) and not operand.width else None
+        if isinstance(operand, Symbol):
+            address = self.address_of(operand)
+            return None if address is None else self.form(address)
+        if not isinstance(operand, Register) or operand.selector:
+            return None
+        if operand.name in _INDICES:
+            own = _INDICES.index(operand.name)
+            return self.form(0, (int(index == own) for index in range(6)))
+        if operand.name in _COUNTS:
+            return self.form(self.extents[_COUNTS.index(operand.name)])
+        return self.values.get(operand.name)
+
+    def location(self, site: Site) -> Form | None:
+        """Return where a site accesses memory, as the number that its address is."""
+        if site.address is None:
+            return None
+        base = site.address.base
+        value = self.form(0) if base is None else self.value(base)
+        if isinstance(base, Register):
+            bits = self.bits.get(base.name, 32)
+            value = self.within(value, bits, signed=site.space == "shared" and bits == 32)
+        if value is None:
+            return None
+        found = self.sum(value, self.form(site.address.offset))
+        return found if found.low >= 0 and found.high + site.width <= 1 << 64 else None
+
+    def sum(self, a: Form, b: Form, times: int = 1) -> Form:
+        return self.form(
+            a.constant + times * b.constant,
+            (x + times * y for x, y in zip(a.coefficients, b.coefficients, strict=True)),
+        )
+
+    def product(self, a: Form | None, b: Form | None) -> Form | None:
+        if a is None or b is None:
+            return None
+        if any(a.coefficients):
+            a, b = b, a
+        if any(a.coefficients):
+            return None
+        return self.form(a.constant * b.constant, (a.constant * one for one in b.coefficients))
+
+    def within(self, a: Form | None, bits: int, signed: bool) -> Form | None:
+        """Return the form of the same bits that lies in the range of a type, if one does."""
+        if a is None:
+            return None
+        least = -(1 << bits - 1) if signed else 0
+        around = (a.low - least) >> bits << bits
+        if a.high - around >= least + (1 << bits):
+            return None
+        return self.sum(a, self.form(-around)) if around else a
+
+
+# ---- what instructions compute ----
+
+
+def _integers(i: Instruction) -> list[str]:
+    return [modifier for modifier in i.modifiers if modifier in _INTEGERS]
+
+
+def _is_plain(i: Instruction) -> bool:
+    """Whether all types are integers of 32 or 64 bits, and nothing but the sum modulo these is computed."""
+    return all(m in _INTEGERS or m in ("lo", "wide", "to", "global", "param") for m in i.modifiers)
+
+
+def _move(launch: _Launch, i: Instruction) -> Form | None:
+    return launch.value(i.operands[1])
+
+
+def _load(launch: _Launch, i: Instruction) -> Form | None:
+    address, kinds = i.operands[1], _integers(i)
+    base = address.base if isinstance(address, Address) else None
+    if not isinstance(base, Symbol) or base.name not in launch.parameters or isinstance(i.operands[0], VectorOperand):
+        return None
+    assert isinstance(address, Address)
+    start = launch.parameters[base.name] + base.offset + address.offset
+    stop = start + type_bytes(kinds[-1])
+    if start < 0 or stop > len(launch.arguments):
+        return None
+    return launch.form(int.from_bytes(launch.arguments[start:stop], "little", signed=kinds[-1][1:] == "32"))
+
+
+def _convert(launch: _Launch, i: Instruction) -> Form | None:
+    """Grow, or keep the low bits."""
+    kinds = _integers(i)
+    if len(kinds) != 2:
+        return None
+    value = launch.value(i.operands[1])
+    if type_bytes(kinds[0]) > type_bytes(kinds[1]):
+        return launch.within(value, 32, kinds[1][0] == "s")
+    return value
+
+
+def _sum(launch: _Launch, i: Instruction) -> Form | None:
+    a, b = launch.value(i.operands[1]), launch.value(i.operands[2])
+    if a is None or b is None:
+        return None
+    return launch.sum(a, b, -1 if i.opcode == "sub" else 1)
+
+
+def _product(launch: _Launch, i: Instruction) -> Form | None:
+    a, b = launch.value(i.operands[1]), launch.value(i.operands[2])
+    if not {"lo", "wide"}.intersection(i.modifiers):
+        return None
+    if "wide" in i.modifiers:
+        kind = _integers(i)[-1]
+        a, b = (launch.within(one, 8 * type_bytes(kind), kind[0] == "s") for one in (a, b))
+    return launch.product(a, b)
+
+
+def _product_and_sum(launch: _Launch, i: Instruction) -> Form | None:
+    product, more = _product(launch, i), launch.value(i.operands[3])
+    return None if product is None or more is None else launch.sum(product, more)
+
+
+def _shift(launch: _Launch, i: Instruction) -> Form | None:
+    by, kinds = i.operands[2], _integers(i)
+    if not isinstance(by, Immediate) or not 0 <= by.value < 8 * type_bytes(kinds[-1]):
+        return None
+    return launch.product(launch.value(i.operands[1]), launch.form(1 << int(by.value)))
+
+
+def _or(launch: _Launch, i: Instruction) -> Form | None:
+    """A sum, where one operand has only bits below those of the other."""
+    a, b = launch.value(i.operands[1]), launch.value(i.operands[2])
+    if a is None or b is None:
+        return None
+    for high, low in ((a, b), (b, a)):
+        bits = 0
+        for one in (high.constant, *high.coefficients):
+            bits |= one
+        if low.low >= 0 and (not bits or low.high < bits & -bits):
+            return launch.sum(a, b)
+    return None
+
+
+_RULES: dict[str, Callable[[_Launch, Instruction], Form | None]] = {
+    "mov": _move,
+    "cvta": _move,
+    "ld": _load,
+    "cvt": _convert,
+    "add": _sum,
+    "sub": _sum,
+    "mul": _product,
+    "mad": _product_and_sum,
+    "shl": _shift,
+    "or": _or,
+}
+
+
+# ---- do two accesses meet? ----
+
+
+def may_meet(a: Form, a_width: int, b: Form, b_width: int, extents: Sequence[int]) -> bool:
+    """Whether two different threads may access a common byte, one at `a` and the other at `b`.
+
+    Parameters
+    ----------
+    extents
+        How many values each index has, among the threads that are asked about; an index of which there is one value
+        is the same for both threads.
+    """
+    if a.high + a_width <= b.low or b.high + b_width <= a.low:
+        return False
+    if a.coefficients != b.coefficients:
+        return True
+    free = False  # may threads differ and have the same address?
+    steps = []
+    for coefficient, extent in zip(a.coefficients, extents, strict=True):
+        if extent > 1 and coefficient:
+            steps.append((abs(coefficient), extent - 1))
+        free |= extent > 1 and not coefficient
+    steps.sort(reverse=True)
+    tried = 0
+
+    def reaches(number: int, distance: int, differs: bool) -> bool:
+        """Whether distances along the steps from `number` on can bring the accesses together."""
+        nonlocal tried
+        tried += 1
+        if tried > _STEPS:
+            return True
+        if number == len(steps):
+            return differs and -a_width < distance < b_width
+        step, most = steps[number]
+        rest = sum(one * count for one, count in steps[number + 1 :])
+        first = max(-most, -((distance + rest + a_width - 1) // step))
+        last = min(most, (rest + b_width - 1 - distance) // step)
+        if last - first > _STEPS:
+            return True
+        return any(reaches(number + 1, distance + n * step, differs or bool(n)) for n in range(first, last + 1))
+
+    return reaches(0, a.constant - b.constant, free)

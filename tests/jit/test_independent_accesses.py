@@ -1,0 +1,134 @@
+"""Accesses that racecheck leaves out: only what cannot race, and what the usual kernels consist of."""
+
+from __future__ import annotations
+
+import random
+import struct
+from itertools import product
+from pathlib import Path
+
+import pytest
+from affine_kernels import Case, campaign
+
+from cudatool.ptx.affine import Form, may_meet
+from cudatool.sim import jit
+
+
+def form(constant: int, *coefficients: int, extents: tuple[int, ...]) -> Form:
+    reach = [c * (extent - 1) for c, extent in zip(coefficients, extents, strict=True)]
+    low = constant + sum(one for one in reach if one < 0)
+    return Form(constant, coefficients, low, constant + sum(one for one in reach if one > 0))
+
+
+def test_accesses_meet_if_brute_force_finds_a_common_byte_of_two_threads():
+    """Only of unlike coefficients may it be said that accesses meet which do not."""
+    rng, verdicts = random.Random(0), set()
+    for _ in range(3000):
+        extents = tuple(rng.choice((1, 2, 3, 5)) for _ in range(3))
+        widths = rng.choice((1, 2, 4, 8)), rng.choice((1, 2, 4, 8))
+        coefficients = [tuple(rng.choice((0, 1, 2, 4, 8, 12, 16, 20, 64, -4, -8, -16)) for _ in range(3))] * 2
+        if rng.random() < 0.2:
+            coefficients[1] = tuple(rng.choice((0, 4, 8, -8)) for _ in range(3))
+        a, b = (form(rng.randrange(0, 40), *own, extents=extents) for own in coefficients)
+        threads = [*product(*map(range, extents))]
+        places = [
+            [
+                one.constant + sum(c * index for c, index in zip(one.coefficients, thread, strict=True))
+                for thread in threads
+            ]
+            for one in (a, b)
+        ]
+        meet = any(
+            places[0][i] < places[1][j] + widths[1] and places[1][j] < places[0][i] + widths[0]
+            for i, j in product(range(len(threads)), repeat=2)
+            if i != j
+        )
+        said = may_meet(a, widths[0], b, widths[1], extents)
+        if coefficients[0] == coefficients[1]:
+            assert meet == said, (a, b, widths, extents)
+        else:
+            assert said or not meet, (a, b, widths, extents)
+        verdicts.add((meet, said))
+    assert {(True, True), (False, False)} <= verdicts
+
+
+@pytest.mark.parametrize(
+    ("stride", "width", "distance", "expected"),
+    [
+        (4, 4, 0, False),  # each thread its own word
+        (3, 4, 0, True),  # the last byte is the next thread's first one
+        (-4, 4, 0, False),
+        (8, 4, 4, False),  # two that interleave
+        (8, 4, 3, False),  # a thread's own two accesses overlap
+        (8, 4, 5, True),  # by one byte with the next thread's
+        (8, 8, 1 << 20, False),
+        (0, 4, 0, True),
+    ],
+)
+def test_accesses_that_touch_by_a_byte_meet_and_those_that_interleave_do_not(stride, width, distance, expected):
+    extents = (32, 1, 1, 1, 1, 1)
+    a, b = (form(start, stride, 0, 0, 0, 0, 0, extents=extents) for start in (1 << 12, (1 << 12) + distance))
+    assert expected == may_meet(a, width, b, width, extents)
+    assert expected == may_meet(b, width, a, width, extents)
+
+
+def test_no_access_that_races_is_left_out():
+    cases = [Case(number) for number in range(150)]
+    assert [] == [text for case in cases if (text := case.wrongly_independent())]
+    left_out = [len(case.independent()) / max(len(case.accesses), 1) for case in cases]
+    assert {0, 1} <= set(left_out)
+    assert 20 < sum(0 < part < 1 for part in left_out)
+    assert 40 < sum(bool(case.races()) for case in cases)
+
+
+def test_random_kernels_are_judged_as_brute_force_judges_them():
+    assert [] == campaign(10)
+
+
+@pytest.fixture(scope="module")
+def kernels(ptx_of):
+    folder = Path(__file__).parents[2] / "benchmarks"
+    return jit.load(
+        ptx_of("".join((folder / name).read_text() for name in ("kernels.cu", "checked_kernels.cu")))
+    ).kernels
+
+
+def part_left_out(
+    kernel: jit.Kernel, shapes: str, *arguments: int, grid: tuple[int, ...], block: tuple[int, ...]
+) -> float:
+    """Return which part of a kernel's accesses racecheck leaves out; `shapes` are those of the arguments."""
+    known = kernel._independent
+    assert known is not None
+    lines = known.lines(struct.pack(shapes, *arguments), grid, block, kernel._address_of)
+    return sum(site.line in lines for site in known._sites) / len(known._sites)
+
+
+A, B, C = 1 << 32, 2 << 32, 3 << 32
+
+
+def test_of_kernels_that_compute_addresses_from_indices_nothing_is_looked_at(kernels):
+    square = {"grid": (8, 32, 1), "block": (32, 8, 1)}
+    assert 1 == part_left_out(kernels["stencil"], "QQi", A, B, 256, **square)
+    assert 1 == part_left_out(kernels["transpose"], "QQi", A, B, 256, grid=(8, 8, 1), block=(32, 8, 1))
+    assert 1 == part_left_out(kernels["scan"], "QQ", A, B, grid=(64, 1, 1), block=(256, 1, 1))
+    line = {"grid": (64, 1, 1), "block": (256, 1, 1)}
+    assert 1 == part_left_out(kernels["vecadd"], "QQQi", A, B, C, 1 << 14, **line)
+    assert 1 == part_left_out(kernels["vecadd"], "QQQi", A, B, A, 1 << 14, **line)  # each thread its own element
+    tiles = {"grid": (16, 16, 1), "block": (16, 16, 1)}
+    assert 0.9 < part_left_out(kernels["matmul"], "QQQi", A, B, C, 256, **tiles) < 1
+
+
+def test_arguments_that_overlap_are_looked_at(kernels):
+    line = {"grid": (64, 1, 1), "block": (256, 1, 1)}
+    some = part_left_out(kernels["vecadd"], "QQQi", A, B, A + 4, 1 << 14, **line)
+    assert 1 / 3 == pytest.approx(some)  # what is read of b
+    assert 0 == part_left_out(kernels["vecadd"], "QQQi", A, A, A + 2, 1 << 14, **line)
+    end = A + 4 * (1 << 14)
+    assert 1 == part_left_out(kernels["vecadd"], "QQQi", A, B, end, 1 << 14, **line)
+    assert 1 / 3 == pytest.approx(part_left_out(kernels["vecadd"], "QQQi", A, B, end - 1, 1 << 14, **line))
+
+
+def test_indices_that_may_wrap_around_are_looked_at(kernels):
+    """With so many threads the index has no 32 bits: where it begins anew, blocks meet."""
+    part = part_left_out(kernels["vecadd"], "QQQi", A, B, C, 1 << 14, grid=(1 << 24, 1, 1), block=(256, 1, 1))
+    assert 0 == part
