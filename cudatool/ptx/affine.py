@@ -27,7 +27,7 @@ from cudatool.ptx.model import (
     VectorOperand,
     type_bytes,
 )
-from cudatool.ptx.operands import GENERIC, space_of
+from cudatool.ptx.operands import space_of
 
 __all__ = ["AffineAddresses", "Form", "Site", "may_meet"]
 
@@ -61,13 +61,13 @@ class Site:
     index
         Of the instruction.
     space
-        ``"global"``, ``"shared"`` or, if it may be either, ``"generic"``.
+        ``"global"``, ``"shared"`` or ``"generic"``, which may be either.
     width
         Bytes; 0 if not known.
     weak
         Neither atomic nor volatile nor of another strong kind.
     address
-        None if it is never a form.
+        None if its width is not known.
     """
 
     index: int
@@ -111,7 +111,7 @@ class AffineAddresses:
                 continue
             for access in memory_operands(i):
                 weak = access.mode is not Mode.ATOMIC and not _STRONG.intersection(i.modifiers)
-                address = access.address if space != GENERIC and access.width else None
+                address = access.address if access.width else None
                 found.append(
                     Site(
                         index, i.line, "global" if space == "const" else space, access.mode, access.width, weak, address

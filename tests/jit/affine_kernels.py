@@ -212,9 +212,11 @@ mov.b16 %h0, 7;
     def independent(self) -> frozenset[int]:
         """Return the lines that are not looked at."""
         self.load()
-        known = self.kernel._independent
-        assert known is not None
-        return known.lines(bytes(self.params)[:12], (self.blocks, 1, 1), (*self.block, 1), self.kernel._address_of)
+        start = self.memory.ctypes.data
+        arguments = bytes(self.params)[: self.kernel.layout.param_bytes]
+        shape = (self.blocks, 1, 1), (*self.block, 1)
+        device = range(start, start + 4096)
+        return self.kernel._independent.of_launch(arguments, *shape, device, self.kernel._address_of).lines
 
     def wrongly_independent(self) -> str:
         """Return which accesses race that are not looked at."""

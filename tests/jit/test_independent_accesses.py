@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import struct
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 from affine_kernels import Case, campaign
 
 from cudatool.ptx.affine import Form, may_meet
 from cudatool.sim import jit
+from cudatool.sim.jit import Instrument
 
 
 def form(constant: int, *coefficients: int, extents: tuple[int, ...]) -> Form:
@@ -98,8 +101,7 @@ def part_left_out(
 ) -> float:
     """Return which part of a kernel's accesses racecheck leaves out; `shapes` are those of the arguments."""
     known = kernel._independent
-    assert known is not None
-    lines = known.lines(struct.pack(shapes, *arguments), grid, block, kernel._address_of)
+    lines = known.of_launch(struct.pack(shapes, *arguments), grid, block, range(A, 4 * A), kernel._address_of).lines
     return sum(site.line in lines for site in known._sites) / len(known._sites)
 
 
@@ -132,3 +134,35 @@ def test_indices_that_may_wrap_around_are_looked_at(kernels):
     """With so many threads the index has no 32 bits: where it begins anew, blocks meet."""
     part = part_left_out(kernels["vecadd"], "QQQi", A, B, C, 1 << 14, grid=(1 << 24, 1, 1), block=(256, 1, 1))
     assert 0 == part
+
+
+@pytest.mark.parametrize(
+    ("offset", "width", "races"),
+    [(0, 8, False), (7, 1, False), (8, 1, True), (4, 8, True), (11, 1, True), (12, 4, False), (12, 1, False)],
+)
+def test_a_read_anywhere_races_if_a_byte_of_it_is_written(offset, width, races):
+    value = "%d3" if width == 8 else "%r1" if width == 4 else "%h0"
+    kernel = jit.load(
+        f""".version 7.8
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u64 p) {{
+.reg .b16 %h<1>; .reg .b32 %r<2>; .reg .b64 %d<4>; .reg .pred %q;
+ld.param.u64 %d0, [p]; cvta.to.global.u64 %d0, %d0; mov.u32 %r0, %tid.x; setp.eq.u32 %q, %r0, 0;
+@%q st.global.u32 [%d0+8], %r0;
+ld.global.u64 %d1, [%d0+64]; add.s64 %d2, %d0, %d1;
+@!%q ld.global.u{8 * width} {value}, [%d2];
+ret; }}""".encode()
+    ).kernels["k"]
+    whole = np.zeros(2 * 4096, np.uint8)
+    memory = whole[-whole.ctypes.data % 4096 :][:4096]
+    memory[64] = offset
+    params = ctypes.c_uint64(memory.ctypes.data)
+    found = kernel.launch(
+        grid=(1, 1, 1),
+        block=(2, 1, 1),
+        shared_bytes=0,
+        params=ctypes.addressof(params),
+        shadow=jit.Shadow(memory.ctypes.data, 4096, Instrument.RACECHECK),
+    )
+    assert races == bool(found)

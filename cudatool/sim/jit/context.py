@@ -49,6 +49,8 @@ class Context(ctypes.Structure):
         `found_capacity` are kept.
     race
         What looks for races (:mod:`.races`).
+    written_first, written_bytes
+        The device memory outside of which the launch writes nothing: an offset in the arena, and bytes.
     heap
         The heap of ``malloc`` in kernels (``cudatool_heap_create``), 0 if there is none.
     workspace
@@ -120,4 +122,6 @@ class Context(ctypes.Structure):
         ("message", ctypes.c_uint64),
         ("first_thread", ctypes.c_uint64),
         ("zero", ctypes.c_uint64),
+        ("written_first", ctypes.c_uint64),
+        ("written_bytes", ctypes.c_uint64),
     )

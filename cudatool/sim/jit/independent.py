@@ -12,24 +12,40 @@ such accesses the launch's arguments decide before it runs where each thread's l
 
 Accesses that are independent have no instrumentation; the engine sees all others. This is for kernels that know
 nothing but barriers of the whole block (``Order.plain``). Whatever is not followed counts as meeting everything.
+
+In every kernel it helps to know where all its writes are: code looks at the others' addresses and leaves out reads of
+memory that no thread of the launch writes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from cudatool.ptx import Flow, Function, Symbol
 from cudatool.ptx.affine import AffineAddresses, Form, Site, may_meet
 from cudatool.ptx.isa import Mode
+from cudatool.ptx.operands import GENERIC
 from cudatool.sim.jit.collective import Kind, suspension_of
 
-__all__ = ["Independent"]
+__all__ = ["Independent", "OfLaunch"]
 
 _KEPT = 64  # launches that are remembered
+_PAIRS = 1 << 14  # of accesses that are compared; in kernels with more, all are looked at
+
+
+class OfLaunch(NamedTuple):
+    """What is known of a launch before it runs."""
+
+    lines: frozenset[int]
+    """Of PTX, all accesses of which are independent."""
+    written: range | None
+    """The addresses of device memory outside of which nothing is written; None if that is not known."""
 
 
 class Independent:
-    """The accesses of a kernel that only barriers of the whole block order.
+    """The accesses of a kernel.
 
     Parameters
     ----------
@@ -37,13 +53,16 @@ class Independent:
         Its calls inlined.
     parameters
         Where its parameters lie in the packed arguments.
+    plain
+        Whether nothing but barriers of the whole block orders its threads.
     """
 
-    def __init__(self, function: Function, parameters: dict[str, int]) -> None:
+    def __init__(self, function: Function, parameters: dict[str, int], *, plain: bool) -> None:
         self._addresses = AffineAddresses(function, parameters)
         self._sites = self._addresses.sites or ()
-        self._stretches = self._find_stretches(function)
-        self._known: dict[tuple[object, ...], frozenset[int]] = {}
+        self._plain = plain
+        self._stretches = self._find_stretches(function) if plain else None
+        self._known: dict[tuple[object, ...], OfLaunch] = {}
 
     def _find_stretches(self, function: Function) -> list[list[int]] | None:
         """Return the sites that can execute between two barriers, for each first one; None if threads may part."""
@@ -73,27 +92,30 @@ class Independent:
             stretches.append([number for number, site in enumerate(self._sites) if site.index in inside])
         return stretches
 
-    def lines(
+    def of_launch(
         self,
         arguments: bytes,
         grid: Sequence[int],
         block: Sequence[int],
+        device: range,
         address_of: Callable[[Symbol], int | None],
-    ) -> frozenset[int]:
-        """Return the lines of PTX all accesses of which are independent in a launch.
+    ) -> OfLaunch:
+        """Return what is known of a launch.
 
         Parameters
         ----------
+        device
+            The addresses of device memory.
         address_of
             Given a variable: its address, or where it lies in shared memory.
         """
-        if not self._sites:
-            return frozenset()
+        if self._addresses.sites is None:
+            return OfLaunch(frozenset(), None)
         key = arguments, tuple(grid), tuple(block)
         if key not in self._known:
             if len(self._known) >= _KEPT:
                 self._known.clear()
-            self._known[key] = self._find(arguments, grid, block, address_of)
+            self._known[key] = self._find(arguments, grid, block, device, address_of)
         return self._known[key]
 
     def _find(
@@ -101,29 +123,48 @@ class Independent:
         arguments: bytes,
         grid: Sequence[int],
         block: Sequence[int],
+        device: range,
         address_of: Callable[[Symbol], int | None],
-    ) -> frozenset[int]:
-        sites, forms = self._sites, self._addresses.forms(arguments, grid, block, address_of)
-        bad = {site.line for site in sites if not site.weak}
-        everywhere, own_block = (*block, *grid), (*block, 1, 1, 1)
-        groups: list[tuple[list[int], str, tuple[int, ...]]] = [([*range(len(sites))], "global", everywhere)]
+    ) -> OfLaunch:
+        places = []
+        for site, form in zip(self._sites, self._addresses.forms(arguments, grid, block, address_of), strict=True):
+            if site.space == GENERIC:
+                if form is not None and form.low >= device.start and form.high + site.width <= device.stop:
+                    site = replace(site, space="global")
+                else:
+                    form = None
+            places.append((site, form))
+        writers = [(site, form) for site, form in places if site.mode is not Mode.READ and site.space != "shared"]
+        written: range | None = range(device.stop, device.stop)
+        if any(form is None for _, form in writers):
+            written = None
+        elif writers:
+            written = range(
+                min(form.low for _, form in writers if form),
+                max(form.high + site.width for site, form in writers if form),
+            )
+        return OfLaunch(self._lines(places, (*block, *grid)) if self._plain else frozenset(), written)
+
+    def _lines(self, places: list[tuple[Site, Form | None]], extents: tuple[int, ...]) -> frozenset[int]:
+        bad = {site.line for site, _ in places if not site.weak}
+        groups = [([*range(len(places))], "global", extents)]
         if self._stretches is None:
-            bad |= {site.line for site in sites if site.space != "global"}
+            bad |= {site.line for site, _ in places if site.space != "global"}
         else:
-            groups += [(stretch, "shared", own_block) for stretch in self._stretches]
-        for group, space, extents in groups:
-            here = [number for number in group if sites[number].space in (space, "generic")]
-            writers = [number for number in here if sites[number].mode is not Mode.READ]
-            for writer in writers:
-                for number in here:
-                    if not {sites[writer].line, sites[number].line} <= bad and _meet(
-                        sites[writer], forms[writer], sites[number], forms[number], extents
-                    ):
-                        bad |= {sites[writer].line, sites[number].line}
-        return frozenset(site.line for site in sites) - bad
+            groups += [(stretch, "shared", (*extents[:3], 1, 1, 1)) for stretch in self._stretches]
+        compared = 0
+        for group, space, within in groups:
+            here = [places[number] for number in group if places[number][0].space in (space, GENERIC)]
+            for writer in (place for place in here if place[0].mode is not Mode.READ):
+                compared += len(here)
+                if compared > _PAIRS:
+                    return frozenset()
+                for other in here:
+                    lines = {writer[0].line, other[0].line}
+                    if not lines <= bad and _meet(writer, other, within):
+                        bad |= lines
+        return frozenset(site.line for site, _ in places) - bad
 
 
-def _meet(a: Site, a_form: Form | None, b: Site, b_form: Form | None, extents: tuple[int, ...]) -> bool:
-    if a.mode is Mode.ATOMIC and b.mode is Mode.ATOMIC:
-        return False  # both are looked at anyhow
-    return a_form is None or b_form is None or may_meet(a_form, a.width, b_form, b.width, extents)
+def _meet(a: tuple[Site, Form | None], b: tuple[Site, Form | None], extents: tuple[int, ...]) -> bool:
+    return a[1] is None or b[1] is None or may_meet(a[1], a[0].width, b[1], b[0].width, extents)

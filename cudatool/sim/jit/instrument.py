@@ -168,7 +168,13 @@ def observe(e: Emitter, space: str, pointer: str, size: int, mode: Mode, *, line
     e.label(device)
     if kinds & Instrument.INITCHECK:
         _check_initialized(e, space, address, offset, size, mode, line)
-    if kinds & Instrument.RACECHECK:
+    if kinds & Instrument.RACECHECK and mode is Mode.READ:
+        # Nothing races with a read of what no thread of the launch writes.
+        first = e.op(f"sub i64 {e.field('written_first')}, {size - 1}")
+        reach = e.op(f"add i64 {e.field('written_bytes')}, {size - 1}")
+        with e.when(e.op(f"icmp ult i64 {e.op(f'sub i64 {offset}, {first}')}, {reach}")):
+            race_access(e, offset, size, mode, line, 0, flags)
+    elif kinds & Instrument.RACECHECK:
         race_access(e, offset, size, mode, line, 0, flags)
     if kinds & Instrument.FOOTPRINT:
         _mark(e, space, offset, size, mode)

@@ -436,10 +436,11 @@ class JitKernel:
         if shadow is not None:
             instrument |= shadow.kinds
             threads = 1 if instrument & Instrument.RACECHECK else threads
-        independent = frozenset[int]()
-        if instrument & Instrument.RACECHECK and self._independent is not None:
+        independent, written = frozenset[int](), None
+        if shadow is not None and instrument & Instrument.RACECHECK:
             arguments = ctypes.string_at(params, self.layout.param_bytes)
-            independent = self._independent.lines(arguments, grid, block, self._address_of)
+            device = range(shadow.base, shadow.base + shadow.size)
+            independent, written = self._independent.of_launch(arguments, grid, block, device, self._address_of)
             independent = self._translated_for(instrument, large, independent)
         translated = self._translate(instrument, large, independent)
         workspace = (ctypes.c_uint32 * 16)()
@@ -473,7 +474,7 @@ class JitKernel:
 
         def watch(contexts: list[Context]) -> None:
             if shadow is not None:
-                checked.append(shadow.prepare(contexts, self._lines, ranges, order))
+                checked.append(shadow.prepare(contexts, self._lines, ranges, order, written))
 
         try:
             stopped = run(launch, threads, seed, footprint, watch)
@@ -499,8 +500,8 @@ class JitKernel:
         return not self._acquires and self._has_plain_barriers
 
     @cached_property
-    def _independent(self) -> Independent | None:
-        return Independent(self._function, self.layout.param_offsets) if self._is_plain else None
+    def _independent(self) -> Independent:
+        return Independent(self._function, self.layout.param_offsets, plain=self._is_plain)
 
     def _address_of(self, symbol: Symbol) -> int | None:
         """Return the address of a variable in device memory, or where it lies in shared memory."""

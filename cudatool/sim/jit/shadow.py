@@ -212,13 +212,23 @@ class Shadow:
 
     # ---- launches ----
 
-    def prepare(self, contexts: list[Context], lines: int, host: Sequence[tuple[int, int]], order: Order) -> Launching:
-        """Fill in the workers' contexts for a launch of code with `lines` lines of PTX."""
+    def prepare(
+        self,
+        contexts: list[Context],
+        lines: int,
+        host: Sequence[tuple[int, int]],
+        order: Order,
+        written: range | None,
+    ) -> Launching:
+        """Fill in the workers' contexts for a launch of code with `lines` lines of PTX.
+
+        Outside of the addresses `written`, if known, the launch writes nothing.
+        """
         if self._moment > _LAST_MOMENT:  # moments would begin again: forget what has old ones
             for one in (self._words, self._seconds, self._cells):
                 one.clear()
             self._moment = 0
-        return Launching(self, contexts, lines, host, order)
+        return Launching(self, contexts, lines, host, order, written)
 
 
 class Launching:
@@ -231,7 +241,9 @@ class Launching:
         lines: int,
         host: Sequence[tuple[int, int]],
         order: Order,
+        written: range | None,
     ) -> None:
+        written = range(shadow.base, shadow.base + shadow.size) if written is None else written
         self._shadow = shadow
         self._contexts = contexts
         self._counts = (ctypes.c_uint32 * (lines * KINDS))()
@@ -266,6 +278,7 @@ class Launching:
             context.found_records = ctypes.addressof(self._records)
             context.host_ranges, context.host_count = ctypes.addressof(self._host), len(host)
             context.race = self._races.handle if self._races else 0
+            context.written_first, context.written_bytes = written.start - shadow.base, written.stop - written.start
 
     def found(self) -> list[Found]:
         """Return the defects, in the order in which they were met. To be called once, after the launch."""
