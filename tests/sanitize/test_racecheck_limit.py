@@ -18,10 +18,13 @@ from cudatool.trace import reader
 pytestmark = pytest.mark.skipif(not ct.get_device_name().startswith("cudatool"), reason="needs the software device")
 
 N = 256
-# Every thread reads each element at a moment of its own, so that each read is an entry of a list.
+# Every thread reads each element at a moment of its own, so that each read is an entry of a list. Of memory that the
+# launch does not write, reads would not be looked at.
 SOURCE = """
-extern "C" __global__ void gather(const int *x, int *y, int n) {
+extern "C" __global__ void gather(int *x, int *y, int n) {
     int sum = 0;
+    x[threadIdx.x] = threadIdx.x;
+    __syncthreads();
     for (int i = 0; i < n; i++) {
         sum += x[(i + threadIdx.x) % n];
         __threadfence();
