@@ -4,6 +4,9 @@
 :class:`Form`: ``constant + sum(coefficient * index)`` over the thread's and the block's coordinates. An address that
 depends on memory, on a loop or on anything else that is no such sum has none.
 
+Branches narrow that: what compares forms (``if (i < n)``) bounds the address of an access that only threads come to for
+which it holds.
+
 Registers hold integers modulo a power of two. A form is one of the integers that a register's bits stand for: sums and
 products keep that. Where the width grows, the form must be known to lie in the range of the narrower type.
 """
@@ -11,10 +14,10 @@ products keep that. Where the width grows, the form must be known to lie in the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cudatool.ptx.effects import memory_operands
-from cudatool.ptx.flow import reads, writes
+from cudatool.ptx.flow import Flow, reads, writes
 from cudatool.ptx.isa import Mode
 from cudatool.ptx.model import (
     Address,
@@ -22,6 +25,7 @@ from cudatool.ptx.model import (
     Immediate,
     Instruction,
     Operand,
+    Pair,
     Register,
     Symbol,
     VectorOperand,
@@ -39,11 +43,18 @@ _NO_ACCESS = frozenset({"prefetch", "prefetchu", "applypriority", "createpolicy"
 _STEPS = 256  # how many combinations of distances are tried before two accesses count as meeting
 
 
+_FACTS = 64  # comparisons that one branch is taken apart into
+
+_Fact = tuple[int, bool]  # a comparison (setp, by index), and whether it holds
+
+_OPPOSITES = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "lo": "hs", "hs": "lo", "ls": "hi", "hi": "ls"}
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """``constant + sum(coefficients[i] * index[i])``; the indices are the thread's x, y, z and the block's x, y, z.
 
-    `low` and `high` are the least and the greatest value in the launch.
+    `low` and `high` are the least and the greatest value in the launch, or bounds of these.
     """
 
     constant: int
@@ -93,6 +104,8 @@ class AffineAddresses:
         self._parameters = parameters
         self._bits = {name: 8 * type_bytes(kind) for name, kind in function.registers.items() if kind != "pred"}
         self.sites = self._find_sites()
+        self._defined = self._single_definitions()
+        self._facts = self._find_facts() if self.sites else {}
         self._steps = self._find_steps()
 
     def _find_sites(self) -> tuple[Site, ...] | None:
@@ -122,23 +135,78 @@ class AffineAddresses:
     def _is_parameter(self, base: Register | Symbol | None) -> bool:
         return isinstance(base, Symbol) and base.name in self._parameters
 
-    def _find_steps(self) -> list[tuple[str, Instruction]]:
-        """Return the instructions that compute addresses, of registers that one unguarded instruction sets."""
-        code = self._function.instructions
+    def _single_definitions(self) -> dict[str, int]:
+        """Return where each register that one unguarded instruction sets is set."""
         defined: dict[str, int] = {}
         several: set[str] = set()
-        for index, i in enumerate(code):
+        for index, i in enumerate(self._function.instructions):
             for name in writes(i):
                 if name in defined or i.guard is not None:
                     several.add(name)
                 defined[name] = index
+        return {name: index for name, index in defined.items() if name not in several}
+
+    def _find_facts(self) -> dict[int, frozenset[_Fact]]:
+        """Return what holds for each thread that comes to a site.
+
+        A predicate that one instruction computes from forms has one value for each thread: what held on the way to a
+        site still holds there.
+        """
+        code, flow = self._function.instructions, Flow(self._function)
+        facts: dict[int, frozenset[_Fact]] = {0: frozenset()}
+        pending = [0]
+        while pending:
+            number = pending.pop()
+            block, here = flow.blocks[number], facts[number]
+            last = code[block.stop - 1] if block.start < block.stop else None
+            for successor in block.successors:
+                known = here
+                if last is not None and last.guard is not None and len(block.successors) == 2 and last.opcode == "bra":
+                    known |= self._said_by(last.guard, successor != number + 1)
+                elif last is not None and last.guard is not None and last.opcode in ("ret", "exit", "trap"):
+                    known |= self._said_by(last.guard, False)
+                flow.spend(1 + len(known))
+                old = facts.get(successor)
+                if old is None or not old <= known:
+                    facts[successor] = known if old is None else old & known
+                    pending.append(successor)
+        at = {index: number for number, block in enumerate(flow.blocks) for index in range(block.start, block.stop)}
+        found = {}
+        for site in self.sites or ():
+            guard = code[site.index].guard
+            own = self._said_by(guard, True) if guard is not None else frozenset()
+            found[site.index] = facts.get(at[site.index], frozenset()) | own
+        return found
+
+    def _said_by(self, predicate: Register, value: bool) -> frozenset[_Fact]:
+        """Return the comparisons whose outcome follows from a predicate's value."""
+        found: set[_Fact] = set()
+        pending = [(predicate.name, value != predicate.negated)]
+        while pending:
+            name, holds = pending.pop()
+            index = self._defined.get(name, -1)
+            i = self._function.instructions[index] if index >= 0 else None
+            if i is None or any(isinstance(operand, Pair) for operand in i.operands):
+                continue
+            if i.opcode == "setp" and len(i.modifiers) == 2 and len(i.operands) == 3 and len(found) < _FACTS:
+                found.add((index, holds))
+            elif i.opcode == ("and" if holds else "or") and "pred" in i.modifiers:
+                pending += [(o.name, holds != o.negated) for o in i.operands[1:] if isinstance(o, Register)]
+            elif i.opcode == "not" and "pred" in i.modifiers and isinstance(i.operands[1], Register):
+                pending.append((i.operands[1].name, holds == i.operands[1].negated))
+        return frozenset(found)
+
+    def _find_steps(self) -> list[tuple[str, Instruction]]:
+        """Return the instructions that compute addresses and what is compared."""
+        code = self._function.instructions
         bases = (site.address.base for site in self.sites or () if site.address is not None)
         pending = [base.name for base in bases if isinstance(base, Register)]
+        for index in {index for facts in self._facts.values() for index, _ in facts}:
+            pending += reads(code[index])
         needed: set[int] = set()
         while pending:
-            name = pending.pop()
-            index = defined.get(name, -1)
-            if name not in several and index >= 0 and index not in needed and self._is_followed(code[index]):
+            index = self._defined.get(pending.pop(), -1)
+            if index >= 0 and index not in needed and self._is_followed(code[index]):
                 needed.add(index)
                 pending.extend(reads(code[index]))
         return [(writes(code[index])[0], code[index]) for index in sorted(needed)]
@@ -181,7 +249,15 @@ class AffineAddresses:
         launch = _Launch(self._parameters, parameter_values, (*block, *grid), address_of, self._bits)
         for name, i in self._steps:
             launch.values[name] = _RULES[i.opcode](launch, i)
-        return [launch.location(site) for site in self.sites or ()]
+        bounds: dict[_Fact, tuple[Form, int] | None] = {}
+        for fact in {fact for facts in self._facts.values() for fact in facts}:
+            bounds[fact] = launch.bound(self._function.instructions[fact[0]], fact[1])
+        found = []
+        for site in self.sites or ():
+            form = launch.location(site)
+            known = [bound for fact in self._facts[site.index] if (bound := bounds[fact]) is not None]
+            found.append(form if form is None else launch.narrowed(form, known))
+        return found
 
 
 class _Launch:
@@ -233,6 +309,50 @@ class _Launch:
             return None
         found = self.sum(value, self.form(site.address.offset))
         return found if found.low >= 0 and found.high + site.width <= 1 << 64 else None
+
+    def bound(self, i: Instruction, holds: bool) -> tuple[Form, int] | None:
+        """Return a form and its greatest value, for the threads for which a comparison has an outcome."""
+        relation, kind = i.modifiers
+        if kind not in _INTEGERS or relation not in _OPPOSITES:
+            return None
+        bits = 8 * type_bytes(kind)
+        registers = [operand.name for operand in i.operands[1:] if isinstance(operand, Register)]
+        if any(self.bits.get(name, 32) != bits for name in registers):
+            return None
+        a, b = (self.within(self.value(operand), bits, kind[0] == "s") for operand in i.operands[1:])
+        if a is None or b is None:
+            return None
+        relation = relation if holds else _OPPOSITES[relation]
+        if relation in ("gt", "ge", "hi", "hs"):
+            a, b = b, a
+        return self.sum(a, b, -1), -1 if relation in ("lt", "gt", "lo", "hi") else 0
+
+    def narrowed(self, form: Form, bounds: list[tuple[Form, int]]) -> Form:
+        """Return `form` with closer limits, for the threads for which `bounds` hold."""
+        limits: dict[tuple[int, ...], list[int]] = {}  # of sums of indices
+        for one, most in bounds:
+            first = next((coefficient for coefficient in one.coefficients if coefficient), 0)
+            if not first:
+                continue
+            sign = 1 if first > 0 else -1
+            key = tuple(sign * coefficient for coefficient in one.coefficients)
+            free = self.form(0, key)
+            limit = limits.setdefault(key, [free.low, free.high])
+            if sign > 0:
+                limit[1] = min(limit[1], most - one.constant)
+            else:
+                limit[0] = max(limit[0], one.constant - most)
+        low, high, rest = form.constant, form.constant, list(form.coefficients)
+        for key, (least, greatest) in sorted(limits.items(), key=lambda item: -sum(map(bool, item[0]))):
+            own = [index for index, coefficient in enumerate(key) if coefficient]
+            times, left = divmod(rest[own[0]], key[own[0]])
+            if times and not left and least <= greatest and all(rest[index] == times * key[index] for index in own):
+                low += times * (least if times > 0 else greatest)
+                high += times * (greatest if times > 0 else least)
+                for index in own:
+                    rest[index] = 0
+        others = self.form(0, rest)
+        return replace(form, low=max(form.low, low + others.low), high=min(form.high, high + others.high))
 
     def sum(self, a: Form, b: Form, times: int = 1) -> Form:
         return self.form(

@@ -26,7 +26,10 @@ SHAPES = [(1, 1), (2, 1), (7, 1), (33, 1), (40, 1), (4, 3), (5, 2), (8, 4), (2, 
 
 @dataclass(frozen=True)
 class Access:
-    """An access of each thread, or of those whose x is below `below`; the address grows by `step` in a round."""
+    """An access of each thread, or of those whose x is below `below`; the address grows by `step` in a round.
+
+    `branches` says whether a branch leaves the other threads out, rather than a guard.
+    """
 
     space: str
     mode: str
@@ -40,6 +43,7 @@ class Access:
     number: int
     in_loop: bool
     by_bits: bool
+    branches: bool
 
 
 @dataclass
@@ -92,8 +96,9 @@ class Case:
             raise AssertionError
         mode = pick(("read", "read", "write", "write", "atomic" if width == 4 else "write"))
         below = pick((0, 0, 0, 1, x - 1)) if x > 1 else 0
-        by_bits = self.random.random() < 0.15
-        found = Access(space, mode, width, start, tx, ty, bx, step, below, len(self.accesses), in_loop, by_bits)
+        by_bits, branches = self.random.random() < 0.15, self.random.random() < 0.5
+        number = len(self.accesses)
+        found = Access(space, mode, width, start, tx, ty, bx, step, below, number, in_loop, by_bits, branches)
         self.accesses.append(found)
         return found
 
@@ -106,7 +111,7 @@ class Case:
 .address_size 64
 .visible .entry k(.param .u64 p, .param .u32 zero)
 {{
-.reg .pred %q<3>;
+.reg .pred %q<{20 + 8 * len(self.accesses)}>;
 .reg .b16 %h<4>;
 .reg .b32 %r<{20 + 8 * len(self.accesses)}>;
 .reg .b64 %d<{20 + 8 * len(self.accesses)}>;
@@ -155,10 +160,15 @@ mov.b16 %h0, 7;
             at = f"[%d{d + 1}+{a.start}]"
         value = {1: "%h1", 2: "%h1", 4: "%r6", 8: "%d3"}[a.width]
         source = {1: "%h0", 2: "%h0", 4: "%r5", 8: "%d2"}[a.width]
-        guard = ""
+        guard = after = ""
         if a.below:
-            text.append(f"setp.lt.s32 %q1, %r0, {a.below};")
-            guard = "@%q1 "
+            text.append(f"setp.lt.s32 %q{r}, %r0, {a.below};")
+            text.append(f"setp.gt.u32 %q{r + 1}, %r2, {self.blocks};")  # never
+            text.append(f"or.pred %q{r + 2}, %q{r + 1}, %q{r};")
+            guard = f"@%q{r} "
+            if a.branches:
+                text += [f"not.pred %q{r + 3}, %q{r + 2};", f"@%q{r + 3} bra SKIP{a.number};"]
+                guard, after = "", f"SKIP{a.number}:"
         text.append(
             {
                 "read": f"{guard}ld.{a.space}.u{8 * a.width} {value}, {at};",
@@ -167,7 +177,7 @@ mov.b16 %h0, 7;
             }[a.mode]
         )
         self.lines[a.number] = before + len(text)
-        return text
+        return [*text, after]
 
     # ---- the oracle ----
 
@@ -218,15 +228,35 @@ mov.b16 %h0, 7;
         device = range(start, start + 4096)
         return self.kernel._independent.of_launch(arguments, *shape, device, self.kernel._address_of).lines
 
-    def wrongly_independent(self) -> str:
-        """Return which accesses race that are not looked at."""
+    def limits(self) -> dict[int, tuple[int, int]]:
+        """Return, for the line of each access whose address is a form, between which addresses it is said to lie."""
+        self.load()
+        addresses = self.kernel._independent._addresses
+        arguments = bytes(self.params)[: self.kernel.layout.param_bytes]
+        forms = addresses.forms(arguments, (self.blocks, 1, 1), (*self.block, 1), self.kernel._address_of)
+        return {
+            site.line: (form.low, form.high + site.width)
+            for site, form in zip(addresses.sites, forms, strict=True)
+            if form is not None
+        }
+
+    def wrong(self) -> str:
+        """Return which accesses race that are not looked at, or lie elsewhere than is said."""
         independent, races = self.independent(), self.races()
-        wrong = [pair for pair in races if independent.intersection(pair)]
+        wrong: list[object] = [pair for pair in races if independent.intersection(pair)]
+        limits, (x, y) = self.limits(), self.block
+        for a in self.accesses:
+            base = self.memory.ctypes.data if a.space == "global" else 0
+            for bx, ty, tx in product(range(self.blocks), range(y), range(a.below or x)):
+                first = base + a.start + tx * a.tx + ty * a.ty + bx * a.bx
+                low, high = limits.get(self.lines[a.number], (first, first + a.width))
+                if not low <= first <= high - a.width:
+                    wrong.append((a, low, high, first))
         return f"{self.code}: {wrong}" if wrong else ""
 
     def difference(self) -> str:
         """Return what a launch under racecheck says wrongly, empty if nothing."""
-        if wrong := self.wrongly_independent():
+        if wrong := self.wrong():
             return wrong
         shadow = jit.Shadow(self.memory.ctypes.data, 4096, Instrument.RACECHECK)
         found = self.kernel.launch(

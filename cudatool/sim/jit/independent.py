@@ -111,7 +111,7 @@ class Independent:
         """
         if self._addresses.sites is None:
             return OfLaunch(frozenset(), None)
-        key = arguments, tuple(grid), tuple(block)
+        key = arguments, tuple(grid), tuple(block), device
         if key not in self._known:
             if len(self._known) >= _KEPT:
                 self._known.clear()
