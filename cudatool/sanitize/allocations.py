@@ -86,7 +86,7 @@ class Memory:
             # cuMemFreeAsync: "the allocation must not be accessed after stream execution reaches the free".
             # cuMemFree of stream-ordered memory does not wait: "callers must ensure that all accesses have completed".
             self._report_users(buffer, operation)
-        buffer.freed = operation
+        self._engine.buffers.end(buffer, operation)
         self._engine.history.forget(buffer.start, buffer.stop)
 
     def _report_users(self, buffer: Buffer, free: Operation) -> None:
@@ -196,7 +196,7 @@ class Memory:
         buffer.releases = self._positions(others)
         host = self._engine.hosts[row.thread]
         self._engine.ordering.host_step(host, row.record)
-        buffer.freed = Operation(host.index, host.count, host.clock, row.record)
+        self._engine.buffers.end(buffer, Operation(host.index, host.count, host.clock, row.record))
 
     def _block_free_completed(self, row: Row) -> None:
         """Those events have passed: the allocator has seen it by queries, so the host is after them."""

@@ -370,7 +370,7 @@ class _Words:
             )
         owner = defect.first.owner
         if defect.kind is FindingKind.REUSE and owner is not None:
-            freed = f", was freed at {line(owner.freed.record, here)}" if owner.freed else ""
+            freed = f", was freed at {line(owner.freed, here)}" if owner.freed >= 0 else ""
             return (
                 f"The block was allocated at {line(owner.record, here)} for "
                 f"{self._engine.agents[owner.agent].label}{freed} and was then given to a new owner. {order}"

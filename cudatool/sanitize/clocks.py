@@ -112,7 +112,7 @@ class Clocks:
         """
         if moment.agent == agent or clock[moment.agent] >= moment.epoch:
             return clock
-        joined = self.peek(agent, clock, moment)
+        joined = self._joined(agent, clock, moment)
         if self._logs:
             self._logs[agent].epochs.append(epoch)
             self._logs[agent].of.append((moment.agent, moment.epoch))
@@ -120,13 +120,18 @@ class Clocks:
 
     def peek(self, agent: int, clock: Clock, moment: Moment) -> Clock:
         """Return what `join` would for the present clock of `agent`, which learns nothing."""
-        other, reached = moment.agent, moment.epoch
-        if other == agent or clock[other] >= reached:
+        if moment.agent == agent or clock[moment.agent] >= moment.epoch:
             return clock
+        return self._joined(agent, clock, moment)
+
+    def _joined(self, agent: int, clock: Clock, moment: Moment) -> Clock:
+        other, reached = moment.agent, moment.epoch
         self._effort.spend(self._spent)
         if not self._logs:
-            joined = tuple(map(max, clock, moment.clock))
-            return joined if joined[other] >= reached else (*joined[:other], reached, *joined[other + 1 :])
+            joined = [mine if mine > theirs else theirs for mine, theirs in zip(clock, moment.clock, strict=True)]
+            if joined[other] < reached:
+                joined[other] = reached
+            return tuple(joined)
         # What either side lacks: the shorter list is added to the other side's clock.
         own, others = self._logs[agent], self._logs[other]
         mine = bisect_right(own.epochs, moment.clock[agent])

@@ -188,8 +188,7 @@ class Defects:
         """
         first, second = old.operation, new.operation
         pair = first.record, second.record
-        made = _maker(old), _maker(new)
-        defect = self.found.get(self._key(kind, old.exact and new.exact, *made, pair, buffer))
+        defect = self.found.get(self._key(kind, old.exact and new.exact, _maker(old), _maker(new), pair, buffer))
         if defect is None:
             return False
         defect.add(pair, (first.agent, second.agent))
@@ -206,11 +205,8 @@ class Defects:
     ) -> Key:
         kinds, names, stacks = self._sites
         stack = stacks[buffer.record] if buffer is not None else 0
-        key: Key = (
-            *(kind, exact, stack),
-            *(kinds[first], names[first], stacks[first]),
-            *(kinds[second], names[second], stacks[second]),
-        )
+        one, other = (kinds[first], names[first], stacks[first]), (kinds[second], names[second], stacks[second])
+        key: Key = (kind, exact, stack, one, other)
         if launches and launches != (first, second):
             key += tuple([column[record] for record in launches for column in self._sites])
         return key

@@ -23,11 +23,17 @@ class Effort:
         What is checked.
     bounded
         Whether there is a limit. A program that the user runs has none: it may have thousands of streams.
+
+    Attributes
+    ----------
+    counts
+        Whether the units are of interest: what is done for each access need not name any otherwise.
     """
 
-    __slots__ = ("_events", "_left", "_source")
+    __slots__ = ("_events", "_left", "_source", "counts")
 
     def __init__(self, trace: Trace, *, bounded: bool = False) -> None:
+        self.counts = bounded
         self._events = len(trace.records)
         self._left: float = CHECK_STEPS + CHECK_EVENT * self._events if bounded else math.inf
         self._source = str(trace.source)

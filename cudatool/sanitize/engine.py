@@ -164,14 +164,14 @@ class Engine:
 
     def run(self) -> None:
         """Read the trace, once."""
-        handlers = self._handlers
+        handlers, wanted = self._handlers, self._wanted
         found = -1
         with _no_garbage_collection():
             for row in read_rows(self._trace, handlers.keys()):
                 handlers[row.kind](row)
-                if self._wanted is not None and found < len(self.defects):
+                if wanted is not None and found < len(self.defects):
                     found = len(self.defects)
-                    if self.defects.keys() >= set(self._wanted):
+                    if self.defects.keys() >= set(wanted):
                         break
             else:
                 for buffer in self.buffers:
@@ -326,10 +326,11 @@ class Engine:
             self.unchecked += 1
         if known:
             operation = Operation(agent.index, agent.count, agent.clock, row.record)
+            access = self.access if self.aliases else self._access
             for touched in known:
-                if not ignored or not touched.mode & ignored:
+                if not touched.mode & ignored:
                     touched.node = -1
-                    self.access(operation, touched)
+                    access(operation, touched)
             if self.graphs.captures:
                 self._launches.note_eager(row, known)
         if agent is not stream:
@@ -360,21 +361,21 @@ class Engine:
         else:
             self._access(operation, touched, node)
 
-    def _access(self, operation: Operation, touched: Access, node: Node | None) -> None:
-        if touched.start >= touched.stop or not touched.mode:
+    def _access(self, operation: Operation, touched: Access, node: Node | None = None) -> None:
+        start = touched.start
+        if start >= touched.stop or not touched.mode:
             return
         touched.operation = operation
-        touched.owner = buffer = self.buffers.find(touched.start)
+        touched.owner = buffer = self.buffers.at.get(start) or self.buffers.find(start)
         if buffer is not None:
             if node is not None and (baked := node.freed_memory(touched.start)) is not None:
-                assert baked.freed is not None
-                side = Side(baked.freed, "free")
+                side = Side(baked.release, "free")
                 size = touched.stop - touched.start
                 self.report(FindingKind.USE_AFTER_FREE, side, side_of(touched), touched.start, size, baked)
                 return
             # A graph goes on using what was allocated for it in its private pool.
-            if buffer.freed is not None and (node is None or not buffer.of_graphs):
-                self.misuse(FindingKind.USE_AFTER_FREE, Side(buffer.freed, "free"), touched)
+            if buffer.freed >= 0 and (node is None or not buffer.of_graphs):
+                self.misuse(FindingKind.USE_AFTER_FREE, Side(buffer.release, "free"), touched)
                 return
             buffer.suspect = None
             if buffer.born is not None and not buffer.born.before(operation.agent, operation.clock):
@@ -483,29 +484,30 @@ class Engine:
 
     def _conflict(self, old: Access, new: Access, found: tuple[int, int]) -> None:
         """Two accesses in no order, one of which writes: `found` are address and size of the first bytes of both."""
-        first, second = self.agents[old.operation.agent], self.agents[new.operation.agent]
-        if first.is_unsure(old.operation.epoch) or second.is_unsure(new.operation.epoch):
+        earlier, later = old.operation, new.operation
+        first, second = self.agents[earlier.agent], self.agents[later.agent]
+        if self.ordering.unknown and (first.is_unsure(earlier.epoch) or second.is_unsure(later.epoch)):
             self.unsure += 1
             return
-        buffer = self.buffers.find(found[0])
+        buffer = self.buffers.at.get(found[0]) or self.buffers.find(found[0])
         if first.is_host or second.is_host or old.host >= 0 or new.host >= 0:
             kind = FindingKind.RACE_HOST
-            if self._uses_flags(old.operation.record) or self._uses_flags(new.operation.record):
-                stacks = self._stacks[old.operation.record], self._stacks[new.operation.record]
-                self.by_flags.setdefault(stacks, (old.operation.record, new.operation.record))
+            if self._uses_flags(earlier.record) or self._uses_flags(later.record):
+                stacks = self._stacks[earlier.record], self._stacks[later.record]
+                self.by_flags.setdefault(stacks, (earlier.record, later.record))
                 return
-        elif buffer is not None and buffer.record > old.operation.record and not (buffer.of_graphs and new.node >= 0):
+        elif buffer is not None and buffer.record > earlier.record and not (buffer.of_graphs and new.node >= 0):
             kind = FindingKind.REUSE
         else:
             kind = race_of(old, new)
         # Most of a program's races are another round of one that is known.
-        empty = new.operation.agent in self.ordering.empty_waits
+        empty = later.agent in self.ordering.empty_waits
         if not empty and self.found.counted(kind, old, new, buffer):
             if self.go_on_repaired and old.exact and new.exact:
-                self._go_on(old.operation, new.operation)
+                self._go_on(earlier, later)
             return
-        wait = self._empty_wait(old.operation, new.operation) if empty else -1
-        moved = self._moved_wait(old.operation, new.operation) if self.ordering.moved else ()
+        wait = self._empty_wait(earlier, later) if empty else -1
+        moved = self._moved_wait(earlier, later) if self.ordering.moved else ()
         sides = side_of(old), side_of(new)
         self.report(kind, *sides, *found, buffer, wait=wait, moved=moved, touched=(old, new))
 

@@ -74,7 +74,7 @@ class Node:
     def freed_memory(self, address: int) -> Buffer | None:
         """Return the allocation at `address` that the node was made for, if it was given back since."""
         for buffer in self.pointers:
-            if buffer.freed is not None and buffer.start <= address < buffer.stop:
+            if buffer.freed >= 0 and buffer.start <= address < buffer.stop:
                 return buffer
         return None
 
@@ -238,7 +238,8 @@ class Graphs:
         """Tell whether the record of an event was captured, and is therefore none."""
         capture = self.captures.get(row.stream)
         if capture is None:
-            self._events.pop(row.aux0, None)
+            if self._events:
+                self._events.pop(row.aux0, None)
             return False
         if row.flags & _EXTERNAL:
             self._events.pop(row.aux0, None)  # from a launch on it stands for work

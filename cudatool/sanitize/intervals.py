@@ -308,7 +308,7 @@ class History:
     """
 
     def __init__(self, effort: Effort | None = None, host: Agent | None = None) -> None:
-        self._effort = effort
+        self._effort = effort if effort is not None and effort.counts else None
         self._host = host
         self._starts: list[int] = []
         self._segments: list[Segment] = []
@@ -325,11 +325,22 @@ class History:
         That is every one of up to `_CONFLICTS` in a segment; the others are there for later accesses.
         """
         segment = self._at.get(new.start)
-        if segment is not None and segment.stop == new.stop:
-            self._touch(segment, new, conflict)  # the common case: the bytes of an earlier access
+        if segment is not None and segment.stop == new.stop:  # the common case: the bytes of an earlier access
+            if segment.calm is None and len(segment.accesses) < _CROWD:
+                old = segment.accesses
+                if self._effort is not None:
+                    self._effort.spend(_SEGMENT + _PAIR * len(old))
+                segment.accesses = kept = [new]
+                self._keep(kept, old, new, conflict)
+            else:
+                self._touch(segment, new, conflict)
             return
         if len(self._starts) > self._limit:
             self._sweep()
+        low = self._first(new.start)
+        if low == len(self._starts) or self._starts[low] >= new.stop:  # bytes that nothing has touched
+            self._put(low, low, [Segment(new.start, new.stop, [new])])
+            return
         low, high = self._cut(new.start, new.stop)
         alone = high - low > 1
         for segment in self._segments[low:high]:
@@ -444,6 +455,12 @@ class History:
 
     def within(self, start: int, stop: int) -> Iterator[Access]:
         """The accesses kept for any byte of [start, stop), the newest first in each segment."""
+        segment = self._at.get(start)
+        if segment is not None and segment.stop >= stop and self._effort is None:
+            return iter(segment.everything())
+        return self._within(start, stop)
+
+    def _within(self, start: int, stop: int) -> Iterator[Access]:
         seen = set()
         for segment in self._segments[self._first(start) : bisect_left(self._starts, stop)]:
             if self._effort is not None:
@@ -461,7 +478,7 @@ class History:
                 low, high = self._cut(start, stop)
             for first in self._starts[low:high]:
                 del self._at[first]
-            self._put(low, high, [])
+            del self._segments[low:high], self._starts[low:high]
 
     def _first(self, address: int) -> int:
         """The index of the segment that holds `address`, or of the next one."""

@@ -135,8 +135,8 @@ class Launches:
     def _check_fault(self, nodes: Collection[Node], operation: Operation, address: int, size: int) -> None:
         """An access that a checker of the device did not let happen: its memory may have been given back."""
         for node in nodes:
-            if (buffer := node.freed_memory(address)) is not None and buffer.freed is not None:
-                first, second = Side(buffer.freed, "free"), Side(operation, "access", node=node.record)
+            if (buffer := node.freed_memory(address)) is not None:
+                first, second = Side(buffer.release, "free"), Side(operation, "access", node=node.record)
                 self._engine.report(FindingKind.USE_AFTER_FREE, first, second, address, size, buffer)
                 return
 
@@ -180,5 +180,5 @@ class Launches:
     @staticmethod
     def _bake(node: Node, buffer: Buffer | None) -> None:
         """A node will use `buffer` in every launch. Memory of graphs and of private pools is theirs."""
-        if buffer is not None and buffer.freed is None and not buffer.of_graphs:
+        if buffer is not None and buffer.freed < 0 and not buffer.of_graphs:
             node.pointers.append(buffer)

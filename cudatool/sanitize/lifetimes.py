@@ -26,8 +26,8 @@ class Buffer:
         The stream that a caching allocator gave it to, or that a stream-ordered allocation runs on; -1 for neither.
     born
         The stream-ordered allocation: only what is ordered after it may use the memory. None if usable at once.
-    freed
-        The operation that gave it back; None while it lives.
+    freed, freed_by
+        The trace record of what gave it back, and the agent that did; -1 while it lives.
     other_streams
         Streams that ``record_stream`` named.
     releases
@@ -45,20 +45,32 @@ class Buffer:
     record: int
     agent: int = -1
     born: Operation | None = None
-    freed: Operation | None = None
+    freed: int = -1
+    freed_by: int = -1
     other_streams: frozenset[int] = frozenset()
     releases: Sequence[Moment] = ()
     of_graphs: bool = False
     suspect: tuple[Access, Operation] | None = None
 
+    @property
+    def release(self) -> Operation:
+        """What gave it back. Only its record and agent are kept: there may be millions of freed buffers."""
+        return Operation(self.freed_by, 0, (), self.freed)
+
 
 class Buffers:
-    """Live and freed allocations by address. A new allocation replaces whatever was at its addresses."""
+    """Live and freed allocations by address. A new allocation replaces whatever was at its addresses.
+
+    Attributes
+    ----------
+    at
+        The live ones by first byte: most accesses begin there.
+    """
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._buffers: list[Buffer] = []
-        self._at: dict[int, Buffer] = {}  # by first byte
+        self.at: dict[int, Buffer] = {}
 
     def add(self, buffer: Buffer) -> list[Buffer]:
         """Enter `buffer` and return those that it replaces. One without a byte holds no address."""
@@ -67,24 +79,29 @@ class Buffers:
         low, high = self._range(buffer.start, buffer.stop)
         replaced = self._buffers[low:high]
         for old in replaced:
-            del self._at[old.start]
-        self._at[buffer.start] = buffer
+            self.at.pop(old.start, None)
+        self.at[buffer.start] = buffer
         self._starts[low:high] = [buffer.start]
         self._buffers[low:high] = [buffer]
         return replaced
+
+    def end(self, buffer: Buffer, operation: Operation) -> None:
+        """An operation gives `buffer` back."""
+        buffer.freed, buffer.freed_by = operation.record, operation.agent
+        self.at.pop(buffer.start, None)
 
     def remove(self, start: int, stop: int) -> list[Buffer]:
         """Forget and return every allocation that has a byte in [start, stop)."""
         low, high = self._range(start, stop)
         removed = self._buffers[low:high]
         for buffer in removed:
-            del self._at[buffer.start]
+            self.at.pop(buffer.start, None)
         del self._starts[low:high], self._buffers[low:high]
         return removed
 
     def find(self, address: int) -> Buffer | None:
         """Return the allocation, live or freed, that holds `address`."""
-        found = self._at.get(address)
+        found = self.at.get(address)
         if found is not None:
             return found
         index = bisect_right(self._starts, address) - 1

@@ -148,9 +148,9 @@ class Ordering:
     def learn(self, agent: Agent, moment: Moment, record: int = -1) -> bool:
         """What `agent` does from now on comes after `moment`. Tell whether that is new."""
         clock = agent.clock
-        agent.clock = self.clocks.join(agent.index, agent.count + 1, clock, moment)
-        if agent.clock is clock:
+        if moment.agent == agent.index or clock[moment.agent] >= moment.epoch:
             return False
+        agent.clock = self.clocks.join(agent.index, agent.count + 1, clock, moment)
         if agent.is_host:
             self.step(agent, record)
         return True
@@ -251,10 +251,10 @@ class Ordering:
         before = self._events.get(event)
         if before is not None and before.agent != stream.index:
             self._replaced[event] = before, self._recorded_at[event]
-        elif event in self._replaced:
-            del self._replaced[event]
+        elif self._replaced:
+            self._replaced.pop(event, None)
         self._recorded_at[event] = stream.records[-1]
-        self._events[event] = stream.done
+        self._events[event] = Moment(stream.index, stream.count, stream.clock)
 
     def destroy_event(self, event: int) -> None:
         """cuEventDestroy: what waited for the event keeps its order, and nothing can wait for it any more."""

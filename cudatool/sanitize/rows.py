@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
@@ -56,12 +58,19 @@ _COLUMNS = (
 )
 
 
+_make_row = functools.partial(tuple.__new__, Row)  # as Row._make, which is no function of C
+
+
 def read_rows(trace: Trace, kinds: Collection[int]) -> Iterator[Row]:
     """Yield the records of these kinds in order, a chunk in memory at a time.
 
     ACCESS records, and HOST_ACCESS records of host functions, are tied to their operation by correlation, and may stand
     anywhere in the trace.
     """
+    return itertools.chain.from_iterable(_read_chunks(trace, kinds))
+
+
+def _read_chunks(trace: Trace, kinds: Collection[int]) -> Iterator[Iterator[Row]]:
     records = trace.records
     tells = _indices(records, (Kind.ACCESS, Kind.HOST_ACCESS))
     tells = tells[(records["kind"][tells] == Kind.ACCESS) | (records["correlation"][tells] != 0)]
@@ -110,8 +119,8 @@ def read_rows(trace: Trace, kinds: Collection[int]) -> Iterator[Row]:
         ]
         if masked:
             told = [one and _with_masks(one) for one in told]
-        columns = (chunk[name].tolist() for name in _COLUMNS)
-        yield from map(Row._make, zip(index.tolist(), *columns, told, strict=True))
+        columns = (chunk[name].tolist() if chunk[name].any() else itertools.repeat(0) for name in _COLUMNS)
+        yield map(_make_row, zip(index.tolist(), *columns, told))  # noqa: B905: what is 0 in all rows has no end
 
 
 def _indices(records: npt.NDArray[np.void], kinds: Collection[int]) -> npt.NDArray[np.integer]:

@@ -25,6 +25,7 @@ class Counted(Effort):
 
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace)
+        self.counts = True
         self.spent = 0
 
     def spend(self, units: int) -> None:
