@@ -17,7 +17,7 @@ from cudatool.cli._text import counted, messages, plain, say
 from cudatool.files import check_outputs, open_standard_files
 from cudatool.recording import record
 from cudatool.text import printable, short_names
-from cudatool.trace.events import Kind
+from cudatool.trace.events import Kind, WarningFlag
 from cudatool.trace.reader import read
 from cudatool.units import format_bytes, format_time
 from cudatool.workload import Start, Workload
@@ -163,7 +163,8 @@ def _print_summary(trace: Trace, status: int) -> None:
         table.add_row("Kernels" if not index else "", plain(text))
     if len(summary.kernels) > _MOST:
         table.add_row("", f"and {len(summary.kernels) - _MOST} more")
-    warnings = [trace.names[int(name)] for name in trace.of_kind(Kind.WARNING)["name"]]
+    warned = trace.of_kind(Kind.WARNING)
+    warnings = [trace.names[int(name)] for name in warned["name"][warned["flags"] & WarningFlag.SHARED == 0]]
     for index, text in enumerate([*dict.fromkeys(warnings), *summary.notes][:_MOST]):
         table.add_row("Warnings" if not index else "", plain(text))
     messages().print("", table, sep="\n")

@@ -8,6 +8,7 @@ work that its stream had then has run.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from cudatool.trace.events import AccessFlag, Event, Kind
@@ -36,6 +37,15 @@ class BlockWatcher:
         self._again: dict[
             int, list[tuple[int, int]]
         ] = {}  # operation -> (address, size) of blocks that are new after it
+
+    def begin(self, held: Iterable[Event]) -> None:
+        """Receive what lives before the first event: `held` are its segments, then its blocks, which may be written."""
+        with self._lock:
+            for event in held:
+                if event.kind in _KINDS:
+                    self._note(event)
+                if event.kind is Kind.BLOCK_ALLOC:
+                    self._shadow.written(event.address, event.aux0)
 
     def enqueued(self, operation: Operation, stream: int, correlation: int) -> None:
         """Note the last operation of a stream."""

@@ -99,6 +99,12 @@ class SimDriverCollector:
             "cuCtxSynchronize": self._device_synchronize,
             "cuEventCreate": self._event_create,
             "cuIpcOpenEventHandle": self._event_open,
+            "cuIpcGetMemHandle": self._share,
+            "cuIpcOpenMemHandle": self._share,
+            "cuMemPoolExportPointer": self._share,
+            "cuMemPoolImportPointer": self._share,
+            "cuMemExportToShareableHandle": self._share_physical,
+            "cuMemImportFromShareableHandle": self._share_physical,
             "cuEventDestroy": self._event_destroy,
             "cuEventRecord": self._event_record,
             "cuEventRecordWithFlags": self._event_record,
@@ -367,6 +373,18 @@ class SimDriverCollector:
     def _event_open(self, values: dict[str, Any], name: str) -> None:
         handle = _pointed(values["phEvent"])
         hooks.emit(Kind.EVENT_CREATE, device=self._device, aux0=hooks.event_id(handle), address=handle, flags=2)
+
+    def _share(self, values: dict[str, Any], name: str) -> None:
+        opened = values.get("pdptr") or values.get("ptr_out")
+        address = _pointed(opened) if opened else values["dptr" if "dptr" in values else "ptr"]
+        found = self._machine.allocations.at(address)
+        size = found.size if found is not None else 0
+        hooks.emit(Kind.WARNING, name=name, device=self._device, address=address, size=size, flags=WarningFlag.SHARED)
+
+    def _share_physical(self, values: dict[str, Any], name: str) -> None:
+        handle = _pointed(values["handle"]) if "osHandle" in values else values["handle"]
+        size = self._machine.objects[handle].size
+        hooks.emit(Kind.WARNING, name=name, device=self._device, size=size, flags=WarningFlag.SHARED)
 
     def _event_destroy(self, values: dict[str, Any], name: str) -> None:
         event = hooks.close_event(values["hEvent"])

@@ -7,12 +7,13 @@ from collections.abc import Container
 from typing import TYPE_CHECKING, Final
 
 from cudatool.trace import hooks
-from cudatool.trace.events import LIVED, Event, Kind
+from cudatool.trace.events import LIVED, Event, Kind, WarningFlag
 
 if TYPE_CHECKING:
     from cudatool.sim import Machine
+    from cudatool.sim.arena import Allocation
 
-__all__ = ["living"]
+__all__ = ["living", "shared"]
 
 _CALLS: Final = {
     # kind of memory -> the call that makes it, of those calls that are recorded
@@ -25,31 +26,44 @@ _CALLS: Final = {
     "registered": (Kind.HOST_ALLOC, "cuMemHostRegister"),
 }
 
+_SHARING: Final = {"device": "cuIpcGetMemHandle", "ipc": "cuIpcOpenMemHandle"}
+_SHARED_FROM_POOL: Final = "cuMemPoolExportPointer"
+
 
 def living(machine: Machine, told: Container[int]) -> list[Event]:
     """Return an allocation event for each live allocation whose address is not in `told`. They have no stacks.
 
     None names a stream: what was done on it before the recording began is not known, and counts as done.
     """
-    events = []
-    for found in machine.allocations:
-        if found.kind in _CALLS and found.address not in told:
-            kind, name = _CALLS[found.kind]
-            events.append(
-                Event(
-                    time=time.monotonic_ns(),
-                    kind=kind,
-                    device=found.device,
-                    flags=LIVED,
-                    thread=hooks.thread_id(),
-                    stream=0,
-                    correlation=0,
-                    stack=0,
-                    name=name,
-                    address=found.address,
-                    size=found.size,
-                    aux0=0,
-                    aux1=0,
-                )
-            )
-    return events
+    return [
+        _event(found, *_CALLS[found.kind], LIVED)
+        for found in machine.allocations
+        if found.kind in _CALLS and found.address not in told
+    ]
+
+
+def shared(machine: Machine) -> list[Event]:
+    """Return a warning for each live allocation that other processes can use, as if it had been shared now."""
+    return [
+        _event(found, Kind.WARNING, _SHARING.get(found.kind, _SHARED_FROM_POOL), WarningFlag.SHARED)
+        for found in machine.allocations
+        if found.is_shared
+    ]
+
+
+def _event(found: Allocation, kind: Kind, name: str, flags: int) -> Event:
+    return Event(
+        time=time.monotonic_ns(),
+        kind=kind,
+        device=found.device,
+        flags=flags,
+        thread=hooks.thread_id(),
+        stream=0,
+        correlation=0,
+        stack=0,
+        name=name,
+        address=found.address,
+        size=found.size,
+        aux0=0,
+        aux1=0,
+    )

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from cudatool import _driver
@@ -84,16 +85,16 @@ def record(
     with sources(
         device=device, with_stacks=with_stacks, measure_accesses=measure_accesses, checks=checks, tape=tape
     ) as header:
-        allocator = sys.modules.get("cudatool.runtime.allocator")  # importing it would start the runtime
-        held = [] if allocator is None else list(allocator.living())  # nothing at the start of a program
+        allocator = _allocator()
+        held = _held()
         limits = [] if allocator is None else list(allocator.fractions())
-        living = _living({event.address for event in held})
+        living, shared = _living({event.address for event in held})
         prior = Counter(event.device for event in held)
         facts: dict[str, Any] = {"prior_records": prior} if prior else {}
         facts |= {"prior_allocations": len(living)} if living else {}
         facts |= {"unknown_before": unknown} if (unknown := _unknown_before()) else {}
         recorder = Recorder(path, header=header | facts, force=force)
-        for event in (*limits, *held, *living):
+        for event in (*limits, *held, *living, *shared):
             recorder(event)
         with recorder:
             try:
@@ -143,7 +144,7 @@ def sources(
             if machine is not None:
                 from cudatool.recording import software  # the device's code, which a GPU does not need
 
-                undo.enter_context(software.driver(machine, measure_accesses, checks, tape))
+                undo.enter_context(software.driver(machine, measure_accesses, checks, tape, _held))
             else:
                 undo.callback(torch_program.stop)
                 torch_program.start()
@@ -200,14 +201,28 @@ def libraries() -> list[str]:
     return [name for module, name in _LIBRARIES.items() if module in sys.modules]
 
 
-def _living(segments: Container[int]) -> list[Event]:
-    """Return what lives already of the software driver's memory, but for the caching allocator's `segments`."""
+def _allocator() -> ModuleType | None:
+    """Return the module of the caching allocator, if the program uses it: importing it would start the runtime."""
+    return sys.modules.get("cudatool.runtime.allocator")
+
+
+def _held() -> list[Event]:
+    """Return what the caching allocator holds already; nothing at the start of a program."""
+    allocator = _allocator()
+    return [] if allocator is None else list(allocator.living())
+
+
+def _living(segments: Container[int]) -> tuple[list[Event], list[Event]]:
+    """Return what lives already of the software driver's memory, and what of it other processes can use.
+
+    The first without the caching allocator's `segments`.
+    """
     choice = _driver.chosen()
     if choice is None or choice.machine is None:
-        return []
+        return [], []
     from cudatool.recording import software  # a GPU needs none of it
 
-    return software.living(choice.machine, segments)
+    return software.living(choice.machine, segments), software.shared(choice.machine)
 
 
 def _unknown_before() -> list[str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from cudatool import _driver, sim
 from cudatool.collect.sim_driver import SimDriverCollector
 from cudatool.collect.sim_host import watched_host_memory
-from cudatool.collect.sim_living import living
+from cudatool.collect.sim_living import living, shared
 from cudatool.errors import UsageError
 from cudatool.memory.allocator import CachingAllocator
 from cudatool.memory.pluggable import UncachedAllocator
@@ -24,12 +24,17 @@ if TYPE_CHECKING:
     from cudatool.sim.observe.tape import Tape
     from cudatool.trace.events import Event
 
-__all__ = ["drain", "driver", "living"]
+__all__ = ["drain", "driver", "living", "shared"]
 
 
 @contextmanager
-def driver(machine: Machine, measure_accesses: bool, checks: Sequence[str], tape: Tape | None) -> Iterator[None]:
-    """Let what the software driver is asked to do, and what its kernels do, reach the subscribers of the hooks."""
+def driver(
+    machine: Machine, measure_accesses: bool, checks: Sequence[str], tape: Tape | None, held: Callable[[], list[Event]]
+) -> Iterator[None]:
+    """Let what the software driver is asked to do, and what its kernels do, reach the subscribers of the hooks.
+
+    `held` returns what the caching allocator holds already.
+    """
     if unknown := sorted(set(checks).difference(CHECKS)):
         raise UsageError(f"there is no check {quoted(unknown[0])} of kernels; there are {', '.join(CHECKS)}")
     exact_write = AccessFlag.WRITE | AccessFlag.INEXACT
@@ -52,6 +57,8 @@ def driver(machine: Machine, measure_accesses: bool, checks: Sequence[str], tape
         hooks.subscribe(tell_tape)
     if collector.blocks is not None:
         hooks.subscribe(collector.blocks)
+        drain()  # what is pending may use blocks that were given back
+        collector.blocks.begin(held())
     try:
         with watched_host_memory(machine) if measure_accesses else nullcontext():
             yield

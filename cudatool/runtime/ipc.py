@@ -21,6 +21,8 @@ from cudatool.runtime.calls import check, operation
 from cudatool.runtime.device import DeviceLike, device_count, device_index, get_device_properties
 from cudatool.runtime.device import device as on_device
 from cudatool.runtime.stream import current_stream
+from cudatool.trace import hooks
+from cudatool.trace.events import Kind, WarningFlag
 
 __all__ = [
     "IpcArray",
@@ -126,7 +128,18 @@ def segment_handle(block: int, device: int) -> tuple[int, bytes]:
             "CUDATOOL_ALLOC_CONF"
         )
     assert isinstance(policy.provider, DriverProvider)
-    return segment, policy.provider.ipc_handle(segment)
+    with operation():
+        native = policy.provider.ipc_handle(segment)
+    _emit_shared("cuIpcGetMemHandle", device, segment)
+    return segment, native
+
+
+def _emit_shared(call: str, device: int, segment: int) -> None:
+    """Tell that other processes can use a segment, all of which a handle stands for."""
+    if hooks.active:
+        with on_device(device), operation():
+            size = int(check(calls.driver.cuMemGetAddressRange(segment))[1])
+        hooks.emit(Kind.WARNING, name=call, device=device, address=segment, size=size, flags=WarningFlag.SHARED)
 
 
 def open_ipc_handle(handle: IpcHandle) -> IpcArray:
@@ -204,6 +217,7 @@ class Mapping:
         flags = calls.driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
         with on_device(device), operation():
             self._segment = int(check(calls.driver.cuIpcOpenMemHandle(native, flags)))
+        _emit_shared("cuIpcOpenMemHandle", device, self._segment)
         self.__array_interface__ = array_interface(self._segment + offset, size)
 
     def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:

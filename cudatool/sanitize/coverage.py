@@ -79,6 +79,8 @@ def find_gaps(
         names = tuple(dict.fromkeys(trace.names[int(name)] for name in partly["name"]))
         gaps.append(Gap(GapKind.KERNEL_RACES, len(partly), names))
     gaps += _processes(trace)
+    if races or in_kernels:
+        gaps += _shared_memory(trace)
     if unseen := _unseen(trace):
         gaps.append(Gap(GapKind.UNSEEN, len(unseen), unseen))
     if races and not header.get("watches_host_memory"):
@@ -137,6 +139,16 @@ def _processes(trace: Trace) -> list[Gap]:
     if successors:
         gaps.append(Gap(GapKind.REPLACED, len(successors), tuple(successors)))
     return gaps
+
+
+def _shared_memory(trace: Trace) -> list[Gap]:
+    warnings = trace.of_kind(Kind.WARNING)
+    shared = warnings[warnings["flags"] & WarningFlag.SHARED != 0]
+    if not len(shared):
+        return []
+    pieces = dict.fromkeys(zip(shared["address"].tolist(), shared["size"].tolist(), strict=True))
+    calls = tuple(dict.fromkeys(trace.names[int(name)] for name in shared["name"]))
+    return [Gap(GapKind.SHARED_MEMORY, sum(size for _, size in pieces), calls)]
 
 
 def _unseen(trace: Trace) -> tuple[str, ...]:
@@ -305,5 +317,12 @@ _WORDS: Final[dict[GapKind, _Words]] = {
     GapKind.KERNEL_RACES: _Words(
         lambda gap: f"races in a part of {_count(gap.count, 'launch', 'launches')}",
         lambda gap: f"{printable('; '.join(gap.names))}. Launch fewer blocks, or use a smaller input.",
+    ),
+    GapKind.SHARED_MEMORY: _Words(
+        lambda gap: f"other processes' accesses to {format_bytes(gap.count)} of shared memory",
+        lambda gap: (
+            f"Other processes can use {format_bytes(gap.count)} of memory ({_some(gap.names)}): what they do with it "
+            "is not recorded. Run in one process what uses it."
+        ),
     ),
 }

@@ -119,6 +119,8 @@ class GapKind(StrEnum):
     """What the program would have done after it failed or was ended."""
     KERNEL_RACES = "kernel-races"
     """Launches of which racecheck looked at a part, as their history took too much memory."""
+    SHARED_MEMORY = "shared-memory"
+    """Memory that other processes can use: what they do with it is not recorded."""
 
 
 class Outcome(StrEnum):
@@ -144,7 +146,7 @@ class Gap:
     kind
         Why.
     count
-        How many operations, launches, processes ... it concerns; bytes of pinned memory.
+        How many operations, launches, processes ... it concerns; bytes of pinned or shared memory.
     names
         Which checks, programs, reasons or pairs of lines.
     whole

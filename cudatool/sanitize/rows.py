@@ -119,8 +119,8 @@ def _read_chunks(trace: Trace, kinds: Collection[int]) -> Iterator[Iterator[Row]
         ]
         if masked:
             told = [one and _with_masks(one) for one in told]
-        columns = (chunk[name].tolist() if chunk[name].any() else itertools.repeat(0) for name in _COLUMNS)
-        yield map(_make_row, zip(index.tolist(), *columns, told))  # noqa: B905: what is 0 in all rows has no end
+        columns = (chunk[name].tolist() if chunk[name].any() else itertools.repeat(0, len(index)) for name in _COLUMNS)
+        yield map(_make_row, zip(index.tolist(), *columns, told, strict=True))
 
 
 def _indices(records: npt.NDArray[np.void], kinds: Collection[int]) -> npt.NDArray[np.integer]:

@@ -114,6 +114,7 @@ class Allocation:
     flags: int = 0
     advised: Advised | None = None  # of managed memory: what the program said about it
     gap: int = 0  # unused bytes after it
+    is_shared: bool = False  # whether other processes can use it
     variables: tuple[Variable, ...] = ()  # of a module: what may be used of it
 
 

@@ -58,8 +58,8 @@ class Imports:
         self._by_address: dict[int, _Import] = {}
         self._by_key: dict[tuple[int, int], _Import] = {}
 
-    def open(self, handle: Handle, context: Context) -> int:
-        """Return where the memory is mapped: in the same place as before, if it is open already."""
+    def open(self, handle: Handle, context: Context) -> Allocation:
+        """Return the memory, mapped in the same place as before if it is open already."""
         if handle.process == os.getpid():
             raise DriverError(Result.INVALID_CONTEXT, "a handle cannot be opened in the process that it comes from")
         key = handle.inode, handle.serial
@@ -71,7 +71,7 @@ class Imports:
             raise DriverError(Result.INVALID_HANDLE, "the handle is open in another context of this process")
         else:
             found.count += 1
-        return found.allocation.address
+        return found.allocation
 
     def close(self, address: int) -> None:
         """Take one opening back, and with the last the mapping. What is pending runs first."""

@@ -266,6 +266,13 @@ class Machine:
         if self.checkers is not None:
             self.allocations.watchers.append(self.checkers)
 
+    def share(self, allocation: Allocation) -> None:
+        """Other processes can use an allocation of this one from now on."""
+        allocation.is_shared = True
+        self.scheduler.share()
+        if self.checkers is not None:
+            self.checkers.shared(allocation)
+
     def watch_host(self, report: Report) -> HostWatch:
         """Let `report` receive what the host does to memory that operations use."""
         self.scheduler.watch = HostWatch(self.allocations, report)

@@ -218,7 +218,7 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.CHILD_PROCESS: "the program started a process, which is not recorded: name=its program, "
     "flags=1 if it took the place of this one (exec), stack",
     Kind.MODULE_LOAD: "name, size=bytes of the image, stack",
-    Kind.WARNING: "name=the text, flags=WarningFlag",
+    Kind.WARNING: "name=the text, flags=WarningFlag; of SHARED name=the call, address (0 for none), size, stack",
     Kind.CALL: "a public function of cudatool has ended: name, aux0=ns it took, aux1=how many others it was called by, "
     "stack",
     Kind.FINDING: "what a checker of the device found: correlation=the operation, else stack=the call; stream, "
@@ -260,6 +260,8 @@ class WarningFlag(IntFlag):
     """The program did something on the device that no event tells, or not all of it."""
     RACES = 4
     """Racecheck looked at a part of a launch only: correlation=the launch."""
+    SHARED = 8
+    """Other processes can use this memory, which may be theirs: what they do with it is not recorded."""
 
 
 class EventFlag(IntFlag):

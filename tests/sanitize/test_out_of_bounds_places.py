@@ -37,7 +37,7 @@ def test_place_is_relative_to_the_argument_that_the_address_was_computed_from(
     tmp_path: Path, i: int, j: int, argument: str, place: str
 ) -> None:
     kernel = ct.compile(SOURCE, "move")
-    # A pool has segments of its own: all memory that was reserved before the recording may be used.
+    # A pool has segments of its own, so it is known what lies beside x.
     with record(tmp_path / "run.ctrace", checks=["memcheck"]), ct.use_mem_pool(ct.MemPool()):
         arrays = {"gap": ct.zeros(1), "x": ct.zeros(N), "y": ct.ones(N)}  # before x lie 508 bytes that nobody owns
         one = ct.LaunchConfig(grid=1, block=1)
@@ -49,6 +49,23 @@ def test_place_is_relative_to_the_argument_that_the_address_was_computed_from(
     assert finding.kind is FindingKind.OUT_OF_BOUNDS
     assert (finding.text, finding.address) == (place, start + 4 * index)
     assert finding.buffer is not None and finding.buffer.address == start
+
+
+def test_blocks_of_before_the_recording_have_bounds_and_values(tmp_path: Path) -> None:
+    kernel, one = ct.compile(SOURCE, "move"), ct.LaunchConfig(grid=1, block=1)
+    stream = ct.current_stream()
+    x, y, freed = ct.zeros(100), ct.ones(100), ct.ones(100)
+    ct.launch(stream, one, kernel, freed, y, np.int64(7), np.int64(0))
+    address = freed.data_ptr()
+    del freed
+    with record(tmp_path / "run.ctrace", checks=["memcheck", "initcheck"]):
+        ct.launch(stream, one, kernel, x, y, np.int64(3), np.int64(99))
+        ct.launch(stream, one, kernel, x, y, np.int64(110), np.int64(0))
+        ct.launch(stream, one, kernel, np.uint64(address), y, np.int64(0), np.int64(0))
+        ct.synchronize()
+    report = check(reader.read(tmp_path / "run.ctrace"), ["memcheck", "initcheck"])
+    assert report.on_device[0].text == "40 bytes after the end of 400 B"
+    assert [x.data_ptr() + 440, address] == [found.address for found in report.on_device]
 
 
 @pytest.mark.parametrize("owner", ["cached block", "pool", "driver"])

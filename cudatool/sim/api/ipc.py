@@ -28,7 +28,7 @@ def cuIpcGetMemHandle(pHandle: int, dptr: int) -> None:
     while machine.scheduler.is_busy:
         machine.scheduler.drain()
     file, offset = machine.devices[allocation.device].memory.share(allocation.address, allocation.size)
-    machine.scheduler.share()
+    machine.share(allocation)
     handle = Handle(os.getpid(), file.opened, allocation.device, file.inode, offset, allocation.size, allocation.serial)
     ctypes.memset(pHandle, 0, ctypes.sizeof(IpcHandle))
     ctypes.memmove(pHandle, ctypes.addressof(handle), ctypes.sizeof(handle))
@@ -39,8 +39,9 @@ def cuIpcOpenMemHandle(pdptr: int, handle: IpcHandle, Flags: int) -> None:
     context = current_context()
     if not pdptr or Flags != _LAZY_ENABLE_PEER_ACCESS:
         raise DriverError(Result.INVALID_VALUE, "Flags must be CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS")
-    write(pdptr, c_uint64, state.machine.imports.open(Handle.from_buffer_copy(handle), context))
-    state.machine.scheduler.share()
+    found = state.machine.imports.open(Handle.from_buffer_copy(handle), context)
+    write(pdptr, c_uint64, found.address)
+    state.machine.share(found)
 
 
 @entry("cuIpcCloseMemHandle(CUdeviceptr dptr)")

@@ -208,7 +208,7 @@ def cuMemPoolExportPointer(shareData_out: int, ptr: int) -> None:
     if not shareData_out or found is None or not found.pool:
         raise DriverError(Result.INVALID_VALUE, f"{ptr:#x} is not the start of live memory from a pool")
     data = state.machine.pools.live[found.pool].export_pointer(found)
-    state.machine.scheduler.share()
+    state.machine.share(found)
     ctypes.memset(shareData_out, 0, 64)
     ctypes.memmove(shareData_out, ctypes.addressof(data), ctypes.sizeof(data))
 
@@ -219,5 +219,6 @@ def cuMemPoolImportPointer(ptr_out: int, pool: int, shareData: int) -> None:
     if not ptr_out or not shareData:
         raise DriverError(Result.INVALID_VALUE)
     data = PointerData.from_buffer_copy(ctypes.string_at(shareData, ctypes.sizeof(PointerData)))
-    write(ptr_out, c_uint64, state.machine.get(pool, Pool).import_pointer(data).address)
-    state.machine.scheduler.share()
+    found = state.machine.get(pool, Pool).import_pointer(data)
+    write(ptr_out, c_uint64, found.address)
+    state.machine.share(found)

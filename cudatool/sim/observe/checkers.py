@@ -136,6 +136,10 @@ class Checkers:
         if allocation.kind not in _OWNED:  # variables are initialized, and others' memory was written by others
             self.shadow.written(allocation.address, allocation.size)
 
+    def shared(self, allocation: Allocation) -> None:
+        """Other processes may write to the memory from now on."""
+        self.shadow.written(allocation.address, allocation.size)
+
     def protected(self, mapping: Allocation) -> None:
         """What may be done with a mapping is what its flags say from now on."""
         if mapping.flags == READ_ONLY:
