@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from ctypes import c_int, c_size_t, c_uint
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from cudatool.ptx import Module, PtxError, orders_others, parse_image
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COOPERATIVE",
+    "LAUNCH_CONFIG",
     "PROGRAMMATIC_STREAM_SERIALIZATION",
     "Function",
     "Launch",
@@ -45,6 +47,7 @@ __all__ = [
     "registers",
 ]
 
+_MOST_SHAPES = 256  # of launches of a kernel that are known to be within limits
 _BETWEEN_VARIABLES = 64  # bytes that no variable of a module has, so that what is beyond an array is seen
 
 
@@ -142,7 +145,19 @@ class Function:
         self.library = library
         self.name = name
         self.handle = handle
-        self.max_dynamic_shared: int | None = None
+        self._max_dynamic_shared: int | None = None
+        self.fitting: dict[tuple[object, ...], JitKernel] = {}
+        """Its translation, by those devices and shapes of launches that were found to be within all limits."""
+
+    @property
+    def max_dynamic_shared(self) -> int | None:
+        """The limit that the program has set."""
+        return self._max_dynamic_shared
+
+    @max_dynamic_shared.setter
+    def max_dynamic_shared(self, limit: int) -> None:
+        self._max_dynamic_shared = limit
+        self.fitting.clear()
 
     @cached_property
     def work(self) -> profile.Work:
@@ -230,7 +245,7 @@ def active_blocks(function: Function, kernel: JitKernel, block: int, dynamic: in
     return min(blocks, attributes[81] // (shared + 1024)) if block <= 1024 else 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Launch:
     """A kernel and all that one launch of it needs, checked. `params` are its arguments, as they are declared."""
 
@@ -287,8 +302,30 @@ def checked_launch(
     cooperative: bool = False,
 ) -> Launch:
     """Return the launch that these arguments of cuLaunchKernel describe; fail with the error it has for them."""
-    function = state.machine.get(f, Function)
-    kernel = prepared(function, context.device)
+    machine = state.machine
+    function = machine.get(f, Function)
+    shape = context.device.ordinal, grid, block, shared
+    observed = machine.measure_accesses or machine.checkers is not None  # which needs other translations
+    kernel = None if observed else function.fitting.get(shape)
+    if kernel is None:
+        kernel = _within_limits(function, context.device, grid, block, shared)
+        if not observed:
+            if len(function.fitting) >= _MOST_SHAPES:
+                function.fitting.clear()
+            function.fitting[shape] = kernel
+    launch = Launch(function, kernel, grid, block, shared, _pack(kernel, params, extra))
+    if cooperative:
+        launch = launch.cooperating()
+    if kernel.system_calls:
+        prepare_calls(context, kernel.system_calls)
+    return launch
+
+
+def _within_limits(
+    function: Function, device: Device, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int
+) -> JitKernel:
+    """Return a kernel's translation; fail as cuLaunchKernel does for a launch out of limits."""
+    kernel = prepared(function, device)
     threads = block[0] * block[1] * block[2]
     limits = (1024, 1024, 64)
     if not all(0 < g <= limit for g, limit in zip(grid, profile.MAX_GRID, strict=True)):
@@ -310,11 +347,7 @@ def checked_launch(
             f"{kernel_name(function.name)}: {shared} bytes of dynamic shared memory; "
             f"{max_dynamic_shared(function, kernel)} are allowed (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)",
         )
-    launch = Launch(function, kernel, grid, block, shared, _pack(kernel, params, extra))
-    if cooperative:
-        launch = launch.cooperating()
-    prepare_calls(context, kernel.system_calls)
-    return launch
+    return kernel
 
 
 def _failed(error: KernelError, launch: Launch) -> DriverError:
@@ -344,6 +377,11 @@ def _order_of_blocks(operation: Operation) -> int | None:
     return hash((machine.options.seed, operation.correlation))
 
 
+@cache
+def _processors() -> int:
+    return len(os.sched_getaffinity(0))
+
+
 def _execute(launch: Launch, operation: Operation) -> None:
     jit = _translator()
     machine = state.machine
@@ -365,7 +403,7 @@ def _execute(launch: Launch, operation: Operation) -> None:
             shared_bytes=launch.shared,
             params=ctypes.addressof(launch.params),
             # One thread makes also the order of atomics the same when the tape is replayed.
-            threads=1 if machine.tape is not None else machine.options.threads or len(os.sched_getaffinity(0)),
+            threads=1 if machine.tape is not None else machine.options.threads or _processors(),
             footprint=footprint,
             shadow=checkers.shadow if checkers is not None else None,
             host_ranges=checkers.host_ranges() if checkers is not None else (),
@@ -387,6 +425,10 @@ def _execute(launch: Launch, operation: Operation) -> None:
     if footprint is not None:
         operation.footprint = [*footprint.take(), *on_host.accesses()]
         machine.footprint = footprint
+
+
+LAUNCH_CONFIG = struct.Struct("@7I4xQQI")
+"""The fields of CUlaunchConfig, to read all of them at once."""
 
 
 class LaunchConfig(ctypes.Structure):

@@ -17,6 +17,7 @@ is given up (:class:`Interrupted`).
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # what signal is made of has no stubs
 import _thread
 import ctypes
 import functools
@@ -29,6 +30,7 @@ from typing import Any
 
 __all__ = ["Interrupted", "check", "install", "interrupts", "is_interrupted", "keep_out_of", "shielded"]
 
+_get_handler = _signal.getsignal  # without the enumerations that signal.getsignal makes: it is asked for each launch
 _Handler = Callable[[int, FrameType | None], Any]
 _Function = ctypes.CFUNCTYPE(None)
 
@@ -136,13 +138,14 @@ def shielded(function: Callable[[], None]) -> None:
 
 def interrupts() -> bool:
     """Return whether Ctrl-C would end what this thread waits for: on the main thread, with Python's own handler."""
-    is_main = threading.current_thread() is threading.main_thread()
-    return is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if threading.get_ident() != threading.main_thread().ident:
+        return False
+    return _own(_get_handler(signal.SIGINT)) is signal.default_int_handler
 
 
 def is_interrupted() -> bool:
     """Return whether Ctrl-C has come while the main thread was inside of the driver."""
-    return _state.is_interrupted and threading.current_thread() is threading.main_thread()
+    return _state.is_interrupted and threading.get_ident() == threading.main_thread().ident
 
 
 def check() -> None:

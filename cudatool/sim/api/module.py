@@ -14,6 +14,7 @@ from cudatool.sim import machine as state
 from cudatool.sim.abi import entry, read_string, write
 from cudatool.sim.kernels import (
     COOPERATIVE,
+    LAUNCH_CONFIG,
     PROGRAMMATIC_STREAM_SERIALIZATION,
     LaunchConfig,
     Library,
@@ -279,15 +280,20 @@ def cuLaunchCooperativeKernel(
 def cuLaunchKernelEx(config: int, f: int, kernelParams: int, extra: int) -> None:
     if not config:
         raise DriverError(Result.INVALID_VALUE)
-    launch = LaunchConfig.from_address(config)
-    given = launch_attributes(launch)
-    cooperative, programmatic = (any(given.get(a, b"")[:4]) for a in (COOPERATIVE, PROGRAMMATIC_STREAM_SERIALIZATION))
+    gx, gy, gz, bx, by, bz, shared, stream, _, attributes = LAUNCH_CONFIG.unpack(
+        ctypes.string_at(config, LAUNCH_CONFIG.size)
+    )
+    cooperative = programmatic = False
+    if attributes:
+        given = launch_attributes(LaunchConfig.from_address(config))
+        cooperative = any(given.get(COOPERATIVE, b"")[:4])
+        programmatic = any(given.get(PROGRAMMATIC_STREAM_SERIALIZATION, b"")[:4])
     _launch(
         f,
-        tuple(launch.grid),
-        tuple(launch.block),
-        launch.sharedMemBytes,
-        launch.hStream,
+        (gx, gy, gz),
+        (bx, by, bz),
+        shared,
+        stream,
         kernelParams,
         extra,
         cooperative=cooperative,

@@ -36,7 +36,9 @@ __all__ = [
     "NativeLaunch",
     "Stopped",
     "Wait",
+    "is_worth_sharing",
     "run",
+    "run_alone",
     "take_message",
 ]
 
@@ -264,6 +266,8 @@ class _Worker:
         self.memory = _Memory()
         self.fault = ctypes.c_uint64()
         self.thread = 0  # the host thread, while it works
+        self.plan: NativeLaunch | None = None  # what the context is filled for, if nothing else has used it since
+        self.next_block = ctypes.c_uint64()
 
     def use(self, memory: _Memory) -> None:
         self.memory = memory
@@ -307,7 +311,7 @@ def _order(blocks: int, seed: int | None) -> tuple[int, int]:
 class _Run:
     """A launch while it runs: what its workers share."""
 
-    def __init__(self, launch: NativeLaunch, threads: int, seed: int | None) -> None:
+    def __init__(self, launch: NativeLaunch, workers: list[_Worker], seed: int | None) -> None:
         self.launch = launch
         self.blocks = math.prod(launch.grid)
         self.order = _order(self.blocks, seed)
@@ -315,7 +319,7 @@ class _Run:
         warps = -(-math.prod(launch.block) // 32)
         self.first_thread = 32 * random.Random(seed).randrange(warps) if seed is not None else 0
         self.counter = ctypes.c_uint64(0)
-        self.workers = _take_workers(threads)
+        self.workers = workers
         self.spare: list[_Memory] = []
         self.asleep: dict[_Worker, deque[_Memory]] = {worker: deque() for worker in self.workers}
         self._ended = False
@@ -325,6 +329,7 @@ class _Run:
 
     def prepare(self, worker: _Worker, footprint: Footprint | None) -> None:
         launch, context = self.launch, worker.context
+        worker.plan = None
         worker.memory.prepare(launch)
         worker.use(worker.memory)
         context.grid_x, context.grid_y, context.grid_z = launch.grid
@@ -452,6 +457,47 @@ class _Run:
             del _memories[_KEPT_MEMORIES:]
 
 
+def is_worth_sharing(grid: tuple[int, int, int], block: tuple[int, int, int]) -> bool:
+    """Whether several host threads are to run the blocks of a grid."""
+    return grid != (1, 1, 1) and math.prod(grid) * math.prod(block) >= _WORTH_SHARING
+
+
+def run_alone(plan: NativeLaunch, params: int) -> Stopped | None:
+    """Do as :func:`run` on one thread, for a launch that does not park and has the packed arguments at `params`.
+
+    Launches of one plan, one after the other, find all but their arguments in place: what is small costs little.
+
+    Raises
+    ------
+    KernelFault
+        The code touched memory that does not exist.
+    """
+    try:
+        worker = _workers.pop()
+    except IndexError:
+        worker = _Worker()
+    context = worker.context
+    try:
+        if worker.plan is not plan:
+            _Run(plan, [worker], None).prepare(worker, None)
+            context.next_block = ctypes.addressof(worker.next_block)
+            context.resume = context.parked = 0
+            worker.plan = plan
+        context.params = params
+        worker.next_block.value = 0
+        number = guarded_call(plan.entry, ctypes.addressof(context), ctypes.addressof(worker.fault))
+        if not number and not context.status:
+            return None
+        worker.plan = None
+        signals.check()
+        if number and number != STOP_SIGNAL:
+            raise KernelFault(number, worker.fault.value)
+        worker.memory.current = context.current
+        return _Run(plan, [worker], None).stopped()
+    finally:
+        _workers.append(worker)
+
+
 def run(
     launch: NativeLaunch,
     threads: int,
@@ -469,8 +515,8 @@ def run(
         The code touched memory that does not exist.
     """
     blocks = math.prod(launch.grid)
-    shared = blocks * math.prod(launch.block) >= _WORTH_SHARING
-    going = _Run(launch, max(1, min(threads, blocks)) if shared else 1, seed)
+    shared = is_worth_sharing(launch.grid, launch.block)
+    going = _Run(launch, _take_workers(max(1, min(threads, blocks)) if shared else 1), seed)
     for worker in going.workers:
         going.prepare(worker, footprint)
     if watch is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from cudatool.ptx import (
@@ -46,7 +46,9 @@ from cudatool.sim.jit.launch import (
     NativeLaunch,
     Stopped,
     Wait,
+    is_worth_sharing,
     run,
+    run_alone,
     take_message,
 )
 from cudatool.sim.jit.native import NativeCache
@@ -59,6 +61,8 @@ _MAX_VARIANTS = 4  # of a kernel's code that differ in which accesses are not lo
 
 MAX_STACK = 256 << 10
 """Largest stack of a thread, bytes as CU_LIMIT_STACK_SIZE counts them."""
+
+_MOST_PLANS = 256  # shapes of launches that a kernel keeps what they need for
 
 __all__ = ["MAX_STACK", "GlobalVariable", "JitModule", "JitKernel", "Param", "load"]
 
@@ -192,6 +196,7 @@ class JitKernel:
         self._layout: Layout | None = None
         self._accesses: KernelAccesses | None = None
         self._variants: dict[tuple[Instrument, bool, frozenset[int]], _Translated] = {}
+        self._plans: dict[tuple[object, ...], NativeLaunch | None] = {}
         self.name = function.name
         layout = Layout.of_params(function)
         self.params = tuple(Param(layout.param_offsets[p.name], p.size, p.align, p.pointer) for p in function.params)
@@ -242,7 +247,7 @@ class JitKernel:
         location = next((i.location for i in self._declared.instructions if i.location), None)
         return self._owner._module.files.get(location.file, "") if location else ""
 
-    @property
+    @cached_property
     def system_calls(self) -> frozenset[str]:
         """The functions of the system that it calls, such as ``"vprintf"``."""
         calls = (i for i in self._function.instructions if i.opcode == "call")
@@ -431,7 +436,15 @@ class JitKernel:
         KernelFault, KernelTrap, KernelAssert, KernelDeadlock, KernelTimeout
             The kernel did not run to its end; memory holds what it wrote until then, and the error what was found.
         """
-        large = any(blocks * threads > 2**31 for blocks, threads in zip(grid, block, strict=True))
+        if footprint is None and shadow is None and seed is None and not timeout_s and not cooperative:
+            key = grid, block, shared_bytes, threads > 1, heap, stack_bytes
+            if key not in self._plans:
+                self._plans[key] = self._plan(*key)
+            if (plan := self._plans[key]) is not None:
+                if (stopped := run_alone(plan, params)) is not None:
+                    raise self._explain(stopped)
+                return []
+        large = _is_large(grid, block)
         instrument = Instrument.FOOTPRINT if footprint is not None else Instrument.NONE
         if shadow is not None:
             instrument |= shadow.kinds
@@ -444,20 +457,9 @@ class JitKernel:
             independent = self._translated_for(instrument, large, independent)
         translated = self._translate(instrument, large, independent)
         workspace = (ctypes.c_uint32 * 16)()
-        launch = NativeLaunch(
-            entry=translated.code.entry,
-            grid=grid,
-            block=block,
+        launch = replace(
+            self._described(translated, grid, block, shared_bytes, heap, stack_bytes),
             params=params,
-            table=ctypes.addressof(self._owner.table),
-            # Compilers widen loads to aligned 16 bytes: what lies there is a block's too, as a GPU gives it out.
-            shared_bytes=self.layout.dynamic_offset + (shared_bytes + 15) // 16 * 16,
-            dynamic_bytes=shared_bytes,
-            local_bytes=self.layout.local_bytes,
-            slot_bytes=translated.slot_bytes,
-            heap=heap,
-            stack_bytes=min(stack_bytes, MAX_STACK),
-            parks=translated.parks,
             cooperative=cooperative,
             workspace=ctypes.addressof(workspace) if cooperative else 0,
             timeout_s=timeout_s,
@@ -485,7 +487,53 @@ class JitKernel:
             raise
         return [found for launching in checked for found in launching.found()]
 
-    @property
+    def _described(
+        self,
+        translated: _Translated,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        heap: int,
+        stack_bytes: int,
+    ) -> NativeLaunch:
+        """Return what a launch needs, but for its arguments."""
+        return NativeLaunch(
+            entry=translated.code.entry,
+            grid=grid,
+            block=block,
+            params=0,
+            table=ctypes.addressof(self._owner.table),
+            # Compilers widen loads to aligned 16 bytes: what lies there is a block's too, as a GPU gives it out.
+            shared_bytes=self.layout.dynamic_offset + (shared_bytes + 15) // 16 * 16,
+            dynamic_bytes=shared_bytes,
+            local_bytes=self.layout.local_bytes,
+            slot_bytes=translated.slot_bytes,
+            heap=heap,
+            stack_bytes=min(stack_bytes, MAX_STACK),
+            parks=translated.parks,
+        )
+
+    def _plan(
+        self,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        shared: bool,
+        heap: int,
+        stack_bytes: int,
+    ) -> NativeLaunch | None:
+        """Return what launches of this shape need, but for their arguments; None if :func:`run_alone` is not for them.
+
+        `shared` is whether several host threads may run blocks.
+        """
+        if len(self._plans) >= _MOST_PLANS:
+            self._plans.clear()
+        if _is_large(grid, block) or (shared and is_worth_sharing(grid, block)):
+            return None
+        translated = self._translate(Instrument.NONE, large_grid=False)
+        return None if translated.parks else self._described(translated, grid, block, shared_bytes, heap, stack_bytes)
+
+    @cached_property
     def _acquires(self) -> bool:
         """Whether threads may learn, by flags, what was done in other blocks."""
         orders = {"acquire", "acq_rel"}
@@ -581,6 +629,11 @@ class JitKernel:
         elif row.kind in (Kind.BARRIER, Kind.BARRIER_REDUCE):
             what = f", barrier {wait.number}" + (f", {wait.count} threads" if wait.count else "")
         return f"at {at.name}{what} ({place})"
+
+
+def _is_large(grid: tuple[int, int, int], block: tuple[int, int, int]) -> bool:
+    """Whether 32 bits do not number the threads along an axis."""
+    return any(blocks * threads > 2**31 for blocks, threads in zip(grid, block, strict=True))
 
 
 def _thread_ranges(threads: list[int]) -> str:
