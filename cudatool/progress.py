@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-__all__ = ["DELAY_S", "QUIET", "Step", "announce", "note", "step"]
+__all__ = ["DELAY_S", "QUIET", "Step", "advance", "announce", "note", "step"]
 
 DELAY_S: Final = 2.0
 """Seconds until the line appears."""
@@ -47,10 +47,10 @@ _line = _Line()
 
 
 class Step:
-    """A piece of work that :func:`step` began."""
+    """A piece of work that :func:`step` began; `total` may be told later."""
 
     def __init__(self, text: str, total: int) -> None:
-        self._text, self._total, self._done = text, total, 0
+        self._text, self.total, self._done = text, total, 0
 
     def update(self, done: int) -> None:
         """Say how much of `total` is done; costs one reading of the clock."""
@@ -60,10 +60,14 @@ class Step:
             _line.written = now
             _write(self)
 
+    def advance(self) -> None:
+        """Say that one more of `total` is done."""
+        self.update(self._done + 1)
+
     def __str__(self) -> str:
-        if not self._total:
+        if not self.total:
             return f"{self._text} ..."
-        return f"{self._text}: {min(100 * self._done // self._total, 100)} %"
+        return f"{self._text}: {min(100 * self._done // self.total, 100)} %"
 
 
 @contextmanager
@@ -90,6 +94,12 @@ def step(text: str, total: int = 0, *, before_s: float = 0.0) -> Iterator[Step]:
         _line.steps.remove(new)
         if not _line.steps:
             _clear()
+
+
+def advance() -> None:
+    """Say that one more part of the innermost step is done; for parts that no more than a second lies between."""
+    if _line.steps:
+        _line.steps[-1].advance()
 
 
 def note(text: str) -> None:

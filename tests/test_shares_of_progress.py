@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from cudatool import progress
+from cudatool import analyze, progress
+from cudatool.trace.events import RECORD, Kind
+from cudatool.trace.model import Trace
 
 
 class Terminal(io.StringIO):
@@ -90,3 +94,22 @@ def test_a_failed_step_leaves_no_line(clock: list[float], terminal: Terminal) ->
     with progress.step("again"):
         pass
     assert "again" not in terminal.getvalue()
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("analysis", [analyze.report, analyze.leaks_of])
+def test_an_analysis_ends_with_all_of_its_parts_done(
+    analysis: Callable[[Trace], object], devices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = np.zeros(3 * 60 * devices, RECORD)
+    records["kind"] = np.tile([Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_REQUESTED, Kind.BLOCK_FREE_COMPLETED], 60 * devices)
+    records["device"] = np.repeat(np.arange(60 * devices) % devices, 3)
+    records["address"], records["size"], records["aux0"] = 1 << 21, 512, 500
+    shown: list[str] = []
+    update = progress.Step.update
+    monkeypatch.setattr(progress.Step, "update", lambda step, done: (update(step, done), shown.append(str(step)))[0])
+    analysis(Trace(records))
+    parts = [text for text in shown if not text.startswith("replaying")]
+    assert len(parts) > 5
+    assert parts[-1].endswith(": 100 %")
+    assert sorted(set(parts), key=parts.index) == parts  # each moves the line

@@ -10,16 +10,17 @@ from typing import Any, Final
 
 from cudatool.analyze.categories import Categories, Category, categorize
 from cudatool.analyze.fragmentation import Cause, Fragmentation, fragmentation
-from cudatool.analyze.leaks import Leaks, leaks
+from cudatool.analyze.leaks import PARTS_OF_LEAKS, Leaks, leaks
 from cudatool.analyze.moments import CallSite, by_call_site
 from cudatool.analyze.outside import FreeReading, Outside, outside
 from cudatool.analyze.recorded import recorded_settings
 from cudatool.analyze.sites import SiteTree, site_tree
-from cudatool.analyze.steps import find_steps
+from cudatool.analyze.steps import PARTS_OF_STEPS, find_steps
 from cudatool.analyze.usage import Usage, usage_by_pool, usage_by_stream
 from cudatool.analyze.whatif import Advice, NoAdvice, advise
 from cudatool.errors import ConfigError, FileFormatError
 from cudatool.memory.settings import Settings
+from cudatool.progress import advance
 from cudatool.trace.lifetimes import Lifetimes, Timeline
 from cudatool.trace.model import Trace, recorded_from
 from cudatool.units import format_bytes, format_bytes_range
@@ -115,6 +116,10 @@ class Diagnosis:
         }
 
 
+PARTS_OF_DIAGNOSIS: Final = PARTS_OF_STEPS + PARTS_OF_LEAKS + 6
+"""How often :func:`diagnose` advances the progress."""
+
+
 def diagnose(
     trace: Trace,
     blocks: Lifetimes,
@@ -140,18 +145,27 @@ def diagnose(
     peak = int(curve.index[row]) if row >= 0 else -1
     steps = find_steps(trace, blocks, device)
     split = fragmentation(trace, blocks, segments, curve, device, settings)
+    advance()
     categories = categorize(trace, blocks, curve, steps, device, peak)
+    advance()
     grows = leaks(trace, blocks, device, steps)
     beside = outside(trace, segments, curve, device, peak, total)
     held = by_call_site(trace, blocks.at(split[-1].index)) if split else ()
     tried = _try_settings(trace, device, split, beside.total)
+    advance()
+    tree = site_tree(trace, blocks, device, peak)
+    advance()
+    by_stream = usage_by_stream(trace, blocks, segments, peak)
+    advance()
+    by_pool = usage_by_pool(trace, blocks, segments, peak)
+    advance()
     has_history = recorded_from(trace, device) < len(trace.records)
     return Diagnosis(
         device=device,
-        tree=site_tree(trace, blocks, device, peak),
+        tree=tree,
         categories=categories,
-        by_stream=usage_by_stream(trace, blocks, segments, peak),
-        by_pool=usage_by_pool(trace, blocks, segments, peak),
+        by_stream=by_stream,
+        by_pool=by_pool,
         fragmentation=split,
         leaks=grows,
         outside=beside,

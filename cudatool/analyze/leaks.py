@@ -19,8 +19,8 @@ import numpy as np
 from cudatool.analyze.compiled import Compiled, compiled_sites
 from cudatool.analyze.growth import FEWEST_EVENTS, Growth, Trend, floors, may_grow, trend
 from cudatool.analyze.moments import site_keys, without_stack
-from cudatool.analyze.steps import Confidence, Steps, find_steps
-from cudatool.progress import step
+from cudatool.analyze.steps import PARTS_OF_STEPS, Confidence, Steps, find_steps
+from cudatool.progress import advance, step
 from cudatool.trace import lifetimes
 from cudatool.trace.events import CopyFlag, Kind
 from cudatool.trace.frames import call_site, call_sites, missing_stack
@@ -196,6 +196,10 @@ _SEQUENCE: Final = re.compile(r"\btoken|\bdecod|generat", re.IGNORECASE)
 _ONE_CALL: Final = frozenset(("__init__", "forward", "backward", "load_state_dict", "from_pretrained", "_apply"))
 
 
+PARTS_OF_LEAKS: Final = 4
+"""How often :func:`leaks` advances the progress."""
+
+
 def leaks(trace: Trace, blocks: Lifetimes, device: int, steps: Steps) -> Leaks:
     """Return the call sites of one device that hold more and more until the end of what was recorded.
 
@@ -205,6 +209,7 @@ def leaks(trace: Trace, blocks: Lifetimes, device: int, steps: Steps) -> Leaks:
         Of this device.
     """
     evidence = _Evidence.of(trace, blocks, device, steps)
+    advance()
     if evidence is None:
         return Leaks(device, steps, (), verdict=LeakVerdict.UNCLEAR, doubt=Doubt.NOTHING_REPEATS)
     growing = sorted(_told_apart(trace, list(evidence.growing())), key=lambda leak: -leak.growth)
@@ -224,20 +229,17 @@ def _told_apart(trace: Trace, growing: list[Leak]) -> list[Leak]:
     return [replace(leak, label=label or leak.label) for leak, label in zip(growing, labels, strict=True)]
 
 
-_PHASES: Final = 4  # of about the same length each: reading lifetimes, finding steps, finding what grows (twice that)
-
-
 def leaks_of(trace: Trace) -> tuple[Leaks, ...]:
     """Return what grows on each device of a trace."""
-    with step("looking for leaks", total=_PHASES) as shown:
+    with step("looking for leaks", total=1 + PARTS_OF_STEPS + PARTS_OF_LEAKS) as shown:
         rows = lifetimes.blocks(trace)
-        shown.update(1)
+        devices = np.unique(rows.device).tolist()
+        shown.total = 1 + (PARTS_OF_STEPS + PARTS_OF_LEAKS) * len(devices)
+        advance()
         result = []
-        for device in np.unique(rows.device).tolist():
+        for device in devices:
             own = rows.of_device(device)
-            steps = find_steps(trace, own, device)
-            shown.update(2)
-            result.append(leaks(trace, own, device, steps))
+            result.append(leaks(trace, own, device, find_steps(trace, own, device)))
         return tuple(result)
 
 
@@ -332,6 +334,7 @@ class _Evidence:
                 own = group == number
                 rest &= ~own
                 found.append((own, names[number], growth))
+            advance()
         for own, name, growth in found:
             yield self._leak(own, ~rest, *name, growth)
 

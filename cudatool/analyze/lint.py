@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from cudatool.analyze.steps import Confidence
+from cudatool.progress import advance
 from cudatool.trace import _sweep
 from cudatool.trace.events import Kind
 from cudatool.trace.lifetimes import Lifetimes, Timeline
@@ -62,6 +63,10 @@ class LintFinding:
 _LARGEST_CARD: Final = 288 << 30  # more than any single device had when this was written (B300, MI355X)
 
 
+PARTS_OF_LINT: Final = 2
+"""How often :func:`lint` advances the progress, for each device."""
+
+
 def lint(
     trace: Trace,
     blocks: Lifetimes,
@@ -87,9 +92,11 @@ def lint(
         own, reserved = blocks.of_device(device), segments.of_device(device)
         found += _totals(device, curve, (total or {}).get(device))
         found += _unmatched_frees(trace, own, device)
+        advance()
         found += _overlaps(trace, own, device, "block", "allocated", (Kind.BLOCK_ALLOC, Kind.MEM_ALLOC))
         found += _overlaps(trace, reserved, device, "segment", "taken from the driver", (Kind.SEGMENT_ALLOC,))
         found += _outside_segments(own, reserved, device)
+        advance()
         found += _final_state(device, curve, [s for s in final_state if int(s.get("device", 0)) == device])
     order = list(Severity)
     return tuple(sorted(found, key=lambda finding: (order.index(finding.severity), finding.device)))

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from cudatool.progress import advance
 from cudatool.text import quoted
 from cudatool.trace.events import Kind
 from cudatool.trace.lifetimes import Ints, Lifetimes, distinct_pairs
@@ -51,6 +52,9 @@ class Steps:
         return {"count": len(self), "source": self.source, "confidence": str(self.confidence)}
 
 
+PARTS_OF_STEPS: Final = 2
+"""How often :func:`find_steps` advances the progress."""
+
 _FEWEST: Final = 3  # ranges of one name, or periods, that make steps
 
 
@@ -63,7 +67,10 @@ def find_steps(trace: Trace, blocks: Lifetimes, device: int) -> Steps:
         Of this device.
     """
     recorded = blocks[blocks.start >= recorded_from(trace, device)]
-    found = [steps for steps in (_from_ranges(trace, device), _from_period(trace, recorded)) if steps is not None]
+    _, like = distinct_pairs(recorded.stack, recorded.requested)
+    advance()
+    found = [s for s in (_from_ranges(trace, device), _from_period(trace, recorded, like)) if s is not None]
+    advance()
     return min(found, key=lambda steps: _SURE.index(steps.confidence), default=_NONE)
 
 
@@ -110,15 +117,14 @@ _CANDIDATES: Final = 32  # periods to try
 _ALIKE: Final = 0.8  # share of allocations that are those of one period earlier
 
 
-def _from_period(trace: Trace, blocks: Lifetimes) -> Steps | None:
+def _from_period(trace: Trace, blocks: Lifetimes, key: Ints) -> Steps | None:
     """Return the steps of a sequence of allocations that repeats with a constant number of them.
 
-    What repeats inside of a module's forward are its layers: no steps.
+    Allocations of one `key` are alike. What repeats inside of a module's forward are its layers: no steps.
     """
     count = len(blocks)
     if count < 2 * _FEWEST:
         return None
-    _, key = distinct_pairs(blocks.stack, blocks.requested)
     order = np.argsort(key, kind="stable")
     gap = np.diff(order)[key[order[1:]] == key[order[:-1]]]  # from one allocation to the next that is like it
     often = np.bincount(gap[gap <= count // _FEWEST])

@@ -9,13 +9,13 @@ from typing import Any, Final
 import numpy as np
 
 from cudatool.analyze import execution, moments
-from cudatool.analyze.diagnosis import Diagnosis, diagnose
+from cudatool.analyze.diagnosis import PARTS_OF_DIAGNOSIS, Diagnosis, diagnose
 from cudatool.analyze.execution import Copies, KernelTotal, Operations, Stream
-from cudatool.analyze.lint import LintFinding, lint
+from cudatool.analyze.lint import PARTS_OF_LINT, LintFinding, lint
 from cudatool.analyze.moments import CallSite
 from cudatool.errors import ConfigError
 from cudatool.memory.settings import Settings
-from cudatool.progress import Step, step
+from cudatool.progress import Step, advance, step
 from cudatool.trace import lifetimes
 from cudatool.trace.events import Kind
 from cudatool.trace.lifetimes import Lifetimes, Timeline
@@ -157,27 +157,30 @@ def report(trace: Trace, *, total: Mapping[int, int | None] | None = None) -> Re
     total
         Bytes of each device's card, for those that the caller knows.
     """
-    with step("analyzing", total=_PHASES) as shown:
+    with step("analyzing", total=1 + _PARTS) as shown:
         return _report(trace, total or {}, shown)
 
 
-_PHASES: Final = 6  # of about the same length each
+_PARTS: Final = 2 + PARTS_OF_DIAGNOSIS + PARTS_OF_LINT
+"""How often :func:`cudatool.progress.advance` is called for a device, after parts of about the same length."""
 
 
 def _report(trace: Trace, total: Mapping[int, int | None], shown: Step) -> Report:
     settings = _settings(trace)
     blocks, segments, ran = lifetimes.blocks(trace), lifetimes.segments(trace), execution.operations(trace)
     ooms = trace.of_kind(Kind.OOM)["device"]
-    shown.update(1)
+    found = np.unique(np.concatenate([blocks.device, segments.device, ooms])).tolist()
+    shown.total = 1 + _PARTS * len(found)
+    advance()
     devices, timelines, diagnoses = [], [], []
-    for device in np.unique(np.concatenate([blocks.device, segments.device, ooms])).tolist():
+    for device in found:
         own, reserved = blocks.of_device(device), segments.of_device(device)
         curve = lifetimes.timeline(trace, own, reserved)
         timelines.append(curve)
+        advance()
         devices.append(_device(trace, device, own, reserved, curve, int(np.count_nonzero(ooms == device))))
-        shown.update(2)
+        advance()
         diagnoses.append(diagnose(trace, own, reserved, curve, device, settings=settings, total=total.get(device)))
-    shown.update(4)
     start, stop, count = trace.header.get("window", (0, 0, 0))
     window = (start, stop, count) if "window" in trace.header else None
     summary = Summary(
@@ -194,7 +197,6 @@ def _report(trace: Trace, total: Mapping[int, int | None], shown: Step) -> Repor
         pinned=getattr(trace, "pinned", None),
         simulated=trace.header.get("device_kind") == "sim",
     )
-    shown.update(5)
     curves = {device.device: curve for device, curve in zip(devices, timelines, strict=True)}
     cards = {diagnosis.device: diagnosis.outside.total for diagnosis in diagnoses}
     state = getattr(trace, "segments", ())  # a snapshot's, the only kind of trace that states one
