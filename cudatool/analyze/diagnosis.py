@@ -25,7 +25,7 @@ from cudatool.trace.lifetimes import Lifetimes, Timeline
 from cudatool.trace.model import Trace, recorded_from
 from cudatool.units import format_bytes, format_bytes_range
 
-__all__ = ["Diagnosis", "Remedy", "Topic", "advice", "diagnose", "with_setting"]
+__all__ = ["PARTS_OF_DIAGNOSIS", "Diagnosis", "Remedy", "Topic", "advice", "diagnose", "with_setting"]
 
 
 class Topic(StrEnum):

@@ -27,7 +27,7 @@ from cudatool.trace.frames import call_site, call_sites, missing_stack
 from cudatool.trace.lifetimes import Ints, Lifetimes, Mask, held_after
 from cudatool.trace.model import Trace, recorded_from
 
-__all__ = ["Doubt", "Leak", "Leaks", "LeakVerdict", "leaks", "leaks_of"]
+__all__ = ["PARTS_OF_LEAKS", "Doubt", "Leak", "Leaks", "LeakVerdict", "leaks", "leaks_of"]
 
 
 class LeakVerdict(StrEnum):

@@ -17,7 +17,7 @@ from cudatool.trace.lifetimes import Lifetimes, Timeline
 from cudatool.trace.model import Trace
 from cudatool.units import counted, format_bytes, format_time
 
-__all__ = ["LintFinding", "Severity", "lint"]
+__all__ = ["PARTS_OF_LINT", "LintFinding", "Severity", "lint"]
 
 
 class Severity(StrEnum):

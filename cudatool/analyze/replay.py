@@ -40,7 +40,8 @@ __all__ = ["Check", "Divergence", "check", "pool_ids", "requests_with_pools"]
 
 _ADDRESS_SPACE = 1 << 46  # for expandable segments where the size of the card is not known
 _MORE_PASSES = 2  # over all calls, after the first pass
-_SHORT = 5000  # calls, which take less time than reading a file
+_SHORT = 2500  # calls, which take some milliseconds
+_PREPARED = 100  # calls: what it takes to prepare a pass of none
 
 # Why a decision differs, probably.
 _ANOTHER_FITS = "another free block fits best here: other settings were in force, or a block hides a rest"
@@ -195,8 +196,8 @@ def requests_with_pools(trace: Trace, device: int, settings: Settings, total_mem
 def _best_replay(trace: Trace, device: int, settings: Settings, total_memory: int | None) -> _Replay:
     """Replay, and again with what the first difference lets guess, until there is none or nothing left to guess.
 
-    Guessed pools have to explain everything; else there are none. The passes after the first make twice its calls at
-    most, except that a short recording may have more of them.
+    Guessed pools have to explain everything; else there are none. The passes after the first take twice its time at
+    most, or some milliseconds.
     """
     asked = requests(trace, device)
     tails, pools = _visible_tails(asked), UnnamedPools(asked)
@@ -206,11 +207,13 @@ def _best_replay(trace: Trace, device: int, settings: Settings, total_memory: in
         return plain
     with_guess, guesses = plain.tails, plain.guesses
     plain.tails, plain.guesses, plain.unnamed_pools = tails, set(), None
-    left = max(_MORE_PASSES * len(asked.calls), _SHORT)
-    while left > 0:
+    prepared = len(asked.calls) // 8 + _PREPARED  # calls that take as long as it takes to prepare a pass
+    left = max(_MORE_PASSES * (len(asked.calls) + prepared), _SHORT)
+    while left > prepared:
+        left -= prepared
         replay = _Replay(trace, pools.asked, settings, total_memory, with_guess, guesses, pools)
         finished = replay.run(at_most=left)
-        left -= replay.calls_made + len(asked.calls) // 8 + 1  # to prepare a pass takes some of the time of one
+        left -= replay.calls_made
         if finished and (replay.first is None or not len(pools)):
             return replay
         if finished:

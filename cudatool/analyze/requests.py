@@ -34,6 +34,8 @@ from cudatool.trace.events import Kind
 from cudatool.trace.model import Trace
 
 __all__ = [
+    "call_time",
+    "change_time",
     "RELEASES",
     "Call",
     "Calls",
@@ -135,6 +137,16 @@ _VERB, _BLOCK, _SIZE, _STREAM, _POOL, _ADDRESS, _EVENT = range(7)
 _EMPTIED = (int(Verb.EMPTY_CACHE), -1, 0, 0, 0, 0)  # all but the event
 _AT_ONCE = 1 << 14  # calls that are Python objects at a time
 _NOTHING: _Did = (), ()
+
+
+def call_time(call: Call) -> int:
+    """Return a number that grows from call to call. One that emptied the cache has the event of the call after it."""
+    return 2 * call.event + (call.verb is not Verb.EMPTY_CACHE)
+
+
+def change_time(change: Change, call: Call) -> int:
+    """Return the time of a change: what is released before an allocation is gone by then."""
+    return 2 * call.event if change.kind in RELEASES else call_time(call)
 
 
 class Calls(Sequence[Call]):
@@ -294,6 +306,40 @@ class Calls(Sequence[Call]):
         columns[_SIZE] = columns[_SIZE].copy()
         columns[_SIZE][index] = sizes
         return Calls.of_columns(columns, self._did)
+
+    def mallocs_on(self, stream: int) -> tuple[list[int], list[int], list[int]]:
+        """Return events, addresses and pools of the allocations on a stream."""
+        verb, _, _, streams, pool, address, event = self._columns
+        own = np.flatnonzero((verb == Verb.MALLOC) & (streams == stream))
+        return event[own].tolist(), address[own].tolist(), pool[own].tolist()
+
+    def with_pool(self, pool: int, place: range, first: int, last: int) -> Calls:
+        """Return the same calls, of which those are of another pool that allocate, or change segments, at a place.
+
+        Parameters
+        ----------
+        place
+            Addresses.
+        first, last
+            When, as :func:`call_time` says.
+        """
+        columns = list(self._columns)
+        event = columns[_EVENT]
+        own = (columns[_VERB] == Verb.MALLOC) & (2 * event + 1 >= first) & (2 * event + 1 <= last)
+        own &= (columns[_ADDRESS] >= np.uint64(place.start)) & (columns[_ADDRESS] < np.uint64(place.stop))
+        columns[_POOL] = np.where(own, np.uint64(pool), columns[_POOL])
+        did = dict(self._did)
+        for index, (done, changes) in self._did.items():
+            if any(change.address in place for change in changes):
+                call = self[index]
+                moved = tuple(
+                    change._replace(pool=pool)
+                    if change.address in place and first <= change_time(change, call) <= last
+                    else change
+                    for change in changes
+                )
+                did[index] = done, moved
+        return Calls.of_columns(columns, did)
 
     def with_emptied(self, emptied: Mapping[int, int]) -> Calls:
         """Return the same calls, of which some begin with so many releases of the program: those become calls."""

@@ -15,7 +15,7 @@ from cudatool.trace.events import Kind
 from cudatool.trace.lifetimes import Ints, Lifetimes, distinct_pairs
 from cudatool.trace.model import Trace, recorded_from
 
-__all__ = ["Confidence", "Steps", "find_steps"]
+__all__ = ["PARTS_OF_STEPS", "Confidence", "Steps", "find_steps"]
 
 
 class Confidence(StrEnum):

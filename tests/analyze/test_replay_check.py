@@ -15,9 +15,11 @@ from recordings import path_of
 
 from cudatool.analyze import Check, advise, check, recorded_settings
 from cudatool.analyze.replay import _Replay
+from cudatool.analyze.requests import Verb, call_time, change_time, requests
 from cudatool.collect import torch_snapshot
 from cudatool.errors import FileFormatError
 from cudatool.memory import Settings
+from cudatool.trace.events import Kind
 
 NAMES = [
     "convnet__default",
@@ -232,7 +234,46 @@ def test_guesses_that_never_explain_anything_end(changed: Callable[[str, Change]
         result = checked(changed("convnet__default", disturb), "convnet__default", with_stats=False)
     assert not result.is_exact
     assert sum(passes) <= 3 * result.calls
-    assert len(passes) <= 1 + 2 * 8  # each costs an eighth of a pass at least, to prepare it
+    assert len(passes) <= 1 + 2 * 9  # each costs an eighth of a pass at least, to prepare it
+
+
+def test_guesses_about_a_short_recording_end_soon(changed: Callable[[str, Change], Path]) -> None:
+    """Each pass costs what it takes to prepare one, however few calls it makes."""
+
+    def disturb(snapshot: dict[str, Any]) -> None:
+        give_back(snapshot, [s for s in snapshot["segments"] if s["segment_pool_id"] != (0, 0)])
+        entries = snapshot["device_traces"][0]
+        late = len(entries) // 2
+        snapshot["device_traces"][0] = [e for i, e in enumerate(entries) if e["action"] != "alloc" or i < late or i % 7]
+
+    passes: list[int] = []
+    run = _Replay.run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Replay, "run", lambda self, **options: [run(self, **options), passes.append(self.calls_made)][0])
+        result = checked(changed("graphs__default", disturb), "graphs__default", with_stats=False)
+    assert not result.is_exact
+    assert len(passes) > 3
+    assert sum(passes[1:]) + 100 * len(passes[1:]) <= 2500
+
+
+def test_pools_that_are_guessed_are_those_of_calls_at_their_place_and_time() -> None:
+    """The columns say the same as a walk over the calls."""
+    asked = requests(torch_snapshot.read(path_of("graphs__default")), 0)
+    calls = asked.calls
+    segment = next(change for change in calls.changes() if change.kind is Kind.SEGMENT_ALLOC)
+    place, last = range(segment.address, segment.address + segment.size), call_time(calls[len(calls) // 2])
+    moved = calls.with_pool(7, place, 0, last)
+    assert len(calls) == len(moved)
+    for before, after in zip(calls, moved, strict=True):
+        is_there = before.verb is Verb.MALLOC and before.address in place and call_time(before) <= last
+        assert (7 if is_there else before.pool) == after.pool
+        expected = [
+            7 if change.address in place and change_time(change, before) <= last else change.pool
+            for change in before.changes
+        ]
+        assert expected == [change.pool for change in after.changes]
+        assert before._replace(pool=0, changes=()) == after._replace(pool=0, changes=())
+    assert any(call.pool == 7 for call in moved)
 
 
 def test_lost_segment_event_counts_as_difference(changed: Callable[[str, Change], Path]) -> None:
