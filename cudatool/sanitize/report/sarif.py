@@ -182,9 +182,8 @@ def _suppression(aside: SetAside, root: str) -> dict[str, Any]:
     """Who set a result aside: a comment is in the source, all else outside of it."""
     until = f" (until {aside.expires})" if aside.expires else ""
     said: dict[str, Any] = {"kind": "external", "status": "accepted", "justification": aside.reason + until}
-    if aside.by == "comment":
-        file, _, line = aside.reason.rpartition(":")
-        said |= {"kind": "inSource", "location": _location(Frame(file, "", int(line)), root)}
+    if aside.by == "comment" and (at := source_place(aside.reason)) is not None:
+        said |= {"kind": "inSource", "location": _location(Frame(at[0], "", at[1]), root)}
     return said
 
 

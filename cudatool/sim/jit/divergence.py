@@ -177,105 +177,9 @@ polled:
 """
 
 
-def divergent(kinds: dict[int, int], lines: dict[int, int], *, checked: bool) -> str:
-    """Return ``divergent``: schedules warps, lanes and barriers one by one until the threads of a block agree.
-
-    If `checked`, barriers that not all threads come to and wrong member masks are reported (synccheck).
-    """
-    count = max(kinds, default=0) + 1
-    table = ", ".join(f"i8 {kinds.get(number, 0)}" for number in range(count))
-    places = ", ".join(f"i32 {lines.get(number, 0)}" for number in range(count))
-    resume = " ".join(f"i32 {number}, label %r{number}" for number in kinds)
-    combine = " ".join(f"i32 {number}, label %c{number}" for number in kinds)
-    resumes = "\n".join(
-        f"r{n}:\n  %x{n} = call i32 @thread_{n}({VALUES}, i32 %tx, i32 %ty, i32 %tz, i32 %t) #2\n"
-        f"  store i32 %x{n}, ptr %mine, align 4\n  %e{n} = icmp eq i32 %x{n}, {EXIT}\n"
-        f"  br i1 %e{n}, label %ended, label %none"
-        for n in kinds
-    )
-    combines = "\n".join(
-        f"c{n}:\n  call void @combine_{n}({VALUES}, i64 %warp, i32 %lanes, ptr %accumulator) #2\n  ret void"
-        for n in kinds
-    )
-    reducing = "\n".join(
-        f"  call void @reduce({VALUES}, i32 {number})" for number, kind in kinds.items() if kind == Kind.BARRIER_REDUCE
-    )
-    waits = wait_check = wait_who = second_chance = ""
-    if {Kind.WAIT, Kind.POLL}.intersection(kinds.values()):
-        waits = f"i8 {Kind.WAIT}, label %phase  i8 {Kind.POLL}, label %phase"
-        wait_check, wait_who, second_chance = _WAIT, ", [ %wait.bit, %phase ]", _SECOND_CHANCE
-    mask_check = site_begin = site_check = barrier_check = ""
-    if checked:
-        mask_check = f"""  %lt.i = trunc i64 %lt to i32
-  call void @sync_check(ptr %context, i1 %lacks, i32 {int(Defect.MASK_WITHOUT_CALLER)}, i32 %s, {_BLOCK}, i32 %lt.i)
-"""
-        site_begin = "  store [16 x i32] zeroinitializer, ptr %site\n  store [16 x i32] zeroinitializer, ptr %mixed"
-        site_check = """  %site.p = getelementptr i32, ptr %site, i64 %id.x
-  %site.0 = load i32, ptr %site.p
-  %site.none = icmp eq i32 %site.0, 0
-  %site.1 = select i1 %site.none, i32 %cs, i32 %site.0
-  store i32 %site.1, ptr %site.p
-  %differs = xor i32 %site.1, %cs
-  %mixed.p = getelementptr i32, ptr %mixed, i64 %id.x
-  %mixed.0 = load i32, ptr %mixed.p
-  %mixed.1 = or i32 %mixed.0, %differs
-  store i32 %mixed.1, ptr %mixed.p"""
-        barrier_check = f"""  %some.ended = icmp ult i32 %living, %n
-  %short = and i1 %all, %some.ended
-  %js.p = getelementptr i32, ptr %site, i64 %j
-  %js = load i32, ptr %js.p
-  %jm.p = getelementptr i32, ptr %mixed, i64 %j
-  %jm = load i32, ptr %jm.p
-  %apart.sites = icmp ne i32 %jm, 0
-  %wrong = or i1 %short, %apart.sites
-  %bad = and i1 %open, %wrong
-  %waiting.thread = load i32, ptr %stuck
-  call void @sync_check(ptr %context, i1 %bad, i32 {int(Defect.BARRIER_DIVERGED)}, i32 %js, {_BLOCK},
-    i32 %waiting.thread)"""
-    arrivals, arrivals_used, arrive = "  %jw = add i32 %jw.0, 0\n", "", ""
-    if Kind.ARRIVE in kinds.values():
-        arrivals = """  %ja.p = getelementptr i32, ptr %arrived, i64 %j
-  %ja = load i32, ptr %ja.p, align 4
-  %jw = add i32 %jw.0, %ja
-"""
-        arrivals_used = "  %ja.left = select i1 %open, i32 0, i32 %ja\n  store i32 %ja.left, ptr %ja.p, align 4\n"
-        arrive = _ARRIVE
-    yields = _YIELDS if Kind.YIELD in kinds.values() else ""
-    stuck = "yields" if yields else "deadlock"
-    return f"""
-{_SYNC_CHECK if checked else ""}{arrive}
-@kinds = internal constant [{count} x i8] [{table}]
-@lines = internal constant [{count} x i32] [{places}]
-
-define internal void @resume({ENVIRONMENT}, i32 %region, i32 %t) noinline #0 {{
-{field("block_x", "nx")}
-{field("block_y", "ny")}
-  %tx = urem i32 %t, %nx
-  %rows = udiv i32 %t, %nx
-  %ty = urem i32 %rows, %ny
-  %tz = udiv i32 %rows, %ny
-  %index = zext i32 %t to i64
-  %mine = getelementptr i32, ptr %slots, i64 %index
-  switch i32 %region, label %none [ {resume} ]
-{resumes}
-none:
-  ret void
-ended:
-  %progress.p = getelementptr i8, ptr %context, i64 {Context.progress.offset}
-  %progress.0 = load i64, ptr %progress.p
-  %progress.1 = add i64 %progress.0, 1
-  store i64 %progress.1, ptr %progress.p
-  ret void
-}}
-
-define internal void @combine({ENVIRONMENT}, i32 %region, i64 %warp, i32 %lanes, ptr %accumulator) noinline #0 {{
-  switch i32 %region, label %none [ {combine} ]
-{combines}
-none:
-  ret void
-}}
-
-define internal i32 @waiting(ptr %slots, i64 %warp, i32 %region) #0 {{
+# The lanes of a warp that are suspended at a region.
+_WAITING = """\
+define internal i32 @waiting(ptr %slots, i64 %warp, i32 %region) #0 {
   %first = shl i64 %warp, 7
   %p = getelementptr i8, ptr %slots, i64 %first
   %v = load <32 x i32>, ptr %p, align 4
@@ -284,8 +188,10 @@ define internal i32 @waiting(ptr %slots, i64 %warp, i32 %region) #0 {{
   %same = icmp eq <32 x i32> %v, %r
   %bits = bitcast <32 x i1> %same to i32
   ret i32 %bits
-}}
-
+}
+"""
+# What a reduction over the threads at a barrier gives.
+_REDUCE = f"""\
 define internal void @reduce({ENVIRONMENT}, i32 %region) noinline #0 {{
 entry:
   %accumulator = alloca i32
@@ -308,7 +214,8 @@ end:
   store i32 %total, ptr %p, align 4
   ret void
 }}
-
+"""
+_ENTRY = f"""\
 define internal i32 @divergent({ENVIRONMENT}) noinline #0 {{
 entry:
   %best = alloca i32
@@ -334,6 +241,9 @@ entry:
   %counts = getelementptr i8, ptr %slots, i64 {array_offset("b")}
   br label %again
 
+"""
+# The next warp with a live lane; its first suspension in the text is looked for.
+_SEARCH = f"""\
 again:
   br label %warp.start
 warp.start:
@@ -351,6 +261,234 @@ search:
   %least = call i32 @llvm.vector.reduce.umin.v32i32(<32 x i32> %v)
   store i32 {EXIT}, ptr %best
   br label %leader
+"""
+# Runs the lanes of the suspension that was chosen, then looks at the same warp again.
+_RUN_CHOSEN = f"""\
+chosen:
+  %region = load i32, ptr %best
+  %nothing = icmp eq i32 %region, {EXIT}
+  br i1 %nothing, label %warp.end, label %collective
+collective:
+  store i32 0, ptr %polls
+  %chosen.lanes = load i32, ptr %best.lanes
+  call void @combine({VALUES}, i32 %region, i64 %warp, i32 %chosen.lanes, ptr %unused)
+  br label %run
+run:
+  %bits = phi i32 [ %chosen.lanes, %collective ], [ %bits.next, %run ]
+  %one = call i32 @llvm.cttz.i32(i32 %bits, i1 true)
+  %t0.i = trunc i64 %t0 to i32
+  %t = add i32 %t0.i, %one
+  call void @resume({VALUES}, i32 %region, i32 %t)
+  %bits.1 = sub i32 %bits, 1
+  %bits.next = and i32 %bits, %bits.1
+  %ran = icmp eq i32 %bits.next, 0
+  br i1 %ran, label %warp.again, label %run
+warp.again:
+{field("status", "status", volatile=True)}
+  %stopped = icmp ne i32 %status, 0
+  br i1 %stopped, label %quit, label %warp.step
+warp.end:
+  %warp.next = add i64 %warp, 1
+  %warps.done = icmp eq i64 %warp.next, %warps
+  br i1 %warps.done, label %barriers, label %warp.start
+
+"""
+# Runs the threads at barriers that have opened.
+_RELEASE = f"""\
+  br label %release
+release:
+  %rt = phi i32 [ 0, %open.up ], [ %rt.next, %release.end ]
+  %rt.x = zext i32 %rt to i64
+  %rs.p = getelementptr i32, ptr %slots, i64 %rt.x
+  %rs = load i32, ptr %rs.p, align 4
+  %r.end = icmp eq i32 %rs, {EXIT}
+  br i1 %r.end, label %release.end, label %release.live
+release.live:
+  %rs.x = zext i32 %rs to i64
+  %rk.p = getelementptr i8, ptr @kinds, i64 %rs.x
+  %rk = load i8, ptr %rk.p
+  %rk.barrier = icmp eq i8 %rk, {Kind.BARRIER}
+  %rk.reduce = icmp eq i8 %rk, {Kind.BARRIER_REDUCE}
+  %rk.any = or i1 %rk.barrier, %rk.reduce
+  br i1 %rk.any, label %open.check, label %release.end
+open.check:
+  %rid.p = getelementptr i32, ptr %numbers, i64 %rt.x
+  %rid.0 = load i32, ptr %rid.p, align 4
+  %rid = and i32 %rid.0, 15
+  %rid.x = zext i32 %rid to i64
+  %ro.p = getelementptr i32, ptr %wait, i64 %rid.x
+  %ro = load i32, ptr %ro.p
+  %is.open = icmp ne i32 %ro, 0
+  br i1 %is.open, label %let, label %release.end
+let:
+  call void @resume({VALUES}, i32 %rs, i32 %rt)
+  br label %release.end
+release.end:
+  %rt.next = add i32 %rt, 1
+  %released = icmp eq i32 %rt.next, %n
+  br i1 %released, label %check, label %release
+"""
+# Goes on until the threads agree again, or stops the block.
+_END = f"""\
+check:
+{field("status", "status2", volatile=True)}
+  %stopped2 = icmp ne i32 %status2, 0
+  br i1 %stopped2, label %quit, label %compare
+compare:
+  %agreed = call i32 @agreed(ptr %context, ptr %slots)
+  %apart = icmp eq i32 %agreed, {DIVERGED}
+  br i1 %apart, label %again, label %together
+together:
+  ret i32 %agreed
+deadlock:
+  %st = load i32, ptr %stuck
+  %st.x = zext i32 %st to i64
+  %ss.p = getelementptr i32, ptr %slots, i64 %st.x
+  %ss = load i32, ptr %ss.p, align 4
+  %ss.x = zext i32 %ss to i64
+  %line.p = getelementptr i32, ptr @lines, i64 %ss.x
+  %line = load i32, ptr %line.p
+  call void @stop(ptr %context, i32 {Stop.DEADLOCK}, i32 %line, i32 %bx, i32 %by, i32 %bz, i32 %st)
+  br label %quit
+quit:
+  ret i32 {EXIT}
+}}
+"""
+_MASK_CHECK = f"""  %lt.i = trunc i64 %lt to i32
+  call void @sync_check(ptr %context, i1 %lacks, i32 {int(Defect.MASK_WITHOUT_CALLER)}, i32 %s, {_BLOCK}, i32 %lt.i)
+"""
+_SITE_BEGIN = "  store [16 x i32] zeroinitializer, ptr %site\n  store [16 x i32] zeroinitializer, ptr %mixed"
+# Whether all threads at one barrier number come from one line.
+_SITE_CHECK = """  %site.p = getelementptr i32, ptr %site, i64 %id.x
+  %site.0 = load i32, ptr %site.p
+  %site.none = icmp eq i32 %site.0, 0
+  %site.1 = select i1 %site.none, i32 %cs, i32 %site.0
+  store i32 %site.1, ptr %site.p
+  %differs = xor i32 %site.1, %cs
+  %mixed.p = getelementptr i32, ptr %mixed, i64 %id.x
+  %mixed.0 = load i32, ptr %mixed.p
+  %mixed.1 = or i32 %mixed.0, %differs
+  store i32 %mixed.1, ptr %mixed.p"""
+# Reports barriers that opened without some threads, or for threads at different lines.
+_BARRIER_CHECK = f"""  %some.ended = icmp ult i32 %living, %n
+  %short = and i1 %all, %some.ended
+  %js.p = getelementptr i32, ptr %site, i64 %j
+  %js = load i32, ptr %js.p
+  %jm.p = getelementptr i32, ptr %mixed, i64 %j
+  %jm = load i32, ptr %jm.p
+  %apart.sites = icmp ne i32 %jm, 0
+  %wrong = or i1 %short, %apart.sites
+  %bad = and i1 %open, %wrong
+  %waiting.thread = load i32, ptr %stuck
+  call void @sync_check(ptr %context, i1 %bad, i32 {int(Defect.BARRIER_DIVERGED)}, i32 %js, {_BLOCK},
+    i32 %waiting.thread)"""
+_ARRIVALS = """  %ja.p = getelementptr i32, ptr %arrived, i64 %j
+  %ja = load i32, ptr %ja.p, align 4
+  %jw = add i32 %jw.0, %ja
+"""
+_ARRIVALS_USED = "  %ja.left = select i1 %open, i32 0, i32 %ja\n  store i32 %ja.left, ptr %ja.p, align 4\n"
+
+
+def divergent(kinds: dict[int, int], lines: dict[int, int], *, checked: bool) -> str:
+    """Return ``divergent``: schedules warps, lanes and barriers one by one until the threads of a block agree.
+
+    If `checked`, barriers that not all threads come to and wrong member masks are reported (synccheck).
+    """
+    found = set(kinds.values())
+    waits = bool({Kind.WAIT, Kind.POLL} & found)
+    stuck = "yields" if Kind.YIELD in found else "deadlock"
+    return "".join(
+        [
+            "\n",
+            _SYNC_CHECK if checked else "",
+            _ARRIVE if Kind.ARRIVE in found else "",
+            "\n" + _tables(kinds, lines),
+            "\n" + _resume(kinds),
+            "\n" + _combine(kinds),
+            "\n" + _WAITING,
+            "\n" + _REDUCE,
+            "\n" + _ENTRY,
+            _choose(waits=waits, checked=checked),
+            _RUN_CHOSEN,
+            _count_waiting(checked=checked),
+            _open_barriers("second" if waits else stuck, arrivals=Kind.ARRIVE in found, checked=checked),
+            _SECOND_CHANCE.replace("label %deadlock", f"label %{stuck}") if waits else "",
+            _YIELDS if Kind.YIELD in found else "",
+            _release(kinds),
+            _END,
+        ]
+    )
+
+
+def _tables(kinds: dict[int, int], lines: dict[int, int]) -> str:
+    """Return the kind and the line of each suspension."""
+    count = max(kinds, default=0) + 1
+    table = ", ".join(f"i8 {kinds.get(number, 0)}" for number in range(count))
+    places = ", ".join(f"i32 {lines.get(number, 0)}" for number in range(count))
+    return f"""\
+@kinds = internal constant [{count} x i8] [{table}]
+@lines = internal constant [{count} x i32] [{places}]
+"""
+
+
+def _resume(kinds: dict[int, int]) -> str:
+    """Return ``resume``: runs one thread to its next suspension."""
+    resume = " ".join(f"i32 {number}, label %r{number}" for number in kinds)
+    resumes = "\n".join(
+        f"r{n}:\n  %x{n} = call i32 @thread_{n}({VALUES}, i32 %tx, i32 %ty, i32 %tz, i32 %t) #2\n"
+        f"  store i32 %x{n}, ptr %mine, align 4\n  %e{n} = icmp eq i32 %x{n}, {EXIT}\n"
+        f"  br i1 %e{n}, label %ended, label %none"
+        for n in kinds
+    )
+    return f"""\
+define internal void @resume({ENVIRONMENT}, i32 %region, i32 %t) noinline #0 {{
+{field("block_x", "nx")}
+{field("block_y", "ny")}
+  %tx = urem i32 %t, %nx
+  %rows = udiv i32 %t, %nx
+  %ty = urem i32 %rows, %ny
+  %tz = udiv i32 %rows, %ny
+  %index = zext i32 %t to i64
+  %mine = getelementptr i32, ptr %slots, i64 %index
+  switch i32 %region, label %none [ {resume} ]
+{resumes}
+none:
+  ret void
+ended:
+  %progress.p = getelementptr i8, ptr %context, i64 {Context.progress.offset}
+  %progress.0 = load i64, ptr %progress.p
+  %progress.1 = add i64 %progress.0, 1
+  store i64 %progress.1, ptr %progress.p
+  ret void
+}}
+"""
+
+
+def _combine(kinds: dict[int, int]) -> str:
+    """Return ``combine``: does what the lanes that meet at a suspension do together."""
+    combine = " ".join(f"i32 {number}, label %c{number}" for number in kinds)
+    combines = "\n".join(
+        f"c{n}:\n  call void @combine_{n}({VALUES}, i64 %warp, i32 %lanes, ptr %accumulator) #2\n  ret void"
+        for n in kinds
+    )
+    return f"""\
+define internal void @combine({ENVIRONMENT}, i32 %region, i64 %warp, i32 %lanes, ptr %accumulator) noinline #0 {{
+  switch i32 %region, label %none [ {combine} ]
+{combines}
+none:
+  ret void
+}}
+"""
+
+
+def _choose(*, waits: bool, checked: bool) -> str:
+    """Return the search of each warp for its first suspension that is ready, and the lanes that wait there."""
+    cases = f"i8 {Kind.WAIT}, label %phase  i8 {Kind.POLL}, label %phase" if waits else ""
+    wait_check, wait_who = (_WAIT, ", [ %wait.bit, %phase ]") if waits else ("", "")
+    mask_check = _MASK_CHECK if checked else ""
+    return (
+        _SEARCH
+        + f"""\
 leader:
   %lane = phi i64 [ 0, %search ], [ %lane.next, %leader.end ]
   %lt = add i64 %t0, %lane
@@ -364,7 +502,7 @@ look:
   %k = load i8, ptr %k.p
   %there = call i32 @waiting(ptr %slots, i64 %warp, i32 %s)
   switch i8 %k, label %leader.end [ i8 {Kind.WARP}, label %masked  i8 {Kind.PRESENT}, label %ready
-    i8 {Kind.ARRIVE}, label %ready {waits} ]
+    i8 {Kind.ARRIVE}, label %ready {cases} ]
 {wait_check}masked:
   %m.p = getelementptr i32, ptr %masks, i64 %lt
   %m = load i32, ptr %m.p, align 4
@@ -394,34 +532,14 @@ leader.end:
   %lane.next = add i64 %lane, 1
   %lanes.done = icmp eq i64 %lane.next, 32
   br i1 %lanes.done, label %chosen, label %leader
-chosen:
-  %region = load i32, ptr %best
-  %nothing = icmp eq i32 %region, {EXIT}
-  br i1 %nothing, label %warp.end, label %collective
-collective:
-  store i32 0, ptr %polls
-  %chosen.lanes = load i32, ptr %best.lanes
-  call void @combine({VALUES}, i32 %region, i64 %warp, i32 %chosen.lanes, ptr %unused)
-  br label %run
-run:
-  %bits = phi i32 [ %chosen.lanes, %collective ], [ %bits.next, %run ]
-  %one = call i32 @llvm.cttz.i32(i32 %bits, i1 true)
-  %t0.i = trunc i64 %t0 to i32
-  %t = add i32 %t0.i, %one
-  call void @resume({VALUES}, i32 %region, i32 %t)
-  %bits.1 = sub i32 %bits, 1
-  %bits.next = and i32 %bits, %bits.1
-  %ran = icmp eq i32 %bits.next, 0
-  br i1 %ran, label %warp.again, label %run
-warp.again:
-{field("status", "status", volatile=True)}
-  %stopped = icmp ne i32 %status, 0
-  br i1 %stopped, label %quit, label %warp.step
-warp.end:
-  %warp.next = add i64 %warp, 1
-  %warps.done = icmp eq i64 %warp.next, %warps
-  br i1 %warps.done, label %barriers, label %warp.start
+"""
+    )
 
+
+def _count_waiting(*, checked: bool) -> str:
+    """Return the count of threads that live, and of those that wait at each barrier number."""
+    site_begin, site_check = (_SITE_BEGIN, _SITE_CHECK) if checked else ("", "")
+    return f"""\
 barriers:
   store [16 x i32] zeroinitializer, ptr %wait
   store [16 x i32] zeroinitializer, ptr %need
@@ -463,6 +581,14 @@ count.end:
   %ct.next = add i32 %ct, 1
   %counted = icmp eq i32 %ct.next, %n
   br i1 %counted, label %decide, label %count
+"""
+
+
+def _open_barriers(otherwise: str, *, arrivals: bool, checked: bool) -> str:
+    """Return what opens each barrier that enough threads wait at; control goes to `otherwise` if there is none."""
+    arrived, used = (_ARRIVALS, _ARRIVALS_USED) if arrivals else ("  %jw = add i32 %jw.0, 0\n", "")
+    barrier_check = _BARRIER_CHECK if checked else ""
+    return f"""\
 decide:
   %living = load i32, ptr %alive
   %finished = icmp eq i32 %living, 0
@@ -472,14 +598,14 @@ judge:
   %any = phi i32 [ 0, %decide ], [ %any.next, %judge ]
   %jw.p = getelementptr i32, ptr %wait, i64 %j
   %jw.0 = load i32, ptr %jw.p
-{arrivals}  %jn.p = getelementptr i32, ptr %need, i64 %j
+{arrived}  %jn.p = getelementptr i32, ptr %need, i64 %j
   %jn = load i32, ptr %jn.p
   %all = icmp eq i32 %jn, 0
   %goal = select i1 %all, i32 %living, i32 %jn
   %enough = icmp uge i32 %jw, %goal
   %used = icmp ne i32 %jw.0, 0
   %open = and i1 %enough, %used
-{arrivals_used}  %open.i = zext i1 %open to i32
+{used}  %open.i = zext i1 %open to i32
   store i32 %open.i, ptr %jw.p
 {barrier_check}
   %any.next = or i32 %any, %open.i
@@ -488,63 +614,20 @@ judge:
   br i1 %judged, label %verdict, label %judge
 verdict:
   %progress = icmp ne i32 %any.next, 0
-  br i1 %progress, label %open.up, label %{"second" if waits else stuck}
-{second_chance.replace("label %deadlock", f"label %{stuck}")}{yields}open.up:
+  br i1 %progress, label %open.up, label %{otherwise}
+"""
+
+
+def _release(kinds: dict[int, int]) -> str:
+    """Return what runs the threads at barriers that have opened, after their reductions."""
+    reducing = "\n".join(
+        f"  call void @reduce({VALUES}, i32 {number})" for number, kind in kinds.items() if kind == Kind.BARRIER_REDUCE
+    )
+    return (
+        f"""\
+open.up:
   call void @after_barriers(ptr %context, ptr %slots, ptr @kinds, ptr %numbers, ptr %counts, ptr %wait)
 {reducing}
-  br label %release
-release:
-  %rt = phi i32 [ 0, %open.up ], [ %rt.next, %release.end ]
-  %rt.x = zext i32 %rt to i64
-  %rs.p = getelementptr i32, ptr %slots, i64 %rt.x
-  %rs = load i32, ptr %rs.p, align 4
-  %r.end = icmp eq i32 %rs, {EXIT}
-  br i1 %r.end, label %release.end, label %release.live
-release.live:
-  %rs.x = zext i32 %rs to i64
-  %rk.p = getelementptr i8, ptr @kinds, i64 %rs.x
-  %rk = load i8, ptr %rk.p
-  %rk.barrier = icmp eq i8 %rk, {Kind.BARRIER}
-  %rk.reduce = icmp eq i8 %rk, {Kind.BARRIER_REDUCE}
-  %rk.any = or i1 %rk.barrier, %rk.reduce
-  br i1 %rk.any, label %open.check, label %release.end
-open.check:
-  %rid.p = getelementptr i32, ptr %numbers, i64 %rt.x
-  %rid.0 = load i32, ptr %rid.p, align 4
-  %rid = and i32 %rid.0, 15
-  %rid.x = zext i32 %rid to i64
-  %ro.p = getelementptr i32, ptr %wait, i64 %rid.x
-  %ro = load i32, ptr %ro.p
-  %is.open = icmp ne i32 %ro, 0
-  br i1 %is.open, label %let, label %release.end
-let:
-  call void @resume({VALUES}, i32 %rs, i32 %rt)
-  br label %release.end
-release.end:
-  %rt.next = add i32 %rt, 1
-  %released = icmp eq i32 %rt.next, %n
-  br i1 %released, label %check, label %release
-check:
-{field("status", "status2", volatile=True)}
-  %stopped2 = icmp ne i32 %status2, 0
-  br i1 %stopped2, label %quit, label %compare
-compare:
-  %agreed = call i32 @agreed(ptr %context, ptr %slots)
-  %apart = icmp eq i32 %agreed, {DIVERGED}
-  br i1 %apart, label %again, label %together
-together:
-  ret i32 %agreed
-deadlock:
-  %st = load i32, ptr %stuck
-  %st.x = zext i32 %st to i64
-  %ss.p = getelementptr i32, ptr %slots, i64 %st.x
-  %ss = load i32, ptr %ss.p, align 4
-  %ss.x = zext i32 %ss to i64
-  %line.p = getelementptr i32, ptr @lines, i64 %ss.x
-  %line = load i32, ptr %line.p
-  call void @stop(ptr %context, i32 {Stop.DEADLOCK}, i32 %line, i32 %bx, i32 %by, i32 %bz, i32 %st)
-  br label %quit
-quit:
-  ret i32 {EXIT}
-}}
 """
+        + _RELEASE
+    )
