@@ -83,6 +83,15 @@ class House:
         """Return how often a function imports one of the package's modules."""
         return sum(in_function for found in self.own_imports.values() for _, in_function in found)
 
+    def long_functions(self) -> dict[str, int]:
+        """Return the lines of each function that has more than 50, by module and name."""
+        return {
+            f"{module}.{name}": length
+            for module, tree in self.trees.items()
+            for name, length in _functions(tree)
+            if length > 50
+        }
+
     def floors(self) -> int:
         """Return the longest chain of modules in which each imports the next, circles taken as one."""
         one = {module: min(circle) for circle in self.circles() for module in circle}
@@ -146,12 +155,12 @@ def circles(arrows: Mapping[str, Iterable[str]]) -> list[set[str]]:
     return [circle for circle in found if len(circle) > 1]
 
 
-def _functions(tree: ast.AST) -> Iterator[int]:
-    """Yield the lines of each function's body, without its docstring."""
+def _functions(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Yield each function's name, and the lines of its body without its docstring."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             body = node.body[ast.get_docstring(node) is not None :]
-            yield (node.end_lineno or node.lineno) - body[0].lineno + 1 if body else 0
+            yield node.name, (node.end_lineno or node.lineno) - body[0].lineno + 1 if body else 0
 
 
 def _comments(source: str) -> int:
@@ -184,7 +193,6 @@ def figures(root: Path) -> dict[str, object]:
     lines = Counter[str]()
     for module, source in sources.items():
         lines[room_of(module) or "cudatool itself"] += source.count("\n")
-    functions = [length for tree in house.trees.values() for length in _functions(tree)]
     rule = ["--isolated", "--select", "C901", "--config", "lint.mccabe.max-complexity=20", "--exit-zero"]
     ruff = [sys.executable, "-m", "ruff", "check", *rule, *FOLDERS.values()]
     branched = subprocess.run(ruff, cwd=root, capture_output=True, text=True, check=True).stdout
@@ -196,8 +204,8 @@ def figures(root: Path) -> dict[str, object]:
         "largest circle of imports": max(map(len, house.circles()), default=1),
         "circles between rooms": len(house.circles_of_rooms()),
         "imports in functions, of our own": house.imports_in_functions(),
-        "functions": len(functions),
-        "functions over 50 lines": sum(length > 50 for length in functions),
+        "functions": sum(1 for tree in house.trees.values() for _ in _functions(tree)),
+        "functions over 50 lines": len(house.long_functions()),
         "functions over complexity 20": len(re.findall(r"^C901 ", branched, re.MULTILINE)),
         "comments per 100 lines": round(100 * sum(map(_comments, sources.values())) / lines.total(), 1),
         "import cudatool": _start_up("import cudatool", root),

@@ -79,6 +79,8 @@ ARROWS = {
     "": {"runtime"},  # cudatool/__init__.py, which looks the names of the others up when they are first used
 }
 LARGEST_CIRCLE = 3  # modules that import each other, inside one room
+LONG_FUNCTIONS = 16  # of more than 50 lines; may only fall
+LONGEST_FUNCTION = 77  # lines
 FUNCTION_LEVEL_IMPORTS = 49  # of our own modules; may only fall
 ONLY_NUMPY = {
     *("errors", "text", "units", "files", "limits", "progress", "source_text", "whole_imports"),
@@ -134,6 +136,12 @@ def test_circles_stay_small() -> None:
     assert max(map(len, HOUSE.circles())) <= LARGEST_CIRCLE
     assert HOUSE.circles_of_rooms() == []
     assert HOUSE.imports_in_functions() <= FUNCTION_LEVEL_IMPORTS
+
+
+def test_functions_stay_short() -> None:
+    long = HOUSE.long_functions()
+    assert len(long) <= LONG_FUNCTIONS, long
+    assert max(long.values()) <= LONGEST_FUNCTION, long
 
 
 def test_imports_in_functions_say_why() -> None:

@@ -138,21 +138,15 @@ class _Reader:
         parts, prior, prior_records = [], 0, {}
         facts: list[dict[str, npt.NDArray[np.uint32] | int]] = []
         for device in devices:
-            events, said = self._events(traces.pop(0) if device < rings else EventColumns.of([], rows), device)
             own = [s for s in segments if int(s.get("device", 0)) == device]
-            self._set_pools(events, own)
-            before = self._prior_state(events, own, device)
-            prior_records[device] = len(before)
-            prior += int(np.count_nonzero(before["kind"] == Kind.BLOCK_ALLOC))
-            parts.append(np.concatenate([before, events]))
-            facts.append(
-                {
-                    key: number if isinstance(number, int) else np.append(np.zeros(len(before), np.uint32), number)
-                    for key, number in said.items()
-                }
+            part, said, before = self._of_device(
+                traces.pop(0) if device < rings else EventColumns.of([], rows), own, device
             )
-            del events
-            add_unsplit_tails(parts[-1], self.settings)
+            parts.append(part)
+            facts.append(said)
+            prior_records[device] = before
+            prior += int(np.count_nonzero(part["kind"][:before] == Kind.BLOCK_ALLOC))
+            del part
         annotations = self._annotations(_list(self.data, "external_annotations"))
         lengths = [len(part) for part in parts]
         records = np.concatenate([*parts, annotations]) if len(parts) != 1 or len(annotations) else parts[0]
@@ -164,14 +158,7 @@ class _Reader:
         if not timed:
             records["time"] = np.arange(len(records))
         streams = self._stream_records(records)
-        pinned = None
-        try:
-            pinned = _pinned(more)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:  # of a version that writes it in another way
-            reason = " ".join(str(error).split())[:80]
-            self.notes.append(
-                f"what the file says of pinned host memory was not understood ({reason}): it is not shown"
-            )
+        pinned = self._pinned(more)
         if prior and recorded:
             self.notes.append(
                 f"recording began with {prior} blocks already allocated: they are shown from its start on"
@@ -201,6 +188,32 @@ class _Reader:
             pinned=pinned,
         )
 
+    def _of_device(
+        self, entries: EventColumns, segments: list[dict[str, Any]], device: int
+    ) -> tuple[npt.NDArray[np.void], dict[str, npt.NDArray[np.uint32] | int], int]:
+        """Return one device's records, what its events say beyond them, and how many of the first are inferred."""
+        events, said = self._events(entries, device)
+        del entries
+        self._set_pools(events, segments)
+        before = self._prior_state(events, segments, device)
+        records = np.concatenate([before, events])
+        del events
+        add_unsplit_tails(records, self.settings)
+        facts = {
+            key: number if isinstance(number, int) else np.append(np.zeros(len(before), np.uint32), number)
+            for key, number in said.items()
+        }
+        return records, facts, len(before)
+
+    def _pinned(self, more: dict[str, Any]) -> PinnedMemory | None:
+        """Return the statistics of pinned host memory; note where the file has them in a form that is not known."""
+        try:
+            return _pinned(more)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:80]
+            self.notes.append(f"statistics of pinned host memory have an unknown form ({reason}) and are not shown")
+            return None
+
     def _facts(
         self,
         of_rings: list[dict[str, npt.NDArray[np.uint32] | int]],
@@ -224,13 +237,8 @@ class _Reader:
             result[key] = EventFact(values, np.append(np.zeros(streams, np.uint32), np.concatenate(parts)[order]))
         return result
 
-    def _events(
-        self, entries: EventColumns, device: int
-    ) -> tuple[npt.NDArray[np.void], dict[str, npt.NDArray[np.uint32] | int]]:
-        """Return one device's ring as records, and what it says beyond them.
-
-        Sizes of blocks are what PyTorch's rules make of the request.
-        """
+    def _kinds(self, entries: EventColumns) -> tuple[EventColumns, npt.NDArray[np.uint64]]:
+        """Return the events of known kinds and the kind of each; a free of old files is two of them."""
         unknown: set[str] = set()
 
         def kind_of(action: Any) -> int:
@@ -252,6 +260,16 @@ class _Reader:
             entries, kind = entries.select(both), kind[both]
             kind[kind == _SINGLE_FREE] = int(Kind.BLOCK_FREE_REQUESTED)
             kind[second] = int(Kind.BLOCK_FREE_COMPLETED)
+        return entries, kind
+
+    def _events(
+        self, entries: EventColumns, device: int
+    ) -> tuple[npt.NDArray[np.void], dict[str, npt.NDArray[np.uint32] | int]]:
+        """Return one device's ring as records, and what it says beyond them.
+
+        Sizes of blocks are what PyTorch's rules make of the request.
+        """
+        entries, kind = self._kinds(entries)
         settings = self.settings
         records = np.zeros(len(entries), RECORD)
         records["kind"] = kind

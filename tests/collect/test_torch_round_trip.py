@@ -177,7 +177,7 @@ def test_pinned_memory_of_another_schema_is_said_and_not_shown(tmp_path: Path) -
     data = {"segments": [], "device_traces": [[event("alloc", BASE, 512)]], "host_segments": [{"bytes": 1}]}
     snapshot = torch_snapshot.read(dump(data, tmp_path / "x"))
     assert snapshot.pinned is None
-    assert "pinned host memory was not understood ('address')" in snapshot.notes[-1]
+    assert "pinned host memory have an unknown form ('address')" in snapshot.notes[-1]
     assert [{"bytes": 1}] == again(tmp_path / "y", snapshot).more["host_segments"]
 
 

@@ -37,25 +37,7 @@ def functions(kinds: Instrument, validated: set[int]) -> str:
 
 
 def _report_function() -> str:
-    offsets = {name: getattr(FoundRecord, name).offset for name, _ in FoundRecord._fields_}
-    values = {
-        "kind": "%kind",
-        "line": "%line",
-        "size": "%size",
-        "mode": "%mode",
-        "thread": "%t",
-        "space": "%space",
-    }
-    stores = [
-        f"  %f.{name} = getelementptr i8, ptr %record, i64 {offsets[name]}\n  store i32 {value}, ptr %f.{name}"
-        for name, value in values.items()
-    ]
-    for axis, value in enumerate(("%bx", "%by", "%bz")):
-        stores.append(
-            f"  %f.block{axis} = getelementptr i8, ptr %record, i64 {offsets['block'] + 4 * axis}\n"
-            f"  store i32 {value}, ptr %f.block{axis}"
-        )
-    body = "\n".join(stores)
+    body = _stores()
     return f"""
 define internal void @report(ptr %context, i32 %kind, i32 %line, i64 %address, i32 %size, i32 %mode, i32 %space,
     {WHO}) noinline cold {{
@@ -82,7 +64,7 @@ write:
   %scaled = mul i64 %number, {ctypes.sizeof(FoundRecord)}
   %at = add i64 %scaled, 16
   %record = getelementptr i8, ptr %records, i64 %at
-  %f.address = getelementptr i8, ptr %record, i64 {offsets["address"]}
+  %f.address = getelementptr i8, ptr %record, i64 {FoundRecord.address.offset}
   store i64 %address, ptr %f.address
 {body}
   br label %end
@@ -92,9 +74,31 @@ end:
 """
 
 
+def _stores() -> str:
+    """Return the stores of what was found, but for its address, in its record."""
+    offsets = {name: getattr(FoundRecord, name).offset for name, _ in FoundRecord._fields_}
+    values = {
+        "kind": "%kind",
+        "line": "%line",
+        "size": "%size",
+        "mode": "%mode",
+        "thread": "%t",
+        "space": "%space",
+    }
+    stores = [
+        f"  %f.{name} = getelementptr i8, ptr %record, i64 {offsets[name]}\n  store i32 {value}, ptr %f.{name}"
+        for name, value in values.items()
+    ]
+    for axis, value in enumerate(("%bx", "%by", "%bz")):
+        stores.append(
+            f"  %f.block{axis} = getelementptr i8, ptr %record, i64 {offsets['block'] + 4 * axis}\n"
+            f"  store i32 {value}, ptr %f.block{axis}"
+        )
+    return "\n".join(stores)
+
+
 def _valid(size: int) -> str:
     """Return ``@valid<size>``: whether the kernel may read, or write, `size` bytes at a generic address."""
-    width = f"i{8 * size}"
     return f"""
 define internal i1 @valid{size}(ptr %context, i64 %address, ptr %shared, i64 %local, i64 %local.bytes,
     i1 %writes) alwaysinline {{
@@ -123,7 +127,13 @@ elsewhere:
   %e = call i1 @elsewhere{size}(ptr %context, i64 %address, ptr %shared, i64 %local, i64 %local.bytes)
   ret i1 %e
 }}
+{_valid_bytes(size)}{_elsewhere(size)}"""
 
+
+def _valid_bytes(size: int) -> str:
+    """Return ``@valid_bytes<size>``: the same for device memory whose state is kept byte by byte."""
+    width = f"i{8 * size}"
+    return f"""
 define internal i1 @valid_bytes{size}(ptr %context, i64 %offset, i1 %writes) {{
 entry:
 {load_field("shadow_valid", "bytes", "ptr")}
@@ -155,7 +165,12 @@ yes:
 no:
   ret i1 false
 }}
+"""
 
+
+def _elsewhere(size: int) -> str:
+    """Return ``@elsewhere<size>``: the same for shared, local and host memory, and for parameters."""
+    return f"""
 define internal i1 @elsewhere{size}(ptr %context, i64 %address, ptr %shared, i64 %local, i64 %local.bytes) noinline {{
 entry:
   %shared.i = ptrtoint ptr %shared to i64

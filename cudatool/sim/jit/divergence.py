@@ -262,6 +262,18 @@ search:
   store i32 {EXIT}, ptr %best
   br label %leader
 """
+# Keeps the first suspension in the text of those that are ready.
+_TAKE = """\
+take:
+  store i32 %s, ptr %best
+  store i32 %who, ptr %best.lanes
+  %is.least = icmp eq i32 %s, %least
+  br i1 %is.least, label %chosen, label %leader.end
+leader.end:
+  %lane.next = add i64 %lane, 1
+  %lanes.done = icmp eq i64 %lane.next, 32
+  br i1 %lanes.done, label %chosen, label %leader
+"""
 # Runs the lanes of the suspension that was chosen, then looks at the same warp again.
 _RUN_CHOSEN = f"""\
 chosen:
@@ -523,16 +535,8 @@ ready:
   %so.far = load i32, ptr %best
   %earlier = icmp ult i32 %s, %so.far
   br i1 %earlier, label %take, label %leader.end
-take:
-  store i32 %s, ptr %best
-  store i32 %who, ptr %best.lanes
-  %is.least = icmp eq i32 %s, %least
-  br i1 %is.least, label %chosen, label %leader.end
-leader.end:
-  %lane.next = add i64 %lane, 1
-  %lanes.done = icmp eq i64 %lane.next, 32
-  br i1 %lanes.done, label %chosen, label %leader
 """
+        + _TAKE
     )
 
 

@@ -233,54 +233,8 @@ define internal i1 @passed(ptr %slots, i32 %t) {{
 """
 
 
-def whole_block(number: int, kind: int, *, check_masks: bool, apart: bool) -> str:
-    """Return ``warps_<number>``: the collective for all warps; false if `apart`, masks split a warp or threads wait.
-
-    In that case every thread is marked as waiting there, for ``divergent`` to sort out.
-    """
-    body = check = fill = ""
-    if apart:
-        return f"""
-define internal i1 @warps_{number}({ENVIRONMENT}) #0 {{
-entry:
-{field("threads", "n")}
-  br label %split
-split:
-  %t = phi i32 [ 0, %entry ], [ %t.next, %split ]
-  %mine = getelementptr i32, ptr %slots, i32 %t
-  store i32 {number}, ptr %mine, align 4
-  %t.next = add nuw nsw i32 %t, 1
-  %filled = icmp eq i32 %t.next, %n
-  br i1 %filled, label %no, label %split
-no:
-  ret i1 false
-}}
-"""
-    if kind == Kind.BARRIER:
-        return f"\ndefine internal i1 @warps_{number}({ENVIRONMENT}) #0 {{\n  ret i1 true\n}}\n"
-    if kind in (Kind.WAIT, Kind.POLL):
-        return f"""
-define internal i1 @warps_{number}({ENVIRONMENT}) #0 {{
-entry:
-{field("threads", "n")}
-  br label %look
-look:
-  %t = phi i32 [ 0, %entry ], [ %t.next, %look ]
-  %every = phi i1 [ true, %entry ], [ %every.next, %look ]
-  %ready = call i1 @passed(ptr %slots, i32 %t)
-  %every.next = and i1 %every, %ready
-  %t.x = zext i32 %t to i64
-  %mine = getelementptr i32, ptr %slots, i64 %t.x
-  store i32 {number}, ptr %mine, align 4
-  %t.next = add i32 %t, 1
-  %done = icmp eq i32 %t.next, %n
-  br i1 %done, label %end, label %look
-end:
-  ret i1 %every.next
-}}
-"""
-    if check_masks:
-        check = f"""
+# Goes on to the collective if the masks of a warp cover its lanes.
+_CHECK_MASKS = f"""
   %masks.p = getelementptr i8, ptr %slots, i64 {array_offset("mask")}
   %first = shl i64 %warp, 7
   %masks.w = getelementptr i8, ptr %masks.p, i64 %first
@@ -291,7 +245,8 @@ end:
   %covered = and i32 %common, %lanes
   %whole = icmp eq i32 %covered, %lanes
   br i1 %whole, label %combine, label %split"""
-        fill = f"""
+# Marks every thread as waiting at suspension `number`.
+_SUSPEND_ALL = """
 split:
   %t = phi i64 [ 0, %body ], [ %t.next, %split ]
   %mine = getelementptr i32, ptr %slots, i64 %t
@@ -301,13 +256,26 @@ split:
   br i1 %filled, label %no, label %split
 no:
   ret i1 false"""
-    else:
-        check = "\n  br label %combine"
-    if kind == Kind.BARRIER_REDUCE:
-        body = f"""
+_STORE_TOTAL = f"""
   %result.p = getelementptr i8, ptr %slots, i64 {array_offset("result")}
   %total = load i32, ptr %accumulator
   store i32 %total, ptr %result.p, align 4"""
+
+
+def whole_block(number: int, kind: int, *, check_masks: bool, apart: bool) -> str:
+    """Return ``warps_<number>``: the collective for all warps; false if `apart`, masks split a warp or threads wait.
+
+    In that case every thread is marked as waiting there, for ``divergent`` to sort out.
+    """
+    if apart:
+        return _all_suspended(number)
+    if kind == Kind.BARRIER:
+        return f"\ndefine internal i1 @warps_{number}({ENVIRONMENT}) #0 {{\n  ret i1 true\n}}\n"
+    if kind in (Kind.WAIT, Kind.POLL):
+        return _all_passed(number)
+    check = _CHECK_MASKS if check_masks else "\n  br label %combine"
+    fill = _SUSPEND_ALL.format(number=number) if check_masks else ""
+    body = _STORE_TOTAL if kind == Kind.BARRIER_REDUCE else ""
     return f"""
 define internal i1 @warps_{number}({ENVIRONMENT}) #0 {{
 entry:
@@ -335,6 +303,61 @@ combine:
 end:{body}
   ret i1 true{fill}
 }}
+"""
+
+
+def _all_suspended(number: int) -> str:
+    """Return the ``warps_<number>`` that marks every thread as waiting there."""
+    return f"""
+define internal i1 @warps_{number}({ENVIRONMENT}) #0 {{
+entry:
+{field("threads", "n")}
+  br label %split
+split:
+  %t = phi i32 [ 0, %entry ], [ %t.next, %split ]
+  %mine = getelementptr i32, ptr %slots, i32 %t
+  store i32 {number}, ptr %mine, align 4
+  %t.next = add nuw nsw i32 %t, 1
+  %filled = icmp eq i32 %t.next, %n
+  br i1 %filled, label %no, label %split
+no:
+  ret i1 false
+}}
+"""
+
+
+def _all_passed(number: int) -> str:
+    """Return the ``warps_<number>`` of a wait or a poll: whether every thread may go on."""
+    return f"""
+define internal i1 @warps_{number}({ENVIRONMENT}) #0 {{
+entry:
+{field("threads", "n")}
+  br label %look
+look:
+  %t = phi i32 [ 0, %entry ], [ %t.next, %look ]
+  %every = phi i1 [ true, %entry ], [ %every.next, %look ]
+  %ready = call i1 @passed(ptr %slots, i32 %t)
+  %every.next = and i1 %every, %ready
+  %t.x = zext i32 %t to i64
+  %mine = getelementptr i32, ptr %slots, i64 %t.x
+  store i32 {number}, ptr %mine, align 4
+  %t.next = add i32 %t, 1
+  %done = icmp eq i32 %t.next, %n
+  br i1 %done, label %end, label %look
+end:
+  ret i1 %every.next
+}}
+"""
+
+
+# No thread has arrived at a barrier of a block that begins.
+_RESET_ARRIVED = f"""  %arrived = getelementptr i8, ptr %slots, i64 {array_offset("arrived")}
+  %fresh = icmp eq i32 %begin, 0
+  br i1 %fresh, label %reset, label %entered
+reset:
+  store [16 x i32] zeroinitializer, ptr %arrived, align 4
+  br label %entered
+entered:
 """
 
 
@@ -370,14 +393,7 @@ run{number}:{barrier}
     lines = "\n".join(code)
     reset = ""
     if Kind.ARRIVE in kinds.values():
-        reset = f"""  %arrived = getelementptr i8, ptr %slots, i64 {array_offset("arrived")}
-  %fresh = icmp eq i32 %begin, 0
-  br i1 %fresh, label %reset, label %entered
-reset:
-  store [16 x i32] zeroinitializer, ptr %arrived, align 4
-  br label %entered
-entered:
-"""
+        reset = _RESET_ARRIVED
         joins[0] = "[ %begin, %entered ]"
     return f"""
 define internal i1 @block({ENVIRONMENT}, i32 %begin) #0 {{

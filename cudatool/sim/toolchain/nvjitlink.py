@@ -245,80 +245,86 @@ def _ltoir(source: str, arch: int) -> bytes:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def install(stand_in: ctypes.CDLL) -> None:
-    """Hook the functions of the stand-in library, which has the real one open."""
-    real = _Real(stand_in)
-    links: dict[int, _Link] = {}
+class _Hooks:
+    """What the stand-in library calls instead of the real one's functions of the same names."""
 
-    def create(handle: int, count: int, options: int) -> int:
-        status = real.create(handle, count, options)
+    def __init__(self, stand_in: ctypes.CDLL) -> None:
+        self._real = _Real(stand_in)
+        self._links: dict[int, _Link] = {}
+
+    def create(self, handle: int, count: int, options: int) -> int:
+        status = self._real.create(handle, count, options)
         if status == _SUCCESS:
             given = [option or b"" for option in (c_char_p * count).from_address(options)] if count else []
-            links[c_size_t.from_address(handle).value] = _Link(given)
+            self._links[c_size_t.from_address(handle).value] = _Link(given)
         return status
 
-    def destroy(handle: int) -> int:
+    def destroy(self, handle: int) -> int:
         if handle:
-            links.pop(c_size_t.from_address(handle).value, None)
-        return real.destroy(handle)
+            self._links.pop(c_size_t.from_address(handle).value, None)
+        return self._real.destroy(handle)
 
-    def add_data(handle: int, kind: int, data: int, size: int, name: bytes | None) -> int:
-        link = links.get(handle)
+    def add_data(self, handle: int, kind: int, data: int, size: int, name: bytes | None) -> int:
+        link = self._links.get(handle)
         if link is None or not data:
-            return real.add_data(handle, kind, None, size, name)
-        return link.take(real, handle, kind, ctypes.string_at(data, size), name)
+            return self._real.add_data(handle, kind, None, size, name)
+        return link.take(self._real, handle, kind, ctypes.string_at(data, size), name)
 
-    def add_file(handle: int, kind: int, name: bytes | None) -> int:
+    def add_file(self, handle: int, kind: int, name: bytes | None) -> int:
         try:
             data = Path(os.fsdecode(name or b"")).read_bytes()
         except OSError:
             return _INVALID_INPUT
-        link = links.get(handle)
-        return _INVALID_INPUT if link is None else link.take(real, handle, kind, data, name)
+        link = self._links.get(handle)
+        return _INVALID_INPUT if link is None else link.take(self._real, handle, kind, data, name)
 
-    def complete(handle: int) -> int:
-        link = links.get(handle)
-        status = real.complete(handle)
-        return status if status or link is None or b"-ptx" in link.options else link.finish(real, handle)
+    def complete(self, handle: int) -> int:
+        link = self._links.get(handle)
+        status = self._real.complete(handle)
+        return status if status or link is None or b"-ptx" in link.options else link.finish(self._real, handle)
 
-    def image_size(handle: int, size: int) -> int:
-        link = links.get(handle)
+    def image_size(self, handle: int, size: int) -> int:
+        link = self._links.get(handle)
         if link is None or not link.image:
             return _INTERNAL
         c_size_t.from_address(size).value = len(link.image)
         return _SUCCESS
 
-    def image(handle: int, to: int) -> int:
-        link = links.get(handle)
+    def image(self, handle: int, to: int) -> int:
+        link = self._links.get(handle)
         if link is None or not link.image:
             return _INTERNAL
         ctypes.memmove(to, link.image, len(link.image))
         return _SUCCESS
 
-    def error_log(handle: int) -> bytes:
-        link = links.get(handle)
-        return real.text(handle, "ErrorLog") + (link.error if link else b"") + b"\0"
+    def _error_log(self, handle: int) -> bytes:
+        link = self._links.get(handle)
+        return self._real.text(handle, "ErrorLog") + (link.error if link else b"") + b"\0"
 
-    def error_size(handle: int, size: int) -> int:
-        c_size_t.from_address(size).value = len(error_log(handle))
+    def error_size(self, handle: int, size: int) -> int:
+        c_size_t.from_address(size).value = len(self._error_log(handle))
         return _SUCCESS
 
-    def error_text(handle: int, to: int) -> int:
-        text = error_log(handle)
+    def error_text(self, handle: int, to: int) -> int:
+        text = self._error_log(handle)
         ctypes.memmove(to, text, len(text))
         return _SUCCESS
 
+
+def install(stand_in: ctypes.CDLL) -> None:
+    """Hook the functions of the stand-in library, which has the real one open."""
+    hooks = _Hooks(stand_in)
     word = c_size_t
     for name, function, types in (
-        ("nvJitLinkCreate", create, (word, c_uint32, word)),
-        ("nvJitLinkDestroy", destroy, (word,)),
-        ("nvJitLinkAddData", add_data, (word, c_int, word, c_size_t, c_char_p)),
-        ("nvJitLinkAddFile", add_file, (word, c_int, c_char_p)),
-        ("nvJitLinkComplete", complete, (word,)),
-        ("nvJitLinkGetLinkedCubinSize", image_size, (word, word)),
-        ("nvJitLinkGetLinkedCubin", image, (word, word)),
-        ("nvJitLinkGetErrorLogSize", error_size, (word, word)),
-        ("nvJitLinkGetErrorLog", error_text, (word, word)),
+        ("nvJitLinkCreate", hooks.create, (word, c_uint32, word)),
+        ("nvJitLinkDestroy", hooks.destroy, (word,)),
+        ("nvJitLinkAddData", hooks.add_data, (word, c_int, word, c_size_t, c_char_p)),
+        ("nvJitLinkAddFile", hooks.add_file, (word, c_int, c_char_p)),
+        ("nvJitLinkComplete", hooks.complete, (word,)),
+        ("nvJitLinkGetLinkedCubinSize", hooks.image_size, (word, word)),
+        ("nvJitLinkGetLinkedCubin", hooks.image, (word, word)),
+        ("nvJitLinkGetErrorLogSize", hooks.error_size, (word, word)),
+        ("nvJitLinkGetErrorLog", hooks.error_text, (word, word)),
     ):
         hook = ctypes.CFUNCTYPE(c_int, *types)(_caught(function))
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(hook))  # C may call it until the process ends
