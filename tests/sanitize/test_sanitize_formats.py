@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 import junitparser
 import pytest
+from ci_formats import check_code_quality, check_junit
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from report_examples import LIBRARY, ON_DEVICE, every_kind, on_device, pipeline, race
@@ -21,6 +22,8 @@ from cudatool.sanitize.findings import (
     BufferSite,
     Finding,
     FindingKind,
+    Gap,
+    GapKind,
     Known,
     Remark,
     Report,
@@ -81,6 +84,24 @@ def test_every_kind_of_finding_is_in_every_format(render, file, run):
 @pytest.mark.parametrize("render", RENDERERS, ids=lambda render: render.__name__)
 def test_a_report_without_findings_can_be_written(render, run):
     assert "race-raw at" not in render(Report(()), run)
+
+
+@pytest.mark.parametrize(("render", "accept"), [(render_junit, check_junit), (render_gitlab, check_code_quality)])
+class TestAcceptedByItsReaders:
+    def test_every_kind_of_finding(self, render, accept, file, run):
+        accept(render(every_kind(file), run))
+
+    @pytest.mark.parametrize("whole", [False, True])
+    def test_every_kind_of_gap(self, render, accept, file, run, whole):
+        gaps = tuple(Gap(kind, 3, ("one", "two"), whole=whole) for kind in GapKind)
+        accept(render(replace(every_kind(file), gaps=gaps), replace(run, status=9)))
+        accept(render(Report((), gaps=gaps), run))
+
+    def test_findings_of_every_standing(self, render, accept, mixed, run):
+        accept(render(mixed, replace(run, status=-9)))
+
+    def test_nothing_found(self, render, accept, run):
+        accept(render(Report(()), run))
 
 
 class TestSarif:
@@ -461,7 +482,8 @@ def test_no_text_in_a_trace_breaks_a_format(check_schema, report):
     for text in texts.values():
         text.encode("utf-8", errors="backslashreplace")
     json.loads(texts[render_json])
-    json.loads(texts[render_gitlab])
+    check_code_quality(texts[render_gitlab])
+    check_junit(texts[render_junit])
     check_schema("sarif", json.loads(texts[render_sarif]))
     (suite,) = junitparser.JUnitXml.fromstring(texts[render_junit].encode())
     assert 2 == suite.failures

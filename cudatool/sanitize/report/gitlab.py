@@ -5,7 +5,7 @@ from __future__ import annotations
 from cudatool.sanitize.coverage import gap_why
 from cudatool.sanitize.findings import Report, digest
 from cudatool.sanitize.kinds import KINDS
-from cudatool.sanitize.places import shown_path
+from cudatool.sanitize.places import relative_path
 from cudatool.sanitize.report.views import Run, describe, ended, entries, failure, place
 from cudatool.text import json_text, printable
 
@@ -15,21 +15,24 @@ __all__ = ["render_gitlab"]
 def render_gitlab(report: Report, run: Run) -> str:
     """Return what was found and not set aside, what was not checked, and a workload that failed.
 
-    What has no line is at line 1 of ``.``.
+    What has no line in the repository is at line 1 of ``.``: GitLab takes no absolute path.
     """
     found = []
     for entry in entries(report):
         if entry.aside is not None:
             continue
         finding, frame = entry.finding, place(entry.finding)
-        path = shown_path(frame.file, run.root) if frame else "."
+        path = relative_path(frame.file, run.root) if frame else None
+        text = f"{KINDS[finding.kind].title}: {describe(finding)}"
+        if frame and path is None:
+            text += f" ({frame.file}:{frame.line})"
         found.append(
             {
-                "description": printable(f"{KINDS[finding.kind].title}: {describe(finding)}"),
+                "description": printable(text),
                 "check_name": finding.kind.value,
                 "fingerprint": finding.fingerprint,
                 "severity": "critical" if entry.level == "error" else "minor",
-                "location": {"path": path, "lines": {"begin": frame.line if frame else 1}},
+                "location": {"path": path or ".", "lines": {"begin": max(frame.line, 1) if frame and path else 1}},
             }
         )
     rest = [
