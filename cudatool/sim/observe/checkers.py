@@ -26,6 +26,7 @@ __all__ = ["CHECKS", "CheckFinding", "Checkers"]
 CHECKS: Final = ("memcheck", "initcheck", "racecheck", "synccheck")
 _QUARANTINE: Final = 64 << 20  # bytes of freed memory that are not given out again
 _OWNED: Final = ("device", "pool")  # kinds of allocations whose memory can be held back
+_FRESH: Final = (*_OWNED, "array")  # kinds in which nothing has a value before the program writes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class Checkers:
                 self.shadow.read_only(allocation.address + variable.offset, variable.size)
         if allocation.kind == "virtual":
             self.protected(allocation)
-        if allocation.kind not in _OWNED:  # variables are initialized, and others' memory was written by others
+        if allocation.kind not in _FRESH:  # variables are initialized, and others' memory was written by others
             self.shadow.written(allocation.address, allocation.size)
 
     def shared(self, allocation: Allocation) -> None:
