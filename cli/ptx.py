@@ -52,8 +52,8 @@ def ptx(
     """Show what the kernels of a file do.
 
     The file is PTX, CUDA C++ that NVRTC compiles, or a program, library, object file or fatbin with PTX in it. For each
-    kernel: which memory its parameters lead to and whether it is read, written or updated atomically, as far as the PTX
-    tells; instructions, registers, memory, and the features of a device that it uses. No device is needed.
+    kernel: which memory its parameters lead to and whether it is read, written or updated atomically, where the PTX
+    shows it; instructions, registers, memory, and the features of a device that it uses. No device is needed.
     """
 
     results = []

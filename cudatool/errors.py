@@ -108,7 +108,7 @@ class OutOfMemoryError(CudaError):
     Attributes
     ----------
     wanted, allowed, total, free, allocated, reserved
-        Bytes, as far as whoever raised it knows them, else 0: of the segment that was asked for; that may be
+        Bytes, 0 where not known: of the segment that was asked for; that may be
         reserved; of the device; of the device that are free; in use by the program; held by the allocator.
     """
 

@@ -67,7 +67,7 @@ def read_input(path: str | os.PathLike[str], most: int) -> bytes:
 
 
 def _open_regular(path: str, flags: int) -> int:
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)  # a pipe that nobody writes to does not block
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)  # a pipe without a writer does not block
     found = os.fstat(descriptor)
     kind = stat.S_IFMT(found.st_mode)
     if kind == stat.S_IFREG and (found.st_size or _is_empty(descriptor)):

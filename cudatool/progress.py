@@ -35,7 +35,7 @@ _CLEAR: Final = "\r\x1b[K"
 
 
 class _Line(threading.local):
-    """The line, and since when its outermost step is under way; each thread has its own."""
+    """The line, and since when its outermost step is in progress; each thread has its own."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []

@@ -1,6 +1,6 @@
 """Text from anywhere, made safe to show: on a terminal, in the log of a CI system, in an error message.
 
-Names come from traces, programs and files, which may be anybody's. A terminal obeys escape sequences in them, and the
+Names come from traces, programs and files of any origin. A terminal obeys escape sequences in them, and the
 log of a CI system obeys lines such as ``::error::`` (GitHub) or ``##[error]`` and ``##vso[...]`` (Azure Pipelines).
 """
 

@@ -93,7 +93,7 @@ class FlameGraph {
       context.fillText(node.title, left + 5, y + LEVEL / 2);
       context.globalAlpha = 0.7;
       let used = left + 5 + context.measureText(node.title).width;
-      for (const more of [node.place.replace(/^.*[/\\]/, ""), formatBytes(node.size)].filter(Boolean)) { // as far as they fit
+      for (const more of [node.place.replace(/^.*[/\\]/, ""), formatBytes(node.size)].filter(Boolean)) { // those that fit
         const text = `  ${more}`;
         const next = used + context.measureText(text).width;
         if (next + 7 > left + wide) continue;

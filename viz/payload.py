@@ -1,4 +1,4 @@
-"""What the page is made of: one JSON document, and columns of numbers behind it.
+"""What the page is made of: one JSON document, and columns of numbers after it.
 
 The payload is ``length of the JSON (4 bytes) | JSON | padding to 8 bytes | columns``. In the JSON a column is
 ``{"at": offset, "d": type, "n": length, "base": a, "scale": s}``: little-endian values v of the smallest type that
@@ -246,7 +246,7 @@ def _side_streams(trace: Trace, streams: list[int]) -> list[bool]:
 def _ranges(trace: Trace, device: int, rows: _Rows, start: int, columns: Columns) -> dict[str, Any]:
     """Return named ranges with their times, and as rows for the axis of events."""
     found = ranges(trace, device)
-    time = np.append(trace.records["time"].astype(np.int64) - start, 0)  # what never ended has a row behind the last
+    time = np.append(trace.records["time"].astype(np.int64) - start, 0)  # what never ended has a row after the last
     return {
         "name": columns.add(found.name),
         "lane": columns.add(found.lane),

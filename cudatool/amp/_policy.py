@@ -1,6 +1,6 @@
 """In which precision autocast runs each operation.
 
-The classes and who is in which are torch's ("CUDA Op-Specific Behavior" in its documentation of AMP), as far as these
+The classes and who is in which are torch's ("CUDA Op-Specific Behavior" in its documentation of AMP), where these
 operations exist here. What no list names runs in the types it is given.
 """
 

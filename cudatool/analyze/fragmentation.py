@@ -321,7 +321,7 @@ def _causes(here: Lifetimes, live_blocks: Ints, free: Ints, wanted: Wanted | Non
     """Return for each segment which of `_FREE` its free pieces are.
 
     Free memory in another pool, of another stream or for other sizes is the cause of what was taken for a request only
-    as far as such requests used memory at any time: gigabytes are not free for want of a few small blocks.
+    up to what such requests used at any time: gigabytes are not free for want of a few small blocks.
 
     Parameters
     ----------

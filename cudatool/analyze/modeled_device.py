@@ -60,7 +60,7 @@ class _Gaps:
         return True
 
     def cut(self, address: int, size: int) -> None:
-        """Take certain addresses out of what is free, as far as they are."""
+        """Take those of certain addresses that are free out of what is free."""
         end = address + size
         first = bisect_left(self.ranges, (address, 0))
         if first and sum(self.ranges[first - 1]) > address:
@@ -76,7 +76,7 @@ class _Gaps:
 def _regions(recorded: Requests) -> tuple[_Gaps, int]:
     """Return what was left of regions from before the first segment, and the lowest address of all of them.
 
-    Both as far as a recording shows them: segments lie there that are neither in a new region nor in what is left of
+    Only those that a recording shows: segments lie there that are neither in a new region nor in what is left of
     one.
     """
     earlier, later = _Gaps(), _Gaps()
@@ -118,7 +118,7 @@ class ModeledDevice:
     passed
         The streams whose events have passed; a stream is its own event's token.
     recorded_segments
-        Addresses of the segments that the call under way got when it was recorded, by size. The same are given out
+        Addresses of the segments that the call in progress got when it was recorded, by size. The same are given out
         again where they are free: then nothing but the settings makes a difference.
     """
 

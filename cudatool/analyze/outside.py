@@ -132,7 +132,7 @@ def card_use(used: int, by_process: Mapping[int, int], process: int, reserved: i
     by_process
         Bytes that the driver charges to each process, by its id.
     process, reserved
-        The process in question, and what its allocator has reserved. Where the driver does not tell of it, nothing
+        The process in question, and what its allocator has reserved. Where the driver does not report it, nothing
         is beside its allocator.
     """
     others = sum(size for pid, size in by_process.items() if pid != process)

@@ -1,4 +1,4 @@
-"""What a recording tells of requests that failed: how large they were, and how long their blocks would have lived."""
+"""What a recording says about requests that failed: how large they were, and how long their blocks would have lived."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ it goes on (where that is possible), so that one difference does not make everyt
 is reproduced exactly if there is no difference at all.
 
 A recording that begins in mid-program starts from what can be told of the state at that time. Only one thing about it
-is open: whether a large block hides a rest that was too small to be split off. That shows where the next block behind
+is open: whether a large block hides a rest that was too small to be split off. That shows where the next block after
 it is allocated; where none is, it may show in a block that is too small for a request that should have fit. Then the
 rest is assumed to be what is missing, and the replay starts again: as often as that makes no more than three times the
 calls of one pass.
@@ -64,7 +64,7 @@ class Divergence:
     expected, actual
         What was recorded, and what happened here.
     reason
-        What probably lies behind it.
+        What probably lies after it.
     """
 
     event: int
@@ -222,9 +222,9 @@ def _best_replay(trace: Trace, device: int, settings: Settings, total_memory: in
 
 
 def _visible_tails(asked: Requests) -> dict[int, int]:
-    """Return what the blocks that were there before hide behind their end, where a later allocation shows it.
+    """Return what the blocks that were there before hide after their end, where a later allocation shows it.
 
-    A block is allocated at the front of a free one. So where the first block behind another does not begin at once,
+    A block is allocated at the front of a free one. So where the first block after another does not begin at once,
     although nothing lies between, what lies between belongs to the other. It is no more than was too little to split.
     """
     if not asked.prior_blocks:
@@ -564,7 +564,7 @@ class _Replay:
             self.first = Divergence(call.event, call.verb.name.lower(), call.size, expected, actual, reason)
 
     def _can_guess(self, call: Call, actual: int) -> bool:
-        """Explain an allocation behind a prior block by a rest that this block hides, or others by a private pool."""
+        """Explain an allocation after a prior block by a rest that this block hides, or others by a private pool."""
         prior = self._prior_at.get(actual)
         if prior is None or prior not in self._address or prior in self.tails:
             pools = self.unnamed_pools

@@ -27,7 +27,7 @@ class Script:
         self.exact = 0
         self.wrong: list[str] = []
         self.early: list[int] = []  # what was released too early
-        self.fails = False  # whether the call under way got no memory
+        self.fails = False  # whether the call in progress got no memory
         self._next = _FIRST_MADE_UP
 
     def allocate(self, size: int, stream: int) -> int:

@@ -67,7 +67,7 @@ def set_up(
     Parameters
     ----------
     tails
-        Bytes that blocks hide behind their end, by number.
+        Bytes that blocks hide after their end, by number.
     pool_of
         Returns the id of a recorded pool, which is in use from then on.
     address_space

@@ -383,7 +383,7 @@ class Requests:
     prior_sizes
         Their sizes in bytes, of the whole block.
     tails
-        Bytes that some of them hide behind their end, by number: too few to be split off. Only a replay finds them.
+        Bytes that some of them hide after their end, by number: too few to be split off. Only a replay finds them.
     prior_pending
         Numbers of those of them that had been freed, but were still in use by another stream.
     peak_reserved

@@ -464,7 +464,7 @@ class _Experiment:
             yield replace(plain, asked=with_start_in(self.asked, settings)), plain
 
     def _alternatives(self, found: Outcome, settings: Settings) -> Iterator[tuple[Caveat, _Scenario]]:
-        """Yield what may have been otherwise, as far as it concerns an outcome."""
+        """Yield what may have been otherwise and may change an outcome."""
         plain = self._plain()
         total, limit = plain.total, plain.limit
         is_other = found.conf != self._recorded.text

@@ -274,7 +274,7 @@ class _Model:
         )
 
     def _out_of_memory(self, what: str) -> OutOfMemory | None:
-        """Run all requests, or as far as there is memory; return where that ends. `what` is shown as progress."""
+        """Run all requests, or those before memory runs out; return where that ends. `what` is shown as progress."""
         self._take_over()
         if (failed := self._allocate_prior()) is not None:
             return failed
@@ -344,7 +344,7 @@ class _Model:
         return True
 
     def _take_over(self) -> None:
-        """Begin with the memory that the recording began with, as far as these settings could have led to it."""
+        """Begin with the memory that the recording began with, if these settings could have led to it."""
         asked, settings = self.asked, self._settings
         split_limit = UNLIMITED if settings.expandable_segments else settings.max_split_size
         starts = sorted(change.address for change in asked.prior_memory)

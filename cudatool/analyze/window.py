@@ -23,7 +23,7 @@ _OPENED: Final = {
 
 
 def window(trace: Trace, start: int, stop: int) -> Trace:
-    """Return the events from `start` to before `stop`, behind events that lead to the state right before `start`.
+    """Return the events from `start` to before `stop`, after events that lead to the state right before `start`.
 
     These are segments, mapped pages, blocks, pinned memory, streams and open ranges that were there: each as it was
     made, and blocks that wait for a stream also with the free that was requested. Like what a reader infers of the time

@@ -1,4 +1,4 @@
-"""Switches of the libraries behind the runtime, as in ``torch.backends``."""
+"""Switches of the libraries that the runtime calls, as in ``torch.backends``."""
 
 from cudatool.backends import cuda
 

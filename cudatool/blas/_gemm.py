@@ -183,7 +183,7 @@ def full_reduction(dtype: np.dtype[Any]) -> bool:
 
 
 def enqueue(gemm: Gemm, stream: Stream) -> None:
-    """Enqueue a product, and tell of it."""
+    """Enqueue a product, and report it."""
     if _default is None:
         _start()
     if tuner is None or not tuner(gemm, stream):
@@ -212,7 +212,7 @@ def _start() -> None:
 
 
 def perform(implementation: Implementation, gemm: Gemm, stream: Stream) -> None:
-    """Enqueue a product by one implementation, and tell of it."""
+    """Enqueue a product by one implementation, and report it."""
     if not hooks.active and is_current(stream.device_index):
         implementation(gemm, stream)
         return

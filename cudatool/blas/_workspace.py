@@ -35,7 +35,7 @@ _DEFAULT_SINCE_HOPPER: Final = 8 * 4096 * _KIB
 
 _blocks: dict[tuple[int, int, int], Memory] = {}
 generation = 0
-"""Counts how often the blocks were given back: a handle that was told of one before has it no more."""
+"""Counts how often the blocks were given back: a handle that had one before has it no more."""
 
 
 def workspace_size(config: str | None, capability: int) -> int:

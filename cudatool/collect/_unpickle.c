@@ -960,7 +960,7 @@ static PyTypeObject words_type = {
     .tp_as_buffer = &words_buffer,
 };
 
-/* Return {key: words or the one cell of all rows}, and let go of them. */
+/* Return {key: words or the one cell of all rows}, and release them. */
 static PyObject *Unpickler_take_columns(Unpickler *self, PyObject *Py_UNUSED(ignored))
 {
     PyObject *result = PyDict_New();

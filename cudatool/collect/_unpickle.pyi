@@ -48,7 +48,7 @@ class Unpickler:
         """Return the pickle's value; ValueError before its end."""
 
     def take_columns(self) -> dict[str, Words | int]:
-        """Return the columns, and let go of them: a word for each row, or one for all rows.
+        """Return the columns, and release them: a word for each row, or one for all rows.
 
         A word is ``number << 1 | 1``, ``index of an object << 1``, or ``-2**63`` where the row does not have the key.
         """

@@ -75,7 +75,7 @@ class _Thread(threading.local):
 
 
 class SimDriverCollector:
-    """Turns driver calls into events. Pass it to :func:`cudatool.sim.subscribe` while somebody subscribes to hooks."""
+    """Turns driver calls into events. Pass it to :func:`cudatool.sim.subscribe` while hooks have subscribers."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine

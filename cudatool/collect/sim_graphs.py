@@ -29,7 +29,7 @@ class GraphWatcher:
         self._last = 0  # the last one of those
 
     def captured(self, call: int) -> None:
-        """Tell of the node, if any, that a driver call has captured."""
+        """Report the node, if any, that a driver call has captured."""
         found = self._machine.captures.added_by(call)
         if found is not None:
             stream, node = found
@@ -37,7 +37,7 @@ class GraphWatcher:
             self._node_added(node, device=ordinal, stream=hooks.stream_id(ordinal, stream.handle))
 
     def added(self, handle: int) -> None:
-        """Tell of a node that was added by hand."""
+        """Report a node that was added by hand."""
         self._node_added(self._machine.objects[handle])
 
     def _node_added(self, node: Any, **where: int) -> None:
@@ -55,7 +55,7 @@ class GraphWatcher:
         )
 
     def instantiated(self, handle: int) -> None:
-        """Tell of an executable graph that was made, and of its nodes and edges."""
+        """Report an executable graph that was made, its nodes and edges."""
         executable = self._machine.objects[handle]
         hooks.emit(Kind.GRAPH_INSTANTIATE, aux0=executable.id, aux1=executable.source.id)
         self._nodes(executable)

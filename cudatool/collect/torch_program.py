@@ -3,7 +3,7 @@
 When the program imports ``torch``, a small extension is loaded (:mod:`cudatool.collect.torch_build`) that logs its
 operators, its streams and events and its caching allocator. What only Python sees is added here: queries, graphs, and
 pinned memory that leaves PyTorch as an array or a list. The log is read when the recording ends, and before an event of
-anybody else's, so that the order is right.
+others', so that the order is right.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class TorchCollector:
         _log.warning("PyTorch is not watched: %s", reason)
 
     def _before_event(self, event: Event) -> None:
-        """Somebody else's event: what PyTorch did came before it."""
+        """Another library's event: what PyTorch did came before it."""
         if not self._reading:
             self._read()
 

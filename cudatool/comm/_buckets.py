@@ -103,7 +103,7 @@ def _buckets(arrays: Sequence[DeviceArray], limit: int) -> Iterator[list[int]]:
 
 
 def _flatten(arrays: Sequence[DeviceArray]) -> DeviceArray:
-    """Return the elements of arrays of one dtype and device one behind the other."""
+    """Return the elements of arrays of one dtype and device one after the other."""
     flat = empty(sum(array.size for array in arrays), arrays[0].dtype, device=arrays[0].device)
     for part, array in zip(_unflatten(flat, arrays), arrays, strict=True):
         part.copy_(array)

@@ -162,7 +162,7 @@ def gather(
     *,
     out: _Array | None = None,
 ) -> _Array:
-    """Return arrays of several devices one behind the other along a dimension.
+    """Return arrays of several devices one after the other along a dimension.
 
     Parameters
     ----------

@@ -194,7 +194,7 @@ class _Writer:
                 yield b"".join((begin[i], says[i], begins[stack], end[i], ends[stack]))
 
     def _ends_of_spans(self, stacks: Ints) -> tuple[dict[int, bytes], dict[int, bytes]]:
-        """Return what stands behind the numbers at the begin and at the end of a block, by its stack."""
+        """Return what stands after the numbers at the begin and at the end of a block, by its stack."""
         used = stacks.tolist()
         frames = [self.trace.stack(stack) for stack in used]
         room = PERFETTO_BYTES + _FRAME * sum(map(len, frames))

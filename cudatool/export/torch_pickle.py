@@ -186,7 +186,7 @@ class _Rings:
 
 
 def _annotations_of(trace: Trace) -> list[dict[str, Any]]:
-    """Return the ranges of a trace as PyTorch's profiler tells of its own. Those of the host are on device 0."""
+    """Return the ranges of a trace as PyTorch's profiler writes its own. Those of the host are on device 0."""
     marks = trace.of_kind(Kind.RANGE_PUSH, Kind.RANGE_POP)
     inside: dict[tuple[int, int], list[str]] = {}
     result = []

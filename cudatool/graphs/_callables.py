@@ -117,7 +117,7 @@ def make_graphed_callables(
     backwards
         For each function the one that computes gradients, or None. There is no autograd: it gets an array like each
         output, and reads what else it needs from the function's inputs and whatever the function kept. They are
-        captured behind all functions and in the reverse order, and are to be called in that order:
+        captured after all functions and in the reverse order, and are to be called in that order:
         ``graphed.backward(*gradients)``.
 
     Raises

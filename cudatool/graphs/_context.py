@@ -44,7 +44,7 @@ class graph:  # noqa: N801 - torch.cuda's name
     Raises
     ------
     UsageError
-        `cuda_graph` or `stream` is none; or another capture on the device is under way, which waiting for the device
+        `cuda_graph` or `stream` is none; or another capture on the device is in progress, which waiting for the device
         would end with an error.
     """
 

@@ -199,7 +199,7 @@ class CUDAGraph(Owner):
         return result
 
     def _abandon(self) -> None:
-        """Drop whatever was captured, also if the capture is still under way."""
+        """Drop whatever was captured, also if the capture is still in progress."""
         if self._capture is not None:
             _, self._graph = self._end(self._capture)
         self._let_go()
@@ -243,7 +243,7 @@ class CUDAGraph(Owner):
 
     @traced
     def replay(self) -> None:
-        """Enqueue the captured work on the current stream. It comes behind earlier replays, on whatever stream.
+        """Enqueue the captured work on the current stream. It comes after earlier replays, on whatever stream.
 
         Raises
         ------
@@ -289,12 +289,12 @@ class CUDAGraph(Owner):
 
     @traced
     def reset(self) -> None:
-        """Drop what was captured, and the graph's use of its pool; a capture under way is given up.
+        """Drop what was captured, and the graph's use of its pool; a capture in progress is given up.
 
         Raises
         ------
         UsageError
-            A capture is under way that began on another thread.
+            A capture is in progress that began on another thread.
         """
         self._abandon()
         self._generators = []
@@ -407,7 +407,7 @@ class CUDAGraph(Owner):
 
 
 def _operation() -> AbstractContextManager[int]:
-    """Return the context of a call about graphs, which gives 0 if we have nothing to tell of it.
+    """Return the context of a call about graphs, which gives 0 if we have nothing to report about it.
 
     A source of driver calls that knows the nodes of graphs reports these calls itself.
     """

@@ -35,7 +35,7 @@ class CachingAllocator:
 
     Safe to use from several threads. :meth:`free` and :meth:`release_pool` may also be called from finalizers and trace
     subscribers, which run at any time and on any thread, also on one that the device waits for: they never wait. While
-    an operation is under way, on whatever thread, they are put off to its end.
+    an operation is in progress, on whatever thread, they are put off to its end.
 
     While :data:`cudatool.trace.hooks.active`, each operation emits its events when it is done. The lock is still held
     then, so that the order of events is the order of what happened, whichever threads were at it.

@@ -83,7 +83,7 @@ ALLOCATED: Final = State.ALLOCATED
 PENDING: Final = State.PENDING
 """Freed by the program, but another stream may still be using it."""
 UNMAPPED: Final = State.UNMAPPED
-"""Addresses of an expandable segment that have no memory behind them."""
+"""Addresses of an expandable segment that no memory is mapped to."""
 
 
 class ExpandableSegment:

@@ -19,7 +19,7 @@ __all__ = ["CaptureReuse"]
 
 
 class CaptureReuse:
-    """The blocks that were freed in captures under way, and where in the graph that was.
+    """The blocks that were freed in captures in progress, and where in the graph that was.
 
     Parameters
     ----------

@@ -95,7 +95,7 @@ class DriverProvider:
             _check("cuMemAddressFree", driver.cuMemAddressFree(address, size))
 
     def map(self, address: int, size: int, page_size: int) -> None:
-        """Put memory behind a part of a reserved range, that the device can read and write; all of it or none.
+        """Map memory to a part of a reserved range, that the device can read and write; all of it or none.
 
         Each page has a handle of its own, because memory can only be unmapped by whole handles.
         """
@@ -177,7 +177,7 @@ class DriverProvider:
             self._idle_events.append(token)
 
     def captured_tail(self, stream: int) -> tuple[int, frozenset[int]] | None:
-        """Return the capture that a stream takes part in, and the nodes that what is next in it comes behind."""
+        """Return the capture that a stream takes part in, and the nodes that what is next in it comes after."""
         if stream in _LEGACY:
             return None
         with self._call() as driver:

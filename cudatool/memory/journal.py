@@ -14,12 +14,12 @@ _SMALL_POOL_FLAG = 1  # of SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP and SEGMENT_
 
 
 class Journal:
-    """The events of the operation under way.
+    """The events of the operation in progress.
 
     Attributes
     ----------
     active
-        Whether anybody listens to this operation.
+        Whether hooks have subscribers in this operation.
     stack
         Where the operation was called; 0 without a subscriber.
     """
@@ -34,7 +34,7 @@ class Journal:
         self.stack = 0
 
     def start(self) -> None:
-        """Begin an operation that somebody listens to."""
+        """Begin an operation while hooks have subscribers."""
         self.active = True
         self.stack = stacks.capture()
 

@@ -28,13 +28,13 @@ class SegmentProvider(Protocol):
         """Give back a segment. No stream uses it any more, except the one it was allocated for."""
 
     def reserve(self, size: int, stream: int) -> int:
-        """Return the start of `size` addresses that nothing else uses, without memory behind them."""
+        """Return the start of `size` addresses that nothing else uses, without memory mapped to them."""
 
     def unreserve(self, address: int, size: int) -> None:
         """Give back a range of addresses; all of it is unmapped."""
 
     def map(self, address: int, size: int, page_size: int) -> None:
-        """Put memory behind a part of a reserved range, in pages that can be unmapped one by one.
+        """Map memory to a part of a reserved range, in pages that can be unmapped one by one.
 
         Raises
         ------
@@ -55,7 +55,7 @@ class SegmentProvider(Protocol):
         """Wait until the work before `token` is done. The token is not used again."""
 
     def captured_tail(self, stream: int) -> tuple[int, frozenset[int]] | None:
-        """Return the capture that a stream takes part in, and the nodes that what is next in it comes behind.
+        """Return the capture that a stream takes part in, and the nodes that what is next in it comes after.
 
         None if it is not being captured. Called only with ``graph_capture_record_stream_reuse``.
         """

@@ -25,7 +25,7 @@ __all__ = ["Communicator", "Library", "group", "init_all", "init_rank", "library
 
 
 class Library(Protocol):
-    """What stands behind communicators on a kind of device."""
+    """What implements communicators on a kind of device."""
 
     def version(self) -> tuple[int, ...]:
         """Return major, minor and patch version."""
@@ -188,7 +188,7 @@ class Communicator:
 
     @traced
     def all_gather(self, array: DeviceArray, out: DeviceArray, *, stream: Stream | None = None) -> DeviceArray:
-        """Copy the arrays of all ranks one behind the other into `out`, which has `size` times as many elements."""
+        """Copy the arrays of all ranks one after the other into `out`, which has `size` times as many elements."""
         self._same(array, out, self.size, 1)
         self._enqueue(Name.ALL_GATHER, array, out, stream=stream)
         return out

@@ -170,7 +170,7 @@ class _Process:
         self._peers = peers
         self._rank = rank
         self._size = size
-        self._last: Event | None = None  # behind the latest operation: they take place in the order of their calls
+        self._last: Event | None = None  # after the latest operation: they take place in the order of their calls
         self._error: CudatoolError | None = None
 
     def enqueue(self, calls: Sequence[Call]) -> list[int]:

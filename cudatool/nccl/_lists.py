@@ -90,7 +90,7 @@ def broadcast(inputs: _Arrays, root: int = 0, streams: _Streams = None, comms: _
 
 @traced
 def all_gather(inputs: _Arrays, outputs: _Arrays, streams: _Streams = None, comms: _Communicators = None) -> None:
-    """Copy all inputs, one behind the other, into each of `outputs`, which have as many times more elements."""
+    """Copy all inputs, one after the other, into each of `outputs`, which have as many times more elements."""
     with group():
         for communicator, array, out, stream in _ranks(inputs, outputs, streams, comms):
             communicator.all_gather(array, out, stream=stream)

@@ -1,4 +1,4 @@
-"""The public functions: each tells NVTX and, while anybody listens, the trace."""
+"""The public functions: each tells NVTX and, while hooks have subscribers, the trace."""
 
 from __future__ import annotations
 

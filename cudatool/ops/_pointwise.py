@@ -71,7 +71,7 @@ class _Plan(NamedTuple):
 
     launch: Callable[..., int]
     config: Any
-    rest: tuple[Any, ...]  # arguments behind the operands: the numbers by keyword, and where the elements are
+    rest: tuple[Any, ...]  # arguments after the operands: the numbers by keyword, and where the elements are
     casts: tuple[np.dtype[Any] | None, ...]  # what each operand is cast to if it is a number; empty: all are arrays
     compute: np.dtype[Any]
     shape: tuple[int, ...]

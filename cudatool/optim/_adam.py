@@ -129,7 +129,7 @@ def fused_adam_(
     state_steps
         float32, one element each: t, already advanced to this step, so 1 at the first.
     lr
-        Also one float32 on the device, which a captured graph reads anew at every replay.
+        Also one float32 on the device, which a captured graph reads again at every replay.
     grad_scale
         One float32 on the device: gradients are divided by it, and stored so.
     found_inf

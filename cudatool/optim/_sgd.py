@@ -113,7 +113,7 @@ def fused_sgd_(
         As of :func:`fused_adam_`, and so are the dtypes and what fits each other.
     state_steps
         float32, one element each: how many steps a parameter has seen. If given, the step is the first of those where
-        this is 0, whatever `is_first_step` says; a captured graph looks anew at every replay.
+        this is 0, whatever `is_first_step` says; a captured graph looks again at every replay.
 
     Raises
     ------

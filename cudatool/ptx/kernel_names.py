@@ -16,7 +16,7 @@ _NUMBAS = re.compile(r"\[abi:[^\]]*\]|^cudapy::|\w+::_3clocals_3e::")
 
 @cache
 def kernel_name(symbol: str) -> str:
-    """Return the name behind a mangled symbol, without return type and parameters: ``"saxpy<float>"``.
+    """Return the name of a mangled symbol, without return type and parameters: ``"saxpy<float>"``.
 
     A symbol that is not mangled, or that this machine's C++ library cannot read, is returned as it is.
     """

@@ -94,7 +94,7 @@ def _same_device(one: DeviceArray, other: DeviceArray) -> None:
 
 
 def _common_order(a: DeviceArray, b: DeviceArray) -> list[int]:
-    """Return the dimensions in an order of falling steps, as far as both arrays agree on one."""
+    """Return the dimensions in an order of falling steps, if both arrays agree on one."""
     order = list(range(a.ndim))
     for i in range(a.ndim):
         for j in range(i + 1, a.ndim):

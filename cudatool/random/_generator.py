@@ -123,12 +123,12 @@ class Generator:
 
     @traced
     def get_offset(self) -> int:
-        """Return how many numbers each thread has behind it."""
+        """Return how many numbers each thread has drawn."""
         return self._state.offset
 
     @traced
     def set_offset(self, offset: SupportsIndex) -> None:
-        """Set how many numbers each thread has behind it.
+        """Set how many numbers each thread has drawn.
 
         Raises
         ------

@@ -120,6 +120,6 @@ def fork_rng(
     devices
         Whose generators; default: all devices'.
     enabled
-        False does nothing, so that a program need not indent anew.
+        False does nothing, so that a program need not indent again.
     """
     return _fork_rng(devices, enabled)

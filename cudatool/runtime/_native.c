@@ -122,7 +122,7 @@ static void Launcher_dealloc(Launcher *self)
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
-/* Each returns whether it has written the argument. None leaves an error behind. */
+/* Each returns whether it has written the argument. None leaves an error set. */
 
 static int write_integer(PyObject *argument, char *to, Py_ssize_t size)
 {

@@ -137,7 +137,7 @@ def _driver_functions(device: int) -> CUDAPluggableAllocator:
 def caching_allocator_enable(value: bool = True) -> None:
     """Choose whether memory is cached from now on. If not, every allocation and every free is the driver's.
 
-    For finding errors: an access to memory that was freed is one to memory that nobody has, and behind an array is not
+    For finding errors: an access to memory that was freed is one to memory without an owner, and after an array is not
     the next one. With the environment variable ``PYTORCH_NO_CUDA_MEMORY_CACHING`` nothing ever is.
     """
     global _caching
@@ -434,7 +434,7 @@ def memory_snapshot(mempool_id: tuple[int, int] | None = None, include_traces: b
 
 
 def living() -> list[Event]:
-    """Return what lives now, device by device, as the events that would have told of it: segments, then their blocks.
+    """Return what lives now, device by device, as the events that would have reported it: segments, then their blocks.
 
     For a recording that begins in the middle of a program. They have no stacks.
     """
@@ -472,7 +472,7 @@ def living() -> list[Event]:
 
 
 def fractions() -> list[Event]:
-    """Return the memory fractions that are set now, as the events that would have told of it."""
+    """Return the memory fractions that are set now, as the events that would have reported it."""
     return [
         Event(
             time.monotonic_ns(), Kind.MEMORY_FRACTION, device, 0, hooks.thread_id(), 0, 0, 0, "", 0,

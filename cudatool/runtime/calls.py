@@ -60,7 +60,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _forked() -> None:
-    """In a forked child: look at the driver anew, which says whether it can be used here."""
+    """In a forked child: look at the driver again, which says whether it can be used here."""
     global _loading
     if not _loading.acquire(blocking=False):
         _driver.in_fork()  # a thread of the parent held it: what it had half imported cannot be imported here

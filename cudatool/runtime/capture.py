@@ -1,4 +1,4 @@
-"""Captures of CUDA graphs that are under way, and what is different meanwhile.
+"""Active captures of CUDA graphs and what they forbid.
 
 A call is captured or not by the stream that it works in. What the driver forbids meanwhile it forbids by thread, in the
 mode of each capture (cuThreadExchangeStreamCaptureMode); what is known to be harmless is done in :class:`relaxed`.
@@ -105,7 +105,7 @@ _NOT_CAPTURING: Final = 0  # CU_STREAM_CAPTURE_STATUS_NONE
 
 
 def is_capturing(stream: Stream) -> bool:
-    """Return whether anybody captures what is enqueued on a stream."""
+    """Return whether what is enqueued on a stream is captured."""
     if stream.cuda_stream in _LEGACY:
         return False
     answer = ctypes.c_int()
@@ -146,7 +146,7 @@ _NOTHING: Final = nullcontext()
 
 
 def beside_captures() -> AbstractContextManager[None]:
-    """Return the context of a call about work that is not captured: relaxed while one of our captures is under way.
+    """Return the context of a call about work that is not captured: relaxed while one of our captures is in progress.
 
     What is captured cannot be waited for or asked about in any mode.
     """

@@ -172,7 +172,7 @@ template <typename To, typename From> __device__ To convert(From x) { return Con
 """
 
 
-_PYTHON: Final = (int, float, complex)  # tuples here: an expression with | is made anew by each call
+_PYTHON: Final = (int, float, complex)  # tuples here: an expression with | is made again by each call
 _COMPLEX: Final = (complex, np.complexfloating)
 
 

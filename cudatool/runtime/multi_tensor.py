@@ -152,7 +152,7 @@ class TableLaunch(NamedTuple):
     """One launch: which arrays its table has, and how many blocks."""
 
     first: int  # of the arrays in the table
-    last: int  # the one behind the last
+    last: int  # the first one after them
     blocks: int
     table: npt.NDArray[Any]  # without addresses
 

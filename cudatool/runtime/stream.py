@@ -251,7 +251,7 @@ class Stream(Owner):
 
 
 class ExternalStream(Stream):
-    """A stream that somebody else made and destroys.
+    """A stream that another library made and destroys.
 
     Parameters
     ----------

@@ -102,8 +102,8 @@ class Memory:
         engine = self._engine
         buffer = Buffer(row.address, row.address + row.size, row.record)
         if row.flags & _USES_TOLD:
-            # The allocator hands a block out again when the streams that it was told of have got past their uses, which
-            # it has seen by queries. Accesses that it was not told of stay in the history.
+            # The allocator hands a block out again when the streams that it knows of have got past their uses, which
+            # it has seen by queries. Accesses that were not reported to it stay in the history.
             old = engine.buffers.find(row.address)
             host = engine.hosts[row.thread]
             for moment in old.releases if old is not None and old.start == row.address else ():

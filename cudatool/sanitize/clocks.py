@@ -147,7 +147,7 @@ class Clocks:
         return self.peek(agent, clock, moment)
 
     def after(self, moment: Moment) -> Clock:
-        """Return the clock of somebody who has waited for a moment."""
+        """Return the clock of an agent that has waited for a moment."""
         return self.raised(moment.clock, moment.agent, moment.epoch)
 
     def join_all(self, agent: int, epoch: int, clock: Clock, other: Clock) -> Clock:

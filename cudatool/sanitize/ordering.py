@@ -141,9 +141,9 @@ class Ordering:
         self._replaced: dict[int, tuple[Moment, int]] = {}  # and what that replaced, of another stream
         self._events: dict[int, Moment] = {}
         self._values: dict[int, deque[tuple[int, Moment]]] = {}  # address -> the latest values that streams wrote there
-        self._worked: list[Agent] = []  # streams, again when they got work after somebody had looked
+        self._worked: list[Agent] = []  # streams, again when they got work after a look
         self._looked: dict[tuple[int, int], int] = {}  # by whom and at which device -> how much of the list
-        self._seen = 0  # how much of it anybody has looked at
+        self._seen = 0  # how much of it has been looked at
 
     def learn(self, agent: Agent, moment: Moment, record: int = -1) -> bool:
         """What `agent` does from now on comes after `moment`. Tell whether that is new."""

@@ -1,4 +1,4 @@
-"""A trace's records as Python objects, each with the accesses that other records tell of it."""
+"""A trace's records as Python objects, each with the accesses that other records have of it."""
 
 from __future__ import annotations
 

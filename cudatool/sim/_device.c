@@ -87,7 +87,7 @@ static void add(size_t *length, int written) {
     if (*length > TEXT - 1) *length = TEXT - 1;
 }
 
-/* The next argument: they lie one behind the other, each aligned to its size, which is 4 or 8. */
+/* The next argument: they lie one after the other, each aligned to its size, which is 4 or 8. */
 static uint64_t next(const char **arguments, int size) {
     uintptr_t at = ((uintptr_t)*arguments + size - 1) & ~(uintptr_t)(size - 1);
     uint64_t value = 0;

@@ -205,7 +205,7 @@ void cudatool_close(void) { closed = CUDA_ERROR_DEINITIALIZED; }
 /* From now on every entry point returns CUDA_ERROR_NOT_INITIALIZED, as in a process forked from one that uses CUDA. */
 void cudatool_forked(void) { closed = CUDA_ERROR_NOT_INITIALIZED; }
 
-/* Return the entry point behind an exported symbol (_exports.c): asked for without a version, NULL if there is none. */
+/* Return the entry point of an exported symbol (_exports.c): asked for without a version, NULL if there is none. */
 entry_t cudatool_exported(const char *symbol) {
     void *function = NULL;
     int status;
@@ -240,7 +240,7 @@ static void on_fault(int number, siginfo_t *info, void *context) {
         fault_address = (uintptr_t)info->si_addr;
         siglongjmp(*landing, number);
     }
-    /* Not ours: hand it to whoever was there before (faulthandler, or the default action). */
+    /* Not ours: hand it to the handler before ours (faulthandler, or the default action). */
     hand_on(number == SIGSEGV ? &previous_segv : number == SIGBUS ? &previous_bus : &previous_fpe, number, info, context);
 }
 

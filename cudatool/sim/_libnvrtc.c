@@ -5,7 +5,7 @@
  * for. The software driver recognizes PTX by its text.
  *
  * While kernels are checked, what is found in them is said with the line of their source: compilations have line
- * information then, whatever the program asked for, and its sources are handed to whoever quotes their lines.
+ * information then, whatever the program asked for, and its sources are kept for reports that quote their lines.
  */
 #include <dlfcn.h>
 #include <stddef.h>

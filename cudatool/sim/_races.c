@@ -536,7 +536,7 @@ static void give(race_t *r, const uint32_t *set, node_t *root) {
 }
 
 /* Threads that meet at a barrier hand each other their halves of a pattern: a fence of one and a flag that another
- * writes after the barrier release what the first did; likewise a flag that one read and a fence of another. */
+ * writes after the barrier release what the first did; so does a flag that one read and a fence of another. */
 static void share_halves(race_t *r, const uint32_t *set) {
     block_t *b = r->block;
     for (int i = 0; i < 2; i++) {
@@ -1520,7 +1520,7 @@ void cudatool_race_open(race_t *r, uint32_t number, uint64_t offset, uint64_t ex
     r->runs_end = number >= r->runs_end ? number + 1 : r->runs_end;
 }
 
-/* Memory that the heap of the device gives out anew: what was done with it before is over. */
+/* Memory that the heap of the device gives out again: what was done with it before is over. */
 void cudatool_race_clear(race_t *r, uint64_t offset, uint64_t size) {
     flush(r);
     for (uint64_t i = offset >> 2; size && i < (offset + size + 3) >> 2; i++) {

@@ -42,7 +42,7 @@ class DriverLog:
             listener(text)
 
     def lines(self, start: int = 0, room: int | None = None) -> list[str]:
-        """Return the messages from number `start` on: the last ones, behind a line that says so, if some are lost.
+        """Return the messages from number `start` on: the last ones, after a line that says so, if some are lost.
 
         `room` is how many bytes they may take, with a newline each. If not even the last fits, there are none.
         """

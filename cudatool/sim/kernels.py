@@ -269,7 +269,7 @@ class Launch:
         _execute(self, operation)
 
     def host_memory(self) -> list[tuple[int, int]]:
-        """Return the allocations that arguments point into, if somebody watches the host's memory or there is any."""
+        """Return the allocations that arguments point into, if the host's memory is watched or there is any."""
         allocations = state.machine.allocations
         if state.machine.scheduler.watch is None and not allocations.on_host:
             return []

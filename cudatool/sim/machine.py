@@ -155,7 +155,7 @@ class Machine:
         self.allocations = Allocations()
         self.checkers: Checkers | None = None
         self.shadow: Shadow | None = None  # the checkers' maps, kept from one to the next
-        self.footprint: Footprint | None = None  # maps of what a launch accesses, likewise; None while in use
+        self.footprint: Footprint | None = None  # maps of what a launch accesses; None while in use, too
         self.tape: Tape | None = None  # while what happens is kept, to be done again
         self.host = HostMemory()
         span = -(-3 * options.memory // PAGE) * PAGE
@@ -183,7 +183,7 @@ class Machine:
         return next(self._serials)
 
     def get(self, handle: int, kind: type[_T]) -> _T:
-        """Return the live object behind `handle`, else fail with CUDA_ERROR_INVALID_HANDLE."""
+        """Return the live object of `handle`, else fail with CUDA_ERROR_INVALID_HANDLE."""
         found = self.objects.get(handle)
         if not isinstance(found, kind):
             raise DriverError(Result.INVALID_HANDLE)

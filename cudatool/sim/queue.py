@@ -4,7 +4,7 @@ Two orders are kept apart on purpose:
 
 * **Virtual time** is computed when an operation is enqueued, from its dependencies, a cost and the host's clock. It
   depends on nothing else, so timelines are identical on every run, whatever the schedule.
-* **Execution** happens when somebody observes a result, in an order that the dependencies allow and a seeded
+* **Execution** happens when the program observes a result, in an order that the dependencies allow and a seeded
   :class:`Schedule` chooses. A dependency that the program forgot is one the scheduler does not know either, so the
   program can see the wrong result that it could see on a GPU.
 """

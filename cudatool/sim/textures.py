@@ -123,7 +123,7 @@ class MipmappedArray:
     allocation: Allocation
 
     def records(self) -> ctypes.Array[Record]:
-        """Return the records of all levels, one behind the other."""
+        """Return the records of all levels, one after the other."""
         made = (Record * len(self.levels))(*(level.record() for level in self.levels))
         made[0].levels = len(self.levels)
         return made

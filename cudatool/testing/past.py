@@ -8,7 +8,7 @@ Records are *shared* if they were made by a fixture of a wider scope than a func
     allocations, streams, events         stay as long as they live
     shared graphs                        stay
 
-So a test is told of its own races and of those with its fixtures, never of another test's. What the tests before it
+So a test reports its own races and those with its fixtures, never of another test's. What the tests before it
 did wait for counts: nothing is reported that could not happen in this run.
 """
 

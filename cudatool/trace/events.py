@@ -192,7 +192,7 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.GRAPH_NODE: "aux0=executable graph, aux1=node (from 1 on, those of graphs inside too), flags=CUgraphNodeType, "
     "correlation=of GRAPH_NODE_ADDED (0 if not seen), address=event of an event node, name; "
     "a node that contains graphs stands for their end",
-    Kind.GRAPH_EDGE: "aux0=executable graph, address=the node that comes first, aux1=the node behind it; "
+    Kind.GRAPH_EDGE: "aux0=executable graph, address=the node that comes first, aux1=the node after it; "
     "edges lead into graphs inside; the nodes of a loop's body are in one line, as its rounds order them",
     Kind.GRAPH_POINTER: "an address among a node's parameters, which are fixed until an update: "
     "aux0=executable graph, aux1=node, address, size (0 if not known)",
@@ -268,7 +268,7 @@ class EventFlag(IntFlag):
     """Flags of ``EVENT_RECORD`` and ``STREAM_WAIT_EVENT``."""
 
     EXTERNAL = 1
-    """In a stream that is captured: a node of the graph, which each launch does anew, and no edge of it."""
+    """In a stream that is captured: a node of the graph, which each launch does again, and no edge of it."""
 
 
 class CopyFlag(IntFlag):

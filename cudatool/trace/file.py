@@ -114,7 +114,7 @@ class OpenChunk:
     ------
     OSError
         The file system has no room for the chunk. (It is asked now: a write into a mapping without
-        room behind it would end the process.)
+        room after it would end the process.)
     """
 
     def __init__(self, descriptor: int, offset: int, kind: Chunk, capacity: int) -> None:

@@ -76,7 +76,7 @@ __all__ = [
 Subscriber = Callable[[Event], None]
 
 active: bool = False
-"""True while anybody subscribes. Test this before building an event."""
+"""True while there is a subscriber. Test this before building an event."""
 
 wants_accesses: bool = False
 """Whether what operations and the host access is to be recorded."""
@@ -85,7 +85,7 @@ measures_accesses: bool = False
 """Whether the device itself tells what its operations access, so that it need not be inferred."""
 
 tells_graphs: bool = False
-"""Whether a source of driver calls tells of graphs and their nodes, also of those that our runtime makes."""
+"""Whether a source of driver calls reports graphs and their nodes, also of those that our runtime makes."""
 
 strict: bool = False
 """Raise a subscriber's exception instead of dropping the subscriber (tests)."""
@@ -482,7 +482,7 @@ def stream_id(
 ) -> int:
     """Return the id of the stream with this driver handle, emitting ``STREAM_CREATE`` when it is first seen.
 
-    A source that tells of the past passes the `thread` that it was on, and as `tell` what sends that event with the
+    A source that reports the past passes the `thread` that it was on, and as `tell` what sends that event with the
     time and the stack of then.
 
     Handle 0 is taken for the legacy default stream (as the driver does unless compiled otherwise), 1 is

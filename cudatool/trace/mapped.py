@@ -24,7 +24,7 @@ class Run(NamedTuple):
     address, size
         In bytes.
     end
-        The record that unmapped them, or that mapped them anew; the number of records where none did.
+        The record that unmapped them, or that mapped them again; the number of records where none did.
     """
 
     start: int

@@ -1,7 +1,7 @@
 """Products by a Triton kernel, where Triton is installed.
 
 Triton is a compiler here and nothing else: what it makes is loaded and launched as any kernel is, so that neither its
-driver nor PyTorch is needed, and the trace tells of it.
+driver nor PyTorch is needed, and the trace has it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["TILES", "Tile", "fits", "multiply"]
 
 
 class Tile(NamedTuple):
-    """What one block computes, and with how many warps; `stages` loads are under way at a time."""
+    """What one block computes, and with how many warps; `stages` loads are in progress at a time."""
 
     rows: int
     columns: int
@@ -42,7 +42,7 @@ TILES: Final = {
 }
 _TYPES: Final = {np.dtype(np.float16): "fp16", BFLOAT16: "bf16", np.dtype(np.float32): "fp32"}
 _PRECISIONS: Final = {Compute.SINGLE: "ieee", Compute.TF32: "tf32"}
-_ALIGNMENT: Final = 16  # bytes of an address, and what numbers are multiples of, that Triton is told of
+_ALIGNMENT: Final = 16  # bytes of an address, and what numbers are multiples of, that Triton knows
 _MOST_BLOCKS: Final = 65535  # along y and z
 _WARP: Final = 32
 
@@ -82,7 +82,7 @@ def multiply(tile: Tile, gemm: Gemm, stream: Stream) -> None:
     grid = (-(-rows // tile.rows), -(-columns // tile.columns), gemm.product.batch)
     config = calls.core.LaunchConfig(grid=grid, block=tile.warps * _WARP, shmem_size=shared)
     taken = [number for number, is_taken in zip(numbers, used, strict=True) if is_taken]
-    # Behind its own parameters Triton adds addresses of scratch memory, which this kernel does not use.
+    # After its own parameters Triton adds addresses of scratch memory, which this kernel does not use.
     extra = [0] * (len(kernel.parameters) - len(arrays) - len(taken) - 1)
     launch(stream, config, kernel, *arrays, *taken, np.float32(gemm.alpha.real), *extra)
 

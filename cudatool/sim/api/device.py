@@ -194,7 +194,7 @@ def cuDevicePrimaryCtxGetState(dev: int, flags: int, active: int) -> None:
 
 
 def _context(handle: int) -> Context | GreenContext:
-    """Return the context behind `handle`, the current one for NULL."""
+    """Return the context of `handle`, the current one for NULL."""
     if handle:
         return context_behind(handle)
     return current_green() or current_context()

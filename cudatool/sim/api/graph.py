@@ -22,7 +22,7 @@ _PROGRAMMATIC = 1  # CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
 
 
 def graph_object(handle: int, kind: type[_T]) -> _T:
-    """Return the graph, node or the like behind a handle, else fail with CUDA_ERROR_INVALID_VALUE."""
+    """Return the graph, node or the like of a handle, else fail with CUDA_ERROR_INVALID_VALUE."""
     if not state.machine.initialized:
         raise DriverError(Result.NOT_INITIALIZED)
     found = state.machine.objects.get(handle)

@@ -21,7 +21,7 @@ _splits = itertools.count(1)
 
 
 def _green(handle: int) -> GreenContext:
-    """Return the context behind a CUgreenCtx."""
+    """Return the context of a CUgreenCtx."""
     found = state.machine.objects.get(handle)
     if not isinstance(found, GreenContext) or found.green_handle != handle:
         raise DriverError(Result.INVALID_CONTEXT)
@@ -227,7 +227,7 @@ def _wait(context: Context | GreenContext, hEvent: int, name: str) -> None:
     for stream in streams:
         wait = Operation(stream, "wait", name, abi.call.correlation)
         state.machine.scheduler.enqueue(wait, cost=0, after=[event.recorded])
-    # Streams to come begin behind what the event stands for, and behind what they had to wait for before.
+    # Streams to come begin after what the event stands for, and after what they had to wait for before.
     barrier = Operation(context.primary.legacy_stream, "wait", name, abi.call.correlation)
     state.machine.scheduler.add(barrier, cost=0, after=[event.recorded, context.barrier])
     context.barrier = barrier

@@ -51,7 +51,7 @@ def cuStreamSynchronize(hStream: int) -> None:
     stream = stream_of(hStream)
     scheduler = state.machine.scheduler
     if stream is stream.context.legacy_stream:
-        # Work in the legacy stream is behind all blocking streams, so is a wait for it.
+        # Work in the legacy stream is after all blocking streams, so is a wait for it.
         scheduler.wait_all([stream.last, *(s.last for s in stream.context.streams.values() if s.blocking)])
     else:
         scheduler.wait(stream.last)

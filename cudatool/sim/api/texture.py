@@ -80,7 +80,7 @@ _VIEW_BYTES = 112  # CUDA_RESOURCE_VIEW_DESC
 
 
 def array_of(handle: int) -> Array:
-    """Return the live array behind a handle, else fail with CUDA_ERROR_INVALID_HANDLE."""
+    """Return the live array of a handle, else fail with CUDA_ERROR_INVALID_HANDLE."""
     return state.machine.get(handle, Array)
 
 

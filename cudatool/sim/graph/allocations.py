@@ -1,6 +1,6 @@
 """Memory that graphs allocate and free while they run.
 
-The address of an allocation node is fixed when the node is made; memory is behind it from the first launch on, and an
+The address of an allocation node is fixed when the node is made; it has memory from the first launch on, and an
 allocation is there from each launch until its free. Like NVIDIA's driver this one keeps the memory when it is freed,
 for the next launch, until cuDeviceGraphMemTrim.
 """
@@ -58,7 +58,7 @@ class Slot:
 
 
 class GraphMemory:
-    """All slots of a machine, and how much memory is behind them, by device."""
+    """All slots of a machine, and how much memory they hold, by device."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -82,7 +82,7 @@ class GraphMemory:
         return self._slots.holding(address, size)
 
     def back(self, slot: Slot) -> None:
-        """Put memory behind a slot, as cuGraphUpload does. Fails with CUDA_ERROR_OUT_OF_MEMORY."""
+        """Map memory to a slot, as cuGraphUpload does. Fails with CUDA_ERROR_OUT_OF_MEMORY."""
         if slot.is_backed:
             return
         try:
@@ -135,7 +135,7 @@ class GraphMemory:
             self._forget(slot)
 
     def trim(self, device: Device) -> None:
-        """Give back the memory behind slots that nothing has allocated (cuDeviceGraphMemTrim)."""
+        """Give back the memory of slots in which nothing is allocated (cuDeviceGraphMemTrim)."""
         for slot in self._slots:
             if slot.device is device and slot.is_backed and slot.allocation is None:
                 self._space.unmap(slot.address, slot.span)
@@ -151,7 +151,7 @@ class GraphMemory:
     # ---- statistics ----
 
     def amount(self, device: Device, name: str) -> int:
-        """Return the bytes ``"used"`` by slots with memory behind them, or ``"reserved"`` for them."""
+        """Return the bytes ``"used"`` by slots that have memory, or ``"reserved"`` for them."""
         backed = [slot for slot in self._slots if slot.device is device and slot.is_backed]
         return sum(slot.size if name == "used" else slot.span for slot in backed)
 
@@ -160,5 +160,5 @@ class GraphMemory:
         return self._high.get((device.ordinal, name), 0)
 
     def reset_high(self, device: Device, name: str) -> None:
-        """Forget the high-water mark; it begins anew at what is so now."""
+        """Forget the high-water mark; it begins again at what is so now."""
         self._high[device.ordinal, name] = self.amount(device, name)

@@ -80,7 +80,7 @@ class Capture:
 
     @property
     def is_joined(self) -> bool:
-        """Whether all that was captured in other streams is behind what is next in the first one."""
+        """Whether all that was captured in other streams comes before what is next in the first one."""
         behind: set[Node] = set()
         waiting = list(self.tails[self.origin])
         while waiting:
@@ -147,7 +147,7 @@ class Captures:
         return capture
 
     def join(self, stream: StreamState, capture: Capture, tail: dict[Node, bytes]) -> None:
-        """Let a stream take part in a capture, its next node behind `tail` too."""
+        """Let a stream take part in a capture, its next node after `tail` too."""
         self._by_stream[stream] = capture
         capture.tails.setdefault(stream, {}).update(tail)
 

@@ -74,7 +74,7 @@ class Work(Protocol):
         """The memory that it allocates, or frees."""
 
     def enqueue(self, run: Run, after: list[Operation]) -> Operation:
-        """Add the operations of one launch, ordered behind `after`, and return the last one."""
+        """Add the operations of one launch, ordered after `after`, and return the last one."""
 
     def update_to(self, new: Any) -> Update:
         """Tell whether a node of an executable graph can do `new`, a work of the same type, instead."""
@@ -222,7 +222,7 @@ class Graph:
         return [node for node in self.nodes if not node.dependents]
 
     def ordered(self) -> list[Node]:
-        """Return the nodes, each behind its dependencies.
+        """Return the nodes, each after its dependencies.
 
         Raises
         ------
@@ -235,7 +235,7 @@ class Graph:
         return order
 
     def find_cycle(self) -> Node | None:
-        """Return a node on a cycle or behind one, None if there is none."""
+        """Return a node on a cycle or after one, None if there is none."""
         done = set(self._order())
         return next((node for node in self.nodes if node not in done), None)
 

@@ -98,7 +98,7 @@ class Run:
         footprint: Iterable[tuple[int, int, int]] = (),
         host_memory: Iterable[tuple[int, int]] = (),
     ) -> Operation:
-        """Add an operation that is ordered behind `after` alone."""
+        """Add an operation that is ordered after `after` alone."""
         stream = self._stream
         if context is not None and context is not stream.context:
             stream = context.legacy_stream  # only says where it runs: it takes no place in a stream
@@ -111,7 +111,7 @@ class Run:
         return operation
 
     def enqueue(self, graph: Graph, after: list[Operation]) -> list[Operation]:
-        """Add all nodes of a graph behind `after`, and return what nothing of it comes behind."""
+        """Add all nodes of a graph after `after`, and return what nothing of it comes after."""
         done: dict[Node, Operation] = {}
         for node in graph.ordered():
             behind = [done[dependency] for dependency in node.dependencies] or after
@@ -180,13 +180,13 @@ class GraphExec:
     def edges(self) -> Iterator[tuple[int, int]]:
         """Yield the pairs of numbers of nodes that are ordered directly.
 
-        A node that contains graphs comes behind them, and they behind what it depends on. The nodes of a loop's body
+        A node that contains graphs comes after them, and they after what it depends on. The nodes of a loop's body
         are in one line, because its rounds order each of them with all.
         """
         yield from self._edges(self._graph, [])[0]
 
     def _edges(self, graph: Graph, after: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
-        """Return the edges of `graph` behind the nodes `after`, and the nodes that it ends with."""
+        """Return the edges of `graph` after the nodes `after`, and the nodes that it ends with."""
         edges: list[tuple[int, int]] = []
         for node in graph.ordered():
             number = self._numbers[node]
@@ -203,7 +203,7 @@ class GraphExec:
         return edges, [self._numbers[node] for node in graph.ends] or after
 
     def _in_order(self, graph: Graph) -> Iterator[int]:
-        """Yield the numbers of all nodes of `graph`, each behind what it depends on."""
+        """Yield the numbers of all nodes of `graph`, each after what it depends on."""
         for node in graph.ordered():
             for inner in node.work.graphs:
                 yield from self._in_order(inner)
@@ -212,13 +212,13 @@ class GraphExec:
     # ---- launching ----
 
     def upload(self, stream: StreamState) -> None:
-        """Put memory behind the addresses of its allocations, in stream order."""
+        """Map memory to the addresses of its allocations, in stream order."""
         self._back_memory()
         operation = Operation(stream, "graph", "cuGraphUpload", abi.call.correlation)
         state.machine.scheduler.enqueue(operation, cost=0, after=[self._last] if self._last else [])
 
     def launch(self, stream: StreamState) -> None:
-        """Enqueue all nodes, behind the work in the stream and earlier launches.
+        """Enqueue all nodes, after the work in the stream and earlier launches.
 
         Raises
         ------

@@ -255,7 +255,7 @@ class _Kernel:
         return name in SPECIAL and name not in _VOLATILE
 
     def _repeat(self, names: Iterable[str]) -> list[Instruction]:
-        """Return the instructions that compute `names` anew, in order."""
+        """Return the instructions that compute `names` again, in order."""
         needed: set[int] = set()
         pending = [name for name in names if name in self.repeatable]
         while pending:
@@ -384,7 +384,7 @@ class _Kernel:
             f"  %local_offset = mul i64 %slot, {self.layout.local_bytes}",
             f"  %local = {local}",
             *(f"  {slot} = alloca {storage_type(self.function.registers[name])}" for name, slot in e.used.items()),
-            # A thread that goes on after a yield has polled in vain: once more is enough.
+            # A thread that goes on after a yield has polled without success: once more is enough.
             "  %accesses = alloca i32\n  store i32 0, ptr %accesses",
             f"  %polls = alloca i32\n  store i32 {_POLLS - 2 if index and self._yields(index) else 0}, ptr %polls",
         ]

@@ -352,7 +352,7 @@ class _Run:
             context.shadow_read, context.shadow_write, context.shadow_atomic, context.shadow_pages = footprint.addresses
 
     def ended(self) -> bool:
-        """Return whether everybody is to stop."""
+        """Return whether all blocks are to stop."""
         return self._ended
 
     def stop(self, reason: int = Stop.NONE) -> None:

@@ -1,6 +1,6 @@
 """Where threads that wait for others in a loop let those go on.
 
-The threads of a block take turns at suspensions only. A loop that reads memory until somebody else has written it would
+The threads of a block take turns at suspensions only. A loop that reads memory until another thread writes it would
 never end, so it gets a suspension of its own: the pseudo-instruction ``yield`` before each *poll*. It suspends a
 thread when it has come there often, so that loops that end soon cost a count. ``progress`` marks what a thread
 reaches when its waiting is over, and what it does outside of such loops together with others; when nothing of the kind
@@ -10,7 +10,7 @@ A poll is a read that may see another value each time, in a loop whose end depen
 
 - a volatile, relaxed or acquiring load, or one that bypasses caches (``ld.cg``, ``ld.cv``);
 - an atomic operation that changes nothing (``atom.add`` of 0), an exchange, and a compare-and-swap whose expected value
-  stays the same: a lock. One that is tried again with the value it found always succeeds for somebody.
+  stays the same: a lock. One that is tried again with the value it found always succeeds for some thread.
 
 ``nanosleep`` suspends always.
 """
@@ -44,7 +44,7 @@ def insert_yields(function: Function) -> Function:
         if code[index].opcode == "nanosleep":
             _put(before, index, "yield", code[index], "always")
         elif loop and _decides(flow, loop, index):
-            # The count of polls begins anew after every suspension.
+            # The count of polls begins again after every suspension.
             _put(before, index, "yield", code[index], *(("always",) if _suspends(flow, loop) else ()))
         else:
             continue

@@ -108,7 +108,7 @@ class Checkers:
         self._held_bytes = 0
         for allocation in machine.allocations:
             self.added(allocation)
-            if allocation.device >= 0:  # nobody knows what was written before
+            if allocation.device >= 0:  # what was written before is not known
                 self.shadow.written(allocation.address, allocation.size)
 
     def narrow(self, checks: Iterable[str]) -> None:
@@ -175,7 +175,7 @@ class Checkers:
             )
 
     def hold(self, allocation: Allocation, give_back: Callable[[], None]) -> None:
-        """Keep freed memory from being given out again: a late access then finds nobody else's."""
+        """Keep freed memory from being given out again: a late access then finds no other allocation."""
         self._held.append((allocation.size, give_back))
         self._held_bytes += allocation.size
         while self._held_bytes > _QUARANTINE and len(self._held) > 1:

@@ -2,7 +2,7 @@
 
 A read leaves no trace in the bytes. It leaves one in the system's page tables: while a copy to it is pending, memory
 holds nothing that a program may use, so its pages can be given back to the system, which makes new ones, of zeros, when
-somebody touches them::
+something touches them::
 
     a copy to pinned memory is enqueued:   give its pages back
     the driver is called:                  a page that is there again was touched; it is not watched any more
@@ -94,7 +94,7 @@ class PendingPages:
             return
         end = allocation.address + allocation.size
         stop = start + size
-        # The allocation begins with a page, and what is left of its last one belongs to nobody.
+        # The allocation begins with a page, and what is left of its last one has no owner.
         first = -(-start // _PAGE)
         last = stop // _PAGE if stop < end else -(-stop // _PAGE)
         if first >= last or _libc.madvise(first * _PAGE, (last - first) * _PAGE, _MADV_DONTNEED):

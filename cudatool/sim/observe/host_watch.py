@@ -45,7 +45,7 @@ _STEP: Final = 64 << 10
 _SAMPLES: Final = 1024  # of one range
 _MOST: Final = 1024  # ranges, the newest ones
 _KINDS: Final = ("host", "registered", "managed")  # of memory that the host writes without a call
-_UNKNOWN: Final = ("kernel", "host")  # kinds of operations that may write memory that nobody names
+_UNKNOWN: Final = ("kernel", "host")  # kinds of operations that may write memory that is not named
 
 _libc = ctypes.CDLL(None)
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]

@@ -163,7 +163,7 @@ class Replay:
             )
 
     def _read(self, address: int, size: int) -> bytes:
-        """Return what memory holds, as far as the tape knows it; it may be of several allocations side by side."""
+        """Return what the tape knows of the contents of memory; it may be of several allocations side by side."""
         found = b""
         while len(found) < size:
             at, rest = address + len(found), size - len(found)

@@ -250,7 +250,7 @@ class Tape:
     # ---- the host ----
 
     def poisoned(self, address: int, size: int, value: int) -> None:
-        """The driver is about to fill memory of the host, of which nobody can say what it holds."""
+        """The driver is about to fill memory of the host, whose contents are not known."""
         memory = self._memory(address)
         if memory is not None:
             memory.look(address, size)
@@ -375,7 +375,7 @@ class Tape:
         self._thread.function = (arguments[1], arguments[2]) if entry.name == "cuLaunchHostFunc" else None
 
     def enqueued(self, operation: Operation) -> None:
-        """See what a copy will find in the host's memory, unless somebody writes there before it runs."""
+        """See what a copy will find in the host's memory, unless the host writes there before it runs."""
         address, size = operation.host_source
         memory = self._memory(address) if size else None
         if memory is not None:

@@ -17,7 +17,7 @@ class WatchedMemory:
     """What is known of a pinned, registered or managed allocation.
 
     `initial` is what it held before the device first touched it, `known` what it held last, and `replayed` says which
-    of those bytes somebody has put there whose writing a replay repeats: the device, or the host if it said so. Kernels
+    of those bytes were written by something that a replay repeats: the device, or the host if it said so. Kernels
     use it `in_place` if their replay must find it at its own address.
     """
 
