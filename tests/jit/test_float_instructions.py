@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
 from fractions import Fraction
 
 import numpy as np
 import pytest
+
+from cudatool.sim import host_library
 
 NAN, INF = float("nan"), float("inf")
 EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, 3.0, 1e-40, -1e-40, 1e30, -1e30, 1 / 3, INF, -INF, NAN]
@@ -75,6 +78,24 @@ def test_directed_rounding(elementwise, opcode, mode):
         "fma": lambda p, q: p * q + q,
     }[opcode]
     assert [nearest(operation(p, q), mode) for p, q in zip(x, y, strict=True)] == found
+
+
+@pytest.mark.parametrize("mode", ["rz", "rm", "rp"])
+@pytest.mark.parametrize("opcode", ["add", "sub", "mul", "fma"])
+def test_directed_rounding_at_the_edges(elementwise, opcode, mode):
+    """Zeros, subnormals, overflow, infinities, and random bits, against the host in its rounding modes (double)."""
+    random = np.random.default_rng(8)
+    edges = np.array([*EDGES, 3.4028235e38, -3.4028235e38, 1e-45, -1e-45, 1.1754944e-38], np.float32)
+    a, b = (np.array(c, np.float32) for c in zip(*itertools.product(edges, repeat=2), strict=True))
+    bits = random.integers(0, 2**32, (2, 2000), np.uint32).view(np.float32)
+    a, b = np.concatenate([a, bits[0]])[:1000], np.concatenate([b, bits[1]])[:1000]
+    operands = "%a, %b, %b" if opcode == "fma" else "%a, %b"
+    found = elementwise(f"{opcode}.{mode}.f32 %d, {operands};", {"a": a, "b": b}, {"d": "f4"})["d"]
+    library = host_library.library().cudatool_rounded_f32
+    library.argtypes = [ctypes.c_int32, ctypes.c_int32, *[ctypes.c_float] * 3]
+    library.restype = ctypes.c_float
+    number = ["add", "sub", "mul", "fma"].index(opcode), {"rm": 1, "rp": 2, "rz": 3}[mode]
+    same(np.array([library(*number, x, y, y) for x, y in zip(a, b, strict=True)], np.float32), found)
 
 
 @pytest.mark.parametrize("kind", DTYPES)
@@ -152,6 +173,17 @@ def test_approximations(elementwise, opcode, reference):
         expected = reference(a)
     found = elementwise(f"{opcode}.approx.f32 %d, %a;", {"a": a}, {"d": "f4"})["d"]
     np.testing.assert_allclose(expected, found, rtol=1e-6, atol=1e-7)
+
+
+def test_powers_of_two(elementwise):
+    """PTX allows a relative error of 2**-22; whole powers are exact, and so are the limits."""
+    whole = np.arange(-149, 128, dtype=np.float32)
+    limits = np.array([127.99999, 128, 200, 1e30, INF, -150.5, -151, -300, -1e30, -INF, NAN], np.float32)
+    any_ = np.random.default_rng(9).uniform(-126, 128, 600).astype(np.float32)
+    found = [elementwise("ex2.approx.f32 %d, %a;", {"a": a}, {"d": "f4"})["d"] for a in (whole, limits, any_)]
+    assert [2.0**n for n in range(-149, 128)] == found[0].tolist()
+    assert [INF] * 4 == found[1][1:5].tolist() and [0.0] * 5 == found[1][5:10].tolist() and np.isnan(found[1][10])
+    np.testing.assert_allclose(np.exp2(any_.astype(float)), found[2], rtol=2**-22, atol=0)
 
 
 @pytest.mark.parametrize("opcode", ["rsqrt", "sqrt", "rcp", "lg2", "ex2", "sin", "cos", "tanh"])

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import struct
+from functools import cache
+
+import numpy as np
+
 from cudatool.ptx import Instruction, Register, type_bytes
 from cudatool.sim.jit.emit import Emitter, llvm_type
 from cudatool.sim.jit.formats import fma_to_odd, narrow
@@ -130,11 +136,81 @@ _MODES = ("rn", "rm", "rp", "rz")
 
 
 def directed(e: Emitter, i: Instruction, kind: str, operation: str, *values: str) -> str:
-    """Return the result of an operation rounded in the direction that `i` asks for: the host computes it so."""
+    """Return the result of an operation rounded in the direction that `i` asks for.
+
+    A product and sum of single precision is computed in place, for loops to be vectorized: CUDA's expf has one. For the
+    rest a function of the host changes its rounding mode.
+    """
     mode = next(number for number, name in enumerate(_MODES) if number and name in i.modifiers)
+    if kind == "float" and operation in ("add", "sub", "mul", "fma"):
+        e.define(_directed_sum(_MODES[mode]))
+        a, b = values[:2]
+        if operation in ("add", "sub"):
+            other = b if operation == "add" else e.op(f"fneg float {b}")
+            a, b, c = a, "1.0", other
+        else:
+            # What is added to a product alone is a zero of its sign, so that the sign of a zero stays.
+            zero = "" if operation == "fma" else intrinsic(e, "copysign", kind, "0.0", _sign_product(e, kind, a, b))
+            c = values[2] if operation == "fma" else zero
+        return e.op(f"call float @sum_{_MODES[mode]}(float {a}, float {b}, float {c})")
     suffix = "f32" if kind == "float" else "f64"
     operands = [f"{kind} {value}" for value in (*values, "0.0", "0.0")[:3]]
     return e.call(kind, f"cudatool_rounded_{suffix}", f"i32 {_OPERATIONS.index(operation)}", f"i32 {mode}", *operands)
+
+
+@cache
+def _directed_sum(mode: str) -> str:
+    """Return ``sum_<mode>``: a * b + c in single precision, rounded down (rm), up (rp) or to zero (rz).
+
+    In double precision the product is exact, and the sum is exactly ``%s + %e`` (Knuth, TAOCP 4.2.2, theorem B). The
+    float nearest to ``%s`` is the result or its neighbor, as ``%r - %s``, which is exact too, compares with ``%e``.
+    """
+    down = "%over" if mode == "rm" else "%over.down" if mode == "rz" else "false"
+    up = "%under" if mode == "rp" else "%under.up" if mode == "rz" else "false"
+    zero = "%both" if mode == "rm" else "%r.bits"  # a zero that is the sum of two signs is negative when rounded down
+    return f"""
+define internal float @sum_{mode}(float %a, float %b, float %c) alwaysinline {{
+  %x = fpext float %a to double
+  %y = fpext float %b to double
+  %z = fpext float %c to double
+  %p = fmul double %x, %y
+  %s = fadd double %p, %z
+  %z.1 = fsub double %s, %p
+  %p.1 = fsub double %s, %z.1
+  %p.2 = fsub double %p, %p.1
+  %z.2 = fsub double %z, %z.1
+  %e = fadd double %p.2, %z.2
+  %r = fptrunc double %s to float
+  %r.wide = fpext float %r to double
+  %d = fsub double %r.wide, %s
+  %over = fcmp ogt double %d, %e
+  %under = fcmp olt double %d, %e
+  %positive = fcmp ogt double %s, 0.0
+  %negative = fcmp olt double %s, 0.0
+  %over.down = and i1 %over, %positive
+  %under.up = and i1 %under, %negative
+  %r.bits = bitcast float %r to i32
+  %r.negative = icmp slt i32 %r.bits, 0
+  %r.zero = fcmp oeq float %r, 0.0
+  %toward = select i1 %r.negative, i32 1, i32 -1
+  %below.1 = add i32 %r.bits, %toward
+  %below = select i1 %r.zero, i32 -2147483647, i32 %below.1
+  %away = sub i32 0, %toward
+  %above.1 = add i32 %r.bits, %away
+  %above = select i1 %r.zero, i32 1, i32 %above.1
+  %p.bits = bitcast double %p to i64
+  %z.bits = bitcast double %z to i64
+  %signs = or i64 %p.bits, %z.bits
+  %signs.high = lshr i64 %signs, 32
+  %signs.word = trunc i64 %signs.high to i32
+  %both = and i32 %signs.word, -2147483648
+  %is.zero = fcmp oeq double %s, 0.0
+  %whole = select i1 %is.zero, i32 {zero}, i32 %r.bits
+  %lower = select i1 {down}, i32 %below, i32 %whole
+  %result = select i1 {up}, i32 %above, i32 %lower
+  %value = bitcast i32 %result to float
+  ret float %value
+}}"""
 
 
 def _is_directed(e: Emitter, i: Instruction, t: str) -> bool:
@@ -426,15 +502,60 @@ def _rsqrt(e: Emitter, i: Instruction) -> None:
     _put_result(e, i, t, e.op(f"fdiv {kind} 1.0, {intrinsic(e, 'sqrt', kind, a)}"))
 
 
+@cache
+def _exp2() -> str:
+    """Return ``exp2_in_place``, without a call, for loops to be vectorized.
+
+    2**x is 2**n * 2**f with n the integer nearest to x: the series of 2**f (Abramowitz and Stegun, 4.2.1), which for
+    |f| <= 1/2 is within 6e-9 after eight terms, times 2**n in two steps, for results that are subnormal.
+    """
+    terms = [math.log(2) ** k / math.factorial(k) for k in range(8)]
+    hexadecimal = [f"0x{struct.unpack('<Q', struct.pack('<d', float(np.float32(term))))[0]:016X}" for term in terms]
+    lines, value = [], hexadecimal[-1]
+    for k in reversed(range(7)):
+        lines.append(f"  %t{k} = call float @llvm.fma.f32(float {value}, float %f, float {hexadecimal[k]})")
+        value = f"%t{k}"
+    series = "\n".join(lines)
+    return f"""
+declare float @llvm.fma.f32(float, float, float)
+declare float @llvm.rint.f32(float)
+define internal float @exp2_in_place(float %x) alwaysinline {{
+  %small = fcmp olt float %x, 0xC069000000000000
+  %x.1 = select i1 %small, float 0xC069000000000000, float %x
+  %large = fcmp ogt float %x.1, 2.000000e+02
+  %x.2 = select i1 %large, float 2.000000e+02, float %x.1
+  %is.number = fcmp ord float %x, 0.0
+  %y = select i1 %is.number, float %x.2, float 0.0
+  %n = call float @llvm.rint.f32(float %y)
+  %f = fsub float %y, %n
+{series}
+  %n.int = fptosi float %n to i32
+  %n.1 = ashr i32 %n.int, 1
+  %n.2 = sub i32 %n.int, %n.1
+  %biased.1 = add i32 %n.1, 127
+  %biased.2 = add i32 %n.2, 127
+  %bits.1 = shl i32 %biased.1, 23
+  %bits.2 = shl i32 %biased.2, 23
+  %scale.1 = bitcast i32 %bits.1 to float
+  %scale.2 = bitcast i32 %bits.2 to float
+  %scaled.1 = fmul float %t0, %scale.1
+  %scaled.2 = fmul float %scaled.1, %scale.2
+  %result = select i1 %is.number, float %scaled.2, float %x
+  ret float %result
+}}"""
+
+
 @lowers("ex2 lg2 sin cos tanh")
 def _approximate(e: Emitter, i: Instruction) -> None:
-    """These are approximate on a GPU; here they are as exact as the host's library."""
+    """These are approximate on a GPU; here they are as exact as the host's library, ``ex2`` within one unit more."""
     t = types_of(i)[-1]
     name = {"ex2": "exp2", "lg2": "log2"}.get(i.opcode, i.opcode)
     (a,) = inputs(e, i, t)
     if t == "f64":
         raise e.unsupported()
-    function = "tanhf" if name == "tanh" else f"llvm.{name}.f32"
+    if i.opcode == "ex2":
+        e.define(_exp2())
+    function = {"tanh": "tanhf", "exp2": "exp2_in_place"}.get(name, f"llvm.{name}.f32")
     values = [e.call("float", function, f"float {part}") for part in _halves(e, t, a)]
     if t[0] == "f" and t != "f32":
         values = [e.op(f"fptrunc float {value} to half") for value in values]
