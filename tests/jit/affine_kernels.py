@@ -19,6 +19,7 @@ import numpy as np
 
 from cudatool.sim import jit
 from cudatool.sim.jit import Instrument
+from cudatool.sim.jit.independent import OfLaunch
 
 SHARED, GLOBAL = 192, 512  # bytes
 SHAPES = [(1, 1), (2, 1), (7, 1), (33, 1), (40, 1), (4, 3), (5, 2), (8, 4), (2, 8)]
@@ -90,6 +91,7 @@ class Case:
             room = size - width - (high - low)
             if room >= 0:
                 start = -low + pick((0, 0, width, room)) // width * width
+                start += space == "global" and self.random.random() < 0.05  # not aligned
                 if start + low >= 0 and start + high + width <= size:
                     break
         else:
@@ -215,8 +217,8 @@ mov.b16 %h0, 7;
 
     def load(self) -> None:
         self.kernel = jit.load(self.ptx().encode()).kernels["k"]
-        whole = np.zeros(2 * 4096, np.uint8)
-        self.memory = whole[-whole.ctypes.data % 4096 :][:4096]
+        whole = np.zeros(3 * 4096, np.uint8)
+        self.memory = whole[-whole.ctypes.data % 4096 :][:8192]
         self.params = (ctypes.c_uint64 * 2)(self.memory.ctypes.data, 0)
 
     def independent(self) -> frozenset[int]:
@@ -274,6 +276,45 @@ mov.b16 %h0, 7;
         seen = {place for pair, places in races.items() if lines.intersection(pair) for place in places}
         missed = set().union(*races.values()) - seen
         return f"{self.code}: missed on {sorted(missed)}" if missed else ""
+
+    def difference_of_memory(self) -> str:
+        """Return which of the other checks' findings are lost, or new, by leaving out checks that look needless.
+
+        A part of the memory can be used, and a part of that has values.
+        """
+        self.load()
+        start, pick = self.memory.ctypes.data, self.random.choice
+        size = pick((4, 64, 200, 256, GLOBAL, GLOBAL + 4096))
+        first = self.random.randrange(0, size)
+        stop = self.random.randrange(first, size + 1) if self.random.random() < 0.5 else size
+        found = []
+        for everything in (False, True):
+            shadow = jit.Shadow(start, 8192, Instrument.MEMCHECK | Instrument.INITCHECK)
+            shadow.allocated(start, size)
+            shadow.written(start + first, stop - first)
+            if everything:
+                self.load()
+                self.params[0] = start
+                self.kernel.__dict__["_independent"] = _Nothing()
+            defects = []
+            for _ in range(2):  # the second launch finds what the first one wrote
+                defects += self.kernel.launch(
+                    grid=(self.blocks, 1, 1),
+                    block=(*self.block, 1),
+                    shared_bytes=0,
+                    params=ctypes.addressof(self.params),
+                    shadow=shadow,
+                )
+            found.append(sorted((one.defect, one.line, one.address, one.thread, one.count) for one in defects))
+        self.defects = len(found[1])
+        return f"{self.code}: {found}" if found[0] != found[1] else ""
+
+
+class _Nothing:
+    """Of no launch is anything known."""
+
+    def of_launch(self, *_: object) -> OfLaunch:
+        return OfLaunch(frozenset(), None, (), frozenset())
 
 
 def campaign(cases: int, seed: int = 0) -> list[str]:

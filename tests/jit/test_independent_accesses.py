@@ -84,6 +84,12 @@ def test_no_access_that_races_is_left_out_or_lies_elsewhere():
     assert 40 < sum(bool(case.races()) for case in cases)
 
 
+def test_checks_that_are_left_out_would_find_nothing():
+    cases = [Case(number) for number in range(12)]
+    assert [] == [text for case in cases if (text := case.difference_of_memory())]
+    assert {True, False} == {bool(case.defects) for case in cases}
+
+
 def test_random_kernels_are_judged_as_brute_force_judges_them():
     assert [] == campaign(10)
 
@@ -179,3 +185,48 @@ ret; }}""".encode()
         shadow=jit.Shadow(memory.ctypes.data, 4096, Instrument.RACECHECK),
     )
     assert races == bool(found)
+
+
+PAGE = 4096
+
+
+@pytest.fixture
+def shadow() -> jit.Shadow:
+    """Of 64 pages, of which those from the second on can be used but for the last bytes; nothing has values."""
+    made = jit.Shadow(1 << 40, 64 * PAGE, Instrument.MEMCHECK | Instrument.INITCHECK)
+    made.allocated((1 << 40) + PAGE, 62 * PAGE + 100)
+    return made
+
+
+def test_memory_is_usable_if_each_byte_is(shadow):
+    start, stop = shadow.base + PAGE, shadow.base + 63 * PAGE + 100
+    assert shadow.is_usable(start, stop, to_write=True)
+    assert not shadow.is_usable(start - 1, stop, to_write=False)
+    assert not shadow.is_usable(start, stop + 1, to_write=False)
+    assert not shadow.is_usable(shadow.base - 4, start + 4, to_write=False)
+    shadow.read_only(start + 10 * PAGE + 8, 8)
+    assert shadow.is_usable(start, stop, to_write=False)
+    assert not shadow.is_usable(start, stop, to_write=True)
+    assert shadow.is_usable(start + 10 * PAGE + 16, stop, to_write=True)
+    shadow.freed(start + 5 * PAGE, 1)
+    assert not shadow.is_usable(start, stop, to_write=False)
+
+
+def test_memory_that_is_allocated_or_copied_to_anew_has_no_values_again(shadow):
+    start, stop = shadow.base + PAGE, shadow.base + 63 * PAGE + 100
+    assert not shadow.has_values(start, stop)
+    shadow.written(start, 40 * PAGE + 7)
+    for _ in range(2):  # the second time from what is remembered
+        assert shadow.has_values(start, start + 40 * PAGE + 7)
+        assert not shadow.has_values(start, start + 40 * PAGE + 8)
+        assert not shadow.has_values(start + 40 * PAGE + 7, start + 40 * PAGE + 8)
+    shadow.written(start + 40 * PAGE + 7, 1)
+    assert shadow.has_values(start, start + 40 * PAGE + 8)
+    shadow.allocated(start + 3 * PAGE + 1, 1)
+    assert not shadow.has_values(start, start + 4 * PAGE)
+    assert shadow.has_values(start, start + 3 * PAGE + 1)
+    shadow.written(start + 3 * PAGE, PAGE)
+    assert shadow.has_values(start, start + 40 * PAGE)
+    shadow.copied(start + 20 * PAGE, start + 50 * PAGE, 4)
+    assert not shadow.has_values(start, start + 40 * PAGE)
+    assert shadow.has_values(start + 20 * PAGE + 4, start + 40 * PAGE)

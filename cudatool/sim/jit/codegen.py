@@ -59,7 +59,7 @@ from cudatool.sim.jit.collective import (
 from cudatool.sim.jit.context import EXIT
 from cudatool.sim.jit.divergence import divergent
 from cudatool.sim.jit.emit import ASYNC_QUEUE, ENVIRONMENT, SPECIAL, Emitter, Layout, storage_type
-from cudatool.sim.jit.instrument import Instrument
+from cudatool.sim.jit.instrument import Instrument, Needless
 from cudatool.sim.jit.table import TABLE, Lowering
 
 __all__ = ["MARK", "Native", "generate"]
@@ -110,7 +110,7 @@ def generate(
     *,
     instrument: Instrument,
     large_grid: bool,
-    independent: frozenset[int] = frozenset(),
+    needless: Needless = frozenset(),
     marked: bool = False,
 ) -> Native:
     """Translate a kernel whose calls are inlined.
@@ -121,8 +121,8 @@ def generate(
         What accesses are instrumented for.
     large_grid
         Allow for more than 2**31 threads along an axis, which makes the code slower.
-    independent
-        The lines of accesses that are not looked at for races (:mod:`.independent`).
+    needless
+        The checks that are left out, and of which lines (:mod:`.independent`).
     marked
         Say in a comment (:data:`MARK`) which instruction each part of the text is for.
 
@@ -131,7 +131,7 @@ def generate(
     UnsupportedInstruction
         Names the instruction.
     """
-    return _Kernel(function, layout, instrument, large_grid, independent, marked=marked).generate()
+    return _Kernel(function, layout, instrument, large_grid, needless, marked=marked).generate()
 
 
 class _Kernel:
@@ -141,7 +141,7 @@ class _Kernel:
         layout: Layout,
         instrument: Instrument,
         large_grid: bool,
-        independent: frozenset[int],
+        needless: Needless,
         *,
         marked: bool,
     ) -> None:
@@ -150,7 +150,7 @@ class _Kernel:
         self.code = list(function.instructions)
         self.function = replace(function, instructions=self.code, registers=dict(function.registers))
         self.layout = layout
-        self.instrument, self.independent = instrument, independent
+        self.instrument, self.needless = instrument, needless
         self.definitions = self._single_definitions()
         self.indices = {} if large_grid else self._copies_of_special_registers()
         self.rows: dict[int, Suspension] = {}
@@ -184,7 +184,7 @@ class _Kernel:
             self.function,
             self.layout,
             instrument=self.instrument,
-            independent=self.independent,
+            needless=self.needless,
             parallel_generic=self.parallel_generic,
             indices=self.indices,
         )

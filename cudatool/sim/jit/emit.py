@@ -27,7 +27,7 @@ from cudatool.ptx import (
     type_bytes,
 )
 from cudatool.sim.jit.context import EXIT, Context, Stop
-from cudatool.sim.jit.instrument import Flag, Instrument, Mode, observe
+from cudatool.sim.jit.instrument import Flag, Instrument, Mode, Needless, observe
 
 __all__ = [
     "ASYNC_QUEUE",
@@ -212,8 +212,8 @@ class Emitter:
         Where its variables lie.
     instrument
         What its accesses are instrumented for.
-    independent
-        The lines of accesses that are not looked at for races (:mod:`.independent`).
+    needless
+        The checks that are left out, and of which lines (:mod:`.independent`).
     parallel_generic
         Whether generic addresses never reach local memory, which the threads of a loop share one after the other.
     indices
@@ -226,14 +226,14 @@ class Emitter:
         layout: Layout,
         *,
         instrument: Instrument,
-        independent: frozenset[int],
+        needless: Needless,
         parallel_generic: bool,
         indices: dict[str, str],
     ) -> None:
         self.function = function
         self.layout = layout
         self.instrument = instrument
-        self.independent = independent
+        self.needless = needless
         self.parallel_generic = parallel_generic
         self.indices = indices
         self.lines: list[str] = []
@@ -279,7 +279,7 @@ class Emitter:
             self.function,
             self.layout,
             instrument=self.instrument,
-            independent=self.independent,
+            needless=self.needless,
             parallel_generic=self.parallel_generic,
             indices=self.indices,
         )

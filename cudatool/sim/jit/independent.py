@@ -14,7 +14,8 @@ Accesses that are independent have no instrumentation; the engine sees all other
 nothing but barriers of the whole block (``Order.plain``). Whatever is not followed counts as meeting everything.
 
 In every kernel it helps to know where all its writes are: code looks at the others' addresses and leaves out reads of
-memory that no thread of the launch writes.
+memory that no thread of the launch writes. And where all of the memory that an access may touch can be used, or has
+values, the other checks leave it out, too (:func:`needless`).
 """
 
 from __future__ import annotations
@@ -28,11 +29,26 @@ from cudatool.ptx.affine import AffineAddresses, Form, Site, may_meet
 from cudatool.ptx.isa import Mode
 from cudatool.ptx.operands import GENERIC
 from cudatool.sim.jit.collective import Kind, suspension_of
+from cudatool.sim.jit.instrument import Instrument, Needless
+from cudatool.sim.jit.shadow import Shadow
 
-__all__ = ["Independent", "OfLaunch"]
+__all__ = ["Independent", "OfLaunch", "Reach", "needless"]
 
 _KEPT = 64  # launches that are remembered
 _PAIRS = 1 << 14  # of accesses that are compared; in kernels with more, all are looked at
+
+
+class Reach(NamedTuple):
+    """Between which addresses all accesses lie that one instruction makes in a launch."""
+
+    line: int
+    space: str
+    """``"global"``, or ``"shared"``, whose addresses begin at 0 in each block."""
+    first: int
+    stop: int
+    writes: bool
+    aligned: bool
+    """Each address is a multiple of the access' size."""
 
 
 class OfLaunch(NamedTuple):
@@ -42,6 +58,10 @@ class OfLaunch(NamedTuple):
     """Of PTX, all accesses of which are independent."""
     written: range | None
     """The addresses of device memory outside of which nothing is written; None if that is not known."""
+    reaches: tuple[Reach, ...]
+    """Of those accesses for which they are known."""
+    followed: frozenset[int]
+    """The lines of which the reaches of all accesses are known."""
 
 
 class Independent:
@@ -110,7 +130,7 @@ class Independent:
             Given a variable: its address, or where it lies in shared memory.
         """
         if self._addresses.sites is None:
-            return OfLaunch(frozenset(), None)
+            return OfLaunch(frozenset(), None, (), frozenset())
         key = arguments, tuple(grid), tuple(block), device
         if key not in self._known:
             if len(self._known) >= _KEPT:
@@ -143,7 +163,11 @@ class Independent:
                 min(form.low for _, form in writers if form),
                 max(form.high + site.width for site, form in writers if form),
             )
-        return OfLaunch(self._lines(places, (*block, *grid)) if self._plain else frozenset(), written)
+        extents = (*block, *grid)
+        reaches = tuple(_reach(site, form, extents) for site, form in places if form is not None)
+        unknown = {site.line for site, form in places if form is None}
+        followed = frozenset(reach.line for reach in reaches) - unknown
+        return OfLaunch(self._lines(places, extents) if self._plain else frozenset(), written, reaches, followed)
 
     def _lines(self, places: list[tuple[Site, Form | None]], extents: tuple[int, ...]) -> frozenset[int]:
         bad = {site.line for site, _ in places if not site.weak}
@@ -164,6 +188,35 @@ class Independent:
                     if not lines <= bad and _meet(writer, other, within):
                         bad |= lines
         return frozenset(site.line for site, _ in places) - bad
+
+
+def _reach(site: Site, form: Form, extents: tuple[int, ...]) -> Reach:
+    steps = [coefficient for coefficient, extent in zip(form.coefficients, extents, strict=True) if extent > 1]
+    aligned = not any(one % site.width for one in (form.constant, *steps))
+    first, stop = form.low, form.high + site.width
+    return Reach(site.line, site.space, first, stop, site.mode is not Mode.READ, aligned)
+
+
+def needless(known: OfLaunch, kinds: Instrument, shadow: Shadow, shared_bytes: int) -> Needless:
+    """Return which checks of which lines would find nothing in a launch."""
+    found: set[tuple[Instrument, int]] = set()
+    if kinds & Instrument.RACECHECK:
+        found |= {(Instrument.RACECHECK, line) for line in known.lines}
+    usable, filled = set(known.followed), set(known.followed)
+    for one in known.reaches if kinds & (Instrument.MEMCHECK | Instrument.INITCHECK) else ():
+        if one.space == "shared":
+            if not (one.aligned and one.first >= 0 and one.stop <= shared_bytes):
+                usable.discard(one.line)
+            continue
+        if one.line in usable and not (one.aligned and shadow.is_usable(one.first, one.stop, to_write=one.writes)):
+            usable.discard(one.line)
+        if kinds & Instrument.INITCHECK and one.line in filled and not shadow.has_values(one.first, one.stop):
+            filled.discard(one.line)
+    if kinds & Instrument.MEMCHECK:
+        found |= {(Instrument.MEMCHECK, line) for line in usable}
+    if kinds & Instrument.INITCHECK:
+        found |= {(Instrument.INITCHECK, line) for line in filled}
+    return frozenset(found)
 
 
 def _meet(a: tuple[Site, Form | None], b: tuple[Site, Form | None], extents: tuple[int, ...]) -> bool:

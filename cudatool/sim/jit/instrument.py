@@ -30,6 +30,7 @@ __all__ = [
     "FoundRecord",
     "Instrument",
     "Mode",
+    "Needless",
     "observe",
     "ones",
     "race_access",
@@ -47,6 +48,10 @@ class Instrument(IntFlag):
     INITCHECK = 4
     RACECHECK = 8
     SYNCCHECK = 16
+
+
+Needless = frozenset[tuple[Instrument, int]]
+"""Checks that would find nothing in a launch, and of which lines of the PTX."""
 
 
 class Defect(IntEnum):
@@ -134,7 +139,10 @@ WHO = "i32 %bx, i32 %by, i32 %bz, i32 %t"
 
 def observe(e: Emitter, space: str, pointer: str, size: int, mode: Mode, *, line: int, align: int, flags: Flag) -> str:
     """Emit the checks of an access and what records it; return the pointer to use, elsewhere if it must not be made."""
-    kinds = e.instrument & ~Instrument.RACECHECK if line in e.independent else e.instrument
+    kinds = e.instrument
+    for check in (Instrument.MEMCHECK, Instrument.INITCHECK, Instrument.RACECHECK):
+        if (check, line) in e.needless:
+            kinds &= ~check
     if space == "entry":
         return pointer
     address = e.op(f"ptrtoint ptr {pointer} to i64")

@@ -34,8 +34,8 @@ from cudatool.sim.jit.collective import Kind, suspension_of
 from cudatool.sim.jit.context import MAX_THREADS, Context, Stop
 from cudatool.sim.jit.emit import Layout, UnsupportedInstruction, UntranslatedInstruction
 from cudatool.sim.jit.footprint import Footprint
-from cudatool.sim.jit.independent import Independent
-from cudatool.sim.jit.instrument import Instrument
+from cudatool.sim.jit.independent import Independent, needless
+from cudatool.sim.jit.instrument import Instrument, Needless
 from cudatool.sim.jit.launch import (
     KernelAssert,
     KernelDeadlock,
@@ -57,7 +57,7 @@ from cudatool.sim.jit.race_engine import Order
 from cudatool.sim.jit.shadow import Found, Launching, Shadow
 from cudatool.sim.jit.system import SYSTEM
 
-_MAX_VARIANTS = 4  # of a kernel's code that differ in which accesses are not looked at
+_MAX_VARIANTS = 4  # of a kernel's code that differ in which checks are left out
 
 MAX_STACK = 256 << 10
 """Largest stack of a thread, bytes as CU_LIMIT_STACK_SIZE counts them."""
@@ -195,7 +195,7 @@ class JitKernel:
         self._refused: UnsupportedInstruction | None = None
         self._layout: Layout | None = None
         self._accesses: KernelAccesses | None = None
-        self._variants: dict[tuple[Instrument, bool, frozenset[int]], _Translated] = {}
+        self._variants: dict[tuple[Instrument, bool, Needless], _Translated] = {}
         self._plans: dict[tuple[object, ...], NativeLaunch | None] = {}
         self.name = function.name
         layout = Layout.of_params(function)
@@ -312,39 +312,37 @@ class JitKernel:
         """
         self._translate(instrument, large_grid=False)
 
-    def _translate(
-        self, instrument: Instrument, large_grid: bool, independent: frozenset[int] = frozenset()
-    ) -> _Translated:
-        found = self._variants.get((instrument, large_grid, independent))
+    def _translate(self, instrument: Instrument, large_grid: bool, needless: Needless = frozenset()) -> _Translated:
+        found = self._variants.get((instrument, large_grid, needless))
         if found is not None:
             return found
         module = self._owner._module
         used = [self._declared, *(function for function in module.functions.values() if not function.is_kernel)]
         texts = [f"{function.line} {function.text}" for function in used]  # native code names lines of the PTX
-        variant = f"instrument={int(instrument)}, large_grid={large_grid}, independent={sorted(independent)}"
+        variant = f"instrument={int(instrument)}, large_grid={large_grid}, needless={sorted(needless)}"
         key = native.cache_key(module.preamble, *texts, variant)
         cache = self._owner.cache
         data = None if cache is None else cache.get(key)
         if data is None:
-            made = self._generate(instrument, large_grid, independent)
-            code = self._compiled(made, instrument, large_grid, independent)
+            made = self._generate(instrument, large_grid, needless)
+            code = self._compiled(made, instrument, large_grid, needless)
             data = made.slot_bytes.to_bytes(7, "little") + bytes([made.parks]) + code
             if cache is not None:
                 cache.put(key, data)
         translated = _Translated(native.load_object(data[8:]), int.from_bytes(data[:7], "little"), bool(data[7]))
-        self._variants[instrument, large_grid, independent] = translated
+        self._variants[instrument, large_grid, needless] = translated
         return translated
 
     def llvm_ir(self) -> str:
         """Return what :meth:`prepare` has LLVM optimize and compile, without doing either. Raises as it does."""
         return self._generate(Instrument.NONE, large_grid=False).text
 
-    def _compiled(self, made: Native, instrument: Instrument, large_grid: bool, independent: frozenset[int]) -> bytes:
+    def _compiled(self, made: Native, instrument: Instrument, large_grid: bool, needless: Needless) -> bytes:
         try:
             return native.compile_text(made.text)
         except native.CompileError:
             pass
-        marked = self._generate(instrument, large_grid, independent, marked=True).text
+        marked = self._generate(instrument, large_grid, needless, marked=True).text
         try:  # again, to see which instruction it is
             return native.compile_text(marked)
         except native.CompileError as error:
@@ -361,7 +359,7 @@ class JitKernel:
         self,
         instrument: Instrument,
         large_grid: bool,
-        independent: frozenset[int] = frozenset(),
+        needless: Needless = frozenset(),
         *,
         marked: bool = False,
     ) -> Native:
@@ -371,7 +369,7 @@ class JitKernel:
                 self.layout,
                 instrument=instrument,
                 large_grid=large_grid,
-                independent=independent,
+                needless=needless,
                 marked=marked,
             )
         except UnsupportedInstruction as error:
@@ -449,13 +447,14 @@ class JitKernel:
         if shadow is not None:
             instrument |= shadow.kinds
             threads = 1 if instrument & Instrument.RACECHECK else threads
-        independent, written = frozenset[int](), None
-        if shadow is not None and instrument & Instrument.RACECHECK:
+        left_out, written = Needless(), None
+        if shadow is not None and instrument & ~Instrument.SYNCCHECK:
             arguments = ctypes.string_at(params, self.layout.param_bytes)
             device = range(shadow.base, shadow.base + shadow.size)
-            independent, written = self._independent.of_launch(arguments, grid, block, device, self._address_of)
-            independent = self._translated_for(instrument, large, independent)
-        translated = self._translate(instrument, large, independent)
+            known = self._independent.of_launch(arguments, grid, block, device, self._address_of)
+            left_out, written = needless(known, instrument, shadow, self._shared_bytes(shared_bytes)), known.written
+            left_out = self._translated_for(instrument, large, left_out)
+        translated = self._translate(instrument, large, left_out)
         workspace = (ctypes.c_uint32 * 16)()
         launch = replace(
             self._described(translated, grid, block, shared_bytes, heap, stack_bytes),
@@ -487,6 +486,13 @@ class JitKernel:
             raise
         return [found for launching in checked for found in launching.found()]
 
+    def _shared_bytes(self, dynamic: int) -> int:
+        """Return the shared memory of a block that is launched with so many bytes of dynamic shared memory.
+
+        Compilers widen loads to aligned 16 bytes: what lies there is a block's too, as a GPU gives it out.
+        """
+        return self.layout.dynamic_offset + (dynamic + 15) // 16 * 16
+
     def _described(
         self,
         translated: _Translated,
@@ -503,8 +509,7 @@ class JitKernel:
             block=block,
             params=0,
             table=ctypes.addressof(self._owner.table),
-            # Compilers widen loads to aligned 16 bytes: what lies there is a block's too, as a GPU gives it out.
-            shared_bytes=self.layout.dynamic_offset + (shared_bytes + 15) // 16 * 16,
+            shared_bytes=self._shared_bytes(shared_bytes),
             dynamic_bytes=shared_bytes,
             local_bytes=self.layout.local_bytes,
             slot_bytes=translated.slot_bytes,
@@ -559,12 +564,12 @@ class JitKernel:
             return self._owner.table[self.layout.globals[symbol.name]] + symbol.offset
         return None
 
-    def _translated_for(self, instrument: Instrument, large: bool, independent: frozenset[int]) -> frozenset[int]:
-        """Return which of the accesses are left out by code that there is, or for which there is room."""
-        made = [lines for kinds, grid, lines in self._variants if (kinds, grid) == (instrument, large)]
-        if independent in made or len(made) < _MAX_VARIANTS:
-            return independent
-        return max((lines for lines in made if lines <= independent), key=len, default=frozenset())
+    def _translated_for(self, instrument: Instrument, large: bool, left_out: Needless) -> Needless:
+        """Return which checks are left out by code that there is, or for which there is room."""
+        made = [known for kinds, grid, known in self._variants if (kinds, grid) == (instrument, large)]
+        if left_out in made or len(made) < _MAX_VARIANTS:
+            return left_out
+        return max((known for known in made if known <= left_out), key=len, default=Needless())
 
     @cached_property
     def _has_plain_barriers(self) -> bool:

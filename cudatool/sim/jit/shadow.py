@@ -25,6 +25,7 @@ __all__ = ["Found", "Launching", "Shadow"]
 _CAPACITY = 256  # different defects kept of one launch
 _MODES = ("", "read", "write", "atomic")
 _NONE, _WHOLE, _PART = 0, 1, 2  # of a page: is its memory valid?
+_LOOKED_AT = 64  # pages that are looked at byte by byte at once
 _READ_ONLY = 3  # of a byte: as one that may be used (1), and another bit
 _LAST_MOMENT = 1 << 27  # a launch that goes beyond 1 << 28 is checked more slowly
 
@@ -92,9 +93,10 @@ class Shadow:
             _Map(size + PAGE),
             _Map(size // PAGE + 2),
             _Map(size + PAGE),
+            _Map(size // PAGE + 2),
             *(_Map(size // 4 * width + PAGE) for width in (WORD, WORD, CELL)),
         ]
-        self._valid, self._pages, self._init, self._words, self._seconds, self._cells = self._maps
+        self._valid, self._pages, self._init, self._filled, self._words, self._seconds, self._cells = self._maps
         self._moment = 0
         self._nowhere = (ctypes.c_uint64 * 16)()
 
@@ -119,6 +121,7 @@ class Shadow:
         self.usable(address, size)
         if self._tracked & Instrument.INITCHECK:
             self._init.view[address - self.base :][:size] = 0
+            self._may_lack_values(address - self.base, size)
 
     def usable(self, address: int, size: int) -> None:
         """From now on these bytes may be used; those that were written before still are."""
@@ -133,6 +136,7 @@ class Shadow:
         start, stop = address - self.base, address - self.base + size
         self._valid.view[start:stop] = 0
         self._pages.view[start // PAGE : -(-stop // PAGE)] = _PART
+        self._may_lack_values(start, size)
 
     def read_only(self, address: int, size: int) -> None:
         """From now on kernels must not write to these bytes, which they may read."""
@@ -184,9 +188,47 @@ class Shadow:
         if self._covers(source):
             at, come = target - self.base, source - self.base
             self._init.view[at : at + size] = self._init.view[come : come + size].copy()
+            self._may_lack_values(at, size)
         else:
             self.written(target, size)
         return 0, 0
+
+    def is_usable(self, first: int, stop: int, *, to_write: bool) -> bool:
+        """Whether all bytes from address `first` to `stop` may be read, or written, too."""
+        start, stop = first - self.base, stop - self.base
+        if not 0 <= start < stop <= self.size:
+            return False
+        pages = self._pages.view[start // PAGE : -(-stop // PAGE)]
+        others = np.flatnonzero(pages != _WHOLE)
+        if len(others) > _LOOKED_AT or np.any(pages[others] == _NONE):
+            return False
+        for page in (others + start // PAGE).tolist():
+            states = self._valid.view[max(start, page * PAGE) : min(stop, (page + 1) * PAGE)]
+            if not np.all(states == 1 if to_write else states & 1):
+                return False
+        return True
+
+    def has_values(self, first: int, stop: int) -> bool:
+        """Whether something was written to all bytes from address `first` to `stop`.
+
+        Pages that are full are remembered until their memory is allocated or copied to anew: nothing else empties them.
+        """
+        start, stop = first - self.base, stop - self.base
+        if not 0 <= start < stop <= self.size:
+            return False
+        begin = start // PAGE
+        unknown = np.flatnonzero(self._filled.view[begin : -(-stop // PAGE)] == 0) + begin
+        for some in np.split(unknown, np.flatnonzero(np.diff(unknown) != 1) + 1) if len(unknown) else ():
+            for page in range(int(some[0]), int(some[-1]) + 1, _LOOKED_AT):
+                end = min(page + _LOOKED_AT, int(some[-1]) + 1)
+                if not self._init.view[max(start, page * PAGE) : min(stop, end * PAGE)].min():
+                    return False
+                whole = slice(-(-max(start, page * PAGE) // PAGE), min(stop, end * PAGE) // PAGE)
+                self._filled.view[whole] = self._pages.view[whole] == _WHOLE  # kernels empty parts of the heap
+        return True
+
+    def _may_lack_values(self, start: int, size: int) -> None:
+        self._filled.view[start // PAGE : -(-(start + size) // PAGE)] = 0
 
     def _covers(self, address: int) -> bool:
         return self.base <= address < self.base + self.size
