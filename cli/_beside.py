@@ -70,7 +70,7 @@ def with_statistics(trace: Trace, source: Path) -> Trace:
     except (RecursionError, ValueError):
         said = None
     if not isinstance(said, dict):
-        say(f"{path} is not used: it is no JSON object")
+        say(f"{path} is not used: it is not a JSON object")
         return trace
     for key, fact, what, value_of in _FACTS:
         try:

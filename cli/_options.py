@@ -64,7 +64,7 @@ def html_option(beside: str) -> Callable[[_F], _F]:
             type=Files(".html", ".htm"),
             metavar="[FILE]",
             group="Output",
-            help=f"Write a page that needs no network. Default: beside {beside}, with the ending .html.",
+            help=f"Write a page that needs no network. Default: next to {beside}, with the ending .html.",
         )
         @option("--open", "opens", is_flag=True, group="Output", help="Write the page and open it in a browser.")
         @functools.wraps(function)

@@ -22,7 +22,7 @@ _MOST_COUNTERS = 5  # that differ, to be listed
 _BEGINNINGS = {
     "empty": "nothing: the recording is complete",
     "inferred": "what its events and its end show was there before",
-    "unknown": "more than the recording tells",
+    "unknown": "more than the recording shows",
     "ambiguous": "what was there before, of which a part is guessed",
 }
 
@@ -135,7 +135,7 @@ def print_advice(console: Console, advice: Advice, *, chosen: bool) -> None:
     if advice.best is None:
         text = "No other setting makes a difference worth naming."
         if advice.recorded is not None and advice.recorded.oom is not None:
-            text = "No setting keeps the program from running out of memory: it needs less at a time, or a larger card."
+            text = "No setting keeps the program from running out of memory: it needs less at a time, or a larger GPU."
             if any(outcome.oom is None for outcome in advice.tried):
                 text = "Whether a setting keeps the program from running out of memory is not sure."
     else:
@@ -156,7 +156,7 @@ _CAVEATS = {
     "other-course": "a request that failed when recorded is served; what the program does then is not known.",
     "begins-late": "the recording begins in mid-program, so what was cached by then is not known.",
     "calls-unseen": "calls of empty_cache that found nothing to give back are not in the file, and matter here.",
-    "limit-unclear": "how much memory the card had does not show, or only roughly; --card says it.",
+    "limit-unclear": "the memory of the recorded GPU is not known exactly; pass it with --card.",
     "addresses-unseen": "which addresses the driver would have given is not known.",
     "sizes-rounded": "of failed requests the file has only the rounded size.",
     "calls-unclear": "whether the program emptied the cache or the allocator made room does not show.",

@@ -172,11 +172,11 @@ def _print_usage(console: Console, title: str, usage: Sequence[Usage]) -> None:
 def _print_outside(console: Console, diagnosis: Diagnosis) -> None:
     beside = diagnosis.outside
     if beside.taken_peak:
-        console.print(f"\n{format_bytes(beside.taken_peak)} at most were taken from the driver by the program itself")
+        console.print(f"\nThe program itself took at most {format_bytes(beside.taken_peak)} from the driver")
     for reading in beside.readings[-1:]:
         text = f"When an allocation failed last, the driver had {format_bytes(reading.free)} free"
         if reading.outside is None:
-            text += " (with --memory SIZE of the card: how much others held)"
+            text += " (pass the GPU's memory with --memory to see how much others held)"
         else:
             text += f"; {format_bytes(reading.outside)} were neither free nor reserved here: contexts, libraries, "
             text += "other processes"
@@ -215,7 +215,7 @@ def _print_work(console: Console, summary: Summary) -> None:
 def _print_card(console: Console, card: Card, report: Report) -> None:
     """Print who uses a card of this machine now; split up for the program of the trace, if it is still running."""
 
-    console.print(f"\nOn this machine now, card {card.index}: {plain(card.name)}", style="bold")
+    console.print(f"\nOn this machine now, GPU {card.index}: {plain(card.name)}", style="bold")
     console.print(f"{format_bytes(card.used)} of {format_bytes(card.total)} are used", markup=False)
     process = report.trace.header.get("pid")
     if process in card.processes:
@@ -223,7 +223,7 @@ def _print_card(console: Console, card: Card, report: Report) -> None:
         use = analyze.card_use(card.used, card.processes, process, reserved)
         rows = {
             "reserved by this program's allocator": use.allocator,
-            "this program beside it: context, kernels, libraries": use.beside_allocator,
+            "this program, not its allocator: context, kernels, libraries": use.beside_allocator,
             "other processes": use.other_processes,
             "the driver itself, and what it does not show": use.unexplained,
         }

@@ -14,7 +14,7 @@ __all__ = ["devices"]
 
 @command(
     examples=[
-        ("The software device, whatever else there is", "cudatool devices --device sim"),
+        ("The software device, even where there is a GPU", "cudatool devices --device sim"),
     ],
 )
 @device_option

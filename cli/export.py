@@ -50,7 +50,7 @@ _ENDINGS = (".xz", ".gz", ".ctrace", ".pickle", ".pkl", ".csv")
     type=click.Path(path_type=Path),
     metavar="FILE",
     group="Output",
-    help="Default: beside SOURCE, with the ending .pickle, .perfetto.json or .sqlite.",
+    help="Default: next to SOURCE, with the ending .pickle, .perfetto.json or .sqlite.",
 )
 @force_option
 @range_options

@@ -29,7 +29,7 @@ __all__ = ["replay"]
 @command(
     examples=[
         ("Which setting would have helped?", "cudatool replay run.ctrace"),
-        ("One setting, on a smaller card", "cudatool replay --conf expandable_segments:True --memory 24GiB run.ctrace"),
+        ("One setting, on a smaller GPU", "cudatool replay --conf expandable_segments:True --memory 24GiB run.ctrace"),
     ],
 )
 @source_argument()
@@ -41,9 +41,9 @@ __all__ = ["replay"]
 )
 @option("--conf", "confs", multiple=True, metavar="SETTINGS", help="Settings to try, in PyTorch's syntax; repeatable.")
 @option("--advise", "advises", is_flag=True, help="Search the settings that matter, and name the best.")
-@option("--memory", metavar="SIZE", help="Memory of the card to model, such as 40GiB.")
-@option("--card", metavar="SIZE", help="Memory of the card that was recorded. Default: what the file says.")
-@option("--recorded-conf", metavar="SETTINGS", help="Settings that were in force. Default: what the file says.")
+@option("--memory", metavar="SIZE", help="Memory of the GPU to model, such as 40GiB.")
+@option("--card", metavar="SIZE", help="Memory of the recorded GPU. Default: from the file.")
+@option("--recorded-conf", metavar="SETTINGS", help="Settings of the recorded program. Default: from the file.")
 @option("--device", "only", type=int, metavar="ORDINAL", help="Only this device. Default: every device with events.")
 @option("--json", "as_json", is_flag=True, help="Print JSON: a list, bytes.")
 @range_options
@@ -64,7 +64,7 @@ def replay(
 
     SOURCE is a trace that `cudatool run` wrote, or a pickle from torch.cuda.memory._dump_snapshot(). Default: the
     newest trace in this directory. With --conf it says what the same requests would have cost under other settings
-    or, with --memory, on another card; with --check, whether this allocator does what the recorded one did. Without
+    or, with --memory, on another GPU; with --check, whether this allocator does what the recorded one did. Without
     any of them it does as with --advise.
     """
 
@@ -87,7 +87,7 @@ class _Recording(NamedTuple):
 
     trace: Trace
     devices: list[int]
-    settings: Settings  # that were in force
+    settings: Settings  # that applied
     origin: str  # of them, in words
     total_memory: int | None  # of a card, if known
     stats: dict[str, int] | None  # at the end, if known

@@ -58,8 +58,8 @@ _MOST_DEVICES = 128  # a record's device is a signed byte
 @option(
     "--memory",
     metavar="SIZE",
-    help="Memory of the card, such as 80GiB, where the file does not say: impossible totals and what lies beside the "
-    "allocator show only then.",
+    help="Memory of the GPU, such as 80GiB, if the file does not have it: needed to find impossible totals and memory "
+    "outside the allocator.",
 )
 @range_options
 @force_option

@@ -120,7 +120,7 @@ class Workload:
             if os.path.isdir(self.target):
                 raise UsageError(f"{self.target} is a directory; name a Python program")
             if os.path.exists(self.target):
-                raise UsageError(f"{self.target} is no file; name a Python program")
+                raise UsageError(f"{self.target} is not a file; name a Python program")
             close = near_name(self.target, (".py",)) or _near_command(self.target)
             raise UsageError(f"{self.target} does not exist; {close or 'name a Python program'}")
 
@@ -280,7 +280,7 @@ def _after_python(python: str, words: Sequence[str], command: str) -> Workload:
         raise UsageError("cudatool has no interactive session; name a Python program")
     if words[0].startswith("-") and words[0] not in ("-m", "-c"):
         line = f"python {words[0]} -m cudatool {command} {shlex.join(words[1:])}".rstrip()
-        raise UsageError(f"options of python stand before cudatool: {line}")
+        raise UsageError(f"put options of python before cudatool: {line}")
     return Workload.parse(words, command)
 
 

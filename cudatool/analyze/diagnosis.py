@@ -285,9 +285,7 @@ def _after_failure(
     found = []
     for moment in split:
         if moment.wanted is not None and reading.free > moment.wanted.size + _SEGMENT:
-            text = (
-                f"memory ran out with {format_bytes(reading.free)} free on the card: a limit on this program's share "
-            )
+            text = f"memory ran out with {format_bytes(reading.free)} free on the GPU: a limit on this program's share "
             text += f"holds it to about {format_bytes(reading.reserved)}; raise set_per_process_memory_fraction"
             found.append(Remedy(Topic.LIMIT, reading.free, text))
         needed = next(iter(categories.sizes().items()), None)
@@ -317,7 +315,7 @@ _NEED: Final = {
 
 _REMEDIES: Final = {
     Cause.ROUNDING: "lost to rounding; pack small tensors into large ones",
-    Cause.UNSPLIT: "in blocks larger than asked for; sizes that are whole MiB waste less",
+    Cause.UNSPLIT: "in blocks larger than requested; sizes that are whole MiB waste less",
     Cause.PENDING: "freed, but another stream may still use them; synchronize sooner, or record_stream less",
     Cause.OTHER_POOL: "cached in another pool; capture graphs with one pool, or call empty_cache after capture",
     Cause.OTHER_STREAM: "cached on other streams; allocate on one stream, or call empty_cache between phases",

@@ -90,7 +90,7 @@ _WHY: Final = {
     'requests, each in `with cudatool.range("request"):`.',
     Doubt.ONE_CALL: "All of it lies within one call of a constructor, a forward pass or an optimizer's step. Record "
     "more steps.",
-    Doubt.NO_WORK: f"Nothing else recurred meanwhile: the program may be building something. {_NAME_STEPS}",
+    Doubt.NO_WORK: f"Nothing else repeated in these steps: the program may be building something. {_NAME_STEPS}",
     Doubt.NEW_WORK: f"It began late in the recording, with work of another kind. Record more steps. {_NAME_STEPS}",
     Doubt.NO_STACKS: f"Without stacks, steps and the layers of one step look alike. {_NAME_STEPS}",
     Doubt.NO_SINGLE_SITE: f"All memory together grows, but no call site does so steadily. {_NAME_STEPS}",

@@ -1,4 +1,4 @@
-"""The allocator settings that were in force when something was recorded, where its file says so."""
+"""The allocator settings of a recorded program, if its file has them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _stated(trace: Trace) -> tuple[Settings, str]:
     if not stated and conf is None and "device_kind" in trace.header:
         return Settings(), "recorded with the default allocator settings"
     if not stated and conf is None:
-        return Settings(), "the file does not say which settings were in force: PyTorch's defaults are assumed"
+        return Settings(), "the file does not say which settings applied: PyTorch's defaults are assumed"
     try:
         settings = Settings.parse(str(conf or ""))
         where = "settings as the file states them"

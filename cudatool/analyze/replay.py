@@ -44,12 +44,12 @@ _SHORT = 2500  # calls, which take some milliseconds
 _PREPARED = 100  # calls: what it takes to prepare a pass of none
 
 # Why a decision differs, probably.
-_ANOTHER_FITS = "another free block fits best here: other settings were in force, or a block hides a rest"
+_ANOTHER_FITS = "another free block fits best here: other settings applied, or a block hides a rest"
 _CONTRADICTION = "the file contradicts itself"
-_ENOUGH_HERE = "there is memory enough here: a limit was in force that the file does not name"
+_ENOUGH_HERE = "there is memory enough here: a limit applied that the file does not name"
 _IN_USE_HERE = "it is in use here, or was never there"
-_NOTHING_FITS = "no free block fits here: other settings were in force, or blocks were in other pools"
-_SOMETHING_FITS = "a free block fits here: the request was for a private pool, or other settings were in force"
+_NOTHING_FITS = "no free block fits here: other settings applied, or blocks were in other pools"
+_SOMETHING_FITS = "a free block fits here: the request was for a private pool, or other settings applied"
 _STILL_IN_USE = "it is wholly free here: its pool was still in use, or a block in it is not in the file"
 
 
@@ -264,7 +264,7 @@ def _notes(replay: _Replay) -> Iterator[str]:
     if replay.tails:
         guessed = f", {len(replay.guesses):,} by a guess" if replay.guesses else ""
         which = "1 of them is" if len(replay.tails) == 1 else f"{len(replay.tails):,} of them are"
-        yield f"{which} taken to be larger than was asked for{guessed}"
+        yield f"{which} taken to be larger than requested{guessed}"
     if replay.unnamed_pools:
         segments = counted(len(replay.unnamed_pools), "freed segment")
         yield f"taken to have been in private pools: {segments}"

@@ -398,7 +398,7 @@ class _Reader:
         count = -(-np.asarray(size, np.int64) // _PAGE)
         self.pages_left -= int(count.sum()) - _PAGES_OF_RANGE * len(count)
         if self.pages_left < 0:
-            raise ValueError("more memory mapped than any card has")
+            raise ValueError("more memory mapped than any GPU has")
         owner = np.repeat(np.arange(len(count)), count)
         return begin[owner] + np.arange(len(owner)) - (np.cumsum(count) - count)[owner], owner
 
@@ -475,7 +475,7 @@ class _Reader:
             spelled = ", ".join(f"{key}={value}" for key, value in text.items())[:_MOST_NAME]
         number = self.names[spelled]
         if self.metadata.setdefault(number, text) != text:
-            self.notes.append(f"user metadata that read alike were taken for one: {spelled[:40]}")
+            self.notes.append(f"user metadata with the same text was treated as one: {spelled[:40]}")
         return number
 
     def _stack(self, frames: Sequence[Any]) -> int:
@@ -517,7 +517,7 @@ def _with_dicts(value: Any, rows: Rows, depth: int = 0, known: dict[int, Any] | 
     known = {} if known is None else known  # by identity: a small file may hold the same list a billion times
     if isinstance(value, list | dict | range) and id(value) not in known:
         if depth > _MOST_DEPTH:
-            raise ValueError("lists inside of lists, and no end of it")
+            raise ValueError("lists are nested too deeply")
         if isinstance(value, range):
             made: Any = EventColumns.of(value, rows).dicts()
         elif isinstance(value, list):

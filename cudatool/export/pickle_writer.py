@@ -46,7 +46,7 @@ class PickleWriter:
         RecursionError
             It has lists inside of lists, and no end.
         TypeError
-            It is no plain data.
+            It is not plain data.
         """
         if isinstance(value, str):
             return self._text(value)
@@ -72,7 +72,7 @@ class PickleWriter:
         if isinstance(value, dict):
             self._containers[id(value)] = self.known, value
             return _DICT + self._memoize() + _MARK + self.members(value) + _SETITEMS
-        raise TypeError(f"a {type(value).__name__} is no plain data")
+        raise TypeError(f"a {type(value).__name__} is not plain data")
 
     def members(self, members: dict[str, Any]) -> bytes:
         """Return the keys and values of a dict."""

@@ -88,9 +88,7 @@ def write(
                 file.write(ring)
             file.write(writer.members(facts) + b"u" + END)
         except RecursionError as error:
-            raise OutputError(
-                f"cannot write {path}: what it is made from has lists inside of lists, and no end"
-            ) from error
+            raise OutputError(f"cannot write {path}: its lists are nested too deeply") from error
 
 
 def _handles(trace: Trace) -> dict[int, int]:

@@ -399,7 +399,9 @@ class CUDAGraph(Owner):
             capturing = self._capture is not None
             self._abandon()
             if capturing:
-                warnings.warn("a CUDAGraph was dropped before its capture_end(): the capture is given up", stacklevel=2)
+                warnings.warn(
+                    "a CUDAGraph was dropped before its capture_end(): the capture is discarded", stacklevel=2
+                )
 
     def __repr__(self) -> str:
         state = "capturing" if self._capture is not None else "captured" if self._pool is not None else "empty"
@@ -432,7 +434,7 @@ def _pool_id(pool: PoolLike) -> tuple[int, int]:
     if isinstance(pool, MemPool):
         return pool.id
     if pool is not None and not (isinstance(pool, tuple) and [type(part) for part in pool] == [int, int]):
-        raise UsageError(f"{pool!r} is no pool; pass a graph's pool(), a graph_pool_handle() or a MemPool")
+        raise UsageError(f"{pool!r} is not a pool; pass a graph's pool(), a graph_pool_handle() or a MemPool")
     # Their first number tells the pools of single graphs from those that programs have asked for.
     return (next(_private_pools), 0) if pool in (None, (0, 0)) else pool
 

@@ -445,7 +445,7 @@ class CachingHostAllocator:
                     with self._operation():
                         self._process_events()
                 except CudatoolError:
-                    _log.exception("events of pinned memory cannot be asked about any more")
+                    _log.exception("events of pinned memory cannot be queried any more")
                     return
                 time.sleep(_POLL_INTERVAL_S)
 

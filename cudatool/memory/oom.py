@@ -76,7 +76,7 @@ def out_of_memory_error(
         text.append(f"Most is held by {_holders(live)}.")
     if reserved - allocated >= wanted and not settings.expandable_segments:
         text.append(
-            "What is unallocated lies in pieces between allocated blocks, or belongs to other streams or pools: "
+            "Unallocated memory lies in pieces between allocated blocks, or belongs to other streams or pools: "
             "CUDATOOL_ALLOC_CONF=expandable_segments:True may keep it in one piece."
         )
     else:

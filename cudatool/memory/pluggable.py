@@ -118,7 +118,7 @@ class CUDAPluggableAllocator:
         except TypeError:
             raise UsageError(f"{call} returned {found!r}, which is not an address") from None
         if not address:
-            raise OutOfMemoryError(f"{call} gave no memory for {format_bytes(size)}")
+            raise OutOfMemoryError(f"{call} returned no memory for {format_bytes(size)}")
         if address in self._live:
             raise UsageError(f"{call} returned {address:#x}, which is in use already")
         self._live[address] = size, device, stream

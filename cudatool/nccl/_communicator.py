@@ -325,7 +325,7 @@ def init_all(devices: Iterable[DeviceLike] | None = None) -> list[Communicator]:
     """
     indices = [device_index(device) for device in (range(device_count()) if devices is None else devices)]
     if not indices or len(set(indices)) < len(indices):
-        raise UsageError(f"every rank is a device of its own, not {indices}")
+        raise UsageError(f"each rank needs its own device, not {indices}")
     handles, number = library().init_all(indices), next(_ids)
     return [
         Communicator(handle, rank, len(indices), device, number)

@@ -26,8 +26,8 @@ __all__ = ["check", "core", "driver", "entry", "operation", "raise_status"]
 _ADVICE: Final = {
     "CUDA_ERROR_ILLEGAL_ADDRESS": "the context cannot be used again; fix the access and restart",
     "CUDA_ERROR_NOT_READY": "the work it asks about has not completed; synchronize first",
-    "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED": "a stream is being captured into a graph: nothing is executed meanwhile, "
-    "so nothing can be waited for or asked about; do this before or after the capture, which has failed now",
+    "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED": "a stream is being captured into a graph: captured work does not "
+    "run yet, so it cannot be waited for or queried; do this before or after the capture, which has failed now",
     "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED": "a call during the capture was not allowed, and its own error says why; "
     "the capture gives no graph",
     "CUDA_ERROR_STREAM_CAPTURE_UNJOINED": "a stream that takes part in the capture was not waited for; let the stream "
@@ -36,8 +36,8 @@ _ADVICE: Final = {
     "before the capture begins",
     "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT": "the default stream waits for every blocking stream, and one is being "
     "captured; capture a stream of cudatool's, or do this on another stream than the default one",
-    "CUDA_ERROR_CAPTURED_EVENT": "the event was recorded in a stream that was being captured, so it stands for no "
-    "work; record it again outside of the capture",
+    "CUDA_ERROR_CAPTURED_EVENT": "the event was recorded in a stream that was being captured, so it has no work "
+    "to wait for; record it again outside of the capture",
     "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": "the NVIDIA driver is older than the installed NVRTC; update the driver",
 }
 

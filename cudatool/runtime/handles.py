@@ -16,7 +16,4 @@ class Owner:
     __slots__ = ()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            f"{type(self).__name__} cannot be copied or pickled: it stands for something of the driver's, which is "
-            "given back with it"
-        )
+        raise TypeError(f"{type(self).__name__} cannot be copied or pickled: it owns a resource of the driver")

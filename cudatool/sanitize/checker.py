@@ -347,7 +347,7 @@ class _Words:
             before = self._at(defect.wait, here)
             return f"The event had not been recorded, so nothing makes {later.label} wait for {before}."
         if defect.kind is FindingKind.CAPTURED_EVENT:
-            return "The event was last recorded in a capture, so it stands for a place in a graph and for no work."
+            return "The event was last recorded in a capture, so it is a place in a graph, with no work to wait for."
         if defect.kind is FindingKind.CAPTURE_MISSED:
             return (
                 f"{self._at(there, here)} was captured and had not run when {later.label} was given this work, "

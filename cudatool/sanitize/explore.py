@@ -51,7 +51,7 @@ def device_for(device: str | None, schedule: str) -> str:
     """
     kind, _, text = (device or os.environ.get("CUDATOOL_DEVICE") or "sim").partition(":")
     if kind == "cuda":
-        raise UsageError("--explore needs the software device: a GPU cannot be told in which order to run")
+        raise UsageError("--explore needs the software device: the order of work on a GPU cannot be chosen")
     options = [item for item in filter(None, text.split(",")) if not item.startswith(("schedule=", "seed="))]
     if not any(item.startswith("threads=") for item in options):
         options.append("threads=1")  # schedules run side by side, and the order of atomics is to be the same

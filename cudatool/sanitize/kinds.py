@@ -75,14 +75,14 @@ KINDS: Final[dict[FindingKind, KindText]] = {
         "that it would have prevented.",
     ),
     FindingKind.CAPTURE_MISSED: KindText(
-        "work beside a capture that needs what was captured",
+        "work outside a capture that needs what was captured",
         "While a stream captured, the same thread gave work to a stream that took no part, and that work uses what a "
         "captured call has yet to make. It ran once, too early, and no launch of the graph repeats it. Let the stream "
         "take part: let it wait for an event recorded in the capture, and join it again at the end.",
     ),
     FindingKind.CAPTURED_EVENT: KindText(
         "a wait for an event that belongs to a captured graph",
-        "An event recorded in a capture stands for a place in the graph and for no work. Record an event after the "
+        "An event recorded in a capture is a place in the graph, with no work to wait for. Record an event after the "
         "launch of the graph and wait for that, or let the graph record one (CU_EVENT_RECORD_EXTERNAL).",
     ),
     FindingKind.OUT_OF_BOUNDS: KindText(
@@ -118,7 +118,7 @@ KINDS: Final[dict[FindingKind, KindText]] = {
         "orders them. Put a barrier between the two accesses, use atomics, or give each thread its own bytes.",
     ),
     FindingKind.BARRIER_DIVERGENCE: KindText(
-        "a barrier that not all threads come to",
+        "a barrier that not all threads reach",
         "Some threads of a block or warp wait at a barrier that others never reach: they branched around it or "
         "returned. Move the barrier out of the branch, and let no thread return before it.",
     ),

@@ -194,7 +194,7 @@ class Search:
         except NotReplayableError as refusal:
             return str(refusal)
         except _OutOfTime:
-            return f"none was found in the time that there was, by {_count(self._replays - before, 'replay')}"
+            return f"none was found in the time allowed, by {_count(self._replays - before, 'replay')}"
         if self._replays == before:
             return "no legal order exchanges the two: the memory was handed out again between them"
         return f"{_count(self._replays - before, 'replay')}, with the two either way round, gave the same bytes"

@@ -80,7 +80,7 @@ def _search_apart(races: list[Finding], trace: Trace, tape: Tape, budget_s: floa
             yield finding.fingerprint, replays.witness(finding, now + share)
 
     found = dict(apart(tape, search, deadline + _GRACE_S))
-    missing = "the replay did not end, or broke as a program does"
+    missing = "the replay did not end, or crashed"
     return {finding.fingerprint: found.get(finding.fingerprint, missing) for finding in races}
 
 

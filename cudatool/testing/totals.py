@@ -128,7 +128,7 @@ class Totals:
             tests = len({test for one, test in found if one == kind})
             write(f"{count:>6,} {kind} in {_count(tests, 'test')}", red=True)
         if possible := sum(len(report.possible) for _, report in self._reports):
-            write(f"{possible:>6,} possible: an operation may touch less than it is said to")
+            write(f"{possible:>6,} possible: an operation may access less than is assumed")
         if aside := sum(len(report.set_aside) for _, report in self._reports):
             write(f"{aside:>6,} set aside by comments, rules or the baseline")
         if not found:

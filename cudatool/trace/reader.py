@@ -287,7 +287,7 @@ class _Reader:
     def _read_payload(self, kind: int, size: int) -> bytes | memoryview:
         if kind != Chunk.RECORDS:
             if size > TABLES_BYTES:
-                raise _DamageError(f"a chunk of {size} bytes that are no events")
+                raise _DamageError(f"a chunk of {size} bytes that does not hold events")
             return self.file.read(size)
         at = self.count * RECORD.itemsize
         view = self.bytes[at : at + size]

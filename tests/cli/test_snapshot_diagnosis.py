@@ -90,7 +90,7 @@ def test_json_has_the_diagnosis_of_each_device() -> None:
 
 def test_the_size_of_the_card_tells_what_others_held(tmp_path: Path) -> None:
     path = failing(tmp_path)
-    assert "6 MiB free (with --memory SIZE" in words(run(path))
+    assert "6 MiB free (pass the GPU's memory with --memory" in words(run(path))
     text = words(run(path, "--memory", "80MiB"))
     assert "54 MiB were neither free nor reserved here: contexts, libraries, other processes" in text
 
@@ -102,7 +102,7 @@ def test_a_size_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_a_card_that_is_too_small_for_the_file_is_an_error_in_the_report() -> None:
     text = run(STREAMS, "--memory", "10MiB").stdout
-    assert "error: 66 MiB reserved is more than the card has (10 MiB)" in text
+    assert "error: 66 MiB reserved is more than the GPU has (10 MiB)" in text
 
 
 def test_doubts_about_the_file_stand_on_top(tmp_path: Path) -> None:
@@ -111,14 +111,14 @@ def test_doubts_about_the_file_stand_on_top(tmp_path: Path) -> None:
     path = tmp_path / "x.pickle"
     path.write_bytes(pickle.dumps({"segments": [], "device_traces": [trace]}))
     lines = run(path).stdout.splitlines()
-    assert lines[1] == "error: 300 GiB active is more than any card has (288 GiB) (confidence medium)"
+    assert lines[1] == "error: 300 GiB active is more than any GPU has (288 GiB) (confidence medium)"
 
 
 def test_cards_of_this_machine_are_shown_with_their_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     card = nvml.Card(0, "NVIDIA [bold]X", 100 * MIB, 30 * MIB, {41: 50 * MIB})
     monkeypatch.setattr(nvml, "cards", lambda: (card,))
     text = words(run(STREAMS))
-    assert "On this machine now, card 0: NVIDIA [bold]X 70 MiB of 100 MiB are used" in text
+    assert "On this machine now, GPU 0: NVIDIA [bold]X 70 MiB of 100 MiB are used" in text
     assert "process 41 50 MiB" in text
     assert "the driver itself, and what it does not show 20 MiB" in text
     (plain,) = json.loads(run(STREAMS, "--json").stdout)["cards"]
@@ -134,7 +134,7 @@ def test_a_card_is_split_up_for_a_program_that_still_runs() -> None:
     lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
     assert [
         "reserved by this program's allocator 20 MiB",
-        "this program beside it: context, kernels, libraries 30 MiB",
+        "this program, not its allocator: context, kernels, libraries 30 MiB",
         "other processes 1 MiB",
         "the driver itself, and what it does not show 19 MiB",
     ] == lines[-4:]

@@ -185,7 +185,7 @@ def test_lists_without_end_are_refused_and_not_written(tmp_path: Path) -> None:
     deep: list[Any] = []
     for _ in range(100):
         deep = [deep]
-    with pytest.raises(SnapshotFormatError, match="no end"):
+    with pytest.raises(SnapshotFormatError, match="nested too deeply"):
         torch_snapshot.read(dump({"segments": [], "device_traces": [], "new": deep}, tmp_path / "x"))
     snapshot = torch_snapshot.MemorySnapshot(np.zeros(0, RECORD), segments=[{"new": _nested(100_000)}])
     with pytest.raises(OutputError, match="cannot write"):

@@ -357,7 +357,7 @@ def test_out_of_memory_says_when_memory_lies_in_pieces(make: Make) -> None:
     allocator.free(addresses[0])
     allocator.free(addresses[2])
     with pytest.raises(
-        OutOfMemoryError, match=r"10 MiB reserved but unallocated\. .*What is unallocated lies in pieces"
+        OutOfMemoryError, match=r"10 MiB reserved but unallocated\. .*Unallocated memory lies in pieces"
     ):
         allocator.malloc(10 * MIB, 0)
 

@@ -773,7 +773,7 @@ def test_graphed_function_takes_its_own_places_in_another_order_or_transposed() 
 
 @pytest.mark.parametrize("pool", [5, ("a", 1), (1,)])
 def test_what_is_no_pool_is_refused(pool: Any) -> None:
-    with pytest.raises(UsageError, match="is no pool"), cudatool.graph(cudatool.CUDAGraph(), pool=pool):
+    with pytest.raises(UsageError, match="is not a pool"), cudatool.graph(cudatool.CUDAGraph(), pool=pool):
         pass
 
 

@@ -525,4 +525,4 @@ def test_full_tape_is_said_to_be_full():
 def test_search_ends_with_its_budget():
     finding = only_finding(run_cases({"raw": CASES["raw"]}, budget_s=1e-9)["raw"])
     assert finding["witness"] is None
-    assert finding["no_witness"] == "none was found in the time that there was, by 0 replays"
+    assert finding["no_witness"] == "none was found in the time allowed, by 0 replays"

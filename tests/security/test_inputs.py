@@ -217,7 +217,7 @@ def test_statistics_beside_a_snapshot_are_typed_and_said_if_they_are_not(folder:
     for facts, said in (
         ({"stats": {"a": "x"}, "memory_fraction": "half", "device_total_bytes": []}, ["memory_fraction", "device_total_bytes"]),
         ({"stats": [1]}, ["stats"]),
-        ([1], ["no JSON object"]),
+        ([1], ["not a JSON object"]),
         ({"memory_fraction": None, "other": "x"}, []),
     ):  # fmt: skip
         (folder / "x.stats.json").write_text(json.dumps(facts))

@@ -124,10 +124,10 @@ def _parse(text: str, where: str) -> Rule | None:
         term, equals, pattern = word.partition("=")
         if not equals or term not in _TERMS or not pattern:
             raise UsageError(
-                f"{where}: {quoted(word)} is no term of a rule; write for example kind=race-* file=tests/*.py"
+                f"{where}: {quoted(word)} is not a term of a rule; write for example kind=race-* file=tests/*.py"
             )
         if term in terms:
-            raise UsageError(f"{where}: {term} is there twice; one rule has one of each")
+            raise UsageError(f"{where}: {term} is given twice; a rule takes one of each")
         terms[term] = pattern
     names = [*CHECKS, *FindingKind]
     if (kind := terms.get("kind")) and not any(fnmatchcase(name, kind) for name in names):

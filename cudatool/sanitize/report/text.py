@@ -73,7 +73,7 @@ def render_text(report: Report, run: Run | None = None, *, color: bool = False, 
     blocks: list[str] = []
     for number, entry in enumerate((entry for entry in entries(report) if entry.aside is None), 1):
         if entry.level == "warning" and (not blocks or number == len(report.findings) + len(report.on_device) + 1):
-            blocks.append(style.wrap("Possible: an operation below may touch less than it is said to.", ""))
+            blocks.append(style.wrap("Possible: an operation below may access less than is assumed.", ""))
         blocks.append(style.entry(entry, f"{number}. "))
     blocks.append(style.summary(report, run))
     return "\n\n".join(blocks)
