@@ -11,7 +11,7 @@ Two tests of the events after the first one, t_1 ... t_m in a time T that begins
 those for a process of events that is watched for a fixed time:
 
 - *Silence.* At a steady rate no event falls into the last s of T with probability (1 - s/T)^m. Is that small, the
-  growth has stopped: a buffer is full, a cache is warm.
+  growth slows down; is it very small, it has stopped: a buffer is full, a cache is warm.
 - *Laplace's trend test.* At a steady rate the mean of t_i is T/2 with variance T^2/12m. Is the mean much earlier, the
   growth slows down: a workspace that grows with each new largest input. The same with the bytes as weights.
 
@@ -36,6 +36,7 @@ FEWEST_EVENTS: Final = 5
 """Windows with growth below which no rate can be told; the first of them only begins the time."""
 _SUSPICIOUS: Final = 3  # so many are worth a word
 _LEVEL: Final = 0.05  # probability below which a test rejects a steady rate
+_STOPPED: Final = 0.01  # below which it is sure that growth has ended
 _SLOW: Final = -1.645  # of a standard normal variable, the same level
 _NOT_AT_ALL: Final = -0.5
 _FELL: Final = 0.1  # of what was gained may be lost again
@@ -154,12 +155,14 @@ def _at_scale(row: Ints, scale: int) -> tuple[Growth, bool]:
             break
         begin, time = int(rises[0]), len(rise) - int(rises[0])
         silence = len(rise) - 1 - int(rises[-1])
-        if (1 - silence / time) ** (len(rises) - 1) < _LEVEL:
+        still = (1 - silence / time) ** (len(rises) - 1)
+        if still < _STOPPED:
             return Growth(Trend.BOUNDED), False
         judged = _judge(held, rises, rise[rises], time, slow)
+        ends = still < _LEVEL and judged in (Trend.GROWS, Trend.FEW)
         gain = int(rise[rises].sum())
-        growth = Growth(judged, left + begin * scale, len(rises), time, gain)
-        if judged == Trend.GROWS:
+        growth = Growth(Trend.SLOWS if ends else judged, left + begin * scale, len(rises), time, gain)
+        if ends or judged == Trend.GROWS:
             return growth, False
         falls |= judged in (Trend.RETURNS, Trend.BOUNDED)
         # What slowed down on the whole must not slow down later in the least.

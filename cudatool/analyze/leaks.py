@@ -80,7 +80,7 @@ _NAME_STEPS: Final = 'Wrap each iteration in `with cudatool.range("step"):`.'
 _WHY: Final = {
     Doubt.NOTHING_REPEATS: f"No repeated steps found. {_NAME_STEPS}",
     Doubt.FEW: "It grew too few times to tell a rate. Record more steps.",
-    Doubt.SLOWS: "It grows less and less, as a cache does while it fills. Record more steps.",
+    Doubt.SLOWS: "It grows less and less, or not at the end, as a cache does while it fills. Record more steps.",
     Doubt.GAVE_BACK: "It grew and gave back memory before; now it holds more than ever. Record more steps.",
     Doubt.GIVEN_BACK: "It grew until the last step, and the program then freed most of it. It leaks if the loop is "
     "meant to go on.",

@@ -45,6 +45,23 @@ def test_a_leak_is_found_at_its_call_site(name: str, with_ranges: bool) -> None:
     assert [expected] * len(SEEDS) == [functions(one) for one in found]
 
 
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        ("service_over_threads", 110),
+        ("exception_that_keeps_a_frame", 110),
+        ("graph_for_each_new_shape", 111),
+        ("now_and_then", 113),
+        ("input_and_mask_of_bad_batches", 113),
+        ("session_per_user", 114),
+    ],
+)
+def test_a_leak_that_happens_to_be_silent_at_the_end_is_not_called_clean(
+    name: str, seed: int, with_ranges: bool
+) -> None:
+    assert LeakVerdict.NONE != result(LEAKS[name][0], seed, with_ranges).verdict
+
+
 @pytest.mark.parametrize("name", SOUND)
 def test_what_is_no_leak_is_not_called_one(name: str, with_ranges: bool) -> None:
     found = [result(SOUND[name], seed, with_ranges) for seed in SEEDS]
