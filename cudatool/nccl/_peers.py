@@ -10,6 +10,7 @@ bytes of an array: nothing that arrives is unpickled or evaluated.
 
 from __future__ import annotations
 
+import errno
 import hmac
 import math
 import os
@@ -93,6 +94,19 @@ class Peers:
         self._arrived: dict[tuple[int, bool], deque[Message]] = {}  # by sender, and whether it is for a pair
         self._gone: set[int] = set()
         self._news = threading.Condition()
+        try:
+            self._meet_all(uid, rank)
+        except OSError as error:
+            self.close()
+            if error.errno == errno.EADDRINUSE:
+                raise UsageError(
+                    f"there is a rank {rank} of this communicator already: each rank comes once for a unique id"
+                ) from None
+            raise CudaError(f"the ranks could not meet: {error.strerror}", "CUDA_ERROR_OPERATING_SYSTEM") from error
+        threading.Thread(target=self._receive, name=f"cudatool.nccl rank {rank}", daemon=True).start()
+
+    def _meet_all(self, uid: bytes, rank: int) -> None:
+        ranks = len(self.processes)
         hello = _HELLO.pack(rank, ranks, os.getpid())
         until = time.monotonic() + _PATIENCE_S
         with socket.socket(socket.AF_UNIX) as listener:
@@ -102,7 +116,6 @@ class Peers:
                 self._meet(_connect(uid, lower, until), hello)
             for _ in range(rank + 1, ranks):
                 self._meet(_accept(listener, uid, until), hello)
-        threading.Thread(target=self._receive, name=f"cudatool.nccl rank {rank}", daemon=True).start()
 
     def _meet(self, connection: Connection, hello: bytes) -> None:
         try:

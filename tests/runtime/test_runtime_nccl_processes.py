@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
+import os
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +15,7 @@ import pytest
 
 import cudatool
 from cudatool import nccl
+from cudatool.errors import CudaError, UsageError
 from cudatool.trace.events import Kind, unpack_dims
 from cudatool.trace.reader import read
 
@@ -74,3 +78,29 @@ def test_rank_that_leaves_is_missed(device: str) -> None:
         pytest.skip("NCCL waits for ever")
     found = run(nccl_ranks.leaves_early, answers=1)
     assert "rank 1 has ended or closed its communicator" in found[0]
+
+
+def test_a_second_rank_of_one_number_is_refused(device: str) -> None:
+    if device == "cuda":
+        pytest.skip("what two ranks of one number do with NCCL is NCCL's")
+    from cudatool.nccl import _peers
+
+    uid = nccl.unique_id()
+    with socket.socket(socket.AF_UNIX) as first:
+        first.bind(_peers._address(uid, 1))
+        with pytest.raises(UsageError, match="there is a rank 1 of this communicator already"):
+            _peers.Peers(SIZE, uid, 1)
+
+
+def test_ranks_that_cannot_meet_name_the_systems_reason(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if device == "cuda":
+        pytest.skip("NCCL has its own errors")
+    from cudatool.nccl import _peers
+
+    def no_descriptor(*_: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(_peers, "_connect", no_descriptor)
+    with pytest.raises(CudaError, match="the ranks could not meet: Too many open files") as caught:
+        _peers.Peers(SIZE, nccl.unique_id(), 1)
+    assert "CUDA_ERROR_OPERATING_SYSTEM" == caught.value.name
