@@ -188,7 +188,8 @@ class Defects:
         """
         first, second = old.operation, new.operation
         pair = first.record, second.record
-        defect = self.found.get(self._key(kind, old.exact and new.exact, _maker(old), _maker(new), pair, buffer))
+        made = pair if old.node < 0 and new.node < 0 and old.host < 0 and new.host < 0 else (_maker(old), _maker(new))
+        defect = self.found.get(self._key(kind, old.exact and new.exact, *made, pair, buffer))
         if defect is None:
             return False
         defect.add(pair, (first.agent, second.agent))
@@ -207,7 +208,7 @@ class Defects:
         stack = stacks[buffer.record] if buffer is not None else 0
         one, other = (kinds[first], names[first], stacks[first]), (kinds[second], names[second], stacks[second])
         key: Key = (kind, exact, stack, one, other)
-        if launches and launches != (first, second):
+        if launches and (launches[0] != first or launches[1] != second):
             key += tuple([column[record] for record in launches for column in self._sites])
         return key
 

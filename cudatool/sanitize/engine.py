@@ -304,28 +304,30 @@ class Engine:
 
     def _enqueue_work(self, row: Row, known: Sequence[Access], ignored: int = 0) -> None:
         """Append an operation. It touches what its ACCESS records say, or else `known`, except in mode `ignored`."""
-        if row.stream in self.graphs.captures:  # captured work does not execute now (cuStreamBeginCapture)
-            self._launches.capture(row, [access for access in row.accesses or known if not access.mode & ignored])
+        # Once, as reading a named field takes as long as a call.
+        record, kind, _, flags, thread, stream_id, correlation, stack, _, _, _, _, _, accesses = row
+        if stream_id in self.graphs.captures:  # captured work does not execute now (cuStreamBeginCapture)
+            self._launches.capture(row, [access for access in accesses or known if not access.mode & ignored])
             return
-        agent = stream = self.streams.get(row.stream)
+        agent = stream = self.streams.get(stream_id)
         if stream is None or agent is None:
             self.unknown_streams += 1
             return
         if self.repairs is not None:
             self.repair(row, stream)
         self.operations += 1
-        host = self.hosts[row.thread]
-        if row.flags and row.kind == Kind.KERNEL_LAUNCH:
-            serialized = self.repairs is not None and row.stack in self.repairs.serialized
+        host = self.hosts[thread]
+        if flags and kind == Kind.KERNEL_LAUNCH:
+            serialized = self.repairs is not None and stack in self.repairs.serialized
             agent = self._dependents.enqueue(row, host, stream, self.ordering, serialized=serialized)
         else:
-            self.ordering.enqueue(host, stream, row.record)
-        if row.accesses is not None:
-            known = row.accesses
-        elif row.kind in LAUNCHES:
+            self.ordering.enqueue(host, stream, record)
+        if accesses is not None:
+            known = accesses
+        elif kind in LAUNCHES:
             self.unchecked += 1
         if known:
-            operation = Operation(agent.index, agent.count, agent.clock, row.record)
+            operation = Operation(agent.index, agent.count, agent.clock, record)
             access = self.access if self.aliases else self._access
             for touched in known:
                 if not touched.mode & ignored:
@@ -334,9 +336,9 @@ class Engine:
             if self.graphs.captures:
                 self._launches.note_eager(row, known)
         if agent is not stream:
-            self.ordering.merge(stream, agent, row.record)
-        if row.correlation in self._telling:
-            self._telling[row.correlation] = stream.done
+            self.ordering.merge(stream, agent, record)
+        if correlation in self._telling:
+            self._telling[correlation] = stream.done
 
     def _host_access(self, row: Row) -> None:
         """The host itself reads or writes memory that the device can reach."""
@@ -585,6 +587,9 @@ class Engine:
     def repair(self, row: Row, agent: Agent) -> None:
         """Let `agent` wait for what the repairs say it should wait for at this call site."""
         assert self.repairs is not None
-        for other in self.repairs.waits.get((row.stack, agent.index), ()):
-            for moment in self.ordering.position(self.agents[other]):
+        for index in self.repairs.waits.get((row.stack, agent.index), ()):
+            other = self.agents[index]
+            if not other.peers and agent.clock[index] >= other.count:
+                continue
+            for moment in self.ordering.position(other):
                 self.ordering.learn(agent, moment, row.record)

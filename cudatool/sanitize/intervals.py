@@ -339,7 +339,9 @@ class History:
             self._sweep()
         low = self._first(new.start)
         if low == len(self._starts) or self._starts[low] >= new.stop:  # bytes that nothing has touched
-            self._put(low, low, [Segment(new.start, new.stop, [new])])
+            segment = self._at[new.start] = Segment(new.start, new.stop, [new])
+            self._starts.insert(low, new.start)
+            self._segments.insert(low, segment)
             return
         low, high = self._cut(new.start, new.stop)
         alone = high - low > 1
@@ -387,7 +389,8 @@ class History:
                     conflicts += 1
                     if conflicts == _CONFLICTS and clock[other] < epoch:
                         kept.append(old)
-                        break
+                        kept += remaining
+                        return
                 if clock[other] < epoch:  # in no order
                     kept.append(old)
                     continue
@@ -395,7 +398,6 @@ class History:
                 continue
             if self._host is None or self._host.clock[other] < epoch:
                 kept.append(old)
-        kept += remaining
 
     def _touch_calm(self, segment: Segment, calm: dict[int, list[Access]], new: Access, conflict: Conflict) -> None:
         for mode, accesses in calm.items():

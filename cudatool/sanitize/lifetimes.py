@@ -76,6 +76,11 @@ class Buffers:
         """Enter `buffer` and return those that it replaces. One without a byte holds no address."""
         if buffer.stop <= buffer.start:
             return []
+        if not self._buffers or self._buffers[-1].stop <= buffer.start:  # mostly addresses go up
+            self.at[buffer.start] = buffer
+            self._starts.append(buffer.start)
+            self._buffers.append(buffer)
+            return []
         low, high = self._range(buffer.start, buffer.stop)
         replaced = self._buffers[low:high]
         for old in replaced:
