@@ -62,7 +62,7 @@ class Case:
         self.random = random.Random(seed)
         self.block, self.blocks = self.random.choice(SHAPES), self.random.choice((1, 1, 2, 3))
         self.accesses: list[Access] = []
-        self.code: list[Access | Loop | str] = []
+        self.code: list[Access | Loop | str] = ["fence"] if self.random.random() < 0.2 else []  # orders nothing alone
         for _ in range(self.random.randrange(1, 6)):
             what = self.random.random()
             if what < 0.25:
@@ -140,7 +140,7 @@ mov.b16 %h0, 7;
 
     def statement(self, item: Access | str, before: int) -> list[str]:
         if isinstance(item, str):
-            return ["bar.sync 0;"]
+            return ["bar.sync 0;" if item == "barrier" else "membar.gl;"]
         a, r, d = item, 20 + 8 * item.number, 20 + 8 * item.number
         text = [
             f"mul.lo.s32 %r{r}, %r0, {a.tx};",
@@ -200,7 +200,7 @@ mov.b16 %h0, 7;
             for turn in range(item.rounds if isinstance(item, Loop) else 1):
                 for one in item.body if isinstance(item, Loop) else [item]:
                     if isinstance(one, str):
-                        phase += 1
+                        phase += one == "barrier"
                     else:
                         note(one, turn)
         found: dict[tuple[int, int], set[tuple[int, int]]] = {}

@@ -126,6 +126,22 @@ def test_of_kernels_that_compute_addresses_from_indices_nothing_is_looked_at(ker
     assert 0.9 < part_left_out(kernels["matmul"], "QQQi", A, B, C, 256, **tiles) < 1
 
 
+def test_fences_and_barriers_that_may_part_leave_threads_their_own_elements(ptx_of):
+    kernel = jit.load(
+        ptx_of("""extern "C" __global__ void own(int *a, int n) {
+            __shared__ int mine[64];
+            mine[threadIdx.x] = a[64 * blockIdx.x + threadIdx.x];
+            if (n > 1) __syncthreads();
+            else { __threadfence(); __syncwarp(); __syncthreads(); }
+            mine[threadIdx.x] += 1;
+            a[64 * blockIdx.x + threadIdx.x] = mine[threadIdx.x] + mine[0];
+        }""")
+    ).kernels["own"]
+    launch = {"grid": (8, 1, 1), "block": (64, 1, 1)}
+    # All but the two writes of its own elements, which meet the read of the first one, and that read.
+    assert 1 / 2 == part_left_out(kernel, "Qi", A, 2, **launch)
+
+
 def test_arguments_that_overlap_are_looked_at(kernels):
     line = {"grid": (64, 1, 1), "block": (256, 1, 1)}
     some = part_left_out(kernels["vecadd"], "QQQi", A, B, A + 4, 1 << 14, **line)

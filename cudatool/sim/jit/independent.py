@@ -8,10 +8,11 @@ such accesses the launch's arguments decide before it runs where each thread's l
   does: a branch leaves accesses out, it adds none;
 - an access to shared memory is independent if no other thread of its block can meet it between the same two barriers,
   unless both read: in a stretch without writes, all reads are independent, wherever they are. It must be certain that
-  all threads are in one stretch at a time: one barrier at most follows each (threads that end do nothing more).
+  all threads are in one stretch at a time: barriers are of the whole block (``Order.plain``), and one at most follows
+  each (threads that end do nothing more). Else the whole kernel is one stretch.
 
-Accesses that are independent have no instrumentation; the engine sees all others. This is for kernels that know
-nothing but barriers of the whole block (``Order.plain``). Whatever is not followed counts as meeting everything.
+Accesses that are independent have no instrumentation; the engine sees all others. Whatever is not followed counts as
+meeting everything.
 
 In every kernel it helps to know where all its writes are: code looks at the others' addresses and leaves out reads of
 memory that no thread of the launch writes. And where all of the memory that an access may touch can be used, or has
@@ -80,12 +81,11 @@ class Independent:
     def __init__(self, function: Function, parameters: dict[str, int], *, plain: bool) -> None:
         self._addresses = AffineAddresses(function, parameters)
         self._sites = self._addresses.sites or ()
-        self._plain = plain
-        self._stretches = self._find_stretches(function) if plain else None
+        self._stretches = self._find_stretches(function) if plain else [list(range(len(self._sites)))]
         self._known: dict[tuple[object, ...], OfLaunch] = {}
 
-    def _find_stretches(self, function: Function) -> list[list[int]] | None:
-        """Return the sites that can execute between two barriers, for each first one; None if threads may part."""
+    def _find_stretches(self, function: Function) -> list[list[int]]:
+        """Return the sites that can execute between two barriers, for each first one; all sites if threads may part."""
         code = function.instructions
         barriers = {
             index
@@ -108,7 +108,7 @@ class Independent:
                 index for number in blocks for index in range(flow.blocks[number].start, flow.blocks[number].stop)
             }
             if len(inside & barriers) > 1:
-                return None
+                return [list(range(len(self._sites)))]
             stretches.append([number for number, site in enumerate(self._sites) if site.index in inside])
         return stretches
 
@@ -167,15 +167,12 @@ class Independent:
         reaches = tuple(_reach(site, form, extents) for site, form in places if form is not None)
         unknown = {site.line for site, form in places if form is None}
         followed = frozenset(reach.line for reach in reaches) - unknown
-        return OfLaunch(self._lines(places, extents) if self._plain else frozenset(), written, reaches, followed)
+        return OfLaunch(self._lines(places, extents), written, reaches, followed)
 
     def _lines(self, places: list[tuple[Site, Form | None]], extents: tuple[int, ...]) -> frozenset[int]:
         bad = {site.line for site, _ in places if not site.weak}
         groups = [([*range(len(places))], "global", extents)]
-        if self._stretches is None:
-            bad |= {site.line for site, _ in places if site.space != "global"}
-        else:
-            groups += [(stretch, "shared", (*extents[:3], 1, 1, 1)) for stretch in self._stretches]
+        groups += [(stretch, "shared", (*extents[:3], 1, 1, 1)) for stretch in self._stretches]
         compared = 0
         for group, space, within in groups:
             here = [places[number] for number in group if places[number][0].space in (space, GENERIC)]
