@@ -6,9 +6,10 @@ leaves it uncompiled, so that what is edited is what runs, and so does CUDATOOL_
 
 import os
 import sys
+import sysconfig
 import warnings
 
-from setuptools import Extension, setup
+from setuptools import Distribution, Extension, setup
 
 POLICY = [
     f"cudatool/memory/{name}.py"
@@ -65,4 +66,18 @@ def compiled_policy() -> list[Extension]:
     return extensions
 
 
-setup(ext_modules=[*libraries, *compiled_policy()])
+class WithDataFiles(Distribution):
+    """An editable install asks for ``has_data``, which no distribution has, and would leave the data files out."""
+
+    def has_data(self) -> bool:
+        return self.has_data_files()
+
+
+# Python itself reads cudatool_child.pth as it starts (cudatool/processes): it belongs beside the packages.
+site_packages = os.path.relpath(sysconfig.get_path("purelib"), sysconfig.get_path("data"))
+
+setup(
+    distclass=WithDataFiles,
+    ext_modules=[*libraries, *compiled_policy()],
+    data_files=[(site_packages, ["cudatool/cudatool_child.pth"])],
+)

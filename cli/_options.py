@@ -21,6 +21,7 @@ __all__ = [
     "force_option",
     "html_option",
     "is_page",
+    "no_children_option",
     "page_option",
     "range_options",
     "size_of",
@@ -94,6 +95,14 @@ def page_option(help: str) -> Callable[[_F], _F]:
 
 
 force_option = option("-f", "--force", is_flag=True, group="Output", help="Overwrite files that exist.")
+
+no_children_option = option(
+    "--no-children",
+    is_flag=True,
+    group="Recording",
+    help="Record the program's own process alone. Otherwise each Python process that it starts and that uses a device "
+    "has a trace of its own.",
+)
 
 
 def range_options(function: _F) -> _F:

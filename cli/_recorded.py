@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -15,14 +15,18 @@ from cudatool.cli._supervised import Supervised
 from cudatool.errors import CudatoolError, UsageError
 from cudatool.files import KeptDescriptor
 from cudatool.recording import record
+from cudatool.sanitize import check
 from cudatool.trace import reader
+from cudatool.trace.family import children_of
+from cudatool.trace.model import Ending
 from cudatool.workload import Start, Workload
 
 if TYPE_CHECKING:
     from cudatool.cli._proof import Proof
+    from cudatool.sanitize import Report
     from cudatool.trace.model import Trace
 
-__all__ = ["trace_of"]
+__all__ = ["checked", "trace_of"]
 
 
 def trace_of(
@@ -30,10 +34,13 @@ def trace_of(
     device: str | None,
     checks: Collection[str],
     proof: Proof,
-) -> tuple[Trace, int, bool]:
+    *,
+    children: bool = True,
+) -> tuple[list[Trace], int, bool]:
     """Return the trace that `workload` names, or that it leaves when it runs under `checks`.
 
-    Also its exit status, and whether the trace was there before.
+    After it come those of the processes that it started, if `children` are wanted. Also its exit status, and whether
+    the trace was there before.
 
     `proof` has the tape for the recording. What the workload prints goes to stderr.
     """
@@ -45,7 +52,7 @@ def trace_of(
             if program.arguments:
                 raise UsageError("a trace takes no arguments")
             proof.refuse_trace()
-            return with_events(reader.read(target)), 0, True
+            return _family(with_events(reader.read(target)), children), 0, True
         if target.endswith(".ctrace"):
             reader.read(target)  # says what is wrong with it
         refuse_recording(target)
@@ -57,11 +64,18 @@ def trace_of(
         in_kernels = [check for check in checks if check not in ("race", "leak")]
         supervised = Supervised()
         if supervised.status is not None:  # the program left without coming to its end
-            return _left_behind(path), supervised.status, False
+            return _family(_left_behind(path), children), supervised.status, False
         try:
             with (
                 _stdout_for_the_report() as stdout,
-                record(path, device=device, measure_accesses="race" in checks, checks=in_kernels, tape=proof.tape),
+                record(
+                    path,
+                    device=device,
+                    measure_accesses="race" in checks,
+                    checks=in_kernels,
+                    tape=proof.tape,
+                    children=children,
+                ),
             ):
                 proof.begin()
                 status = program.run()
@@ -72,9 +86,22 @@ def trace_of(
             raise
         if stdout.number is None or not supervised.came_to_its_end():
             os._exit(status)  # the program closed what the report would go to: the parent has it
-        return reader.read(path), status, False
+        return _family(reader.read(path), children), status, False
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def checked(traces: Sequence[Trace], checks: Collection[str], proof: Proof, *, bounded: bool = False) -> list[Report]:
+    """Return the report of each process of a program, whose own comes first."""
+    first, *others = traces
+    beside = {int(trace.header["pid"]) for trace in others if "pid" in trace.header}
+    reports = [proof.proven(check(first, checks, bounded=bounded, beside=beside), first)]
+    closed = first.ending is Ending.CLOSED  # then it lists the processes that others started, too
+    return reports + [check(trace, checks, bounded=bounded, beside=() if closed else beside) for trace in others]
+
+
+def _family(trace: Trace, children: bool) -> list[Trace]:
+    return [trace, *(children_of(trace) if children else ())]
 
 
 def _left_behind(path: str) -> Trace:

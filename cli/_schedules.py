@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 import click
 
 from cudatool.cli._proof import Proof
-from cudatool.cli._recorded import trace_of
+from cudatool.cli._recorded import checked, trace_of
 from cudatool.errors import CudatoolError, UsageError
 from cudatool.progress import QUIET
-from cudatool.sanitize import check, parse_checks, render_json
+from cudatool.sanitize import joined_processes, parse_checks, render_json
 from cudatool.sanitize.explore import Run, device_for, joined, report_from_json, schedules
 from cudatool.sanitize.findings import Gap, GapKind, Report
 from cudatool.sanitize.report.views import ended
@@ -38,9 +38,12 @@ class _Job:
     checks: str
     budget_s: float | None
     workload: tuple[str, ...]
+    children: bool
 
 
-def explored(proof: Proof, device: str | None, checks: str, workload: tuple[str, ...]) -> tuple[Report, int]:
+def explored(
+    proof: Proof, device: str | None, checks: str, workload: tuple[str, ...], *, children: bool
+) -> tuple[Report, int]:
     """Return one report of the program under all schedules, and its first exit status that is not 0.
 
     As many run at a time as there are processors. On stderr stand a line of progress now and then, and what the
@@ -56,7 +59,7 @@ def explored(proof: Proof, device: str | None, checks: str, workload: tuple[str,
     if program.start is Start.SCRIPT and os.path.isfile(program.target) and reader.is_trace(program.target):
         proof.refuse_trace()
     program.check()
-    report = _explored(device, proof.schedules, _Job(checks, proof.budget_s, workload))
+    report = _explored(device, proof.schedules, _Job(checks, proof.budget_s, workload, children))
     return report, next((run.status for run in report.schedules if run.status), 0)
 
 
@@ -123,8 +126,8 @@ def answer() -> None:
 def _answer(device: str, job: _Job) -> dict[str, object]:
     checks = parse_checks(job.checks)
     proof = Proof(budget_s=job.budget_s, schedules=None)
-    trace, status, _ = trace_of(tuple(job.workload), device, checks, proof)
-    report = proof.proven(check(trace, checks), trace)
+    traces, status, _ = trace_of(tuple(job.workload), device, checks, proof, children=job.children)
+    report = joined_processes(traces, checked(traces, checks, proof))
     if status:
         report = report.of_failed(ended(status))
     return {"report": render_json(report), "status": status}

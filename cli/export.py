@@ -10,11 +10,11 @@ import click
 from cudatool import analyze
 from cudatool.cli._command import command, option
 from cudatool.cli._options import force_option, range_options, source_argument
-from cudatool.cli._part import part_of
-from cudatool.cli._sources import newest, read_trace, say_notes
+from cudatool.cli._sources import beside, newest, read_family, say_notes
 from cudatool.cli._text import messages
 from cudatool.export import perfetto, sqlite, torch_pickle
 from cudatool.files import check_outputs
+from cudatool.trace.family import process_name
 from cudatool.units import format_bytes
 
 __all__ = ["export"]
@@ -66,19 +66,21 @@ def export(
     source = source or newest()
     ending, following = _FORMATS[kind]
     path = output or _beside(source, ending)
-    check_outputs([path], [source], force=force)
-    trace = part_of(read_trace(source), events, time)
-    if kind == "torch":
-        state = analyze.segments_at(analyze.blocks(trace), analyze.segments(trace), len(trace.records) - 1)
-        torch_pickle.write(path, trace, analyze.torch_segments(trace, state), analyze.torch_settings(trace))
-    elif kind == "perfetto":
-        perfetto.write(path, trace)
-    else:
-        sqlite.write(path, trace)
-
+    traces = read_family(source, events, time)
+    paths = [path, *(Path(beside(str(path), trace)) for trace in traces[1:])]
+    check_outputs(paths, [source], force=force)
     said = messages()
-    say_notes(trace)
-    said.print(f"Wrote {path} ({format_bytes(path.stat().st_size)})", markup=False)
+    for trace, written in zip(traces, paths, strict=True):
+        if kind == "torch":
+            state = analyze.segments_at(analyze.blocks(trace), analyze.segments(trace), len(trace.records) - 1)
+            torch_pickle.write(written, trace, analyze.torch_segments(trace, state), analyze.torch_settings(trace))
+        elif kind == "perfetto":
+            perfetto.write(written, trace)
+        else:
+            sqlite.write(written, trace)
+        say_notes(trace)
+        of_process = f"; {process_name(trace)}" if len(traces) > 1 else ""
+        said.print(f"Wrote {written} ({format_bytes(written.stat().st_size)}{of_process})", markup=False)
     said.print(f"Next: {following.format(path=shlex.quote(str(path)))}", markup=False)
 
 

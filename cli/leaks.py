@@ -10,10 +10,10 @@ from cudatool import analyze
 from cudatool.analyze import LeakVerdict
 from cudatool.cli._command import command, option
 from cudatool.cli._options import range_options, source_argument
-from cudatool.cli._part import part_of
-from cudatool.cli._sources import newest, read_trace, say_notes
+from cudatool.cli._sources import newest, read_family, say_notes
 from cudatool.cli._text import counted, echo_json, new_table, plain, print_rest, results
 from cudatool.progress import step
+from cudatool.trace.family import process_name
 from cudatool.units import format_bytes
 
 if TYPE_CHECKING:
@@ -51,21 +51,29 @@ def leaks(source: Path | None, as_json: bool, events: str | None, time: str | No
     """
 
     with step("cudatool leaks"):  # the two seconds until progress shows begin here
-        trace = part_of(read_trace(source or newest()), events, time)
-        say_notes(trace)
-        found = analyze.leaks_of(trace)
+        traces = read_family(source or newest(), events, time)
+        for trace in traces:
+            say_notes(trace)
+        found = [analyze.leaks_of(trace) for trace in traces]
     if as_json:
-        document = {"schema": "cudatool.leaks/1", "source": trace.source, "devices": [one.as_dict() for one in found]}
-        echo_json(document)
+        own, *others = (
+            {"source": trace.source, "devices": [one.as_dict() for one in each]}
+            for trace, each in zip(traces, found, strict=True)
+        )
+        echo_json({"schema": "cudatool.leaks/1", **own, "processes": others})
     else:
         console = results()
-        for one in found:
-            _print(console, one)
-        if not found:
-            console.print("Could not tell: no device memory was allocated.")
-    if any(one.verdict == analyze.LeakVerdict.LEAKS for one in found):
+        for trace, each in zip(traces, found, strict=True):
+            if len(traces) > 1:
+                console.rule(process_name(trace), align="left")
+            for one in each:
+                _print(console, one)
+            if not each:
+                console.print("Could not tell: no device memory was allocated.")
+    verdicts = [one.verdict for each in found for one in each]
+    if LeakVerdict.LEAKS in verdicts:
         sys.exit(1)
-    if not found or any(one.verdict == analyze.LeakVerdict.UNCLEAR for one in found):
+    if not verdicts or LeakVerdict.UNCLEAR in verdicts:
         sys.exit(_UNCLEAR)
 
 

@@ -10,14 +10,24 @@ from typing import TYPE_CHECKING
 
 from cudatool.cli._command import Files, command, option
 from cudatool.cli._last_words import last_words
-from cudatool.cli._options import BESIDE, device_option, force_option, html_option, is_page, workload_arguments
+from cudatool.cli._options import (
+    BESIDE,
+    device_option,
+    force_option,
+    html_option,
+    is_page,
+    no_children_option,
+    workload_arguments,
+)
 from cudatool.cli._pages import open_page
-from cudatool.cli._sources import refuse_recording
+from cudatool.cli._sources import beside, refuse_recording
 from cudatool.cli._text import counted, messages, plain, say
 from cudatool.files import check_outputs, open_standard_files
 from cudatool.recording import record
 from cudatool.text import printable, short_names
 from cudatool.trace.events import Kind, WarningFlag
+from cudatool.trace.family import children_of, process_name
+from cudatool.trace.model import Ending
 from cudatool.trace.reader import read
 from cudatool.units import format_bytes, format_time
 from cudatool.workload import Start, Workload
@@ -28,8 +38,9 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _MOST = 5  # rows of each part of the table
+_MOST_CHILDREN = 16  # traces that are named
 _NOTHING = (
-    "No CUDA activity was recorded. Recorded are, in this process and not in those that it starts:",
+    "No CUDA activity was recorded. Recorded are:",
     "- the calls of cudatool's runtime",
     "- on a GPU, what PyTorch does, and through CUPTI what any library asks of the driver",
     "- on the software device, the driver calls of cuda.core and cuda.bindings",
@@ -66,6 +77,7 @@ _NOTHING = (
     help="Also record which bytes the operations access, so that `cudatool sanitize TRACE` can look for races. Kernels "
     "run slower on the software device.",
 )
+@no_children_option
 def run(
     output: str | None,
     force: bool,
@@ -74,13 +86,15 @@ def run(
     opens: bool,
     no_stacks: bool,
     accesses: bool,
+    no_children: bool,
     workload: tuple[str, ...],
 ) -> None:
     """Run a Python program and record what it does on the device.
 
     The program runs as `python` would run it: arguments, __main__, exit status and tracebacks are its own. Recorded
     are the operations of cudatool's runtime, on a GPU what the program does through PyTorch, and on the software
-    device the driver calls of any cuda.core or cuda.bindings program.
+    device the driver calls of any cuda.core or cuda.bindings program. Python processes that it starts are recorded,
+    too: each that uses a device has a trace beside the program's, with its process id in the name.
     """
 
     if html and workload[:1] not in (("-m",), ("-c",)) and not is_page(html):
@@ -95,7 +109,14 @@ def run(
     shown = _short(path)
     survives = f"cudatool: the program ended at once; its trace is {shown} (cudatool snapshot {shlex.quote(shown)})"
     with (
-        record(path, device=device, with_stacks=not no_stacks, measure_accesses=accesses, force=force) as recorder,
+        record(
+            path,
+            device=device,
+            with_stacks=not no_stacks,
+            measure_accesses=accesses,
+            force=force,
+            children=not no_children,
+        ) as recorder,
         last_words(printable(survives)),
     ):
         status = program.run()
@@ -103,11 +124,13 @@ def run(
         recorder.add_facts({"exit_status": status})
 
     trace = read(path)
+    children = children_of(trace)
     _print_summary(trace, status)
     _wrote(path)
+    _say_children(children)
     if reason := trace.header.get("cupti_error"):
         say(f"Not all of what the program's libraries do on the GPU is recorded: {printable(reason)}")
-    if not len(trace.records) and not status:
+    if not (len(trace.records) or children or status):
         for line in _NOTHING:
             say(line)
     if page:
@@ -115,9 +138,12 @@ def run(
 
         viz.write_page(trace, page)
         _wrote(page)
+        for child in children:
+            viz.write_page(child, beside(page, child))
+            _wrote(beside(page, child))
         if opens:
             open_page(page)
-    elif len(trace.records):
+    elif len(trace.records) or children:
         say(f"Next: cudatool snapshot {shlex.quote(_short(path))} --html")
     sys.exit(status)
 
@@ -130,6 +156,14 @@ def _short(path: str) -> str:
 def _wrote(path: str) -> None:
 
     say(f"Wrote {_short(path)} ({format_bytes(Path(path).stat().st_size)})")
+
+
+def _say_children(children: list[Trace]) -> None:
+    for child in children[:_MOST_CHILDREN]:
+        running = "; it is still running" if child.ending is Ending.GROWING else ""
+        say(f"Wrote {_short(child.source)} ({printable(process_name(child))}{running})")
+    if len(children) > _MOST_CHILDREN:
+        say(f"and {len(children) - _MOST_CHILDREN:,} more traces of processes beside it")
 
 
 def _print_summary(trace: Trace, status: int) -> None:

@@ -6,26 +6,32 @@ import math
 import os
 import sys
 from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
 from cudatool.cli._acceptance import Acceptance, acceptance_options
 from cudatool.cli._command import Listed, command, option
-from cudatool.cli._options import device_option, page_option, workload_arguments
+from cudatool.cli._options import device_option, no_children_option, page_option, workload_arguments
 from cudatool.cli._pages import open_page
 from cudatool.cli._proof import Proof, proof_options
-from cudatool.cli._recorded import trace_of
+from cudatool.cli._recorded import checked, trace_of
 from cudatool.cli._schedules import explored
+from cudatool.cli._sources import beside
 from cudatool.cli._text import say
 from cudatool.errors import UsageError
-from cudatool.sanitize import Outcome, Outputs, Run, check, parse_checks, render_text
+from cudatool.sanitize import Outcome, Outputs, Run, joined_processes, of_process, parse_checks, render_text
 from cudatool.sanitize.kinds import CHECKS
 from cudatool.sanitize.places import project_root, recorded_at
 from cudatool.sanitize.report.outputs import FORMATS
 from cudatool.sanitize.report.views import ended
 from cudatool.trace.frames import user_files
 from cudatool.workload import Workload
+
+if TYPE_CHECKING:
+    from cudatool.sanitize import Report
+    from cudatool.trace.model import Trace
 
 __all__ = ["sanitize"]
 
@@ -93,6 +99,7 @@ def _formats() -> list[str]:
 @option(
     "--strict", is_flag=True, group="Output", help="Exit with status 2 also if only a part of the work was not checked."
 )
+@no_children_option
 @acceptance_options
 @proof_options
 def sanitize(
@@ -105,6 +112,7 @@ def sanitize(
     error_exitcode: int,
     allow_empty: bool,
     strict: bool,
+    no_children: bool,
     acceptance: Acceptance,
     proof: Proof,
     workload: tuple[str, ...],
@@ -126,7 +134,7 @@ def sanitize(
     What the program prints goes to stderr: stdout has the report alone. Files are written whole or not at all.
 
     The last line of the report is the verdict. It also says what was not checked: launches whose accesses are not
-    known, child processes, checks that the device cannot make.
+    known, child processes that could not be recorded, checks that the device cannot make.
 
     Exit status: 0 nothing found in what was checked, 1 findings (or --error-exitcode), 2 it could not be done, nothing
     was checked, or the recording is incomplete, 3 the workload itself failed,
@@ -147,11 +155,18 @@ def sanitize(
     if proof.schedules is not None:
         if html:
             raise UsageError("--html shows one run: leave out --explore")
-        trace, files, report, status = None, [], *explored(proof, device, checks, workload)
+        traces: list[Trace] = []
+        reports: list[Report] = []
+        files: list[str] = []
+        trace = None
+        report, status = explored(proof, device, checks, workload, children=not no_children)
     else:
-        trace, status, was_there = trace_of(workload, device, wanted, proof)
-        files = [] if was_there else user_files(trace)  # of a stranger's trace only what findings point to
-        report = proof.proven(check(trace, wanted, bounded=was_there), trace)
+        traces, status, was_there = trace_of(workload, device, wanted, proof, children=not no_children)
+        trace = traces[0]
+        # Of a stranger's trace only what findings point to.
+        files = [] if was_there else list(dict.fromkeys(file for one in traces for file in user_files(one)))
+        reports = checked(traces, wanted, proof, bounded=was_there)
+        report = joined_processes(traces, reports)
     if status:
         report = report.of_failed(ended(status))
     complete = not status and report.outcome not in (Outcome.NOT_CHECKED, Outcome.INCOMPLETE)
@@ -166,8 +181,10 @@ def sanitize(
         if html and trace is not None:
             from cudatool import viz  # only a page needs it
 
-            viz.write_page(trace, html, report)
-            written.append(html)
+            for index, (one, own) in enumerate(zip(traces, reports, strict=True)):
+                page = beside(html, one) if index else html
+                viz.write_page(one, page, of_process(report, own) if len(traces) > 1 else report)
+                written.append(page)
         for path in written:
             say(f"Wrote {os.path.relpath(path)}")
         if html and opens and trace is not None:

@@ -11,14 +11,14 @@ from cudatool import analyze
 from cudatool.cli._command import Files, command, option
 from cudatool.cli._options import BESIDE, force_option, html_option, is_page, range_options, size_of, source_argument
 from cudatool.cli._pages import open_page
-from cudatool.cli._part import part_of
 from cudatool.cli._snapshot_text import print_report
-from cudatool.cli._sources import newest, read_trace
+from cudatool.cli._sources import beside, newest, read_family
 from cudatool.cli._text import echo_json, messages, results
 from cudatool.collect import nvml
 from cudatool.export import torch_pickle
 from cudatool.files import check_outputs
 from cudatool.progress import step
+from cudatool.trace.family import process_name
 from cudatool.units import format_bytes
 
 if TYPE_CHECKING:
@@ -88,23 +88,36 @@ def snapshot(
 
     size = size_of(memory, "--memory")
     with step("cudatool snapshot"):  # the two seconds until progress shows begin here
-        trace = part_of(read_trace(source), events, time)
-        report = analyze.report(trace, total=dict.fromkeys(range(_MOST_DEVICES), size))
+        total = dict.fromkeys(range(_MOST_DEVICES), size)
+        reports = [analyze.report(trace, total=total) for trace in read_family(source, events, time)]
+    report, *others = reports
+    pages = [(page, report), *((Path(beside(str(page), other.trace)), other) for other in others)] if page else []
+    check_outputs([other for other, _ in pages], [source], force=force)
     cards = _cards(report)
     said = messages()
     try:
         if as_json:
             document = {"schema": "cudatool.snapshot/1", **report.as_dict(), "cards": [asdict(card) for card in cards]}
-            echo_json(document)
+            of_processes = [{"process": process_name(other.trace), **other.as_dict()} for other in others]
+            echo_json({**document, "processes": of_processes} if others else document)
         else:
-            print_report(results(), report, cards)
+            console = results()
+            if others:
+                console.rule(process_name(report.trace), align="left")
+            print_report(console, report, cards)
+            for other in others:
+                console.print()
+                console.rule(process_name(other.trace), align="left")
+                print_report(console, other, ())
     finally:  # the files are written even if who reads stdout has gone
         if page is not None:
             from cudatool import viz  # only a page needs it
 
-            with step(f"writing {page}"):
-                viz.write_report(report, page)
-            said.print(f"Wrote {page} ({format_bytes(page.stat().st_size)})", markup=False)
+            for path, shown in pages:
+                with step(f"writing {path}"):
+                    viz.write_report(shown, path)
+                of_process = f"; {process_name(shown.trace)}" if others else ""
+                said.print(f"Wrote {path} ({format_bytes(path.stat().st_size)}{of_process})", markup=False)
             if opens:
                 open_page(page)
             else:
@@ -116,7 +129,7 @@ def snapshot(
             )
             said.print(f"Wrote {torch} ({format_bytes(torch.stat().st_size)})", markup=False)
             said.print("Next: drop it on https://pytorch.org/memory_viz", markup=False)
-    if page is None and torch is None and not as_json and report.summary.events:
+    if page is None and torch is None and not as_json and any(one.summary.events for one in reports):
         name = shlex.quote(str(source))
         tried = [diagnosis.settings for diagnosis in report.diagnoses if diagnosis.settings is not None]
         if tried:

@@ -42,7 +42,8 @@ ARROWS = {
     "memory": {"trace"},
     "analyze": {"memory", "trace"},
     "sanitize": {"ptx", "trace"},
-    "collect": {"memory", "ptx", "trace"},
+    "processes": set(),
+    "collect": {"memory", "processes", "ptx", "trace"},
     "export": {"collect", "memory", "trace"},
     "viz": {"analyze", "sanitize", "trace"},
     # The device, and what programs use of it.
@@ -68,7 +69,7 @@ ARROWS = {
     "cuda_core": {"memory", "runtime"},
     "triton_driver": {"", "ptx", "runtime", "sim"},
     # What puts them together.
-    "recording": {"_driver", "collect", "memory", "sim", "trace"},
+    "recording": {"_driver", "collect", "memory", "processes", "sim", "trace"},
     "workload": set(),
     "testing": {"_driver", "recording", "sanitize", "trace"},
     "cli": {

@@ -6,16 +6,17 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from cudatool import _driver
 from cudatool.collect import deferred_frees, torch_program
-from cudatool.collect.children import ChildProcesses
+from cudatool.collect.children import child_processes
 from cudatool.collect.cupti import CuptiCollector, CuptiUnavailable
 from cudatool.collect.hand_overs import HandOvers
 from cudatool.memory.settings import conf_in_environment
+from cudatool.recording import children as _children
 from cudatool.trace import hooks, stacks
 from cudatool.trace.recorder import Recorder
 from cudatool.units import format_bytes
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from cudatool.trace.events import Event
     from cudatool.trace.recorder import Recorder
 
-__all__ = ["drain", "is_observing", "libraries", "narrow", "record", "release_caches", "sources"]
+__all__ = ["drain", "is_observing", "libraries", "narrow", "observing", "record", "release_caches", "sources"]
 
 _LIBRARIES = {"torch": "PyTorch", "cupy": "CuPy", "jax": "JAX", "tensorflow": "TensorFlow", "numba.cuda": "numba"}
 _cupti: CuptiCollector | None = None  # what records other libraries' use of a GPU's driver
@@ -42,6 +43,7 @@ def record(
     checks: Sequence[str] = (),
     tape: Tape | None = None,
     force: bool = False,
+    children: bool = False,
 ) -> Iterator[Recorder]:
     """Record everything that happens on the device inside the ``with`` block to the trace file `path`.
 
@@ -71,6 +73,9 @@ def record(
         Filled with what a replay of the run needs (software device only); kernels then run on one host thread.
     force
         Replace an existing file.
+    children
+        Also record the Python processes that are started inside of the block, and those that they start: each that uses
+        a device gets a trace beside `path`, with its process id in the name.
 
     Raises
     ------
@@ -93,10 +98,14 @@ def record(
         facts: dict[str, Any] = {"prior_records": prior} if prior else {}
         facts |= {"prior_allocations": len(living)} if living else {}
         facts |= {"unknown_before": unknown} if (unknown := _unknown_before()) else {}
-        recorder = Recorder(path, header=header | facts, force=force)
+        run = {"run": os.urandom(8).hex()} if children else {}
+        recorder = Recorder(path, header=header | facts | run, force=force)
         for event in (*limits, *held, *living, *shared):
             recorder(event)
-        with recorder:
+        family = _children.Settings(
+            os.path.abspath(path), run.get("run", ""), with_stacks, measure_accesses, tuple(checks)
+        )
+        with recorder, _children.recorded(family) if children else nullcontext():
             try:
                 yield recorder
             finally:
@@ -134,9 +143,9 @@ def sources(
             undo.callback(stacks.enable, True)
             stacks.enable(with_stacks)
             hooks.wants_accesses = measure_accesses
-            children = ChildProcesses()
-            undo.callback(children.remove)
-            children.install()
+            starts = child_processes()
+            undo.callback(starts.remove)
+            starts.install()
             if measure_accesses:
                 hand_overs = HandOvers()
                 undo.callback(hand_overs.remove)
@@ -232,6 +241,11 @@ def _unknown_before() -> list[str]:
         return []
     held = sum(torch.cuda.memory_reserved(device) for device in range(torch.cuda.device_count()))
     return [f"{format_bytes(held)} that PyTorch held when the recording began"] if held else []
+
+
+def observing() -> dict[str, Any]:
+    """Return what a trace's header says of the open :func:`record` or :func:`sources` block."""
+    return dict(_observing or {})
 
 
 def is_observing() -> bool:

@@ -6,6 +6,7 @@ read.
 """
 
 from cudatool.sanitize.checker import check
+from cudatool.sanitize.family import joined_processes, of_process
 from cudatool.sanitize.findings import (
     AccessSite,
     BufferSite,
@@ -42,7 +43,9 @@ __all__ = [
     "Run",
     "accepted",
     "check",
+    "joined_processes",
     "known",
+    "of_process",
     "parse_checks",
     "parse_rules",
     "render_json",

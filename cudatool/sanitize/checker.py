@@ -31,7 +31,9 @@ __all__ = ["check"]
 _KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 
 
-def check(trace: Trace, checks: Collection[str] = ("race",), *, bounded: bool = False) -> Report:
+def check(
+    trace: Trace, checks: Collection[str] = ("race",), *, bounded: bool = False, beside: Collection[int] = ()
+) -> Report:
     """Return every access of `trace` that CUDA's rules leave in no order with another one or with its memory's life.
 
     Also what the software device's checkers recorded; and, if `checks` has "leak", memory that was never given back.
@@ -51,22 +53,24 @@ def check(trace: Trace, checks: Collection[str] = ("race",), *, bounded: bool = 
     bounded
         Whether the work is limited by the number of events, and the report in its stacks, for a file that a stranger
         may have made.
+    beside
+        Ids of the processes that the program started and whose traces are checked, too: they are no gaps.
 
     Raises
     ------
     TraceFormatError
         `bounded`, and the check would take more work.
     """
-    report = _report(trace, checks, Effort(trace, bounded=bounded))
+    report = _report(trace, checks, Effort(trace, bounded=bounded), beside)
     return within(report, REPORT_FRAMES) if bounded else report
 
 
-def _report(trace: Trace, checks: Collection[str], effort: Effort) -> Report:
+def _report(trace: Trace, checks: Collection[str], effort: Effort, beside: Collection[int]) -> Report:
     on_device = device_findings(trace) + (leaks(trace) if "leak" in checks else ())
     device = str(trace.header.get("device", ""))
     if "race" not in checks:
         operations = operations_in(trace)
-        gaps = find_gaps(trace, checks, operations=operations)
+        gaps = find_gaps(trace, checks, operations=operations, beside=beside)
         notes = tuple(trace.notes)
         return Report((), on_device=on_device, device=device, operations=operations, notes=notes, gaps=gaps)
     engine = Engine(trace, go_on_repaired=True, effort=effort)
@@ -107,6 +111,7 @@ def _report(trace: Trace, checks: Collection[str], effort: Effort) -> Report:
             unsure=engine.unsure,
             thread_pairs=_thread_pairs(trace, engine),
             flag_pairs=_lines(trace, engine.by_flags.values()),
+            beside=beside,
         ),
     )
 

@@ -7,6 +7,7 @@ every format and the exit status show.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -14,8 +15,8 @@ import numpy as np
 
 from cudatool.sanitize.findings import Gap, GapKind
 from cudatool.text import printable
-from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, WarningFlag
-from cudatool.trace.model import Trace
+from cudatool.trace.events import WORK, AccessFlag, CopyFlag, Kind, ProcessFlag, WarningFlag
+from cudatool.trace.model import Ending, Trace
 from cudatool.units import format_bytes
 
 __all__ = ["find_gaps", "gap_what", "gap_why", "merged_gaps", "operations_in"]
@@ -35,6 +36,7 @@ def find_gaps(
     unsure: int = 0,
     thread_pairs: Sequence[str] = (),
     flag_pairs: Sequence[str] = (),
+    beside: Collection[int] = (),
 ) -> tuple[Gap, ...]:
     """Return what of `trace` was not checked.
 
@@ -49,6 +51,8 @@ def find_gaps(
         Number of pairs of accesses that a wait for what the trace does not show may have ordered.
     thread_pairs, flag_pairs
         For each possible race that only host threads, or flags in memory, may have ordered, its lines in words.
+    beside
+        Ids of the processes whose traces are checked, too.
     """
     header, races = trace.header, "race" in checks
     in_kernels = {check for check in checks if check not in _ON_TRACES}
@@ -78,7 +82,7 @@ def find_gaps(
     if len(partly := warnings[warnings["flags"] & WarningFlag.RACES != 0]):
         names = tuple(dict.fromkeys(trace.names[int(name)] for name in partly["name"]))
         gaps.append(Gap(GapKind.KERNEL_RACES, len(partly), names))
-    gaps += _processes(trace)
+    gaps += _processes(trace, beside)
     if races or in_kernels:
         gaps += _shared_memory(trace)
     if unseen := _unseen(trace):
@@ -128,11 +132,32 @@ def _unrecorded_libraries(trace: Trace) -> tuple[str, ...]:
     return tuple(name for name in _libraries(trace) if not (on_sim and name == "numba"))
 
 
-def _processes(trace: Trace) -> list[Gap]:
-    rows = trace.of_kind(Kind.CHILD_PROCESS)
-    names = [(trace.names[int(row["name"])], bool(row["flags"])) for row in rows]
-    children = [name for name, replaced in names if not replaced]
-    successors = [name for name, replaced in names if replaced]
+def _processes(trace: Trace, beside: Collection[int]) -> list[Gap]:
+    """Return the processes that the program started, and the programs that took a process's place, but for those that
+    were recorded: they did not use a device, or their traces are checked, too.
+    """
+    recorded: Counter[int] = Counter()
+    why: dict[int, str] = {}
+    for row in trace.of_kind(Kind.CHILD_RECORDED):
+        process, flags, name = int(row["aux0"]), int(row["flags"]), trace.names[int(row["name"])]
+        if flags & ProcessFlag.UNRECORDED:
+            why[process] = name
+        elif flags & ProcessFlag.RUNNING:
+            why[process] = "still running"
+        elif not name or process in beside:
+            recorded[process] += 1
+    if trace.ending is not Ending.CLOSED:  # its end would have listed them
+        recorded.update(dict.fromkeys(beside, 1))
+    missing: dict[bool, list[str]] = {False: [], True: []}
+    for row in trace.of_kind(Kind.CHILD_PROCESS):
+        process = int(row["aux0"])
+        if process and recorded[process]:  # a process may be started and replaced: each time it begins anew
+            recorded[process] -= 1
+            continue
+        name = trace.names[int(row["name"])]
+        name += f": {why[process]}" if process in why else ""
+        missing[bool(row["flags"] & ProcessFlag.REPLACED)].append(name)
+    children, successors = missing[False], missing[True]
     gaps = []
     if children:
         gaps.append(Gap(GapKind.CHILD_PROCESSES, len(children), tuple(dict.fromkeys(children))))
@@ -263,8 +288,9 @@ _WORDS: Final[dict[GapKind, _Words]] = {
     GapKind.CHILD_PROCESSES: _Words(
         lambda gap: f"{_count(gap.count, 'child process', 'child processes')} ({_some(gap.names)})",
         lambda gap: (
-            f"The program started {_count(gap.count, 'process', 'processes')} ({_some(gap.names)}); only the "
-            "program itself is recorded. Run in one process what uses the device."
+            f"{_count(gap.count, 'process', 'processes')} that the program started ({_some(gap.names)}) "
+            f"{'was' if gap.count == 1 else 'were'} not recorded. Recorded are Python processes that find this "
+            "cudatool and its environment variables as they start, until the program ends."
         ),
     ),
     GapKind.REPLACED: _Words(

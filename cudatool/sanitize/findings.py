@@ -23,6 +23,7 @@ __all__ = [
     "GapKind",
     "Known",
     "Outcome",
+    "Process",
     "Remark",
     "Report",
     "SetAside",
@@ -100,9 +101,9 @@ class GapKind(StrEnum):
     STREAMS = "streams"
     """Operations that name no stream."""
     CHILD_PROCESSES = "child-processes"
-    """Processes that the program started: they are not recorded."""
+    """Processes that the program started, and that were not recorded."""
     REPLACED = "replaced"
-    """The program that took the place of the recorded one (exec)."""
+    """The program that took the place of a recorded one (exec), and that was not recorded."""
     UNSEEN = "unseen"
     """What a library or a kernel does beyond what can be recorded."""
     HOST_MEMORY = "host-memory"
@@ -296,6 +297,8 @@ class Finding:
         The proof, or why there is none; both empty if none was looked for.
     seen_in
         The schedules that showed it, if there were several.
+    processes
+        Those in which it occurred, if several were checked, in words; the records are those of the first.
     """
 
     kind: FindingKind
@@ -313,6 +316,7 @@ class Finding:
     runs: int = 1
     stride: int = 0
     seen_in: tuple[str, ...] = ()
+    processes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,6 +349,8 @@ class DeviceFinding:
         Stays the same when lines move; unique in a report.
     seen_in
         The schedules that showed it, if there were several.
+    processes
+        Those in which it occurred, if several were checked, in words; the records are those of the first.
     """
 
     kind: FindingKind
@@ -368,6 +374,7 @@ class DeviceFinding:
     count: int
     fingerprint: str
     seen_in: tuple[str, ...] = ()
+    processes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +394,28 @@ class ScheduleRun:
     schedule: str
     status: int
     difference: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process of the run that was checked.
+
+    Attributes
+    ----------
+    name
+        ``"process 1234 (worker.py), rank 1"``.
+    trace
+        The file of its trace.
+    operations
+        Number of operations on streams.
+    outcome
+        What was found in it.
+    """
+
+    name: str
+    trace: str
+    operations: int
+    outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,6 +503,8 @@ class Report:
         The runs that it joins, if there were several.
     gaps
         What was not checked.
+    processes
+        The program's own and those that it started, if there were several.
     """
 
     findings: tuple[Finding, ...]
@@ -490,6 +521,7 @@ class Report:
     remarks: tuple[Remark, ...] = ()
     schedules: tuple[ScheduleRun, ...] = ()
     gaps: tuple[Gap, ...] = ()
+    processes: tuple[Process, ...] = ()
 
     @property
     def outcome(self) -> Outcome:

@@ -28,7 +28,7 @@ _Mask = npt.NDArray[np.bool_]
 
 _TOLD_LATER: Final = (Kind.ACCESS, Kind.EXECUTION, Kind.FINDING)  # of work, by its correlation
 _ONLY_SHARED: Final = (*WORK, *_TOLD_LATER, Kind.HOST_ACCESS, Kind.WARNING, Kind.OOM, Kind.MODULE_LOAD)
-_NEVER: Final = (Kind.RANGE_PUSH, Kind.RANGE_POP, Kind.CALL, Kind.CHILD_PROCESS)
+_NEVER: Final = (Kind.RANGE_PUSH, Kind.RANGE_POP, Kind.CALL, Kind.CHILD_PROCESS, Kind.CHILD_RECORDED)
 
 ALLOCATIONS: Final = {
     # how memory is given -> how it is given back

@@ -28,6 +28,7 @@ __all__ = [
     "LaunchFlag",
     "LIVED",
     "Kind",
+    "ProcessFlag",
     "StreamFlag",
     "WORK",
     "WarningFlag",
@@ -118,6 +119,7 @@ class Kind(IntEnum):
     RANGE_START = 77
     RANGE_END = 78
     CHILD_PROCESS = 79
+    CHILD_RECORDED = 80
 
 
 WORK: Final = (
@@ -215,8 +217,10 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.MARK: "name: a moment that the program names",
     Kind.RANGE_START: "name, aux0=range: one that need not be inside of others, and that any thread may end",
     Kind.RANGE_END: "aux0=range",
-    Kind.CHILD_PROCESS: "the program started a process, which is not recorded: name=its program, "
-    "flags=1 if it took the place of this one (exec), stack",
+    Kind.CHILD_PROCESS: "the program started a process: name=its program, aux0=its id (0 if not known), "
+    "flags=ProcessFlag, aux1=the process that started it, if that is another than the recorded one, stack",
+    Kind.CHILD_RECORDED: "at the end of the recording, a process that it watched, too: aux0=its id, "
+    "name=the file of its trace, which lies beside this one (empty if it did not use a device), flags=ProcessFlag",
     Kind.MODULE_LOAD: "name, size=bytes of the image, stack",
     Kind.WARNING: "name=the text, flags=WarningFlag; of SHARED name=the call, address (0 for none), size, stack",
     Kind.CALL: "a public function of cudatool has ended: name, aux0=ns it took, aux1=how many others it was called by, "
@@ -262,6 +266,17 @@ class WarningFlag(IntFlag):
     """Racecheck looked at a part of a launch only: correlation=the launch."""
     SHARED = 8
     """Other processes can use this memory, which may be theirs: what they do with it is not recorded."""
+
+
+class ProcessFlag(IntFlag):
+    """Flags of ``CHILD_PROCESS`` and ``CHILD_RECORDED``."""
+
+    REPLACED = 1
+    """``CHILD_PROCESS``: the program took the place of the process (exec)."""
+    RUNNING = 2
+    """``CHILD_RECORDED``: the process was running when the recording ended."""
+    UNRECORDED = 4
+    """``CHILD_RECORDED``: it may have used a device, and is not recorded. The name says why."""
 
 
 class EventFlag(IntFlag):

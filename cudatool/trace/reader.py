@@ -22,7 +22,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from cudatool.errors import TraceFormatError, UsageError
+from cudatool.errors import CudatoolError, TraceFormatError, UsageError
 from cudatool.files import open_input
 from cudatool.limits import STACK_FRAMES, TABLES_BYTES
 from cudatool.progress import step
@@ -44,7 +44,7 @@ from cudatool.trace.file import (
 from cudatool.trace.model import Ending, Frame, Trace
 from cudatool.trace.validate import valid_facts, valid_records
 
-__all__ = ["is_trace", "newest_trace", "read"]
+__all__ = ["facts", "is_trace", "newest_trace", "read"]
 
 _GROWING = "The program is still running: this is what it has recorded so far."
 _KILLED = "The recording was not closed: the program was killed, or left by os._exit. No event is missing."
@@ -97,10 +97,42 @@ def is_trace(path: str | os.PathLike[str]) -> bool:
         return False
 
 
+def facts(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what the header of a ``.ctrace`` file says, and no more of it: what was known as the recording began.
+
+    Raises
+    ------
+    TraceFormatError, UsageError
+        See :func:`read`.
+    """
+    name = os.fspath(path)
+    try:
+        with open_input(name) as file:
+            reader = _Reader(file, name)
+            reader._read_header()
+    except OSError as error:
+        raise UsageError(f"{name}: cannot be read: {error.strerror}") from error
+    return valid_facts(reader.header)[0]
+
+
 def newest_trace(directory: str | os.PathLike[str]) -> Path | None:
-    """Return the trace in `directory` (not below it) that was written last, None if there is none."""
+    """Return the trace in `directory` (not below it) that was written last, None if there is none.
+
+    Those of processes that a recorded program started count as its own, which lies beside them.
+    """
     found = [path for path in Path(directory).glob("*.ctrace") if is_trace(path)]
-    return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+    newest_first = sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    return next((_of_program(path) for path in newest_first), None)
+
+
+def _of_program(path: Path) -> Path:
+    """Return the trace of the program that started a trace's process, if it lies beside it; else the trace itself."""
+    try:
+        said = facts(path)
+        parent = path.with_name(os.path.basename(said.get("parent_trace", path.name)))
+        return parent if facts(parent).get("run") == said.get("run") else path
+    except CudatoolError:
+        return path
 
 
 def _is_being_written(descriptor: int) -> bool:

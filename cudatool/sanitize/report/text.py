@@ -108,6 +108,8 @@ class _Style:
         lines += self._race(finding) if isinstance(finding, Finding) else self._on_device(finding)
         if finding.seen_in:
             lines.append(self._about("seen", f"under {', '.join(finding.seen_in)}"))
+        if finding.processes:
+            lines.append(self._about("in", ", ".join(finding.processes)))
         if entry.remark:
             lines.append(self._about("known", entry.remark))
         lines.append(self.paint("2", f"   fingerprint: {finding.fingerprint}"))
@@ -198,6 +200,9 @@ class _Style:
         operations = f"{report.operations:,} operation{'' if report.operations == 1 else 's'}"
         lines.append(self.wrap(f"checked: {operations}{device}", "  ", ""))
         lines.append(self.wrap(f"ordering seen: {edges or 'stream order only'}", "  ", ""))
+        for process in report.processes:
+            said = f"{process.operations:,} operation{'' if process.operations == 1 else 's'}, {process.outcome}"
+            lines.append(self.wrap(f"in {process.name}: {said}", "  ", ""))
         lines += [self.wrap(text, "  ", "") for text in schedule_lines(report)]
         lines += [self.wrap(f"note: {note}", "  ", "") for note in report.notes]
         lines += [self.wrap(f"not checked: {gap_why(gap)}", "  ", "") for gap in report.gaps]

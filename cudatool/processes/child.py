@@ -1,0 +1,153 @@
+"""A Python process that a recorded program started: recording begins in it when it comes to use a device.
+
+:func:`start` runs as Python starts, before the program. It notes that the process is there, and waits for the first
+import of a library that uses CUDA, which it lets :mod:`cudatool.recording.children` come before.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from _frozen_importlib import ModuleSpec
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Final
+
+from cudatool.processes.journal import BEGAN, REPLACED, STARTED, UNRECORDED, Journal
+from cudatool.processes.starts import Starts
+
+__all__ = ["VARIABLE", "journal", "leave_by", "noticed_in", "start", "stop"]
+
+VARIABLE: Final = "CUDATOOL_CHILD"
+"""Environment variable of the processes that a recorded one starts: the journal's path and identity, and the settings
+of :mod:`cudatool.recording.children`, a line each."""
+
+_USERS: Final = frozenset(
+    (
+        *("cuda", "cudatool._driver", "cudf", "cupy", "cupy_backends", "jax", "jaxlib", "numba", "pycuda", "rmm"),
+        *("tensorflow", "torch", "triton", "warp"),
+    )
+)
+"""Modules that use CUDA, or through which a program does."""
+
+_journal: Journal | None = None
+_settings = ""
+_starts: Starts | None = None
+_waits: _BeforeImport | None = None
+_leave: Callable[[], None] | None = None
+
+
+def start() -> None:
+    """Begin, in a process whose environment has :data:`VARIABLE`."""
+    global _settings, _waits
+    if _waits is not None:  # in a virtual environment, Python reads the line twice
+        return
+    place, identity, _settings = os.environ[VARIABLE].split("\n", 2)
+    noticed_in(Journal(place, identity))
+    _waits = _BeforeImport()
+    sys.meta_path.insert(0, _waits)
+
+
+def stop() -> None:
+    """Leave the recording of this process to a command of cudatool that runs in it."""
+    if _waits is not None and _waits in sys.meta_path:
+        sys.meta_path.remove(_waits)
+        if _journal is not None:
+            _journal.note(UNRECORDED, os.getpid(), "recorded by a command of cudatool of its own")
+
+
+def journal() -> Journal | None:
+    """Return where this process leaves its notes, None in one that no recorded process started."""
+    return _journal
+
+
+def noticed_in(where: Journal, *, began: bool = True) -> None:
+    """Note from now on in a journal what becomes of this process and which others it starts.
+
+    Not `began`: it may use a device unseen.
+    """
+    global _journal, _starts
+    is_first, _journal = _journal is None, where
+    if is_first:
+        _starts = Starts(_started)
+        _starts.install()
+        os.register_at_fork(after_in_child=_forked)
+        atexit.register(_leaving)
+        os._exit = _leaving_by(os._exit)  # type: ignore[assignment]
+    if began:
+        where.note(BEGAN, os.getpid())
+
+
+def leave_by(function: Callable[[], None] | None) -> None:
+    """Call a function when this process ends of itself."""
+    global _leave
+    _leave = function
+
+
+def _started(name: str, process: int, replaces: bool) -> None:
+    if _journal is not None:
+        _journal.note(REPLACED if replaces else STARTED, process, name)
+
+
+def _forked() -> None:
+    if _journal is not None and _leave is None:  # else recording has begun, and goes on in the child
+        _journal.note(BEGAN, os.getpid())
+
+
+def _leaving_by(exit_at_once: Callable[[int], Any]) -> Callable[[int], Any]:
+    def leave(status: int) -> Any:
+        _leaving()
+        return exit_at_once(status)
+
+    return leave
+
+
+def _leaving() -> None:
+    """End the recording; if there is none, note whether NVIDIA's driver was loaded by what nothing here knows."""
+    global _leave
+    leave, _leave = _leave, None
+    if leave is not None:
+        leave()
+    elif _waits in sys.meta_path and _journal is not None and _has_driver():
+        _journal.note(UNRECORDED, os.getpid(), "it loaded NVIDIA's driver by itself")
+
+
+def _has_driver() -> bool:
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+            return any("/libcuda.so" in line for line in file)
+    except OSError:
+        return True
+
+
+class _BeforeImport:
+    """Begins to record before one of the modules that use CUDA is imported."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Find nothing, so that the others do; but the module itself, where to begin has imported it."""
+        if name not in _USERS:
+            return None
+        if "cudatool.cli" in sys.modules:  # `cudatool run`, which records by itself
+            stop()
+            return None
+        sys.meta_path.remove(self)
+        import_module("cudatool.recording.children").begin(_settings)
+        module = sys.modules.pop(name, None)  # importlib puts it there again; else it would make another one
+        return None if module is None else ModuleSpec(name, _Imported(module))  # type: ignore[arg-type]
+
+
+class _Imported:
+    """A loader of a module that is imported already."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the module."""
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Leave the module as it is."""
+        module.__spec__ = self._spec

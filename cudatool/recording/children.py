@@ -1,0 +1,306 @@
+"""Recording the processes that a recorded program starts, one trace each, beside the program's.
+
+::
+
+    the recorded program                          a process that it starts
+    --------------------                          ------------------------
+    recorded(): makes the journal, and sets
+      the variable in the environment
+    starts a process: CHILD_PROCESS ----------->  child.start(): notes BEGAN
+                                                  imports CUDA: begin()
+                                                  first event of a device: makes its trace, notes TRACED
+    ends: reads the journal, CHILD_RECORDED       ends: finishes its trace
+
+A forked child goes on with the sources of events that its parent had, and with a trace of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cudatool import _driver, recording
+from cudatool.errors import CudatoolError, OutputError
+from cudatool.files import KeptDescriptor
+from cudatool.processes import child
+from cudatool.processes.journal import BEGAN, REPLACED, STARTED, TRACED, UNRECORDED, Journal, identity_of
+from cudatool.progress import QUIET, announce
+from cudatool.text import printable
+from cudatool.trace import hooks
+from cudatool.trace.events import Event, Kind, ProcessFlag
+from cudatool.trace.recorder import Recorder
+
+__all__ = ["Settings", "begin", "recorded"]
+
+_KEPT: Final = (Kind.RANGE_PUSH, Kind.RANGE_POP, Kind.RANGE_START, Kind.RANGE_END, Kind.CHILD_PROCESS, Kind.WARNING)
+"""Events that come into the trace of a process that uses a device later."""
+_NO_USE: Final = frozenset(
+    (*_KEPT, Kind.MARK, Kind.CALL, Kind.HAND_OVER, Kind.TAKE_OVER, Kind.HOST_ACCESS, Kind.CHILD_RECORDED)
+)
+"""Events that are no use of a device."""
+_MOST_KEPT: Final = 10_000
+_MOST_NAMES: Final = 1000  # that are tried for a trace
+_NOT_INITIALIZED: Final = 3  # CUDA_ERROR_NOT_INITIALIZED
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the processes of a recorded program need to know; JSON can hold it.
+
+    Attributes
+    ----------
+    path
+        The program's own trace.
+    run
+        What its trace and theirs have in common, and no others.
+    with_stacks, measure_accesses, checks
+        See :func:`cudatool.recording.record`.
+    """
+
+    path: str
+    run: str
+    with_stacks: bool
+    measure_accesses: bool
+    checks: Sequence[str]
+
+
+_settings: Settings | None = None
+_first: int = 0  # the process id of the recorded program, in itself and in the children that it forks
+_recorder: _ChildRecorder | None = None
+
+
+@contextmanager
+def recorded(settings: Settings) -> Iterator[None]:
+    """Have the processes recorded that this one starts inside of the ``with`` block, and list them at its end."""
+    global _settings, _first
+    before = os.environ.get(child.VARIABLE)
+    file = KeptDescriptor(os.memfd_create("cudatool journal"))
+    number = file.number
+    assert number is not None
+    journal = Journal(f"/proc/{os.getpid()}/fd/{number}", identity_of(number))
+    _settings, _first = settings, os.getpid()
+    os.environ[child.VARIABLE] = "\n".join((journal.path, journal.identity, json.dumps(asdict(settings))))
+    try:
+        yield
+    finally:
+        if os.getpid() == _first:
+            _tell(journal)
+            _settings = None
+            if before is None:
+                os.environ.pop(child.VARIABLE, None)
+            else:
+                os.environ[child.VARIABLE] = before
+        file.close()
+
+
+def _tell(journal: Journal) -> None:
+    """Emit what the processes have noted."""
+    notes = journal.notes()
+    traces = {note.pid: note.text for note in notes if note.what == TRACED}
+    missing = {note.pid: note.text for note in notes if note.what == UNRECORDED}
+    for note in notes:
+        if note.what in (STARTED, REPLACED):
+            flags = ProcessFlag.REPLACED if note.what == REPLACED else ProcessFlag(0)
+            hooks.emit(Kind.CHILD_PROCESS, name=note.text, aux0=note.pid, aux1=note.by, flags=flags, stack=0)
+        elif note.what == BEGAN:
+            flags = ProcessFlag.RUNNING if _is_running(note.pid) else ProcessFlag(0)
+            if note.pid in missing and note.pid not in traces:
+                flags |= ProcessFlag.UNRECORDED
+            name = traces.get(note.pid) or missing.get(note.pid, "")
+            hooks.emit(Kind.CHILD_RECORDED, name=name, aux0=note.pid, flags=flags)
+
+
+def _is_running(process: int) -> bool:
+    """Return whether a process is there that has not ended; one that nobody waited for has."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+            state = file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state not in ("Z", "X") and process != os.getpid()
+
+
+# ---- in a process that a recorded one started ----
+
+
+def begin(settings: str) -> None:
+    """Record this process from now on, until it ends. What fails is said, and the program goes on."""
+    global _settings
+    _settings = Settings(**json.loads(settings))
+    undo = ExitStack()
+    was_quiet = QUIET in os.environ
+    os.environ[QUIET] = "1"  # which device it is, the recorded program has said
+    try:
+        header = undo.enter_context(
+            recording.sources(
+                with_stacks=_settings.with_stacks,
+                measure_accesses=_settings.measure_accesses,
+                checks=_settings.checks,
+            )
+        )
+    except CudatoolError as error:
+        why = str(error)
+    else:
+        why = ""
+    finally:
+        if not was_quiet:
+            del os.environ[QUIET]
+    if why:
+        _unrecorded(why)
+    else:
+        _record(header, undo)
+
+
+def _record(header: dict[str, Any], undo: ExitStack) -> None:
+    """Give this process a trace of its own."""
+    global _recorder
+    assert _settings is not None
+    _recorder = recorder = _ChildRecorder(_settings, header)
+    hooks.subscribe(recorder)
+
+    def leave() -> None:
+        with undo:
+            if not _driver.started():  # it was started before the fork, and does not work here
+                recorder.close()
+                return
+            recording.release_caches()
+            recording.drain()
+            recorder.close()
+
+    child.leave_by(leave)
+
+
+def _forked() -> None:
+    """In a forked child of a process that is recorded: go on with a trace of its own."""
+    if _settings is None:
+        return
+    global _recorder
+    if _recorder is not None:
+        hooks.unsubscribe(_recorder)
+    journal = child.journal()
+    if journal is None:
+        place, identity, _ = os.environ[child.VARIABLE].split("\n", 2)
+        journal = Journal(place, identity)
+    header = recording.observing()
+    child.noticed_in(journal, began=_sees_all())
+    _record(header | {"pid": os.getpid()}, ExitStack())
+
+
+def _sees_all() -> bool:
+    """Return whether nothing escapes the recording of this forked child.
+
+    On a GPU no source of events survives a fork. But where the parent had started the driver, the child cannot use it.
+    """
+    choice = _driver.chosen()
+    return choice is None or choice.machine is not None or _has_started_driver()
+
+
+def _has_started_driver() -> bool:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return False
+    return int(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) != _NOT_INITIALIZED
+
+
+def _unrecorded(why: str) -> None:
+    announce(f"cudatool: process {os.getpid()} is not recorded: {printable(why)}")
+    if (journal := child.journal()) is not None:
+        journal.note(UNRECORDED, os.getpid(), why)
+
+
+class _ChildRecorder:
+    """A subscriber that makes the process's trace at the first use of a device, and so none for most processes."""
+
+    def __init__(self, settings: Settings, header: dict[str, Any]) -> None:
+        self._settings, self._header = settings, header
+        self._lock = threading.RLock()
+        self._kept: list[Event] = []
+        self._recorder: Recorder | None = None
+        self._process = os.getpid()
+        self._failed = False
+
+    def __call__(self, event: Event) -> None:
+        recorder = self._recorder
+        if recorder is None:
+            with self._lock:
+                if self._recorder is None and event.kind in _NO_USE:
+                    if event.kind in _KEPT and len(self._kept) < _MOST_KEPT:
+                        self._kept.append(event)
+                    return
+            recorder = self._made()
+        if recorder is not None:
+            recorder(event)
+
+    def write_rows(self, rows: npt.NDArray[np.void], names: Sequence[str]) -> None:
+        """See :meth:`Recorder.write_rows`."""
+        used = not np.isin(rows["kind"], list(_NO_USE)).all()
+        recorder = self._made() if used else self._recorder
+        if recorder is not None:
+            recorder.write_rows(rows, names)
+
+    def dropped(self, error: BaseException) -> None:
+        """See :meth:`Recorder.dropped`."""
+        if self._recorder is not None:
+            self._recorder.dropped(error)
+
+    def close(self) -> None:
+        """Finish the trace, if there is one."""
+        hooks.unsubscribe(self)
+        recorder = self._recorder
+        if recorder is None or self._process != os.getpid():
+            return
+        try:
+            recorder.add_facts({"libraries": recording.libraries()})
+            recorder.close()
+        except OutputError as error:
+            announce(f"cudatool: process {os.getpid()}: {printable(str(error))}")
+
+    def _made(self) -> Recorder | None:
+        with self._lock:
+            if self._recorder is None and not self._failed:
+                try:
+                    self._recorder = self._make()
+                except OutputError as error:
+                    self._failed = True
+                    _unrecorded(str(error))
+                else:
+                    for event in self._kept:
+                        self._recorder(event)
+                self._kept = []
+            return self._recorder
+
+    def _make(self) -> Recorder:
+        path, rank = self._settings.path, os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or ""
+        folder, name = os.path.split(path)
+        header: dict[str, Any] = self._header | {
+            "argv": sys.argv,
+            "pid": os.getpid(),
+            "parent_pid": os.getppid(),
+            "parent_trace": name,
+            "run": self._settings.run,
+        }
+        if rank:
+            header["rank"] = rank
+        part = f".rank{rank}" if rank.isdecimal() else ""
+        stem = f"{name.removesuffix('.ctrace')}{part}.{os.getpid()}"
+        # A process id may come again; a trace of an earlier run may have it in its name.
+        names = (f"{stem}.ctrace" if not again else f"{stem}-{again}.ctrace" for again in range(_MOST_NAMES))
+        free = next((name for name in names if not os.path.lexists(os.path.join(folder, name))), f"{stem}.ctrace")
+        recorder = Recorder(os.path.join(folder, free), header=header)
+        if (journal := child.journal()) is not None:
+            journal.note(TRACED, os.getpid(), free)
+        return recorder
+
+
+os.register_at_fork(after_in_child=_forked)

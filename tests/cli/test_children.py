@@ -1,0 +1,179 @@
+"""The processes that a program starts: a trace for each that uses a device, found together with the program's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from cudatool.trace.events import Kind
+from cudatool.trace.family import children_of
+from cudatool.trace.model import Ending
+from cudatool.trace.reader import newest_trace, read
+
+WORK = "import cudatool as ct; ct.zeros(1000).get()"
+PROGRAM = f"""
+import multiprocessing, os, signal, subprocess, sys
+from concurrent.futures import ProcessPoolExecutor
+
+WORK = {WORK!r}
+
+def work(way):
+    exec(WORK)
+    print(way, os.getpid(), flush=True)
+
+def shown(way):
+    return f"{{WORK}}; import os; print({{way!r}}, os.getpid(), flush=True)"
+
+if __name__ == "__main__":
+    python = sys.executable
+    subprocess.run([python, "-c", shown("subprocess")], check=True, env={{**os.environ, "RANK": "3"}})
+    subprocess.run([python, "-I", "-c", shown("isolated")], check=True)
+    subprocess.run([python, "-c", f"import os; {{WORK}}; os.kill(os.getpid(), 9)"])
+    nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {{shown('grandchild')!r}}], check=True)"
+    subprocess.run([python, "-c", nested], check=True)
+    subprocess.run([python, "-c", "import numpy"], check=True)
+    replaced = "import os, sys; os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])"
+    subprocess.run([python, "-c", replaced, shown("exec")], check=True)
+    for way in ("spawn", "fork", "forkserver"):
+        child = multiprocessing.get_context(way).Process(target=work, args=(way,))
+        child.start(); child.join()
+        assert child.exitcode == 0
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        pool.submit(work, "pool").result()
+    if not os.fork():
+        work("os.fork")
+        os._exit(0)
+    os.wait()
+"""
+WAYS = {"subprocess", "isolated", "grandchild", "exec", "spawn", "fork", "forkserver", "pool", "os.fork"}
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int], str]:
+    """The program's own trace, the process ids that it printed, and what cudatool said."""
+    import subprocess
+    import sys
+
+    folder = tmp_path_factory.mktemp("family")
+    (folder / "a.py").write_text(PROGRAM)
+    command = [sys.executable, "-c", "from cudatool.cli import main; main()", "run", "-o", "a.ctrace", "a.py"]
+    environment = {**os.environ, "CUDATOOL_DEVICE": "sim", "COLUMNS": "80"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    printed = {way: int(process) for way, process in (line.split() for line in done.stdout.splitlines())}
+    return folder / "a.ctrace", printed, done.stderr
+
+
+def test_each_process_that_used_the_device_has_a_trace_however_it_was_started(family):
+    path, printed, said = family
+    assert WAYS == printed.keys()
+    children = {trace.header["pid"]: trace for trace in children_of(read(path))}
+    (killed,) = children.keys() - printed.values()
+    assert set(printed.values()) == children.keys() - {killed}
+    for process, trace in children.items():
+        assert len(trace.of_kind(Kind.MEMCPY)) == 1, trace.source
+        assert (Ending.KILLED if process == killed else Ending.CLOSED) == trace.ending
+        assert f"Wrote {Path(trace.source).name} (process {process}" in " ".join(said.split())
+    ranked = children[printed["subprocess"]]
+    assert (f"a.rank3.{printed['subprocess']}.ctrace", "3") == (Path(ranked.source).name, ranked.header["rank"])
+    assert len(children) + 1 == len(list(path.parent.glob("*.ctrace")))
+
+
+def test_the_programs_trace_lists_its_processes_and_no_event_of_theirs(family):
+    path, printed, _ = family
+    trace = read(path)
+    assert set(trace.records["kind"].tolist()) == {Kind.CHILD_PROCESS, Kind.CHILD_RECORDED}
+    listed = {int(row["aux0"]): trace.names[int(row["name"])] for row in trace.of_kind(Kind.CHILD_RECORDED)}
+    started = {int(row["aux0"]) for row in trace.of_kind(Kind.CHILD_PROCESS)}
+    assert printed.items() <= {way: process for way, process in printed.items() if process in started}.items()
+    for child in children_of(trace):
+        assert Path(child.source).name == listed[child.header["pid"]]
+
+
+def test_commands_find_the_traces_together(family, run_here, tmp_path):
+    path, printed, _ = family
+    assert newest_trace(path.parent) == path
+    own = f"a.{printed['spawn']}"
+    text = run_here("snapshot", path).stdout
+    assert all(f"process {process}" in text for process in printed.values())
+    document = json.loads(run_here("snapshot", "--json", path).stdout)
+    assert len(document["processes"]) == len(WAYS) + 1
+    page = run_here("snapshot", path, "--html", tmp_path / "a.html")
+    assert page.returncode == 0 and (tmp_path / f"{own}.html").exists(), page.stderr
+    leaks = json.loads(run_here("leaks", "--json", path).stdout)
+    assert {one["source"] for one in leaks["processes"]} == {child.source for child in children_of(read(path))}
+    done = run_here("export", path, "--to", "perfetto", "-o", tmp_path / "a.json")
+    assert done.returncode == 0 and (tmp_path / f"{own}.json").exists(), done.stderr
+
+
+def test_race_in_a_child_is_found_and_fails_the_run(run_command, tmp_path):
+    racy = (Path(__file__).parents[2] / "samples" / "pipeline_racy.py").as_posix()
+    (tmp_path / "a.py").write_text(f"import subprocess, sys\nsubprocess.run([sys.executable, {racy!r}], check=True)")
+    done = run_command("sanitize", "--format", "text", "--format", "json=a.json", "--html", "a.html", "a.py")
+    assert done.returncode == 1, done.stdout + done.stderr
+    report = json.loads((tmp_path / "a.json").read_text())
+    program, child = report["processes"]
+    assert ["not-checked", "findings"] == [program["outcome"], child["outcome"]]
+    assert child["name"].endswith("(pipeline_racy.py)")
+    assert {child["name"]} == {name for finding in report["findings"] for name in finding["processes"]}
+    assert [] == report["gaps"]
+    assert f"in: {child['name']}" in " ".join(done.stdout.split())
+    assert len(list(tmp_path.glob("a.*.html"))) == 1
+
+
+def test_process_that_cannot_be_recorded_is_a_gap_in_the_verdict(run_command, tmp_path):
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY)); {WORK}"
+    (tmp_path / "a.py").write_text(
+        f"import os, subprocess, sys\n{WORK}\n"
+        "subprocess.run([sys.executable, '-S', '-c', ''], check=True)\n"
+        "subprocess.run([sys.executable, '-c', ''], check=True, env={})\n"
+        "subprocess.run(['true'], check=True)\n"
+        "subprocess.run([sys.executable, '-c', 'import os; os.execvp(\"true\", [\"true\"])'], check=True)\n"
+        f"subprocess.run([sys.executable, '-c', {limited!r}])\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(9)'], stdout=-3, stderr=-3)\n"
+        "subprocess.run([sys.executable, '-c', ''], check=True)\n"
+    )
+    done = run_command("sanitize", "--json", "a.py")
+    gaps = {gap["kind"]: gap for gap in json.loads(done.stdout)["gaps"]}
+    assert {"child-processes", "replaced"} == gaps.keys()
+    assert 5 == gaps["child-processes"]["count"], gaps
+    names = " / ".join(gaps["child-processes"]["names"])
+    assert "true" in names and "still running" in names and "cannot be written: File too large" in names
+    assert ["true"] == gaps["replaced"]["names"]
+    assert 1 == done.stderr.count(" is not recorded: "), done.stderr
+    assert (0, "Traceback") == (done.returncode, "Traceback" if "Traceback" not in done.stderr else done.stderr)
+
+
+def test_processes_that_use_no_device_leave_no_file_and_import_nothing_for_it(run_command, tmp_path):
+    plain = "import sys; print(len(sys.modules.keys() & {'numpy', 'json', 'subprocess', 'cudatool.trace'}))"
+    (tmp_path / "a.py").write_text(
+        f"import subprocess, sys\nfor _ in range(10): subprocess.run([sys.executable, '-c', {plain!r}], check=True)"
+    )
+    done = run_command("run", "-o", "a.ctrace", "a.py")
+    assert (["0"] * 10, ["a.ctrace"]) == (done.stdout.split(), [path.name for path in tmp_path.glob("*.ctrace")])
+    assert 10 == len(read(tmp_path / "a.ctrace").of_kind(Kind.CHILD_RECORDED))
+
+
+def test_without_children_the_program_alone_is_recorded(run_command, tmp_path):
+    (tmp_path / "a.py").write_text(
+        f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {WORK!r}], check=True)"
+    )
+    done = run_command("run", "--no-children", "-o", "a.ctrace", "a.py")
+    assert (0, ["a.ctrace"]) == (done.returncode, [path.name for path in tmp_path.glob("*.ctrace")]), done.stderr
+
+
+def test_traces_of_a_program_that_was_killed_or_replaced_are_found_together(run_command, tmp_path):
+    start = f"import os, subprocess, sys\nsubprocess.run([sys.executable, '-c', {WORK!r}], check=True)\n"
+    (tmp_path / "killed.py").write_text(f"{start}os.kill(os.getpid(), 9)")
+    done = run_command("run", "-o", "killed.ctrace", "killed.py")
+    assert -signal.SIGKILL == done.returncode
+    killed = read(tmp_path / "killed.ctrace")
+    assert (Ending.KILLED, 1) == (killed.ending, len(children_of(killed)))
+    (tmp_path / "replaced.py").write_text(f"{start}os.execv(sys.executable, [sys.executable, '-c', {WORK!r}])")
+    done = run_command("sanitize", "--json", "replaced.py")
+    report = json.loads(done.stdout)
+    assert ([2, 2], []) == ([one["operations"] for one in report["processes"][1:]], report["gaps"]), done.stderr
