@@ -26,12 +26,7 @@ __all__ = ["Start", "Workload", "signals_undone"]
 
 _PYTHON: Final = re.compile(r"python(\d+(\.\d+)?)?")
 _LAUNCHERS: Final = {
-    # they start the program in other processes -> how cudatool runs in each of those
-    "torchrun": "torchrun [OPTIONS] -m cudatool {command}",
-    "torch.distributed.run": "torchrun [OPTIONS] -m cudatool {command}",
-    "torch.distributed.launch": "torchrun [OPTIONS] -m cudatool {command}",
-    "accelerate": "accelerate launch [OPTIONS] -m cudatool {command}",
-    "deepspeed": "deepspeed [OPTIONS] --module cudatool {command}",
+    # no Python programs, which start the program in other processes -> how cudatool runs in each of those
     "mpirun": "mpirun [OPTIONS] python -m cudatool {command}",
     "mpiexec": "mpiexec [OPTIONS] python -m cudatool {command}",
     "srun": "srun [OPTIONS] python -m cudatool {command}",
@@ -77,8 +72,6 @@ class Workload:
         if first in ("-m", "-c"):
             if not rest:
                 raise UsageError("name a module to run after -m" if first == "-m" else "-c needs code to run")
-            if first == "-m" and rest[0] in _LAUNCHERS:
-                raise _launcher(rest[0], command)
             return Workload(rest[0], tuple(rest[1:]), Start.MODULE if first == "-m" else Start.CODE)
         is_python = _PYTHON.fullmatch(os.path.basename(first)) is not None
         if os.path.dirname(first) or os.path.lexists(first):

@@ -161,7 +161,7 @@ def begin(settings: str) -> None:
         _record(header, undo)
 
 
-def _record(header: dict[str, Any], undo: ExitStack) -> None:
+def _record(header: dict[str, Any], undo: ExitStack, *, is_fork: bool = False) -> None:
     """Give this process a trace of its own."""
     global _recorder
     assert _settings is not None
@@ -170,11 +170,11 @@ def _record(header: dict[str, Any], undo: ExitStack) -> None:
 
     def leave() -> None:
         with undo:
-            if not _driver.started():  # it was started before the fork, and does not work here
-                recorder.close()
-                return
-            recording.release_caches()
-            recording.drain()
+            choice = _driver.chosen()
+            if _driver.started() and not (is_fork and choice is not None and choice.machine is None):
+                recording.release_caches()
+                recording.drain()
+            # Else the driver, or what watches it, belongs to the parent and does not work here.
             recorder.close()
 
     child.leave_by(leave)
@@ -193,7 +193,7 @@ def _forked() -> None:
         journal = Journal(place, identity)
     header = recording.observing()
     child.noticed_in(journal, began=_sees_all())
-    _record(header | {"pid": os.getpid()}, ExitStack())
+    _record(header | {"pid": os.getpid()}, ExitStack(), is_fork=True)
 
 
 def _sees_all() -> bool:

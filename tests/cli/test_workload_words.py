@@ -80,8 +80,7 @@ def test_a_command_that_cannot_run_here_is_refused(folder, monkeypatch, head, me
         (["python"], "no interactive session"),
         (["python", "-O", "train.py", "a b"], "python -O -m cudatool sanitize train.py 'a b'"),
         (["python2", "train.py"], "not in python2; install it there"),
-        (["torchrun", "--nproc-per-node", "2", "train.py"], r"torchrun \[OPTIONS\] -m cudatool sanitize PROGRAM.py"),
-        (["python", "-m", "torch.distributed.run", "train.py"], "-m cudatool sanitize"),
+        (["mpirun", "-n", "2", "train.py"], r"mpirun \[OPTIONS\] python -m cudatool sanitize PROGRAM.py"),
     ],
 )
 def test_what_cannot_be_run_says_what_to_type(words, message):
