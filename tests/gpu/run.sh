@@ -8,7 +8,6 @@ python=${PYTHON:-python3}
 site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT
 "$python" -m pip install --quiet --no-deps --no-build-isolation --no-index --target "$site" .
-cp cudatool/cudatool_child.pth "$site/sitecustomize.py"  # outside of site-packages, Python does not read the .pth
 export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}" CUDATOOL_DEVICE=cuda
 cd tests  # so that the installed package is tested, not the checkout
 

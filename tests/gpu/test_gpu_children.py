@@ -54,6 +54,17 @@ if __name__ == "__main__":
 """
 
 
+@pytest.fixture(autouse=True)
+def start_up_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let processes find the line of cudatool_child.pth, also where cudatool was installed outside of site-packages."""
+    hook = tmp_path / "hook"
+    hook.mkdir()
+    (hook / "sitecustomize.py").write_text(
+        'import os\n"CUDATOOL_CHILD" in os.environ and __import__("cudatool.processes.child", None, None, ["start"]).start()\n'
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(hook), os.environ.get("PYTHONPATH")))))
+
+
 def record(folder: Path, program: str, *command: str) -> tuple[Trace, list[Trace]]:
     (folder / "a.py").write_text(program)
     words = [sys.executable, "-m", "cudatool", "run", "-o", "a.ctrace", *(command or ["a.py"])]
