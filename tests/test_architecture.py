@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -195,3 +196,9 @@ def test_help_loads_nothing_heavy() -> None:
     assert "click" in loaded
     assert loaded & {"cuda", "llvmlite", "numpy", "plotly", "rich", "pynvml"} == set()
     assert "Usage:" in done.stdout
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """Folders of tests are no packages: pytest imports each file by its name alone, and refuses the second."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []

@@ -13,7 +13,7 @@ import pytest
 from cudatool.sanitize.findings import FindingKind
 from cudatool.sanitize.kinds import CHECKS, KINDS
 
-PAGE = (Path(__file__).parents[1] / "docs" / "findings.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "findings.md").read_text()
 SECTIONS = dict(re.findall(r"^### ([\w-]+)\n\n(.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL))
 START = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]
 
