@@ -60,7 +60,7 @@ class Doubt(StrEnum):
     """The steps are tokens; or no steps are named, and larger and larger blocks replace each other while others grow
     along. Keys and values of a sequence, and what is computed of them, grow so by design."""
     ONE_CALL = "within-one-call"
-    """All happened within one call of a constructor, a forward pass or an optimizer's step."""
+    """All happened within one call of a constructor, a forward or backward pass, or an optimizer's step."""
     NO_WORK = "no-repeated-work"
     """Nothing but allocations that stay was recorded meanwhile: something may be built up."""
     NEW_WORK = "new-work"
@@ -88,8 +88,8 @@ _WHY: Final = {
     "sequence that is being generated. Record several sequences, or inputs of one length.",
     Doubt.ONE_SEQUENCE: "It may hold the keys and values of one sequence, which grow with each token. Record several "
     'requests, each in `with cudatool.range("request"):`.',
-    Doubt.ONE_CALL: "All of it lies within one call of a constructor, a forward pass or an optimizer's step. Record "
-    "more steps.",
+    Doubt.ONE_CALL: "All of it lies within one call of a constructor, a forward or backward pass, or an optimizer's "
+    "step. Record more steps.",
     Doubt.NO_WORK: f"Nothing else repeated in these steps: the program may be building something. {_NAME_STEPS}",
     Doubt.NEW_WORK: f"It began late in the recording, with work of another kind. Record more steps. {_NAME_STEPS}",
     Doubt.NO_STACKS: f"Without stacks, steps and the layers of one step look alike. {_NAME_STEPS}",
@@ -193,6 +193,7 @@ _ALL: Final = "all call sites together"
 _USES: Final = (Kind.GEMM, Kind.GRAPH_LAUNCH, Kind.COLLECTIVE)
 _DOUBTS: Final = {Trend.FEW: Doubt.FEW, Trend.SLOWS: Doubt.SLOWS, Trend.RETURNS: Doubt.GAVE_BACK}
 _SEQUENCE: Final = re.compile(r"\btoken|\bdecod|generat", re.IGNORECASE)
+_ENGINE: Final = "torch::autograd::Engine::"  # runs a backward pass, on threads that have no frames of Python
 _ONE_CALL: Final = frozenset(("__init__", "forward", "backward", "load_state_dict", "from_pretrained", "_apply"))
 
 
@@ -486,7 +487,8 @@ class _Evidence:
         """
         common = [set(self.trace.stacks[stack]) for stack in stacks.tolist() if stack]
         frames = set.intersection(*common) if common else set()
-        return any(self.trace.frames[frame].function.rpartition(".")[2] in _ONE_CALL for frame in frames)
+        names = [self.trace.frames[frame].function for frame in frames]
+        return any(name.rpartition(".")[2] in _ONE_CALL or name.startswith(_ENGINE) for name in names)
 
 
 class _Name(NamedTuple):

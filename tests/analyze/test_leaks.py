@@ -215,7 +215,15 @@ def test_layers_of_one_forward_are_not_steps() -> None:
     assert 0 == len(steps_of(layers("forward")))
 
 
-@pytest.mark.parametrize(("function", "doubt"), [("train", Doubt.NO_WORK), ("forward", Doubt.ONE_CALL)])
+@pytest.mark.parametrize(
+    ("function", "doubt"),
+    [
+        ("train", Doubt.NO_WORK),
+        ("forward", Doubt.ONE_CALL),
+        ("torch::autograd::Engine::evaluate_function(std::shared_ptr<torch::autograd::GraphTask>&)", Doubt.ONE_CALL),
+    ],
+    ids=["a loop", "a forward pass", "a backward pass"],
+)
 def test_what_only_grows_without_steps_may_be_built_up(function: str, doubt: Doubt) -> None:
     (found,) = analyze.leaks_of(layers(function))
     assert (LeakVerdict.UNCLEAR, ()) == (found.verdict, found.found)
