@@ -121,7 +121,7 @@ def _tell(journal: Journal) -> None:
 
 
 def _is_running(process: int) -> bool:
-    """Return whether a process is there that has not ended; one that nobody waited for has."""
+    """Return whether a process is there and has not ended, as a zombie has."""
     try:
         with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
             state = file.read().rpartition(")")[2].split()[0]
