@@ -134,8 +134,9 @@ def test_process_that_cannot_be_recorded_is_a_gap_in_the_verdict(run_command, tm
         "subprocess.run(['true'], check=True)\n"
         "subprocess.run([sys.executable, '-c', 'import os; os.execvp(\"true\", [\"true\"])'], check=True)\n"
         f"subprocess.run([sys.executable, '-c', {limited!r}])\n"
-        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(9)'], stdout=-3, stderr=-3)\n"
-        "subprocess.run([sys.executable, '-c', ''], check=True)\n"
+        "sleeps = 'import time; print(flush=True); time.sleep(9)'\n"
+        "child = subprocess.Popen([sys.executable, '-c', sleeps], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)\n"
+        "child.stdout.readline()  # it has begun\n"
     )
     done = run_command("sanitize", "--json", "a.py")
     gaps = {gap["kind"]: gap for gap in json.loads(done.stdout)["gaps"]}
