@@ -20,7 +20,17 @@ _NO_DESTINATION = frozenset(
     [
         *("st", "red", "membar", "fence", "prefetch", "prefetchu", "discard", "applypriority"),
         *("bra", "brx", "call", "ret", "exit", "trap", "brkpt", "bar", "barrier"),
-        *("nanosleep", "pmevent", "griddepcontrol", "setmaxnreg", "yield", "progress", "overflow", "stackrestore"),
+        *(
+            "nanosleep",
+            "pmevent",
+            "griddepcontrol",
+            "setmaxnreg",
+            "yield",
+            "step",
+            "progress",
+            "overflow",
+            "stackrestore",
+        ),
     ]
 )
 

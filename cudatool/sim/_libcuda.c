@@ -285,9 +285,8 @@ static void install(void) {
     sigaction(cudatool_stop_signal(), &action, NULL);
 }
 
-/* Send this thread the stop signal in `ns`, again and again. */
-static timer_t set_timer(int64_t ns) {
-    timer_t timer;
+/* Send this thread the stop signal in `ns`, again and again. Returns 0 if there is no timer; its id may be 0. */
+static int set_timer(timer_t *timer, int64_t ns) {
     struct sigevent event;
     struct itimerspec when = {.it_value = {ns / 1000000000, ns % 1000000000}, .it_interval = {0, 10000000}};
     memset(&event, 0, sizeof event);
@@ -297,9 +296,9 @@ static timer_t set_timer(int64_t ns) {
 #define sigev_notify_thread_id _sigev_un._tid
 #endif
     event.sigev_notify_thread_id = (pid_t)syscall(SYS_gettid);
-    if (timer_create(CLOCK_MONOTONIC, &event, &timer)) return NULL;
-    timer_settime(timer, 0, &when, NULL);
-    return timer;
+    if (timer_create(CLOCK_MONOTONIC, &event, timer)) return 0;
+    timer_settime(*timer, 0, &when, NULL);
+    return 1;
 }
 
 /* Call function(argument). Returns 0, or the number of the signal that ended it: SIGSEGV, SIGBUS or SIGFPE, with the
@@ -309,7 +308,8 @@ int cudatool_guarded_call(void (*function)(void *), void *argument, uintptr_t *a
                           int64_t limit_ns) {
     sigjmp_buf here;
     sigjmp_buf *outer = landing;
-    timer_t timer = NULL;
+    timer_t timer;
+    volatile int is_timed = 0; /* read after a jump */
     pthread_once(&installed, install);
     if (interruptible) {
         struct sigaction action = {0};
@@ -318,7 +318,7 @@ int cudatool_guarded_call(void (*function)(void *), void *argument, uintptr_t *a
         sigemptyset(&action.sa_mask);
         sigaction(SIGINT, &action, &previous_int);
     }
-    if (limit_ns) timer = set_timer(limit_ns);
+    if (limit_ns) is_timed = set_timer(&timer, limit_ns);
     int number = sigsetjmp(here, 1);
     if (number == 0) {
         landing = &here;
@@ -328,7 +328,7 @@ int cudatool_guarded_call(void (*function)(void *), void *argument, uintptr_t *a
     }
     landing = outer;
     pending = 0;
-    if (timer) timer_delete(timer);
+    if (is_timed) timer_delete(timer);
     if (interruptible) sigaction(SIGINT, &previous_int, NULL);
     return number;
 }

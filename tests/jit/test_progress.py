@@ -457,3 +457,17 @@ def test_ctrl_c_ends_an_endless_loop(blocks):
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGINT)
     assert "interrupted" in out
+
+
+def test_a_launch_that_was_in_time_leaves_no_timer(launch, ptx_of):
+    source = """
+    extern "C" __global__ void write(int *out) { *out = 1; }
+    extern "C" __global__ void last(int *out) {
+        long long begin = clock64();
+        while (clock64() - begin < 100000000);
+        *out = 1;
+    }"""
+    kernels, out = jit.load(ptx_of(source)).kernels, np.zeros(2, np.int32)
+    launch(kernels["write"], 1, 1, out[:1], timeout_s=0.02)
+    launch(kernels["last"], 1, 1, out[1:])  # is not ended by what was to end the other one
+    assert [1, 1] == out.tolist()

@@ -342,6 +342,7 @@ SUSPENSIONS: list[tuple[str, str, Suspension]] = [
     ("barrier", "wait", _BARRIER),  # of a cluster, which is one block
     ("bar", "arrive", Suspension(Kind.ARRIVE, _leave_barrier, _combine_arrive, _take_nothing)),
     ("barrier", "arrive", Suspension(Kind.ARRIVE, _leave_barrier, _combine_arrive, _take_nothing)),
+    ("step", "", Suspension(Kind.PRESENT, lambda i: [], _combine_nothing, _take_nothing)),
     ("yield", "", Suspension(Kind.YIELD, lambda i: [], _combine_nothing, _take_nothing)),
     (
         "shfl",

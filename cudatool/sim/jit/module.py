@@ -55,6 +55,7 @@ from cudatool.sim.jit.native import NativeCache
 from cudatool.sim.jit.progress import insert_yields
 from cudatool.sim.jit.race_engine import Order
 from cudatool.sim.jit.shadow import Found, Launching, Shadow
+from cudatool.sim.jit.steps import insert_steps
 from cudatool.sim.jit.system import SYSTEM
 
 _MAX_VARIANTS = 4  # of a kernel's code that differ in which checks are left out
@@ -224,6 +225,14 @@ class JitKernel:
                 raise self._refused from None
         return self._inlined
 
+    @cached_property
+    def _stepping(self) -> Function:
+        return insert_steps(self._function)
+
+    def _code_for(self, instrument: Instrument) -> Function:
+        """Return what is translated: where nothing is checked, loops in which threads step together."""
+        return self._stepping if instrument in (Instrument.NONE, Instrument.FOOTPRINT) else self._function
+
     @property
     def layout(self) -> Layout:
         """Where the kernel's variables lie."""
@@ -365,7 +374,7 @@ class JitKernel:
     ) -> Native:
         try:
             return generate(
-                self._function,
+                self._code_for(instrument),
                 self.layout,
                 instrument=instrument,
                 large_grid=large_grid,
@@ -440,7 +449,7 @@ class JitKernel:
                 self._plans[key] = self._plan(*key)
             if (plan := self._plans[key]) is not None:
                 if (stopped := run_alone(plan, params)) is not None:
-                    raise self._explain(stopped)
+                    raise self._explain(stopped, self._stepping)
                 return []
         large = _is_large(grid, block)
         instrument = Instrument.FOOTPRINT if footprint is not None else Instrument.NONE
@@ -480,7 +489,7 @@ class JitKernel:
         try:
             stopped = run(launch, threads, seed, footprint, watch)
             if stopped is not None:
-                raise self._explain(stopped)
+                raise self._explain(stopped, self._code_for(instrument))
         except KernelError as error:
             error.found = [found for launching in checked for found in launching.found()]
             raise
@@ -590,16 +599,16 @@ class JitKernel:
     def _lines(self) -> int:
         return 1 + max((instruction.line for instruction in self._function.instructions), default=0)
 
-    def _explain(self, stopped: Stopped) -> KernelError:
+    def _explain(self, stopped: Stopped, code: Function) -> KernelError:
         context, reason = stopped.context, stopped.reason
         if reason == Stop.ASSERT:
             return KernelAssert(f"{kernel_name(self.name)}: {take_message(context)}")
         if reason in (Stop.DEADLOCK, Stop.STALLED):
-            waiting = "; ".join(self._who_waits(block, waits) for block, waits in stopped.waiting)
+            waiting = "; ".join(self._who_waits(block, waits, code) for block, waits in stopped.waiting)
             return KernelDeadlock(f"{kernel_name(self.name)}: no thread can go on: {waiting}")
         if reason == Stop.TIMEOUT:
             block, waits = stopped.waiting[0]
-            place = f"; {self._who_waits(block, waits)}" if context.parked and waits else f" in block {block}"
+            place = f"; {self._who_waits(block, waits, code)}" if context.parked and waits else f" in block {block}"
             return KernelTimeout(f"{kernel_name(self.name)}: ended after the time that sim:timeout allows{place}")
         at = context.at_x, context.at_y, context.at_z
         who = f"{kernel_name(self.name)}: block {at}, thread {context.at_thread}"
@@ -612,9 +621,9 @@ class JitKernel:
             return KernelTrap(f"{who}: free of what is no block of the device's heap in use, at {place}")
         return KernelTrap(f"{who}: trap at {place}")
 
-    def _who_waits(self, block: tuple[int, int, int], waits: list[Wait]) -> str:
+    def _who_waits(self, block: tuple[int, int, int], waits: list[Wait], code: Function) -> str:
         """Return in words where the threads of a block wait."""
-        suspensions = [i for i in self._function.instructions if suspension_of(i) is not None]
+        suspensions = [i for i in code.instructions if suspension_of(i) is not None]
         places: dict[str, list[int]] = {}
         for wait in waits:
             at = suspensions[wait.suspension - 1]

@@ -1,0 +1,87 @@
+"""Loops in which all threads of a block step together, so that their memory accesses are made side by side.
+
+In a *grid-stride* loop each thread goes on by a multiple of the grid's size. One thread after the other,
+each to its end, would jump through memory; a GPU's threads do one round of the loop together. So a ``step``, a
+suspension that waits for nothing (``Kind.PRESENT``), is put where a round follows another. The further rounds become a
+region of their own and a loop over the threads, which LLVM vectorizes; what threads keep between them is in the slots.
+
+Other loops stay in one region: their registers are worth more than neighbors' accesses. So do those that go on by the
+size of a block, whose rounds are near enough to each other for the host's caches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cudatool.ptx import Flow, Function, Instruction, Register, Symbol, opcode_of
+from cudatool.ptx.flow import reads, writes
+from cudatool.sim.jit.collective import suspension_of
+
+__all__ = ["insert_steps"]
+
+_SHARED = ("%ntid", "%nctaid")  # what all threads of a block read the same
+_STRIDE = "%nctaid"
+
+
+def insert_steps(function: Function) -> Function:
+    """Return `function` with ``step`` between the rounds of its innermost loops that go on by the size of the grid."""
+    code = function.instructions
+    if not any(o.name.startswith(_STRIDE) for i in code for o in i.operands if isinstance(o, Register)):
+        return function
+    flow = Flow(function)
+    loops = flow.natural_loops()
+    strides = _strides(code)
+    code, labels = list(code), dict(function.labels)
+    for start, blocks in loops.items():
+        inside = [code[index] for n in blocks for index in range(flow.blocks[n].start, flow.blocks[n].stop)]
+        innermost = all(other == start or other not in blocks for other in loops)
+        if innermost and _goes_on_by(inside, strides) and not any(suspension_of(one) for one in inside):
+            _step(code, labels, flow, start, blocks)
+    return replace(function, instructions=code, labels=labels) if len(code) > len(function.instructions) else function
+
+
+def _step(code: list[Instruction], labels: dict[str, int], flow: Flow, start: int, blocks: frozenset[int]) -> None:
+    """Let the branches back to where a loop begins lead through a ``step``, which is put at the end of the code."""
+    name = f"$step_{start}"
+    back = None
+    for number in blocks:
+        last = flow.blocks[number].stop - 1
+        branch = code[last]
+        target = branch.operands[0] if branch.opcode == "bra" else None
+        if isinstance(target, Symbol) and labels.get(target.name) == flow.blocks[start].start:
+            back = replace(branch, guard=None)
+            code[last] = replace(branch, operands=(Symbol(name), *branch.operands[1:]))
+    if back is not None:
+        labels[name] = len(code)
+        code += [replace(back, opcode="step", modifiers=(), operands=()), back]
+
+
+def _strides(code: list[Instruction]) -> set[str]:
+    """Return the registers that hold the size of the grid, or what all threads compute the same from it."""
+    count: dict[str, int] = {}
+    for instruction in code:
+        for name in writes(instruction):
+            count[name] = count.get(name, 0) + 1
+    shared: set[str] = set()
+    strides: set[str] = set()
+    for instruction in code:  # text order: a definition stands before its uses
+        names = writes(instruction)
+        if len(names) != 1 or count[names[0]] != 1 or instruction.guard is not None:
+            continue
+        used = reads(instruction)
+        if instruction.opcode == "ld" and "param" in instruction.modifiers:
+            shared.add(names[0])
+        elif opcode_of(instruction.opcode).is_pure and all(u in shared or u.startswith(_SHARED) for u in used):
+            shared.add(names[0])
+            if any(u in strides or u.startswith(_STRIDE) for u in used):
+                strides.add(names[0])
+    return strides
+
+
+def _goes_on_by(inside: list[Instruction], strides: set[str]) -> bool:
+    """Whether a loop adds a stride to what it has computed before, and accesses memory."""
+    accesses = any(i.opcode in ("ld", "st", "red", "atom") and "param" not in i.modifiers for i in inside)
+    own = {name for one in inside for name in writes(one)}
+    return accesses and any(
+        i.opcode == "add" and strides.intersection(reads(i)) and own.intersection(reads(i)) for i in inside
+    )
