@@ -345,10 +345,10 @@ _WORDS: Final[dict[GapKind, _Words]] = {
         lambda gap: f"{printable('; '.join(gap.names))}. Launch fewer blocks, or use a smaller input.",
     ),
     GapKind.SHARED_MEMORY: _Words(
-        lambda gap: f"other processes' accesses to {format_bytes(gap.count)} of shared memory",
+        lambda gap: f"races with other processes in {format_bytes(gap.count)} of shared memory",
         lambda gap: (
-            f"Other processes can use {format_bytes(gap.count)} of memory ({_some(gap.names)}): what they do with it "
-            "is not recorded. Run in one process what uses it."
+            f"Other processes can use {format_bytes(gap.count)} of memory ({_some(gap.names)}): their accesses are "
+            "not compared with those of this process. Run in one process what uses it."
         ),
     ),
 }
