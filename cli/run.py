@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from cudatool.cli._command import Files, command, option
 from cudatool.cli._last_words import last_words
 from cudatool.cli._options import (
@@ -22,6 +24,7 @@ from cudatool.cli._options import (
 from cudatool.cli._pages import open_page
 from cudatool.cli._sources import beside, refuse_recording
 from cudatool.cli._text import counted, messages, plain, say
+from cudatool.collect.cupti import Level
 from cudatool.files import check_outputs, open_standard_files
 from cudatool.recording import record
 from cudatool.text import printable, short_names
@@ -78,6 +81,15 @@ _NOTHING = (
     "run slower on the software device.",
 )
 @no_children_option
+@option(
+    "--level",
+    type=click.Choice([str(level) for level in Level]),
+    default=str(Level.KERNELS),
+    show_default=True,
+    group="Recording",
+    help="How much to record of what a GPU does: memory (and streams), kernels (and when they and copies ran), "
+    "graph-nodes (also each kernel of a graph's launch). The more, the slower.",
+)
 def run(
     output: str | None,
     force: bool,
@@ -87,6 +99,7 @@ def run(
     no_stacks: bool,
     accesses: bool,
     no_children: bool,
+    level: str,
     workload: tuple[str, ...],
 ) -> None:
     """Run a Python program and record what it does on the device.
@@ -114,6 +127,7 @@ def run(
             device=device,
             with_stacks=not no_stacks,
             measure_accesses=accesses,
+            level=level,
             force=force,
             children=not no_children,
         ) as recorder,

@@ -3,6 +3,8 @@
 //   driver calls    a callback at each of the calls that Python has chosen: arguments, result, thread, Python's stack
 //                   and, where asked, the library that called. Launches are not among them: a callback costs too much.
 //   activity        kernels, copies and fills, with their times on the device, in buffers that CUPTI hands back
+//   use             how much of a card the driver charges to this process, as its management library (NVML) says, after
+//                   what may have taken memory that no call names: contexts, modules, graphs, streams, local memory
 //
 // Everything becomes a row of one size, in a log that Python drains. Here nothing takes the interpreter's lock, since a
 // library may call the driver while it holds a lock of its own that another thread, with the interpreter's, waits for.
@@ -35,8 +37,8 @@
 
 // ---- CUPTI, as documented in its headers (cupti_callbacks.h, cupti_activity.h) ----
 
-enum { DOMAIN_DRIVER_API = 1, API_ENTER = 0, API_EXIT = 1 };
-enum { KIND_MEMCPY = 1, KIND_MEMSET = 2, KIND_KERNEL = 10, KIND_MEMCPY_PEER = 22 };
+enum { DOMAIN_DRIVER_API = 1, DOMAIN_RESOURCE = 3, API_ENTER = 0, API_EXIT = 1, MODULE_LOADED = 6 };
+enum { KIND_MEMCPY = 1, KIND_MEMSET = 2, KIND_KERNEL = 10, KIND_GRAPH = 51 };
 
 typedef struct {
   uint32_t site;
@@ -79,6 +81,12 @@ typedef struct __attribute__((packed, aligned(8))) {
   uint32_t device, context, stream, correlation;
 } FillRecord;
 
+typedef struct __attribute__((packed, aligned(8))) {
+  uint32_t kind, correlation;
+  uint64_t start, end;
+  uint32_t device, graph, context, stream;
+} GraphRecord;
+
 typedef void (*Callback)(void*, uint32_t, uint32_t, const CallbackData*);
 typedef void (*BufferRequested)(uint8_t**, size_t*, size_t*);
 typedef void (*BufferCompleted)(void*, uint32_t, uint8_t*, size_t, size_t);
@@ -106,7 +114,9 @@ static struct {
 
 enum { WORDS = 8, MOST_CALLS = 2048, MOST_FRAMES = 256, MOST_NATIVE = 32 };
 // What a row tells that is no driver call.
-enum { KERNEL = 0xFF01, COPY = 0xFF02, FILL = 0xFF03, CONTEXT = 0xFF05, DROPPED = 0xFF06 };
+enum { KERNEL = 0xFF01, COPY = 0xFF02, FILL = 0xFF03, GRAPH = 0xFF04, CONTEXT = 0xFF05, USE = 0xFF06 };
+// What may take memory of the card that no call names (cudatool.trace.events.UseFlag).
+enum { USE_CONTEXT = 1, USE_MODULE = 2, USE_GRAPH = 4, USE_STREAM = 8, USE_KERNEL = 16, USE_HEAP = 32 };
 
 typedef struct {
   uint64_t time;
@@ -119,6 +129,8 @@ typedef struct {
 typedef struct {
   char arguments[WORDS + 1];  // i: 4 bytes; q: 8 bytes; P: what 8 bytes point to; b: 1 byte; h: 2 bytes; .: 8 bytes, left out
   uint8_t at_enter, wants_library, wants_stream_id;
+  uint8_t use;       // the cause that it is, one of the above
+  uint8_t only_use;  // it is no row of its own
 } Call;
 
 static Call calls[MOST_CALLS];
@@ -130,6 +142,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  // of all that follows
 static Row* rows;
 static size_t row_count, row_capacity, most_rows;
 static uint64_t lost;
+static uint64_t rows_so_far;  // since the use of the cards was looked at
 
 // An interning table: keys of bytes, numbered from 1 on in the order in which they came.
 typedef struct {
@@ -142,6 +155,8 @@ typedef struct {
 } Table;
 
 static Table names, frames, stacks, places;
+static Table codes;  // addresses of the code objects in `places`
+static int watches_code;  // a code object that is gone is taken out of `places`
 static uint32_t* frame_of_place;  // by the number of a place
 static uint32_t place_room;
 static void* contexts[64];
@@ -182,14 +197,22 @@ static int table_grow(Table* table) {
   return 0;
 }
 
-// The number of a key, 0 where memory is out. The lock is held.
-static uint32_t intern(Table* table, const void* data, size_t length) {
-  if (table->count * 2 >= table->mask && table_grow(table)) return 0;
-  uint64_t at = hashed(data, length);
-  for (uint32_t found; (found = table->slots[at & table->mask]); at++) {
+// The number that a key has, 0 for none; and its slot, or the one that it would get. The table has slots.
+static uint32_t look_up(const Table* table, const void* data, size_t length, uint64_t* at) {
+  *at = hashed(data, length);
+  for (uint32_t found; (found = table->slots[*at & table->mask]); ++*at) {
     if (table->entries[found - 1].length == length &&
         !memcmp(table->bytes + table->entries[found - 1].start, data, length)) return found;
   }
+  return 0;
+}
+
+// The number of a key, which gets one if it has none; 0 where memory is out. The lock is held.
+static uint32_t intern(Table* table, const void* data, size_t length) {
+  if (table->count * 2 >= table->mask && table_grow(table)) return 0;
+  uint64_t at;
+  uint32_t found = look_up(table, data, length, &at);
+  if (found) return found;
   if (table->used + length > table->capacity) {
     size_t capacity = (table->used + length) * 2 + 4096;
     char* bytes = realloc(table->bytes, capacity);
@@ -225,6 +248,7 @@ static Row* new_row(void) {
   }
   Row* row = &rows[row_count++];
   memset(row, 0, sizeof *row);
+  rows_so_far++;
   return row;
 }
 
@@ -282,14 +306,21 @@ static int python_frames(uint32_t* out, int room) {
   for (; frame && count < room; frame = frame->previous) {
     PyCodeObject* code = code_of(frame);
     if (!code || _PyFrame_IsIncomplete(frame)) continue;
-    // A place is known by its code object and what that consists of: a new one may get the address of one that is gone.
     int offset = _PyInterpreterFrame_LASTI(frame) * (int)sizeof(_Py_CODEUNIT);
-    const void* lines = PyBytes_AS_STRING(code->co_linetable);
-    uint64_t place[] = {(uintptr_t)code, (uint64_t)offset, (uintptr_t)code->co_filename, (uintptr_t)code->co_qualname,
-                        (uint64_t)code->co_firstlineno, hashed(lines, (size_t)PyBytes_GET_SIZE(code->co_linetable))};
-    uint32_t known = places.count, at_place = intern(&places, place, sizeof place);
+    uint64_t place[6] = {(uintptr_t)code, (uint64_t)offset};
+    size_t size = 2 * sizeof *place;
+    if (!watches_code) {  // then a new code object may have the address of one that is gone, but hardly all its parts
+      const void* lines = PyBytes_AS_STRING(code->co_linetable);
+      place[2] = (uintptr_t)code->co_filename;
+      place[3] = (uintptr_t)code->co_qualname;
+      place[4] = (uint64_t)code->co_firstlineno;
+      place[5] = hashed(lines, (size_t)PyBytes_GET_SIZE(code->co_linetable));
+      size = sizeof place;
+    }
+    uint32_t known = places.count, at_place = intern(&places, place, size);
     if (!at_place) continue;
     if (at_place > known) {
+      intern(&codes, place, sizeof *place);
       if (at_place >= place_room) {
         uint32_t room = at_place * 2 + 256;
         uint32_t* more = realloc(frame_of_place, room * sizeof *more);
@@ -308,6 +339,25 @@ static int python_frames(uint32_t* out, int room) {
   }
   return count;
 }
+#if PY_VERSION_HEX >= 0x030C0000
+static void table_clear(Table* table) {
+  table->used = table->count = table->told = 0;
+  if (table->slots) memset(table->slots, 0, (table->mask + 1) * sizeof *table->slots);
+}
+
+static int on_code(PyCodeEvent event, PyCodeObject* code) {
+  if (event != PY_CODE_EVENT_DESTROY || !codes.count) return 0;
+  uint64_t address = (uintptr_t)code;
+  pthread_mutex_lock(&lock);
+  uint64_t slot;
+  if (codes.count && look_up(&codes, &address, sizeof address, &slot)) {  // seldom: all are learned anew
+    table_clear(&codes);
+    table_clear(&places);
+  }
+  pthread_mutex_unlock(&lock);
+  return 0;
+}
+#endif
 #else
 static int python_frames(uint32_t* out, int room) { return 0; }
 #endif
@@ -344,6 +394,102 @@ static uint32_t this_stack(const char* library) {
   return intern(&stacks, found, (size_t)(count + 1) * sizeof *found);
 }
 
+// ---- use of the cards ----
+
+typedef struct {
+  uint32_t process;
+  uint64_t used;
+  uint32_t instances[2];
+} ProcessUse;  // nvmlProcessInfo_t
+typedef struct {
+  uint64_t total, free, used;
+} CardUse;  // nvmlMemory_t
+
+enum { MOST_CARDS = 16, MOST_PROCESSES = 256, SAMPLE_PAUSE = 2000000 };
+
+static struct {
+  int (*Init_v2)(void);
+  int (*DeviceGetHandleByPciBusId_v2)(const char*, void**);
+  int (*DeviceGetComputeRunningProcesses_v3)(void*, unsigned*, ProcessUse*);
+  int (*DeviceGetMemoryInfo)(void*, CardUse*);
+  int (*bus_of)(char*, int, int);                 // cuDeviceGetPCIBusId
+  int (*pool_of)(void**, int);                    // cuDeviceGetDefaultMemPool
+  int (*pool_attribute)(void*, int, uint64_t*);   // cuMemPoolGetAttribute
+  int is_open;  // 1, or -1 if it cannot be
+} nvml;
+static struct {
+  void* handle;
+  uint32_t causes;  // since the last sample
+  uint64_t sampled;  // when
+  uint64_t process, card, pool;  // what was found then
+  uint32_t local;    // bytes for each thread, at most, of kernels so far
+} cards[MOST_CARDS];
+
+static void open_nvml(void) {
+  nvml.is_open = -1;
+  void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW), *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  if (!library || !driver) return;
+  *(void**)&nvml.Init_v2 = dlsym(library, "nvmlInit_v2");
+  *(void**)&nvml.DeviceGetHandleByPciBusId_v2 = dlsym(library, "nvmlDeviceGetHandleByPciBusId_v2");
+  *(void**)&nvml.DeviceGetComputeRunningProcesses_v3 = dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v3");
+  *(void**)&nvml.DeviceGetMemoryInfo = dlsym(library, "nvmlDeviceGetMemoryInfo");
+  *(void**)&nvml.bus_of = dlsym(driver, "cuDeviceGetPCIBusId");
+  *(void**)&nvml.pool_of = dlsym(driver, "cuDeviceGetDefaultMemPool");
+  *(void**)&nvml.pool_attribute = dlsym(driver, "cuMemPoolGetAttribute");
+  if (nvml.Init_v2 && nvml.DeviceGetHandleByPciBusId_v2 && nvml.DeviceGetComputeRunningProcesses_v3 &&
+      nvml.DeviceGetMemoryInfo && nvml.bus_of && !nvml.Init_v2()) nvml.is_open = 1;
+}
+
+// Notes what the driver charges to this process on a card. The lock must not be held: NVML takes locks and time.
+static void sample(uint32_t device, int with_pool) {
+  char bus[32];
+  CardUse card;
+  static __thread ProcessUse processes[MOST_PROCESSES];
+  unsigned count = MOST_PROCESSES;
+  if (device >= MOST_CARDS) return;
+  if (!nvml.is_open) open_nvml();
+  if (nvml.is_open < 0) return;
+  void* handle = cards[device].handle;
+  if (!handle && (nvml.bus_of(bus, sizeof bus, (int)device) || nvml.DeviceGetHandleByPciBusId_v2(bus, &handle))) return;
+  cards[device].handle = handle;
+  uint32_t causes = __atomic_exchange_n(&cards[device].causes, 0, __ATOMIC_RELAXED);
+  if (nvml.DeviceGetMemoryInfo(handle, &card)) return;
+  uint64_t own = 0, pooled = 0;
+  if (nvml.DeviceGetComputeRunningProcesses_v3(handle, &count, processes)) count = 0;
+  for (unsigned i = 0; i < count; i++) {
+    if (processes[i].process == (uint32_t)owner && processes[i].used != UINT64_MAX) own = processes[i].used;
+  }
+  void* pool;
+  enum { RESERVED_NOW = 5 };
+  if (with_pool && nvml.pool_of && nvml.pool_attribute && !nvml.pool_of(&pool, (int)device)) {
+    nvml.pool_attribute(pool, RESERVED_NOW, &pooled);
+  }
+  pthread_mutex_lock(&lock);
+  cards[device].sampled = now();
+  int is_known = !causes && cards[device].process == own && cards[device].card == card.used;
+  cards[device].process = own;
+  cards[device].card = card.used;
+  if (with_pool) cards[device].pool = pooled;
+  Row* row = is_known ? NULL : new_row();
+  if (row) {
+    row->time = cards[device].sampled;
+    row->what = USE;
+    rows_so_far--;
+    row->device = device;
+    row->thread = this_thread();
+    row->words[0] = own;
+    row->words[1] = card.used;
+    row->words[2] = card.total;
+    row->words[3] = causes;
+    row->words[4] = cards[device].pool;
+  }
+  pthread_mutex_unlock(&lock);
+}
+
+static void took(uint32_t device, uint32_t cause) {
+  if (device < MOST_CARDS) __atomic_fetch_or(&cards[device].causes, cause, __ATOMIC_RELAXED);
+}
+
 // ---- callbacks ----
 
 // The device of a context. The lock must not be held: CUPTI has one of its own, under which it hands back buffers.
@@ -377,7 +523,12 @@ static uint32_t device_of(void* context) {
 
 static void on_call(void* unused, uint32_t domain, uint32_t number, const CallbackData* data) {
   (void)unused;
-  if (!recording || domain != DOMAIN_DRIVER_API || number >= MOST_CALLS || getpid() != owner) return;
+  if (!recording || getpid() != owner) return;
+  if (domain == DOMAIN_RESOURCE) {  // a module, at its first use perhaps, in the middle of a launch
+    if (number == MODULE_LOADED) took(device_of(*(void* const*)data), USE_MODULE);
+    return;
+  }
+  if (domain != DOMAIN_DRIVER_API || number >= MOST_CALLS) return;
   const Call* call = &calls[number];
   if (!call->arguments[0] || (data->site == API_ENTER) != (call->at_enter != 0)) return;
   uint32_t stream = 0;
@@ -397,6 +548,14 @@ static void on_call(void* unused, uint32_t domain, uint32_t number, const Callba
     at += size;
   }
   int result = data->site == API_EXIT && data->result ? *(const int*)data->result : 0;
+  if (call->use && !result) {
+    // A new context is not current yet: its device is the call's last argument.
+    uint32_t device = call->use == USE_CONTEXT ? (uint32_t)words[strlen(call->arguments) - 1] : device_of(data->context);
+    took(device, call->use);
+    int is_due = device < MOST_CARDS && now() - cards[device].sampled > SAMPLE_PAUSE;
+    if (call->use == USE_CONTEXT || (call->use == USE_MODULE && is_due)) sample(device, 0);
+  }
+  if (call->only_use) return;
   if (call->wants_stream_id && !result && data->context) {
     cupti.GetStreamIdEx(data->context, (void*)words[0], 0, &stream);
     words[WORDS - 1] = stream;
@@ -437,7 +596,8 @@ static void buffer_completed(void* context, uint32_t stream, uint8_t* buffer, si
   pthread_mutex_lock(&lock);
   for (void* record = NULL; buffer && valid && !cupti.ActivityGetNextRecord(buffer, valid, &record);) {
     uint32_t kind = *(uint32_t*)record;
-    Row* row = kind == KIND_KERNEL || kind == KIND_MEMCPY || kind == KIND_MEMSET ? new_row() : NULL;
+    int is_work = kind == KIND_KERNEL || kind == KIND_MEMCPY || kind == KIND_MEMSET || kind == KIND_GRAPH;
+    Row* row = is_work ? new_row() : NULL;
     if (!row) continue;
     if (kind == KIND_KERNEL) {
       const KernelRecord* kernel = record;
@@ -454,6 +614,20 @@ static void buffer_completed(void* context, uint32_t stream, uint8_t* buffer, si
       row->words[5] = packed(kernel->block);
       row->words[6] = (uint64_t)(uint32_t)kernel->static_shared + (uint32_t)kernel->dynamic_shared;
       row->words[7] = kernel->graph;
+      if (kernel->device < MOST_CARDS && kernel->local_per_thread > cards[kernel->device].local) {
+        cards[kernel->device].local = kernel->local_per_thread;
+        took(kernel->device, USE_KERNEL);
+      }
+    } else if (kind == KIND_GRAPH) {
+      const GraphRecord* graph = record;
+      row->what = GRAPH;
+      row->time = graph->start;
+      row->device = graph->device;
+      row->context = graph->context;
+      row->correlation = graph->correlation;
+      row->words[0] = graph->start;
+      row->words[1] = graph->end;
+      row->words[2] = graph->stream;
     } else {
       const CopyRecord* copy = record;  // a fill has the same fields at the same places
       row->what = kind == KIND_MEMCPY ? COPY : FILL;
@@ -473,6 +647,39 @@ static void buffer_completed(void* context, uint32_t stream, uint8_t* buffer, si
   pthread_mutex_unlock(&lock);
   free(buffer);
 }
+
+// ---- for other extensions ----
+
+// The number of this thread's Python stack, 0 where there is none.
+static uint32_t stack_here(void) {
+  if (!recording || getpid() != owner) return 0;
+  pthread_mutex_lock(&lock);
+  uint32_t found[MOST_FRAMES + 1] = {0};
+  int count = python_frames(found + 1, MOST_FRAMES);
+  uint32_t stack = count ? intern(&stacks, found, (size_t)(count + 1) * sizeof *found) : 0;
+  pthread_mutex_unlock(&lock);
+  return stack;
+}
+
+static void note(uint16_t what, uint32_t device, uint32_t stack, const uint64_t* words) {
+  if (!recording || getpid() != owner) return;
+  pthread_mutex_lock(&lock);
+  Row* row = new_row();
+  if (row) {
+    row->time = now();
+    row->what = what;
+    row->thread = this_thread();
+    row->stack = stack;
+    row->device = device;
+    memcpy(row->words, words, sizeof row->words);
+  }
+  pthread_mutex_unlock(&lock);
+}
+
+static struct {
+  uint32_t (*stack_here)(void);
+  void (*note)(uint16_t, uint32_t, uint32_t, const uint64_t*);
+} for_others = {stack_here, note};
 
 // ---- Python ----
 
@@ -543,13 +750,17 @@ static PyObject* py_start(PyObject* self, PyObject* arguments) {
     PyObject* row = PyDict_GetItemString(chosen, name);
     if (!row) continue;
     const char* layout;
-    int at_enter, wants_library, wants_stream_id;
-    if (!PyArg_ParseTuple(row, "sppp", &layout, &at_enter, &wants_library, &wants_stream_id)) goto failed;
+    int at_enter, wants_library, wants_stream_id, use, only_use;
+    if (!PyArg_ParseTuple(row, "spppip", &layout, &at_enter, &wants_library, &wants_stream_id, &use, &only_use)) {
+      goto failed;
+    }
     Call* call = &calls[number];
     strncpy(call->arguments, layout, WORDS);
     call->at_enter = (uint8_t)at_enter;
     call->wants_library = (uint8_t)wants_library;
     call->wants_stream_id = (uint8_t)wants_stream_id;
+    call->use = (uint8_t)use;
+    call->only_use = (uint8_t)only_use;
     PyObject *key = PyLong_FromLong((long)number), *value = PyUnicode_FromString(name);
     int bad = !key || !value || PyDict_SetItem(numbers, key, value);
     Py_XDECREF(key);
@@ -560,6 +771,7 @@ static PyObject* py_start(PyObject* self, PyObject* arguments) {
       goto failed;
     }
   }
+  cupti.EnableCallback(1, subscriber, DOMAIN_RESOURCE, MODULE_LOADED);  // refused, some memory has a vaguer cause
   recording = 1;
   return numbers;
 failed:
@@ -569,16 +781,39 @@ failed:
   return NULL;
 }
 
-static PyObject* py_watch_activity(PyObject* self, PyObject* unused) {
-  (void)self, (void)unused;
-  static const uint32_t kinds[] = {KIND_KERNEL, KIND_MEMCPY, KIND_MEMSET};
+static const uint32_t activities[] = {KIND_KERNEL, KIND_MEMCPY, KIND_MEMSET, KIND_GRAPH};
+
+static PyObject* py_watch_activity(PyObject* self, PyObject* arguments) {
+  (void)self;
+  int inside_graphs;
+  if (!PyArg_ParseTuple(arguments, "p", &inside_graphs)) return NULL;
   int status = cupti.ActivityRegisterTimestampCallback(now);
   if (!status) status = cupti.ActivityRegisterCallbacks(buffer_requested, buffer_completed);
-  for (size_t i = 0; !status && i < sizeof kinds / sizeof *kinds; i++) status = cupti.ActivityEnable(kinds[i]);
+  size_t count = sizeof activities / sizeof *activities;
+  for (size_t i = 0; !status && i < count; i++) {
+    if (activities[i] != KIND_GRAPH || !inside_graphs) status = cupti.ActivityEnable(activities[i]);
+  }
   if (status) {
     PyErr_SetString(PyExc_OSError, text_of(status));
     return NULL;
   }
+  Py_RETURN_NONE;
+}
+
+static PyObject* py_sample_use(PyObject* self, PyObject* unused) {
+  (void)self, (void)unused;
+  uint32_t devices = 0;
+  pthread_mutex_lock(&lock);
+  int is_news = rows_so_far != 0;
+  rows_so_far = 0;
+  for (int i = 0; i < context_count; i++) devices |= context_devices[i] < MOST_CARDS ? 1u << context_devices[i] : 0;
+  pthread_mutex_unlock(&lock);
+  if (!recording || getpid() != owner) Py_RETURN_NONE;
+  Py_BEGIN_ALLOW_THREADS
+  for (uint32_t device = 0; device < MOST_CARDS; device++) {
+    if (devices >> device & 1 && (is_news || cards[device].causes)) sample(device, 1);
+  }
+  Py_END_ALLOW_THREADS
   Py_RETURN_NONE;
 }
 
@@ -594,23 +829,29 @@ static PyObject* py_flush(PyObject* self, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
-static PyObject* told(Table* table) {  // entries that have not been told yet
-  PyObject* list = PyList_New(0);
-  for (; list && table->told < table->count; table->told++) {
+// Adds the entries that have not been told yet.
+static int tell(Table* table, PyObject* list) {
+  for (; table->told < table->count; table->told++) {
     PyObject* bytes = PyBytes_FromStringAndSize(
         table->bytes + table->entries[table->told].start, (Py_ssize_t)table->entries[table->told].length);
-    if (!bytes || PyList_Append(list, bytes)) Py_CLEAR(list);
+    int failed = !bytes || PyList_Append(list, bytes);
     Py_XDECREF(bytes);
+    if (failed) return -1;
   }
-  return list;
+  return 0;
 }
 
 static PyObject* py_drain(PyObject* self, PyObject* unused) {
   (void)self, (void)unused;
-  // Whoever has this lock never waits for the interpreter's, so waiting for it here cannot block.
+  // Made before the lock is taken: making a list may run the garbage collector, and that a finalizer, which calls the
+  // driver. Bytes are none of the collector's objects.
+  PyObject *new_names = PyList_New(0), *new_frames = PyList_New(0), *new_stacks = PyList_New(0), *data = NULL;
+  if (!new_names || !new_frames || !new_stacks) goto failed;
+  // A thread that has this lock never waits for the interpreter's, so waiting for it here cannot block.
   pthread_mutex_lock(&lock);
   if (!row_count && !lost) {
     pthread_mutex_unlock(&lock);
+    Py_DECREF(new_names), Py_DECREF(new_frames), Py_DECREF(new_stacks);
     Py_RETURN_NONE;
   }
   Row* taken = rows;
@@ -619,24 +860,22 @@ static PyObject* py_drain(PyObject* self, PyObject* unused) {
   rows = NULL;
   row_count = row_capacity = 0;
   lost = 0;
-  PyObject *new_names = told(&names), *new_frames = told(&frames), *new_stacks = told(&stacks);
+  int failed = tell(&names, new_names) || tell(&frames, new_frames) || tell(&stacks, new_stacks);
   pthread_mutex_unlock(&lock);
-  PyObject* data = PyBytes_FromStringAndSize((const char*)taken, (Py_ssize_t)(count * sizeof *taken));
+  if (!failed) data = PyBytes_FromStringAndSize((const char*)taken, (Py_ssize_t)(count * sizeof *taken));
   free(taken);
-  if (!data || !new_names || !new_frames || !new_stacks) {
-    Py_XDECREF(data), Py_XDECREF(new_names), Py_XDECREF(new_frames), Py_XDECREF(new_stacks);
-    return NULL;
-  }
-  return Py_BuildValue("(NNNNK)", data, new_names, new_frames, new_stacks, (unsigned long long)missing);
+  if (data) return Py_BuildValue("(NNNNK)", data, new_names, new_frames, new_stacks, (unsigned long long)missing);
+failed:
+  Py_XDECREF(new_names), Py_XDECREF(new_frames), Py_XDECREF(new_stacks);
+  return NULL;
 }
 
 static PyObject* py_stop(PyObject* self, PyObject* unused) {
   (void)self, (void)unused;
-  static const uint32_t kinds[] = {KIND_KERNEL, KIND_MEMCPY, KIND_MEMSET};
   recording = 0;
   if (subscriber && getpid() == owner) {
     Py_BEGIN_ALLOW_THREADS
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) cupti.ActivityDisable(kinds[i]);
+    for (size_t i = 0; i < sizeof activities / sizeof *activities; i++) cupti.ActivityDisable(activities[i]);
     cupti.Unsubscribe(subscriber);
     Py_END_ALLOW_THREADS
   }
@@ -656,8 +895,11 @@ static PyObject* py_forget(PyObject* self, PyObject* unused) {
 static PyMethodDef methods[] = {
     {"open", py_open, METH_VARARGS, "open(path): load libcupti; its version"},
     {"start", py_start, METH_VARARGS,
-     "start({call: (arguments, at its beginning, with the library, with the stream's id)}, most rows): number -> call"},
-    {"watch_activity", py_watch_activity, METH_NOARGS, "watch_activity(): kernels, copies and fills, too"},
+     "start({call: (arguments, at its beginning, with the library, with the stream's id, UseFlag, whether only that)}, "
+     "most rows): number -> call"},
+    {"watch_activity", py_watch_activity, METH_VARARGS,
+     "watch_activity(inside_graphs): kernels, copies, fills and graphs, too; or instead of graphs what they consist of"},
+    {"sample_use", py_sample_use, METH_NOARGS, "sample_use(): note what this process uses of the cards, if it may be new"},
     {"flush", py_flush, METH_VARARGS, "flush(forced=False): have CUPTI hand back its buffers"},
     {"drain", py_drain, METH_NOARGS, "drain(): rows, new names, new frames, new stacks, number of rows lost; None if there are no rows"},
     {"stop", py_stop, METH_NOARGS, "stop()"},
@@ -668,4 +910,14 @@ static PyMethodDef methods[] = {
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_cupti", "The driver's calls and the device's work.", -1,
                                     methods, NULL, NULL, NULL, NULL};
 
-PyMODINIT_FUNC PyInit__cupti(void) { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit__cupti(void) {
+#if READS_FRAMES && PY_VERSION_HEX >= 0x030C0000
+  watches_code = PyCode_AddWatcher(on_code) >= 0;
+  if (!watches_code) PyErr_Clear();
+#endif
+  PyObject* made = PyModule_Create(&module);
+  PyObject* capsule = PyCapsule_New(&for_others, "cudatool.collect._cupti.log", NULL);
+  if (made && PyModule_AddObjectRef(made, "log", capsule)) Py_CLEAR(made);
+  Py_XDECREF(capsule);
+  return made;
+}

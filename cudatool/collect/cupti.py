@@ -20,7 +20,7 @@ import weakref
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any, NamedTuple
@@ -29,15 +29,39 @@ import numpy as np
 import numpy.typing as npt
 
 from cudatool.collect import _cupti
+from cudatool.collect.torch_rows import Action
 from cudatool.ptx.kernel_names import kernel_name
 from cudatool.trace import hooks, stacks
-from cudatool.trace.events import RECORD, WORK, Api, CopyFlag, Event, EventFlag, Kind, StreamFlag, WarningFlag
+from cudatool.trace.events import (
+    RECORD,
+    WORK,
+    Api,
+    CopyFlag,
+    Event,
+    EventFlag,
+    Kind,
+    StreamFlag,
+    UseFlag,
+    WarningFlag,
+)
 from cudatool.trace.model import Frame
 
-__all__ = ["ROW", "CuptiCollector", "CuptiUnavailable", "What", "find_library"]
+__all__ = ["ROW", "CuptiCollector", "CuptiUnavailable", "Level", "What", "find_library"]
 
 _log = logging.getLogger("cudatool.collect")
 _MOST_LAUNCHED = 1 << 18  # calls whose work may still be reported
+_ROUNDED = 512  # bytes of a block of PyTorch's allocator, and any multiple
+_KINDS_OF_ACTIONS = np.array(
+    [
+        *(Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_REQUESTED, Kind.BLOCK_FREE_COMPLETED),
+        *(Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE, Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP),
+        *(0, Kind.OOM),
+    ],
+    np.uint8,
+)
+_BLOCKS, _ORDERS, _OTHERS = range(3)
+_MOST_NUMBERS = 1 << 16  # of calls, and of What
+_MANY = 32  # calls at least that are told together, in columns
 _PERIOD = 0.05  # seconds between two readings of the log
 _MOST_ROWS = 1 << 22  # that wait to be read: 400 MiB
 _LIBRARIES = ("libcupti.so.13", "libcupti.so.12")
@@ -71,7 +95,21 @@ class What(IntEnum):
     KERNEL = 0xFF01
     COPY = 0xFF02
     FILL = 0xFF03
+    GRAPH = 0xFF04
     CONTEXT = 0xFF05
+    USE = 0xFF06
+    BLOCK = 0xFF10
+
+
+class Level(StrEnum):
+    """How much a recording on a GPU has of the device's own work: the more, the dearer."""
+
+    MEMORY = "memory"
+    """Memory, streams, events and the calls that enqueue copies and graphs; no kernels, no times on the device."""
+    KERNELS = "kernels"
+    """Also kernels, and when they, copies, fills and launches of graphs ran."""
+    GRAPH_NODES = "graph-nodes"
+    """Also each kernel inside of a graph's launch, in place of the launch as a whole."""
 
 
 class CuptiUnavailable(Exception):
@@ -98,48 +136,62 @@ class _Stack(NamedTuple):
     library: str
 
 
+class _Order(NamedTuple):
+    """A call that only orders work, whose event is its arguments: where among them these are, -1 for nowhere."""
+
+    kind: Kind
+    stream: int = -1
+    event: int = -1
+    flags: int = -1
+
+    @property
+    def asks(self) -> bool:
+        """Whether the result is an answer: not yet."""
+        return self.kind in (Kind.STREAM_QUERY, Kind.EVENT_QUERY)
+
+
 class _Call(NamedTuple):
-    """How a call is recorded: its arguments as :file:`_cupti.c` spells them, and what reads them."""
+    """How a call is recorded: its arguments as :file:`_cupti.c` spells them, what reads them, and what it may take."""
 
     arguments: str
-    read: str
+    read: str | _Order | None  # None: it is no event, but may take memory
     at_enter: bool = False
     with_library: bool = False
     with_stream_id: bool = False
+    use: UseFlag = UseFlag(0)
 
 
-_NEW, _OLD = {"with_library": True}, {"at_enter": True}
 _CALLS: dict[str, _Call] = {
-    "cuMemAlloc_v2": _Call("Pq", "_alloc", **_NEW),
-    "cuMemAllocManaged": _Call("Pq", "_alloc", **_NEW),
-    "cuMemAllocPitch_v2": _Call("PPqqi", "_alloc_pitch", **_NEW),
-    "cuMemAllocAsync": _Call("Pqq", "_alloc_async", **_NEW),
-    "cuMemAllocFromPoolAsync": _Call("Pq.q", "_alloc_from_pool", **_NEW),
-    "cuMemFree_v2": _Call("q", "_free", **_OLD),
-    "cuMemFreeAsync": _Call("qq", "_free_async", **_OLD),
-    "cuMemMap": _Call("qqqqq", "_map", **_NEW),
-    "cuMemUnmap": _Call("qq", "_unmap", **_OLD),
-    "cuMemAllocHost_v2": _Call("Pq", "_host_alloc", **_NEW),
-    "cuMemHostAlloc": _Call("Pq", "_host_alloc", **_NEW),
-    "cuMemHostRegister_v2": _Call("qq", "_host_alloc", **_NEW),
-    "cuMemFreeHost": _Call("q", "_host_free", **_OLD),
-    "cuMemHostUnregister": _Call("q", "_host_free", **_OLD),
-    "cuStreamCreate": _Call("Pi", "_stream_create", with_stream_id=True),
-    "cuStreamCreateWithPriority": _Call("Pii", "_stream_create", with_stream_id=True),
-    "cuStreamDestroy_v2": _Call("q", "_stream_destroy", **_OLD),
-    "cuStreamSynchronize": _Call("q", "_stream_synchronize"),
-    "cuStreamQuery": _Call("q", "_stream_query"),
-    "cuStreamWaitEvent": _Call("qqi", "_stream_wait_event"),
+    "cuMemAlloc_v2": _Call("Pq", "_alloc", with_library=True),
+    "cuMemAllocManaged": _Call("Pq", "_alloc", with_library=True),
+    "cuMemAllocPitch_v2": _Call("PPqqi", "_alloc_pitch", with_library=True),
+    "cuMemAllocAsync": _Call("Pqq", "_alloc_async", with_library=True),
+    "cuMemAllocFromPoolAsync": _Call("Pq.q", "_alloc_from_pool", with_library=True),
+    "cuMemFree_v2": _Call("q", "_free", at_enter=True),
+    "cuMemFreeAsync": _Call("qq", "_free_async", at_enter=True),
+    "cuMemMap": _Call("qqqqq", "_map", with_library=True),
+    "cuMemUnmap": _Call("qq", "_unmap", at_enter=True),
+    "cuMemAllocHost_v2": _Call("Pq", "_host_alloc", with_library=True),
+    "cuMemHostAlloc": _Call("Pq", "_host_alloc", with_library=True),
+    "cuMemHostRegister_v2": _Call("qq", "_host_alloc", with_library=True),
+    "cuMemFreeHost": _Call("q", "_host_free", at_enter=True),
+    "cuMemHostUnregister": _Call("q", "_host_free", at_enter=True),
+    "cuStreamCreate": _Call("Pi", "_stream_create", with_stream_id=True, use=UseFlag.STREAM),
+    "cuStreamCreateWithPriority": _Call("Pii", "_stream_create", with_stream_id=True, use=UseFlag.STREAM),
+    "cuStreamDestroy_v2": _Call("q", "_stream_destroy", at_enter=True),
+    "cuStreamSynchronize": _Call("q", _Order(Kind.STREAM_SYNCHRONIZE, stream=0)),
+    "cuStreamQuery": _Call("q", _Order(Kind.STREAM_QUERY, stream=0)),
+    "cuStreamWaitEvent": _Call("qqi", _Order(Kind.STREAM_WAIT_EVENT, stream=0, event=1, flags=2)),
     "cuStreamBeginCapture_v2": _Call("qi", "_capture_begin"),
     "cuStreamEndCapture": _Call("qP", "_capture_end"),
     "cuEventCreate": _Call("Pi", "_event_create"),
-    "cuEventRecord": _Call("qq", "_event_record"),
-    "cuEventRecordWithFlags": _Call("qqi", "_event_record"),
-    "cuEventSynchronize": _Call("q", "_event_synchronize"),
-    "cuEventQuery": _Call("q", "_event_query"),
-    "cuEventDestroy_v2": _Call("q", "_event_destroy", **_OLD),
-    "cuCtxSynchronize": _Call("", "_device_synchronize"),
-    "cuCtxSynchronize_v2": _Call("q", "_device_synchronize"),
+    "cuEventRecord": _Call("qq", _Order(Kind.EVENT_RECORD, stream=1, event=0)),
+    "cuEventRecordWithFlags": _Call("qqi", _Order(Kind.EVENT_RECORD, stream=1, event=0, flags=2)),
+    "cuEventSynchronize": _Call("q", _Order(Kind.EVENT_SYNCHRONIZE, event=0)),
+    "cuEventQuery": _Call("q", _Order(Kind.EVENT_QUERY, event=0)),
+    "cuEventDestroy_v2": _Call("q", "_event_destroy", at_enter=True),
+    "cuCtxSynchronize": _Call("", _Order(Kind.DEVICE_SYNCHRONIZE)),
+    "cuCtxSynchronize_v2": _Call("q", _Order(Kind.DEVICE_SYNCHRONIZE)),
     "cuMemcpyHtoD_v2": _Call("qqq", "_copy"),
     "cuMemcpyDtoH_v2": _Call("qqq", "_copy"),
     "cuMemcpyDtoD_v2": _Call("qqq", "_copy"),
@@ -155,14 +207,34 @@ _CALLS: dict[str, _Call] = {
     "cuMemsetD16Async": _Call("qhqq", "_fill"),
     "cuMemsetD32Async": _Call("qiqq", "_fill"),
     "cuGraphLaunch": _Call("qq", "_graph_launch"),
+    "cuDevicePrimaryCtxRetain": _Call("Pi", None, use=UseFlag.CONTEXT),
+    "cuCtxCreate_v2": _Call("Pii", None, use=UseFlag.CONTEXT),
+    "cuCtxCreate_v3": _Call("Pqiii", None, use=UseFlag.CONTEXT),
+    "cuCtxCreate_v4": _Call("Pqii", None, use=UseFlag.CONTEXT),
+    "cuCtxSetLimit": _Call(".", None, use=UseFlag.HEAP),
+    **{
+        name: _Call(".", None, use=UseFlag.MODULE)
+        for name in (
+            *("cuModuleLoad", "cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFatBinary", "cuLibraryLoadData"),
+            *("cuLibraryLoadFromFile", "cuLibraryGetModule", "cuKernelGetFunction"),
+        )
+    },
+    **{
+        name: _Call(".", None, use=UseFlag.GRAPH)
+        for name in (
+            *("cuGraphInstantiate_v2", "cuGraphInstantiateWithFlags", "cuGraphInstantiateWithParams", "cuGraphUpload"),
+            *("cuGraphExecUpdate", "cuGraphExecUpdate_v2"),
+        )
+    },
 }
 _UNKNOWN = 1 << 56
 """What stands for the handle of a stream that was made before anything was recorded, with CUPTI's number added."""
 _streams: dict[tuple[int, int], int] = {}  # device and CUPTI's number of a stream -> handle, as long as the process
-_COPIES = ("memcpy", "memset")
-_QUESTIONS = ("cuStreamQuery", "cuEventQuery")
+_WORK = {What.COPY: "memcpy", What.FILL: "memset", What.GRAPH: "graph"}
+"""What ran that has no name of its own."""
 _BLOCKING = StreamFlag(0)
 _OF_MEMORY = ("cuMemAlloc", "cuMemFree", "cuMemMap", "cuMemUnmap")
+_PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
 _PER_THREAD = ("_ptsz", "_ptds")
 """Ends of the names of calls in programs compiled for default streams of each thread."""
 
@@ -207,6 +279,10 @@ class CuptiCollector:
         Returns whether PyTorch's own source tells of the program's work, some time later
         (:mod:`cudatool.collect.torch_program`). Then only memory of other libraries is told here; likewise once our
         runtime has told of work.
+    level
+        How much is recorded of what the device does.
+    blocks_are_watched
+        Returns whether PyTorch's allocator writes to the log (:mod:`cudatool.collect.torch_blocks`).
 
     Raises
     ------
@@ -214,26 +290,36 @@ class CuptiCollector:
         CUPTI is not installed, another tool holds it, or it refuses.
     """
 
-    def __init__(self, pytorch_is_watched: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        pytorch_is_watched: Callable[[], bool],
+        level: Level = Level.KERNELS,
+        blocks_are_watched: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._native = _cupti
         self._pytorch_is_watched = pytorch_is_watched
+        self._blocks_are_watched = blocks_are_watched
+        self._of_graphs: set[int] = set()  # addresses of PyTorch's blocks that belong to graphs
         self._runtime_works = False
         self._lock = threading.RLock()
         self._reading = False
-        self._calls: deque[_Row] = deque()  # that wait to be told, in the order of their times
+        self._calls: deque[npt.NDArray[np.void]] = deque()  # that wait to be told, in the order of their times
         self._work_done: list[npt.NDArray[np.void]] = []
         self._told: list[tuple[int, ...]] = []  # of RECORD; a name is its index in the texts
         self._texts = {"": 0}
-        self._names = ["", *_COPIES]  # of the log's, the numbers begin after these
+        self._names = ["", *_WORK.values()]  # of the log's, the numbers begin after these
         self._frames: list[Frame | None] = [None]
         self._stacks = [_Stack(0, False, "")]
-        self._launched: dict[int, tuple[int, int]] = {}  # CUPTI's correlation -> ours and the stream
+        self._launched = np.empty((0, 3), np.uint32)  # CUPTI's correlation, ours, the stream; sorted
+        self._launched_now: list[tuple[int, int, int]] = []
         self._sizes: dict[int, int] = {}
         self._device_memory: list[int] = []  # addresses of what lives, sorted
         self._mapped: dict[int, int] = {}  # memory of cuMemCreate -> the first place where it is mapped
         self._capturing: set[tuple[int, int]] = set()
         self._captured_events: set[int] = set()
-        self._readers: dict[int, tuple[str, Callable[[_Row, str], None]]] = {}
+        self._names_of_calls: dict[int, str] = {}
+        self._readers: dict[int, Callable[[_Row, str], None]] = {}
+        self._orders = _Orders()
         self._stopping = threading.Event()
         self._row = _Row(0, 0, 0, 0, 0, 0, 0, 0, ())
         self._called = self._stacks[0]
@@ -244,7 +330,7 @@ class CuptiCollector:
         try:
             self.version = _cupti.open(path)
             chosen = {
-                name + end: (call.arguments or ".", call.at_enter, call.with_library, call.with_stream_id)
+                name + end: (*_layout(call), int(call.use), call.read is None)
                 for name, call in _CALLS.items()
                 for end in ("", *_PER_THREAD)
             }
@@ -252,9 +338,19 @@ class CuptiCollector:
         except OSError as error:
             raise CuptiUnavailable(f"{path}: {error}") from error
         for number, name in numbers.items():
-            self._readers[number] = name, getattr(self, _CALLS[_plain(name)].read)
+            self._names_of_calls[number] = name
+            read = _CALLS[_plain(name)].read
+            if isinstance(read, _Order):
+                self._orders.add(number, read, per_thread=name.endswith(_PER_THREAD))
+            elif read is not None:
+                self._readers[number] = getattr(self, read)
+        self._readers[What.USE] = self._use
+        self._names_of_calls[What.USE] = ""
+        of_memory = [number for number, name in numbers.items() if name.startswith(_OF_MEMORY)]
+        self._always_told = np.array([*of_memory, What.USE, What.BLOCK])
         try:
-            _cupti.watch_activity()
+            if level is not Level.MEMORY:
+                _cupti.watch_activity(level is Level.GRAPH_NODES)
         except OSError as error:
             self.activity_error = str(error)
         _running.add(self)
@@ -265,6 +361,7 @@ class CuptiCollector:
     def flush(self) -> None:
         """Pass on all that happened so far."""
         self._native.flush(True)
+        self._native.sample_use()
         self._read(None)
 
     def stop(self) -> None:
@@ -287,6 +384,7 @@ class CuptiCollector:
     def _run(self) -> None:
         while not self._stopping.wait(_PERIOD):
             self._native.flush(False)
+            self._native.sample_use()
             # What PyTorch did meanwhile is told later, and with it what was between.
             self._read(0 if self._pytorch_is_watched() else None)
 
@@ -305,13 +403,12 @@ class CuptiCollector:
                 drained = self._native.drain()
                 if drained is not None:
                     self._sort(*drained)
-                while self._calls and (until is None or self._calls[0].time <= until):
-                    row = self._row = self._calls.popleft()
-                    self._called = self._stacks[row.stack]
-                    name, read = self._readers[row.what]
-                    read(row, name)
-                self._called = self._stacks[0]
-                self._send()
+                while self._calls and (until is None or self._calls[0]["time"][0] <= until):
+                    calls = self._calls.popleft()
+                    later = len(calls) if until is None else int(calls["time"].searchsorted(until, side="right"))
+                    if later < len(calls):
+                        self._calls.appendleft(calls[later:])
+                    self._tell_calls(calls[:later])
                 if until is None and self._work_done:
                     done, self._work_done = np.concatenate(self._work_done), []
                     self._ran(done)
@@ -327,21 +424,41 @@ class CuptiCollector:
             text = f"{lost:,} records of CUPTI were lost: there was no memory for them"
             self._row = self._row._replace(time=monotonic_ns(), thread=0)
             self._tell(Kind.WARNING, name=text, flags=WarningFlag.LOST)
-        told = self._runtime_works or self._pytorch_is_watched()
+            self._send()
         rows = np.frombuffer(data, ROW)
-        is_work = np.isin(rows["what"], (What.KERNEL, What.COPY, What.FILL))
+        what = rows["what"]
+        for row in rows[what == What.CONTEXT]:
+            _streams[int(row["device"]), int(row["words"][0])] = 0
+        told = self._runtime_works or self._pytorch_is_watched()
+        is_work = np.isin(what, (What.KERNEL, *_WORK))
         if not told and is_work.any():
             self._work_done.append(rows[is_work])
-        calls = rows[~is_work]
-        for values, words in zip(calls[_HEAD].tolist(), calls["words"].tolist(), strict=True):
-            row = _Row._make((*values, tuple(words)))
-            if row.what == What.CONTEXT:
-                _streams[row.device, row.words[0]] = 0
-                continue
-            name = self._readers[row.what][0]
-            answered = row.result == 0 or name.startswith(_QUESTIONS)
-            if answered and not self._stacks[row.stack].is_ours and (not told or name.startswith(_OF_MEMORY)):
-                self._calls.append(row)
+        is_ours = np.array([stack.is_ours for stack in self._stacks])[rows["stack"]]
+        kept = ~is_work & (what != What.CONTEXT) & ~is_ours & ((rows["result"] == 0) | self._orders.asks[what])
+        if told:
+            kept &= np.isin(what, self._always_told)
+        if kept.any():
+            self._calls.append(rows[kept])
+
+    def _tell_calls(self, calls: npt.NDArray[np.void]) -> None:
+        """Tell of calls; of many that only order work, one after the other, together."""
+        what = calls["what"]
+        how = np.where(what == What.BLOCK, _BLOCKS, np.where(self._orders.kind[what] != 0, _ORDERS, _OTHERS))
+        for run in np.split(calls, np.flatnonzero(np.diff(how)) + 1):
+            first = run["what"][0]
+            if first == What.BLOCK:
+                self._send()
+                self._tell_blocks(run)
+            elif self._orders.kind[first] and len(run) >= _MANY and not self._capturing:
+                self._send()
+                self._tell_orders(run)
+            else:
+                for values, words in zip(run[_HEAD].tolist(), run["words"].tolist(), strict=True):
+                    row = self._row = _Row._make((*values, tuple(words)))
+                    self._called = self._stacks[row.stack]
+                    self._readers.get(row.what, self._tell_order)(row, self._names_of_calls[row.what])
+        self._called = self._stacks[0]
+        self._send()
 
     def _stack(self, numbers: bytes) -> _Stack:
         library, *python = np.frombuffer(numbers, np.uint32).tolist()
@@ -379,11 +496,73 @@ class CuptiCollector:
             told, self._told = self._told, []
             hooks.forward_rows(np.array(told, RECORD), list(self._texts), source=self._before_event)
 
+    # ---- what orders work ----
+
+    def _tell_order(self, row: _Row, name: str) -> None:
+        order = _CALLS[_plain(name)].read
+        assert isinstance(order, _Order)
+        handle = row.words[order.event] if order.event >= 0 else 0
+        if order.kind == Kind.STREAM_WAIT_EVENT and handle in self._captured_events:
+            self._capturing.add((row.device, row.words[order.stream]))
+        elif order.kind == Kind.EVENT_RECORD and (row.device, row.words[order.stream]) in self._capturing:
+            self._captured_events.add(handle)
+        is_external = order.flags >= 0 and row.words[order.flags] & 1
+        self._tell(
+            order.kind,
+            stream=self._stream(row.words[order.stream], name) if order.stream >= 0 else 0,
+            aux0=hooks.event_id(handle) if order.event >= 0 else 0,
+            aux1=int(order.asks and row.result == 0),
+            flags=EventFlag.EXTERNAL if is_external else EventFlag(0),
+        )
+
+    def _tell_orders(self, rows: npt.NDArray[np.void]) -> None:
+        """Do what :meth:`_tell_order` does, for many while no stream is captured."""
+        what, words, orders = rows["what"], rows["words"], self._orders
+        every = np.arange(len(rows))
+        told = self._head_of(rows)
+        told["kind"] = orders.kind[what]
+        told["aux1"] = orders.asks[what] & (rows["result"] == 0)
+        with_flags = orders.flags[what] >= 0
+        external = words[every, orders.flags[what]] & np.uint64(EventFlag.EXTERNAL)
+        told["flags"] = np.where(with_flags, external, 0)
+        with_event = orders.event[what] >= 0
+        told["aux0"][with_event] = _mapped(words[every, orders.event[what]][with_event], hooks.event_id)
+
+        with_stream = orders.stream[what] >= 0
+        handles = words[every, orders.stream[what]][with_stream]
+        handles[(handles == 0) & orders.per_thread[what[with_stream]]] = _PER_THREAD_STREAM
+        told["stream"][with_stream] = self._streams_by_handle(rows[with_stream], handles)
+        hooks.forward_rows(told, [""], source=self._before_event)
+
+    def _head_of(self, rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+        """Return records with what each row says of when and where it was."""
+        told = np.zeros(len(rows), RECORD)
+        told["time"], told["device"] = rows["time"], rows["device"]
+        told["thread"] = _mapped(rows["thread"], hooks.native_thread)
+        told["stack"] = np.array([stack.id for stack in self._stacks], np.uint32)[rows["stack"]]
+        return told
+
     # ---- streams ----
+
+    def _streams_by_handle(self, rows: npt.NDArray[np.void], handles: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
+        """Return the id of the stream with each row's handle."""
+        # A key is the device, and the handle, or that of the calling thread's own stream: no multiple of 8.
+        own = handles == _PER_THREAD_STREAM
+        numbered = np.where(own, handles | rows["thread"].astype(np.uint64) << np.uint64(8), handles)
+        _, first, inverse = np.unique(
+            numbered | rows["device"].astype(np.uint64) << np.uint64(56), return_index=True, return_inverse=True
+        )
+        ids = []
+        for index, handle in zip(first.tolist(), handles[first].tolist(), strict=True):
+            time, thread, device, stack = (int(rows[name][index]) for name in ("time", "thread", "device", "stack"))
+            self._row, self._called = self._row._replace(time=time, thread=thread, device=device), self._stacks[stack]
+            ids.append(self._stream(handle))
+        self._send()
+        return np.array(ids, np.uint32)[inverse]
 
     def _stream(self, handle: int, name: str = "", flags: StreamFlag = _BLOCKING, priority: int = 0) -> int:
         if handle == 0 and name.endswith(_PER_THREAD):
-            handle = 2  # CU_STREAM_PER_THREAD
+            handle = _PER_THREAD_STREAM
         return hooks.stream_id(
             self._row.device,
             handle,
@@ -406,20 +585,6 @@ class CuptiCollector:
         if stream := hooks.close_stream(row.device, row.words[0]):
             self._tell(Kind.STREAM_DESTROY, stream=stream)
 
-    def _stream_synchronize(self, row: _Row, name: str) -> None:
-        self._tell(Kind.STREAM_SYNCHRONIZE, stream=self._stream(row.words[0], name))
-
-    def _stream_query(self, row: _Row, name: str) -> None:
-        self._tell(Kind.STREAM_QUERY, stream=self._stream(row.words[0], name), aux1=int(row.result == 0))
-
-    def _stream_wait_event(self, row: _Row, name: str) -> None:
-        stream, event, flags, *_ = row.words
-        if event in self._captured_events:
-            self._capturing.add((row.device, stream))
-        external = EventFlag.EXTERNAL if flags & 1 else EventFlag(0)
-        event = hooks.event_id(event)
-        self._tell(Kind.STREAM_WAIT_EVENT, stream=self._stream(stream, name), aux0=event, flags=external)
-
     def _capture_begin(self, row: _Row, name: str) -> None:
         self._capturing.add((row.device, row.words[0]))
         self._tell(Kind.GRAPH_CAPTURE_BEGIN, stream=self._stream(row.words[0], name))
@@ -429,9 +594,6 @@ class CuptiCollector:
         self._captured_events.clear()
         self._tell(Kind.GRAPH_CAPTURE_END, stream=self._stream(row.words[0], name), aux0=row.words[1])
 
-    def _device_synchronize(self, row: _Row, name: str) -> None:
-        self._tell(Kind.DEVICE_SYNCHRONIZE)
-
     # ---- events ----
 
     def _event_create(self, row: _Row, name: str) -> None:
@@ -440,25 +602,39 @@ class CuptiCollector:
         bits = int(timed) | (2 if shared else 0)
         self._tell(Kind.EVENT_CREATE, aux0=hooks.event_id(handle), address=handle, flags=bits)
 
-    def _event_record(self, row: _Row, name: str) -> None:
-        handle, stream, flags, *_ = row.words
-        if (row.device, stream) in self._capturing:
-            self._captured_events.add(handle)
-        external = EventFlag.EXTERNAL if flags & 1 else EventFlag(0)
-        stream = self._stream(stream, name)
-        self._tell(Kind.EVENT_RECORD, stream=stream, aux0=hooks.event_id(handle), flags=external)
-
-    def _event_synchronize(self, row: _Row, name: str) -> None:
-        self._tell(Kind.EVENT_SYNCHRONIZE, aux0=hooks.event_id(row.words[0]))
-
-    def _event_query(self, row: _Row, name: str) -> None:
-        self._tell(Kind.EVENT_QUERY, aux0=hooks.event_id(row.words[0]), aux1=int(row.result == 0))
-
     def _event_destroy(self, row: _Row, name: str) -> None:
         if event := hooks.close_event(row.words[0]):
             self._tell(Kind.EVENT_DESTROY, aux0=event)
 
     # ---- memory ----
+
+    def _tell_blocks(self, rows: npt.NDArray[np.void]) -> None:
+        """Tell what PyTorch's allocator did."""
+        action, address, size, handle, captured, *pool = rows["words"].T[:7]
+        # A graph keeps its memory: what is freed while it is captured is free for the same graph alone.
+        if self._of_graphs or captured.any():
+            rows = rows[[self._is_no_graphs(*row) for row in rows["words"][:, [0, 1, 4]].tolist()]]
+            action, address, size, handle, captured, *pool = rows["words"].T[:7]
+        is_block = action <= Action.FREE_COMPLETED
+        is_refused = action == Action.OOM
+        told = self._head_of(rows)
+        told["kind"] = _KINDS_OF_ACTIONS[action]
+        told["stream"] = self._streams_by_handle(rows, handle)
+        told["address"] = np.where(is_refused, 0, address)
+        told["size"] = np.where(is_block | is_refused, -(-size.astype(np.int64) // _ROUNDED) * _ROUNDED, size)
+        told["aux0"] = np.where(is_refused, address, np.where(is_block, size, 0))
+        told["aux1"] = pool[0] & np.uint64(0xFFFFFFFF) | pool[1] << np.uint64(32)
+        hooks.forward_rows(told, [""], source=self._before_event)
+
+    def _is_no_graphs(self, action: int, address: int, captured: int) -> bool:
+        """Return whether what the allocator did is to be told: not of blocks that it gave a graph."""
+        if action == Action.ALLOC:
+            if captured:
+                self._of_graphs.add(address)
+            else:
+                self._of_graphs.discard(address)
+            return not captured
+        return action > Action.FREE_COMPLETED or address not in self._of_graphs
 
     def _alloc(self, row: _Row, name: str) -> None:
         self._allocated(row.words[0], row.words[1], name)
@@ -485,6 +661,10 @@ class CuptiCollector:
         self._sizes[address] = size
         id_ = 0 if stream is None else self._stream(stream, name)
         self._tell(Kind.MEM_ALLOC, stream=id_, address=address, size=size, name=_plain(name))
+
+    def _use(self, row: _Row, name: str) -> None:
+        process, used, total, causes, pooled, *_ = row.words
+        self._tell(Kind.DEVICE_USE, size=process, address=used, aux0=total, aux1=pooled, flags=causes)
 
     def _free(self, row: _Row, name: str) -> None:
         self._freed(row.words[0], name)
@@ -530,7 +710,7 @@ class CuptiCollector:
 
     def _is_pytorchs(self) -> bool:
         """Whether PyTorch's caching allocator makes the call: its segments are told by PyTorch's own source."""
-        return self._pytorch_is_watched() and "libc10_cuda" in self._called.library
+        return "libc10_cuda" in self._called.library and (self._pytorch_is_watched() or self._blocks_are_watched())
 
     def _is_on_device(self, address: int) -> bool:
         at = bisect_right(self._device_memory, address) - 1
@@ -576,33 +756,38 @@ class CuptiCollector:
     def _work(self, row: _Row, stream: int, name: str) -> tuple[int, int]:
         """Return the stream's id and a correlation for what the call enqueues."""
         found = self._stream(stream, name), hooks.new_correlation()
-        self._launched[row.correlation] = found[1], found[0]
-        if len(self._launched) > _MOST_LAUNCHED:
-            del self._launched[next(iter(self._launched))]
+        self._launched_now.append((row.correlation, found[1], found[0]))
+        return found
+
+    def _launches_of(self, rows: npt.NDArray[np.void]) -> npt.NDArray[np.uint32]:
+        """Return the calls that enqueued what ran, as rows of ``_launched``; of zeros where no call is known."""
+        if self._launched_now:
+            known = np.concatenate([self._launched[-_MOST_LAUNCHED:], np.array(self._launched_now, np.uint32)])
+            self._launched, self._launched_now = known[np.argsort(known[:, 0], kind="stable")], []
+        found = np.zeros((len(rows), 3), np.uint32)
+        if len(self._launched):
+            at = np.minimum(self._launched[:, 0].searchsorted(rows["correlation"]), len(self._launched) - 1)
+            is_known = self._launched[at, 0] == rows["correlation"]
+            found[is_known] = self._launched[at[is_known]]
         return found
 
     def _ran(self, rows: npt.NDArray[np.void]) -> None:
-        """Tell when kernels, copies and fills ran, and of kernels outside of graphs that they were launched."""
+        """Tell when kernels, copies, fills and graphs ran, and of kernels outside of graphs that they were launched."""
+        launches = self._launches_of(rows)
+        is_known = launches[:, 0] != 0
+        kept = is_known | (rows["what"] == What.KERNEL)
+        rows, launches, is_known = rows[kept], launches[kept], is_known[kept]
         words, what = rows["words"], rows["what"]
-        is_kernel = what == What.KERNEL
-        known = [self._launched.get(correlation) for correlation in rows["correlation"].tolist()]
-        is_known = np.array([one is not None for one in known])
-        rows, words, is_kernel = (column[is_kernel | is_known] for column in (rows, words, is_kernel))
-        known = [one for one, kept in zip(known, (what == What.KERNEL) | is_known, strict=True) if kept]
-        is_launch = is_kernel & np.array([one is None for one in known])
-        of_stream = self._streams_of(rows)
-        owners = np.array(
-            [
-                (hooks.new_correlation(), stream) if one is None else one
-                for one, stream in zip(known, of_stream, strict=True)
-            ],
-            np.uint32,
-        ).reshape(-1, 2)
+        is_kernel, is_launch = what == What.KERNEL, ~is_known
+        launches[is_launch, 1] = hooks.new_correlations(int(np.count_nonzero(is_launch)))
+        launches[is_launch, 2] = self._streams_of(rows[is_launch])
 
         ran = np.zeros(len(rows), RECORD)
         ran["device"] = rows["device"]
-        ran["correlation"], ran["stream"] = owners.T
-        ran["name"] = np.where(is_kernel, words[:, 3] + len(_COPIES), np.where(rows["what"] == What.COPY, 1, 2))
+        ran["correlation"], ran["stream"] = launches[:, 1:].T
+        ran["name"] = words[:, 3] + len(_WORK)
+        for name, one in enumerate(_WORK, start=1):
+            ran["name"][what == one] = name
         launched = ran[is_launch]
         launched["kind"] = Kind.KERNEL_LAUNCH
         launched["time"] = words[is_launch, 0]
@@ -627,6 +812,27 @@ class CuptiCollector:
         return found
 
 
+class _Orders:
+    """The calls that only order work, as columns by the call's number: see :class:`_Order`; `kind` 0 for the others."""
+
+    def __init__(self) -> None:
+        self.kind = np.zeros(_MOST_NUMBERS, np.uint8)
+        self.stream, self.event, self.flags = (np.full(_MOST_NUMBERS, -1, np.int8) for _ in range(3))
+        self.asks, self.per_thread = (np.zeros(_MOST_NUMBERS, np.bool_) for _ in range(2))
+
+    def add(self, number: int, order: _Order, *, per_thread: bool) -> None:
+        self.kind[number] = order.kind
+        self.stream[number], self.event[number], self.flags[number] = order.stream, order.event, order.flags
+        self.asks[number], self.per_thread[number] = order.asks, per_thread
+
+
+def _mapped(column: npt.NDArray[Any], function: Callable[[int], int]) -> npt.NDArray[np.uint64]:
+    """Return the function's values, asked once for each of the column's."""
+    values, inverse = np.unique(column, return_inverse=True)
+    mapped: npt.NDArray[np.uint64] = np.array([function(value) for value in values.tolist()], np.uint64)[inverse]
+    return mapped
+
+
 _running: weakref.WeakSet[CuptiCollector] = weakref.WeakSet()
 
 
@@ -636,6 +842,10 @@ def _forget_all() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all)
+
+
+def _layout(call: _Call) -> tuple[str, bool, bool, bool]:
+    return call.arguments or ".", call.at_enter, call.with_library, call.with_stream_id
 
 
 def _plain(name: str) -> str:

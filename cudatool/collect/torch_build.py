@@ -1,4 +1,7 @@
-"""Building :file:`torch_log.cpp` against the PyTorch that the program imports, once for each version of the two."""
+"""Building :file:`torch_log.cpp` or :file:`torch_blocks.cpp` against the PyTorch that the program imports.
+
+That is done once for each version of the two.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from cudatool.errors import ConfigError, CudatoolError
 
 __all__ = ["TorchBuildError", "load"]
 
-_SOURCE = Path(__file__).with_name("torch_log.cpp")
+_FOLDER = Path(__file__).parent
 _KEPT = CodeCache("torch")
 
 
@@ -29,8 +32,8 @@ class TorchBuildError(CudatoolError):
 
 
 @functools.cache
-def load(torch: ModuleType) -> ModuleType:
-    """Return the extension module for this `torch`, built now (some seconds) if no earlier process has kept it.
+def load(torch: ModuleType, name: str = "torch_log") -> ModuleType:
+    """Return the extension module `name` for this `torch`, built now (some seconds) if no earlier process has kept it.
 
     Raises
     ------
@@ -39,30 +42,31 @@ def load(torch: ModuleType) -> ModuleType:
         module cannot be loaded.
     """
     try:
-        return _loaded(_built(torch))
+        return _loaded(_built(torch, name), name)
     except (ImportError, OSError, ConfigError) as error:  # which must not reach the program's `import torch`
         raise TorchBuildError(f"the part that watches PyTorch {torch.__version__} cannot be built: {error}") from error
 
 
-def _loaded(library: bytes) -> ModuleType:
+def _loaded(library: bytes, name: str) -> ModuleType:
     """Return the module in a shared library, which is loaded from memory: a file could be changed before.
 
     The memory stays open: the dynamic loader knows a library by its path, which no other one may get.
     """
-    memory = os.memfd_create("torch_log.so")
+    memory = os.memfd_create(f"{name}.so")
     with open(memory, "wb", closefd=False) as file:
         file.write(library)
     path = f"/proc/self/fd/{memory}"
-    loader = importlib.machinery.ExtensionFileLoader("torch_log", path)
-    spec = importlib.util.spec_from_file_location("torch_log", path, loader=loader)
+    loader = importlib.machinery.ExtensionFileLoader(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     return module
 
 
-def _built(torch: ModuleType) -> bytes:
-    source = _SOURCE.read_bytes()
+def _built(torch: ModuleType, name: str) -> bytes:
+    path = _FOLDER / f"{name}.cpp"
+    source = path.read_bytes()
     facts = (source, torch.__version__, torch.version.git_version, sys.implementation.cache_tag, os.uname().machine)
     key = hashlib.sha256(repr(facts).encode()).hexdigest()
     kept = _KEPT.get(key)
@@ -73,9 +77,9 @@ def _built(torch: ModuleType) -> bytes:
         raise TorchBuildError("watching PyTorch needs a C++ compiler: install g++, or name one in CXX")
     print("cudatool: building the part that watches PyTorch, once for this version of it", file=sys.stderr)  # noqa: T201
     with tempfile.TemporaryDirectory(prefix="cudatool-") as folder:
-        made = Path(folder) / "torch_log.so"
+        made = Path(folder) / f"{name}.so"
         done = subprocess.run(
-            [compiler, *_options(torch), str(_SOURCE), "-o", str(made), *_libraries(torch)],
+            [compiler, *_options(torch), str(path), "-o", str(made), *_libraries(torch)],
             capture_output=True,
             text=True,
             check=False,

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from cudatool import _driver
 from cudatool.collect import deferred_frees, torch_program
 from cudatool.collect.children import child_processes
-from cudatool.collect.cupti import CuptiCollector, CuptiUnavailable
+from cudatool.collect.cupti import CuptiCollector, CuptiUnavailable, Level
 from cudatool.collect.hand_overs import HandOvers
+from cudatool.collect.torch_blocks import TorchBlocks
 from cudatool.memory.settings import conf_in_environment
 from cudatool.recording import children as _children
 from cudatool.trace import hooks, stacks
@@ -42,6 +43,7 @@ def record(
     measure_accesses: bool = False,
     checks: Sequence[str] = (),
     tape: Tape | None = None,
+    level: Level | str = Level.KERNELS,
     force: bool = False,
     children: bool = False,
 ) -> Iterator[Recorder]:
@@ -51,8 +53,9 @@ def record(
     holds and, on the software device, all memory of the driver's. On a GPU, what PyTorch held is said to be missing.
 
     Our runtime's events are recorded on any device. On the software device, also the driver calls of any cuda.core or
-    cuda.bindings program, when its operations ran, and on request which bytes its kernels touched. On a GPU, what the
-    program does through PyTorch, if it imports that.
+    cuda.bindings program, when its operations ran, and on request which bytes its kernels touched. On a GPU, what any
+    library asks of the driver, the kernels that ran, and the blocks of PyTorch's allocator; with `measure_accesses`,
+    PyTorch's operators with the bytes that they touch instead.
 
     Parameters
     ----------
@@ -71,6 +74,9 @@ def record(
         ``"synccheck"``.
     tape
         Filled with what a replay of the run needs (software device only); kernels then run on one host thread.
+    level
+        How much is recorded of what a GPU does by itself, see :class:`~cudatool.collect.cupti.Level`; the software
+        device tells all.
     force
         Replace an existing file.
     children
@@ -88,7 +94,7 @@ def record(
     """
 
     with sources(
-        device=device, with_stacks=with_stacks, measure_accesses=measure_accesses, checks=checks, tape=tape
+        device=device, with_stacks=with_stacks, measure_accesses=measure_accesses, checks=checks, tape=tape, level=level
     ) as header:
         allocator = _allocator()
         held = _held()
@@ -123,6 +129,7 @@ def sources(
     measure_accesses: bool = False,
     checks: Sequence[str] = (),
     tape: Tape | None = None,
+    level: Level | str = Level.KERNELS,
 ) -> Iterator[dict[str, Any]]:
     """Let everything that happens on the device inside the ``with`` block reach the subscribers of the hooks.
 
@@ -134,6 +141,7 @@ def sources(
         yield dict(_observing)
         return
 
+    level = Level(level)
     _driver.choose(device)
     choice = _driver.initialize()
     machine = choice.machine
@@ -156,9 +164,10 @@ def sources(
                 undo.enter_context(software.driver(machine, measure_accesses, checks, tape, _held))
             else:
                 undo.callback(torch_program.stop)
-                torch_program.start()
-                if not measure_accesses:
-                    header |= undo.enter_context(_driver_calls())
+                if measure_accesses:
+                    torch_program.start()
+                else:
+                    header |= undo.enter_context(_driver_calls(level))
             watch = machine.scheduler.watch if machine is not None else None
             header["watches_host_reads"] = watch is not None and watch.sees_reads
             _observing = header
@@ -188,19 +197,31 @@ def _header(choice: _driver.Choice, measure_accesses: bool, checks: Sequence[str
 
 
 @contextmanager
-def _driver_calls() -> Iterator[dict[str, Any]]:
-    """Let what any library asks of a GPU's driver reach the subscribers of the hooks; what a header says of it."""
+def _driver_calls(level: Level) -> Iterator[dict[str, Any]]:
+    """Let what any library asks of a GPU's driver reach the subscribers of the hooks; what a header says of it.
+
+    Where CUPTI does not tell of kernels, PyTorch's operators are told.
+    """
     global _cupti
 
+    blocks: TorchBlocks | None = None
     try:
-        _cupti = CuptiCollector(torch_program.is_watching)
+        _cupti = CuptiCollector(torch_program.is_watching, level, lambda: blocks is not None and blocks.is_watching)
     except CuptiUnavailable as error:
+        torch_program.start()
         yield {"cupti_error": str(error)}
         return
-    facts: dict[str, Any] = {"cupti_version": _cupti.version, "kernels_told_late": True}
+    facts: dict[str, Any] = {"cupti_version": _cupti.version, "kernels_told_late": True, "level": str(level)}
+    if _cupti.activity_error:
+        facts["cupti_error"] = _cupti.activity_error
+        torch_program.start()
+    else:
+        blocks = TorchBlocks()
     try:
-        yield facts | ({"cupti_error": _cupti.activity_error} if _cupti.activity_error else {})
+        yield facts
     finally:
+        if blocks is not None:
+            blocks.stop()
         _cupti.stop()
         _cupti = None
 

@@ -30,6 +30,7 @@ __all__ = [
     "Kind",
     "ProcessFlag",
     "StreamFlag",
+    "UseFlag",
     "WORK",
     "WarningFlag",
     "float_bits",
@@ -68,6 +69,8 @@ class Kind(IntEnum):
     PHYSICAL_FREE = 17
     # What a program asks of the caching allocator itself.
     MEMORY_FRACTION = 18
+    # What the driver charges for all of it.
+    DEVICE_USE = 19
     # Streams and events.
     STREAM_CREATE = 20
     STREAM_DESTROY = 21
@@ -143,6 +146,9 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.SEGMENT_UNMAP: "address, size, aux1=pool, stream, flags=1 small pool, stack",
     Kind.OOM: "size=rounded block, aux0=free bytes on the device, flags=1 not known, aux1=pool, stream, stack",
     Kind.MEMORY_FRACTION: "size=bytes of the device, aux0=bits of a float64: the share that may be reserved, stack",
+    Kind.DEVICE_USE: "what NVML says of a card, after what may have changed it: size=bytes that the driver charges to "
+    "this process (0 if it does not say), address=bytes of the card in use by all, aux0=bytes of the card, "
+    "aux1=bytes that the driver's default pool of cuMemAllocAsync holds, flags=UseFlag",
     Kind.MEM_ALLOC: "address, size, stream (0 for cuMemAlloc, which is not stream-ordered), name=API, "
     "flags=LIVED if it was there when the recording began, stack",
     Kind.MEM_FREE: "address, size, stream (0 for cuMemFree), name=API, stack",
@@ -277,6 +283,22 @@ class ProcessFlag(IntFlag):
     """``CHILD_RECORDED``: the process was running when the recording ended."""
     UNRECORDED = 4
     """``CHILD_RECORDED``: it may have used a device, and is not recorded. The name says why."""
+
+
+class UseFlag(IntFlag):
+    """Flags of ``DEVICE_USE``: what happened since the one before that takes memory of the card, by no call's size."""
+
+    CONTEXT = 1
+    """A context was made."""
+    MODULE = 2
+    """Modules were loaded: their code and variables, buffers of ``printf``, the heap of ``malloc`` in kernels."""
+    GRAPH = 4
+    """Graphs were instantiated or changed."""
+    STREAM = 8
+    KERNEL = 16
+    """A kernel needed more local memory for each thread than those before."""
+    HEAP = 32
+    """A limit of the context was set: heap, stack, buffer of ``printf``."""
 
 
 class EventFlag(IntFlag):

@@ -61,6 +61,7 @@ __all__ = [
     "measures_accesses",
     "native_thread",
     "new_correlation",
+    "new_correlations",
     "reset",
     "running_function",
     "stream_id",
@@ -247,6 +248,11 @@ def running_function() -> tuple[int, int]:
 def new_correlation() -> int:
     """Return a correlation id that was not used before (for sources below the runtime)."""
     return next(_correlations)
+
+
+def new_correlations(count: int) -> list[int]:
+    """Return as many of :func:`new_correlation`."""
+    return list(itertools.islice(_correlations, count))
 
 
 def emit(

@@ -35,11 +35,14 @@ class Log:
         self.numbers = {name: number for number, name in enumerate(chosen, start=1)}
         return {number: name for name, number in self.numbers.items()}
 
-    def watch_activity(self):
+    def watch_activity(self, inside_graphs):
         if self.error:
             raise OSError(self.error)
 
     def flush(self, forced):
+        pass
+
+    def sample_use(self):
         pass
 
     def stop(self):

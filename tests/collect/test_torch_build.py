@@ -48,8 +48,8 @@ def test_the_module_is_built_once_where_it_can_be_kept(
     (tmp_path / "file").touch()
     monkeypatch.setenv("CUDATOOL_CACHE_DIR", str(tmp_path / ("cache" if kept else "file")))
     monkeypatch.delenv("CXX", raising=False)
-    (tmp_path / "module.cpp").write_text(_MODULE)
-    monkeypatch.setattr(torch_build, "_SOURCE", tmp_path / "module.cpp")
+    (tmp_path / "torch_log.cpp").write_text(_MODULE)
+    monkeypatch.setattr(torch_build, "_FOLDER", tmp_path)
     monkeypatch.setattr(torch_build, "_libraries", lambda torch: [])
     monkeypatch.setattr(
         torch_build, "_options", lambda torch: ["-fPIC", "-shared", f"-I{sysconfig.get_path('include')}"]
@@ -67,6 +67,6 @@ def test_the_module_is_built_once_where_it_can_be_kept(
 def test_a_module_that_cannot_be_loaded_is_a_build_error(
     torch: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_build, "_built", lambda torch: b"not a library")
+    monkeypatch.setattr(torch_build, "_built", lambda torch, name: b"not a library")
     with pytest.raises(TorchBuildError, match=r"0\.1 cannot be built: "):
         load(torch)

@@ -1,0 +1,116 @@
+"""Memory of PyTorch's caching allocator on a GPU, in a program that knows nothing of it, beside what CUPTI tells.
+
+When the program imports ``torch``, a small extension (:file:`torch_blocks.cpp`) is loaded that writes what the
+allocator does to the log of :mod:`cudatool.collect.cupti`, which tells all the rest: kernels, streams, events, copies.
+Operators and their tensors are not looked at; :mod:`cudatool.collect.torch_program` does that, at a higher cost.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import wraps
+from types import ModuleType
+from typing import Any
+
+from cudatool.after_import import AfterImport
+from cudatool.collect import _cupti
+from cudatool.collect.torch_build import TorchBuildError, load
+from cudatool.trace import hooks, stacks
+from cudatool.trace.events import Kind, WarningFlag
+
+__all__ = ["TorchBlocks"]
+
+_log = logging.getLogger("cudatool.collect")
+
+
+class TorchBlocks:
+    """Watches PyTorch's allocator, from its import or from now if it is imported already, until :meth:`stop`."""
+
+    def __init__(self) -> None:
+        self._extension: Any = None
+        self._undo: list[tuple[Any, str, Any]] = []
+        self._finder = AfterImport("torch", self._watch)
+        self._finder.start()
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether PyTorch has been imported and is watched."""
+        return self._extension is not None
+
+    def stop(self) -> None:
+        """End. Stopping again changes nothing."""
+        self._finder.stop()
+        if self._extension is not None:
+            self._extension.stop()
+            for owner, name, original in reversed(self._undo):
+                setattr(owner, name, original)
+        self._extension = None
+
+    def _watch(self, torch: ModuleType) -> None:
+        if not torch.version.cuda:
+            return  # this PyTorch knows no CUDA device
+        if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+            return  # it takes all memory from the driver, and CUPTI tells of that
+        try:
+            self._extension = load(torch, "torch_blocks")
+        except TorchBuildError as error:
+            _give_up(str(error))
+            return
+        stacks.hide(os.path.dirname(torch.__file__ or ""))
+        self._extension.start(_cupti.log)
+        os.register_at_fork(after_in_child=self._extension.forget)
+        torch.cuda._lazy_call(self._watch_memory)
+        self._wrap(torch)
+
+    def _watch_memory(self) -> None:
+        if self._extension is not None:
+            try:
+                self._extension.watch_memory()
+            except RuntimeError as error:  # an allocator that is not the caching one
+                self.stop()
+                _give_up(str(error).partition("\n")[0])
+
+    def _wrap(self, torch: ModuleType) -> None:
+        """Note what only Python sees: where the backward graph is run, and when a graph is captured."""
+        extension = self._extension
+        graphs = torch.cuda.CUDAGraph
+        begin, end = graphs.capture_begin, graphs.capture_end
+        backward = torch.autograd.graph._engine_run_backward
+
+        @wraps(begin)
+        def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = begin(self, *args, **kwargs)
+            extension.capture(True)
+            return result
+
+        @wraps(end)
+        def capture_end(self: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return end(self, *args, **kwargs)
+            finally:
+                extension.capture(False)
+
+        @wraps(backward)
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            extension.backward(True)
+            try:
+                return backward(*args, **kwargs)
+            finally:
+                extension.backward(False)
+
+        self._replace(graphs, "capture_begin", capture_begin)
+        self._replace(graphs, "capture_end", capture_end)
+        for module in (torch.autograd.graph, torch.autograd):
+            if getattr(module, "_engine_run_backward", None) is backward:
+                self._replace(module, "_engine_run_backward", run_backward)
+
+    def _replace(self, owner: Any, name: str, new: Any) -> None:
+        self._undo.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, new)
+
+
+def _give_up(reason: str) -> None:
+    text = f"PyTorch's memory is told by its segments alone: {reason}"
+    hooks.emit(Kind.WARNING, name=text, flags=WarningFlag.UNSEEN)
+    _log.warning("%s", text)
