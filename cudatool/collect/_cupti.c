@@ -870,6 +870,121 @@ failed:
   return NULL;
 }
 
+// ---- from rows to records of a trace ----
+
+// How a kind of row becomes a record by itself; rows of `kind` 0 are Python's. Fields that say which of the words it is
+// are -1 for none. The layout is that of HOW in cupti.py.
+typedef struct __attribute__((packed)) {
+  uint8_t kind;
+  int8_t stream, event, flags;
+  uint8_t asks;        // aux1 says whether the result was yes
+  uint8_t per_thread;  // default streams are those of each thread
+  uint8_t is_copy;     // words: to, from, bytes
+  uint8_t item;        // of a fill, whose words are: to, value, number of such items
+  uint8_t copy_flags;
+  uint32_t name;
+} How;
+
+typedef struct __attribute__((packed)) {
+  int64_t time;
+  uint8_t kind;
+  int8_t device;
+  uint16_t flags, thread, reserved;
+  uint32_t stream, correlation, stack, name;
+  uint64_t address, size, aux0, aux1;
+} Record;
+
+enum { BLOCK_ROW = 0xFF10, FREE_COMPLETED = 2, SNAPSHOT = 7, OUT_OF_MEMORY = 8, BLOCK_BYTES = 512 };
+
+// Of a trace, by what PyTorch's allocator did (torch_rows.Action).
+static const uint8_t kinds_of_actions[] = {1, 2, 3, 5, 6, 7, 8, 0, 9};
+
+// What a dictionary of integers says, -1 if it does not say; -2 with an exception set.
+static int64_t found_in(PyObject* dictionary, uint64_t key) {
+  PyObject* number = PyLong_FromUnsignedLongLong(key);
+  if (!number) return -2;
+  PyObject* value = PyDict_GetItemWithError(dictionary, number);
+  Py_DECREF(number);
+  if (!value) return PyErr_Occurred() ? -2 : -1;
+  return PyLong_AsLongLong(value);
+}
+
+static PyObject* py_translate(PyObject* self, PyObject* arguments) {
+  (void)self;
+  Py_buffer in, how, stack_ids, correlations, out;
+  PyObject *streams, *events, *threads, *of_graphs;
+  Py_ssize_t at;
+  if (!PyArg_ParseTuple(arguments, "y*ny*y*y*O!O!O!O!w*", &in, &at, &how, &stack_ids, &correlations, &PyDict_Type, &streams,
+                        &PyDict_Type, &events, &PyDict_Type, &threads, &PySet_Type, &of_graphs, &out)) return NULL;
+  const Row* row = in.buf;
+  const How* all = how.buf;
+  const uint32_t *ids = stack_ids.buf, *numbers = correlations.buf;
+  Record* record = out.buf;
+  Py_ssize_t count = in.len / (Py_ssize_t)sizeof *row, kinds = how.len / (Py_ssize_t)sizeof *all, made = 0, works = 0;
+  Py_ssize_t most = out.len / (Py_ssize_t)sizeof *record, stacks_known = stack_ids.len / 4, most_works = correlations.len / 4;
+  int failed = 0;
+  for (; at < count && made < most; at++, made++) {
+    const Row* one = &row[at];
+    const How* is = &all[one->what < kinds ? one->what : 0];
+    const uint64_t* words = one->words;
+    Record* to = &record[made];
+    if (!is->kind || one->stack >= stacks_known) break;
+    int is_block = one->what == BLOCK_ROW, is_work = is->is_copy || is->item;
+    if (is_block && (words[4] || words[0] > OUT_OF_MEMORY || words[0] == SNAPSHOT)) break;
+    if (is_work && works == most_works) break;
+    if (is_block && PySet_GET_SIZE(of_graphs)) {
+      PyObject* address = PyLong_FromUnsignedLongLong(words[1]);
+      int is_graphs = address ? PySet_Contains(of_graphs, address) : -1;
+      Py_XDECREF(address);
+      failed = is_graphs < 0;
+      if (is_graphs) break;
+    }
+    memset(to, 0, sizeof *to);
+    int64_t thread = found_in(threads, one->thread), stream = 0, event = 0;
+    if (is->stream >= 0) {
+      uint64_t handle = words[is->stream];
+      if (!handle && is->per_thread) handle = 2;
+      if (handle == 2) handle |= (uint64_t)one->thread << 8;
+      stream = found_in(streams, handle | (uint64_t)one->device << 56);
+    }
+    if (is->event >= 0) event = found_in(events, words[is->event]);
+    if (thread == -2 || stream == -2 || event == -2) {
+      failed = 1;
+      break;
+    }
+    if (thread < 0 || stream < 0 || event < 0) break;  // Python gives it a number
+    to->time = (int64_t)one->time;
+    to->kind = is->kind;
+    to->device = (int8_t)one->device;
+    to->thread = (uint16_t)thread;
+    to->stream = (uint32_t)stream;
+    to->stack = ids[one->stack];
+    to->aux0 = (uint64_t)event;
+    if (is->asks) to->aux1 = one->result == 0;
+    if (is->flags >= 0) to->flags = words[is->flags] & 1;
+    to->name = is->name;
+    if (is_work) {
+      to->flags = is->copy_flags;
+      to->correlation = numbers[works++];
+      to->address = words[0];
+      to->size = is->item ? words[2] * is->item : words[2];
+      to->aux0 = words[1];
+      to->aux1 = is->item;
+    } else if (is_block) {
+      int is_one = words[0] <= FREE_COMPLETED, is_refused = words[0] == OUT_OF_MEMORY;
+      to->kind = kinds_of_actions[words[0]];
+      uint64_t rounded = (words[2] + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES;
+      to->address = is_refused ? 0 : words[1];
+      to->size = is_one || is_refused ? rounded : words[2];
+      to->aux0 = is_refused ? words[1] : is_one ? words[2] : 0;
+      to->aux1 = (words[5] & 0xFFFFFFFF) | words[6] << 32;
+    }
+  }
+  PyBuffer_Release(&in), PyBuffer_Release(&how), PyBuffer_Release(&stack_ids), PyBuffer_Release(&correlations);
+  PyBuffer_Release(&out);
+  return failed ? NULL : Py_BuildValue("(nnn)", at, made, works);
+}
+
 static PyObject* py_stop(PyObject* self, PyObject* unused) {
   (void)self, (void)unused;
   recording = 0;
@@ -902,6 +1017,9 @@ static PyMethodDef methods[] = {
     {"sample_use", py_sample_use, METH_NOARGS, "sample_use(): note what this process uses of the cards, if it may be new"},
     {"flush", py_flush, METH_VARARGS, "flush(forced=False): have CUPTI hand back its buffers"},
     {"drain", py_drain, METH_NOARGS, "drain(): rows, new names, new frames, new stacks, number of rows lost; None if there are no rows"},
+    {"translate", py_translate, METH_VARARGS,
+     "translate(rows, first, how, stack ids, correlations, streams, events, threads, blocks of graphs, records): "
+     "the first row that is Python's, records made, correlations used"},
     {"stop", py_stop, METH_NOARGS, "stop()"},
     {"forget", py_forget, METH_NOARGS, "forget(): in a forked child"},
     {NULL, NULL, 0, NULL},

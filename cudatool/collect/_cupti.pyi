@@ -1,5 +1,7 @@
 """Types of :file:`_cupti.c`."""
 
+from typing import Any
+
 log: object  # a capsule: what torch_blocks.cpp writes to
 
 def open(path: str) -> int: ...
@@ -7,6 +9,19 @@ def start(chosen: dict[str, tuple[str, bool, bool, bool, int, bool]], most_rows:
 def watch_activity(inside_graphs: bool, /) -> None: ...
 def sample_use() -> None: ...
 def flush(forced: bool = ..., /) -> None: ...
+def translate(
+    rows: Any,
+    first: int,
+    how: Any,
+    stack_ids: Any,
+    correlations: Any,
+    streams: dict[int, int],
+    events: dict[int, int],
+    threads: dict[int, int],
+    of_graphs: set[int],
+    records: Any,
+    /,
+) -> tuple[int, int, int]: ...
 def drain() -> tuple[bytes, list[bytes], list[bytes], list[bytes], int] | None: ...
 def stop() -> None: ...
 def forget() -> None: ...

@@ -51,17 +51,7 @@ __all__ = ["ROW", "CuptiCollector", "CuptiUnavailable", "Level", "What", "find_l
 _log = logging.getLogger("cudatool.collect")
 _MOST_LAUNCHED = 1 << 18  # calls whose work may still be reported
 _ROUNDED = 512  # bytes of a block of PyTorch's allocator, and any multiple
-_KINDS_OF_ACTIONS = np.array(
-    [
-        *(Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_REQUESTED, Kind.BLOCK_FREE_COMPLETED),
-        *(Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE, Kind.SEGMENT_MAP, Kind.SEGMENT_UNMAP),
-        *(0, Kind.OOM),
-    ],
-    np.uint8,
-)
-_BLOCKS, _ORDERS, _OTHERS = range(3)
 _MOST_NUMBERS = 1 << 16  # of calls, and of What
-_MANY = 32  # calls at least that are told together, in columns
 _PERIOD = 0.05  # seconds between two readings of the log
 _MOST_ROWS = 1 << 22  # that wait to be read: 400 MiB
 _LIBRARIES = ("libcupti.so.13", "libcupti.so.12")
@@ -86,7 +76,15 @@ ROW = np.dtype(
 )
 
 
-_HEAD = [name for name in ROW.names or () if name != "words"]
+HOW = np.dtype(
+    [
+        ("kind", "u1"),
+        *((name, "i1") for name in ("stream", "event", "flags")),
+        *((name, "u1") for name in ("asks", "per_thread", "is_copy", "item", "copy_flags")),
+        ("name", "<u4"),
+    ]
+)
+"""How a kind of row becomes a record by itself: see the structure of this name in :file:`_cupti.c`."""
 
 
 class What(IntEnum):
@@ -319,7 +317,10 @@ class CuptiCollector:
         self._captured_events: set[int] = set()
         self._names_of_calls: dict[int, str] = {}
         self._readers: dict[int, Callable[[_Row, str], None]] = {}
-        self._orders = _Orders()
+        self._how = np.zeros(_MOST_NUMBERS, HOW)
+        self._how["stream"] = self._how["event"] = self._how["flags"] = -1
+        self._stream_of: dict[int, int] = {}  # what `_cupti.translate` needs to know of streams
+        self._out: list[npt.NDArray[np.void]] = []  # what goes to the subscribers
         self._stopping = threading.Event()
         self._row = _Row(0, 0, 0, 0, 0, 0, 0, 0, ())
         self._called = self._stacks[0]
@@ -340,12 +341,13 @@ class CuptiCollector:
         for number, name in numbers.items():
             self._names_of_calls[number] = name
             read = _CALLS[_plain(name)].read
-            if isinstance(read, _Order):
-                self._orders.add(number, read, per_thread=name.endswith(_PER_THREAD))
-            elif read is not None:
-                self._readers[number] = getattr(self, read)
-        self._readers[What.USE] = self._use
-        self._names_of_calls[What.USE] = ""
+            if read is not None:
+                self._readers[number] = self._tell_order if isinstance(read, _Order) else getattr(self, read)
+            self._how[number] = self._how_to_tell(name)
+        for number, reader in ((What.USE, self._use), (What.BLOCK, self._block)):
+            self._names_of_calls[number], self._readers[number] = "", reader
+        self._how[What.BLOCK]["kind"], self._how[What.BLOCK]["stream"] = Kind.BLOCK_ALLOC, 3
+        self._nothing_by_itself = np.zeros(1, HOW)
         of_memory = [number for number, name in numbers.items() if name.startswith(_OF_MEMORY)]
         self._always_told = np.array([*of_memory, What.USE, What.BLOCK])
         try:
@@ -409,6 +411,7 @@ class CuptiCollector:
                     if later < len(calls):
                         self._calls.appendleft(calls[later:])
                     self._tell_calls(calls[:later])
+                self._pass_on()
                 if until is None and self._work_done:
                     done, self._work_done = np.concatenate(self._work_done), []
                     self._ran(done)
@@ -424,7 +427,6 @@ class CuptiCollector:
             text = f"{lost:,} records of CUPTI were lost: there was no memory for them"
             self._row = self._row._replace(time=monotonic_ns(), thread=0)
             self._tell(Kind.WARNING, name=text, flags=WarningFlag.LOST)
-            self._send()
         rows = np.frombuffer(data, ROW)
         what = rows["what"]
         for row in rows[what == What.CONTEXT]:
@@ -434,31 +436,62 @@ class CuptiCollector:
         if not told and is_work.any():
             self._work_done.append(rows[is_work])
         is_ours = np.array([stack.is_ours for stack in self._stacks])[rows["stack"]]
-        kept = ~is_work & (what != What.CONTEXT) & ~is_ours & ((rows["result"] == 0) | self._orders.asks[what])
+        kept = ~is_work & (what != What.CONTEXT) & ~is_ours & ((rows["result"] == 0) | (self._how["asks"][what] != 0))
         if told:
             kept &= np.isin(what, self._always_told)
         if kept.any():
             self._calls.append(rows[kept])
 
+    def _how_to_tell(self, name: str) -> tuple[int, ...]:
+        """Return how a call becomes a record by itself, as a row of :data:`HOW`."""
+        plain = _plain(name)
+        order, per_thread = _CALLS[plain].read, name.endswith(_PER_THREAD)
+        if isinstance(order, _Order):
+            return order.kind, order.stream, order.event, order.flags, order.asks, per_thread, 0, 0, 0, 0
+        text = self._texts.setdefault(plain, len(self._texts))
+        is_async = CopyFlag.ASYNC if "Async" in plain else CopyFlag(0)
+        if order == "_copy" and "to" in plain and is_async:
+            return Kind.MEMCPY, 3, -1, -1, 0, per_thread, 1, 0, is_async | _sides(plain), text
+        if order == "_fill" and is_async:
+            flags = is_async | CopyFlag.DESTINATION_DEVICE
+            return Kind.MEMSET, 3, -1, -1, 0, per_thread, 0, _item(plain), flags, text
+        return 0, -1, -1, -1, 0, 0, 0, 0, 0, 0
+
     def _tell_calls(self, calls: npt.NDArray[np.void]) -> None:
-        """Tell of calls; of many that only order work, one after the other, together."""
-        what = calls["what"]
-        how = np.where(what == What.BLOCK, _BLOCKS, np.where(self._orders.kind[what] != 0, _ORDERS, _OTHERS))
-        for run in np.split(calls, np.flatnonzero(np.diff(how)) + 1):
-            first = run["what"][0]
-            if first == What.BLOCK:
+        """Tell of calls: of most in C; of others by their reader, which may change what is known of streams."""
+        self._stream_of.clear()
+        ids = np.array([stack.id for stack in self._stacks], np.uint32)
+        works = int(np.count_nonzero((self._how["is_copy"] | self._how["item"])[calls["what"]]))
+        correlations = np.array(hooks.new_correlations(works), np.uint32)
+        records = np.empty(len(calls), RECORD)
+        at = 0
+        while at < len(calls):
+            how = self._nothing_by_itself if self._capturing else self._how
+            first = at
+            # fmt: off
+            at, made, works = self._native.translate(
+                calls, first, how, ids, correlations, self._stream_of, hooks.event_ids(), hooks.native_threads(),
+                self._of_graphs, records,
+            )
+            # fmt: on
+            if made:
                 self._send()
-                self._tell_blocks(run)
-            elif self._orders.kind[first] and len(run) >= _MANY and not self._capturing:
-                self._send()
-                self._tell_orders(run)
-            else:
-                for values, words in zip(run[_HEAD].tolist(), run["words"].tolist(), strict=True):
-                    row = self._row = _Row._make((*values, tuple(words)))
-                    self._called = self._stacks[row.stack]
-                    self._readers.get(row.what, self._tell_order)(row, self._names_of_calls[row.what])
+                self._out.append(records[:made])
+                if works:
+                    done = calls[first:at][(self._how["is_copy"] | self._how["item"])[calls["what"][first:at]] != 0]
+                    streams = records["stream"][:made][records["correlation"][:made] != 0]
+                    self._launched_now += zip(
+                        done["correlation"].tolist(), correlations[:works].tolist(), streams.tolist(), strict=True
+                    )
+                records, correlations = records[made:], correlations[works:]
+            if at < len(calls):
+                *head, words = calls[at].item()
+                row = self._row = _Row._make((*head, tuple(words.tolist())))
+                self._called = self._stacks[row.stack]
+                self._readers[row.what](row, self._names_of_calls[row.what])
+                records = records[1:]
+                at += 1
         self._called = self._stacks[0]
-        self._send()
 
     def _stack(self, numbers: bytes) -> _Stack:
         library, *python = np.frombuffer(numbers, np.uint32).tolist()
@@ -491,10 +524,17 @@ class CuptiCollector:
         # fmt: on
 
     def _send(self) -> None:
-        """Pass on what was told."""
+        """Put what was told behind what is to be passed on."""
         if self._told:
-            told, self._told = self._told, []
-            hooks.forward_rows(np.array(told, RECORD), list(self._texts), source=self._before_event)
+            self._out.append(np.array(self._told, RECORD))
+            self._told = []
+
+    def _pass_on(self) -> None:
+        """Pass on what was told."""
+        self._send()
+        if self._out:
+            out, self._out = self._out, []
+            hooks.forward_rows(np.concatenate(out), list(self._texts), source=self._before_event)
 
     # ---- what orders work ----
 
@@ -515,55 +555,13 @@ class CuptiCollector:
             flags=EventFlag.EXTERNAL if is_external else EventFlag(0),
         )
 
-    def _tell_orders(self, rows: npt.NDArray[np.void]) -> None:
-        """Do what :meth:`_tell_order` does, for many while no stream is captured."""
-        what, words, orders = rows["what"], rows["words"], self._orders
-        every = np.arange(len(rows))
-        told = self._head_of(rows)
-        told["kind"] = orders.kind[what]
-        told["aux1"] = orders.asks[what] & (rows["result"] == 0)
-        with_flags = orders.flags[what] >= 0
-        external = words[every, orders.flags[what]] & np.uint64(EventFlag.EXTERNAL)
-        told["flags"] = np.where(with_flags, external, 0)
-        with_event = orders.event[what] >= 0
-        told["aux0"][with_event] = _mapped(words[every, orders.event[what]][with_event], hooks.event_id)
-
-        with_stream = orders.stream[what] >= 0
-        handles = words[every, orders.stream[what]][with_stream]
-        handles[(handles == 0) & orders.per_thread[what[with_stream]]] = _PER_THREAD_STREAM
-        told["stream"][with_stream] = self._streams_by_handle(rows[with_stream], handles)
-        hooks.forward_rows(told, [""], source=self._before_event)
-
-    def _head_of(self, rows: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
-        """Return records with what each row says of when and where it was."""
-        told = np.zeros(len(rows), RECORD)
-        told["time"], told["device"] = rows["time"], rows["device"]
-        told["thread"] = _mapped(rows["thread"], hooks.native_thread)
-        told["stack"] = np.array([stack.id for stack in self._stacks], np.uint32)[rows["stack"]]
-        return told
-
     # ---- streams ----
-
-    def _streams_by_handle(self, rows: npt.NDArray[np.void], handles: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
-        """Return the id of the stream with each row's handle."""
-        # A key is the device, and the handle, or that of the calling thread's own stream: no multiple of 8.
-        own = handles == _PER_THREAD_STREAM
-        numbered = np.where(own, handles | rows["thread"].astype(np.uint64) << np.uint64(8), handles)
-        _, first, inverse = np.unique(
-            numbered | rows["device"].astype(np.uint64) << np.uint64(56), return_index=True, return_inverse=True
-        )
-        ids = []
-        for index, handle in zip(first.tolist(), handles[first].tolist(), strict=True):
-            time, thread, device, stack = (int(rows[name][index]) for name in ("time", "thread", "device", "stack"))
-            self._row, self._called = self._row._replace(time=time, thread=thread, device=device), self._stacks[stack]
-            ids.append(self._stream(handle))
-        self._send()
-        return np.array(ids, np.uint32)[inverse]
 
     def _stream(self, handle: int, name: str = "", flags: StreamFlag = _BLOCKING, priority: int = 0) -> int:
         if handle == 0 and name.endswith(_PER_THREAD):
             handle = _PER_THREAD_STREAM
-        return hooks.stream_id(
+        own = self._row.thread << 8 if handle == _PER_THREAD_STREAM else 0
+        found = self._stream_of[handle | own | self._row.device << 56] = hooks.stream_id(
             self._row.device,
             handle,
             flags=flags,
@@ -572,6 +570,7 @@ class CuptiCollector:
             api=lambda: Api.UNKNOWN,
             tell=self._tell_stream,
         )
+        return found
 
     def _tell_stream(self, fields: dict[str, Any]) -> None:
         self._tell(Kind.STREAM_CREATE, **{key: value for key, value in fields.items() if key != "device"})
@@ -582,6 +581,7 @@ class CuptiCollector:
         self._stream(row.words[0], "", StreamFlag.NON_BLOCKING if row.words[1] & 1 else StreamFlag(0), priority)
 
     def _stream_destroy(self, row: _Row, name: str) -> None:
+        self._stream_of.clear()
         if stream := hooks.close_stream(row.device, row.words[0]):
             self._tell(Kind.STREAM_DESTROY, stream=stream)
 
@@ -608,26 +608,23 @@ class CuptiCollector:
 
     # ---- memory ----
 
-    def _tell_blocks(self, rows: npt.NDArray[np.void]) -> None:
-        """Tell what PyTorch's allocator did."""
-        action, address, size, handle, captured, *pool = rows["words"].T[:7]
-        # A graph keeps its memory: what is freed while it is captured is free for the same graph alone.
-        if self._of_graphs or captured.any():
-            rows = rows[[self._is_no_graphs(*row) for row in rows["words"][:, [0, 1, 4]].tolist()]]
-            action, address, size, handle, captured, *pool = rows["words"].T[:7]
-        is_block = action <= Action.FREE_COMPLETED
-        is_refused = action == Action.OOM
-        told = self._head_of(rows)
-        told["kind"] = _KINDS_OF_ACTIONS[action]
-        told["stream"] = self._streams_by_handle(rows, handle)
-        told["address"] = np.where(is_refused, 0, address)
-        told["size"] = np.where(is_block | is_refused, -(-size.astype(np.int64) // _ROUNDED) * _ROUNDED, size)
-        told["aux0"] = np.where(is_refused, address, np.where(is_block, size, 0))
-        told["aux1"] = pool[0] & np.uint64(0xFFFFFFFF) | pool[1] << np.uint64(32)
-        hooks.forward_rows(told, [""], source=self._before_event)
+    def _block(self, row: _Row, name: str) -> None:
+        """PyTorch's allocator."""
+        action, address, size, handle, captured, *pool = row.words[:7]
+        if action == Action.SNAPSHOT or not self._is_no_graphs(action, address, captured):
+            return
+        rounded = -(-size // _ROUNDED) * _ROUNDED
+        stream, of_pool = self._stream(handle), pool[0] & 0xFFFFFFFF | (pool[1] & 0xFFFFFFFF) << 32
+        if action == Action.OOM:
+            self._tell(Kind.OOM, stream=stream, size=rounded, aux0=address, aux1=of_pool)
+        elif action > Action.FREE_COMPLETED:
+            self._tell(Kind[Action(action).name], stream=stream, address=address, size=size, aux1=of_pool)
+        else:
+            kind = Kind[f"BLOCK_{Action(action).name}"]
+            self._tell(kind, stream=stream, address=address, size=rounded, aux0=size, aux1=of_pool)
 
     def _is_no_graphs(self, action: int, address: int, captured: int) -> bool:
-        """Return whether what the allocator did is to be told: not of blocks that it gave a graph."""
+        """Return whether what the allocator did is to be told: a graph keeps its blocks for itself."""
         if action == Action.ALLOC:
             if captured:
                 self._of_graphs.add(address)
@@ -726,11 +723,10 @@ class CuptiCollector:
         if (row.device, stream) in self._capturing:
             return
         plain = _plain(name)
-        flags = CopyFlag.ASYNC if is_async else CopyFlag(0)
-        if "DtoH" in plain or "DtoD" in plain or ("to" not in plain and self._is_on_device(source)):
-            flags |= CopyFlag.SOURCE_DEVICE
-        if "HtoD" in plain or "DtoD" in plain or ("to" not in plain and self._is_on_device(target)):
-            flags |= CopyFlag.DESTINATION_DEVICE
+        flags = _sides(plain) | (CopyFlag.ASYNC if is_async else CopyFlag(0))
+        if "to" not in plain:
+            flags |= CopyFlag.SOURCE_DEVICE if self._is_on_device(source) else CopyFlag(0)
+            flags |= CopyFlag.DESTINATION_DEVICE if self._is_on_device(target) else CopyFlag(0)
         id_, correlation = self._work(row, stream, name)
         what: dict[str, Any] = {"stream": id_, "correlation": correlation, "flags": flags, "name": plain}
         self._tell(Kind.MEMCPY, address=target, size=size, aux0=source, **what)
@@ -742,7 +738,7 @@ class CuptiCollector:
             stream = 0
         if (row.device, stream) in self._capturing:
             return
-        item = int(_plain(name).removeprefix("cuMemsetD").removesuffix("_v2").removesuffix("Async")) // 8
+        item = _item(_plain(name))
         id_, correlation = self._work(row, stream, name)
         flags = CopyFlag.DESTINATION_DEVICE | (CopyFlag.ASYNC if is_async else CopyFlag(0))
         what: dict[str, Any] = {"stream": id_, "correlation": correlation, "flags": flags, "name": _plain(name)}
@@ -807,30 +803,9 @@ class CuptiCollector:
             handle = _streams.get((device, number))
             flags = StreamFlag.NON_BLOCKING if handle is None else _BLOCKING  # no order is invented
             ids.append(self._stream(_UNKNOWN + number if handle is None else handle, "", flags))
-        self._send()
+        self._pass_on()
         found: list[int] = np.array(ids, np.int64)[inverse].tolist()
         return found
-
-
-class _Orders:
-    """The calls that only order work, as columns by the call's number: see :class:`_Order`; `kind` 0 for the others."""
-
-    def __init__(self) -> None:
-        self.kind = np.zeros(_MOST_NUMBERS, np.uint8)
-        self.stream, self.event, self.flags = (np.full(_MOST_NUMBERS, -1, np.int8) for _ in range(3))
-        self.asks, self.per_thread = (np.zeros(_MOST_NUMBERS, np.bool_) for _ in range(2))
-
-    def add(self, number: int, order: _Order, *, per_thread: bool) -> None:
-        self.kind[number] = order.kind
-        self.stream[number], self.event[number], self.flags[number] = order.stream, order.event, order.flags
-        self.asks[number], self.per_thread[number] = order.asks, per_thread
-
-
-def _mapped(column: npt.NDArray[Any], function: Callable[[int], int]) -> npt.NDArray[np.uint64]:
-    """Return the function's values, asked once for each of the column's."""
-    values, inverse = np.unique(column, return_inverse=True)
-    mapped: npt.NDArray[np.uint64] = np.array([function(value) for value in values.tolist()], np.uint64)[inverse]
-    return mapped
 
 
 _running: weakref.WeakSet[CuptiCollector] = weakref.WeakSet()
@@ -851,6 +826,17 @@ def _layout(call: _Call) -> tuple[str, bool, bool, bool]:
 def _plain(name: str) -> str:
     """Return a call's name without what says that default streams are those of each thread."""
     return name.removesuffix("_ptsz").removesuffix("_ptds")
+
+
+def _sides(name: str) -> CopyFlag:
+    """Return which sides of a copy are on a device, as far as the call's name says."""
+    source = CopyFlag.SOURCE_DEVICE if "DtoH" in name or "DtoD" in name else CopyFlag(0)
+    return source | (CopyFlag.DESTINATION_DEVICE if "HtoD" in name or "DtoD" in name else CopyFlag(0))
+
+
+def _item(name: str) -> int:
+    """Return the bytes of what a fill repeats."""
+    return int(name.removeprefix("cuMemsetD").removesuffix("_v2").removesuffix("Async")) // 8
 
 
 def _frame(key: bytes) -> Frame:

@@ -54,12 +54,14 @@ __all__ = [
     "emitting",
     "end",
     "event_id",
+    "event_ids",
     "forward",
     "forward_rows",
     "host_function",
     "is_subscribed",
     "measures_accesses",
     "native_thread",
+    "native_threads",
     "new_correlation",
     "new_correlations",
     "reset",
@@ -529,6 +531,16 @@ def event_id(handle: int) -> int:
     """Return the id of the CUDA event with this driver handle."""
     found = _event_ids.get(handle)
     return _event_ids.setdefault(handle, next(_event_counter)) if found is None else found
+
+
+def event_ids() -> dict[int, int]:
+    """Return the ids of events by their handles: the table itself, only to be read."""
+    return _event_ids
+
+
+def native_threads() -> dict[int, int]:
+    """Return the ids of threads by the system's numbers: the table itself, only to be read."""
+    return _native_threads
 
 
 def close_event(handle: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import signal
 import threading
 import warnings
@@ -12,15 +13,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cudatool.collect import cupti
-from cudatool.collect.cupti import ROW, CuptiCollector, CuptiUnavailable, What
+from cudatool.collect import _cupti, cupti
+from cudatool.collect.cupti import HOW, ROW, CuptiCollector, CuptiUnavailable, What
 from cudatool.trace import hooks, stacks
-from cudatool.trace.events import CopyFlag, Kind, StreamFlag
+from cudatool.trace.events import CopyFlag, Kind, StreamFlag, UseFlag
 
 _HERE = threading.get_native_id()
 
 
 class Log:
+    translate = staticmethod(_cupti.translate)
+
     """Stands in for the extension: rows that a test puts there are what the next reading gets."""
 
     def __init__(self):
@@ -328,3 +331,125 @@ def test_the_extension_opens_no_file_that_is_not_cupti(tmp_path):
     with pytest.raises(RuntimeError, match="no libcupti is open"):
         _cupti.start({}, 1)
     assert _cupti.drain() is None
+
+
+def told(collected, rows):
+    """Return what subscribers get of rows: (call or What, words, and what else :meth:`Log.put` takes)."""
+    collected.events.clear()
+    for what, words, rest in rows:
+        collected.log.put(what, *words, **rest)
+    collected.collector.flush()
+    return list(collected.events)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_c_tells_by_itself_is_what_its_reader_tells(collected, seed, monkeypatch):
+    draw = random.Random(seed)
+    streams, events, blocks = [0, 1, 2, 0xA00, 0xB08], [0x100, 0x208, 0x310], [0x7000, 0x8000, 0x9000]
+    stacks_known = [
+        0,
+        collected.log.call("/x/libcublas.so", ("/home/p.py", 3)),
+        collected.log.call("/x/libtorch.so", ("/home/p.py", 9)),
+    ]
+
+    def one():
+        words = {
+            "cuEventRecord": (draw.choice(events), draw.choice(streams)),
+            "cuEventRecordWithFlags_ptsz": (draw.choice(events), draw.choice(streams), draw.randrange(2)),
+            "cuStreamWaitEvent": (draw.choice(streams), draw.choice(events), draw.randrange(2)),
+            "cuStreamSynchronize_ptsz": (draw.choice(streams),),
+            "cuStreamQuery": (draw.choice(streams),),
+            "cuEventQuery": (draw.choice(events),),
+            "cuEventSynchronize": (draw.choice(events),),
+            "cuEventDestroy_v2": (draw.choice(events),),
+            "cuCtxSynchronize": (),
+            "cuMemcpyHtoDAsync_v2": (0x5000, 0x10, draw.randrange(99), draw.choice(streams)),
+            "cuMemcpyDtoDAsync_v2_ptsz": (0x5000, 0x6000, draw.randrange(99), draw.choice(streams)),
+            "cuMemcpyAsync": (0x5000, 0x6000, 8, draw.choice(streams)),
+            "cuMemsetD16Async": (0x5000, 7, draw.randrange(99), draw.choice(streams)),
+            "cuStreamDestroy_v2": (0xB08,),
+            "cuStreamBeginCapture_v2": (0xA00, 0),
+            "cuStreamEndCapture": (0xA00, 0x77),
+            What.BLOCK: (
+                draw.randrange(9),
+                draw.choice(blocks),
+                draw.randrange(5000),
+                0xA00,
+                not draw.randrange(9),
+                1,
+                2,
+            ),
+        }
+        what = draw.choice(list(words))
+        rest = {"stack": draw.choice(stacks_known), "result": 600 * draw.randrange(2) if "Query" in str(what) else 0}
+        return what, words[what], {"thread": draw.choice([tests_thread, 4711]), **rest}
+
+    tests_thread = threading.get_native_id()
+    rows = [(what, words, {**rest, "time": time}) for time, (what, words, rest) in enumerate(one() for _ in range(300))]
+
+    def as_at_first():
+        collected.collector._capturing.clear()
+        collected.collector._captured_events.clear()
+        collected.collector._of_graphs.clear()
+        for handle in (2748, *streams[3:]):
+            hooks.close_stream(0, handle)
+        for handle in events:
+            hooks.close_event(handle)
+
+    as_at_first()
+    by_c = told(collected, rows)
+    as_at_first()
+    nothing = np.zeros(len(collected.collector._how), HOW)  # each row by its reader
+    nothing["asks"] = collected.collector._how["asks"]
+    monkeypatch.setattr(collected.collector, "_how", nothing)
+    by_reader = told(collected, rows)
+    assert len(by_c) > 100
+
+    def plain(told):  # ids are new each time
+        ids = {}
+        return [
+            event._replace(
+                stream=ids.setdefault(("s", event.stream), len(ids)),
+                correlation=ids.setdefault(("c", event.correlation), len(ids)),
+                aux0=ids.setdefault(("e", event.aux0), len(ids)) if "EVENT" in event.kind.name else event.aux0,
+            )
+            for event in told
+            if event.kind is not Kind.STREAM_CREATE
+        ]
+
+    assert plain(by_c) == plain(by_reader)
+
+
+def test_blocks_of_pytorch_are_told_and_those_of_graphs_are_not(collected):
+    log = collected.log
+    where = log.call("/x/libtorch.so", ("/home/p.py", 3))
+    for action, address, captured in ((3, 0x7000, 0), (0, 0x7000, 0), (0, 0x8000, 1), (1, 0x7000, 0), (2, 0x7000, 0)):
+        log.put(What.BLOCK, action, address, 1000, 0xABC, captured, 0, 0, stack=where)
+    log.put(What.BLOCK, 1, 0x8000, 1000, 0xABC, 0, 0, 0)  # the graph's
+    log.put(What.BLOCK, 8, 1 << 20, 5000, 0xABC, 0, 0, 0, stack=where)
+    collected.collector.flush()
+    found = [event for event in collected.events if event.kind is not Kind.STREAM_CREATE]
+    assert [event.kind for event in found] == [
+        *(Kind.SEGMENT_ALLOC, Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_REQUESTED, Kind.BLOCK_FREE_COMPLETED, Kind.OOM)
+    ]
+    assert [(event.address, event.size, event.aux0) for event in found[:2]] == [(0x7000, 1000, 0), (0x7000, 1024, 1000)]
+    assert (found[4].size, found[4].aux0) == (5120, 1 << 20)
+    assert stacks.frames(found[1].stack)[1].line == 3
+
+
+def test_use_of_the_card_is_told_beside_any_source(collected):
+    collected.pytorch.is_watched = True
+    collected.log.put(What.USE, 500 << 20, 600 << 20, 80 << 30, 3, 32 << 20)
+    collected.collector.flush()
+    (event,) = collected.events
+    assert (event.kind, event.size, event.address) == (Kind.DEVICE_USE, 500 << 20, 600 << 20)
+    assert (event.aux0, event.aux1, event.flags) == (80 << 30, 32 << 20, UseFlag.CONTEXT | UseFlag.MODULE)
+
+
+def test_a_graph_ran_as_a_whole(collected):
+    collected.log.put("cuGraphLaunch", 0x55, 0xABC, correlation=7)
+    collected.log.put(What.GRAPH, 100, 400, 3, correlation=7)
+    collected.collector.flush()
+    launch, ran = (event for event in collected.events if event.kind in (Kind.GRAPH_LAUNCH, Kind.EXECUTION))
+    assert (ran.correlation, ran.stream, ran.aux0, ran.aux1) == (launch.correlation, launch.stream, 100, 400)
+    assert (ran.name, ran.flags) == ("graph", 0)
