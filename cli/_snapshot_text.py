@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         DeviceMemory,
         Diagnosis,
         Fragmentation,
+        Ledger,
         LintFinding,
         Report,
         Summary,
@@ -46,8 +47,10 @@ def print_report(console: Console, report: Report, cards: Sequence[Card] = ()) -
         _print_finding(console, finding, several=len(summary.devices) > 1)
     if not summary.devices:
         console.print("no device memory was allocated")
-    for device, diagnosis in zip(summary.devices, report.diagnoses, strict=True):
+    for device, diagnosis, of_card in zip(summary.devices, report.diagnoses, report.ledgers, strict=True):
         _print_device(console, device, diagnosis)
+        if of_card is not None:
+            _print_ledger(console, of_card, int(report.trace.records["time"][0]))
     if summary.pinned is not None:
         _print_pinned(console, summary.pinned)
     _print_work(console, summary)
@@ -181,6 +184,23 @@ def _print_outside(console: Console, diagnosis: Diagnosis) -> None:
             text += f"; {format_bytes(reading.outside)} were neither free nor reserved here: contexts, libraries, "
             text += "other processes"
         console.print(f"\n{text}", markup=False)
+
+
+def _print_ledger(console: Console, ledger: Ledger, start: int) -> None:
+    whole = ledger.used if ledger.process is None else ledger.process
+    table = new_table("Held by", "As", numbers=("Bytes", "Share"))
+    for line in ledger.lines:
+        owner, how = line.words
+        table.add_row(plain(owner), plain(how), format_bytes(line.size), f"{line.size / whole:.1%}" if whole else "")
+    if ledger.unknown:
+        table.add_row("unknown", "", format_bytes(ledger.unknown), f"{ledger.unknown / whole:.1%}" if whole else "")
+    table.add_row("in all", "", format_bytes(whole), "")
+    whose = "of the card (NVML does not say whose)" if ledger.process is None else "by NVML of this process"
+    print_table(console, f"Most memory {whose}, at {format_time(ledger.time - start)}", table)
+    if ledger.process is not None:
+        text = f"Of {format_bytes(ledger.total)}, {format_bytes(ledger.used)} were in use: "
+        text += f"{format_bytes(ledger.beside)} by other processes and by the driver for itself"
+        console.print(text, markup=False)
 
 
 def _print_pinned(console: Console, pinned: PinnedMemory) -> None:

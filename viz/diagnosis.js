@@ -27,6 +27,7 @@ class DiagnosisView {
     this.drawHoles(diagnosis.fragmentation);
     this.drawUsage(diagnosis);
     this.drawOutside(diagnosis.outside);
+    this.drawLedger(device.ledger);
     this.drawCharts();
   }
 
@@ -146,6 +147,22 @@ class DiagnosisView {
       detail: (leak.why ? `could not tell: ${leak.why} It ` : "") + (leak.steps ? `grew in ${formatCount(leak.grew)} of ${counted(leak.steps, "step")}, by ` : "grew by ") +
         `${formatBytes(leak.growth)} in all; confidence ${leak.confidence}`,
       numbers: leak.per_step ? `${formatBytes(leak.per_step)} each step` : formatBytes(leak.growth), stack: leak.stack }));
+  }
+
+  /** Whose the memory is that the driver charges to the process: a line each. */
+  drawLedger(ledger) {
+    byId("ledger-card").hidden = !ledger;
+    if (!ledger) return;
+    const { lines, unknown, whole, process, used, total, beside } = ledger;
+    const cells = (tag, values) => element("tr", {}, ...values.map((value) => element(tag, {}, value)));
+    const rows = unknown ? [...lines, ["unknown", "", unknown]] : lines;
+    byId("ledger-title").textContent = process === null ? "The card's memory, as NVML shows it" : "This process's memory, as NVML shows it";
+    byId("ledger-when").textContent = `${formatBytes(whole)} at most, at ${formatMoment(ledger.time)}` + (process === null
+      ? "; NVML does not say whose." : `. Of the card's ${formatBytes(total)}, ${formatBytes(used)} were in use: ${
+        formatBytes(beside)} by other processes and by the driver for itself.`);
+    byId("ledger").replaceChildren(
+      element("thead", {}, cells("th", ["Held by", "As", "Bytes", "Share"])),
+      element("tbody", {}, ...rows.map(([owner, how, size]) => cells("td", [owner, how, formatBytes(size), formatShare(size / whole)]))));
   }
 
   drawOutside({ total, taken_peak: taken, readings }) {

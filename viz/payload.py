@@ -25,6 +25,7 @@ from cudatool.analyze import (
     Compiled,
     Diagnosis,
     Doubt,
+    Ledger,
     Lifetimes,
     Operations,
     Report,
@@ -115,7 +116,8 @@ def payload(report: Report, found: sanitize.Report | None = None) -> bytes:
     drawn = report.operations if len(report.operations) else calls(report.trace)
     start = int(report.trace.records["time"].min(initial=np.iinfo(np.int64).max)) if summary.events else 0
     devices = []
-    for device, curve, diagnosis in zip(summary.devices, report.timelines, report.diagnoses, strict=True):
+    of_devices = zip(summary.devices, report.timelines, report.diagnoses, report.ledgers, strict=True)
+    for device, curve, diagnosis, ledger in of_devices:
         rows = _Rows(curve, len(report.trace.records))
         devices.append(
             {
@@ -131,6 +133,7 @@ def payload(report: Report, found: sanitize.Report | None = None) -> bytes:
                 "time": columns.add(curve.time, less=start),
                 "idle": idle_share(curve.time),
                 **_memory(report, diagnosis, rows, columns),
+                "ledger": None if ledger is None else _ledger(ledger, start),
                 "ranges": _ranges(report.trace, device.device, rows, start, columns),
                 "ooms": _ooms(report.trace, device.device, rows),
                 "diagnosis": _diagnosis(diagnosis, rows),
@@ -301,6 +304,12 @@ def _diagnosis(diagnosis: Diagnosis, rows: _Rows) -> dict[str, Any]:
     for said, leak in zip(plain["leaks"]["unclear"], diagnosis.leaks.unclear, strict=True):
         said["why"] = _why(leak.doubt)
     return plain
+
+
+def _ledger(ledger: Ledger, start: int) -> dict[str, Any]:
+    lines = [(*line.words, line.size) for line in ledger.lines]
+    whole = ledger.used if ledger.process is None else ledger.process
+    return ledger.as_dict() | {"time": ledger.time - start, "whole": whole, "lines": lines}
 
 
 def _why(doubt: Doubt | None) -> str | None:

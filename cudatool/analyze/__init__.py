@@ -31,6 +31,7 @@ from cudatool.analyze.fragmentation import (
     fragmentation_at,
 )
 from cudatool.analyze.leaks import Doubt, Leak, Leaks, LeakVerdict, leaks, leaks_of
+from cudatool.analyze.ledger import Holder, Ledger, LedgerLine, ledger
 from cudatool.analyze.lint import LintFinding, Severity, lint
 from cudatool.analyze.moments import (
     Block,
@@ -98,12 +99,15 @@ __all__ = [
     "FreeReading",
     "Grouping",
     "Hole",
+    "Holder",
     "KernelTotal",
     "Layout",
     "Leak",
     "LeakVerdict",
     "Leaks",
     "Lifetimes",
+    "Ledger",
+    "LedgerLine",
     "LintFinding",
     "Match",
     "Moment",
@@ -151,6 +155,7 @@ __all__ = [
     "kernels",
     "layout_at",
     "leaks",
+    "ledger",
     "leaks_of",
     "lint",
     "operations",

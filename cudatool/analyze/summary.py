@@ -11,6 +11,7 @@ import numpy as np
 from cudatool.analyze import execution, moments
 from cudatool.analyze.diagnosis import PARTS_OF_DIAGNOSIS, Diagnosis, diagnose
 from cudatool.analyze.execution import Copies, KernelTotal, Operations, Stream
+from cudatool.analyze.ledger import Ledger, ledger
 from cudatool.analyze.lint import PARTS_OF_LINT, LintFinding, lint
 from cudatool.analyze.moments import CallSite
 from cudatool.errors import ConfigError
@@ -127,8 +128,8 @@ class Summary:
 class Report:
     """Everything that the page draws: the summary and the columns that it was made from.
 
-    `timelines` and `diagnoses` have an entry for each of the summary's devices. `findings` is what is wrong with the
-    file itself.
+    `timelines`, `diagnoses` and `ledgers` have an entry for each of the summary's devices. `findings` is what is wrong
+    with the file itself.
     """
 
     trace: Trace
@@ -139,12 +140,14 @@ class Report:
     operations: Operations
     diagnoses: tuple[Diagnosis, ...]
     findings: tuple[LintFinding, ...]
+    ledgers: tuple[Ledger | None, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the summary, each device's diagnosis and the findings as plain data; sizes in bytes, times in ns."""
         result = self.summary.as_dict()
-        for plain, diagnosis in zip(result["devices"], self.diagnoses, strict=True):
+        for plain, diagnosis, of_card in zip(result["devices"], self.diagnoses, self.ledgers, strict=True):
             plain["diagnosis"] = diagnosis.as_dict()
+            plain["ledger"] = None if of_card is None else of_card.as_dict()
         result["findings"] = [asdict(finding) for finding in self.findings]
         return result
 
@@ -172,11 +175,12 @@ def _report(trace: Trace, total: Mapping[int, int | None], shown: Step) -> Repor
     found = np.unique(np.concatenate([blocks.device, segments.device, ooms])).tolist()
     shown.total = 1 + _PARTS * len(found)
     advance()
-    devices, timelines, diagnoses = [], [], []
+    devices, timelines, diagnoses, ledgers = [], [], [], []
     for device in found:
         own, reserved = blocks.of_device(device), segments.of_device(device)
         curve = lifetimes.timeline(trace, own, reserved)
         timelines.append(curve)
+        ledgers.append(ledger(trace, reserved, curve, device))
         advance()
         devices.append(_device(trace, device, own, reserved, curve, int(np.count_nonzero(ooms == device))))
         advance()
@@ -201,7 +205,7 @@ def _report(trace: Trace, total: Mapping[int, int | None], shown: Step) -> Repor
     cards = {diagnosis.device: diagnosis.outside.total for diagnosis in diagnoses}
     state = getattr(trace, "segments", ())  # a snapshot's, the only kind of trace that states one
     findings = lint(trace, blocks, segments, curves, final_state=state, total=cards)
-    return Report(trace, summary, blocks, segments, tuple(timelines), ran, tuple(diagnoses), findings)
+    return Report(trace, summary, blocks, segments, tuple(timelines), ran, tuple(diagnoses), findings, tuple(ledgers))
 
 
 def _settings(trace: Trace) -> Settings:

@@ -59,7 +59,9 @@ _CALLED_THROUGH = ("/cuda/bindings/", "/_ctypes.", "/libffi", "/cudatool/", "/bi
 """Libraries through which Python code calls the driver: whose call it is, Python's stack says."""
 
 _EXTENSION = re.compile(r"\.(cpython-[^/]*|abi3)\.so$")
-"""A module of Python: the frame that called it says more."""
+"""A module of Python."""
+
+_FOLDER_OF_MODULES = re.compile(r"^.*/(site|dist)-packages/|^.*/lib-dynload/")
 
 ROW = np.dtype(
     [
@@ -499,7 +501,7 @@ class CuptiCollector:
         through_python = of_library is None or any(part in of_library.file for part in _CALLED_THROUGH)
         called = [frame for number in python if (frame := self._frames[number]) is not None]
         ours = through_python and _is_of_our_runtime(called)
-        if not through_python and of_library is not None and not _EXTENSION.search(of_library.file):
+        if not through_python and of_library is not None:
             called.insert(0, of_library)
         return _Stack(stacks.intern(called), ours, "" if of_library is None else of_library.file)
 
@@ -843,7 +845,15 @@ def _frame(key: bytes) -> Frame:
     """Return the frame that a key of the log's table stands for: the line in 4 bytes, the file, 0, the function."""
     line = int.from_bytes(key[:4], "little")
     file, _, function = key[4:].decode("utf-8", "replace").partition("\0")
-    return Frame(file, function or os.path.basename(file), line)
+    return Frame(file, function or _library_name(file), line)
+
+
+def _library_name(file: str) -> str:
+    """Return the name of a library, or that of a module of Python that is one: ``cupy.cuda.memory``."""
+    name = _EXTENSION.sub("", file)
+    if name == file:
+        return os.path.basename(file)
+    return _FOLDER_OF_MODULES.sub("", name).strip("/").replace("/", ".")
 
 
 def _is_of_our_runtime(frames: list[Frame]) -> bool:

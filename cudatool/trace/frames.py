@@ -42,6 +42,7 @@ _PLUMBING = re.compile(
     r"torch::unwind|torch::CapturedTraceback|torch::cuda::gather|c10::|std::|at::detail|at::_ops|at::wrapper|at::empty|"
     r"at::native::empty|at::create_out"
 )
+_LIBRARY = re.compile(r"\.so(\.|$)")
 _LONGEST_NAME = 80
 
 
@@ -114,11 +115,15 @@ def call_site(stack: Sequence[Frame]) -> str:
 
 
 def calling_library(stack: Sequence[Frame]) -> str:
-    """Return the file name of the library of machine code that made the call, empty if that is not known.
+    """Return the name of the library of machine code that made the call, empty if that is not known.
 
-    Recordings on a GPU have it as the innermost frame, which is of no function and no line.
+    Recordings on a GPU have it as the innermost frame, which has no line: ``libcublas.so.13``, or ``cupy.cuda.memory``
+    where the library is a module of Python.
     """
-    return stack[0].function if stack and not stack[0].line and stack[0].function == file_name(stack[0].file) else ""
+    inner = stack[0] if stack else None
+    if inner is None or inner.line or not _LIBRARY.search(inner.file):
+        return ""
+    return inner.function if "(" not in inner.function else ""
 
 
 def call_sites(stacks: Sequence[Sequence[Frame]]) -> list[str]:

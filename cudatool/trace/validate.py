@@ -135,7 +135,9 @@ def valid_facts(facts: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 _PLACE: Final = {"address": MAX_ADDRESS, "size": MAX_MEMORY}
-_MEMORY: Final = (*(kind for kind in Kind if Kind.BLOCK_ALLOC <= kind <= Kind.HOST_FREE and kind != Kind.OOM),)
+_MEMORY: Final = (
+    *(kind for kind in Kind if Kind.BLOCK_ALLOC <= kind <= Kind.HOST_FREE and kind not in (Kind.OOM, Kind.DEVICE_USE)),
+)
 _BLOCK: Final = {**_PLACE, "aux0": MAX_MEMORY}
 _LIMITS: Final[dict[Kind, dict[str, int]]] = {
     # kind -> the fields that are addresses, sizes or times, and what they are below
@@ -144,6 +146,7 @@ _LIMITS: Final[dict[Kind, dict[str, int]]] = {
     **dict.fromkeys((Kind.MEM_ALLOC, Kind.MEM_FREE, Kind.BLOCK_RECORD_STREAM, Kind.GRAPH_POINTER), _PLACE),
     **dict.fromkeys((Kind.MEMSET, Kind.GEMM, Kind.COLLECTIVE, Kind.HOST_ALLOC, Kind.HOST_FREE), _PLACE),
     **dict.fromkeys((Kind.STREAM_WRITE_VALUE, Kind.STREAM_WAIT_VALUE), _PLACE),
+    Kind.DEVICE_USE: dict.fromkeys(("size", "address", "aux0", "aux1"), MAX_MEMORY),
     Kind.MEM_MAP: {**_PLACE, "aux0": MAX_ADDRESS},
     Kind.MEM_UNMAP: _PLACE,
     Kind.PHYSICAL_ALLOC: {"size": MAX_MEMORY},

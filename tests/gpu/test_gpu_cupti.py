@@ -138,12 +138,14 @@ def test_cuda_core_program_is_recorded_to_the_launch(tmp_path):
     assert set(launches["stream"].tolist()) == {int(created["stream"])}
 
 
-def test_kernels_of_graph_launches(tmp_path):
-    trace, _ = record(tmp_path, GRAPH, "cupy")
+@pytest.mark.parametrize(("level", "of_a_launch"), [("memory", 0), ("kernels", 1), ("graph-nodes", 2)])
+def test_what_graph_launches_ran_as_the_level_says(tmp_path, level, of_a_launch):
+    trace, _ = record(tmp_path, GRAPH, "cupy", "--level", level)
     launches = trace.of_kind(Kind.GRAPH_LAUNCH)["correlation"].tolist()
     ran = trace.of_kind(Kind.EXECUTION)
     assert len(launches) == 5
-    assert [int(np.count_nonzero(ran["correlation"] == one)) for one in launches] == [2] * 5
+    assert [int(np.count_nonzero(ran["correlation"] == one)) for one in launches] == [of_a_launch] * 5
+    assert (len(trace.of_kind(Kind.KERNEL_LAUNCH)) > 0) == (level != "memory")
 
 
 def test_beside_pytorch_cublas_memory_is_named_and_segments_count_once(tmp_path):
@@ -152,8 +154,7 @@ def test_beside_pytorch_cublas_memory_is_named_and_segments_count_once(tmp_path)
     assert segments > 0
     taken = libraries(trace)
     assert not any("c10_cuda" in name for name in taken), taken
-    assert np.all(np.diff(trace.records["time"]) >= 0)
-    assert len(trace.of_kind(Kind.KERNEL_LAUNCH)) < 100  # operators, which PyTorch's source tells
+    assert len(trace.of_kind(Kind.KERNEL_LAUNCH)) >= 40
 
 
 def test_a_second_recording_of_a_process_has_its_stacks_too(tmp_path):
