@@ -1,15 +1,18 @@
-"""What recording costs on a GPU: the same program plain, and under ``cudatool run`` at each level, in turns.
+"""What recording costs on a GPU, at each level: the same program's loop recorded and not, in turns, in one process.
 
-    python benchmarks/bench_record.py [--rounds 5] [--only cupy] [--levels memory kernels] [--peers]
+    python benchmarks/bench_record.py [--rounds 9] [--only cupy] [--levels memory kernels] [--peers]
 
-Each program says how long its own loop took; what is printed is the median of the rounds, and its quotient with that of
-the plain program. With ``--peers``, PyTorch's programs also under PyTorch's memory history and torch.profiler.
+Two processes of one program differ by more than a recording costs, so that it begins and ends within one. A line has
+the median time of a step without, and the median quotient, each with that of its round. The program's first steps are
+recorded, so that its modules are loaded as under ``cudatool run``. With ``--peers``, PyTorch's programs also under
+PyTorch's memory history and torch.profiler.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import statistics
 import subprocess
@@ -18,16 +21,45 @@ import tempfile
 from pathlib import Path
 
 _TIMED = """
-import time
+import contextlib, json, sys, time
+import cudatool
+ways, rounds = sys.argv[1].split(","), int(sys.argv[2])
+_first = contextlib.ExitStack()
+_first.enter_context(cudatool.record("first.ctrace", level="kernels", force=True))
+
+@contextlib.contextmanager
+def history():
+    torch.cuda.memory._record_memory_history(stacks="python")
+    yield
+    torch.cuda.memory._record_memory_history(enabled=None)
+
+def way_of(way):
+    if way == "plain":
+        return contextlib.nullcontext()
+    if way == "history":
+        return history()
+    if way == "profiler":
+        return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+    return cudatool.record("t.ctrace", level=way, force=True)
+
 def timed(step, synchronize, count):
-    for _ in range(max(count // 10, 3)):
+    for _ in range(5):
         step()
     synchronize()
-    start = time.perf_counter()
-    for _ in range(count):
-        step()
-    synchronize()
-    print("TIME", (time.perf_counter() - start) / count)
+    _first.close()
+    found = {way: [] for way in ways}
+    for _ in range(rounds):
+        for way in ways:
+            with way_of(way):
+                for _ in range(3):
+                    step()
+                synchronize()
+                start = time.perf_counter()
+                for _ in range(count):
+                    step()
+                synchronize()
+                found[way].append((time.perf_counter() - start) / count)
+    print("TIMES", json.dumps(found))
 """
 PROGRAMS = {
     "cupy": """
@@ -36,7 +68,7 @@ x = cp.zeros(1000, cp.float32)
 def step():
     global x
     x += 1
-timed(step, cp.cuda.Device().synchronize, 50000)
+timed(step, cp.cuda.Device().synchronize, 5000)
 """,
     "cupy_graph": """
 import cupy as cp
@@ -48,7 +80,7 @@ with stream:
     for _ in range(20):
         x += 1
     graph = stream.end_capture()
-    timed(graph.launch, stream.synchronize, 5000)
+    timed(graph.launch, stream.synchronize, 1000)
 """,
     "jax": """
 import os
@@ -59,7 +91,7 @@ x = w = jnp.ones((1024, 1024)) * 1e-3
 def step():
     global x
     x = f(x, w)
-timed(step, lambda: x.block_until_ready(), 5000)
+timed(step, lambda: x.block_until_ready(), 1000)
 """,
     "torch": """
 import torch
@@ -71,7 +103,7 @@ def step():
     optimizer.zero_grad()
     model(data).square().mean().backward()
     optimizer.step()
-timed(step, torch.cuda.synchronize, 100)
+timed(step, torch.cuda.synchronize, 20)
 """,
     "torch_resnet50": """
 import timm, torch
@@ -86,7 +118,7 @@ def step():
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
-timed(step, torch.cuda.synchronize, 60)
+timed(step, torch.cuda.synchronize, 10)
 """,
     "torch_gpt2": """
 import torch, transformers
@@ -105,7 +137,7 @@ def step():
         loss = model(tokens, labels=tokens).loss
     loss.backward()
     optimizer.step()
-timed(step, torch.cuda.synchronize, 100)
+timed(step, torch.cuda.synchronize, 20)
 """,
     "torch_generate": """
 import torch, transformers
@@ -116,7 +148,7 @@ model = transformers.LlamaForCausalLM(config).cuda().to(torch.bfloat16).eval()
 tokens = torch.randint(0, 32000, (1, 32), device="cuda")
 def step():
     model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=16, do_sample=False, pad_token_id=0)
-timed(step, torch.cuda.synchronize, 15)
+timed(step, torch.cuda.synchronize, 3)
 """,
     "torch_compiled": """
 import torch
@@ -128,7 +160,7 @@ def step():
     optimizer.zero_grad()
     model(data).square().mean().backward()
     optimizer.step()
-timed(step, torch.cuda.synchronize, 200)
+timed(step, torch.cuda.synchronize, 20)
 """,
     "torch_graph": """
 import torch
@@ -140,50 +172,42 @@ with torch.no_grad():
     model(data)
     with torch.cuda.graph(graph):
         model(data)
-timed(graph.replay, torch.cuda.synchronize, 3000)
+timed(graph.replay, torch.cuda.synchronize, 500)
 """,
 }
-_PEERS = {
-    "history": "import torch\ntorch.cuda.memory._record_memory_history(stacks='python')\n",
-    "profiler": "import torch\ntorch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]).start()\n",
-}
-
-
-def time_of(command: list[str], folder: str) -> float:
-    """Return the seconds that the program says for a step."""
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
-    found = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("TIME ")]
-    if done.returncode or not found:
-        print(f"{' '.join(command)}: status {done.returncode}\n{done.stderr[-1000:]}")
-        return float("nan")
-    return float(found[0])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="*", default=list(PROGRAMS))
-    parser.add_argument("--levels", nargs="*", default=["memory", "kernels", "graph-nodes"])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--only", nargs="*", default=list(PROGRAMS), metavar="PROGRAM")
+    parser.add_argument("--levels", nargs="*", default=["memory", "kernels", "graph-nodes"], metavar="LEVEL")
     parser.add_argument("--peers", action="store_true")
     options = parser.parse_args()
     os.environ["CUDATOOL_DEVICE"] = "cuda"
-    recorded = [sys.executable, "-m", "cudatool", "run", "-f", "-o", "t.ctrace", "--level"]
     for name in options.only:
         if importlib.util.find_spec(name.partition("_")[0]) is None:
             print(f"{name:16} not installed")
             continue
+        peers = ["history", "profiler"] if options.peers and name.startswith("torch") else []
+        ways = ["plain", *options.levels, *peers]
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "program.py").write_text(_TIMED + PROGRAMS[name])
-            ways = {"plain": [sys.executable, "program.py"]}
-            ways |= {level: [*recorded, level, "program.py"] for level in options.levels}
-            for peer, begin in _PEERS.items() if options.peers and name.startswith("torch") else ():
-                Path(folder, f"{peer}.py").write_text(begin + _TIMED + PROGRAMS[name])
-                ways[peer] = [sys.executable, f"{peer}.py"]
-            rounds = [{way: time_of(command, folder) for way, command in ways.items()} for _ in range(options.rounds)]
-        medians = {way: statistics.median(one[way] for one in rounds) for way in ways}
-        plain = medians.pop("plain")
-        shown = "  ".join(f"{way} {median / plain:5.3f}" for way, median in medians.items())
-        print(f"{name:16} plain {plain * 1e6:9.2f} us, times that: {shown}", flush=True)
+            command = [sys.executable, "program.py", ",".join(ways), str(options.rounds)]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
+        found = [line for line in done.stdout.splitlines() if line.startswith("TIMES ")]
+        if done.returncode or not found:
+            print(f"{name}: status {done.returncode}\n{done.stderr[-1000:]}")
+            continue
+        times = json.loads(found[0].removeprefix("TIMES "))
+        plain = times.pop("plain")
+        quotients = (
+            f"{way} {statistics.median(a / b for a, b in zip(taken, plain, strict=True)):5.3f}"
+            for way, taken in times.items()
+        )
+        print(
+            f"{name:16} plain {statistics.median(plain) * 1e6:9.2f} us, times that: {'  '.join(quotients)}", flush=True
+        )
 
 
 if __name__ == "__main__":

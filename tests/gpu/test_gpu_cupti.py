@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
+from gpu_recordings import CUPY, JAX, record
 
 from cudatool._driver import gpu_names
 from cudatool.trace import reader
@@ -21,28 +21,6 @@ from cudatool.trace.model import Ending
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpu_names(), reason="no NVIDIA GPU answers")]
 
-CUPY = """
-import cupy as cp
-a = cp.ones((1024, 1024), cp.float32)
-stream = cp.cuda.Stream(non_blocking=True)
-event = cp.cuda.Event()
-with stream:
-    b = a @ a
-    event.record(stream)
-cp.cuda.get_current_stream().wait_event(event)
-for _ in range(100):
-    b += 1
-host = cp.asnumpy(b)
-free, total = cp.get_default_memory_pool().free_bytes(), cp.get_default_memory_pool().total_bytes()
-print("pool", total)
-"""
-JAX = """
-import os
-os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-import jax, jax.numpy as jnp
-x = jnp.ones((1024, 1024))
-print(float(jax.jit(lambda x: jnp.tanh(x @ x))(x).sum()))
-"""
 CUDA_CORE = """
 import numpy as np
 from cuda.core import Device, LaunchConfig, Program, ProgramOptions, launch
@@ -81,16 +59,6 @@ with stream:
 """
 
 
-def record(folder: Path, program: str, needs: str = "", *options: str):
-    if needs and importlib.util.find_spec(needs) is None:
-        pytest.skip(f"{needs} is not installed")
-    (folder / "program.py").write_text(program)
-    command = [sys.executable, "-m", "cudatool", "run", "--device", "cuda", "-o", "t.ctrace", *options, "program.py"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return reader.read(folder / "t.ctrace"), done
-
-
 def names(trace, kind: Kind) -> list[str]:
     return [trace.names[index] for index in trace.of_kind(kind)["name"].tolist()]
 
@@ -98,10 +66,10 @@ def names(trace, kind: Kind) -> list[str]:
 def libraries(trace) -> dict[str, int]:
     """Return the bytes taken from the driver by the innermost frame's function."""
     found: dict[str, int] = {}
-    for record in trace.of_kind(Kind.MEM_ALLOC):
-        stack = trace.stacks[int(record["stack"])]
+    for row in trace.of_kind(Kind.MEM_ALLOC):
+        stack = trace.stacks[int(row["stack"])]
         inner = trace.frames[stack[0]].function if len(stack) else ""
-        found[inner] = found.get(inner, 0) + int(record["size"])
+        found[inner] = found.get(inner, 0) + int(row["size"])
     return found
 
 

@@ -7,12 +7,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from gpu_recordings import CUPY, JAX, record
 
 from cudatool import analyze
 from cudatool._driver import gpu_names
 from cudatool.trace.events import Kind
 from cudatool.trace.frames import user_frame
-from tests.gpu.test_gpu_cupti import CUPY, JAX, record
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not gpu_names(), reason="no NVIDIA GPU answers")]
 
