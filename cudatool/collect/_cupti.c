@@ -135,8 +135,8 @@ typedef struct {
 
 static Call calls[MOST_CALLS];
 static void* subscriber;
-static volatile int recording;
-static pid_t owner;  // a forked child has no CUDA of its own
+static volatile int recording;  // not in a forked child, which has no CUDA of its own
+static pid_t owner;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  // of all that follows
 static Row* rows;
@@ -157,6 +157,7 @@ typedef struct {
 static Table names, frames, stacks, places;
 static Table codes;  // addresses of the code objects in `places`
 static int watches_code;  // a code object that is gone is taken out of `places`
+static uint32_t generation = 1;  // of the numbers of frames: a new one begins then
 static uint32_t* frame_of_place;  // by the number of a place
 static uint32_t place_room;
 static void* contexts[64];
@@ -292,6 +293,52 @@ static PyCodeObject* code_of(struct _PyInterpreterFrame* frame) {
 #endif
 }
 
+// The number of the frame at a place of a code object, 0 where memory is out. The lock is held.
+static uint32_t frame_at(PyCodeObject* code, int offset) {
+  uint64_t place[6] = {(uintptr_t)code, (uint64_t)offset};
+  size_t size = 2 * sizeof *place;
+  if (!watches_code) {  // then a new code object may have the address of one that is gone, but hardly all its parts
+    const void* lines = PyBytes_AS_STRING(code->co_linetable);
+    place[2] = (uintptr_t)code->co_filename;
+    place[3] = (uintptr_t)code->co_qualname;
+    place[4] = (uint64_t)code->co_firstlineno;
+    place[5] = hashed(lines, (size_t)PyBytes_GET_SIZE(code->co_linetable));
+    size = sizeof place;
+  }
+  uint32_t known = places.count, at_place = intern(&places, place, size);
+  if (!at_place) return 0;
+  if (at_place > known) {
+    char key[4096];
+    intern(&codes, place, sizeof *place);
+    if (at_place >= place_room) {
+      uint32_t room = at_place * 2 + 256;
+      uint32_t* more = realloc(frame_of_place, room * sizeof *more);
+      if (!more) return 0;
+      frame_of_place = more;
+      place_room = room;
+    }
+    uint32_t line = (uint32_t)PyCode_Addr2Line(code, offset);
+    memcpy(key, &line, 4);
+    size_t at = 4 + put_text(key + 4, 2800, code->co_filename);
+    key[at++] = 0;
+    at += put_text(key + at, sizeof key - at, code->co_qualname);
+    frame_of_place[at_place] = intern(&frames, key, at);
+  }
+  return frame_of_place[at_place];
+}
+
+// The stack that a thread had last. Most of the next one is the same.
+typedef struct {
+  PyCodeObject* code;
+  int offset;
+  uint32_t frame;
+} Known;
+static __thread struct {
+  Known frames[MOST_FRAMES];  // outermost last
+  int count;
+  uint32_t generation;
+} last;
+
 // The numbers of this thread's frames, innermost first. The lock is held; the interpreter's need not be.
 static int python_frames(uint32_t* out, int room) {
   PyThreadState* state = PyGILState_GetThisThreadState();
@@ -301,44 +348,31 @@ static int python_frames(uint32_t* out, int room) {
 #else
   struct _PyInterpreterFrame* frame = state->cframe ? state->cframe->current_frame : NULL;
 #endif
+  static __thread Known now[MOST_FRAMES];
   int count = 0;
-  char key[4096];
   for (; frame && count < room; frame = frame->previous) {
     PyCodeObject* code = code_of(frame);
     if (!code || _PyFrame_IsIncomplete(frame)) continue;
-    int offset = _PyInterpreterFrame_LASTI(frame) * (int)sizeof(_Py_CODEUNIT);
-    uint64_t place[6] = {(uintptr_t)code, (uint64_t)offset};
-    size_t size = 2 * sizeof *place;
-    if (!watches_code) {  // then a new code object may have the address of one that is gone, but hardly all its parts
-      const void* lines = PyBytes_AS_STRING(code->co_linetable);
-      place[2] = (uintptr_t)code->co_filename;
-      place[3] = (uintptr_t)code->co_qualname;
-      place[4] = (uint64_t)code->co_firstlineno;
-      place[5] = hashed(lines, (size_t)PyBytes_GET_SIZE(code->co_linetable));
-      size = sizeof place;
-    }
-    uint32_t known = places.count, at_place = intern(&places, place, size);
-    if (!at_place) continue;
-    if (at_place > known) {
-      intern(&codes, place, sizeof *place);
-      if (at_place >= place_room) {
-        uint32_t room = at_place * 2 + 256;
-        uint32_t* more = realloc(frame_of_place, room * sizeof *more);
-        if (!more) continue;
-        frame_of_place = more;
-        place_room = room;
-      }
-      uint32_t line = (uint32_t)PyCode_Addr2Line(code, offset);
-      memcpy(key, &line, 4);
-      size_t at = 4 + put_text(key + 4, 2800, code->co_filename);
-      key[at++] = 0;
-      at += put_text(key + at, sizeof key - at, code->co_qualname);
-      frame_of_place[at_place] = intern(&frames, key, at);
-    }
-    if (at_place < place_room && frame_of_place[at_place]) out[count++] = frame_of_place[at_place];
+    now[count].code = code;
+    now[count++].offset = _PyInterpreterFrame_LASTI(frame) * (int)sizeof(_Py_CODEUNIT);
   }
-  return count;
+  // What is the same from the outer end on has the same numbers, as long as no code object is gone.
+  int same = 0;
+  if (watches_code && last.generation == generation) {
+    while (same < count && same < last.count && now[count - 1 - same].code == last.frames[last.count - 1 - same].code &&
+           now[count - 1 - same].offset == last.frames[last.count - 1 - same].offset) same++;
+  }
+  int found = 0;
+  for (int i = 0; i < count; i++) {
+    now[i].frame = i >= count - same ? last.frames[last.count - (count - i)].frame : frame_at(now[i].code, now[i].offset);
+    if (now[i].frame) out[found++] = now[i].frame;
+  }
+  memcpy(last.frames, now, (size_t)count * sizeof *now);
+  last.count = count;
+  last.generation = generation;
+  return found;
 }
+
 #if PY_VERSION_HEX >= 0x030C0000
 static void table_clear(Table* table) {
   table->used = table->count = table->told = 0;
@@ -353,6 +387,7 @@ static int on_code(PyCodeEvent event, PyCodeObject* code) {
   if (codes.count && look_up(&codes, &address, sizeof address, &slot)) {  // seldom: all are learned anew
     table_clear(&codes);
     table_clear(&places);
+    generation++;
   }
   pthread_mutex_unlock(&lock);
   return 0;
@@ -523,7 +558,7 @@ static uint32_t device_of(void* context) {
 
 static void on_call(void* unused, uint32_t domain, uint32_t number, const CallbackData* data) {
   (void)unused;
-  if (!recording || getpid() != owner) return;
+  if (!recording) return;
   if (domain == DOMAIN_RESOURCE) {  // a module, at its first use perhaps, in the middle of a launch
     if (number == MODULE_LOADED) took(device_of(*(void* const*)data), USE_MODULE);
     return;
@@ -652,7 +687,7 @@ static void buffer_completed(void* context, uint32_t stream, uint8_t* buffer, si
 
 // The number of this thread's Python stack, 0 where there is none.
 static uint32_t stack_here(void) {
-  if (!recording || getpid() != owner) return 0;
+  if (!recording) return 0;
   pthread_mutex_lock(&lock);
   uint32_t found[MOST_FRAMES + 1] = {0};
   int count = python_frames(found + 1, MOST_FRAMES);
@@ -662,7 +697,7 @@ static uint32_t stack_here(void) {
 }
 
 static void note(uint16_t what, uint32_t device, uint32_t stack, const uint64_t* words) {
-  if (!recording || getpid() != owner) return;
+  if (!recording) return;
   pthread_mutex_lock(&lock);
   Row* row = new_row();
   if (row) {
@@ -1028,7 +1063,10 @@ static PyMethodDef methods[] = {
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_cupti", "The driver's calls and the device's work.", -1,
                                     methods, NULL, NULL, NULL, NULL};
 
+static void in_child(void) { recording = 0; }
+
 PyMODINIT_FUNC PyInit__cupti(void) {
+  if (pthread_atfork(NULL, NULL, in_child)) return PyErr_NoMemory();
 #if READS_FRAMES && PY_VERSION_HEX >= 0x030C0000
   watches_code = PyCode_AddWatcher(on_code) >= 0;
   if (!watches_code) PyErr_Clear();

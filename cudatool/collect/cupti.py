@@ -52,7 +52,7 @@ _log = logging.getLogger("cudatool.collect")
 _MOST_LAUNCHED = 1 << 18  # calls whose work may still be reported
 _ROUNDED = 512  # bytes of a block of PyTorch's allocator, and any multiple
 _MOST_NUMBERS = 1 << 16  # of calls, and of What
-_PERIOD = 0.05  # seconds between two readings of the log
+_PERIOD = 0.1  # seconds between two readings of the log
 _MOST_ROWS = 1 << 22  # that wait to be read: 400 MiB
 _LIBRARIES = ("libcupti.so.13", "libcupti.so.12")
 _CALLED_THROUGH = ("/cuda/bindings/", "/_ctypes.", "/libffi", "/cudatool/", "/bin/python", "/libpython")
@@ -310,6 +310,7 @@ class CuptiCollector:
         self._names = ["", *_WORK.values()]  # of the log's, the numbers begin after these
         self._frames: list[Frame | None] = [None]
         self._stacks = [_Stack(0, False, "")]
+        self._stack_ids, self._stack_is_ours = np.zeros(1, np.uint32), np.zeros(1, np.bool_)
         self._launched = np.empty((0, 3), np.uint32)  # CUPTI's correlation, ours, the stream; sorted
         self._launched_now: list[tuple[int, int, int]] = []
         self._sizes: dict[int, int] = {}
@@ -350,6 +351,7 @@ class CuptiCollector:
             self._names_of_calls[number], self._readers[number] = "", reader
         self._how[What.BLOCK]["kind"], self._how[What.BLOCK]["stream"] = Kind.BLOCK_ALLOC, 3
         self._nothing_by_itself = np.zeros(1, HOW)
+        self._is_work = (self._how["is_copy"] | self._how["item"]) != 0
         of_memory = [number for number, name in numbers.items() if name.startswith(_OF_MEMORY)]
         self._always_told = np.array([*of_memory, What.USE, What.BLOCK])
         try:
@@ -437,7 +439,7 @@ class CuptiCollector:
         is_work = np.isin(what, (What.KERNEL, *_WORK))
         if not told and is_work.any():
             self._work_done.append(rows[is_work])
-        is_ours = np.array([stack.is_ours for stack in self._stacks])[rows["stack"]]
+        is_ours = self._columns()[1][rows["stack"]]
         kept = ~is_work & (what != What.CONTEXT) & ~is_ours & ((rows["result"] == 0) | (self._how["asks"][what] != 0))
         if told:
             kept &= np.isin(what, self._always_told)
@@ -462,8 +464,8 @@ class CuptiCollector:
     def _tell_calls(self, calls: npt.NDArray[np.void]) -> None:
         """Tell of calls: of most in C; of others by their reader, which may change what is known of streams."""
         self._stream_of.clear()
-        ids = np.array([stack.id for stack in self._stacks], np.uint32)
-        works = int(np.count_nonzero((self._how["is_copy"] | self._how["item"])[calls["what"]]))
+        ids = self._columns()[0]
+        works = int(np.count_nonzero(self._is_work[calls["what"]]))
         correlations = np.array(hooks.new_correlations(works), np.uint32)
         records = np.empty(len(calls), RECORD)
         at = 0
@@ -480,7 +482,7 @@ class CuptiCollector:
                 self._send()
                 self._out.append(records[:made])
                 if works:
-                    done = calls[first:at][(self._how["is_copy"] | self._how["item"])[calls["what"][first:at]] != 0]
+                    done = calls[first:at][self._is_work[calls["what"][first:at]]]
                     streams = records["stream"][:made][records["correlation"][:made] != 0]
                     self._launched_now += zip(
                         done["correlation"].tolist(), correlations[:works].tolist(), streams.tolist(), strict=True
@@ -494,6 +496,13 @@ class CuptiCollector:
                 records = records[1:]
                 at += 1
         self._called = self._stacks[0]
+
+    def _columns(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]:
+        """Return of all stacks the ids, and whether our runtime makes the call."""
+        if len(self._stack_ids) != len(self._stacks):
+            self._stack_ids = np.array([stack.id for stack in self._stacks], np.uint32)
+            self._stack_is_ours = np.array([stack.is_ours for stack in self._stacks])
+        return self._stack_ids, self._stack_is_ours
 
     def _stack(self, numbers: bytes) -> _Stack:
         library, *python = np.frombuffer(numbers, np.uint32).tolist()

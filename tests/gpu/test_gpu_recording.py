@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -98,15 +100,16 @@ def said(done, word: str):
 def test_live_memory_is_pytorchs_own_snapshot_block_for_block(tmp_path, name):
     trace, done = record(tmp_path, PROGRAMS[name] + _STATE, "torch")
     live, reserved, time = said(done, "STATE")
-    told: set[tuple[int, int]] = set()  # what lives when the program says what does
+    told: dict[int, int] = {}  # what lives when the program says what does
     for row in trace.of_kind(Kind.BLOCK_ALLOC, Kind.BLOCK_FREE_REQUESTED):
         if row["time"] > time:
             break
         if row["kind"] == Kind.BLOCK_ALLOC:
-            told.add((int(row["address"]), int(row["aux0"])))
+            told[int(row["address"])] = int(row["aux0"])
         else:
-            told.discard((int(row["address"]), int(row["aux0"])))
-    assert told == {tuple(block) for block in live}
+            told.pop(int(row["address"]), None)
+    assert told.items() >= {tuple(block) for block in live}
+    assert told.keys() == {address for address, _ in live}
     segments = {Kind.SEGMENT_ALLOC: 1, Kind.SEGMENT_FREE: -1}
     rows = trace.of_kind(*segments)
     assert sum(segments[Kind(row["kind"])] * int(row["size"]) for row in rows if row["time"] <= time) == reserved
@@ -141,7 +144,7 @@ def test_ledger_names_what_nvml_charges(tmp_path, program, needs):
 
 
 PROFILED = (
-    ENCODER
+    ENCODER.replace("for _ in range(3):", "for _ in range(2):")
     + """
 torch.cuda.synchronize()
 with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -154,13 +157,14 @@ print("PROFILE", json.dumps([len(kernels), sum(e.device_time for e in kernels)])
 )
 
 
-def test_beside_torchs_profiler_both_have_their_kernels(tmp_path):
-    trace, done = record(tmp_path, PROFILED, "torch")
+def test_kernels_are_those_of_torchs_profiler_and_took_as_long(tmp_path):
+    (tmp_path / "profiled.py").write_text(PROFILED)
+    done = subprocess.run([sys.executable, "profiled.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
     count, time = said(done, "PROFILE")
+    trace, _ = record(tmp_path, ENCODER, "torch")
     launches, ran = trace.of_kind(Kind.KERNEL_LAUNCH), trace.of_kind(Kind.EXECUTION)
     of_kernels = ran[np.isin(ran["correlation"], launches["correlation"])]
-    last = of_kernels[np.argsort(of_kernels["aux0"])][-count:]
+    last = of_kernels[np.argsort(of_kernels["aux0"])][-count:]  # of the third step
     assert count > 50
-    assert len(launches) >= 4 * count  # of all steps
-    told = float((last["aux1"] - last["aux0"]).sum()) / 1e3
-    assert told == pytest.approx(time, rel=0.05)
+    assert float((last["aux1"] - last["aux0"]).sum()) / 1e3 == pytest.approx(time, rel=0.05)
