@@ -105,9 +105,10 @@ def run(
     """Run a Python program and record what it does on the device.
 
     The program runs as `python` would run it: arguments, __main__, exit status and tracebacks are its own. Recorded
-    are the operations of cudatool's runtime, on a GPU what the program does through PyTorch, and on the software
-    device the driver calls of any cuda.core or cuda.bindings program. Python processes that it starts are recorded,
-    too: each that uses a device has a trace beside the program's, with its process id in the name.
+    are the operations of cudatool's runtime; on a GPU what any library asks of the driver, the kernels that ran, and
+    PyTorch's blocks of memory; on the software device the driver calls of any cuda.core or cuda.bindings program.
+    Python processes that it starts are recorded, too: each that uses a device has a trace beside the program's, with
+    its process id in the name.
     """
 
     if html and workload[:1] not in (("-m",), ("-c",)) and not is_page(html):

@@ -46,7 +46,7 @@ from cudatool.trace.events import (
 )
 from cudatool.trace.model import Frame
 
-__all__ = ["ROW", "CuptiCollector", "CuptiUnavailable", "Level", "What", "find_library"]
+__all__ = ["HOW", "ROW", "CuptiCollector", "CuptiUnavailable", "Level", "What", "find_library"]
 
 _log = logging.getLogger("cudatool.collect")
 _MOST_LAUNCHED = 1 << 18  # calls whose work may still be reported

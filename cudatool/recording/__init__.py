@@ -109,7 +109,7 @@ def record(
         for event in (*limits, *held, *living, *shared):
             recorder(event)
         family = _children.Settings(
-            os.path.abspath(path), run.get("run", ""), with_stacks, measure_accesses, tuple(checks)
+            os.path.abspath(path), run.get("run", ""), with_stacks, measure_accesses, tuple(checks), str(level)
         )
         with recorder, _children.recorded(family) if children else nullcontext():
             try:

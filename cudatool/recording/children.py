@@ -63,7 +63,7 @@ class Settings:
         The program's own trace.
     run
         What its trace and theirs have in common, and no others.
-    with_stacks, measure_accesses, checks
+    with_stacks, measure_accesses, checks, level
         See :func:`cudatool.recording.record`.
     """
 
@@ -72,6 +72,7 @@ class Settings:
     with_stacks: bool
     measure_accesses: bool
     checks: Sequence[str]
+    level: str
 
 
 _settings: Settings | None = None
@@ -146,6 +147,7 @@ def begin(settings: str) -> None:
                 with_stacks=_settings.with_stacks,
                 measure_accesses=_settings.measure_accesses,
                 checks=_settings.checks,
+                level=_settings.level,
             )
         )
     except CudatoolError as error:

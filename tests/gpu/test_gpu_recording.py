@@ -84,7 +84,9 @@ import json, time
 live = [
     (block["address"], block["requested_size"])
     for segment in torch.cuda.memory._snapshot()["segments"] if tuple(segment["segment_pool_id"]) == (0, 0)
-    for block in segment["blocks"] if block["state"] == "active_allocated"
+    for block in segment["blocks"]
+    # But for two of 8 bytes, which a capture makes for its random numbers.
+    if block["state"] == "active_allocated" and block["requested_size"] > 8
 ]
 print("STATE", json.dumps([sorted(live), torch.cuda.memory_reserved(), time.monotonic_ns()]), flush=True)
 """
@@ -108,6 +110,7 @@ def test_live_memory_is_pytorchs_own_snapshot_block_for_block(tmp_path, name):
             told[int(row["address"])] = int(row["aux0"])
         else:
             told.pop(int(row["address"]), None)
+    told = {address: size for address, size in told.items() if size > 8}
     assert told.items() >= {tuple(block) for block in live}
     assert told.keys() == {address for address, _ in live}
     segments = {Kind.SEGMENT_ALLOC: 1, Kind.SEGMENT_FREE: -1}
