@@ -157,9 +157,9 @@ class DiagnosisView {
     const cells = (tag, values) => element("tr", {}, ...values.map((value) => element(tag, {}, value)));
     const rows = unknown ? [...lines, ["unknown", "", unknown]] : lines;
     byId("ledger-title").textContent = process === null ? "The card's memory, as NVML shows it" : "This process's memory, as NVML shows it";
-    byId("ledger-when").textContent = `${formatBytes(whole)} at most, at ${formatMoment(ledger.time)}` + (process === null
-      ? "; NVML does not say whose." : `. Of the card's ${formatBytes(total)}, ${formatBytes(used)} were in use: ${
-        formatBytes(beside)} by other processes and by the driver for itself.`);
+    const rest = process === null ? "; NVML does not say whose."
+      : `. Of the card's ${formatBytes(total)}, ${formatBytes(used)} were in use: ${formatBytes(beside)} by other processes and by the driver for itself.`;
+    byId("ledger-when").textContent = `${formatBytes(whole)} at most, at ${formatMoment(ledger.time)}${rest}`;
     byId("ledger").replaceChildren(
       element("thead", {}, cells("th", ["Held by", "As", "Bytes", "Share"])),
       element("tbody", {}, ...rows.map(([owner, how, size]) => cells("td", [owner, how, formatBytes(size), formatShare(size / whole)]))));
