@@ -13,13 +13,19 @@ cd tests  # so that the installed package is tested, not the checkout
 
 "$python" -m cudatool devices
 # The runtime's own tests, on the GPU; then what only a GPU can show; then the samples on both devices, compared.
-# JOBS processes share the GPU, except for tests that need all of its memory. RESULTS is a folder for JUnit files.
+# JOBS processes share the GPU, except for tests that need all of its memory. RESULTS is a folder for JUnit files;
+# PARTS=together leaves out the tests that need the GPU alone.
 run() {
     name=$1 && shift
     "$python" -m pytest -q -c ../pyproject.toml --rootdir .. -p no:cacheprovider -p no:randomly -p no:benchmark \
         ${RESULTS:+--junitxml "$RESULTS/$name.xml"} runtime gpu "$@"
 }
 status=0
-run together -m "not whole_device" -n "${JOBS:-8}" --dist loadgroup "$@" || status=$?
-run alone -m whole_device "$@" || status=$?
+for part in ${PARTS:-together alone}; do
+    case $part in
+    together) run together -m "not whole_device" -n "${JOBS:-8}" --dist loadgroup "$@" || status=$? ;;
+    alone) run alone -m whole_device "$@" || status=$? ;;
+    *) echo "PARTS: together, alone, not $part" >&2; exit 2 ;;
+    esac
+done
 exit $status
