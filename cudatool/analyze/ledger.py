@@ -33,7 +33,7 @@ class Holder(StrEnum):
     BLOCKS = "blocks"
     """Blocks in use, in segments of a caching allocator."""
     CACHED = "cached"
-    """The rest of these segments, or of the driver's pool."""
+    """The rest of these segments."""
     LIBRARY = "library"
     """Memory that a library, or the program itself, took from the driver."""
     DRIVER = "driver"
@@ -112,6 +112,7 @@ _CAUSES: Final = {
     UseFlag.STREAM: "streams",
     UseFlag.KERNEL: "local memory of kernels",
     UseFlag.HEAP: "limits that were set",
+    UseFlag.POOL: "pools of cuMemAllocAsync",
 }
 _OWNERS: Final = (
     (re.compile(r"libcublas"), "cuBLAS"),
@@ -133,8 +134,6 @@ _MEMORY: Final = {
     **dict.fromkeys((Kind.SEGMENT_ALLOC, Kind.SEGMENT_MAP, Kind.MEM_ALLOC), 1),
     **dict.fromkeys((Kind.SEGMENT_FREE, Kind.SEGMENT_UNMAP, Kind.MEM_FREE), -1),
 }
-_FROM_POOL: Final = ("cuMemAllocAsync", "cuMemFreeAsync")
-"""Calls whose memory is that of the driver's default pool, which has its own number in each reading."""
 
 
 def ledger(trace: Trace, segments: Lifetimes, curve: Timeline, device: int) -> Ledger | None:
@@ -152,11 +151,11 @@ def ledger(trace: Trace, segments: Lifetimes, curve: Timeline, device: int) -> L
     rows = records[readings]
     knows_process = bool(rows["size"].any())
     charged = rows["size" if knows_process else "address"].astype(np.int64)
-    known = _known(trace, readings, device) + rows["aux1"].astype(np.int64)
+    known = _known(trace, readings, device)
     at = int(np.argmax(charged))
     driver = _driver(charged[: at + 1], known[: at + 1], rows["flags"][: at + 1].tolist(), "window" in trace.header)
     index, used = int(readings[at]), int(rows["address"][at])
-    lines = [*_by_name(trace, segments, curve, index, int(rows["aux1"][at])), *driver]
+    lines = [*_by_name(trace, segments, curve, index), *driver]
     lines.sort(key=lambda line: -line.size)
     unknown = int(charged[at]) - sum(line.size for line in lines)
     return Ledger(
@@ -172,14 +171,12 @@ def ledger(trace: Trace, segments: Lifetimes, curve: Timeline, device: int) -> L
 
 
 def _known(trace: Trace, readings: Ints, device: int) -> Ints:
-    """Return the bytes at each reading that calls took by their size, but for those of the driver's default pool."""
+    """Return the bytes at each reading that calls took by their size."""
     records = trace.records
     sign = np.zeros(256, np.int64)
     for kind, way in _MEMORY.items():
         sign[kind] = way
     growth = sign[records["kind"]] * records["size"].astype(np.int64) * (records["device"] == device)
-    from_pool = [number for number, name in enumerate(trace.names) if name in _FROM_POOL]
-    growth[np.isin(records["name"], from_pool)] = 0
     known: Ints = np.cumsum(growth)[readings]
     return known
 
@@ -212,7 +209,7 @@ def _driver(charged: Ints, known: Ints, causes: list[int], from_before: bool) ->
 _BEFORE: Final = -1
 
 
-def _by_name(trace: Trace, segments: Lifetimes, curve: Timeline, index: int, pooled: int) -> Iterator[LedgerLine]:
+def _by_name(trace: Trace, segments: Lifetimes, curve: Timeline, index: int) -> Iterator[LedgerLine]:
     held = segments.at(index)
     kinds = trace.records["kind"][held.start]
     taken = kinds == Kind.MEM_ALLOC
@@ -222,11 +219,6 @@ def _by_name(trace: Trace, segments: Lifetimes, curve: Timeline, index: int, poo
         owners[owner] = owners.get(owner, 0) + size
     for owner, size in owners.items():
         yield LedgerLine(Holder.LIBRARY, owner, size)
-    names = trace.records["name"][held.start[taken]]
-    from_pool = [number for number, name in enumerate(trace.names) if name in _FROM_POOL]
-    live = int(held.size[taken][np.isin(names, from_pool)].sum())
-    if pooled > live:
-        yield LedgerLine(Holder.CACHED, "pool of cuMemAllocAsync", pooled - live)
     reserved = int(held.size[~taken].sum())
     if reserved:
         row = int(np.searchsorted(curve.index, index, side="right")) - 1

@@ -116,7 +116,8 @@ enum { WORDS = 8, MOST_CALLS = 2048, MOST_FRAMES = 256, MOST_NATIVE = 32 };
 // What a row tells that is no driver call.
 enum { KERNEL = 0xFF01, COPY = 0xFF02, FILL = 0xFF03, GRAPH = 0xFF04, CONTEXT = 0xFF05, USE = 0xFF06 };
 // What may take memory of the card that no call names (cudatool.trace.events.UseFlag).
-enum { USE_CONTEXT = 1, USE_MODULE = 2, USE_GRAPH = 4, USE_STREAM = 8, USE_KERNEL = 16, USE_HEAP = 32 };
+enum { USE_CONTEXT = 1, USE_MODULE = 2, USE_GRAPH = 4, USE_STREAM = 8, USE_KERNEL = 16, USE_HEAP = 32, USE_POOL = 64 };
+enum { CAPTURE_BEGINS = 256, CAPTURE_ENDS = 512 };  // no such thing, but noted by the same calls
 
 typedef struct {
   uint64_t time;
@@ -129,7 +130,7 @@ typedef struct {
 typedef struct {
   char arguments[WORDS + 1];  // i: 4 bytes; q: 8 bytes; P: what 8 bytes point to; b: 1 byte; h: 2 bytes; .: 8 bytes, left out
   uint8_t at_enter, wants_library, wants_stream_id;
-  uint8_t use;       // the cause that it is, one of the above
+  uint16_t use;      // the cause that it is, one of the above
   uint8_t only_use;  // it is no row of its own
 } Call;
 
@@ -447,16 +448,14 @@ static struct {
   int (*DeviceGetHandleByPciBusId_v2)(const char*, void**);
   int (*DeviceGetComputeRunningProcesses_v3)(void*, unsigned*, ProcessUse*);
   int (*DeviceGetMemoryInfo)(void*, CardUse*);
-  int (*bus_of)(char*, int, int);                 // cuDeviceGetPCIBusId
-  int (*pool_of)(void**, int);                    // cuDeviceGetDefaultMemPool
-  int (*pool_attribute)(void*, int, uint64_t*);   // cuMemPoolGetAttribute
+  int (*bus_of)(char*, int, int);  // cuDeviceGetPCIBusId
   int is_open;  // 1, or -1 if it cannot be
 } nvml;
 static struct {
   void* handle;
   uint32_t causes;  // since the last sample
   uint64_t sampled;  // when
-  uint64_t process, card, pool;  // what was found then
+  uint64_t process, card;  // what was found then
   uint32_t local;    // bytes for each thread, at most, of kernels so far
 } cards[MOST_CARDS];
 
@@ -469,19 +468,20 @@ static void open_nvml(void) {
   *(void**)&nvml.DeviceGetComputeRunningProcesses_v3 = dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v3");
   *(void**)&nvml.DeviceGetMemoryInfo = dlsym(library, "nvmlDeviceGetMemoryInfo");
   *(void**)&nvml.bus_of = dlsym(driver, "cuDeviceGetPCIBusId");
-  *(void**)&nvml.pool_of = dlsym(driver, "cuDeviceGetDefaultMemPool");
-  *(void**)&nvml.pool_attribute = dlsym(driver, "cuMemPoolGetAttribute");
   if (nvml.Init_v2 && nvml.DeviceGetHandleByPciBusId_v2 && nvml.DeviceGetComputeRunningProcesses_v3 &&
       nvml.DeviceGetMemoryInfo && nvml.bus_of && !nvml.Init_v2()) nvml.is_open = 1;
 }
 
-// Notes what the driver charges to this process on a card. The lock must not be held: NVML takes locks and time.
-static void sample(uint32_t device, int with_pool) {
+static int captures;  // of streams, in progress
+
+// Notes what the driver charges to this process on a card. The lock must not be held: NVML takes locks and time. The
+// driver itself is not asked, and nothing while a stream is captured: some questions break a capture of another thread.
+static void sample(uint32_t device) {
   char bus[32];
   CardUse card;
   static __thread ProcessUse processes[MOST_PROCESSES];
   unsigned count = MOST_PROCESSES;
-  if (device >= MOST_CARDS) return;
+  if (device >= MOST_CARDS || __atomic_load_n(&captures, __ATOMIC_RELAXED) > 0) return;
   if (!nvml.is_open) open_nvml();
   if (nvml.is_open < 0) return;
   void* handle = cards[device].handle;
@@ -489,22 +489,16 @@ static void sample(uint32_t device, int with_pool) {
   cards[device].handle = handle;
   uint32_t causes = __atomic_exchange_n(&cards[device].causes, 0, __ATOMIC_RELAXED);
   if (nvml.DeviceGetMemoryInfo(handle, &card)) return;
-  uint64_t own = 0, pooled = 0;
+  uint64_t own = 0;
   if (nvml.DeviceGetComputeRunningProcesses_v3(handle, &count, processes)) count = 0;
   for (unsigned i = 0; i < count; i++) {
     if (processes[i].process == (uint32_t)owner && processes[i].used != UINT64_MAX) own = processes[i].used;
-  }
-  void* pool;
-  enum { RESERVED_NOW = 5 };
-  if (with_pool && nvml.pool_of && nvml.pool_attribute && !nvml.pool_of(&pool, (int)device)) {
-    nvml.pool_attribute(pool, RESERVED_NOW, &pooled);
   }
   pthread_mutex_lock(&lock);
   cards[device].sampled = now();
   int is_known = !causes && cards[device].process == own && cards[device].card == card.used;
   cards[device].process = own;
   cards[device].card = card.used;
-  if (with_pool) cards[device].pool = pooled;
   Row* row = is_known ? NULL : new_row();
   if (row) {
     row->time = cards[device].sampled;
@@ -516,7 +510,6 @@ static void sample(uint32_t device, int with_pool) {
     row->words[1] = card.used;
     row->words[2] = card.total;
     row->words[3] = causes;
-    row->words[4] = cards[device].pool;
   }
   pthread_mutex_unlock(&lock);
 }
@@ -583,12 +576,16 @@ static void on_call(void* unused, uint32_t domain, uint32_t number, const Callba
     at += size;
   }
   int result = data->site == API_EXIT && data->result ? *(const int*)data->result : 0;
-  if (call->use && !result) {
+  if (call->use == CAPTURE_BEGINS && !result) __atomic_fetch_add(&captures, 1, __ATOMIC_RELAXED);
+  else if (call->use == CAPTURE_ENDS) {  // also of a stream that is not captured
+    if (__atomic_sub_fetch(&captures, 1, __ATOMIC_RELAXED) < 0) __atomic_store_n(&captures, 0, __ATOMIC_RELAXED);
+  }
+  else if (call->use && !result) {
     // A new context is not current yet: its device is the call's last argument.
     uint32_t device = call->use == USE_CONTEXT ? (uint32_t)words[strlen(call->arguments) - 1] : device_of(data->context);
     took(device, call->use);
     int is_due = device < MOST_CARDS && now() - cards[device].sampled > SAMPLE_PAUSE;
-    if (call->use == USE_CONTEXT || (call->use == USE_MODULE && is_due)) sample(device, 0);
+    if (call->use == USE_CONTEXT || (call->use == USE_MODULE && is_due)) sample(device);
   }
   if (call->only_use) return;
   if (call->wants_stream_id && !result && data->context) {
@@ -774,6 +771,7 @@ static PyObject* py_start(PyObject* self, PyObject* arguments) {
   pthread_mutex_lock(&lock);
   most_rows = (size_t)most;
   row_count = lost = 0;  // what the recording before did not read
+  captures = 0;
   names.told = frames.told = stacks.told = 0;
   context_count = 0;
   pthread_mutex_unlock(&lock);
@@ -794,7 +792,7 @@ static PyObject* py_start(PyObject* self, PyObject* arguments) {
     call->at_enter = (uint8_t)at_enter;
     call->wants_library = (uint8_t)wants_library;
     call->wants_stream_id = (uint8_t)wants_stream_id;
-    call->use = (uint8_t)use;
+    call->use = (uint16_t)use;
     call->only_use = (uint8_t)only_use;
     PyObject *key = PyLong_FromLong((long)number), *value = PyUnicode_FromString(name);
     int bad = !key || !value || PyDict_SetItem(numbers, key, value);
@@ -846,7 +844,7 @@ static PyObject* py_sample_use(PyObject* self, PyObject* unused) {
   if (!recording || getpid() != owner) Py_RETURN_NONE;
   Py_BEGIN_ALLOW_THREADS
   for (uint32_t device = 0; device < MOST_CARDS; device++) {
-    if (devices >> device & 1 && (is_news || cards[device].causes)) sample(device, 1);
+    if (devices >> device & 1 && (is_news || cards[device].causes)) sample(device);
   }
   Py_END_ALLOW_THREADS
   Py_RETURN_NONE;

@@ -158,17 +158,20 @@ class _Call(NamedTuple):
     at_enter: bool = False
     with_library: bool = False
     with_stream_id: bool = False
-    use: UseFlag = UseFlag(0)
+    use: int = 0  # a UseFlag, or one of the two below
+
+
+_CAPTURE_BEGINS, _CAPTURE_ENDS = 256, 512
 
 
 _CALLS: dict[str, _Call] = {
     "cuMemAlloc_v2": _Call("Pq", "_alloc", with_library=True),
     "cuMemAllocManaged": _Call("Pq", "_alloc", with_library=True),
     "cuMemAllocPitch_v2": _Call("PPqqi", "_alloc_pitch", with_library=True),
-    "cuMemAllocAsync": _Call("Pqq", "_alloc_async", with_library=True),
-    "cuMemAllocFromPoolAsync": _Call("Pq.q", "_alloc_from_pool", with_library=True),
+    "cuMemAllocAsync": _Call("Pqq", "_alloc_async", with_library=True, use=UseFlag.POOL),
+    "cuMemAllocFromPoolAsync": _Call("Pq.q", "_alloc_from_pool", with_library=True, use=UseFlag.POOL),
     "cuMemFree_v2": _Call("q", "_free", at_enter=True),
-    "cuMemFreeAsync": _Call("qq", "_free_async", at_enter=True),
+    "cuMemFreeAsync": _Call("qq", "_free_async", at_enter=True, use=UseFlag.POOL),
     "cuMemMap": _Call("qqqqq", "_map", with_library=True),
     "cuMemUnmap": _Call("qq", "_unmap", at_enter=True),
     "cuMemAllocHost_v2": _Call("Pq", "_host_alloc", with_library=True),
@@ -182,8 +185,9 @@ _CALLS: dict[str, _Call] = {
     "cuStreamSynchronize": _Call("q", _Order(Kind.STREAM_SYNCHRONIZE, stream=0)),
     "cuStreamQuery": _Call("q", _Order(Kind.STREAM_QUERY, stream=0)),
     "cuStreamWaitEvent": _Call("qqi", _Order(Kind.STREAM_WAIT_EVENT, stream=0, event=1, flags=2)),
-    "cuStreamBeginCapture_v2": _Call("qi", "_capture_begin"),
-    "cuStreamEndCapture": _Call("qP", "_capture_end"),
+    "cuStreamBeginCapture_v2": _Call("qi", "_capture_begin", use=_CAPTURE_BEGINS),
+    "cuStreamEndCapture": _Call("qP", "_capture_end", use=_CAPTURE_ENDS),
+    "cuStreamBeginCaptureToGraph": _Call(".", None, use=_CAPTURE_BEGINS),
     "cuEventCreate": _Call("Pi", "_event_create"),
     "cuEventRecord": _Call("qq", _Order(Kind.EVENT_RECORD, stream=1, event=0)),
     "cuEventRecordWithFlags": _Call("qqi", _Order(Kind.EVENT_RECORD, stream=1, event=0, flags=2)),
@@ -440,6 +444,8 @@ class CuptiCollector:
         if not told and is_work.any():
             self._work_done.append(rows[is_work])
         is_ours = self._columns()[1][rows["stack"]]
+        # A block of PyTorch's is the program's, though a function of ours may have called PyTorch's.
+        is_ours &= what != What.BLOCK
         kept = ~is_work & (what != What.CONTEXT) & ~is_ours & ((rows["result"] == 0) | (self._how["asks"][what] != 0))
         if told:
             kept &= np.isin(what, self._always_told)
@@ -671,8 +677,8 @@ class CuptiCollector:
         self._tell(Kind.MEM_ALLOC, stream=id_, address=address, size=size, name=_plain(name))
 
     def _use(self, row: _Row, name: str) -> None:
-        process, used, total, causes, pooled, *_ = row.words
-        self._tell(Kind.DEVICE_USE, size=process, address=used, aux0=total, aux1=pooled, flags=causes)
+        process, used, total, causes, *_ = row.words
+        self._tell(Kind.DEVICE_USE, size=process, address=used, aux0=total, flags=causes)
 
     def _free(self, row: _Row, name: str) -> None:
         self._freed(row.words[0], name)

@@ -126,16 +126,20 @@ class _BeforeImport:
     """Begins to record before one of the modules that use CUDA is imported."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Find nothing, so that the others do; but the module itself, where to begin has imported it."""
+        """Find nothing of other modules; of these what the others find, or the module that to begin has imported."""
         if name not in _USERS:
             return None
         if "cudatool.cli" in sys.modules:  # `cudatool run`, which records by itself
             stop()
             return None
         sys.meta_path.remove(self)
+        from importlib.util import find_spec  # no earlier: it takes time at the start of every process
+
         import_module("cudatool.recording.children").begin(_settings)
         module = sys.modules.pop(name, None)  # importlib puts it there again; else it would make another one
-        return None if module is None else ModuleSpec(name, _Imported(module))  # type: ignore[arg-type]
+        if module is not None:
+            return ModuleSpec(name, _Imported(module))  # type: ignore[arg-type]
+        return find_spec(name)  # from the start: what records may wait for this import, too
 
 
 class _Imported:

@@ -42,7 +42,10 @@ from cudatool.trace.recorder import Recorder
 
 __all__ = ["Settings", "begin", "recorded"]
 
-_KEPT: Final = (Kind.RANGE_PUSH, Kind.RANGE_POP, Kind.RANGE_START, Kind.RANGE_END, Kind.CHILD_PROCESS, Kind.WARNING)
+_KEPT: Final = (
+    *(Kind.RANGE_PUSH, Kind.RANGE_POP, Kind.RANGE_START, Kind.RANGE_END, Kind.CHILD_PROCESS, Kind.WARNING),
+    Kind.STREAM_CREATE,  # also of streams that the parent of a forked child knew
+)
 """Events that come into the trace of a process that uses a device later."""
 _NO_USE: Final = frozenset(
     (*_KEPT, Kind.MARK, Kind.CALL, Kind.HAND_OVER, Kind.TAKE_OVER, Kind.HOST_ACCESS, Kind.CHILD_RECORDED)
@@ -228,6 +231,7 @@ class _ChildRecorder:
         self._settings, self._header = settings, header
         self._lock = threading.RLock()
         self._kept: list[Event] = []
+        self._kept_rows: list[tuple[npt.NDArray[np.void], list[str]]] = []
         self._recorder: Recorder | None = None
         self._process = os.getpid()
         self._failed = False
@@ -246,8 +250,14 @@ class _ChildRecorder:
 
     def write_rows(self, rows: npt.NDArray[np.void], names: Sequence[str]) -> None:
         """See :meth:`Recorder.write_rows`."""
-        used = not np.isin(rows["kind"], list(_NO_USE)).all()
-        recorder = self._made() if used else self._recorder
+        recorder = self._recorder
+        if recorder is None and np.isin(rows["kind"], list(_NO_USE)).all():
+            with self._lock:
+                if self._recorder is None:
+                    if len(self._kept_rows) < _MOST_KEPT:
+                        self._kept_rows.append((rows[np.isin(rows["kind"], _KEPT)], list(names)))
+                    return
+        recorder = self._made()
         if recorder is not None:
             recorder.write_rows(rows, names)
 
@@ -279,7 +289,9 @@ class _ChildRecorder:
                 else:
                     for event in self._kept:
                         self._recorder(event)
-                self._kept = []
+                    for rows, names in self._kept_rows:
+                        self._recorder.write_rows(rows, names)
+                self._kept, self._kept_rows = [], []
             return self._recorder
 
     def _make(self) -> Recorder:

@@ -148,7 +148,7 @@ FIELDS: Final[dict[Kind, str]] = {
     Kind.MEMORY_FRACTION: "size=bytes of the device, aux0=bits of a float64: the share that may be reserved, stack",
     Kind.DEVICE_USE: "what NVML says of a card, after what may have changed it: size=bytes that the driver charges to "
     "this process (0 if it does not say), address=bytes of the card in use by all, aux0=bytes of the card, "
-    "aux1=bytes that the driver's default pool of cuMemAllocAsync holds, flags=UseFlag",
+    "flags=UseFlag",
     Kind.MEM_ALLOC: "address, size, stream (0 for cuMemAlloc, which is not stream-ordered), name=API, "
     "flags=LIVED if it was there when the recording began, stack",
     Kind.MEM_FREE: "address, size, stream (0 for cuMemFree), name=API, stack",
@@ -299,6 +299,8 @@ class UseFlag(IntFlag):
     """A kernel needed more local memory for each thread than those before."""
     HEAP = 32
     """A limit of the context was set: heap, stack, buffer of ``printf``."""
+    POOL = 64
+    """Memory was taken from a pool of the driver's, or given back to one (cuMemAllocAsync): the pool keeps more."""
 
 
 class EventFlag(IntFlag):

@@ -146,7 +146,7 @@ _LIMITS: Final[dict[Kind, dict[str, int]]] = {
     **dict.fromkeys((Kind.MEM_ALLOC, Kind.MEM_FREE, Kind.BLOCK_RECORD_STREAM, Kind.GRAPH_POINTER), _PLACE),
     **dict.fromkeys((Kind.MEMSET, Kind.GEMM, Kind.COLLECTIVE, Kind.HOST_ALLOC, Kind.HOST_FREE), _PLACE),
     **dict.fromkeys((Kind.STREAM_WRITE_VALUE, Kind.STREAM_WAIT_VALUE), _PLACE),
-    Kind.DEVICE_USE: dict.fromkeys(("size", "address", "aux0", "aux1"), MAX_MEMORY),
+    Kind.DEVICE_USE: dict.fromkeys(("size", "address", "aux0"), MAX_MEMORY),
     Kind.MEM_MAP: {**_PLACE, "aux0": MAX_ADDRESS},
     Kind.MEM_UNMAP: _PLACE,
     Kind.PHYSICAL_ALLOC: {"size": MAX_MEMORY},

@@ -353,7 +353,7 @@ def test_as_much_as_other_sizes_used_is_free_for_their_sake() -> None:
 def test_a_limit_below_the_card_is_named_as_the_reason_of_a_failure() -> None:
     first, *_ = report_of("convnet__frac0.03").diagnoses[0].advice
     assert first.topic is analyze.Topic.LIMIT
-    assert first.text.startswith("memory ran out with 134.87 GiB free on the card")
+    assert first.text.startswith("memory ran out with 134.87 GiB free on the GPU")
     assert "set_per_process_memory_fraction" in first.text
 
 

@@ -14,8 +14,8 @@ from cudatool.trace.recorder import Recorder
 MIB = 1 << 20
 
 
-def use(process: int, flags: int = 0, *, pool: int = 0, beside: int = 10) -> tuple[Kind, dict[str, int]]:
-    sizes = {"size": process * MIB, "address": (process + beside) * MIB, "aux0": 1000 * MIB, "aux1": pool * MIB}
+def use(process: int, flags: int = 0, *, beside: int = 10) -> tuple[Kind, dict[str, int]]:
+    sizes = {"size": process * MIB, "address": (process + beside) * MIB, "aux0": 1000 * MIB}
     return Kind.DEVICE_USE, {**sizes, "flags": flags}
 
 
@@ -94,11 +94,13 @@ def test_what_is_given_back_leaves_the_ledger(ledger_of):
 
 
 def test_the_drivers_pool_counts_with_what_it_keeps(ledger_of):
+    freed = Kind.MEM_FREE, {"address": 0, "size": MIB, "name": "cuMemFreeAsync"}
+    pool = UseFlag.POOL
     found = ledger_of(
-        use(500, UseFlag.CONTEXT), taken(0, 1, name="cuMemAllocAsync"), use(532, pool=32), total_memory=[1000 * MIB]
+        use(500, UseFlag.CONTEXT), taken(0, 1, name="cuMemAllocAsync"), use(532, pool), freed, use(532, pool)
     )
     lines = {line.words: line.size // MIB for line in found.lines}
-    assert lines[("pool of cuMemAllocAsync", "cached")] == 31
+    assert lines[("the driver", "pools of cuMemAllocAsync")] == 31
     assert lines[("the program itself", "taken from the driver")] == 1
     assert found.unknown == 0
 
@@ -126,9 +128,7 @@ def test_lines_and_the_unknown_are_always_the_whole(ledger_of, seed):
             case 1:
                 events.append(taken(address, size, draw.choice(["", "libcublas.so.13", "libnccl.so.2"])))
             case _:
-                events.append(
-                    use(int(draw.integers(300, 900)), int(draw.integers(0, 64)), pool=int(draw.integers(0, 9)))
-                )
+                events.append(use(int(draw.integers(300, 900)), int(draw.integers(0, 128))))
         address += size
     found = ledger_of(*events)
     assert sum(line.size for line in found.lines) + found.unknown == found.process

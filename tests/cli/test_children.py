@@ -178,3 +178,48 @@ def test_traces_of_a_program_that_was_killed_or_replaced_are_found_together(run_
     done = run_command("sanitize", "--json", "replaced.py")
     report = json.loads(done.stdout)
     assert ([2, 2], []) == ([one["operations"] for one in report["processes"][1:]], report["gaps"]), done.stderr
+
+
+def test_what_records_may_wait_for_the_import_before_which_it_begins(tmp_path, monkeypatch):
+    import importlib
+    import sys
+
+    from cudatool.after_import import AfterImport
+    from cudatool.processes import child
+    from cudatool.recording import children
+
+    (tmp_path / "warp.py").write_text("value = 42\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "warp", raising=False)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    for command in [name for name in sys.modules if name.startswith("cudatool.cli")]:
+        monkeypatch.delitem(sys.modules, command)
+    imported: list[int] = []
+    monkeypatch.setattr(
+        children, "begin", lambda _: AfterImport("warp", lambda warp: imported.append(warp.value)).start()
+    )
+    sys.meta_path.insert(0, child._BeforeImport())
+    importlib.import_module("warp")
+    monkeypatch.delitem(sys.modules, "warp")
+    assert [42] == imported
+
+
+def test_streams_that_a_forked_process_knew_are_no_use_of_the_device(tmp_path):
+    import numpy as np
+
+    from cudatool.recording import children
+    from cudatool.trace.events import RECORD
+
+    settings = children.Settings(str(tmp_path / "a.ctrace"), "run", True, False, (), "kernels")
+    recorder = children._ChildRecorder(settings, {})
+    rows = np.zeros(2, RECORD)
+    rows["kind"] = Kind.STREAM_CREATE
+    recorder.write_rows(rows, [""])
+    assert [] == list(tmp_path.iterdir())
+    rows["kind"][1] = Kind.DEVICE_SYNCHRONIZE
+    recorder.write_rows(rows[1:], [""])
+    recorder.close()
+    (path,) = tmp_path.iterdir()
+    assert [Kind.STREAM_CREATE, Kind.STREAM_CREATE, Kind.DEVICE_SYNCHRONIZE][1:] == read(path).records["kind"].tolist()[
+        1:
+    ]

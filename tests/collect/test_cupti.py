@@ -437,13 +437,23 @@ def test_blocks_of_pytorch_are_told_and_those_of_graphs_are_not(collected):
     assert stacks.frames(found[1].stack)[1].line == 3
 
 
+def test_blocks_are_the_programs_though_a_function_of_ours_called_pytorchs(collected):
+    ours = os.path.join(os.path.dirname(cupti.__file__), "torch_blocks.py")
+    where = collected.log.call("/x/libtorch.so", (ours, 90), ("/home/p.py", 3))
+    nowhere = collected.log.call("", (ours, 90), ("/home/p.py", 3))
+    for stack in (where, nowhere):
+        collected.log.put(What.BLOCK, 0, 0x7000, 1000, 0xABC, 0, 0, 0, stack=stack)
+    collected.collector.flush()
+    assert kinds(collected.events).count(Kind.BLOCK_ALLOC) == 2
+
+
 def test_use_of_the_card_is_told_beside_any_source(collected):
     collected.pytorch.is_watched = True
-    collected.log.put(What.USE, 500 << 20, 600 << 20, 80 << 30, 3, 32 << 20)
+    collected.log.put(What.USE, 500 << 20, 600 << 20, 80 << 30, 3)
     collected.collector.flush()
     (event,) = collected.events
     assert (event.kind, event.size, event.address) == (Kind.DEVICE_USE, 500 << 20, 600 << 20)
-    assert (event.aux0, event.aux1, event.flags) == (80 << 30, 32 << 20, UseFlag.CONTEXT | UseFlag.MODULE)
+    assert (event.aux0, event.flags) == (80 << 30, UseFlag.CONTEXT | UseFlag.MODULE)
 
 
 def test_a_graph_ran_as_a_whole(collected):

@@ -166,7 +166,7 @@ def test_both_sides_and_the_life_of_the_memory_have_their_lines(outcomes: dict[t
 
 def test_kernels_of_the_compiler_are_seen_with_what_they_may_touch(built: None, tmp_path: Path) -> None:
     trace = tmp_path / "compiled.ctrace"
-    command = ["run", "--device", "cuda", "-o", str(trace), str(PROGRAMS / "idioms.py"), "compiled"]
+    command = ["run", "--accesses", "--device", "cuda", "-o", str(trace), str(PROGRAMS / "idioms.py"), "compiled"]
     done = subprocess.run([sys.executable, "-m", "cudatool", *command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found = read(trace)

@@ -21,6 +21,7 @@ from cudatool.backends._settings import settings
 from cudatool.blas import _again, _cublas, _cublaslt, _gemm, _host, _workspace
 from cudatool.blas._numerics import apply_epilogue
 from cudatool.errors import CudaError, UsageError
+from cudatool.runtime.plans import LaunchPlans
 
 BF16, E4M3 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
 TYPES = {code: np.dtype(dtype) for dtype, code in _cublas.DATA_TYPES.items()}
@@ -266,7 +267,7 @@ def cublas(device, monkeypatch):
     monkeypatch.setattr(_cublaslt, "_bindings", lambda: fake.lt)
     monkeypatch.setattr(_gemm, "_default", _cublas.gemm)
     monkeypatch.setattr(_gemm, "_like", _cublas.like)
-    monkeypatch.setattr(_again, "_known", {})
+    monkeypatch.setattr(_again, "_plans", LaunchPlans())
     monkeypatch.setattr(_cublas, "_handles", _cublas._Handles())
     monkeypatch.setattr(_cublas, "_spare", {})
     monkeypatch.setattr(_cublaslt, "_plans", _cublaslt._Plans())
@@ -275,7 +276,7 @@ def cublas(device, monkeypatch):
     settings.blas_library = library
     settings.deterministic = settings.deterministic_warn_only = False
     _cublaslt._plans.found.clear()
-    _again._known.clear()
+    _again._plans.clear()
     gc.collect()  # another thread's plans go with it
     assert {} == fake.lt.things
 
@@ -388,7 +389,7 @@ def test_a_product_like_one_before_is_of_its_own_operands(cublas, rng):
         x, y, out = cudatool.asarray(a), cudatool.asarray(b), cudatool.empty((5, 4)).T
         for found in (blas.mm(x, y), blas.mm(x, y), blas.mm(x, y, out=out), cudatool.matmul(x, y)):
             check(a @ b, found, 1e-4)
-        seen.append(len(_again._known))
+        seen.append(len(_again._plans))
     assert [3, 3] == seen  # with out as it lies, and by default, of which each makes one
 
 

@@ -222,7 +222,7 @@ def test_what_does_not_fit_is_refused(second: int) -> None:
         nccl.all_reduce([one, other], [one])
     with pytest.raises(UsageError, match="differ in size or dtype"):
         nccl.all_reduce([one, other[1:]])
-    with pytest.raises(UsageError, match="a device of its own"):
+    with pytest.raises(UsageError, match="needs its own device"):
         nccl.all_reduce([one, one])
     with pytest.raises(UsageError, match="contiguous"):
         nccl.all_reduce([one[::2], other[::2]])

@@ -202,11 +202,11 @@ class TestRules:
     @pytest.mark.parametrize(
         ("rule", "message"),
         [
-            ("race", "'race' is no term"),
-            ("kinds=race", "'kinds=race' is no term"),
-            ("kind=", "'kind=' is no term"),
+            ("race", "'race' is not a term"),
+            ("kinds=race", "'kinds=race' is not a term"),
+            ("kind=", "'kind=' is not a term"),
             ("kind=rase*", "no kind of finding is 'rase*'"),
-            ("kind=race kind=leak", "kind is there twice"),
+            ("kind=race kind=leak", "kind is given twice"),
             ("file='a", "No closing quotation"),
             ("@/nowhere/rules", "cannot read suppressions from /nowhere/rules"),
         ],
