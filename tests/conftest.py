@@ -25,6 +25,16 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True)
+def nothing_shared_by_others() -> None:
+    """Let what a test says of memory that other processes can use be about its own: segments of others live on."""
+    driver = sys.modules.get("cudatool._driver")
+    choice = None if driver is None else driver.chosen()
+    if choice is not None and choice.machine is not None:
+        for allocation in choice.machine.allocations:
+            allocation.is_shared = False
+
+
 @pytest.fixture(scope="session")
 def check_schema() -> Callable[[str, Any], None]:
     """``check_schema("sarif", data)`` fails if data is not valid by the schema that others publish for it."""
