@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from cudatool.collect import _cupti
 from cudatool.collect.torch_rows import Action
+from cudatool.memory.blocks import MIN_BLOCK_SIZE
 from cudatool.ptx.kernel_names import kernel_name
 from cudatool.trace import hooks, stacks
 from cudatool.trace.events import (
@@ -50,7 +51,6 @@ __all__ = ["HOW", "ROW", "CuptiCollector", "CuptiUnavailable", "Level", "What", 
 
 _log = logging.getLogger("cudatool.collect")
 _MOST_LAUNCHED = 1 << 18  # calls whose work may still be reported
-_ROUNDED = 512  # bytes of a block of PyTorch's allocator, and any multiple
 _MOST_NUMBERS = 1 << 16  # of calls, and of What
 _PERIOD = 0.1  # seconds between two readings of the log
 _MOST_ROWS = 1 << 22  # that wait to be read: 400 MiB
@@ -630,7 +630,7 @@ class CuptiCollector:
         action, address, size, handle, captured, *pool = row.words[:7]
         if action == Action.SNAPSHOT or not self._is_no_graphs(action, address, captured):
             return
-        rounded = -(-size // _ROUNDED) * _ROUNDED
+        rounded = -(-size // MIN_BLOCK_SIZE) * MIN_BLOCK_SIZE
         stream, of_pool = self._stream(handle), pool[0] & 0xFFFFFFFF | (pool[1] & 0xFFFFFFFF) << 32
         if action == Action.OOM:
             self._tell(Kind.OOM, stream=stream, size=rounded, aux0=address, aux1=of_pool)

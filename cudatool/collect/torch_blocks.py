@@ -15,6 +15,7 @@ from typing import Any
 
 from cudatool.after_import import AfterImport
 from cudatool.collect import _cupti
+from cudatool.collect.replaced import Replaced
 from cudatool.collect.torch_build import TorchBuildError, load
 from cudatool.trace import hooks, stacks
 from cudatool.trace.events import Kind, WarningFlag
@@ -29,7 +30,7 @@ class TorchBlocks:
 
     def __init__(self) -> None:
         self._extension: Any = None
-        self._undo: list[tuple[Any, str, Any]] = []
+        self._replaced = Replaced()
         self._finder = AfterImport("torch", self._watch)
         self._finder.start()
 
@@ -43,8 +44,7 @@ class TorchBlocks:
         self._finder.stop()
         if self._extension is not None:
             self._extension.stop()
-            for owner, name, original in reversed(self._undo):
-                setattr(owner, name, original)
+            self._replaced.put_back()
         self._extension = None
 
     def _watch(self, torch: ModuleType) -> None:
@@ -76,7 +76,6 @@ class TorchBlocks:
         extension = self._extension
         graphs = torch.cuda.CUDAGraph
         begin, end = graphs.capture_begin, graphs.capture_end
-        backward = torch.autograd.graph._engine_run_backward
 
         @wraps(begin)
         def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -91,23 +90,9 @@ class TorchBlocks:
             finally:
                 extension.capture(False)
 
-        @wraps(backward)
-        def run_backward(*args: Any, **kwargs: Any) -> Any:
-            extension.backward(True)
-            try:
-                return backward(*args, **kwargs)
-            finally:
-                extension.backward(False)
-
-        self._replace(graphs, "capture_begin", capture_begin)
-        self._replace(graphs, "capture_end", capture_end)
-        for module in (torch.autograd.graph, torch.autograd):
-            if getattr(module, "_engine_run_backward", None) is backward:
-                self._replace(module, "_engine_run_backward", run_backward)
-
-    def _replace(self, owner: Any, name: str, new: Any) -> None:
-        self._undo.append((owner, name, getattr(owner, name)))
-        setattr(owner, name, new)
+        self._replaced.replace(graphs, "capture_begin", capture_begin)
+        self._replaced.replace(graphs, "capture_end", capture_end)
+        self._replaced.around_backward(torch, lambda: extension.backward(True), lambda: extension.backward(False))
 
 
 def _give_up(reason: str) -> None:

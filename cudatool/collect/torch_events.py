@@ -19,12 +19,12 @@ from typing import Any
 from cudatool.collect.torch_accesses import ByteSet, Plan
 from cudatool.collect.torch_calls import Access, Call, OnHost, make_call, merged
 from cudatool.collect.torch_rows import Action, Note, Row, RowKind, TraceCall, read_rows, read_tensors
+from cudatool.memory.blocks import MIN_BLOCK_SIZE
 from cudatool.trace import hooks
 from cudatool.trace.events import AccessFlag, Api, Event, Kind, StreamFlag
 
 __all__ = ["TorchEvents"]
 
-_ROUNDED = 512  # bytes of a block of the caching allocator, and any multiple
 _MOST_ROWS = 64  # of memory that the host touches
 _NOTHING = Call("")
 
@@ -359,7 +359,7 @@ class TorchEvents:
             kind = _SEGMENTS[Action(action)]
             self._event(kind, device=device, stream=stream, address=address, size=size, stack=stack)
             return
-        block = -(-size // _ROUNDED) * _ROUNDED
+        block = -(-size // MIN_BLOCK_SIZE) * MIN_BLOCK_SIZE
         where: dict[str, Any] = {"device": device, "stream": stream, "address": address, "size": block, "aux0": size}
         if action == Action.ALLOC:
             # A graph keeps its memory: what is freed during capture is free for the same graph alone.

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from cudatool.after_import import AfterImport
+from cudatool.collect.replaced import Replaced
 from cudatool.collect.torch_accesses import Argument, Plan, make_plan
 from cudatool.collect.torch_build import TorchBuildError, load
 from cudatool.collect.torch_events import TorchEvents
@@ -71,7 +72,7 @@ class TorchCollector:
         self._extension: Any = None
         self._events: TorchEvents | None = None
         self._reading = False
-        self._undo: list[tuple[Any, str, Any]] = []
+        self._replaced = Replaced()
         self._graphs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._finders = [AfterImport("torch", self._watch)]
 
@@ -97,8 +98,7 @@ class TorchCollector:
         if self._extension is not None:
             self._extension.stop()
             hooks.unsubscribe(self._before_event)
-            for owner, name, original in reversed(self._undo):
-                setattr(owner, name, original)
+            self._replaced.put_back()
         self._extension = self._events = None
 
     def _watch(self, torch: ModuleType) -> None:
@@ -190,19 +190,10 @@ class TorchCollector:
             self._after(graphs, "capture_begin", lambda graph, *_, **__: graph_note(Note.GRAPH_BEGIN, graph))
             self._after(graphs, "capture_end", lambda graph, _: graph_note(Note.GRAPH_END, graph), always=True)
             self._after(graphs, "replay", lambda graph, _: graph_note(Note.GRAPH_LAUNCH, graph))
-        backward = torch.autograd.graph._engine_run_backward
-
-        @wraps(backward)
-        def run_backward(*args: Any, **kwargs: Any) -> Any:
-            self._extension.backward_from(stacks.capture())
-            try:
-                return backward(*args, **kwargs)
-            finally:
-                self._extension.backward_from(0)
-
-        for module in (torch.autograd.graph, torch.autograd):
-            if getattr(module, "_engine_run_backward", None) is backward:
-                self._replace(module, "_engine_run_backward", run_backward)
+        extension = self._extension
+        self._replaced.around_backward(
+            torch, lambda: extension.backward_from(stacks.capture()), lambda: extension.backward_from(0)
+        )
 
         # Kernels that are launched past the dispatcher: of PyTorch's compiler, and Triton's own.
         for name, then in (
@@ -236,7 +227,7 @@ class TorchCollector:
             launched(tuner, stream, *args)
             return result
 
-        self._replace(heuristics.CachingAutotuner, "run", run)
+        self._replaced.replace(heuristics.CachingAutotuner, "run", run)
 
     def _wrap_triton(self, jit: ModuleType) -> None:
         original = jit.JITFunction.run
@@ -249,7 +240,7 @@ class TorchCollector:
                 self._launched(kernel.fn.__name__, self._extension.stream(torch.cuda.current_device()), [])
             return result
 
-        self._replace(jit.JITFunction, "run", run)
+        self._replaced.replace(jit.JITFunction, "run", run)
 
     def _launched(self, name: str, stream: int, words: list[int]) -> None:
         device = sys.modules["torch"].cuda.current_device()
@@ -271,11 +262,7 @@ class TorchCollector:
             tell(self, result, *args, **kwargs)
             return result
 
-        self._replace(owner, name, method)
-
-    def _replace(self, owner: Any, name: str, new: Any) -> None:
-        self._undo.append((owner, name, getattr(owner, name)))
-        setattr(owner, name, new)
+        self._replaced.replace(owner, name, method)
 
 
 def _span(tensor: Any) -> int:

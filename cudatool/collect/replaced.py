@@ -1,0 +1,44 @@
+"""Functions of others that are replaced while something is watched, and put back at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from types import ModuleType
+from typing import Any
+
+__all__ = ["Replaced"]
+
+
+class Replaced:
+    """What was replaced, until :meth:`put_back`."""
+
+    def __init__(self) -> None:
+        self._originals: list[tuple[Any, str, Any]] = []
+
+    def replace(self, owner: Any, name: str, new: Any) -> None:
+        """Give an attribute of `owner` another value."""
+        self._originals.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, new)
+
+    def around_backward(self, torch: ModuleType, begin: Callable[[], None], end: Callable[[], None]) -> None:
+        """Have `begin` called before PyTorch runs a backward graph, and `end` after it."""
+        backward = torch.autograd.graph._engine_run_backward
+
+        @wraps(backward)
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            begin()
+            try:
+                return backward(*args, **kwargs)
+            finally:
+                end()
+
+        for module in (torch.autograd.graph, torch.autograd):
+            if getattr(module, "_engine_run_backward", None) is backward:
+                self.replace(module, "_engine_run_backward", run_backward)
+
+    def put_back(self) -> None:
+        """Undo all of it, the last first. Doing so again changes nothing."""
+        while self._originals:
+            owner, name, original = self._originals.pop()
+            setattr(owner, name, original)
