@@ -331,6 +331,17 @@ class Scheduler:
                     stalled = 0.0
         return True
 
+    def drop(self, operations: Iterable[Operation]) -> None:
+        """Let `operations` that are not done never be, and touch no memory from now on.
+
+        For those on memory of the caller, who may let go of it once the driver's call has returned, as it does when
+        Ctrl-C ends the wait for them.
+        """
+        for operation in operations:
+            while not operation.done and not operation.missing and operation.sequence not in self._ready:
+                lock.wait(timeout=_PATIENCE_S)  # another host thread runs it; it notifies when done
+            operation.run, operation.host_memory = None, []
+
     def run_soon(self, operation: Operation) -> None:
         """Let a thread execute `operation` before long, though no call of this process may ever wait for it.
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from cudatool.sim import abi, profile
+from cudatool.sim import abi, profile, signals
 from cudatool.sim import machine as state
 from cudatool.sim.arena import Allocation
 from cudatool.sim.machine import stream_of
@@ -163,7 +163,11 @@ def copy_box(
     # that memory lives.
     promised = (hStream is None and not on_device) or not (move.to_device or move.from_device)
     if promised or target is None:
-        machine.scheduler.wait(operation, promised=promised)
+        try:
+            machine.scheduler.wait(operation, promised=promised)
+        except signals.Interrupted:
+            machine.scheduler.drop([operation])
+            raise
         machine.scheduler.check(stream.context)
 
 

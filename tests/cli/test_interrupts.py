@@ -109,6 +109,38 @@ ct.synchronize()
 time.sleep(0.2)
 print(came == [signal.SIGINT], (x.get() == 5_000_000).all())
 """
+# A host function's interrupt ends the wait for the copy, which the stream has not come to.
+GIVEN_UP = """
+import ctypes, os, signal
+import numpy as np
+import cudatool as ct
+from cuda.bindings import driver
+
+x, out, stream = ct.ones(1024), np.zeros(1024, np.float32), ct.Stream()
+ct.synchronize()
+device, host, size, handle = x.data_ptr(), out.ctypes.data, out.nbytes, stream.core.handle
+interrupt = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: os.kill(os.getpid(), signal.SIGINT))
+address = ctypes.cast(interrupt, ctypes.c_void_p).value
+
+def captured(function, *arguments):
+    driver.cuStreamBeginCapture(handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+    driver.cuLaunchHostFunc(handle, address, 0)
+    function(*arguments)
+    return driver.cuGraphInstantiate(driver.cuStreamEndCapture(handle)[1], 0)[1]
+
+def copy(function, *arguments):
+    if function is not driver.cuGraphLaunch:
+        driver.cuLaunchHostFunc(handle, address, 0)
+    assert function(*arguments)[0] == 0
+    print("not interrupted")
+
+try:
+    copy(COPY)
+except KeyboardInterrupt:
+    out[:] = 7  # it is the program's again
+ct.synchronize()
+print((out == 7).all(), (x.get() == 1).all())
+"""
 LARGE = ("sim:count=16,memory=4TiB", "")
 LIMITED = ("sim", "ulimit -v 4000000; ")
 
@@ -158,6 +190,20 @@ def test_handlers_may_use_the_device_and_their_exceptions_reach_the_program(tmp_
         timeout=120,
     )
     assert (done.returncode, done.stdout) == (0, "stopped 25\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        "driver.cuMemcpyDtoHAsync, host, device, size, handle",
+        "driver.cuMemcpyDtoH, host, device, size",
+        "driver.cuMemcpyHtoD, device, host, size",
+        "driver.cuGraphLaunch, captured(driver.cuMemcpyDtoHAsync, host, device, size, handle), handle",
+    ],
+)
+def test_copy_that_ctrl_c_gave_up_never_touches_the_programs_memory(copy: str) -> None:
+    done = _run(GIVEN_UP.replace("COPY", copy))
+    assert done.stdout == "True True\n", done.stdout + done.stderr
 
 
 def test_handler_that_returns_does_not_end_a_kernel() -> None:

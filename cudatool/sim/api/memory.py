@@ -129,8 +129,10 @@ def cuMemHostUnregister(p: int) -> None:
     if allocation.address != p:
         # "The base address must be the same one specified to cuMemHostRegister()."
         raise DriverError(Result.INVALID_VALUE, f"{p:#x} is not the start of registered memory")
-    state.machine.scheduler.wait_context(context)
-    state.machine.release(allocation)
+    try:
+        state.machine.scheduler.wait_context(context)
+    finally:  # after Ctrl-C too: the caller goes on as if it were done, and the memory may be gone
+        state.machine.release(allocation)
 
 
 @entry("cuMemHostGetDevicePointer(CUdeviceptr *pdptr, void *p, unsigned int Flags)")

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from cudatool.sim import abi
+from cudatool.sim import abi, signals
 from cudatool.sim import machine as state
 from cudatool.sim.graph.model import Condition, Graph, Node, NodeType, Update, Work
 from cudatool.sim.graph.nodes import Conditional, Copy, Fill, KernelNode
@@ -84,6 +84,8 @@ class Run:
         self._numbers = numbers
         self._disabled = disabled
         self._node = 0  # the number of the one that adds its operations now
+        self._copies: list[Operation] = []
+        self._drops_copies = False
 
     def add(
         self,
@@ -108,7 +110,16 @@ class Run:
         operation.footprint = list(footprint)
         operation.host_memory = list(host_memory)
         state.machine.scheduler.add(operation, cost=cost, engine=engine, after=after)
+        if kind == "memcpy":
+            self._copies.append(operation)
+            if self._drops_copies:
+                state.machine.scheduler.drop([operation])
         return operation
+
+    def drop_copies(self) -> None:
+        """Let none of the launch's copies be done, nor of the bodies that it still comes to."""
+        self._drops_copies = True
+        state.machine.scheduler.drop(self._copies)
 
     def enqueue(self, graph: Graph, after: list[Operation]) -> list[Operation]:
         """Add all nodes of a graph after `after`, and return what nothing of it comes after."""
@@ -240,13 +251,18 @@ class GraphExec:
 
         begin.run = assign_defaults
         scheduler.enqueue(begin, cost=0, after=[self._last] if self._last else [])
-        ends = Run(stream, begin, values, self._numbers, frozenset(self._disabled)).enqueue(self._graph, [begin])
+        run = Run(stream, begin, values, self._numbers, frozenset(self._disabled))
+        ends = run.enqueue(self._graph, [begin])
         end = Operation(stream, "graph_end", "cuGraphLaunch", abi.call.correlation)
         end.launch, end.run = begin, self._ended
         scheduler.enqueue(end, cost=0, after=ends)
         self._last = end
         if any(isinstance(node.work, Copy) and node.work.is_pageable for node in self._graph.walk()):
-            scheduler.wait(end)  # it is not known how long such memory lives (see sim.api.memory's copies)
+            try:
+                scheduler.wait(end)  # it is not known how long such memory lives (see :mod:`cudatool.sim.transfers`)
+            except signals.Interrupted:
+                run.drop_copies()
+                raise
 
     def _ended(self, operation: Operation) -> None:
         with abi.lock:
